@@ -1,0 +1,111 @@
+"""One rank's place among the others: its device, its process group, and the model wrapped for the strategy."""
+
+import os
+import resource
+from datetime import timedelta
+from typing import NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from pipeline.spec import Spec
+
+COLLECTIVE_TIMEOUT_S = 300
+GIB = 2**30
+
+T = TypeVar("T")
+
+
+class Rank(NamedTuple):
+    """Which process this is. `device` indexes into the GPUs that the job was given, never into the node's."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+
+
+def join(spec: Spec) -> Rank:
+    """Take this process's device and, under DDP, join the process group that torchrun laid out.
+
+    Raises RuntimeError when fewer GPUs are visible than the point uses.
+    """
+    rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    device = torch.device("cpu")
+    if spec.device == "cuda":
+        visible = torch.cuda.device_count()
+        if visible < spec.gpus_per_node:
+            raise RuntimeError(f"the point uses {spec.gpus_per_node} GPUs a node and {visible} are visible here")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    if spec.strategy == "ddp":
+        dist.init_process_group(
+            "nccl" if spec.device == "cuda" else "gloo",
+            timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+            device_id=device if spec.device == "cuda" else None,
+        )
+    return Rank(rank, local_rank, world_size, device)
+
+
+def leave() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def barrier(rank: Rank) -> None:
+    """Wait for every rank; nothing to wait for outside DDP."""
+    if dist.is_initialized():
+        dist.barrier(device_ids=[rank.local_rank] if rank.device.type == "cuda" else None)
+
+
+def gather(value: T) -> list[T]:
+    """Every rank's value, in the order of ranks; the caller's alone outside DDP."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[T | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return [part for part in values if part is not None]
+
+
+def wrap(model: nn.Module, spec: Spec, rank: Rank) -> nn.Module:
+    """The model as the strategy trains it: bare, DataParallel over the first GPUs, or DDP."""
+    if spec.strategy == "dp":
+        return DataParallel(model, device_ids=list(range(spec.num_gpus)))
+    if spec.strategy == "ddp":
+        device_ids = [rank.local_rank] if rank.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=spec.broadcast_buffers)
+    return model
+
+
+def limit_memory(spec: Spec, rank: Rank) -> None:
+    """Let this process use no more than `memory_limit_gib`, so that any machine can play a smaller one.
+
+    On CUDA a fraction of the card for each of its devices; on the CPU a limit on data (RLIMIT_DATA) above
+    what the process holds after its imports.
+    """
+    if spec.memory_limit_gib is None:
+        return
+    if spec.device == "cpu":
+        limit_bytes = held_data_bytes() + int(spec.memory_limit_gib * GIB)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+        return
+    for index in devices_of(spec, rank):
+        total_bytes = torch.cuda.get_device_properties(index).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, spec.memory_limit_gib * GIB / total_bytes), index)
+
+
+def devices_of(spec: Spec, rank: Rank) -> list[int]:
+    """The CUDA devices that this process uses, as indices into the visible ones; none on the CPU."""
+    if spec.device == "cpu":
+        return []
+    return list(range(spec.num_gpus)) if spec.strategy == "dp" else [rank.local_rank]
+
+
+def held_data_bytes() -> int:
+    """The size of this process's data segment now, which is what RLIMIT_DATA counts (proc(5), VmData)."""
+    with open("/proc/self/status") as file:
+        line = next(line for line in file if line.startswith("VmData:"))
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,80 @@
+"""How a launch ended: the ranks' exits and errors turned into one record."""
+
+import signal
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pipeline import records
+from pipeline.handover import Handover, RankError
+from pipeline.records import Failure, Record
+from pipeline.spec import Spec
+
+OOM_REASONS = {"cuda_oom": "out of GPU memory", "host_oom": "out of host memory"}
+
+
+class RankExit(NamedTuple):
+    """A rank that the agent saw end badly: its exit code (minus the signal), and when."""
+
+    exit_code: int
+    time_s: float
+
+
+def success(spec: Spec, handover: Handover, launch_id: str) -> Record | None:
+    """The record of a launch whose ranks all ended well; None where none of them left a result."""
+    result = handover.read_result()
+    if result is None:
+        return None
+    return records.new_record(spec, "ok", launch_id, measurement=result.measurement, environment=result.environment)
+
+
+def failed(spec: Spec, handover: Handover, launch_id: str, failure: Failure) -> Record:
+    """The record of a launch that ended otherwise: an out-of-memory is a result of its own."""
+    is_oom = failure.kind in OOM_REASONS
+    return records.new_record(
+        spec,
+        "oom" if is_oom else "failed",
+        launch_id,
+        reason=OOM_REASONS.get(failure.kind, failure.message.split("\n")[0]),
+        failure=failure,
+        environment=handover.read_environment(),
+    )
+
+
+def find_cause(handover: Handover, exits: Mapping[int, RankExit]) -> Failure:
+    """The first failure that is not another's consequence.
+
+    In this order: an error that a rank left about itself, a rank that a signal ended (not the agent's own
+    SIGTERM), a rank that lost its peers, a rank that only exited.
+    """
+    errors = sorted(handover.read_errors(), key=lambda error: error.time_ns)
+    in_time = sorted(exits.items(), key=lambda item: item[1].time_s)
+    for error in errors:
+        if error.kind != "collective":
+            return own_error(error)
+    for rank, exit in in_time:
+        if exit.exit_code < 0 and exit.exit_code != -signal.SIGTERM:
+            return ended_by_signal(rank, -exit.exit_code)
+    for error in errors:
+        return own_error(error)
+    for rank, exit in in_time:
+        message = f"rank {rank} exited with {exit.exit_code}"
+        return Failure(kind="exit", message=message, rank=rank, exit_code=exit.exit_code)
+    return Failure(kind="exit", message="every rank exited 0 and none left a result", exit_code=0)
+
+
+def is_consequence(failure: Failure) -> bool:
+    """Whether another node's rank may be to blame."""
+    return failure.kind in ("collective", "exit")
+
+
+def own_error(error: RankError) -> Failure:
+    """The failure that a rank wrote down itself."""
+    message = f"rank {error.rank}: {error.message}"
+    return Failure(kind=error.kind, message=message, rank=error.rank, node=error.node)
+
+
+def ended_by_signal(rank: int, number: int) -> Failure:
+    """A rank that a signal ended."""
+    hint = "; where the node ran out of memory, raise mem_per_gpu_gib" if number == signal.SIGKILL else ""
+    message = f"rank {rank} was ended by {signal.Signals(number).name}{hint}"
+    return Failure(kind="signal", message=message, rank=rank, exit_code=-number)

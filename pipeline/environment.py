@@ -1,0 +1,121 @@
+"""Where an attempt ran: hardware, versions, commit, Slurm ids, and an allow-list of variables, redacted."""
+
+import os
+import platform
+import re
+import socket
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+import pipeline
+from pipeline.distributed import Rank, devices_of
+from pipeline.records import Environment, Gpu
+from pipeline.spec import Spec
+
+SLURM_VARIABLES = (
+    "SLURM_CLUSTER_NAME",
+    "SLURM_JOB_ID",
+    "SLURM_ARRAY_JOB_ID",
+    "SLURM_ARRAY_TASK_ID",
+    "SLURM_RESTART_COUNT",
+    "SLURM_JOB_PARTITION",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_MEM_PER_NODE",
+)
+ALLOWED = re.compile(r"(NCCL|TORCH|OMP|GLOO)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER")
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
+CREDENTIALS = re.compile(r"://[^/@\s]+@")
+MAX_TEXT = 400
+TORCH_ELASTIC = "TORCHELASTIC_"  # torchrun's own, different in every run
+
+
+def capture(spec: Spec, rank: Rank) -> Environment:
+    """This rank's view; rank 0's is published with every rank's GPUs and nodes put in."""
+    commit, dirty = git_state(Path(__file__).resolve().parent.parent)
+    return Environment(
+        gpus=tuple(describe_gpu(index) for index in devices_of(spec, rank)),
+        num_gpus_allocated=torch.cuda.device_count() * spec.num_nodes if spec.device == "cuda" else None,
+        nodes=(node_name(),),
+        cpu=cpu_model(),
+        num_cpus=len(os.sched_getaffinity(0)),
+        driver=driver_version() if spec.device == "cuda" else None,
+        cuda=torch.version.cuda,
+        cudnn=str(torch.backends.cudnn.version()) if torch.backends.cudnn.is_available() else None,
+        nccl=nccl_version() if spec.device == "cuda" else None,
+        torch=str(torch.__version__),
+        torchvision=metadata.version("torchvision"),
+        python=platform.python_version(),
+        pipeline=pipeline.__version__,
+        git_commit=commit,
+        git_dirty=dirty,
+        slurm={name: os.environ[name][:MAX_TEXT] for name in SLURM_VARIABLES if name in os.environ},
+        variables=allowed_variables(os.environ),
+    )
+
+
+def node_name() -> str:
+    """The node as Slurm names it, else the host's name."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def describe_gpu(index: int) -> Gpu:
+    """A visible GPU by its name and UUID."""
+    facts = torch.cuda.get_device_properties(index)
+    return Gpu(name=facts.name, node=node_name(), uuid=str(facts.uuid), memory_bytes=facts.total_memory)
+
+
+def cpu_model() -> str | None:
+    """The processor's name, as the kernel gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.split(":", 1)[1].strip()[:MAX_TEXT] for line in lines if line.startswith("model name")), None)
+
+
+def driver_version() -> str | None:
+    """The NVIDIA driver's version, as the kernel module gives it."""
+    try:
+        match = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", Path("/proc/driver/nvidia/version").read_text())
+    except OSError:
+        return None
+    return match[1] if match else None
+
+
+def nccl_version() -> str:
+    """The version of the NCCL that torch was built with."""
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def git_state(root: Path) -> tuple[str | None, bool | None]:
+    """The checkout's commit and whether tracked files were changed; nothing outside a checkout."""
+    if not (root / ".git").exists():
+        return None, None
+    git = ["git", "-C", str(root), "-c", f"safe.directory={root}"]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=20)
+        changes = subprocess.run(
+            [*git, "status", "--porcelain", "--untracked-files=no", "--", "pipeline", "templates"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+    return commit.stdout.strip(), bool(changes.stdout.strip())
+
+
+def allowed_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change what is measured; secrets and credentials in URLs are redacted."""
+    return {
+        name: "redacted" if SECRET.search(name) else CREDENTIALS.sub("://redacted@", value)[:MAX_TEXT]
+        for name, value in sorted(environ.items())
+        if ALLOWED.fullmatch(name) and not name.startswith(TORCH_ELASTIC)
+    }

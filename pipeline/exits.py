@@ -1,0 +1,48 @@
+"""How a command ends: the exit codes, and an error that is one sentence with the cure."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+FINE = 0  # also when everything was measured already
+GAPS = 1  # points without a result, under --strict
+USAGE = 2  # usage or configuration; a folder that is absent, unreadable or a file; a grid of zero points
+NOTHING = 3  # nothing there: no experiment in the folder, a selection that selects nothing
+SCHEDULER = 4  # the scheduler refused, or is configured and does not answer
+
+
+class Refusal(Exception):
+    """The command cannot go on: one sentence with the cure, and the exit code that says so."""
+
+    def __init__(self, sentence: str, code: int = USAGE) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def talk(sentence: str) -> None:
+    """Say something to the person: on stderr, since stdout carries data."""
+    print(printable(sentence), file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """The text without control characters other than line breaks: error texts may hold terminal escapes."""
+    return "".join(char if char in "\n\t" or char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def run_command(main: Callable[[], int]) -> NoReturn:
+    """Run a command line's main and exit with its code; a Refusal becomes one sentence on stderr."""
+    try:
+        code = main()
+        sys.stdout.flush()
+    except Refusal as refusal:
+        talk(f"error: {refusal}")
+        code = refusal.code
+    except KeyboardInterrupt:
+        talk("interrupted; run the same command again to go on.")
+        code = 128 + signal.SIGINT
+    except BrokenPipeError:  # `... | head` closed our stdout: not an error, and nothing is left to flush to it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 128 + signal.SIGPIPE
+    sys.exit(code)

@@ -1,0 +1,210 @@
+"""An experiment's folder: where everything lies in it, the manifest of expected points, and its lock."""
+
+import contextlib
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import filelock
+import msgspec
+
+from pipeline import records
+from pipeline.exits import Refusal
+from pipeline.spec import Spec
+
+# Schema history
+#   1  first form: points, and for every submission the arrays and which element runs which points
+MANIFEST_VERSION: Literal[1] = 1
+MAX_MANIFEST_BYTES = 256_000_000
+
+Backend = Literal["slurm", "sbatch", "local", "ingest"]
+
+
+class Array(msgspec.Struct, forbid_unknown_fields=True):
+    """One Slurm array: element i runs the points `elements[i]` one after another.
+
+    `job_id` is None from the moment the array is announced until Slurm has named it; `job_name` finds it
+    in between. An array of one element is a plain job to Slurm.
+    """
+
+    job_name: str
+    elements: list[list[str]]
+    job_id: str | None = None
+    is_array: bool = True
+
+    def element_ids(self) -> dict[str, tuple[str, int | None]]:
+        """run id -> (job id, index in the array; None for a plain job)."""
+        if self.job_id is None:
+            return {}
+        return {
+            run_id: (self.job_id, index if self.is_array else None)
+            for index, run_ids in enumerate(self.elements)
+            for run_id in run_ids
+        }
+
+
+class Submission(msgspec.Struct, forbid_unknown_fields=True):
+    """One call of the driver (or one plain sbatch): its own folder of logs, and its arrays."""
+
+    id: str
+    backend: Backend
+    submitted_at: str
+    arrays: list[Array] = []
+    prologue_sha256: str | None = None
+    host: str | None = None
+
+
+class Manifest(msgspec.Struct, forbid_unknown_fields=True):
+    """What is expected of an experiment. Points are only ever added, so a run id stays resolvable."""
+
+    schema_version: Literal[1]
+    name: str
+    points: list[Spec] = []
+    submissions: list[Submission] = []
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The folder of one experiment; owns every path in it."""
+
+    folder: Path
+
+    @property
+    def manifest(self) -> Path:
+        return self.folder / "manifest.json"
+
+    @property
+    def records(self) -> Path:
+        return self.folder / "records"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def scratch(self) -> Path:
+        """What launches and their ranks leave for each other, a folder a launch and point."""
+        return self.logs / "scratch"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.md"
+
+    def log_folder(self, submission_id: str) -> Path:
+        """Scripts, logs and scratch of one submission: private, since submitit keeps pickles there."""
+        return self.logs / submission_id
+
+    def create(self) -> None:
+        """Make the folders. Raises Refusal where that is not possible."""
+        try:
+            for folder in (self.folder, self.records, self.logs):
+                folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        except OSError as error:
+            raise Refusal(
+                f"cannot write to {self.folder}: {error.strerror}; choose another folder with --outputs."
+            ) from error
+
+    def read_manifest(self) -> Manifest | None:
+        """The manifest, or None where there is none. Raises Refusal when it cannot be read."""
+        if not self.manifest.exists():
+            return None
+        try:
+            return msgspec.json.decode(records.read_bounded(self.manifest, MAX_MANIFEST_BYTES), type=Manifest)
+        except (records.InvalidRecord, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Refusal(f"{self.manifest} is no manifest ({error}); restore it, or move it away.") from error
+
+    @contextlib.contextmanager
+    def edit_manifest(self) -> Iterator[Manifest]:
+        """The manifest to change; written back whole at the end, one writer at a time. Raises Refusal."""
+        with self._lock("manifest", timeout_s=60):
+            manifest = self.read_manifest() or Manifest(MANIFEST_VERSION, self.folder.name)
+            yield manifest
+            self._replace(self.manifest, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+
+    def _replace(self, path: Path, raw: bytes) -> None:
+        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=".publishing-")
+        with os.fdopen(handle, "wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+        records.sync_folder(path.parent)
+
+    @contextlib.contextmanager
+    def submission_lock(self) -> Iterator[None]:
+        """Held while a driver submits or runs points here. Raises Refusal when another holds it."""
+        with self._lock("submit", timeout_s=0):
+            yield
+
+    def is_being_submitted(self) -> bool:
+        """Whether a driver on this host is at work here at this moment."""
+        try:
+            with self._lock("submit", timeout_s=0):
+                return False
+        except Refusal:
+            return True
+
+    @contextlib.contextmanager
+    def _lock(self, purpose: str, timeout_s: float) -> Iterator[None]:
+        lock = filelock.FileLock(self.folder / f".{purpose}.lock", timeout=timeout_s)
+        try:
+            with lock:
+                yield
+        except filelock.Timeout as error:
+            raise Refusal(
+                f"another {purpose} is at work in {self.folder}; wait for it, or end it and try again."
+            ) from error
+        except OSError as error:
+            raise Refusal(f"cannot write to {self.folder}: {error.strerror}; choose another with --outputs.") from error
+
+
+def add_points(manifest: Manifest, points: Iterable[Spec]) -> None:
+    """Expect these points too; those that are expected already stay where they are."""
+    known = {spec.run_id() for spec in manifest.points}
+    manifest.points.extend(spec for spec in points if spec.run_id() not in known)
+
+
+def start_submission(submission_id: str, backend: Backend) -> Submission:
+    """A submission that begins now, on this host."""
+    return Submission(submission_id, backend, now(), host=socket.gethostname())
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def find_experiments(root: Path) -> dict[str, Experiment]:
+    """Every experiment at or under the folder, at any depth: name (relative to the folder) -> experiment.
+
+    Raises Refusal (usage) where the folder is absent, unreadable or a file.
+    """
+    try:
+        if not stat.S_ISDIR(root.stat().st_mode):
+            raise Refusal(f"{root} is a file; give the folder that holds the experiments.")
+        os.listdir(root)
+    except OSError as error:
+        raise Refusal(f"cannot read {root}: {error.strerror}; give the folder that holds the experiments.") from error
+    if is_experiment(root):
+        return {root.resolve().name: Experiment(root)}
+    found = {}
+    for path, folders, _ in os.walk(root, followlinks=False):
+        inside = [name for name in sorted(folders) if not name.startswith(".")]
+        experiments = [name for name in inside if is_experiment(Path(path, name))]
+        folders[:] = [name for name in inside if name not in experiments]
+        for name in experiments:
+            folder = Path(path, name)
+            found[str(folder.relative_to(root))] = Experiment(folder)
+    return dict(sorted(found.items()))
+
+
+def is_experiment(folder: Path) -> bool:
+    """Whether the folder holds a manifest or records."""
+    return (folder / "manifest.json").is_file() or (folder / "records").is_dir()

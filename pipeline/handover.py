@@ -1,0 +1,81 @@
+"""What launch and its ranks leave for each other in a folder: the point, and how it went."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from pipeline.records import Environment, FailureKind, Measurement
+from pipeline.spec import Spec
+
+
+class Point(msgspec.Struct, frozen=True):
+    """What launch hands to its ranks: the spec, and the data folder."""
+
+    spec: Spec
+    data: str | None
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What rank 0 leaves when all went well."""
+
+    measurement: Measurement
+    environment: Environment
+
+
+class RankError(msgspec.Struct, frozen=True):
+    """What a rank that fails leaves."""
+
+    kind: FailureKind
+    message: str
+    rank: int
+    node: str
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class Handover:
+    """The folder of one launch of one point, shared by the nodes that run it."""
+
+    folder: Path
+
+    @property
+    def series(self) -> Path:
+        return self.folder / "steps.npz"
+
+    def leave_point(self, point: Point) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._leave("point.json", point)
+
+    def leave_environment(self, environment: Environment) -> None:
+        self._leave("environment.json", environment)
+
+    def leave_result(self, result: Result) -> None:
+        self._leave("result.json", result)
+
+    def leave_error(self, error: RankError) -> None:
+        self._leave(f"rank{error.rank}.error.json", error)
+
+    def read_point(self) -> Point:
+        return msgspec.json.decode((self.folder / "point.json").read_bytes(), type=Point)
+
+    def read_environment(self) -> Environment:
+        """Where the ranks ran, as far as rank 0 came to say it."""
+        path = self.folder / "environment.json"
+        return msgspec.json.decode(path.read_bytes(), type=Environment) if path.exists() else Environment()
+
+    def read_result(self) -> Result | None:
+        """The result, or None where no rank left one."""
+        path = self.folder / "result.json"
+        return msgspec.json.decode(path.read_bytes(), type=Result) if path.exists() else None
+
+    def read_errors(self) -> Iterator[RankError]:
+        """The errors that ranks of any node left."""
+        for path in self.folder.glob("rank*.error.json"):
+            yield msgspec.json.decode(path.read_bytes(), type=RankError)
+
+    def _leave(self, name: str, value: msgspec.Struct) -> None:
+        scratch = self.folder / f".{name}.{id(value)}"
+        scratch.write_bytes(msgspec.json.encode(value))
+        scratch.replace(self.folder / name)

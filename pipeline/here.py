@@ -1,0 +1,14 @@
+"""What this machine has, without importing torch."""
+
+import os
+from pathlib import Path
+
+
+def num_visible_gpus() -> int:
+    """NVIDIA GPUs of this machine that CUDA_VISIBLE_DEVICES leaves visible."""
+    present = sum(path.name.removeprefix("nvidia").isdecimal() for path in Path("/dev").glob("nvidia[0-9]*"))
+    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if mask is None:
+        return present
+    named = [entry for entry in mask.split(",") if entry.strip() and not entry.strip().startswith("-")]
+    return min(present, len(named))

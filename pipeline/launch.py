@@ -1,0 +1,217 @@
+"""One array element: a fresh process group for each point, and every ending turned into a record.
+
+    python -m pipeline.launch --grid q4 --index 3                    a point of a grid (jobs/*.sbatch)
+    python -m pipeline.launch --manifest PATH --run-id ID ...        points of a manifest (the driver's elements)
+
+Exit codes: 0 every point ended ok, 1 one did not (its record says how), 2 usage.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from pipeline import ending, records
+from pipeline import experiment as experiments
+from pipeline.arguments import add_point_arguments, data_folder
+from pipeline.ending import RankExit
+from pipeline.exits import FINE, GAPS, Refusal, run_command, talk
+from pipeline.experiment import Experiment
+from pipeline.grid import expand_grid
+from pipeline.handover import Handover, Point
+from pipeline.here import num_visible_gpus
+from pipeline.records import Record
+from pipeline.spec import Spec
+
+FIRST_PORT, NUM_PORTS = 15_000, 15_000  # below the ephemeral range
+RENDEZVOUS_TIMEOUT_S = 300
+OTHER_NODE_GRACE_S = 5  # for the node that knows the cause to publish it first
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m pipeline.launch", description=__doc__.split("\n")[0])
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--grid", help="a shipped grid's name, or a path")
+    source.add_argument("--manifest", type=Path, help="the manifest.json that holds the points")
+    parser.add_argument("--index", type=int, help="which point of the grid, from 0")
+    parser.add_argument("--run-id", action="append", default=[], help="a point of the manifest; may be repeated")
+    add_point_arguments(parser)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the points that the command line names, one after another."""
+    arguments = parse_arguments()
+    # Slurm sends USR2 to every process of the step ahead of the time limit; without this the ranks die of it
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    if arguments.manifest:
+        experiment, points = resolve_manifest(arguments.manifest, arguments.run_id)
+    else:
+        experiment, points = resolve_grid(arguments.grid, arguments.index, arguments.set, arguments.outputs)
+    data = data_folder(arguments)
+    code = FINE
+    for spec in points:
+        if node_rank() >= spec.num_nodes:
+            continue
+        record = launch_point(spec, experiment, data)
+        if record is not None and record.status != "ok":
+            code = GAPS
+            if spec.num_nodes > 1:  # the other nodes may still be inside this point: end the step with it
+                return code
+    return code
+
+
+def resolve_manifest(path: Path, run_ids: list[str]) -> tuple[Experiment, list[Spec]]:
+    """The points of the manifest with those ids. Raises Refusal for one that it does not hold."""
+    experiment = Experiment(path.parent)
+    manifest = experiment.read_manifest()
+    if manifest is None:
+        raise Refusal(f"{path} is absent; submit the experiment first.")
+    known = {spec.run_id(): spec for spec in manifest.points}
+    missing = [run_id for run_id in run_ids if run_id not in known]
+    if missing or not run_ids:
+        raise Refusal(f"{path} has no point {', '.join(missing) or '(none was named)'}; see its points.")
+    return experiment, [known[run_id] for run_id in run_ids]
+
+
+def resolve_grid(name: str, index: int | None, changes: list[str], outputs: Path) -> tuple[Experiment, list[Spec]]:
+    """The point of the grid at the index (none past its end); publishes the manifest if it lacks the points."""
+    if index is None or index < 0:
+        raise Refusal("--grid needs --index, the number of a point from 0.")
+    grid = expand_grid(name, changes, has_gpus=num_visible_gpus() > 0)
+    experiment = Experiment(outputs / grid.name)
+    experiment.create()
+    manifest = experiment.read_manifest()
+    known = {spec.run_id() for spec in manifest.points} if manifest else set()
+    array_id = os.environ.get("SLURM_ARRAY_JOB_ID")
+    announced = not array_id or (manifest and any(s.id == f"sbatch-{array_id}" for s in manifest.submissions))
+    if manifest is None or not announced or not all(spec.run_id() in known for spec in grid.points):
+        publish_manifest(experiment, grid.name, list(grid.points), array_id)
+    if index >= len(grid.points):
+        talk(f"grid {grid.name} has {len(grid.points)} points; element {index} has nothing to do.")
+        return experiment, []
+    return experiment, [grid.points[index]]
+
+
+def publish_manifest(experiment: Experiment, name: str, points: list[Spec], array_id: str | None) -> None:
+    """Expect the grid's points, and remember which Slurm array runs them, so that a driver does not run them too."""
+    with experiment.edit_manifest() as manifest:
+        manifest.name = name
+        experiments.add_points(manifest, points)
+        submission_id = f"sbatch-{array_id}"
+        if array_id and all(submission.id != submission_id for submission in manifest.submissions):
+            submission = experiments.start_submission(submission_id, "sbatch")
+            elements = [[spec.run_id()] for spec in points]
+            submission.arrays.append(experiments.Array(name, elements, array_id))
+            manifest.submissions.append(submission)
+
+
+def node_rank() -> int:
+    """Which node of the Slurm step this is; 0 outside Slurm."""
+    return int(os.environ.get("SLURM_NODEID", "0"))
+
+
+def launch_point(spec: Spec, experiment: Experiment, data: Path | None) -> Record | None:
+    """Run one point's ranks on this node and publish how it ended; None where another node publishes it."""
+    launch_id = os.environ.get("PIPELINE_LAUNCH_ID") or f"here-{uuid.uuid4().hex[:12]}"
+    handover = Handover(experiment.scratch / f"{spec.run_id()}.{launch_id}")
+    handover.leave_point(Point(spec, str(data.resolve()) if data else None))
+    started_at = experiments.now()
+    talk(f"{spec.run_id()}: starting")
+    record = conclude(spec, handover, launch_id, run_ranks(spec, handover, launch_id))
+    if record is None:
+        return None
+    record = msgspec.structs.replace(record, started_at=started_at, ended_at=experiments.now())
+    path = records.publish(record, experiment.records)
+    if record.status == "ok" and handover.series.exists():
+        handover.series.rename(path.with_suffix(".steps.npz"))
+    talk(f"{spec.run_id()}: {record.status}{': ' if record.reason else ''}{record.reason}")
+    return record
+
+
+def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankExit]:
+    """Run this node's ranks under torchrun's agent, which ends them all when one fails.
+
+    Returns the ranks that ended badly, none when all exited 0. A signal to this process ends the ranks and
+    leaves no record: what Slurm says of the job then says why.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(spec)))
+    meeting = rendezvous(spec)
+    config = LaunchConfig(
+        min_nodes=spec.num_nodes,
+        max_nodes=spec.num_nodes,
+        nproc_per_node=spec.num_processes_per_node,
+        run_id=launch_id,
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="spawn",
+        rdzv_backend=meeting.backend,
+        rdzv_endpoint=meeting.endpoint,
+        rdzv_configs=meeting.options,
+        local_addr=meeting.local_address,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-u", "-m", "pipeline.worker", str(handover.folder))
+    except ChildFailedError as error:
+        return {rank: RankExit(failure.exitcode, failure.timestamp) for rank, failure in error.failures.items()}
+    except SignalException as error:
+        talk(f"{spec.run_id()}: ended by {signal.Signals(error.sigval).name}, no record is written")
+        sys.exit(128 + error.sigval)
+    return {}
+
+
+def conclude(spec: Spec, handover: Handover, launch_id: str, exits: dict[int, RankExit]) -> Record | None:
+    """The record of how the launch ended; None on a later node whose ranks ended well: the first node concludes."""
+    record = None if exits else ending.success(spec, handover, launch_id)
+    if record is not None or (not exits and node_rank() > 0):
+        return record
+    failure = ending.find_cause(handover, exits)
+    if spec.num_nodes > 1 and ending.is_consequence(failure):
+        time.sleep(OTHER_NODE_GRACE_S)
+        failure = ending.find_cause(handover, exits)
+    return ending.failed(spec, handover, launch_id, failure)
+
+
+def threads_per_process(spec: Spec) -> int:
+    """Threads of a rank's own operators: its share of the CPUs on `cpu`, one where a GPU does the work."""
+    if spec.device == "cuda":
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // spec.num_processes_per_node)
+
+
+class Meeting(NamedTuple):
+    """Where ranks find each other: torchrun's rendezvous backend, its endpoint and options."""
+
+    backend: str
+    endpoint: str
+    options: dict[str, int]
+    local_address: str | None
+
+
+def rendezvous(spec: Spec) -> Meeting:
+    """How the ranks find each other: a free port on one node; over several, the first node and the job's own port."""
+    if spec.num_nodes == 1:
+        return Meeting("c10d", "localhost:0", {}, "localhost")
+    nodes = os.environ.get("SLURM_JOB_NODELIST")
+    if nodes is None:
+        raise Refusal(f"a point over {spec.num_nodes} nodes needs a Slurm job; submit it there.")
+    command = ["scontrol", "show", "hostnames", nodes]
+    first = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+    port = FIRST_PORT + int(os.environ["SLURM_JOB_ID"]) % NUM_PORTS
+    return Meeting("static", f"{first}:{port}", {"rank": node_rank(), "timeout": RENDEZVOUS_TIMEOUT_S}, None)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,50 @@
+"""The arithmetic of the tables: pure functions of numbers, each formula with its source.
+
+Times are in seconds, sizes in bytes, 1 GB = 1e9 B and 1 GiB = 2^30 B.
+"""
+
+import math
+
+GIB = 2**30
+GB = 1e9
+
+
+def speedup(baseline_time_s: float, time_s: float) -> float:
+    """T(1) / T(N) at equal samples (Amdahl 1967); below 1 it is a slow-down and is printed as such."""
+    return baseline_time_s / time_s
+
+
+def parallel_efficiency(speedup: float, num_gpus: int) -> float:
+    """Speed-up over the number of GPUs, a fraction."""
+    return speedup / num_gpus
+
+
+def steps_per_epoch(num_samples: int, num_gpus: int, batch_size_per_gpu: int) -> int:
+    """ceil(ceil(samples / N) / batch): the last, smaller batch is a step too (torch's DistributedSampler pads)."""
+    return math.ceil(math.ceil(num_samples / num_gpus) / batch_size_per_gpu)
+
+
+def compute_time_subtraction_s(baseline_time_s: float, num_gpus: int) -> float:
+    """T(1) / N: the reports' estimate of computation, which assumes that it divides without loss."""
+    return baseline_time_s / num_gpus
+
+
+def comm_time_subtraction_s(baseline_time_s: float, time_s: float, num_gpus: int) -> float | None:
+    """T(N) - T(1)/N: the reports' estimate of communication; None where subtraction cannot see it (<= 0)."""
+    difference_s = time_s - compute_time_subtraction_s(baseline_time_s, num_gpus)
+    return difference_s if difference_s > 0 else None
+
+
+def ring_bytes_per_step(gradient_bytes: int, num_gpus: int) -> float:
+    """Bytes a rank sends in one ring all-reduce: 2(N-1)/N x size (nccl-tests, doc/PERFORMANCE.md)."""
+    return 2 * (num_gpus - 1) / num_gpus * gradient_bytes
+
+
+def bandwidth_gb_s(num_bytes: float, time_s: float) -> float:
+    """Bytes over the time that moved them. The caller answers for both being of the same span (step, epoch)."""
+    return num_bytes / time_s / GB
+
+
+def throughput_samples_per_s(num_samples: int, time_s: float) -> float:
+    """Samples a second, all GPUs together; padded repeats are not samples."""
+    return num_samples / time_s

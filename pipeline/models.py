@@ -1,0 +1,48 @@
+"""The networks: a function a model, named as the `model` axis names it.
+
+To add one, write a function here that takes `num_classes` and `zero_gamma` and returns a module for images
+of shape [batch, 3, 32, 32], and add its name to `Model` in pipeline.spec.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import cast
+
+import torchvision
+from torch import nn
+
+from pipeline.spec import Model
+
+
+def build_model(name: Model, num_classes: int, zero_gamma: bool = False) -> nn.Module:
+    """The model of that name; `zero_gamma` zeroes the last BatchNorm gamma of each residual block."""
+    builder = cast(Callable[[int, bool], nn.Module], getattr(sys.modules[__name__], name))
+    return builder(num_classes, zero_gamma)
+
+
+def resnet18(num_classes: int, zero_gamma: bool) -> nn.Module:
+    """ResNet-18 (He et al. 2016) with the CIFAR stem: 3x3 stride-1 convolution, no max-pool; 11,173,962 parameters."""
+    model = torchvision.models.resnet18(num_classes=num_classes, zero_init_residual=zero_gamma)
+    model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
+    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+    model.maxpool = nn.Identity()
+    return cast(nn.Module, model)
+
+
+def lenet(num_classes: int, zero_gamma: bool) -> nn.Module:
+    """LeNet-5 (LeCun et al. 1998) on three channels, with ReLU and max-pool: for quick tests."""
+    assert not zero_gamma, "the spec refuses zero_gamma for a model without residual blocks"
+    return nn.Sequential(
+        nn.Conv2d(3, 6, kernel_size=5),  # [batch, 6, 28, 28]
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, kernel_size=5),  # [batch, 16, 10, 10]
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),  # [batch, 400]
+        nn.Linear(400, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, num_classes),
+    )

@@ -1,0 +1,336 @@
+"""The JSON record of one attempt at one point: its schema, its atomic publication, its checked loading."""
+
+import errno
+import math
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+
+from pipeline.spec import Count, Index, Spec
+
+# Schema history
+#   1  first form: spec, status, measurement by epoch and rank, failure, environment
+SCHEMA_VERSION: Literal[1] = 1
+
+MAX_RECORD_BYTES = 1_000_000
+MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
+NAME_PATTERN = re.compile(r"([a-z0-9-]{1,120})\.(\d{1,6})\.json")
+
+Status = Literal["ok", "oom", "failed"]
+FailureKind = Literal["cuda_oom", "host_oom", "stated_oom", "exception", "signal", "exit", "collective"]
+Text = Annotated[str, msgspec.Meta(max_length=4000)]
+ShortText = Annotated[str, msgspec.Meta(max_length=400)]
+Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class RankEpoch(_Struct, frozen=True):
+    """One rank's clock over one epoch, in nanoseconds; None is "not measured" (or "not stated").
+
+    `compute_time_ns` is copy + forward + backward + optimizer; `data_time_ns` is the time the device lay
+    idle for data; `loader_wait_ns` is the host's wait for the loader, which the device may not have noticed.
+    """
+
+    rank: Index
+    epoch_time_ns: Nanoseconds | None = None
+    compute_time_ns: Nanoseconds | None = None
+    copy_ns: Nanoseconds | None = None
+    forward_ns: Nanoseconds | None = None
+    backward_ns: Nanoseconds | None = None
+    optimizer_ns: Nanoseconds | None = None
+    data_time_ns: Nanoseconds | None = None
+    loader_wait_ns: Nanoseconds | None = None
+    num_samples: Index | None = None
+
+
+class Epoch(_Struct, frozen=True):
+    """One epoch: every rank's clock, and what was learnt. Accuracies are fractions; `epoch` counts from 1.
+
+    `num_updates` counts from the start of training to the end of this epoch. `loss` is None with
+    `diverged_at_update` set where it was not finite. `num_samples` counts distinct samples over all ranks.
+    """
+
+    epoch: Count
+    ranks: tuple[RankEpoch, ...]
+    num_updates: Index
+    num_samples: Index | None = None
+    loss: float | None = None
+    accuracy: Share | None = None
+    test_loss: float | None = None
+    test_accuracy: Share | None = None
+    diverged_at_update: Index | None = None
+    step_times_ns: tuple[Nanoseconds, ...] | None = None
+
+
+class DeviceMemory(_Struct, frozen=True):
+    """Peak memory of one device of one rank, in bytes; on the CPU the process's peak resident set."""
+
+    rank: Index
+    device: ShortText
+    peak_allocated_bytes: Index
+    peak_reserved_bytes: Index | None = None
+    num_alloc_retries: Index | None = None
+
+
+class Measurement(_Struct, frozen=True):
+    """What a point that ended well measured; raw values only, everything claimed is computed from them."""
+
+    epochs: tuple[Epoch, ...]
+    num_parameters: Count
+    gradient_bytes: Count
+    memory: tuple[DeviceMemory, ...] = ()
+    precision_used: ShortText | None = None
+    cudnn_benchmark: bool | None = None
+    num_threads: Count | None = None
+
+
+class Failure(_Struct, frozen=True):
+    """How an attempt ended otherwise: which rank on which node, and the message it left."""
+
+    kind: FailureKind
+    message: Text
+    rank: Index | None = None
+    node: ShortText | None = None
+    exit_code: int | None = None
+
+
+class Gpu(_Struct, frozen=True):
+    """One GPU as the driver names it."""
+
+    name: ShortText
+    node: ShortText | None = None
+    uuid: ShortText | None = None
+    memory_bytes: Index | None = None
+
+
+class Environment(_Struct, frozen=True):
+    """Where an attempt ran: recorded, and not part of the run id. `variables` is an allow-list, redacted."""
+
+    gpus: tuple[Gpu, ...] = ()
+    num_gpus_allocated: Index | None = None
+    nodes: tuple[ShortText, ...] = ()
+    cpu: ShortText | None = None
+    num_cpus: Index | None = None
+    driver: ShortText | None = None
+    cuda: ShortText | None = None
+    cudnn: ShortText | None = None
+    nccl: ShortText | None = None
+    torch: ShortText | None = None
+    torchvision: ShortText | None = None
+    python: ShortText | None = None
+    pipeline: ShortText | None = None
+    git_commit: ShortText | None = None
+    git_dirty: bool | None = None
+    sm_clock_mhz: Index | None = None
+    slurm: dict[str, ShortText] = {}
+    variables: dict[str, ShortText] = {}
+    data: ShortText | None = None
+    source: ShortText | None = None
+
+
+class Record(_Struct, frozen=True):
+    """One attempt. `launch_id` names the launch that ran it; timestamps are UTC and no table reads them.
+
+    Raises ValueError where status and content contradict each other.
+    """
+
+    schema_version: Literal[1]
+    run_id: ShortText
+    attempt: Index
+    spec: Spec
+    status: Status
+    reason: Text
+    launch_id: ShortText
+    measured: bool = True  # False: timings measured elsewhere, brought in by ingest
+    measurement: Measurement | None = None
+    failure: Failure | None = None
+    environment: Environment = Environment()
+    started_at: ShortText | None = None
+    ended_at: ShortText | None = None
+
+    def __post_init__(self) -> None:
+        if self.run_id != self.spec.run_id():
+            raise ValueError(f"run_id {self.run_id} does not match its spec, which digests to {self.spec.run_id()}")
+        if (self.status == "ok") != (self.measurement is not None):
+            raise ValueError("status 'ok' and a measurement must come together")
+        if (self.status == "ok") != (self.failure is None):
+            raise ValueError("a status other than 'ok' and a failure must come together")
+
+
+class Rejected(NamedTuple):
+    """A file that is no valid record, the point it claims to be (None: foreign), and why."""
+
+    path: Path
+    run_id: str | None
+    reason: str
+
+
+class InvalidRecord(ValueError):
+    """The file is not a record; the text says why."""
+
+
+def new_record(spec: Spec, status: Status, launch_id: str, **fields: Any) -> Record:
+    """A record that has no attempt number yet: publication gives it one."""
+    return Record(
+        schema_version=SCHEMA_VERSION,
+        run_id=spec.run_id(),
+        attempt=0,
+        spec=spec,
+        status=status,
+        launch_id=launch_id,
+        **{"reason": "", **fields},
+    )
+
+
+def publish(record: Record, folder: Path) -> Path:
+    """Write the record under the smallest free attempt number, whole or not at all, and return its path.
+
+    Several nodes may publish the ending of one launch: the first wins, and the others get its path.
+    Raises ValueError for a number that is not finite or a record past MAX_RECORD_BYTES, OSError for the disk.
+    """
+    attempt = 0
+    while True:
+        path = folder / f"{record.run_id}.{attempt}.json"
+        try:
+            link_exclusively(encode(msgspec.structs.replace(record, attempt=attempt)), path)
+        except FileExistsError:
+            if published_by(path) == record.launch_id:
+                return path
+            attempt += 1
+        else:
+            return path
+
+
+def published_by(path: Path) -> str | None:
+    """The launch whose record the file holds; None where it is no valid record."""
+    try:
+        return load(path).launch_id
+    except InvalidRecord:
+        return None
+
+
+def encode(record: Record) -> bytes:
+    """The record as JSON for people and git. Raises ValueError where JSON could not say it or it is too large."""
+    for where, number in _floats(msgspec.to_builtins(record), "record"):
+        if not math.isfinite(number):  # msgspec would write null without a word
+            raise ValueError(f"{where} is {number}; a record holds finite numbers only")
+    raw = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    raw = re.sub(rb"(?<=[\[,])\s+(?=-?\d)|(?<=\d)\s+(?=\])", b"", raw)  # a series of numbers on one line
+    if len(raw) > MAX_RECORD_BYTES:
+        raise ValueError(f"the record of {record.run_id} has {len(raw)} bytes, more than {MAX_RECORD_BYTES}")
+    return raw
+
+
+def _floats(value: Any, where: str) -> Iterator[tuple[str, float]]:
+    if isinstance(value, float):
+        yield where, value
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from _floats(part, f"{where}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, part in enumerate(value):
+            yield from _floats(part, f"{where}[{index}]")
+
+
+def link_exclusively(raw: bytes, path: Path) -> None:
+    """Write beside, fsync, link into place: the name is absent or whole, and never overwritten.
+
+    Raises FileExistsError when the name is taken.
+    """
+    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=".publishing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())
+        os.link(scratch, path)
+        sync_folder(path.parent)
+    finally:
+        os.unlink(scratch)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a new name in the folder survive a crash of the machine."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot
+            raise
+    finally:
+        os.close(handle)
+
+
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """The bytes of a regular file that is no link and no larger than that. Raises InvalidRecord."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise InvalidRecord("is a link" if error.errno == errno.ELOOP else f"{error.strerror}") from error
+    try:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode):
+            raise InvalidRecord("is not a regular file")
+        if facts.st_size > max_bytes:
+            raise InvalidRecord(f"has {facts.st_size} bytes, more than {max_bytes}")
+        with open(handle, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)
+
+
+_decoder = msgspec.json.Decoder(Record)
+
+
+def load(path: Path) -> Record:
+    """The record in the file. Raises InvalidRecord, saying why it is none."""
+    match = NAME_PATTERN.fullmatch(path.name)
+    if match is None:
+        raise InvalidRecord("its name is not <run_id>.<attempt>.json")
+    raw = read_bounded(path, MAX_RECORD_BYTES)
+    try:
+        record = _decoder.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRecord(str(error) or type(error).__name__) from error
+    if (record.run_id, record.attempt) != (match[1], int(match[2])):
+        raise InvalidRecord(f"holds attempt {record.attempt} of {record.run_id}, which its name does not say")
+    return record
+
+
+def read_folder(folder: Path) -> tuple[list[Record], list[Rejected]]:
+    """Every record of a folder in the order of run id and attempt, and every file that is none.
+
+    Names that start with a dot are publications under way. Raises OSError when the folder cannot be listed.
+    """
+    found: list[Record] = []
+    rejected: list[Rejected] = []
+    if not folder.exists():
+        return found, rejected
+    for name in sorted(os.listdir(folder)):
+        if name.startswith(".") or not name.endswith(".json"):
+            continue
+        path = folder / name
+        try:
+            found.append(load(path))
+        except InvalidRecord as error:
+            match = NAME_PATTERN.fullmatch(name)
+            rejected.append(Rejected(path, match[1] if match else None, str(error)))
+    found.sort(key=lambda record: (record.run_id, record.attempt))
+    return found, rejected
+
+
+def choose(attempts: list[Record]) -> Record:
+    """The attempt that speaks for its point: the latest `ok`, else the latest `oom`, else the latest `failed`."""
+    rank = {"failed": 0, "oom": 1, "ok": 2}
+    return max(attempts, key=lambda record: (rank[record.status], record.attempt))

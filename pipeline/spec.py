@@ -1,0 +1,186 @@
+"""One point of the grid, frozen: everything needed to repeat the run."""
+
+import hashlib
+import math
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+Device = Literal["cuda", "cpu"]
+Strategy = Literal["single", "dp", "ddp"]
+Precision = Literal["fp32", "tf32", "bf16"]
+Input = Literal["dataloader", "synthetic"]
+Dataset = Literal["cifar10", "imagefolder", "synthetic"]
+Model = Literal["resnet18", "lenet"]  # each is a function of the same name in pipeline.models
+Remedy = Literal["linear_scaling", "warmup", "zero_gamma"]
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+Index = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+
+REFERENCE_GLOBAL_BATCH_SIZE = 128  # the learning rate is quoted for this one
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One point. Counts are whole numbers, `num_gpus` is the total over nodes (processes on `cpu`).
+
+    A default never changes and a new field takes the old behaviour as its default: `run_id` is a digest of
+    the fields that differ from their defaults, so old ids stay good.
+
+    `None` in `precision`, `input`, `num_workers`, `dataset` and `model` means "not stated": only timings
+    measured elsewhere may leave them open.
+
+    Raises ValueError where the fields contradict each other.
+    """
+
+    strategy: Strategy
+    num_gpus: Count
+    batch_size_per_gpu: Count
+    device: Device = "cuda"
+    num_nodes: Count = 1
+    model: Model | None = "resnet18"
+    dataset: Dataset | None = "cifar10"
+    num_samples: Count = 50_000
+    input: Input | None = "dataloader"
+    num_workers: Index | None = 2
+    precision: Precision | None = "tf32"
+    epochs: Count = 2
+    max_steps: Count | None = None
+    evaluate: bool = False
+    learning_rate: Positive = 0.1
+    momentum: Fraction = 0.9
+    weight_decay: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 5e-4
+    remedies: tuple[Remedy, ...] = ()
+    warmup_epochs: Count = 2
+    broadcast_buffers: bool = True
+    memory_limit_gib: Positive | None = None
+    seed: Index = 0
+    repeat: Index = 0
+
+    def __post_init__(self) -> None:
+        for problem in (*self._shape_problems(), *self._input_problems(), *self._remedy_problems()):
+            raise ValueError(problem)
+
+    def _shape_problems(self) -> list[str]:
+        problems = []
+        if self.strategy == "single" and self.num_gpus != 1:
+            problems.append(f"strategy='single' needs num_gpus=1, got {self.num_gpus}; use 'dp' or 'ddp'.")
+        if self.num_gpus % self.num_nodes:
+            problems.append(
+                f"num_gpus={self.num_gpus} is the total over nodes and must be a multiple of "
+                f"num_nodes={self.num_nodes}."
+            )
+        if self.num_nodes > 1 and self.strategy != "ddp":
+            problems.append(
+                f"strategy={self.strategy!r} runs in one process on one node; use 'ddp' for num_nodes={self.num_nodes}."
+            )
+        if self.device == "cpu" and self.strategy == "dp":
+            problems.append(
+                "strategy='dp' needs device='cuda': DataParallel without GPUs runs the bare module and its "
+                "times would be false; use 'ddp'."
+            )
+        return problems
+
+    def _input_problems(self) -> list[str]:
+        problems = []
+        if self.num_samples < self.num_gpus:
+            problems.append(
+                f"num_samples={self.num_samples} leaves some of num_gpus={self.num_gpus} without a sample; "
+                "raise num_samples."
+            )
+        if not self.is_probe and self.batch_size_per_gpu > self.shard_size:
+            problems.append(
+                f"batch_size_per_gpu={self.batch_size_per_gpu} is larger than the shard of {self.shard_size} samples "
+                f"(num_samples={self.num_samples} over num_gpus={self.num_gpus}) and could never be filled; "
+                "lower it, or make the point a probe with input: synthetic and max_steps: 3."
+            )
+        return problems
+
+    def _remedy_problems(self) -> list[str]:
+        problems = []
+        if len(set(self.remedies)) != len(self.remedies):
+            problems.append(f"remedies={list(self.remedies)} names one twice; name each once.")
+        if "zero_gamma" in self.remedies and self.model == "lenet":
+            problems.append("remedies=['zero_gamma'] needs residual blocks and model='lenet' has none; use 'resnet18'.")
+        if "warmup" in self.remedies and self.warmup_epochs > self.epochs:
+            problems.append(
+                f"warmup_epochs={self.warmup_epochs} is longer than epochs={self.epochs}; raise epochs or lower it."
+            )
+        return problems
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether the point only asks what fits: a few full synthetic steps, no epoch time."""
+        return self.max_steps is not None and self.input == "synthetic"
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of one update over all GPUs."""
+        return self.batch_size_per_gpu * self.num_gpus
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs (processes on `cpu`) of each node."""
+        return self.num_gpus // self.num_nodes
+
+    @property
+    def num_processes_per_node(self) -> int:
+        """Training processes of each node: one a GPU under DDP, else one."""
+        return self.gpus_per_node if self.strategy == "ddp" else 1
+
+    @property
+    def world_size(self) -> int:
+        """Training processes over all nodes; not the scaling axis, which is `num_gpus`."""
+        return self.num_processes_per_node * self.num_nodes
+
+    @property
+    def shard_size(self) -> int:
+        """Samples of one GPU's share of the data set."""
+        return math.ceil(self.num_samples / self.num_gpus)
+
+    @property
+    def full_steps_per_epoch(self) -> int:
+        """Steps of a whole epoch: ceil(ceil(num_samples / num_gpus) / batch_size_per_gpu)."""
+        return math.ceil(self.shard_size / self.batch_size_per_gpu)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps that are run: a probe's are always full batches, a cut epoch ends after `max_steps`."""
+        if self.max_steps is None:
+            return self.full_steps_per_epoch
+        return self.max_steps if self.is_probe else min(self.max_steps, self.full_steps_per_epoch)
+
+    @property
+    def is_whole_epoch(self) -> bool:
+        """Whether an epoch visits every sample, so that its time may be called an epoch time."""
+        return not self.is_probe and self.steps_per_epoch == self.full_steps_per_epoch
+
+    @property
+    def unit(self) -> str:
+        """What `num_gpus` counts: `gpu`, or `proc` on the CPU."""
+        return "gpu" if self.device == "cuda" else "proc"
+
+    def run_id(self) -> str:
+        """A readable prefix and 16 hex digits of the digest of what differs from the defaults."""
+        prefix = f"{self.strategy}-{self.num_gpus}{self.unit}-b{self.batch_size_per_gpu}"
+        return f"{prefix}-{hashlib.sha256(canonical_json(self)).hexdigest()[:16]}"
+
+
+def canonical_json(spec: Spec) -> bytes:
+    """The fields that differ from their defaults, sorted by name: what a run id digests."""
+    return msgspec.json.encode(stated_fields(spec), order="sorted")
+
+
+def stated_fields(spec: Spec) -> dict[str, Any]:
+    """The fields of a spec that differ from their defaults, in the order of declaration."""
+    fields = {}
+    for field in msgspec.structs.fields(Spec):
+        value = getattr(spec, field.name)
+        if field.default is msgspec.NODEFAULT or value != field.default:
+            fields[field.name] = value
+    return fields
+
+
+AXES: tuple[str, ...] = tuple(field.name for field in msgspec.structs.fields(Spec))
+"""Every axis a grid may name, in the order in which tables show them."""

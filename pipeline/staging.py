@@ -1,0 +1,123 @@
+"""The data archive: fetched once on a login node, checked before it is unpacked; jobs only ever read it."""
+
+import hashlib
+import os
+import stat
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import filelock
+
+CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+CIFAR10_SHA256 = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
+CIFAR10_FOLDER = "cifar-10-batches-py"
+CIFAR10_FILES = ("batches.meta", *(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+MAX_ARCHIVE_BYTES = 400_000_000
+TIMEOUT_S = 60
+
+
+class NotStaged(RuntimeError):
+    """The data folder lacks what a point needs; the text says the cure."""
+
+
+def require_folder(folder: Path | None) -> Path:
+    """The data folder. Raises NotStaged where none was named or it is absent."""
+    if folder is None:
+        raise NotStaged("no data folder was named; give --data DIR, or set PIPELINE_DATA.")
+    if not folder.is_dir():
+        raise NotStaged(f"the data folder {folder} is absent; make it with python -m pipeline.stage --data {folder}.")
+    return folder
+
+
+def require_cifar10(folder: Path) -> None:
+    """Check that the batches are there, and that nobody else can have written them: they are pickles.
+
+    Raises NotStaged.
+    """
+    batches = folder / CIFAR10_FOLDER
+    missing = [name for name in CIFAR10_FILES if not (batches / name).is_file()]
+    if missing:
+        raise NotStaged(
+            f"{folder} lacks CIFAR-10 ({', '.join(missing)}); fetch it with python -m pipeline.stage --data {folder}."
+        )
+    for path in (batches, *(batches / name for name in CIFAR10_FILES)):
+        facts = path.stat()
+        if facts.st_uid not in (0, os.getuid()) or facts.st_mode & 0o022:
+            raise NotStaged(
+                f"{path} can be written by others, and reading it runs what they wrote; chmod go-w it, or stage anew."
+            )
+
+
+def require_image_folder(folder: Path) -> None:
+    """Check that both splits have classes with images. Raises NotStaged."""
+    for split in ("train", "test"):
+        classes = sorted(path for path in (folder / split).glob("*") if path.is_dir())
+        if not classes:
+            raise NotStaged(f"{folder / split} has no class folders; an image folder is <split>/<class>/<image>.")
+        for path in classes:
+            if next(path.iterdir(), None) is None:
+                raise NotStaged(f"{path} has no images; complete the folder, or remove the class.")
+
+
+def check(dataset: str, folder: Path | None) -> None:
+    """Check that a data set can be read from the folder. Raises NotStaged."""
+    if dataset == "cifar10":
+        require_cifar10(require_folder(folder))
+    elif dataset == "imagefolder":
+        require_image_folder(require_folder(folder))
+
+
+def stage_cifar10(folder: Path, url: str = CIFAR10_URL, sha256: str = CIFAR10_SHA256) -> bool:
+    """Fetch, check and unpack CIFAR-10, one process at a time; False where it was there already.
+
+    Raises NotStaged when it cannot be fetched or is not the archive that was expected.
+    """
+    try:
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with filelock.FileLock(folder / ".stage.lock"):
+            if all((folder / CIFAR10_FOLDER / name).is_file() for name in CIFAR10_FILES):
+                require_cifar10(folder)
+                return False
+            fetch_and_unpack(folder, url, sha256)
+    except (OSError, tarfile.TarError) as error:
+        raise NotStaged(f"cannot stage CIFAR-10 in {folder}: {error}.") from error
+    require_cifar10(folder)
+    return True
+
+
+def fetch_and_unpack(folder: Path, url: str, sha256: str) -> None:
+    """Download beside, verify, extract beside, then rename into place."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".staging-") as scratch:
+        archive = Path(scratch, "archive.tar.gz")
+        digest = download(url, archive)
+        if digest != sha256:
+            raise NotStaged(f"{url} gave an archive with SHA-256 {digest}, expected {sha256}; it was not unpacked.")
+        with tarfile.open(archive) as tar:
+            tar.extractall(scratch, filter="data")
+        batches = Path(scratch, CIFAR10_FOLDER)
+        for path in (batches, *batches.iterdir()):
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o022)
+        batches.rename(folder / CIFAR10_FOLDER)
+
+
+def download(url: str, target: Path) -> str:
+    """Save a URL to a file and return the SHA-256 of its bytes. Raises NotStaged with the cure."""
+    digest = hashlib.sha256()
+    size = 0
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as source, target.open("wb") as file:
+            while chunk := source.read(1 << 20):
+                size += len(chunk)
+                if size > MAX_ARCHIVE_BYTES:
+                    raise NotStaged(f"{url} gave more than {MAX_ARCHIVE_BYTES} bytes; it was not kept.")
+                digest.update(chunk)
+                file.write(chunk)
+    except (urllib.error.URLError, TimeoutError) as error:
+        raise NotStaged(
+            f"cannot fetch {url}: {getattr(error, 'reason', error)}; on a machine without a network, put "
+            f"{CIFAR10_FOLDER} into the data folder by hand."
+        ) from error
+    return digest.hexdigest()

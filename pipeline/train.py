@@ -1,0 +1,221 @@
+"""The training loop of one rank: warm up for an epoch, then time the next ones."""
+
+import math
+import resource
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pipeline import distributed
+from pipeline.data import MEAN, STD, Images, TrainingBatches, build_batches, load_images
+from pipeline.distributed import Rank
+from pipeline.models import build_model
+from pipeline.records import MAX_STEP_TIMES, DeviceMemory, Epoch, Measurement, RankEpoch
+from pipeline.spec import REFERENCE_GLOBAL_BATCH_SIZE, Spec
+from pipeline.timing import PARTS, Series, StepClock
+
+EVALUATION_BATCH_SIZE = 1000
+
+
+class RankSeries(NamedTuple):
+    """One rank's raw epoch: parts [num_steps, len(PARTS)] in ns, and the loss of each step."""
+
+    clock: RankEpoch
+    parts_ns: Series
+    losses: list[float]
+    sizes: list[int]
+    num_correct: int
+
+
+def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement, list[list[Series]]]:
+    """Run every epoch of a point and return what was measured, and parts_ns by epoch and rank."""
+    set_precision(spec)
+    torch.manual_seed(spec.seed)
+    batches = build_batches(spec, rank, data)
+    test_images = load_images(spec, "test", data) if spec.evaluate and rank.rank == 0 else None
+    bare_model = build_model(spec.model or "resnet18", batches.num_classes, "zero_gamma" in spec.remedies)
+    distributed.limit_memory(spec, rank)
+    model = distributed.wrap(bare_model.to(rank.device), spec, rank)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=spec.learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay
+    )
+    epochs, series = [], []
+    for number in range(1, spec.epochs + 1):
+        gathered = distributed.gather(run_epoch(number, spec, rank, batches, model, optimizer))
+        tested = evaluate(bare_model, test_images, rank) if test_images else (None, None)
+        epochs.append(summarize(number, spec, gathered, *tested))
+        series.append([part.parts_ns for part in gathered])
+    return describe(spec, rank, bare_model, drop_long_series(epochs)), series
+
+
+def run_epoch(
+    number: int, spec: Spec, rank: Rank, batches: TrainingBatches, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> RankSeries:
+    """One epoch on the clock: nothing between start and stop prints, reads a value back or synchronizes."""
+    num_steps = spec.steps_per_epoch
+    clock = StepClock(num_steps, rank.device)
+    autocast = torch.autocast(rank.device.type, torch.bfloat16, enabled=spec.precision == "bf16")
+    num_correct = torch.zeros((), dtype=torch.int64, device=rank.device)
+    losses: list[Tensor] = []
+    sizes: list[int] = []
+    model.train()
+    batch_iterator = iter(batches.epoch(number))  # starts the loader's workers, so it comes before the clock
+    distributed.barrier(rank)
+
+    clock.start()
+    for step in range(num_steps):
+        set_learning_rate(optimizer, spec, (number - 1) * num_steps + step)
+        images, labels = next(batch_iterator)
+        clock.mark("data")
+        images = images.to(rank.device, non_blocking=True)
+        labels = labels.to(rank.device, non_blocking=True)
+        clock.mark("copy")
+        with autocast:
+            outputs = model(images)
+            loss = nn.functional.cross_entropy(outputs, labels)
+        losses.append(loss.detach())
+        sizes.append(len(labels))
+        num_correct += (outputs.detach().argmax(1) == labels).sum()
+        clock.mark("forward")
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        clock.mark("backward")
+        optimizer.step()
+        clock.mark("optimizer")
+    clock.stop()
+
+    parts_ns = clock.parts_ns()
+    totals = dict(zip(PARTS, (int(total) for total in parts_ns.sum(axis=0)), strict=True))
+    return RankSeries(
+        RankEpoch(
+            rank=rank.rank,
+            epoch_time_ns=clock.epoch_time_ns,
+            compute_time_ns=sum(totals[part] for part in PARTS if part != "data"),
+            data_time_ns=totals["data"],
+            copy_ns=totals["copy"],
+            forward_ns=totals["forward"],
+            backward_ns=totals["backward"],
+            optimizer_ns=totals["optimizer"],
+            loader_wait_ns=clock.loader_wait_ns(),
+            num_samples=sum(sizes),
+        ),
+        parts_ns,
+        [float(loss) for loss in torch.stack(losses).float().cpu()],
+        sizes,
+        int(num_correct),
+    )
+
+
+def set_precision(spec: Spec) -> None:
+    """Let convolutions and matrix products use TF32 only where the point says so, and tune where plans are kept.
+
+    DataParallel starts new threads each step and cuDNN's tuned plans are per thread: tuning there costs
+    hundreds of milliseconds in every step.
+    """
+    allow_tf32 = spec.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+    torch.backends.cudnn.allow_tf32 = allow_tf32
+    torch.backends.cudnn.benchmark = spec.strategy != "dp"
+
+
+def precision_used(spec: Spec, rank: Rank) -> str:
+    """What the device computes in: TF32 is a permission that only some GPUs can use."""
+    has_tf32 = rank.device.type == "cuda" and torch.cuda.get_device_capability(rank.device) >= (8, 0)
+    return "fp32" if spec.precision == "tf32" and not has_tf32 else str(spec.precision)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, spec: Spec, update: int) -> None:
+    """Linear scaling and gradual warm-up of the learning rate (Goyal et al. 2017), by update from 0."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(spec, update)
+
+
+def learning_rate(spec: Spec, update: int) -> float:
+    """The rate of an update: x global_batch_size/128 with linear scaling, ramped up over the warm-up's updates."""
+    rate = spec.learning_rate
+    if "linear_scaling" in spec.remedies:
+        rate *= spec.global_batch_size / REFERENCE_GLOBAL_BATCH_SIZE
+    if "warmup" in spec.remedies:
+        rate *= min(1.0, (update + 1) / (spec.warmup_epochs * spec.steps_per_epoch))
+    return rate
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, images: Images, rank: Rank) -> tuple[float | None, float]:
+    """Mean loss (None where it is not finite) and accuracy over the test set, on rank 0 and outside the clock."""
+    model.eval()
+    mean, std = (torch.tensor(values, device=rank.device).view(1, 3, 1, 1) for values in (MEAN, STD))
+    loss_sum, num_correct = 0.0, 0
+    for start in range(0, len(images.labels), EVALUATION_BATCH_SIZE):
+        pixels = np.array(images.pixels[start : start + EVALUATION_BATCH_SIZE])  # a copy: the cache is read-only
+        batch = torch.from_numpy(pixels).to(rank.device).permute(0, 3, 1, 2)
+        labels = torch.from_numpy(images.labels[start : start + EVALUATION_BATCH_SIZE]).to(rank.device)
+        outputs = model((batch.float() / 255 - mean) / std)
+        loss_sum += nn.functional.cross_entropy(outputs, labels, reduction="sum").item()
+        num_correct += int((outputs.argmax(1) == labels).sum())
+    loss = loss_sum / len(images.labels)
+    return loss if math.isfinite(loss) else None, num_correct / len(images.labels)
+
+
+def summarize(
+    number: int, spec: Spec, ranks: list[RankSeries], test_loss: float | None, test_accuracy: float | None
+) -> Epoch:
+    """Every rank's clock, and loss and accuracy over all samples that were seen."""
+    num_seen = sum(sum(part.sizes) for part in ranks)
+    loss = sum(loss * size for part in ranks for loss, size in zip(part.losses, part.sizes, strict=True)) / num_seen
+    diverged = [step for part in ranks for step, loss in enumerate(part.losses) if not math.isfinite(loss)]
+    updates_before = (number - 1) * spec.steps_per_epoch
+    return Epoch(
+        epoch=number,
+        ranks=tuple(part.clock for part in ranks),
+        num_updates=updates_before + spec.steps_per_epoch,
+        num_samples=spec.num_samples if spec.is_whole_epoch else num_seen,
+        loss=None if diverged else loss,
+        accuracy=sum(part.num_correct for part in ranks) / num_seen,
+        test_loss=test_loss,
+        test_accuracy=test_accuracy,
+        diverged_at_update=updates_before + min(diverged) if diverged else None,
+        step_times_ns=tuple(int(total) for total in ranks[0].parts_ns.sum(axis=1)),
+    )
+
+
+def drop_long_series(epochs: list[Epoch]) -> tuple[Epoch, ...]:
+    """Keep step times in the record only where they leave it readable; steps.npz has them all."""
+    if sum(len(epoch.step_times_ns or ()) for epoch in epochs) <= MAX_STEP_TIMES:
+        return tuple(epochs)
+    return tuple(msgspec.structs.replace(epoch, step_times_ns=None) for epoch in epochs)
+
+
+def describe(spec: Spec, rank: Rank, model: nn.Module, epochs: tuple[Epoch, ...]) -> Measurement:
+    """The epochs with every rank's memory and the model's size; called by all ranks."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return Measurement(
+        epochs=epochs,
+        num_parameters=sum(parameter.numel() for parameter in parameters),
+        gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        memory=tuple(part for parts in distributed.gather(peak_memory(spec, rank)) for part in parts),
+        precision_used=precision_used(spec, rank),
+        cudnn_benchmark=torch.backends.cudnn.benchmark if spec.device == "cuda" else None,
+        num_threads=torch.get_num_threads(),
+    )
+
+
+def peak_memory(spec: Spec, rank: Rank) -> list[DeviceMemory]:
+    """The peak of each device of this rank; on the CPU the peak resident set of the process."""
+    if spec.device == "cpu":
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return [DeviceMemory(rank=rank.rank, device="cpu", peak_allocated_bytes=peak_bytes)]
+    return [
+        DeviceMemory(
+            rank=rank.rank,
+            device=f"cuda:{index}",
+            peak_allocated_bytes=torch.cuda.max_memory_allocated(index),
+            peak_reserved_bytes=torch.cuda.max_memory_reserved(index),
+            num_alloc_retries=torch.cuda.memory_stats(index).get("num_alloc_retries", 0),
+        )
+        for index in distributed.devices_of(spec, rank)
+    ]

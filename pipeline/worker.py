@@ -1,0 +1,81 @@
+"""One rank of a point: join the others, train, and leave the result or the error as a file.
+
+Run by pipeline.launch through torchrun, as `python -m pipeline.worker FOLDER`; pipeline.handover says what
+lies in the folder.
+"""
+
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipeline import distributed, environment
+from pipeline.handover import Handover, RankError, Result
+from pipeline.records import FailureKind
+from pipeline.timing import Series
+from pipeline.train import train_point
+
+MAX_MESSAGE = 3900  # what a record holds of it
+
+
+def classify(error: BaseException) -> FailureKind:
+    """`cuda_oom`, `host_oom`, `collective` (another rank may be to blame) or `exception`."""
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return "cuda_oom"
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in text:
+        return "host_oom"
+    lost_peer = any(phrase in text for phrase in ("onnection closed by peer", "onnection reset by peer", "Broken pipe"))
+    if isinstance(error, dist.DistError) or lost_peer:
+        return "collective"
+    return "exception"
+
+
+def save_series(series: list[list[Series]], path: Path) -> None:
+    """Every epoch's parts by rank, as arrays epoch<k> of [num_ranks, num_steps, len(PARTS)] in ns."""
+    np.savez_compressed(path, **{f"epoch{i}": np.stack(parts) for i, parts in enumerate(series, 1)})  # type: ignore[arg-type]
+
+
+def run_rank(handover: Handover) -> None:
+    """Train the point that was handed over; rank 0 leaves the result."""
+    point = handover.read_point()
+    rank = distributed.join(point.spec)
+    seen = distributed.gather(environment.capture(point.spec, rank))
+    where = msgspec.structs.replace(
+        seen[0],
+        gpus=tuple(gpu for part in seen for gpu in part.gpus),
+        nodes=tuple(dict.fromkeys(node for part in seen for node in part.nodes)),
+    )
+    if rank.rank == 0:
+        handover.leave_environment(where)
+    measurement, series = train_point(point.spec, rank, Path(point.data) if point.data else None)
+    if rank.rank == 0:
+        save_series(series, handover.series)
+        handover.leave_result(Result(measurement, where))
+    distributed.barrier(rank)
+    distributed.leave()
+
+
+def main() -> None:
+    """Run a rank; whatever ends it is left as a file first, since the clean-up after an OOM can hang."""
+    handover = Handover(Path(sys.argv[1]))
+    try:
+        run_rank(handover)
+    except BaseException as error:
+        message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
+        failure = RankError(classify(error), message, int(os.environ["RANK"]), environment.node_name(), time.time_ns())
+        with contextlib.suppress(OSError):
+            handover.leave_error(failure)
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.stderr.flush()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
