@@ -4,9 +4,11 @@ import argparse
 import os
 from pathlib import Path
 
+DEFAULT_DATA = "data"
+
 
 def add_point_arguments(parser: argparse.ArgumentParser) -> None:
-    """What names points, where they are written and where their data lies."""
+    """What changes points, where they are written and where their data lies."""
     parser.add_argument(
         "--set",
         nargs="+",
@@ -16,12 +18,10 @@ def add_point_arguments(parser: argparse.ArgumentParser) -> None:
         help="replace an axis in every block of the grid",
     )
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="the parent of the experiment's folder")
-    parser.add_argument("--data", type=Path, help="the data folder; PIPELINE_DATA where it is left out")
+    parser.add_argument("--data", type=Path, help="the data folder (default: PIPELINE_DATA, else data)")
 
 
-def data_folder(arguments: argparse.Namespace) -> Path | None:
-    """The data folder that was named, if one was."""
+def data_folder(arguments: argparse.Namespace) -> Path:
+    """The data folder that was named, or the default one."""
     named: Path | None = arguments.data
-    if named is None and os.environ.get("PIPELINE_DATA"):
-        return Path(os.environ["PIPELINE_DATA"])
-    return named
+    return named or Path(os.environ.get("PIPELINE_DATA") or DEFAULT_DATA)

@@ -145,6 +145,8 @@ class Experiment:
 
     def is_being_submitted(self) -> bool:
         """Whether a driver on this host is at work here at this moment."""
+        if not self.folder.is_dir():
+            return False
         try:
             with self._lock("submit", timeout_s=0):
                 return False

@@ -168,15 +168,23 @@ class Record(_Struct, frozen=True):
 
 
 class Rejected(NamedTuple):
-    """A file that is no valid record, the point it claims to be (None: foreign), and why."""
+    """A file that is not the record its name says, the point it claims to be (None: foreign), and why.
+
+    `copy_of` is set where it holds a sound record of another name: run id and attempt.
+    """
 
     path: Path
     run_id: str | None
     reason: str
+    copy_of: tuple[str, int] | None = None
 
 
 class InvalidRecord(ValueError):
-    """The file is not a record; the text says why."""
+    """The file is not a record; the text says why. `record` is what it holds where only its name is wrong."""
+
+    def __init__(self, reason: str, record: Record | None = None) -> None:
+        super().__init__(reason)
+        self.record = record
 
 
 def new_record(spec: Spec, status: Status, launch_id: str, **fields: Any) -> Record:
@@ -277,7 +285,8 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise InvalidRecord("is a link" if error.errno == errno.ELOOP else f"{error.strerror}") from error
+        reason = "is a link" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}"
+        raise InvalidRecord(reason) from error
     try:
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode):
@@ -295,16 +304,13 @@ _decoder = msgspec.json.Decoder(Record)
 
 def load(path: Path) -> Record:
     """The record in the file. Raises InvalidRecord, saying why it is none."""
-    match = NAME_PATTERN.fullmatch(path.name)
-    if match is None:
-        raise InvalidRecord("its name is not <run_id>.<attempt>.json")
     raw = read_bounded(path, MAX_RECORD_BYTES)
     try:
         record = _decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRecord(str(error) or type(error).__name__) from error
-    if (record.run_id, record.attempt) != (match[1], int(match[2])):
-        raise InvalidRecord(f"holds attempt {record.attempt} of {record.run_id}, which its name does not say")
+    if path.name != f"{record.run_id}.{record.attempt}.json":
+        raise InvalidRecord(f"holds attempt {record.attempt} of {record.run_id}, which its name does not say", record)
     return record
 
 
@@ -324,10 +330,17 @@ def read_folder(folder: Path) -> tuple[list[Record], list[Rejected]]:
         try:
             found.append(load(path))
         except InvalidRecord as error:
-            match = NAME_PATTERN.fullmatch(name)
-            rejected.append(Rejected(path, match[1] if match else None, str(error)))
+            rejected.append(reject(path, error))
     found.sort(key=lambda record: (record.run_id, record.attempt))
     return found, rejected
+
+
+def reject(path: Path, error: InvalidRecord) -> Rejected:
+    """Why a file was refused, and which point it speaks of: by its content where that is sound, else by its name."""
+    if error.record is not None:
+        return Rejected(path, error.record.run_id, str(error), (error.record.run_id, error.record.attempt))
+    match = NAME_PATTERN.fullmatch(path.name)
+    return Rejected(path, match[1] if match else None, str(error))
 
 
 def choose(attempts: list[Record]) -> Record:

@@ -101,8 +101,6 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         problems = []
         if len(set(self.remedies)) != len(self.remedies):
             problems.append(f"remedies={list(self.remedies)} names one twice; name each once.")
-        if "zero_gamma" in self.remedies and self.model == "lenet":
-            problems.append("remedies=['zero_gamma'] needs residual blocks and model='lenet' has none; use 'resnet18'.")
         if "warmup" in self.remedies and self.warmup_epochs > self.epochs:
             problems.append(
                 f"warmup_epochs={self.warmup_epochs} is longer than epochs={self.epochs}; raise epochs or lower it."

@@ -1,0 +1,46 @@
+# make run: measure the smoke grid with whatever this machine has, and print its tables
+# make test: install what the tests need and run them all; make lint, make bench, make jobs
+PYTHON ?= python3
+VENV ?= .venv
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+
+.PHONY: run test lint bench jobs slurm
+
+run: $(VENV)/.installed
+	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable
+	python -m pipeline.collect outputs/smoke
+	@echo "The report lies in outputs/smoke/report.md" >&2
+
+test: $(VENV)/.installed-test slurm
+	python -m pytest -q -ra
+
+lint: $(VENV)/.installed-test
+	ruff check .
+	ruff format --check .
+	mypy
+	lint-imports
+	shellcheck jobs/*.sbatch .ci/run
+
+bench: $(VENV)/.installed-test
+	python tests/bench_commands.py
+
+jobs: $(VENV)/.installed
+	for grid in q1 q2 q3 q4; do python -m pipeline.jobfile $$grid > jobs/$$grid.sbatch; done
+
+# the throwaway Slurm of the tests: only where packages may be installed; elsewhere its tests say why they are skipped
+slurm:
+	@if command -v slurmctld munged shellcheck >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge shellcheck >/dev/null; \
+	else echo "Slurm is not installed and cannot be: the tests on it will be skipped" >&2; fi
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: setup.cfg constraints.txt $(VENV)/bin/python
+	python -m pip install --quiet --constraint constraints.txt --editable '.[terminal,telemetry]'
+	touch $@
+
+$(VENV)/.installed-test: setup.cfg constraints.txt $(VENV)/.installed
+	python -m pip install --quiet --constraint constraints.txt --editable '.[terminal,telemetry,test]'
+	touch $@

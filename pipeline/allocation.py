@@ -1,0 +1,129 @@
+"""What each resource shape asks of Slurm, fitted to the nodes that are there; and what no node can run."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from pipeline.exits import Refusal
+from pipeline.grid import Resources, Shape, group_by_shape
+from pipeline.scheduler import NodeType
+from pipeline.spec import Spec
+
+SAFE_TEXT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,:=+@/-]{0,127}")
+MAX_SIGNAL_DELAY_S = 30
+
+
+class SiteOptions(NamedTuple):
+    """What a person chooses of the site: each is passed to Slurm as it is, None leaves the site's default."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+
+
+class Request(NamedTuple):
+    """One array's options of sbatch: long name -> value; an empty value is a flag."""
+
+    options: dict[str, str]
+    max_parallel: int | None
+    notices: tuple[str, ...]
+
+
+def check_site_options(site: SiteOptions) -> None:
+    """Raise Refusal for a text that could be more than a name: #SBATCH lines are not shell."""
+    for name, value in site._asdict().items():
+        if value is not None and not SAFE_TEXT.fullmatch(value):
+            raise Refusal(
+                f"--{name} {value!r} must be 1 to 128 letters, digits or ._,:=+@/- and start with a letter or digit."
+            )
+
+
+def build_request(
+    shape: Shape, resources: Resources, site: SiteOptions, nodes: Sequence[NodeType] | None, max_parallel: int | None
+) -> Request:
+    """What an array of the shape asks for: one task a node, torchrun starts the ranks inside it.
+
+    CPUs and memory are cut to the largest node that has the GPUs; GPUs and nodes never are. `nodes` is None
+    where Slurm cannot be asked.
+    """
+    cpus = resources.cpus_per_gpu * shape.gpus_per_node
+    memory_mib = math.ceil(resources.mem_per_gpu_gib * 1024) * shape.gpus_per_node
+    notices = []
+    fitting = [node for node in nodes or () if node.num_gpus >= gpus_needed(shape)]
+    if fitting:
+        most_cpus, most_memory_mib = max(node.num_cpus for node in fitting), max(node.memory_mib for node in fitting)
+        if cpus > most_cpus:
+            notices.append(f"{shape}: asking for {most_cpus} CPUs a node, all there are, instead of {cpus}")
+        if memory_mib > most_memory_mib:
+            notices.append(f"{shape}: asking for {most_memory_mib} MiB a node, all there is, instead of {memory_mib}")
+        cpus, memory_mib = min(cpus, most_cpus), min(memory_mib, most_memory_mib)
+    options = {
+        "nodes": str(shape.num_nodes),
+        "ntasks-per-node": "1",
+        "cpus-per-task": str(cpus),
+        "mem": f"{memory_mib}M",
+        "time": str(resources.time_min()),
+        "signal": f"USR2@{signal_delay_s(resources)}",
+        "open-mode": "append",
+        "no-requeue": "",
+    }
+    if shape.device == "cuda":
+        options["gpus-per-node"] = str(shape.gpus_per_node)
+    options |= {name: value for name, value in site._asdict().items() if value is not None}
+    return Request(options, max_parallel, tuple(notices))
+
+
+def gpus_needed(shape: Shape) -> int:
+    """GPUs that a node must have for the shape."""
+    return shape.gpus_per_node if shape.device == "cuda" else 0
+
+
+def signal_delay_s(resources: Resources) -> int:
+    """How long before the limit Slurm warns: a tenth of it, so that a short job with slack is left alone."""
+    return min(MAX_SIGNAL_DELAY_S, resources.time_min() * 60 // 10)
+
+
+def unsatisfiable_on_slurm(points: Iterable[Spec], nodes: Sequence[NodeType]) -> dict[str, str]:
+    """run id -> why no node of the partition can run it."""
+    reasons = {}
+    for shape, specs in group_by_shape(points).items():
+        most_gpus = max((node.num_gpus for node in nodes), default=0)
+        fitting = sum(node.num_nodes for node in nodes if node.num_gpus >= gpus_needed(shape))
+        reason = None
+        if gpus_needed(shape) > most_gpus:
+            reason = f"needs {shape.gpus_per_node} GPUs a node and the largest node has {most_gpus}"
+        elif shape.num_nodes > fitting:
+            reason = f"needs {shape.num_nodes} nodes and the partition has {fitting} that fit"
+        if reason:
+            reasons.update({spec.run_id(): reason for spec in specs})
+    return reasons
+
+
+def unsatisfiable_here(points: Iterable[Spec], num_gpus: int) -> dict[str, str]:
+    """run id -> why this machine cannot run it."""
+    reasons = {}
+    for spec in points:
+        if spec.num_nodes > 1:
+            reasons[spec.run_id()] = f"needs {spec.num_nodes} nodes and this is one; submit it to Slurm"
+        elif spec.device == "cuda" and spec.num_gpus > num_gpus:
+            reasons[spec.run_id()] = f"needs {spec.num_gpus} GPUs and this machine has {num_gpus}"
+    return reasons
+
+
+def refuse_unsatisfiable(reasons: Mapping[str, str], num_points: int) -> None:
+    """Raise Refusal that names the points that cannot run, before anything is submitted."""
+    if not reasons:
+        return
+    named = [f"{run_id} {reason}" for run_id, reason in list(reasons.items())[:3]]
+    more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
+    raise Refusal(
+        f"{len(reasons)} of {num_points} points cannot run here: {'; '.join(named)}{more}; leave them out with "
+        "--skip-unsatisfiable, or change them with --set."
+    )
+
+
+def cut(specs: Sequence[Spec], max_elements: int) -> list[list[list[Spec]]]:
+    """Arrays of one-point elements, none longer than the site allows."""
+    return [[[spec] for spec in specs[i : i + max_elements]] for i in range(0, len(specs), max_elements)]

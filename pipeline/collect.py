@@ -1,0 +1,107 @@
+"""Collect records into the tables of every experiment under a folder.
+
+    python -m pipeline.collect outputs/
+    python -m pipeline.collect outputs/ --format json
+
+Prints Markdown (or one JSON object) on stdout, and writes report.md, tables.json and a CSV a table beside the
+records. Exit codes: 0 fine, 1 gaps under --strict, 2 the folder cannot be read or written, 3 no experiment in it.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.exits import FINE, GAPS, NOTHING, USAGE, Refusal, run_command, talk
+
+if TYPE_CHECKING:
+    from pipeline.experiment import Experiment
+    from pipeline.outcomes import Collected
+    from pipeline.tables import Tables
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.collect",
+        description="Collect records into the tables of every experiment under a folder.",
+    )
+    parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
+    parser.add_argument("--format", choices=("markdown", "json"), default="markdown", help="what stdout carries")
+    parser.add_argument("--strict", action="store_true", help="exit 1 where a point has no result")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Print and write the tables."""
+    arguments = parse_arguments()
+    # after the command line is read: --help need not wait for pandas
+    import msgspec
+
+    from pipeline.experiment import find_experiments
+    from pipeline.render import render_experiment
+
+    found = find_experiments(arguments.folder)
+    if not found:
+        raise Refusal(f"no experiment under {arguments.folder}; run pipeline.submit or pipeline.ingest first.", NOTHING)
+    code, shapes, reports = FINE, {}, []
+    for name, experiment in found.items():
+        collected, tables = collect_experiment(experiment)
+        report = render_experiment(name, tables, collected)
+        shapes[name] = shape_of(tables, collected)
+        reports.append(report)
+        if arguments.strict and collected.coverage.num_gaps:
+            code = GAPS
+        try:
+            write_files(experiment, report, tables, shapes[name])
+        except OSError as error:
+            talk(f"error: cannot write beside the records of {name}: {error.strerror}; give a folder you can write.")
+            code = USAGE
+    if arguments.format == "json":
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode({"experiments": shapes}), indent=1) + b"\n")
+    else:
+        print("\n".join(reports), end="")
+    return code
+
+
+def collect_experiment(experiment: "Experiment") -> "tuple[Collected, Tables]":
+    """The outcomes and the tables of one experiment. Without a manifest the points with a record are expected."""
+    from pipeline import records
+    from pipeline.outcomes import resolve
+    from pipeline.tables import build_tables
+
+    manifest = experiment.read_manifest()
+    try:
+        found, rejected = records.read_folder(experiment.records)
+    except OSError as error:
+        raise Refusal(f"cannot read {experiment.records}: {error.strerror}; mend its permissions.") from error
+    expected = manifest.points if manifest else list(dict.fromkeys(record.spec for record in found))
+    collected = resolve(expected, found, rejected)
+    return collected, build_tables(collected.outcomes)
+
+
+def shape_of(tables: "Tables", collected: "Collected") -> dict[str, Any]:
+    """One experiment of `--format json`."""
+    import msgspec
+
+    return {**msgspec.to_builtins(tables), "coverage": msgspec.to_builtins(collected.coverage)}
+
+
+def write_files(experiment: "Experiment", report: str, tables: "Tables", shape: dict[str, Any]) -> None:
+    """report.md, tables.json and a CSV a table. Raises OSError."""
+    import msgspec
+    import pandas
+
+    experiment.report.write_text(report)
+    (experiment.folder / "tables.json").write_bytes(msgspec.json.format(msgspec.json.encode(shape), indent=1) + b"\n")
+    for name in ("Q1", "Q2", "Q3", "Q4", "oom"):
+        rows = getattr(tables, name)
+        path = experiment.folder / f"{name.lower()}.csv"
+        if rows:
+            pandas.DataFrame(rows, dtype=object).to_csv(path, index=False, lineterminator="\n")
+        else:
+            path.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    run_command(main)

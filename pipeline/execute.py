@@ -1,0 +1,99 @@
+"""Carry a plan out: stage the data, then submit its arrays or run its points here, and wait for them."""
+
+import hashlib
+import time
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline import local, slurm, staging
+from pipeline.exits import Refusal, talk
+from pipeline.experiment import Array, Experiment, Submission, start_submission
+from pipeline.follow import standings
+from pipeline.plan import PlannedArray
+from pipeline.spec import Spec
+
+FIRST_POLL_S, LAST_POLL_S = 2, 30  # asking oftener annoys those who run the cluster
+
+
+def stage_data(todo: Sequence[Spec], folder: Path) -> None:
+    """Check that the data of the points is there, and fetch CIFAR-10 where it is not: jobs never download."""
+    datasets = {spec.dataset for spec in todo if spec.input == "dataloader" or spec.evaluate}
+    try:
+        if "cifar10" in datasets and staging.stage_cifar10(folder):
+            talk(f"CIFAR-10 staged in {folder}.")
+        if "imagefolder" in datasets:
+            staging.require_image_folder(staging.require_folder(folder))
+    except staging.NotStaged as error:
+        raise Refusal(str(error)) from error
+
+
+def run_here(experiment: Experiment, todo: list[Spec], data: Path) -> None:
+    """Run the points one after another on this machine, and say how many ended how."""
+    if not todo:
+        return
+    submission = start_submission(uuid.uuid4().hex, "local")
+    with experiment.edit_manifest() as manifest:
+        manifest.submissions.append(submission)
+    local.run_points(experiment, submission, todo, data)
+
+
+def submit_arrays(experiment: Experiment, arrays: Sequence[PlannedArray], prologue: bytes | None, data: Path) -> None:
+    """Submit every array, each announced in the manifest before and named in it after. Raises Refusal."""
+    submission = start_submission(uuid.uuid4().hex, "slurm")
+    folder = experiment.log_folder(submission.id)
+    folder.mkdir(mode=0o700, parents=True)
+    frozen = folder / "prologue.sh" if prologue is not None else None
+    if frozen is not None and prologue is not None:
+        frozen.write_bytes(prologue)
+        submission.prologue_sha256 = hashlib.sha256(prologue).hexdigest()
+    setup = slurm.setup_lines(submission.id, frozen)
+    notices = dict.fromkeys(notice for array in arrays for notice in array.request.notices)
+    for notice in notices:
+        talk(f"Notice: {notice}.")
+    for number, planned in enumerate(arrays):
+        array = announce(experiment, submission, planned, number)
+        try:
+            array.job_id = slurm.submit_array(experiment, submission, array, planned.request, setup, data)
+        except Refusal:
+            submission.arrays.remove(array)
+            raise
+        finally:
+            write_submission(experiment, submission)
+        count = len(array.elements)
+        print(f"array {array.job_id}: {count} element{'s' * (count > 1)}, {planned.shape}", flush=True)
+
+
+def announce(experiment: Experiment, submission: Submission, planned: "PlannedArray", number: int) -> Array:
+    """Write down an array before it is submitted: if we die in between, its name finds it again."""
+    elements = [[spec.run_id() for spec in element] for element in planned.elements]
+    name = slurm.job_name(experiment.folder.name, submission.id, number)
+    array = Array(name, elements, is_array=len(elements) > 1)
+    submission.arrays.append(array)
+    write_submission(experiment, submission)
+    return array
+
+
+def write_submission(experiment: Experiment, submission: Submission) -> None:
+    """Put the submission as it is now into the manifest."""
+    with experiment.edit_manifest() as manifest:
+        manifest.submissions = [*(other for other in manifest.submissions if other.id != submission.id), submission]
+
+
+def wait(experiment: Experiment) -> None:
+    """Return when no point is queued, running or settling."""
+    poll_s, last = FIRST_POLL_S, ""
+    while True:
+        manifest = experiment.read_manifest()
+        assert manifest is not None, "it was written above"
+        parts = standings(experiment, manifest)
+        counts = Counter(part.state.word for part in parts)
+        now = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+        if now != last:
+            talk(now)
+            last = now
+        if not any(part.is_in_flight or part.state.word == "unknown" for part in parts):
+            return
+        time.sleep(poll_s)
+        poll_s = min(LAST_POLL_S, poll_s * 2)

@@ -1,0 +1,131 @@
+"""Where every point of an experiment stands: its records, its submissions, and what Slurm says of them."""
+
+import contextlib
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline import records, scheduler, states
+from pipeline.exits import Refusal
+from pipeline.experiment import Experiment, Manifest
+from pipeline.outcomes import Outcome, resolve
+from pipeline.scheduler import JobKey, JobState
+from pipeline.spec import Spec
+from pipeline.states import State
+
+LOG_TAIL_BYTES = 16_384
+
+
+class Standing(NamedTuple):
+    """One point: its outcome by its records, its state, and its job and log where it has them.
+
+    `is_in_flight` holds while a job or a driver may still write a record for it, also where it has one already.
+    """
+
+    outcome: Outcome
+    state: State
+    is_in_flight: bool
+    job: JobKey | None
+    log: Path | None
+
+    @property
+    def spec(self) -> Spec:
+        return self.outcome.spec
+
+
+def standings(
+    experiment: Experiment, manifest: Manifest, *, also_measured: bool = False, holds_lock: bool = False
+) -> list[Standing]:
+    """The standing of every expected point.
+
+    Where Slurm cannot be asked, the points that were submitted to it and have no record are `unknown`. It is
+    asked for the jobs of points that have a record only with `also_measured`. `holds_lock`: the caller is the
+    driver.
+    """
+    found, rejected = records.read_folder(experiment.records)
+    outcomes = resolve(manifest.points, found, rejected).outcomes
+    jobs, promised = submitted_jobs(manifest)
+    asked = {o.spec.run_id() for o in outcomes if also_measured or o.status not in states.MEASURED}
+    known, problem = ask_slurm({job[0] for run_id in asked for job in jobs.get(run_id, [])})
+    driver_is_here = not holds_lock and bool(asked - set(jobs)) and experiment.is_being_submitted()
+    logs = find_logs(experiment, manifest)
+    now = datetime.now()
+    result = []
+    for outcome in outcomes:
+        run_id = outcome.spec.run_id()
+        job = pick_job(jobs.get(run_id, []), known)
+        log = logs.get(run_id)
+        unmeasured = outcome.status not in states.MEASURED
+        if unmeasured and run_id in jobs and problem:
+            state = State("unknown", problem)
+        elif unmeasured and run_id not in jobs and driver_is_here:
+            state = State("pending", "a driver is at work on this machine")
+        else:
+            tail = read_tail(log) if unmeasured else ""
+            state = states.decide(outcome, known.get(job) if job else None, run_id in promised, tail, now)
+        in_flight = state.word in states.IN_FLIGHT or (job in known and states.is_unfinished(known[job]))
+        result.append(Standing(outcome, state, in_flight, job, log))
+    return result
+
+
+def ask_slurm(job_ids: set[str]) -> tuple[dict[JobKey, JobState], str | None]:
+    """The states of the jobs, or why Slurm cannot be asked."""
+    if not job_ids:
+        return {}, None
+    presence = scheduler.find_slurm()
+    if presence != "up":
+        return {}, f"Slurm is {presence} here, so its jobs cannot be seen"
+    try:
+        return scheduler.job_states(job_ids), None
+    except Refusal as refusal:
+        return {}, str(refusal)
+
+
+def submitted_jobs(manifest: Manifest) -> tuple[dict[str, list[JobKey]], set[str]]:
+    """run id -> the jobs that were submitted for it, in order; and the points that a driver did submit.
+
+    A plain sbatch registers every point of its grid, whichever elements it was given.
+    """
+    jobs: dict[str, list[JobKey]] = {}
+    promised = set()
+    for submission in manifest.submissions:
+        for array in submission.arrays:
+            for run_id, job in array.element_ids().items():
+                jobs.setdefault(run_id, []).append(job)
+                if submission.backend == "slurm":
+                    promised.add(run_id)
+    return jobs, promised
+
+
+def pick_job(jobs: list[JobKey], known: dict[JobKey, JobState]) -> JobKey | None:
+    """The job that speaks for a point: one that is not finished, else the latest that Slurm knows."""
+    seen = [job for job in jobs if job in known]
+    unfinished = [job for job in seen if states.is_unfinished(known[job])]
+    best = unfinished or seen
+    return best[-1] if best else None
+
+
+def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
+    """run id -> its latest log, as far as this tool placed it."""
+    logs: dict[str, Path] = {}
+    for submission in manifest.submissions:
+        folder = experiment.log_folder(submission.id)
+        for array in submission.arrays:
+            for run_id, (job_id, index) in array.element_ids().items():
+                name = job_id if index is None else f"{job_id}_{index}"
+                logs[run_id] = folder / array.job_name / f"{name}_0_log.err"
+        if submission.backend == "local":
+            logs.update({path.name.removesuffix(".log"): path for path in folder.glob("*.log")})
+    return {run_id: log for run_id, log in logs.items() if log.exists()}
+
+
+def read_tail(log: Path | None) -> str:
+    """The end of a log, and of those of the other nodes beside it."""
+    if log is None:
+        return ""
+    tails = []
+    for path in [log, *sorted(log.parent.glob(log.name.replace("_0_log", "_[1-9]*_log")))]:
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+            tails.append(file.read().decode(errors="replace"))
+    return "\n".join(tails)

@@ -1,0 +1,265 @@
+"""Bring in timings measured elsewhere, as records of their own kind.
+
+    python -m pipeline.ingest FILE.csv --outputs outputs/NAME --gpu "NVIDIA A40"
+
+Columns: strategy,num_gpus,batch_size_per_gpu,epoch,epoch_time_s,compute_time_s,loss,accuracy,status, and where
+they are known num_nodes, repeat, precision. An empty cell was not measured; an empty epoch is 2. Rows equal but
+for epoch are one record. The same file again changes nothing. Exit codes: 0 fine, 2 the file or the folder is wrong.
+"""
+
+import argparse
+import csv
+import hashlib
+import io
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from pipeline import experiment as experiments
+from pipeline import records
+from pipeline.exits import FINE, Refusal, run_command, talk
+from pipeline.experiment import Experiment
+from pipeline.records import Environment, Epoch, Failure, Gpu, Measurement, RankEpoch, Record, Share
+from pipeline.spec import Count, Index, Precision, Spec, Strategy
+
+MAX_FILE_BYTES = 16_000_000
+TIMED_EPOCH = 2
+BYTES_PER_PARAMETER = 4  # gradients in fp32, as DistributedDataParallel sends them
+
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+
+
+class CsvRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A row of the file; the columns without a default must be in its header, and may be empty where None is."""
+
+    strategy: Strategy
+    num_gpus: Count
+    batch_size_per_gpu: Count
+    epoch: Count | None
+    epoch_time_s: Seconds | None
+    compute_time_s: Seconds | None
+    loss: float | None
+    accuracy: Share | None
+    status: Literal["ok", "oom"]
+    num_nodes: Count = 1
+    repeat: Index = 0
+    precision: Precision | None = None
+
+    def point(self) -> tuple[Any, ...]:
+        """What names the point: every column that is an axis, but for the epoch."""
+        return (self.strategy, self.num_nodes, self.num_gpus, self.batch_size_per_gpu, self.precision, self.repeat)
+
+
+COLUMNS = {field.name: field for field in msgspec.structs.fields(CsvRow)}
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.ingest",
+        description="Bring in timings measured elsewhere, as records of their own kind.",
+    )
+    parser.add_argument("file", type=Path, help="a CSV file with the columns that README.md describes")
+    parser.add_argument("--outputs", type=Path, required=True, help="the experiment's folder, such as outputs/a40-ddp")
+    parser.add_argument("--gpu", help="the GPU's name; left out, it is printed as not stated")
+    parser.add_argument("--num-samples", type=positive, default=50_000, help="samples an epoch (default: %(default)s)")
+    parser.add_argument(
+        "--num-parameters", type=positive, default=11_173_962, help="trained parameters (default: %(default)s)"
+    )
+    return parser.parse_args()
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return number
+
+
+def main() -> int:
+    """Publish a record for each point of the file that has none yet."""
+    arguments = parse_arguments()
+    raw = read_file(arguments.file)
+    points = group_rows(read_rows(raw, arguments.file.name))
+    launch_id = f"ingest-{hashlib.sha256(raw).hexdigest()[:16]}"
+    environment = Environment(gpus=(Gpu(name=arguments.gpu),) if arguments.gpu else (), source=arguments.file.name)
+    found = [
+        build_record(rows, arguments.num_samples, arguments.num_parameters, launch_id, environment) for rows in points
+    ]
+    num_new = publish_all(found, Experiment(arguments.outputs))
+    talk(f"{num_new} records new, {len(found) - num_new} known, in {arguments.outputs}.")
+    return FINE
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of the file. Raises Refusal."""
+    try:
+        return records.read_bounded(path.resolve(), MAX_FILE_BYTES)
+    except records.InvalidRecord as error:
+        raise Refusal(f"{path} {error}; give a CSV file.") from error
+
+
+def read_rows(raw: bytes, name: str) -> list[CsvRow]:
+    """Every row, strictly typed. Raises Refusal with the line and the column."""
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Refusal(f"{name} is not UTF-8 text; save it as CSV in UTF-8.") from error
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = [column.strip() for column in next(reader, [])]
+        check_header(header, name)
+        rows = [read_row(header, cells, f"{name} line {reader.line_num}") for cells in reader if cells]
+    except csv.Error as error:
+        raise Refusal(f"{name} line {reader.line_num} is not CSV: {error}.") from error
+    if not rows:
+        raise Refusal(f"{name} has no rows below its header; give at least one point.")
+    return rows
+
+
+def check_header(header: list[str], name: str) -> None:
+    """Raise Refusal for a column that is missing, unknown or there twice."""
+    missing = [column for column, field in COLUMNS.items() if field.required and column not in header]
+    unknown = [column for column in header if column not in COLUMNS]
+    twice = sorted({column for column in header if header.count(column) > 1})
+    for problem, columns in (("lacks the column", missing), ("has an unknown column", unknown), ("repeats", twice)):
+        if columns:
+            raise Refusal(f"{name} {problem} {', '.join(columns)!r}; the columns are {', '.join(COLUMNS)}.")
+
+
+def read_row(header: list[str], cells: list[str], where: str) -> CsvRow:
+    """One row; an empty cell is None, or the column's default."""
+    if len(cells) != len(header):
+        raise Refusal(
+            f"{where} has {len(cells)} cells for {len(header)} columns; write an empty cell for what is absent."
+        )
+    values: dict[str, str | None] = {}
+    for column, cell in zip(header, (cell.strip() for cell in cells), strict=True):
+        if cell.lower() in ("nan", "inf", "-inf", "+inf", "infinity", "-infinity", "null", "none"):
+            raise Refusal(f"{where}: {column}={cell!r} is no number; leave the cell empty where it was not measured.")
+        if cell or COLUMNS[column].required:
+            values[column] = cell or None
+    try:
+        row = msgspec.convert(values, CsvRow, strict=False)
+    except msgspec.ValidationError as error:
+        raise Refusal(f"{where}: {str(error).replace('$.', '')}.") from error
+    check_row(row, where)
+    return row
+
+
+def check_row(row: CsvRow, where: str) -> None:
+    """Raise Refusal for a row that contradicts itself."""
+    if row.loss is not None and not math.isfinite(row.loss):
+        raise Refusal(f"{where}: loss={row.loss} is no number; leave the cell empty where it was not measured.")
+    if row.status == "oom" and (row.epoch_time_s or row.compute_time_s or row.loss is not None):
+        raise Refusal(f"{where} is oom and gives a measurement; a point that ran out of memory has none.")
+    if row.compute_time_s and row.epoch_time_s and row.compute_time_s > row.epoch_time_s:
+        raise Refusal(f"{where}: compute_time_s is longer than epoch_time_s, which includes it; correct the row.")
+
+
+def group_rows(rows: Iterable[CsvRow]) -> list[list[CsvRow]]:
+    """The rows of each point by epoch. Raises Refusal for an epoch given twice, or ok and oom for one point."""
+    points: dict[tuple[Any, ...], list[CsvRow]] = {}
+    for row in rows:
+        points.setdefault(row.point(), []).append(row)
+    for parts in points.values():
+        where = f"{parts[0].strategy} on {parts[0].num_gpus}, batch_size_per_gpu {parts[0].batch_size_per_gpu}"
+        if len({row.status for row in parts}) > 1:
+            raise Refusal(f"{where} is both ok and oom; keep what happened.")
+        numbers = [epoch_number(row) for row in parts]
+        if len(set(numbers)) < len(numbers):
+            raise Refusal(f"{where} gives an epoch twice; remove one, or number them with a repeat column.")
+        parts.sort(key=epoch_number)
+    return list(points.values())
+
+
+def epoch_number(row: CsvRow) -> int:
+    """The row's epoch; one that is left out is the timed one."""
+    return row.epoch or TIMED_EPOCH
+
+
+def build_record(
+    rows: list[CsvRow], num_samples: int, num_parameters: int, launch_id: str, environment: Environment
+) -> Record:
+    """The record of one point; what the file does not state stays open."""
+    first = rows[0]
+    try:
+        spec = Spec(
+            strategy=first.strategy,
+            num_nodes=first.num_nodes,
+            num_gpus=first.num_gpus,
+            batch_size_per_gpu=first.batch_size_per_gpu,
+            precision=first.precision,
+            repeat=first.repeat,
+            num_samples=num_samples,
+            epochs=max(TIMED_EPOCH, *(epoch_number(row) for row in rows)),
+            model=None,
+            dataset=None,
+            input=None,
+            num_workers=None,
+        )
+    except ValueError as error:
+        raise Refusal(str(error)) from error
+    if first.status == "oom":
+        failure = Failure(kind="stated_oom", message="stated as out of memory")
+        return records.new_record(
+            spec, "oom", launch_id, measured=False, reason=failure.message, failure=failure, environment=environment
+        )
+    measurement = Measurement(
+        epochs=tuple(build_epochs(rows, spec)),
+        num_parameters=num_parameters,
+        gradient_bytes=num_parameters * BYTES_PER_PARAMETER,
+    )
+    return records.new_record(spec, "ok", launch_id, measured=False, measurement=measurement, environment=environment)
+
+
+def build_epochs(rows: list[CsvRow], spec: Spec) -> Iterator[Epoch]:
+    """The epochs of one point, as one clock that speaks for all ranks."""
+    for row in rows:
+        clock = RankEpoch(
+            rank=0, epoch_time_ns=nanoseconds(row.epoch_time_s), compute_time_ns=nanoseconds(row.compute_time_s)
+        )
+        yield Epoch(
+            epoch=epoch_number(row),
+            ranks=(clock,),
+            num_updates=epoch_number(row) * spec.full_steps_per_epoch,
+            num_samples=spec.num_samples,
+            loss=row.loss,
+            accuracy=row.accuracy,
+        )
+
+
+def nanoseconds(time_s: float | None) -> int | None:
+    """Seconds as whole nanoseconds."""
+    return None if time_s is None else round(time_s * 1e9)
+
+
+def publish_all(found: list[Record], experiment: Experiment) -> int:
+    """Publish what is new; returns how many records were."""
+    experiment.create()
+    known, _ = records.read_folder(experiment.records)
+    published = {(record.run_id, msgspec.json.encode(content(record))) for record in known}
+    new = [record for record in found if (record.run_id, msgspec.json.encode(content(record))) not in published]
+    with experiment.edit_manifest() as manifest:
+        experiments.add_points(manifest, [record.spec for record in found])
+    try:
+        for record in new:
+            records.publish(record, experiment.records)
+    except OSError as error:
+        raise Refusal(
+            f"cannot write to {experiment.records}: {error.strerror}; choose another with --outputs."
+        ) from error
+    return len(new)
+
+
+def content(record: Record) -> Record:
+    """The record without what differs between two readings of the same timings."""
+    return msgspec.structs.replace(record, attempt=0, launch_id="", started_at=None, ended_at=None)
+
+
+if __name__ == "__main__":
+    run_command(main)

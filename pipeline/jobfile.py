@@ -1,0 +1,42 @@
+"""Render jobs/*.sbatch: the same experiment with no driver, on any cluster.
+
+    python -m pipeline.jobfile q4 > jobs/q4.sbatch
+"""
+
+import argparse
+import math
+from importlib import resources as package_files
+
+import jinja2
+
+from pipeline.exits import FINE, run_command
+from pipeline.grid import expand_grid, load_grid_file
+
+
+def render_job(name: str) -> str:
+    """The batch script of a shipped grid: the request of its largest shape, and one command."""
+    file = load_grid_file(name)
+    points = expand_grid(name).points
+    gpus_per_node = max(spec.gpus_per_node for spec in points)
+    template = (package_files.files("pipeline") / "templates" / "job.sbatch.j2").read_text()
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    return environment.from_string(template).render(  # a shell script, not HTML; the grid is one of ours
+        grid=file,
+        num_points=len(points),
+        num_nodes=max(spec.num_nodes for spec in points),
+        gpus_per_node=gpus_per_node,
+        cpus_per_node=file.resources.cpus_per_gpu * gpus_per_node,
+        mem_per_node_gib=math.ceil(file.resources.mem_per_gpu_gib * gpus_per_node),
+    )
+
+
+def main() -> int:
+    """Print the batch script of a shipped grid."""
+    parser = argparse.ArgumentParser(prog="python -m pipeline.jobfile", description="Render a grid's batch script.")
+    parser.add_argument("grid", help="a shipped grid's name")
+    print(render_job(parser.parse_args().grid), end="")
+    return FINE
+
+
+if __name__ == "__main__":
+    run_command(main)

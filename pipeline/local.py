@@ -1,0 +1,51 @@
+"""Points on this machine: one after another, each a process of its own, with progress."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from pipeline import records
+from pipeline.exits import talk
+from pipeline.experiment import Experiment, Submission
+from pipeline.spec import Spec
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run_points(experiment: Experiment, submission: Submission, points: list[Spec], data: Path | None) -> None:
+    """Run every point to its end; how each ended is in its record, and a line of progress says it."""
+    folder = experiment.log_folder(submission.id)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for number, spec in enumerate(points, 1):
+        started_s = time.monotonic()
+        progress = f"[{number}/{len(points)}] {spec.run_id()}"
+        talk(f"{progress}: running")
+        run_point(experiment, spec, folder / f"{spec.run_id()}.log", data)
+        talk(f"{progress}: {how_it_ended(experiment, spec)} after {time.monotonic() - started_s:.0f} s")
+
+
+def run_point(experiment: Experiment, spec: Spec, log: Path, data: Path | None) -> None:
+    """Launch one point and wait; an interruption reaches the point first, and then us."""
+    command = [sys.executable, "-u", "-m", "pipeline.launch"]
+    command += ["--manifest", str(experiment.manifest.resolve()), "--run-id", spec.run_id()]
+    command += ["--data", str(data.resolve())] if data else []
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "PYTHONPATH": path})
+        try:
+            process.wait()
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+
+
+def how_it_ended(experiment: Experiment, spec: Spec) -> str:
+    """The status of the point's latest attempt, by its record and nothing else."""
+    attempts = sorted(experiment.records.glob(f"{spec.run_id()}.*.json"), key=lambda path: int(path.name.split(".")[1]))
+    if not attempts:
+        return "no record; see its log"
+    record = records.load(attempts[-1])
+    return f"{record.status}{': ' if record.reason else ''}{record.reason}"

@@ -1,0 +1,86 @@
+"""Records against expected points: every point in exactly one state, every file accounted for."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
+
+from pipeline import records
+from pipeline.records import Record, Rejected
+from pipeline.spec import Spec
+
+PointStatus = Literal["ok", "oom", "failed", "rejected", "missing"]
+
+
+class Outcome(NamedTuple):
+    """One expected point, what became of it, and why where it is not ok."""
+
+    spec: Spec
+    status: PointStatus
+    record: Record | None
+    reason: str
+
+
+class Coverage(msgspec.Struct, frozen=True):
+    """expected = ok + oom + failed + missing + rejected count points; the other three count files."""
+
+    expected: int
+    ok: int
+    oom: int
+    failed: int
+    missing: int
+    rejected: int
+    duplicate: int
+    superseded: int
+    foreign: int
+
+    @property
+    def num_gaps(self) -> int:
+        """Points without a result: an out-of-memory is a result."""
+        return self.failed + self.missing + self.rejected
+
+
+class Collected(NamedTuple):
+    """The outcomes of an experiment, its coverage, and a sentence for every file that speaks for no point."""
+
+    outcomes: list[Outcome]
+    coverage: Coverage
+    notes: list[str]
+
+
+def resolve(expected: Sequence[Spec], found: Iterable[Record], rejected: Sequence[Rejected]) -> Collected:
+    """The state of every expected point. Timestamps play no part: attempts are numbered."""
+    attempts: dict[str, list[Record]] = defaultdict(list)
+    for record in found:
+        attempts[record.run_id].append(record)
+    bad_files = {file.run_id: file for file in rejected if file.run_id is not None}
+    outcomes = [judge(spec, attempts.get(spec.run_id(), []), bad_files) for spec in expected]
+    known = {outcome.spec.run_id() for outcome in outcomes}
+    strangers = [record for run_id, parts in attempts.items() if run_id not in known for record in parts]
+    sound = {(record.run_id, record.attempt) for parts in attempts.values() for record in parts}
+    copies = [file for file in rejected if file.copy_of in sound]
+    foreign_files = [file for file in rejected if file.run_id not in known and file not in copies]
+    coverage = Coverage(
+        expected=len(outcomes),
+        **{status: sum(outcome.status == status for outcome in outcomes) for status in get_args(PointStatus)},
+        duplicate=len(copies),
+        superseded=sum(max(0, len(attempts.get(run_id, [])) - 1) for run_id in known),
+        foreign=len(strangers) + len(foreign_files),
+    )
+    notes = [f"records/{file.path.name} was not read: {file.reason}." for file in rejected]
+    notes += [
+        f"{record.run_id} (attempt {record.attempt}) belongs to no point of this experiment." for record in strangers
+    ]
+    return Collected(outcomes, coverage, notes)
+
+
+def judge(spec: Spec, attempts: list[Record], bad_files: dict[str, Rejected]) -> Outcome:
+    """The state of one point by its attempts; a point whose only file is invalid is rejected, not missing."""
+    if attempts:
+        record = records.choose(attempts)
+        return Outcome(spec, record.status, record, record.reason)
+    bad = bad_files.get(spec.run_id())
+    if bad is not None:
+        return Outcome(spec, "rejected", None, f"its only record {bad.reason}")
+    return Outcome(spec, "missing", None, "no record")

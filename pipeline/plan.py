@@ -1,0 +1,170 @@
+"""What a submission would do: which points are to run, where, and in which arrays. Nothing is written."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from pipeline import allocation, scheduler, states
+from pipeline.allocation import Request, SiteOptions
+from pipeline.exits import NOTHING, SCHEDULER, Refusal
+from pipeline.experiment import MANIFEST_VERSION, Experiment, Manifest, add_points
+from pipeline.follow import standings
+from pipeline.grid import Grid, Resources, Shape, expand_grid, group_by_shape
+from pipeline.here import num_visible_gpus
+from pipeline.scheduler import NodeType
+from pipeline.spec import Spec
+
+Place = Literal["slurm", "local"]
+Rerun = Literal["failed", "oom", "all"]
+
+
+class Wishes(NamedTuple):
+    """What the person asked for on the command line."""
+
+    grid: str
+    changes: Sequence[str]
+    outputs: Path
+    cluster: Literal["auto", "slurm", "local"]
+    site: SiteOptions
+    time: str | None
+    max_parallel: int | None
+    only: Sequence[str]
+    rerun: Rerun | None
+    skip_unsatisfiable: bool
+    is_dry_run: bool
+
+
+class Site(NamedTuple):
+    """Where points will run: `nodes` is None where Slurm cannot be asked (a dry run) or is not used."""
+
+    place: Place
+    nodes: list[NodeType] | None
+    max_array_size: int
+    num_gpus_here: int
+    notices: list[str]
+
+
+class PlannedArray(NamedTuple):
+    """One Slurm array to be: its shape, what it asks for, and the points of each element."""
+
+    shape: Shape
+    request: Request
+    elements: list[list[Spec]]
+
+
+class Selection(NamedTuple):
+    """The points to run now, and how many are not for which reason."""
+
+    todo: list[Spec]
+    skipped: dict[str, int]
+
+
+def expand(wishes: Wishes) -> Grid:
+    """The grid as the person changed it. Raises Refusal."""
+    allocation.check_site_options(wishes.site)
+    grid = expand_grid(wishes.grid, wishes.changes, has_gpus=num_visible_gpus() > 0)
+    if wishes.time is None:
+        return grid
+    try:
+        return grid._replace(resources=msgspec.structs.replace(grid.resources, time=wishes.time))
+    except ValueError as error:
+        raise Refusal(f"--time: {error}") from error
+
+
+def survey(wishes: Wishes) -> Site:
+    """Where points would run, and what is there.
+
+    Raises Refusal (scheduler) where Slurm is configured and silent: a login node never starts training by itself.
+    A dry run goes on without its nodes.
+    """
+    here = num_visible_gpus()
+    if wishes.cluster == "local":
+        return Site("local", None, scheduler.DEFAULT_MAX_ARRAY_SIZE, here, [])
+    presence = scheduler.find_slurm()
+    if presence == "up":
+        nodes = scheduler.node_types(wishes.site.partition)
+        return Site("slurm", nodes, scheduler.max_array_size(), here, [])
+    if presence == "absent" and wishes.cluster == "auto":
+        notice = "No Slurm here: the points run on this machine, one after another."
+        return Site("local", None, scheduler.DEFAULT_MAX_ARRAY_SIZE, here, [notice])
+    problem = "Slurm is configured and its controller does not answer" if presence == "silent" else "no Slurm here"
+    if wishes.is_dry_run:
+        return Site(
+            "slurm", None, scheduler.DEFAULT_MAX_ARRAY_SIZE, here, [f"Notice: {problem}; its nodes are unknown."]
+        )
+    cure = "wait for it, or run on this machine with --cluster local"
+    raise Refusal(f"{problem}; {cure}.", SCHEDULER)
+
+
+def find_unsatisfiable(points: Sequence[Spec], site: Site) -> dict[str, str]:
+    """run id -> why this place cannot run it."""
+    if site.place == "local":
+        return allocation.unsatisfiable_here(points, site.num_gpus_here)
+    return {} if site.nodes is None else allocation.unsatisfiable_on_slurm(points, site.nodes)
+
+
+def leave_out(points: Sequence[Spec], reasons: Mapping[str, str], wishes: Wishes) -> tuple[list[Spec], list[str]]:
+    """The points without those that cannot run, each named; refuses them unless the person said to skip."""
+    if not reasons:
+        return list(points), []
+    if wishes.is_dry_run and not wishes.skip_unsatisfiable:
+        return list(points), [f"Could not run here: {run_id} {reason}." for run_id, reason in reasons.items()]
+    if not wishes.skip_unsatisfiable:
+        allocation.refuse_unsatisfiable(reasons, len(points))
+    kept = [spec for spec in points if spec.run_id() not in reasons]
+    if not kept:
+        raise Refusal("this place can run none of the points; change them with --set.")
+    return kept, [f"Left out: {run_id} {reason}." for run_id, reason in reasons.items()]
+
+
+def select(points: Sequence[Spec], experiment: Experiment, wishes: Wishes) -> Selection:
+    """The points that lack a record and are not under way, and those to be run again.
+
+    Raises Refusal: nothing where --only or --rerun select nothing, scheduler where the state of an earlier
+    submission cannot be read.
+    """
+    manifest = experiment.read_manifest() or Manifest(MANIFEST_VERSION, experiment.folder.name)
+    add_points(manifest, points)
+    wanted = choose_points(points, wishes.only)
+    todo, skipped = [], Counter[str]()
+    for standing in standings(experiment, manifest, also_measured=wishes.rerun is not None, holds_lock=True):
+        if standing.spec.run_id() not in wanted:
+            continue
+        word, status = standing.state.word, standing.outcome.status
+        if word == "unknown":
+            raise Refusal(
+                f"the state of {standing.spec.run_id()} cannot be read ({standing.state.reason}), and it may still be "
+                "running; try again when Slurm answers, or use another --outputs.",
+                SCHEDULER,
+            )
+        if standing.is_in_flight:
+            skipped["queued or running"] += 1
+        elif status in states.MEASURED and wishes.rerun not in ("all", status):
+            skipped[f"recorded as {status}"] += 1
+        else:
+            todo.append(standing.spec)
+    if not todo and (wishes.only or wishes.rerun) and not skipped.get("queued or running"):
+        raise Refusal("--only and --rerun select nothing that is to run; see python -m pipeline.status.", NOTHING)
+    return Selection(todo, dict(skipped))
+
+
+def choose_points(points: Sequence[Spec], only: Sequence[str]) -> set[str]:
+    """The run ids that the person named, else all. Raises Refusal (nothing) for one that is not in the grid."""
+    known = {spec.run_id() for spec in points}
+    unknown = [run_id for run_id in only if run_id not in known]
+    if unknown:
+        raise Refusal(f"--only names {unknown[0]!r}, which the grid does not have; see --dry-run.", NOTHING)
+    return set(only) or known
+
+
+def plan_arrays(todo: Sequence[Spec], resources: Resources, site: Site, wishes: Wishes) -> list[PlannedArray]:
+    """One array a resource shape, cut to what the site allows."""
+    arrays = []
+    for shape, specs in group_by_shape(todo).items():
+        request = allocation.build_request(shape, resources, wishes.site, site.nodes, wishes.max_parallel)
+        for elements in allocation.cut(specs, site.max_array_size):
+            arrays.append(PlannedArray(shape, request, elements))
+    return arrays

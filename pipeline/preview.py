@@ -1,0 +1,51 @@
+"""What a submission would do, for people and scripts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline import slurm
+from pipeline.experiment import Experiment
+from pipeline.plan import PlannedArray, Selection, Site
+from pipeline.spec import stated_fields
+
+
+def describe(
+    experiment: Experiment, site: Site, selection: Selection, arrays: Sequence[PlannedArray], data: Path
+) -> dict[str, Any]:
+    """The plan as `--dry-run --json` prints it."""
+    described = []
+    for number, array in enumerate(arrays):
+        run_ids = [[spec.run_id() for spec in element] for element in array.elements]
+        command = slurm.launch_command(experiment.manifest, ["$RUN_ID"], data)
+        name = f"{experiment.folder.name}-{number}"
+        setup = slurm.setup_lines("$SUBMISSION", None)
+        described.append(
+            {
+                "shape": array.shape._asdict(),
+                "resources": array.request.options,
+                "elements": run_ids,
+                "notices": list(array.request.notices),
+                "sbatch": slurm.sbatch_text(name, array.request, len(run_ids), setup, command),
+            }
+        )
+    return {
+        "folder": str(experiment.folder),
+        "place": site.place,
+        "points": [{"run_id": spec.run_id(), **stated_fields(spec)} for spec in selection.todo],
+        "skipped": selection.skipped,
+        "arrays": described,
+    }
+
+
+def render(shape: dict[str, Any]) -> str:
+    """The plan for people."""
+    skipped = "".join(f", {count} {reason}" for reason, count in sorted(shape["skipped"].items()))
+    lines = [f"{len(shape['points'])} points to run{skipped}, {shape['place']}, into {shape['folder']}"]
+    for point in shape["points"]:
+        fields = " ".join(f"{axis}={value}" for axis, value in point.items() if axis != "run_id")
+        lines.append(f"  {point['run_id']}  {fields}")
+    for number, array in enumerate(shape["arrays"]):
+        lines += ["", f"array {number}: {len(array['elements'])} elements", *(f"  {n}" for n in array["notices"])]
+        lines += [f"    {line}" for line in array["sbatch"].splitlines()]
+    return "\n".join(lines)

@@ -1,0 +1,113 @@
+"""Points on Slurm: one array a resource shape, submitted through submitit. The only module that imports it."""
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline import scheduler
+from pipeline.allocation import Request
+from pipeline.exits import SCHEDULER, Refusal
+from pipeline.experiment import Array, Experiment, Submission
+
+ROOT = Path(__file__).resolve().parent.parent
+SUBMITIT_DEFAULT_PARALLEL = 256
+
+
+def job_name(experiment_name: str, submission_id: str, number: int) -> str:
+    """A name that no other array has: it finds an array that was submitted without its id being learnt."""
+    return f"{experiment_name}-{submission_id[:8]}-{number}"
+
+
+def launch_command(manifest: Path, run_ids: Sequence[str], data: Path | None) -> list[str]:
+    """What one element runs, as words."""
+    command = [sys.executable, "-u", "-m", "pipeline.launch", "--manifest", str(manifest.resolve())]
+    for run_id in run_ids:
+        command += ["--run-id", run_id]
+    return command + (["--data", str(data.resolve())] if data else [])
+
+
+def setup_lines(submission_id: str, prologue: Path | None) -> list[str]:
+    """What the batch script does before it starts the tasks; a failing line ends the job."""
+    lines = [
+        "set -euo pipefail",
+        f'export PIPELINE_LAUNCH_ID="{submission_id[:8]}-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}"',
+        f'export PYTHONPATH={shlex.quote(str(ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+    ]
+    if prologue is not None:  # module systems read variables that are not set
+        lines += ["set +u", f"source {shlex.quote(str(prologue.resolve()))}", "set -u"]
+    return lines
+
+
+def srun_arguments(request: Request) -> list[str]:
+    """A rank that dies ends the whole step; srun does not inherit the CPUs of the job."""
+    return ["--kill-on-bad-exit=1", f"--cpus-per-task={request.options['cpus-per-task']}"]
+
+
+def sbatch_text(name: str, request: Request, num_elements: int, setup: Sequence[str], command: Sequence[str]) -> str:
+    """The batch script that submitit is told to write, but for its own folder and its way to start the command."""
+    options = {"job-name": name, **request.options}
+    if num_elements > 1:
+        options["array"] = f"0-{num_elements - 1}%{parallelism(request, num_elements)}"
+    lines = ["#!/bin/bash", *(f"#SBATCH --{key}{'=' * bool(value)}{value}" for key, value in sorted(options.items()))]
+    return "\n".join([*lines, *setup, shlex.join(["srun", *srun_arguments(request), *command])]) + "\n"
+
+
+def parallelism(request: Request, num_elements: int) -> int:
+    """How many elements may run at once."""
+    return min(num_elements, request.max_parallel or SUBMITIT_DEFAULT_PARALLEL)
+
+
+def submit_array(
+    experiment: Experiment, submission: Submission, array: Array, request: Request, setup: list[str], data: Path | None
+) -> str:
+    """Submit one array and return its job id.
+
+    submitit only submits: each element's process becomes pipeline.launch (exec), so that exit codes, signals and
+    logs are those of the point. Raises Refusal (scheduler) where sbatch refuses; what it left is removed then.
+    """
+    import submitit
+
+    folder = experiment.log_folder(submission.id) / array.job_name
+    if "%" in str(folder.resolve()):
+        raise Refusal(f"the folder {folder.resolve()} has a '%', which Slurm would replace; choose another --outputs.")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    executor = submitit.SlurmExecutor(folder)
+    executor.update_parameters(**submitit_parameters(array.job_name, request, len(array.elements), setup))
+    commands = [launch_command(experiment.manifest, run_ids, data) for run_ids in array.elements]
+    try:
+        with executor.batch():
+            jobs = [executor.submit(os.execvp, command[0], command) for command in commands]
+        return str(jobs[0].job_id).split("_")[0]
+    except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError, OSError) as error:
+        job_id = scheduler.find_jobs_named([array.job_name]).get(array.job_name)
+        if job_id is not None:  # sbatch failed after the controller had taken the job
+            return job_id
+        shutil.rmtree(folder, ignore_errors=True)
+        raise Refusal(f"sbatch refused {array.job_name}: {last_line(str(error))}.", SCHEDULER) from error
+
+
+def submitit_parameters(name: str, request: Request, num_elements: int, setup: list[str]) -> dict[str, object]:
+    """The request in submitit's words."""
+    options = dict(request.options)
+    signal_delay_s = int(options.pop("signal").partition("@")[2])
+    options.pop("open-mode")  # submitit sets append itself
+    options.pop("no-requeue")
+    return {
+        "job_name": name,
+        **{key.replace("-", "_"): int(value) if value.isdecimal() else value for key, value in options.items()},
+        "signal_delay_s": signal_delay_s,
+        "wckey": "",
+        "array_parallelism": parallelism(request, num_elements),
+        "additional_parameters": {"no-requeue": True},
+        "setup": setup,
+        "srun_args": srun_arguments(request),
+    }
+
+
+def last_line(text: str) -> str:
+    """The line of an error that says what is wrong, without its end mark."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else "").rstrip(".")

@@ -1,0 +1,37 @@
+"""Fetch and check the data set once, on a login node; jobs only read it.
+
+    python -m pipeline.stage --data DIR
+
+Exit codes: 0 it is there, 2 it could not be fetched or is not what was expected.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from pipeline import staging
+from pipeline.arguments import DEFAULT_DATA
+from pipeline.exits import FINE, Refusal, run_command, talk
+
+
+def main() -> int:
+    """Stage CIFAR-10."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.stage",
+        description="Fetch and check CIFAR-10 once, on a login node; jobs only read it.",
+    )
+    default = Path(os.environ.get("PIPELINE_DATA") or DEFAULT_DATA)
+    parser.add_argument(
+        "--data", type=Path, default=default, help="the data folder (default: PIPELINE_DATA, else data)"
+    )
+    folder: Path = parser.parse_args().data
+    try:
+        is_new = staging.stage_cifar10(folder)
+    except staging.NotStaged as error:
+        raise Refusal(str(error)) from error
+    talk(f"CIFAR-10 {'staged' if is_new else 'was there already'} in {folder}.")
+    return FINE
+
+
+if __name__ == "__main__":
+    run_command(main)

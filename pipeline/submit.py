@@ -1,0 +1,133 @@
+"""Expand a grid and run what is not measured yet: as Slurm arrays, or here where there is no Slurm.
+
+    python -m pipeline.submit --grid scaling
+    python -m pipeline.submit --grid scaling --dry-run
+
+Exit codes: 0 fine, also when everything was measured already; 2 usage or configuration; 3 a selection that selects
+nothing; 4 the scheduler refused, or is configured and does not answer.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.arguments import add_point_arguments, data_folder
+from pipeline.exits import FINE, Refusal, run_command, talk
+
+if TYPE_CHECKING:
+    from pipeline.plan import Selection, Wishes
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.submit",
+        description="Expand a grid and run what is not measured yet: as Slurm arrays, or here where there is no Slurm.",
+    )
+    parser.add_argument("--grid", required=True, help="a shipped grid's name, or a path to one")
+    add_point_arguments(parser)
+    parser.add_argument("--dry-run", action="store_true", help="print points, arrays and batch scripts; write nothing")
+    parser.add_argument("--json", action="store_true", help="with --dry-run: print one JSON object")
+    parser.add_argument("--only", action="append", default=[], metavar="RUN_ID", help="this point; may be repeated")
+    parser.add_argument("--rerun", choices=("failed", "oom", "all"), help="also run points that have such a record")
+    parser.add_argument("--cluster", choices=("auto", "slurm", "local"), default="auto", help="where to run")
+    for name in ("partition", "account", "qos", "constraint"):
+        parser.add_argument(f"--{name}", help=f"Slurm's {name}")
+    parser.add_argument("--time", help="the limit of an element as [days-]hours:minutes:seconds")
+    parser.add_argument("--prologue", type=Path, help="a file of yours that each job sources first (module loads)")
+    parser.add_argument("--max-parallel", type=int, help="elements of an array that may run at once")
+    parser.add_argument("--skip-unsatisfiable", action="store_true", help="leave out what this place cannot run")
+    parser.add_argument("--wait", action="store_true", help="return when nothing is queued or running any more")
+    arguments = parser.parse_args()
+    if arguments.json and not arguments.dry_run:
+        parser.error("--json goes with --dry-run")
+    if arguments.max_parallel is not None and arguments.max_parallel < 1:
+        parser.error("--max-parallel must be at least 1")
+    return arguments
+
+
+def main() -> int:
+    """Plan, then print the plan or carry it out."""
+    arguments = parse_arguments()
+    # after the command line is read: --help answers at once
+    from pipeline import execute, plan, preview
+    from pipeline.experiment import Experiment, add_points
+
+    wishes = read_wishes(arguments)
+    grid = plan.expand(wishes)
+    site = plan.survey(wishes)
+    points, left_out = plan.leave_out(grid.points, plan.find_unsatisfiable(grid.points, site), wishes)
+    for notice in (*site.notices, *left_out):
+        talk(notice)
+    experiment = Experiment(wishes.outputs / grid.name)
+    data = data_folder(arguments)
+    if wishes.is_dry_run:
+        selection = plan.select(points, experiment, wishes)
+        arrays = plan.plan_arrays(selection.todo, grid.resources, site, wishes)
+        shape = preview.describe(experiment, site, selection, arrays, data)
+        print(json.dumps(shape, indent=1) if arguments.json else preview.render(shape))
+        return FINE
+    prologue = read_prologue(arguments.prologue)
+    experiment.create()
+    with experiment.submission_lock():
+        selection = plan.select(points, experiment, wishes)
+        report_selection(selection)
+        execute.stage_data(selection.todo, data)
+        with experiment.edit_manifest() as manifest:
+            manifest.name = grid.name
+            add_points(manifest, points)
+        if site.place == "local":
+            execute.run_here(experiment, selection.todo, data)
+        else:
+            arrays = plan.plan_arrays(selection.todo, grid.resources, site, wishes)
+            execute.submit_arrays(experiment, arrays, prologue, data)
+    print(f"folder {experiment.folder}")
+    if arguments.wait and site.place == "slurm":
+        execute.wait(experiment)
+    return FINE
+
+
+def read_wishes(arguments: argparse.Namespace) -> "Wishes":
+    """The command line as the planner takes it."""
+    from pipeline.allocation import SiteOptions
+    from pipeline.plan import Wishes
+
+    return Wishes(
+        grid=arguments.grid,
+        changes=arguments.set,
+        outputs=arguments.outputs,
+        cluster=arguments.cluster,
+        site=SiteOptions(arguments.partition, arguments.account, arguments.qos, arguments.constraint),
+        time=arguments.time,
+        max_parallel=arguments.max_parallel,
+        only=arguments.only,
+        rerun=arguments.rerun,
+        skip_unsatisfiable=arguments.skip_unsatisfiable,
+        is_dry_run=arguments.dry_run,
+    )
+
+
+def read_prologue(path: Path | None) -> bytes | None:
+    """The text that every job sources first. Raises Refusal unless it is a file of this user's own."""
+    if path is None:
+        return None
+    try:
+        owner = path.stat().st_uid
+        text = path.read_bytes()
+    except OSError as error:
+        raise Refusal(f"cannot read the prologue {path}: {error.strerror}; give a file of shell lines.") from error
+    if owner != os.getuid():
+        raise Refusal(f"the prologue {path} belongs to another user, and your jobs would run it; copy it first.")
+    return text
+
+
+def report_selection(selection: "Selection") -> None:
+    """Say how many points are to run, and how many are not."""
+    skipped = "".join(f", {count} {reason}" for reason, count in sorted(selection.skipped.items()))
+    talk(f"{len(selection.todo)} points to run{skipped}.")
+
+
+if __name__ == "__main__":
+    run_command(main)

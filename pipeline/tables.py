@@ -1,0 +1,335 @@
+"""The rows of Q1 to Q4: pooled records, derived figures, and a row for every point that has none.
+
+Rows are plain dictionaries whose keys are the JSON contract; a figure that cannot be computed is None and
+the row's `note` says why.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pipeline import metrics
+from pipeline.outcomes import Outcome
+from pipeline.records import Epoch, RankEpoch, Record
+from pipeline.spec import AXES, Spec
+
+Row = dict[str, Any]
+
+ALWAYS_SHOWN = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "precision", "input")
+POOLED_AXES = ("repeat", "seed")
+BASELINE_MAY_DIFFER = ("strategy", "num_nodes", "num_gpus", "epochs", *POOLED_AXES)
+TIMED_EPOCH = 2
+STATUS_ORDER = ("ok", "oom", "failed", "rejected", "missing")
+
+
+class Cell(NamedTuple):
+    """The outcomes that differ only in repeat and seed, and what their ok records have in common."""
+
+    spec: Spec  # with repeat and seed at 0
+    outcomes: list[Outcome]
+
+    @property
+    def status(self) -> str:
+        """ok where any is; else the first of oom, failed, rejected, missing that occurs."""
+        present = {outcome.status for outcome in self.outcomes}
+        return next(status for status in STATUS_ORDER if status in present)
+
+    @property
+    def measured(self) -> list[Record]:
+        """The ok records."""
+        return [outcome.record for outcome in self.outcomes if outcome.record and outcome.status == "ok"]
+
+    def median(self, figure: Callable[[Record], float | None]) -> float | None:
+        """The median over the ok records that have the figure; None where none has it."""
+        values = [value for record in self.measured if (value := figure(record)) is not None]
+        return statistics.median(values) if values else None
+
+    def notes(self) -> list[str]:
+        """Why the cell has no figures, or not as many as were asked for."""
+        notes = []
+        if self.status != "ok":
+            notes += sorted({outcome.reason for outcome in self.outcomes if outcome.reason})
+        elif len(self.measured) < len(self.outcomes):
+            others = [outcome.status for outcome in self.outcomes if outcome.status != "ok"]
+            notes.append(f"{len(others)} of {len(self.outcomes)} repeats: {', '.join(sorted(set(others)))}")
+        if self.status == "ok" and epoch_time_s_of(self) is None:
+            notes.append(no_epoch_time(self.spec))
+        return notes
+
+
+class Tables(msgspec.Struct, frozen=True):
+    """The rows of one experiment."""
+
+    Q1: list[Row]
+    Q2: list[Row]
+    Q3: list[Row]
+    Q4: list[Row]
+    oom: list[Row]
+
+
+def build_tables(outcomes: Sequence[Outcome]) -> Tables:
+    """Every table of an experiment, rows in the order of the grid."""
+    cells = pool(outcomes)
+    axes = shown_axes(outcome.spec for outcome in outcomes)
+    plain = [cell for cell in cells if not cell.spec.remedies]
+    baselines = index_baselines(plain)
+    return Tables(
+        Q1=[q1_row(cell, axes) for cell in plain if cell.spec.num_gpus == 1],
+        Q2=[q2_row(cell, axes, find_baseline(cell, baselines)) for cell in plain],
+        Q3=[q3_row(cell, axes, find_baseline(cell, baselines)) for cell in plain if cell.spec.num_gpus > 1],
+        Q4=[row for cell in cells for row in q4_rows(cell, axes)],
+        oom=[oom_row(cell, axes) for cell in cells if any(outcome.status == "oom" for outcome in cell.outcomes)],
+    )
+
+
+def pool(outcomes: Iterable[Outcome]) -> list[Cell]:
+    """One cell for the outcomes that differ only in repeat and seed, in the order in which they first occur."""
+    cells: dict[Spec, list[Outcome]] = {}
+    for outcome in outcomes:
+        cells.setdefault(msgspec.structs.replace(outcome.spec, repeat=0, seed=0), []).append(outcome)
+    return [Cell(spec, parts) for spec, parts in cells.items()]
+
+
+def shown_axes(specs: Iterable[Spec]) -> list[str]:
+    """The axes of every row: those always shown, and every other that varies in the experiment."""
+    seen: dict[str, set[Any]] = {axis: set() for axis in AXES}
+    for spec in specs:
+        for axis in AXES:
+            seen[axis].add(getattr(spec, axis))
+    varying = [axis for axis in AXES if len(seen[axis]) > 1 and axis not in POOLED_AXES]
+    return [*ALWAYS_SHOWN, *(axis for axis in varying if axis not in ALWAYS_SHOWN)]
+
+
+def start_row(cell: Cell, axes: Sequence[str], **figures: Any) -> Row:
+    """The axes, the status and the figures of a cell; `note` joins what figures give as `notes`."""
+    notes = [*cell.notes(), *figures.pop("notes", [])]
+    row: Row = {axis: to_json(getattr(cell.spec, axis)) for axis in axes}
+    row["global_batch_size"] = cell.spec.global_batch_size
+    row["status"] = cell.status
+    row |= figures
+    row["n"] = len(cell.measured)
+    row["note"] = "; ".join(notes) or None
+    return row
+
+
+def to_json(value: Any) -> Any:
+    """An axis's value as JSON has it."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def timed_epoch(record: Record) -> Epoch | None:
+    """The epoch that the tables report: the second, whole, however many were run."""
+    if record.measurement is None or not record.spec.is_whole_epoch:
+        return None
+    return next((epoch for epoch in record.measurement.epochs if epoch.epoch == TIMED_EPOCH), None)
+
+
+def slowest_rank(record: Record) -> RankEpoch | None:
+    """The rank whose clock is the epoch's; None where no time was measured."""
+    epoch = timed_epoch(record)
+    timed = [rank for rank in epoch.ranks if rank.epoch_time_ns is not None] if epoch else []
+    return max(timed, key=lambda rank: rank.epoch_time_ns or 0, default=None)
+
+
+def seconds(field: str) -> Callable[[Record], float | None]:
+    """A figure of the slowest rank's epoch, in seconds, from its field in nanoseconds."""
+
+    def figure(record: Record) -> float | None:
+        rank = slowest_rank(record)
+        value = getattr(rank, field) if rank else None
+        return None if value is None else value / 1e9
+
+    return figure
+
+
+def epoch_time_s_of(cell: Cell) -> float | None:
+    """The cell's epoch time; None where it has none."""
+    return cell.median(seconds("epoch_time_ns"))
+
+
+def no_epoch_time(spec: Spec) -> str:
+    """Why an ok point has no epoch time."""
+    if spec.is_probe:
+        return f"probe of {spec.steps_per_epoch} steps: it fits, and has no epoch time"
+    if not spec.is_whole_epoch:
+        return f"epochs end after {spec.steps_per_epoch} of {spec.full_steps_per_epoch} steps: no epoch time"
+    if spec.epochs < TIMED_EPOCH:
+        return "epoch 1 warms up and epoch 2 was not run: no epoch time"
+    return "epoch 2 not stated"
+
+
+def peak_memory_gib(record: Record) -> float | None:
+    """The fullest device's peak, in GiB."""
+    memory = record.measurement.memory if record.measurement else ()
+    return max(part.peak_allocated_bytes for part in memory) / metrics.GIB if memory else None
+
+
+def time_figures(cell: Cell) -> Row:
+    """What Q1 and Q2 say of a cell's timed epoch."""
+    epoch_time_s = epoch_time_s_of(cell)
+    throughput = None
+    if epoch_time_s is not None:
+        throughput = metrics.throughput_samples_per_s(cell.spec.num_samples, epoch_time_s)
+    return {
+        "epoch_time_s": epoch_time_s,
+        "compute_time_s": cell.median(seconds("compute_time_ns")),
+        "data_time_s": cell.median(seconds("data_time_ns")),
+        "throughput_samples_per_s": throughput,
+        "peak_memory_gib": cell.median(peak_memory_gib),
+    }
+
+
+def q1_row(cell: Cell, axes: Sequence[str]) -> Row:
+    """Epoch time against batch size, on one GPU."""
+    return start_row(cell, axes, **time_figures(cell))
+
+
+def baseline_key(spec: Spec) -> tuple[Any, ...]:
+    """What a point and its baseline have in common: every axis that they may not differ in."""
+    return tuple(getattr(spec, axis) for axis in AXES if axis not in BASELINE_MAY_DIFFER)
+
+
+def index_baselines(cells: Iterable[Cell]) -> dict[tuple[Any, ...], list[Cell]]:
+    """The N=1 cells by what they share with the points they are a baseline of."""
+    index: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in cells:
+        if cell.spec.num_gpus == 1:
+            index.setdefault(baseline_key(cell.spec), []).append(cell)
+    return index
+
+
+class Baseline(NamedTuple):
+    """The time on one GPU that a cell is compared with, and whose; or why there is none."""
+
+    time_s: float | None
+    strategy: str | None
+    note: str | None
+
+
+def find_baseline(cell: Cell, baselines: dict[tuple[Any, ...], list[Cell]]) -> Baseline:
+    """The N=1 cell of the same strategy, else of `single`; of several the one with as many epochs."""
+    candidates = baselines.get(baseline_key(cell.spec), [])
+    for strategy in dict.fromkeys((cell.spec.strategy, "single")):
+        same = [other for other in candidates if other.spec.strategy == strategy]
+        same.sort(key=lambda other: (epoch_time_s_of(other) is None, other.spec.epochs != cell.spec.epochs))
+        if same:
+            time_s = epoch_time_s_of(same[0])
+            note = None if time_s is not None else f"no baseline: {strategy} on 1 is {why_untimed(same[0])}"
+            return Baseline(time_s, strategy, note)
+    return Baseline(None, None, "no baseline: the experiment has no point on 1 GPU with these axes")
+
+
+def why_untimed(cell: Cell) -> str:
+    """A baseline's state in a word."""
+    return "not timed" if cell.status == "ok" else cell.status
+
+
+def q2_row(cell: Cell, axes: Sequence[str], baseline: Baseline) -> Row:
+    """Speed-up against one GPU with the same per-GPU batch."""
+    figures = time_figures(cell)
+    time_s = figures["epoch_time_s"]
+    speedup = None
+    if time_s is not None and baseline.time_s is not None:
+        speedup = metrics.speedup(baseline.time_s, time_s)
+    return start_row(
+        cell,
+        axes,
+        **figures,
+        scaling="weak",
+        speedup=speedup,
+        parallel_efficiency=None if speedup is None else metrics.parallel_efficiency(speedup, cell.spec.num_gpus),
+        baseline=baseline.strategy,
+        notes=[baseline.note] if baseline.note and cell.spec.num_gpus > 1 else [],
+    )
+
+
+def q3_row(cell: Cell, axes: Sequence[str], baseline: Baseline) -> Row:
+    """Computation against communication by subtraction, over the whole epoch: bytes and time of the same span."""
+    time_s, num_gpus = epoch_time_s_of(cell), cell.spec.num_gpus
+    compute_s = comm_s = bandwidth = num_bytes = None
+    notes = [baseline.note] if baseline.note else []
+    if cell.measured and cell.spec.is_whole_epoch:
+        num_bytes = ring_bytes_per_epoch(cell)
+    if baseline.time_s is not None:
+        compute_s = metrics.compute_time_subtraction_s(baseline.time_s, num_gpus)
+    if baseline.time_s is not None and time_s is not None:
+        comm_s = metrics.comm_time_subtraction_s(baseline.time_s, time_s, num_gpus)
+        if comm_s is None:
+            notes.append("T(N) <= T(1)/N: subtraction cannot see the communication")
+    if comm_s is not None and num_bytes is not None:
+        bandwidth = metrics.bandwidth_gb_s(num_bytes, comm_s)
+        if cell.spec.strategy == "dp":
+            notes.append("a ring is assumed, which DataParallel does not use")
+    return start_row(
+        cell,
+        axes,
+        epoch_time_s=time_s,
+        compute_time_subtraction_s=compute_s,
+        comm_time_subtraction_s=comm_s,
+        steps_per_epoch=cell.spec.full_steps_per_epoch if cell.spec.is_whole_epoch else None,
+        ring_bytes_per_epoch=num_bytes,
+        bandwidth_subtraction_gb_s=bandwidth,
+        baseline=baseline.strategy,
+        notes=notes,
+    )
+
+
+def ring_bytes_per_epoch(cell: Cell) -> int:
+    """Bytes that a rank sends in an epoch of ring all-reduces of all gradients."""
+    measurement = cell.measured[0].measurement
+    assert measurement is not None, "an ok record has a measurement"
+    spec = cell.spec
+    steps = metrics.steps_per_epoch(spec.num_samples, spec.num_gpus, spec.batch_size_per_gpu)
+    return round(steps * metrics.ring_bytes_per_step(measurement.gradient_bytes, spec.num_gpus))
+
+
+def q4_rows(cell: Cell, axes: Sequence[str]) -> list[Row]:
+    """A row for every epoch that has a loss; one row for a point with remedies that has none."""
+    rows = []
+    for number in sorted({epoch.epoch for record in cell.measured for epoch in learnt_epochs(record)}):
+        epochs = [epoch for record in cell.measured for epoch in learnt_epochs(record) if epoch.epoch == number]
+        rows.append(q4_row(cell, axes, epochs))
+    if not rows and cell.spec.remedies:
+        empty = dict.fromkeys(("epoch", "num_updates", "loss", "accuracy", "test_loss", "test_accuracy"))
+        rows.append(start_row(cell, axes, remedies=list(cell.spec.remedies), **empty, diverged_at_update=None))
+    return rows
+
+
+def learnt_epochs(record: Record) -> list[Epoch]:
+    """The epochs with a loss; one that was not finite is a loss too."""
+    epochs = record.measurement.epochs if record.measurement and not record.spec.is_probe else ()
+    return [epoch for epoch in epochs if epoch.loss is not None or epoch.diverged_at_update is not None]
+
+
+def q4_row(cell: Cell, axes: Sequence[str], epochs: Sequence[Epoch]) -> Row:
+    """Medians over the repeats of one epoch; a loss that diverged is None with the update at which it did."""
+    diverged = [epoch.diverged_at_update for epoch in epochs if epoch.diverged_at_update is not None]
+
+    def median(field: str) -> float | None:
+        values = [value for epoch in epochs if (value := getattr(epoch, field)) is not None]
+        return statistics.median(values) if values else None
+
+    row = start_row(
+        cell,
+        axes,
+        remedies=list(cell.spec.remedies),
+        epoch=epochs[0].epoch,
+        num_updates=epochs[0].num_updates,
+        loss=median("loss"),
+        accuracy=median("accuracy"),
+        test_loss=median("test_loss"),
+        test_accuracy=median("test_accuracy"),
+        diverged_at_update=min(diverged, default=None),
+    )
+    notes = [f"{len(diverged)} of {len(epochs)} diverged"] if diverged else []
+    return row | {"n": len(epochs), "note": "; ".join(notes) or None}
+
+
+def oom_row(cell: Cell, axes: Sequence[str]) -> Row:
+    """A point that ran out of memory."""
+    records = [outcome.record for outcome in cell.outcomes if outcome.record and outcome.status == "oom"]
+    reasons = sorted({record.reason for record in records})
+    row = start_row(cell, axes, reason="; ".join(reasons), max_steps=cell.spec.max_steps)
+    return row | {"status": "oom", "n": len(records)}
