@@ -94,9 +94,9 @@ def nccl_version() -> str:
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """The checkout's commit and whether tracked files were changed; nothing outside a checkout."""
+    """The checkout's commit and whether tracked files were changed; for a copy without git, PIPELINE_COMMIT."""
     if not (root / ".git").exists():
-        return None, None
+        return os.environ.get("PIPELINE_COMMIT"), None
     git = ["git", "-C", str(root), "-c", f"safe.directory={root}"]
     try:
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=20)
