@@ -1,5 +1,6 @@
 """The images, and the batches made of them: the same seeds give the same order whatever the input path."""
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -75,7 +76,8 @@ def cifar10_images(root: Path, split: str) -> Images:
 
 def synthetic_images(num_samples: int, split: str, seed: int) -> Images:
     """Noise around a pattern for each class, so that a loss can fall; the patterns are those of every seed."""
-    patterns = np.random.default_rng(1).integers(64, 192, (NUM_SYNTHETIC_CLASSES, SIZE, SIZE, 3))
+    coarse = np.random.default_rng(1).integers(64, 192, (NUM_SYNTHETIC_CLASSES, 2, 2, 3))
+    patterns = coarse.repeat(SIZE // 2, axis=1).repeat(SIZE // 2, axis=2)  # in quarters, so that a crop keeps them
     count = num_samples if split == "train" else max(1, num_samples // SYNTHETIC_TEST_SHARE)
     generator = np.random.default_rng((seed, split == "test"))
     labels = generator.integers(0, NUM_SYNTHETIC_CLASSES, count)
@@ -91,9 +93,7 @@ def cached_folder_images(root: Path, split: str) -> Images:
     """An image folder (`<split>/<class>/*.jpg`), decoded once a node into a memory-mapped uint8 file."""
     staging.require_image_folder(root)
     source = datasets.ImageFolder(str(root / split))
-    listing = "\n".join(f"{path} {label}" for path, label in source.samples)
-    key = hashlib.sha256(f"{SIZE}\n{(root / split).stat().st_mtime_ns}\n{listing}".encode()).hexdigest()[:16]
-    cache = private_cache_folder() / f"{split}-{key}.npy"
+    cache = private_cache_folder() / f"{split}-{fingerprint(source)}.npy"
     with filelock.FileLock(cache.with_suffix(".lock")):
         if not cache.exists():
             decode(source, cache)
@@ -101,10 +101,20 @@ def cached_folder_images(root: Path, split: str) -> Images:
     return Images(pixels, np.array(source.targets, dtype=np.int64), len(source.classes))
 
 
+def fingerprint(source: datasets.ImageFolder) -> str:
+    """A digest of what the decoded pixels depend on: every file's name, size and time of change, and SIZE."""
+    digest = hashlib.sha256(str(SIZE).encode())
+    for path, _ in source.samples:
+        facts = os.stat(path)
+        digest.update(f"\n{path} {facts.st_size} {facts.st_mtime_ns}".encode(errors="surrogateescape"))
+    return digest.hexdigest()[:16]
+
+
 def private_cache_folder() -> Path:
     """A folder on this node that only this user can write. Raises PermissionError where it is another's."""
     folder = Path(os.environ.get("PIPELINE_CACHE", Path(tempfile.gettempdir()) / f"pipeline-cache-{os.getuid()}"))
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
     facts = folder.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
         raise PermissionError(f"{folder} must be a folder that you alone can write; set PIPELINE_CACHE to another.")

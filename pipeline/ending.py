@@ -76,5 +76,10 @@ def own_error(error: RankError) -> Failure:
 def ended_by_signal(rank: int, number: int) -> Failure:
     """A rank that a signal ended."""
     hint = "; where the node ran out of memory, raise mem_per_gpu_gib" if number == signal.SIGKILL else ""
-    message = f"rank {rank} was ended by {signal.Signals(number).name}{hint}"
+    message = f"rank {rank} was ended by {signal_name(number)}{hint}"
     return Failure(kind="signal", message=message, rank=rank, exit_code=-number)
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; real-time signals have no name of their own."""
+    return signal.Signals(number).name if number in signal.Signals.__members__.values() else f"signal {number}"

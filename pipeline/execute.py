@@ -93,7 +93,7 @@ def wait(experiment: Experiment) -> None:
         if now != last:
             talk(now)
             last = now
-        if not any(part.is_in_flight or part.state.word == "unknown" for part in parts):
+        if not any(part.is_in_flight or part.state.word in ("settling", "unknown") for part in parts):
             return
         time.sleep(poll_s)
         poll_s = min(LAST_POLL_S, poll_s * 2)

@@ -4,7 +4,6 @@ import contextlib
 import os
 import socket
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -106,9 +105,7 @@ class Experiment:
             for folder in (self.folder, self.records, self.logs):
                 folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
-            raise Refusal(
-                f"cannot write to {self.folder}: {error.strerror}; choose another folder with --outputs."
-            ) from error
+            raise self._unwritable(error) from error
 
     def read_manifest(self) -> Manifest | None:
         """The manifest, or None where there is none. Raises Refusal when it cannot be read."""
@@ -125,52 +122,59 @@ class Experiment:
         with self._lock("manifest", timeout_s=60):
             manifest = self.read_manifest() or Manifest(MANIFEST_VERSION, self.folder.name)
             yield manifest
-            self._replace(self.manifest, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+            raw = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+            try:
+                self._replace(self.manifest, raw)
+            except OSError as error:
+                raise self._unwritable(error) from error
 
     def _replace(self, path: Path, raw: bytes) -> None:
-        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=".publishing-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
+        with records.written_beside(path, raw) as scratch:
+            os.replace(scratch, path)
         records.sync_folder(path.parent)
 
     @contextlib.contextmanager
     def submission_lock(self) -> Iterator[None]:
         """Held while a driver submits or runs points here. Raises Refusal when another holds it."""
-        with self._lock("submit", timeout_s=0):
+        with self._lock("submit", timeout_s=2):  # another may only be looking whether it is held
             yield
 
     def is_being_submitted(self) -> bool:
         """Whether a driver on this host is at work here at this moment."""
         if not self.folder.is_dir():
             return False
+        lock = filelock.FileLock(self.folder / ".submit.lock", timeout=0)
         try:
-            with self._lock("submit", timeout_s=0):
+            with lock:
                 return False
-        except Refusal:
+        except filelock.Timeout:
             return True
+        except OSError:  # nobody can hold a lock that cannot be made
+            return False
 
     @contextlib.contextmanager
     def _lock(self, purpose: str, timeout_s: float) -> Iterator[None]:
         lock = filelock.FileLock(self.folder / f".{purpose}.lock", timeout=timeout_s)
         try:
-            with lock:
-                yield
+            lock.acquire()
         except filelock.Timeout as error:
             raise Refusal(
                 f"another {purpose} is at work in {self.folder}; wait for it, or end it and try again."
             ) from error
         except OSError as error:
-            raise Refusal(f"cannot write to {self.folder}: {error.strerror}; choose another with --outputs.") from error
+            raise self._unwritable(error) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _unwritable(self, error: OSError) -> Refusal:
+        return Refusal(f"cannot write to {self.folder}: {error.strerror}; choose another folder with --outputs.")
 
 
 def add_points(manifest: Manifest, points: Iterable[Spec]) -> None:
     """Expect these points too; those that are expected already stay where they are."""
-    known = {spec.run_id() for spec in manifest.points}
-    manifest.points.extend(spec for spec in points if spec.run_id() not in known)
+    manifest.points = list(dict.fromkeys([*manifest.points, *points]))
 
 
 def start_submission(submission_id: str, backend: Backend) -> Submission:

@@ -11,13 +11,14 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 import yaml
 
+from pipeline import records
 from pipeline.exits import Refusal
 from pipeline.spec import AXES, Count, Device, Positive, Spec
 
 MAX_FILE_BYTES = 64 * 1024
 MAX_POINTS = 200_000
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-TIME_PATTERN = re.compile(r"(?:(\d+)-)?(\d{1,3}):([0-5]\d):([0-5]\d)")
+TIME_PATTERN = re.compile(r"(?:(\d{1,3})-)?(\d{1,3}):([0-5]\d):([0-5]\d)", re.ASCII)
 AXIS_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Spec)}
 MUST_BE_STATED = ("precision", "input", "num_workers", "dataset", "model")
 
@@ -97,18 +98,18 @@ def expand_grid(name_or_path: str, changes: Sequence[str] = (), *, has_gpus: boo
     file = load_grid_file(name_or_path)
     axes = parse_changes(changes)
     auto: Device = "cuda" if has_gpus else "cpu"
-    owners: dict[Spec, int] = {}
+    points: dict[Spec, int] = {}  # with the block that has each
     for number, block in enumerate(file.points):
         for spec in expand_block(file.base, block, axes, auto, f"points[{number}]"):
-            if owners.setdefault(spec, number) == number and len(owners) <= MAX_POINTS:
-                continue
-            if len(owners) > MAX_POINTS:
-                raise Refusal(f"grid {file.name!r} has more than {MAX_POINTS} points; split it.")
-            if not axes:  # blocks that differed in a changed axis alone fall together, which is what was asked
+            # with changes, blocks that differed in a changed axis alone fall together, which is what was asked
+            if spec in points and (not axes or points[spec] == number):
                 raise Refusal(f"grid {file.name!r} has the point {spec.run_id()} twice; remove one.")
-    if not owners:
+            points.setdefault(spec, number)
+            if len(points) > MAX_POINTS:
+                raise Refusal(f"grid {file.name!r} has more than {MAX_POINTS} points; split it.")
+    if not points:
         raise Refusal(f"grid {file.name!r} has no points; give every axis of a block at least one value.")
-    return Grid(file.name, tuple(owners), file.resources)
+    return Grid(file.name, tuple(points), file.resources)
 
 
 def load_grid_file(name_or_path: str) -> GridFile:
@@ -118,6 +119,8 @@ def load_grid_file(name_or_path: str) -> GridFile:
         file = msgspec.convert(yaml.load(text, StrictLoader), GridFile)
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise Refusal(f"grid {name_or_path!r}: {' '.join(str(error).split())}.") from error
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:  # as PyYAML raises for tags
+        raise Refusal(f"grid {name_or_path!r} holds a value that YAML cannot build; write plain values.") from error
     if not NAME_PATTERN.fullmatch(file.name):
         raise Refusal(f"grid name {file.name!r} must be 1 to 64 of a-z, 0-9, '-' and '_', since it names a folder.")
     for where, axes in (("base", file.base), *((f"points[{i}]", block) for i, block in enumerate(file.points))):
@@ -129,16 +132,14 @@ def read_grid_text(name_or_path: str) -> str:
     """The text of a shipped grid (by name) or of a file (a path ends in .yaml or has a slash)."""
     if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
         try:
-            raw = Path(name_or_path).read_bytes()
-        except OSError as error:
-            raise Refusal(f"cannot read grid {name_or_path!r}: {error.strerror}; give a name or a path.") from error
+            raw = records.read_bounded(Path(name_or_path).resolve(), MAX_FILE_BYTES)
+        except (records.InvalidRecord, OSError, ValueError) as error:
+            raise Refusal(f"grid {name_or_path!r} {error}; give a shipped grid's name or a path.") from error
     else:
         shipped = shipped_grids()
         if name_or_path not in shipped:
             raise Refusal(f"unknown grid {name_or_path!r}; choose one of {', '.join(shipped)}, or give a path.")
         raw = (package_files.files("pipeline") / "templates" / "grids" / f"{name_or_path}.yaml").read_bytes()
-    if len(raw) > MAX_FILE_BYTES:
-        raise Refusal(f"grid {name_or_path!r} has {len(raw)} bytes, more than {MAX_FILE_BYTES}; split it.")
     try:
         return raw.decode()
     except UnicodeDecodeError as error:

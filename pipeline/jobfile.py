@@ -1,6 +1,6 @@
 """Render jobs/*.sbatch: the same experiment with no driver, on any cluster.
 
-    python -m pipeline.jobfile q4 > jobs/q4.sbatch
+python -m pipeline.jobfile q4 > jobs/q4.sbatch
 """
 
 import argparse

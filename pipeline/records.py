@@ -1,5 +1,6 @@
 """The JSON record of one attempt at one point: its schema, its atomic publication, its checked loading."""
 
+import contextlib
 import errno
 import math
 import os
@@ -21,6 +22,9 @@ SCHEMA_VERSION: Literal[1] = 1
 MAX_RECORD_BYTES = 1_000_000
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
 NAME_PATTERN = re.compile(r"([a-z0-9-]{1,120})\.(\d{1,6})\.json")
+
+# the line breaks inside a series of numbers, which is easier to read on one line; strings are left alone
+SERIES_BREAK = re.compile(rb'("(?:[^"\\]|\\.)*")|(?<=[\[,])\s+(?=-?\d)|(?<=\d)\s+(?=\])')
 
 Status = Literal["ok", "oom", "failed"]
 FailureKind = Literal["cuda_oom", "host_oom", "stated_oom", "exception", "signal", "exit", "collective"]
@@ -187,6 +191,9 @@ class InvalidRecord(ValueError):
         self.record = record
 
 
+_decoder = msgspec.json.Decoder(Record)
+
+
 def new_record(spec: Spec, status: Status, launch_id: str, **fields: Any) -> Record:
     """A record that has no attempt number yet: publication gives it one."""
     return Record(
@@ -233,9 +240,13 @@ def encode(record: Record) -> bytes:
         if not math.isfinite(number):  # msgspec would write null without a word
             raise ValueError(f"{where} is {number}; a record holds finite numbers only")
     raw = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
-    raw = re.sub(rb"(?<=[\[,])\s+(?=-?\d)|(?<=\d)\s+(?=\])", b"", raw)  # a series of numbers on one line
+    raw = SERIES_BREAK.sub(lambda match: match[1] or b"", raw)
     if len(raw) > MAX_RECORD_BYTES:
         raise ValueError(f"the record of {record.run_id} has {len(raw)} bytes, more than {MAX_RECORD_BYTES}")
+    try:
+        _decoder.decode(raw)  # what could not be loaded again is not published: limits are checked here
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the record of {record.run_id} could not be loaded again: {error}") from error
     return raw
 
 
@@ -255,6 +266,14 @@ def link_exclusively(raw: bytes, path: Path) -> None:
 
     Raises FileExistsError when the name is taken.
     """
+    with written_beside(path, raw) as scratch:
+        os.link(scratch, path)
+        sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def written_beside(path: Path, raw: bytes) -> Iterator[str]:
+    """The bytes in a scratch file of the same folder, safe on the disk; gone at the end whatever happens."""
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=".publishing-")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -262,10 +281,10 @@ def link_exclusively(raw: bytes, path: Path) -> None:
             file.flush()
             os.fchmod(file.fileno(), 0o644)
             os.fsync(file.fileno())
-        os.link(scratch, path)
-        sync_folder(path.parent)
+        yield scratch
     finally:
-        os.unlink(scratch)
+        with contextlib.suppress(FileNotFoundError):  # renamed into place
+            os.unlink(scratch)
 
 
 def sync_folder(folder: Path) -> None:
@@ -297,9 +316,6 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
             return file.read()
     finally:
         os.close(handle)
-
-
-_decoder = msgspec.json.Decoder(Record)
 
 
 def load(path: Path) -> Record:

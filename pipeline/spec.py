@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -19,6 +19,7 @@ Index = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
+FLOAT_AXES = ("learning_rate", "momentum", "weight_decay", "memory_limit_gib")
 REFERENCE_GLOBAL_BATCH_SIZE = 128  # the learning rate is quoted for this one
 
 
@@ -59,6 +60,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     repeat: Index = 0
 
     def __post_init__(self) -> None:
+        for axis in FLOAT_AXES:  # 1 and 1.0, 0.0 and -0.0 are one point
+            if (value := getattr(self, axis)) is not None:
+                msgspec.structs.force_setattr(self, axis, float(value) + 0.0)
+        remedies = tuple(sorted(self.remedies, key=get_args(Remedy).index))
+        msgspec.structs.force_setattr(self, "remedies", remedies)
         for problem in (*self._shape_problems(), *self._input_problems(), *self._remedy_problems()):
             raise ValueError(problem)
 

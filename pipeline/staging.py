@@ -1,13 +1,14 @@
 """The data archive: fetched once on a login node, checked before it is unpacked; jobs only ever read it."""
 
 import hashlib
+import http.client
 import os
-import stat
+import shutil
 import tarfile
 import tempfile
 import urllib.error
 import urllib.request
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import filelock
 
@@ -43,7 +44,7 @@ def require_cifar10(folder: Path) -> None:
         raise NotStaged(
             f"{folder} lacks CIFAR-10 ({', '.join(missing)}); fetch it with python -m pipeline.stage --data {folder}."
         )
-    for path in (batches, *(batches / name for name in CIFAR10_FILES)):
+    for path in (folder, batches, *(batches / name for name in CIFAR10_FILES)):
         facts = path.stat()
         if facts.st_uid not in (0, os.getuid()) or facts.st_mode & 0o022:
             raise NotStaged(
@@ -95,12 +96,28 @@ def fetch_and_unpack(folder: Path, url: str, sha256: str) -> None:
         digest = download(url, archive)
         if digest != sha256:
             raise NotStaged(f"{url} gave an archive with SHA-256 {digest}, expected {sha256}; it was not unpacked.")
-        with tarfile.open(archive) as tar:
-            tar.extractall(scratch, filter="data")
         batches = Path(scratch, CIFAR10_FOLDER)
-        for path in (batches, *batches.iterdir()):
-            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o022)
+        unpack(archive, batches)
+        if (folder / CIFAR10_FOLDER).exists():  # incomplete, else we would not be here
+            (folder / CIFAR10_FOLDER).rename(Path(scratch, "incomplete"))
         batches.rename(folder / CIFAR10_FOLDER)
+
+
+def unpack(archive: Path, target: Path) -> None:
+    """Write the archive's files, which are plain files of one folder. Raises NotStaged for any other member."""
+    target.mkdir(mode=0o755)
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            parts = PurePosixPath(member.name).parts
+            if member.isdir() and parts == (CIFAR10_FOLDER,):
+                continue
+            source = tar.extractfile(member) if member.isreg() else None
+            if source is None or len(parts) != 2 or parts[0] != CIFAR10_FOLDER or parts[1] in (".", ".."):
+                raise NotStaged(f"cannot stage CIFAR-10: the archive holds {member.name!r}, which is no batch of it.")
+            path = target / parts[1]
+            with source, path.open("xb") as file:
+                shutil.copyfileobj(source, file)
+            path.chmod(0o644)
 
 
 def download(url: str, target: Path) -> str:
@@ -115,7 +132,7 @@ def download(url: str, target: Path) -> str:
                     raise NotStaged(f"{url} gave more than {MAX_ARCHIVE_BYTES} bytes; it was not kept.")
                 digest.update(chunk)
                 file.write(chunk)
-    except (urllib.error.URLError, TimeoutError) as error:
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError) as error:
         raise NotStaged(
             f"cannot fetch {url}: {getattr(error, 'reason', error)}; on a machine without a network, put "
             f"{CIFAR10_FOLDER} into the data folder by hand."

@@ -37,7 +37,7 @@ ADVICE = {
     "DependencyNeverSatisfied": "it waits for a job that failed; cancel it",
 }
 
-IN_FLIGHT = ("pending", "held", "running", "settling")
+IN_FLIGHT = ("pending", "held", "running")
 MEASURED = ("ok", "oom", "failed")
 
 

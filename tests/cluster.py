@@ -1,0 +1,364 @@
+"""A throwaway Slurm cluster on one machine: its own daemons, ports and MUNGE, all gone at the end.
+
+As a command: `python tests/cluster.py [--nodes 1] [--real-gpus] -- COMMAND ARGS...`
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+START_LIMIT_S = 30.0
+CANCEL_LIMIT_S = 2.0  # what cancelled jobs get to leave by themselves
+STOP_LIMIT_S = 1.0  # what daemons get between SIGTERM and SIGKILL: slurmd would wait for its jobs
+KILL_LIMIT_S = 10.0
+POLL_S = 0.02
+
+DAEMONS = ("munged", "slurmctld", "slurmd", "setpriv")
+COMMANDS = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol")
+FOREIGN = ("SLURM", "SBATCH", "SALLOC", "SRUN", "SQUEUE", "SCANCEL", "SINFO")  # may belong to another cluster
+RANDOM = random.SystemRandom()  # tests that seed `random` must not repeat ports and job ids
+
+SLURM_CONF = """\
+ClusterName=throwaway
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={runtime}/munge.socket
+StateSaveLocation={runtime}/state
+SlurmdSpoolDir={runtime}/%n
+SlurmctldPidFile={runtime}/slurmctld.pid
+SlurmdPidFile={runtime}/%n.pid
+SlurmdLogFile={root}/%n.log
+MailProg=/bin/true
+
+# No cgroups, no accounting.
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=1
+JobAcctGatherParams=OverMemoryKill
+
+# Files named after the job ids of an earlier cluster must not match, and faults must show within seconds.
+FirstJobId={first_job_id}
+MaxArraySize={max_array_size}
+MinJobAge=300
+KillWait=5
+SlurmdTimeout=20
+ReturnToService=2
+
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+
+# Nodes may claim more CPUs and memory than the machine has.
+SlurmdParameters=config_overrides
+GresTypes=gpu
+{nodes}
+PartitionName=main Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE
+PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF
+PartitionName=down Nodes=ALL State=DOWN
+"""
+
+# With cgroup v2 and no systemd slurmd refuses to start without these two lines, though it uses no cgroups.
+CGROUP_CONF = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster; `root` holds its configuration and logs, `env` is what every command on it needs."""
+
+    root: Path
+    env: Mapping[str, str] = field(repr=False)  # a failing test must not print a whole environment
+    _runtime: Path = field(repr=False)  # sockets, spools, state, fake devices
+    _daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict, repr=False)
+
+    def run(
+        self,
+        *argv: str,
+        check: bool = True,
+        timeout_s: float = 60,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command with `env` on top of the cluster's; a CalledProcessError notes what stderr said."""
+        try:
+            return subprocess.run(
+                argv,
+                check=check,
+                timeout=timeout_s,
+                cwd=cwd,
+                env={**self.env, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+            )
+        except subprocess.CalledProcessError as error:
+            error.add_note(error.stderr)
+            raise
+
+    def wait_idle(self, timeout_s: float) -> None:
+        """Wait until no job is queued or running; TimeoutError names those left after `timeout_s` seconds."""
+        deadline = time.monotonic() + timeout_s
+        while left := self.run("squeue", "-h", "-r", "-o", "%i %T").stdout.splitlines():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"Jobs left after {timeout_s:g} s: {', '.join(left)}.")
+            time.sleep(5 * POLL_S)
+
+    def start_controller(self) -> None:
+        """Start slurmctld on the state that an earlier one left; RuntimeError if not up within 30 s."""
+        self._start("slurmctld", "slurmctld", "-D")
+        self._await(lambda: self.run("scontrol", "ping", check=False).returncode == 0)
+
+    def stop_controller(self) -> None:
+        """SIGKILL slurmctld; jobs run on."""
+        self._kill("slurmctld")
+
+    def start_node(self, *names: str) -> None:
+        """Start the slurmd of each node; RuntimeError if one is not ready for jobs within 30 s."""
+        for name in names:
+            self._start(name, "slurmd", "-D", "-N", name)
+        sinfo = ("sinfo", "-h", "-p", "main", "-n", ",".join(names), "-o", "%T")
+        good = {"idle", "mixed", "allocated", "completing"}
+        self._await(lambda: set(self.run(*sinfo).stdout.split()) <= good)
+
+    def kill_node(self, name: str) -> None:
+        """SIGKILL the slurmd of a node; its job steps live on as orphans."""
+        self._kill(name)
+
+    def _start(self, name: str, *argv: str) -> None:
+        with (self.root / f"{name}.out").open("ab") as output:
+            self._daemons[name] = subprocess.Popen(
+                # The kernel kills the daemon when the thread that started it dies without its teardown.
+                ("setpriv", "--pdeathsig", "KILL", *argv),
+                env=self.env,
+                cwd=self.root,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C at the terminal is for the tests, and a kill takes the group
+            )
+
+    def _kill(self, name: str) -> None:
+        daemon = self._daemons.pop(name)
+        with suppress(ProcessLookupError):
+            os.killpg(daemon.pid, signal.SIGKILL)
+        daemon.wait()
+
+    def _await(self, ready: Callable[[], bool]) -> None:
+        def over() -> bool:
+            return ready() or any(daemon.poll() is not None for daemon in self._daemons.values())
+
+        if not _poll(over, START_LIMIT_S) or not ready():
+            tails = [
+                f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+                for log in sorted(self.root.glob("*.out"))
+            ]
+            raise RuntimeError("\n".join([f"The cluster is not up within {START_LIMIT_S:g} s.", *tails]))
+
+    def _bring_up(self, nodes: list[str]) -> None:
+        own = ("key-file", "socket", "pid-file", "log-file", "seed-file")
+        files = [f"--{option}={self._runtime}/munge.{option.removesuffix('-file')}" for option in own]
+        self._start("munged", "munged", "--foreground", "--force", *files)
+        self._await((self._runtime / "munge.socket").is_socket)
+        self.start_controller()
+        self.start_node(*nodes)
+
+    def _take_down(self) -> None:
+        try:
+            if "slurmctld" in self._daemons:  # without it squeue would hang for seconds
+                with suppress(subprocess.SubprocessError, TimeoutError):
+                    if jobs := self.run("squeue", "-h", "-o", "%A", timeout_s=CANCEL_LIMIT_S).stdout.split():
+                        self.run("scancel", *jobs, timeout_s=CANCEL_LIMIT_S)
+                        self.wait_idle(CANCEL_LIMIT_S)
+            for daemon in self._daemons.values():
+                daemon.terminate()
+            _poll(lambda: all(d.poll() is not None for d in self._daemons.values()), STOP_LIMIT_S)
+        finally:
+            if not _poll(lambda: not self._kill_processes(), KILL_LIMIT_S):
+                raise RuntimeError(f"Processes of the cluster outlive SIGKILL: {self._kill_processes()}.")
+            for daemon in self._daemons.values():
+                daemon.wait()
+
+    def _kill_processes(self) -> list[int]:
+        pids = _processes(f"SLURM_CONF={self.env['SLURM_CONF']}")
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return pids
+
+
+def missing_parts() -> str | None:
+    """What this machine lacks for a cluster and how to get it, in one sentence, or None."""
+    if missing := [program for program in DAEMONS + COMMANDS if shutil.which(program) is None]:
+        return f"A throwaway Slurm cluster needs {', '.join(missing)}: `apt-get install slurm-wlm munge`."
+    if os.geteuid() != 0:
+        return "A throwaway Slurm cluster needs root (daemons, device files, /etc/hosts): use `sudo`."
+    return None
+
+
+@contextmanager
+def throwaway_cluster(
+    root: Path,
+    *,
+    num_nodes: int = 2,
+    gpus_per_node: int = 4,
+    cpus_per_node: int = 8,
+    memory_mib_per_node: int = 8000,
+    max_array_size: int = 20,
+    real_gpus: bool = False,
+) -> Iterator[Cluster]:
+    """A cluster of node1, node2, ... that ends with the block; RuntimeError if not up within 30 s.
+
+    With `real_gpus` node1 gets all NVIDIA GPUs of this machine and the other nodes none.
+    """
+    if missing := missing_parts():
+        raise RuntimeError(missing)
+    root = root.resolve()
+    root.mkdir(parents=True, exist_ok=True)
+    nodes = [f"node{number}" for number in range(1, num_nodes + 1)]
+    _make_resolvable(nodes)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    # The path of a Unix socket holds 107 bytes and `root` may be deep.
+    runtime = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
+    cluster = Cluster(root, env | {"SLURM_CONF": str(root / "slurm.conf")}, runtime)
+    try:
+        runtime.chmod(0o755)  # or only root could reach the MUNGE socket
+        (runtime / "state").mkdir()
+        key = runtime / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(128))
+        if real_gpus:
+            gpus = {"node1": _real_gpus()}
+        else:
+            gpus = {node: _fake_gpus(runtime / f"{node}-gpus", gpus_per_node) for node in nodes}
+        host = socket.gethostname().split(".")[0]
+        controller_port, *ports = _free_ports(1 + num_nodes)
+        node_lines = [
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus_per_node} "
+            f"RealMemory={memory_mib_per_node}" + (f" Gres=gpu:{len(gpus[node])}" if gpus.get(node) else "")
+            for node, port in zip(nodes, ports, strict=True)
+        ]
+        slurm_conf = SLURM_CONF.format(
+            root=root,
+            runtime=runtime,
+            host=host,
+            controller_port=controller_port,
+            first_job_id=RANDOM.randrange(10_000, 60_000_000),
+            max_array_size=max_array_size,
+            nodes="\n".join(node_lines),
+        )
+        gres_lines = [f"NodeName={node} Name=gpu File={file}\n" for node in gpus for file in gpus[node]]
+        (root / "slurm.conf").write_text(slurm_conf)
+        (root / "gres.conf").write_text("".join(gres_lines))
+        (root / "cgroup.conf").write_text(CGROUP_CONF)
+        cluster._bring_up(nodes)
+        yield cluster
+    finally:
+        cluster._take_down()
+        shutil.rmtree(runtime)
+
+
+def _poll(ready: Callable[[], bool], limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not (done := ready()) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return done
+
+
+def _processes(setting: str) -> list[int]:
+    """Every process with `setting` in its environment, and all their descendants."""
+    parents: dict[int, int] = {}
+    found: set[int] = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if setting.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.add(int(folder.name))
+    while children := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= children
+    return sorted(found)
+
+
+def _make_resolvable(nodes: list[str]) -> None:
+    """Add the nodes that /etc/hosts does not name: ranks wait for ever on a name that is unknown."""
+    hosts = Path("/etc/hosts")
+    text = hosts.read_text()
+    known = {name for line in text.splitlines() for name in line.partition("#")[0].split()[1:]}
+    if missing := [node for node in nodes if node not in known]:
+        with hosts.open("a") as file:
+            file.write(("" if text.endswith("\n") else "\n") + f"127.0.0.1 {' '.join(missing)}\n")
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports below those the kernel gives to clients, so that a controller that comes back finds its own."""
+    free: list[int] = []
+    for port in RANDOM.sample(range(10_000, 32_000), 100 + count):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            free.append(port)
+    return free[:count]
+
+
+def _fake_gpus(folder: Path, count: int) -> list[Path]:
+    """Copies of /dev/null: Slurm counts GPUs by their device files, and a node without them is invalid."""
+    folder.mkdir()
+    files = [folder / str(index) for index in range(count)]
+    for file in files:
+        os.mknod(file, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    return files
+
+
+def _real_gpus() -> list[Path]:
+    files = sorted(Path("/dev").glob("nvidia[0-9]*"), key=lambda file: int(file.name.removeprefix("nvidia")))
+    if not files:
+        raise RuntimeError("No /dev/nvidia[0-9]* on this machine: leave real GPUs out.")
+    return files
+
+
+def main() -> int:
+    """Run a command on a new cluster and return its exit code, 128 + the number for a signal."""
+    parser = argparse.ArgumentParser(description="Run a command on a throwaway Slurm cluster.")
+    parser.add_argument("--nodes", type=int, help="default: 2, or 1 with --real-gpus")
+    parser.add_argument("--real-gpus", action="store_true", help="all NVIDIA GPUs of this machine, on node1")
+    parser.add_argument("--cpus", type=int, default=8, help="of a node (default: %(default)s)")
+    parser.add_argument("--memory-mib", type=int, default=8000, help="of a node (default: %(default)s)")
+    parser.add_argument("--max-array-size", type=int, default=20, help="default: %(default)s")
+    parser.add_argument("command", nargs="+", help="after `--`")
+    options = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    with (
+        tempfile.TemporaryDirectory(prefix="cluster-") as root,
+        throwaway_cluster(
+            Path(root),
+            num_nodes=options.nodes or (1 if options.real_gpus else 2),
+            cpus_per_node=options.cpus,
+            memory_mib_per_node=options.memory_mib,
+            max_array_size=options.max_array_size,
+            real_gpus=options.real_gpus,
+        ) as cluster,
+    ):
+        code = subprocess.call(options.command, env=cluster.env)
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""What tests share: the commands as a user runs them, and one throwaway Slurm a session."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from cluster import Cluster, missing_parts, throwaway_cluster
+
+ROOT = Path(__file__).resolve().parent.parent
+CPU_SIZE = ("device=cpu", "model=lenet", "dataset=synthetic", "input=synthetic", "num_samples=64")
+
+
+class Command(Protocol):
+    """Run `python -m pipeline.<name>` and return what it did."""
+
+    def __call__(
+        self, name: str, *arguments: str | Path, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]: ...
+
+
+def run_command(
+    name: str, *arguments: str | Path, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command from the repository's root, with no Slurm unless `env` brings one."""
+    plain = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
+    return subprocess.run(
+        [sys.executable, "-m", f"pipeline.{name}", *map(str, arguments)],
+        cwd=ROOT,
+        env=dict(env) if env is not None else plain,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.fixture
+def pipeline() -> Command:
+    """The commands, as a user runs them."""
+    return run_command
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two nodes of four (made-up) GPUs, for the whole session."""
+    missing = missing_parts()
+    if missing:
+        pytest.skip(missing)
+    with throwaway_cluster(tmp_path_factory.mktemp("cluster"), memory_mib_per_node=12_000) as running:
+        yield running
+
+
+@pytest.fixture
+def on_slurm(cluster: Cluster) -> Iterator[Mapping[str, str]]:
+    """The environment of a user of the cluster; what a test leaves queued is cancelled after it."""
+    yield {**cluster.env, "PIPELINE_PYTHON": sys.executable}
+    cluster.run("scancel", "--user", "root", check=False)
+    cluster.wait_idle(timeout_s=60)

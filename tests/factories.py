@@ -1,0 +1,72 @@
+"""Small builders shared by tests: points, records and folders with as little said as the law needs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline import records
+from pipeline.records import Epoch, Failure, FailureKind, Measurement, RankEpoch, Record, Status
+from pipeline.spec import Spec
+
+ROOT = Path(__file__).resolve().parent.parent
+RESNET18_PARAMETERS = 11_173_962  # the CIFAR ResNet-18 with ten classes
+RESNET18_GRADIENT_BYTES = 44_695_848  # 4 bytes each
+
+
+def make_spec(**fields: Any) -> Spec:
+    """A point: one GPU at batch 128 unless said otherwise."""
+    return Spec(**{"strategy": "single", "num_gpus": 1, "batch_size_per_gpu": 128, **fields})
+
+
+def make_measurement(
+    spec: Spec, epoch_times_s: Sequence[float] = (2.0, 1.0), *, compute_share: float = 0.75, **epoch_fields: Any
+) -> Measurement:
+    """Epochs of those times, alike on every rank; computation takes the given share and data the rest."""
+    epochs = []
+    for number, time_s in enumerate(epoch_times_s, 1):
+        time_ns = round(time_s * 1e9)
+        compute_ns = round(time_ns * compute_share)
+        ranks = tuple(
+            RankEpoch(
+                rank=rank,
+                epoch_time_ns=time_ns,
+                compute_time_ns=compute_ns,
+                data_time_ns=time_ns - compute_ns,
+                num_samples=spec.num_samples // spec.world_size,
+            )
+            for rank in range(spec.world_size)
+        )
+        fields = {"num_updates": number * spec.steps_per_epoch, "num_samples": spec.num_samples, **epoch_fields}
+        epochs.append(Epoch(epoch=number, ranks=ranks, **fields))
+    return Measurement(epochs=tuple(epochs), num_parameters=RESNET18_PARAMETERS, gradient_bytes=RESNET18_GRADIENT_BYTES)
+
+
+def make_record(
+    spec: Spec | None = None,
+    epoch_times_s: Sequence[float] = (2.0, 1.0),
+    *,
+    status: Status = "ok",
+    attempt: int = 0,
+    launch_id: str = "launch",
+    **fields: Any,
+) -> Record:
+    """A record of that status; `ok` measured those epoch times, the others failed in the plainest way.
+
+    Fields of an Epoch (`loss`, `accuracy`, ...) are given to every epoch, the others to the record.
+    """
+    spec = spec or make_spec()
+    epoch_fields = {name: fields.pop(name) for name in Epoch.__struct_fields__ if name in fields}
+    if status == "ok":
+        fields.setdefault("measurement", make_measurement(spec, epoch_times_s, **epoch_fields))
+    else:
+        kind: FailureKind = "cuda_oom" if status == "oom" else "exception"
+        fields.setdefault("failure", Failure(kind=kind, message=f"rank 0: {status}"))
+    return Record(
+        schema_version=records.SCHEMA_VERSION,
+        run_id=spec.run_id(),
+        attempt=attempt,
+        spec=spec,
+        status=status,
+        launch_id=launch_id,
+        **{"reason": "", **fields},
+    )

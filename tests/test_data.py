@@ -1,0 +1,209 @@
+import os
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from factories import make_spec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from pipeline import data
+from pipeline.data import (
+    SIZE,
+    AugmentedImages,
+    Images,
+    LoaderBatches,
+    batch_sizes,
+    build_batches,
+    build_sampler,
+    cached_folder_images,
+    first_samples,
+    load_images,
+    private_cache_folder,
+    synthetic_images,
+)
+from pipeline.distributed import Rank
+from pipeline.spec import Spec
+from pipeline.staging import NotStaged
+
+ALONE = Rank(0, 0, 1, torch.device("cpu"))
+COLOURS = {"cat": (255, 0, 0), "dog": (0, 0, 255)}
+
+
+@pytest.fixture
+def image_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two red cats and three blue dogs of several sizes in `train`, one of each in `test`; a cache of its own."""
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "images"
+    for split, name, count in (("train", "cat", 2), ("train", "dog", 3), ("test", "cat", 1), ("test", "dog", 1)):
+        (root / split / name).mkdir(parents=True)
+        for index in range(count):
+            Image.new("RGB", (SIZE + 8 * index, SIZE), COLOURS[name]).save(root / split / name / f"{index}.png")
+    return root
+
+
+def order(num_samples: int, world_size: int, rank: int, seed: int, epoch: int = 1) -> list[int]:
+    sampler = build_sampler(num_samples, world_size, rank, seed)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 9), st.integers(0, 2**40), st.integers(1, 90))
+def test_ranks_deal_one_permutation_in_turn_and_leave_no_sample_out(
+    num_samples: int, world_size: int, seed: int, epoch: int
+) -> None:
+    whole = order(num_samples, 1, 0, seed, epoch)
+    shards = [order(num_samples, world_size, rank, seed, epoch) for rank in range(world_size)]
+    assert sorted(whole) == list(range(num_samples))
+    assert {len(shard) for shard in shards} == {-(-num_samples // world_size)}
+    dealt = list(chain.from_iterable(zip(*shards, strict=True)))
+    assert dealt[:num_samples] == whole
+    assert set(dealt[num_samples:]) <= set(whole)  # padding, none where world_size divides num_samples
+    assert len(dealt) - num_samples < world_size
+
+
+def test_the_order_changes_with_the_epoch_and_the_seed_and_with_nothing_else() -> None:
+    first = order(100, 1, 0, seed=0)
+    assert first == order(100, 1, 0, seed=0)
+    assert first != order(100, 1, 0, seed=0, epoch=2)
+    assert first != order(100, 1, 0, seed=1)
+
+
+@pytest.mark.parametrize("input", ["dataloader", "synthetic"])
+@pytest.mark.parametrize(
+    ("fields", "world_size", "sizes"),
+    [
+        ({"num_samples": 10, "batch_size_per_gpu": 4}, 1, [4, 4, 2]),
+        ({"num_samples": 10, "batch_size_per_gpu": 4, "max_steps": 2, "input": "dataloader"}, 1, [4, 4]),
+        ({"num_samples": 10, "batch_size_per_gpu": 2, "strategy": "ddp", "num_gpus": 4}, 4, [2, 1]),  # shards of 3
+        ({"num_samples": 10, "batch_size_per_gpu": 2, "strategy": "dp", "num_gpus": 4}, 1, [8, 2]),  # global batches
+    ],
+)
+def test_batches_are_full_but_for_the_last(
+    input: str, fields: dict[str, int | str], world_size: int, sizes: list[int]
+) -> None:
+    spec = make_spec(**{"dataset": "synthetic", "num_workers": 0, "input": input, **fields})
+    batches = build_batches(spec, Rank(0, 0, world_size, torch.device("cpu")), None)
+    assert batch_sizes(spec, world_size) == sizes
+    assert [len(labels) for _, labels in batches.epoch(1)][: spec.steps_per_epoch] == sizes
+    assert len(sizes) == spec.steps_per_epoch
+
+
+def labels_of(spec: Spec, rank: int, world_size: int, epoch: int = 1) -> list[int]:
+    images = load_images(spec, "train", None)
+    batches = LoaderBatches(spec, Rank(rank, rank, world_size, torch.device("cpu")), images)
+    return torch.cat([labels for _, labels in batches.epoch(epoch)]).tolist()
+
+
+def test_single_and_ddp_see_the_same_samples_in_the_same_order() -> None:
+    fields = {"dataset": "synthetic", "num_workers": 0, "num_samples": 64, "batch_size_per_gpu": 8, "seed": 3}
+    alone = labels_of(make_spec(**fields), 0, 1)
+    ddp = make_spec(**fields, strategy="ddp", num_gpus=2)
+    assert [labels_of(ddp, rank, 2) for rank in (0, 1)] == [alone[0::2], alone[1::2]]
+    assert labels_of(make_spec(**fields), 0, 1, epoch=2) != alone
+
+
+def test_an_augmented_image_is_normalised_by_channel() -> None:
+    """A mid-grey image: (0.5 - 0.4914) / 0.2023 = 0.0425 in the middle, which cropping leaves alone."""
+    pixels = np.full((1, SIZE, SIZE, 3), 0.5 * 255, dtype=np.float64).round().astype(np.uint8)
+    image, label = AugmentedImages(Images(pixels, np.array([7]), 10))[0]
+    middle = image[:, SIZE // 2, SIZE // 2]
+    expected = [(128 / 255 - mean) / std for mean, std in zip(data.MEAN, data.STD, strict=True)]
+    assert middle.tolist() == pytest.approx(expected, abs=1e-5)
+    assert label == 7
+
+
+def test_synthetic_images_tell_their_class() -> None:
+    """The nearest class mean of training finds the class of nearly every test image; chance is one in ten."""
+    train, test = (synthetic_images(1000, split, seed=0) for split in ("train", "test"))
+    means = np.stack([train.pixels[train.labels == label].mean(axis=0) for label in range(train.num_classes)])
+    distances = ((test.pixels[:, None].astype(np.float32) - means) ** 2).sum(axis=(2, 3, 4))
+    assert (distances.argmin(axis=1) == test.labels).mean() > 0.9
+
+
+def test_synthetic_images_come_of_the_seed_and_training_is_not_the_test() -> None:
+    first = synthetic_images(50, "train", seed=0)
+    assert np.array_equal(first.pixels, synthetic_images(50, "train", seed=0).pixels)
+    assert not np.array_equal(first.pixels, synthetic_images(50, "train", seed=1).pixels)
+    test = synthetic_images(50, "test", seed=0)
+    assert len(test.labels) == 10
+    assert not np.array_equal(first.pixels[:10], test.pixels)
+
+
+def test_the_first_samples_are_of_every_class_alike_and_always_the_same() -> None:
+    labels = np.repeat(np.arange(10), 100)  # as a folder lists them: class after class
+    pixels = np.zeros((1000, 1, 1, 3), dtype=np.uint8) + labels[:, None, None, None].astype(np.uint8)
+    images = Images(pixels, labels, 10)
+    some = first_samples(images, 200, Path("root"))
+    counts = np.bincount(some.labels, minlength=10)
+    assert counts.sum() == 200
+    assert counts.min() >= 8  # 20 expected of each, standard deviation 4: three of them
+    assert np.array_equal(some.pixels[:, 0, 0, 0], some.labels)
+    assert np.array_equal(some.labels, first_samples(images, 200, Path("root")).labels)
+    assert first_samples(images, 1000, Path("root")) is images
+
+
+def test_more_samples_than_there_are_is_refused_with_the_numbers() -> None:
+    with pytest.raises(NotStaged, match=r"root has 50 training images and the point needs 51; complete the folder"):
+        first_samples(synthetic_images(50, "train", 0), 51, Path("root"))
+
+
+def test_an_image_folder_gives_its_images_and_labels(image_folder: Path) -> None:
+    images = cached_folder_images(image_folder, "train")
+    assert (images.labels.tolist(), images.num_classes) == ([0, 0, 1, 1, 1], 2)
+    assert images.pixels.shape == (5, SIZE, SIZE, 3)
+    for pixels, label in zip(images.pixels, images.labels, strict=True):
+        assert (pixels == list(COLOURS.values())[label]).all()
+
+
+def test_an_image_folder_is_decoded_once(image_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = np.array(cached_folder_images(image_folder, "train").pixels)
+
+    def decode_again(*_: object) -> None:
+        pytest.fail("the cache was there")
+
+    monkeypatch.setattr(data, "decode", decode_again)
+    again = cached_folder_images(image_folder, "train").pixels
+    assert isinstance(again, np.memmap)
+    assert np.array_equal(first, again)
+
+
+def test_a_decoding_that_was_cut_short_is_not_taken_for_the_cache(
+    image_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "open", fail)
+        with pytest.raises(KeyboardInterrupt):
+            cached_folder_images(image_folder, "train")
+    assert cached_folder_images(image_folder, "train").pixels[0].max() == 255
+
+
+def test_an_image_that_changes_is_decoded_anew(image_folder: Path) -> None:
+    cached_folder_images(image_folder, "train")
+    path = image_folder / "train" / "cat" / "0.png"
+    Image.new("RGB", (SIZE, SIZE), (0, 255, 0)).save(path)
+    os.utime(path, ns=(0, 0))
+    assert cached_folder_images(image_folder, "train").pixels[0, 0, 0].tolist() == [0, 255, 0]
+
+
+def test_the_cache_is_private(image_folder: Path) -> None:
+    folder = private_cache_folder()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError, match="must be a folder that you alone can write; set PIPELINE_CACHE"):
+        cached_folder_images(image_folder, "train")
+
+
+@pytest.mark.parametrize("dataset", ["cifar10", "imagefolder"])
+def test_data_that_is_not_staged_is_refused_and_never_downloaded(tmp_path: Path, dataset: str) -> None:
+    for folder in (None, tmp_path / "absent", tmp_path):
+        with pytest.raises(NotStaged):
+            load_images(make_spec(dataset=dataset), "train", folder)
+    assert list(tmp_path.iterdir()) == []

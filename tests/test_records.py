@@ -1,0 +1,350 @@
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from factories import ROOT, make_measurement, make_record, make_spec
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pipeline import records
+from pipeline.records import (
+    MAX_RECORD_BYTES,
+    MAX_STEP_TIMES,
+    Environment,
+    Failure,
+    InvalidRecord,
+    Record,
+    choose,
+    encode,
+    load,
+    publish,
+    read_folder,
+)
+
+RUN_ID = "single-1gpu-b128-aeb2c5a6c2c56133"
+NAME = f"{RUN_ID}.0.json"
+
+
+@pytest.fixture
+def spoil(tmp_path: Path) -> Callable[[Callable[[str], str]], Path]:
+    """Publish a record and change its text."""
+
+    def change(edit: Callable[[str], str]) -> Path:
+        path = publish(make_record(), tmp_path)
+        text = path.read_text()
+        assert edit(text) != text
+        path.write_text(edit(text))
+        return path
+
+    return change
+
+
+def run_python(code: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-B", "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def outputs_of(processes: list[subprocess.Popen[str]]) -> list[str]:
+    texts = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes)
+    return [line for text in texts for line in text.splitlines()]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def test_a_published_record_is_read_back_as_it_was(tmp_path: Path) -> None:
+    record = make_record(make_spec(strategy="ddp", num_gpus=4, remedies=("warmup",)), loss=0.25)
+    path = publish(record, tmp_path)
+    assert load(path) == record
+    assert path.name == f"{record.run_id}.0.json"
+    assert json.loads(path.read_text())["measurement"]["epochs"][1]["loss"] == 0.25
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
+
+
+@settings(max_examples=100, deadline=None)
+@given(texts, st.dictionaries(texts, texts, max_size=2), st.none() | st.floats(allow_nan=False, allow_infinity=False))
+@example("tried 1, 2 and [ 3 ]", {}, None)
+def test_no_text_and_no_finite_number_is_changed_by_publication(
+    message: str, variables: dict[str, str], loss: float | None
+) -> None:
+    failure = Failure(kind="exception", message=message)
+    failed = make_record(status="failed", failure=failure, environment=Environment(variables=variables))
+    ok = make_record(loss=loss)
+    assert msgspec.json.decode(encode(failed), type=Record) == failed
+    assert msgspec.json.decode(encode(ok), type=Record) == ok
+
+
+def test_a_record_is_readable_in_git_a_field_a_line_and_a_series_a_line(tmp_path: Path) -> None:
+    record = make_record(step_times_ns=tuple(range(1000)), environment=Environment(nodes=("a", "b")))
+    lines = publish(record, tmp_path).read_text().splitlines()
+    assert ' "status": "ok",' in lines
+    assert sum("998,999]" in line for line in lines) == 2  # one series for each of two epochs
+    assert len(lines) < 200
+
+
+def test_the_longest_step_series_fit_a_record() -> None:
+    ten_seconds_ns = 10_000_000_000  # 11 digits and a comma: 40,000 x 12 = 480,000 bytes
+    epochs = make_measurement(make_spec(), (1.0,), step_times_ns=(ten_seconds_ns,) * MAX_STEP_TIMES)
+    assert 480_000 < len(encode(make_record(measurement=epochs))) < MAX_RECORD_BYTES
+
+
+def test_a_record_past_the_limit_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"more than {MAX_RECORD_BYTES}"):
+        publish(make_record(step_times_ns=(10**18,) * MAX_STEP_TIMES), tmp_path)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_is_not_finite_is_refused_by_name_before_it_is_written(tmp_path: Path, number: float) -> None:
+    record = make_record(loss=number)
+    with pytest.raises(ValueError, match=r"^record\.measurement\.epochs\[0\]\.loss is -?(nan|inf); "):
+        publish(record, tmp_path)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "fields", [{"message": "x" * 4001}, {"message": "", "rank": -1}, {"message": "", "node": "x" * 401}]
+)
+def test_what_could_not_be_loaded_again_is_not_published(tmp_path: Path, fields: dict[str, Any]) -> None:
+    record = make_record(status="failed", failure=Failure(kind="exception", **fields))
+    with pytest.raises(ValueError, match="failure"):
+        publish(record, tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_two_launches_are_two_attempts_and_one_launch_is_one_however_often_it_publishes(tmp_path: Path) -> None:
+    first, again, other = (publish(make_record(launch_id=launch), tmp_path) for launch in ("a", "a", "b"))
+    assert (first.name, again, other.name) == (NAME, first, f"{RUN_ID}.1.json")
+    assert publish(make_record(launch_id="b"), tmp_path) == other
+    assert [load(path).attempt for path in (first, other)] == [0, 1]
+
+
+@pytest.mark.parametrize("present", [b"", b"not a record", b"{}"])
+def test_publication_never_overwrites_what_has_the_name(tmp_path: Path, present: bytes) -> None:
+    (tmp_path / NAME).write_bytes(present)
+    (tmp_path / f"{RUN_ID}.1.json").mkdir()
+    assert publish(make_record(), tmp_path).name == f"{RUN_ID}.2.json"
+    assert (tmp_path / NAME).read_bytes() == present
+
+
+PUBLISH = """
+import sys
+from pathlib import Path
+import msgspec
+from pipeline import records
+template = records.load(Path(sys.argv[1]))
+for launch in sys.argv[3:]:
+    print(records.publish(msgspec.structs.replace(template, launch_id=launch), Path(sys.argv[2])).name)
+"""
+
+
+def test_processes_that_publish_at_once_get_an_attempt_each_and_lose_nothing(tmp_path: Path) -> None:
+    template = publish(make_record(), tmp_path)
+    folder = tmp_path / "records"
+    folder.mkdir()
+    processes = [run_python(PUBLISH, template, folder, *(f"{i}-{j}" for j in range(10))) for i in range(4)]
+    printed = outputs_of(processes)
+    assert sorted(printed) == sorted(f"{RUN_ID}.{attempt}.json" for attempt in range(40)) == names(folder)
+    found, rejected = read_folder(folder)
+    assert [record.attempt for record in found] == list(range(40))
+    assert len({record.launch_id for record in found}) == 40
+    assert rejected == []
+
+
+def test_nodes_that_publish_the_ending_of_one_launch_leave_one_record(tmp_path: Path) -> None:
+    template = publish(make_record(), tmp_path)
+    folder = tmp_path / "records"
+    folder.mkdir()
+    printed = outputs_of([run_python(PUBLISH, template, folder, "one-launch") for _ in range(4)])
+    assert printed == [NAME] * 4
+    assert names(folder) == [NAME]
+
+
+def failing(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("step", ["fchmod", "fsync", "link"])
+def test_publication_that_fails_before_the_link_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, failing)
+        with pytest.raises(OSError, match="No space left"):
+            publish(make_record(), tmp_path)
+        assert names(tmp_path) == []
+    assert publish(make_record(), tmp_path).name == NAME
+
+
+@pytest.mark.parametrize("limit_bytes", [0, 1, 500])
+def test_a_disk_that_fills_up_while_a_record_is_written_leaves_nothing(tmp_path: Path, limit_bytes: int) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))  # a write past it fails with EFBIG
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            publish(make_record(), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert names(tmp_path) == []
+
+
+def test_publication_whose_folder_cannot_be_synced_leaves_a_whole_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "sync_folder", failing)
+    with pytest.raises(OSError, match="No space left"):
+        publish(make_record(), tmp_path)
+    assert names(tmp_path) == [NAME]
+    assert load(tmp_path / NAME) == make_record()
+
+
+def test_a_record_cut_at_any_byte_is_invalid(tmp_path: Path) -> None:
+    raw = encode(make_record())
+    path = tmp_path / NAME
+    for size in range(len(raw) - 1):  # without its last byte, a line break, it is still whole
+        path.write_bytes(raw[:size])
+        with pytest.raises(InvalidRecord):
+            load(path)
+
+
+def test_a_record_with_a_flipped_bit_is_invalid_or_still_a_record_of_its_point(tmp_path: Path) -> None:
+    raw = encode(make_record())
+    path = tmp_path / NAME
+    num_invalid = 0
+    for index in range(len(raw)):
+        flipped = bytearray(raw)
+        flipped[index] ^= 1 << index % 8
+        path.write_bytes(flipped)
+        try:
+            assert load(path).run_id == RUN_ID
+        except InvalidRecord:
+            num_invalid += 1
+    assert num_invalid > len(raw) / 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"schema_version": 1', '"schema_version": 2', "Invalid enum value 2 - at `$.schema_version`"),
+        ('"attempt": 0', '"attempt": 1', "holds attempt 1 of"),
+        ('"attempt": 0', '"attempt": 0, "extra": 1', "unknown field `extra`"),
+        ('"repeat": 0', '"repeat": 0, "extra": 1', "unknown field `extra` - at `$.spec`"),
+        ('"repeat": 0', '"repeat": 1', "does not match its spec"),
+        (RUN_ID, RUN_ID.replace("a", "b"), "does not match its spec"),
+        ('"status": "ok"', '"status": "failed"', "must come together"),
+        ('"status": "ok"', '"status": "missing"', "Invalid enum value 'missing'"),
+        ('"epoch_time_ns": 2000000000', '"epoch_time_ns": NaN', "malformed"),
+        ('"epoch_time_ns": 2000000000', '"epoch_time_ns": -1', "at `$.measurement.epochs[0].ranks[0].epoch_time_ns`"),
+        ('"epoch_time_ns": 2000000000', '"epoch_time_ns": 2e9', "Expected `int | null`, got `float`"),
+        ('"epoch_time_ns": 2000000000', '"epoch_time_ns": ' + "9" * 5000, "out of range"),
+        ('"loss": null', '"loss": Infinity', "malformed"),
+        ('"loss": null', '"loss": 1e999', "out of range"),
+        ('"accuracy": null', '"accuracy": 28.99', "Expected `float` <= 1.0"),
+        ('"measured": true', '"measured": 1', "Expected `bool`, got `int`"),
+    ],
+)
+def test_a_record_that_breaks_the_schema_is_refused_by_name(
+    spoil: Callable[[Callable[[str], str]], Path], old: str, new: str, said: str
+) -> None:
+    path = spoil(lambda text: text.replace(old, new, 1))
+    with pytest.raises(InvalidRecord) as refusal:
+        load(path)
+    assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"", "truncated"),
+        (b"\xff\xfe\x00", "malformed"),
+        (b"null", "Expected `object`"),
+        (b"[" * 500_000, "."),
+        (b" " * 10_000_000, f"has 10000000 bytes, more than {MAX_RECORD_BYTES}"),
+        (b'{"reason": "\xff"}', "."),
+    ],
+    ids=["empty", "binary", "null", "deep", "10 MB", "not UTF-8"],
+)
+def test_a_file_that_is_no_record_is_rejected_with_the_reason(tmp_path: Path, raw: bytes, said: str) -> None:
+    (tmp_path / NAME).write_bytes(raw)
+    found, (rejected,) = read_folder(tmp_path)
+    assert (found, rejected.path, rejected.run_id) == ([], tmp_path / NAME, RUN_ID)
+    assert said == "." or said in rejected.reason
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_link(path: Path) -> None:
+    path.symlink_to(publish(make_record(), path.parent.parent))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(Path.mkdir, "is not a regular file"), (make_fifo, "is not a regular file"), (make_link, "is a link")],
+)
+def test_what_is_no_regular_file_is_rejected_and_never_waited_for(
+    tmp_path: Path, make: Callable[[Path], None], said: str
+) -> None:
+    folder = tmp_path / "records"
+    folder.mkdir()
+    make(folder / NAME)
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(read_folder(folder)), daemon=True)
+    thread.start()
+    thread.join(timeout=10)
+    assert not thread.is_alive(), "reading waits for a writer"
+    found, (rejected,) = results[0]
+    assert (found, rejected.reason) == ([], said)
+
+
+@pytest.mark.parametrize("name", [f"{RUN_ID}.1.json", f"{RUN_ID}.00.json", f"{RUN_ID}.\u0660.json", "copy.json"])
+def test_a_record_under_another_name_is_rejected(tmp_path: Path, name: str) -> None:
+    publish(make_record(), tmp_path).rename(tmp_path / name)
+    found, (rejected,) = read_folder(tmp_path)
+    assert (found, rejected.run_id) == ([], RUN_ID)
+    assert f"holds attempt 0 of {RUN_ID}" in rejected.reason
+
+
+def test_a_folder_gives_records_in_order_and_passes_over_what_does_not_claim_to_be_one(tmp_path: Path) -> None:
+    late, early = make_spec(batch_size_per_gpu=64), make_spec(batch_size_per_gpu=32)
+    for spec in (late, early):
+        for launch in "abcdefghijk":  # attempt 10 comes after attempt 9
+            publish(make_record(spec, launch_id=launch), tmp_path)
+    (tmp_path / ".publishing-x").write_text("half a rec")
+    (tmp_path / f"{late.run_id()}.0.steps.npz").write_bytes(b"PK")
+    (tmp_path / "notes.json").write_text("[]")
+    found, rejected = read_folder(tmp_path)
+    order = [(record.spec.batch_size_per_gpu, record.attempt) for record in found]
+    assert order == [(batch, attempt) for batch in (32, 64) for attempt in range(11)]
+    assert [(part.path.name, part.run_id) for part in rejected] == [("notes.json", None)]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "chosen"),
+    [
+        (["ok", "failed", "oom"], 0),
+        (["ok", "ok", "failed"], 1),
+        (["failed", "oom", "failed"], 1),
+        (["oom", "oom"], 1),
+        (["failed", "failed"], 1),
+    ],
+)
+def test_the_latest_ok_speaks_for_a_point_else_the_latest_oom_else_the_latest_failed(
+    statuses: list[Any], chosen: int
+) -> None:
+    attempts = [make_record(status=status, attempt=attempt) for attempt, status in enumerate(statuses)]
+    assert choose(attempts).attempt == choose(attempts[::-1]).attempt == chosen

@@ -1,0 +1,238 @@
+import math
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from factories import RESNET18_GRADIENT_BYTES, RESNET18_PARAMETERS, make_measurement, make_record, make_spec
+from torch import nn
+
+from pipeline.data import Images, build_batches, synthetic_images
+from pipeline.distributed import Rank
+from pipeline.models import build_model
+from pipeline.records import MAX_STEP_TIMES, Measurement, RankEpoch, encode
+from pipeline.spec import Model
+from pipeline.timing import PARTS, Series
+from pipeline.train import (
+    RankSeries,
+    drop_long_series,
+    evaluate,
+    learning_rate,
+    run_epoch,
+    set_precision,
+    summarize,
+    train_point,
+)
+
+ALONE = Rank(0, 0, 1, torch.device("cpu"))
+LENET: dict[str, Any] = {
+    "device": "cpu",
+    "model": "lenet",
+    "dataset": "synthetic",
+    "precision": "fp32",
+    "num_workers": 0,
+    "num_samples": 320,
+    "batch_size_per_gpu": 64,
+    "learning_rate": 0.01,
+}
+
+
+@pytest.fixture(autouse=True)
+def settings_of_torch() -> Iterator[None]:
+    """One thread, since cores are shared; and torch's process-wide settings left as they were found."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    backends = torch.backends
+    before = backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark
+    yield
+    backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark = before
+    torch.set_num_threads(num_threads)
+
+
+def train(**fields: Any) -> tuple[Measurement, list[list[Series]]]:
+    return train_point(make_spec(**{**LENET, **fields}), ALONE, None)
+
+
+@pytest.mark.parametrize(
+    ("remedies", "update", "rate"),
+    [
+        ((), 0, 0.1),
+        (("linear_scaling",), 0, 6.4),  # global batch 4 x 2048 = 8192: 0.1 x 8192/128
+        (("warmup",), 0, 0.1 / 14),  # 7 updates an epoch, 2 epochs of warm-up
+        (("warmup",), 6, 0.05),  # the 7th of 14
+        (("warmup",), 13, 0.1),
+        (("warmup",), 14, 0.1),
+        (("linear_scaling", "warmup"), 6, 3.2),
+        (("warmup", "linear_scaling", "zero_gamma"), 34, 6.4),
+    ],
+)
+def test_the_learning_rate_of_an_update(remedies: tuple[str, ...], update: int, rate: float) -> None:
+    spec = make_spec(strategy="ddp", num_gpus=4, batch_size_per_gpu=2048, epochs=5, remedies=remedies)
+    assert learning_rate(spec, update) == pytest.approx(rate)
+
+
+def test_the_loss_falls() -> None:
+    """One batch given again and again is learnt by heart; ln 10 = 2.3 is the loss of a guess."""
+    measurement, _ = train(epochs=5, batch_size_per_gpu=32, input="synthetic")
+    losses = [epoch.loss or math.nan for epoch in measurement.epochs]
+    assert losses[0] == pytest.approx(2.3, abs=0.2)
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_every_epoch_says_what_it_did_and_what_was_learnt() -> None:
+    measurement, series = train(epochs=3, evaluate=True)
+    assert [epoch.epoch for epoch in measurement.epochs] == [1, 2, 3]
+    assert [epoch.num_updates for epoch in measurement.epochs] == [5, 10, 15]  # 320 / 64 = 5 an epoch
+    for epoch in measurement.epochs:
+        assert epoch.num_samples == 320
+        assert epoch.loss is not None
+        assert epoch.test_loss is not None
+        assert epoch.accuracy is not None
+        assert epoch.test_accuracy is not None
+        assert (epoch.accuracy * 320).is_integer()
+        assert (epoch.test_accuracy * 64).is_integer()  # one test image for five of training
+        assert 0 <= min(epoch.accuracy, epoch.test_accuracy) <= max(epoch.accuracy, epoch.test_accuracy) <= 1
+    assert [[part.shape for part in parts] for parts in series] == [[(5, len(PARTS))]] * 3
+    assert encode(make_record(make_spec(**LENET, epochs=3, evaluate=True), measurement=measurement))
+
+
+def test_the_parts_of_an_epoch_agree_with_its_wall_time_within_one_per_cent() -> None:
+    measurement, series = train(epochs=2)
+    for epoch, parts in zip(measurement.epochs, series, strict=True):
+        (rank,) = epoch.ranks
+        assert rank.epoch_time_ns is not None
+        assert rank.compute_time_ns is not None
+        assert rank.data_time_ns is not None
+        assert rank.compute_time_ns + rank.data_time_ns == parts[0].sum()
+        assert parts[0].sum() == pytest.approx(rank.epoch_time_ns, rel=0.01)
+        assert sum(epoch.step_times_ns or ()) == parts[0].sum()
+
+
+def test_the_same_point_twice_learns_the_same() -> None:
+    once, again = (train(epochs=2)[0] for _ in range(2))
+    assert [epoch.loss for epoch in once.epochs] == [epoch.loss for epoch in again.epochs]
+    assert once.epochs[0].loss != train(epochs=1, seed=1)[0].epochs[0].loss
+
+
+def test_a_loss_that_is_not_finite_is_a_result_with_the_update_where_it_happened() -> None:
+    measurement, _ = train(learning_rate=1e9, epochs=2, evaluate=True)
+    first, second = measurement.epochs
+    assert (first.loss, second.loss, second.test_loss) == (None, None, None)
+    assert first.diverged_at_update in range(1, 5)  # the first loss is that of fresh weights
+    assert second.diverged_at_update == 5
+    assert encode(make_record(make_spec(**LENET), measurement=measurement))
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_updates", "num_samples"),
+    [
+        ({"max_steps": 2}, 2, 128),  # cut: 2 x 64
+        ({"input": "synthetic"}, 5, 320),
+        ({"input": "synthetic", "max_steps": 3, "num_samples": 10}, 3, 192),  # a probe: 3 x 64
+    ],
+)
+def test_an_epoch_counts_the_samples_that_it_saw(fields: dict[str, Any], num_updates: int, num_samples: int) -> None:
+    (epoch,) = train(epochs=1, **fields)[0].epochs
+    assert (epoch.num_updates, epoch.num_samples, epoch.ranks[0].num_samples) == (num_updates, num_samples, num_samples)
+
+
+def test_what_was_computed_in_is_recorded_and_not_what_was_asked_for() -> None:
+    assert train(epochs=1, precision="tf32")[0].precision_used == "fp32"  # no CPU has TF32
+    assert train(epochs=1, precision="bf16")[0].precision_used == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision", "allows_tf32"),
+    [("single", "tf32", True), ("single", "fp32", False), ("dp", "bf16", False)],
+)
+def test_tf32_is_allowed_only_where_asked_for_and_cudnn_never_tunes(
+    strategy: str, precision: str, allows_tf32: bool
+) -> None:
+    set_precision(make_spec(strategy=strategy, precision=precision))
+    assert torch.backends.cudnn.allow_tf32 is allows_tf32
+    assert torch.backends.cuda.matmul.allow_tf32 is allows_tf32
+    assert torch.backends.cudnn.benchmark is False
+
+
+def series_of(rank: int, losses: list[float], sizes: list[int], num_correct: int = 0) -> RankSeries:
+    parts_ns = np.full((len(losses), len(PARTS)), rank + 1, dtype=np.int64)
+    return RankSeries(RankEpoch(rank=rank), parts_ns, losses, sizes, num_correct)
+
+
+def test_the_loss_is_the_mean_over_samples_and_not_over_steps_or_ranks() -> None:
+    spec = make_spec(strategy="ddp", num_gpus=2, num_samples=8, batch_size_per_gpu=3)
+    ranks = [series_of(0, [1.0, 5.0], [3, 1], 1), series_of(1, [2.0, 6.0], [3, 1], 3)]
+    epoch = summarize(2, spec, ranks, None, None)
+    assert epoch.loss == (3 * 1 + 5 + 3 * 2 + 6) / 8 == 2.5
+    assert (epoch.accuracy, epoch.num_updates, epoch.step_times_ns) == (0.5, 4, (5, 5))  # rank 0's steps
+
+
+def test_an_epoch_diverges_where_the_first_rank_does() -> None:
+    spec = make_spec(strategy="ddp", num_gpus=2, num_samples=12, batch_size_per_gpu=2)
+    ranks = [series_of(0, [1.0, 1.0, math.nan], [2] * 3), series_of(1, [1.0, math.inf, 1.0], [2] * 3)]
+    epoch = summarize(3, spec, ranks, None, None)
+    assert (epoch.loss, epoch.diverged_at_update) == (None, 7)  # two epochs of 3 updates, then the second
+
+
+def test_step_times_leave_the_record_where_they_would_make_it_unreadable() -> None:
+    (epoch,) = make_measurement(make_spec(), (1.0,), step_times_ns=(1,) * (MAX_STEP_TIMES // 2 + 1)).epochs
+    long = [epoch, epoch]
+    assert drop_long_series(long[:1])[0].step_times_ns is not None
+    assert [epoch.step_times_ns for epoch in drop_long_series(long)] == [None, None]
+
+
+class SaysClassZero(nn.Module):
+    """Is certain of class 0, in evaluation mode alone."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        assert not self.training
+        return torch.tensor([[100.0, 0.0]]).expand(len(images), 2)
+
+
+def test_evaluation_is_the_mean_over_the_whole_test_set_in_evaluation_mode() -> None:
+    labels = np.array([0] * 900 + [1] * 300)  # more than one batch of evaluation; a loss of 0 and of 100
+    images = Images(np.zeros((1200, 1, 1, 3), dtype=np.uint8), labels, 2)
+    loss, accuracy = evaluate(SaysClassZero(), images, ALONE)
+    assert (loss, accuracy) == (25.0, 0.75)
+
+
+def test_resnet18_for_cifar_has_the_published_size() -> None:
+    sizes = [parameter.numel() for parameter in build_model("resnet18", 10).parameters()]
+    assert sum(sizes) == RESNET18_PARAMETERS == 11_173_962
+    assert 4 * sum(sizes) == RESNET18_GRADIENT_BYTES == 44_695_848
+
+
+@pytest.mark.parametrize("name", get_args(Model))
+@pytest.mark.parametrize("num_classes", [10, 3])
+def test_every_model_of_the_axis_builds_and_gives_a_score_a_class(name: Model, num_classes: int) -> None:
+    scores = build_model(name, num_classes)(torch.zeros(2, 3, 32, 32))
+    assert scores.shape == (2, num_classes)
+
+
+def test_zero_gamma_makes_every_residual_block_begin_as_its_shortcut() -> None:
+    def last_gammas(zero_gamma: bool) -> list[float]:
+        named = build_model("resnet18", 10, zero_gamma).named_parameters()
+        return [float(gamma.detach().abs().max()) for name, gamma in named if name.endswith("bn2.weight")]
+
+    assert last_gammas(True) == [0.0] * 8
+    assert last_gammas(False) == [1.0] * 8
+
+
+def test_a_measurement_says_the_size_of_its_model() -> None:
+    """LeNet: 6x75+6, 16x150+16, 400x120+120, 120x84+84, 84x10+10 parameters of 4 bytes."""
+    measurement, _ = train(epochs=1)
+    assert measurement.num_parameters == 456 + 2416 + 48_120 + 10_164 + 850 == 62_006
+    assert measurement.gradient_bytes == 4 * 62_006
+    assert [memory.device for memory in measurement.memory] == ["cpu"]
+    assert measurement.memory[0].peak_allocated_bytes > 2**20
+
+
+def test_training_goes_on_in_training_mode_after_an_evaluation() -> None:
+    spec = make_spec(**LENET)
+    norm = nn.BatchNorm1d(3 * 32 * 32)
+    model = nn.Sequential(nn.Flatten(), norm, nn.Linear(3 * 32 * 32, 10))
+    evaluate(model, synthetic_images(50, "test", 0), ALONE)
+    run_epoch(1, spec, ALONE, build_batches(spec, ALONE, None), model, torch.optim.SGD(model.parameters()))
+    assert norm.num_batches_tracked == spec.steps_per_epoch
