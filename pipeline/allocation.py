@@ -93,7 +93,7 @@ def unsatisfiable_on_slurm(points: Iterable[Spec], nodes: Sequence[NodeType]) ->
         fitting = sum(node.num_nodes for node in nodes if node.num_gpus >= gpus_needed(shape))
         reason = None
         if gpus_needed(shape) > most_gpus:
-            reason = f"needs {shape.gpus_per_node} GPUs a node and the largest node has {most_gpus}"
+            reason = f"needs {count_gpus(shape.gpus_per_node)} a node and the largest node has {most_gpus}"
         elif shape.num_nodes > fitting:
             reason = f"needs {shape.num_nodes} nodes and the partition has {fitting} that fit"
         if reason:
@@ -108,20 +108,32 @@ def unsatisfiable_here(points: Iterable[Spec], num_gpus: int) -> dict[str, str]:
         if spec.num_nodes > 1:
             reasons[spec.run_id()] = f"needs {spec.num_nodes} nodes and this is one; submit it to Slurm"
         elif spec.device == "cuda" and spec.num_gpus > num_gpus:
-            reasons[spec.run_id()] = f"needs {spec.num_gpus} GPUs and this machine has {num_gpus}"
+            reasons[spec.run_id()] = f"needs {count_gpus(spec.num_gpus)} and this machine has {num_gpus}"
     return reasons
+
+
+def count_gpus(number: int) -> str:
+    """`1 GPU`, `2 GPUs`."""
+    return f"{number} GPU{'s' * (number != 1)}"
 
 
 def refuse_unsatisfiable(reasons: Mapping[str, str], num_points: int) -> None:
     """Raise Refusal that names the points that cannot run, before anything is submitted."""
     if not reasons:
         return
-    named = [f"{run_id} {reason}" for run_id, reason in list(reasons.items())[:3]]
-    more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
+    named = "; ".join(name_by_reason(reasons))
     raise Refusal(
-        f"{len(reasons)} of {num_points} points cannot run here: {'; '.join(named)}{more}; leave them out with "
-        "--skip-unsatisfiable, or change them with --set."
+        f"{len(reasons)} of {num_points} points cannot run here; leave them out with --skip-unsatisfiable, or change "
+        f"them with --set ({named})."
     )
+
+
+def name_by_reason(reasons: Mapping[str, str]) -> list[str]:
+    """Every point by name, those with one reason together."""
+    groups: dict[str, list[str]] = {}
+    for run_id, reason in reasons.items():
+        groups.setdefault(reason, []).append(run_id)
+    return [f"{reason}: {', '.join(run_ids)}" for reason, run_ids in groups.items()]
 
 
 def cut(specs: Sequence[Spec], max_elements: int) -> list[list[list[Spec]]]:

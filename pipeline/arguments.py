@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 DEFAULT_DATA = "data"
+RERUN_CHOICES = ("failed", "oom", "all")
 
 
 def add_point_arguments(parser: argparse.ArgumentParser) -> None:

@@ -94,22 +94,17 @@ def nccl_version() -> str:
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """The checkout's commit and whether tracked files were changed; for a copy without git, PIPELINE_COMMIT."""
-    if not (root / ".git").exists():
-        return os.environ.get("PIPELINE_COMMIT"), None
+    """The checkout's commit and whether tracked files were changed; where git cannot say, PIPELINE_COMMIT."""
     git = ["git", "-C", str(root), "-c", f"safe.directory={root}"]
+    changes = ["status", "--porcelain", "--untracked-files=no", "--", "pipeline", "templates"]
     try:
+        if not (root / ".git").exists():
+            raise FileNotFoundError(root / ".git")
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=20)
-        changes = subprocess.run(
-            [*git, "status", "--porcelain", "--untracked-files=no", "--", "pipeline", "templates"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        )
+        status = subprocess.run([*git, *changes], capture_output=True, text=True, check=True, timeout=60)
     except (OSError, subprocess.SubprocessError):
-        return None, None
-    return commit.stdout.strip(), bool(changes.stdout.strip())
+        return os.environ.get("PIPELINE_COMMIT"), None
+    return commit.stdout.strip(), bool(status.stdout.strip())
 
 
 def allowed_variables(environ: Mapping[str, str]) -> dict[str, str]:

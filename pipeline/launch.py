@@ -20,7 +20,7 @@ import msgspec
 
 from pipeline import ending, records
 from pipeline import experiment as experiments
-from pipeline.arguments import add_point_arguments, data_folder
+from pipeline.arguments import RERUN_CHOICES, add_point_arguments, data_folder
 from pipeline.ending import RankExit
 from pipeline.exits import FINE, GAPS, Refusal, run_command, talk
 from pipeline.experiment import Experiment
@@ -43,6 +43,7 @@ def parse_arguments() -> argparse.Namespace:
     source.add_argument("--manifest", type=Path, help="the manifest.json that holds the points")
     parser.add_argument("--index", type=int, help="which point of the grid, from 0")
     parser.add_argument("--run-id", action="append", default=[], help="a point of the manifest; may be repeated")
+    parser.add_argument("--rerun", choices=RERUN_CHOICES, help="with --grid: run a point that has such a record")
     add_point_arguments(parser)
     return parser.parse_args()
 
@@ -56,6 +57,7 @@ def main() -> int:
         experiment, points = resolve_manifest(arguments.manifest, arguments.run_id)
     else:
         experiment, points = resolve_grid(arguments.grid, arguments.index, arguments.set, arguments.outputs)
+        points = [spec for spec in points if is_to_run(spec, experiment, arguments.rerun)]
     data = data_folder(arguments)
     code = FINE
     for spec in points:
@@ -101,6 +103,15 @@ def resolve_grid(name: str, index: int | None, changes: list[str], outputs: Path
     return experiment, [grid.points[index]]
 
 
+def is_to_run(spec: Spec, experiment: Experiment, rerun: str | None) -> bool:
+    """Whether a point has no record yet, or one that is to be run again: a second sbatch fills the gaps."""
+    attempts = records.read_attempts(experiment.records, spec.run_id())
+    if not attempts or rerun in ("all", status := records.choose(attempts).status):
+        return True
+    talk(f"{spec.run_id()}: recorded as {status}, nothing to do; --rerun {status} runs it again.")
+    return False
+
+
 def publish_manifest(experiment: Experiment, name: str, points: list[Spec], array_id: str | None) -> None:
     """Expect the grid's points, and remember which Slurm array runs them, so that a driver does not run them too."""
     with experiment.edit_manifest() as manifest:
@@ -133,7 +144,7 @@ def launch_point(spec: Spec, experiment: Experiment, data: Path | None) -> Recor
     path = records.publish(record, experiment.records)
     if record.status == "ok" and handover.series.exists():
         handover.series.rename(path.with_suffix(".steps.npz"))
-    talk(f"{spec.run_id()}: {record.status}{': ' if record.reason else ''}{record.reason}")
+    talk(f"{spec.run_id()}: {record.ending()}")
     return record
 
 

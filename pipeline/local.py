@@ -44,8 +44,5 @@ def run_point(experiment: Experiment, spec: Spec, log: Path, data: Path | None) 
 
 def how_it_ended(experiment: Experiment, spec: Spec) -> str:
     """The status of the point's latest attempt, by its record and nothing else."""
-    attempts = sorted(experiment.records.glob(f"{spec.run_id()}.*.json"), key=lambda path: int(path.name.split(".")[1]))
-    if not attempts:
-        return "no record; see its log"
-    record = records.load(attempts[-1])
-    return f"{record.status}{': ' if record.reason else ''}{record.reason}"
+    attempts = records.read_attempts(experiment.records, spec.run_id())
+    return attempts[-1].ending() if attempts else "no record; see its log"

@@ -111,13 +111,13 @@ def leave_out(points: Sequence[Spec], reasons: Mapping[str, str], wishes: Wishes
     if not reasons:
         return list(points), []
     if wishes.is_dry_run and not wishes.skip_unsatisfiable:
-        return list(points), [f"Could not run here: {run_id} {reason}." for run_id, reason in reasons.items()]
+        return list(points), [f"Could not run here, {named}." for named in allocation.name_by_reason(reasons)]
     if not wishes.skip_unsatisfiable:
         allocation.refuse_unsatisfiable(reasons, len(points))
     kept = [spec for spec in points if spec.run_id() not in reasons]
     if not kept:
         raise Refusal("this place can run none of the points; change them with --set.")
-    return kept, [f"Left out: {run_id} {reason}." for run_id, reason in reasons.items()]
+    return kept, [f"Left out, {named}." for named in allocation.name_by_reason(reasons)]
 
 
 def select(points: Sequence[Spec], experiment: Experiment, wishes: Wishes) -> Selection:

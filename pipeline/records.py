@@ -170,6 +170,10 @@ class Record(_Struct, frozen=True):
         if (self.status == "ok") != (self.failure is None):
             raise ValueError("a status other than 'ok' and a failure must come together")
 
+    def ending(self) -> str:
+        """The status in a line, with the reason where there is one."""
+        return f"{self.status}: {self.reason}" if self.reason else self.status
+
 
 class Rejected(NamedTuple):
     """A file that is not the record its name says, the point it claims to be (None: foreign), and why.
@@ -349,6 +353,15 @@ def read_folder(folder: Path) -> tuple[list[Record], list[Rejected]]:
             rejected.append(reject(path, error))
     found.sort(key=lambda record: (record.run_id, record.attempt))
     return found, rejected
+
+
+def read_attempts(folder: Path, run_id: str) -> list[Record]:
+    """The valid records of one point, in the order of attempts."""
+    found = []
+    for path in folder.glob(f"{run_id}.*.json"):
+        with contextlib.suppress(InvalidRecord):
+            found.append(load(path))
+    return sorted(found, key=lambda record: record.attempt)
 
 
 def reject(path: Path, error: InvalidRecord) -> Rejected:

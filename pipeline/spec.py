@@ -178,13 +178,10 @@ def canonical_json(spec: Spec) -> bytes:
 
 def stated_fields(spec: Spec) -> dict[str, Any]:
     """The fields of a spec that differ from their defaults, in the order of declaration."""
-    fields = {}
-    for field in msgspec.structs.fields(Spec):
-        value = getattr(spec, field.name)
-        if field.default is msgspec.NODEFAULT or value != field.default:
-            fields[field.name] = value
-    return fields
+    values = ((axis, getattr(spec, axis), default) for axis, default in DEFAULTS.items())
+    return {axis: value for axis, value, default in values if default is msgspec.NODEFAULT or value != default}
 
 
-AXES: tuple[str, ...] = tuple(field.name for field in msgspec.structs.fields(Spec))
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(Spec)}
+AXES: tuple[str, ...] = tuple(DEFAULTS)
 """Every axis a grid may name, in the order in which tables show them."""

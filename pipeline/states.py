@@ -57,6 +57,7 @@ def decide(outcome: Outcome, job: JobState | None, was_submitted: bool, log_tail
     if outcome.status == "rejected":
         return State("rejected", outcome.reason)
     if was_submitted:
+        # Slurm forgets an element that is cancelled while it waits, and every job some time after its end
         return State("lost", "Slurm no longer knows its job and there is no record; submit again")
     return State("missing", "not submitted")
 

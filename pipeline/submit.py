@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.arguments import add_point_arguments, data_folder
+from pipeline.arguments import RERUN_CHOICES, add_point_arguments, data_folder
 from pipeline.exits import FINE, Refusal, run_command, talk
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="print points, arrays and batch scripts; write nothing")
     parser.add_argument("--json", action="store_true", help="with --dry-run: print one JSON object")
     parser.add_argument("--only", action="append", default=[], metavar="RUN_ID", help="this point; may be repeated")
-    parser.add_argument("--rerun", choices=("failed", "oom", "all"), help="also run points that have such a record")
+    parser.add_argument("--rerun", choices=RERUN_CHOICES, help="also run points that have such a record")
     parser.add_argument("--cluster", choices=("auto", "slurm", "local"), default="auto", help="where to run")
     for name in ("partition", "account", "qos", "constraint"):
         parser.add_argument(f"--{name}", help=f"Slurm's {name}")
