@@ -191,7 +191,7 @@ def test_what_no_node_has_is_refused_by_name_before_anything_is_submitted(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
     submit = ("submit", "--grid", "scaling", "--outputs", tmp_path, "--set", "dataset=synthetic", "strategy=ddp")
-    refused = pipeline(*submit, "num_gpus=1,8", env=on_slurm)
+    refused = pipeline(*submit, "num_gpus=1,8", "batch_size_per_gpu=32", env=on_slurm)
     assert refused.returncode == 2
     assert "needs 8 GPUs a node and the largest node has 4: ddp-8gpu-b32-" in refused.stderr
     assert "--skip-unsatisfiable" in refused.stderr

@@ -1,0 +1,108 @@
+"""README.md does what it says: its commands run, its figures are those of the published records."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from conftest import ROOT, run_command
+
+README = (ROOT / "README.md").read_text()
+CUT = "--set device=cpu model=lenet dataset=synthetic num_samples=512 strategy=ddp batch_size_per_gpu=8,16"
+CUT_REQUEST = "--gpus-per-node=0 --cpus-per-task=4 --mem=5G --array=0-1"
+
+
+def shell_lines(after: str) -> list[str]:
+    """The commands of the first shell block after a text, without their comments."""
+    block = re.search(r"```bash\n(.*?)```", README.split(after, 1)[1], re.DOTALL)
+    assert block is not None
+    return [line.split(" #")[0].strip() for line in block[1].splitlines() if line.strip()]
+
+
+def test_the_cluster_commands_run_as_written_but_for_their_size(
+    cluster: Cluster, on_slurm: Mapping[str, str], tmp_path: Path
+) -> None:
+    checkout = tmp_path / "checkout"
+    for name in ("pipeline", "templates", "jobs"):
+        shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    (checkout / "outputs").mkdir()
+    submit, status, sbatch, collect = shell_lines("<!-- run:")
+    cut_sbatch = f"{sbatch.replace('sbatch ', f'sbatch {CUT_REQUEST} ', 1)} {CUT}"
+    python = f'python() {{ {shlex.quote(on_slurm["PIPELINE_PYTHON"])} "$@"; }}'
+    for line in (f"{submit} {CUT} --wait", cut_sbatch):
+        done = cluster.run("bash", "-c", f"{python}\n{line}", cwd=checkout, env=on_slurm, timeout_s=400, check=False)
+        assert done.returncode == 0, done.stderr
+    cluster.wait_idle(timeout_s=200)
+    said = cluster.run("bash", "-c", f"{python}\n{status}", cwd=checkout, env=on_slurm)
+    assert "scaling: 6 points: 6 ok" in said.stdout
+    shown = cluster.run("bash", "-c", f"{python}\n{collect}", cwd=checkout, env=on_slurm)
+    assert "# q4\n\n12 points expected: 2 ok" in shown.stdout
+    assert "# scaling\n\n6 points expected: 6 ok" in shown.stdout
+    assert (checkout / "outputs" / "scaling" / "report.md").exists()
+
+
+def readme_rows(heading: str) -> list[list[str]]:
+    """The body of the first table after a text."""
+    lines = iter(README.split(heading, 1)[1].splitlines())
+    next(line for line in lines if line.startswith("| ---"))
+    rows = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("heading", "report", "count"),
+    [("Q1, one GPU", "outputs/h200x2/q1/q1.csv", 6), ("Q2 and Q3 on two GPUs", "outputs/h200x2/scaling/report.md", 10)],
+)
+def test_the_figures_are_those_of_the_published_tables(heading: str, report: str, count: int) -> None:
+    published = (ROOT / report).with_name("report.md").read_text()
+    rows = readme_rows(heading)
+    assert len(rows) == count
+    for row in rows:
+        for figure in (cell for cell in row if "." in cell):
+            assert re.search(rf"\| +{re.escape(figure)} +\|", published), figure
+
+
+@pytest.mark.parametrize("name", ["a40-ddp", "v100-dp", "h200x2/q1", "h200x2/scaling", "h200x2/q4"])
+def test_the_published_tables_are_what_their_records_give(name: str, tmp_path: Path) -> None:
+    copy = tmp_path / Path(name).name
+    copy.mkdir()
+    shutil.copytree(ROOT / "outputs" / name / "records", copy / "records")
+    shutil.copy(ROOT / "outputs" / name / "manifest.json", copy)
+    shown = json.loads(run_command("collect", copy, "--format", "json").stdout)["experiments"][copy.name]
+    assert shown == json.loads((ROOT / "outputs" / name / "tables.json").read_text())
+    reports = [folder / "report.md" for folder in (copy, ROOT / "outputs" / name)]
+    assert len({report.read_text().split("\n", 1)[1] for report in reports}) == 1  # but for the folder's name
+
+
+def test_the_model_that_the_readme_adds_trains(tmp_path: Path) -> None:
+    for name in ("pipeline", "templates"):
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    function, line = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    models, spec = tmp_path / "pipeline" / "models.py", tmp_path / "pipeline" / "spec.py"
+    models.write_text(models.read_text() + "\n\n" + function)
+    spec.write_text(re.sub(r"^Model = .*$", line.strip(), spec.read_text(), flags=re.MULTILINE))
+    code = (
+        "import torch; from pipeline.models import build_model; from pipeline.grid import expand_grid;"
+        "assert expand_grid('q1', ['model=vgg11']).points[0].model == 'vgg11';"
+        "print(tuple(build_model('vgg11', 10)(torch.zeros(2, 3, 32, 32)).shape))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert answer.stdout.strip() == "(2, 10)", answer.stderr
+
+
+def test_the_grid_that_the_readme_shows_expands(tmp_path: Path) -> None:
+    block = re.search(r"```yaml\n(.*?)```", README, re.DOTALL)
+    assert block is not None
+    (tmp_path / "grid.yaml").write_text(block[1])
+    answer = run_command("submit", "--grid", tmp_path / "grid.yaml", "--dry-run", "--json")
+    assert len(json.loads(answer.stdout)["points"]) == 18  # 1 x 2 x 3 + 2 x 2 x 3
