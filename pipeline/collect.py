@@ -92,13 +92,16 @@ def write_files(experiment: "Experiment", report: str, tables: "Tables", shape: 
     import msgspec
     import pandas
 
-    experiment.report.write_text(report)
-    (experiment.folder / "tables.json").write_bytes(msgspec.json.format(msgspec.json.encode(shape), indent=1) + b"\n")
+    from pipeline import files
+
+    files.replace(experiment.report, report.encode())
+    files.replace(experiment.folder / "tables.json", msgspec.json.format(msgspec.json.encode(shape), indent=1) + b"\n")
     for name in ("Q1", "Q2", "Q3", "Q4", "oom"):
         rows = getattr(tables, name)
         path = experiment.folder / f"{name.lower()}.csv"
         if rows:
-            pandas.DataFrame(rows, dtype=object).to_csv(path, index=False, lineterminator="\n")
+            text = pandas.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
+            files.replace(path, text.encode())
         else:
             path.unlink(missing_ok=True)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline import local, slurm, staging
+from pipeline import local, scheduler, slurm, staging
 from pipeline.exits import Refusal, talk
 from pipeline.experiment import Array, Experiment, Submission, start_submission
 from pipeline.follow import standings
@@ -41,6 +41,8 @@ def run_here(experiment: Experiment, todo: list[Spec], data: Path) -> None:
 
 def submit_arrays(experiment: Experiment, arrays: Sequence[PlannedArray], prologue: bytes | None, data: Path) -> None:
     """Submit every array, each announced in the manifest before and named in it after. Raises Refusal."""
+    if not arrays:
+        return
     submission = start_submission(uuid.uuid4().hex, "slurm")
     folder = experiment.log_folder(submission.id)
     folder.mkdir(mode=0o700, parents=True)
@@ -63,6 +65,24 @@ def submit_arrays(experiment: Experiment, arrays: Sequence[PlannedArray], prolog
             write_submission(experiment, submission)
         count = len(array.elements)
         print(f"array {array.job_id}: {count} element{'s' * (count > 1)}, {planned.shape}", flush=True)
+
+
+def adopt_announced(experiment: Experiment) -> None:
+    """Find the arrays that an earlier driver announced and died before naming; forget those that Slurm never got.
+
+    Raises Refusal (scheduler) where there are some and Slurm cannot be asked.
+    """
+    manifest = experiment.read_manifest()
+    arrays = [array for submission in manifest.submissions for array in submission.arrays] if manifest else []
+    names = {array.job_name for array in arrays if array.job_id is None}
+    if not names:
+        return
+    found = scheduler.find_jobs_named(names)
+    with experiment.edit_manifest() as manifest:
+        for submission in manifest.submissions:
+            for array in submission.arrays:
+                array.job_id = array.job_id or found.get(array.job_name)
+            submission.arrays = [array for array in submission.arrays if array.job_id is not None]
 
 
 def announce(experiment: Experiment, submission: Submission, planned: "PlannedArray", number: int) -> Array:

@@ -13,7 +13,7 @@ from typing import Literal
 import filelock
 import msgspec
 
-from pipeline import records
+from pipeline import files
 from pipeline.exits import Refusal
 from pipeline.spec import Spec
 
@@ -112,8 +112,8 @@ class Experiment:
         if not self.manifest.exists():
             return None
         try:
-            return msgspec.json.decode(records.read_bounded(self.manifest, MAX_MANIFEST_BYTES), type=Manifest)
-        except (records.InvalidRecord, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return msgspec.json.decode(files.read_bounded(self.manifest, MAX_MANIFEST_BYTES), type=Manifest)
+        except (files.Unreadable, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Refusal(f"{self.manifest} is no manifest ({error}); restore it, or move it away.") from error
 
     @contextlib.contextmanager
@@ -124,14 +124,9 @@ class Experiment:
             yield manifest
             raw = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
             try:
-                self._replace(self.manifest, raw)
+                files.replace(self.manifest, raw)
             except OSError as error:
                 raise self._unwritable(error) from error
-
-    def _replace(self, path: Path, raw: bytes) -> None:
-        with records.written_beside(path, raw) as scratch:
-            os.replace(scratch, path)
-        records.sync_folder(path.parent)
 
     @contextlib.contextmanager
     def submission_lock(self) -> Iterator[None]:

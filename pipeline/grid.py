@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 import yaml
 
-from pipeline import records
 from pipeline.exits import Refusal
+from pipeline.files import Unreadable, read_bounded
 from pipeline.spec import AXES, Count, Device, Positive, Spec
 
 MAX_FILE_BYTES = 64 * 1024
@@ -132,8 +132,8 @@ def read_grid_text(name_or_path: str) -> str:
     """The text of a shipped grid (by name) or of a file (a path ends in .yaml or has a slash)."""
     if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
         try:
-            raw = records.read_bounded(Path(name_or_path).resolve(), MAX_FILE_BYTES)
-        except (records.InvalidRecord, OSError, ValueError) as error:
+            raw = read_bounded(Path(name_or_path).resolve(), MAX_FILE_BYTES)
+        except (Unreadable, OSError, ValueError) as error:
             raise Refusal(f"grid {name_or_path!r} {error}; give a shipped grid's name or a path.") from error
     else:
         shipped = shipped_grids()

@@ -20,13 +20,14 @@ import msgspec
 
 from pipeline import experiment as experiments
 from pipeline import records
+from pipeline.cells import TIMED_EPOCH
 from pipeline.exits import FINE, Refusal, run_command, talk
 from pipeline.experiment import Experiment
+from pipeline.files import Unreadable, read_bounded
 from pipeline.records import Environment, Epoch, Failure, Gpu, Measurement, RankEpoch, Record, Share
 from pipeline.spec import Count, Index, Precision, Spec, Strategy
 
 MAX_FILE_BYTES = 16_000_000
-TIMED_EPOCH = 2
 BYTES_PER_PARAMETER = 4  # gradients in fp32, as DistributedDataParallel sends them
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -98,8 +99,8 @@ def main() -> int:
 def read_file(path: Path) -> bytes:
     """The bytes of the file. Raises Refusal."""
     try:
-        return records.read_bounded(path.resolve(), MAX_FILE_BYTES)
-    except records.InvalidRecord as error:
+        return read_bounded(path.resolve(), MAX_FILE_BYTES)
+    except Unreadable as error:
         raise Refusal(f"{path} {error}; give a CSV file.") from error
 
 

@@ -31,9 +31,10 @@ def run_point(experiment: Experiment, spec: Spec, log: Path, data: Path | None) 
     command = [sys.executable, "-u", "-m", "pipeline.launch"]
     command += ["--manifest", str(experiment.manifest.resolve()), "--run-id", spec.run_id()]
     command += ["--data", str(data.resolve())] if data else []
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environ = {key: value for key, value in os.environ.items() if key != "PIPELINE_LAUNCH_ID"}  # a batch script's
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with log.open("ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "PYTHONPATH": path})
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environ)
         try:
             process.wait()
         finally:

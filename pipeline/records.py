@@ -1,18 +1,16 @@
 """The JSON record of one attempt at one point: its schema, its atomic publication, its checked loading."""
 
 import contextlib
-import errno
 import math
 import os
 import re
-import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
+from pipeline.files import Unreadable, link_exclusively, read_bounded
 from pipeline.spec import Count, Index, Spec
 
 # Schema history
@@ -187,7 +185,7 @@ class Rejected(NamedTuple):
     copy_of: tuple[str, int] | None = None
 
 
-class InvalidRecord(ValueError):
+class InvalidRecord(Unreadable):
     """The file is not a record; the text says why. `record` is what it holds where only its name is wrong."""
 
     def __init__(self, reason: str, record: Record | None = None) -> None:
@@ -265,66 +263,12 @@ def _floats(value: Any, where: str) -> Iterator[tuple[str, float]]:
             yield from _floats(part, f"{where}[{index}]")
 
 
-def link_exclusively(raw: bytes, path: Path) -> None:
-    """Write beside, fsync, link into place: the name is absent or whole, and never overwritten.
-
-    Raises FileExistsError when the name is taken.
-    """
-    with written_beside(path, raw) as scratch:
-        os.link(scratch, path)
-        sync_folder(path.parent)
-
-
-@contextlib.contextmanager
-def written_beside(path: Path, raw: bytes) -> Iterator[str]:
-    """The bytes in a scratch file of the same folder, safe on the disk; gone at the end whatever happens."""
-    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=".publishing-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-        yield scratch
-    finally:
-        with contextlib.suppress(FileNotFoundError):  # renamed into place
-            os.unlink(scratch)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a new name in the folder survive a crash of the machine."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems cannot
-            raise
-    finally:
-        os.close(handle)
-
-
-def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """The bytes of a regular file that is no link and no larger than that. Raises InvalidRecord."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        reason = "is a link" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}"
-        raise InvalidRecord(reason) from error
-    try:
-        facts = os.fstat(handle)
-        if not stat.S_ISREG(facts.st_mode):
-            raise InvalidRecord("is not a regular file")
-        if facts.st_size > max_bytes:
-            raise InvalidRecord(f"has {facts.st_size} bytes, more than {max_bytes}")
-        with open(handle, "rb", closefd=False) as file:
-            return file.read()
-    finally:
-        os.close(handle)
-
-
 def load(path: Path) -> Record:
     """The record in the file. Raises InvalidRecord, saying why it is none."""
-    raw = read_bounded(path, MAX_RECORD_BYTES)
+    try:
+        raw = read_bounded(path, MAX_RECORD_BYTES)
+    except Unreadable as error:
+        raise InvalidRecord(str(error)) from error
     try:
         record = _decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

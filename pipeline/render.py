@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import tabulate
 
+from pipeline.cells import TIMED_EPOCH
 from pipeline.outcomes import Collected
 from pipeline.records import Record
 from pipeline.spec import AXES
-from pipeline.tables import TIMED_EPOCH, Row, Tables
+from pipeline.tables import Row, Tables
 
 NOT_STATED = "not stated"
 ABSENT = "-"

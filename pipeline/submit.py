@@ -72,6 +72,7 @@ def main() -> int:
     prologue = read_prologue(arguments.prologue)
     experiment.create()
     with experiment.submission_lock():
+        execute.adopt_announced(experiment)
         selection = plan.select(points, experiment, wishes)
         report_selection(selection)
         execute.stage_data(selection.todo, data)

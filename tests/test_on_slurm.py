@@ -296,3 +296,21 @@ def test_an_array_that_sbatch_took_and_then_failed_is_not_submitted_twice(
     assert answer.returncode == 0, answer.stderr
     assert len(queued(cluster)) == 5
     assert "0 points to run, 5 queued or running" in pipeline(*submit, env=on_slurm).stderr
+
+
+def test_an_array_whose_driver_died_before_it_was_named_is_found_again(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    submit = ("submit", "--grid", "smoke", "--outputs", tmp_path, "--partition", "down", "--set", "device=cpu")
+    assert pipeline(*submit, env=on_slurm).returncode == 0
+    path = tmp_path / "smoke" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    first, second = manifest["submissions"][0]["arrays"]
+    number = first["job_id"]
+    first["job_id"] = None  # as it stands between the announcement and the naming
+    second["job_id"], second["job_name"] = None, "never-submitted"
+    path.write_text(json.dumps(manifest))
+    again = pipeline(*submit, env=on_slurm)
+    assert "2 points to run, 3 queued or running" in again.stderr
+    (kept, *_) = json.loads(path.read_text())["submissions"][0]["arrays"]
+    assert kept["job_id"] == number

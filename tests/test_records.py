@@ -15,7 +15,7 @@ from factories import ROOT, make_measurement, make_record, make_spec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline import records
+from pipeline import files
 from pipeline.records import (
     MAX_RECORD_BYTES,
     MAX_STEP_TIMES,
@@ -204,7 +204,7 @@ def test_a_disk_that_fills_up_while_a_record_is_written_leaves_nothing(tmp_path:
 def test_publication_whose_folder_cannot_be_synced_leaves_a_whole_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "sync_folder", failing)
+    monkeypatch.setattr(files, "sync_folder", failing)
     with pytest.raises(OSError, match="No space left"):
         publish(make_record(), tmp_path)
     assert names(tmp_path) == [NAME]
