@@ -38,9 +38,9 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: setup.cfg constraints.txt $(VENV)/bin/python
-	python -m pip install --quiet --constraint constraints.txt --editable '.[terminal,telemetry]'
+	python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
 $(VENV)/.installed-test: setup.cfg constraints.txt $(VENV)/.installed
-	python -m pip install --quiet --constraint constraints.txt --editable '.[terminal,telemetry,test]'
+	python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	touch $@

@@ -45,15 +45,16 @@ def build_request(
 ) -> Request:
     """What an array of the shape asks for: one task a node, torchrun starts the ranks inside it.
 
-    CPUs and memory are cut to the largest node that has the GPUs; GPUs and nodes never are. `nodes` is None
-    where Slurm cannot be asked.
+    CPUs and memory are cut to what the best of the nodes with enough GPUs has; GPUs and nodes never are.
+    `nodes` is None where Slurm cannot be asked.
     """
     cpus = resources.cpus_per_gpu * shape.gpus_per_node
     memory_mib = math.ceil(resources.mem_per_gpu_gib * 1024) * shape.gpus_per_node
     notices = []
     fitting = [node for node in nodes or () if node.num_gpus >= gpus_needed(shape)]
     if fitting:
-        most_cpus, most_memory_mib = max(node.num_cpus for node in fitting), max(node.memory_mib for node in fitting)
+        best = max(fitting, key=lambda node: min(1, node.num_cpus / cpus) * min(1, node.memory_mib / memory_mib))
+        most_cpus, most_memory_mib = best.num_cpus, best.memory_mib
         if cpus > most_cpus:
             notices.append(f"{shape}: asking for {most_cpus} CPUs a node, all there are, instead of {cpus}")
         if memory_mib > most_memory_mib:

@@ -130,16 +130,22 @@ class Baseline(NamedTuple):
 
 
 def find_baseline(cell: Cell, baselines: dict[tuple[Any, ...], list[Cell]]) -> Baseline:
-    """The N=1 cell of the same strategy, else of `single`; of several the one with as many epochs."""
-    candidates = baselines.get(baseline_key(cell.spec), [])
-    for strategy in dict.fromkeys((cell.spec.strategy, "single")):
-        same = [other for other in candidates if other.spec.strategy == strategy]
-        same.sort(key=lambda other: (epoch_time_s_of(other) is None, other.spec.epochs != cell.spec.epochs))
-        if same:
-            time_s = epoch_time_s_of(same[0])
-            note = None if time_s is not None else f"no baseline: {strategy} on 1 is {why_untimed(same[0])}"
-            return Baseline(time_s, strategy, note)
-    return Baseline(None, None, "no baseline: the experiment has no point on 1 GPU with these axes")
+    """The N=1 cell of the same strategy, else of `single`; one that has a time before one that has none.
+
+    Of several the one with as many epochs.
+    """
+    order = {strategy: place for place, strategy in enumerate(dict.fromkeys((cell.spec.strategy, "single")))}
+    candidates = [other for other in baselines.get(baseline_key(cell.spec), []) if other.spec.strategy in order]
+    if not candidates:
+        return Baseline(None, None, "no baseline: the experiment has no point on 1 GPU with these axes")
+
+    def preference(other: Cell) -> tuple[bool, int, bool]:
+        return epoch_time_s_of(other) is None, order[other.spec.strategy], other.spec.epochs != cell.spec.epochs
+
+    best = min(candidates, key=preference)
+    time_s = epoch_time_s_of(best)
+    note = None if time_s is not None else f"no baseline: {best.spec.strategy} on 1 is {why_untimed(best)}"
+    return Baseline(time_s, best.spec.strategy, note)
 
 
 def why_untimed(cell: Cell) -> str:

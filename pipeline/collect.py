@@ -46,12 +46,17 @@ def main() -> int:
         raise Refusal(f"no experiment under {arguments.folder}; run pipeline.submit or pipeline.ingest first.", NOTHING)
     code, shapes, reports = FINE, {}, []
     for name, experiment in found.items():
-        collected, tables = collect_experiment(experiment)
+        try:
+            collected, tables = collect_experiment(experiment)
+        except Refusal as refusal:  # the other experiments are still worth their tables
+            talk(f"error: {refusal}")
+            code = USAGE
+            continue
         report = render_experiment(name, tables, collected)
         shapes[name] = shape_of(tables, collected)
         reports.append(report)
         if arguments.strict and collected.coverage.num_gaps:
-            code = GAPS
+            code = max(code, GAPS)
         try:
             write_files(experiment, report, tables, shapes[name])
         except OSError as error:

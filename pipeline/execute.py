@@ -50,7 +50,7 @@ def submit_arrays(experiment: Experiment, arrays: Sequence[PlannedArray], prolog
     if frozen is not None and prologue is not None:
         frozen.write_bytes(prologue)
         submission.prologue_sha256 = hashlib.sha256(prologue).hexdigest()
-    setup = slurm.setup_lines(submission.id, frozen)
+    setup = slurm.setup_lines(submission.id[:8], frozen)
     notices = dict.fromkeys(notice for array in arrays for notice in array.request.notices)
     for notice in notices:
         talk(f"Notice: {notice}.")

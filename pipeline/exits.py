@@ -1,5 +1,6 @@
 """How a command ends: the exit codes, and an error that is one sentence with the cure."""
 
+import io
 import os
 import signal
 import sys
@@ -33,16 +34,22 @@ def printable(text: str) -> str:
 
 def run_command(main: Callable[[], int]) -> NoReturn:
     """Run a command line's main and exit with its code; a Refusal becomes one sentence on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is still a name
     try:
         code = main()
         sys.stdout.flush()
     except Refusal as refusal:
         talk(f"error: {refusal}")
         code = refusal.code
-    except KeyboardInterrupt:
-        talk("interrupted; run the same command again to go on.")
-        code = 128 + signal.SIGINT
     except BrokenPipeError:  # `... | head` closed our stdout: not an error, and nothing is left to flush to it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + signal.SIGPIPE
+    except OSError as error:
+        talk(f"error: {error.filename or 'a file'}: {error.strerror or error}; mend it and run the same command again.")
+        code = USAGE
+    except KeyboardInterrupt:
+        talk("interrupted; run the same command again to go on.")
+        code = 128 + signal.SIGINT
     sys.exit(code)

@@ -14,7 +14,7 @@ import filelock
 import msgspec
 
 from pipeline import files
-from pipeline.exits import Refusal
+from pipeline.exits import Refusal, talk
 from pipeline.spec import Spec
 
 # Schema history
@@ -194,18 +194,28 @@ def find_experiments(root: Path) -> dict[str, Experiment]:
     except OSError as error:
         raise Refusal(f"cannot read {root}: {error.strerror}; give the folder that holds the experiments.") from error
     if is_experiment(root):
-        return {root.resolve().name: Experiment(root)}
+        return {readable(root.resolve().name): Experiment(root)}
     found = {}
-    for path, folders, _ in os.walk(root, followlinks=False):
+    for path, folders, _ in os.walk(root, followlinks=False, onerror=say_left_out):
         inside = [name for name in sorted(folders) if not name.startswith(".")]
         experiments = [name for name in inside if is_experiment(Path(path, name))]
         folders[:] = [name for name in inside if name not in experiments]
         for name in experiments:
             folder = Path(path, name)
-            found[str(folder.relative_to(root))] = Experiment(folder)
+            found[readable(str(folder.relative_to(root)))] = Experiment(folder)
     return dict(sorted(found.items()))
+
+
+def readable(name: str) -> str:
+    """A folder's name as text: names need not be UTF-8."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def is_experiment(folder: Path) -> bool:
     """Whether the folder holds a manifest or records."""
-    return (folder / "manifest.json").is_file() or (folder / "records").is_dir()
+    return os.path.isfile(folder / "manifest.json") or os.path.isdir(folder / "records")  # False where it is closed
+
+
+def say_left_out(error: OSError) -> None:
+    """Name a folder that cannot be read; the others are still worth reading."""
+    talk(f"left out: {error.filename}: {error.strerror}.")

@@ -51,10 +51,10 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """The bytes of a regular file that is no link and no larger than that. Raises Unreadable."""
+def read_bounded(path: Path, max_bytes: int, *, follow_links: bool = False) -> bytes:
+    """The bytes of a regular file (no link, unless they are followed) no larger than that. Raises Unreadable."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW))
     except OSError as error:
         reason = "is a link" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}"
         raise Unreadable(reason) from error

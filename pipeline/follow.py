@@ -33,21 +33,17 @@ class Standing(NamedTuple):
         return self.outcome.spec
 
 
-def standings(
-    experiment: Experiment, manifest: Manifest, *, also_measured: bool = False, holds_lock: bool = False
-) -> list[Standing]:
+def standings(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = False) -> list[Standing]:
     """The standing of every expected point.
 
-    Where Slurm cannot be asked, the points that were submitted to it and have no record are `unknown`. It is
-    asked for the jobs of points that have a record only with `also_measured`. `holds_lock`: the caller is the
-    driver.
+    Where Slurm cannot be asked, the points that were submitted to it and have no record are `unknown`.
+    `holds_lock`: the caller is the driver.
     """
     found, rejected = records.read_folder(experiment.records)
     outcomes = resolve(manifest.points, found, rejected).outcomes
     jobs, promised = submitted_jobs(manifest)
-    asked = {o.spec.run_id() for o in outcomes if also_measured or o.status not in states.MEASURED}
-    known, problem = ask_slurm({job[0] for run_id in asked for job in jobs.get(run_id, [])})
-    driver_is_here = not holds_lock and bool(asked - set(jobs)) and experiment.is_being_submitted()
+    known, problem = ask_slurm({job[0] for keys in jobs.values() for job in keys})
+    driver_is_here = not holds_lock and experiment.is_being_submitted()
     logs = find_logs(experiment, manifest)
     now = datetime.now()
     result = []

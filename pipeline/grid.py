@@ -12,7 +12,7 @@ import msgspec
 import yaml
 
 from pipeline.exits import Refusal
-from pipeline.files import Unreadable, read_bounded
+from pipeline.files import read_bounded
 from pipeline.spec import AXES, Count, Device, Positive, Spec
 
 MAX_FILE_BYTES = 64 * 1024
@@ -132,8 +132,8 @@ def read_grid_text(name_or_path: str) -> str:
     """The text of a shipped grid (by name) or of a file (a path ends in .yaml or has a slash)."""
     if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
         try:
-            raw = read_bounded(Path(name_or_path).resolve(), MAX_FILE_BYTES)
-        except (Unreadable, OSError, ValueError) as error:
+            raw = read_bounded(Path(name_or_path), MAX_FILE_BYTES, follow_links=True)
+        except ValueError as error:  # Unreadable, or a name that no file can have
             raise Refusal(f"grid {name_or_path!r} {error}; give a shipped grid's name or a path.") from error
     else:
         shipped = shipped_grids()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from pipeline import files
 from pipeline.records import Environment, FailureKind, Measurement
 from pipeline.spec import Spec
 
@@ -76,6 +77,4 @@ class Handover:
             yield msgspec.json.decode(path.read_bytes(), type=RankError)
 
     def _leave(self, name: str, value: msgspec.Struct) -> None:
-        scratch = self.folder / f".{name}.{id(value)}"
-        scratch.write_bytes(msgspec.json.encode(value))
-        scratch.replace(self.folder / name)
+        files.replace(self.folder / name, msgspec.json.encode(value))

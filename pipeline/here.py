@@ -1,7 +1,14 @@
 """What this machine has, without importing torch."""
 
+import ctypes
 import os
+import signal
 from pathlib import Path
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when the one that started it dies (prctl(2), PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def num_visible_gpus() -> int:

@@ -21,7 +21,7 @@ import msgspec
 from pipeline import experiment as experiments
 from pipeline import records
 from pipeline.cells import TIMED_EPOCH
-from pipeline.exits import FINE, Refusal, run_command, talk
+from pipeline.exits import FINE, Refusal, printable, run_command, talk
 from pipeline.experiment import Experiment
 from pipeline.files import Unreadable, read_bounded
 from pipeline.records import Environment, Epoch, Failure, Gpu, Measurement, RankEpoch, Record, Share
@@ -30,7 +30,7 @@ from pipeline.spec import Count, Index, Precision, Spec, Strategy
 MAX_FILE_BYTES = 16_000_000
 BYTES_PER_PARAMETER = 4  # gradients in fp32, as DistributedDataParallel sends them
 
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+Seconds = Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)]
 
 
 class CsvRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,10 +87,11 @@ def main() -> int:
     raw = read_file(arguments.file)
     points = group_rows(read_rows(raw, arguments.file.name))
     launch_id = f"ingest-{hashlib.sha256(raw).hexdigest()[:16]}"
-    environment = Environment(gpus=(Gpu(name=arguments.gpu),) if arguments.gpu else (), source=arguments.file.name)
-    found = [
-        build_record(rows, arguments.num_samples, arguments.num_parameters, launch_id, environment) for rows in points
-    ]
+    gpus = (Gpu(name=arguments.gpu),) if arguments.gpu else ()
+    environment = Environment(gpus=gpus, source=experiments.readable(arguments.file.name))
+    sizes = (arguments.num_samples, arguments.num_parameters)
+    found = [build_record(rows, *sizes, launch_id, environment) for rows in points]
+    check_all(found)
     num_new = publish_all(found, Experiment(arguments.outputs))
     talk(f"{num_new} records new, {len(found) - num_new} known, in {arguments.outputs}.")
     return FINE
@@ -99,7 +100,7 @@ def main() -> int:
 def read_file(path: Path) -> bytes:
     """The bytes of the file. Raises Refusal."""
     try:
-        return read_bounded(path.resolve(), MAX_FILE_BYTES)
+        return read_bounded(path, MAX_FILE_BYTES, follow_links=True)
     except Unreadable as error:
         raise Refusal(f"{path} {error}; give a CSV file.") from error
 
@@ -237,6 +238,15 @@ def build_epochs(rows: list[CsvRow], spec: Spec) -> Iterator[Epoch]:
 def nanoseconds(time_s: float | None) -> int | None:
     """Seconds as whole nanoseconds."""
     return None if time_s is None else round(time_s * 1e9)
+
+
+def check_all(found: list[Record]) -> None:
+    """Raise Refusal for a record that could not be loaded again, before anything is written."""
+    for record in found:
+        try:
+            records.encode(record)
+        except (ValueError, TypeError) as error:  # also a name that is no UTF-8
+            raise Refusal(f"{printable(str(error))}; correct the file or the option.") from error
 
 
 def publish_all(found: list[Record], experiment: Experiment) -> int:

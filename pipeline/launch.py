@@ -7,6 +7,7 @@ Exit codes: 0 every point ended ok, 1 one did not (its record says how), 2 usage
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from pipeline.experiment import Experiment
 from pipeline.grid import expand_grid
 from pipeline.handover import Handover, Point
 from pipeline.here import num_visible_gpus
-from pipeline.records import Record
+from pipeline.records import MAX_MESSAGE, Failure, Record
 from pipeline.spec import Spec
 
 FIRST_PORT, NUM_PORTS = 15_000, 15_000  # below the ephemeral range
@@ -137,13 +138,23 @@ def launch_point(spec: Spec, experiment: Experiment, data: Path | None) -> Recor
     handover.leave_point(Point(spec, str(data.resolve()) if data else None))
     started_at = experiments.now()
     talk(f"{spec.run_id()}: starting")
-    record = conclude(spec, handover, launch_id, run_ranks(spec, handover, launch_id))
+    try:
+        record = conclude(spec, handover, launch_id, run_ranks(spec, handover, launch_id))
+    except (RuntimeError, TimeoutError) as error:  # torchrun's own: its ranks did not meet
+        failure = Failure(kind="exception", message=f"the ranks could not be started: {error}"[:MAX_MESSAGE])
+        record = ending.failed(spec, handover, launch_id, failure)
     if record is None:
         return None
-    record = msgspec.structs.replace(record, started_at=started_at, ended_at=experiments.now())
-    path = records.publish(record, experiment.records)
-    if record.status == "ok" and handover.series.exists():
-        handover.series.rename(path.with_suffix(".steps.npz"))
+    times = {"started_at": started_at, "ended_at": experiments.now()}
+    try:
+        path = records.publish(msgspec.structs.replace(record, **times), experiment.records)
+    except ValueError as error:
+        failure = Failure(kind="exception", message=f"the result could not be published: {error}"[:MAX_MESSAGE])
+        record = ending.failed(spec, handover, launch_id, failure)
+        path = records.publish(msgspec.structs.replace(record, **times), experiment.records)
+    if record.status == "ok":
+        with contextlib.suppress(FileNotFoundError):
+            handover.series.rename(path.with_suffix(".steps.npz"))
     talk(f"{spec.run_id()}: {record.ending()}")
     return record
 
@@ -185,8 +196,10 @@ def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankE
 
 def conclude(spec: Spec, handover: Handover, launch_id: str, exits: dict[int, RankExit]) -> Record | None:
     """The record of how the launch ended; None on a later node whose ranks ended well: the first node concludes."""
+    if not exits and node_rank() > 0:
+        return None
     record = None if exits else ending.success(spec, handover, launch_id)
-    if record is not None or (not exits and node_rank() > 0):
+    if record is not None:
         return record
     failure = ending.find_cause(handover, exits)
     if spec.num_nodes > 1 and ending.is_consequence(failure):

@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline import records
 from pipeline.exits import talk
 from pipeline.experiment import Experiment, Submission
+from pipeline.here import die_with_parent
 from pipeline.spec import Spec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,10 +32,11 @@ def run_point(experiment: Experiment, spec: Spec, log: Path, data: Path | None) 
     command = [sys.executable, "-u", "-m", "pipeline.launch"]
     command += ["--manifest", str(experiment.manifest.resolve()), "--run-id", spec.run_id()]
     command += ["--data", str(data.resolve())] if data else []
-    environ = {key: value for key, value in os.environ.items() if key != "PIPELINE_LAUNCH_ID"}  # a batch script's
+    inherited = ("PIPELINE_LAUNCH_ID", "SLURM_NODEID")  # of a job that this driver may be running in
+    environ = {key: value for key, value in os.environ.items() if key not in inherited}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with log.open("ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environ)
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environ, preexec_fn=die_with_parent)
         try:
             process.wait()
         finally:

@@ -95,8 +95,8 @@ def survey(wishes: Wishes) -> Site:
         return Site(
             "slurm", None, scheduler.DEFAULT_MAX_ARRAY_SIZE, here, [f"Notice: {problem}; its nodes are unknown."]
         )
-    cure = "wait for it, or run on this machine with --cluster local"
-    raise Refusal(f"{problem}; {cure}.", SCHEDULER)
+    wait = "wait for it, or " if presence == "silent" else ""
+    raise Refusal(f"{problem}; {wait}run on this machine with --cluster local.", SCHEDULER)
 
 
 def find_unsatisfiable(points: Sequence[Spec], site: Site) -> dict[str, str]:
@@ -130,17 +130,19 @@ def select(points: Sequence[Spec], experiment: Experiment, wishes: Wishes) -> Se
     add_points(manifest, points)
     wanted = choose_points(points, wishes.only)
     todo, skipped = [], Counter[str]()
-    for standing in standings(experiment, manifest, also_measured=wishes.rerun is not None, holds_lock=True):
+    for standing in standings(experiment, manifest, holds_lock=True):
         if standing.spec.run_id() not in wanted:
             continue
         word, status = standing.state.word, standing.outcome.status
-        if word == "unknown":
+        if word == "unknown" and wishes.is_dry_run:
+            skipped["in a state that cannot be read"] += 1
+        elif word == "unknown":
             raise Refusal(
                 f"the state of {standing.spec.run_id()} cannot be read ({standing.state.reason}), and it may still be "
                 "running; try again when Slurm answers, or use another --outputs.",
                 SCHEDULER,
             )
-        if standing.is_in_flight:
+        elif standing.is_in_flight:
             skipped["queued or running"] += 1
         elif status in states.MEASURED and wishes.rerun not in ("all", status):
             skipped[f"recorded as {status}"] += 1

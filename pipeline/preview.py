@@ -11,7 +11,12 @@ from pipeline.spec import stated_fields
 
 
 def describe(
-    experiment: Experiment, site: Site, selection: Selection, arrays: Sequence[PlannedArray], data: Path
+    experiment: Experiment,
+    site: Site,
+    selection: Selection,
+    arrays: Sequence[PlannedArray],
+    data: Path,
+    prologue: Path | None,
 ) -> dict[str, Any]:
     """The plan as `--dry-run --json` prints it."""
     described = []
@@ -19,7 +24,7 @@ def describe(
         run_ids = [[spec.run_id() for spec in element] for element in array.elements]
         command = slurm.launch_command(experiment.manifest, ["$RUN_ID"], data)
         name = f"{experiment.folder.name}-{number}"
-        setup = slurm.setup_lines("$SUBMISSION", None)
+        setup = slurm.setup_lines("<submission>", prologue)
         described.append(
             {
                 "shape": array.shape._asdict(),

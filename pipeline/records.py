@@ -19,10 +19,14 @@ SCHEMA_VERSION: Literal[1] = 1
 
 MAX_RECORD_BYTES = 1_000_000
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
+MAX_CLOCKS = 1_000  # epochs x ranks beside which step times still fit
 NAME_PATTERN = re.compile(r"([a-z0-9-]{1,120})\.(\d{1,6})\.json")
 
 # the line breaks inside a series of numbers, which is easier to read on one line; strings are left alone
 SERIES_BREAK = re.compile(rb'("(?:[^"\\]|\\.)*")|(?<=[\[,])\s+(?=-?\d)|(?<=\d)\s+(?=\])')
+
+MAX_MESSAGE = 3900  # of a failure; Text leaves room for what is put before it
+MAX_PATH = 400
 
 Status = Literal["ok", "oom", "failed"]
 FailureKind = Literal["cuda_oom", "host_oom", "stated_oom", "exception", "signal", "exit", "collective"]
@@ -44,7 +48,7 @@ class RankEpoch(_Struct, frozen=True):
     """
 
     rank: Index
-    epoch_time_ns: Nanoseconds | None = None
+    epoch_time_ns: Annotated[int, msgspec.Meta(ge=1, le=2**62)] | None = None
     compute_time_ns: Nanoseconds | None = None
     copy_ns: Nanoseconds | None = None
     forward_ns: Nanoseconds | None = None
@@ -241,8 +245,10 @@ def encode(record: Record) -> bytes:
     for where, number in _floats(msgspec.to_builtins(record), "record"):
         if not math.isfinite(number):  # msgspec would write null without a word
             raise ValueError(f"{where} is {number}; a record holds finite numbers only")
-    raw = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
-    raw = SERIES_BREAK.sub(lambda match: match[1] or b"", raw)
+    compact = msgspec.json.encode(record)
+    raw = SERIES_BREAK.sub(lambda match: match[1] or b"", msgspec.json.format(compact, indent=1)) + b"\n"
+    if len(raw) > MAX_RECORD_BYTES:
+        raw = compact
     if len(raw) > MAX_RECORD_BYTES:
         raise ValueError(f"the record of {record.run_id} has {len(raw)} bytes, more than {MAX_RECORD_BYTES}")
     try:

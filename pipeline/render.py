@@ -97,7 +97,7 @@ def render_table(layout: Layout, rows: Sequence[Row], source: str) -> str:
     columns = [axis for axis in AXES if axis in rows[0] and axis not in layout.figures]
     common = [axis for axis in columns if all(row[axis] == rows[0][axis] for row in rows)]
     header = [axis for axis in columns if axis not in common]
-    header += [figure for figure in layout.figures if any(row[figure] is not None for row in rows) or "time" in figure]
+    header += [figure for figure in layout.figures if any(is_worth_showing(row, figure) for row in rows)]
     header += [extra for extra in ("n", "note") if any(row[extra] not in (None, 1) for row in rows)]
     cells = [[format_cell(row, column) for column in header] for row in rows]
     said_once = f"All rows: {', '.join(f'{axis} {format_value(axis, rows[0][axis])}' for axis in common)}." * bool(
@@ -105,6 +105,11 @@ def render_table(layout: Layout, rows: Sequence[Row], source: str) -> str:
     )
     table = tabulate.tabulate(cells, headers=header, tablefmt="pipe", disable_numparse=True, colalign=alignment(header))
     return "\n\n".join(filter(None, (f"## {layout.heading}", said_once, table, layout.legend, source)))
+
+
+def is_worth_showing(row: Row, figure: str) -> bool:
+    """Whether the row says something of the figure: a time that is absent and a loss that diverged do."""
+    return row[figure] is not None or "time" in figure or (figure == "loss" and row["diverged_at_update"] is not None)
 
 
 def alignment(header: Sequence[str]) -> list[str]:
@@ -130,6 +135,8 @@ def format_cell(row: Row, column: str) -> str:
         return WORDS[row["status"]]
     if value is None and column == "loss" and row.get("diverged_at_update") is not None:
         return f"diverged at update {row['diverged_at_update']}"
+    if value is None and re.search(rf"{NOT_STATED}: [^;]*\b{column}\b", row["note"] or ""):
+        return NOT_STATED
     return format_value(column, value)
 
 

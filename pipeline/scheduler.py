@@ -82,11 +82,12 @@ def max_array_size() -> int:
 
 
 def node_types(partition: str | None) -> list[NodeType]:
-    """The nodes of a partition (None: the default one). Raises Refusal for a partition that Slurm does not know."""
+    """The nodes of a partition, or of several as `a,b` (None: the default one). Raises Refusal for an unknown one."""
     rows = [line.split("|") for line in ask("sinfo", "-h", "-e", "-o", "%P|%c|%m|%G|%D").splitlines()]
     names = {row[0].rstrip("*") for row in rows}
-    chosen = [row for row in rows if (row[0].rstrip("*") == partition if partition else row[0].endswith("*"))]
-    if not chosen:
+    wanted = set(partition.split(",")) if partition else {row[0].rstrip("*") for row in rows if row[0].endswith("*")}
+    chosen = [row for row in rows if row[0].rstrip("*") in wanted]
+    if not wanted or not wanted <= names:
         which = f"partition {partition!r}" if partition else "a default partition"
         raise Refusal(f"Slurm has no {which}; choose --partition from {', '.join(sorted(names)) or 'none'}.", SCHEDULER)
     return [
@@ -115,7 +116,10 @@ def job_states(job_ids: Collection[str]) -> dict[JobKey, JobState]:
 
 def read_squeue(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
     """The jobs that the controller remembers (for MinJobAge after their end)."""
-    answer = run("squeue", "-h", "-r", "-t", "all", "-j", ",".join(job_ids), "-O", SQUEUE_FIELDS)
+    try:
+        answer = run("squeue", "-h", "-r", "-t", "all", "-j", ",".join(job_ids), "-O", SQUEUE_FIELDS)
+    except (subprocess.TimeoutExpired, OSError) as error:
+        raise Refusal(f"squeue does not answer ({error}); try again.", SCHEDULER) from error
     if answer.returncode and "Invalid job id specified" in answer.stderr:
         return  # it has forgotten the only job that was asked for
     if answer.returncode:

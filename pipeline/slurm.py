@@ -29,15 +29,19 @@ def launch_command(manifest: Path, run_ids: Sequence[str], data: Path | None) ->
     return command + (["--data", str(data.resolve())] if data else [])
 
 
-def setup_lines(submission_id: str, prologue: Path | None) -> list[str]:
+def setup_lines(submission_name: str, prologue: Path | None) -> list[str]:
     """What the batch script does before it starts the tasks; a failing line ends the job."""
     lines = [
         "set -euo pipefail",
-        f'export PIPELINE_LAUNCH_ID="{submission_id[:8]}-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}"',
+        f'export PIPELINE_LAUNCH_ID="{submission_name}-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}"',
         f'export PYTHONPATH={shlex.quote(str(ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
     ]
     if prologue is not None:  # module systems read variables that are not set
-        lines += ["set +u", f"source {shlex.quote(str(prologue.resolve()))}", "set -u"]
+        lines += [
+            "set +u",
+            f"source {shlex.quote(str(prologue.resolve()))} || {{ echo 'the prologue failed' >&2; exit 1; }}",
+        ]
+        lines += ["set -u"]
     return lines
 
 

@@ -29,7 +29,10 @@ def require_folder(folder: Path | None) -> Path:
     if folder is None:
         raise NotStaged("no data folder was named; give --data DIR, or set PIPELINE_DATA.")
     if not folder.is_dir():
-        raise NotStaged(f"the data folder {folder} is absent; make it with python -m pipeline.stage --data {folder}.")
+        raise NotStaged(
+            f"the data folder {folder} is absent; name another with --data, or stage CIFAR-10 there with "
+            f"python -m pipeline.stage --data {folder}."
+        )
     return folder
 
 
@@ -61,14 +64,14 @@ def require_image_folder(folder: Path) -> None:
         for path in classes:
             if next(path.iterdir(), None) is None:
                 raise NotStaged(f"{path} has no images; complete the folder, or remove the class.")
+    different = class_names(folder / "train") ^ class_names(folder / "test")
+    if different:  # each split numbers its own classes, so that labels would not mean the same
+        raise NotStaged(f"{folder} has the classes {sorted(different)} in one split alone; give both the same classes.")
 
 
-def check(dataset: str, folder: Path | None) -> None:
-    """Check that a data set can be read from the folder. Raises NotStaged."""
-    if dataset == "cifar10":
-        require_cifar10(require_folder(folder))
-    elif dataset == "imagefolder":
-        require_image_folder(require_folder(folder))
+def class_names(split: Path) -> set[str]:
+    """The class folders of a split."""
+    return {path.name for path in split.iterdir() if path.is_dir()}
 
 
 def stage_cifar10(folder: Path, url: str = CIFAR10_URL, sha256: str = CIFAR10_SHA256) -> bool:

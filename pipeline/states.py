@@ -50,16 +50,16 @@ class State(NamedTuple):
 
 def decide(outcome: Outcome, job: JobState | None, was_submitted: bool, log_tail: str, now: datetime) -> State:
     """The state of one point. `job` is None where Slurm, which answered, does not know it."""
-    if outcome.status in MEASURED:
+    if outcome.status == "ok" and job is not None and job.state in (*ENDED_AS, "FAILED", "OUT_OF_MEMORY"):
+        return State("ok", "; ".join(filter(None, (outcome.reason, f"Slurm says {job.state} of its latest job"))))
+    if outcome.status in (*MEASURED, "rejected"):
         return State(outcome.status, outcome.reason)
     if job is not None:
         return decide_by_job(job, log_tail, now)
-    if outcome.status == "rejected":
-        return State("rejected", outcome.reason)
     if was_submitted:
         # Slurm forgets an element that is cancelled while it waits, and every job some time after its end
         return State("lost", "Slurm no longer knows its job and there is no record; submit again")
-    return State("missing", "not submitted")
+    return State("missing", "no record")
 
 
 def is_unfinished(job: JobState) -> bool:

@@ -58,18 +58,19 @@ def main() -> int:
     wishes = read_wishes(arguments)
     grid = plan.expand(wishes)
     site = plan.survey(wishes)
-    points, left_out = plan.leave_out(grid.points, plan.find_unsatisfiable(grid.points, site), wishes)
-    for notice in (*site.notices, *left_out):
-        talk(notice)
     experiment = Experiment(wishes.outputs / grid.name)
     data = data_folder(arguments)
+    prologue = read_prologue(arguments.prologue)
+    todo = plan.select(grid.points, experiment, wishes).todo
+    points, left_out = plan.leave_out(grid.points, plan.find_unsatisfiable(todo, site), wishes)
+    for notice in (*site.notices, *left_out):
+        talk(notice)
     if wishes.is_dry_run:
         selection = plan.select(points, experiment, wishes)
         arrays = plan.plan_arrays(selection.todo, grid.resources, site, wishes)
-        shape = preview.describe(experiment, site, selection, arrays, data)
+        shape = preview.describe(experiment, site, selection, arrays, data, arguments.prologue)
         print(json.dumps(shape, indent=1) if arguments.json else preview.render(shape))
         return FINE
-    prologue = read_prologue(arguments.prologue)
     experiment.create()
     with experiment.submission_lock():
         execute.adopt_announced(experiment)

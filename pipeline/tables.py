@@ -28,6 +28,7 @@ from pipeline.spec import AXES, Spec
 
 Row = dict[str, Any]
 
+STATED_FIGURES = ("epoch_time_s", "compute_time_s", "data_time_s", "peak_memory_gib")  # that a report may leave out
 ALWAYS_SHOWN = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "precision", "input")
 
 
@@ -69,6 +70,9 @@ def shown_axes(specs: Iterable[Spec]) -> list[str]:
 def start_row(cell: Cell, axes: Sequence[str], **figures: Any) -> Row:
     """The axes, the status and the figures of a cell; `note` joins what figures give as `notes`."""
     notes = [*cell.notes(), *figures.pop("notes", [])]
+    absent = [name for name, value in figures.items() if value is None and name in STATED_FIGURES]
+    if absent and cell.measured and not any(record.measured for record in cell.measured):
+        notes.append(f"not stated: {', '.join(absent)}")
     row: Row = {axis: to_json(getattr(cell.spec, axis)) for axis in axes}
     row["global_batch_size"] = cell.spec.global_batch_size
     row["status"] = cell.status
@@ -129,9 +133,8 @@ def q3_row(cell: Cell, axes: Sequence[str], baseline: Baseline) -> Row:
     notes = [baseline.note] if baseline.note else []
     if cell.measured and cell.spec.is_whole_epoch:
         num_bytes = ring_bytes_per_epoch(cell)
-    if baseline.time_s is not None:
-        compute_s = metrics.compute_time_subtraction_s(baseline.time_s, num_gpus)
     if baseline.time_s is not None and time_s is not None:
+        compute_s = metrics.compute_time_subtraction_s(baseline.time_s, num_gpus)
         comm_s = metrics.comm_time_subtraction_s(baseline.time_s, time_s, num_gpus)
         if comm_s is None:
             notes.append("T(N) <= T(1)/N: subtraction cannot see the communication")
@@ -199,9 +202,9 @@ def q4_row(cell: Cell, axes: Sequence[str], epochs: Sequence[Epoch]) -> Row:
         test_loss=median("test_loss"),
         test_accuracy=median("test_accuracy"),
         diverged_at_update=min(diverged, default=None),
+        notes=[f"{len(diverged)} of {len(epochs)} diverged"] if diverged else [],
     )
-    notes = [f"{len(diverged)} of {len(epochs)} diverged"] if diverged else []
-    return row | {"n": len(epochs), "note": "; ".join(notes) or None}
+    return row | {"n": len(epochs)}
 
 
 def oom_row(cell: Cell, axes: Sequence[str]) -> Row:

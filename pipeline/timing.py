@@ -4,6 +4,7 @@ Method: CUDA events at batch ready, after the copy to the GPU, after forward, af
 optimizer, read once the epoch is over; on the CPU the same five marks come from perf_counter.
 """
 
+import itertools
 import time
 from typing import Any
 
@@ -81,10 +82,11 @@ class StepClock:
         """The duration of each part of each step: [num_steps, len(PARTS)], in nanoseconds."""
         if self._device.type == "cpu":
             marks = np.array(self._marks, dtype=np.int64)
-        else:
-            origin = self._marks[0]
-            marks = np.array([round(origin.elapsed_time(mark) * 1e6) for mark in self._marks], dtype=np.int64)
-        return np.diff(marks).reshape(self._num_steps, len(PARTS))
+            parts = marks[1:] - marks[:-1]
+        else:  # from each mark to the next: elapsed_time is a float32, too coarse from the start of a long epoch
+            pairs = itertools.pairwise(self._marks)
+            parts = np.array([round(start.elapsed_time(end) * 1e6) for start, end in pairs], dtype=np.int64)
+        return parts.reshape(self._num_steps, len(PARTS))
 
     def loader_wait_ns(self) -> int:
         """How long the host waited for batches, hidden behind the device's work or not."""

@@ -14,11 +14,11 @@ from pipeline import distributed
 from pipeline.data import MEAN, STD, Images, TrainingBatches, build_batches, load_images
 from pipeline.distributed import Rank
 from pipeline.models import build_model
-from pipeline.records import MAX_STEP_TIMES, DeviceMemory, Epoch, Measurement, RankEpoch
+from pipeline.records import MAX_CLOCKS, MAX_STEP_TIMES, DeviceMemory, Epoch, Measurement, RankEpoch
 from pipeline.spec import REFERENCE_GLOBAL_BATCH_SIZE, Spec
 from pipeline.timing import PARTS, Series, StepClock
 
-EVALUATION_BATCH_SIZE = 1000
+MAX_EVALUATION_BATCH_SIZE = 1000
 
 
 class RankSeries(NamedTuple):
@@ -38,6 +38,7 @@ def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement,
     batches = build_batches(spec, rank, data)
     test_images = load_images(spec, "test", data) if spec.evaluate and rank.rank == 0 else None
     bare_model = build_model(spec.model or "resnet18", batches.num_classes, "zero_gamma" in spec.remedies)
+    torch.manual_seed(spec.seed * 1_000_003 + rank.rank)  # augmentation in this process differs by rank
     distributed.limit_memory(spec, rank)
     model = distributed.wrap(bare_model.to(rank.device), spec, rank)
     optimizer = torch.optim.SGD(
@@ -46,7 +47,9 @@ def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement,
     epochs, series = [], []
     for number in range(1, spec.epochs + 1):
         gathered = distributed.gather(run_epoch(number, spec, rank, batches, model, optimizer))
-        tested = evaluate(bare_model, test_images, rank) if test_images else (None, None)
+        # in batches no larger than the training's, so that the peak memory is the training's
+        batch_size = min(MAX_EVALUATION_BATCH_SIZE, spec.batch_size_per_gpu)
+        tested = evaluate(bare_model, test_images, rank, batch_size) if test_images else (None, None)
         epochs.append(summarize(number, spec, gathered, *tested))
         series.append([part.parts_ns for part in gathered])
     return describe(spec, rank, bare_model, drop_long_series(epochs)), series
@@ -146,15 +149,15 @@ def learning_rate(spec: Spec, update: int) -> float:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, images: Images, rank: Rank) -> tuple[float | None, float]:
+def evaluate(model: nn.Module, images: Images, rank: Rank, batch_size: int) -> tuple[float | None, float]:
     """Mean loss (None where it is not finite) and accuracy over the test set, on rank 0 and outside the clock."""
     model.eval()
     mean, std = (torch.tensor(values, device=rank.device).view(1, 3, 1, 1) for values in (MEAN, STD))
     loss_sum, num_correct = 0.0, 0
-    for start in range(0, len(images.labels), EVALUATION_BATCH_SIZE):
-        pixels = np.array(images.pixels[start : start + EVALUATION_BATCH_SIZE])  # a copy: the cache is read-only
+    for start in range(0, len(images.labels), batch_size):
+        pixels = np.array(images.pixels[start : start + batch_size])  # a copy: the cache is read-only
         batch = torch.from_numpy(pixels).to(rank.device).permute(0, 3, 1, 2)
-        labels = torch.from_numpy(images.labels[start : start + EVALUATION_BATCH_SIZE]).to(rank.device)
+        labels = torch.from_numpy(images.labels[start : start + batch_size]).to(rank.device)
         outputs = model((batch.float() / 255 - mean) / std)
         loss_sum += nn.functional.cross_entropy(outputs, labels, reduction="sum").item()
         num_correct += int((outputs.argmax(1) == labels).sum())
@@ -185,8 +188,9 @@ def summarize(
 
 
 def drop_long_series(epochs: list[Epoch]) -> tuple[Epoch, ...]:
-    """Keep step times in the record only where they leave it readable; steps.npz has them all."""
-    if sum(len(epoch.step_times_ns or ()) for epoch in epochs) <= MAX_STEP_TIMES:
+    """Keep step times in the record only where they leave it small and readable; steps.npz has them all."""
+    num_clocks = sum(len(epoch.ranks) for epoch in epochs)
+    if sum(len(epoch.step_times_ns or ()) for epoch in epochs) <= MAX_STEP_TIMES and num_clocks <= MAX_CLOCKS:
         return tuple(epochs)
     return tuple(msgspec.structs.replace(epoch, step_times_ns=None) for epoch in epochs)
 

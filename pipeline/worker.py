@@ -15,19 +15,21 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline import distributed, environment
+from pipeline import distributed, environment, here
+from pipeline.data import reads_data, warm_cache
 from pipeline.handover import Handover, RankError, Result
-from pipeline.records import FailureKind
+from pipeline.records import MAX_MESSAGE, MAX_PATH, FailureKind
 from pipeline.timing import Series
 from pipeline.train import train_point
 
-MAX_MESSAGE = 3900  # what a record holds of it
+# what CUDA's libraries say where torch's allocator has left them no memory
+CUDA_OOM_SIGNS = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 def classify(error: BaseException) -> FailureKind:
     """`cuda_oom`, `host_oom`, `collective` (another rank may be to blame) or `exception`."""
     text = str(error)
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, torch.OutOfMemoryError) or any(sign in text for sign in CUDA_OOM_SIGNS):
         return "cuda_oom"
     if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in text:
         return "host_oom"
@@ -45,16 +47,19 @@ def save_series(series: list[list[Series]], path: Path) -> None:
 def run_rank(handover: Handover) -> None:
     """Train the point that was handed over; rank 0 leaves the result."""
     point = handover.read_point()
+    folder = Path(point.data) if point.data else None
+    warm_cache(point.spec, folder)  # before the others wait in a collective
     rank = distributed.join(point.spec)
     seen = distributed.gather(environment.capture(point.spec, rank))
     where = msgspec.structs.replace(
         seen[0],
         gpus=tuple(gpu for part in seen for gpu in part.gpus),
         nodes=tuple(dict.fromkeys(node for part in seen for node in part.nodes)),
+        data=point.data[:MAX_PATH] if point.data and reads_data(point.spec) else None,
     )
     if rank.rank == 0:
         handover.leave_environment(where)
-    measurement, series = train_point(point.spec, rank, Path(point.data) if point.data else None)
+    measurement, series = train_point(point.spec, rank, folder)
     if rank.rank == 0:
         save_series(series, handover.series)
         handover.leave_result(Result(measurement, where))
@@ -64,6 +69,7 @@ def run_rank(handover: Handover) -> None:
 
 def main() -> None:
     """Run a rank; whatever ends it is left as a file first, since the clean-up after an OOM can hang."""
+    here.die_with_parent()
     handover = Handover(Path(sys.argv[1]))
     try:
         run_rank(handover)

@@ -17,8 +17,8 @@ from pipeline.staging import (
     CIFAR10_FILES,
     CIFAR10_FOLDER,
     NotStaged,
-    check,
     require_cifar10,
+    require_folder,
     require_image_folder,
     stage_cifar10,
 )
@@ -110,7 +110,7 @@ def test_the_archive_is_fetched_and_unpacked_once(tmp_path: Path, server: Archiv
     assert stage(folder, server) is True
     assert files_under(folder) == sorted(f"{CIFAR10_FOLDER}/{name}" for name in CIFAR10_FILES)
     assert (folder / CIFAR10_FOLDER / "test_batch").read_text() == "test_batch"
-    check("cifar10", folder)
+    require_cifar10(folder)
     assert stage(folder, server) is False
     assert server.num_requests == 1
 
@@ -186,10 +186,12 @@ def test_a_folder_that_lost_a_batch_is_whole_again_after_staging(tmp_path: Path,
 
 def test_a_folder_that_is_not_named_or_absent_is_said_with_the_cure(tmp_path: Path) -> None:
     with pytest.raises(NotStaged, match=r"^no data folder was named; give --data DIR, or set PIPELINE_DATA\.$"):
-        check("cifar10", None)
-    with pytest.raises(NotStaged, match=r"absent is absent; make it with python -m pipeline\.stage --data .*\.$"):
-        check("cifar10", tmp_path / "absent")
-    check("synthetic", None)
+        require_folder(None)
+    with pytest.raises(
+        NotStaged,
+        match=r"absent is absent; name another with --data, or stage CIFAR-10 there with python -m pipeline\.stage",
+    ):
+        require_folder(tmp_path / "absent")
 
 
 def test_an_image_folder_needs_classes_with_images_in_both_splits(tmp_path: Path) -> None:
@@ -200,7 +202,7 @@ def test_an_image_folder_needs_classes_with_images_in_both_splits(tmp_path: Path
         with pytest.raises(NotStaged, match="cat has no images; complete the folder, or remove the class"):
             require_image_folder(tmp_path)
         (tmp_path / split / "cat" / "1.png").write_bytes(b"")
-    check("imagefolder", tmp_path)
+    require_image_folder(tmp_path)
 
 
 def test_a_server_that_lacks_the_archive_is_said_with_the_cure(tmp_path: Path, server: ArchiveServer) -> None:

@@ -194,7 +194,7 @@ class SaysClassZero(nn.Module):
 def test_evaluation_is_the_mean_over_the_whole_test_set_in_evaluation_mode() -> None:
     labels = np.array([0] * 900 + [1] * 300)  # more than one batch of evaluation; a loss of 0 and of 100
     images = Images(np.zeros((1200, 1, 1, 3), dtype=np.uint8), labels, 2)
-    loss, accuracy = evaluate(SaysClassZero(), images, ALONE)
+    loss, accuracy = evaluate(SaysClassZero(), images, ALONE, 1000)
     assert (loss, accuracy) == (25.0, 0.75)
 
 
@@ -233,6 +233,6 @@ def test_training_goes_on_in_training_mode_after_an_evaluation() -> None:
     spec = make_spec(**LENET)
     norm = nn.BatchNorm1d(3 * 32 * 32)
     model = nn.Sequential(nn.Flatten(), norm, nn.Linear(3 * 32 * 32, 10))
-    evaluate(model, synthetic_images(50, "test", 0), ALONE)
+    evaluate(model, synthetic_images(50, "test", 0), ALONE, 7)
     run_epoch(1, spec, ALONE, build_batches(spec, ALONE, None), model, torch.optim.SGD(model.parameters()))
     assert norm.num_batches_tracked == spec.steps_per_epoch

@@ -1,0 +1,154 @@
+import pytest
+from factories import make_spec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.allocation import (
+    SAFE_TEXT,
+    SiteOptions,
+    build_request,
+    check_site_options,
+    cut,
+    refuse_unsatisfiable,
+    signal_delay_s,
+    unsatisfiable_here,
+    unsatisfiable_on_slurm,
+)
+from pipeline.exits import Refusal
+from pipeline.grid import Resources, Shape
+from pipeline.scheduler import NodeType
+
+FOUR_GPUS = Shape("cuda", 1, 4)
+NOWHERE = SiteOptions()
+
+
+@pytest.mark.parametrize("option", SiteOptions._fields)
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "a b", "a\tb", "a\nb", "a\n", "a\0", "a\x1b[0m", "\\''\nid"),
+        *("'a'", 'a"b', "`id`", "$(id)", "a;b", "a&b", "a|b", "a>b", "a{b}", "a!b", "a#b", "~", "%j"),
+        *("-x", "--wrap=id", "/a", "ü", "٣", "a" * 129),
+    ],
+)
+def test_a_site_option_that_could_be_more_than_a_name_is_refused(option: str, text: str) -> None:
+    with pytest.raises(Refusal, match=rf"^--{option} ") as refusal:
+        check_site_options(SiteOptions(**{option: text}))
+    assert refusal.value.code == 2
+
+
+@pytest.mark.parametrize("text", ["gpu", "a100-80gb", "team_x", "u@host", "a,b", "x:y=z+1/2.3", "0", "a" * 128])
+def test_a_site_option_that_is_a_name_is_taken_as_it_is(text: str) -> None:
+    site = SiteOptions(*[text] * len(SiteOptions._fields))
+    check_site_options(site)
+    options = build_request(FOUR_GPUS, Resources(), site, None, None).options
+    assert {name: options[name] for name in SiteOptions._fields} == site._asdict()
+
+
+@given(st.text(max_size=20))
+def test_no_text_with_a_character_of_the_shell_or_of_slurm_is_a_name(text: str) -> None:
+    accepted = SAFE_TEXT.fullmatch(text) is not None
+    assert not (
+        accepted and (set(text) & set(" '\"$()\n\r\t%`;&|<>\\*?#!~{}[]^") or not text.isascii() or text[0] == "-")
+    )
+
+
+def test_a_site_option_that_is_not_given_is_left_to_the_site() -> None:
+    assert not set(SiteOptions._fields) & build_request(FOUR_GPUS, Resources(), NOWHERE, None, None).options.keys()
+
+
+def test_a_request_is_one_task_a_node_with_the_cpus_and_memory_of_its_gpus() -> None:
+    options = build_request(
+        Shape("cuda", 2, 4), Resources(cpus_per_gpu=6, mem_per_gpu_gib=16), NOWHERE, None, 3
+    ).options
+    assert (options["nodes"], options["ntasks-per-node"], options["gpus-per-node"]) == ("2", "1", "4")
+    assert (options["cpus-per-task"], options["mem"]) == ("24", "65536M")  # 4 x 6, 4 x 16 x 1024
+    assert (options["time"], options["open-mode"], options["no-requeue"]) == ("20", "append", "")
+
+
+def test_processes_on_the_cpu_ask_for_no_gpus() -> None:
+    options = build_request(Shape("cpu", 1, 4), Resources(), NOWHERE, None, None).options
+    assert not any("gpu" in name or "gres" in name for name in options)
+
+
+def test_cpus_and_memory_are_cut_to_one_node_that_has_the_gpus_and_said() -> None:
+    nodes = [NodeType(1, 8, 32_000, 4), NodeType(1, 12, 24_000, 8), NodeType(1, 256, 4_000_000, 2)]
+    request = build_request(FOUR_GPUS, Resources(cpus_per_gpu=4, mem_per_gpu_gib=16), NOWHERE, nodes, None)
+    assert (request.options["cpus-per-task"], request.options["mem"]) == ("12", "24000M")  # of 16 and 65,536
+    # 12/16 x 24000/65536 is more than 8/16 x 32000/65536; 12 CPUs and 32000 MiB is a node that nobody has
+    assert request.options["gpus-per-node"] == "4"
+    assert len(request.notices) == 2
+    assert "12 CPUs" in request.notices[0]
+    assert "instead of 16" in request.notices[0]
+    assert "24000 MiB" in request.notices[1]
+    assert "instead of 65536" in request.notices[1]
+
+
+@pytest.mark.parametrize("nodes", [None, [NodeType(1, 16, 65_536, 4)], [NodeType(1, 1, 1, 2)]])
+def test_a_request_that_fits_or_that_no_node_could_take_is_left_as_it_is(nodes: list[NodeType] | None) -> None:
+    request = build_request(FOUR_GPUS, Resources(), NOWHERE, nodes, None)
+    assert request.notices == ()
+    assert [request.options[name] for name in ("gpus-per-node", "cpus-per-task", "mem")] == ["4", "16", "65536M"]
+
+
+@pytest.mark.parametrize(
+    ("time", "delay_s"), [("00:01:00", 6), ("00:04:00", 24), ("00:05:00", 30), ("00:20:00", 30), ("7-00:00:00", 30)]
+)
+def test_slurm_warns_a_tenth_of_the_limit_ahead_and_at_most_30_seconds(time: str, delay_s: int) -> None:
+    assert signal_delay_s(Resources(time=time)) == delay_s
+    options = build_request(FOUR_GPUS, Resources(time=time), NOWHERE, None, None).options
+    assert options["signal"] == f"USR2@{delay_s}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "nodes", "why"),
+    [
+        ({"num_gpus": 4}, [NodeType(9, 64, 1, 2)], "needs 4 GPUs a node and the largest node has 2"),
+        ({"num_gpus": 4, "num_nodes": 2}, [NodeType(1, 64, 1, 2)], "needs 2 nodes and the partition has 1"),
+        ({"num_gpus": 4, "num_nodes": 2}, [NodeType(1, 64, 1, 2), NodeType(9, 64, 1, 1)], "partition has 1 that fit"),
+        ({"num_gpus": 1}, [], "needs 1 GPU"),
+    ],
+)
+def test_a_point_that_no_node_can_run_is_named_with_what_it_needs(
+    fields: dict[str, int], nodes: list[NodeType], why: str
+) -> None:
+    spec = make_spec(strategy="ddp", **fields)
+    (reason,) = unsatisfiable_on_slurm([spec], nodes).values()
+    assert why in reason
+
+
+def test_a_point_that_some_node_can_run_is_not_named() -> None:
+    nodes = [NodeType(1, 64, 1, 2), NodeType(1, 64, 1, 8)]
+    points = [make_spec(strategy="ddp", num_gpus=4), make_spec(strategy="ddp", num_gpus=4, num_nodes=2)]
+    assert unsatisfiable_on_slurm([*points, make_spec(device="cpu")], nodes) == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "can_run"),
+    [
+        ({"num_gpus": 2}, True),
+        ({"num_gpus": 3}, False),
+        ({"num_gpus": 2, "num_nodes": 2}, False),
+        ({"num_gpus": 64, "device": "cpu"}, True),  # processes may share CPUs
+    ],
+)
+def test_this_machine_runs_one_node_and_no_more_gpus_than_it_has(fields: dict[str, object], can_run: bool) -> None:
+    spec = make_spec(strategy="ddp", **fields)
+    assert (spec.run_id() not in unsatisfiable_here([spec], num_gpus=2)) is can_run
+
+
+def test_points_that_cannot_run_are_refused_before_anything_starts() -> None:
+    refuse_unsatisfiable({}, 5)
+    with pytest.raises(Refusal, match="2 of 5 points cannot run here") as refusal:
+        refuse_unsatisfiable({"run-a": "needs 4 GPUs", "run-b": "needs 8 GPUs"}, 5)
+    assert refusal.value.code == 2
+    assert all(word in str(refusal.value) for word in ("run-a", "run-b", "needs 4 GPUs", "--skip-unsatisfiable"))
+
+
+@given(st.integers(0, 50), st.integers(1, 20))
+def test_arrays_hold_every_point_once_in_order_and_none_is_longer_than_the_site_allows(number: int, most: int) -> None:
+    points = [make_spec(repeat=repeat) for repeat in range(number)]
+    arrays = cut(points, most)
+    assert [spec for array in arrays for element in array for spec in element] == points
+    assert all(len(array) <= most for array in arrays)
+    assert all(len(array) == most for array in arrays[:-1])

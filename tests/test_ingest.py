@@ -1,0 +1,377 @@
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from conftest import run_command
+from factories import RESNET18_GRADIENT_BYTES, ROOT
+
+from pipeline import ingest, records
+from pipeline.collect import collect_experiment
+from pipeline.exits import Refusal
+from pipeline.experiment import Experiment
+from pipeline.tables import Row, Tables
+
+HEADER = "strategy,num_gpus,batch_size_per_gpu,epoch,epoch_time_s,compute_time_s,loss,accuracy,status"
+GOOD = "dp,1,32,2,24.94,23.76,,,ok"
+
+
+class Ingested(NamedTuple):
+    """A reference file after the two commands: its experiment's JSON, its report, and its folder."""
+
+    shape: dict[str, Any]
+    report: str
+    folder: Path
+
+    def row(self, table: str, **axes: object) -> Row:
+        (row,) = [row for row in self.shape[table] if axes.items() <= row.items()]
+        found: Row = row
+        return found
+
+
+def bring_in(name: str, gpu: str, outputs: Path) -> Ingested:
+    answer = run_command("ingest", ROOT / "tests" / "data" / f"{name}.csv", "--outputs", outputs / name, "--gpu", gpu)
+    assert (answer.returncode, answer.stdout) == (0, ""), answer.stderr
+    answer = run_command("collect", outputs, "--format", "json")
+    assert answer.returncode == 0, answer.stderr
+    ((found, shape),) = json.loads(answer.stdout)["experiments"].items()
+    assert found == name
+    return Ingested(shape, (outputs / name / "report.md").read_text(), outputs / name)
+
+
+@pytest.fixture(scope="module")
+def a40(tmp_path_factory: pytest.TempPathFactory) -> Ingested:
+    """The published run on A40s."""
+    return bring_in("a40-ddp", "NVIDIA A40", tmp_path_factory.mktemp("a40"))
+
+
+@pytest.fixture(scope="module")
+def v100(tmp_path_factory: pytest.TempPathFactory) -> Ingested:
+    """The published run on V100s."""
+    return bring_in("v100-dp", "NVIDIA V100", tmp_path_factory.mktemp("v100"))
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "batch_size_per_gpu", "speedup"),
+    [(2, 32, 1.457), (4, 32, 2.599), (4, 2048, 3.466)],  # 23.550/16.164, 23.550/9.060, 20.714/5.976
+)
+def test_a40_speedups_as_worked_by_hand(a40: Ingested, num_gpus: int, batch_size_per_gpu: int, speedup: float) -> None:
+    row = a40.row("Q2", num_gpus=num_gpus, batch_size_per_gpu=batch_size_per_gpu)
+    assert round(row["speedup"], 3) == speedup
+    assert round(row["parallel_efficiency"], 4) == round(row["speedup"] / num_gpus, 4)
+    assert row["baseline"] == "ddp"
+
+
+def test_a40_communication_by_subtraction_as_worked_by_hand(a40: Ingested) -> None:
+    row = a40.row("Q3", num_gpus=2, batch_size_per_gpu=32)
+    assert round(row["compute_time_subtraction_s"], 3) == 11.775  # 23.550 / 2
+    assert round(row["comm_time_subtraction_s"], 3) == 4.389  # 16.164 - 11.775
+    assert row["steps_per_epoch"] == 782  # ceil(25,000 / 32)
+    assert row["ring_bytes_per_epoch"] == 782 * RESNET18_GRADIENT_BYTES == 34_952_153_136
+    assert round(row["bandwidth_subtraction_gb_s"], 2) == 7.96  # 34.95 GB / 4.389 s
+
+
+def test_a40_learning_by_epoch_as_it_was_published(a40: Ingested) -> None:
+    row = a40.row("Q4", num_gpus=4, batch_size_per_gpu=2048, epoch=5)
+    assert (row["loss"], row["accuracy"]) == (1.8399, 0.2899)
+    assert row["num_updates"] == 35  # 5 x ceil(12,500 / 2048) = 5 x 7
+    assert "1.8399 |    28.99 %" in a40.report
+
+
+def test_a40_out_of_memory_is_a_cell_and_not_a_gap(a40: Ingested) -> None:
+    for table in ("Q1", "Q2"):
+        row = a40.row(table, num_gpus=1, batch_size_per_gpu=8192)
+        assert (row["status"], row["epoch_time_s"]) == ("oom", None)
+    assert [(row["strategy"], row["num_gpus"], row["batch_size_per_gpu"]) for row in a40.shape["oom"]] == [
+        ("ddp", 1, 8192)
+    ]
+    assert (a40.shape["coverage"]["expected"], a40.shape["coverage"]["ok"], a40.shape["coverage"]["oom"]) == (12, 11, 1)
+    assert "OOM" in a40.report
+
+
+def test_a_baseline_stated_as_oom_leaves_its_row_without_one(tmp_path: Path) -> None:
+    tables = collect(ingest_text(tmp_path, "ddp,1,8192,,,,,,oom", "ddp,2,8192,2,10,,,,ok", "ddp,4,8192,2,5,,,,ok"))
+    for row in (*tables.Q2[1:], *tables.Q3):
+        assert "no baseline: ddp on 1 is oom" in row["note"]
+    assert [row["speedup"] for row in tables.Q2] == [None] * 3
+    assert [row["comm_time_subtraction_s"] for row in tables.Q3] == [None] * 2
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "batch_size_per_gpu", "speedup"),
+    [(2, 32, 0.745), (4, 8192, 3.653)],  # 24.94/33.48: a slow-down, printed as such; 18.34/5.02
+)
+def test_v100_speedups_as_worked_by_hand(
+    v100: Ingested, num_gpus: int, batch_size_per_gpu: int, speedup: float
+) -> None:
+    row = v100.row("Q2", num_gpus=num_gpus, batch_size_per_gpu=batch_size_per_gpu)
+    assert round(row["speedup"], 3) == speedup
+    assert f" {speedup} |" in v100.report
+
+
+def test_v100_communication_by_subtraction_as_worked_by_hand(v100: Ingested) -> None:
+    row = v100.row("Q3", num_gpus=2, batch_size_per_gpu=32)
+    assert round(row["comm_time_subtraction_s"], 2) == 21.01  # 33.48 - 12.47
+    assert "a ring is assumed" in row["note"]
+
+
+def test_an_epoch_without_a_time_is_learning_alone(v100: Ingested) -> None:
+    (row,) = v100.shape["Q4"]
+    assert (row["num_gpus"], row["epoch"], row["loss"], row["accuracy"]) == (4, 5, 1.344, 0.50944)
+    assert v100.row("Q2", num_gpus=4, batch_size_per_gpu=512)["epoch_time_s"] == 6.66
+
+
+@pytest.mark.parametrize("file", ["a40", "v100"])
+def test_what_the_file_does_not_state_is_null_and_printed_not_stated(file: str, request: pytest.FixtureRequest) -> None:
+    found: Ingested = request.getfixturevalue(file)
+    for row in found.shape["Q1"]:
+        assert [row[name] for name in ("precision", "input", "data_time_s", "peak_memory_gib")] == [None] * 4
+    assert "input not stated, precision not stated" in found.report
+    assert "versions not stated" in found.report
+
+
+def test_a_time_that_the_file_does_not_state_is_printed_not_stated(a40: Ingested) -> None:
+    table = a40.report.partition("## Q1")[2].partition("## Q2")[0]
+    header, _, first, *_ = [line.split("|") for line in table.splitlines() if line.startswith("|")]
+    columns = [cell.strip() for cell in header]
+    assert "data_time_s" not in columns or first[columns.index("data_time_s")].strip() == "not stated"
+    assert "not stated" in table.partition("|")[2]
+
+
+def test_a_figure_that_the_file_does_not_state_is_explained_in_its_row(a40: Ingested) -> None:
+    row = a40.row("Q1", batch_size_per_gpu=32)
+    assert row["data_time_s"] is None
+    assert row["note"]
+
+
+def test_a_gpu_that_nobody_named_is_not_stated(tmp_path: Path) -> None:
+    folder = ingest_text(tmp_path, GOOD)
+    answer = run_command("collect", folder)
+    assert "GPU not stated" in answer.stdout
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    kept = [path for path in folder.rglob("*") if path.is_file() and path.suffix == ".json"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in kept}
+
+
+def test_the_same_file_again_changes_no_byte_and_exits_0(tmp_path: Path) -> None:
+    arguments = (ROOT / "tests" / "data" / "a40-ddp.csv", "--outputs", tmp_path / "x", "--gpu", "NVIDIA A40")
+    assert run_command("ingest", *arguments).returncode == 0
+    before = contents(tmp_path)
+    answer = run_command("ingest", *arguments)
+    assert (answer.returncode, answer.stdout) == (0, "")
+    assert "0 records new, 12 known" in answer.stderr
+    assert contents(tmp_path) == before
+    assert len(before) == 13  # 12 points and the manifest
+
+
+def run_ingest(*arguments: str | Path) -> None:
+    """The command in this process, where a Refusal can be looked at."""
+    before = sys.argv
+    sys.argv = ["ingest", *map(str, arguments)]
+    try:
+        assert ingest.main() == 0
+    finally:
+        sys.argv = before
+
+
+def ingest_text(tmp_path: Path, *rows: str, header: str = HEADER, ending: str = "\n", bom: str = "") -> Path:
+    """Ingest those rows and return the experiment's folder."""
+    file = tmp_path / "file.csv"
+    file.write_bytes((bom + ending.join([header, *rows, ""])).encode())
+    run_ingest(file, "--outputs", tmp_path / "out")
+    return tmp_path / "out"
+
+
+def collect(folder: Path) -> Tables:
+    return collect_experiment(Experiment(folder))[1]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"bom": "\ufeff"},
+        {"ending": "\r\n"},
+        {"bom": "\ufeff", "ending": "\r\n"},
+        {"ending": "\n\n"},
+        {"header": HEADER.replace(",", " , ")},
+    ],
+    ids=["BOM", "CRLF", "both", "blank lines", "spaces"],
+)
+def test_how_the_file_was_saved_does_not_matter(tmp_path: Path, written: dict[str, str]) -> None:
+    (row,) = collect(ingest_text(tmp_path, GOOD, **written)).Q1
+    assert (row["strategy"], row["epoch_time_s"], row["compute_time_s"]) == ("dp", 24.94, 23.76)
+
+
+def test_an_empty_epoch_is_the_second_and_columns_may_stand_in_any_order(tmp_path: Path) -> None:
+    names = HEADER.split(",")[::-1]
+    (row,) = collect(ingest_text(tmp_path, "ok,,,23.76,24.94,,32,1,dp", header=",".join(names))).Q1
+    assert row["epoch_time_s"] == 24.94
+
+
+def test_the_extra_columns_are_axes_of_the_point(tmp_path: Path) -> None:
+    header = f"{HEADER},num_nodes,repeat,precision"
+    rows = ["ddp,4,32,2,6,,,,ok,2,,fp32", "ddp,4,32,2,8,,,,ok,2,1,fp32", "ddp,1,32,2,14,,,,ok,,,fp32"]
+    pooled, _ = collect(ingest_text(tmp_path, *rows, header=header)).Q2
+    assert (pooled["num_nodes"], pooled["precision"], pooled["n"]) == (2, "fp32", 2)
+    assert (pooled["epoch_time_s"], pooled["speedup"]) == (7, 2)  # the median of 6 and 8; 14 / 7
+
+
+def test_rows_equal_but_for_the_epoch_are_one_record_in_any_order(tmp_path: Path) -> None:
+    folder = ingest_text(tmp_path, "dp,1,32,3,1,,2.5,,ok", "dp,1,32,1,9,,4.5,,ok", "dp,1,32,,2,,3.5,,ok")
+    ((record,), _) = records.read_folder(folder / "records")
+    assert record.measurement is not None
+    assert [(epoch.epoch, epoch.loss) for epoch in record.measurement.epochs] == [(1, 4.5), (2, 3.5), (3, 2.5)]
+    assert (record.spec.epochs, record.measured) == (3, False)
+
+
+def test_a_second_file_adds_its_points_and_keeps_the_first_ones(tmp_path: Path) -> None:
+    ingest_text(tmp_path, GOOD)
+    tables = collect(ingest_text(tmp_path, "dp,2,32,2,33.48,,,,ok"))
+    assert [row["num_gpus"] for row in tables.Q2] == [1, 2]
+
+
+def test_a_corrected_file_is_a_new_attempt_and_the_old_record_stays(tmp_path: Path) -> None:
+    ingest_text(tmp_path, GOOD)
+    folder = ingest_text(tmp_path, GOOD.replace("24.94", "25.94"))
+    parts, tables = collect_experiment(Experiment(folder))
+    assert (tables.Q1[0]["epoch_time_s"], parts.coverage.superseded) == (25.94, 1)
+
+
+def test_options_state_the_samples_and_the_size_of_the_model(tmp_path: Path) -> None:
+    file = tmp_path / "file.csv"
+    file.write_text(f"{HEADER}\nddp,1,10,2,4,,,,ok\nddp,2,10,2,3,,,,ok\n")
+    run_ingest(file, "--outputs", tmp_path / "out", "--num-samples", "1000", "--num-parameters", "250")
+    (row,) = collect(tmp_path / "out").Q3
+    assert row["ring_bytes_per_epoch"] == 50 * 1000  # 500 / 10 steps of 2 x 1/2 x 4 x 250 B
+    assert row["comm_time_subtraction_s"] == 1.0  # 3 - 4/2
+
+
+BAD_FILES = {
+    "missing column": f"{HEADER.replace(',loss', '')}\ndp,1,32,2,24,,,ok\n",
+    "unknown column": f"{HEADER},colour\n{GOOD},red\n",
+    "column twice": f"{HEADER},loss\n{GOOD},\n",
+    "text for a number": f"{HEADER}\ndp,1,32,2,fast,,,,ok\n",
+    "text for a count": f"{HEADER}\ndp,two,32,2,24,,,,ok\n",
+    "fraction of a GPU": f"{HEADER}\ndp,1.5,32,2,24,,,,ok\n",
+    "unknown strategy": f"{HEADER}\nfsdp,1,32,2,24,,,,ok\n",
+    "unknown status": f"{HEADER}\ndp,1,32,2,24,,,,fine\n",
+    "no status": f"{HEADER}\ndp,1,32,2,24,,,,\n",
+    "NaN": f"{HEADER}\ndp,1,32,2,NaN,,,,ok\n",
+    "signed NaN": f"{HEADER}\ndp,1,32,2,24,,,-nan,ok\n",
+    "inf": f"{HEADER}\ndp,1,32,2,inf,,,,ok\n",
+    "overflow": f"{HEADER}\ndp,1,32,2,24,,1e999,,ok\n",
+    "time of zero": f"{HEADER}\ndp,1,32,2,0,,,,ok\n",
+    "time below a nanosecond": f"{HEADER}\ndp,1,32,2,1e-10,,,,ok\n",
+    "negative time": f"{HEADER}\ndp,1,32,2,-24,,,,ok\n",
+    "compute beyond the epoch": f"{HEADER}\ndp,1,32,2,24,25,,,ok\n",
+    "duplicate row": f"{HEADER}\n{GOOD}\n{GOOD}\n",
+    "epoch twice": f"{HEADER}\n{GOOD}\n{GOOD.replace(',2,24', ',,25')}\n",
+    "short row": f"{HEADER}\ndp,1,32,2,24\n",
+    "long row": f"{HEADER}\n{GOOD},\n",
+    "open quote": f'{HEADER}\n"dp,1,32,2,24,,,,ok\n',
+    "empty file": "",
+    "blank file": "\n\n",
+    "header only": f"{HEADER}\n",
+    "batch of 0": f"{HEADER}\ndp,1,0,2,24,,,,ok\n",
+    "batch of -1": f"{HEADER}\ndp,1,-1,2,24,,,,ok\n",
+    "batch of 10^12": f"{HEADER}\ndp,1,1000000000000,2,24,,,,ok\n",
+    "batch of 1e12": f"{HEADER}\ndp,1,1e12,2,24,,,,ok\n",
+    "batch of 10^30": f"{HEADER}\ndp,1,{10**30},2,24,,,,ok\n",
+    "epoch of 0": f"{HEADER}\ndp,1,32,0,24,,,,ok\n",
+    "epoch of 10^12": f"{HEADER}\ndp,1,32,{10**12},24,,,,ok\n",
+    "percentage": f"{HEADER}\ndp,1,32,2,24,,,50.9,ok\n",
+    "single on 2": f"{HEADER}\nsingle,2,32,2,24,,,,ok\n",
+    "ok and oom": f"{HEADER}\n{GOOD}\ndp,1,32,,,,,,oom\n",
+    "ok and oom by epoch": f"{HEADER}\ndp,1,32,1,24,,,,ok\ndp,1,32,2,,,,,oom\n",
+    "oom with a time": f"{HEADER}\ndp,1,32,2,24,,,,oom\n",
+    "nodes that do not divide": f"{HEADER},num_nodes\nddp,4,32,2,24,,,,ok,3\n",
+    "unknown precision": f"{HEADER},precision\n{GOOD},fp8\n",
+    "NUL": f"{HEADER}\ndp,1,32,2,24\0,,,,ok\n",
+    "semicolons": f"{HEADER}\n{GOOD}\n".replace(",", ";"),
+}
+
+
+def is_one_sentence(text: str) -> bool:
+    return text.endswith((".", "?")) and "\n" not in text and 10 < len(text) < 700
+
+
+@pytest.mark.parametrize("text", BAD_FILES.values(), ids=BAD_FILES.keys())
+def test_a_bad_file_is_refused_in_a_sentence_and_nothing_is_written(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "file.csv"
+    file.write_text(text)
+    with pytest.raises(Refusal) as refusal:
+        run_ingest(file, "--outputs", tmp_path / "out")
+    assert refusal.value.code == 2
+    assert is_one_sentence(str(refusal.value))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_refusal_names_the_line_and_the_column(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=r"file\.csv line 3: .*accuracy"):
+        ingest_text(tmp_path, GOOD, "dp,2,32,2,24,,,50.9,ok")
+
+
+Make = Callable[[Path], object]
+NOT_FILES: dict[str, Make] = {
+    "absent": lambda path: None,
+    "a folder": lambda path: path.mkdir(),
+    "not UTF-8": lambda path: path.write_bytes(f"{HEADER}\n".encode() + GOOD.encode("utf-16")),
+    "zip": lambda path: path.write_bytes(b"PK\x03\x04\xff\xfe" * 100),
+    "a loop": lambda path: path.symlink_to(path),
+}
+
+
+@pytest.mark.parametrize("make", NOT_FILES.values(), ids=NOT_FILES.keys())
+def test_what_is_no_csv_file_is_refused_by_the_command_without_a_traceback(tmp_path: Path, make: Make) -> None:
+    make(tmp_path / "file.csv")
+    answer = run_command("ingest", tmp_path / "file.csv", "--outputs", tmp_path / "out")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "Traceback" not in answer.stderr
+    assert is_one_sentence(answer.stderr.strip())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--num-samples", "0"),
+        ("--num-samples", "-5"),
+        ("--num-samples", "many"),
+        ("--num-samples", "16"),  # fewer than the batch
+        ("--num-samples", str(10**20)),
+        ("--num-parameters", "0"),
+        ("--num-parameters", str(10**16)),  # more bytes than a record may hold
+        ("--gpu", "x" * 500),
+        ("--gpu", b"\xff".decode(errors="surrogateescape")),
+    ],
+    ids=lambda option: f"{option[0]} {option[1][:12]!a}",
+)
+def test_an_option_that_no_record_can_hold_is_refused_and_nothing_is_written(
+    tmp_path: Path, option: tuple[str, str]
+) -> None:
+    file = tmp_path / "file.csv"
+    file.write_text(f"{HEADER}\n{GOOD}\n")
+    answer = run_command("ingest", file, "--outputs", tmp_path / "out", *option)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "Traceback" not in answer.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_name_that_is_not_utf8_ends_without_a_traceback(tmp_path: Path) -> None:
+    file = tmp_path / b"\xff.csv".decode(errors="surrogateescape")
+    file.write_text(f"{HEADER}\n{GOOD}\n")
+    answer = run_command("ingest", file, "--outputs", tmp_path / "out")
+    assert answer.returncode in (0, 2)
+    assert "Traceback" not in answer.stderr
+
+
+def test_outputs_that_are_a_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(Refusal, match="--outputs") as refusal:
+        ingest_text(tmp_path, GOOD)
+    assert refusal.value.code == 2
+    assert (tmp_path / "out").read_text() == "mine"

@@ -1,0 +1,76 @@
+import re
+import shutil
+import subprocess
+
+import pytest
+from conftest import Command
+from factories import ROOT
+
+from pipeline.grid import expand_grid, load_grid_file
+from pipeline.jobfile import render_job
+
+JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.sbatch"))
+
+
+def text_of(name: str) -> str:
+    return (ROOT / "jobs" / f"{name}.sbatch").read_text()
+
+
+def options_of(name: str) -> dict[str, str]:
+    """The #SBATCH lines: long name -> value."""
+    lines = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", text_of(name), re.MULTILINE)
+    assert len(lines) == text_of(name).count("#SBATCH"), "a line that Slurm would not read"
+    return dict(lines)
+
+
+def test_each_of_the_four_questions_has_a_job_file() -> None:
+    assert JOBS == ["q1", "q2", "q3", "q4"]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_file_is_what_its_grid_renders(name: str) -> None:
+    assert text_of(name) == render_job(name)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_asks_for_the_largest_shape_of_its_grid_and_has_an_element_a_point(name: str) -> None:
+    points, asked = expand_grid(name).points, load_grid_file(name).resources
+    num_gpus = max(spec.num_gpus for spec in points)
+    options = options_of(name)
+    assert options["array"] == f"0-{len(points) - 1}"
+    assert (options["nodes"], options["ntasks-per-node"], options["gpus-per-node"]) == ("1", "1", str(num_gpus))
+    assert options["cpus-per-task"] == str(asked.cpus_per_gpu * num_gpus)
+    assert options["mem"] == f"{asked.mem_per_gpu_gib * num_gpus:.0f}G"
+    assert options["time"] == asked.time
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_is_not_requeued_appends_to_its_log_and_ends_with_its_first_dead_rank(name: str) -> None:
+    options = options_of(name)
+    assert options["no-requeue"] == ""
+    assert options["open-mode"] == "append"
+    assert "--kill-on-bad-exit=1" in text_of(name)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_hands_its_cpus_to_srun_and_every_argument_to_launch_quoted(name: str) -> None:
+    text = text_of(name)
+    assert "set -euo pipefail" in text
+    assert '--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}"' in text
+    assert f'-m pipeline.launch \\\n    --grid {name} --index "$SLURM_ARRAY_TASK_ID" "$@"\n' in text
+    assert "${PIPELINE_PYTHON:-.venv/bin/python}" in text
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_shellcheck_finds_nothing_in_a_job(name: str) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    answer = subprocess.run(["shellcheck", ROOT / "jobs" / f"{name}.sbatch"], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout
+
+
+def test_the_command_prints_the_job_file_and_refuses_a_grid_that_is_not_shipped(pipeline: Command) -> None:
+    assert pipeline("jobfile", "q4").stdout == text_of("q4")
+    answer = pipeline("jobfile", "q9")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "unknown grid 'q9'" in answer.stderr

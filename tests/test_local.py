@@ -1,0 +1,119 @@
+"""Points on this machine: nothing is left running when the driver goes, and a rank that dies costs its point alone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from conftest import ROOT, Command
+from factories import make_spec
+
+from pipeline.experiment import Experiment
+
+GRID = """
+name: two
+base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, strategy: ddp, num_gpus: 2}
+points:
+  - {num_samples: [1000000], batch_size_per_gpu: [1]}
+  - {num_samples: [64], batch_size_per_gpu: [8]}
+"""
+
+
+def workers_of(folder: Path) -> list[int]:
+    """The ranks that run points of this folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            command = (entry / "cmdline").read_bytes() if entry.name.isdecimal() else b""
+        except OSError:
+            continue
+        if b"pipeline.worker" in command and str(folder).encode() in command:
+            found.append(int(entry.name))
+    return found
+
+
+def wait_for(what: Callable[[], Any], timeout_s: float = 90) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"waited {timeout_s} s"
+        time.sleep(0.1)
+    return found
+
+
+def start_driver(tmp_path: Path) -> subprocess.Popen[str]:
+    (tmp_path / "grid.yaml").write_text(GRID)
+    command = [sys.executable, "-m", "pipeline.submit", "--grid", str(tmp_path / "grid.yaml"), "--cluster", "local"]
+    return subprocess.Popen(
+        [*command, "--outputs", str(tmp_path)], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def both_ranks_train(tmp_path: Path) -> bool:
+    return bool(list(tmp_path.glob("two/logs/scratch/*/environment.json"))) and len(workers_of(tmp_path)) >= 2
+
+
+def test_a_rank_that_is_killed_costs_its_point_alone(tmp_path: Path) -> None:
+    driver = start_driver(tmp_path)
+    wait_for(lambda: both_ranks_train(tmp_path))
+    os.kill(workers_of(tmp_path)[0], signal.SIGKILL)
+    _, said = driver.communicate(timeout=120)
+    assert driver.returncode == 0, said
+    first, second = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("two/records/*.json")))
+    ends = {record["spec"]["num_samples"]: record for record in (first, second)}
+    assert (ends[1_000_000]["status"], ends[1_000_000]["failure"]["kind"]) == ("failed", "signal")
+    assert "SIGKILL" in ends[1_000_000]["reason"]
+    assert ends[64]["status"] == "ok"
+    assert workers_of(tmp_path) == []
+
+
+def test_a_driver_that_is_killed_leaves_no_rank_behind_and_can_be_run_again(pipeline: Command, tmp_path: Path) -> None:
+    driver = start_driver(tmp_path)
+    wait_for(lambda: both_ranks_train(tmp_path))
+    driver.kill()
+    driver.communicate()
+    wait_for(lambda: not workers_of(tmp_path), timeout_s=10)
+    assert not list(tmp_path.glob("two/records/*.json"))
+    again = pipeline("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--dry-run")
+    assert "2 points to run" in again.stdout
+
+
+def test_slurms_variables_of_a_surrounding_job_do_not_reach_a_local_point(pipeline: Command, tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_text(GRID)
+    submit = ("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--cluster", "local")
+    env = {**os.environ, "SLURM_NODEID": "1", "PIPELINE_LAUNCH_ID": "x"}
+    answer = pipeline(
+        *submit, "--set", "num_samples=64", "batch_size_per_gpu=8", "strategy=single", "num_gpus=1", env=env
+    )
+    assert answer.returncode == 0
+    (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("two/records/*.json")]
+    assert (record["status"], record["launch_id"].startswith("here-")) == ("ok", True)
+
+
+def test_a_result_that_is_too_large_to_publish_is_a_failed_point_and_no_silence(tmp_path: Path) -> None:
+    experiment = Experiment(tmp_path / "x")
+    experiment.create()
+    spec = make_spec(
+        device="cpu",
+        model="lenet",
+        dataset="synthetic",
+        input="synthetic",
+        num_samples=4,
+        batch_size_per_gpu=4,
+        epochs=3,
+    )
+    with experiment.edit_manifest() as manifest:
+        manifest.points = [spec]
+    code = (
+        "import sys; from pipeline import records, launch; records.MAX_RECORD_BYTES = 2500;"
+        "records.MAX_STEP_TIMES = 0; sys.exit(launch.main())"
+    )
+    arguments = ["--manifest", str(experiment.manifest), "--run-id", spec.run_id()]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    (text,) = [path.read_text() for path in experiment.records.glob("*.json")]
+    assert "could not be published" in json.loads(text)["reason"]

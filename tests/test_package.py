@@ -1,0 +1,67 @@
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from factories import ROOT
+
+SOURCES = ("pipeline", "templates", "setup.cfg", "pyproject.toml", "LICENSE", "README.md")
+NO_NETWORK = ("No matching distribution", "Could not find a version", "Connection", "Temporary failure")
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a copy of the project, and unpacked."""
+    if importlib.util.find_spec("build") is None:
+        pytest.skip("the package `build` is not installed")
+    source = tmp_path_factory.mktemp("source")
+    for name in filter(lambda name: (ROOT / name).exists(), SOURCES):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, source / name)
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(source / "dist"), str(source)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    said = answer.stdout + answer.stderr
+    if answer.returncode and any(phrase in said for phrase in NO_NETWORK):
+        pytest.skip("the build backend is absent and cannot be fetched")
+    assert answer.returncode == 0, said
+    (wheel,) = (source / "dist").glob("*.whl")
+    target = tmp_path_factory.mktemp("unpacked")
+    zipfile.ZipFile(wheel).extractall(target)
+    return target
+
+
+def run_outside(unpacked: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command of the wheel's code, from a folder that is no checkout."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
+    env |= {"PYTHONPATH": str(unpacked), "PYTHONSAFEPATH": "1", "PATH": str(folder)}
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_a_wheel_holds_the_grids_the_templates_and_every_module(unpacked: Path) -> None:
+    for folder in ("pipeline", "templates", "templates/grids"):
+        inside = unpacked / "pipeline" / folder.removeprefix("pipeline")
+        wanted = {path.name for path in (ROOT / folder).iterdir() if path.is_file()}
+        assert wanted <= {path.name for path in inside.iterdir()}
+    assert (unpacked / "pipeline" / "py.typed").is_file()
+    assert not list(unpacked.glob("tests*"))
+
+
+def test_a_wheel_works_outside_the_checkout(unpacked: Path, tmp_path: Path) -> None:
+    where = run_outside(unpacked, tmp_path, "pipeline.submit", "--grid", "scaling", "--dry-run", "--json")
+    assert where.returncode == 0, where.stderr
+    assert len(json.loads(where.stdout)["points"]) == 25  # 5 on one GPU, 2 strategies x 2 sizes x 5
+    assert str(ROOT) not in where.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wheel_renders_job_files_outside_the_checkout(unpacked: Path, tmp_path: Path) -> None:
+    answer = run_outside(unpacked, tmp_path, "pipeline.jobfile", "q4")
+    assert answer.stdout == (ROOT / "jobs" / "q4.sbatch").read_text(), answer.stderr
