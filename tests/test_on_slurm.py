@@ -228,7 +228,7 @@ def test_the_dry_run_says_what_submitit_writes(pipeline: Command, on_slurm: Env,
         promised = [line for line in array["sbatch"].splitlines() if line.startswith("#SBATCH")]
         assert [line for line in promised if line not in lines and "job-name" not in line] == []
         assert any("--kill-on-bad-exit=1" in line for line in lines)
-        assert any(line.startswith("source ") and line.endswith("prologue.sh") for line in lines)
+        assert any(line.startswith("source ") and "prologue.sh ||" in line for line in lines)
     assert oct(script.parent.stat().st_mode)[-3:] == "700"
 
 
@@ -314,3 +314,34 @@ def test_an_array_whose_driver_died_before_it_was_named_is_found_again(
     assert "2 points to run, 3 queued or running" in again.stderr
     (kept, *_) = json.loads(path.read_text())["submissions"][0]["arrays"]
     assert kept["job_id"] == number
+
+
+def test_a_prologue_that_fails_ends_the_job_and_is_named(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    prologue = tmp_path / "prologue.sh"
+    prologue.write_text("module load nothing-of-the-kind 2>/dev/null\n")
+    grid = write_grid(tmp_path, MIXED)
+    submit = ("submit", "--grid", grid, "--outputs", tmp_path, "--prologue", prologue, "--wait", "--set", "num_gpus=2")
+    assert pipeline(*submit, env=on_slurm).returncode == 0
+    found = states(pipeline, tmp_path, on_slurm)
+    assert {part["state"] for part in found.values()} == {"failed"}
+    assert all("the prologue failed" in Path(part["log"]).read_text() for part in found.values())
+
+
+def test_a_job_that_is_cancelled_while_it_runs_is_cancelled_and_is_submitted_again(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    grid = write_grid(tmp_path, LONG)
+    submit = ("submit", "--grid", grid, "--outputs", tmp_path)
+    assert pipeline(*submit, env=on_slurm).returncode == 0
+    wait_for(lambda: list(tmp_path.glob("long/logs/scratch/*/environment.json")))
+    (part,) = states(pipeline, tmp_path, on_slurm).values()
+    assert part["state"] == "running"
+    cluster.run("scancel", part["job"])
+    wait_for(lambda: not queued(cluster), timeout_s=30)
+    (part,) = states(pipeline, tmp_path, on_slurm).values()
+    assert part["state"] == "cancelled"
+    assert not list(tmp_path.glob("long/records/*.json"))
+    assert "1 points to run" in pipeline(*submit, "--dry-run", env=on_slurm).stdout
+    wait_for(lambda: not list(workers_on(0)) and not list(workers_on(1)), timeout_s=10)

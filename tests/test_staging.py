@@ -257,3 +257,12 @@ def test_a_stager_that_is_killed_while_it_downloads_is_in_nobodys_way(tmp_path: 
         require_cifar10(tmp_path)
     server.is_cut = server.stalls = False
     assert stage(tmp_path, server) is True
+
+
+def test_splits_with_different_classes_are_refused_since_their_labels_would_differ(tmp_path: Path) -> None:
+    for split, classes in (("train", ("cat", "dog", "eel")), ("test", ("dog", "eel"))):
+        for name in classes:
+            (tmp_path / split / name).mkdir(parents=True)
+            (tmp_path / split / name / "1.png").write_bytes(b"")
+    with pytest.raises(NotStaged, match=r"has the classes \['cat'\] in one split alone"):
+        require_image_folder(tmp_path)
