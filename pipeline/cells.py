@@ -8,7 +8,7 @@ import msgspec
 
 from pipeline import metrics
 from pipeline.outcomes import Outcome
-from pipeline.records import Epoch, RankEpoch, Record
+from pipeline.schema import Epoch, RankEpoch, Record
 from pipeline.spec import AXES, Spec
 
 POOLED_AXES = ("repeat", "seed")

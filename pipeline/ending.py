@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pipeline import records
 from pipeline.handover import Handover, RankError
-from pipeline.records import Failure, Record
+from pipeline.schema import Failure, Record
 from pipeline.spec import Spec
 
 OOM_REASONS = {"cuda_oom": "out of GPU memory", "host_oom": "out of host memory"}

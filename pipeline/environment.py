@@ -13,7 +13,7 @@ import torch
 
 import pipeline
 from pipeline.distributed import Rank, devices_of
-from pipeline.records import Environment, Gpu
+from pipeline.schema import Environment, Gpu
 from pipeline.spec import Spec
 
 SLURM_VARIABLES = (

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from pipeline import files
-from pipeline.records import Environment, FailureKind, Measurement
+from pipeline.schema import Environment, FailureKind, Measurement
 from pipeline.spec import Spec
 
 

@@ -28,7 +28,7 @@ from pipeline.experiment import Experiment
 from pipeline.grid import expand_grid
 from pipeline.handover import Handover, Point
 from pipeline.here import num_visible_gpus
-from pipeline.records import MAX_MESSAGE, Failure, Record
+from pipeline.schema import MAX_MESSAGE, Failure, Record
 from pipeline.spec import Spec
 
 FIRST_PORT, NUM_PORTS = 15_000, 15_000  # below the ephemeral range

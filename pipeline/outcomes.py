@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 
 from pipeline import records
-from pipeline.records import Record, Rejected
+from pipeline.records import Rejected
+from pipeline.schema import Record
 from pipeline.spec import Spec
 
 PointStatus = Literal["ok", "oom", "failed", "rejected", "missing"]

@@ -123,8 +123,8 @@ def leave_out(points: Sequence[Spec], reasons: Mapping[str, str], wishes: Wishes
 def select(points: Sequence[Spec], experiment: Experiment, wishes: Wishes) -> Selection:
     """The points that lack a record and are not under way, and those to be run again.
 
-    Raises Refusal: nothing where --only or --rerun select nothing, scheduler where the state of an earlier
-    submission cannot be read.
+    Raises Refusal: nothing where --only names no point of the grid or --rerun selects none, scheduler where the
+    state of an earlier submission cannot be read.
     """
     manifest = experiment.read_manifest() or Manifest(MANIFEST_VERSION, experiment.folder.name)
     add_points(manifest, points)
@@ -148,8 +148,8 @@ def select(points: Sequence[Spec], experiment: Experiment, wishes: Wishes) -> Se
             skipped[f"recorded as {status}"] += 1
         else:
             todo.append(standing.spec)
-    if not todo and (wishes.only or wishes.rerun) and not skipped.get("queued or running"):
-        raise Refusal("--only and --rerun select nothing that is to run; see python -m pipeline.status.", NOTHING)
+    if not todo and wishes.rerun and not skipped.get("queued or running"):
+        raise Refusal("--rerun selects nothing that is to run; see python -m pipeline.status.", NOTHING)
     return Selection(todo, dict(skipped))
 
 

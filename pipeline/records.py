@@ -1,4 +1,4 @@
-"""The JSON record of one attempt at one point: its schema, its atomic publication, its checked loading."""
+"""Records as files: the JSON of one attempt, its atomic publication, its checked loading."""
 
 import contextlib
 import math
@@ -6,175 +6,18 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from pipeline.files import Unreadable, link_exclusively, read_bounded
-from pipeline.spec import Count, Index, Spec
-
-# Schema history
-#   1  first form: spec, status, measurement by epoch and rank, failure, environment
-SCHEMA_VERSION: Literal[1] = 1
+from pipeline.schema import SCHEMA_VERSION, Record, Status
+from pipeline.spec import Spec
 
 MAX_RECORD_BYTES = 1_000_000
-MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
-MAX_CLOCKS = 1_000  # epochs x ranks beside which step times still fit
 NAME_PATTERN = re.compile(r"([a-z0-9-]{1,120})\.(\d{1,6})\.json")
-
 # the line breaks inside a series of numbers, which is easier to read on one line; strings are left alone
 SERIES_BREAK = re.compile(rb'("(?:[^"\\]|\\.)*")|(?<=[\[,])\s+(?=-?\d)|(?<=\d)\s+(?=\])')
-
-MAX_MESSAGE = 3900  # of a failure; Text leaves room for what is put before it
-MAX_PATH = 400
-
-Status = Literal["ok", "oom", "failed"]
-FailureKind = Literal["cuda_oom", "host_oom", "stated_oom", "exception", "signal", "exit", "collective"]
-Text = Annotated[str, msgspec.Meta(max_length=4000)]
-ShortText = Annotated[str, msgspec.Meta(max_length=400)]
-Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-
-
-class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-class RankEpoch(_Struct, frozen=True):
-    """One rank's clock over one epoch, in nanoseconds; None is "not measured" (or "not stated").
-
-    `compute_time_ns` is copy + forward + backward + optimizer; `data_time_ns` is the time the device lay
-    idle for data; `loader_wait_ns` is the host's wait for the loader, which the device may not have noticed.
-    """
-
-    rank: Index
-    epoch_time_ns: Annotated[int, msgspec.Meta(ge=1, le=2**62)] | None = None
-    compute_time_ns: Nanoseconds | None = None
-    copy_ns: Nanoseconds | None = None
-    forward_ns: Nanoseconds | None = None
-    backward_ns: Nanoseconds | None = None
-    optimizer_ns: Nanoseconds | None = None
-    data_time_ns: Nanoseconds | None = None
-    loader_wait_ns: Nanoseconds | None = None
-    num_samples: Index | None = None
-
-
-class Epoch(_Struct, frozen=True):
-    """One epoch: every rank's clock, and what was learnt. Accuracies are fractions; `epoch` counts from 1.
-
-    `num_updates` counts from the start of training to the end of this epoch. `loss` is None with
-    `diverged_at_update` set where it was not finite. `num_samples` counts distinct samples over all ranks.
-    """
-
-    epoch: Count
-    ranks: tuple[RankEpoch, ...]
-    num_updates: Index
-    num_samples: Index | None = None
-    loss: float | None = None
-    accuracy: Share | None = None
-    test_loss: float | None = None
-    test_accuracy: Share | None = None
-    diverged_at_update: Index | None = None
-    step_times_ns: tuple[Nanoseconds, ...] | None = None
-
-
-class DeviceMemory(_Struct, frozen=True):
-    """Peak memory of one device of one rank, in bytes; on the CPU the process's peak resident set."""
-
-    rank: Index
-    device: ShortText
-    peak_allocated_bytes: Index
-    peak_reserved_bytes: Index | None = None
-    num_alloc_retries: Index | None = None
-
-
-class Measurement(_Struct, frozen=True):
-    """What a point that ended well measured; raw values only, everything claimed is computed from them."""
-
-    epochs: tuple[Epoch, ...]
-    num_parameters: Count
-    gradient_bytes: Count
-    memory: tuple[DeviceMemory, ...] = ()
-    precision_used: ShortText | None = None
-    cudnn_benchmark: bool | None = None
-    num_threads: Count | None = None
-
-
-class Failure(_Struct, frozen=True):
-    """How an attempt ended otherwise: which rank on which node, and the message it left."""
-
-    kind: FailureKind
-    message: Text
-    rank: Index | None = None
-    node: ShortText | None = None
-    exit_code: int | None = None
-
-
-class Gpu(_Struct, frozen=True):
-    """One GPU as the driver names it."""
-
-    name: ShortText
-    node: ShortText | None = None
-    uuid: ShortText | None = None
-    memory_bytes: Index | None = None
-
-
-class Environment(_Struct, frozen=True):
-    """Where an attempt ran: recorded, and not part of the run id. `variables` is an allow-list, redacted."""
-
-    gpus: tuple[Gpu, ...] = ()
-    num_gpus_allocated: Index | None = None
-    nodes: tuple[ShortText, ...] = ()
-    cpu: ShortText | None = None
-    num_cpus: Index | None = None
-    driver: ShortText | None = None
-    cuda: ShortText | None = None
-    cudnn: ShortText | None = None
-    nccl: ShortText | None = None
-    torch: ShortText | None = None
-    torchvision: ShortText | None = None
-    python: ShortText | None = None
-    pipeline: ShortText | None = None
-    git_commit: ShortText | None = None
-    git_dirty: bool | None = None
-    sm_clock_mhz: Index | None = None
-    slurm: dict[str, ShortText] = {}
-    variables: dict[str, ShortText] = {}
-    data: ShortText | None = None
-    source: ShortText | None = None
-
-
-class Record(_Struct, frozen=True):
-    """One attempt. `launch_id` names the launch that ran it; timestamps are UTC and no table reads them.
-
-    Raises ValueError where status and content contradict each other.
-    """
-
-    schema_version: Literal[1]
-    run_id: ShortText
-    attempt: Index
-    spec: Spec
-    status: Status
-    reason: Text
-    launch_id: ShortText
-    measured: bool = True  # False: timings measured elsewhere, brought in by ingest
-    measurement: Measurement | None = None
-    failure: Failure | None = None
-    environment: Environment = Environment()
-    started_at: ShortText | None = None
-    ended_at: ShortText | None = None
-
-    def __post_init__(self) -> None:
-        if self.run_id != self.spec.run_id():
-            raise ValueError(f"run_id {self.run_id} does not match its spec, which digests to {self.spec.run_id()}")
-        if (self.status == "ok") != (self.measurement is not None):
-            raise ValueError("status 'ok' and a measurement must come together")
-        if (self.status == "ok") != (self.failure is None):
-            raise ValueError("a status other than 'ok' and a failure must come together")
-
-    def ending(self) -> str:
-        """The status in a line, with the reason where there is one."""
-        return f"{self.status}: {self.reason}" if self.reason else self.status
 
 
 class Rejected(NamedTuple):

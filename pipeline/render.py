@@ -8,7 +8,7 @@ import tabulate
 
 from pipeline.cells import TIMED_EPOCH
 from pipeline.outcomes import Collected
-from pipeline.records import Record
+from pipeline.schema import Record
 from pipeline.spec import AXES
 from pipeline.tables import Row, Tables
 

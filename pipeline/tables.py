@@ -23,7 +23,7 @@ from pipeline.cells import (
     seconds,
 )
 from pipeline.outcomes import Outcome
-from pipeline.records import Epoch, Record
+from pipeline.schema import Epoch, Record
 from pipeline.spec import AXES, Spec
 
 Row = dict[str, Any]

@@ -14,7 +14,7 @@ from pipeline import distributed
 from pipeline.data import MEAN, STD, Images, TrainingBatches, build_batches, load_images
 from pipeline.distributed import Rank
 from pipeline.models import build_model
-from pipeline.records import MAX_CLOCKS, MAX_STEP_TIMES, DeviceMemory, Epoch, Measurement, RankEpoch
+from pipeline.schema import MAX_CLOCKS, MAX_STEP_TIMES, DeviceMemory, Epoch, Measurement, RankEpoch
 from pipeline.spec import REFERENCE_GLOBAL_BATCH_SIZE, Spec
 from pipeline.timing import PARTS, Series, StepClock
 

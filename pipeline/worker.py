@@ -18,7 +18,7 @@ import torch.distributed as dist
 from pipeline import distributed, environment, here
 from pipeline.data import reads_data, warm_cache
 from pipeline.handover import Handover, RankError, Result
-from pipeline.records import MAX_MESSAGE, MAX_PATH, FailureKind
+from pipeline.schema import MAX_MESSAGE, MAX_PATH, FailureKind
 from pipeline.timing import Series
 from pipeline.train import train_point
 

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline import records
-from pipeline.records import Epoch, Failure, FailureKind, Measurement, RankEpoch, Record, Status
+from pipeline.schema import SCHEMA_VERSION, Epoch, Failure, FailureKind, Measurement, RankEpoch, Record, Status
 from pipeline.spec import Spec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,7 +61,7 @@ def make_record(
         kind: FailureKind = "cuda_oom" if status == "oom" else "exception"
         fields.setdefault("failure", Failure(kind=kind, message=f"rank 0: {status}"))
     return Record(
-        schema_version=records.SCHEMA_VERSION,
+        schema_version=SCHEMA_VERSION,
         run_id=spec.run_id(),
         attempt=attempt,
         spec=spec,

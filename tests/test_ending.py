@@ -8,7 +8,8 @@ from factories import make_measurement, make_spec
 from pipeline import ending
 from pipeline.ending import RankExit, find_cause
 from pipeline.handover import Handover, RankError, Result
-from pipeline.records import Environment, FailureKind, publish
+from pipeline.records import publish
+from pipeline.schema import Environment, FailureKind
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from pipeline import records
 from pipeline.outcomes import Collected, resolve
-from pipeline.records import Record, Rejected, Status, publish, read_folder
+from pipeline.records import Rejected, publish, read_folder
+from pipeline.schema import Record, Status
 from pipeline.spec import Spec
 
 POINTS = [make_spec(batch_size_per_gpu=2**power) for power in range(4)]

@@ -9,8 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.outcomes import resolve
-from pipeline.records import Environment, Gpu, Record, Rejected
+from pipeline.records import Rejected
 from pipeline.render import escape, format_value, render_experiment
+from pipeline.schema import Environment, Gpu, Record
 from pipeline.spec import Spec
 from pipeline.tables import build_tables
 

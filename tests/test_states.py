@@ -8,8 +8,9 @@ from pipeline import scheduler, states
 from pipeline.experiment import Array, Experiment, Manifest, add_points, start_submission
 from pipeline.follow import Standing, pick_job, read_tail, standings
 from pipeline.outcomes import Outcome, PointStatus
-from pipeline.records import Status, publish
+from pipeline.records import publish
 from pipeline.scheduler import JobKey, JobState
+from pipeline.schema import Status
 from pipeline.spec import Spec
 from pipeline.states import ENDED_AS, HELD, RUNNING, WAITING, State, decide
 

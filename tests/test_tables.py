@@ -10,8 +10,9 @@ from factories import make_measurement, make_record, make_spec
 from pipeline.collect import collect_experiment
 from pipeline.experiment import Experiment
 from pipeline.outcomes import resolve
-from pipeline.records import DeviceMemory, Record, publish
+from pipeline.records import publish
 from pipeline.render import render_experiment
+from pipeline.schema import DeviceMemory, Record
 from pipeline.spec import Spec
 from pipeline.tables import ALWAYS_SHOWN, Row, Tables, build_tables
 

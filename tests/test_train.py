@@ -11,7 +11,8 @@ from torch import nn
 from pipeline.data import Images, build_batches, synthetic_images
 from pipeline.distributed import Rank
 from pipeline.models import build_model
-from pipeline.records import MAX_STEP_TIMES, Measurement, RankEpoch, encode
+from pipeline.records import encode
+from pipeline.schema import MAX_STEP_TIMES, Measurement, RankEpoch
 from pipeline.spec import Model
 from pipeline.timing import PARTS, Series
 from pipeline.train import (
