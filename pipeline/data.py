@@ -53,14 +53,9 @@ def load_images(spec: Spec, split: str, folder: Path | None) -> Images:
     return images if split == "test" else first_samples(images, spec.num_samples, root)
 
 
-def reads_data(spec: Spec) -> bool:
-    """Whether the point reads images from the data folder at all."""
-    return spec.dataset != "synthetic" and (spec.input == "dataloader" or spec.evaluate)
-
-
 def warm_cache(spec: Spec, folder: Path | None) -> None:
     """Decode an image folder's splits on this node, where the point reads them. Raises staging.NotStaged."""
-    if spec.dataset == "imagefolder" and reads_data(spec):
+    if spec.dataset == "imagefolder" and spec.reads_data:
         for split in ("train", "test") if spec.evaluate else ("train",):
             cached_folder_images(staging.require_folder(folder), split)
 

@@ -19,12 +19,13 @@ FIRST_POLL_S, LAST_POLL_S = 2, 30  # asking oftener annoys those who run the clu
 
 def stage_data(todo: Sequence[Spec], folder: Path) -> None:
     """Check that the data of the points is there, and fetch CIFAR-10 where it is not: jobs never download."""
-    datasets = {spec.dataset for spec in todo if spec.input == "dataloader" or spec.evaluate}
+    reading = [spec for spec in todo if spec.reads_data]
+    num_images = max((spec.num_samples for spec in reading if spec.dataset == "imagefolder"), default=None)
     try:
-        if "cifar10" in datasets and staging.stage_cifar10(folder):
+        if any(spec.dataset == "cifar10" for spec in reading) and staging.stage_cifar10(folder):
             talk(f"CIFAR-10 staged in {folder}.")
-        if "imagefolder" in datasets:
-            staging.require_image_folder(staging.require_folder(folder))
+        if num_images is not None:
+            staging.require_images(staging.require_folder(folder), num_images)
     except staging.NotStaged as error:
         raise Refusal(str(error)) from error
 

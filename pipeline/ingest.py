@@ -128,9 +128,10 @@ def check_header(header: list[str], name: str) -> None:
     missing = [column for column, field in COLUMNS.items() if field.required and column not in header]
     unknown = [column for column in header if column not in COLUMNS]
     twice = sorted({column for column in header if header.count(column) > 1})
-    for problem, columns in (("lacks the column", missing), ("has an unknown column", unknown), ("repeats", twice)):
+    for problem, columns in (("lacks", missing), ("has the unknown", unknown), ("repeats", twice)):
         if columns:
-            raise Refusal(f"{name} {problem} {', '.join(columns)!r}; the columns are {', '.join(COLUMNS)}.")
+            named = printable(", ".join(columns))
+            raise Refusal(f"the header of {name} {problem} {named}; the columns are {', '.join(COLUMNS)}.")
 
 
 def read_row(header: list[str], cells: list[str], where: str) -> CsvRow:

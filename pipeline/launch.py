@@ -167,6 +167,7 @@ def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankE
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(spec)))
@@ -186,6 +187,8 @@ def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankE
     )
     try:
         elastic_launch(config, sys.executable)("-u", "-m", "pipeline.worker", str(handover.folder))
+    except RendezvousError as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
     except ChildFailedError as error:
         return {rank: RankExit(failure.exitcode, failure.timestamp) for rank, failure in error.failures.items()}
     except SignalException as error:

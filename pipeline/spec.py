@@ -119,6 +119,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.max_steps is not None and self.input == "synthetic"
 
     @property
+    def reads_data(self) -> bool:
+        """Whether the point reads images from the data folder at all."""
+        return self.dataset != "synthetic" and (self.input == "dataloader" or self.evaluate)
+
+    @property
     def global_batch_size(self) -> int:
         """Samples of one update over all GPUs."""
         return self.batch_size_per_gpu * self.num_gpus

@@ -69,6 +69,18 @@ def require_image_folder(folder: Path) -> None:
         raise NotStaged(f"{folder} has the classes {sorted(different)} in one split alone; give both the same classes.")
 
 
+def require_images(folder: Path, num_samples: int) -> None:
+    """Check that an image folder has so many images to train on. Raises NotStaged."""
+    require_image_folder(folder)
+    classes = [path for path in (folder / "train").iterdir() if path.is_dir()]
+    available = sum(not entry.name.startswith(".") for path in classes for entry in os.scandir(path))
+    if available < num_samples:
+        raise NotStaged(
+            f"{folder} has {available} training images and the points need {num_samples}; complete the folder, or "
+            f"use --set num_samples={available}."
+        )
+
+
 def class_names(split: Path) -> set[str]:
     """The class folders of a split."""
     return {path.name for path in split.iterdir() if path.is_dir()}

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline import distributed, environment, here
-from pipeline.data import reads_data, warm_cache
+from pipeline.data import warm_cache
 from pipeline.handover import Handover, RankError, Result
 from pipeline.schema import MAX_MESSAGE, MAX_PATH, FailureKind
 from pipeline.timing import Series
@@ -55,7 +55,7 @@ def run_rank(handover: Handover) -> None:
         seen[0],
         gpus=tuple(gpu for part in seen for gpu in part.gpus),
         nodes=tuple(dict.fromkeys(node for part in seen for node in part.nodes)),
-        data=point.data[:MAX_PATH] if point.data and reads_data(point.spec) else None,
+        data=point.data[:MAX_PATH] if point.data and point.spec.reads_data else None,
     )
     if rank.rank == 0:
         handover.leave_environment(where)

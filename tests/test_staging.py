@@ -20,6 +20,7 @@ from pipeline.staging import (
     require_cifar10,
     require_folder,
     require_image_folder,
+    require_images,
     stage_cifar10,
 )
 
@@ -266,3 +267,13 @@ def test_splits_with_different_classes_are_refused_since_their_labels_would_diff
             (tmp_path / split / name / "1.png").write_bytes(b"")
     with pytest.raises(NotStaged, match=r"has the classes \['cat'\] in one split alone"):
         require_image_folder(tmp_path)
+
+
+def test_fewer_images_than_the_points_need_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        for name in ("1.png", "2.png"):
+            (tmp_path / split / "cat" / name).write_bytes(b"")
+    require_images(tmp_path, 2)
+    with pytest.raises(NotStaged, match=r"has 2 training images and the points need 3; .*--set num_samples=2"):
+        require_images(tmp_path, 3)
