@@ -57,8 +57,9 @@ def test_a_wheel_holds_the_grids_the_templates_and_every_module(unpacked: Path) 
 def test_a_wheel_works_outside_the_checkout(unpacked: Path, tmp_path: Path) -> None:
     where = run_outside(unpacked, tmp_path, "pipeline.submit", "--grid", "scaling", "--dry-run", "--json")
     assert where.returncode == 0, where.stderr
-    assert len(json.loads(where.stdout)["points"]) == 25  # 5 on one GPU, 2 strategies x 2 sizes x 5
-    assert str(ROOT) not in where.stdout
+    plan = json.loads(where.stdout)
+    assert len(plan["points"]) == 25  # 5 on one GPU, 2 strategies x 2 sizes x 5
+    assert all(f"PYTHONPATH={unpacked}" in array["sbatch"] for array in plan["arrays"])
     assert list(tmp_path.iterdir()) == []
 
 
