@@ -104,14 +104,11 @@ def test_a_result_that_is_too_large_to_publish_is_a_failed_point_and_no_silence(
         input="synthetic",
         num_samples=4,
         batch_size_per_gpu=4,
-        epochs=3,
+        epochs=40,
     )
     with experiment.edit_manifest() as manifest:
         manifest.points = [spec]
-    code = (
-        "import sys; from pipeline import records, launch; records.MAX_RECORD_BYTES = 2500;"
-        "records.MAX_STEP_TIMES = 0; sys.exit(launch.main())"
-    )
+    code = "import sys; from pipeline import records, launch; records.MAX_RECORD_BYTES = 5000; sys.exit(launch.main())"
     arguments = ["--manifest", str(experiment.manifest), "--run-id", spec.run_id()]
     done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
