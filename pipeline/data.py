@@ -7,7 +7,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import filelock
 import numpy as np
@@ -162,17 +162,16 @@ class AugmentedImages(Dataset[tuple[Tensor, int]]):
         return self._transform(image), int(self._images.labels[index])
 
 
-class TrainingBatches:
+class TrainingBatches(Protocol):
     """The batches of an epoch for one rank; `num_classes` is the data set's."""
 
     num_classes: int
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """The epoch's batches on the host or the device; counting from 1."""
-        raise NotImplementedError
 
 
-class LoaderBatches(TrainingBatches):
+class LoaderBatches:
     """A DataLoader with persistent workers over this rank's share of the images."""
 
     def __init__(self, spec: Spec, rank: Rank, images: Images) -> None:
@@ -200,7 +199,7 @@ def build_sampler(num_samples: int, world_size: int, rank: int, seed: int) -> Di
     return DistributedSampler(placeholder, num_replicas=world_size, rank=rank, seed=seed)
 
 
-class ResidentBatches(TrainingBatches):
+class ResidentBatches:
     """`input: synthetic`: one batch that lies on the device, given again each step; the last one may be smaller."""
 
     num_classes = NUM_SYNTHETIC_CLASSES
