@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from pipeline.metrics import GIB
 from pipeline.spec import Spec
 
 COLLECTIVE_TIMEOUT_S = 300
-GIB = 2**30
 
 T = TypeVar("T")
 

@@ -31,7 +31,7 @@ def stage_data(todo: Sequence[Spec], folder: Path) -> None:
 
 
 def run_here(experiment: Experiment, todo: list[Spec], data: Path) -> None:
-    """Run the points one after another on this machine, and say how many ended how."""
+    """Run the points one after another on this machine, as a submission of their own."""
     if not todo:
         return
     submission = start_submission(uuid.uuid4().hex, "local")
@@ -86,7 +86,7 @@ def adopt_announced(experiment: Experiment) -> None:
             submission.arrays = [array for array in submission.arrays if array.job_id is not None]
 
 
-def announce(experiment: Experiment, submission: Submission, planned: "PlannedArray", number: int) -> Array:
+def announce(experiment: Experiment, submission: Submission, planned: PlannedArray, number: int) -> Array:
     """Write down an array before it is submitted: if we die in between, its name finds it again."""
     elements = [[spec.run_id() for spec in element] for element in planned.elements]
     name = slurm.job_name(experiment.folder.name, submission.id, number)

@@ -2,17 +2,15 @@
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 from pipeline import records
+from pipeline.command import ROOT, launch_command
 from pipeline.exits import talk
 from pipeline.experiment import Experiment, Submission
 from pipeline.here import die_with_parent
 from pipeline.spec import Spec
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def run_points(experiment: Experiment, submission: Submission, points: list[Spec], data: Path | None) -> None:
@@ -29,9 +27,7 @@ def run_points(experiment: Experiment, submission: Submission, points: list[Spec
 
 def run_point(experiment: Experiment, spec: Spec, log: Path, data: Path | None) -> None:
     """Launch one point and wait; an interruption reaches the point first, and then us."""
-    command = [sys.executable, "-u", "-m", "pipeline.launch"]
-    command += ["--manifest", str(experiment.manifest.resolve()), "--run-id", spec.run_id()]
-    command += ["--data", str(data.resolve())] if data else []
+    command = launch_command(experiment.manifest, [spec.run_id()], data)
     inherited = ("PIPELINE_LAUNCH_ID", "SLURM_NODEID")  # of a job that this driver may be running in
     environ = {key: value for key, value in os.environ.items() if key not in inherited}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

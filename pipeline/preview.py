@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import slurm
+from pipeline.command import launch_command
 from pipeline.experiment import Experiment
 from pipeline.plan import PlannedArray, Selection, Site
 from pipeline.spec import stated_fields
@@ -22,7 +23,7 @@ def describe(
     described = []
     for number, array in enumerate(arrays):
         run_ids = [[spec.run_id() for spec in element] for element in array.elements]
-        command = slurm.launch_command(experiment.manifest, ["$RUN_ID"], data)
+        command = launch_command(experiment.manifest, ["$RUN_ID"], data)
         name = f"{experiment.folder.name}-{number}"
         setup = slurm.setup_lines("<submission>", prologue)
         described.append(

@@ -3,30 +3,21 @@
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline import scheduler
 from pipeline.allocation import Request
+from pipeline.command import ROOT, launch_command
 from pipeline.exits import SCHEDULER, Refusal
 from pipeline.experiment import Array, Experiment, Submission
 
-ROOT = Path(__file__).resolve().parent.parent
 SUBMITIT_DEFAULT_PARALLEL = 256
 
 
 def job_name(experiment_name: str, submission_id: str, number: int) -> str:
     """A name that no other array has: it finds an array that was submitted without its id being learnt."""
     return f"{experiment_name}-{submission_id[:8]}-{number}"
-
-
-def launch_command(manifest: Path, run_ids: Sequence[str], data: Path | None) -> list[str]:
-    """What one element runs, as words."""
-    command = [sys.executable, "-u", "-m", "pipeline.launch", "--manifest", str(manifest.resolve())]
-    for run_id in run_ids:
-        command += ["--run-id", run_id]
-    return command + (["--data", str(data.resolve())] if data else [])
 
 
 def setup_lines(submission_name: str, prologue: Path | None) -> list[str]:
