@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pipeline import records, scheduler, states
 from pipeline.exits import Refusal
-from pipeline.experiment import Experiment, Manifest
+from pipeline.experiment import Array, Experiment, Manifest
 from pipeline.outcomes import Outcome, resolve
 from pipeline.scheduler import JobKey, JobState
 from pipeline.spec import Spec
@@ -41,8 +41,9 @@ def standings(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = 
     """
     found, rejected = records.read_folder(experiment.records)
     outcomes = resolve(manifest.points, found, rejected).outcomes
+    known, problem = ask_slurm(manifest)
     jobs, promised = submitted_jobs(manifest)
-    known, problem = ask_slurm({job[0] for keys in jobs.values() for job in keys})
+    announced = {run_id for array in arrays_of(manifest) for element in array.elements for run_id in element}
     driver_is_here = not holds_lock and experiment.is_being_submitted()
     logs = find_logs(experiment, manifest)
     now = datetime.now()
@@ -52,9 +53,9 @@ def standings(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = 
         job = pick_job(jobs.get(run_id, []), known)
         log = logs.get(run_id)
         unmeasured = outcome.status not in states.MEASURED
-        if unmeasured and run_id in jobs and problem:
+        if unmeasured and run_id in announced and problem:
             state = State("unknown", problem)
-        elif unmeasured and run_id not in jobs and driver_is_here:
+        elif unmeasured and run_id not in announced and driver_is_here:
             state = State("pending", "a driver is at work on this machine")
         else:
             tail = read_tail(log) if unmeasured else ""
@@ -64,17 +65,30 @@ def standings(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = 
     return result
 
 
-def ask_slurm(job_ids: set[str]) -> tuple[dict[JobKey, JobState], str | None]:
-    """The states of the jobs, or why Slurm cannot be asked."""
-    if not job_ids:
+def ask_slurm(manifest: Manifest) -> tuple[dict[JobKey, JobState], str | None]:
+    """The states of the manifest's jobs, or why Slurm cannot be asked.
+
+    An array that was announced and whose driver died before naming it gets its id by its name.
+    """
+    arrays = arrays_of(manifest)
+    if not arrays:
         return {}, None
     presence = scheduler.find_slurm()
     if presence != "up":
         return {}, f"Slurm is {presence} here, so its jobs cannot be seen"
     try:
-        return scheduler.job_states(job_ids), None
+        nameless = [array for array in arrays if array.job_id is None]
+        found = scheduler.find_jobs_named({array.job_name for array in nameless})
+        for array in nameless:
+            array.job_id = found.get(array.job_name)
+        return scheduler.job_states({array.job_id for array in arrays if array.job_id is not None}), None
     except Refusal as refusal:
         return {}, str(refusal)
+
+
+def arrays_of(manifest: Manifest) -> list[Array]:
+    """Every array, in the order of submission."""
+    return [array for submission in manifest.submissions for array in submission.arrays]
 
 
 def submitted_jobs(manifest: Manifest) -> tuple[dict[str, list[JobKey]], set[str]]:

@@ -310,6 +310,8 @@ def test_an_array_whose_driver_died_before_it_was_named_is_found_again(
     first["job_id"] = None  # as it stands between the announcement and the naming
     second["job_id"], second["job_name"] = None, "never-submitted"
     path.write_text(json.dumps(manifest))
+    words = [part["state"] for part in states(pipeline, tmp_path, on_slurm).values()]
+    assert sorted(words) == ["missing", "missing", "pending", "pending", "pending"]
     again = pipeline(*submit, env=on_slurm)
     assert "2 points to run, 3 queued or running" in again.stderr
     (kept, *_) = json.loads(path.read_text())["submissions"][0]["arrays"]
