@@ -75,9 +75,23 @@ def wrap(model: nn.Module, spec: Spec, rank: Rank) -> nn.Module:
     if spec.strategy == "dp":
         return DataParallel(model, device_ids=list(range(spec.num_gpus)))
     if spec.strategy == "ddp":
-        device_ids = [rank.local_rank] if rank.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=spec.broadcast_buffers)
+        if spec.sync_batchnorm:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return wrap_ddp(model, spec, rank)
     return model
+
+
+def wrap_ddp(
+    model: nn.Module, spec: Spec, rank: Rank, group: dist.ProcessGroup | None = None
+) -> DistributedDataParallel:
+    """DDP as the spec sets it, over all ranks or a group of them."""
+    return DistributedDataParallel(
+        model,
+        device_ids=[rank.local_rank] if rank.device.type == "cuda" else None,
+        process_group=group,
+        broadcast_buffers=spec.broadcast_buffers,
+        bucket_cap_mb=spec.bucket_cap_mb,
+    )
 
 
 def limit_memory(spec: Spec, rank: Rank) -> None:

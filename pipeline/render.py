@@ -14,7 +14,7 @@ from pipeline.tables import Row, Tables
 
 NOT_STATED = "not stated"
 ABSENT = "-"
-AXES_WITH_ABSENCE = {"max_steps": "whole epoch", "memory_limit_gib": "none"}
+AXES_WITH_ABSENCE = {"max_steps": "whole epoch", "memory_limit_gib": "none", "bucket_cap_mb": "default"}
 WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 
 

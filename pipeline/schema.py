@@ -8,7 +8,8 @@ from pipeline.spec import Count, Index, Spec
 
 # Schema history
 #   1  first form: spec, status, measurement by epoch and rank, failure, environment
-SCHEMA_VERSION: Literal[1] = 1
+#   2  adds the start of each rank's epoch, communication, telemetry; a version 1 record is one without them
+SCHEMA_VERSION: Literal[2] = 2
 
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
 MAX_CLOCKS = 1_000  # epochs x ranks beside which step times still fit
@@ -18,6 +19,8 @@ MAX_MESSAGE = 3900  # of a failure; Text leaves room for what is put before it
 MAX_PATH = 400
 
 Status = Literal["ok", "oom", "failed"]
+Variant = Literal["plain", "ddp_one", "ddp", "ddp_again", "no_op_hook", "no_sync", "dp", "dp_again"]
+TransferKind = Literal["gradients", "buffers", "batchnorm_statistics", "parameters", "inputs", "outputs"]
 FailureKind = Literal["cuda_oom", "host_oom", "stated_oom", "exception", "signal", "exit", "collective"]
 Text = Annotated[str, msgspec.Meta(max_length=4000)]
 ShortText = Annotated[str, msgspec.Meta(max_length=400)]
@@ -46,6 +49,7 @@ class RankEpoch(_Struct, frozen=True):
     data_time_ns: Nanoseconds | None = None
     loader_wait_ns: Nanoseconds | None = None
     num_samples: Index | None = None
+    started_unix_ns: Nanoseconds | None = None  # where telemetry finds the window
 
 
 class Epoch(_Struct, frozen=True):
@@ -77,6 +81,71 @@ class DeviceMemory(_Struct, frozen=True):
     num_alloc_retries: Index | None = None
 
 
+class StepSeries(_Struct, frozen=True):
+    """The step times of one variant of the model: wall time of each window by rank, [window][rank]."""
+
+    variant: Variant
+    window_times_ns: tuple[tuple[Nanoseconds, ...], ...]
+
+
+class Collective(_Struct, frozen=True):
+    """One collective at its place in a profiled step; its durations are [step][rank], in issue order.
+
+    `num_bytes` is what one rank hands in. A rank's duration includes its wait for the others.
+    """
+
+    kind: TransferKind
+    operation: ShortText
+    num_bytes: Index
+    durations_ns: tuple[tuple[Nanoseconds, ...], ...] = ()
+
+
+class Profile(_Struct, frozen=True):
+    """A profiled pass, apart from timed steps: per rank, over all its steps, the union of intervals on the device."""
+
+    num_steps: Count
+    collectives: tuple[Collective, ...]
+    comm_ns: tuple[Nanoseconds, ...] = ()
+    compute_ns: tuple[Nanoseconds, ...] = ()
+    overlap_ns: tuple[Nanoseconds, ...] = ()
+
+
+class AllReduce(_Struct, frozen=True):
+    """An isolated all-reduce of one size: the slowest rank's time a call, by window; none where memory ended."""
+
+    num_bytes: Count
+    times_ns: tuple[Nanoseconds, ...] = ()
+    is_bucket: bool = False
+
+
+class Transfer(_Struct, frozen=True):
+    """What one rank hands to the others in one step, by kind: counted, not computed."""
+
+    kind: TransferKind
+    calls_per_step: Annotated[float, msgspec.Meta(ge=0, le=2**40)]
+    bytes_per_step: Annotated[float, msgspec.Meta(ge=0, le=2**50)]
+
+
+class SplitPart(_Struct, frozen=True):
+    """One part of a DataParallel step that is synchronized after every part: mean time a step, by window."""
+
+    part: ShortText
+    times_ns: tuple[Nanoseconds, ...]
+
+
+class Communication(_Struct, frozen=True):
+    """What `measure: communication` found, raw; `notes` says what could not be measured and why."""
+
+    steps_per_window: Count
+    series: tuple[StepSeries, ...]
+    transfers: tuple[Transfer, ...] = ()
+    profile: Profile | None = None
+    sweep: tuple[AllReduce, ...] = ()
+    split: tuple[SplitPart, ...] = ()
+    trace: ShortText | None = None
+    notes: tuple[Text, ...] = ()
+
+
 class Measurement(_Struct, frozen=True):
     """What a point that ended well measured; raw values only, everything claimed is computed from them."""
 
@@ -87,6 +156,7 @@ class Measurement(_Struct, frozen=True):
     precision_used: ShortText | None = None
     cudnn_benchmark: bool | None = None
     num_threads: Count | None = None
+    communication: Communication | None = None
 
 
 class Failure(_Struct, frozen=True):
@@ -139,7 +209,7 @@ class Record(_Struct, frozen=True):
     Raises ValueError where status and content contradict each other.
     """
 
-    schema_version: Literal[1]
+    schema_version: Literal[1, 2]
     run_id: ShortText
     attempt: Index
     spec: Spec

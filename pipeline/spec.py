@@ -13,13 +13,14 @@ Input = Literal["dataloader", "synthetic"]
 Dataset = Literal["cifar10", "imagefolder", "synthetic"]
 Model = Literal["resnet18", "lenet"]  # each is a function of the same name in pipeline.models
 Remedy = Literal["linear_scaling", "warmup", "zero_gamma"]
+Measure = Literal["epochs", "communication"]
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
-FLOAT_AXES = ("learning_rate", "momentum", "weight_decay", "memory_limit_gib")
+FLOAT_AXES = ("learning_rate", "momentum", "weight_decay", "bucket_cap_mb", "memory_limit_gib")
 REFERENCE_GLOBAL_BATCH_SIZE = 128  # the learning rate is quoted for this one
 
 
@@ -55,6 +56,10 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     remedies: tuple[Remedy, ...] = ()
     warmup_epochs: Count = 2
     broadcast_buffers: bool = True
+    sync_batchnorm: bool = False
+    bucket_cap_mb: Positive | None = None  # MiB of gradients an all-reduce; None is torch's: 25, the first 1
+    measure: Measure = "epochs"
+    windows: Count = 1
     memory_limit_gib: Positive | None = None
     seed: Index = 0
     repeat: Index = 0
@@ -65,7 +70,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 msgspec.structs.force_setattr(self, axis, float(value) + 0.0)
         remedies = tuple(sorted(self.remedies, key=get_args(Remedy).index))
         msgspec.structs.force_setattr(self, "remedies", remedies)
-        for problem in (*self._shape_problems(), *self._input_problems(), *self._remedy_problems()):
+        checks = (self._shape_problems, self._input_problems, self._remedy_problems, self._measure_problems)
+        for problem in (problem for check in checks for problem in check()):
             raise ValueError(problem)
 
     def _shape_problems(self) -> list[str]:
@@ -113,10 +119,36 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         return problems
 
+    def _measure_problems(self) -> list[str]:
+        problems = []
+        if self.sync_batchnorm and (self.strategy != "ddp" or self.device == "cpu"):
+            problems.append(
+                "sync_batchnorm=true shares statistics over the GPUs of DDP; use strategy='ddp' on device='cuda'."
+            )
+        if self.measure == "epochs":
+            if self.windows > 1 and self.epochs <= self.windows:
+                problems.append(
+                    f"windows={self.windows} are timed epochs after the first, which warms up; "
+                    f"epochs={self.epochs} must be {self.windows + 1} or more."
+                )
+            return problems
+        if self.strategy == "single" or self.num_gpus < 2:
+            problems.append(
+                f"measure='communication' compares N GPUs with and without their transfers and needs num_gpus>=2 and "
+                f"strategy 'ddp' or 'dp', got {self.strategy!r} on {self.num_gpus}; leave one GPU to measure='epochs'."
+            )
+        if self.input != "synthetic":
+            problems.append(
+                f"measure='communication' times steps alone and needs input='synthetic', got {self.input!r}."
+            )
+        if self.evaluate or self.remedies:
+            problems.append("measure='communication' trains nothing to keep; leave out evaluate and remedies.")
+        return problems
+
     @property
     def is_probe(self) -> bool:
         """Whether the point only asks what fits: a few full synthetic steps, no epoch time."""
-        return self.max_steps is not None and self.input == "synthetic"
+        return self.max_steps is not None and self.input == "synthetic" and self.measure == "epochs"
 
     @property
     def reads_data(self) -> bool:
@@ -163,7 +195,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def is_whole_epoch(self) -> bool:
         """Whether an epoch visits every sample, so that its time may be called an epoch time."""
-        return not self.is_probe and self.steps_per_epoch == self.full_steps_per_epoch
+        return self.measure == "epochs" and not self.is_probe and self.steps_per_epoch == self.full_steps_per_epoch
 
     @property
     def unit(self) -> str:

@@ -32,6 +32,7 @@ class StepClock:
         self._next = 0
         self._next_host = 0
         self._started_ns = self._stopped_ns = 0
+        self.started_unix_ns = 0  # the same moment in time.time_ns(), for what others sampled meanwhile
 
     def _new_marks(self, count: int) -> list[Any]:
         if self._device.type == "cpu":
@@ -41,6 +42,7 @@ class StepClock:
     def start(self) -> None:
         """Begin the window: the device is idle from here."""
         self._synchronize()
+        self.started_unix_ns = time.time_ns()
         self._started_ns = self._host_mark()
         self._mark()
 

@@ -105,6 +105,7 @@ def run_epoch(
             optimizer_ns=totals["optimizer"],
             loader_wait_ns=clock.loader_wait_ns(),
             num_samples=sum(sizes),
+            started_unix_ns=clock.started_unix_ns,
         ),
         parts_ns,
         [float(loss) for loss in torch.stack(losses).float().cpu()],

@@ -1,3 +1,4 @@
+import re
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline.spec import AXES, Spec, canonical_json, stated_fields
 
-BASE: dict[str, Any] = {"strategy": "ddp", "num_gpus": 4, "batch_size_per_gpu": 64, "epochs": 5}
+BASE: dict[str, Any] = {"strategy": "ddp", "num_gpus": 4, "batch_size_per_gpu": 64, "epochs": 5, "input": "synthetic"}
 OTHER_VALUES: dict[str, Any] = {
     "strategy": "dp",
     "num_gpus": 2,
@@ -18,7 +19,7 @@ OTHER_VALUES: dict[str, Any] = {
     "model": "lenet",
     "dataset": "synthetic",
     "num_samples": 1000,
-    "input": "synthetic",
+    "input": "dataloader",
     "num_workers": 4,
     "precision": "bf16",
     "epochs": 6,
@@ -30,6 +31,10 @@ OTHER_VALUES: dict[str, Any] = {
     "remedies": ("warmup",),
     "warmup_epochs": 3,
     "broadcast_buffers": False,
+    "sync_batchnorm": True,
+    "bucket_cap_mb": 100.0,
+    "measure": "communication",
+    "windows": 4,
     "memory_limit_gib": 4.0,
     "seed": 1,
     "repeat": 1,
@@ -86,6 +91,40 @@ def test_every_axis_that_changes_gives_a_new_run_id() -> None:
     assert set(OTHER_VALUES) == set(AXES), "a new axis needs a value here"
     run_ids = {Spec(**{**BASE, axis: value}).run_id() for axis, value in OTHER_VALUES.items()}
     assert len(run_ids | {Spec(**BASE).run_id()}) == len(AXES) + 1
+
+
+COMMUNICATION: dict[str, Any] = {
+    "strategy": "ddp",
+    "num_gpus": 2,
+    "batch_size_per_gpu": 8,
+    "measure": "communication",
+    "input": "synthetic",
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_gpus": 1}, "needs num_gpus>=2 and strategy 'ddp' or 'dp', got 'ddp' on 1"),
+        ({"strategy": "single", "num_gpus": 1}, "got 'single' on 1; leave one GPU to measure='epochs'"),
+        ({"input": "dataloader"}, "needs input='synthetic', got 'dataloader'"),
+        ({"evaluate": True}, "leave out evaluate and remedies"),
+        ({"remedies": ["warmup"]}, "leave out evaluate and remedies"),
+        ({"measure": "epochs", "windows": 2, "epochs": 2}, "epochs=2 must be 3 or more"),
+        ({"sync_batchnorm": True, "device": "cpu"}, "use strategy='ddp' on device='cuda'"),
+        ({"sync_batchnorm": True, "strategy": "dp"}, "use strategy='ddp' on device='cuda'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_the_cure(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=re.escape(message)):
+        msgspec.convert({**COMMUNICATION, **fields}, Spec)
+
+
+def test_communication_is_neither_a_probe_nor_an_epoch() -> None:
+    spec = Spec(**COMMUNICATION, max_steps=3)
+    assert not spec.is_probe
+    assert not spec.is_whole_epoch
+    assert not Spec(**COMMUNICATION).is_whole_epoch
 
 
 @pytest.mark.parametrize(
