@@ -4,6 +4,8 @@ import argparse
 import os
 from pathlib import Path
 
+from pipeline.command import LaunchOptions
+
 DEFAULT_DATA = "data"
 RERUN_CHOICES = ("failed", "oom", "all")
 
@@ -19,7 +21,15 @@ def add_point_arguments(parser: argparse.ArgumentParser) -> None:
         help="replace an axis in every block of the grid",
     )
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="the parent of the experiment's folder")
+    parser.add_argument(
+        "--keep-trace", action="store_true", help="keep the profiler's traces of points that measure communication"
+    )
     parser.add_argument("--data", type=Path, help="the data folder (default: PIPELINE_DATA, else data)")
+
+
+def launch_options(arguments: argparse.Namespace) -> LaunchOptions:
+    """What the launches are told."""
+    return LaunchOptions(data_folder(arguments), arguments.keep_trace)
 
 
 def data_folder(arguments: argparse.Namespace) -> Path:

@@ -3,13 +3,22 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent  # goes on the process's PYTHONPATH, whatever folder it starts in
 
 
-def launch_command(manifest: Path, run_ids: Sequence[str], data: Path | None) -> list[str]:
+class LaunchOptions(NamedTuple):
+    """What every launch of a submission is told: where the data lies, and whether profiler traces are kept."""
+
+    data: Path
+    keep_trace: bool = False
+
+
+def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOptions) -> list[str]:
     """What an array element, or this machine, runs for these points, as words."""
     command = [sys.executable, "-u", "-m", "pipeline.launch", "--manifest", str(manifest.resolve())]
     for run_id in run_ids:
         command += ["--run-id", run_id]
-    return command + (["--data", str(data.resolve())] if data else [])
+    command += ["--data", str(options.data.resolve())]
+    return command + ["--keep-trace"] * options.keep_trace

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline import local, scheduler, slurm, staging
+from pipeline.command import LaunchOptions
 from pipeline.exits import Refusal, talk
 from pipeline.experiment import Array, Experiment, Submission, start_submission
 from pipeline.follow import standings
@@ -30,17 +31,19 @@ def stage_data(todo: Sequence[Spec], folder: Path) -> None:
         raise Refusal(str(error)) from error
 
 
-def run_here(experiment: Experiment, todo: list[Spec], data: Path) -> None:
+def run_here(experiment: Experiment, todo: list[Spec], options: LaunchOptions) -> None:
     """Run the points one after another on this machine, as a submission of their own."""
     if not todo:
         return
     submission = start_submission(uuid.uuid4().hex, "local")
     with experiment.edit_manifest() as manifest:
         manifest.submissions.append(submission)
-    local.run_points(experiment, submission, todo, data)
+    local.run_points(experiment, submission, todo, options)
 
 
-def submit_arrays(experiment: Experiment, arrays: Sequence[PlannedArray], prologue: bytes | None, data: Path) -> None:
+def submit_arrays(
+    experiment: Experiment, arrays: Sequence[PlannedArray], prologue: bytes | None, options: LaunchOptions
+) -> None:
     """Submit every array, each announced in the manifest before and named in it after. Raises Refusal."""
     if not arrays:
         return
@@ -58,7 +61,7 @@ def submit_arrays(experiment: Experiment, arrays: Sequence[PlannedArray], prolog
     for number, planned in enumerate(arrays):
         array = announce(experiment, submission, planned, number)
         try:
-            array.job_id = slurm.submit_array(experiment, submission, array, planned.request, setup, data)
+            array.job_id = slurm.submit_array(experiment, submission, array, planned.request, setup, options)
         except Refusal:
             submission.arrays.remove(array)
             raise

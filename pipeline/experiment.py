@@ -92,6 +92,11 @@ class Experiment:
         return self.logs / "scratch"
 
     @property
+    def traces(self) -> Path:
+        """The profiler's traces that were asked for, a folder an attempt."""
+        return self.folder / "traces"
+
+    @property
     def report(self) -> Path:
         return self.folder / "report.md"
 

@@ -12,10 +12,11 @@ from pipeline.spec import Spec
 
 
 class Point(msgspec.Struct, frozen=True):
-    """What launch hands to its ranks: the spec, and the data folder."""
+    """What launch hands to its ranks: the spec, the data folder, and whether the profiler's trace is kept."""
 
     spec: Spec
     data: str | None
+    keep_trace: bool = False
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -44,6 +45,15 @@ class Handover:
     @property
     def series(self) -> Path:
         return self.folder / "steps.npz"
+
+    @property
+    def traces(self) -> Path:
+        return self.folder / "traces"
+
+    def create_traces(self) -> Path:
+        """The folder where every rank leaves its trace."""
+        self.traces.mkdir(exist_ok=True)
+        return self.traces
 
     def leave_point(self, point: Point) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

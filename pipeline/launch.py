@@ -21,7 +21,8 @@ import msgspec
 
 from pipeline import ending, records
 from pipeline import experiment as experiments
-from pipeline.arguments import RERUN_CHOICES, add_point_arguments, data_folder
+from pipeline.arguments import RERUN_CHOICES, add_point_arguments, launch_options
+from pipeline.command import LaunchOptions
 from pipeline.ending import RankExit
 from pipeline.exits import FINE, GAPS, Refusal, run_command, talk
 from pipeline.experiment import Experiment
@@ -59,12 +60,12 @@ def main() -> int:
     else:
         experiment, points = resolve_grid(arguments.grid, arguments.index, arguments.set, arguments.outputs)
         points = [spec for spec in points if is_to_run(spec, experiment, arguments.rerun)]
-    data = data_folder(arguments)
+    options = launch_options(arguments)
     code = FINE
     for spec in points:
         if node_rank() >= spec.num_nodes:
             continue
-        record = launch_point(spec, experiment, data)
+        record = launch_point(spec, experiment, options)
         if record is not None and record.status != "ok":
             code = GAPS
             if spec.num_nodes > 1:  # the other nodes may still be inside this point: end the step with it
@@ -131,11 +132,11 @@ def node_rank() -> int:
     return int(os.environ.get("SLURM_NODEID", "0"))
 
 
-def launch_point(spec: Spec, experiment: Experiment, data: Path | None) -> Record | None:
+def launch_point(spec: Spec, experiment: Experiment, options: LaunchOptions) -> Record | None:
     """Run one point's ranks on this node and publish how it ended; None where another node publishes it."""
     launch_id = os.environ.get("PIPELINE_LAUNCH_ID") or f"here-{uuid.uuid4().hex[:12]}"
     handover = Handover(experiment.scratch / f"{spec.run_id()}.{launch_id}")
-    handover.leave_point(Point(spec, str(data.resolve()) if data else None))
+    handover.leave_point(Point(spec, str(options.data.resolve()), options.keep_trace))
     started_at = experiments.now()
     talk(f"{spec.run_id()}: starting")
     try:
@@ -155,8 +156,16 @@ def launch_point(spec: Spec, experiment: Experiment, data: Path | None) -> Recor
     if record.status == "ok":
         with contextlib.suppress(FileNotFoundError):
             handover.series.rename(path.with_suffix(".steps.npz"))
+        with contextlib.suppress(FileNotFoundError):
+            keep_traces(handover.traces, experiment.traces / path.stem)
     talk(f"{spec.run_id()}: {record.ending()}")
     return record
+
+
+def keep_traces(found: Path, kept: Path) -> None:
+    """Move the traces of a launch beside its experiment's records. Raises FileNotFoundError where there are none."""
+    kept.parent.mkdir(mode=0o750, exist_ok=True)
+    found.rename(kept)
 
 
 def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankExit]:

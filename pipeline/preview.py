@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import slurm
-from pipeline.command import launch_command
+from pipeline.command import LaunchOptions, launch_command
 from pipeline.experiment import Experiment
 from pipeline.plan import PlannedArray, Selection, Site
 from pipeline.spec import stated_fields
@@ -16,14 +16,14 @@ def describe(
     site: Site,
     selection: Selection,
     arrays: Sequence[PlannedArray],
-    data: Path,
+    options: LaunchOptions,
     prologue: Path | None,
 ) -> dict[str, Any]:
     """The plan as `--dry-run --json` prints it."""
     described = []
     for number, array in enumerate(arrays):
         run_ids = [[spec.run_id() for spec in element] for element in array.elements]
-        command = launch_command(experiment.manifest, ["$RUN_ID"], data)
+        command = launch_command(experiment.manifest, ["$RUN_ID"], options)
         name = f"{experiment.folder.name}-{number}"
         setup = slurm.setup_lines("<submission>", prologue)
         described.append(

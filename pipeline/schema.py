@@ -142,7 +142,6 @@ class Communication(_Struct, frozen=True):
     profile: Profile | None = None
     sweep: tuple[AllReduce, ...] = ()
     split: tuple[SplitPart, ...] = ()
-    trace: ShortText | None = None
     notes: tuple[Text, ...] = ()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline import scheduler
 from pipeline.allocation import Request
-from pipeline.command import ROOT, launch_command
+from pipeline.command import ROOT, LaunchOptions, launch_command
 from pipeline.exits import SCHEDULER, Refusal
 from pipeline.experiment import Array, Experiment, Submission
 
@@ -56,7 +56,12 @@ def parallelism(request: Request, num_elements: int) -> int:
 
 
 def submit_array(
-    experiment: Experiment, submission: Submission, array: Array, request: Request, setup: list[str], data: Path | None
+    experiment: Experiment,
+    submission: Submission,
+    array: Array,
+    request: Request,
+    setup: list[str],
+    options: LaunchOptions,
 ) -> str:
     """Submit one array and return its job id.
 
@@ -71,7 +76,7 @@ def submit_array(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     executor = submitit.SlurmExecutor(folder)
     executor.update_parameters(**submitit_parameters(array.job_name, request, len(array.elements), setup))
-    commands = [launch_command(experiment.manifest, run_ids, data) for run_ids in array.elements]
+    commands = [launch_command(experiment.manifest, run_ids, options) for run_ids in array.elements]
     try:
         with executor.batch():
             jobs = [executor.submit(os.execvp, command[0], command) for command in commands]

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.arguments import RERUN_CHOICES, add_point_arguments, data_folder
+from pipeline.arguments import RERUN_CHOICES, add_point_arguments, launch_options
 from pipeline.exits import FINE, Refusal, run_command, talk
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def main() -> int:
     grid = plan.expand(wishes)
     site = plan.survey(wishes)
     experiment = Experiment(wishes.outputs / grid.name)
-    data = data_folder(arguments)
+    options = launch_options(arguments)
     prologue = read_prologue(arguments.prologue)
     todo = plan.select(grid.points, experiment, wishes).todo
     points, left_out = plan.leave_out(grid.points, plan.find_unsatisfiable(todo, site), wishes)
@@ -68,7 +68,7 @@ def main() -> int:
     if wishes.is_dry_run:
         selection = plan.select(points, experiment, wishes)
         arrays = plan.plan_arrays(selection.todo, grid.resources, site, wishes)
-        shape = preview.describe(experiment, site, selection, arrays, data, arguments.prologue)
+        shape = preview.describe(experiment, site, selection, arrays, options, arguments.prologue)
         print(json.dumps(shape, indent=1) if arguments.json else preview.render(shape))
         return FINE
     experiment.create()
@@ -76,15 +76,15 @@ def main() -> int:
         execute.adopt_announced(experiment)
         selection = plan.select(points, experiment, wishes)
         report_selection(selection)
-        execute.stage_data(selection.todo, data)
+        execute.stage_data(selection.todo, options.data)
         with experiment.edit_manifest() as manifest:
             manifest.name = grid.name
             add_points(manifest, points)
         if site.place == "local":
-            execute.run_here(experiment, selection.todo, data)
+            execute.run_here(experiment, selection.todo, options)
         else:
             arrays = plan.plan_arrays(selection.todo, grid.resources, site, wishes)
-            execute.submit_arrays(experiment, arrays, prologue, data)
+            execute.submit_arrays(experiment, arrays, prologue, options)
     print(f"folder {experiment.folder}")
     if arguments.wait and site.place == "slurm":
         execute.wait(experiment)

@@ -93,3 +93,19 @@ class StepClock:
     def loader_wait_ns(self) -> int:
         """How long the host waited for batches, hidden behind the device's work or not."""
         return int(np.diff(np.array(self._host_ns, dtype=np.int64))[::2].sum())
+
+
+class SilentClock(StepClock):
+    """The wall clock alone: what the marks cost is the difference. Its parts are zeros."""
+
+    def mark(self, part: str) -> None:
+        """Mark nothing."""
+
+    def stop(self) -> None:
+        """End the window once the device has done all its work."""
+        self._synchronize()
+        self._stopped_ns = time.perf_counter_ns()
+
+    def parts_ns(self) -> Series:
+        """Zeros: [num_steps, len(PARTS)]."""
+        return np.zeros((self._num_steps, len(PARTS)), dtype=np.int64)

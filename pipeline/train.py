@@ -14,7 +14,7 @@ from pipeline import distributed
 from pipeline.data import MEAN, STD, Images, TrainingBatches, build_batches, load_images
 from pipeline.distributed import Rank
 from pipeline.models import build_model
-from pipeline.schema import MAX_CLOCKS, MAX_STEP_TIMES, DeviceMemory, Epoch, Measurement, RankEpoch
+from pipeline.schema import MAX_CLOCKS, MAX_STEP_TIMES, Communication, DeviceMemory, Epoch, Measurement, RankEpoch
 from pipeline.spec import REFERENCE_GLOBAL_BATCH_SIZE, Spec
 from pipeline.timing import PARTS, Series, StepClock
 
@@ -56,11 +56,17 @@ def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement,
 
 
 def run_epoch(
-    number: int, spec: Spec, rank: Rank, batches: TrainingBatches, model: nn.Module, optimizer: torch.optim.Optimizer
+    number: int,
+    spec: Spec,
+    rank: Rank,
+    batches: TrainingBatches,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    clock_type: type[StepClock] = StepClock,
 ) -> RankSeries:
     """One epoch on the clock: nothing between start and stop prints, reads a value back or synchronizes."""
     num_steps = spec.steps_per_epoch
-    clock = StepClock(num_steps, rank.device)
+    clock = clock_type(num_steps, rank.device)
     autocast = torch.autocast(rank.device.type, torch.bfloat16, enabled=spec.precision == "bf16")
     num_correct = torch.zeros((), dtype=torch.int64, device=rank.device)
     losses: list[Tensor] = []
@@ -196,8 +202,10 @@ def drop_long_series(epochs: list[Epoch]) -> tuple[Epoch, ...]:
     return tuple(msgspec.structs.replace(epoch, step_times_ns=None) for epoch in epochs)
 
 
-def describe(spec: Spec, rank: Rank, model: nn.Module, epochs: tuple[Epoch, ...]) -> Measurement:
-    """The epochs with every rank's memory and the model's size; called by all ranks."""
+def describe(
+    spec: Spec, rank: Rank, model: nn.Module, epochs: tuple[Epoch, ...], communication: Communication | None = None
+) -> Measurement:
+    """What was measured with every rank's memory and the model's size; called by all ranks."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return Measurement(
         epochs=epochs,
@@ -207,6 +215,7 @@ def describe(spec: Spec, rank: Rank, model: nn.Module, epochs: tuple[Epoch, ...]
         precision_used=precision_used(spec, rank),
         cudnn_benchmark=torch.backends.cudnn.benchmark if spec.device == "cuda" else None,
         num_threads=torch.get_num_threads(),
+        communication=communication,
     )
 
 

@@ -16,9 +16,11 @@ import torch
 import torch.distributed as dist
 
 from pipeline import distributed, environment, here
+from pipeline.communication import measure_communication
 from pipeline.data import warm_cache
-from pipeline.handover import Handover, RankError, Result
-from pipeline.schema import MAX_MESSAGE, MAX_PATH, FailureKind
+from pipeline.distributed import Rank
+from pipeline.handover import Handover, Point, RankError, Result
+from pipeline.schema import MAX_MESSAGE, MAX_PATH, FailureKind, Measurement
 from pipeline.timing import Series
 from pipeline.train import train_point
 
@@ -47,8 +49,7 @@ def save_series(series: list[list[Series]], path: Path) -> None:
 def run_rank(handover: Handover) -> None:
     """Train the point that was handed over; rank 0 leaves the result."""
     point = handover.read_point()
-    folder = Path(point.data) if point.data else None
-    warm_cache(point.spec, folder)  # before the others wait in a collective
+    warm_cache(point.spec, Path(point.data) if point.data else None)  # before the others wait in a collective
     rank = distributed.join(point.spec)
     seen = distributed.gather(environment.capture(point.spec, rank))
     where = msgspec.structs.replace(
@@ -59,12 +60,22 @@ def run_rank(handover: Handover) -> None:
     )
     if rank.rank == 0:
         handover.leave_environment(where)
-    measurement, series = train_point(point.spec, rank, folder)
+    measurement = measure(point, rank, handover)
     if rank.rank == 0:
-        save_series(series, handover.series)
         handover.leave_result(Result(measurement, where))
     distributed.barrier(rank)
     distributed.leave()
+
+
+def measure(point: Point, rank: Rank, handover: Handover) -> Measurement:
+    """What the point asks for: trained epochs, or the cost of communication."""
+    if point.spec.measure == "communication":
+        traces = handover.create_traces() if point.keep_trace else None
+        return measure_communication(point.spec, rank, traces)
+    measurement, series = train_point(point.spec, rank, Path(point.data) if point.data else None)
+    if rank.rank == 0:
+        save_series(series, handover.series)
+    return measurement
 
 
 def main() -> None:

@@ -1,0 +1,93 @@
+"""What communication costs, measured: step times with and without it, a profiled pass, and the link's own limit."""
+
+from pathlib import Path
+
+import msgspec
+import torch
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from pipeline import distributed
+from pipeline.data import ResidentBatches
+from pipeline.distributed import Rank
+from pipeline.interleave import interleave, warm_up
+from pipeline.profiling import NUM_STEPS, bucket_bytes, combine, count_transfers, profile_steps
+from pipeline.schema import Communication, Measurement, Profile, StepSeries
+from pipeline.spec import Spec
+from pipeline.split import count_data_parallel, split_steps
+from pipeline.sweep import sweep_all_reduce
+from pipeline.trace import TraceTooLarge
+from pipeline.train import describe, set_precision
+from pipeline.variants import DDP_VARIANTS, DP_VARIANTS, Variant, Workbench, build_variants, build_workbench
+
+LEDGER_STEPS = 3
+
+
+def measure_communication(spec: Spec, rank: Rank, traces: Path | None) -> Measurement:
+    """Everything `measure: communication` asks for; `traces` is where the profiler's files stay, if they do."""
+    set_precision(spec)
+    distributed.limit_memory(spec, rank)
+    batch = next(ResidentBatches(spec, rank).epoch(1))
+    bench = build_workbench(spec, rank, batch)
+    variants = build_variants(bench, DDP_VARIANTS if spec.strategy == "ddp" else DP_VARIANTS)
+    steps = {variant.name: variant.step for variant in variants}
+    fitting = warm_up(steps, rank)
+    steps_per_window = spec.max_steps or fitting
+    windows = interleave(steps, spec.windows, steps_per_window, rank)
+    series = tuple(
+        StepSeries(variant=variant.name, window_times_ns=tuple(map(tuple, windows[variant.name])))  # type: ignore[arg-type]
+        for variant in variants
+    )
+    found = Communication(steps_per_window=steps_per_window, series=series)
+    if spec.strategy == "ddp":
+        found = add_collectives(found, named(variants, "ddp"), rank, traces)
+    else:
+        found = add_split(found, named(variants, "dp"), bench)
+    return describe(spec, rank, named(variants, "plain").model, (), found)
+
+
+def named(variants: list[Variant], name: str) -> Variant:
+    """The variant of that name."""
+    return next(variant for variant in variants if variant.name == name)
+
+
+def add_collectives(found: Communication, ddp: Variant, rank: Rank, traces: Path | None) -> Communication:
+    """The profiled pass and the sweep at the sizes of DDP's buckets."""
+    assert isinstance(ddp.model, DistributedDataParallel)
+    buckets = bucket_bytes(ddp.model)
+    profile, notes = profile_collectives(ddp, buckets, rank, traces)
+    return msgspec.structs.replace(
+        found,
+        transfers=count_transfers(profile) if profile else (),
+        profile=profile,
+        sweep=sweep_all_reduce(buckets, rank),
+        notes=notes,
+    )
+
+
+def add_split(found: Communication, dp: Variant, bench: Workbench) -> Communication:
+    """DataParallel's own parts, and what it hands from GPU to GPU."""
+    assert isinstance(dp.model, DataParallel)
+    return msgspec.structs.replace(
+        found,
+        transfers=count_data_parallel(dp.step, LEDGER_STEPS),
+        split=split_steps(dp.model, bench.spec, bench.batch, bench.rank),
+    )
+
+
+def profile_collectives(
+    ddp: Variant, buckets: list[int], rank: Rank, traces: Path | None
+) -> tuple[Profile | None, tuple[str, ...]]:
+    """The profile of all ranks, or why there is none; no rank goes on where another failed."""
+    trace, problem = None, None
+    try:
+        trace = profile_steps(ddp.step, rank, traces)
+    except (TraceTooLarge, RuntimeError, OSError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        problem = f"rank {rank.rank}: no profile: {error}"
+    gathered = distributed.gather((trace, problem))
+    problems = [text for _, text in gathered if text]
+    if problems:
+        return None, tuple(problems)
+    profile, note = combine([part for part, _ in gathered if part], NUM_STEPS[rank.device.type], buckets)
+    return profile, (note,) if note else ()

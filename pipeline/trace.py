@@ -1,0 +1,133 @@
+"""A profiler's trace read for what travels: the collectives of each step, and what they overlap.
+
+Understands the chrome trace that torch.profiler exports (kineto): NCCL kernels with their collective's name and
+size, and gloo's spans on the CPU.
+"""
+
+import gzip
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Intervals = npt.NDArray[np.float64]  # [n, 2]: start and end in us
+
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+ITEM_BYTES = {"float": 4, "long": 8, "long int": 8, "int": 4, "c10::half": 2, "half": 2, "c10::bfloat16": 2}
+ITEM_BYTES |= {"bfloat16": 2, "double": 8, "bool": 1, "byte": 1, "unsigned char": 1}
+NCCL_KERNEL = re.compile(r"nccl(?:Dev)?Kernel_(?P<operation>[A-Za-z]+)")
+OPERATIONS = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}
+
+
+class TraceTooLarge(ValueError):
+    """The trace is larger than the limit, in bytes."""
+
+
+class TraceEvent(msgspec.Struct):
+    """One event as kineto writes it; times in us."""
+
+    name: str = ""
+    cat: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    args: dict[str, Any] = {}
+
+
+class TraceFile(msgspec.Struct):
+    """The file: everything else in it is for viewers."""
+
+    traceEvents: list[TraceEvent]
+
+
+class SeenCollective(NamedTuple):
+    """One collective as a rank ran it."""
+
+    operation: str
+    num_bytes: int
+    start_us: float
+    duration_us: float
+
+
+class RankTrace(NamedTuple):
+    """One rank's profiled steps: collectives in order, and unions of intervals on the device, in ns."""
+
+    collectives: list[SeenCollective]
+    comm_ns: int
+    compute_ns: int
+    overlap_ns: int
+
+
+def read_trace(path: Path, max_bytes: int) -> list[TraceEvent]:
+    """The events of a trace, gzipped or not. Raises TraceTooLarge past `max_bytes` of text."""
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        raw = file.read(max_bytes + 1)
+    if len(raw) > max_bytes:
+        raise TraceTooLarge(f"the trace of a rank is larger than {max_bytes} bytes; profile fewer steps")
+    return msgspec.json.decode(raw, type=TraceFile, strict=False).traceEvents
+
+
+def summarize_trace(events: list[TraceEvent]) -> RankTrace:
+    """What one rank's trace says of communication; without GPU work the spans of gloo count."""
+    collectives = sorted(filter(None, map(see_collective, events)), key=lambda seen: seen.start_us)
+    compute = [
+        (event.ts, event.ts + event.dur)
+        for event in events
+        if event.cat in DEVICE_WORK and not NCCL_KERNEL.match(event.name)
+    ]
+    comm = union([(seen.start_us, seen.start_us + seen.duration_us) for seen in collectives])
+    work = union(compute)
+    return RankTrace(
+        collectives, length_ns(comm), length_ns(work), length_ns(comm) + length_ns(work) - both_ns(comm, work)
+    )
+
+
+def see_collective(event: TraceEvent) -> SeenCollective | None:
+    """The collective that an event is, if it is one."""
+    kernel = NCCL_KERNEL.match(event.name) if event.cat == "kernel" else None
+    if kernel is not None:
+        operation = str(event.args.get("Collective name") or kernel["operation"])
+        return SeenCollective(plain_name(operation), nccl_bytes(event.args), event.ts, event.dur)
+    if event.cat == "user_annotation" and event.name.startswith("gloo:"):
+        return SeenCollective(event.name.removeprefix("gloo:"), gloo_bytes(event.args), event.ts, event.dur)
+    return None
+
+
+def plain_name(operation: str) -> str:
+    """A collective's name as torch.distributed spells it."""
+    bare = operation.strip("_").lower().removesuffix("_base").replace("_", "")
+    return next((name for start, name in OPERATIONS.items() if bare.startswith(start)), bare)
+
+
+def nccl_bytes(args: dict[str, Any]) -> int:
+    """What one rank hands in, from the annotations that torch puts on NCCL's kernels."""
+    return int(args.get("In msg nelems", 0)) * ITEM_BYTES.get(str(args.get("dtype", "")).lower(), 4)
+
+
+def gloo_bytes(args: dict[str, Any]) -> int:
+    """The same from the shapes of gloo's spans."""
+    dims, types = args.get("Input Dims", []), args.get("Input type", [])
+    return sum(int(np.prod(shape)) * ITEM_BYTES.get(str(kind), 4) for shape, kind in zip(dims, types, strict=False))
+
+
+def union(intervals: list[tuple[float, float]]) -> Intervals:
+    """The intervals merged where they touch, in order: [n, 2]."""
+    merged: list[list[float]] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([start, end])
+    return np.array(merged, dtype=np.float64).reshape(-1, 2)
+
+
+def length_ns(intervals: Intervals) -> int:
+    """The summed length of disjoint intervals, us -> ns."""
+    return round(float((intervals[:, 1] - intervals[:, 0]).sum()) * 1e3)
+
+
+def both_ns(one: Intervals, other: Intervals) -> int:
+    """The length of the union of two sets of disjoint intervals, in ns."""
+    return length_ns(union([(float(start), float(end)) for start, end in (*one, *other)]))

@@ -1,0 +1,118 @@
+"""The same training step in several forms that differ in one thing each: what DDP adds, what its collectives cost."""
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from pipeline.data import Batch
+from pipeline.distributed import Rank, wrap_ddp
+from pipeline.models import build_model
+from pipeline.spec import Spec
+
+DDP_VARIANTS = ("plain", "ddp_one", "ddp", "ddp_again", "no_op_hook", "no_sync")
+DP_VARIANTS = ("plain", "dp", "dp_again")
+
+Step = Callable[[], None]
+
+
+class Variant(NamedTuple):
+    """A model of its own, as one form of the step trains it."""
+
+    name: str
+    model: nn.Module
+    step: Step
+
+
+class Workbench(NamedTuple):
+    """What all variants share: the point, this rank, its batch, and a process group of this rank alone."""
+
+    spec: Spec
+    rank: Rank
+    batch: Batch
+    alone: dist.ProcessGroup | None
+
+
+def build_workbench(spec: Spec, rank: Rank, batch: Batch) -> Workbench:
+    """The workbench of a rank; called by all ranks, since each takes part in making every group."""
+    groups = [dist.new_group([member]) for member in range(rank.world_size)] if dist.is_initialized() else []
+    return Workbench(spec, rank, batch, groups[rank.rank] if groups else None)
+
+
+def build_variant(bench: Workbench, name: str, spec: Spec | None = None, after_backward: Step | None = None) -> Variant:
+    """The variant of that name, with parameters of its own that begin alike everywhere.
+
+    `plain` is the bare module, `ddp_one` DDP on this rank alone, `ddp` over all ranks, `no_op_hook` the same
+    with the collectives left out (hooks and bucket copies run), `no_sync` DDP that reduces nothing, `dp`
+    DataParallel; a name's `_again` is the same form a second time, whose difference is noise. `spec` replaces
+    the workbench's, `after_backward` runs between backward and optimizer.
+    """
+    spec = spec or bench.spec
+    torch.manual_seed(spec.seed)
+    bare = build_model(spec.model or "resnet18", num_classes=10).to(bench.rank.device)
+    form = name.removesuffix("_again")
+    model = wrap(bare, form, spec, bench)
+    if form == "no_op_hook":
+        assert isinstance(model, DistributedDataParallel)
+        model.register_comm_hook(None, noop_hook)
+    quiet = (
+        model.no_sync if form == "no_sync" and isinstance(model, DistributedDataParallel) else contextlib.nullcontext
+    )
+    return Variant(name, model, build_step(model, spec, bench, quiet, after_backward))
+
+
+def wrap(bare: nn.Module, form: str, spec: Spec, bench: Workbench) -> nn.Module:
+    """The bare module as the form trains it."""
+    if form == "plain":
+        return bare
+    if form == "dp":
+        return DataParallel(bare, device_ids=list(range(spec.num_gpus)))
+    group = bench.alone if form == "ddp_one" else None
+    if spec.sync_batchnorm:
+        bare = nn.SyncBatchNorm.convert_sync_batchnorm(bare, group)
+    return wrap_ddp(bare, spec, bench.rank, group)
+
+
+def build_step(
+    model: nn.Module,
+    spec: Spec,
+    bench: Workbench,
+    quiet: Callable[[], contextlib.AbstractContextManager[Any]],
+    after_backward: Step | None,
+) -> Step:
+    """One training step as train.run_epoch makes it, without the clock's marks."""
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=spec.learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay
+    )
+    images, labels = select_batch(model, spec, bench.batch)
+    autocast = torch.autocast(bench.rank.device.type, torch.bfloat16, enabled=spec.precision == "bf16")
+    model.train()
+
+    def step() -> None:
+        with quiet():
+            with autocast:
+                loss = nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+        if after_backward is not None:
+            after_backward()
+        optimizer.step()
+
+    return step
+
+
+def select_batch(model: nn.Module, spec: Spec, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The rank's batch; beside DataParallel, which takes the global one, a model on one GPU gets its share."""
+    images, labels = batch
+    size = len(labels) if isinstance(model, DataParallel) else spec.batch_size_per_gpu
+    return images[:size], labels[:size]
+
+
+def build_variants(bench: Workbench, names: Iterable[str]) -> list[Variant]:
+    """The variants of those names, in that order on every rank."""
+    return [build_variant(bench, name) for name in names]
