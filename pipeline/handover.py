@@ -3,20 +3,28 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from pipeline import files
+from pipeline.answers import Findings
 from pipeline.schema import Environment, FailureKind, Measurement
 from pipeline.spec import Spec
 
+Task = Literal["measure", "known_answers", "exposure"]
+
 
 class Point(msgspec.Struct, frozen=True):
-    """What launch hands to its ranks: the spec, the data folder, and whether the profiler's trace is kept."""
+    """What launch hands to its ranks: the spec, the data folder, whether the profiler's trace is kept, and the task.
+
+    `measure` is what the spec says; the others are the self-test's.
+    """
 
     spec: Spec
     data: str | None
     keep_trace: bool = False
+    task: Task = "measure"
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -59,6 +67,9 @@ class Handover:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._leave("point.json", point)
 
+    def leave_findings(self, findings: Findings) -> None:
+        self._leave("findings.json", findings)
+
     def leave_environment(self, environment: Environment) -> None:
         self._leave("environment.json", environment)
 
@@ -80,6 +91,11 @@ class Handover:
         """The result, or None where no rank left one."""
         path = self.folder / "result.json"
         return msgspec.json.decode(path.read_bytes(), type=Result) if path.exists() else None
+
+    def read_findings(self) -> Findings | None:
+        """What a self-test's launch found, or None where its ranks left nothing."""
+        path = self.folder / "findings.json"
+        return msgspec.json.decode(path.read_bytes(), type=Findings) if path.exists() else None
 
     def read_errors(self) -> Iterator[RankError]:
         """The errors that ranks of any node left."""

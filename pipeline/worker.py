@@ -20,6 +20,7 @@ from pipeline.communication import measure_communication
 from pipeline.data import warm_cache
 from pipeline.distributed import Rank
 from pipeline.handover import Handover, Point, RankError, Result
+from pipeline.known_answers import TASKS
 from pipeline.schema import MAX_MESSAGE, MAX_PATH, FailureKind, Measurement
 from pipeline.timing import Series
 from pipeline.train import train_point
@@ -60,9 +61,14 @@ def run_rank(handover: Handover) -> None:
     )
     if rank.rank == 0:
         handover.leave_environment(where)
-    measurement = measure(point, rank, handover)
-    if rank.rank == 0:
-        handover.leave_result(Result(measurement, where))
+    if point.task == "measure":
+        measurement = measure(point, rank, handover)
+        if rank.rank == 0:
+            handover.leave_result(Result(measurement, where))
+    else:
+        found = TASKS[point.task](point.spec, rank)
+        if rank.rank == 0:
+            handover.leave_findings(found)
     distributed.barrier(rank)
     distributed.leave()
 

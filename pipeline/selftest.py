@@ -1,0 +1,132 @@
+"""Test the instrument on this machine's GPUs: what it measures against things whose size is known.
+
+    python -m pipeline.selftest --json
+
+Runs one point three times: with every check's variant in one process group, again in new processes, and over
+sockets. Exit codes: 0 every check passed (or does not apply here), 1 one failed, 2 usage or a run that ended badly.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from pipeline.exits import FINE, GAPS, Refusal, run_command, talk
+from pipeline.here import num_visible_gpus
+from pipeline.spec import Model, Spec
+
+if TYPE_CHECKING:
+    from pipeline.answers import Answer, Findings
+    from pipeline.handover import Task
+
+SOCKETS_ALONE = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+DEFAULT_BATCH = {"cuda": 512, "cpu": 8}
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.selftest", description="Test the instrument against things whose size is known."
+    )
+    parser.add_argument("--num-gpus", type=int, help="GPUs to use (default: all that are visible; 2 processes on CPU)")
+    parser.add_argument("--batch-size-per-gpu", type=int, help="samples a GPU and step (default: 512; 8 on CPU)")
+    parser.add_argument("--model", choices=get_args(Model), default="resnet18", help="what is trained")
+    parser.add_argument("--windows", type=int, default=12, help="rounds of interleaved windows, six or more")
+    parser.add_argument("--json", action="store_true", help="answers and raw findings as one JSON object")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure three times, judge, print."""
+    arguments = parse_arguments()
+    from pipeline.answers import judge, summary
+
+    spec = build_spec(arguments)
+    runs = {"known_answers": measure(spec, "known_answers"), "again": measure(spec, "exposure")}
+    if spec.device == "cuda":
+        with variables(SOCKETS_ALONE):
+            runs["sockets"] = measure(spec, "exposure")
+    answers = judge(runs["known_answers"], runs["again"], runs.get("sockets"))
+    counts = summary(answers)
+    print(as_json(answers, runs) if arguments.json else as_text(answers))
+    talk(", ".join(f"{count} {word}" for word, count in counts.items()))
+    return GAPS if counts["fail"] else FINE
+
+
+def build_spec(arguments: argparse.Namespace) -> Spec:
+    """The point that is measured. Raises Refusal where this machine or the numbers cannot make one."""
+    visible = num_visible_gpus()
+    device = "cuda" if visible else "cpu"
+    num_gpus = arguments.num_gpus or visible or 2
+    if visible and num_gpus > visible:
+        raise Refusal(f"--num-gpus {num_gpus} is more than the {visible} that are visible here; lower it.")
+    if arguments.windows < 6:
+        raise Refusal(f"--windows {arguments.windows} gives no interval; six are needed.")
+    batch_size = arguments.batch_size_per_gpu or DEFAULT_BATCH[device]
+    try:
+        return Spec(
+            strategy="ddp",
+            num_gpus=num_gpus,
+            batch_size_per_gpu=batch_size,
+            device="cuda" if visible else "cpu",
+            model=arguments.model,
+            input="synthetic",
+            precision="tf32" if visible else "fp32",
+            measure="communication",
+            windows=arguments.windows,
+        )
+    except ValueError as error:
+        raise Refusal(f"the self-test needs two GPUs or processes: {error}") from error
+
+
+def measure(spec: Spec, task: "Task") -> "Findings":
+    """Run the task in a process group of its own. Raises Refusal with the cause where a rank failed."""
+    from pipeline import ending
+    from pipeline.handover import Handover, Point
+    from pipeline.launch import run_ranks
+
+    talk(f"{task} on {spec.num_gpus} x {spec.device}, {spec.batch_size_per_gpu} per GPU: running")
+    with tempfile.TemporaryDirectory(prefix="pipeline-selftest-") as folder:
+        handover = Handover(Path(folder) / "point")
+        handover.leave_point(Point(spec, None, task=task))
+        exits = run_ranks(spec, handover, f"selftest-{uuid.uuid4().hex[:12]}")
+        found = handover.read_findings()
+        if exits or found is None:
+            raise Refusal(f"{task} ended badly: {ending.find_cause(handover, exits).message}")
+        return found
+
+
+@contextlib.contextmanager
+def variables(changes: Mapping[str, str]) -> Iterator[None]:
+    """The environment with these variables set."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def as_text(answers: list["Answer"]) -> str:
+    """A line a check."""
+    return "\n".join(f"{answer.verdict:<14}  {answer.check}: {answer.sentence}" for answer in answers)
+
+
+def as_json(answers: list["Answer"], runs: Mapping[str, "Findings"]) -> str:
+    """The answers, and the raw findings they rest on."""
+    import msgspec
+
+    shape = {"answers": [answer._asdict() for answer in answers], "runs": msgspec.to_builtins(dict(runs))}
+    return json.dumps(shape, indent=1)
+
+
+if __name__ == "__main__":
+    run_command(main)
