@@ -83,7 +83,7 @@ LAYOUTS = (
 
 
 LEGENDS = {
-    "num_windows": f"epoch_time_s is the median over num_windows timed epochs, from epoch {TIMED_EPOCH} on.",
+    "num_windows": f"Times are medians over num_windows timed epochs, from epoch {TIMED_EPOCH} on.",
     "noise_floor": f"interval is the half-width over the median of the epoch time's {100 * CONFIDENCE:.0f} % interval "
     "(order statistics of the median): the noise floor of the same point run twice. It is over repeats (new processes) "
     "or windows (timed epochs of one process).",
