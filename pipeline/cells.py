@@ -1,18 +1,18 @@
-"""Cells: the outcomes that a table shows as one, their timed epoch, and the one-GPU cell they are compared with."""
+"""Cells: the outcomes that a table shows as one, their timed windows, and how far the median of these may be off."""
 
 import statistics
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from pipeline import metrics
+from pipeline import intervals, likeness, metrics
+from pipeline.intervals import Interval
 from pipeline.outcomes import Outcome
-from pipeline.schema import Epoch, RankEpoch, Record
-from pipeline.spec import AXES, Spec
+from pipeline.schema import Epoch, Record
+from pipeline.spec import Spec
 
 POOLED_AXES = ("repeat", "seed")
-BASELINE_MAY_DIFFER = ("strategy", "num_nodes", "num_gpus", "epochs", *POOLED_AXES)
 TIMED_EPOCH = 2
 STATUS_ORDER = ("ok", "oom", "failed", "rejected", "missing")
 
@@ -49,7 +49,7 @@ class Cell(NamedTuple):
             notes.append(f"{len(others)} of {len(self.outcomes)} repeats: {', '.join(sorted(set(others)))}")
         if self.status == "ok" and epoch_time_s_of(self) is None:
             notes.append(no_epoch_time(self.spec))
-        return notes
+        return notes + likeness.mixtures(self.measured)
 
 
 def pool(outcomes: Iterable[Outcome]) -> list[Cell]:
@@ -60,27 +60,30 @@ def pool(outcomes: Iterable[Outcome]) -> list[Cell]:
     return [Cell(spec, parts) for spec, parts in cells.items()]
 
 
-def timed_epoch(record: Record) -> Epoch | None:
-    """The epoch that the tables report: the second, whole, however many were run."""
+def timed_epochs(record: Record) -> list[Epoch]:
+    """The windows that the tables report: whole epochs from the second on, as many as `windows` asks for.
+
+    However many were run after them; fewer where the point stopped early.
+    """
     if record.measurement is None or not record.spec.is_whole_epoch:
-        return None
-    return next((epoch for epoch in record.measurement.epochs if epoch.epoch == TIMED_EPOCH), None)
+        return []
+    last = TIMED_EPOCH + record.spec.windows - 1
+    return [epoch for epoch in record.measurement.epochs if TIMED_EPOCH <= epoch.epoch <= last]
 
 
-def slowest_rank(record: Record) -> RankEpoch | None:
-    """The rank whose clock is the epoch's; None where no time was measured."""
-    epoch = timed_epoch(record)
-    timed = [rank for rank in epoch.ranks if rank.epoch_time_ns is not None] if epoch else []
-    return max(timed, key=lambda rank: rank.epoch_time_ns or 0, default=None)
+def window_values_s(record: Record, field: str) -> list[float]:
+    """A figure of each window's slowest rank, in seconds, from its field in nanoseconds; none where not measured."""
+    slowest = [epoch.slowest for epoch in timed_epochs(record)]
+    values = [getattr(rank, field) for rank in slowest if rank]
+    return [value / 1e9 for value in values if value is not None]
 
 
 def seconds(field: str) -> Callable[[Record], float | None]:
-    """A figure of the slowest rank's epoch, in seconds, from its field in nanoseconds."""
+    """A figure in seconds, from its field in nanoseconds: the median over a record's windows of the slowest rank."""
 
     def figure(record: Record) -> float | None:
-        rank = slowest_rank(record)
-        value = getattr(rank, field) if rank else None
-        return None if value is None else value / 1e9
+        values = window_values_s(record, field)
+        return statistics.median(values) if values else None
 
     return figure
 
@@ -107,47 +110,37 @@ def peak_memory_gib(record: Record) -> float | None:
     return max(part.peak_allocated_bytes for part in memory) / metrics.GIB if memory else None
 
 
-def baseline_key(spec: Spec) -> tuple[Any, ...]:
-    """What a point and its baseline have in common: every axis that they may not differ in."""
-    return tuple(getattr(spec, axis) for axis in AXES if axis not in BASELINE_MAY_DIFFER)
+class Spread(NamedTuple):
+    """The interval of a cell's epoch time in seconds and what it is over; or why there is none."""
 
-
-def index_baselines(cells: Iterable[Cell]) -> dict[tuple[Any, ...], list[Cell]]:
-    """The N=1 cells by what they share with the points they are a baseline of."""
-    index: dict[tuple[Any, ...], list[Cell]] = {}
-    for cell in cells:
-        if cell.spec.num_gpus == 1:
-            index.setdefault(baseline_key(cell.spec), []).append(cell)
-    return index
-
-
-class Baseline(NamedTuple):
-    """The time on one GPU that a cell is compared with, and whose; or why there is none."""
-
-    time_s: float | None
-    strategy: str | None
+    interval: Interval | None
+    over: Literal["windows", "repeats"] | None
+    num_windows: int
     note: str | None
 
+    def noise_floor(self, time_s: float | None) -> float | None:
+        """The half-width over the median: what two runs of the same thing (A/A) may differ by without any cause."""
+        return intervals.half_width(self.interval, time_s) if self.interval and time_s is not None else None
 
-def find_baseline(cell: Cell, baselines: dict[tuple[Any, ...], list[Cell]]) -> Baseline:
-    """The N=1 cell of the same strategy, else of `single`; one that has a time before one that has none.
 
-    Of several the one with as many epochs.
+def spread_of(cell: Cell) -> Spread:
+    """The interval over repeats, one value a repeat, where there are enough; else over the windows of them all.
+
+    Windows of one process share its luck (placement, clocks), repeats do not, so repeats come first.
     """
-    order = {strategy: place for place, strategy in enumerate(dict.fromkeys((cell.spec.strategy, "single")))}
-    candidates = [other for other in baselines.get(baseline_key(cell.spec), []) if other.spec.strategy in order]
-    if not candidates:
-        return Baseline(None, None, "no baseline: the experiment has no point on 1 GPU with these axes")
+    by_repeat = [values for record in cell.measured if (values := window_values_s(record, "epoch_time_ns"))]
+    windows = [value for values in by_repeat for value in values]
+    medians = [statistics.median(values) for values in by_repeat]
+    if interval := intervals.median_interval(medians):
+        return Spread(interval, "repeats", len(windows), None)
+    if interval := intervals.median_interval(windows):
+        note = f"interval over the windows of {len(medians)} repeats together" if len(medians) > 1 else None
+        return Spread(reaching(interval, statistics.median(medians)), "windows", len(windows), note)
+    asked_for = cell.spec.windows > 1 or len(cell.outcomes) > 1
+    note = f"an interval needs {intervals.values_needed()} windows or repeats, got {len(windows)}"
+    return Spread(None, None, len(windows), note if asked_for and windows else None)
 
-    def preference(other: Cell) -> tuple[bool, int, bool]:
-        return epoch_time_s_of(other) is None, order[other.spec.strategy], other.spec.epochs != cell.spec.epochs
 
-    best = min(candidates, key=preference)
-    time_s = epoch_time_s_of(best)
-    note = None if time_s is not None else f"no baseline: {best.spec.strategy} on 1 is {why_untimed(best)}"
-    return Baseline(time_s, best.spec.strategy, note)
-
-
-def why_untimed(cell: Cell) -> str:
-    """A baseline's state in a word."""
-    return "not timed" if cell.status == "ok" else cell.status
+def reaching(interval: Interval, median: float) -> Interval:
+    """The interval widened to the median of the repeats' medians, which unequal numbers of windows can move out."""
+    return interval._replace(low=min(interval.low, median), high=max(interval.high, median))

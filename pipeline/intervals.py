@@ -4,6 +4,7 @@ Pure functions of numbers. An interval is in the unit of its values and needs no
 are independent and alike.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -47,6 +48,18 @@ def coverage_of_ranks(rank: int, n: int) -> float:
     return 1 - 2 * tail / (1 << n)
 
 
+@functools.cache
+def innermost_rank(n: int, confidence: float) -> int:
+    """The largest rank whose coverage is still the confidence; 1 where none beyond it is."""
+    ways = tail = 1  # of none, and of fewer than `rank`, of n values below the median
+    for rank in range(1, n):
+        ways = ways * (n - rank + 1) // rank
+        tail += ways
+        if 1 - 2 * tail / (1 << n) < confidence:
+            return rank
+    return 1
+
+
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
     """The narrowest interval between symmetric ranks that holds the median with at least that confidence.
 
@@ -58,9 +71,7 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
         raise ValueError("an interval needs finite values.")
     if n < values_needed(confidence):
         return None
-    rank = 1
-    while coverage_of_ranks(rank + 1, n) >= confidence:
-        rank += 1
+    rank = innermost_rank(n, confidence)
     return Interval(ordered[rank - 1], ordered[-rank], coverage_of_ranks(rank, n), n)
 
 

@@ -19,6 +19,17 @@ def parallel_efficiency(speedup: float, num_gpus: int) -> float:
     return speedup / num_gpus
 
 
+def serial_fraction_karp_flatt(speedup: float, num_gpus: int) -> float:
+    """(1/S - 1/N) / (1 - 1/N), the experimentally determined serial fraction (Karp & Flatt, CACM 33(5), 1990).
+
+    What grows with N is overhead, not serial work; below 0 the speed-up is superlinear. Raises ValueError where
+    num_gpus is 1, for which it is not defined.
+    """
+    if num_gpus == 1:
+        raise ValueError("the serial fraction needs num_gpus > 1.")
+    return (1 / speedup - 1 / num_gpus) / (1 - 1 / num_gpus)
+
+
 def steps_per_epoch(num_samples: int, num_gpus: int, batch_size_per_gpu: int) -> int:
     """ceil(ceil(samples / N) / batch): the last, smaller batch is a step too (torch's DistributedSampler pads)."""
     return math.ceil(math.ceil(num_samples / num_gpus) / batch_size_per_gpu)

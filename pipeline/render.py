@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 import tabulate
 
+from pipeline.baselines import Scaling
 from pipeline.cells import TIMED_EPOCH
+from pipeline.intervals import CONFIDENCE
 from pipeline.outcomes import Collected
 from pipeline.schema import Record
 from pipeline.spec import AXES
@@ -15,31 +17,49 @@ from pipeline.tables import Row, Tables
 NOT_STATED = "not stated"
 ABSENT = "-"
 AXES_WITH_ABSENCE = {"max_steps": "whole epoch", "memory_limit_gib": "none", "bucket_cap_mb": "default"}
+TIMES = ("epoch_time_s", "noise_floor", "interval_over")
+GAINS = ("speedup", "parallel_efficiency")
+NAMES = {"noise_floor": "interval"}  # of columns, where a person reads another word than a script
 WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 
 
 class Layout(NamedTuple):
-    """A table of the report: its heading, its figures in order, and what the reader must know of them."""
+    """A table of the report: whose rows it shows, its heading, its figures in order, and how to read them."""
 
+    table: str
     heading: str
     figures: tuple[str, ...]
     legend: str
+    scaling: Scaling | None = None
 
 
-LAYOUTS = {
-    "Q1": Layout(
+LAYOUTS = (
+    Layout(
+        "Q1",
         "Q1: epoch time against batch size, one GPU",
-        ("epoch_time_s", "compute_time_s", "data_time_s", "throughput_samples_per_s", "peak_memory_gib"),
+        (*TIMES, "compute_time_s", "data_time_s", "throughput_samples_per_s", "peak_memory_gib"),
         f"Epoch {TIMED_EPOCH} of each run; epoch_time_s with data loading, compute_time_s without; peak_memory_gib of "
         "the fullest GPU, on the CPU of the largest process.",
     ),
-    "Q2": Layout(
-        "Q2: speed-up against one GPU, per-GPU batch fixed (weak scaling)",
-        ("epoch_time_s", "throughput_samples_per_s", "speedup", "parallel_efficiency", "baseline"),
-        "speedup = T(1)/T(N) for an epoch of the same samples; parallel_efficiency = speedup/N. The global batch "
-        "grows with N: this is not strong scaling.",
+    Layout(
+        "Q2",
+        "Q2: weak scaling, speed-up against one GPU with the per-GPU batch fixed",
+        (*TIMES, "throughput_samples_per_s", *GAINS, "baseline"),
+        "speedup = T(1)/T(N) for an epoch of the same samples; parallel_efficiency = speedup/N. Every row has its "
+        "baseline's batch_size_per_gpu; the global batch grows with N: this is not strong scaling.",
+        "weak",
     ),
-    "Q3": Layout(
+    Layout(
+        "Q2",
+        "Q2: strong scaling, global batch fixed",
+        ("global_batch_size", *TIMES, "throughput_samples_per_s", *GAINS, "serial_fraction_karp_flatt", "baseline"),
+        "speedup = T(1)/T(N); parallel_efficiency = speedup/N. Every row has its baseline's global_batch_size, which "
+        "one GPU runs alone; the per-GPU batch shrinks with N. serial_fraction_karp_flatt = (1/S - 1/N)/(1 - 1/N) for "
+        "N > 1.",
+        "strong",
+    ),
+    Layout(
+        "Q3",
         "Q3: computation against communication, estimated by subtraction",
         (
             "epoch_time_s",
@@ -53,27 +73,47 @@ LAYOUTS = {
         "compute = T(1)/N and comm = T(N) - T(1)/N, so every cost that does not divide by N counts as communication. "
         "Bytes and time are those of the whole epoch: steps x 2(N-1)/N x gradient bytes.",
     ),
-    "Q4": Layout(
+    Layout(
+        "Q4",
         "Q4: loss and accuracy by epoch",
         ("remedies", "epoch", "num_updates", "loss", "accuracy", "test_loss", "test_accuracy"),
         "loss and accuracy are of the training set as it was seen; num_updates counts from the start.",
     ),
+)
+
+
+LEGENDS = {
+    "num_windows": f"Times are medians over num_windows timed epochs, from epoch {TIMED_EPOCH} on.",
+    "noise_floor": f"interval is the half-width over the median of the epoch time's {100 * CONFIDENCE:.0f} % interval "
+    "(order statistics of the median): the noise floor of the same point run twice. It is over repeats (new processes) "
+    "or windows (timed epochs of one process).",
 }
+"""What is said only where a table has the column."""
 
 
 def render_experiment(name: str, tables: Tables, collected: Collected) -> str:
     """The report of one experiment."""
     records = [outcome.record for outcome in collected.outcomes if outcome.record]
     parts = [f"# {escape(name)}", render_coverage(collected)]
-    for key, layout in LAYOUTS.items():
-        rows: list[Row] = getattr(tables, key)
-        if rows and (key != "Q2" or any(row["num_gpus"] > 1 for row in rows)):
+    for layout in LAYOUTS:
+        rows = rows_of(layout, tables)
+        if rows and (layout.table != "Q2" or any(row["num_gpus"] > 1 for row in rows)):
             parts.append(render_table(layout, rows, provenance(records)))
     if tables.oom:
         parts.append(render_oom(tables.oom))
     if collected.notes:
         parts.append("Files left out:\n\n" + "\n".join(f"- {escape(note)}" for note in collected.notes))
     return "\n\n".join(parts) + "\n"
+
+
+def rows_of(layout: Layout, tables: Tables) -> list[Row]:
+    """The rows of one table for people; under strong scaling those of one global batch stand together, by N."""
+    rows: list[Row] = getattr(tables, layout.table)
+    if layout.scaling:
+        rows = [row for row in rows if row["scaling"] == layout.scaling]
+    if layout.scaling == "strong":
+        rows.sort(key=lambda row: (row["global_batch_size"], row["num_gpus"]))
+    return rows
 
 
 def render_coverage(collected: Collected) -> str:
@@ -98,13 +138,16 @@ def render_table(layout: Layout, rows: Sequence[Row], source: str) -> str:
     common = [axis for axis in columns if all(row[axis] == rows[0][axis] for row in rows)]
     header = [axis for axis in columns if axis not in common]
     header += [figure for figure in layout.figures if any(is_worth_showing(row, figure) for row in rows)]
+    header += ["num_windows"] * any(row.get("num_windows", 0) > row["n"] for row in rows)
     header += [extra for extra in ("n", "note") if any(row[extra] not in (None, 1) for row in rows)]
     cells = [[format_cell(row, column) for column in header] for row in rows]
     said_once = f"All rows: {', '.join(f'{axis} {format_value(axis, rows[0][axis])}' for axis in common)}." * bool(
         common
     )
-    table = tabulate.tabulate(cells, headers=header, tablefmt="pipe", disable_numparse=True, colalign=alignment(header))
-    return "\n\n".join(filter(None, (f"## {layout.heading}", said_once, table, layout.legend, source)))
+    names = [NAMES.get(column, column) for column in header]
+    table = tabulate.tabulate(cells, headers=names, tablefmt="pipe", disable_numparse=True, colalign=alignment(header))
+    legend = " ".join([layout.legend, *(text for column, text in LEGENDS.items() if column in header)])
+    return "\n\n".join(filter(None, (f"## {layout.heading}", said_once, table, legend, source)))
 
 
 def is_worth_showing(row: Row, figure: str) -> bool:
@@ -114,7 +157,7 @@ def is_worth_showing(row: Row, figure: str) -> bool:
 
 def alignment(header: Sequence[str]) -> list[str]:
     """Words to the left, figures to the right."""
-    words = {"strategy", "precision", "input", "dataset", "model", "baseline", "remedies", "note"}
+    words = {"strategy", "precision", "input", "dataset", "model", "baseline", "remedies", "interval_over", "note"}
     return ["left" if column in words else "right" for column in header]
 
 
@@ -153,6 +196,8 @@ def format_value(column: str, value: Any) -> str:
 
 
 FORMATS: tuple[tuple[str, Callable[[float], str]], ...] = (
+    (r"noise_floor", lambda value: f"±{100 * value:.1f} %"),
+    (r"serial_fraction", lambda value: f"{value:.3f}"),
     (r"efficiency", lambda value: f"{100 * value:.1f} %"),
     (r"accuracy", lambda value: f"{100 * value:.2f} %"),
     (r"_per_s$", lambda value: f"{value:,.0f}"),

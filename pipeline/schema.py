@@ -70,6 +70,12 @@ class Epoch(_Struct, frozen=True):
     diverged_at_update: Index | None = None
     step_times_ns: tuple[Nanoseconds, ...] | None = None
 
+    @property
+    def slowest(self) -> RankEpoch | None:
+        """The rank whose clock is the epoch's; None where no time was measured."""
+        timed = [rank for rank in self.ranks if rank.epoch_time_ns is not None]
+        return max(timed, key=lambda rank: rank.epoch_time_ns or 0, default=None)
+
 
 class DeviceMemory(_Struct, frozen=True):
     """Peak memory of one device of one rank, in bytes; on the CPU the process's peak resident set."""

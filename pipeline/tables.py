@@ -11,18 +11,10 @@ from typing import Any
 import msgspec
 
 from pipeline import metrics
-from pipeline.cells import (
-    POOLED_AXES,
-    Baseline,
-    Cell,
-    epoch_time_s_of,
-    find_baseline,
-    index_baselines,
-    peak_memory_gib,
-    pool,
-    seconds,
-)
+from pipeline.baselines import Baseline, Scaling
+from pipeline.cells import POOLED_AXES, Cell, epoch_time_s_of, peak_memory_gib, pool, seconds, spread_of
 from pipeline.outcomes import Outcome
+from pipeline.scaling import scaling_figures, strong_pairs, weak_pairs
 from pipeline.schema import Epoch, Record
 from pipeline.spec import AXES, Spec
 
@@ -33,7 +25,7 @@ ALWAYS_SHOWN = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "prec
 
 
 class Tables(msgspec.Struct, frozen=True):
-    """The rows of one experiment."""
+    """The rows of one experiment. Q2 holds all rows of weak scaling, then those of strong scaling."""
 
     Q1: list[Row]
     Q2: list[Row]
@@ -47,11 +39,14 @@ def build_tables(outcomes: Sequence[Outcome]) -> Tables:
     cells = pool(outcomes)
     axes = shown_axes(outcome.spec for outcome in outcomes)
     plain = [cell for cell in cells if not cell.spec.remedies]
-    baselines = index_baselines(plain)
+    weak = weak_pairs(plain)
     return Tables(
         Q1=[q1_row(cell, axes) for cell in plain if cell.spec.num_gpus == 1],
-        Q2=[q2_row(cell, axes, find_baseline(cell, baselines)) for cell in plain],
-        Q3=[q3_row(cell, axes, find_baseline(cell, baselines)) for cell in plain if cell.spec.num_gpus > 1],
+        Q2=[
+            *(q2_row(cell, axes, baseline, "weak") for cell, baseline in weak),
+            *(q2_row(cell, axes, baseline, "strong") for cell, baseline in strong_pairs(plain)),
+        ],
+        Q3=[q3_row(cell, axes, baseline) for cell, baseline in weak if cell.spec.num_gpus > 1],
         Q4=[row for cell in cells for row in q4_rows(cell, axes)],
         oom=[oom_row(cell, axes) for cell in cells if any(outcome.status == "oom" for outcome in cell.outcomes)],
     )
@@ -88,8 +83,8 @@ def to_json(value: Any) -> Any:
 
 
 def time_figures(cell: Cell) -> Row:
-    """What Q1 and Q2 say of a cell's timed epoch."""
-    epoch_time_s = epoch_time_s_of(cell)
+    """What Q1 and Q2 say of a cell's timed windows, and as `notes` what the reader must know of their interval."""
+    epoch_time_s, spread = epoch_time_s_of(cell), spread_of(cell)
     throughput = None
     if epoch_time_s is not None:
         throughput = metrics.throughput_samples_per_s(cell.spec.num_samples, epoch_time_s)
@@ -99,6 +94,12 @@ def time_figures(cell: Cell) -> Row:
         "data_time_s": cell.median(seconds("data_time_ns")),
         "throughput_samples_per_s": throughput,
         "peak_memory_gib": cell.median(peak_memory_gib),
+        "epoch_time_low_s": spread.interval.low if spread.interval else None,
+        "epoch_time_high_s": spread.interval.high if spread.interval else None,
+        "noise_floor": spread.noise_floor(epoch_time_s),
+        "interval_over": spread.over,
+        "num_windows": spread.num_windows,
+        "notes": [spread.note] if spread.note else [],
     }
 
 
@@ -107,30 +108,18 @@ def q1_row(cell: Cell, axes: Sequence[str]) -> Row:
     return start_row(cell, axes, **time_figures(cell))
 
 
-def q2_row(cell: Cell, axes: Sequence[str], baseline: Baseline) -> Row:
-    """Speed-up against one GPU with the same per-GPU batch."""
-    figures = time_figures(cell)
-    time_s = figures["epoch_time_s"]
-    speedup = None
-    if time_s is not None and baseline.time_s is not None:
-        speedup = metrics.speedup(baseline.time_s, time_s)
-    return start_row(
-        cell,
-        axes,
-        **figures,
-        scaling="weak",
-        speedup=speedup,
-        parallel_efficiency=None if speedup is None else metrics.parallel_efficiency(speedup, cell.spec.num_gpus),
-        baseline=baseline.strategy,
-        notes=[baseline.note] if baseline.note and cell.spec.num_gpus > 1 else [],
-    )
+def q2_row(cell: Cell, axes: Sequence[str], baseline: Baseline, scaling: Scaling) -> Row:
+    """Speed-up against one GPU with the same batch: per GPU (weak scaling) or over all GPUs (strong scaling)."""
+    times, gains = time_figures(cell), scaling_figures(cell, baseline, scaling)
+    notes = [*times.pop("notes"), *gains.pop("notes")]
+    return start_row(cell, axes, **times, **gains, notes=notes)
 
 
 def q3_row(cell: Cell, axes: Sequence[str], baseline: Baseline) -> Row:
     """Computation against communication by subtraction, over the whole epoch: bytes and time of the same span."""
     time_s, num_gpus = epoch_time_s_of(cell), cell.spec.num_gpus
     compute_s = comm_s = bandwidth = num_bytes = None
-    notes = [baseline.note] if baseline.note else []
+    notes = [*baseline.notes]
     if cell.measured and cell.spec.is_whole_epoch:
         num_bytes = ring_bytes_per_epoch(cell)
     if baseline.time_s is not None and time_s is not None:

@@ -2,6 +2,8 @@
 
 import math
 import resource
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline import distributed
+from pipeline import distributed, intervals
 from pipeline.data import MEAN, STD, Images, TrainingBatches, build_batches, load_images
 from pipeline.distributed import Rank
 from pipeline.models import build_model
@@ -19,6 +21,7 @@ from pipeline.spec import REFERENCE_GLOBAL_BATCH_SIZE, Spec
 from pipeline.timing import PARTS, Series, StepClock
 
 MAX_EVALUATION_BATCH_SIZE = 1000
+SETTLED_HALF_WIDTH = 0.02  # of the median: narrower, and more windows are not worth their time
 
 
 class RankSeries(NamedTuple):
@@ -32,7 +35,10 @@ class RankSeries(NamedTuple):
 
 
 def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement, list[list[Series]]]:
-    """Run every epoch of a point and return what was measured, and parts_ns by epoch and rank."""
+    """Run every epoch of a point and return what was measured, and parts_ns by epoch and rank.
+
+    A point whose windows are settled before the last epoch ends there; its record holds the epochs that were run.
+    """
     set_precision(spec)
     torch.manual_seed(spec.seed)
     batches = build_batches(spec, rank, data)
@@ -52,7 +58,24 @@ def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement,
         tested = evaluate(bare_model, test_images, rank, batch_size) if test_images else (None, None)
         epochs.append(summarize(number, spec, gathered, *tested))
         series.append([part.parts_ns for part in gathered])
+        if is_settled(spec, epochs):
+            break
     return describe(spec, rank, bare_model, drop_long_series(epochs)), series
+
+
+def is_settled(spec: Spec, epochs: Sequence[Epoch]) -> bool:
+    """Whether the windows so far give the epoch time within 2 % (half-width of its interval), so that the rest may go.
+
+    Only where the epochs after the first are windows and nothing else: epochs == windows + 1, and no evaluation or
+    remedies, which ask what the whole training learns. Never before there are enough windows for an interval (6).
+    Every rank answers alike, for it has every rank's clock. Looking after each window costs a little of the
+    interval's coverage.
+    """
+    if spec.measure != "epochs" or spec.epochs != spec.windows + 1 or spec.evaluate or spec.remedies:
+        return False
+    times_ns = [rank.epoch_time_ns for epoch in epochs[1:] if (rank := epoch.slowest) and rank.epoch_time_ns]
+    interval = intervals.median_interval(times_ns)
+    return interval is not None and intervals.half_width(interval, statistics.median(times_ns)) < SETTLED_HALF_WIDTH
 
 
 def run_epoch(

@@ -312,7 +312,7 @@ def test_a_grid_of_zero_points_is_2(pipeline: Command, tmp_path: Path) -> None:
 def test_more_gpus_than_the_machine_has_are_2_and_the_points_are_named(pipeline: Command, tmp_path: Path) -> None:
     env = without_slurm(tmp_path, CUDA_VISIBLE_DEVICES="")
     arguments = ("submit", "--grid", "scaling", "--outputs", tmp_path / "out")
-    check_refusal(pipeline(*arguments, env=env), 2, "25 of 25 points cannot run here", "--skip-unsatisfiable")
+    check_refusal(pipeline(*arguments, env=env), 2, "29 of 29 points cannot run here", "--skip-unsatisfiable")
     check_refusal(pipeline(*arguments, "--skip-unsatisfiable", env=env), 2, "none of the points")
     assert not (tmp_path / "out").exists()
 
@@ -434,8 +434,8 @@ def test_a_dry_run_works_anywhere_and_writes_nothing(
     answer = pipeline("submit", *arguments, env={**env, "CUDA_VISIBLE_DEVICES": ""})
     assert answer.returncode == 0, answer.stderr
     plan = json.loads(answer.stdout)
-    assert [len(array["elements"]) for array in plan["arrays"]] == [5, 10, 10]  # 1, 2 and 4 GPUs
-    assert len(plan["points"]) == 25
+    assert [len(array["elements"]) for array in plan["arrays"]] == [5, 14, 10]  # 1, 2 and 4 GPUs
+    assert len(plan["points"]) == 29
     assert everything_in(tmp_path) == before
 
 

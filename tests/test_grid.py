@@ -50,8 +50,9 @@ def one_sentence(text: str) -> str:
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        # 5 batch sizes on one GPU; 2 strategies x 5 batch sizes on each of 2 and 4
-        ("scaling", {"1 node x 1 GPU": 5, "1 node x 2 GPUs": 10, "1 node x 4 GPUs": 10}),
+        # 5 batch sizes on one GPU; 2 strategies x 5 batch sizes on each of 2 and 4; 4 of DDP on 2 for strong scaling
+        ("scaling", {"1 node x 1 GPU": 5, "1 node x 2 GPUs": 14, "1 node x 4 GPUs": 10}),
+        ("q2", {"1 node x 1 GPU": 5, "1 node x 2 GPUs": 14, "1 node x 4 GPUs": 10}),
         ("q1", {"1 node x 1 GPU": 8}),  # 6 timed and 2 probes
         ("q4", {"1 node x 1 GPU": 1, "1 node x 4 GPUs": 15}),  # 3 batch sizes x 5 sets of remedies
     ],
@@ -62,6 +63,14 @@ def test_shipped_grids_have_so_many_points_of_each_shape(name: str, sizes: dict[
     assert expanded.name == name
     assert {str(shape): len(specs) for shape, specs in groups.items()} == sizes
     assert len(expanded.points) == len({spec.run_id() for spec in expanded.points}) == sum(sizes.values())
+
+
+@pytest.mark.parametrize("name", ["scaling", "q2"])
+def test_strong_scaling_is_complete_on_1_2_and_4_gpus_and_comes_last(name: str) -> None:
+    specs = [spec for spec in expand_grid(name).points if spec.strategy != "dp"]
+    for global_batch_size in (128, 512, 2048, 8192):
+        assert sorted(spec.num_gpus for spec in specs if spec.global_batch_size == global_batch_size) == [1, 2, 4]
+    assert [spec.batch_size_per_gpu for spec in expand_grid(name).points[25:]] == [64, 256, 1024, 4096]
 
 
 @pytest.mark.parametrize("name", shipped_grids())

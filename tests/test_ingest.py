@@ -26,7 +26,11 @@ class Ingested(NamedTuple):
     folder: Path
 
     def row(self, table: str, **axes: object) -> Row:
-        (row,) = [row for row in self.shape[table] if axes.items() <= row.items()]
+        (row,) = [
+            row
+            for row in self.shape[table]
+            if {"scaling": "weak", **axes}.items() <= {"scaling": "weak", **row}.items()
+        ]
         found: Row = row
         return found
 

@@ -60,6 +60,15 @@ def test_more_values_give_inner_ranks(n: int, rank: int, coverage: float) -> Non
     assert interval.coverage == pytest.approx(coverage, abs=5e-5)
 
 
+@pytest.mark.parametrize("n", [100, 1000, 2000])
+def test_many_values_take_the_ranks_of_the_normal_approximation(n: int) -> None:
+    """n/2 - 1.96 sqrt(n)/2; exact whole numbers, so that 2^n is no overflow."""
+    interval = median_interval(range(1, n + 1))
+    assert interval is not None
+    assert interval.low == pytest.approx(n / 2 - 1.96 * math.sqrt(n) / 2, abs=1.5)
+    assert 0.95 <= interval.coverage < 0.97
+
+
 @given(SAMPLES, st.sampled_from([0.8, 0.9, 0.95]))
 def test_it_holds_the_median_with_the_confidence_asked_for_and_is_the_narrowest(
     values: list[float], confidence: float

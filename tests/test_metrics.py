@@ -55,3 +55,23 @@ def test_link_use_divides_an_epochs_bytes_by_the_same_epochs_communication() -> 
     num_bytes = STEPS * metrics.ring_bytes_per_step(GRADIENT_BYTES, 2)
     assert num_bytes == 34_952_153_136  # 782 x 44,695,848: 34.95 GB
     assert metrics.bandwidth_gb_s(num_bytes, 4.389) == pytest.approx(7.96, abs=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("speedup", "num_gpus", "serial_fraction"),
+    [
+        (2.0, 2, 0.0),
+        (1.0, 4, 1.0),  # nothing was gained
+        (1.6, 2, 0.25),  # (0.625 - 0.5) / 0.5
+        (2.5, 4, 0.2),  # (0.4 - 0.25) / 0.75; Amdahl: 1 / (0.2 + 0.8/4) = 2.5
+        (5.0, 4, -1 / 15),  # superlinear: (0.2 - 0.25) / 0.75
+        (0.5, 2, 3.0),  # a slow-down: (2 - 0.5) / 0.5
+    ],
+)
+def test_the_serial_fraction_of_karp_and_flatt(speedup: float, num_gpus: int, serial_fraction: float) -> None:
+    assert metrics.serial_fraction_karp_flatt(speedup, num_gpus) == pytest.approx(serial_fraction, abs=1e-12)
+
+
+def test_one_gpu_has_no_serial_fraction() -> None:
+    with pytest.raises(ValueError, match="num_gpus > 1"):
+        metrics.serial_fraction_karp_flatt(1.0, 1)

@@ -3,6 +3,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from factories import make_measurement, make_record, make_spec
 from hypothesis import example, given
@@ -149,6 +150,54 @@ def test_the_repeats_are_counted_where_there_are_any() -> None:
     assert table_of(pooled, "Q1")[0]["n"] == "3"
 
 
+def windowed(spec: Spec, *times_s: float) -> Record:
+    fields = {"windows": len(times_s), "epochs": len(times_s) + 1}
+    return make_record(msgspec.structs.replace(spec, **fields), (90.0, *times_s))
+
+
+def test_an_interval_is_a_column_only_where_a_row_has_one() -> None:
+    plain = report(make_record(make_spec()))
+    assert "interval" not in plain
+    text = report(windowed(make_spec(), 9.9, 10, 10, 10, 10, 10.2), make_record(make_spec(batch_size_per_gpu=64)))
+    first, second = table_of(text, "Q1")
+    assert (first["epoch_time_s"], first["interval"], first["interval_over"]) == ("10.000", "±1.5 %", "windows")
+    assert (second["interval"], second["interval_over"]) == ("-", "-")
+    assert (first["num_windows"], second["num_windows"]) == ("6", "1")
+    assert "95 % interval" in text
+
+
+def test_weak_and_strong_scaling_are_two_tables_that_name_what_is_fixed() -> None:
+    sizes = [(1, 512, 8.0), (1, 128, 9.0), (2, 256, 5.0), (4, 128, 2.0), (2, 64, 6.0)]
+    found = [
+        make_record(make_spec(strategy="ddp", num_gpus=num_gpus, batch_size_per_gpu=size), (9, time_s))
+        for num_gpus, size, time_s in sizes
+    ]
+    text = report(*found)
+    assert len(table_of(text, "Q2: weak scaling")) == 5
+    strong = table_of(text, "Q2: strong scaling, global batch fixed")
+    assert [(row["global_batch_size"], row["num_gpus"]) for row in strong] == [
+        ("128", "1"),
+        ("128", "2"),
+        ("512", "1"),
+        ("512", "2"),
+        ("512", "4"),
+    ]
+    assert [row["speedup"] for row in strong] == ["1.000", "1.500", "1.000", "1.600", "4.000"]
+    assert [row["serial_fraction_karp_flatt"] for row in strong] == ["-", "0.333", "-", "0.250", "0.000"]
+    weak_legend, strong_legend = (
+        text.partition(f"## Q2: {name}")[2].partition("\n## ")[0] for name in ("weak", "strong")
+    )
+    assert "Every row has its baseline's batch_size_per_gpu" in weak_legend
+    assert "serial_fraction" not in weak_legend
+    assert "Every row has its baseline's global_batch_size" in strong_legend
+
+
+def test_there_is_no_table_of_strong_scaling_without_such_points() -> None:
+    found = [make_record(make_spec(strategy="ddp", num_gpus=num_gpus)) for num_gpus in (1, 2)]
+    assert "weak scaling" in report(*found)
+    assert "strong scaling, global batch fixed" not in report(*found)
+
+
 def test_every_gap_is_listed_by_name_with_its_reason() -> None:
     failed, absent = make_spec(batch_size_per_gpu=64), make_spec(batch_size_per_gpu=32)
     text = report(
@@ -178,6 +227,9 @@ def test_a_file_that_was_not_read_is_named() -> None:
         ("loss", 1.83991, "1.8399"),
         ("learning_rate", 0.1, "0.1"),
         ("num_updates", 391, "391"),
+        ("noise_floor", 0.0134, "±1.3 %"),
+        ("interval_over", None, "-"),
+        ("serial_fraction_karp_flatt", -0.0667, "-0.067"),
         ("remedies", [], "none"),
         ("remedies", ["linear_scaling", "warmup"], "linear_scaling + warmup"),
         ("precision", None, "not stated"),

@@ -2,23 +2,26 @@ import math
 from collections.abc import Iterator
 from typing import Any, get_args
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from factories import RESNET18_GRADIENT_BYTES, RESNET18_PARAMETERS, make_measurement, make_record, make_spec
 from torch import nn
 
+from pipeline.cells import timed_epochs
 from pipeline.data import Images, build_batches, synthetic_images
 from pipeline.distributed import Rank
 from pipeline.models import build_model
 from pipeline.records import encode
-from pipeline.schema import MAX_STEP_TIMES, Measurement, RankEpoch
-from pipeline.spec import Model
+from pipeline.schema import MAX_STEP_TIMES, Epoch, Measurement, RankEpoch
+from pipeline.spec import Model, Spec
 from pipeline.timing import PARTS, Series
 from pipeline.train import (
     RankSeries,
     drop_long_series,
     evaluate,
+    is_settled,
     learning_rate,
     run_epoch,
     set_precision,
@@ -155,6 +158,73 @@ def test_tf32_is_allowed_only_where_asked_for_and_cudnn_never_tunes(
     assert torch.backends.cudnn.allow_tf32 is allows_tf32
     assert torch.backends.cuda.matmul.allow_tf32 is allows_tf32
     assert torch.backends.cudnn.benchmark is False
+
+
+def epochs_of(*times_s: float, spec: Spec) -> list[Epoch]:
+    return list(make_measurement(spec, times_s).epochs)
+
+
+@pytest.mark.parametrize(
+    ("times_s", "settled"),
+    [
+        ((9.0, *[1.0] * 5), False),  # five windows have no interval
+        ((9.0, *[1.0] * 6), True),  # the first epoch is no window
+        ((9.0, *[1.0] * 5, 1.03), True),  # from 1.00 to 1.03: 1.5 %
+        ((9.0, *[1.0] * 5, 1.05), False),  # 2.5 %
+        ((9.0, *[1.0] * 7, 1.05), False),  # eight values still take minimum and maximum
+        ((9.0, *[1.0] * 8, 1.05), True),  # of nine the second and the eighth
+    ],
+)
+def test_windows_are_settled_once_their_interval_is_within_two_per_cent(
+    times_s: tuple[float, ...], settled: bool
+) -> None:
+    spec = make_spec(strategy="ddp", num_gpus=2, windows=20, epochs=21)
+    assert is_settled(spec, epochs_of(*times_s, spec=spec)) is settled
+
+
+def test_windows_are_settled_by_the_slowest_rank_on_every_rank_alike() -> None:
+    spec = make_spec(strategy="ddp", num_gpus=2, windows=20, epochs=21)
+    steady = epochs_of(9.0, *[1.0] * 6, spec=spec)
+    assert is_settled(spec, steady)
+    for slow in (0, 1):  # whichever rank it is, and whichever rank asks
+        ranks = [
+            msgspec.structs.replace(rank, epoch_time_ns=1_100_000_000) for rank in steady[3].ranks[slow : slow + 1]
+        ]
+        ranks.insert(1 - slow, steady[3].ranks[1 - slow])
+        epochs = [*steady[:3], msgspec.structs.replace(steady[3], ranks=tuple(ranks)), *steady[4:]]
+        assert not is_settled(spec, epochs)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"windows": 20, "epochs": 22},  # the epoch after the windows was asked for, for what it learns
+        {"windows": 1, "epochs": 21},
+        {"windows": 20, "epochs": 21, "evaluate": True},
+        {"windows": 20, "epochs": 21, "remedies": ("zero_gamma",)},
+    ],
+)
+def test_a_point_that_asks_for_more_than_windows_runs_every_epoch(fields: dict[str, Any]) -> None:
+    spec = make_spec(**fields)
+    assert not is_settled(spec, epochs_of(*[1.0] * 12, spec=spec))
+
+
+def test_a_settled_point_leaves_out_the_epochs_that_remain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.train.SETTLED_HALF_WIDTH", 100.0)  # a busy machine settles too
+    fields = {"windows": 9, "epochs": 10, "num_samples": 64, "input": "synthetic"}
+    measurement, series = train(**fields)
+    assert [epoch.epoch for epoch in measurement.epochs] == [1, 2, 3, 4, 5, 6, 7]  # 1 + 6, never fewer
+    assert len(series) == 7
+    record = make_record(make_spec(**{**LENET, **fields}), measurement=measurement)
+    assert record.status == "ok"
+    assert [epoch.epoch for epoch in timed_epochs(record)] == [2, 3, 4, 5, 6, 7]
+    assert encode(record)
+
+
+def test_a_point_that_never_settles_runs_all_of_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.train.SETTLED_HALF_WIDTH", 0.0)
+    measurement, _ = train(windows=8, epochs=9, num_samples=64, input="synthetic")
+    assert len(measurement.epochs) == 9
 
 
 def series_of(rank: int, losses: list[float], sizes: list[int], num_correct: int = 0) -> RankSeries:

@@ -1,0 +1,59 @@
+"""Likeness: what records must share before their figures are pooled or compared, said where they do not.
+
+A fact that a record does not state marks nothing, and neither do timings that were measured elsewhere.
+"""
+
+from collections.abc import Callable, Sequence
+
+from pipeline.schema import Record
+
+MAX_VALUES = 3  # that a note lists
+MAX_VALUE = 40  # characters
+
+FACTS: dict[str, Callable[[Record], str | None]] = {
+    "commit": lambda record: (record.environment.git_commit or "")[:12],
+    "torch": lambda record: record.environment.torch,
+    "NCCL": lambda record: record.environment.nccl,
+    "driver": lambda record: record.environment.driver,
+    "GPU": lambda record: " and ".join(sorted({gpu.name for gpu in record.environment.gpus})),
+    "precision": lambda record: record.measurement.precision_used if record.measurement else None,
+}
+
+
+def mixtures(records: Sequence[Record]) -> list[str]:
+    """A note for every fact in which records that are pooled differ."""
+    found = {name: facts_of(records, fact) for name, fact in FACTS.items()}
+    return [f"mixed {name}: {listed(values)}" for name, values in found.items() if len(values) > 1]
+
+
+def unlike_baseline(records: Sequence[Record], baseline: Sequence[Record]) -> list[str]:
+    """A note for every fact in which the records of a baseline differ from those compared with it.
+
+    Its nodes may be some of theirs: a point over several nodes includes the one that its baseline ran on.
+    """
+    notes = []
+    for name, fact in FACTS.items():
+        ours, theirs = facts_of(records, fact), facts_of(baseline, fact)
+        if ours and theirs and ours != theirs:
+            notes.append(f"baseline with another {name} ({listed(theirs)} against {listed(ours)})")
+    ours, theirs = nodes_of(records), nodes_of(baseline)
+    if ours and not theirs <= ours:
+        notes.append(f"baseline from another node ({listed(theirs)} against {listed(ours)})")
+    return notes
+
+
+def facts_of(records: Sequence[Record], fact: Callable[[Record], str | None]) -> set[str]:
+    """The values that occur among the records measured here."""
+    return {value for record in records if record.measured and (value := fact(record))}
+
+
+def nodes_of(records: Sequence[Record]) -> set[str]:
+    """Every node of the records measured here."""
+    return {node for record in records if record.measured for node in record.environment.nodes}
+
+
+def listed(values: set[str]) -> str:
+    """The values in order, few enough and short enough for a note."""
+    shown = [value[:MAX_VALUE] for value in sorted(values)]
+    more = f" and {len(shown) - MAX_VALUES} more" if len(shown) > MAX_VALUES else ""
+    return ", ".join(shown[:MAX_VALUES]) + more

@@ -1,0 +1,118 @@
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from factories import make_measurement, make_record, make_spec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.cells import Cell, epoch_time_s_of, pool, reaching, seconds, spread_of, timed_epochs
+from pipeline.intervals import Interval
+from pipeline.outcomes import resolve
+from pipeline.schema import Record
+
+
+def windowed(*times_s: float, **fields: Any) -> Record:
+    """A record whose windows took those times, after a first epoch that warmed up, and before one that is none."""
+    spec = make_spec(**{"windows": len(times_s), "epochs": len(times_s) + 2, **fields})
+    return make_record(spec, (90.0, *times_s, 80.0))
+
+
+def cell_of(*found: Record, **missing: Any) -> Cell:
+    expected = [*(record.spec for record in found), *([make_spec(**missing)] if missing else [])]
+    (cell,) = pool(resolve(expected, found, []).outcomes)
+    return cell
+
+
+@pytest.mark.parametrize(
+    ("times_s", "median_s"), [((3.0,), 3.0), ((1.0, 5.0), 3.0), ((7.0, 1.0, 2.0), 2.0), ((4.0, 4.0, 1.0, 9.0), 4.0)]
+)
+def test_the_epoch_time_is_the_median_of_the_windows_and_of_no_other_epoch(
+    times_s: Sequence[float], median_s: float
+) -> None:
+    cell = cell_of(windowed(*times_s))
+    assert epoch_time_s_of(cell) == median_s
+    assert cell.median(seconds("compute_time_ns")) == median_s * 0.75
+    assert [epoch.epoch for epoch in timed_epochs(cell.measured[0])] == list(range(2, 2 + len(times_s)))
+
+
+def test_every_window_is_its_slowest_ranks() -> None:
+    spec = make_spec(strategy="ddp", num_gpus=2, windows=3, epochs=4)
+    measured = make_measurement(spec, (9.0, 1.0, 1.0, 1.0))
+    slow = [(2, 0, 5.0), (3, 1, 4.0), (4, 0, 3.0)]  # epoch, rank, seconds
+    epochs = list(measured.epochs)
+    for number, rank, time_s in slow:
+        ranks = list(epochs[number - 1].ranks)
+        ranks[rank] = msgspec.structs.replace(ranks[rank], epoch_time_ns=int(time_s * 1e9))
+        epochs[number - 1] = msgspec.structs.replace(epochs[number - 1], ranks=tuple(ranks))
+    record = make_record(spec, measurement=msgspec.structs.replace(measured, epochs=tuple(epochs)))
+    assert epoch_time_s_of(cell_of(record)) == 4.0  # of 5, 4, 3: every window is slow on one rank alone
+
+
+def test_a_point_that_stopped_early_reports_the_windows_that_were_run() -> None:
+    spec = make_spec(windows=20, epochs=21)
+    cell = cell_of(make_record(spec, (9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)))
+    assert (cell.status, cell.notes(), epoch_time_s_of(cell)) == ("ok", [], 3.5)
+    spread = spread_of(cell)
+    assert (spread.interval, spread.over, spread.num_windows) == (Interval(1.0, 6.0, 0.96875, 6), "windows", 6)
+
+
+def test_the_interval_is_over_repeats_where_there_are_six_and_each_counts_once() -> None:
+    # medians 1 to 6, though the windows reach from 0.5 to 9
+    found = [windowed(0.5, number, 9.0, repeat=number) for number in range(1, 7)]
+    spread = spread_of(cell_of(*found))
+    assert (spread.interval, spread.over) == (Interval(1.0, 6.0, 0.96875, 6), "repeats")
+    assert (spread.num_windows, spread.note) == (18, None)
+
+
+def test_else_it_is_over_the_windows_of_all_repeats_and_says_so() -> None:
+    found = [windowed(1.0, 2.0, 3.0), windowed(4.0, 5.0, 6.0, repeat=1)]
+    spread = spread_of(cell_of(*found))
+    assert (spread.interval, spread.over) == (Interval(1.0, 6.0, 0.96875, 6), "windows")
+    assert spread.note == "interval over the windows of 2 repeats together"
+
+
+@pytest.mark.parametrize(
+    ("found", "missing", "note"),
+    [
+        ([windowed(1.0)], {}, None),  # nobody asked for an interval
+        ([windowed(*[1.0] * 5)], {}, "an interval needs 6 windows or repeats, got 5"),
+        ([windowed(1.0), windowed(1.0, repeat=1)], {}, "an interval needs 6 windows or repeats, got 2"),
+        ([make_record()], {"repeat": 1}, "an interval needs 6 windows or repeats, got 1"),
+    ],
+    ids=["one window", "five windows", "two repeats", "a repeat is missing"],
+)
+def test_fewer_than_six_values_have_no_interval_and_say_why_where_one_was_asked_for(
+    found: list[Record], missing: dict[str, Any], note: str | None
+) -> None:
+    spread = spread_of(cell_of(*found, **missing))
+    assert (spread.interval, spread.over, spread.note) == (None, None, note)
+    assert spread.noise_floor(1.0) is None
+
+
+def test_a_point_without_a_time_says_nothing_of_intervals() -> None:
+    spread = spread_of(cell_of(make_record(make_spec(windows=9, epochs=10), status="oom")))
+    assert (spread.interval, spread.num_windows, spread.note) == (None, 0, None)
+
+
+def test_the_noise_floor_is_the_half_width_over_the_median() -> None:
+    spread = spread_of(cell_of(windowed(9.0, 10.0, 10.0, 10.0, 10.0, 11.0)))
+    assert spread.noise_floor(10.0) == 0.1
+
+
+@given(st.lists(st.lists(st.floats(0.1, 10), min_size=3, max_size=30), min_size=2, max_size=5))
+def test_the_epoch_time_lies_inside_its_interval_however_unequal_the_repeats(times_s: list[list[float]]) -> None:
+    windows = max(map(len, times_s))
+    spec = {"windows": windows, "epochs": windows + 1}
+    found = [make_record(make_spec(repeat=number, **spec), (90.0, *part)) for number, part in enumerate(times_s)]
+    cell = cell_of(*found)
+    spread, time_s = spread_of(cell), epoch_time_s_of(cell)
+    assert time_s is not None
+    assert spread.interval is not None
+    assert spread.interval.holds(time_s)
+
+
+def test_an_interval_is_widened_and_never_narrowed_to_reach_the_median() -> None:
+    interval = Interval(2.0, 3.0, 0.95, 9)
+    assert [reaching(interval, median)[:2] for median in (1.0, 2.5, 4.0)] == [(1.0, 3.0), (2.0, 3.0), (2.0, 4.0)]

@@ -1,0 +1,79 @@
+from typing import Any
+
+import msgspec
+import pytest
+from factories import make_measurement, make_record, make_spec
+
+from pipeline.likeness import FACTS, MAX_VALUE, listed, mixtures, unlike_baseline
+from pipeline.schema import Environment, Gpu, Record
+
+H200 = (Gpu(name="NVIDIA H200"),)
+DIFFERENCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("commit", {"git_commit": "a" * 40}, {"git_commit": "b" * 40}),
+    ("torch", {"torch": "2.10.0"}, {"torch": "2.11.0"}),
+    ("NCCL", {"nccl": "2.27.0"}, {"nccl": "2.28.9"}),
+    ("driver", {"driver": "570.1"}, {"driver": "580.1"}),
+    ("GPU", {"gpus": (Gpu(name="NVIDIA A40"),)}, {"gpus": H200}),
+]
+
+
+def on(repeat: int = 0, *, measured: bool = True, precision_used: str | None = None, **facts: Any) -> Record:
+    spec = make_spec(repeat=repeat)
+    measurement = msgspec.structs.replace(make_measurement(spec), precision_used=precision_used)
+    return make_record(spec, measurement=measurement, environment=Environment(**facts), measured=measured)
+
+
+@pytest.mark.parametrize(("name", "one", "other"), DIFFERENCES, ids=[name for name, _, _ in DIFFERENCES])
+def test_records_that_differ_in_one_fact_are_marked_by_its_name_alone(
+    name: str, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    (mixed,) = mixtures([on(**one), on(1, **other)])
+    (unlike,) = unlike_baseline([on(**one)], [on(1, **other)])
+    assert mixed.startswith(f"mixed {name}: ")
+    assert unlike.startswith(f"baseline with another {name} (")
+
+
+def test_every_fact_is_tried() -> None:
+    assert {name for name, _, _ in DIFFERENCES} | {"precision"} == FACTS.keys()
+
+
+def test_the_values_are_named_the_baselines_first() -> None:
+    assert mixtures([on(torch="2.11.0"), on(1, torch="2.10.0")]) == ["mixed torch: 2.10.0, 2.11.0"]
+    assert unlike_baseline([on(precision_used="tf32")], [on(precision_used="fp32")]) == [
+        "baseline with another precision (fp32 against tf32)"
+    ]
+    assert unlike_baseline([on(git_commit="a" * 40)], [on(git_commit="b" * 40)]) == [
+        f"baseline with another commit ({'b' * 12} against {'a' * 12})"
+    ]
+
+
+def test_a_baseline_from_another_node_is_marked_and_one_of_its_nodes_is_not() -> None:
+    assert unlike_baseline([on(nodes=("b",))], [on(nodes=("a",))]) == ["baseline from another node (a against b)"]
+    assert unlike_baseline([on(nodes=("a", "b"))], [on(nodes=("a",))]) == []
+    assert unlike_baseline([on(nodes=("a",))], [on(nodes=("a",)), on(1, nodes=("b",))]) == [
+        "baseline from another node (a, b against a)"
+    ]
+    assert mixtures([on(nodes=("a",)), on(1, nodes=("b",))]) == []  # repeats may run anywhere
+
+
+@pytest.mark.parametrize("facts", [{}, {"torch": "2.11.0", "nodes": ("a",), "gpus": H200, "git_commit": "c" * 40}])
+def test_what_is_alike_or_not_stated_is_not_marked(facts: dict[str, Any]) -> None:
+    for records in ([on(**facts), on(1, **facts)], [on(**facts), on(1)]):
+        assert mixtures(records) == []
+        assert unlike_baseline(records[:1], records[1:]) == []
+        assert unlike_baseline(records[1:], records[:1]) == []
+
+
+def test_the_gpus_of_one_model_are_alike_however_many() -> None:
+    assert unlike_baseline([on(gpus=H200 * 4)], [on(gpus=H200)]) == []
+
+
+def test_timings_measured_elsewhere_are_not_marked() -> None:
+    stated = [on(torch="a", measured=False), on(1, torch="b", measured=False)]
+    assert mixtures(stated) == []
+    assert unlike_baseline(stated[:1], stated[1:]) == []
+
+
+def test_a_note_stays_short() -> None:
+    assert listed({str(number) for number in range(9)}) == "0, 1, 2 and 6 more"
+    assert listed({"x" * 400}) == "x" * MAX_VALUE
