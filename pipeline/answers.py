@@ -90,10 +90,12 @@ def exposed_us(found: Findings, name: str = "ddp") -> float:
     return statistics.median(difference_us(found, name, "no_op_hook"))
 
 
-def half_interval(values: Sequence[float]) -> float:
-    """Half the width of the median's interval, in the unit of the values; infinite below six values."""
+def far_end(values: Sequence[float]) -> float:
+    """How far from 0 the interval of the values' median reaches, in their unit. Raises ValueError below six values."""
     interval = median_interval(values)
-    return float("inf") if interval is None else (interval.high - interval.low) / 2
+    if interval is None:
+        raise ValueError(f"an interval needs six values, got {len(values)}.")
+    return max(abs(interval.low), abs(interval.high))
 
 
 def verdict(is_met: bool) -> Verdict:
@@ -102,10 +104,13 @@ def verdict(is_met: bool) -> Verdict:
 
 
 def judge_no_op_series(found: Findings) -> Answer:
-    """Two interleaved no-op series differ by no more than the larger of 10 us and the A/A interval."""
+    """Two interleaved no-op series differ by no more than the larger of 10 us and the A/A interval.
+
+    The A/A interval is that of the difference between two equal series of the whole step: what it reaches is noise.
+    """
     differences = difference_us(found, "no_op_hook", "no_op_hook_again")
     difference = abs(statistics.median(differences))
-    floor = half_interval(difference_us(found, "ddp", "ddp_again"))
+    floor = far_end(difference_us(found, "ddp", "ddp_again"))
     limit = max(NOISE_FLOOR_US, floor)
     return Answer(
         "two no-op series",

@@ -47,7 +47,7 @@ class Cell(NamedTuple):
         elif len(self.measured) < len(self.outcomes):
             others = [outcome.status for outcome in self.outcomes if outcome.status != "ok"]
             notes.append(f"{len(others)} of {len(self.outcomes)} repeats: {', '.join(sorted(set(others)))}")
-        if self.status == "ok" and epoch_time_s_of(self) is None:
+        if self.status == "ok" and self.spec.measure == "epochs" and epoch_time_s_of(self) is None:
             notes.append(no_epoch_time(self.spec))
         return notes + likeness.mixtures(self.measured)
 

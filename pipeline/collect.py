@@ -17,6 +17,7 @@ from pipeline.exits import FINE, GAPS, NOTHING, USAGE, Refusal, run_command, tal
 if TYPE_CHECKING:
     from pipeline.experiment import Experiment
     from pipeline.outcomes import Collected
+    from pipeline.prediction import Link
     from pipeline.tables import Tables
 
 
@@ -29,7 +30,21 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
     parser.add_argument("--format", choices=("markdown", "json"), default="markdown", help="what stdout carries")
     parser.add_argument("--strict", action="store_true", help="exit 1 where a point has no result")
+    parser.add_argument("--link-latency-us", type=float, help="predict for a link of this latency a hop")
+    parser.add_argument("--link-gb-s", type=float, help="and this bandwidth (default: the link that was measured)")
     return parser.parse_args()
+
+
+def given_link(arguments: argparse.Namespace) -> "Link | None":
+    """The link that predictions are made for; None is the measured one. Raises Refusal for half a link."""
+    from pipeline.prediction import Link
+
+    latency_us, bandwidth_gb_s = arguments.link_latency_us, arguments.link_gb_s
+    if latency_us is None and bandwidth_gb_s is None:
+        return None
+    if not (latency_us and bandwidth_gb_s and latency_us > 0 and bandwidth_gb_s > 0):
+        raise Refusal("a link is --link-latency-us and --link-gb-s together, both above 0; give both or neither.")
+    return Link(latency_us / 1e6, bandwidth_gb_s * 1e9)
 
 
 def main() -> int:
@@ -41,13 +56,14 @@ def main() -> int:
     from pipeline.experiment import find_experiments
     from pipeline.render import render_experiment
 
+    link = given_link(arguments)
     found = find_experiments(arguments.folder)
     if not found:
         raise Refusal(f"no experiment under {arguments.folder}; run pipeline.submit or pipeline.ingest first.", NOTHING)
     code, shapes, reports = FINE, {}, []
     for name, experiment in found.items():
         try:
-            collected, tables = collect_experiment(experiment)
+            collected, tables = collect_experiment(experiment, link)
         except Refusal as refusal:  # the other experiments are still worth their tables
             talk(f"error: {refusal}")
             code = USAGE
@@ -69,7 +85,7 @@ def main() -> int:
     return code
 
 
-def collect_experiment(experiment: "Experiment") -> "tuple[Collected, Tables]":
+def collect_experiment(experiment: "Experiment", link: "Link | None" = None) -> "tuple[Collected, Tables]":
     """The outcomes and the tables of one experiment. Without a manifest the points with a record are expected."""
     from pipeline import records
     from pipeline.outcomes import resolve
@@ -82,7 +98,7 @@ def collect_experiment(experiment: "Experiment") -> "tuple[Collected, Tables]":
         raise Refusal(f"cannot read {experiment.records}: {error.strerror}; mend its permissions.") from error
     expected = manifest.points if manifest else list(dict.fromkeys(record.spec for record in found))
     collected = resolve(expected, found, rejected)
-    return collected, build_tables(collected.outcomes)
+    return collected, build_tables(collected.outcomes, link)
 
 
 def shape_of(tables: "Tables", collected: "Collected") -> dict[str, Any]:
@@ -101,7 +117,7 @@ def write_files(experiment: "Experiment", report: str, tables: "Tables", shape: 
 
     files.replace(experiment.report, report.encode())
     files.replace(experiment.folder / "tables.json", msgspec.json.format(msgspec.json.encode(shape), indent=1) + b"\n")
-    for name in ("Q1", "Q2", "Q3", "Q4", "oom"):
+    for name in tables.__struct_fields__:
         rows = getattr(tables, name)
         path = experiment.folder / f"{name.lower()}.csv"
         if rows:

@@ -32,9 +32,11 @@ def _median_step(collectives: Iterable[Collective], figure: Callable[[tuple[int,
     return statistics.median(sums) if sums else 0.0
 
 
-def exposed_in_trace_ns(profile: Profile) -> float | None:
-    """Communication of a step that no compute kernel hides, mean over ranks; None where compute was not traced."""
-    if not profile.compute_ns or not any(profile.compute_ns):
+def least_exposed_ns(profile: Profile) -> float | None:
+    """Reduction of gradients in a step that no compute hides, of the rank that waited least.
+
+    None where compute was not traced (on the CPU).
+    """
+    if not any(profile.compute_ns):
         return None
-    exposed = [comm - overlap for comm, overlap in zip(profile.comm_ns, profile.overlap_ns, strict=True)]
-    return statistics.fmean(exposed) / profile.num_steps
+    return min(comm - both for comm, both in zip(profile.comm_ns, profile.overlap_ns, strict=True)) / profile.num_steps

@@ -80,7 +80,7 @@ def profile_collectives(
     """The profile of all ranks, or why there is none; no rank goes on where another failed."""
     trace, problem = None, None
     try:
-        trace = profile_steps(ddp.step, rank, traces)
+        trace = profile_steps(ddp.step, rank, buckets, traces)
     except (TraceTooLarge, RuntimeError, OSError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise

@@ -112,7 +112,7 @@ def profile_asleep(ddp: Variant, rank: Rank) -> tuple[list[float], list[float]]:
     buckets = bucket_bytes(ddp.model)
     shortest_ns, wait_ns = [], []
     for step in (ddp.step, drowsy(ddp.step, rank)):
-        traces = distributed.gather(profile_steps(step, rank, None))
+        traces = distributed.gather(profile_steps(step, rank, buckets))
         profile, _ = combine(traces, NUM_STEPS[rank.device.type], buckets)
         gradients = chosen(profile, ["gradients"])
         shortest_ns.append(total_comm_ns(gradients))

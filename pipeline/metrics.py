@@ -59,3 +59,13 @@ def bandwidth_gb_s(num_bytes: float, time_s: float) -> float:
 def throughput_samples_per_s(num_samples: int, time_s: float) -> float:
     """Samples a second, all GPUs together; padded repeats are not samples."""
     return num_samples / time_s
+
+
+def algbw_gb_s(num_bytes: float, time_s: float) -> float:
+    """Algorithm bandwidth S/t: what a caller sees of an all-reduce of S bytes (nccl-tests, doc/PERFORMANCE.md)."""
+    return num_bytes / time_s / GB
+
+
+def busbw_gb_s(num_bytes: float, time_s: float, num_ranks: int) -> float:
+    """Bus bandwidth S/t x 2(n-1)/n: what the link carries, whatever n (nccl-tests, doc/PERFORMANCE.md)."""
+    return algbw_gb_s(num_bytes, time_s) * 2 * (num_ranks - 1) / num_ranks

@@ -1,7 +1,7 @@
 """A short profiled pass, kept apart from timed steps: what each rank's device did, rank by rank and step by step."""
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ from pipeline import distributed
 from pipeline.distributed import Rank
 from pipeline.interleave import synchronize
 from pipeline.schema import Collective, Profile, Transfer, TransferKind
-from pipeline.trace import RankTrace, SeenCollective, read_trace, summarize_trace
+from pipeline.trace import RankTrace, SeenCollective, carries_gradients, read_trace, summarize_trace
 
 NUM_STEPS = {"cuda": 10, "cpu": 3}
 WARM_UP_STEPS = 2
@@ -20,7 +20,9 @@ MAX_TRACE_BYTES = 400_000_000  # of a rank, as text
 TRACE_NAME = "rank{rank}.pt.trace.json.gz"  # as Holistic Trace Analysis looks for it; Perfetto opens it too
 
 
-def profile_steps(step: Callable[[], None], rank: Rank, folder: Path | None) -> RankTrace:
+def profile_steps(
+    step: Callable[[], None], rank: Rank, buckets: Collection[int], folder: Path | None = None
+) -> RankTrace:
     """Profile a few steps on this rank, all ranks beginning together; the trace stays in `folder` if there is one.
 
     Raises trace.TraceTooLarge, and RuntimeError where the profiler cannot start.
@@ -39,12 +41,11 @@ def profile_steps(step: Callable[[], None], rank: Rank, folder: Path | None) -> 
     with tempfile.TemporaryDirectory(prefix="pipeline-trace-") as scratch:
         path = (folder or Path(scratch)) / TRACE_NAME.format(rank=rank.rank)
         profiler.export_chrome_trace(str(path))
-        return summarize_trace(read_trace(path, MAX_TRACE_BYTES))
+        return summarize_trace(read_trace(path, MAX_TRACE_BYTES), buckets)
 
 
-def combine(traces: Sequence[RankTrace], num_steps: int, bucket_bytes: Iterable[int]) -> tuple[Profile, str | None]:
+def combine(traces: Sequence[RankTrace], num_steps: int, buckets: Collection[int]) -> tuple[Profile, str | None]:
     """All ranks' traces as one profile, and a note where their collectives cannot be matched."""
-    buckets = set(bucket_bytes)
     counts = {len(trace.collectives) for trace in traces}
     note = None
     per_step = 0
@@ -65,7 +66,9 @@ def combine(traces: Sequence[RankTrace], num_steps: int, bucket_bytes: Iterable[
     )
 
 
-def match(traces: Sequence[RankTrace], place: int, per_step: int, num_steps: int, buckets: set[int]) -> Collective:
+def match(
+    traces: Sequence[RankTrace], place: int, per_step: int, num_steps: int, buckets: Collection[int]
+) -> Collective:
     """The collective at one place of the step, over all steps and ranks: every rank issues them in the same order."""
     first = traces[0].collectives[place]
     durations_ns = tuple(
@@ -77,9 +80,9 @@ def match(traces: Sequence[RankTrace], place: int, per_step: int, num_steps: int
     )
 
 
-def kind_of(seen: SeenCollective, buckets: set[int]) -> TransferKind:
+def kind_of(seen: SeenCollective, buckets: Collection[int]) -> TransferKind:
     """Gradients travel in buckets, buffers are broadcast, the rest are SyncBatchNorm's statistics."""
-    if seen.operation == "all_reduce" and seen.num_bytes in buckets:
+    if carries_gradients(seen, buckets):
         return "gradients"
     return "buffers" if seen.operation == "broadcast" else "batchnorm_statistics"
 

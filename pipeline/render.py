@@ -2,93 +2,27 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tabulate
 
-from pipeline.baselines import Scaling
-from pipeline.cells import TIMED_EPOCH
-from pipeline.intervals import CONFIDENCE
+from pipeline.layouts import LAYOUTS, LEGENDS, Layout
 from pipeline.outcomes import Collected
+from pipeline.rows import Row
 from pipeline.schema import Record
 from pipeline.spec import AXES
-from pipeline.tables import Row, Tables
+from pipeline.tables import Tables
 
 NOT_STATED = "not stated"
 ABSENT = "-"
 AXES_WITH_ABSENCE = {"max_steps": "whole epoch", "memory_limit_gib": "none", "bucket_cap_mb": "default"}
-TIMES = ("epoch_time_s", "noise_floor", "interval_over")
-GAINS = ("speedup", "parallel_efficiency")
 NAMES = {"noise_floor": "interval"}  # of columns, where a person reads another word than a script
+SHOWN_IF_ABSENT = re.compile(r"^(epoch|compute|data)_time_s$|_subtraction_s$")
+RARE_TRANSFER = re.compile(
+    r"^(batchnorm_statistics|parameters|inputs|outputs)_\w+_per_step$"
+)  # 0 under most strategies
+STATE_COLUMNS = ("epoch_time_s", "epoch", "plain_step_time_s", "gradients_bytes_per_step", "time_s")
 WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
-
-
-class Layout(NamedTuple):
-    """A table of the report: whose rows it shows, its heading, its figures in order, and how to read them."""
-
-    table: str
-    heading: str
-    figures: tuple[str, ...]
-    legend: str
-    scaling: Scaling | None = None
-
-
-LAYOUTS = (
-    Layout(
-        "Q1",
-        "Q1: epoch time against batch size, one GPU",
-        (*TIMES, "compute_time_s", "data_time_s", "throughput_samples_per_s", "peak_memory_gib"),
-        f"Epoch {TIMED_EPOCH} of each run; epoch_time_s with data loading, compute_time_s without; peak_memory_gib of "
-        "the fullest GPU, on the CPU of the largest process.",
-    ),
-    Layout(
-        "Q2",
-        "Q2: weak scaling, speed-up against one GPU with the per-GPU batch fixed",
-        (*TIMES, "throughput_samples_per_s", *GAINS, "baseline"),
-        "speedup = T(1)/T(N) for an epoch of the same samples; parallel_efficiency = speedup/N. Every row has its "
-        "baseline's batch_size_per_gpu; the global batch grows with N: this is not strong scaling.",
-        "weak",
-    ),
-    Layout(
-        "Q2",
-        "Q2: strong scaling, global batch fixed",
-        ("global_batch_size", *TIMES, "throughput_samples_per_s", *GAINS, "serial_fraction_karp_flatt", "baseline"),
-        "speedup = T(1)/T(N); parallel_efficiency = speedup/N. Every row has its baseline's global_batch_size, which "
-        "one GPU runs alone; the per-GPU batch shrinks with N. serial_fraction_karp_flatt = (1/S - 1/N)/(1 - 1/N) for "
-        "N > 1.",
-        "strong",
-    ),
-    Layout(
-        "Q3",
-        "Q3: computation against communication, estimated by subtraction",
-        (
-            "epoch_time_s",
-            "compute_time_subtraction_s",
-            "comm_time_subtraction_s",
-            "steps_per_epoch",
-            "ring_bytes_per_epoch",
-            "bandwidth_subtraction_gb_s",
-            "baseline",
-        ),
-        "compute = T(1)/N and comm = T(N) - T(1)/N, so every cost that does not divide by N counts as communication. "
-        "Bytes and time are those of the whole epoch: steps x 2(N-1)/N x gradient bytes.",
-    ),
-    Layout(
-        "Q4",
-        "Q4: loss and accuracy by epoch",
-        ("remedies", "epoch", "num_updates", "loss", "accuracy", "test_loss", "test_accuracy"),
-        "loss and accuracy are of the training set as it was seen; num_updates counts from the start.",
-    ),
-)
-
-
-LEGENDS = {
-    "num_windows": f"Times are medians over num_windows timed epochs, from epoch {TIMED_EPOCH} on.",
-    "noise_floor": f"interval is the half-width over the median of the epoch time's {100 * CONFIDENCE:.0f} % interval "
-    "(order statistics of the median): the noise floor of the same point run twice. It is over repeats (new processes) "
-    "or windows (timed epochs of one process).",
-}
-"""What is said only where a table has the column."""
 
 
 def render_experiment(name: str, tables: Tables, collected: Collected) -> str:
@@ -152,7 +86,11 @@ def render_table(layout: Layout, rows: Sequence[Row], source: str) -> str:
 
 def is_worth_showing(row: Row, figure: str) -> bool:
     """Whether the row says something of the figure: a time that is absent and a loss that diverged do."""
-    return row[figure] is not None or "time" in figure or (figure == "loss" and row["diverged_at_update"] is not None)
+    if RARE_TRANSFER.search(figure) and not row[figure]:
+        return False
+    if row[figure] is not None or (SHOWN_IF_ABSENT.search(figure) and "step_time_s" not in row):
+        return True
+    return figure == "loss" and row["diverged_at_update"] is not None
 
 
 def alignment(header: Sequence[str]) -> list[str]:
@@ -174,7 +112,7 @@ def render_oom(rows: Sequence[Row]) -> str:
 def format_cell(row: Row, column: str) -> str:
     """A figure for people; where the point has none, its state stands in the first one."""
     value = row[column]
-    if value is None and column in ("epoch_time_s", "epoch") and row["status"] in WORDS:
+    if value is None and column in STATE_COLUMNS and row["status"] in WORDS:
         return WORDS[row["status"]]
     if value is None and column == "loss" and row.get("diverged_at_update") is not None:
         return f"diverged at update {row['diverged_at_update']}"
@@ -198,13 +136,16 @@ def format_value(column: str, value: Any) -> str:
 FORMATS: tuple[tuple[str, Callable[[float], str]], ...] = (
     (r"noise_floor", lambda value: f"±{100 * value:.1f} %"),
     (r"serial_fraction", lambda value: f"{value:.3f}"),
-    (r"efficiency", lambda value: f"{100 * value:.1f} %"),
+    (r"efficiency|_share$", lambda value: f"{100 * value:.1f} %"),
     (r"accuracy", lambda value: f"{100 * value:.2f} %"),
     (r"_per_s$", lambda value: f"{value:,.0f}"),
     (r"_gib$", lambda value: f"{value:.2f}"),
     (r"_gb_s$", lambda value: f"{value:.3g}"),
     (r"^speedup$", lambda value: f"{value:.3f}"),
-    (r"_s$", lambda value: f"{value:.3f}" if value >= 0.1 else f"{value:.3g}"),
+    (r"_error$", lambda value: f"{100 * value:+.1f} %"),
+    (r"_(calls|bytes)_", lambda value: f"{value:,.6g}" if value < 1000 else f"{value:,.0f}"),
+    (r"_us$", lambda value: f"{value:.2f}"),
+    (r"_s$", lambda value: f"{value:.3f}" if abs(value) >= 0.1 else f"{1e6 * value:,.1f} us"),
     (r"loss", lambda value: f"{value:.4f}"),
 )
 

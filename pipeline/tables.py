@@ -5,23 +5,21 @@ the row's `note` says why.
 """
 
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
 from pipeline import metrics
 from pipeline.baselines import Baseline, Scaling
-from pipeline.cells import POOLED_AXES, Cell, epoch_time_s_of, peak_memory_gib, pool, seconds, spread_of
+from pipeline.cells import Cell, epoch_time_s_of, peak_memory_gib, pool, seconds, spread_of
+from pipeline.communication_rows import bandwidth_rows, exposed_row, is_twin, split_row, sweep_rows, transfer_row
+from pipeline.exposure import communications, difference
 from pipeline.outcomes import Outcome
+from pipeline.prediction import Link
+from pipeline.prediction_rows import prediction_rows
+from pipeline.rows import Row, shown_axes, start_row
 from pipeline.scaling import scaling_figures, strong_pairs, weak_pairs
 from pipeline.schema import Epoch, Record
-from pipeline.spec import AXES, Spec
-
-Row = dict[str, Any]
-
-STATED_FIGURES = ("epoch_time_s", "compute_time_s", "data_time_s", "peak_memory_gib")  # that a report may leave out
-ALWAYS_SHOWN = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "precision", "input")
 
 
 class Tables(msgspec.Struct, frozen=True):
@@ -32,12 +30,21 @@ class Tables(msgspec.Struct, frozen=True):
     Q3: list[Row]
     Q4: list[Row]
     oom: list[Row]
+    communication: list[Row] = []
+    bandwidth: list[Row] = []
+    sweep: list[Row] = []
+    transfers: list[Row] = []
+    split: list[Row] = []
+    prediction: list[Row] = []
 
 
-def build_tables(outcomes: Sequence[Outcome]) -> Tables:
-    """Every table of an experiment, rows in the order of the grid."""
-    cells = pool(outcomes)
+def build_tables(outcomes: Sequence[Outcome], link: Link | None = None) -> Tables:
+    """Every table of an experiment, rows in the order of the grid; `link` is what predictions are made for."""
+    pooled = pool(outcomes)
     axes = shown_axes(outcome.spec for outcome in outcomes)
+    cells = [cell for cell in pooled if cell.spec.measure == "epochs"]
+    measured = [cell for cell in pooled if cell.spec.measure == "communication"]
+    ddp = [cell for cell in measured if cell.spec.strategy == "ddp"]
     plain = [cell for cell in cells if not cell.spec.remedies]
     weak = weak_pairs(plain)
     return Tables(
@@ -46,40 +53,16 @@ def build_tables(outcomes: Sequence[Outcome]) -> Tables:
             *(q2_row(cell, axes, baseline, "weak") for cell, baseline in weak),
             *(q2_row(cell, axes, baseline, "strong") for cell, baseline in strong_pairs(plain)),
         ],
-        Q3=[q3_row(cell, axes, baseline) for cell, baseline in weak if cell.spec.num_gpus > 1],
+        Q3=[q3_row(cell, axes, baseline, measured) for cell, baseline in weak if cell.spec.num_gpus > 1],
         Q4=[row for cell in cells for row in q4_rows(cell, axes)],
-        oom=[oom_row(cell, axes) for cell in cells if any(outcome.status == "oom" for outcome in cell.outcomes)],
+        oom=[oom_row(cell, axes) for cell in pooled if any(outcome.status == "oom" for outcome in cell.outcomes)],
+        communication=[exposed_row(cell, axes) for cell in ddp],
+        bandwidth=[row for cell in ddp for row in bandwidth_rows(cell, axes)],
+        sweep=sweep_rows(ddp),
+        transfers=[transfer_row(cell, axes, cells) for cell in measured],
+        split=[split_row(cell, axes) for cell in measured if cell.spec.strategy == "dp"],
+        prediction=prediction_rows(ddp, axes, link),
     )
-
-
-def shown_axes(specs: Iterable[Spec]) -> list[str]:
-    """The axes of every row: those always shown, and every other that varies in the experiment."""
-    seen: dict[str, set[Any]] = {axis: set() for axis in AXES}
-    for spec in specs:
-        for axis in AXES:
-            seen[axis].add(getattr(spec, axis))
-    varying = [axis for axis in AXES if len(seen[axis]) > 1 and axis not in POOLED_AXES]
-    return [*ALWAYS_SHOWN, *(axis for axis in varying if axis not in ALWAYS_SHOWN)]
-
-
-def start_row(cell: Cell, axes: Sequence[str], **figures: Any) -> Row:
-    """The axes, the status and the figures of a cell; `note` joins what figures give as `notes`."""
-    notes = [*cell.notes(), *figures.pop("notes", [])]
-    absent = [name for name, value in figures.items() if value is None and name in STATED_FIGURES]
-    if absent and cell.measured and not any(record.measured for record in cell.measured):
-        notes.append(f"not stated: {', '.join(absent)}")
-    row: Row = {axis: to_json(getattr(cell.spec, axis)) for axis in axes}
-    row["global_batch_size"] = cell.spec.global_batch_size
-    row["status"] = cell.status
-    row |= figures
-    row["n"] = len(cell.measured)
-    row["note"] = "; ".join(notes) or None
-    return row
-
-
-def to_json(value: Any) -> Any:
-    """An axis's value as JSON has it."""
-    return list(value) if isinstance(value, tuple) else value
 
 
 def time_figures(cell: Cell) -> Row:
@@ -115,8 +98,11 @@ def q2_row(cell: Cell, axes: Sequence[str], baseline: Baseline, scaling: Scaling
     return start_row(cell, axes, **times, **gains, notes=notes)
 
 
-def q3_row(cell: Cell, axes: Sequence[str], baseline: Baseline) -> Row:
-    """Computation against communication by subtraction, over the whole epoch: bytes and time of the same span."""
+def q3_row(cell: Cell, axes: Sequence[str], baseline: Baseline, measured: Sequence[Cell] = ()) -> Row:
+    """Computation against communication by subtraction, over the whole epoch: bytes and time of the same span.
+
+    Beside it exposed communication as the experiment's communication point measured it, steps x one step's.
+    """
     time_s, num_gpus = epoch_time_s_of(cell), cell.spec.num_gpus
     compute_s = comm_s = bandwidth = num_bytes = None
     notes = [*baseline.notes]
@@ -140,9 +126,17 @@ def q3_row(cell: Cell, axes: Sequence[str], baseline: Baseline) -> Row:
         steps_per_epoch=cell.spec.full_steps_per_epoch if cell.spec.is_whole_epoch else None,
         ring_bytes_per_epoch=num_bytes,
         bandwidth_subtraction_gb_s=bandwidth,
+        exposed_comm_time_s=exposed_per_epoch_s(cell, measured),
         baseline=baseline.strategy,
         notes=notes,
     )
+
+
+def exposed_per_epoch_s(cell: Cell, measured: Sequence[Cell]) -> float | None:
+    """Measured exposed communication over an epoch's steps; None where the experiment did not measure the point's."""
+    twin = next((other for other in measured if is_twin(cell.spec, other.spec)), None)
+    exposed = difference(communications(twin.measured), "ddp", "no_op_hook") if twin else None
+    return exposed.value_s * cell.spec.full_steps_per_epoch if exposed and cell.spec.is_whole_epoch else None
 
 
 def ring_bytes_per_epoch(cell: Cell) -> int:

@@ -6,6 +6,7 @@ size, and gloo's spans on the CPU.
 
 import gzip
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +53,10 @@ class SeenCollective(NamedTuple):
 
 
 class RankTrace(NamedTuple):
-    """One rank's profiled steps: collectives in order, and unions of intervals on the device, in ns."""
+    """One rank's profiled steps: collectives in order, and unions of intervals on the device, in ns.
+
+    `comm_ns` is of the collectives that reduce gradients, `compute_ns` of all other work on the device.
+    """
 
     collectives: list[SeenCollective]
     comm_ns: int
@@ -69,19 +73,26 @@ def read_trace(path: Path, max_bytes: int) -> list[TraceEvent]:
     return msgspec.json.decode(raw, type=TraceFile, strict=False).traceEvents
 
 
-def summarize_trace(events: list[TraceEvent]) -> RankTrace:
-    """What one rank's trace says of communication; without GPU work the spans of gloo count."""
+def summarize_trace(events: list[TraceEvent], buckets: Collection[int]) -> RankTrace:
+    """What one rank's trace says of communication; `buckets` are the sizes in which gradients travel, in bytes."""
     collectives = sorted(filter(None, map(see_collective, events)), key=lambda seen: seen.start_us)
     compute = [
         (event.ts, event.ts + event.dur)
         for event in events
         if event.cat in DEVICE_WORK and not NCCL_KERNEL.match(event.name)
     ]
-    comm = union([(seen.start_us, seen.start_us + seen.duration_us) for seen in collectives])
+    comm = union(
+        [(seen.start_us, seen.start_us + seen.duration_us) for seen in collectives if carries_gradients(seen, buckets)]
+    )
     work = union(compute)
     return RankTrace(
         collectives, length_ns(comm), length_ns(work), length_ns(comm) + length_ns(work) - both_ns(comm, work)
     )
+
+
+def carries_gradients(seen: SeenCollective, buckets: Collection[int]) -> bool:
+    """Whether a collective is the reduction of a bucket of gradients."""
+    return seen.operation == "all_reduce" and seen.num_bytes in buckets
 
 
 def see_collective(event: TraceEvent) -> SeenCollective | None:

@@ -12,7 +12,8 @@ from pipeline import ingest, records
 from pipeline.collect import collect_experiment
 from pipeline.exits import Refusal
 from pipeline.experiment import Experiment
-from pipeline.tables import Row, Tables
+from pipeline.rows import Row
+from pipeline.tables import Tables
 
 HEADER = "strategy,num_gpus,batch_size_per_gpu,epoch,epoch_time_s,compute_time_s,loss,accuracy,status"
 GOOD = "dp,1,32,2,24.94,23.76,,,ok"

@@ -7,9 +7,10 @@ from factories import make_record, make_spec
 
 from pipeline.baselines import BASELINE_MAY_DIFFER, INVARIANTS, Scaling, check_invariant
 from pipeline.outcomes import resolve
+from pipeline.rows import Row
 from pipeline.schema import Environment, Record
 from pipeline.spec import Spec
-from pipeline.tables import Row, build_tables
+from pipeline.tables import build_tables
 
 WINDOWS: dict[str, Any] = {"windows": 6, "epochs": 7}
 

@@ -12,9 +12,10 @@ from pipeline.experiment import Experiment
 from pipeline.outcomes import resolve
 from pipeline.records import publish
 from pipeline.render import render_experiment
+from pipeline.rows import ALWAYS_SHOWN, Row
 from pipeline.schema import DeviceMemory, Record
 from pipeline.spec import Spec
-from pipeline.tables import ALWAYS_SHOWN, Row, Tables, build_tables
+from pipeline.tables import Tables, build_tables
 
 GIB = 2**30
 

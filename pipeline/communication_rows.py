@@ -1,0 +1,237 @@
+"""The rows of what was measured of communication: step times, bandwidth, what travels, DataParallel's parts.
+
+Keys are the JSON contract, times are of one step in seconds; a figure that cannot be computed is None and the
+row's `note` says why.
+"""
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from pipeline import metrics
+from pipeline.cells import Cell, epoch_time_s_of
+from pipeline.exposure import (
+    Figure,
+    busy_share,
+    communications,
+    difference,
+    disagreement,
+    profiled_s,
+    step_time,
+    traced_exposure_s,
+)
+from pipeline.intervals import values_needed
+from pipeline.rows import Row, start_row
+from pipeline.schema import Collective, Communication, Record, TransferKind, Variant
+from pipeline.spec import AXES, Spec
+
+STEP_TIMES: dict[str, Variant] = {
+    "plain_step_time_s": "plain",
+    "ddp_one_step_time_s": "ddp_one",
+    "no_sync_step_time_s": "no_sync",
+    "no_op_hook_step_time_s": "no_op_hook",
+    "step_time_s": "ddp",
+}
+KINDS: tuple[TransferKind, ...] = (
+    "gradients",
+    "buffers",
+    "batchnorm_statistics",
+    "parameters",
+    "inputs",
+    "outputs",
+)
+TRAINED_MAY_DIFFER = ("measure", "windows", "epochs", "input", "num_workers", "max_steps", "evaluate", "dataset")
+
+
+def exposed_row(cell: Cell, axes: Sequence[str]) -> Row:
+    """Q3.1, measured: DDP's step with and without its collectives, and what the link itself takes of it."""
+    found = communications(cell.measured)
+    times = {name: step_time(found, variant) for name, variant in STEP_TIMES.items()}
+    exposed, overhead = difference(found, "ddp", "no_op_hook"), difference(found, "no_op_hook", "no_sync")
+    noise = difference(found, "ddp", "ddp_again")
+    comm_s = profiled_s(found, ["gradients"])
+    traced_s = traced_exposure_s(found)
+    split = split_exposed(exposed.value_s if exposed else None, comm_s)
+    return start_row(
+        cell,
+        axes,
+        **{name: figure.value_s if figure else None for name, figure in times.items()},
+        **with_interval("exposed_comm_time", exposed),
+        **with_interval("ddp_overhead_time", overhead),
+        noise_floor_time_s=noise.distance_from_zero() if noise and noise.interval else None,
+        comm_time_s=comm_s,
+        **split,
+        traced_exposed_comm_time_s=traced_s,
+        buffer_comm_time_s=profiled_s(found, ["buffers", "batchnorm_statistics"]),
+        straggler_wait_time_s=profiled_s(found, ["gradients"], waiting=True),
+        num_windows=sum(len(part.series[0].window_times_ns) for part in found if part.series),
+        notes=exposed_notes(found, times["step_time_s"], exposed, noise, split, traced_s),
+    )
+
+
+def with_interval(name: str, figure: Figure | None) -> Row:
+    """A figure under its name, and the ends of its interval."""
+    interval = figure.interval if figure else None
+    return {
+        f"{name}_s": figure.value_s if figure else None,
+        f"{name}_low_s": interval.low if interval else None,
+        f"{name}_high_s": interval.high if interval else None,
+    }
+
+
+def split_exposed(exposed_s: float | None, comm_s: float | None) -> Row:
+    """The share of communication that compute hides; where more is exposed than the link takes, the host's cost."""
+    hidden = launch_s = None
+    if exposed_s is not None and comm_s:
+        if exposed_s > comm_s:
+            launch_s = exposed_s - comm_s
+        else:
+            hidden = 1 - max(exposed_s, 0.0) / comm_s
+    return {"hidden_share": hidden, "collective_launch_time_s": launch_s}
+
+
+def exposed_notes(
+    found: Sequence[Communication],
+    step: Figure | None,
+    exposed: Figure | None,
+    noise: Figure | None,
+    split: Row,
+    traced_s: float | None,
+) -> list[str]:
+    """What the reader of a row must know of its figures."""
+    notes = [note for part in found for note in part.notes]
+    if exposed is None or step is None:
+        return notes
+    if exposed.interval is None:
+        rounds = sum(len(part.series[0].window_times_ns) for part in found)
+        notes.append(f"an interval needs {values_needed()} windows, got {rounds}")
+    if noise and noise.interval and abs(exposed.value_s) <= noise.distance_from_zero():
+        notes.append("exposed communication lies inside the noise floor")
+    if split["collective_launch_time_s"] is not None:
+        notes.append("more is exposed than the link takes: the rest is the host's cost of issuing collectives")
+    reason = disagreement(exposed.value_s, traced_s, busy_share(found, step.value_s)) if traced_s is not None else None
+    return [*notes, reason] if reason else notes
+
+
+def bandwidth_rows(cell: Cell, axes: Sequence[str]) -> list[Row]:
+    """Q3.2: each bucket's bus bandwidth in training, that of an isolated all-reduce of its size, and the share."""
+    found = [part for part in communications(cell.measured) if part.profile and part.profile.collectives]
+    places = len(found[0].profile.collectives) if found and found[0].profile else 0
+    rows: list[Row] = []
+    for place in range(places):
+        seen = [part.profile.collectives[place] for part in found if part.profile]
+        if seen[0].kind == "gradients":
+            rows.append(bandwidth_row(cell, axes, len(rows) + 1, seen, isolated_s(found, seen[0].num_bytes)))
+    return rows
+
+
+def bandwidth_row(
+    cell: Cell, axes: Sequence[str], bucket: int, seen: Sequence[Collective], alone_s: float | None
+) -> Row:
+    """One bucket; its duration is the shortest over ranks, the median over steps."""
+    duration_s = statistics.median(min(ranks) for part in seen for ranks in part.durations_ns) / 1e9
+    num_bytes, num_ranks = seen[0].num_bytes, cell.spec.world_size
+    achieved = metrics.busbw_gb_s(num_bytes, duration_s, num_ranks) if duration_s else None
+    peak = metrics.busbw_gb_s(num_bytes, alone_s, num_ranks) if alone_s else None
+    return start_row(
+        cell,
+        axes,
+        bucket=bucket,
+        num_bytes=num_bytes,
+        comm_time_s=duration_s,
+        busbw_gb_s=achieved,
+        peak_busbw_gb_s=peak,
+        link_share=achieved / peak if achieved and peak else None,
+        notes=[] if peak else ["the sweep has no all-reduce of this size"],
+    )
+
+
+def isolated_s(found: Sequence[Communication], num_bytes: int) -> float | None:
+    """An isolated all-reduce of that size in the same jobs: the median over windows."""
+    times_ns = [time for part in found for size in part.sweep if size.num_bytes == num_bytes for time in size.times_ns]
+    return statistics.median(times_ns) / 1e9 if times_ns else None
+
+
+def sweep_rows(cells: Iterable[Cell]) -> list[Row]:
+    """The link's own limit by number of GPUs and size, over all points that swept there."""
+    sweeps: dict[tuple[str, int, int, int], list[int]] = {}
+    for cell in cells:
+        for part in communications(cell.measured):
+            for size in part.sweep:
+                key = (cell.spec.device, cell.spec.num_nodes, cell.spec.num_gpus, size.num_bytes)
+                sweeps.setdefault(key, []).extend(size.times_ns)
+    return [sweep_row(*key, times_ns) for key, times_ns in sorted(sweeps.items())]
+
+
+def sweep_row(device: str, num_nodes: int, num_gpus: int, num_bytes: int, times_ns: list[int]) -> Row:
+    """One size; without figures where its buffer did not fit."""
+    time_s = statistics.median(times_ns) / 1e9 if times_ns else None
+    return {
+        "device": device,
+        "num_nodes": num_nodes,
+        "num_gpus": num_gpus,
+        "num_bytes": num_bytes,
+        "status": "ok" if times_ns else "oom",
+        "time_s": time_s,
+        "algbw_gb_s": metrics.algbw_gb_s(num_bytes, time_s) if time_s else None,
+        "busbw_gb_s": metrics.busbw_gb_s(num_bytes, time_s, num_gpus) if time_s else None,
+        "n": len(times_ns),
+        "note": None if times_ns else "no memory for the buffer on some rank",
+    }
+
+
+def transfer_row(cell: Cell, axes: Sequence[str], trained: Sequence[Cell]) -> Row:
+    """The ledger: what a rank hands on in a step, by kind, beside the formula; time and accuracy where trained too."""
+    counted = {transfer.kind: transfer for part in communications(cell.measured) for transfer in part.transfers}
+    figures: Row = {}
+    for kind in KINDS:
+        transfer = counted.get(kind)
+        absent = 0.0 if counted else None
+        figures[f"{kind}_calls_per_step"] = transfer.calls_per_step if transfer else absent
+        figures[f"{kind}_bytes_per_step"] = transfer.bytes_per_step if transfer else absent
+    gradient_bytes = next((record.measurement.gradient_bytes for record in cell.measured if record.measurement), None)
+    replicas = cell.spec.num_gpus - 1 if cell.spec.strategy == "dp" else 1
+    step = step_time(communications(cell.measured), "ddp" if cell.spec.strategy == "ddp" else "dp")
+    twin = next((other for other in trained if is_twin(other.spec, cell.spec)), None)
+    return start_row(
+        cell,
+        axes,
+        **figures,
+        gradients_bytes_formula=None if gradient_bytes is None else gradient_bytes * replicas,
+        step_time_s=step.value_s if step else None,
+        epoch_time_s=epoch_time_s_of(twin) if twin else None,
+        test_accuracy=twin.median(last_test_accuracy) if twin else None,
+    )
+
+
+def last_test_accuracy(record: Record) -> float | None:
+    """Test accuracy after the last epoch."""
+    epochs = record.measurement.epochs if record.measurement else ()
+    return epochs[-1].test_accuracy if epochs else None
+
+
+def is_twin(trained: Spec, measured: Spec) -> bool:
+    """Whether a trained point is the measured one, but for how it was measured."""
+    return all(getattr(trained, axis) == getattr(measured, axis) for axis in AXES if axis not in TRAINED_MAY_DIFFER)
+
+
+def split_row(cell: Cell, axes: Sequence[str]) -> Row:
+    """DataParallel's parts, each synchronized, and the step that overlaps some of them."""
+    found = communications(cell.measured)
+    parts: dict[str, list[int]] = {}
+    for part in (part for communication in found for part in communication.split):
+        parts.setdefault(part.part, []).extend(part.times_ns)
+    medians = {f"{name}_time_s": statistics.median(times_ns) / 1e9 for name, times_ns in parts.items()}
+    step, plain = step_time(found, "dp"), step_time(found, "plain")
+    return start_row(
+        cell,
+        axes,
+        plain_step_time_s=plain.value_s if plain else None,
+        step_time_s=step.value_s if step else None,
+        **{name: medians.get(name) for name in SPLIT_TIMES},
+        parts_time_s=sum(medians.values()) if medians else None,
+    )
+
+
+SPLIT_TIMES = tuple(
+    f"{part}_time_s" for part in ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
+)

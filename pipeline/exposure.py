@@ -1,0 +1,96 @@
+"""What a communication point says of one step: each variant's time, and what they differ by.
+
+A step's time is the slowest rank's. Differences are taken round by round, since the variants of a round ran side
+by side, and their median and interval are over the rounds. Pure functions of records; times in seconds.
+"""
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pipeline import intervals
+from pipeline.collectives import chosen, least_exposed_ns, straggler_wait_ns, total_comm_ns
+from pipeline.intervals import Interval
+from pipeline.schema import Communication, Record, TransferKind, Variant
+
+AGREEMENT, AGREEMENT_S = 0.15, 20e-6  # within the larger of these two ways of measuring agree
+BUSY = 0.9  # a device below this share of the step waits for its host
+
+
+class Figure(NamedTuple):
+    """A median over the rounds of all records, with its interval where there are six rounds."""
+
+    value_s: float
+    interval: Interval | None
+
+    def distance_from_zero(self) -> float:
+        """How far from 0 the interval reaches: of a difference between equals, what is noise. 0 without interval."""
+        return max(abs(self.interval.low), abs(self.interval.high)) if self.interval else 0.0
+
+
+def communications(records: Sequence[Record]) -> list[Communication]:
+    """What those of the records that measured communication found."""
+    found = [record.measurement.communication for record in records if record.measurement]
+    return [part for part in found if part is not None]
+
+
+def step_times_s(found: Communication, variant: Variant) -> list[float]:
+    """The slowest rank's step time in each window; none where the variant was not run."""
+    series = [series for series in found.series if series.variant == variant]
+    return [max(ranks) / found.steps_per_window / 1e9 for part in series for ranks in part.window_times_ns]
+
+
+def step_time(found: Sequence[Communication], variant: Variant) -> Figure | None:
+    """A variant's step time."""
+    return figure_of([value for part in found for value in step_times_s(part, variant)])
+
+
+def difference(found: Sequence[Communication], variant: Variant, other: Variant) -> Figure | None:
+    """One variant's step time less another's."""
+    return figure_of(
+        [
+            one - two
+            for part in found
+            for one, two in zip(step_times_s(part, variant), step_times_s(part, other), strict=True)
+        ]
+    )
+
+
+def figure_of(values: Sequence[float]) -> Figure | None:
+    """The median of the values and its interval; None of none."""
+    return Figure(statistics.median(values), intervals.median_interval(values)) if values else None
+
+
+def profiled_s(found: Sequence[Communication], kinds: Sequence[TransferKind], waiting: bool = False) -> float | None:
+    """The transfers of those kinds in a profiled step, or with `waiting` the mean rank's wait in them."""
+    measure = straggler_wait_ns if waiting else total_comm_ns
+    values = [measure(chosen(part.profile, kinds)) for part in found if part.profile and part.profile.collectives]
+    return statistics.median(values) / 1e9 if values else None
+
+
+def traced_exposure_s(found: Sequence[Communication]) -> float | None:
+    """Exposed reduction of gradients by the trace: the second way. None where the device was not traced."""
+    values = [least_exposed_ns(part.profile) for part in found if part.profile and part.profile.collectives]
+    known = [value for value in values if value is not None]
+    return statistics.median(known) / 1e9 if known else None
+
+
+def busy_share(found: Sequence[Communication], step_s: float) -> float | None:
+    """How much of a timed step the device computes, by the profiled steps; None where it was not traced."""
+    values = [
+        statistics.fmean(part.profile.compute_ns) / part.profile.num_steps / 1e9 / step_s
+        for part in found
+        if part.profile and any(part.profile.compute_ns)
+    ]
+    return statistics.median(values) if values else None
+
+
+def disagreement(exposed_s: float, traced_s: float, busy: float | None) -> str | None:
+    """Why the two ways of measuring exposed communication differ, where they do."""
+    apart_s = abs(exposed_s - traced_s)
+    if apart_s <= max(AGREEMENT_S, AGREEMENT * max(exposed_s, traced_s)):
+        return None
+    said = f"the trace shows {traced_s * 1e6:.0f} us exposed, the step times {exposed_s * 1e6:.0f}"
+    if busy is not None and busy < BUSY:
+        return f"{said}: the device computes {busy:.0%} of the step, the host's issue of collectives is exposed too"
+    return f"{said}: the profiler slows the host, and ranks that start apart wait inside the collectives"

@@ -1,0 +1,85 @@
+"""What more GPUs would give: a latency-bandwidth model of the ring all-reduce, fitted to the measured sweeps.
+
+t(N, S) = 2(N-1) x latency + 2(N-1)/N x S / bandwidth (Thakur, Rabenseifner & Gropp 2005, ring). The prediction
+takes the measured step on N0 GPUs and exposes everything that its all-reduces take longer on N.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Link(NamedTuple):
+    """What one hop costs: latency in seconds, bandwidth in bytes a second."""
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+
+class Fit(NamedTuple):
+    """The link that the sweeps suggest, and how far the worst of them lies from it, a fraction."""
+
+    link: Link
+    worst_error: float
+
+
+class Sample(NamedTuple):
+    """One measured all-reduce."""
+
+    num_gpus: int
+    num_bytes: int
+    time_s: float
+
+
+def all_reduce_time_s(link: Link, num_gpus: int, num_bytes: float) -> float:
+    """The ring's time for an all-reduce of so many bytes."""
+    hops = 2 * (num_gpus - 1)
+    return hops * link.latency_s + hops / num_gpus * num_bytes / link.bandwidth_bytes_per_s
+
+
+def fit_link(samples: Sequence[Sample]) -> Fit | None:
+    """Least squares of relative errors over (latency, 1/bandwidth).
+
+    None for fewer than two sizes, or where no positive link explains them.
+    """
+    if len({sample.num_bytes for sample in samples}) < 2:
+        return None
+    aa = ab = bb = a1 = b1 = 0.0  # normal equations of sum ((x a + y b) / t - 1)^2
+    for num_gpus, num_bytes, time_s in samples:
+        hops = 2 * (num_gpus - 1)
+        x, y = hops / time_s, hops / num_gpus * num_bytes / time_s
+        aa, ab, bb, a1, b1 = aa + x * x, ab + x * y, bb + y * y, a1 + x, b1 + y
+    determinant = aa * bb - ab * ab
+    if determinant <= 0:
+        return None
+    latency_s, seconds_per_byte = (bb * a1 - ab * b1) / determinant, (aa * b1 - ab * a1) / determinant
+    if latency_s <= 0 or seconds_per_byte <= 0:
+        return None
+    link = Link(latency_s, 1 / seconds_per_byte)
+    errors = (abs(all_reduce_time_s(link, n, size) / time_s - 1) for n, size, time_s in samples)
+    return Fit(link, max(errors))
+
+
+class Measured(NamedTuple):
+    """A step on N0 GPUs as it was measured: alone on one GPU, without collectives, with them; and its buckets."""
+
+    num_gpus: int
+    one_gpu_step_s: float
+    no_op_step_s: float
+    step_s: float
+    bucket_bytes: tuple[int, ...]
+
+
+def predict_step_s(measured: Measured, link: Link, num_gpus: int, measured_link: Link | None = None) -> float:
+    """The step on N GPUs: the measured one, plus what the all-reduces take longer, none of it hidden.
+
+    `measured_link` is the link of the measurement, `link` the one of the prediction (by default the same).
+    Never below the step without collectives.
+    """
+    before_s = sum(all_reduce_time_s(measured_link or link, measured.num_gpus, size) for size in measured.bucket_bytes)
+    after_s = sum(all_reduce_time_s(link, num_gpus, size) for size in measured.bucket_bytes)
+    return max(measured.no_op_step_s, measured.step_s + after_s - before_s)
+
+
+def predict_efficiency(measured: Measured, predicted_step_s: float) -> float:
+    """Weak scaling: the step alone on one GPU over the predicted one, a fraction."""
+    return measured.one_gpu_step_s / predicted_step_s
