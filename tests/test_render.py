@@ -222,7 +222,7 @@ def test_a_file_that_was_not_read_is_named() -> None:
         ("throughput_samples_per_s", 12_345.6, "12,346"),
         ("peak_memory_gib", 9.5, "9.50"),
         ("epoch_time_s", 23.55, "23.550"),
-        ("data_time_s", 0.000506, "0.000506"),
+        ("data_time_s", 0.000506, "506.0 us"),
         ("bandwidth_subtraction_gb_s", 7.9636, "7.96"),
         ("loss", 1.83991, "1.8399"),
         ("learning_rate", 0.1, "0.1"),
