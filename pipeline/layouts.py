@@ -161,8 +161,8 @@ LAYOUTS = (
             "prediction_error",
         ),
         "Not measured. Assumes one ring over equal links, t = 2(N-1) latency + 2(N-1)/N S/bandwidth, fitted to the "
-        "sweep on from_num_gpus GPUs (fit_worst_error: the worst size), that nothing of what all-reduces take longer is "
-        "hidden, and that everything else stays as it was on from_num_gpus. Efficiency against one GPU alone. Rows "
+        "sweep on from_num_gpus GPUs (fit_worst_error: the worst size), that what all-reduces take longer is not "
+        "hidden at all, and that the rest stays as it was on from_num_gpus. Efficiency against one GPU alone. Rows "
         "with a measured step test the model.",
     ),
     Layout(
