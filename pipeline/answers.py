@@ -51,6 +51,12 @@ class Findings(msgspec.Struct, frozen=True):
     clock_batches: dict[str, int] = {}
 
 
+class Saved(msgspec.Struct):
+    """What `selftest --json` prints; the answers are computed again from the runs."""
+
+    runs: dict[str, Findings]
+
+
 class Answer(NamedTuple):
     """One check: what was found, in a sentence with its limit, and the figures it rests on."""
 

@@ -49,10 +49,12 @@ def combine(traces: Sequence[RankTrace], num_steps: int, buckets: Collection[int
     counts = {len(trace.collectives) for trace in traces}
     note = None
     per_step = 0
-    if len(counts) > 1 or counts.copy().pop() % num_steps:
+    if counts == {0}:
+        note = "the profiler saw no collective (on GPUs it needs CUPTI): no figures"
+    elif len(counts) > 1 or min(counts) % num_steps:
         note = f"the ranks' profiled collectives ({sorted(counts)}) do not divide into {num_steps} steps: no figures"
     else:
-        per_step = counts.pop() // num_steps
+        per_step = min(counts) // num_steps
     collectives = [match(traces, place, per_step, num_steps, buckets) for place in range(per_step)]
     return (
         Profile(

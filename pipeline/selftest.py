@@ -1,6 +1,7 @@
 """Test the instrument on this machine's GPUs: what it measures against things whose size is known.
 
-    python -m pipeline.selftest --json
+    python -m pipeline.selftest --json > selftest.json
+    python -m pipeline.selftest --judge selftest.json            judge what was measured again, on any machine
 
 Runs one point three times: with every check's variant in one process group, again in new processes, and over
 sockets. Exit codes: 0 every check passed (or does not apply here), 1 one failed, 2 usage or a run that ended badly.
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pipeline.handover import Task
 
 SOCKETS_ALONE = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+MAX_FILE_BYTES = 10_000_000
 DEFAULT_BATCH = {"cuda": 512, "cpu": 8}
 
 
@@ -37,6 +39,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size-per-gpu", type=int, help="samples a GPU and step (default: 512; 8 on CPU)")
     parser.add_argument("--model", choices=get_args(Model), default="resnet18", help="what is trained")
     parser.add_argument("--windows", type=int, default=12, help="rounds of interleaved windows, six or more")
+    parser.add_argument(
+        "--judge", type=Path, metavar="FILE", help="measure nothing: judge the runs of an earlier --json"
+    )
     parser.add_argument("--json", action="store_true", help="answers and raw findings as one JSON object")
     return parser.parse_args()
 
@@ -46,16 +51,37 @@ def main() -> int:
     arguments = parse_arguments()
     from pipeline.answers import judge, summary
 
-    spec = build_spec(arguments)
-    runs = {"known_answers": measure(spec, "known_answers"), "again": measure(spec, "exposure")}
-    if spec.device == "cuda":
-        with variables(SOCKETS_ALONE):
-            runs["sockets"] = measure(spec, "exposure")
+    runs = read_runs(arguments.judge) if arguments.judge else measure_runs(build_spec(arguments))
     answers = judge(runs["known_answers"], runs["again"], runs.get("sockets"))
     counts = summary(answers)
     print(as_json(answers, runs) if arguments.json else as_text(answers))
     talk(", ".join(f"{count} {word}" for word, count in counts.items()))
     return GAPS if counts["fail"] else FINE
+
+
+def measure_runs(spec: Spec) -> dict[str, "Findings"]:
+    """What every run found, by name."""
+    runs = {"known_answers": measure(spec, "known_answers"), "again": measure(spec, "exposure")}
+    if spec.device == "cuda":
+        with variables(SOCKETS_ALONE):
+            runs["sockets"] = measure(spec, "exposure")
+    return runs
+
+
+def read_runs(path: Path) -> dict[str, "Findings"]:
+    """The runs of an earlier self-test. Raises Refusal where the file does not hold them."""
+    import msgspec
+
+    from pipeline.answers import Saved
+    from pipeline.files import Unreadable, read_bounded
+
+    try:
+        runs = msgspec.json.decode(read_bounded(path, MAX_FILE_BYTES, follow_links=True), type=Saved).runs
+    except (Unreadable, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Refusal(f"{path} does not hold a self-test ({error}); give what --json printed.") from error
+    if not {"known_answers", "again"} <= set(runs):
+        raise Refusal(f"{path} lacks the runs known_answers and again; give what --json printed.")
+    return runs
 
 
 def build_spec(arguments: argparse.Namespace) -> Spec:

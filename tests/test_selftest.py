@@ -1,9 +1,10 @@
 """The self-test on two CPU processes: the checks that gloo can answer, and what it refuses."""
 
 import json
+from pathlib import Path
 
 import pytest
-from conftest import Command
+from conftest import ROOT, Command
 
 from pipeline.answers import Findings
 
@@ -23,6 +24,21 @@ def test_a_sleeping_rank_and_the_parts_of_a_step_are_found_on_cpu(pipeline: Comm
     assert set(shape["runs"]) == {"known_answers", "again"}
     assert set(Findings.__struct_fields__) == set(shape["runs"]["again"])
     assert done.returncode == any(answer["verdict"] == "fail" for answer in answers.values())
+
+
+def test_published_answers_follow_from_the_published_findings(pipeline: Command) -> None:
+    published = ROOT / "outputs/h200x4/selftest.json"
+    done = pipeline("selftest", "--judge", published, "--json")
+    assert done.stdout == published.read_text()
+    assert done.returncode == 0, "every check passes on the machine that the README quotes"
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"runs": {}}', '{"runs": {"again": 1}}'])
+def test_a_file_that_is_no_self_test_is_refused(pipeline: Command, text: str, tmp_path: Path) -> None:
+    (tmp_path / "file.json").write_text(text)
+    done = pipeline("selftest", "--judge", tmp_path / "file.json")
+    assert done.returncode == 2
+    assert "give what --json printed" in done.stderr
 
 
 @pytest.mark.parametrize(
