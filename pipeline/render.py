@@ -15,6 +15,8 @@ from pipeline.tables import Row, Tables
 NOT_STATED = "not stated"
 ABSENT = "-"
 AXES_WITH_ABSENCE = {"max_steps": "whole epoch", "memory_limit_gib": "none", "bucket_cap_mb": "default"}
+ENERGY_FIGURES = ("energy_j", "energy_per_sample_j", "sm_clock_mhz")
+ENERGY_LEGEND = " energy_j of all GPUs used, without the host; sm_clock_mhz of the slowest GPU."
 WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 
 
@@ -29,13 +31,16 @@ class Layout(NamedTuple):
 LAYOUTS = {
     "Q1": Layout(
         "Q1: epoch time against batch size, one GPU",
-        ("epoch_time_s", "compute_time_s", "data_time_s", "throughput_samples_per_s", "peak_memory_gib"),
+        (
+            *("epoch_time_s", "compute_time_s", "data_time_s", "throughput_samples_per_s", "peak_memory_gib"),
+            *(*ENERGY_FIGURES, "host_cpu_share"),
+        ),
         f"Epoch {TIMED_EPOCH} of each run; epoch_time_s with data loading, compute_time_s without; peak_memory_gib of "
         "the fullest GPU, on the CPU of the largest process.",
     ),
     "Q2": Layout(
         "Q2: speed-up against one GPU, per-GPU batch fixed (weak scaling)",
-        ("epoch_time_s", "throughput_samples_per_s", "speedup", "parallel_efficiency", "baseline"),
+        ("epoch_time_s", "throughput_samples_per_s", "speedup", "parallel_efficiency", "baseline", *ENERGY_FIGURES),
         "speedup = T(1)/T(N) for an epoch of the same samples; parallel_efficiency = speedup/N. The global batch "
         "grows with N: this is not strong scaling.",
     ),
@@ -104,7 +109,8 @@ def render_table(layout: Layout, rows: Sequence[Row], source: str) -> str:
         common
     )
     table = tabulate.tabulate(cells, headers=header, tablefmt="pipe", disable_numparse=True, colalign=alignment(header))
-    return "\n\n".join(filter(None, (f"## {layout.heading}", said_once, table, layout.legend, source)))
+    legend = layout.legend + ENERGY_LEGEND * ("energy_j" in header)
+    return "\n\n".join(filter(None, (f"## {layout.heading}", said_once, table, legend, source)))
 
 
 def is_worth_showing(row: Row, figure: str) -> bool:
@@ -157,6 +163,9 @@ FORMATS: tuple[tuple[str, Callable[[float], str]], ...] = (
     (r"accuracy", lambda value: f"{100 * value:.2f} %"),
     (r"_per_s$", lambda value: f"{value:,.0f}"),
     (r"_gib$", lambda value: f"{value:.2f}"),
+    (r"energy", lambda value: f"{value:.3g}" if value < 100 else f"{value:,.0f}"),
+    (r"_mhz$", lambda value: f"{value:.0f}"),
+    (r"_share$", lambda value: f"{100 * value:.1f} %"),
     (r"_gb_s$", lambda value: f"{value:.3g}"),
     (r"^speedup$", lambda value: f"{value:.3f}"),
     (r"_s$", lambda value: f"{value:.3f}" if value >= 0.1 else f"{value:.3g}"),

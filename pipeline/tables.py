@@ -22,6 +22,7 @@ from pipeline.cells import (
     pool,
     seconds,
 )
+from pipeline.energy import energy_figures, energy_notes, host_cpu_share_of
 from pipeline.outcomes import Outcome
 from pipeline.schema import Epoch, Record
 from pipeline.spec import AXES, Spec
@@ -104,7 +105,8 @@ def time_figures(cell: Cell) -> Row:
 
 def q1_row(cell: Cell, axes: Sequence[str]) -> Row:
     """Epoch time against batch size, on one GPU."""
-    return start_row(cell, axes, **time_figures(cell))
+    figures = time_figures(cell) | energy_figures(cell) | {"host_cpu_share": cell.median(host_cpu_share_of)}
+    return start_row(cell, axes, **figures, notes=energy_notes(cell))
 
 
 def q2_row(cell: Cell, axes: Sequence[str], baseline: Baseline) -> Row:
@@ -122,7 +124,8 @@ def q2_row(cell: Cell, axes: Sequence[str], baseline: Baseline) -> Row:
         speedup=speedup,
         parallel_efficiency=None if speedup is None else metrics.parallel_efficiency(speedup, cell.spec.num_gpus),
         baseline=baseline.strategy,
-        notes=[baseline.note] if baseline.note and cell.spec.num_gpus > 1 else [],
+        **energy_figures(cell),
+        notes=[*([baseline.note] if baseline.note and cell.spec.num_gpus > 1 else []), *energy_notes(cell)],
     )
 
 
