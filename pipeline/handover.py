@@ -63,6 +63,10 @@ class Handover:
         self.traces.mkdir(exist_ok=True)
         return self.traces
 
+    def samples(self, node: int) -> Path:
+        """What the sampler of a node wrote, once it has ended; before that it has the suffix .part."""
+        return self.folder / f"samples.{node}.jsonl"
+
     def leave_point(self, point: Point) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._leave("point.json", point)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline import ending, records
+from pipeline import ending, records, samples, telemetry
 from pipeline import experiment as experiments
 from pipeline.arguments import RERUN_CHOICES, add_point_arguments, launch_options
 from pipeline.command import LaunchOptions
@@ -140,12 +140,16 @@ def launch_point(spec: Spec, experiment: Experiment, options: LaunchOptions) -> 
     started_at = experiments.now()
     talk(f"{spec.run_id()}: starting")
     try:
-        record = conclude(spec, handover, launch_id, run_ranks(spec, handover, launch_id))
+        with telemetry.sampling(handover, node_rank()):
+            exits = run_ranks(spec, handover, launch_id)
+        record = conclude(spec, handover, launch_id, exits)
     except (RuntimeError, TimeoutError) as error:  # torchrun's own: its ranks did not meet
         failure = Failure(kind="exception", message=f"the ranks could not be started: {error}"[:MAX_MESSAGE])
         record = ending.failed(spec, handover, launch_id, failure)
     if record is None:
         return None
+    if record.status == "ok":
+        record = add_telemetry(record, handover)
     times = {"started_at": started_at, "ended_at": experiments.now()}
     try:
         path = records.publish(msgspec.structs.replace(record, **times), experiment.records)
@@ -166,6 +170,22 @@ def keep_traces(found: Path, kept: Path) -> None:
     """Move the traces of a launch beside its experiment's records. Raises FileNotFoundError where there are none."""
     kept.parent.mkdir(mode=0o750, exist_ok=True)
     found.rename(kept)
+
+
+def add_telemetry(record: Record, handover: Handover) -> Record:
+    """The record with what was sampled beside its ranks; without, where that would make it one that cannot be kept."""
+    assert record.measurement is not None, "an ok record has a measurement"
+    nodes = telemetry.read_nodes(handover, record.spec.num_nodes)
+    # the timed epochs are kept whatever their number; past them the record has to stay small
+    num_epochs = max(record.spec.windows + 1, samples.MAX_WINDOWS // record.spec.num_gpus)
+    sampled = samples.summarize(record.measurement.epochs, record.environment, nodes, num_epochs)
+    full = msgspec.structs.replace(record, telemetry=sampled)
+    try:
+        records.encode(full)
+    except ValueError as error:
+        talk(f"{record.run_id}: published without telemetry: {error}")
+        return record
+    return full
 
 
 def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankExit]:

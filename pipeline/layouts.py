@@ -8,6 +8,7 @@ from pipeline.intervals import CONFIDENCE
 
 TIMES = ("epoch_time_s", "noise_floor", "interval_over")
 GAINS = ("speedup", "parallel_efficiency")
+ENERGY = ("energy_j", "energy_per_sample_j", "sm_clock_mhz")
 
 
 class Layout(NamedTuple):
@@ -24,14 +25,17 @@ LAYOUTS = (
     Layout(
         "Q1",
         "Q1: epoch time against batch size, one GPU",
-        (*TIMES, "compute_time_s", "data_time_s", "throughput_samples_per_s", "peak_memory_gib"),
+        (
+            *(*TIMES, "compute_time_s", "data_time_s", "throughput_samples_per_s", "peak_memory_gib"),
+            *(*ENERGY, "host_cpu_share"),
+        ),
         f"Epoch {TIMED_EPOCH} of each run; epoch_time_s with data loading, compute_time_s without; peak_memory_gib of "
         "the fullest GPU, on the CPU of the largest process.",
     ),
     Layout(
         "Q2",
         "Q2: weak scaling, speed-up against one GPU with the per-GPU batch fixed",
-        (*TIMES, "throughput_samples_per_s", *GAINS, "baseline"),
+        (*TIMES, "throughput_samples_per_s", *GAINS, "baseline", *ENERGY),
         "speedup = T(1)/T(N) for an epoch of the same samples; parallel_efficiency = speedup/N. Every row has its "
         "baseline's batch_size_per_gpu; the global batch grows with N: this is not strong scaling.",
         "weak",
@@ -39,7 +43,10 @@ LAYOUTS = (
     Layout(
         "Q2",
         "Q2: strong scaling, global batch fixed",
-        ("global_batch_size", *TIMES, "throughput_samples_per_s", *GAINS, "serial_fraction_karp_flatt", "baseline"),
+        (
+            *("global_batch_size", *TIMES, "throughput_samples_per_s", *GAINS),
+            *("serial_fraction_karp_flatt", "baseline", *ENERGY),
+        ),
         "speedup = T(1)/T(N); parallel_efficiency = speedup/N. Every row has its baseline's global_batch_size, which "
         "one GPU runs alone; the per-GPU batch shrinks with N. serial_fraction_karp_flatt = (1/S - 1/N)/(1 - 1/N) for "
         "N > 1.",
@@ -175,6 +182,7 @@ LAYOUTS = (
 
 
 LEGENDS = {
+    "energy_j": "energy_j of all GPUs used, without the host; sm_clock_mhz of the slowest GPU.",
     "num_windows": f"Times are medians over num_windows timed epochs, from epoch {TIMED_EPOCH} on.",
     "noise_floor": f"interval is the half-width over the median of the epoch time's {100 * CONFIDENCE:.0f} % interval "
     "(order statistics of the median): the noise floor of the same point run twice. It is over repeats (new processes) "

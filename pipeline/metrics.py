@@ -56,6 +56,11 @@ def bandwidth_gb_s(num_bytes: float, time_s: float) -> float:
     return num_bytes / time_s / GB
 
 
+def energy_per_sample_j(energy_j: float, num_samples: int) -> float:
+    """Joules an image; padded repeats are not samples."""
+    return energy_j / num_samples
+
+
 def throughput_samples_per_s(num_samples: int, time_s: float) -> float:
     """Samples a second, all GPUs together; padded repeats are not samples."""
     return num_samples / time_s

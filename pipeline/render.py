@@ -18,9 +18,7 @@ ABSENT = "-"
 AXES_WITH_ABSENCE = {"max_steps": "whole epoch", "memory_limit_gib": "none", "bucket_cap_mb": "default"}
 NAMES = {"noise_floor": "interval"}  # of columns, where a person reads another word than a script
 SHOWN_IF_ABSENT = re.compile(r"^(epoch|compute|data)_time_s$|_subtraction_s$")
-RARE_TRANSFER = re.compile(
-    r"^(batchnorm_statistics|parameters|inputs|outputs)_\w+_per_step$"
-)  # 0 under most strategies
+RARE_TRANSFER = re.compile(r"^(batchnorm_statistics|parameters|inputs|outputs)_\w+_per_step$")
 STATE_COLUMNS = ("epoch_time_s", "epoch", "plain_step_time_s", "gradients_bytes_per_step", "time_s")
 WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 
@@ -136,10 +134,13 @@ def format_value(column: str, value: Any) -> str:
 FORMATS: tuple[tuple[str, Callable[[float], str]], ...] = (
     (r"noise_floor", lambda value: f"±{100 * value:.1f} %"),
     (r"serial_fraction", lambda value: f"{value:.3f}"),
-    (r"efficiency|_share$", lambda value: f"{100 * value:.1f} %"),
+    (r"efficiency", lambda value: f"{100 * value:.1f} %"),
     (r"accuracy", lambda value: f"{100 * value:.2f} %"),
     (r"_per_s$", lambda value: f"{value:,.0f}"),
     (r"_gib$", lambda value: f"{value:.2f}"),
+    (r"energy", lambda value: f"{value:.3g}" if value < 100 else f"{value:,.0f}"),
+    (r"_mhz$", lambda value: f"{value:.0f}"),
+    (r"_share$", lambda value: f"{100 * value:.1f} %"),
     (r"_gb_s$", lambda value: f"{value:.3g}"),
     (r"^speedup$", lambda value: f"{value:.3f}"),
     (r"_error$", lambda value: f"{100 * value:+.1f} %"),

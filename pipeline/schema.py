@@ -21,11 +21,24 @@ MAX_PATH = 400
 Status = Literal["ok", "oom", "failed"]
 Variant = Literal["plain", "ddp_one", "ddp", "ddp_again", "no_op_hook", "no_sync", "dp", "dp_again"]
 TransferKind = Literal["gradients", "buffers", "batchnorm_statistics", "parameters", "inputs", "outputs"]
+EnergyMethod = Literal["counter", "power"]
+ThrottleReason = Literal[
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake",
+    "board_limit",
+    "reliability",
+    "other",
+]
 FailureKind = Literal["cuda_oom", "host_oom", "stated_oom", "exception", "signal", "exit", "collective"]
 Text = Annotated[str, msgspec.Meta(max_length=4000)]
 ShortText = Annotated[str, msgspec.Meta(max_length=400)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Quantity = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -212,6 +225,44 @@ class Environment(_Struct, frozen=True):
     source: ShortText | None = None
 
 
+class GpuWindow(_Struct, frozen=True):
+    """One GPU while its rank's epoch was timed; `gpu` is its place in `environment.gpus`. None is "not measured".
+
+    `num_samples` lie inside the window. `energy_j` is the board's: by its own energy counter, or by integrating
+    the power that was sampled. On Ampere and later the driver gives power as its mean over the last second.
+    `throttle_reasons` are those seen in any sample, without the harmless (an idle GPU, clocks set by hand).
+    """
+
+    epoch: Count
+    gpu: Index
+    num_samples: Index
+    median_sm_clock_mhz: Quantity | None = None
+    min_sm_clock_mhz: Quantity | None = None
+    mean_power_w: Quantity | None = None
+    max_temperature_c: Quantity | None = None
+    throttle_reasons: tuple[ThrottleReason, ...] | None = None
+    energy_j: Quantity | None = None
+    energy_method: EnergyMethod | None = None
+
+
+class HostWindow(_Struct, frozen=True):
+    """One node's CPUs while its first rank's epoch was timed: the busy share of all of them, other jobs' work too."""
+
+    epoch: Count
+    node: Index
+    num_samples: Index
+    cpu_share: Share | None = None
+
+
+class Telemetry(_Struct, frozen=True):
+    """What a process of its own sampled beside the ranks, by epoch; `notes` says what is missing and why."""
+
+    interval_s: Quantity
+    gpus: tuple[GpuWindow, ...] = ()
+    hosts: tuple[HostWindow, ...] = ()
+    notes: tuple[ShortText, ...] = ()
+
+
 class Record(_Struct, frozen=True):
     """One attempt. `launch_id` names the launch that ran it; timestamps are UTC and no table reads them.
 
@@ -229,6 +280,7 @@ class Record(_Struct, frozen=True):
     measurement: Measurement | None = None
     failure: Failure | None = None
     environment: Environment = Environment()
+    telemetry: Telemetry | None = None
     started_at: ShortText | None = None
     ended_at: ShortText | None = None
 

@@ -13,6 +13,7 @@ from pipeline import metrics
 from pipeline.baselines import Baseline, Scaling
 from pipeline.cells import Cell, epoch_time_s_of, peak_memory_gib, pool, seconds, spread_of
 from pipeline.communication_rows import bandwidth_rows, exposed_row, is_twin, split_row, sweep_rows, transfer_row
+from pipeline.energy import energy_figures, energy_notes, host_cpu_share_of
 from pipeline.exposure import communications, difference
 from pipeline.outcomes import Outcome
 from pipeline.prediction import Link
@@ -88,14 +89,17 @@ def time_figures(cell: Cell) -> Row:
 
 def q1_row(cell: Cell, axes: Sequence[str]) -> Row:
     """Epoch time against batch size, on one GPU."""
-    return start_row(cell, axes, **time_figures(cell))
+    times = time_figures(cell)
+    notes = [*times.pop("notes"), *energy_notes(cell)]
+    host = {"host_cpu_share": cell.median(host_cpu_share_of)}
+    return start_row(cell, axes, **times, **energy_figures(cell), **host, notes=notes)
 
 
 def q2_row(cell: Cell, axes: Sequence[str], baseline: Baseline, scaling: Scaling) -> Row:
     """Speed-up against one GPU with the same batch: per GPU (weak scaling) or over all GPUs (strong scaling)."""
     times, gains = time_figures(cell), scaling_figures(cell, baseline, scaling)
-    notes = [*times.pop("notes"), *gains.pop("notes")]
-    return start_row(cell, axes, **times, **gains, notes=notes)
+    notes = [*times.pop("notes"), *gains.pop("notes"), *energy_notes(cell)]
+    return start_row(cell, axes, **times, **gains, **energy_figures(cell), notes=notes)
 
 
 def q3_row(cell: Cell, axes: Sequence[str], baseline: Baseline, measured: Sequence[Cell] = ()) -> Row:

@@ -13,7 +13,7 @@ from pipeline.outcomes import resolve
 from pipeline.records import publish
 from pipeline.render import render_experiment
 from pipeline.rows import ALWAYS_SHOWN, Row
-from pipeline.schema import DeviceMemory, Record
+from pipeline.schema import DeviceMemory, Environment, Gpu, GpuWindow, HostWindow, Record, Telemetry
 from pipeline.spec import Spec
 from pipeline.tables import Tables, build_tables
 
@@ -343,3 +343,88 @@ def test_timestamps_play_no_part(tmp_path: Path, clocks: list[Clock]) -> None:
     )
     assert skewed == collected("plain", lambda record, _: record)
     assert msgspec.json.decode(skewed[0])["Q1"][0]["epoch_time_s"] == 2  # attempt 1, whatever the clocks say
+
+
+def sampled(spec: Spec, energies_j: Sequence[float | None], **fields: Any) -> Record:
+    """A record of 1 s whose GPUs drew so much over epoch 2, and a thousand times it over epoch 1."""
+    facts: dict[str, Any] = {"num_samples": 10, "energy_method": "counter", "throttle_reasons": (), **fields}
+    windows = [
+        GpuWindow(epoch=epoch, gpu=gpu, energy_j=None if energy is None else energy * scale, **facts)
+        for epoch, scale in ((1, 1000), (2, 1))
+        for gpu, energy in enumerate(energies_j)
+    ]
+    hosts = [HostWindow(epoch=epoch, node=0, num_samples=10, cpu_share=share) for epoch, share in ((1, 0.9), (2, 0.25))]
+    return make_record(
+        spec,
+        (9, 1),
+        environment=Environment(gpus=(Gpu(name="H200"),) * spec.num_gpus),
+        telemetry=Telemetry(interval_s=0.1, gpus=tuple(windows), hosts=tuple(hosts)),
+    )
+
+
+def test_the_energy_is_that_of_all_gpus_over_the_timed_epoch() -> None:
+    tables = build(sampled(make_spec(), [400.0]), sampled(ddp(2), [300.0, 350.0]))
+    (one,), two = tables.Q1, row_of(tables.Q2, ddp(2))
+    assert (one["energy_j"], one["energy_per_sample_j"], one["host_cpu_share"]) == (400, 0.008, 0.25)  # / 50,000
+    assert (two["energy_j"], two["energy_per_sample_j"]) == (650, 0.013)
+    assert (one["note"], two["note"]) == (None, None)
+
+
+def test_energies_pool_to_their_median_and_only_of_records_that_have_one() -> None:
+    found = [sampled(make_spec(repeat=i), [energy]) for i, energy in enumerate((100.0, 300.0, None))]
+    (row,) = build(*found).Q1
+    assert (row["energy_j"], row["energy_per_sample_j"], row["n"]) == (200, 0.004, 3)
+
+
+@pytest.mark.parametrize("energies_j", [[300.0, None], [300.0]], ids=["not measured", "not sampled"])
+def test_the_energy_of_some_gpus_is_not_that_of_all(energies_j: list[float | None]) -> None:
+    row = row_of(build(sampled(ddp(2), energies_j)).Q2, ddp(2))
+    assert (row["energy_j"], row["energy_per_sample_j"]) == (None, None)
+    assert "no energy" in row["note"]
+
+
+def test_a_record_without_telemetry_has_no_energy_and_needs_no_word() -> None:
+    (row,) = build(timed(make_spec(), 1)).Q1
+    names = ("energy_j", "energy_per_sample_j", "sm_clock_mhz", "host_cpu_share", "note")
+    assert [row[name] for name in names] == [None] * 5
+
+
+def test_the_clock_is_the_slowest_gpus() -> None:
+    record = sampled(ddp(2), [1.0, 1.0])
+    assert record.telemetry is not None
+    clocks = {(1, 0): 100.0, (1, 1): 100.0, (2, 0): 1980.0, (2, 1): 1755.0}
+    windows = tuple(
+        msgspec.structs.replace(window, median_sm_clock_mhz=clocks[window.epoch, window.gpu])
+        for window in record.telemetry.gpus
+    )
+    record = msgspec.structs.replace(record, telemetry=msgspec.structs.replace(record.telemetry, gpus=windows))
+    assert row_of(build(record).Q2, ddp(2))["sm_clock_mhz"] == 1755
+
+
+def test_throttling_in_the_timed_epoch_is_said_in_the_row() -> None:
+    spec = make_spec()
+    found = [
+        sampled(spec, [1.0], throttle_reasons=("sw_power_cap",)),
+        sampled(make_spec(repeat=1), [1.0], throttle_reasons=("hw_thermal_slowdown", "sw_power_cap")),
+    ]
+    tables = build(*found)
+    for rows in (tables.Q1, tables.Q2):
+        assert rows[0]["note"] == "throttled: hw_thermal_slowdown, sw_power_cap"
+    record = found[0]
+    assert record.telemetry is not None
+    windows = [window for window in record.telemetry.gpus if window.epoch == 1]
+    windows.append(msgspec.structs.replace(windows[0], epoch=2, throttle_reasons=()))
+    calm = msgspec.structs.replace(record.telemetry, gpus=tuple(windows))  # throttled while it warmed up
+    assert build(msgspec.structs.replace(record, telemetry=calm)).Q1[0]["note"] is None
+
+
+def test_energies_are_columns_where_a_row_has_one_and_only_there() -> None:
+    def header(record: Record) -> str:
+        collected = resolve([record.spec], [record], [])
+        text = render_experiment("x", build_tables(collected.outcomes), collected)
+        return next(line for line in text.splitlines() if line.startswith("|"))
+
+    with_energy, without = header(sampled(make_spec(), [400.0])), header(timed(make_spec(), 1))
+    assert [name in with_energy for name in ("energy_j", "energy_per_sample_j", "host_cpu_share")] == [True] * 3
+    assert not any(name in without for name in ("energy", "sm_clock", "cpu_share"))
+    assert "sm_clock_mhz" not in with_energy
