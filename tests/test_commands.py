@@ -161,7 +161,9 @@ def test_what_collect_prints_is_what_it_writes(pipeline: Command, tmp_path: Path
     assert experiment.report.read_text() == markdown.stdout
     printed = json.loads(shape.stdout)["experiments"]["a/x"]
     assert json.loads((experiment.folder / "tables.json").read_text()) == printed
-    assert set(printed) == {"Q1", "Q2", "Q3", "Q4", "oom", "coverage"}
+    measured = {"communication", "bandwidth", "sweep", "transfers", "split", "prediction"}
+    assert set(printed) == {"Q1", "Q2", "Q3", "Q4", "oom", "coverage", *measured}
+    assert all(printed[table] == [] for table in measured)
     for name, num_rows in (("Q1", 2), ("Q2", 3), ("Q3", 1), ("Q4", 2), ("oom", 1)):
         with (experiment.folder / f"{name.lower()}.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
