@@ -32,6 +32,14 @@ points:
 resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 """
 
+COMMUNICATION = """
+name: comm
+base: {device: cpu, model: lenet, input: synthetic, precision: fp32, strategy: ddp, measure: communication}
+points:
+  - {num_gpus: [2], num_nodes: [2], batch_size_per_gpu: [8], windows: [6], max_steps: [3]}
+resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
+"""
+
 
 def write_grid(folder: Path, text: str) -> Path:
     path = folder / "grid.yaml"
@@ -103,6 +111,24 @@ def test_both_nodes_of_a_two_node_point_are_in_its_record(pipeline: Command, on_
     record = json.loads(next(tmp_path.glob(f"mixed/records/{run_id}.0.json")).read_text())
     assert record["environment"]["nodes"] == ["node1", "node2"]
     assert len(record["measurement"]["epochs"][1]["ranks"]) == 2
+
+
+def test_communication_is_measured_over_two_nodes(pipeline: Command, on_slurm: Env, tmp_path: Path) -> None:
+    grid = write_grid(tmp_path, COMMUNICATION)
+    done = pipeline("submit", "--grid", grid, "--outputs", tmp_path, "--keep-trace", "--wait", env=on_slurm)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(next(tmp_path.glob("comm/records/*.json")).read_text())
+    assert record["status"] == "ok", record["reason"]
+    assert record["environment"]["nodes"] == ["node1", "node2"]
+    found = record["measurement"]["communication"]
+    assert all(len(ranks) == 2 for series in found["series"] for ranks in series["window_times_ns"])
+    assert [transfer["bytes_per_step"] for transfer in found["transfers"]] == [record["measurement"]["gradient_bytes"]]
+    assert len(list(tmp_path.glob("comm/traces/*/rank*.pt.trace.json.gz"))) == 2
+    row = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["comm"]["communication"][
+        0
+    ]
+    assert (row["num_nodes"], row["num_windows"]) == (2, 6)
+    assert row["exposed_comm_time_low_s"] <= row["exposed_comm_time_s"] <= row["exposed_comm_time_high_s"]
 
 
 def workers_on(node_rank: int) -> Iterator[int]:

@@ -1,0 +1,106 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline import communication
+from pipeline.communication import profile_collectives
+from pipeline.distributed import Rank
+from pipeline.profiling import combine, count_transfers
+from pipeline.sweep import time_all_reduce
+from pipeline.trace import RankTrace, SeenCollective, TraceTooLarge
+from pipeline.variants import Variant
+
+ALONE = Rank(0, 0, 1, torch.device("cpu"))
+BUCKET = 4000
+
+
+def rank_trace(*steps: list[tuple[str, int, float]]) -> RankTrace:
+    """A rank's collectives, step after step, as (operation, bytes, duration in us)."""
+    flat = [part for step in steps for part in step]
+    seen = [SeenCollective(name, size, 10.0 * place, us) for place, (name, size, us) in enumerate(flat)]
+    return RankTrace(seen, 300, 900, 100)
+
+
+def step_of(buffers_us: float, gradients_us: float) -> list[tuple[str, int, float]]:
+    """DDP's step: buffers are broadcast, one bucket is reduced."""
+    return [("broadcast", 80, buffers_us), ("all_reduce", BUCKET, gradients_us)]
+
+
+def test_collectives_are_matched_by_their_place_in_the_step_over_all_ranks() -> None:
+    early = rank_trace(
+        [("broadcast", 80, 1.0), ("all_reduce", BUCKET, 9.0)], [("broadcast", 80, 2.0), ("all_reduce", BUCKET, 8.0)]
+    )
+    late = rank_trace(
+        [("broadcast", 80, 3.0), ("all_reduce", BUCKET, 5.0)], [("broadcast", 80, 4.0), ("all_reduce", BUCKET, 6.0)]
+    )
+    profile, note = combine([early, late], 2, [BUCKET])
+    assert note is None
+    assert [part.kind for part in profile.collectives] == ["buffers", "gradients"]
+    assert profile.collectives[0].durations_ns == ((1000, 3000), (2000, 4000))
+    assert profile.collectives[1].durations_ns == ((9000, 5000), (8000, 6000))
+    assert (profile.comm_ns, profile.compute_ns, profile.overlap_ns) == ((300, 300), (900, 900), (100, 100))
+    assert {part.kind: (part.calls_per_step, part.bytes_per_step) for part in count_transfers(profile)} == {
+        "buffers": (1, 80),
+        "gradients": (1, BUCKET),
+    }
+
+
+def test_an_all_reduce_that_is_no_bucket_carries_batchnorm_statistics() -> None:
+    step = [("all_gather", 516, 1.0), ("all_reduce", BUCKET, 1.0), ("all_reduce", 1024, 1.0)]
+    profile, _ = combine([rank_trace(step)], 1, [BUCKET])
+    assert [part.kind for part in profile.collectives] == ["batchnorm_statistics", "gradients", "batchnorm_statistics"]
+
+
+@pytest.mark.parametrize(
+    ("traces", "said"),
+    [
+        ([rank_trace([("all_reduce", BUCKET, 1.0)] * 3)], "do not divide into 2 steps"),
+        ([rank_trace([("all_reduce", BUCKET, 1.0)] * 2), rank_trace([("all_reduce", BUCKET, 1.0)] * 4)], "([2, 4])"),
+        ([rank_trace(), rank_trace()], "the profiler saw no collective"),
+    ],
+)
+def test_what_cannot_be_matched_is_said_and_gives_no_figures(traces: list[RankTrace], said: str) -> None:
+    profile, note = combine(traces, 2, [BUCKET])
+    assert profile.collectives == ()
+    assert said in (note or "")
+
+
+@pytest.mark.parametrize(
+    "error", [TraceTooLarge("the trace of a rank is larger than 10 bytes"), RuntimeError("no CUPTI here")]
+)
+def test_a_point_without_a_profile_says_why(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> RankTrace:
+        raise error
+
+    monkeypatch.setattr(communication, "profile_steps", fail)
+    profile, notes = profile_collectives(Variant("ddp", nn.Identity(), lambda: None), [BUCKET], ALONE, None)
+    assert profile is None
+    assert notes == (f"rank 0: no profile: {error}",)
+
+
+def test_running_out_of_memory_in_the_profile_is_the_points_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> RankTrace:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(communication, "profile_steps", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        profile_collectives(Variant("ddp", nn.Identity(), lambda: None), [BUCKET], ALONE, None)
+
+
+def test_a_sweep_size_without_memory_has_no_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    monkeypatch.setattr(torch, "zeros", fail)
+    assert time_all_reduce(BUCKET, True, ALONE).times_ns == ()
+
+
+def test_another_error_of_the_sweep_is_not_taken_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> torch.Tensor:
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(torch, "zeros", fail)
+    with pytest.raises(RuntimeError, match="device lost"):
+        time_all_reduce(BUCKET, True, ALONE)
