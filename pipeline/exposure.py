@@ -91,6 +91,8 @@ def disagreement(exposed_s: float, traced_s: float, busy: float | None) -> str |
     if apart_s <= max(AGREEMENT_S, AGREEMENT * max(exposed_s, traced_s)):
         return None
     said = f"the trace shows {traced_s * 1e6:.0f} us exposed, the step times {exposed_s * 1e6:.0f}"
+    if traced_s > exposed_s:
+        return f"{said}: the profiler slows the host, and ranks that start apart wait inside the collectives"
     if busy is not None and busy < BUSY:
         return f"{said}: the device computes {busy:.0%} of the step, the host's issue of collectives is exposed too"
-    return f"{said}: the profiler slows the host, and ranks that start apart wait inside the collectives"
+    return f"{said}: no trace shows kernels that run slower beside a collective"
