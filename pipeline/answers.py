@@ -143,7 +143,7 @@ def judge_sockets(found: Findings, sockets: Findings | None) -> Answer:
         "sockets",
         verdict(slow >= SOCKET_RATIO * max(fast, 0.0) and collapsed < peak / 2),
         f"without P2P and shared memory exposed communication goes from {fast:.1f} to {slow:.1f} us a step (at least "
-        f"x{SOCKET_RATIO:.0f}) and the bus bandwidth from {peak:.1f} to {collapsed:.2f} GB/s",
+        f"x{SOCKET_RATIO:.0f}) and the bus bandwidth from {peak:.1f} to {collapsed:.2f} GB/s (below half)",
         {"exposed_us": fast, "exposed_sockets_us": slow, "busbw_gb_s": peak, "busbw_sockets_gb_s": collapsed},
     )
 
