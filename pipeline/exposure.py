@@ -95,4 +95,4 @@ def disagreement(exposed_s: float, traced_s: float, busy: float | None) -> str |
         return f"{said}: the profiler slows the host, and ranks that start apart wait inside the collectives"
     if busy is not None and busy < BUSY:
         return f"{said}: the device computes {busy:.0%} of the step, the host's issue of collectives is exposed too"
-    return f"{said}: no trace shows kernels that run slower beside a collective"
+    return f"{said}: kernels may run slower beside a collective, which no trace shows as exposed"
