@@ -46,13 +46,10 @@ def step_time(found: Sequence[Communication], variant: Variant) -> Figure | None
 
 
 def difference(found: Sequence[Communication], variant: Variant, other: Variant) -> Figure | None:
-    """One variant's step time less another's."""
+    """One variant's step time less another's, over the records that ran both."""
+    pairs = [(step_times_s(part, variant), step_times_s(part, other)) for part in found]
     return figure_of(
-        [
-            one - two
-            for part in found
-            for one, two in zip(step_times_s(part, variant), step_times_s(part, other), strict=True)
-        ]
+        [one - two for ones, others in pairs if ones and others for one, two in zip(ones, others, strict=True)]
     )
 
 
