@@ -8,6 +8,7 @@ records. Exit codes: 0 fine, 1 gaps under --strict, 2 the folder cannot be read 
 """
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,8 +43,10 @@ def given_link(arguments: argparse.Namespace) -> "Link | None":
     latency_us, bandwidth_gb_s = arguments.link_latency_us, arguments.link_gb_s
     if latency_us is None and bandwidth_gb_s is None:
         return None
-    if not (latency_us and bandwidth_gb_s and latency_us > 0 and bandwidth_gb_s > 0):
-        raise Refusal("a link is --link-latency-us and --link-gb-s together, both above 0; give both or neither.")
+    if not all(figure is not None and 0 < figure < math.inf for figure in (latency_us, bandwidth_gb_s)):
+        raise Refusal(
+            "a link is --link-latency-us and --link-gb-s together, both finite and above 0; give both or neither."
+        )
     return Link(latency_us / 1e6, bandwidth_gb_s * 1e9)
 
 

@@ -15,7 +15,7 @@ from pipeline.schema import Communication, Measurement, Profile, StepSeries
 from pipeline.spec import Spec
 from pipeline.split import count_data_parallel, split_steps
 from pipeline.sweep import sweep_all_reduce
-from pipeline.trace import TraceTooLarge
+from pipeline.trace import TraceUnreadable
 from pipeline.train import describe, set_precision
 from pipeline.variants import DDP_VARIANTS, DP_VARIANTS, Variant, Workbench, build_variants, build_workbench
 
@@ -81,7 +81,7 @@ def profile_collectives(
     trace, problem = None, None
     try:
         trace = profile_steps(ddp.step, rank, buckets, traces)
-    except (TraceTooLarge, RuntimeError, OSError) as error:
+    except (TraceUnreadable, RuntimeError, OSError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         problem = f"rank {rank.rank}: no profile: {error}"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from pipeline import metrics
 from pipeline.cells import Cell, epoch_time_s_of
+from pipeline.collectives import chosen
 from pipeline.exposure import (
     Figure,
     busy_share,
@@ -21,7 +22,7 @@ from pipeline.exposure import (
 )
 from pipeline.intervals import values_needed
 from pipeline.rows import Row, start_row
-from pipeline.schema import Collective, Communication, Record, TransferKind, Variant
+from pipeline.schema import AllReduce, Collective, Communication, Record, TransferKind, Variant
 from pipeline.spec import AXES, Spec
 
 STEP_TIMES: dict[str, Variant] = {
@@ -48,8 +49,8 @@ def exposed_row(cell: Cell, axes: Sequence[str]) -> Row:
     times = {name: step_time(found, variant) for name, variant in STEP_TIMES.items()}
     exposed, overhead = difference(found, "ddp", "no_op_hook"), difference(found, "no_op_hook", "no_sync")
     noise = difference(found, "ddp", "ddp_again")
-    comm_s = profiled_s(found, ["gradients"])
-    traced_s = traced_exposure_s(found)
+    comm_s = profiled_s(found, ["gradients"]) or None  # a step without any all-reduce of gradients was misread
+    traced_s = traced_exposure_s(found) if comm_s else None
     split = split_exposed(exposed.value_s if exposed else None, comm_s)
     return start_row(
         cell,
@@ -62,10 +63,15 @@ def exposed_row(cell: Cell, axes: Sequence[str]) -> Row:
         **split,
         traced_exposed_comm_time_s=traced_s,
         buffer_comm_time_s=profiled_s(found, ["buffers", "batchnorm_statistics"]),
-        straggler_wait_time_s=profiled_s(found, ["gradients"], waiting=True),
-        num_windows=sum(len(part.series[0].window_times_ns) for part in found if part.series),
+        straggler_wait_time_s=profiled_s(found, ["gradients"], waiting=True) if comm_s else None,
+        num_windows=num_rounds(found),
         notes=exposed_notes(found, times["step_time_s"], exposed, noise, split, traced_s),
     )
+
+
+def num_rounds(found: Sequence[Communication]) -> int:
+    """Windows of each variant, over all records."""
+    return sum(len(part.series[0].window_times_ns) for part in found if part.series)
 
 
 def with_interval(name: str, figure: Figure | None) -> Row:
@@ -98,12 +104,13 @@ def exposed_notes(
     traced_s: float | None,
 ) -> list[str]:
     """What the reader of a row must know of its figures."""
-    notes = [note for part in found for note in part.notes]
+    notes = measured_notes(found)
+    if any(part.profile and part.profile.collectives for part in found) and not profiled_s(found, ["gradients"]):
+        notes.append("the profile shows no all-reduce of a bucket of gradients")
     if exposed is None or step is None:
         return notes
     if exposed.interval is None:
-        rounds = sum(len(part.series[0].window_times_ns) for part in found)
-        notes.append(f"an interval needs {values_needed()} windows, got {rounds}")
+        notes.append(f"an interval needs {values_needed()} windows, got {num_rounds(found)}")
     if noise and noise.interval and abs(exposed.value_s) <= noise.distance_from_zero():
         notes.append("exposed communication lies inside the noise floor")
     if split["collective_launch_time_s"] is not None:
@@ -112,16 +119,22 @@ def exposed_notes(
     return [*notes, reason] if reason else notes
 
 
+def measured_notes(found: Sequence[Communication]) -> list[str]:
+    """What the jobs themselves said that they could not measure."""
+    return list(dict.fromkeys(note for part in found for note in part.notes))
+
+
 def bandwidth_rows(cell: Cell, axes: Sequence[str]) -> list[Row]:
     """Q3.2: each bucket's bus bandwidth in training, that of an isolated all-reduce of its size, and the share."""
-    found = [part for part in communications(cell.measured) if part.profile and part.profile.collectives]
-    places = len(found[0].profile.collectives) if found and found[0].profile else 0
-    rows: list[Row] = []
-    for place in range(places):
-        seen = [part.profile.collectives[place] for part in found if part.profile]
-        if seen[0].kind == "gradients":
-            rows.append(bandwidth_row(cell, axes, len(rows) + 1, seen, isolated_s(found, seen[0].num_bytes)))
-    return rows
+    found = communications(cell.measured)
+    buckets: dict[tuple[int, int], list[Collective]] = {}  # repeats need not have the same ones
+    for profile in (part.profile for part in found if part.profile):
+        for number, collective in enumerate(chosen(profile, ["gradients"]), 1):
+            buckets.setdefault((number, collective.num_bytes), []).append(collective)
+    return [
+        bandwidth_row(cell, axes, number, seen, isolated_s(found, num_bytes))
+        for (number, num_bytes), seen in sorted(buckets.items())
+    ]
 
 
 def bandwidth_row(
@@ -141,7 +154,7 @@ def bandwidth_row(
         busbw_gb_s=achieved,
         peak_busbw_gb_s=peak,
         link_share=achieved / peak if achieved and peak else None,
-        notes=[] if peak else ["the sweep has no all-reduce of this size"],
+        notes=[] if peak else ["no isolated all-reduce of this size was timed"],
     )
 
 
@@ -153,17 +166,18 @@ def isolated_s(found: Sequence[Communication], num_bytes: int) -> float | None:
 
 def sweep_rows(cells: Iterable[Cell]) -> list[Row]:
     """The link's own limit by number of GPUs and size, over all points that swept there."""
-    sweeps: dict[tuple[str, int, int, int], list[int]] = {}
+    sweeps: dict[tuple[str, int, int, int], list[AllReduce]] = {}
     for cell in cells:
         for part in communications(cell.measured):
             for size in part.sweep:
                 key = (cell.spec.device, cell.spec.num_nodes, cell.spec.num_gpus, size.num_bytes)
-                sweeps.setdefault(key, []).extend(size.times_ns)
-    return [sweep_row(*key, times_ns) for key, times_ns in sorted(sweeps.items())]
+                sweeps.setdefault(key, []).append(size)
+    return [sweep_row(*key, found) for key, found in sorted(sweeps.items())]
 
 
-def sweep_row(device: str, num_nodes: int, num_gpus: int, num_bytes: int, times_ns: list[int]) -> Row:
-    """One size; without figures where its buffer did not fit."""
+def sweep_row(device: str, num_nodes: int, num_gpus: int, num_bytes: int, found: Sequence[AllReduce]) -> Row:
+    """One size, `n` the jobs that timed it; without figures where its buffer did not fit."""
+    times_ns = [time_ns for part in found for time_ns in part.times_ns]
     time_s = statistics.median(times_ns) / 1e9 if times_ns else None
     return {
         "device": device,
@@ -174,14 +188,16 @@ def sweep_row(device: str, num_nodes: int, num_gpus: int, num_bytes: int, times_
         "time_s": time_s,
         "algbw_gb_s": metrics.algbw_gb_s(num_bytes, time_s) if time_s else None,
         "busbw_gb_s": metrics.busbw_gb_s(num_bytes, time_s, num_gpus) if time_s else None,
-        "n": len(times_ns),
+        "num_windows": len(times_ns),
+        "n": sum(bool(part.times_ns) for part in found),
         "note": None if times_ns else "no memory for the buffer on some rank",
     }
 
 
 def transfer_row(cell: Cell, axes: Sequence[str], trained: Sequence[Cell]) -> Row:
     """The ledger: what a rank hands on in a step, by kind, beside the formula; time and accuracy where trained too."""
-    counted = {transfer.kind: transfer for part in communications(cell.measured) for transfer in part.transfers}
+    found = communications(cell.measured)
+    counted = {transfer.kind: transfer for part in found for transfer in part.transfers}
     figures: Row = {}
     for kind in KINDS:
         transfer = counted.get(kind)
@@ -190,16 +206,18 @@ def transfer_row(cell: Cell, axes: Sequence[str], trained: Sequence[Cell]) -> Ro
         figures[f"{kind}_bytes_per_step"] = transfer.bytes_per_step if transfer else absent
     gradient_bytes = next((record.measurement.gradient_bytes for record in cell.measured if record.measurement), None)
     replicas = cell.spec.num_gpus - 1 if cell.spec.strategy == "dp" else 1
-    step = step_time(communications(cell.measured), "ddp" if cell.spec.strategy == "ddp" else "dp")
-    twin = next((other for other in trained if is_twin(other.spec, cell.spec)), None)
+    step = step_time(found, "ddp" if cell.spec.strategy == "ddp" else "dp")
+    twins = [other for other in trained if is_twin(other.spec, cell.spec)]
+    twin = next((other for other in twins if epoch_time_s_of(other) is not None), None)  # a probe has no epoch time
     return start_row(
         cell,
         axes,
         **figures,
-        gradients_bytes_formula=None if gradient_bytes is None else gradient_bytes * replicas,
+        gradients_bytes_formula=None if gradient_bytes is None else float(gradient_bytes * replicas),
         step_time_s=step.value_s if step else None,
         epoch_time_s=epoch_time_s_of(twin) if twin else None,
         test_accuracy=twin.median(last_test_accuracy) if twin else None,
+        notes=[] if counted else measured_notes(found),
     )
 
 

@@ -19,7 +19,10 @@ class Layout(NamedTuple):
     figures: tuple[str, ...]
     legend: str
     scaling: Scaling | None = None
+    windows: str = f"timed epochs, from epoch {TIMED_EPOCH} on"
 
+
+WINDOWS_OF_STEPS = "windows of steps"
 
 LAYOUTS = (
     Layout(
@@ -75,6 +78,7 @@ LAYOUTS = (
         "One training step, synthetic images, the slowest rank: the bare module; DDP on one GPU; DDP on N that "
         "reduces nothing (no_sync); with a no-op communication hook (hooks and bucket copies run); and as it trains. "
         "Windows of each in turn, in one process group on the same GPUs.",
+        windows=WINDOWS_OF_STEPS,
     ),
     Layout(
         "communication",
@@ -99,6 +103,7 @@ LAYOUTS = (
         "steps. hidden_share = 1 - exposed/comm; where exposed is more, the rest is collective_launch_time_s. "
         "traced_exposed_comm_time_s is the second way: all-reduce that no compute kernel overlaps. "
         "ddp_overhead_time_s = no-op hook less no_sync, which leaves out the broadcast of buffers too.",
+        windows=WINDOWS_OF_STEPS,
     ),
     Layout(
         "bandwidth",
@@ -111,7 +116,8 @@ LAYOUTS = (
         "sweep",
         "Q3.2: the link's own limit, isolated all-reduces",
         ("num_bytes", "time_s", "algbw_gb_s", "busbw_gb_s"),
-        "algbw = S/t, busbw = S/t x 2(N-1)/N; t is the slowest rank's time a call, the median over n windows.",
+        "algbw = S/t, busbw = S/t x 2(N-1)/N; t is the slowest rank's time a call.",
+        windows="windows of calls",
     ),
     Layout(
         "transfers",
@@ -183,7 +189,7 @@ LAYOUTS = (
 
 LEGENDS = {
     "energy_j": "energy_j of all GPUs used, without the host; sm_clock_mhz of the slowest GPU.",
-    "num_windows": f"Times are medians over num_windows timed epochs, from epoch {TIMED_EPOCH} on.",
+    "num_windows": "Times are medians over num_windows {windows}.",
     "noise_floor": f"interval is the half-width over the median of the epoch time's {100 * CONFIDENCE:.0f} % interval "
     "(order statistics of the median): the noise floor of the same point run twice. It is over repeats (new processes) "
     "or windows (timed epochs of one process).",

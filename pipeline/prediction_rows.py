@@ -8,8 +8,12 @@ from pipeline.communication_rows import sweep_rows
 from pipeline.exposure import communications, step_time
 from pipeline.prediction import Fit, Link, Measured, Sample, fit_link, predict_efficiency, predict_step_s
 from pipeline.rows import Row, start_row
+from pipeline.spec import AXES, Spec
 
 LARGER = (8, 16, 64, 256, 1024)
+SIZE_AXES = ("num_gpus", "num_nodes")
+
+Place = tuple[str, int, int]  # device, num_nodes, num_gpus
 
 
 class Base(NamedTuple):
@@ -23,21 +27,30 @@ def prediction_rows(cells: Sequence[Cell], axes: Sequence[str], link: Link | Non
     """For each point that differs in the number of GPUs alone: from the fewest GPUs each other measured number, as a
     test of the model, and from the most GPUs the larger ones, over `link` or the one that was measured.
     """
-    fits = {num_gpus: fit_link(samples_of(cells, [num_gpus])) for num_gpus in sorted({c.spec.num_gpus for c in cells})}
+    fits = {place: fit_link(samples) for place, samples in samples_by_place(cells).items()}
     rows = []
     for series in series_of(cells):
         fewest, most = series[0], series[-1]
-        for other in series[1:]:
-            rows += [predicted_row(fewest, axes, other.cell.spec.num_gpus, fits, None, other.measured.step_s)]
-        larger = [num_gpus for num_gpus in LARGER if num_gpus > most.cell.spec.num_gpus]
-        rows += [predicted_row(most, axes, num_gpus, fits, link, None) for num_gpus in larger]
-    return [row for row in rows if row is not None]
+        fit = fits.get(place_of(fewest.cell.spec))
+        rows += [predicted_row(fewest, axes, other.cell.spec.num_gpus, fit, None, other) for other in series[1:]]
+        fit, larger = fits.get(place_of(most.cell.spec)), [n for n in LARGER if n > most.cell.spec.num_gpus]
+        rows += [predicted_row(most, axes, num_gpus, fit, link) for num_gpus in larger]
+    return rows
 
 
-def samples_of(cells: Iterable[Cell], num_gpus: Sequence[int]) -> list[Sample]:
-    """The sweeps on those numbers of GPUs."""
-    rows = [row for row in sweep_rows(cells) if row["num_gpus"] in num_gpus and row["time_s"] is not None]
-    return [Sample(row["num_gpus"], row["num_bytes"], row["time_s"]) for row in rows]
+def place_of(spec: Spec) -> Place:
+    """Where a point's collectives ran."""
+    return spec.device, spec.num_nodes, spec.num_gpus
+
+
+def samples_by_place(cells: Iterable[Cell]) -> dict[Place, list[Sample]]:
+    """The sweeps of each place: one node's link is not that between nodes."""
+    samples: dict[Place, list[Sample]] = {}
+    for row in sweep_rows(cells):
+        if row["time_s"] is not None:
+            sample = Sample(row["num_gpus"], row["num_bytes"], row["time_s"])
+            samples.setdefault((row["device"], row["num_nodes"], row["num_gpus"]), []).append(sample)
+    return samples
 
 
 def series_of(cells: Iterable[Cell]) -> list[list[Base]]:
@@ -46,9 +59,8 @@ def series_of(cells: Iterable[Cell]) -> list[list[Base]]:
     for cell in cells:
         base = base_of(cell)
         if base is not None:
-            spec = cell.spec
-            key = (spec.batch_size_per_gpu, spec.precision, spec.model, spec.device, spec.broadcast_buffers)
-            series.setdefault((*key, spec.sync_batchnorm, spec.bucket_cap_mb), []).append(base)
+            key = tuple(getattr(cell.spec, axis) for axis in AXES if axis not in SIZE_AXES)
+            series.setdefault(key, []).append(base)
     return [sorted(bases, key=lambda base: base.cell.spec.num_gpus) for bases in series.values()]
 
 
@@ -66,30 +78,37 @@ def base_of(cell: Cell) -> Base | None:
 
 
 def predicted_row(
-    base: Base,
-    axes: Sequence[str],
-    num_gpus: int,
-    fits: dict[int, Fit | None],
-    link: Link | None,
-    measured_step_s: float | None,
-) -> Row | None:
-    """One prediction; with the measured step where there is one. None where the sweep gave no link."""
-    fit = fits[base.cell.spec.num_gpus]
-    if fit is None:
-        return None
-    used = link or fit.link
-    step_s = predict_step_s(base.measured, used, num_gpus, fit.link)
+    base: Base, axes: Sequence[str], num_gpus: int, fit: Fit | None, link: Link | None, measured: Base | None = None
+) -> Row:
+    """One prediction, beside what was measured there if it was. Without figures where the sweep gave no link."""
+    spec, used, step_s = base.cell.spec, link or (fit.link if fit else None), None
+    if fit and used:
+        step_s = predict_step_s(base.measured, used, num_gpus, fit.link)
+    measured_step_s = measured.measured.step_s if measured else None
     row = start_row(
         base.cell,
         axes,
-        from_num_gpus=base.cell.spec.num_gpus,
-        latency_us=used.latency_s * 1e6,
-        link_gb_s=used.bandwidth_bytes_per_s / 1e9,
-        fit_worst_error=fit.worst_error,
+        from_num_gpus=spec.num_gpus,
+        latency_us=used.latency_s * 1e6 if used else None,
+        link_gb_s=used.bandwidth_bytes_per_s / 1e9 if used else None,
+        fit_worst_error=fit.worst_error if fit else None,
         predicted_step_time_s=step_s,
-        predicted_parallel_efficiency=predict_efficiency(base.measured, step_s),
+        predicted_parallel_efficiency=None if step_s is None else predict_efficiency(base.measured, step_s),
         measured_step_time_s=measured_step_s,
-        prediction_error=None if measured_step_s is None else step_s / measured_step_s - 1,
-        notes=["the link is given, not measured"] if link else [],
+        prediction_error=None if step_s is None or measured_step_s is None else step_s / measured_step_s - 1,
+        notes=predicted_notes(fit, link, spec.num_gpus),
     )
-    return row | {"num_gpus": num_gpus, "global_batch_size": num_gpus * base.cell.spec.batch_size_per_gpu}
+    num_nodes = measured.cell.spec.num_nodes if measured else None  # the model knows no nodes
+    return row | {
+        "num_gpus": num_gpus,
+        "num_nodes": num_nodes,
+        "global_batch_size": num_gpus * spec.batch_size_per_gpu,
+    }
+
+
+def predicted_notes(fit: Fit | None, link: Link | None, num_gpus: int) -> list[str]:
+    """What the reader of a prediction must know."""
+    notes = ["the link is given, not measured"] if link else []
+    if fit is None:
+        notes.append(f"no latency and bandwidth above 0 explain the sweep on {num_gpus}")
+    return notes

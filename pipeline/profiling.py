@@ -25,7 +25,7 @@ def profile_steps(
 ) -> RankTrace:
     """Profile a few steps on this rank, all ranks beginning together; the trace stays in `folder` if there is one.
 
-    Raises trace.TraceTooLarge, and RuntimeError where the profiler cannot start.
+    Raises trace.TraceUnreadable (TraceTooLarge past MAX_TRACE_BYTES), and RuntimeError where the profiler cannot start.
     """
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (rank.device.type == "cuda")
     num_steps = NUM_STEPS[rank.device.type]

@@ -19,7 +19,7 @@ AXES_WITH_ABSENCE = {"max_steps": "whole epoch", "memory_limit_gib": "none", "bu
 NAMES = {"noise_floor": "interval"}  # of columns, where a person reads another word than a script
 SHOWN_IF_ABSENT = re.compile(r"^(epoch|compute|data)_time_s$|_subtraction_s$")
 RARE_TRANSFER = re.compile(r"^(batchnorm_statistics|parameters|inputs|outputs)_\w+_per_step$")
-STATE_COLUMNS = ("epoch_time_s", "epoch", "plain_step_time_s", "gradients_bytes_per_step", "time_s")
+STATE_COLUMNS = ("epoch_time_s", "epoch", "plain_step_time_s", "step_time_s", "gradients_calls_per_step", "time_s")
 WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 
 
@@ -69,16 +69,23 @@ def render_table(layout: Layout, rows: Sequence[Row], source: str) -> str:
     columns = [axis for axis in AXES if axis in rows[0] and axis not in layout.figures]
     common = [axis for axis in columns if all(row[axis] == rows[0][axis] for row in rows)]
     header = [axis for axis in columns if axis not in common]
-    header += [figure for figure in layout.figures if any(is_worth_showing(row, figure) for row in rows)]
+    state = next((figure for figure in layout.figures if figure in STATE_COLUMNS), None)
+    header += [
+        figure
+        for figure in layout.figures
+        if any(is_worth_showing(row, figure) or (figure == state and row["status"] in WORDS) for row in rows)
+    ]
     header += ["num_windows"] * any(row.get("num_windows", 0) > row["n"] for row in rows)
     header += [extra for extra in ("n", "note") if any(row[extra] not in (None, 1) for row in rows)]
-    cells = [[format_cell(row, column) for column in header] for row in rows]
+    cells = [[format_cell(row, column, column == state) for column in header] for row in rows]
     said_once = f"All rows: {', '.join(f'{axis} {format_value(axis, rows[0][axis])}' for axis in common)}." * bool(
         common
     )
     names = [NAMES.get(column, column) for column in header]
     table = tabulate.tabulate(cells, headers=names, tablefmt="pipe", disable_numparse=True, colalign=alignment(header))
-    legend = " ".join([layout.legend, *(text for column, text in LEGENDS.items() if column in header)])
+    legend = " ".join(
+        [layout.legend, *(text.format(windows=layout.windows) for column, text in LEGENDS.items() if column in header)]
+    )
     return "\n\n".join(filter(None, (f"## {layout.heading}", said_once, table, legend, source)))
 
 
@@ -107,10 +114,10 @@ def render_oom(rows: Sequence[Row]) -> str:
     return "\n\n".join(["## Out of memory", "\n".join(lines)])
 
 
-def format_cell(row: Row, column: str) -> str:
-    """A figure for people; where the point has none, its state stands in the first one."""
+def format_cell(row: Row, column: str, holds_state: bool) -> str:
+    """A figure for people; where the point has none, its state stands in the one that holds it."""
     value = row[column]
-    if value is None and column in STATE_COLUMNS and row["status"] in WORDS:
+    if value is None and holds_state and row["status"] in WORDS:
         return WORDS[row["status"]]
     if value is None and column == "loss" and row.get("diverged_at_update") is not None:
         return f"diverged at update {row['diverged_at_update']}"
@@ -132,7 +139,7 @@ def format_value(column: str, value: Any) -> str:
 
 
 FORMATS: tuple[tuple[str, Callable[[float], str]], ...] = (
-    (r"noise_floor", lambda value: f"±{100 * value:.1f} %"),
+    (r"^noise_floor$", lambda value: f"±{100 * value:.1f} %"),
     (r"serial_fraction", lambda value: f"{value:.3f}"),
     (r"efficiency", lambda value: f"{100 * value:.1f} %"),
     (r"accuracy", lambda value: f"{100 * value:.2f} %"),

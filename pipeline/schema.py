@@ -132,6 +132,13 @@ class Profile(_Struct, frozen=True):
     compute_ns: tuple[Nanoseconds, ...] = ()
     overlap_ns: tuple[Nanoseconds, ...] = ()
 
+    def __post_init__(self) -> None:
+        ranks = {len(self.comm_ns), len(self.compute_ns), len(self.overlap_ns)}
+        ranks |= {len(step) for collective in self.collectives for step in collective.durations_ns}
+        steps = {len(collective.durations_ns) for collective in self.collectives}
+        if len(ranks) > 1 or steps - {self.num_steps}:
+            raise ValueError("a profile needs every rank in every total, and in every step of every collective")
+
 
 class AllReduce(_Struct, frozen=True):
     """An isolated all-reduce of one size: the slowest rank's time a call, by window; none where memory ended."""
@@ -166,6 +173,12 @@ class Communication(_Struct, frozen=True):
     sweep: tuple[AllReduce, ...] = ()
     split: tuple[SplitPart, ...] = ()
     notes: tuple[Text, ...] = ()
+
+    def __post_init__(self) -> None:
+        rounds = {len(series.window_times_ns) for series in self.series}
+        ranks = {len(window) for series in self.series for window in series.window_times_ns}
+        if not self.series or len(rounds) > 1 or len(ranks) > 1 or 0 in rounds | ranks:
+            raise ValueError("every variant needs as many windows as the others, each with every rank")
 
 
 class Measurement(_Struct, frozen=True):

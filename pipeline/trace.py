@@ -19,11 +19,15 @@ Intervals = npt.NDArray[np.float64]  # [n, 2]: start and end in us
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 ITEM_BYTES = {"float": 4, "long": 8, "long int": 8, "int": 4, "c10::half": 2, "half": 2, "c10::bfloat16": 2}
 ITEM_BYTES |= {"bfloat16": 2, "double": 8, "bool": 1, "byte": 1, "unsigned char": 1}
-NCCL_KERNEL = re.compile(r"nccl(?:Dev)?Kernel_(?P<operation>[A-Za-z]+)")
+NCCL_KERNEL = re.compile(r"nccl[A-Za-z]*Kernel_(?P<operation>[A-Za-z]+)")  # Dev, SymkDev, ...
 OPERATIONS = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}
 
 
-class TraceTooLarge(ValueError):
+class TraceUnreadable(ValueError):
+    """The trace is not what kineto should have written."""
+
+
+class TraceTooLarge(TraceUnreadable):
     """The trace is larger than the limit, in bytes."""
 
 
@@ -65,12 +69,15 @@ class RankTrace(NamedTuple):
 
 
 def read_trace(path: Path, max_bytes: int) -> list[TraceEvent]:
-    """The events of a trace, gzipped or not. Raises TraceTooLarge past `max_bytes` of text."""
+    """The events of a trace, gzipped or not. Raises TraceTooLarge past `max_bytes` of text, else TraceUnreadable."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         raw = file.read(max_bytes + 1)
     if len(raw) > max_bytes:
         raise TraceTooLarge(f"the trace of a rank is larger than {max_bytes} bytes; profile fewer steps")
-    return msgspec.json.decode(raw, type=TraceFile, strict=False).traceEvents
+    try:
+        return msgspec.json.decode(raw, type=TraceFile, strict=False).traceEvents
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise TraceUnreadable(f"the trace of a rank cannot be read: {error}") from error
 
 
 def summarize_trace(events: list[TraceEvent], buckets: Collection[int]) -> RankTrace:
@@ -86,7 +93,7 @@ def summarize_trace(events: list[TraceEvent], buckets: Collection[int]) -> RankT
     )
     work = union(compute)
     return RankTrace(
-        collectives, length_ns(comm), length_ns(work), length_ns(comm) + length_ns(work) - both_ns(comm, work)
+        collectives, length_ns(comm), length_ns(work), length_ns(comm) + length_ns(work) - union_ns(comm, work)
     )
 
 
@@ -114,13 +121,18 @@ def plain_name(operation: str) -> str:
 
 def nccl_bytes(args: dict[str, Any]) -> int:
     """What one rank hands in, from the annotations that torch puts on NCCL's kernels."""
-    return int(args.get("In msg nelems", 0)) * ITEM_BYTES.get(str(args.get("dtype", "")).lower(), 4)
+    return int(args.get("In msg nelems", 0)) * item_bytes(args.get("dtype", ""))
 
 
 def gloo_bytes(args: dict[str, Any]) -> int:
     """The same from the shapes of gloo's spans."""
     dims, types = args.get("Input Dims", []), args.get("Input type", [])
-    return sum(int(np.prod(shape)) * ITEM_BYTES.get(str(kind), 4) for shape, kind in zip(dims, types, strict=False))
+    return sum(int(np.prod(shape)) * item_bytes(kind) for shape, kind in zip(dims, types, strict=False))
+
+
+def item_bytes(kind: object) -> int:
+    """The size of an element, from its type as NCCL's annotations or gloo's spans spell it; 4 where unknown."""
+    return ITEM_BYTES.get(str(kind).lower(), 4)
 
 
 def union(intervals: list[tuple[float, float]]) -> Intervals:
@@ -139,6 +151,6 @@ def length_ns(intervals: Intervals) -> int:
     return round(float((intervals[:, 1] - intervals[:, 0]).sum()) * 1e3)
 
 
-def both_ns(one: Intervals, other: Intervals) -> int:
+def union_ns(one: Intervals, other: Intervals) -> int:
     """The length of the union of two sets of disjoint intervals, in ns."""
     return length_ns(union([(float(start), float(end)) for start, end in (*one, *other)]))

@@ -1,10 +1,24 @@
 """Small builders shared by tests: points, records and folders with as little said as the law needs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.schema import SCHEMA_VERSION, Epoch, Failure, FailureKind, Measurement, RankEpoch, Record, Status
+from pipeline.schema import (
+    SCHEMA_VERSION,
+    Collective,
+    Communication,
+    Epoch,
+    Failure,
+    FailureKind,
+    Measurement,
+    RankEpoch,
+    Record,
+    Status,
+    StepSeries,
+    TransferKind,
+    Variant,
+)
 from pipeline.spec import Spec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,3 +83,35 @@ def make_record(
         launch_id=launch_id,
         **{"reason": "", **fields},
     )
+
+
+def make_communication(
+    step_times_us: Mapping[Variant, Sequence[float]] | None = None,
+    *,
+    num_ranks: int = 2,
+    steps_per_window: int = 10,
+    **fields: Any,
+) -> Communication:
+    """The slowest rank's step time in each window by variant, in us; the other ranks take half of it."""
+    series = []
+    for variant, times_us in (step_times_us or {}).items():
+        slowest_ns = [round(time_us * 1e3) * steps_per_window for time_us in times_us]
+        windows = tuple((*[time_ns // 2] * (num_ranks - 1), time_ns) for time_ns in slowest_ns)
+        series.append(StepSeries(variant=variant, window_times_ns=windows))
+    return Communication(steps_per_window=steps_per_window, series=tuple(series), **fields)
+
+
+def make_collective(
+    num_bytes: int, *durations_us: Sequence[float], kind: TransferKind = "gradients", operation: str = "all_reduce"
+) -> Collective:
+    """A collective that took so long on each rank, step by step, in us."""
+    durations_ns = tuple(tuple(round(time_us * 1e3) for time_us in step) for step in durations_us)
+    return Collective(kind=kind, operation=operation, num_bytes=num_bytes, durations_ns=durations_ns)
+
+
+def make_communication_record(spec: Spec, found: Communication, **fields: Any) -> Record:
+    """A record of a communication point: no epochs, only what it found of communication."""
+    measurement = Measurement(
+        epochs=(), num_parameters=RESNET18_PARAMETERS, gradient_bytes=RESNET18_GRADIENT_BYTES, communication=found
+    )
+    return make_record(spec, measurement=measurement, **fields)

@@ -1,0 +1,428 @@
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from factories import (
+    RESNET18_GRADIENT_BYTES,
+    make_collective,
+    make_communication,
+    make_communication_record,
+    make_record,
+    make_spec,
+)
+from test_render import report, table_of
+
+from pipeline.communication_rows import KINDS, split_exposed
+from pipeline.outcomes import resolve
+from pipeline.records import encode
+from pipeline.rows import Row
+from pipeline.schema import AllReduce, Communication, Profile, Record, SplitPart, Transfer, Variant
+from pipeline.spec import Spec
+from pipeline.tables import Tables, build_tables
+
+US = 1e-6
+DRIFT_US = (0, 100, 200, 300, 400, 500)  # far larger than any difference: it must fall out
+LARGE, SMALL = 26_000_000, 8_000_000  # of two buckets, in bytes
+
+
+def build(*found: Record, missing: Sequence[Spec] = ()) -> Tables:
+    expected = dict.fromkeys([*(record.spec for record in found), *missing])
+    return build_tables(resolve(list(expected), found, []).outcomes)
+
+
+def point(strategy: str = "ddp", num_gpus: int = 2, **fields: Any) -> Spec:
+    """A communication point."""
+    given = {"measure": "communication", "input": "synthetic", "windows": 6, **fields}
+    return make_spec(strategy=strategy, num_gpus=num_gpus, **given)
+
+
+def profile(traced_us: int = 40) -> Profile:
+    """Two steps on two ranks: gradients take 100 us on the link, 10 of the mean rank's are waiting."""
+    return Profile(
+        num_steps=2,
+        collectives=(
+            make_collective(80, (7, 7), (7, 7), kind="buffers", operation="broadcast"),
+            make_collective(LARGE, (80, 90), (100, 80)),
+            make_collective(SMALL, (20, 30), (20, 30)),
+        ),
+        comm_ns=(200_000, 240_000),
+        compute_ns=(1_800_000, 1_800_000),
+        overlap_ns=(200_000 - 2_000 * traced_us, 0),
+    )
+
+
+def five_times(
+    exposed_us: Sequence[float] = (38, 39, 40, 40, 41, 42), again_us: Sequence[float] = ()
+) -> dict[Variant, Sequence[float]]:
+    """Window times by variant; `exposed_us` is what the collectives add round by round, `again_us` A/A differences."""
+    rounds = range(len(exposed_us))
+    no_op_us = [900.0 + DRIFT_US[number] for number in rounds]
+    ddp_us = [no_op_us[number] + exposed_us[number] for number in rounds]
+    noise_us = again_us or (3, -1, 0, 0, 1, -2)
+    times: dict[Variant, Sequence[float]] = {
+        "plain": [800.0] * len(rounds),
+        "ddp_one": [820.0] * len(rounds),
+        "no_sync": [time_us - 50 for time_us in no_op_us],
+        "no_op_hook": no_op_us,
+        "ddp": ddp_us,
+        "ddp_again": [ddp_us[number] + noise_us[number] for number in rounds],
+    }
+    return times
+
+
+def measured(*exposed_us: float, again_us: Sequence[float] = (), **fields: Any) -> Communication:
+    times = five_times(exposed_us, again_us) if exposed_us else five_times(again_us=again_us)
+    sweep = (AllReduce(num_bytes=LARGE, times_ns=(70_000, 64_000, 60_000), is_bucket=True),)
+    given = {"profile": profile(round(exposed_us[0]) if exposed_us else 40), "sweep": sweep, **fields}
+    return make_communication(times, **given)
+
+
+def exposed_row(found: Communication, **spec: Any) -> Row:
+    (row,) = build(make_communication_record(point(**spec), found)).communication
+    return row
+
+
+def test_five_step_times_and_their_differences_by_hand() -> None:
+    row = exposed_row(measured())
+    assert row["plain_step_time_s"] == pytest.approx(800 * US)
+    assert row["ddp_one_step_time_s"] == pytest.approx(820 * US)
+    assert row["no_sync_step_time_s"] == pytest.approx(1100 * US)  # 850 and a drift of 250 at the median
+    assert row["no_op_hook_step_time_s"] == pytest.approx(1150 * US)
+    assert row["step_time_s"] == pytest.approx(1190 * US)
+    assert row["ddp_overhead_time_s"] == pytest.approx(50 * US)
+    assert (row["status"], row["n"], row["num_windows"], row["note"]) == ("ok", 1, 6, None)
+
+
+def test_drift_cancels_in_exposed_communication_and_its_interval() -> None:
+    row = exposed_row(measured())
+    ends = (row["exposed_comm_time_low_s"], row["exposed_comm_time_s"], row["exposed_comm_time_high_s"])
+    assert ends == (pytest.approx(38 * US), pytest.approx(40 * US), pytest.approx(42 * US))  # the drift is 500
+    assert row["noise_floor_time_s"] == pytest.approx(3 * US)
+    overhead = (row["ddp_overhead_time_low_s"], row["ddp_overhead_time_high_s"])
+    assert overhead == (pytest.approx(50 * US), pytest.approx(50 * US))
+
+
+def test_what_is_not_exposed_is_hidden() -> None:
+    row = exposed_row(measured())
+    assert row["comm_time_s"] == pytest.approx(100 * US)  # (80 + 20) us in both steps
+    assert row["hidden_share"] == pytest.approx(0.6)  # 1 - 40/100
+    assert row["collective_launch_time_s"] is None
+    assert row["straggler_wait_time_s"] == pytest.approx(12.5 * US)  # of 5 + 5 and 10 + 5
+    assert row["buffer_comm_time_s"] == pytest.approx(7 * US)
+    assert row["traced_exposed_comm_time_s"] == pytest.approx(40 * US)
+
+
+def test_where_more_is_exposed_than_the_link_takes_the_rest_is_the_hosts() -> None:
+    row = exposed_row(measured(130, 130, 130, 130, 130, 130))
+    assert row["collective_launch_time_s"] == pytest.approx(30 * US)  # 130 - 100
+    assert row["hidden_share"] is None
+    assert row["note"] == "more is exposed than the link takes: the rest is the host's cost of issuing collectives"
+
+
+@pytest.mark.parametrize(
+    ("exposed_s", "comm_s", "hidden", "launch_s"),
+    [
+        (0.25, 1.0, 0.75, None),
+        (1.0, 1.0, 0.0, None),
+        (0.0, 1.0, 1.0, None),
+        (-0.1, 1.0, 1.0, None),  # noise is not more than everything hidden
+        (1.5, 1.0, None, 0.5),
+        (None, 1.0, None, None),
+        (0.5, None, None, None),
+    ],
+)
+def test_exposed_communication_is_split_at_what_the_link_takes(
+    exposed_s: float | None, comm_s: float | None, hidden: float | None, launch_s: float | None
+) -> None:
+    assert split_exposed(exposed_s, comm_s) == {"hidden_share": hidden, "collective_launch_time_s": launch_s}
+
+
+@pytest.mark.parametrize(("exposed_us", "is_noise"), [(2.9, True), (-2.9, True), (3.1, False), (-3.1, False)])
+def test_exposed_communication_inside_the_noise_floor_is_said(exposed_us: float, is_noise: bool) -> None:
+    row = exposed_row(measured(*[exposed_us] * 6, again_us=(-3, 1, 0, 0, -1, 2)))
+    assert row["exposed_comm_time_s"] == pytest.approx(exposed_us * US)
+    assert ("exposed communication lies inside the noise floor" in (row["note"] or "")) == is_noise
+
+
+def test_fewer_than_six_windows_give_no_interval_and_say_so() -> None:
+    row = exposed_row(measured(38, 39, 40, 41, 42), windows=5)
+    assert row["exposed_comm_time_s"] == pytest.approx(40 * US)
+    ends = ("exposed_comm_time_low_s", "exposed_comm_time_high_s", "noise_floor_time_s", "ddp_overhead_time_low_s")
+    assert [row[name] for name in ends] == [None] * 4
+    assert row["note"] == "an interval needs 6 windows, got 5"
+
+
+def test_repeats_pool_their_rounds() -> None:
+    found = [
+        make_communication_record(point(repeat=number), measured(38 + number, 42 - number, 40)) for number in (0, 1)
+    ]
+    (row,) = build(*found).communication
+    assert (row["n"], row["num_windows"]) == (2, 6)
+    assert (row["exposed_comm_time_low_s"], row["exposed_comm_time_high_s"]) == (
+        pytest.approx(38 * US),
+        pytest.approx(42 * US),
+    )
+
+
+def test_a_trace_that_disagrees_is_said_with_a_reason() -> None:
+    row = exposed_row(measured(profile=profile(traced_us=90)))
+    assert row["traced_exposed_comm_time_s"] == pytest.approx(90 * US)
+    assert row["note"].startswith("the trace shows 90 us exposed, the step times 40: the profiler slows the host")
+
+
+def test_without_a_profile_the_reason_stands_in_every_row_that_lacks_it() -> None:
+    note = "rank 0: no profile: the trace of a rank is larger than 400000000 bytes; profile fewer steps"
+    tables = build(make_communication_record(point(), measured(profile=None, notes=(note,))))
+    (row,), (ledger,) = tables.communication, tables.transfers
+    assert row["exposed_comm_time_s"] == pytest.approx(40 * US)
+    lacking = ("comm_time_s", "hidden_share", "collective_launch_time_s", "straggler_wait_time_s", "buffer_comm_time_s")
+    assert [row[name] for name in lacking] == [None] * 5
+    assert (row["note"], ledger["note"]) == (note, note)
+    assert ledger["gradients_bytes_per_step"] is None
+    assert tables.bandwidth == []
+
+
+def test_a_profile_without_gradients_gives_no_communication_time_rather_than_zero() -> None:
+    collectives = (make_collective(LARGE, (80, 90), (100, 80), kind="batchnorm_statistics"),)
+    other = msgspec.structs.replace(profile(), collectives=collectives, comm_ns=(0, 0), overlap_ns=(0, 0))
+    row = exposed_row(measured(profile=other))
+    lacking = ("comm_time_s", "hidden_share", "straggler_wait_time_s", "traced_exposed_comm_time_s")
+    assert [row[name] for name in lacking] == [None] * 4
+    assert row["note"] == "the profile shows no all-reduce of a bucket of gradients"
+
+
+@pytest.mark.parametrize("status", ["oom", "failed", "missing"])
+@pytest.mark.parametrize(
+    ("strategy", "tables"), [("ddp", ("communication", "transfers")), ("dp", ("transfers", "split"))]
+)
+def test_a_point_without_a_result_has_rows_with_nulls_its_state_and_a_reason(
+    strategy: str, tables: tuple[str, ...], status: Any
+) -> None:
+    spec = point(strategy)
+    found = [] if status == "missing" else [make_record(spec, status=status, reason="it ended badly")]
+    built = build(*found, missing=[spec])
+    for name in tables:
+        (row,) = getattr(built, name)
+        figures = [row[column] for column in row if column.endswith(("_s", "_share", "_step", "_formula"))]
+        assert figures == [None] * len(figures)
+        assert (row["status"], row["n"]) == (status, 0)
+        assert row["note"] == ("no record" if status == "missing" else "it ended badly")
+    assert (built.bandwidth, built.sweep, built.prediction) == ([], [], [])
+    assert len(built.oom) == (status == "oom")
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "achieved", "peak"),
+    [(2, 26e6 / 85e-6 / 1e9, 26e6 / 64e-6 / 1e9), (4, 1.5 * 26e6 / 85e-6 / 1e9, 1.5 * 26e6 / 64e-6 / 1e9)],
+)
+def test_a_buckets_bandwidth_beside_that_of_the_same_size_alone(num_gpus: int, achieved: float, peak: float) -> None:
+    slower = msgspec.structs.replace(
+        profile(), collectives=(profile().collectives[0], make_collective(LARGE, (80, 90), (90, 99)))
+    )  # shortest 80 and 90: 85 us in training, 64 alone; the ring's factor is 2(N-1)/N
+    (row,) = build(make_communication_record(point(num_gpus=num_gpus), measured(profile=slower))).bandwidth
+    assert (row["bucket"], row["num_bytes"], row["comm_time_s"]) == (1, LARGE, pytest.approx(85 * US))
+    assert (row["busbw_gb_s"], row["peak_busbw_gb_s"]) == (pytest.approx(achieved), pytest.approx(peak))
+    assert row["link_share"] == pytest.approx(64 / 85)
+    assert row["note"] is None
+
+
+def test_a_bucket_that_the_sweep_does_not_know_has_no_share_and_says_so() -> None:
+    first, second = build(make_communication_record(point(), measured())).bandwidth
+    assert (first["num_bytes"], first["note"]) == (LARGE, None)
+    assert (second["bucket"], second["num_bytes"], second["comm_time_s"]) == (2, SMALL, pytest.approx(20 * US))
+    assert second["busbw_gb_s"] == pytest.approx(400)  # 8 MB in 20 us
+    assert (second["peak_busbw_gb_s"], second["link_share"]) == (None, None)
+    assert second["note"] == "no isolated all-reduce of this size was timed"
+
+
+def test_repeats_with_other_buckets_are_not_mixed() -> None:
+    whole = msgspec.structs.replace(profile(), collectives=(make_collective(LARGE + SMALL, (95, 95), (95, 95)),))
+    found = [
+        make_communication_record(point(), measured()),
+        make_communication_record(point(repeat=1), measured(profile=whole)),
+    ]
+    rows = build(*found).bandwidth
+    assert [(row["bucket"], row["num_bytes"]) for row in rows] == [(1, LARGE), (1, LARGE + SMALL), (2, SMALL)]
+    assert [row["comm_time_s"] for row in rows] == [pytest.approx(time_us * US) for time_us in (80, 95, 20)]
+
+
+def test_the_sweep_pools_all_points_on_as_many_gpus() -> None:
+    other = measured(sweep=(AllReduce(num_bytes=LARGE, times_ns=(66_000,)),))
+    found = [
+        make_communication_record(point(), measured()),
+        make_communication_record(point(batch_size_per_gpu=32), other),
+        make_communication_record(point(num_gpus=4), other),
+    ]
+    two, four = build(*found).sweep
+    assert (two["num_gpus"], two["num_windows"], two["n"]) == (2, 4, 2)
+    assert two["time_s"] == pytest.approx(65 * US)  # of 60, 64, 66 and 70
+    assert two["algbw_gb_s"] == two["busbw_gb_s"] == pytest.approx(400)  # 26 MB in 65 us, factor 2(1)/2
+    assert (four["num_gpus"], four["num_windows"], four["n"]) == (4, 1, 1)
+    assert four["busbw_gb_s"] == pytest.approx(four["algbw_gb_s"] * 1.5)
+
+
+def test_a_size_without_memory_is_an_oom_without_figures() -> None:
+    sweep = (AllReduce(num_bytes=LARGE, times_ns=(65_000,)), AllReduce(num_bytes=2**40))
+    fits, large = build(make_communication_record(point(), measured(sweep=sweep))).sweep
+    assert (fits["status"], fits["note"]) == ("ok", None)
+    assert (large["num_bytes"], large["status"], large["num_windows"]) == (2**40, "oom", 0)
+    assert (large["time_s"], large["algbw_gb_s"], large["busbw_gb_s"]) == (None, None, None)
+    assert large["note"] == "no memory for the buffer on some rank"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "num_gpus", "formula"),
+    [("ddp", 2, 44_695_848), ("ddp", 4, 44_695_848), ("dp", 2, 44_695_848), ("dp", 4, 134_087_544)],
+)
+def test_the_ledger_stands_beside_the_formula(strategy: str, num_gpus: int, formula: int) -> None:
+    transfers = (
+        Transfer(kind="gradients", calls_per_step=3, bytes_per_step=formula),
+        Transfer(kind="buffers", calls_per_step=0.5, bytes_per_step=38_560),
+    )
+    times: dict[Variant, Sequence[float]] = {"plain": [700.0] * 6, "dp": [31_000.0] * 6}
+    times = five_times() if strategy == "ddp" else times
+    found = make_communication(times, transfers=transfers)
+    (row,) = build(make_communication_record(point(strategy, num_gpus), found)).transfers
+    assert (row["gradients_calls_per_step"], row["gradients_bytes_per_step"]) == (3, formula)
+    assert row["gradients_bytes_formula"] == formula
+    assert (row["buffers_calls_per_step"], row["buffers_bytes_per_step"]) == (0.5, 38_560)
+    absent = set(KINDS) - {"gradients", "buffers"}
+    assert {row[f"{kind}_{what}_per_step"] for kind in absent for what in ("calls", "bytes")} == {0}, "counted: none"
+    assert row["step_time_s"] == pytest.approx((1190 if strategy == "ddp" else 31_000) * US)
+    assert (row["epoch_time_s"], row["test_accuracy"]) == (None, None)
+
+
+def test_the_point_that_trained_with_the_same_axes_lends_its_time_and_accuracy() -> None:
+    trained = make_record(make_spec(strategy="ddp", num_gpus=2), (9, 2), loss=1.0, test_accuracy=0.75)
+    others = [
+        make_record(make_spec(strategy="ddp", num_gpus=2, input="synthetic", epochs=1, max_steps=3), (1,)),  # a probe
+        make_record(make_spec(strategy="ddp", num_gpus=2, broadcast_buffers=False), (9, 7)),
+        make_record(make_spec(strategy="ddp", num_gpus=2, precision="bf16"), (9, 7)),
+        make_record(make_spec(strategy="ddp", num_gpus=2, remedies=("zero_gamma",)), (9, 7)),
+        make_record(make_spec(strategy="dp", num_gpus=2), (9, 7)),
+    ]
+    tables = build(*others, trained, make_record(make_spec(), (9, 3)), make_communication_record(point(), measured()))
+    (ledger,) = tables.transfers
+    assert (ledger["epoch_time_s"], ledger["test_accuracy"]) == (2, 0.75)
+    (twin,) = [row for row in tables.Q3 if row["exposed_comm_time_s"] is not None and row["epoch_time_s"] is not None]
+    assert (twin["epoch_time_s"], twin["strategy"], twin["precision"]) == (2, "ddp", "tf32")
+    assert twin["exposed_comm_time_s"] == pytest.approx(196 * 40 * US)  # ceil(25,000 / 128) steps
+    assert twin["comm_time_subtraction_s"] == 0.5  # 2 - 3/2: the estimate stands beside it
+
+
+def test_communication_points_are_in_no_table_of_epochs() -> None:
+    found = [make_communication_record(point(num_gpus=n), measured()) for n in (2, 4)]
+    dp = make_communication({"plain": [700.0] * 6, "dp": [31_000.0] * 6})
+    tables = build(*found, make_communication_record(point("dp"), dp), missing=[point(num_gpus=8)])
+    assert tables.Q1 == tables.Q2 == tables.Q3 == tables.Q4 == tables.oom == []
+    assert [row["num_gpus"] for row in tables.communication] == [2, 4, 8]
+    assert [(row["strategy"], row["num_gpus"]) for row in tables.transfers] == [
+        ("ddp", 2),
+        ("ddp", 4),
+        ("dp", 2),
+        ("ddp", 8),
+    ]
+    assert [row["strategy"] for row in tables.split] == ["dp"]
+
+
+def test_the_parts_of_dataparallel_by_hand() -> None:
+    parts = (
+        SplitPart(part="scatter", times_ns=(1_000_000, 3_000_000, 2_000_000)),
+        SplitPart(part="replicate", times_ns=(20_000_000,)),
+        SplitPart(part="backward", times_ns=(9_000_000, 11_000_000)),
+    )
+    found = make_communication({"plain": [700.0] * 6, "dp": [31_000.0] * 6, "dp_again": [31_000.0] * 6}, split=parts)
+    (row,) = build(make_communication_record(point("dp"), found)).split
+    assert (row["plain_step_time_s"], row["step_time_s"]) == (pytest.approx(700 * US), pytest.approx(0.031))
+    assert (row["scatter_time_s"], row["replicate_time_s"], row["backward_time_s"]) == (0.002, 0.02, 0.01)
+    assert row["gather_time_s"] is None
+    assert row["parts_time_s"] == pytest.approx(0.032)
+
+
+def test_a_record_of_communication_survives_its_file() -> None:
+    record = make_communication_record(point(), measured())
+    assert msgspec.json.decode(encode(record), type=Record) == record
+
+
+def test_the_measured_tables_for_people() -> None:
+    transfers = (Transfer(kind="gradients", calls_per_step=3, bytes_per_step=float(RESNET18_GRADIENT_BYTES)),)
+    found = measured(transfers=transfers)
+    text = report(make_communication_record(point(), found), missing=[point(num_gpus=4)])
+    first, absent = table_of(text, "Q3.1: five step times")
+    assert (first["plain_step_time_s"], first["step_time_s"]) == ("800.0 us", "1,190.0 us")
+    assert (absent["plain_step_time_s"], absent["step_time_s"], absent["note"]) == ("missing", "-", "no record")
+    first, absent = table_of(text, "Q3.1: communication of one step, measured")
+    assert (first["exposed_comm_time_s"], first["exposed_comm_time_low_s"]) == ("40.0 us", "38.0 us")
+    assert (first["hidden_share"], first["noise_floor_time_s"]) == ("60.0 %", "3.0 us")
+    assert (absent["step_time_s"], absent["hidden_share"]) == ("missing", "-")
+    assert "collective_launch_time_s" not in first, "no row has any"
+    (bucket, _) = table_of(text, "Q3.2: bandwidth")
+    assert (bucket["busbw_gb_s"], bucket["peak_busbw_gb_s"], bucket["link_share"]) == ("325", "406", "80.0 %")
+    (size,) = table_of(text, "Q3.2: the link's own limit")
+    assert (size["num_bytes"], size["time_s"], size["num_windows"]) == ("26000000", "64.0 us", "3")
+    first, absent = table_of(text, "Q3: what travels")
+    assert first["gradients_bytes_per_step"] == first["gradients_bytes_formula"] == "44,695,848"
+    assert (first["gradients_calls_per_step"], first["buffers_bytes_per_step"]) == ("3", "0")
+    assert absent["gradients_calls_per_step"] == "missing"
+    assert not {"epoch_time_s", "test_accuracy", "parameters_bytes_per_step", "inputs_bytes_per_step"} & first.keys()
+
+
+def test_windows_of_steps_are_not_called_epochs() -> None:
+    text = report(make_communication_record(point(), measured()))
+    sections = {part.partition("\n")[0]: part for part in text.split("\n## ")}
+    assert "medians over num_windows windows of steps." in sections["Q3.1: five step times"]
+    assert "medians over num_windows windows of steps." in sections["Q3.1: communication of one step, measured"]
+    assert "medians over num_windows windows of calls." in sections["Q3.2: the link's own limit, isolated all-reduces"]
+    assert "timed epochs" not in text
+
+
+def test_a_table_in_which_no_point_has_a_result_still_says_every_state() -> None:
+    text = report(make_record(point(), status="oom", reason="out of GPU memory"), missing=[point("dp")])
+    (five,) = table_of(text, "Q3.1: five step times")
+    (one,) = table_of(text, "Q3.1: communication of one step")
+    ledger = table_of(text, "Q3: what travels")
+    (split,) = table_of(text, "Q3: DataParallel's step")
+    assert (five["plain_step_time_s"], one["step_time_s"], split["plain_step_time_s"]) == ("OOM", "OOM", "missing")
+    assert [row["gradients_calls_per_step"] for row in ledger] == ["OOM", "missing"]
+
+
+def test_what_the_host_costs_is_a_column_where_a_row_has_it() -> None:
+    found = [
+        make_communication_record(point(batch_size_per_gpu=32), measured(*[130] * 6)),
+        make_communication_record(point(), measured()),
+    ]
+    host, link = table_of(report(*found), "Q3.1: communication of one step, measured")
+    assert (host["hidden_share"], host["collective_launch_time_s"]) == ("-", "30.0 us")
+    assert (link["hidden_share"], link["collective_launch_time_s"]) == ("60.0 %", "-")
+
+
+def test_a_dataparallel_table_for_people() -> None:
+    parts = tuple(SplitPart(part=part, times_ns=(150_000_000,)) for part in ("scatter", "replicate"))
+    transfers = (
+        Transfer(kind="parameters", calls_per_step=1, bytes_per_step=44_695_848.0),
+        Transfer(kind="inputs", calls_per_step=1, bytes_per_step=1_572_864 / 2),
+        Transfer(kind="outputs", calls_per_step=2, bytes_per_step=7.5),
+    )
+    times: dict[Variant, Sequence[float]] = {"plain": [700.0] * 6, "dp": [31_000.0] * 6}
+    found = make_communication(times, split=parts, transfers=transfers)
+    text = report(make_communication_record(point("dp"), found))
+    (row,) = table_of(text, "Q3: DataParallel's step")
+    assert (row["plain_step_time_s"], row["step_time_s"]) == ("700.0 us", "31,000.0 us")
+    assert (row["scatter_time_s"], row["parts_time_s"]) == ("0.150", "0.300")
+    assert "gather_time_s" not in row
+    (row,) = table_of(text, "Q3: what travels")
+    assert (row["parameters_bytes_per_step"], row["inputs_bytes_per_step"]) == ("44,695,848", "786,432")
+    assert row["outputs_bytes_per_step"] == "7.5"
+    assert "five step times" not in text, "they are DDP's"
+
+
+def test_measured_points_do_not_change_the_tables_of_epochs() -> None:
+    epochs = [make_record(make_spec(), (9, 8)), make_record(make_spec(strategy="ddp", num_gpus=2), (9, 5))]
+    plain, both = build(*epochs), build(*epochs, make_communication_record(point(), measured()))
+    for name in ("Q1", "Q2", "Q4"):
+        shared = [
+            {column: row[column] for column in old}
+            for old, row in zip(getattr(plain, name), getattr(both, name), strict=True)
+        ]
+        assert shared == getattr(plain, name)

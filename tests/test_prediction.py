@@ -1,0 +1,287 @@
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command
+from factories import make_collective, make_communication, make_communication_record, make_record, make_spec
+from hypothesis import given
+from hypothesis import strategies as st
+from test_render import report, table_of
+
+from pipeline.collect import given_link
+from pipeline.exits import USAGE, Refusal
+from pipeline.outcomes import resolve
+from pipeline.prediction import (
+    Link,
+    Measured,
+    Sample,
+    all_reduce_time_s,
+    fit_link,
+    predict_efficiency,
+    predict_step_s,
+)
+from pipeline.prediction_rows import LARGER
+from pipeline.rows import Row
+from pipeline.schema import AllReduce, Profile, Record, Variant
+from pipeline.tables import build_tables
+
+US = 1e-6
+SIZES = (8_192, 131_072, 2_097_152, 44_695_848, 268_435_456)
+NVLINK = Link(latency_s=5 * US, bandwidth_bytes_per_s=300e9)
+BUCKETS = (26_000_000, 9_000_000)
+
+
+def exact_samples(link: Link, *num_gpus: int, sizes: Sequence[int] = SIZES) -> list[Sample]:
+    return [Sample(n, size, all_reduce_time_s(link, n, size)) for n in num_gpus for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "num_bytes", "time_us"),
+    [
+        (1, 30_000_000, 0),  # nothing to reduce
+        (2, 0, 10),  # 2 hops of 5 us
+        (2, 30_000_000, 10 + 100),  # 2/2 x 30 MB at 300 GB/s
+        (4, 30_000_000, 30 + 150),  # 6 hops, 6/4 x 100 us
+        (1024, 30_000_000, 2046 * 5 + 2046 / 1024 * 100),  # never more than twice the size
+    ],
+)
+def test_a_ring_by_hand(num_gpus: int, num_bytes: int, time_us: float) -> None:
+    assert all_reduce_time_s(NVLINK, num_gpus, num_bytes) == pytest.approx(time_us * US)
+
+
+@pytest.mark.parametrize("num_gpus", [(2,), (4,), (2, 4)])
+def test_a_fit_finds_the_link_that_made_the_samples(num_gpus: tuple[int, ...]) -> None:
+    fit = fit_link(exact_samples(NVLINK, *num_gpus))
+    assert fit is not None
+    assert fit.link == pytest.approx((5 * US, 300e9))
+    assert fit.worst_error < 1e-9
+
+
+@given(
+    st.floats(1e-7, 1e-3),
+    st.floats(1e7, 1e12),
+    st.sampled_from([(2,), (3,), (8,), (2, 4)]),
+)
+def test_any_link_that_both_terms_can_be_seen_of_is_found_again(
+    latency_s: float, bandwidth: float, num_gpus: tuple[int, ...]
+) -> None:
+    break_even = latency_s * bandwidth  # where a hop's latency and its bytes take alike
+    sizes = [max(1, round(break_even * factor)) for factor in (0.01, 1, 100)]
+    fit = fit_link(exact_samples(Link(latency_s, bandwidth), *num_gpus, sizes=sizes))
+    if len(set(sizes)) > 1:
+        assert fit is not None
+        assert fit.link == pytest.approx((latency_s, bandwidth), rel=1e-6)
+
+
+def test_a_fit_minds_small_sizes_as_much_as_large_ones_and_names_its_worst() -> None:
+    low, high = (
+        Sample(2, size, time_s * error)
+        for (_, size, time_s), error in zip(
+            exact_samples(NVLINK, 2, sizes=(8_192, 268_435_456)), (1.1, 0.9), strict=True
+        )
+    )
+    exact_through_two = fit_link([low, high])
+    assert exact_through_two is not None
+    assert exact_through_two.worst_error < 1e-9  # two samples, two unknowns
+    fit = fit_link(
+        [low, high, Sample(2, 8_192, low.time_s / 1.1 * 0.9), Sample(2, 268_435_456, high.time_s / 0.9 * 1.1)]
+    )
+    assert fit is not None
+    assert 0.08 < fit.worst_error < 0.12  # 10 % to either side at both ends
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [],
+        [Sample(2, 8_192, 10 * US)],
+        [Sample(2, 8_192, 10 * US), Sample(2, 8_192, 11 * US)],
+        [Sample(1, 8_192, 10 * US), Sample(1, 131_072, 20 * US)],
+        [Sample(2, 8_192, 100 * US), Sample(2, 131_072, 10 * US)],
+        [Sample(2, 1_000_000, 1 * US), Sample(2, 2_000_000, 10 * US)],
+    ],
+    ids=[
+        "none",
+        "one",
+        "one size",
+        "one GPU",
+        "falls: bandwidth below 0",
+        "steeper than in proportion: latency below 0",
+    ],
+)
+def test_what_no_link_explains_has_no_fit(samples: list[Sample]) -> None:
+    assert fit_link(samples) is None
+
+
+MEASURED = Measured(2, one_gpu_step_s=900 * US, no_op_step_s=950 * US, step_s=1000 * US, bucket_bytes=BUCKETS)
+
+
+def test_a_step_grows_by_what_its_all_reduces_take_longer() -> None:
+    assert predict_step_s(MEASURED, NVLINK, 2) == MEASURED.step_s
+    # two buckets of together 35 MB: 2 GPUs 2 x 10 us + 116.667 us, 4 GPUs 2 x 30 us + 175 us
+    assert predict_step_s(MEASURED, NVLINK, 4) == pytest.approx((1000 + 40 + 175 / 3) * US)
+    assert predict_efficiency(MEASURED, 1200 * US) == pytest.approx(0.75)
+
+
+def test_on_another_link_the_step_loses_what_it_took_on_its_own() -> None:
+    slow = Link(latency_s=50 * US, bandwidth_bytes_per_s=30e9)  # ten times slower in both
+    before_us = 20 + 35 / 0.3
+    assert predict_step_s(MEASURED, slow, 2, NVLINK) == pytest.approx((1000 + 9 * before_us) * US)
+
+
+def test_no_link_is_so_fast_that_a_step_falls_below_that_without_collectives() -> None:
+    fast = Link(latency_s=1e-12, bandwidth_bytes_per_s=1e18)
+    assert predict_step_s(MEASURED, fast, 4, NVLINK) == MEASURED.no_op_step_s
+
+
+@given(st.integers(2, 4096), st.integers(2, 4096))
+def test_more_gpus_never_take_less_time(one: int, other: int) -> None:
+    fewer, more = sorted((one, other))
+    assert predict_step_s(MEASURED, NVLINK, fewer) <= predict_step_s(MEASURED, NVLINK, more)
+
+
+def swept(num_gpus: int, step_us: float, link: Link = NVLINK, **fields: Any) -> Record:
+    """A point whose step took so long, and whose sweep is exactly that of the link."""
+    spec: dict[str, Any] = {"measure": "communication", "input": "synthetic", "windows": 6, **fields}
+    times: dict[Variant, list[float]] = {
+        "plain": [920.0] * 6,
+        "ddp_one": [900.0] * 6,
+        "no_op_hook": [950.0] * 6,
+        "ddp": [step_us] * 6,
+    }
+    collectives = tuple(make_collective(size, *[(50.0,) * num_gpus] * 2) for size in BUCKETS)
+    found = make_communication(
+        times,
+        num_ranks=num_gpus,
+        profile=Profile(num_steps=2, collectives=collectives),
+        sweep=tuple(
+            AllReduce(num_bytes=size, times_ns=(round(all_reduce_time_s(link, num_gpus, size) * 1e9),))
+            for size in SIZES
+        ),
+    )
+    return make_communication_record(make_spec(strategy="ddp", num_gpus=num_gpus, **spec), found)
+
+
+def predictions(*found: Record, link: Link | None = None) -> list[Row]:
+    return build_tables(resolve([record.spec for record in found], found, []).outcomes, link).prediction
+
+
+def test_four_gpus_are_predicted_from_two_and_compared_with_what_was_measured() -> None:
+    row, *larger = predictions(swept(4, 1000 + 40 + 175 / 3 - 10), swept(2, 1000))
+    assert (row["from_num_gpus"], row["num_gpus"], row["global_batch_size"]) == (2, 4, 512)
+    assert row["latency_us"] == pytest.approx(5, rel=1e-3)
+    assert row["link_gb_s"] == pytest.approx(300, rel=1e-3)
+    assert row["predicted_step_time_s"] == pytest.approx((1040 + 175 / 3) * US, rel=1e-4)
+    assert row["measured_step_time_s"] == pytest.approx((1030 + 175 / 3) * US)
+    assert row["prediction_error"] == pytest.approx(10 / (1030 + 175 / 3), rel=1e-2)  # 0.9 % too long
+    assert row["predicted_parallel_efficiency"] == pytest.approx(
+        900 / (1040 + 175 / 3), rel=1e-4
+    )  # of the faster alone
+    assert [(part["from_num_gpus"], part["measured_step_time_s"], part["prediction_error"]) for part in larger] == [
+        (4, None, None)
+    ] * len(LARGER)
+
+
+def test_larger_numbers_take_longer_and_are_less_efficient() -> None:
+    rows = predictions(swept(4, 1100))
+    assert [row["num_gpus"] for row in rows] == [8, 16, 64, 256, 1024]
+    times_s = [row["predicted_step_time_s"] for row in rows]
+    efficiencies = [row["predicted_parallel_efficiency"] for row in rows]
+    assert times_s == sorted(set(times_s))
+    assert efficiencies == sorted(set(efficiencies), reverse=True)
+    assert efficiencies[0] < 900 / 1100
+    assert [row["num_nodes"] for row in rows] == [None] * 5
+    # 8 GPUs: 2 x 14 x 5 us + 14/8 x 116.667 us; 4: 2 x 6 x 5 us + 6/4 x 116.667 us
+    assert times_s[0] == pytest.approx((1100 + 80 + 0.25 * 350 / 3) * US, rel=1e-4)
+
+
+def test_a_number_that_was_measured_is_not_among_the_larger_ones() -> None:
+    assert [row["num_gpus"] for row in predictions(swept(2, 1000), swept(16, 1100))] == [16, 64, 256, 1024]
+
+
+def test_a_given_link_is_noted_and_the_test_of_the_model_keeps_its_own() -> None:
+    network = Link(latency_s=20 * US, bandwidth_bytes_per_s=25e9)
+    test, *larger = predictions(swept(2, 1000), swept(4, 1100), link=network)
+    assert (test["note"], round(test["link_gb_s"])) == (None, 300)
+    assert {row["note"] for row in larger} == {"the link is given, not measured"}
+    assert all((row["latency_us"], row["link_gb_s"]) == (pytest.approx(20), pytest.approx(25)) for row in larger)
+    own = predictions(swept(2, 1000), swept(4, 1100))[1:]
+    slower = [
+        row["predicted_step_time_s"] - mine["predicted_step_time_s"] for row, mine in zip(larger, own, strict=True)
+    ]
+    assert min(slower) > 0
+
+
+def test_points_that_differ_in_another_axis_are_predicted_apart() -> None:
+    found = [swept(2, 1000), swept(4, 1100), swept(4, 1200, batch_size_per_gpu=32), swept(2, 1000, windows=12)]
+    rows = [row for row in predictions(*found) if row["measured_step_time_s"] is not None]
+    assert [(row["from_num_gpus"], row["num_gpus"]) for row in rows] == [(2, 4)]
+    assert rows[0]["measured_step_time_s"] == pytest.approx(1100 * US)
+
+
+def test_the_link_between_nodes_is_not_mixed_with_that_within_one() -> None:
+    network = Link(latency_s=20 * US, bandwidth_bytes_per_s=25e9)
+    found = [swept(4, 1100), swept(4, 3000, network, num_nodes=2, batch_size_per_gpu=32)]
+    within, between = (next(row for row in predictions(*found) if row["batch_size_per_gpu"] == b) for b in (128, 32))
+    assert (round(within["link_gb_s"]), round(between["link_gb_s"])) == (300, 25)
+    assert (within["fit_worst_error"], between["fit_worst_error"]) == (pytest.approx(0, abs=1e-3),) * 2
+
+
+def test_a_sweep_that_no_link_explains_leaves_rows_without_figures_and_a_reason() -> None:
+    backward = Link(latency_s=100 * US, bandwidth_bytes_per_s=-3e12)  # larger messages take less time
+    rows = predictions(swept(2, 1000, backward), swept(4, 1100, backward))
+    assert [row["num_gpus"] for row in rows] == [4, 8, 16, 64, 256, 1024]
+    figures = ("latency_us", "link_gb_s", "fit_worst_error", "predicted_step_time_s", "predicted_parallel_efficiency")
+    assert {row[figure] for row in rows for figure in figures} == {None}
+    assert [row["note"] for row in rows] == [
+        f"no latency and bandwidth above 0 explain the sweep on {n}" for n in (2, *[4] * 5)
+    ]
+    assert (rows[0]["measured_step_time_s"], rows[0]["prediction_error"]) == (pytest.approx(1100 * US), None)
+
+
+def test_points_that_were_not_measured_or_not_profiled_predict_nothing() -> None:
+    spec = swept(4, 1100).spec
+    unprofiled = make_communication_record(
+        spec, make_communication({"plain": [1.0], "no_op_hook": [1.0], "ddp": [1.0]})
+    )
+    assert predictions(unprofiled) == predictions(make_record(spec, status="oom")) == []
+
+
+def test_the_prediction_for_people() -> None:
+    rows = table_of(report(swept(2, 1000), swept(4, 1040 + 175 / 3 + 10)), "Prediction: weak scaling on more GPUs")
+    assert [row["num_gpus"] for row in rows] == ["4", "8", "16", "64", "256", "1024"]
+    assert [row["num_nodes"] for row in rows] == ["1", *["not stated"] * 5]
+    first, second = rows[:2]
+    assert (first["latency_us"], first["link_gb_s"], first["fit_worst_error"]) == ("5.00", "300", "+0.0 %")
+    assert (first["predicted_step_time_s"], first["measured_step_time_s"]) == ("1,098.3 us", "1,108.3 us")
+    assert (first["predicted_parallel_efficiency"], first["prediction_error"]) == ("81.9 %", "-0.9 %")  # 900/1098.3
+    assert (second["measured_step_time_s"], second["prediction_error"]) == ("-", "-")
+
+
+def arguments(latency_us: float | None, bandwidth_gb_s: float | None) -> argparse.Namespace:
+    return argparse.Namespace(link_latency_us=latency_us, link_gb_s=bandwidth_gb_s)
+
+
+def test_a_link_is_given_in_microseconds_and_gigabytes() -> None:
+    link = given_link(arguments(5.0, 25.0))
+    assert link == pytest.approx((5e-6, 25e9))
+    assert given_link(arguments(None, None)) is None
+
+
+@pytest.mark.parametrize(
+    ("latency_us", "bandwidth_gb_s"),
+    [(5.0, None), (None, 25.0), (0.0, 25.0), (5.0, 0.0), (-5.0, 25.0), (5.0, -25.0), (math.nan, 25.0), (5.0, math.nan)],
+)
+def test_half_a_link_is_refused_with_the_cure(latency_us: float | None, bandwidth_gb_s: float | None) -> None:
+    with pytest.raises(Refusal, match="--link-latency-us and --link-gb-s together, both finite and above 0") as refused:
+        given_link(arguments(latency_us, bandwidth_gb_s))
+    assert refused.value.code == USAGE
+
+
+def test_collect_refuses_half_a_link_before_it_reads_anything(pipeline: Command, tmp_path: Path) -> None:
+    done = pipeline("collect", tmp_path, "--link-latency-us", "5")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "give both or neither" in done.stderr
