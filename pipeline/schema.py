@@ -133,7 +133,7 @@ class Profile(_Struct, frozen=True):
     overlap_ns: tuple[Nanoseconds, ...] = ()
 
     def __post_init__(self) -> None:
-        ranks = {len(self.comm_ns), len(self.compute_ns), len(self.overlap_ns)}
+        ranks = {len(totals) for totals in (self.comm_ns, self.compute_ns, self.overlap_ns) if totals}
         ranks |= {len(step) for collective in self.collectives for step in collective.durations_ns}
         steps = {len(collective.durations_ns) for collective in self.collectives}
         if len(ranks) > 1 or steps - {self.num_steps}:
