@@ -56,6 +56,7 @@ def exposed_row(cell: Cell, axes: Sequence[str]) -> Row:
         cell,
         axes,
         **{name: figure.value_s if figure else None for name, figure in times.items()},
+        noise_floor=step.noise_floor() if (step := times["step_time_s"]) else None,
         **with_interval("exposed_comm_time", exposed),
         **with_interval("ddp_overhead_time", overhead),
         noise_floor_time_s=noise.distance_from_zero() if noise and noise.interval else None,
@@ -245,6 +246,7 @@ def split_row(cell: Cell, axes: Sequence[str]) -> Row:
         axes,
         plain_step_time_s=plain.value_s if plain else None,
         step_time_s=step.value_s if step else None,
+        noise_floor=step.noise_floor() if step else None,
         **{name: medians.get(name) for name in SPLIT_TIMES},
         parts_time_s=sum(medians.values()) if medians else None,
     )

@@ -23,6 +23,10 @@ class Figure(NamedTuple):
     value_s: float
     interval: Interval | None
 
+    def noise_floor(self) -> float | None:
+        """Half the interval's width over the median, a fraction: how far two runs of it differ without a cause."""
+        return intervals.half_width(self.interval, self.value_s) if self.interval else None
+
     def distance_from_zero(self) -> float:
         """How far from 0 the interval reaches: of a difference between equals, what is noise. 0 without interval."""
         return max(abs(self.interval.low), abs(self.interval.high)) if self.interval else 0.0

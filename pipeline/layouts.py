@@ -74,7 +74,10 @@ LAYOUTS = (
     Layout(
         "communication",
         "Q3.1: five step times",
-        ("plain_step_time_s", "ddp_one_step_time_s", "no_sync_step_time_s", "no_op_hook_step_time_s", "step_time_s"),
+        (
+            *("plain_step_time_s", "ddp_one_step_time_s", "no_sync_step_time_s", "no_op_hook_step_time_s"),
+            *("step_time_s", "noise_floor"),
+        ),
         "One training step, synthetic images, the slowest rank: the bare module; DDP on one GPU; DDP on N that "
         "reduces nothing (no_sync); with a no-op communication hook (hooks and bucket copies run); and as it trains. "
         "Windows of each in turn, in one process group on the same GPUs.",
@@ -148,6 +151,7 @@ LAYOUTS = (
         (
             "plain_step_time_s",
             "step_time_s",
+            "noise_floor",
             "scatter_time_s",
             "replicate_time_s",
             "parallel_forward_time_s",
@@ -190,8 +194,8 @@ LAYOUTS = (
 LEGENDS = {
     "energy_j": "energy_j of all GPUs used, without the host; sm_clock_mhz of the slowest GPU.",
     "num_windows": "Times are medians over num_windows {windows}.",
-    "noise_floor": f"interval is the half-width over the median of the epoch time's {100 * CONFIDENCE:.0f} % interval "
+    "noise_floor": f"interval is the half-width over the median of the time's {100 * CONFIDENCE:.0f} % interval "
     "(order statistics of the median): the noise floor of the same point run twice. It is over repeats (new processes) "
-    "or windows (timed epochs of one process).",
+    "or windows (of one process).",
 }
 """What is said only where a table has the column."""

@@ -20,13 +20,14 @@ NAMES = {"noise_floor": "interval"}  # of columns, where a person reads another 
 SHOWN_IF_ABSENT = re.compile(r"^(epoch|compute|data)_time_s$|_subtraction_s$")
 RARE_TRANSFER = re.compile(r"^(batchnorm_statistics|parameters|inputs|outputs)_\w+_per_step$")
 STATE_COLUMNS = ("epoch_time_s", "epoch", "plain_step_time_s", "step_time_s", "gradients_calls_per_step", "time_s")
+NARROW = 0.02  # half an interval over its median that a point should come below
 WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 
 
 def render_experiment(name: str, tables: Tables, collected: Collected) -> str:
     """The report of one experiment."""
     records = [outcome.record for outcome in collected.outcomes if outcome.record]
-    parts = [f"# {escape(name)}", render_coverage(collected)]
+    parts = [f"# {escape(name)}", render_coverage(collected), *render_precision(tables)]
     for layout in LAYOUTS:
         rows = rows_of(layout, tables)
         if rows and (layout.table != "Q2" or any(row["num_gpus"] > 1 for row in rows)):
@@ -62,6 +63,16 @@ def render_coverage(collected: Collected) -> str:
         if outcome.status not in ("ok", "oom")
     ]
     return "\n\n".join([line, *(["\n".join(gaps)] if gaps else [])])
+
+
+def render_precision(tables: Tables) -> list[str]:
+    """How many points have an interval that is narrow enough; nothing where no point has one."""
+    timed = [row for row in (*tables.Q2, *tables.communication, *tables.split) if row.get("scaling") != "strong"]
+    floors = [row["noise_floor"] for row in timed if row["noise_floor"] is not None]
+    narrow = sum(floor <= NARROW for floor in floors)
+    return [f"Intervals: {narrow} of {len(floors)} points lie within ±{100 * NARROW:.0f} % of their median."] * bool(
+        floors
+    )
 
 
 def render_table(layout: Layout, rows: Sequence[Row], source: str) -> str:

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from pipeline.outcomes import resolve
 from pipeline.records import Rejected
-from pipeline.render import escape, format_value, render_experiment
+from pipeline.render import escape, format_value, render_experiment, render_precision
+from pipeline.rows import Row
 from pipeline.schema import Environment, Gpu, Record
 from pipeline.spec import Spec
-from pipeline.tables import build_tables
+from pipeline.tables import Tables, build_tables
 
 EVIL = (
     "<script>alert(1)</script>",
@@ -255,3 +256,12 @@ def test_where_the_figures_come_from_stands_under_the_table_and_a_mixture_is_sai
     text = report(on("NVIDIA A40", 32), on("NVIDIA H200", 64))
     assert "From 2 records measured on NVIDIA A40, NVIDIA H200 (mixed)" in text
     assert f"torch 2.9, commit {'c' * 20}, with uncommitted changes. Medians over n runs." in text
+
+
+def test_the_report_says_how_many_points_have_a_narrow_interval() -> None:
+    rows: list[Row] = [{"scaling": "weak", "noise_floor": floor} for floor in (0.02, 0.0201, None)]
+    strong: Row = {"scaling": "strong", "noise_floor": 0.001}
+    measured = [{"noise_floor": 0.001}]
+    tables = Tables(Q1=[], Q2=[*rows, strong], Q3=[], Q4=[], oom=[], communication=measured)
+    assert render_precision(tables) == ["Intervals: 2 of 3 points lie within ±2 % of their median."]
+    assert render_precision(Tables(Q1=[], Q2=rows[2:], Q3=[], Q4=[], oom=[])) == []
