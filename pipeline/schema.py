@@ -177,7 +177,7 @@ class Communication(_Struct, frozen=True):
     def __post_init__(self) -> None:
         rounds = {len(series.window_times_ns) for series in self.series}
         ranks = {len(window) for series in self.series for window in series.window_times_ns}
-        if not self.series or len(rounds) > 1 or len(ranks) > 1 or 0 in rounds | ranks:
+        if len(rounds) > 1 or len(ranks) > 1 or 0 in rounds | ranks:
             raise ValueError("every variant needs as many windows as the others, each with every rank")
 
 

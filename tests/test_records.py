@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pipeline import files
 from pipeline.records import MAX_RECORD_BYTES, InvalidRecord, choose, encode, load, publish, read_folder
-from pipeline.schema import MAX_STEP_TIMES, Environment, Failure, Record
+from pipeline.schema import MAX_STEP_TIMES, Communication, Environment, Failure, Record
 
 RUN_ID = "single-1gpu-b128-aeb2c5a6c2c56133"
 NAME = f"{RUN_ID}.0.json"
@@ -337,3 +337,31 @@ def test_the_latest_ok_speaks_for_a_point_else_the_latest_oom_else_the_latest_fa
 ) -> None:
     attempts = [make_record(status=status, attempt=attempt) for attempt, status in enumerate(statuses)]
     assert choose(attempts).attempt == choose(attempts[::-1]).attempt == chosen
+
+
+@pytest.mark.parametrize(
+    ("series", "profile", "message"),
+    [
+        ({"ddp": [[1, 2]], "plain": [[1, 2], [1, 2]]}, {}, "as many windows as the others"),
+        ({"ddp": [[1, 2], [1]]}, {}, "as many windows as the others"),
+        ({"ddp": []}, {}, "as many windows as the others"),
+        ({"ddp": [[]]}, {}, "as many windows as the others"),
+        ({"ddp": [[1]]}, {"comm_ns": [1], "compute_ns": [1, 2]}, "every rank in every total"),
+        ({"ddp": [[1]]}, {"collectives": [[[1, 2], [1, 2], [1, 2]]]}, "every rank in every total"),
+        ({"ddp": [[1]]}, {"collectives": [[[1, 2], [1]]]}, "every rank in every total"),
+    ],
+)
+def test_a_communication_that_does_not_fit_together_is_refused(
+    series: dict[str, list[list[int]]], profile: dict[str, Any], message: str
+) -> None:
+    collectives = [
+        {"kind": "gradients", "operation": "all_reduce", "num_bytes": 4, "durations_ns": durations}
+        for durations in profile.pop("collectives", [])
+    ]
+    found = {
+        "steps_per_window": 1,
+        "series": [{"variant": name, "window_times_ns": windows} for name, windows in series.items()],
+        "profile": {"num_steps": 2, "collectives": collectives, **profile},
+    }
+    with pytest.raises(msgspec.ValidationError, match=message):
+        msgspec.convert(found, Communication)
