@@ -16,7 +16,7 @@ LEVER = 0.1  # of the usable memory: runs whose peaks are closer give no line wo
 NEAR = 0.1  # of a batch size: trials that near are steps away from the same one
 MAX_GROWTH = 64  # from one trial to the next
 DESCENT = 4
-MAX_AIMED_TRIALS = 6  # later ones halve the bracket, where there is one
+MAX_AIMED_TRIALS = 6  # from the first that fits on: later ones step down into the bracket or halve it
 MAX_TRIALS = 30
 MAX_BATCH_SIZE = 2**40  # of a Spec
 
@@ -30,9 +30,14 @@ class Bracket(NamedTuple):
 
 def bracket_of(trials: Sequence[MemoryTrial]) -> Bracket:
     """What the trials enclose. One that fits above one that failed was luck: what is below all failures holds."""
-    fails = min((trial.batch_size_per_gpu for trial in trials if not trial.fits), default=None)
+    fails = min(failing(trials), default=None)
     fitting = (trial.batch_size_per_gpu for trial in trials if trial.fits)
     return Bracket(max((size for size in fitting if fails is None or size < fails), default=None), fails)
+
+
+def failing(trials: Sequence[MemoryTrial]) -> list[int]:
+    """The batch sizes that did not fit."""
+    return [trial.batch_size_per_gpu for trial in trials if not trial.fits]
 
 
 def tolerance(batch_size: int) -> int:
@@ -68,22 +73,23 @@ def above(trials: Sequence[MemoryTrial], fits: int) -> int:
 
 def between(trials: Sequence[MemoryTrial], fits: int, fails: int) -> int:
     """Inside a bracket: where the line points to, else a doubling step down from what failed, else the middle."""
-    middle = (fits + fails) // 2
-    if len(trials) >= MAX_AIMED_TRIALS:
-        return middle
-    target, step = aim(trials), tolerance(int(fails * (1 - NEAR)))
+    middle, step = (fits + fails) // 2, tolerance(int(fails * (1 - NEAR)))
+    first_fitting = next(number for number, trial in enumerate(trials) if trial.fits)
+    target = aim(trials) if len(trials) - first_fitting < MAX_AIMED_TRIALS else fails
     if target <= fits:
         return min(middle, fits + tolerance(fits))
     if target <= fails - step:
         return target
-    num_near = sum(not trial.fits and trial.batch_size_per_gpu <= fails * (1 + NEAR) for trial in trials)
-    return max(middle, fails - (step << num_near - 1))
+    if fails - fits <= NEAR * fails:
+        return middle
+    above_it = min((size for size in failing(trials) if size > fails), default=fails)
+    return max(middle, fails - max(step, 2 * (above_it - fails)))
 
 
 def aim(trials: Sequence[MemoryTrial]) -> int:
     """The batch size to try by the line: half a bracket below its prediction, so that a step of 1 % goes past it."""
     target = predict(trials) or reach_for(trials)
-    return target - tolerance(target) // 2
+    return target - tolerance(target - tolerance(target)) // 2
 
 
 def predict(trials: Sequence[MemoryTrial]) -> int | None:

@@ -92,7 +92,7 @@ def test_a_linear_peak_takes_at_most_six_trials_and_two_ooms(boundary: int, fixe
 
 @settings(max_examples=500)
 @given(boundary=st.integers(100, 200_000), fixed=st.floats(0, 0.05), seed=st.integers(0, 2**32))
-def test_the_allocators_rounding_costs_no_more_trials(boundary: int, fixed: float, seed: int) -> None:
+def test_the_allocators_rounding_costs_at_most_one_trial_more(boundary: int, fixed: float, seed: int) -> None:
     """Each peak is rounded up to 2 MiB blocks, and off by a workspace of up to 0.1 % of the card."""
 
     def peak(size: int) -> float:
@@ -104,7 +104,7 @@ def test_the_allocators_rounding_costs_no_more_trials(boundary: int, fixed: floa
     found, tried = search(device, max(1, boundary // 200))
     assert found is not None
     assert_bracketed(found, device)
-    assert len(tried) <= 6, tried
+    assert len(tried) <= 7, tried
     assert count_ooms(found) <= 2, tried
     assert found.predicted == pytest.approx(boundary, rel=0.05)
 
