@@ -110,6 +110,13 @@ def peak_memory_gib(record: Record) -> float | None:
     return max(part.peak_allocated_bytes for part in memory) / metrics.GIB if memory else None
 
 
+def thrash_notes(cell: Cell) -> list[str]:
+    """That the allocator had to give cached memory back and ask again, which costs time: memory is about to end."""
+    memory = [part for record in cell.measured if record.measurement for part in record.measurement.memory]
+    retries = max((part.num_alloc_retries or 0 for part in memory), default=0)
+    return [f"allocator thrash: {retries} {'retry' if retries == 1 else 'retries'}"] if retries else []
+
+
 class Spread(NamedTuple):
     """The interval of a cell's epoch time in seconds and what it is over; or why there is none."""
 

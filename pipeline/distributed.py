@@ -111,6 +111,13 @@ def limit_memory(spec: Spec, rank: Rank) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, spec.memory_limit_gib * GIB / total_bytes), index)
 
 
+def usable_bytes(spec: Spec, index: int) -> int:
+    """What this process holds of a CUDA device and could still get: all but CUDA's own and other processes'."""
+    free_bytes, _ = torch.cuda.mem_get_info(index)
+    usable = free_bytes + torch.cuda.memory_reserved(index)
+    return usable if spec.memory_limit_gib is None else min(usable, int(spec.memory_limit_gib * GIB))
+
+
 def devices_of(spec: Spec, rank: Rank) -> list[int]:
     """The CUDA devices that this process uses, as indices into the visible ones; none on the CPU."""
     if spec.device == "cpu":
@@ -118,8 +125,21 @@ def devices_of(spec: Spec, rank: Rank) -> list[int]:
     return list(range(spec.num_gpus)) if spec.strategy == "dp" else [rank.local_rank]
 
 
+def usable_host_bytes(spec: Spec) -> int | None:
+    """What this process holds of the host's memory and could still get under RLIMIT_DATA; None without a limit."""
+    if spec.memory_limit_gib is None:
+        return None
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return host_bytes("VmRSS") + max(0, limit_bytes - held_data_bytes())
+
+
 def held_data_bytes() -> int:
-    """The size of this process's data segment now, which is what RLIMIT_DATA counts (proc(5), VmData)."""
+    """The size of this process's data segment now, which is what RLIMIT_DATA counts."""
+    return host_bytes("VmData")
+
+
+def host_bytes(field: str) -> int:
+    """A size of this process as the kernel gives it (proc(5), status): VmData, VmRSS, or its peak VmHWM."""
     with open("/proc/self/status") as file:
-        line = next(line for line in file if line.startswith("VmData:"))
+        line = next(line for line in file if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024

@@ -30,6 +30,7 @@ from pipeline.grid import expand_grid
 from pipeline.handover import Handover, Point
 from pipeline.here import num_visible_gpus
 from pipeline.schema import MAX_MESSAGE, Failure, Record
+from pipeline.search import search_memory
 from pipeline.spec import Spec
 
 FIRST_PORT, NUM_PORTS = 15_000, 15_000  # below the ephemeral range
@@ -136,20 +137,18 @@ def launch_point(spec: Spec, experiment: Experiment, options: LaunchOptions) -> 
     """Run one point's ranks on this node and publish how it ended; None where another node publishes it."""
     launch_id = os.environ.get("PIPELINE_LAUNCH_ID") or f"here-{uuid.uuid4().hex[:12]}"
     handover = Handover(experiment.scratch / f"{spec.run_id()}.{launch_id}")
-    handover.leave_point(Point(spec, str(options.data.resolve()), options.keep_trace))
     started_at = experiments.now()
     talk(f"{spec.run_id()}: starting")
     try:
-        with telemetry.sampling(handover, node_rank()):
-            exits = run_ranks(spec, handover, launch_id)
-        record = conclude(spec, handover, launch_id, exits)
+        if spec.measure == "memory":
+            record: Record | None = search_memory(spec, handover, launch_id, run_ranks)
+        else:
+            record = run_once(spec, handover, launch_id, options)
     except (RuntimeError, TimeoutError) as error:  # torchrun's own: its ranks did not meet
         failure = Failure(kind="exception", message=f"the ranks could not be started: {error}"[:MAX_MESSAGE])
         record = ending.failed(spec, handover, launch_id, failure)
     if record is None:
         return None
-    if record.status == "ok":
-        record = add_telemetry(record, handover)
     times = {"started_at": started_at, "ended_at": experiments.now()}
     try:
         path = records.publish(msgspec.structs.replace(record, **times), experiment.records)
@@ -164,6 +163,15 @@ def launch_point(spec: Spec, experiment: Experiment, options: LaunchOptions) -> 
             keep_traces(handover.traces, experiment.traces / path.stem)
     talk(f"{spec.run_id()}: {record.ending()}")
     return record
+
+
+def run_once(spec: Spec, handover: Handover, launch_id: str, options: LaunchOptions) -> Record | None:
+    """The record of one run of the point's ranks, sampled beside it; None where another node publishes it."""
+    handover.leave_point(Point(spec, str(options.data.resolve()), options.keep_trace))
+    with telemetry.sampling(handover, node_rank()):
+        exits = run_ranks(spec, handover, launch_id)
+    record = conclude(spec, handover, launch_id, exits)
+    return add_telemetry(record, handover) if record is not None and record.status == "ok" else record
 
 
 def keep_traces(found: Path, kept: Path) -> None:

@@ -20,6 +20,7 @@ class Layout(NamedTuple):
     legend: str
     scaling: Scaling | None = None
     windows: str = f"timed epochs, from epoch {TIMED_EPOCH} on"
+    hidden: tuple[str, ...] = ()  # axes that would mislead a person here
 
 
 WINDOWS_OF_STEPS = "windows of steps"
@@ -34,6 +35,26 @@ LAYOUTS = (
         ),
         f"Epoch {TIMED_EPOCH} of each run; epoch_time_s with data loading, compute_time_s without; peak_memory_gib of "
         "the fullest GPU, on the CPU of the largest process.",
+    ),
+    Layout(
+        "memory",
+        "The memory boundary",
+        (
+            "largest_batch_size_per_gpu",
+            "smallest_failing_batch_size_per_gpu",
+            "peak_memory_gib",
+            "head_room_gib",
+            "predicted_batch_size_per_gpu",
+            "prediction_error",
+            "num_trials",
+            "num_ooms",
+            "search_time_s",
+        ),
+        "The largest batch that fits, within 1 %: three full steps of synthetic images, each trial in new processes. "
+        "peak_memory_gib is its fullest GPU's, head_room_gib what that leaves of the memory the process could have "
+        "(on the CPU both count from where memory_limit_gib was set). prediction_error is the first prediction's, "
+        "from a line through two small trials. search_time_s holds all trials and the starts of their processes.",
+        hidden=("batch_size_per_gpu",),
     ),
     Layout(
         "Q2",

@@ -19,7 +19,10 @@ AXES_WITH_ABSENCE = {"max_steps": "whole epoch", "memory_limit_gib": "none", "bu
 NAMES = {"noise_floor": "interval"}  # of columns, where a person reads another word than a script
 SHOWN_IF_ABSENT = re.compile(r"^(epoch|compute|data)_time_s$|_subtraction_s$")
 RARE_TRANSFER = re.compile(r"^(batchnorm_statistics|parameters|inputs|outputs)_\w+_per_step$")
-STATE_COLUMNS = ("epoch_time_s", "epoch", "plain_step_time_s", "step_time_s", "gradients_calls_per_step", "time_s")
+STATE_COLUMNS = (
+    *("epoch_time_s", "epoch", "plain_step_time_s", "step_time_s", "gradients_calls_per_step", "time_s"),
+    "largest_batch_size_per_gpu",
+)
 NARROW = 0.02  # half an interval over its median that a point should come below
 WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 
@@ -77,7 +80,7 @@ def render_precision(tables: Tables) -> list[str]:
 
 def render_table(layout: Layout, rows: Sequence[Row], source: str) -> str:
     """Heading, what holds for all rows, the table, what the figures mean, and where they come from."""
-    columns = [axis for axis in AXES if axis in rows[0] and axis not in layout.figures]
+    columns = [axis for axis in AXES if axis in rows[0] and axis not in (*layout.figures, *layout.hidden)]
     common = [axis for axis in columns if all(row[axis] == rows[0][axis] for row in rows)]
     header = [axis for axis in columns if axis not in common]
     state = next((figure for figure in layout.figures if figure in STATE_COLUMNS), None)

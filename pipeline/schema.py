@@ -9,7 +9,8 @@ from pipeline.spec import Count, Index, Spec
 # Schema history
 #   1  first form: spec, status, measurement by epoch and rank, failure, environment
 #   2  adds the start of each rank's epoch, communication, telemetry; a version 1 record is one without them
-SCHEMA_VERSION: Literal[2] = 2
+#   3  adds the search for the memory boundary, and what of a device's memory could be used
+SCHEMA_VERSION: Literal[3] = 3
 
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
 MAX_CLOCKS = 1_000  # epochs x ranks beside which step times still fit
@@ -91,13 +92,18 @@ class Epoch(_Struct, frozen=True):
 
 
 class DeviceMemory(_Struct, frozen=True):
-    """Peak memory of one device of one rank, in bytes; on the CPU the process's peak resident set."""
+    """Peak memory of one device of one rank, in bytes; on the CPU the process's peak resident set.
+
+    `usable_bytes` is what the process held at its end and what it could still get: the card less its other users
+    and CUDA's own, or `memory_limit_gib`. None on a CPU without that limit.
+    """
 
     rank: Index
     device: ShortText
     peak_allocated_bytes: Index
     peak_reserved_bytes: Index | None = None
     num_alloc_retries: Index | None = None
+    usable_bytes: Index | None = None
 
 
 class StepSeries(_Struct, frozen=True):
@@ -181,6 +187,34 @@ class Communication(_Struct, frozen=True):
             raise ValueError("every variant needs as many windows as the others, each with every rank")
 
 
+class MemoryTrial(_Struct, frozen=True):
+    """One trial of a search, in processes of its own, and the memory of the fullest device of any rank, in bytes.
+
+    On the CPU both peak and usable count from where `memory_limit_gib` was set. None where memory ran out.
+    """
+
+    batch_size_per_gpu: Count
+    fits: bool
+    time_ns: Nanoseconds  # from starting the processes to their end
+    peak_allocated_bytes: Index | None = None
+    peak_reserved_bytes: Index | None = None
+    usable_bytes: Index | None = None
+    num_alloc_retries: Index | None = None
+
+
+class MemorySearch(_Struct, frozen=True):
+    """What `measure: memory` found: the trials in order, and three numbers of samples a GPU that follow from them.
+
+    `predicted` is what the line through the first two runs said; None where no two gave a line before the end.
+    `smallest_failing` is None where the search ended before anything failed.
+    """
+
+    trials: tuple[MemoryTrial, ...]
+    predicted: Count | None
+    largest_fitting: Count
+    smallest_failing: Count | None
+
+
 class Measurement(_Struct, frozen=True):
     """What a point that ended well measured; raw values only, everything claimed is computed from them."""
 
@@ -192,6 +226,7 @@ class Measurement(_Struct, frozen=True):
     cudnn_benchmark: bool | None = None
     num_threads: Count | None = None
     communication: Communication | None = None
+    memory_search: MemorySearch | None = None
 
 
 class Failure(_Struct, frozen=True):
@@ -282,7 +317,7 @@ class Record(_Struct, frozen=True):
     Raises ValueError where status and content contradict each other.
     """
 
-    schema_version: Literal[1, 2]
+    schema_version: Literal[1, 2, 3]
     run_id: ShortText
     attempt: Index
     spec: Spec

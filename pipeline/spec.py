@@ -13,7 +13,7 @@ Input = Literal["dataloader", "synthetic"]
 Dataset = Literal["cifar10", "imagefolder", "synthetic"]
 Model = Literal["resnet18", "lenet"]  # each is a function of the same name in pipeline.models
 Remedy = Literal["linear_scaling", "warmup", "zero_gamma"]
-Measure = Literal["epochs", "communication"]
+Measure = Literal["epochs", "communication", "memory"]
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
@@ -21,6 +21,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 FLOAT_AXES = ("learning_rate", "momentum", "weight_decay", "bucket_cap_mb", "memory_limit_gib")
+TRIAL_STEPS = 3  # of a search for the memory boundary: the optimizer's state exists only after the first
 REFERENCE_GLOBAL_BATCH_SIZE = 128  # the learning rate is quoted for this one
 
 
@@ -29,6 +30,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     A default never changes and a new field takes the old behaviour as its default: `run_id` is a digest of
     the fields that differ from their defaults, so old ids stay good.
+
+    Under `measure: memory` the point is a search for the largest batch, and `batch_size_per_gpu` its first trial.
 
     `None` in `precision`, `input`, `num_workers`, `dataset` and `model` means "not stated": only timings
     measured elsewhere may leave them open.
@@ -70,7 +73,13 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 msgspec.structs.force_setattr(self, axis, float(value) + 0.0)
         remedies = tuple(sorted(self.remedies, key=get_args(Remedy).index))
         msgspec.structs.force_setattr(self, "remedies", remedies)
-        checks = (self._shape_problems, self._input_problems, self._remedy_problems, self._measure_problems)
+        checks = (
+            self._shape_problems,
+            self._input_problems,
+            self._remedy_problems,
+            self._measure_problems,
+            self._memory_problems,
+        )
         for problem in (problem for check in checks for problem in check()):
             raise ValueError(problem)
 
@@ -101,7 +110,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 f"num_samples={self.num_samples} leaves some of num_gpus={self.num_gpus} without a sample; "
                 "raise num_samples."
             )
-        if not self.is_probe and self.batch_size_per_gpu > self.shard_size:
+        always_full = self.is_probe or self.measure == "memory"
+        if not always_full and self.batch_size_per_gpu > self.shard_size:
             problems.append(
                 f"batch_size_per_gpu={self.batch_size_per_gpu} is larger than the shard of {self.shard_size} samples "
                 f"(num_samples={self.num_samples} over num_gpus={self.num_gpus}) and could never be filled; "
@@ -132,17 +142,32 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                     f"epochs={self.epochs} must be {self.windows + 1} or more."
                 )
             return problems
-        if self.strategy == "single" or self.num_gpus < 2:
+        if self.input != "synthetic":
+            problems.append(
+                f"measure={self.measure!r} runs steps alone and needs input='synthetic', got {self.input!r}."
+            )
+        if self.evaluate or self.remedies:
+            problems.append(f"measure={self.measure!r} trains nothing to keep; leave out evaluate and remedies.")
+        if self.measure == "communication" and (self.strategy == "single" or self.num_gpus < 2):
             problems.append(
                 f"measure='communication' compares N GPUs with and without their transfers and needs num_gpus>=2 and "
                 f"strategy 'ddp' or 'dp', got {self.strategy!r} on {self.num_gpus}; leave one GPU to measure='epochs'."
             )
-        if self.input != "synthetic":
+        return problems
+
+    def _memory_problems(self) -> list[str]:
+        if self.measure != "memory":
+            return []
+        problems = []
+        if self.num_nodes > 1:
             problems.append(
-                f"measure='communication' times steps alone and needs input='synthetic', got {self.input!r}."
+                f"measure='memory' needs num_nodes=1, got {self.num_nodes}: a GPU's memory does not depend on the "
+                "number of nodes; use the GPUs of one."
             )
-        if self.evaluate or self.remedies:
-            problems.append("measure='communication' trains nothing to keep; leave out evaluate and remedies.")
+        if self.max_steps is not None:
+            problems.append(f"measure='memory' runs trials of {TRIAL_STEPS} steps; leave out max_steps.")
+        if self.device == "cpu" and self.memory_limit_gib is None:
+            problems.append("measure='memory' on device='cpu' would fill the whole machine; set memory_limit_gib.")
         return problems
 
     @property
@@ -196,6 +221,12 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def is_whole_epoch(self) -> bool:
         """Whether an epoch visits every sample, so that its time may be called an epoch time."""
         return self.measure == "epochs" and not self.is_probe and self.steps_per_epoch == self.full_steps_per_epoch
+
+    def trial(self, batch_size_per_gpu: int) -> "Spec":
+        """The probe that a search for the memory boundary runs at a batch size: three full steps."""
+        return msgspec.structs.replace(
+            self, measure="epochs", batch_size_per_gpu=batch_size_per_gpu, epochs=1, windows=1, max_steps=TRIAL_STEPS
+        )
 
     @property
     def unit(self) -> str:

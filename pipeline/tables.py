@@ -11,10 +11,11 @@ import msgspec
 
 from pipeline import metrics
 from pipeline.baselines import Baseline, Scaling
-from pipeline.cells import Cell, epoch_time_s_of, peak_memory_gib, pool, seconds, spread_of
+from pipeline.cells import Cell, epoch_time_s_of, peak_memory_gib, pool, seconds, spread_of, thrash_notes
 from pipeline.communication_rows import bandwidth_rows, exposed_row, is_twin, split_row, sweep_rows, transfer_row
 from pipeline.energy import energy_figures, energy_notes, host_cpu_share_of
 from pipeline.exposure import communications, difference
+from pipeline.memory_rows import memory_row
 from pipeline.outcomes import Outcome
 from pipeline.prediction import Link
 from pipeline.prediction_rows import prediction_rows
@@ -37,6 +38,7 @@ class Tables(msgspec.Struct, frozen=True):
     transfers: list[Row] = []
     split: list[Row] = []
     prediction: list[Row] = []
+    memory: list[Row] = []
 
 
 def build_tables(outcomes: Sequence[Outcome], link: Link | None = None) -> Tables:
@@ -63,6 +65,7 @@ def build_tables(outcomes: Sequence[Outcome], link: Link | None = None) -> Table
         transfers=[transfer_row(cell, axes, cells) for cell in measured],
         split=[split_row(cell, axes) for cell in measured if cell.spec.strategy == "dp"],
         prediction=prediction_rows(ddp, axes, link),
+        memory=[memory_row(cell, axes) for cell in pooled if cell.spec.measure == "memory"],
     )
 
 
@@ -90,7 +93,7 @@ def time_figures(cell: Cell) -> Row:
 def q1_row(cell: Cell, axes: Sequence[str]) -> Row:
     """Epoch time against batch size, on one GPU."""
     times = time_figures(cell)
-    notes = [*times.pop("notes"), *energy_notes(cell)]
+    notes = [*times.pop("notes"), *energy_notes(cell), *thrash_notes(cell)]
     host = {"host_cpu_share": cell.median(host_cpu_share_of)}
     return start_row(cell, axes, **times, **energy_figures(cell), **host, notes=notes)
 

@@ -1,7 +1,6 @@
 """The training loop of one rank: warm up for an epoch, then time the next ones."""
 
 import math
-import resource
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -245,8 +244,9 @@ def describe(
 def peak_memory(spec: Spec, rank: Rank) -> list[DeviceMemory]:
     """The peak of each device of this rank; on the CPU the peak resident set of the process."""
     if spec.device == "cpu":
-        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return [DeviceMemory(rank=rank.rank, device="cpu", peak_allocated_bytes=peak_bytes)]
+        # not ru_maxrss, which starts with the size of the process that started this one
+        peak_bytes, usable_bytes = distributed.host_bytes("VmHWM"), distributed.usable_host_bytes(spec)
+        return [DeviceMemory(rank=rank.rank, device="cpu", peak_allocated_bytes=peak_bytes, usable_bytes=usable_bytes)]
     return [
         DeviceMemory(
             rank=rank.rank,
@@ -254,6 +254,7 @@ def peak_memory(spec: Spec, rank: Rank) -> list[DeviceMemory]:
             peak_allocated_bytes=torch.cuda.max_memory_allocated(index),
             peak_reserved_bytes=torch.cuda.max_memory_reserved(index),
             num_alloc_retries=torch.cuda.memory_stats(index).get("num_alloc_retries", 0),
+            usable_bytes=distributed.usable_bytes(spec, index),
         )
         for index in distributed.devices_of(spec, rank)
     ]

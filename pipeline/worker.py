@@ -25,8 +25,16 @@ from pipeline.schema import MAX_MESSAGE, MAX_PATH, FailureKind, Measurement
 from pipeline.timing import Series
 from pipeline.train import train_point
 
-# what CUDA's libraries say where torch's allocator has left them no memory
-CUDA_OOM_SIGNS = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+# what CUDA's libraries (NCCL last) say where torch's allocator has left them no memory
+CUDA_OOM_SIGNS = (
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "Cuda failure 'out of memory'",
+    "Cuda failure 2 'out of memory'",
+)
+# what torch says where no convolution of cuDNN found memory for its workspace, and where none supports the shape
+NO_ENGINE = "unable to find an engine to execute this computation"
 
 
 def classify(error: BaseException) -> FailureKind:
@@ -34,12 +42,19 @@ def classify(error: BaseException) -> FailureKind:
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError) or any(sign in text for sign in CUDA_OOM_SIGNS):
         return "cuda_oom"
+    if NO_ENGINE in text and ran_out_of_memory():
+        return "cuda_oom"
     if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in text:
         return "host_oom"
     lost_peer = any(phrase in text for phrase in ("onnection closed by peer", "onnection reset by peer", "Broken pipe"))
     if isinstance(error, dist.DistError) or lost_peer:
         return "collective"
     return "exception"
+
+
+def ran_out_of_memory() -> bool:
+    """Whether torch's allocator refused memory to this process, also where the caller tried something else then."""
+    return any(torch.cuda.memory_stats(index).get("num_ooms", 0) for index in range(torch.cuda.device_count()))
 
 
 def save_series(series: list[list[Series]], path: Path) -> None:

@@ -54,6 +54,8 @@ def one_sentence(text: str) -> str:
         ("scaling", {"1 node x 1 GPU": 5, "1 node x 2 GPUs": 14, "1 node x 4 GPUs": 10}),
         ("q2", {"1 node x 1 GPU": 5, "1 node x 2 GPUs": 14, "1 node x 4 GPUs": 10}),
         ("q1", {"1 node x 1 GPU": 8}),  # 6 timed and 2 probes
+        # single on 1, DDP and DP on each of 2 and 4, in two precisions
+        ("memory", {"1 node x 1 GPU": 2, "1 node x 2 GPUs": 4, "1 node x 4 GPUs": 4}),
         ("q4", {"1 node x 1 GPU": 1, "1 node x 4 GPUs": 15}),  # 3 batch sizes x 5 sets of remedies
     ],
 )

@@ -127,6 +127,41 @@ def test_communication_is_neither_a_probe_nor_an_epoch() -> None:
     assert not Spec(**COMMUNICATION).is_whole_epoch
 
 
+MEMORY: dict[str, Any] = {**COMMUNICATION, "measure": "memory"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"input": "dataloader"}, "measure='memory' runs steps alone and needs input='synthetic', got 'dataloader'"),
+        ({"evaluate": True}, "measure='memory' trains nothing to keep; leave out evaluate and remedies"),
+        ({"remedies": ["warmup"]}, "leave out evaluate and remedies"),
+        ({"max_steps": 3}, "runs trials of 3 steps; leave out max_steps"),
+        ({"device": "cpu"}, "on device='cpu' would fill the whole machine; set memory_limit_gib"),
+        ({"num_nodes": 2}, "needs num_nodes=1, got 2"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_with_the_cure(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=re.escape(message)):
+        msgspec.convert({**MEMORY, **fields}, Spec)
+
+
+def test_a_search_runs_on_one_gpu_too_and_begins_anywhere() -> None:
+    spec = Spec(**{**MEMORY, "strategy": "single", "num_gpus": 1, "batch_size_per_gpu": 1_000_000})
+    assert not spec.is_probe
+    assert not spec.is_whole_epoch
+    assert not spec.reads_data
+
+
+def test_a_trial_is_a_probe_of_three_full_steps_that_differs_in_nothing_else() -> None:
+    spec = Spec(**MEMORY, precision="bf16", memory_limit_gib=2, seed=3, windows=4, epochs=7)
+    trial = spec.trial(99_999)
+    assert trial.is_probe
+    assert (trial.steps_per_epoch, trial.epochs, trial.batch_size_per_gpu) == (3, 1, 99_999)
+    same = [axis for axis in AXES if getattr(trial, axis) == getattr(spec, axis)]
+    assert set(AXES) - set(same) == {"measure", "batch_size_per_gpu", "epochs", "windows", "max_steps"}
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [({"learning_rate": 1}, {"learning_rate": 1.0}), ({"momentum": 0.0}, {"momentum": -0.0})],

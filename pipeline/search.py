@@ -1,0 +1,118 @@
+"""The search for the memory boundary of one point: a trial after another, each in new processes, made one record.
+
+New processes, since after an out-of-memory the same process has fragments and handles that a fresh one has not.
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from pipeline import boundary, ending, records
+from pipeline.ending import OOM_REASONS, RankExit
+from pipeline.exits import talk
+from pipeline.handover import Handover, Point, Result
+from pipeline.metrics import GIB
+from pipeline.schema import MAX_MESSAGE, DeviceMemory, Failure, MemoryTrial, Record
+from pipeline.spec import Spec
+
+RunRanks = Callable[[Spec, Handover, str], dict[int, RankExit]]
+"""Runs a point's ranks to their end and returns those that ended badly: pipeline.launch.run_ranks."""
+
+
+class Ended(NamedTuple):
+    """How a trial ended: with a result, or with the failure that says why not."""
+
+    trial: MemoryTrial
+    handover: Handover
+    result: Result | None
+    failure: Failure | None
+
+
+def search_memory(spec: Spec, handover: Handover, launch_id: str, run_ranks: RunRanks) -> Record:
+    """Run trials until the boundary is known; the record lists them all.
+
+    `oom` where not one sample fits, `failed` where a trial ended in another way. Raises what `run_ranks` raises.
+    """
+    ended: list[Ended] = []
+    while (size := boundary.next_batch_size([part.trial for part in ended], spec.batch_size_per_gpu)) is not None:
+        folder = handover.folder / f"trial{len(ended)}"
+        shutil.rmtree(folder, ignore_errors=True)  # of the launch that Slurm requeued
+        ended.append(run_trial(spec, size, Handover(folder), f"{launch_id}-trial{len(ended)}", run_ranks))
+        talk(f"{spec.run_id()}: trial {len(ended)}: {describe(ended[-1])}")
+        failure = ended[-1].failure
+        if failure and failure.kind not in OOM_REASONS:
+            return failed(spec, ended[-1], launch_id, failure)
+    return conclude(spec, ended, launch_id)
+
+
+def run_trial(spec: Spec, batch_size: int, handover: Handover, trial_id: str, run_ranks: RunRanks) -> Ended:
+    """Three full steps at a batch size; memory that ended on any rank ended for all, since they end together."""
+    probe = spec.trial(batch_size)
+    handover.leave_point(Point(probe, None))
+    started_ns = time.monotonic_ns()
+    exits = run_ranks(probe, handover, trial_id)
+    time_ns = time.monotonic_ns() - started_ns
+    result = None if exits else handover.read_result()
+    if result is None:
+        trial = MemoryTrial(batch_size_per_gpu=batch_size, fits=False, time_ns=time_ns)
+        return Ended(trial, handover, None, ending.find_cause(handover, exits))
+    return Ended(fitting_trial(spec, batch_size, time_ns, result.measurement.memory), handover, result, None)
+
+
+def fitting_trial(spec: Spec, batch_size: int, time_ns: int, memory: tuple[DeviceMemory, ...]) -> MemoryTrial:
+    """A trial that fits, by its fullest device, and the retries of the device that has most."""
+    fullest = max(memory, key=share_used)
+    peak_bytes, usable_bytes = fullest.peak_allocated_bytes, fullest.usable_bytes
+    if spec.device == "cpu" and usable_bytes is not None and spec.memory_limit_gib is not None:
+        limit_bytes = int(spec.memory_limit_gib * GIB)  # counts from what the process held when it was set
+        peak_bytes, usable_bytes = max(0, peak_bytes - (usable_bytes - limit_bytes)), limit_bytes
+    retries = [part.num_alloc_retries for part in memory if part.num_alloc_retries is not None]
+    return MemoryTrial(
+        batch_size_per_gpu=batch_size,
+        fits=True,
+        time_ns=time_ns,
+        peak_allocated_bytes=peak_bytes,
+        peak_reserved_bytes=fullest.peak_reserved_bytes,
+        usable_bytes=usable_bytes,
+        num_alloc_retries=max(retries, default=None),
+    )
+
+
+def share_used(memory: DeviceMemory) -> float:
+    """The share of a device that its peak takes; above all shares where it is not known of how much."""
+    return memory.peak_allocated_bytes / memory.usable_bytes if memory.usable_bytes else float("inf")
+
+
+def describe(ended: Ended) -> str:
+    """A trial in a line."""
+    trial = ended.trial
+    if ended.failure is not None:
+        how = OOM_REASONS.get(ended.failure.kind, "failed")
+    else:
+        how = f"fits, peak {(trial.peak_allocated_bytes or 0) / GIB:.2f} of {(trial.usable_bytes or 0) / GIB:.2f} GiB"
+    return f"{trial.batch_size_per_gpu} per GPU: {how} ({trial.time_ns / 1e9:.0f} s)"
+
+
+def conclude(spec: Spec, ended: list[Ended], launch_id: str) -> Record:
+    """The record of a search that came to its end: of the largest batch that fits, with all trials."""
+    found = boundary.conclude_search([part.trial for part in ended])
+    if found is None:
+        smallest = min(ended, key=lambda part: part.trial.batch_size_per_gpu)
+        assert smallest.failure is not None, "where nothing fits every trial has a failure"
+        return failed(spec, smallest, launch_id, smallest.failure)
+    results = {part.trial.batch_size_per_gpu: part.result for part in ended if part.result}
+    largest = results[found.largest_fitting]
+    measurement = msgspec.structs.replace(largest.measurement, epochs=(), memory_search=found)
+    return records.new_record(spec, "ok", launch_id, measurement=measurement, environment=largest.environment)
+
+
+def failed(spec: Spec, ended: Ended, launch_id: str, failure: Failure) -> Record:
+    """The record of a search that a trial ended, which its message and reason name."""
+    where = f"at batch_size_per_gpu {ended.trial.batch_size_per_gpu}"
+    named = msgspec.structs.replace(failure, message=f"{where}: {failure.message}"[:MAX_MESSAGE])
+    record = ending.failed(spec, ended.handover, launch_id, named)
+    reason = f"{OOM_REASONS[failure.kind]} {where}" if failure.kind in OOM_REASONS else record.reason
+    return msgspec.structs.replace(record, reason=reason)

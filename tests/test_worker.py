@@ -1,0 +1,38 @@
+"""What a rank says of its own error."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipeline.schema import FailureKind
+from pipeline.worker import classify
+
+NO_ENGINE = "GET was unable to find an engine to execute this computation"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 32.00 GiB"), "cuda_oom"),
+        (RuntimeError("CUDA error: out of memory"), "cuda_oom"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "cuda_oom"),
+        (dist.DistBackendError("ncclUnhandledCudaError: ... Cuda failure 2 'out of memory'"), "cuda_oom"),
+        (dist.DistBackendError("NCCL WARN Cuda failure 'out of memory'"), "cuda_oom"),
+        (MemoryError(), "host_oom"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), "host_oom"),
+        (dist.DistBackendError("NCCL communicator was aborted"), "collective"),
+        (RuntimeError("[gloo] Connection closed by peer"), "collective"),
+        (RuntimeError("boom"), "exception"),
+    ],
+)
+def test_an_error_is_classified_by_its_type_and_words(error: Exception, kind: FailureKind) -> None:
+    assert classify(error) == kind
+
+
+@pytest.mark.parametrize(("num_ooms", "kind"), [(0, "exception"), (2, "cuda_oom")])
+def test_no_convolution_is_an_oom_only_where_the_allocator_refused_memory(
+    monkeypatch: pytest.MonkeyPatch, num_ooms: int, kind: FailureKind
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda index: {"num_ooms": num_ooms})
+    assert classify(RuntimeError(NO_ENGINE)) == kind
