@@ -23,7 +23,9 @@ def describe(
     described = []
     for number, array in enumerate(arrays):
         run_ids = [[spec.run_id() for spec in element] for element in array.elements]
-        command = launch_command(experiment.manifest, ["$RUN_ID"], options)
+        most = max(len(element) for element in run_ids)
+        named = ["$RUN_ID"] if most == 1 else [f"$RUN_ID_{number}" for number in range(1, most + 1)]
+        command = launch_command(experiment.manifest, named, options)
         name = f"{experiment.folder.name}-{number}"
         setup = slurm.setup_lines("<submission>", prologue)
         described.append(
@@ -53,5 +55,7 @@ def render(shape: dict[str, Any]) -> str:
         lines.append(f"  {point['run_id']}  {fields}")
     for number, array in enumerate(shape["arrays"]):
         lines += ["", f"array {number}: {len(array['elements'])} elements", *(f"  {n}" for n in array["notices"])]
+        packed = [element for element in array["elements"] if len(element) > 1]
+        lines += [f"  one after another: {', '.join(element)}" for element in packed]
         lines += [f"    {line}" for line in array["sbatch"].splitlines()]
     return "\n".join(lines)

@@ -38,6 +38,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--time", help="the limit of an element as [days-]hours:minutes:seconds")
     parser.add_argument("--prologue", type=Path, help="a file of yours that each job sources first (module loads)")
     parser.add_argument("--max-parallel", type=int, help="elements of an array that may run at once")
+    parser.add_argument(
+        "--points-per-element",
+        type=int,
+        default=1,
+        metavar="N",
+        help="points of one shape that an element of an array runs one after another (default: 1)",
+    )
     parser.add_argument("--skip-unsatisfiable", action="store_true", help="leave out what this place cannot run")
     parser.add_argument("--wait", action="store_true", help="return when nothing is queued or running any more")
     arguments = parser.parse_args()
@@ -45,6 +52,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--json goes with --dry-run")
     if arguments.max_parallel is not None and arguments.max_parallel < 1:
         parser.error("--max-parallel must be at least 1")
+    if arguments.points_per_element < 1:
+        parser.error("--points-per-element must be at least 1")
     return arguments
 
 
@@ -104,6 +113,7 @@ def read_wishes(arguments: argparse.Namespace) -> "Wishes":
         site=SiteOptions(arguments.partition, arguments.account, arguments.qos, arguments.constraint),
         time=arguments.time,
         max_parallel=arguments.max_parallel,
+        points_per_element=arguments.points_per_element,
         only=arguments.only,
         rerun=arguments.rerun,
         skip_unsatisfiable=arguments.skip_unsatisfiable,

@@ -287,6 +287,7 @@ BAD_USAGE: dict[str, tuple[tuple[str, ...], int, str]] = {
     "injection": (("--partition", "a\n#SBATCH --wrap=id"), 2, "--partition"),
     "json alone": (("--json",), 2, "--dry-run"),
     "no parallelism": (("--max-parallel", "0"), 2, "--max-parallel"),
+    "no points an element": (("--points-per-element", "0"), 2, "--points-per-element"),
     "bad cluster": (("--cluster", "cloud"), 2, "--cluster"),
     "bad rerun": (("--rerun", "missing"), 2, "--rerun"),
     "unknown option": (("--gpus", "4"), 2, "--gpus"),
@@ -454,6 +455,20 @@ def test_a_dry_run_shows_the_batch_script_of_every_array(pipeline: Command, tmp_
     ):
         assert f"#SBATCH {line}\n" in text
     assert text.count("#!/bin/bash") == text.count("--kill-on-bad-exit=1") == 3
+
+
+def test_a_dry_run_shows_which_points_share_an_element_and_their_limit(pipeline: Command, tmp_path: Path) -> None:
+    arguments = ("submit", "--grid", "scaling", "--dry-run", "--cluster", "slurm", "--points-per-element", "4")
+    plan = json.loads(pipeline(*arguments, "--json", env=without_slurm(tmp_path)).stdout)
+    assert [[len(element) for element in array["elements"]] for array in plan["arrays"]] == [
+        [4, 1],
+        [4, 4, 4, 2],
+        [4, 4, 2],
+    ]
+    text = pipeline(*arguments, env=without_slurm(tmp_path)).stdout
+    assert text.count("limit 4 x 20 = 80 min") == text.count("#SBATCH --time=80\n") == 3
+    assert f"  one after another: {', '.join(plan['arrays'][0]['elements'][0])}\n" in text
+    assert "--run-id '$RUN_ID_4' --data" in text
 
 
 def test_a_dry_run_works_where_earlier_jobs_cannot_be_asked_for(pipeline: Command, tmp_path: Path) -> None:
