@@ -9,7 +9,8 @@ from pipeline.spec import Count, Index, Spec
 # Schema history
 #   1  first form: spec, status, measurement by epoch and rank, failure, environment
 #   2  adds the start of each rank's epoch, communication, telemetry; a version 1 record is one without them
-SCHEMA_VERSION: Literal[2] = 2
+#   3  adds the failure `implied_oom`: a point that was not run, since a smaller batch ran out of memory
+SCHEMA_VERSION: Literal[3] = 3
 
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
 MAX_CLOCKS = 1_000  # epochs x ranks beside which step times still fit
@@ -33,7 +34,7 @@ ThrottleReason = Literal[
     "reliability",
     "other",
 ]
-FailureKind = Literal["cuda_oom", "host_oom", "stated_oom", "exception", "signal", "exit", "collective"]
+FailureKind = Literal["cuda_oom", "host_oom", "stated_oom", "implied_oom", "exception", "signal", "exit", "collective"]
 Text = Annotated[str, msgspec.Meta(max_length=4000)]
 ShortText = Annotated[str, msgspec.Meta(max_length=400)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -269,7 +270,7 @@ class Record(_Struct, frozen=True):
     Raises ValueError where status and content contradict each other.
     """
 
-    schema_version: Literal[1, 2]
+    schema_version: Literal[1, 2, 3]
     run_id: ShortText
     attempt: Index
     spec: Spec
