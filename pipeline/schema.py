@@ -265,7 +265,7 @@ class Telemetry(_Struct, frozen=True):
 
 
 class Record(_Struct, frozen=True):
-    """One attempt. `launch_id` names the launch that ran it; timestamps are UTC and no table reads them.
+    """One attempt. `launch_id` names the launch that ran it; timestamps are UTC; only what it cost is read from them.
 
     Raises ValueError where status and content contradict each other.
     """
