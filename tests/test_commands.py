@@ -288,6 +288,7 @@ BAD_USAGE: dict[str, tuple[tuple[str, ...], int, str]] = {
     "json alone": (("--json",), 2, "--dry-run"),
     "no parallelism": (("--max-parallel", "0"), 2, "--max-parallel"),
     "no points an element": (("--points-per-element", "0"), 2, "--points-per-element"),
+    "no GPU-hours": (("--max-gpu-hours", "nan"), 2, "--max-gpu-hours"),
     "bad cluster": (("--cluster", "cloud"), 2, "--cluster"),
     "bad rerun": (("--rerun", "missing"), 2, "--rerun"),
     "unknown option": (("--gpus", "4"), 2, "--gpus"),
