@@ -66,7 +66,7 @@ def build_request(
         "cpus-per-task": str(cpus),
         "mem": f"{memory_mib}M",
         "time": str(resources.time_min()),
-        "signal": f"USR2@{signal_delay_s(resources)}",
+        "signal": f"USR2@{signal_delay_s(resources.time_min())}",
         "open-mode": "append",
         "no-requeue": "",
     }
@@ -81,9 +81,23 @@ def gpus_needed(shape: Shape) -> int:
     return shape.gpus_per_node if shape.device == "cuda" else 0
 
 
-def signal_delay_s(resources: Resources) -> int:
+def signal_delay_s(limit_min: int) -> int:
     """How long before the limit Slurm warns: a tenth of it, so that a short job with slack is left alone."""
-    return min(MAX_SIGNAL_DELAY_S, resources.time_min() * 60 // 10)
+    return min(MAX_SIGNAL_DELAY_S, limit_min * 60 // 10)
+
+
+def add_up_limits(request: Request, shape: Shape, num_points: int, partition_limit_min: int | None) -> Request:
+    """The request for elements of several points: the sum of their limits, or what the partition allows if less."""
+    point_min = int(request.options["time"])
+    sum_min = num_points * point_min
+    limit_min = max(point_min, min(sum_min, partition_limit_min or sum_min))
+    notice = (
+        f"{shape}: up to {num_points} points in sequence an element, limit {num_points} x {point_min} = {sum_min} min"
+    )
+    if limit_min < sum_min:
+        notice += f", cut to {limit_min} min, all the partition allows"
+    times = {"time": str(limit_min), "signal": f"USR2@{signal_delay_s(limit_min)}"}
+    return request._replace(options=request.options | times, notices=(*request.notices, notice))
 
 
 def unsatisfiable_on_slurm(points: Iterable[Spec], nodes: Sequence[NodeType]) -> dict[str, str]:
@@ -137,6 +151,6 @@ def name_by_reason(reasons: Mapping[str, str]) -> list[str]:
     return [f"{reason}: {', '.join(run_ids)}" for reason, run_ids in groups.items()]
 
 
-def cut(specs: Sequence[Spec], max_elements: int) -> list[list[list[Spec]]]:
-    """Arrays of one-point elements, none longer than the site allows."""
-    return [[[spec] for spec in specs[i : i + max_elements]] for i in range(0, len(specs), max_elements)]
+def cut(elements: Sequence[list[Spec]], max_elements: int) -> list[list[list[Spec]]]:
+    """Arrays of elements, none longer than the site allows."""
+    return [list(elements[i : i + max_elements]) for i in range(0, len(elements), max_elements)]

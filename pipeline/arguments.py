@@ -29,7 +29,7 @@ def add_point_arguments(parser: argparse.ArgumentParser) -> None:
 
 def launch_options(arguments: argparse.Namespace) -> LaunchOptions:
     """What the launches are told."""
-    return LaunchOptions(data_folder(arguments), arguments.keep_trace)
+    return LaunchOptions(data_folder(arguments), arguments.keep_trace, arguments.rerun)
 
 
 def data_folder(arguments: argparse.Namespace) -> Path:

@@ -9,10 +9,11 @@ ROOT = Path(__file__).resolve().parent.parent  # goes on the process's PYTHONPAT
 
 
 class LaunchOptions(NamedTuple):
-    """What every launch of a submission is told: where the data lies, and whether profiler traces are kept."""
+    """What every launch of a submission is told: where the data lies, whether traces are kept, what runs again."""
 
     data: Path
     keep_trace: bool = False
+    rerun: str | None = None
 
 
 def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOptions) -> list[str]:
@@ -21,4 +22,5 @@ def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOption
     for run_id in run_ids:
         command += ["--run-id", run_id]
     command += ["--data", str(options.data.resolve())]
+    command += ["--rerun", options.rerun] if options.rerun else []
     return command + ["--keep-trace"] * options.keep_trace

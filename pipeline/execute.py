@@ -54,7 +54,7 @@ def submit_arrays(
     if frozen is not None and prologue is not None:
         frozen.write_bytes(prologue)
         submission.prologue_sha256 = hashlib.sha256(prologue).hexdigest()
-    setup = slurm.setup_lines(submission.id[:8], frozen)
+    setup = slurm.setup_lines(submission.launch_name, frozen)
     notices = dict.fromkeys(notice for array in arrays for notice in array.request.notices)
     for notice in notices:
         talk(f"Notice: {notice}.")
@@ -67,8 +67,9 @@ def submit_arrays(
             raise
         finally:
             write_submission(experiment, submission)
-        count = len(array.elements)
-        print(f"array {array.job_id}: {count} element{'s' * (count > 1)}, {planned.shape}", flush=True)
+        count, num_points = len(array.elements), sum(len(element) for element in array.elements)
+        points = f", {num_points} points" if num_points > count else ""
+        print(f"array {array.job_id}: {count} element{'s' * (count > 1)}, {planned.shape}{points}", flush=True)
 
 
 def adopt_announced(experiment: Experiment) -> None:

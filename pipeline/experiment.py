@@ -58,6 +58,11 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     prologue_sha256: str | None = None
     host: str | None = None
 
+    @property
+    def launch_name(self) -> str:
+        """What the launch ids of its elements begin with."""
+        return self.id[:8]
+
 
 class Manifest(msgspec.Struct, forbid_unknown_fields=True):
     """What is expected of an experiment. Points are only ever added, so a run id stays resolvable."""

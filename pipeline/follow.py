@@ -5,7 +5,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline import records, scheduler, states
+from pipeline import records, scheduler, states, turns
 from pipeline.exits import Refusal
 from pipeline.experiment import Array, Experiment, Manifest
 from pipeline.outcomes import Outcome, resolve
@@ -44,6 +44,7 @@ def standings(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = 
     known, problem = ask_slurm(manifest)
     jobs, promised = submitted_jobs(manifest)
     announced = {run_id for array in arrays_of(manifest) for element in array.elements for run_id in element}
+    elements = turns.read_turns(experiment, manifest, found)
     driver_is_here = not holds_lock and experiment.is_being_submitted()
     logs = find_logs(experiment, manifest)
     now = datetime.now()
@@ -51,17 +52,17 @@ def standings(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = 
     for outcome in outcomes:
         run_id = outcome.spec.run_id()
         job = pick_job(jobs.get(run_id, []), known)
-        log = logs.get(run_id)
+        log, turn = logs.get(run_id), elements.of(run_id, job)
         unmeasured = outcome.status not in states.MEASURED
         if unmeasured and run_id in announced and problem:
             state = State("unknown", problem)
         elif unmeasured and run_id not in announced and driver_is_here:
             state = State("pending", "a driver is at work on this machine")
         else:
-            tail = read_tail(log) if unmeasured else ""
-            state = states.decide(outcome, known.get(job) if job else None, run_id in promised, tail, now)
-        in_flight = state.word in states.IN_FLIGHT or (job in known and states.is_unfinished(known[job]))
-        result.append(Standing(outcome, state, in_flight, job, log))
+            tail = read_tail(log, since=f"{run_id}: starting") if unmeasured else ""
+            state = turns.decide(outcome, known.get(job) if job else None, turn, run_id in promised, tail, now)
+        to_come = job in known and states.is_unfinished(known[job]) and turn != "over"
+        result.append(Standing(outcome, state, state.word in states.IN_FLIGHT or to_come, job, log))
     return result
 
 
@@ -129,13 +130,14 @@ def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
     return {run_id: log for run_id, log in logs.items() if log.exists()}
 
 
-def read_tail(log: Path | None) -> str:
-    """The end of a log, and of those of the other nodes beside it."""
+def read_tail(log: Path | None, since: str = "") -> str:
+    """The end of a log, and of those of the other nodes beside it; of each what follows the text, if it is there."""
     if log is None:
         return ""
     tails = []
     for path in [log, *sorted(log.parent.glob(log.name.replace("_0_log", "_[1-9]*_log")))]:
         with contextlib.suppress(OSError), path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
-            tails.append(file.read().decode(errors="replace"))
+            text = file.read().decode(errors="replace")
+            tails.append(text.rpartition(since)[2] if since else text)
     return "\n".join(tails)

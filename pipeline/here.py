@@ -1,14 +1,27 @@
 """What this machine has, without importing torch."""
 
+import contextlib
 import ctypes
 import os
 import signal
 from pathlib import Path
 
+PROC_GPUS = Path("/proc/driver/nvidia/gpus")
+
 
 def die_with_parent() -> None:
     """Have the kernel end this process when the one that started it dies (prctl(2), PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def gpu_names() -> set[str]:
+    """The names of all NVIDIA GPUs of this machine, by the kernel module; empty where it does not say."""
+    found = set()
+    for path in PROC_GPUS.glob("*/information"):
+        with contextlib.suppress(OSError):
+            lines = path.read_text(errors="replace").splitlines()
+            found |= {line.partition(":")[2].strip() for line in lines if line.startswith("Model:")}
+    return found
 
 
 def num_visible_gpus() -> int:

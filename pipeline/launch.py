@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline import ending, records, samples, telemetry
+from pipeline import dominance, ending, records, samples, telemetry
 from pipeline import experiment as experiments
 from pipeline.arguments import RERUN_CHOICES, add_point_arguments, launch_options
 from pipeline.command import LaunchOptions
@@ -28,7 +28,7 @@ from pipeline.exits import FINE, GAPS, Refusal, run_command, talk
 from pipeline.experiment import Experiment
 from pipeline.grid import expand_grid
 from pipeline.handover import Handover, Point
-from pipeline.here import num_visible_gpus
+from pipeline.here import gpu_names, num_visible_gpus
 from pipeline.schema import MAX_MESSAGE, Failure, Record
 from pipeline.search import search_memory
 from pipeline.spec import Spec
@@ -46,7 +46,7 @@ def parse_arguments() -> argparse.Namespace:
     source.add_argument("--manifest", type=Path, help="the manifest.json that holds the points")
     parser.add_argument("--index", type=int, help="which point of the grid, from 0")
     parser.add_argument("--run-id", action="append", default=[], help="a point of the manifest; may be repeated")
-    parser.add_argument("--rerun", choices=RERUN_CHOICES, help="with --grid: run a point that has such a record")
+    parser.add_argument("--rerun", choices=RERUN_CHOICES, help="run a point that has such a record")
     add_point_arguments(parser)
     return parser.parse_args()
 
@@ -66,7 +66,7 @@ def main() -> int:
     for spec in points:
         if node_rank() >= spec.num_nodes:
             continue
-        record = launch_point(spec, experiment, options)
+        record = imply_oom(spec, experiment, options) or launch_point(spec, experiment, options)
         if record is not None and record.status != "ok":
             code = GAPS
             if spec.num_nodes > 1:  # the other nodes may still be inside this point: end the step with it
@@ -128,6 +128,25 @@ def publish_manifest(experiment: Experiment, name: str, points: list[Spec], arra
             manifest.submissions.append(submission)
 
 
+def imply_oom(spec: Spec, experiment: Experiment, options: LaunchOptions) -> Record | None:
+    """Publish that a point runs out of memory where a smaller batch's record says so; None where it has to run."""
+    manifest = experiment.read_manifest()
+    if options.rerun in ("oom", "all") or manifest is None:
+        return None
+    cause = dominance.find_implying(spec, manifest.points, experiment.records, gpu_names())
+    if cause is None:
+        return None
+    record = dominance.implied(spec, cause, read_launch_id())
+    records.publish(record, experiment.records)
+    talk(f"{spec.run_id()}: {record.ending()}")
+    return record
+
+
+def read_launch_id() -> str:
+    """What names this launch in its records: the submission and its job, or one of its own."""
+    return os.environ.get("PIPELINE_LAUNCH_ID") or f"here-{uuid.uuid4().hex[:12]}"
+
+
 def node_rank() -> int:
     """Which node of the Slurm step this is; 0 outside Slurm."""
     return int(os.environ.get("SLURM_NODEID", "0"))
@@ -135,7 +154,7 @@ def node_rank() -> int:
 
 def launch_point(spec: Spec, experiment: Experiment, options: LaunchOptions) -> Record | None:
     """Run one point's ranks on this node and publish how it ended; None where another node publishes it."""
-    launch_id = os.environ.get("PIPELINE_LAUNCH_ID") or f"here-{uuid.uuid4().hex[:12]}"
+    launch_id = read_launch_id()
     handover = Handover(experiment.scratch / f"{spec.run_id()}.{launch_id}")
     started_at = experiments.now()
     talk(f"{spec.run_id()}: starting")

@@ -209,6 +209,14 @@ LAYOUTS = (
         ("remedies", "epoch", "num_updates", "loss", "accuracy", "test_loss", "test_accuracy"),
         "loss and accuracy are of the training set as it was seen; num_updates counts from the start.",
     ),
+    Layout(
+        "cost",
+        "Cost: what the attempts took, by how they ended",
+        ("ending", "gpu_hours", "process_hours", "allocated_share"),
+        "From each launch to its record, times the GPUs allocated (processes, on the CPU), of n attempts; those that "
+        "left no record are not counted. ok_timed is the timed windows on the GPUs used, ok_other all else that "
+        "ok attempts took: start-up, warm-up, evaluation, GPUs not used.",
+    ),
 )
 
 

@@ -15,12 +15,13 @@ PointStatus = Literal["ok", "oom", "failed", "rejected", "missing"]
 
 
 class Outcome(NamedTuple):
-    """One expected point, what became of it, and why where it is not ok."""
+    """One expected point, what became of it, and why where it is not ok; the attempts that do not speak for it."""
 
     spec: Spec
     status: PointStatus
     record: Record | None
     reason: str
+    superseded: Sequence[Record] = ()
 
 
 class Coverage(msgspec.Struct, frozen=True):
@@ -66,7 +67,7 @@ def resolve(expected: Sequence[Spec], found: Iterable[Record], rejected: Sequenc
         expected=len(outcomes),
         **{status: sum(outcome.status == status for outcome in outcomes) for status in get_args(PointStatus)},
         duplicate=len(copies),
-        superseded=sum(max(0, len(attempts.get(run_id, [])) - 1) for run_id in known),
+        superseded=sum(len(outcome.superseded) for outcome in outcomes),
         foreign=len(strangers) + len(foreign_files),
     )
     notes = [f"records/{file.path.name} was not read: {file.reason}." for file in rejected]
@@ -80,7 +81,8 @@ def judge(spec: Spec, attempts: list[Record], bad_files: dict[str, Rejected]) ->
     """The state of one point by its attempts; a point whose only file is invalid is rejected, not missing."""
     if attempts:
         record = records.choose(attempts)
-        return Outcome(spec, record.status, record, record.reason)
+        superseded = [other for other in attempts if other is not record]
+        return Outcome(spec, record.status, record, record.reason, superseded)
     bad = bad_files.get(spec.run_id())
     if bad is not None:
         return Outcome(spec, "rejected", None, f"its only record {bad.reason}")

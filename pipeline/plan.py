@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from pipeline import allocation, scheduler, states
+from pipeline import allocation, packing, scheduler, states
 from pipeline.allocation import Request, SiteOptions
 from pipeline.exits import NOTHING, SCHEDULER, Refusal
 from pipeline.experiment import MANIFEST_VERSION, Experiment, Manifest, add_points
@@ -20,6 +20,8 @@ from pipeline.spec import Spec
 Place = Literal["slurm", "local"]
 Rerun = Literal["failed", "oom", "all"]
 
+NOT_PACKED = "since over several nodes only the end of the whole element ends a point that fails"
+
 
 class Wishes(NamedTuple):
     """What the person asked for on the command line."""
@@ -31,6 +33,7 @@ class Wishes(NamedTuple):
     site: SiteOptions
     time: str | None
     max_parallel: int | None
+    points_per_element: int
     only: Sequence[str]
     rerun: Rerun | None
     skip_unsatisfiable: bool
@@ -38,13 +41,17 @@ class Wishes(NamedTuple):
 
 
 class Site(NamedTuple):
-    """Where points will run: `nodes` is None where Slurm cannot be asked (a dry run) or is not used."""
+    """Where points will run: `nodes` is None where Slurm cannot be asked (a dry run) or is not used.
+
+    `partition_limit_min` is None where the partition has no limit, or was not asked for one.
+    """
 
     place: Place
     nodes: list[NodeType] | None
     max_array_size: int
     num_gpus_here: int
     notices: list[str]
+    partition_limit_min: int | None = None
 
 
 class PlannedArray(NamedTuple):
@@ -86,7 +93,8 @@ def survey(wishes: Wishes) -> Site:
     presence = scheduler.find_slurm()
     if presence == "up":
         nodes = scheduler.node_types(wishes.site.partition)
-        return Site("slurm", nodes, scheduler.max_array_size(), here, [])
+        limit_min = scheduler.partition_limit_min(wishes.site.partition) if wishes.points_per_element > 1 else None
+        return Site("slurm", nodes, scheduler.max_array_size(), here, [], limit_min)
     if presence == "absent" and wishes.cluster == "auto":
         notice = "No Slurm here: the points run on this machine, one after another."
         return Site("local", None, scheduler.DEFAULT_MAX_ARRAY_SIZE, here, [notice])
@@ -163,10 +171,16 @@ def choose_points(points: Sequence[Spec], only: Sequence[str]) -> set[str]:
 
 
 def plan_arrays(todo: Sequence[Spec], resources: Resources, site: Site, wishes: Wishes) -> list[PlannedArray]:
-    """One array a resource shape, cut to what the site allows."""
+    """One array a resource shape, cut to what the site allows; points over several nodes are not packed."""
     arrays = []
     for shape, specs in group_by_shape(todo).items():
+        packed = packing.pack(specs, wishes.points_per_element if shape.num_nodes == 1 else 1)
         request = allocation.build_request(shape, resources, wishes.site, site.nodes, wishes.max_parallel)
-        for elements in allocation.cut(specs, site.max_array_size):
+        num_points = max(len(element) for element in packed)
+        if num_points > 1:
+            request = allocation.add_up_limits(request, shape, num_points, site.partition_limit_min)
+        elif shape.num_nodes > 1 and wishes.points_per_element > 1:
+            request = request._replace(notices=(*request.notices, f"{shape}: one point an element, {NOT_PACKED}"))
+        for elements in allocation.cut(packed, site.max_array_size):
             arrays.append(PlannedArray(shape, request, elements))
     return arrays

@@ -6,6 +6,7 @@ from typing import Any
 
 from pipeline import slurm
 from pipeline.command import LaunchOptions, launch_command
+from pipeline.estimate import Estimate
 from pipeline.experiment import Experiment
 from pipeline.plan import PlannedArray, Selection, Site
 from pipeline.spec import stated_fields
@@ -18,12 +19,15 @@ def describe(
     arrays: Sequence[PlannedArray],
     options: LaunchOptions,
     prologue: Path | None,
+    estimates: Sequence[Estimate],
 ) -> dict[str, Any]:
     """The plan as `--dry-run --json` prints it."""
     described = []
     for number, array in enumerate(arrays):
         run_ids = [[spec.run_id() for spec in element] for element in array.elements]
-        command = launch_command(experiment.manifest, ["$RUN_ID"], options)
+        most = max(len(element) for element in run_ids)
+        named = ["$RUN_ID"] if most == 1 else [f"$RUN_ID_{number}" for number in range(1, most + 1)]
+        command = launch_command(experiment.manifest, named, options)
         name = f"{experiment.folder.name}-{number}"
         setup = slurm.setup_lines("<submission>", prologue)
         described.append(
@@ -40,6 +44,7 @@ def describe(
         "place": site.place,
         "points": [{"run_id": spec.run_id(), **stated_fields(spec)} for spec in selection.todo],
         "skipped": selection.skipped,
+        "cost": [estimate.as_row() for estimate in estimates],
         "arrays": described,
     }
 
@@ -51,7 +56,10 @@ def render(shape: dict[str, Any]) -> str:
     for point in shape["points"]:
         fields = " ".join(f"{axis}={value}" for axis, value in point.items() if axis != "run_id")
         lines.append(f"  {point['run_id']}  {fields}")
+    lines += [row["note"] for row in shape["cost"]]
     for number, array in enumerate(shape["arrays"]):
         lines += ["", f"array {number}: {len(array['elements'])} elements", *(f"  {n}" for n in array["notices"])]
+        packed = [element for element in array["elements"] if len(element) > 1]
+        lines += [f"  one after another: {', '.join(element)}" for element in packed]
         lines += [f"    {line}" for line in array["sbatch"].splitlines()]
     return "\n".join(lines)

@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -155,6 +155,17 @@ def read_attempts(folder: Path, run_id: str) -> list[Record]:
         with contextlib.suppress(InvalidRecord):
             found.append(load(path))
     return sorted(found, key=lambda record: record.attempt)
+
+
+def read_points(folder: Path, run_ids: Collection[str]) -> list[list[Record]]:
+    """The valid attempts of each of these points that has any; the folder is listed once."""
+    found: dict[str, list[Record]] = {}
+    for name in os.listdir(folder) if folder.exists() else []:
+        match = NAME_PATTERN.fullmatch(name)
+        if match and match[1] in run_ids:
+            with contextlib.suppress(InvalidRecord):
+                found.setdefault(match[1], []).append(load(folder / name))
+    return list(found.values())
 
 
 def reject(path: Path, error: InvalidRecord) -> Rejected:

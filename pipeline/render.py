@@ -34,7 +34,7 @@ def render_experiment(name: str, tables: Tables, collected: Collected) -> str:
     for layout in LAYOUTS:
         rows = rows_of(layout, tables)
         if rows and (layout.table != "Q2" or any(row["num_gpus"] > 1 for row in rows)):
-            parts.append(render_table(layout, rows, provenance(records)))
+            parts.append(render_table(layout, rows, "" if layout.table == "cost" else provenance(records)))
     if tables.oom:
         parts.append(render_oom(tables.oom))
     if collected.notes:
@@ -114,7 +114,8 @@ def is_worth_showing(row: Row, figure: str) -> bool:
 
 def alignment(header: Sequence[str]) -> list[str]:
     """Words to the left, figures to the right."""
-    words = {"strategy", "precision", "input", "dataset", "model", "baseline", "remedies", "interval_over", "note"}
+    words = {"strategy", "precision", "input", "dataset", "model", "baseline", "remedies", "interval_over"}
+    words |= {"ending", "note"}
     return ["left" if column in words else "right" for column in header]
 
 
@@ -159,7 +160,7 @@ FORMATS: tuple[tuple[str, Callable[[float], str]], ...] = (
     (r"accuracy", lambda value: f"{100 * value:.2f} %"),
     (r"_per_s$", lambda value: f"{value:,.0f}"),
     (r"_gib$", lambda value: f"{value:.2f}"),
-    (r"energy", lambda value: f"{value:.3g}" if value < 100 else f"{value:,.0f}"),
+    (r"energy|_hours", lambda value: f"{value:.3g}" if value < 100 else f"{value:,.0f}"),
     (r"_mhz$", lambda value: f"{value:.0f}"),
     (r"_share$", lambda value: f"{100 * value:.1f} %"),
     (r"_gb_s$", lambda value: f"{value:.3g}"),

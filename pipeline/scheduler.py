@@ -85,7 +85,7 @@ def node_types(partition: str | None) -> list[NodeType]:
     """The nodes of a partition, or of several as `a,b` (None: the default one). Raises Refusal for an unknown one."""
     rows = [line.split("|") for line in ask("sinfo", "-h", "-e", "-o", "%P|%c|%m|%G|%D").splitlines()]
     names = {row[0].rstrip("*") for row in rows}
-    wanted = set(partition.split(",")) if partition else {row[0].rstrip("*") for row in rows if row[0].endswith("*")}
+    wanted = choose_partitions([row[0] for row in rows], partition)
     chosen = [row for row in rows if row[0].rstrip("*") in wanted]
     if not wanted or not wanted <= names:
         which = f"partition {partition!r}" if partition else "a default partition"
@@ -93,6 +93,28 @@ def node_types(partition: str | None) -> list[NodeType]:
     return [
         NodeType(int(row[4]), int(row[1].rstrip("+")), int(row[2].rstrip("+")), count_gpus(row[3])) for row in chosen
     ]
+
+
+def choose_partitions(shown: Sequence[str], partition: str | None) -> set[str]:
+    """The partitions that were asked for, else the default one, which sinfo shows with a star."""
+    return set(partition.split(",")) if partition else {name.rstrip("*") for name in shown if name.endswith("*")}
+
+
+def partition_limit_min(partition: str | None) -> int | None:
+    """The longest limit, in minutes, that the partition gives a job (of several, the least); None where it has none."""
+    rows = [line.split("|") for line in ask("sinfo", "-h", "-o", "%P|%l").splitlines()]
+    wanted = choose_partitions([row[0] for row in rows], partition)
+    limits = [limit_min(row[1].strip()) for row in rows if row[0].rstrip("*") in wanted]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def limit_min(text: str) -> int | None:
+    """`[days-]hours:minutes:seconds` or `minutes:seconds`, as sinfo has it, in whole minutes; None for `infinite`."""
+    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):\d+", text)
+    if match is None:
+        return None
+    days, hours, minutes = (int(part or 0) for part in match.groups())
+    return (days * 24 + hours) * 60 + minutes
 
 
 def count_gpus(gres: str) -> int:

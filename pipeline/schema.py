@@ -9,7 +9,8 @@ from pipeline.spec import Count, Index, Spec
 # Schema history
 #   1  first form: spec, status, measurement by epoch and rank, failure, environment
 #   2  adds the start of each rank's epoch, communication, telemetry; a version 1 record is one without them
-#   3  adds the search for the memory boundary, and what of a device's memory could be used
+#   3  adds the search for the memory boundary, what of a device's memory could be used, and the failure `implied_oom`:
+#      a point that was not run, since a smaller batch ran out of memory
 SCHEMA_VERSION: Literal[3] = 3
 
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
@@ -34,7 +35,7 @@ ThrottleReason = Literal[
     "reliability",
     "other",
 ]
-FailureKind = Literal["cuda_oom", "host_oom", "stated_oom", "exception", "signal", "exit", "collective"]
+FailureKind = Literal["cuda_oom", "host_oom", "stated_oom", "implied_oom", "exception", "signal", "exit", "collective"]
 Text = Annotated[str, msgspec.Meta(max_length=4000)]
 ShortText = Annotated[str, msgspec.Meta(max_length=400)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -312,7 +313,7 @@ class Telemetry(_Struct, frozen=True):
 
 
 class Record(_Struct, frozen=True):
-    """One attempt. `launch_id` names the launch that ran it; timestamps are UTC and no table reads them.
+    """One attempt. `launch_id` names the launch that ran it; timestamps are UTC; only what it cost is read from them.
 
     Raises ValueError where status and content contradict each other.
     """

@@ -10,6 +10,7 @@ nothing; 4 the scheduler refused, or is configured and does not answer.
 import argparse
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,9 @@ from pipeline.arguments import RERUN_CHOICES, add_point_arguments, launch_option
 from pipeline.exits import FINE, Refusal, run_command, talk
 
 if TYPE_CHECKING:
-    from pipeline.plan import Selection, Wishes
+    from pipeline.estimate import Estimate
+    from pipeline.grid import Grid
+    from pipeline.plan import Selection, Site, Wishes
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -38,6 +41,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--time", help="the limit of an element as [days-]hours:minutes:seconds")
     parser.add_argument("--prologue", type=Path, help="a file of yours that each job sources first (module loads)")
     parser.add_argument("--max-parallel", type=int, help="elements of an array that may run at once")
+    parser.add_argument(
+        "--points-per-element",
+        type=int,
+        default=1,
+        metavar="N",
+        help="points of one shape that an element of an array runs one after another (default: 1)",
+    )
+    parser.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help="refuse points that may take more")
     parser.add_argument("--skip-unsatisfiable", action="store_true", help="leave out what this place cannot run")
     parser.add_argument("--wait", action="store_true", help="return when nothing is queued or running any more")
     arguments = parser.parse_args()
@@ -45,6 +56,10 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--json goes with --dry-run")
     if arguments.max_parallel is not None and arguments.max_parallel < 1:
         parser.error("--max-parallel must be at least 1")
+    if arguments.points_per_element < 1:
+        parser.error("--points-per-element must be at least 1")
+    if arguments.max_gpu_hours is not None and not arguments.max_gpu_hours >= 0:  # not a number is neither
+        parser.error("--max-gpu-hours must be 0 or more")
     return arguments
 
 
@@ -52,34 +67,72 @@ def main() -> int:
     """Plan, then print the plan or carry it out."""
     arguments = parse_arguments()
     # after the command line is read: --help answers at once
-    from pipeline import execute, plan, preview
-    from pipeline.experiment import Experiment, add_points
+    from pipeline import estimate, plan
+    from pipeline.experiment import Experiment
 
     wishes = read_wishes(arguments)
     grid = plan.expand(wishes)
     site = plan.survey(wishes)
     experiment = Experiment(wishes.outputs / grid.name)
-    options = launch_options(arguments)
     prologue = read_prologue(arguments.prologue)
     todo = plan.select(grid.points, experiment, wishes).todo
     points, left_out = plan.leave_out(grid.points, plan.find_unsatisfiable(todo, site), wishes)
+    grid = grid._replace(points=tuple(points))
     for notice in (*site.notices, *left_out):
         talk(notice)
+    estimates: list[Estimate] = []
+    if wishes.is_dry_run or arguments.max_gpu_hours is not None:
+        selected = plan.select(points, experiment, wishes).todo
+        limit_min = grid.resources.time_min() if site.place == "slurm" else None  # here nothing ends a point
+        estimates = estimate.estimate_points(selected, wishes.outputs, limit_min)
     if wishes.is_dry_run:
-        selection = plan.select(points, experiment, wishes)
-        arrays = plan.plan_arrays(selection.todo, grid.resources, site, wishes)
-        shape = preview.describe(experiment, site, selection, arrays, options, arguments.prologue)
-        print(json.dumps(shape, indent=1) if arguments.json else preview.render(shape))
+        show(arguments, wishes, grid, site, estimates)
         return FINE
+    if arguments.max_gpu_hours is not None:
+        estimate.refuse_above(estimates, arguments.max_gpu_hours)
+    carry_out(arguments, wishes, grid, site, prologue)
+    return FINE
+
+
+def show(
+    arguments: argparse.Namespace, wishes: "Wishes", grid: "Grid", site: "Site", estimates: "Sequence[Estimate]"
+) -> None:
+    """Print the plan, and say what a submission would be refused for."""
+    from pipeline import plan, preview
+    from pipeline.estimate import refuse_above
+    from pipeline.experiment import Experiment
+
+    experiment = Experiment(wishes.outputs / grid.name)
+    selection = plan.select(grid.points, experiment, wishes)
+    arrays = plan.plan_arrays(selection.todo, grid.resources, site, wishes)
+    options = launch_options(arguments)
+    shape = preview.describe(experiment, site, selection, arrays, options, arguments.prologue, estimates)
+    print(json.dumps(shape, indent=1) if arguments.json else preview.render(shape))
+    if arguments.max_gpu_hours is not None:
+        try:
+            refuse_above(estimates, arguments.max_gpu_hours)
+        except Refusal as refusal:
+            talk(f"Would be refused: {refusal}")
+
+
+def carry_out(
+    arguments: argparse.Namespace, wishes: "Wishes", grid: "Grid", site: "Site", prologue: bytes | None
+) -> None:
+    """Run the points here, or submit their arrays, while no other driver does so in this experiment."""
+    from pipeline import execute, plan
+    from pipeline.experiment import Experiment, add_points
+
+    experiment = Experiment(wishes.outputs / grid.name)
+    options = launch_options(arguments)
     experiment.create()
     with experiment.submission_lock():
         execute.adopt_announced(experiment)
-        selection = plan.select(points, experiment, wishes)
+        selection = plan.select(grid.points, experiment, wishes)
         report_selection(selection)
         execute.stage_data(selection.todo, options.data)
         with experiment.edit_manifest() as manifest:
             manifest.name = grid.name
-            add_points(manifest, points)
+            add_points(manifest, grid.points)
         if site.place == "local":
             execute.run_here(experiment, selection.todo, options)
         else:
@@ -88,7 +141,6 @@ def main() -> int:
     print(f"folder {experiment.folder}")
     if arguments.wait and site.place == "slurm":
         execute.wait(experiment)
-    return FINE
 
 
 def read_wishes(arguments: argparse.Namespace) -> "Wishes":
@@ -104,6 +156,7 @@ def read_wishes(arguments: argparse.Namespace) -> "Wishes":
         site=SiteOptions(arguments.partition, arguments.account, arguments.qos, arguments.constraint),
         time=arguments.time,
         max_parallel=arguments.max_parallel,
+        points_per_element=arguments.points_per_element,
         only=arguments.only,
         rerun=arguments.rerun,
         skip_unsatisfiable=arguments.skip_unsatisfiable,

@@ -13,6 +13,7 @@ from pipeline import metrics
 from pipeline.baselines import Baseline, Scaling
 from pipeline.cells import Cell, epoch_time_s_of, peak_memory_gib, pool, seconds, spread_of, thrash_notes
 from pipeline.communication_rows import bandwidth_rows, exposed_row, is_twin, split_row, sweep_rows, transfer_row
+from pipeline.cost import cost_rows
 from pipeline.energy import energy_figures, energy_notes, host_cpu_share_of
 from pipeline.exposure import communications, difference
 from pipeline.memory_rows import memory_row
@@ -39,6 +40,7 @@ class Tables(msgspec.Struct, frozen=True):
     split: list[Row] = []
     prediction: list[Row] = []
     memory: list[Row] = []
+    cost: list[Row] = []
 
 
 def build_tables(outcomes: Sequence[Outcome], link: Link | None = None) -> Tables:
@@ -66,6 +68,7 @@ def build_tables(outcomes: Sequence[Outcome], link: Link | None = None) -> Table
         split=[split_row(cell, axes) for cell in measured if cell.spec.strategy == "dp"],
         prediction=prediction_rows(ddp, axes, link),
         memory=[memory_row(cell, axes) for cell in pooled if cell.spec.measure == "memory"],
+        cost=cost_rows(outcomes),
     )
 
 

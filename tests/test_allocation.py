@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from pipeline.allocation import (
     SAFE_TEXT,
     SiteOptions,
+    add_up_limits,
     build_request,
     check_site_options,
     cut,
@@ -95,7 +96,7 @@ def test_a_request_that_fits_or_that_no_node_could_take_is_left_as_it_is(nodes: 
     ("time", "delay_s"), [("00:01:00", 6), ("00:04:00", 24), ("00:05:00", 30), ("00:20:00", 30), ("7-00:00:00", 30)]
 )
 def test_slurm_warns_a_tenth_of_the_limit_ahead_and_at_most_30_seconds(time: str, delay_s: int) -> None:
-    assert signal_delay_s(Resources(time=time)) == delay_s
+    assert signal_delay_s(Resources(time=time).time_min()) == delay_s
     options = build_request(FOUR_GPUS, Resources(time=time), NOWHERE, None, None).options
     assert options["signal"] == f"USR2@{delay_s}"
 
@@ -145,10 +146,25 @@ def test_points_that_cannot_run_are_refused_before_anything_starts() -> None:
     assert all(word in str(refusal.value) for word in ("run-a", "run-b", "needs 4 GPUs", "--skip-unsatisfiable"))
 
 
+@pytest.mark.parametrize(
+    ("partition_limit_min", "limit_min", "cut_to"),
+    [(None, 80, None), (80, 80, None), (79, 79, "cut to 79 min"), (5, 20, "cut to 20 min")],  # of 4 points of 20 min
+)
+def test_an_element_of_several_points_gets_the_sum_of_their_limits_within_the_partitions_and_says_so(
+    partition_limit_min: int | None, limit_min: int, cut_to: str | None
+) -> None:
+    alone = build_request(FOUR_GPUS, Resources(), NOWHERE, None, None)
+    packed = add_up_limits(alone, FOUR_GPUS, 4, partition_limit_min)
+    assert packed.options == alone.options | {"time": str(limit_min), "signal": "USR2@30"}
+    (notice,) = packed.notices
+    assert notice.startswith("1 node x 4 GPUs: up to 4 points in sequence an element, limit 4 x 20 = 80 min")
+    assert cut_to in notice if cut_to else "cut" not in notice
+
+
 @given(st.integers(0, 50), st.integers(1, 20))
 def test_arrays_hold_every_point_once_in_order_and_none_is_longer_than_the_site_allows(number: int, most: int) -> None:
     points = [make_spec(repeat=repeat) for repeat in range(number)]
-    arrays = cut(points, most)
+    arrays = cut([[spec] for spec in points], most)
     assert [spec for array in arrays for element in array for spec in element] == points
     assert all(len(array) <= most for array in arrays)
     assert all(len(array) == most for array in arrays[:-1])

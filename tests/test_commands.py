@@ -162,7 +162,7 @@ def test_what_collect_prints_is_what_it_writes(pipeline: Command, tmp_path: Path
     printed = json.loads(shape.stdout)["experiments"]["a/x"]
     assert json.loads((experiment.folder / "tables.json").read_text()) == printed
     measured = {"communication", "bandwidth", "sweep", "transfers", "split", "prediction", "memory"}
-    assert set(printed) == {"Q1", "Q2", "Q3", "Q4", "oom", "coverage", *measured}
+    assert set(printed) == {"Q1", "Q2", "Q3", "Q4", "oom", "coverage", "cost", *measured}
     assert all(printed[table] == [] for table in measured)
     for name, num_rows in (("Q1", 2), ("Q2", 3), ("Q3", 1), ("Q4", 2), ("oom", 1)):
         with (experiment.folder / f"{name.lower()}.csv").open(newline="") as file:
@@ -287,6 +287,8 @@ BAD_USAGE: dict[str, tuple[tuple[str, ...], int, str]] = {
     "injection": (("--partition", "a\n#SBATCH --wrap=id"), 2, "--partition"),
     "json alone": (("--json",), 2, "--dry-run"),
     "no parallelism": (("--max-parallel", "0"), 2, "--max-parallel"),
+    "no points an element": (("--points-per-element", "0"), 2, "--points-per-element"),
+    "no GPU-hours": (("--max-gpu-hours", "nan"), 2, "--max-gpu-hours"),
     "bad cluster": (("--cluster", "cloud"), 2, "--cluster"),
     "bad rerun": (("--rerun", "missing"), 2, "--rerun"),
     "unknown option": (("--gpus", "4"), 2, "--gpus"),
@@ -454,6 +456,20 @@ def test_a_dry_run_shows_the_batch_script_of_every_array(pipeline: Command, tmp_
     ):
         assert f"#SBATCH {line}\n" in text
     assert text.count("#!/bin/bash") == text.count("--kill-on-bad-exit=1") == 3
+
+
+def test_a_dry_run_shows_which_points_share_an_element_and_their_limit(pipeline: Command, tmp_path: Path) -> None:
+    arguments = ("submit", "--grid", "scaling", "--dry-run", "--cluster", "slurm", "--points-per-element", "4")
+    plan = json.loads(pipeline(*arguments, "--json", env=without_slurm(tmp_path)).stdout)
+    assert [[len(element) for element in array["elements"]] for array in plan["arrays"]] == [
+        [4, 1],
+        [4, 4, 4, 2],
+        [4, 4, 2],
+    ]
+    text = pipeline(*arguments, env=without_slurm(tmp_path)).stdout
+    assert text.count("limit 4 x 20 = 80 min") == text.count("#SBATCH --time=80\n") == 3
+    assert f"  one after another: {', '.join(plan['arrays'][0]['elements'][0])}\n" in text
+    assert "--run-id '$RUN_ID_4' --data" in text
 
 
 def test_a_dry_run_works_where_earlier_jobs_cannot_be_asked_for(pipeline: Command, tmp_path: Path) -> None:

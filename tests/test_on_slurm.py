@@ -100,6 +100,33 @@ def test_a_mixed_grid_runs_in_one_array_a_shape_and_is_never_submitted_twice(
     assert len(manifest["submissions"]) == 2
 
 
+def test_an_element_of_several_points_that_is_cancelled_loses_the_running_one_and_a_resume_fills_the_gaps(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    changes = ("num_gpus=1", "num_nodes=1", "batch_size_per_gpu=8", "num_samples=64,67,2000000")
+    grid = write_grid(tmp_path, LONG)
+    submit = ("submit", "--grid", grid, "--outputs", tmp_path, "--points-per-element", "3", "--set", *changes)
+    plan = json.loads(pipeline(*submit, "--dry-run", "--json", env=on_slurm).stdout)
+    ((order,),) = (array["elements"] for array in plan["arrays"])
+    num_samples = {point["run_id"]: point["num_samples"] for point in plan["points"]}
+    assert [num_samples[run_id] for run_id in order] == [64, 2_000_000, 67]  # as the seed draws them
+    sent = pipeline(*submit, env=on_slurm)
+    assert sent.stdout.splitlines()[0].endswith(": 1 element, 1 node x 1 CPU process, 3 points"), sent.stderr
+
+    wait_for(lambda: list(tmp_path.glob(f"long/logs/scratch/{order[1]}.*/environment.json")), timeout_s=120)
+    found = states(pipeline, tmp_path, on_slurm)
+    assert [found[run_id]["state"] for run_id in order] == ["ok", "running", "pending"]
+    again = pipeline(*submit, env=on_slurm)
+    assert "0 points to run, 2 queued or running, 1 recorded as ok" in again.stderr
+
+    cluster.run("scancel", found[order[1]]["job"])
+    wait_for(lambda: not queued(cluster), timeout_s=30)
+    found = states(pipeline, tmp_path, on_slurm)
+    assert [found[run_id]["state"] for run_id in order] == ["ok", "cancelled", "missing"]
+    resumed = json.loads(pipeline(*submit, "--dry-run", "--json", env=on_slurm).stdout)
+    assert resumed["arrays"][0]["elements"] == [order[1:]]
+
+
 def test_both_nodes_of_a_two_node_point_are_in_its_record(pipeline: Command, on_slurm: Env, tmp_path: Path) -> None:
     grid = write_grid(tmp_path, MIXED)
     run_id = next(

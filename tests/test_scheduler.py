@@ -17,6 +17,7 @@ from pipeline.scheduler import (
     job_states,
     max_array_size,
     node_types,
+    partition_limit_min,
 )
 
 Fake = Callable[..., None]
@@ -81,6 +82,24 @@ def test_the_gpus_of_a_node_are_counted_from_its_gres(gres: str, number: int) ->
 )
 def test_a_wait_status_becomes_an_exit_code_or_minus_the_signal(wait_status: int, exit_code: int) -> None:
     assert exit_code_of(wait_status) == exit_code
+
+
+@pytest.mark.parametrize(
+    ("partition", "limit_min"),
+    [
+        (None, 90),
+        ("long", 1 * 24 * 60 + 125),
+        ("open", None),
+        ("long,short", 30),
+        ("open,short", 30),
+        ("nowhere", None),
+    ],
+)
+def test_the_limit_of_a_partition_is_that_of_the_shortest_named(
+    fake: Fake, partition: str | None, limit_min: int | None
+) -> None:
+    fake("sinfo", "main*|1:30:00\nlong|1-02:05:59\nopen|infinite\nshort|30:00\n")
+    assert partition_limit_min(partition) == limit_min
 
 
 def test_squeue_gives_the_state_of_every_element_and_of_plain_jobs(fake: Fake, tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+from pathlib import Path
+
+import pytest
+from factories import make_record, make_spec
+
+from pipeline import scheduler
+from pipeline.experiment import Array, Experiment, Manifest, add_points, start_submission
+from pipeline.follow import Standing, read_tail, standings
+from pipeline.records import publish
+from pipeline.scheduler import JobState
+from pipeline.schema import Status
+from pipeline.spec import Spec
+
+SUBMISSION = "5ub0ab1e" + "0" * 24
+LAUNCH = "5ub0ab1e-7-0"
+POINTS = [make_spec(repeat=repeat) for repeat in range(4)]
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> tuple[Experiment, Manifest]:
+    """Four points in one element, whose array is a plain job: 7."""
+    experiment = Experiment(tmp_path / "x")
+    experiment.create()
+    submission = start_submission(SUBMISSION, "slurm")
+    submission.arrays.append(Array("x-0", [[spec.run_id() for spec in POINTS]], job_id="7", is_array=False))
+    with experiment.edit_manifest() as manifest:
+        add_points(manifest, POINTS)
+        manifest.submissions.append(submission)
+    return experiment, manifest
+
+
+def begin(experiment: Experiment, *points: Spec, launch_id: str = LAUNCH) -> None:
+    for spec in points:
+        (experiment.scratch / f"{spec.run_id()}.{launch_id}").mkdir(parents=True)
+
+
+def end(experiment: Experiment, spec: Spec, status: Status = "ok", launch_id: str = LAUNCH) -> None:
+    publish(make_record(spec, status=status, launch_id=launch_id), experiment.records)
+
+
+def follow(
+    packed: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch, state: str, code: int = 0
+) -> list[Standing]:
+    monkeypatch.setattr(scheduler, "find_slurm", lambda: "up")
+    monkeypatch.setattr(scheduler, "job_states", lambda _: {("7", None): JobState(state, code, None, "None")})
+    return standings(*packed)
+
+
+def words(parts: list[Standing]) -> list[str]:
+    return [part.state.word for part in parts]
+
+
+def test_points_of_a_running_element_are_done_running_or_wait_for_their_turn(
+    packed: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(packed[0], *POINTS[:3])
+    end(packed[0], POINTS[0])
+    end(packed[0], POINTS[1], "failed")
+    parts = follow(packed, monkeypatch, "RUNNING")
+    assert words(parts) == ["ok", "failed", "running", "pending"]
+    assert [part.is_in_flight for part in parts] == [False, False, True, True]
+    assert parts[3].state.reason == "waits for the points before it in its element"
+
+
+def test_before_its_first_launch_and_between_two_the_element_is_in_flight(
+    packed: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert words(follow(packed, monkeypatch, "RUNNING")) == ["running", "pending", "pending", "pending"]
+    begin(packed[0], POINTS[0])
+    end(packed[0], POINTS[0])
+    assert words(follow(packed, monkeypatch, "RUNNING")) == ["ok", "pending", "pending", "pending"]
+
+
+@pytest.mark.parametrize(
+    ("state", "word"), [("TIMEOUT", "timeout"), ("CANCELLED", "cancelled"), ("OUT_OF_MEMORY", "host_oom")]
+)
+def test_an_element_that_is_ended_loses_the_point_that_ran_and_the_rest_were_not_begun(
+    packed: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch, state: str, word: str
+) -> None:
+    begin(packed[0], *POINTS[:2])
+    end(packed[0], POINTS[0])
+    parts = follow(packed, monkeypatch, state)
+    assert words(parts) == ["ok", word, "missing", "missing"]
+    assert parts[0].state.reason == ""  # what became of its element later is no word against it
+    assert parts[2].state.reason == f"not begun: its element ended before its turn, Slurm says {state}"
+    assert not any(part.is_in_flight for part in parts)
+
+
+@pytest.mark.parametrize("state", ["PENDING", "REQUEUE_HOLD", "COMPLETED"])
+def test_other_states_of_a_job_hold_for_all_its_points(
+    packed: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    word = {"PENDING": "pending", "REQUEUE_HOLD": "held", "COMPLETED": "lost"}[state]
+    assert words(follow(packed, monkeypatch, state)) == [word] * 4
+
+
+def test_a_point_whose_record_was_removed_while_its_element_runs_on_is_lost_and_may_be_submitted(
+    packed: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(packed[0], *POINTS[:3])
+    end(packed[0], POINTS[1])
+    parts = follow(packed, monkeypatch, "RUNNING")
+    assert words(parts) == ["lost", "ok", "running", "pending"]
+    assert not parts[0].is_in_flight
+
+
+def test_a_point_that_an_earlier_submission_measured_is_in_flight_until_its_turn_is_over(
+    packed: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(packed[0], POINTS[1], launch_id="ea411e40-3-0")
+    end(packed[0], POINTS[1], "failed", launch_id="ea411e40-3-0")
+    parts = follow(packed, monkeypatch, "RUNNING")
+    assert words(parts) == ["running", "failed", "pending", "pending"]
+    assert [part.is_in_flight for part in parts] == [True] * 4
+
+
+def test_an_oom_in_the_log_is_that_of_the_point_that_left_it(
+    packed: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(packed[0], *POINTS[:2])
+    end(packed[0], POINTS[0], "oom")
+    log = packed[0].log_folder(SUBMISSION) / "x-0" / "7_0_log.err"
+    log.parent.mkdir(parents=True)
+    first, second = (spec.run_id() for spec in POINTS[:2])
+    log.write_text(f"{first}: starting\nCUDA out of memory\n{second}: starting\na mushroom grew\n")
+    assert words(follow(packed, monkeypatch, "FAILED", 1)) == ["oom", "failed", "missing", "missing"]
+    assert read_tail(log, since=f"{second}: starting") == "\na mushroom grew\n"
