@@ -9,7 +9,7 @@ import msgspec
 Device = Literal["cuda", "cpu"]
 Strategy = Literal["single", "dp", "ddp"]
 Precision = Literal["fp32", "tf32", "bf16"]
-Input = Literal["dataloader", "synthetic"]
+Input = Literal["dataloader", "synthetic", "gpu"]  # `gpu`: images and augmentation on the device, whichever it is
 Dataset = Literal["cifar10", "imagefolder", "synthetic"]
 Model = Literal["resnet18", "lenet"]  # each is a function of the same name in pipeline.models
 Remedy = Literal["linear_scaling", "warmup", "zero_gamma"]
@@ -153,7 +153,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def reads_data(self) -> bool:
         """Whether the point reads images from the data folder at all."""
-        return self.dataset != "synthetic" and (self.input == "dataloader" or self.evaluate)
+        return self.dataset != "synthetic" and (self.input in ("dataloader", "gpu") or self.evaluate)
 
     @property
     def global_batch_size(self) -> int:

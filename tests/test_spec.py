@@ -223,3 +223,17 @@ def test_dp_and_ddp_take_as_many_steps_and_no_step_is_empty(spec: Spec) -> None:
     steps, batch = spec.steps_per_epoch, spec.batch_size_per_gpu
     assert steps == -(-spec.num_samples // spec.global_batch_size)  # DataParallel: one process, global batches
     assert (steps - 1) * batch < spec.shard_size <= steps * batch
+
+
+@pytest.mark.parametrize(
+    ("fields", "reads"),
+    [
+        ({"input": "dataloader"}, True),
+        ({"input": "gpu"}, True),
+        ({"input": "synthetic"}, False),
+        ({"input": "synthetic", "evaluate": True}, True),
+        ({"input": "gpu", "dataset": "synthetic"}, False),
+    ],
+)
+def test_data_is_staged_for_every_input_path_that_reads_it(fields: dict[str, Any], reads: bool) -> None:
+    assert make_spec(**fields).reads_data is reads
