@@ -212,6 +212,7 @@ class ResidentBatches:
         self._labels = torch.randint(NUM_SYNTHETIC_CLASSES, shape[:1], generator=generator, device=rank.device)
         self._images = torch.randn(shape, generator=generator, device=rank.device)
         self._images += (self._labels / NUM_SYNTHETIC_CLASSES).view(-1, 1, 1, 1)
+        self._images = self._images.contiguous(memory_format=memory_format(spec))
         self._sizes = batch_sizes(spec, rank.world_size)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
@@ -236,7 +237,7 @@ class AugmentedBatches:
         self._num_images = sum(batch_sizes(spec, rank.world_size))
         self._batch_size = spec.global_batch_size // rank.world_size
         self._normalization = augmentation.normalization(MEAN, STD, rank.device)
-        self._dtype = image_dtype(spec)
+        self._dtype, self._memory_format = image_dtype(spec), memory_format(spec)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         self._sampler.set_epoch(epoch)
@@ -249,7 +250,7 @@ class AugmentedBatches:
         for chosen in order.split(chunk_size):
             draws = augmentation.draw(len(chosen), self._generator)
             pixels = augmentation.crop_and_flip(self._padded, chosen, draws)
-            images = augmentation.normalize(pixels, self._normalization, self._dtype)
+            images = augmentation.normalize(pixels, self._normalization, self._dtype, self._memory_format)
             del pixels
             yield from zip(images.split(self._batch_size), self._labels[chosen].split(self._batch_size), strict=True)
 
@@ -257,6 +258,11 @@ class AugmentedBatches:
 def image_dtype(spec: Spec) -> torch.dtype:
     """What images arrive in: `input: gpu` rounds once to bf16 where autocast would round them in every step."""
     return torch.bfloat16 if spec.input == "gpu" and spec.precision == "bf16" else torch.float32
+
+
+def memory_format(spec: Spec) -> torch.memory_format:
+    """How images and weights lie in memory."""
+    return torch.channels_last if spec.layout == "channels_last" else torch.contiguous_format
 
 
 def batch_sizes(spec: Spec, world_size: int) -> list[int]:

@@ -10,6 +10,7 @@ Device = Literal["cuda", "cpu"]
 Strategy = Literal["single", "dp", "ddp"]
 Precision = Literal["fp32", "tf32", "bf16"]
 Input = Literal["dataloader", "synthetic", "gpu"]  # `gpu`: images and augmentation on the device, whichever it is
+Layout = Literal["contiguous", "channels_last"]  # of images and weights in memory
 Dataset = Literal["cifar10", "imagefolder", "synthetic"]
 Model = Literal["resnet18", "lenet"]  # each is a function of the same name in pipeline.models
 Remedy = Literal["linear_scaling", "warmup", "zero_gamma"]
@@ -61,6 +62,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     measure: Measure = "epochs"
     windows: Count = 1
     memory_limit_gib: Positive | None = None
+    layout: Layout = "contiguous"
+    fused_optimizer: bool = False
     seed: Index = 0
     repeat: Index = 0
 

@@ -17,7 +17,8 @@ from pipeline.data import MEAN, STD, Images, TrainingBatches, build_batches, loa
 from pipeline.distributed import Rank
 from pipeline.models import build_model
 from pipeline.schema import MAX_CLOCKS, MAX_STEP_TIMES, Communication, DeviceMemory, Epoch, Measurement, RankEpoch
-from pipeline.spec import REFERENCE_GLOBAL_BATCH_SIZE, Spec
+from pipeline.spec import Spec
+from pipeline.step import EagerStep, Step, learning_rate, place
 from pipeline.timing import PARTS, Series, StepClock
 
 MAX_EVALUATION_BATCH_SIZE = 1000
@@ -25,7 +26,7 @@ SETTLED_HALF_WIDTH = 0.02  # of the median: narrower, and more windows are not w
 
 
 class RankSeries(NamedTuple):
-    """One rank's raw epoch: parts [num_steps, len(PARTS)] in ns, and the loss of each step."""
+    """One rank's raw epoch: parts [num_steps, number of parts] in ns, and the loss of each step."""
 
     clock: RankEpoch
     parts_ns: Series
@@ -46,13 +47,10 @@ def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement,
     bare_model = build_model(spec.model or "resnet18", batches.num_classes, "zero_gamma" in spec.remedies)
     torch.manual_seed(spec.seed * 1_000_003 + rank.rank)  # augmentation in this process differs by rank
     distributed.limit_memory(spec, rank)
-    model = distributed.wrap(bare_model.to(rank.device), spec, rank)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=spec.learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay
-    )
+    step = EagerStep(distributed.wrap(place(bare_model, spec, rank), spec, rank), spec, rank)
     epochs, series = [], []
     for number in range(1, spec.epochs + 1):
-        gathered = distributed.gather(run_epoch(number, spec, rank, batches, model, optimizer))
+        gathered = distributed.gather(run_epoch(number, spec, rank, batches, step))
         # in batches no larger than the training's, so that the peak memory is the training's
         batch_size = min(MAX_EVALUATION_BATCH_SIZE, spec.batch_size_per_gpu)
         tested = evaluate(bare_model, test_images, rank, batch_size) if test_images else (None, None)
@@ -83,63 +81,51 @@ def run_epoch(
     spec: Spec,
     rank: Rank,
     batches: TrainingBatches,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    step: Step,
     clock_type: type[StepClock] = StepClock,
 ) -> RankSeries:
     """One epoch on the clock: nothing between start and stop prints, reads a value back or synchronizes."""
     num_steps = spec.steps_per_epoch
-    clock = clock_type(num_steps, rank.device)
-    autocast = torch.autocast(rank.device.type, torch.bfloat16, enabled=spec.precision == "bf16")
-    num_correct = torch.zeros((), dtype=torch.int64, device=rank.device)
+    clock = clock_type(num_steps, rank.device, step.parts)
     losses: list[Tensor] = []
     sizes: list[int] = []
-    model.train()
+    step.begin_epoch()
     batch_iterator = iter(batches.epoch(number))  # starts the loader's workers, so it comes before the clock
     distributed.barrier(rank)
 
     clock.start()
-    for step in range(num_steps):
-        set_learning_rate(optimizer, spec, (number - 1) * num_steps + step)
+    for index in range(num_steps):
+        step.set_learning_rate(learning_rate(spec, (number - 1) * num_steps + index))
         images, labels = next(batch_iterator)
         clock.mark("data")
-        images = images.to(rank.device, non_blocking=True)
-        labels = labels.to(rank.device, non_blocking=True)
-        clock.mark("copy")
-        with autocast:
-            outputs = model(images)
-            loss = nn.functional.cross_entropy(outputs, labels)
-        losses.append(loss.detach())
+        losses.append(step(images, labels, clock.mark))
         sizes.append(len(labels))
-        num_correct += (outputs.detach().argmax(1) == labels).sum()
-        clock.mark("forward")
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        clock.mark("backward")
-        optimizer.step()
-        clock.mark("optimizer")
     clock.stop()
 
-    parts_ns = clock.parts_ns()
-    totals = dict(zip(PARTS, (int(total) for total in parts_ns.sum(axis=0)), strict=True))
     return RankSeries(
-        RankEpoch(
-            rank=rank.rank,
-            epoch_time_ns=clock.epoch_time_ns,
-            compute_time_ns=sum(totals[part] for part in PARTS if part != "data"),
-            data_time_ns=totals["data"],
-            copy_ns=totals["copy"],
-            forward_ns=totals["forward"],
-            backward_ns=totals["backward"],
-            optimizer_ns=totals["optimizer"],
-            loader_wait_ns=clock.loader_wait_ns(),
-            num_samples=sum(sizes),
-            started_unix_ns=clock.started_unix_ns,
-        ),
-        parts_ns,
+        read_clock(clock, rank, sum(sizes)),
+        clock.parts_ns(),
         [float(loss) for loss in torch.stack(losses).float().cpu()],
         sizes,
-        int(num_correct),
+        int(step.num_correct),
+    )
+
+
+def read_clock(clock: StepClock, rank: Rank, num_samples: int) -> RankEpoch:
+    """The totals of an epoch; its parts are None where the step could not be marked inside."""
+    totals = {part: int(time_ns) for part, time_ns in zip(clock.parts, clock.parts_ns().sum(axis=0), strict=True)}
+    return RankEpoch(
+        rank=rank.rank,
+        epoch_time_ns=clock.epoch_time_ns,
+        compute_time_ns=sum(totals[part] for part in PARTS if part != "data") if clock.parts == PARTS else None,
+        data_time_ns=totals.get("data"),
+        copy_ns=totals.get("copy"),
+        forward_ns=totals.get("forward"),
+        backward_ns=totals.get("backward"),
+        optimizer_ns=totals.get("optimizer"),
+        loader_wait_ns=clock.loader_wait_ns(),
+        num_samples=num_samples,
+        started_unix_ns=clock.started_unix_ns,
     )
 
 
@@ -160,22 +146,6 @@ def precision_used(spec: Spec, rank: Rank) -> str:
     """What the device computes in: TF32 is a permission that only some GPUs can use."""
     has_tf32 = rank.device.type == "cuda" and torch.cuda.get_device_capability(rank.device) >= (8, 0)
     return "fp32" if spec.precision == "tf32" and not has_tf32 else str(spec.precision)
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, spec: Spec, update: int) -> None:
-    """Linear scaling and gradual warm-up of the learning rate (Goyal et al. 2017), by update from 0."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(spec, update)
-
-
-def learning_rate(spec: Spec, update: int) -> float:
-    """The rate of an update: x global_batch_size/128 with linear scaling, ramped up over the warm-up's updates."""
-    rate = spec.learning_rate
-    if "linear_scaling" in spec.remedies:
-        rate *= spec.global_batch_size / REFERENCE_GLOBAL_BATCH_SIZE
-    if "warmup" in spec.remedies:
-        rate *= min(1.0, (update + 1) / (spec.warmup_epochs * spec.steps_per_epoch))
-    return rate
 
 
 @torch.no_grad()

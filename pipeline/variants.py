@@ -14,6 +14,7 @@ from pipeline.data import Batch
 from pipeline.distributed import Rank, wrap_ddp
 from pipeline.models import build_model
 from pipeline.spec import Spec
+from pipeline.step import EagerStep, place, unmarked
 
 DDP_VARIANTS = ("plain", "ddp_one", "ddp", "ddp_again", "no_op_hook", "no_sync")
 DP_VARIANTS = ("plain", "dp", "dp_again")
@@ -54,7 +55,7 @@ def build_variant(bench: Workbench, name: str, spec: Spec | None = None, after_b
     """
     spec = spec or bench.spec
     torch.manual_seed(spec.seed)
-    bare = build_model(spec.model or "resnet18", num_classes=10).to(bench.rank.device)
+    bare = place(build_model(spec.model or "resnet18", num_classes=10), spec, bench.rank)
     form = name.removesuffix("_again")
     model = wrap(bare, form, spec, bench)
     if form == "no_op_hook":
@@ -86,22 +87,12 @@ def build_step(
     after_backward: Step | None,
 ) -> Step:
     """One training step as train.run_epoch makes it, without the clock's marks."""
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=spec.learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay
-    )
     images, labels = select_batch(model, spec, bench.batch)
-    autocast = torch.autocast(bench.rank.device.type, torch.bfloat16, enabled=spec.precision == "bf16")
-    model.train()
+    trained = EagerStep(model, spec, bench.rank, quiet=quiet, after_backward=after_backward)
+    trained.begin_epoch()
 
     def step() -> None:
-        with quiet():
-            with autocast:
-                loss = nn.functional.cross_entropy(model(images), labels)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-        if after_backward is not None:
-            after_backward()
-        optimizer.step()
+        trained(images, labels, unmarked)
 
     return step
 

@@ -36,6 +36,8 @@ OTHER_VALUES: dict[str, Any] = {
     "measure": "communication",
     "windows": 4,
     "memory_limit_gib": 4.0,
+    "layout": "channels_last",
+    "fused_optimizer": True,
     "seed": 1,
     "repeat": 1,
 }
