@@ -4,12 +4,13 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from pipeline.spec import Count, Index, Spec
+from pipeline.spec import Count, Execution, Index, Spec
 
 # Schema history
 #   1  first form: spec, status, measurement by epoch and rank, failure, environment
 #   2  adds the start of each rank's epoch, communication, telemetry; a version 1 record is one without them
-SCHEMA_VERSION: Literal[2] = 2
+#   3  adds how the step was executed and what it took to make it ready; the parts of a rank's epoch may be None
+SCHEMA_VERSION: Literal[3] = 3
 
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
 MAX_CLOCKS = 1_000  # epochs x ranks beside which step times still fit
@@ -50,6 +51,7 @@ class RankEpoch(_Struct, frozen=True):
 
     `compute_time_ns` is copy + forward + backward + optimizer; `data_time_ns` is the time the device lay
     idle for data; `loader_wait_ns` is the host's wait for the loader, which the device may not have noticed.
+    All parts are None where the whole step is one CUDA graph.
     """
 
     rank: Index
@@ -169,7 +171,11 @@ class Communication(_Struct, frozen=True):
 
 
 class Measurement(_Struct, frozen=True):
-    """What a point that ended well measured; raw values only, everything claimed is computed from them."""
+    """What a point that ended well measured; raw values only, everything claimed is computed from them.
+
+    `compile_time_s` is the slowest rank's wall time of compiling and capturing, before the clock;
+    `captured_batch_sizes` are those with a CUDA graph of their own.
+    """
 
     epochs: tuple[Epoch, ...]
     num_parameters: Count
@@ -178,6 +184,9 @@ class Measurement(_Struct, frozen=True):
     precision_used: ShortText | None = None
     cudnn_benchmark: bool | None = None
     num_threads: Count | None = None
+    execution_used: Execution | None = None
+    compile_time_s: Quantity | None = None
+    captured_batch_sizes: tuple[Count, ...] = ()
     communication: Communication | None = None
 
 
@@ -269,7 +278,7 @@ class Record(_Struct, frozen=True):
     Raises ValueError where status and content contradict each other.
     """
 
-    schema_version: Literal[1, 2]
+    schema_version: Literal[1, 2, 3]
     run_id: ShortText
     attempt: Index
     spec: Spec

@@ -39,7 +39,8 @@ class EagerStep:
     """Every operation issued by the host, one after another.
 
     `forward` is what is called with the images where that is not the model itself; `quiet` is a context around
-    forward and backward, and `after_backward` runs between backward and optimizer.
+    forward and backward, and `after_backward` runs between backward and optimizer. `rate_on_device` lets a fused
+    optimizer read the learning rate from the device's memory, where a captured step finds a new one.
     """
 
     parts: tuple[str, ...] = PARTS
@@ -53,9 +54,13 @@ class EagerStep:
         forward: Callable[[Tensor], Tensor] | None = None,
         quiet: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         after_backward: Callable[[], object] | None = None,
+        rate_on_device: bool = False,
     ) -> None:
         self.model = model
-        self.optimizer = build_optimizer(model, spec)
+        self.rate = learning_rate(spec, 0)
+        self.rate_is_on_device = rate_on_device
+        rate = torch.tensor(self.rate, device=rank.device) if rate_on_device else self.rate
+        self.optimizer = build_optimizer(model, spec, rate)
         self.num_correct = torch.zeros((), dtype=torch.int64, device=rank.device)
         self._forward: Callable[[Tensor], Tensor] = forward or model
         self._quiet = quiet
@@ -69,8 +74,14 @@ class EagerStep:
         self.num_correct.zero_()
 
     def set_learning_rate(self, rate: float) -> None:
+        if rate == self.rate:
+            return
+        self.rate = rate
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            if self.rate_is_on_device:
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def __call__(self, images: Tensor, labels: Tensor, mark: Mark) -> Tensor:
         images = images.to(self._device, non_blocking=True).contiguous(memory_format=self._memory_format)
@@ -98,11 +109,11 @@ def place(model: nn.Module, spec: Spec, rank: Rank) -> nn.Module:
     return placed
 
 
-def build_optimizer(model: nn.Module, spec: Spec) -> torch.optim.SGD:
+def build_optimizer(model: nn.Module, spec: Spec, rate: float | Tensor) -> torch.optim.SGD:
     """SGD as the spec sets it; where it is not fused, in the form that torch picks for the device."""
     return torch.optim.SGD(
         model.parameters(),
-        lr=learning_rate(spec, 0),
+        lr=rate,
         momentum=spec.momentum,
         weight_decay=spec.weight_decay,
         fused=True if spec.fused_optimizer else None,

@@ -5,7 +5,7 @@ import resource
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,9 +16,10 @@ from pipeline import distributed, intervals
 from pipeline.data import MEAN, STD, Images, TrainingBatches, build_batches, load_images
 from pipeline.distributed import Rank
 from pipeline.models import build_model
-from pipeline.schema import MAX_CLOCKS, MAX_STEP_TIMES, Communication, DeviceMemory, Epoch, Measurement, RankEpoch
+from pipeline.prepare import choose_execution, prepare_step, stream_of
+from pipeline.schema import MAX_CLOCKS, MAX_STEP_TIMES, DeviceMemory, Epoch, Measurement, RankEpoch
 from pipeline.spec import Spec
-from pipeline.step import EagerStep, Step, learning_rate, place
+from pipeline.step import Step, learning_rate
 from pipeline.timing import PARTS, Series, StepClock
 
 MAX_EVALUATION_BATCH_SIZE = 1000
@@ -47,8 +48,28 @@ def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement,
     bare_model = build_model(spec.model or "resnet18", batches.num_classes, "zero_gamma" in spec.remedies)
     torch.manual_seed(spec.seed * 1_000_003 + rank.rank)  # augmentation in this process differs by rank
     distributed.limit_memory(spec, rank)
-    step = EagerStep(distributed.wrap(place(bare_model, spec, rank), spec, rank), spec, rank)
-    epochs, series = [], []
+    execution = choose_execution(spec, rank)
+    with stream_of(execution, rank):
+        ready = prepare_step(execution, bare_model, spec, rank)
+        epochs, series = run_epochs(spec, rank, batches, ready.step, bare_model, test_images)
+    measurement = describe(
+        spec,
+        rank,
+        bare_model,
+        drop_long_series(epochs),
+        execution_used=execution,
+        compile_time_s=ready.compile_time_s,
+        captured_batch_sizes=ready.captured_batch_sizes,
+    )
+    return measurement, series
+
+
+def run_epochs(
+    spec: Spec, rank: Rank, batches: TrainingBatches, step: Step, bare_model: nn.Module, test_images: Images | None
+) -> tuple[list[Epoch], list[list[Series]]]:
+    """Every epoch in turn, until the last or until the windows are settled."""
+    epochs: list[Epoch] = []
+    series: list[list[Series]] = []
     for number in range(1, spec.epochs + 1):
         gathered = distributed.gather(run_epoch(number, spec, rank, batches, step))
         # in batches no larger than the training's, so that the peak memory is the training's
@@ -58,7 +79,7 @@ def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement,
         series.append([part.parts_ns for part in gathered])
         if is_settled(spec, epochs):
             break
-    return describe(spec, rank, bare_model, drop_long_series(epochs)), series
+    return epochs, series
 
 
 def is_settled(spec: Spec, epochs: Sequence[Epoch]) -> bool:
@@ -195,10 +216,11 @@ def drop_long_series(epochs: list[Epoch]) -> tuple[Epoch, ...]:
     return tuple(msgspec.structs.replace(epoch, step_times_ns=None) for epoch in epochs)
 
 
-def describe(
-    spec: Spec, rank: Rank, model: nn.Module, epochs: tuple[Epoch, ...], communication: Communication | None = None
-) -> Measurement:
-    """What was measured with every rank's memory and the model's size; called by all ranks."""
+def describe(spec: Spec, rank: Rank, model: nn.Module, epochs: tuple[Epoch, ...], **facts: Any) -> Measurement:
+    """What was measured with every rank's memory and the model's size; called by all ranks.
+
+    `facts` are further fields of the measurement.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return Measurement(
         epochs=epochs,
@@ -208,7 +230,7 @@ def describe(
         precision_used=precision_used(spec, rank),
         cudnn_benchmark=torch.backends.cudnn.benchmark if spec.device == "cuda" else None,
         num_threads=torch.get_num_threads(),
-        communication=communication,
+        **facts,
     )
 
 
