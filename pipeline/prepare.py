@@ -84,7 +84,13 @@ def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: 
     step.begin_epoch()
     with preserved(step, rank):
         if execution in COMPILED:
+            num_before = num_compiled_graphs()
             train_examples(step, sizes, spec, rank)
+            if num_compiled_graphs() == num_before:
+                raise RuntimeError(
+                    f"torch.compile found nothing to compile in model {spec.model!r} under strategy {spec.strategy!r}; "
+                    "give the model a forward of its own, or use execution: eager."
+                )
         if is_captured:
             ready = CapturedStep(step, sizes, spec, rank, capture.graph_recorder())
         synchronize(rank)
@@ -101,6 +107,11 @@ def compile_model(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """
     torch.compiler.reset()
     return cast(Callable[[Tensor], Tensor], torch.compile(model, dynamic=False))
+
+
+def num_compiled_graphs() -> int:
+    """How many graphs TorchDynamo has captured in this process; what it cannot trace it runs eagerly, with no word."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])  # torch has no public name for it
 
 
 def train_examples(step: EagerStep, sizes: tuple[int, ...], spec: Spec, rank: Rank) -> None:

@@ -181,6 +181,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         if execution in COMPILED and self.sync_batchnorm:
             return f"{stated} does not go with sync_batchnorm=true, whose collectives break the graph; use 'graph'."
+        if execution in COMPILED and self.bucket_cap_mb is not None and self.bucket_cap_mb < 1:
+            return f"{stated} needs bucket_cap_mb>=1, got {self.bucket_cap_mb}: DDP's first bucket is 1 MiB; raise it."
         if execution in COMPILED and self.measure == "communication":
             return (
                 f"{stated} does not go with measure='communication': several forms of one model in one process would "

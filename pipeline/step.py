@@ -62,7 +62,7 @@ class EagerStep:
         rate = torch.tensor(self.rate, device=rank.device) if rate_on_device else self.rate
         self.optimizer = build_optimizer(model, spec, rate)
         self.num_correct = torch.zeros((), dtype=torch.int64, device=rank.device)
-        self._forward: Callable[[Tensor], Tensor] = forward or model
+        self._forward: Callable[[Tensor], Tensor] = model if forward is None else forward
         self._quiet = quiet
         self._after_backward = after_backward
         self._device = rank.device

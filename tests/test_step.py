@@ -21,6 +21,7 @@ from pipeline.spec import Spec
 from pipeline.step import EagerStep, learning_rate, unmarked
 from pipeline.timing import PARTS, Series
 from pipeline.train import run_epoch, train_point
+from pipeline.variants import build_variant, build_workbench
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"))
 LENET: dict[str, Any] = {
@@ -194,6 +195,25 @@ def test_an_example_is_a_batch_as_the_step_meets_it() -> None:
         assert (example_labels.shape, example_labels.dtype) == (labels.shape, labels.dtype)
 
 
+def test_a_variant_of_the_step_is_captured_too_and_can_still_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = make_spec(model="lenet", batch_size_per_gpu=8, input="synthetic", device="cpu", precision="fp32")
+    recorded: list[Work] = []
+
+    def record(work: Work) -> Replay:
+        recorded.append(work)
+        return work
+
+    monkeypatch.setattr("pipeline.variants.graph_recorder", lambda: record)
+    bench = build_workbench(spec, ALONE, example_batch(8, spec, ALONE))
+    variant = build_variant(bench, "plain", execution="graph")
+    assert recorded == [variant.traced]
+    before = [parameter.detach().clone() for parameter in variant.model.parameters()]
+    variant.step()
+    assert any(not torch.equal(a, b) for a, b in zip(before, variant.model.parameters(), strict=True))
+    eager = build_variant(bench, "plain")
+    assert eager.traced is eager.step
+
+
 def traced_only(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """torch.compile without the C++ compiler: TorchDynamo and its guards, and the operations as they were."""
     torch.compiler.reset()
@@ -210,6 +230,13 @@ def test_nothing_compiles_inside_the_clock(monkeypatch: pytest.MonkeyPatch, fiel
     with torch.compiler.set_stance("fail_on_recompile"):
         for epoch in (1, 2):
             assert len(run_epoch(epoch, spec, ALONE, batches, ready.step).losses) == 3
+
+
+def test_a_model_of_which_nothing_is_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchDynamo goes on eagerly where it cannot trace; the times would be those of another execution."""
+    monkeypatch.setattr(prepare, "compile_model", lambda model: model)
+    with pytest.raises(RuntimeError, match="found nothing to compile in model 'lenet' under strategy 'single'"):
+        prepare_step("compile", build_model("lenet", 10), lenet(), ALONE)
 
 
 @pytest.mark.skipif(not has_compiler("cpu"), reason="torch.compile needs a C++ compiler, and none is on PATH")
