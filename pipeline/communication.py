@@ -10,25 +10,35 @@ from pipeline import distributed
 from pipeline.data import ResidentBatches
 from pipeline.distributed import Rank
 from pipeline.interleave import interleave, warm_up
+from pipeline.prepare import choose_execution, stream_of
 from pipeline.profiling import NUM_STEPS, bucket_bytes, combine, count_transfers, profile_steps
 from pipeline.schema import Communication, Measurement, Profile, StepSeries
-from pipeline.spec import Spec
+from pipeline.spec import CAPTURED, Execution, Spec
 from pipeline.split import count_data_parallel, split_steps
 from pipeline.sweep import sweep_all_reduce
 from pipeline.trace import TraceUnreadable
 from pipeline.train import describe, set_precision
-from pipeline.variants import DDP_VARIANTS, DP_VARIANTS, Variant, Workbench, build_variants, build_workbench
+from pipeline.variants import DDP_VARIANTS, DP_VARIANTS, Variant, Workbench, build_variant, build_workbench
 
 LEDGER_STEPS = 3
+NOT_TRACED = "profile and ledger are of the same step outside its graph, inside which the profiler sees no collective"
 
 
 def measure_communication(spec: Spec, rank: Rank, traces: Path | None) -> Measurement:
     """Everything `measure: communication` asks for; `traces` is where the profiler's files stay, if they do."""
     set_precision(spec)
     distributed.limit_memory(spec, rank)
+    execution = choose_execution(spec, rank)
+    with stream_of(execution, rank):
+        return measure_variants(execution, spec, rank, traces)
+
+
+def measure_variants(execution: Execution, spec: Spec, rank: Rank, traces: Path | None) -> Measurement:
+    """The variants of the step in that execution, timed side by side, and what is seen of their transfers."""
     batch = next(ResidentBatches(spec, rank).epoch(1))
     bench = build_workbench(spec, rank, batch)
-    variants = build_variants(bench, DDP_VARIANTS if spec.strategy == "ddp" else DP_VARIANTS)
+    names = DDP_VARIANTS if spec.strategy == "ddp" else DP_VARIANTS
+    variants = [build_variant(bench, name, execution=execution) for name in names]
     steps = {variant.name: variant.step for variant in variants}
     fitting = warm_up(steps, rank)
     steps_per_window = spec.max_steps or fitting
@@ -37,12 +47,14 @@ def measure_communication(spec: Spec, rank: Rank, traces: Path | None) -> Measur
         StepSeries(variant=variant.name, window_times_ns=tuple(map(tuple, windows[variant.name])))  # type: ignore[arg-type]
         for variant in variants
     )
-    found = Communication(steps_per_window=steps_per_window, series=series)
+    notes = (NOT_TRACED,) if execution in CAPTURED else ()
+    found = Communication(steps_per_window=steps_per_window, series=series, notes=notes)
     if spec.strategy == "ddp":
         found = add_collectives(found, named(variants, "ddp"), rank, traces)
     else:
         found = add_split(found, named(variants, "dp"), bench)
-    return describe(spec, rank, named(variants, "plain").model, (), found)
+    model = named(variants, "plain").model
+    return describe(spec, rank, model, (), communication=found, execution_used=execution)
 
 
 def named(variants: list[Variant], name: str) -> Variant:
@@ -60,7 +72,7 @@ def add_collectives(found: Communication, ddp: Variant, rank: Rank, traces: Path
         transfers=count_transfers(profile) if profile else (),
         profile=profile,
         sweep=sweep_all_reduce(buckets, rank),
-        notes=notes,
+        notes=found.notes + notes,
     )
 
 
@@ -80,7 +92,7 @@ def profile_collectives(
     """The profile of all ranks, or why there is none; no rank goes on where another failed."""
     trace, problem = None, None
     try:
-        trace = profile_steps(ddp.step, rank, buckets, traces)
+        trace = profile_steps(ddp.traced, rank, buckets, traces)
     except (TraceUnreadable, RuntimeError, OSError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchvision import datasets, transforms
 
-from pipeline import staging
+from pipeline import augmentation, staging
 from pipeline.distributed import Rank
 from pipeline.spec import Spec
 
@@ -27,10 +27,11 @@ STD = (0.2023, 0.1994, 0.2010)
 SIZE = 32  # images are SIZE x SIZE; an image folder's are resized when it is decoded
 NUM_SYNTHETIC_CLASSES = 10
 SYNTHETIC_TEST_SHARE = 5  # one test image for so many of training
+AUGMENTED_BYTES = 256 * 2**20  # of augmented images (as fp32) at a time: CIFAR-10's epoch is three such chunks
 
 Pixels = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
-Batch = tuple[Tensor, Tensor]  # images [batch, 3, 32, 32] float, labels [batch] int64
+Batch = tuple[Tensor, Tensor]  # images [batch, 3, 32, 32] of image_dtype(), labels [batch] int64
 
 
 class Images(NamedTuple):
@@ -211,10 +212,57 @@ class ResidentBatches:
         self._labels = torch.randint(NUM_SYNTHETIC_CLASSES, shape[:1], generator=generator, device=rank.device)
         self._images = torch.randn(shape, generator=generator, device=rank.device)
         self._images += (self._labels / NUM_SYNTHETIC_CLASSES).view(-1, 1, 1, 1)
+        self._images = self._images.contiguous(memory_format=memory_format(spec))
         self._sizes = batch_sizes(spec, rank.world_size)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         return ((self._images[:size], self._labels[:size]) for size in self._sizes)
+
+
+class AugmentedBatches:
+    """`input: gpu`: the whole data set lies on the device as bytes, and is augmented there once an epoch.
+
+    The epoch's order is drawn before the clock, as a DataLoader's is. The augmentation falls into the clock: it
+    runs in that order, chunk by chunk, when the first batch of a chunk is asked for (the `data` part of that
+    step), so that every batch is a slice. Under DataParallel the global batch lies on GPU 0.
+    """
+
+    def __init__(self, spec: Spec, rank: Rank, images: Images) -> None:
+        self.num_classes = images.num_classes
+        self._sampler = build_sampler(spec.num_samples, rank.world_size, rank.rank, spec.seed)
+        self._padded = augmentation.pad(torch.tensor(images.pixels, device=rank.device))
+        self._labels = torch.tensor(images.labels, device=rank.device)
+        self._generator = torch.Generator(rank.device)
+        self._seed = spec.seed * 1_000_003 + rank.rank
+        self._num_images = sum(batch_sizes(spec, rank.world_size))
+        self._batch_size = spec.global_batch_size // rank.world_size
+        self._normalization = augmentation.normalization(MEAN, STD, rank.device)
+        self._dtype, self._memory_format = image_dtype(spec), memory_format(spec)
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        self._sampler.set_epoch(epoch)
+        order = torch.tensor(list(self._sampler), device=self._labels.device)[: self._num_images]
+        self._generator.manual_seed((self._seed * 1_000_003 + epoch) % 2**63)
+        return self._batches(order)
+
+    def _batches(self, order: Tensor) -> Iterator[Batch]:
+        chunk_size = max(1, AUGMENTED_BYTES // (3 * SIZE * SIZE * 4) // self._batch_size) * self._batch_size
+        for chosen in order.split(chunk_size):
+            draws = augmentation.draw(len(chosen), self._generator)
+            pixels = augmentation.crop_and_flip(self._padded, chosen, draws)
+            images = augmentation.normalize(pixels, self._normalization, self._dtype, self._memory_format)
+            del pixels
+            yield from zip(images.split(self._batch_size), self._labels[chosen].split(self._batch_size), strict=True)
+
+
+def image_dtype(spec: Spec) -> torch.dtype:
+    """What images arrive in: `input: gpu` rounds once to bf16 where autocast would round them in every step."""
+    return torch.bfloat16 if spec.input == "gpu" and spec.precision == "bf16" else torch.float32
+
+
+def memory_format(spec: Spec) -> torch.memory_format:
+    """How images and weights lie in memory."""
+    return torch.channels_last if spec.layout == "channels_last" else torch.contiguous_format
 
 
 def batch_sizes(spec: Spec, world_size: int) -> list[int]:
@@ -230,4 +278,5 @@ def build_batches(spec: Spec, rank: Rank, folder: Path | None) -> TrainingBatche
     """The training input that the spec names. Raises staging.NotStaged."""
     if spec.input == "synthetic":
         return ResidentBatches(spec, rank)
-    return LoaderBatches(spec, rank, load_images(spec, "train", folder))
+    images = load_images(spec, "train", folder)
+    return AugmentedBatches(spec, rank, images) if spec.input == "gpu" else LoaderBatches(spec, rank, images)

@@ -41,6 +41,8 @@ def join(spec: Spec) -> Rank:
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     if spec.strategy == "ddp":
+        if spec.is_captured:  # NCCL's collectives cannot be captured while torch watches over them
+            os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         dist.init_process_group(
             "nccl" if spec.device == "cuda" else "gloo",
             timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),

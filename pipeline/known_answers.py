@@ -20,6 +20,7 @@ from pipeline.interleave import TARGET_WINDOW_S, interleave, synchronize, warm_u
 from pipeline.models import build_model
 from pipeline.profiling import NUM_STEPS, bucket_bytes, combine, profile_steps
 from pipeline.spec import Spec
+from pipeline.step import EagerStep
 from pipeline.sweep import time_all_reduce
 from pipeline.timing import SilentClock, StepClock
 from pipeline.train import run_epoch, set_precision
@@ -135,11 +136,10 @@ def drowsy(step: Step, rank: Rank) -> Step:
 def time_clock(spec: Spec, rank: Rank) -> tuple[list[int], list[int], list[float]]:
     """Wall time of the training loop with and without its marks, by window, and the parts' share of it."""
     spec = msgspec.structs.replace(spec, measure="epochs", windows=1, epochs=1, max_steps=10)
-    model = build_model(spec.model or "resnet18", num_classes=10).to(rank.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=spec.learning_rate, momentum=spec.momentum)
+    step = EagerStep(build_model(spec.model or "resnet18", num_classes=10).to(rank.device), spec, rank)
 
     def run(spec: Spec, clock: type[StepClock]) -> tuple[int, float]:
-        series = run_epoch(1, spec, rank, ResidentBatches(spec, rank), model, optimizer, clock)
+        series = run_epoch(1, spec, rank, ResidentBatches(spec, rank), step, clock)
         wall_ns = series.clock.epoch_time_ns or 1
         return wall_ns, float(series.parts_ns.sum()) / wall_ns
 

@@ -16,6 +16,7 @@ FACTS: dict[str, Callable[[Record], str | None]] = {
     "NCCL": lambda record: record.environment.nccl,
     "driver": lambda record: record.environment.driver,
     "GPU": lambda record: " and ".join(sorted({gpu.name for gpu in record.environment.gpus})),
+    "execution": lambda record: record.measurement.execution_used if record.measurement else None,
     "precision": lambda record: record.measurement.precision_used if record.measurement else None,
 }
 

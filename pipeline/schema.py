@@ -4,13 +4,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from pipeline.spec import Count, Index, Spec
+from pipeline.spec import Count, Execution, Index, Spec
 
 # Schema history
 #   1  first form: spec, status, measurement by epoch and rank, failure, environment
 #   2  adds the start of each rank's epoch, communication, telemetry; a version 1 record is one without them
-#   3  adds the search for the memory boundary, what of a device's memory could be used, and the failure `implied_oom`:
-#      a point that was not run, since a smaller batch ran out of memory
+#   3  adds the search for the memory boundary; what of a device's memory could be used; the failure `implied_oom` of a
+#      point that was not run, since a smaller batch ran out of memory; how the step was executed, and what it took to
+#      make it ready (the parts of a rank's epoch may be None)
 SCHEMA_VERSION: Literal[3] = 3
 
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
@@ -52,6 +53,7 @@ class RankEpoch(_Struct, frozen=True):
 
     `compute_time_ns` is copy + forward + backward + optimizer; `data_time_ns` is the time the device lay
     idle for data; `loader_wait_ns` is the host's wait for the loader, which the device may not have noticed.
+    All parts are None where the whole step is one CUDA graph.
     """
 
     rank: Index
@@ -217,7 +219,11 @@ class MemorySearch(_Struct, frozen=True):
 
 
 class Measurement(_Struct, frozen=True):
-    """What a point that ended well measured; raw values only, everything claimed is computed from them."""
+    """What a point that ended well measured; raw values only, everything claimed is computed from them.
+
+    `compile_time_s` is the slowest rank's wall time of compiling and capturing, before the clock;
+    `captured_batch_sizes` are those with a CUDA graph of their own.
+    """
 
     epochs: tuple[Epoch, ...]
     num_parameters: Count
@@ -226,6 +232,9 @@ class Measurement(_Struct, frozen=True):
     precision_used: ShortText | None = None
     cudnn_benchmark: bool | None = None
     num_threads: Count | None = None
+    execution_used: Execution | None = None
+    compile_time_s: Quantity | None = None
+    captured_batch_sizes: tuple[Count, ...] = ()
     communication: Communication | None = None
     memory_search: MemorySearch | None = None
 

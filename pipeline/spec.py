@@ -9,7 +9,10 @@ import msgspec
 Device = Literal["cuda", "cpu"]
 Strategy = Literal["single", "dp", "ddp"]
 Precision = Literal["fp32", "tf32", "bf16"]
-Input = Literal["dataloader", "synthetic"]
+Input = Literal["dataloader", "synthetic", "gpu"]  # `gpu`: images and augmentation on the device, whichever it is
+Layout = Literal["contiguous", "channels_last"]  # of images and weights in memory
+# who issues a step's operations: the host one by one, compiled ones likewise, a CUDA graph of either all at once
+Execution = Literal["eager", "compile", "graph", "compiled_graph"]
 Dataset = Literal["cifar10", "imagefolder", "synthetic"]
 Model = Literal["resnet18", "lenet"]  # each is a function of the same name in pipeline.models
 Remedy = Literal["linear_scaling", "warmup", "zero_gamma"]
@@ -20,6 +23,8 @@ Index = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
+COMPILED: tuple[Execution, ...] = ("compile", "compiled_graph")
+CAPTURED: tuple[Execution, ...] = ("graph", "compiled_graph")
 FLOAT_AXES = ("learning_rate", "momentum", "weight_decay", "bucket_cap_mb", "memory_limit_gib")
 TRIAL_STEPS = 3  # of a search for the memory boundary: the optimizer's state exists only after the first
 REFERENCE_GLOBAL_BATCH_SIZE = 128  # the learning rate is quoted for this one
@@ -64,6 +69,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     measure: Measure = "epochs"
     windows: Count = 1
     memory_limit_gib: Positive | None = None
+    layout: Layout = "contiguous"
+    fused_optimizer: bool = False
+    execution: Literal[Execution, "auto"] = "eager"  # auto: the fastest legal one, recorded as execution_used
     seed: Index = 0
     repeat: Index = 0
 
@@ -79,6 +87,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             self._remedy_problems,
             self._measure_problems,
             self._memory_problems,
+            self._execution_problems,
         )
         for problem in (problem for check in checks for problem in check()):
             raise ValueError(problem)
@@ -170,6 +179,42 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             problems.append("measure='memory' on device='cpu' would fill the whole machine; set memory_limit_gib.")
         return problems
 
+    def _execution_problems(self) -> list[str]:
+        problem = None if self.execution == "auto" else self.execution_problem(self.execution)
+        return [problem] if problem else []
+
+    def execution_problem(self, execution: Execution) -> str | None:
+        """Why the point cannot be run so, as a sentence with the cure; None where it can."""
+        stated = f"execution={execution!r}"
+        if execution == "eager":
+            return None
+        if self.strategy == "dp":
+            return (
+                f"{stated} does not go with strategy='dp', which starts new threads each step; use 'eager' or 'auto'."
+            )
+        if execution in CAPTURED and self.device == "cpu":
+            return f"{stated} needs device='cuda': a graph is captured from CUDA streams; use 'eager' or 'compile'."
+        if execution in CAPTURED and "warmup" in self.remedies and not self.fused_optimizer:
+            return (
+                f"{stated} with remedies=['warmup'] needs fused_optimizer=true: the learning rate changes with every "
+                "update, and only the fused optimizer reads it from the device."
+            )
+        if execution in COMPILED and self.sync_batchnorm:
+            return f"{stated} does not go with sync_batchnorm=true, whose collectives break the graph; use 'graph'."
+        if execution in COMPILED and self.bucket_cap_mb is not None and self.bucket_cap_mb < 1:
+            return f"{stated} needs bucket_cap_mb>=1, got {self.bucket_cap_mb}: DDP's first bucket is 1 MiB; raise it."
+        if execution in COMPILED and self.measure == "communication":
+            return (
+                f"{stated} does not go with measure='communication': several forms of one model in one process would "
+                "share what was compiled for the first; use 'eager' or 'graph'."
+            )
+        return None
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether the step is a CUDA graph: named so, or what `auto` comes to, be there a compiler or not."""
+        return self.execution in CAPTURED or (self.execution == "auto" and self.execution_problem("graph") is None)
+
     @property
     def is_probe(self) -> bool:
         """Whether the point only asks what fits: a few full synthetic steps, no epoch time."""
@@ -178,7 +223,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def reads_data(self) -> bool:
         """Whether the point reads images from the data folder at all."""
-        return self.dataset != "synthetic" and (self.input == "dataloader" or self.evaluate)
+        return self.dataset != "synthetic" and (self.input in ("dataloader", "gpu") or self.evaluate)
 
     @property
     def global_batch_size(self) -> int:

@@ -23,6 +23,7 @@ from pipeline.prediction_rows import prediction_rows
 from pipeline.rows import Row, shown_axes, start_row
 from pipeline.scaling import scaling_figures, strong_pairs, weak_pairs
 from pipeline.schema import Epoch, Record
+from pipeline.spec import CAPTURED
 
 
 class Tables(msgspec.Struct, frozen=True):
@@ -89,8 +90,23 @@ def time_figures(cell: Cell) -> Row:
         "noise_floor": spread.noise_floor(epoch_time_s),
         "interval_over": spread.over,
         "num_windows": spread.num_windows,
-        "notes": [spread.note] if spread.note else [],
+        "notes": [*([spread.note] if spread.note else []), *execution_notes(cell)],
     }
+
+
+def execution_notes(cell: Cell) -> list[str]:
+    """What the reader must know of a step that the host did not issue operation by operation."""
+    notes = []
+    used = {record.measurement.execution_used for record in cell.measured if record.measurement} - {None}
+    for execution in sorted(str(name) for name in used):
+        if cell.spec.execution == "auto":
+            notes.append(f"execution=auto used {execution}")
+        if execution in CAPTURED:
+            notes.append(f"execution={execution}: the parts of a step are inside one graph")
+    compile_time_s = cell.median(lambda record: record.measurement.compile_time_s if record.measurement else None)
+    if compile_time_s is not None:
+        notes.append(f"made ready in {compile_time_s:.1f} s before the clock")
+    return notes
 
 
 def q1_row(cell: Cell, axes: Sequence[str]) -> Row:

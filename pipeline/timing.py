@@ -15,19 +15,23 @@ import torch
 PARTS = ("data", "copy", "forward", "backward", "optimizer")
 """The parts of a step; the mark of a part is its end. `data` begins where the step before it ended."""
 
+WHOLE = ("step",)
+"""The one part of a step that cannot be marked inside; it begins where the step before it ended."""
+
 Series = npt.NDArray[np.int64]  # nanoseconds
 
 
 class StepClock:
-    """Five marks a step on the device's own timeline, and the wall clock from synchronize to synchronize.
+    """A mark a part on the device's own timeline, and the wall clock from synchronize to synchronize.
 
-    Use: start(), then for every step mark() once a part in the order of PARTS, then stop().
+    Use: start(), then for every step mark() "data" and once each of `parts` in their order, then stop().
     """
 
-    def __init__(self, num_steps: int, device: torch.device) -> None:
+    def __init__(self, num_steps: int, device: torch.device, parts: tuple[str, ...] = PARTS) -> None:
+        self.parts = parts
         self._device = device
         self._num_steps = num_steps
-        self._marks: list[Any] = self._new_marks(num_steps * len(PARTS) + 1)
+        self._marks: list[Any] = self._new_marks(num_steps * len(parts) + 1)
         self._host_ns = [0] * (num_steps * 2 + 1)  # batch ready and step issued, as the host saw them
         self._next = 0
         self._next_host = 0
@@ -47,9 +51,10 @@ class StepClock:
         self._mark()
 
     def mark(self, part: str) -> None:
-        """End a part of the current step."""
-        self._mark()
-        if part in ("data", "optimizer"):
+        """End a part of the current step; `data` ends for the host even where it is no part on the device."""
+        if part in self.parts:
+            self._mark()
+        if part in ("data", self.parts[-1]):
             self._host_mark()
 
     def stop(self) -> None:
@@ -81,14 +86,14 @@ class StepClock:
         return self._stopped_ns - self._started_ns
 
     def parts_ns(self) -> Series:
-        """The duration of each part of each step: [num_steps, len(PARTS)], in nanoseconds."""
+        """The duration of each part of each step: [num_steps, len(parts)], in nanoseconds."""
         if self._device.type == "cpu":
             marks = np.array(self._marks, dtype=np.int64)
             parts = marks[1:] - marks[:-1]
         else:  # from each mark to the next: elapsed_time is a float32, too coarse from the start of a long epoch
             pairs = itertools.pairwise(self._marks)
             parts = np.array([round(start.elapsed_time(end) * 1e6) for start, end in pairs], dtype=np.int64)
-        return parts.reshape(self._num_steps, len(PARTS))
+        return parts.reshape(self._num_steps, len(self.parts))
 
     def loader_wait_ns(self) -> int:
         """How long the host waited for batches, hidden behind the device's work or not."""
@@ -107,5 +112,5 @@ class SilentClock(StepClock):
         self._stopped_ns = time.perf_counter_ns()
 
     def parts_ns(self) -> Series:
-        """Zeros: [num_steps, len(PARTS)]."""
-        return np.zeros((self._num_steps, len(PARTS)), dtype=np.int64)
+        """Zeros: [num_steps, len(parts)]."""
+        return np.zeros((self._num_steps, len(self.parts)), dtype=np.int64)

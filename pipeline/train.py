@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,8 +15,10 @@ from pipeline import distributed, intervals
 from pipeline.data import MEAN, STD, Images, TrainingBatches, build_batches, load_images
 from pipeline.distributed import Rank
 from pipeline.models import build_model
-from pipeline.schema import MAX_CLOCKS, MAX_STEP_TIMES, Communication, DeviceMemory, Epoch, Measurement, RankEpoch
-from pipeline.spec import REFERENCE_GLOBAL_BATCH_SIZE, Spec
+from pipeline.prepare import choose_execution, prepare_step, stream_of
+from pipeline.schema import MAX_CLOCKS, MAX_STEP_TIMES, DeviceMemory, Epoch, Measurement, RankEpoch
+from pipeline.spec import Spec
+from pipeline.step import Step, learning_rate
 from pipeline.timing import PARTS, Series, StepClock
 
 MAX_EVALUATION_BATCH_SIZE = 1000
@@ -24,7 +26,7 @@ SETTLED_HALF_WIDTH = 0.02  # of the median: narrower, and more windows are not w
 
 
 class RankSeries(NamedTuple):
-    """One rank's raw epoch: parts [num_steps, len(PARTS)] in ns, and the loss of each step."""
+    """One rank's raw epoch: parts [num_steps, number of parts] in ns, and the loss of each step."""
 
     clock: RankEpoch
     parts_ns: Series
@@ -45,13 +47,30 @@ def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement,
     bare_model = build_model(spec.model or "resnet18", batches.num_classes, "zero_gamma" in spec.remedies)
     torch.manual_seed(spec.seed * 1_000_003 + rank.rank)  # augmentation in this process differs by rank
     distributed.limit_memory(spec, rank)
-    model = distributed.wrap(bare_model.to(rank.device), spec, rank)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=spec.learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay
+    execution = choose_execution(spec, rank)
+    with stream_of(execution, rank):
+        ready = prepare_step(execution, bare_model, spec, rank)
+        epochs, series = run_epochs(spec, rank, batches, ready.step, bare_model, test_images)
+    measurement = describe(
+        spec,
+        rank,
+        bare_model,
+        drop_long_series(epochs),
+        execution_used=execution,
+        compile_time_s=ready.compile_time_s,
+        captured_batch_sizes=ready.captured_batch_sizes,
     )
-    epochs, series = [], []
+    return measurement, series
+
+
+def run_epochs(
+    spec: Spec, rank: Rank, batches: TrainingBatches, step: Step, bare_model: nn.Module, test_images: Images | None
+) -> tuple[list[Epoch], list[list[Series]]]:
+    """Every epoch in turn, until the last or until the windows are settled."""
+    epochs: list[Epoch] = []
+    series: list[list[Series]] = []
     for number in range(1, spec.epochs + 1):
-        gathered = distributed.gather(run_epoch(number, spec, rank, batches, model, optimizer))
+        gathered = distributed.gather(run_epoch(number, spec, rank, batches, step))
         # in batches no larger than the training's, so that the peak memory is the training's
         batch_size = min(MAX_EVALUATION_BATCH_SIZE, spec.batch_size_per_gpu)
         tested = evaluate(bare_model, test_images, rank, batch_size) if test_images else (None, None)
@@ -59,7 +78,7 @@ def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement,
         series.append([part.parts_ns for part in gathered])
         if is_settled(spec, epochs):
             break
-    return describe(spec, rank, bare_model, drop_long_series(epochs)), series
+    return epochs, series
 
 
 def is_settled(spec: Spec, epochs: Sequence[Epoch]) -> bool:
@@ -82,63 +101,51 @@ def run_epoch(
     spec: Spec,
     rank: Rank,
     batches: TrainingBatches,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    step: Step,
     clock_type: type[StepClock] = StepClock,
 ) -> RankSeries:
     """One epoch on the clock: nothing between start and stop prints, reads a value back or synchronizes."""
     num_steps = spec.steps_per_epoch
-    clock = clock_type(num_steps, rank.device)
-    autocast = torch.autocast(rank.device.type, torch.bfloat16, enabled=spec.precision == "bf16")
-    num_correct = torch.zeros((), dtype=torch.int64, device=rank.device)
+    clock = clock_type(num_steps, rank.device, step.parts)
     losses: list[Tensor] = []
     sizes: list[int] = []
-    model.train()
+    step.begin_epoch()
     batch_iterator = iter(batches.epoch(number))  # starts the loader's workers, so it comes before the clock
     distributed.barrier(rank)
 
     clock.start()
-    for step in range(num_steps):
-        set_learning_rate(optimizer, spec, (number - 1) * num_steps + step)
+    for index in range(num_steps):
+        step.set_learning_rate(learning_rate(spec, (number - 1) * num_steps + index))
         images, labels = next(batch_iterator)
         clock.mark("data")
-        images = images.to(rank.device, non_blocking=True)
-        labels = labels.to(rank.device, non_blocking=True)
-        clock.mark("copy")
-        with autocast:
-            outputs = model(images)
-            loss = nn.functional.cross_entropy(outputs, labels)
-        losses.append(loss.detach())
+        losses.append(step(images, labels, clock.mark))
         sizes.append(len(labels))
-        num_correct += (outputs.detach().argmax(1) == labels).sum()
-        clock.mark("forward")
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        clock.mark("backward")
-        optimizer.step()
-        clock.mark("optimizer")
     clock.stop()
 
-    parts_ns = clock.parts_ns()
-    totals = dict(zip(PARTS, (int(total) for total in parts_ns.sum(axis=0)), strict=True))
     return RankSeries(
-        RankEpoch(
-            rank=rank.rank,
-            epoch_time_ns=clock.epoch_time_ns,
-            compute_time_ns=sum(totals[part] for part in PARTS if part != "data"),
-            data_time_ns=totals["data"],
-            copy_ns=totals["copy"],
-            forward_ns=totals["forward"],
-            backward_ns=totals["backward"],
-            optimizer_ns=totals["optimizer"],
-            loader_wait_ns=clock.loader_wait_ns(),
-            num_samples=sum(sizes),
-            started_unix_ns=clock.started_unix_ns,
-        ),
-        parts_ns,
+        read_clock(clock, rank, sum(sizes)),
+        clock.parts_ns(),
         [float(loss) for loss in torch.stack(losses).float().cpu()],
         sizes,
-        int(num_correct),
+        int(step.num_correct),
+    )
+
+
+def read_clock(clock: StepClock, rank: Rank, num_samples: int) -> RankEpoch:
+    """The totals of an epoch; its parts are None where the step could not be marked inside."""
+    totals = {part: int(time_ns) for part, time_ns in zip(clock.parts, clock.parts_ns().sum(axis=0), strict=True)}
+    return RankEpoch(
+        rank=rank.rank,
+        epoch_time_ns=clock.epoch_time_ns,
+        compute_time_ns=sum(totals[part] for part in PARTS if part != "data") if clock.parts == PARTS else None,
+        data_time_ns=totals.get("data"),
+        copy_ns=totals.get("copy"),
+        forward_ns=totals.get("forward"),
+        backward_ns=totals.get("backward"),
+        optimizer_ns=totals.get("optimizer"),
+        loader_wait_ns=clock.loader_wait_ns(),
+        num_samples=num_samples,
+        started_unix_ns=clock.started_unix_ns,
     )
 
 
@@ -159,22 +166,6 @@ def precision_used(spec: Spec, rank: Rank) -> str:
     """What the device computes in: TF32 is a permission that only some GPUs can use."""
     has_tf32 = rank.device.type == "cuda" and torch.cuda.get_device_capability(rank.device) >= (8, 0)
     return "fp32" if spec.precision == "tf32" and not has_tf32 else str(spec.precision)
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, spec: Spec, update: int) -> None:
-    """Linear scaling and gradual warm-up of the learning rate (Goyal et al. 2017), by update from 0."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(spec, update)
-
-
-def learning_rate(spec: Spec, update: int) -> float:
-    """The rate of an update: x global_batch_size/128 with linear scaling, ramped up over the warm-up's updates."""
-    rate = spec.learning_rate
-    if "linear_scaling" in spec.remedies:
-        rate *= spec.global_batch_size / REFERENCE_GLOBAL_BATCH_SIZE
-    if "warmup" in spec.remedies:
-        rate *= min(1.0, (update + 1) / (spec.warmup_epochs * spec.steps_per_epoch))
-    return rate
 
 
 @torch.no_grad()
@@ -224,10 +215,11 @@ def drop_long_series(epochs: list[Epoch]) -> tuple[Epoch, ...]:
     return tuple(msgspec.structs.replace(epoch, step_times_ns=None) for epoch in epochs)
 
 
-def describe(
-    spec: Spec, rank: Rank, model: nn.Module, epochs: tuple[Epoch, ...], communication: Communication | None = None
-) -> Measurement:
-    """What was measured with every rank's memory and the model's size; called by all ranks."""
+def describe(spec: Spec, rank: Rank, model: nn.Module, epochs: tuple[Epoch, ...], **facts: Any) -> Measurement:
+    """What was measured with every rank's memory and the model's size; called by all ranks.
+
+    `facts` are further fields of the measurement.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return Measurement(
         epochs=epochs,
@@ -237,7 +229,7 @@ def describe(
         precision_used=precision_used(spec, rank),
         cudnn_benchmark=torch.backends.cudnn.benchmark if spec.device == "cuda" else None,
         num_threads=torch.get_num_threads(),
-        communication=communication,
+        **facts,
     )
 
 

@@ -1,7 +1,7 @@
 """The same training step in several forms that differ in one thing each: what DDP adds, what its collectives cost."""
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from pipeline.capture import graph_recorder, warm_up_and_record, warm_up_steps
 from pipeline.data import Batch
 from pipeline.distributed import Rank, wrap_ddp
 from pipeline.models import build_model
-from pipeline.spec import Spec
+from pipeline.spec import CAPTURED, COMPILED, Execution, Spec
+from pipeline.step import EagerStep, place, unmarked
 
 DDP_VARIANTS = ("plain", "ddp_one", "ddp", "ddp_again", "no_op_hook", "no_sync")
 DP_VARIANTS = ("plain", "dp", "dp_again")
@@ -22,11 +24,12 @@ Step = Callable[[], None]
 
 
 class Variant(NamedTuple):
-    """A model of its own, as one form of the step trains it."""
+    """A model of its own, as one form of the step trains it; `traced` is the step outside its graph, if it has one."""
 
     name: str
     model: nn.Module
     step: Step
+    traced: Step
 
 
 class Workbench(NamedTuple):
@@ -44,17 +47,25 @@ def build_workbench(spec: Spec, rank: Rank, batch: Batch) -> Workbench:
     return Workbench(spec, rank, batch, groups[rank.rank] if groups else None)
 
 
-def build_variant(bench: Workbench, name: str, spec: Spec | None = None, after_backward: Step | None = None) -> Variant:
+def build_variant(
+    bench: Workbench,
+    name: str,
+    spec: Spec | None = None,
+    after_backward: Step | None = None,
+    execution: Execution = "eager",
+) -> Variant:
     """The variant of that name, with parameters of its own that begin alike everywhere.
 
     `plain` is the bare module, `ddp_one` DDP on this rank alone, `ddp` over all ranks, `no_op_hook` the same
     with the collectives left out (hooks and bucket copies run), `no_sync` DDP that reduces nothing, `dp`
     DataParallel; a name's `_again` is the same form a second time, whose difference is noise. `spec` replaces
-    the workbench's, `after_backward` runs between backward and optimizer.
+    the workbench's, `after_backward` runs between backward and optimizer. Called by all ranks inside
+    prepare.stream_of(execution), which is eager or a graph.
     """
+    assert execution not in COMPILED, "forms of one model would share what was compiled for the first"
     spec = spec or bench.spec
     torch.manual_seed(spec.seed)
-    bare = build_model(spec.model or "resnet18", num_classes=10).to(bench.rank.device)
+    bare = place(build_model(spec.model or "resnet18", num_classes=10), spec, bench.rank)
     form = name.removesuffix("_again")
     model = wrap(bare, form, spec, bench)
     if form == "no_op_hook":
@@ -63,7 +74,9 @@ def build_variant(bench: Workbench, name: str, spec: Spec | None = None, after_b
     quiet = (
         model.no_sync if form == "no_sync" and isinstance(model, DistributedDataParallel) else contextlib.nullcontext
     )
-    return Variant(name, model, build_step(model, spec, bench, quiet, after_backward))
+    traced = build_step(model, spec, bench, quiet, after_backward)
+    step = record_step(traced, spec) if execution in CAPTURED else traced
+    return Variant(name, model, step, traced)
 
 
 def wrap(bare: nn.Module, form: str, spec: Spec, bench: Workbench) -> nn.Module:
@@ -86,24 +99,24 @@ def build_step(
     after_backward: Step | None,
 ) -> Step:
     """One training step as train.run_epoch makes it, without the clock's marks."""
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=spec.learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay
-    )
     images, labels = select_batch(model, spec, bench.batch)
-    autocast = torch.autocast(bench.rank.device.type, torch.bfloat16, enabled=spec.precision == "bf16")
-    model.train()
+    trained = EagerStep(model, spec, bench.rank, quiet=quiet, after_backward=after_backward)
+    trained.begin_epoch()
 
     def step() -> None:
-        with quiet():
-            with autocast:
-                loss = nn.functional.cross_entropy(model(images), labels)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-        if after_backward is not None:
-            after_backward()
-        optimizer.step()
+        trained(images, labels, unmarked)
 
     return step
+
+
+def record_step(step: Step, spec: Spec) -> Step:
+    """The step as a CUDA graph that is replayed."""
+    replay = warm_up_and_record(step, warm_up_steps(spec), graph_recorder())
+
+    def replayed() -> None:
+        replay()
+
+    return replayed
 
 
 def select_batch(model: nn.Module, spec: Spec, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -111,8 +124,3 @@ def select_batch(model: nn.Module, spec: Spec, batch: Batch) -> tuple[Tensor, Te
     images, labels = batch
     size = len(labels) if isinstance(model, DataParallel) else spec.batch_size_per_gpu
     return images[:size], labels[:size]
-
-
-def build_variants(bench: Workbench, names: Iterable[str]) -> list[Variant]:
-    """The variants of those names, in that order on every rank."""
-    return [build_variant(bench, name) for name in names]

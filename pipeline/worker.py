@@ -58,7 +58,10 @@ def ran_out_of_memory() -> bool:
 
 
 def save_series(series: list[list[Series]], path: Path) -> None:
-    """Every epoch's parts by rank, as arrays epoch<k> of [num_ranks, num_steps, len(PARTS)] in ns."""
+    """Every epoch's parts by rank, as arrays epoch<k> of [num_ranks, num_steps, parts] in ns.
+
+    One part, the whole step, where it is a CUDA graph; else timing.PARTS.
+    """
     np.savez_compressed(path, **{f"epoch{i}": np.stack(parts) for i, parts in enumerate(series, 1)})  # type: ignore[arg-type]
 
 

@@ -2,7 +2,9 @@ import os
 from itertools import chain
 from pathlib import Path
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from factories import make_spec
@@ -13,9 +15,9 @@ from PIL import Image
 from pipeline import data
 from pipeline.data import (
     SIZE,
+    AugmentedBatches,
     AugmentedImages,
     Images,
-    LoaderBatches,
     batch_sizes,
     build_batches,
     build_sampler,
@@ -73,7 +75,7 @@ def test_the_order_changes_with_the_epoch_and_the_seed_and_with_nothing_else() -
     assert first != order(100, 1, 0, seed=1)
 
 
-@pytest.mark.parametrize("input", ["dataloader", "synthetic"])
+@pytest.mark.parametrize("input", ["dataloader", "gpu", "synthetic"])
 @pytest.mark.parametrize(
     ("fields", "world_size", "sizes"),
     [
@@ -94,8 +96,7 @@ def test_batches_are_full_but_for_the_last(
 
 
 def labels_of(spec: Spec, rank: int, world_size: int, epoch: int = 1) -> list[int]:
-    images = load_images(spec, "train", None)
-    batches = LoaderBatches(spec, Rank(rank, rank, world_size, torch.device("cpu")), images)
+    batches = build_batches(spec, Rank(rank, rank, world_size, torch.device("cpu")), None)
     return torch.cat([labels for _, labels in batches.epoch(epoch)]).tolist()
 
 
@@ -105,6 +106,120 @@ def test_single_and_ddp_see_the_same_samples_in_the_same_order() -> None:
     ddp = make_spec(**fields, strategy="ddp", num_gpus=2)
     assert [labels_of(ddp, rank, 2) for rank in (0, 1)] == [alone[0::2], alone[1::2]]
     assert labels_of(make_spec(**fields), 0, 1, epoch=2) != alone
+
+
+@pytest.mark.parametrize(
+    ("fields", "ranks", "world_size"),
+    [
+        ({}, (0,), 1),
+        ({"strategy": "ddp", "num_gpus": 3}, (0, 1, 2), 3),  # 65 samples: the shares are padded
+        ({"strategy": "dp", "num_gpus": 2}, (0,), 1),  # one process, global batches
+        ({"max_steps": 3}, (0,), 1),
+    ],
+)
+def test_the_samples_come_in_the_same_order_whatever_the_input_path(
+    fields: dict[str, int | str], ranks: tuple[int, ...], world_size: int
+) -> None:
+    base = {"dataset": "synthetic", "num_workers": 0, "num_samples": 65, "batch_size_per_gpu": 8, "seed": 5, **fields}
+    loader, gpu = (make_spec(**{**base, "input": input}) for input in ("dataloader", "gpu"))
+    for rank in ranks:
+        for epoch in (1, 2):
+            expected = labels_of(loader, rank, world_size, epoch)
+            assert labels_of(gpu, rank, world_size, epoch) == expected[: loader.max_steps and 8 * loader.max_steps]
+
+
+def pixels_of(images: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """Normalised images as bytes again: [n, 32, 32, 3]."""
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (data.MEAN, data.STD))
+    pixels: npt.NDArray[np.uint8] = ((images.float() * std + mean) * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    return pixels
+
+
+def crops_of(image: npt.NDArray[np.uint8]) -> dict[bytes, tuple[int, int, bool]]:
+    """Every crop of an image padded by 4, and every mirror image of one."""
+    padded = np.pad(image, ((4, 4), (4, 4), (0, 0)))
+    crops = {(top, left): padded[top : top + SIZE, left : left + SIZE] for top in range(9) for left in range(9)}
+    return {
+        part.tobytes(): (*corner, flipped)
+        for corner, crop in crops.items()
+        for part, flipped in ((crop, False), (crop[:, ::-1], True))
+    }
+
+
+def test_every_crop_on_the_device_is_one_that_the_dataloader_could_have_made() -> None:
+    """All 81 corners and both flips occur in 4,000 draws; a corner is expected 49 times, standard deviation 7."""
+    spec = make_spec(dataset="synthetic", input="gpu", num_samples=4000, batch_size_per_gpu=1000)
+    image = synthetic_images(1, "train", 0).pixels
+    images = Images(image.repeat(4000, axis=0), np.zeros(4000, dtype=np.int64), 10)
+    crops = crops_of(image[0])
+    batches = AugmentedBatches(spec, ALONE, images)
+    seen = [crops[part.tobytes()] for batch, _ in batches.epoch(1) for part in pixels_of(batch)]
+    counts = np.zeros((9, 9, 2), dtype=int)
+    for top, left, flipped in seen:
+        counts[top, left, int(flipped)] += 1
+    assert counts.sum() == 4000
+    assert 15 <= counts.sum(axis=2).min() <= counts.sum(axis=2).max() <= 90
+    assert 1850 <= counts[:, :, 1].sum() <= 2150  # 2000, standard deviation 32
+
+
+def test_an_image_and_its_label_stay_together_on_the_device() -> None:
+    spec = make_spec(dataset="synthetic", input="gpu", num_samples=50, batch_size_per_gpu=8)
+    images = synthetic_images(50, "train", 0)
+    owners = {crop: index for index in range(50) for crop in crops_of(images.pixels[index])}
+    for batch, labels in AugmentedBatches(spec, ALONE, images).epoch(1):
+        found = [owners[part.tobytes()] for part in pixels_of(batch)]
+        assert images.labels[found].tolist() == labels.tolist()
+
+
+def test_augmentation_differs_by_epoch_rank_and_seed_and_repeats_itself() -> None:
+    def first_image(seed: int = 0, rank: int = 0, epoch: int = 1) -> torch.Tensor:
+        spec = make_spec(
+            strategy="ddp",
+            num_gpus=2,
+            input="gpu",
+            num_samples=64,
+            batch_size_per_gpu=32,
+            seed=seed,
+            dataset="synthetic",
+        )
+        same = synthetic_images(1, "train", 0).pixels.repeat(64, axis=0)
+        images = Images(same, np.zeros(64, dtype=np.int64), 10)
+        batches = AugmentedBatches(spec, Rank(rank, rank, 2, torch.device("cpu")), images)
+        return next(batches.epoch(epoch))[0]
+
+    assert torch.equal(first_image(), first_image())
+    for other in (first_image(seed=1), first_image(rank=1), first_image(epoch=2)):
+        assert not torch.equal(first_image(), other)
+
+
+@pytest.mark.parametrize("chunk_images", [1, 8, 20, 1000])
+def test_chunks_bound_the_memory_and_lose_no_sample(monkeypatch: pytest.MonkeyPatch, chunk_images: int) -> None:
+    monkeypatch.setattr(data, "AUGMENTED_BYTES", chunk_images * 3 * SIZE * SIZE * 4)
+    spec = make_spec(dataset="synthetic", input="gpu", num_samples=50, batch_size_per_gpu=8, num_workers=0)
+    batches = list(build_batches(spec, ALONE, None).epoch(1))
+    assert [len(labels) for _, labels in batches] == [8] * 6 + [2]
+    held = {images.untyped_storage().data_ptr(): images.untyped_storage().nbytes() for images, _ in batches}
+    assert max(held.values()) <= max(chunk_images, 8) * 3 * SIZE * SIZE * 4  # never less than a batch
+    expected = labels_of(msgspec.structs.replace(spec, input="dataloader"), 0, 1)
+    assert torch.cat([labels for _, labels in batches]).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)]
+)
+def test_images_on_the_device_come_as_the_step_computes(precision: str, dtype: torch.dtype) -> None:
+    spec = make_spec(dataset="synthetic", input="gpu", num_samples=16, batch_size_per_gpu=8, precision=precision)
+    images, labels = next(build_batches(spec, ALONE, None).epoch(1))
+    assert (images.dtype, labels.dtype, tuple(images.shape)) == (dtype, torch.int64, (8, 3, SIZE, SIZE))
+    assert images.is_contiguous()
+
+
+def test_images_that_only_others_may_write_can_lie_on_the_device(image_folder: Path) -> None:
+    spec = make_spec(dataset="imagefolder", input="gpu", num_samples=5, batch_size_per_gpu=5)
+    ((images, labels),) = build_batches(spec, ALONE, image_folder).epoch(1)  # the cache is mapped read-only
+    assert sorted(labels.tolist()) == [0, 0, 1, 1, 1]
+    for image, label in zip(pixels_of(images), labels.tolist(), strict=True):
+        assert (image[SIZE // 2, SIZE // 2] == list(COLOURS.values())[label]).all()
 
 
 def test_an_augmented_image_is_normalised_by_channel() -> None:

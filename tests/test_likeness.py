@@ -6,6 +6,7 @@ from factories import make_measurement, make_record, make_spec
 
 from pipeline.likeness import FACTS, MAX_VALUE, listed, mixtures, unlike_baseline
 from pipeline.schema import Environment, Gpu, Record
+from pipeline.spec import Execution
 
 H200 = (Gpu(name="NVIDIA H200"),)
 DIFFERENCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -34,7 +35,22 @@ def test_records_that_differ_in_one_fact_are_marked_by_its_name_alone(
 
 
 def test_every_fact_is_tried() -> None:
-    assert {name for name, _, _ in DIFFERENCES} | {"precision"} == FACTS.keys()
+    assert {name for name, _, _ in DIFFERENCES} | {"precision", "execution"} == FACTS.keys()
+
+
+def test_records_whose_step_was_executed_otherwise_are_marked() -> None:
+    """As `execution: auto` may on two machines, of which one cannot compile."""
+    one, other = (executed("graph"), executed("compiled_graph", 1))
+    assert mixtures([one, other]) == ["mixed execution: compiled_graph, graph"]
+    assert unlike_baseline([one], [other]) == ["baseline with another execution (compiled_graph against graph)"]
+    assert mixtures([one, on(1)]) == []  # a record of before says nothing of it
+
+
+def executed(execution: Execution, repeat: int = 0) -> Record:
+    record = on(repeat)
+    assert record.measurement is not None
+    measurement = msgspec.structs.replace(record.measurement, execution_used=execution)
+    return msgspec.structs.replace(record, measurement=measurement)
 
 
 def test_the_values_are_named_the_baselines_first() -> None:

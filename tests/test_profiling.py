@@ -75,7 +75,9 @@ def test_a_point_without_a_profile_says_why(error: Exception, monkeypatch: pytes
         raise error
 
     monkeypatch.setattr(communication, "profile_steps", fail)
-    profile, notes = profile_collectives(Variant("ddp", nn.Identity(), lambda: None), [BUCKET], ALONE, None)
+    profile, notes = profile_collectives(
+        Variant("ddp", nn.Identity(), lambda: None, lambda: None), [BUCKET], ALONE, None
+    )
     assert profile is None
     assert notes == (f"rank 0: no profile: {error}",)
 
@@ -86,7 +88,7 @@ def test_running_out_of_memory_in_the_profile_is_the_points_ending(monkeypatch: 
 
     monkeypatch.setattr(communication, "profile_steps", fail)
     with pytest.raises(torch.OutOfMemoryError):
-        profile_collectives(Variant("ddp", nn.Identity(), lambda: None), [BUCKET], ALONE, None)
+        profile_collectives(Variant("ddp", nn.Identity(), lambda: None, lambda: None), [BUCKET], ALONE, None)
 
 
 def test_a_sweep_size_without_memory_has_no_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,9 @@ OTHER_VALUES: dict[str, Any] = {
     "measure": "communication",
     "windows": 4,
     "memory_limit_gib": 4.0,
+    "layout": "channels_last",
+    "fused_optimizer": True,
+    "execution": "graph",
     "seed": 1,
     "repeat": 1,
 }
@@ -258,3 +261,46 @@ def test_dp_and_ddp_take_as_many_steps_and_no_step_is_empty(spec: Spec) -> None:
     steps, batch = spec.steps_per_epoch, spec.batch_size_per_gpu
     assert steps == -(-spec.num_samples // spec.global_batch_size)  # DataParallel: one process, global batches
     assert (steps - 1) * batch < spec.shard_size <= steps * batch
+
+
+@pytest.mark.parametrize(
+    ("fields", "reads"),
+    [
+        ({"input": "dataloader"}, True),
+        ({"input": "gpu"}, True),
+        ({"input": "synthetic"}, False),
+        ({"input": "synthetic", "evaluate": True}, True),
+        ({"input": "gpu", "dataset": "synthetic"}, False),
+    ],
+)
+def test_data_is_staged_for_every_input_path_that_reads_it(fields: dict[str, Any], reads: bool) -> None:
+    assert make_spec(**fields).reads_data is reads
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"strategy": "dp", "num_gpus": 2, "execution": "graph"}, r"does not go with strategy='dp'.*use 'eager'"),
+        ({"strategy": "dp", "num_gpus": 2, "execution": "compile"}, r"does not go with strategy='dp'"),
+        ({"device": "cpu", "execution": "graph"}, r"execution='graph' needs device='cuda'.*use 'eager' or 'compile'"),
+        ({"device": "cpu", "execution": "compiled_graph"}, r"execution='compiled_graph' needs device='cuda'"),
+        ({"remedies": ("warmup",), "execution": "graph"}, r"needs fused_optimizer=true: the learning rate changes"),
+        (
+            {"strategy": "ddp", "num_gpus": 2, "sync_batchnorm": True, "execution": "compile"},
+            r"does not go with sync_batchnorm=true.*use 'graph'",
+        ),
+        (
+            {**COMMUNICATION, "execution": "compile"},
+            r"does not go with measure='communication'.*use 'eager' or 'graph'",
+        ),
+    ],
+)
+def test_an_execution_that_cannot_be_is_refused_with_the_cure(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make_spec(**fields)
+
+
+def test_the_axes_of_the_step_leave_earlier_run_ids_as_they_were() -> None:
+    """The old behaviour is the default of every new axis: stated or not, the id is that of before."""
+    stated = {"layout": "contiguous", "fused_optimizer": False, "execution": "eager", "input": "dataloader"}
+    assert make_spec(**stated).run_id() == "single-1gpu-b128-aeb2c5a6c2c56133"

@@ -13,7 +13,7 @@ from pipeline.outcomes import resolve
 from pipeline.records import publish
 from pipeline.render import render_experiment
 from pipeline.rows import ALWAYS_SHOWN, Row
-from pipeline.schema import DeviceMemory, Environment, Gpu, GpuWindow, HostWindow, Record, Telemetry
+from pipeline.schema import DeviceMemory, Environment, Epoch, Gpu, GpuWindow, HostWindow, Record, Telemetry
 from pipeline.spec import Spec
 from pipeline.tables import Tables, build_tables
 
@@ -169,6 +169,38 @@ def test_an_epoch_takes_as_long_as_its_slowest_rank_and_its_parts_are_of_that_ra
     epochs = (first, msgspec.structs.replace(second, ranks=(second.ranks[0], slow)))
     row = build(make_record(spec, measurement=msgspec.structs.replace(measured, epochs=epochs))).Q2[0]
     assert (row["epoch_time_s"], row["compute_time_s"], row["data_time_s"]) == (3.0, 0.5, 2.5)  # not 0.75 of rank 0
+
+
+@pytest.mark.parametrize(
+    ("execution", "used", "said"),
+    [
+        ("graph", "graph", ["execution=graph: the parts of a step are inside one graph"]),
+        (
+            "auto",
+            "compiled_graph",
+            [
+                "execution=auto used compiled_graph",
+                "execution=compiled_graph: the parts of a step are inside one graph",
+            ],
+        ),
+        ("compile", "compile", []),
+    ],
+)
+def test_what_a_captured_step_cannot_tell_is_null_with_the_reason(execution: Any, used: Any, said: list[str]) -> None:
+    spec = make_spec(execution=execution)
+    measurement = make_measurement(spec)
+    epochs = [without_parts(epoch) if "graph" in used else epoch for epoch in measurement.epochs]
+    facts = {"execution_used": used, "compile_time_s": 12.34, "epochs": tuple(epochs)}
+    (row,) = build(make_record(spec, measurement=msgspec.structs.replace(measurement, **facts))).Q1
+    assert row["epoch_time_s"] == 1.0
+    if "graph" in used:
+        assert (row["compute_time_s"], row["data_time_s"]) == (None, None)
+    assert row["note"] == "; ".join([*said, "made ready in 12.3 s before the clock"])
+
+
+def without_parts(epoch: Epoch) -> Epoch:
+    ranks = [msgspec.structs.replace(rank, compute_time_ns=None, data_time_ns=None) for rank in epoch.ranks]
+    return msgspec.structs.replace(epoch, ranks=tuple(ranks))
 
 
 def test_peak_memory_is_that_of_the_fullest_gpu() -> None:

@@ -3,7 +3,7 @@ import time
 import pytest
 import torch
 
-from pipeline.timing import PARTS, StepClock
+from pipeline.timing import PARTS, WHOLE, StepClock
 
 CPU = torch.device("cpu")
 MS = 1_000_000  # nanoseconds
@@ -50,3 +50,18 @@ def test_a_part_that_is_not_marked_is_an_error_and_not_a_wrong_time(missing: str
             clock.mark(part)
     with pytest.raises(AssertionError, match="every step is marked once a part"):
         clock.stop()
+
+
+def test_a_step_that_cannot_be_marked_inside_still_has_its_time_and_the_hosts_wait() -> None:
+    clock = StepClock(3, CPU, WHOLE)
+    clock.start()
+    for _ in range(3):
+        time.sleep(0.02)
+        clock.mark("data")
+        time.sleep(0.01)
+        clock.mark("step")
+    clock.stop()
+    assert clock.parts_ns().shape == (3, 1)
+    assert (clock.parts_ns() >= 30 * MS).all()
+    assert clock.parts_ns().sum() == pytest.approx(clock.epoch_time_ns, rel=0.01)
+    assert 60 * MS <= clock.loader_wait_ns() <= clock.epoch_time_ns - 30 * MS

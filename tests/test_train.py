@@ -1,4 +1,5 @@
 import math
+import time
 from collections.abc import Iterator
 from typing import Any, get_args
 
@@ -9,6 +10,7 @@ import torch
 from factories import RESNET18_GRADIENT_BYTES, RESNET18_PARAMETERS, make_measurement, make_record, make_spec
 from torch import nn
 
+from pipeline import augmentation
 from pipeline.cells import timed_epochs
 from pipeline.data import Images, build_batches, synthetic_images
 from pipeline.distributed import Rank
@@ -16,13 +18,13 @@ from pipeline.models import build_model
 from pipeline.records import encode
 from pipeline.schema import MAX_STEP_TIMES, Epoch, Measurement, RankEpoch
 from pipeline.spec import Model, Spec
+from pipeline.step import EagerStep, learning_rate, place, unmarked
 from pipeline.timing import PARTS, Series
 from pipeline.train import (
     RankSeries,
     drop_long_series,
     evaluate,
     is_settled,
-    learning_rate,
     run_epoch,
     set_precision,
     summarize,
@@ -74,6 +76,56 @@ def train(**fields: Any) -> tuple[Measurement, list[list[Series]]]:
 def test_the_learning_rate_of_an_update(remedies: tuple[str, ...], update: int, rate: float) -> None:
     spec = make_spec(strategy="ddp", num_gpus=4, batch_size_per_gpu=2048, epochs=5, remedies=remedies)
     assert learning_rate(spec, update) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("fields", [{"layout": "channels_last"}, {"fused_optimizer": True}, {"input": "gpu"}])
+def test_axes_of_the_step_train_as_the_usual_one_does(fields: dict[str, Any]) -> None:
+    """Not bit by bit: sums are taken in another order, and `input: gpu` draws other crops."""
+    usual = train(epochs=3)[0].epochs
+    other = train(epochs=3, **fields)[0].epochs
+    tolerance = 0.05 if "input" in fields else 1e-4
+    assert [e.loss for e in other] == pytest.approx([e.loss for e in usual], rel=tolerance)
+
+
+def test_channels_last_lays_out_images_and_weights_alike() -> None:
+    """ResNet-18 on one small batch: every input of a convolution and every weight has its channels last."""
+    spec = make_spec(**{**LENET, "model": "resnet18", "layout": "channels_last"})
+    seen: list[bool] = []
+    model = place(build_model("resnet18", 10), spec, ALONE)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(lambda _, inputs, output: seen.append(is_channels_last(inputs[0])))
+    images, labels = torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.int64)
+    EagerStep(model, spec, ALONE)(images, labels, unmarked)
+    assert seen == [True] * 20
+    assert all(is_channels_last(weight) for weight in model.parameters() if weight.dim() == 4)
+
+
+def is_channels_last(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_losses_of_resnet18_agree_between_layouts() -> None:
+    def losses(**fields: Any) -> list[float | None]:
+        small = {"model": "resnet18", "num_samples": 24, "batch_size_per_gpu": 8, "input": "synthetic", "epochs": 2}
+        return [epoch.loss for epoch in train(**small, **fields)[0].epochs]
+
+    assert losses(layout="channels_last") == pytest.approx(losses(), rel=1e-2)
+
+
+def test_the_augmentation_on_the_device_lies_inside_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of one batch: 50 ms of augmentation appear in the data part of every step, and in the epoch's time."""
+    crop_and_flip = augmentation.crop_and_flip
+
+    def slow(*arguments: Any) -> torch.Tensor:
+        time.sleep(0.05)
+        return crop_and_flip(*arguments)
+
+    monkeypatch.setattr(augmentation, "crop_and_flip", slow)
+    monkeypatch.setattr("pipeline.data.AUGMENTED_BYTES", 1)
+    measurement, series = train(epochs=1, input="gpu")
+    assert (series[0][0][:, PARTS.index("data")] >= 50_000_000).all()
+    assert (measurement.epochs[0].ranks[0].epoch_time_ns or 0) >= 5 * 50_000_000
 
 
 def test_the_loss_falls() -> None:
@@ -305,5 +357,5 @@ def test_training_goes_on_in_training_mode_after_an_evaluation() -> None:
     norm = nn.BatchNorm1d(3 * 32 * 32)
     model = nn.Sequential(nn.Flatten(), norm, nn.Linear(3 * 32 * 32, 10))
     evaluate(model, synthetic_images(50, "test", 0), ALONE, 7)
-    run_epoch(1, spec, ALONE, build_batches(spec, ALONE, None), model, torch.optim.SGD(model.parameters()))
+    run_epoch(1, spec, ALONE, build_batches(spec, ALONE, None), EagerStep(model, spec, ALONE))
     assert norm.num_batches_tracked == spec.steps_per_epoch

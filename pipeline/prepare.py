@@ -1,0 +1,151 @@
+"""The training step made ready before the clock starts: which execution is used, compiled and captured."""
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from pipeline import capture, distributed
+from pipeline.capture import CapturedStep, example_batch
+from pipeline.data import batch_sizes
+from pipeline.distributed import Rank
+from pipeline.spec import CAPTURED, COMPILED, Execution, Spec
+from pipeline.step import EagerStep, Step, place, unmarked
+
+FASTEST_FIRST: tuple[Execution, ...] = ("compiled_graph", "graph", "compile", "eager")
+"""As the first probe of an H200 found them (bf16, one GPU, B=32 to 2048): what `execution: auto` goes by."""
+
+
+class Prepared(NamedTuple):
+    """A step that is ready, and what that took: None and nothing where there was nothing to do."""
+
+    step: Step
+    compile_time_s: float | None = None
+    captured_batch_sizes: tuple[int, ...] = ()
+
+
+def choose_execution(spec: Spec, rank: Rank) -> Execution:
+    """The execution that the spec names; for `auto` the fastest legal one. All ranks answer alike.
+
+    Raises RuntimeError where this machine cannot compile what is to be compiled.
+    """
+    if spec.execution == "eager":
+        return "eager"
+    able = all(distributed.gather(has_compiler(rank.device.type)))
+    if spec.execution == "auto":
+        return fastest_execution(spec, able)
+    if spec.execution in COMPILED and not able:
+        needs = "Triton and a C compiler" if spec.device == "cuda" else "a C++ compiler"
+        raise RuntimeError(f"execution={spec.execution!r} needs {needs} on every node; install it, or use 'auto'.")
+    return spec.execution
+
+
+def fastest_execution(spec: Spec, able_to_compile: bool) -> Execution:
+    """The first of FASTEST_FIRST that the spec and the machine allow; on the CPU, where none was measured, eager."""
+    if spec.device == "cpu":
+        return "eager"
+    allowed = (execution for execution in FASTEST_FIRST if spec.execution_problem(execution) is None)
+    return next(execution for execution in allowed if able_to_compile or execution not in COMPILED)
+
+
+def has_compiler(device: str) -> bool:
+    """Whether torch.compile finds what it builds kernels with: Triton and a C compiler, on the CPU a C++ compiler."""
+    if device == "cpu":
+        return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
+    c_compilers = (os.environ.get("CC", "gcc"), "gcc", "clang", "cc")
+    return importlib.util.find_spec("triton") is not None and any(shutil.which(name) for name in c_compilers)
+
+
+def stream_of(execution: Execution, rank: Rank) -> contextlib.AbstractContextManager[None]:
+    """Where everything of that execution is issued, the model's wrapping included."""
+    return capture.side_stream(rank) if execution in CAPTURED else contextlib.nullcontext()
+
+
+def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: Rank) -> Prepared:
+    """The model placed, wrapped, and its step ready; called by all ranks inside stream_of(execution).
+
+    Compiling and capturing train a few steps, of which nothing stays.
+    """
+    model = distributed.wrap(place(bare_model, spec, rank), spec, rank)
+    is_captured = execution in CAPTURED
+    forward = compile_model(model) if execution in COMPILED else None
+    step = EagerStep(model, spec, rank, forward=forward, rate_on_device=is_captured and spec.fused_optimizer)
+    if execution == "eager":
+        return Prepared(step)
+    started = time.perf_counter()
+    sizes = tuple(dict.fromkeys(batch_sizes(spec, rank.world_size)))
+    ready: Step = step
+    step.begin_epoch()
+    with preserved(step, rank):
+        if execution in COMPILED:
+            num_before = num_compiled_graphs()
+            train_examples(step, sizes, spec, rank)
+            if num_compiled_graphs() == num_before:
+                raise RuntimeError(
+                    f"torch.compile found nothing to compile in model {spec.model!r} under strategy {spec.strategy!r}; "
+                    "give the model a forward of its own, or use execution: eager."
+                )
+        if is_captured:
+            ready = CapturedStep(step, sizes, spec, rank, capture.graph_recorder())
+        synchronize(rank)
+    compile_time_s = max(distributed.gather(time.perf_counter() - started))
+    return Prepared(ready, compile_time_s, sizes if is_captured else ())
+
+
+def compile_model(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The model through torch.compile, anew: forms of one model would share what was compiled for the first.
+
+    DDP is compiled as it wraps the model, and not the model inside it: only so does TorchDynamo cut the backward
+    pass at DDP's buckets, and collectives overlap with it (pytorch.org/docs/stable/notes/ddp.html). Each size of
+    batch is compiled for itself, so that no step on the clock meets a new one.
+    """
+    torch.compiler.reset()
+    return cast(Callable[[Tensor], Tensor], torch.compile(model, dynamic=False))
+
+
+def num_compiled_graphs() -> int:
+    """How many graphs TorchDynamo has captured in this process; what it cannot trace it runs eagerly, with no word."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])  # torch has no public name for it
+
+
+def train_examples(step: EagerStep, sizes: tuple[int, ...], spec: Spec, rank: Rank) -> None:
+    """A few steps of each size, which compile whatever they meet."""
+    for size in sizes:
+        images, labels = example_batch(size, spec, rank)
+        for _ in range(capture.WARM_UP_STEPS):
+            step(images, labels, unmarked)
+
+
+@contextlib.contextmanager
+def preserved(step: EagerStep, rank: Rank) -> Iterator[None]:
+    """Whatever trains inside leaves no trace in parameters, buffers, momentum and random state.
+
+    Put back in place, since a graph reads where they lie. Momentum is left at 0, from which the first update goes
+    on as from none: 0 x momentum + gradient.
+    """
+    assert not step.optimizer.state, "the step has not trained yet"
+    held = [*step.model.parameters(), *step.model.buffers()]
+    saved = [tensor.detach().clone() for tensor in held]
+    with torch.random.fork_rng(devices=[rank.device] if rank.device.type == "cuda" else []):
+        yield
+    with torch.no_grad():
+        for tensor, value in zip(held, saved, strict=True):
+            tensor.copy_(value)
+        for state in step.optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+
+
+def synchronize(rank: Rank) -> None:
+    """Wait for the rank's device."""
+    if rank.device.type == "cuda":
+        torch.cuda.synchronize(rank.device)
+
+
+assert set(FASTEST_FIRST) == set(get_args(Execution)), "auto knows every execution"
