@@ -14,6 +14,7 @@ from pipeline.variants import Variant
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"))
 BUCKET = 4000
+DDP = Variant("ddp", nn.Identity(), lambda: None, lambda: None)
 
 
 def rank_trace(*steps: list[tuple[str, int, float]]) -> RankTrace:
@@ -88,7 +89,7 @@ def test_running_out_of_memory_in_the_profile_is_the_points_ending(monkeypatch: 
 
     monkeypatch.setattr(communication, "profile_steps", fail)
     with pytest.raises(torch.OutOfMemoryError):
-        profile_collectives(Variant("ddp", nn.Identity(), lambda: None, lambda: None), [BUCKET], ALONE, None)
+        profile_collectives(DDP, [BUCKET], ALONE, None)
 
 
 def test_a_sweep_size_without_memory_has_no_times(monkeypatch: pytest.MonkeyPatch) -> None:
