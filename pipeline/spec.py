@@ -24,7 +24,7 @@ FLOAT_AXES = ("learning_rate", "momentum", "weight_decay", "bucket_cap_mb", "mem
 REFERENCE_GLOBAL_BATCH_SIZE = 128  # the learning rate is quoted for this one
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """One point. Counts are whole numbers, `num_gpus` is the total over nodes (processes on `cpu`).
 
     A default never changes and a new field takes the old behaviour as its default: `run_id` is a digest of
