@@ -1,5 +1,6 @@
 """One point of the grid, frozen: everything needed to repeat the run."""
 
+import functools
 import hashlib
 import math
 from typing import Annotated, Any, Literal, get_args
@@ -204,8 +205,14 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def run_id(self) -> str:
         """A readable prefix and 16 hex digits of the digest of what differs from the defaults."""
-        prefix = f"{self.strategy}-{self.num_gpus}{self.unit}-b{self.batch_size_per_gpu}"
-        return f"{prefix}-{hashlib.sha256(canonical_json(self)).hexdigest()[:16]}"
+        return digest(self)
+
+
+@functools.cache  # a record, the manifest and every table ask for the same point's; equal specs have equal ids
+def digest(spec: Spec) -> str:
+    """The run id of a spec."""
+    prefix = f"{spec.strategy}-{spec.num_gpus}{spec.unit}-b{spec.batch_size_per_gpu}"
+    return f"{prefix}-{hashlib.sha256(canonical_json(spec)).hexdigest()[:16]}"
 
 
 def canonical_json(spec: Spec) -> bytes:
