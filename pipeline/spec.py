@@ -196,7 +196,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def is_whole_epoch(self) -> bool:
         """Whether an epoch visits every sample, so that its time may be called an epoch time."""
-        return self.measure == "epochs" and not self.is_probe and self.steps_per_epoch == self.full_steps_per_epoch
+        if self.max_steps is None:
+            return self.measure == "epochs"
+        return self.measure == "epochs" and not self.is_probe and self.max_steps >= self.full_steps_per_epoch
 
     @property
     def unit(self) -> str:
