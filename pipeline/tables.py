@@ -42,7 +42,7 @@ class Tables(msgspec.Struct, frozen=True):
 def build_tables(outcomes: Sequence[Outcome], link: Link | None = None) -> Tables:
     """Every table of an experiment, rows in the order of the grid; `link` is what predictions are made for."""
     pooled = pool(outcomes)
-    axes = shown_axes(outcome.spec for outcome in outcomes)
+    axes = shown_axes([cell.spec for cell in pooled])
     cells = [cell for cell in pooled if cell.spec.measure == "epochs"]
     measured = [cell for cell in pooled if cell.spec.measure == "communication"]
     ddp = [cell for cell in measured if cell.spec.strategy == "ddp"]
