@@ -122,9 +122,17 @@ def seconds(field: str) -> Callable[[Record], float | None]:
     return figure
 
 
+@once_a_cell
+def epoch_times_s(cell: Cell) -> list[list[float]]:
+    """The epoch times of each repeat that has some, one a window."""
+    return [values for record in cell.measured if (values := window_values_s(record, "epoch_time_ns"))]
+
+
+@once_a_cell
 def epoch_time_s_of(cell: Cell) -> float | None:
-    """The cell's epoch time; None where it has none."""
-    return cell.median(seconds("epoch_time_ns"))
+    """The cell's epoch time, the median over its repeats; None where it has none."""
+    medians = [statistics.median(values) for values in epoch_times_s(cell)]
+    return statistics.median(medians) if medians else None
 
 
 def no_epoch_time(spec: Spec) -> str:
@@ -163,7 +171,7 @@ def spread_of(cell: Cell) -> Spread:
 
     Windows of one process share its luck (placement, clocks), repeats do not, so repeats come first.
     """
-    by_repeat = [values for record in cell.measured if (values := window_values_s(record, "epoch_time_ns"))]
+    by_repeat = epoch_times_s(cell)
     windows = [value for values in by_repeat for value in values]
     medians = [statistics.median(values) for values in by_repeat]
     if interval := intervals.median_interval(medians):

@@ -88,6 +88,8 @@ class Epoch(_Struct, frozen=True):
     def slowest(self) -> RankEpoch | None:
         """The rank whose clock is the epoch's; None where no time was measured."""
         timed = [rank for rank in self.ranks if rank.epoch_time_ns is not None]
+        if len(timed) == 1:
+            return timed[0]
         return max(timed, key=lambda rank: rank.epoch_time_ns or 0, default=None)
 
 

@@ -154,10 +154,10 @@ def ring_bytes_per_epoch(cell: Cell) -> int:
 
 def q4_rows(cell: Cell, axes: Sequence[str]) -> list[Row]:
     """A row for every epoch that has a loss; one row for a point with remedies that has none."""
-    rows = []
-    for number in sorted({epoch.epoch for record in cell.measured for epoch in learnt_epochs(record)}):
-        epochs = [epoch for record in cell.measured for epoch in learnt_epochs(record) if epoch.epoch == number]
-        rows.append(q4_row(cell, axes, epochs))
+    repeats: dict[int, list[Epoch]] = {}
+    for epoch in (epoch for record in cell.measured for epoch in learnt_epochs(record)):
+        repeats.setdefault(epoch.epoch, []).append(epoch)
+    rows = [q4_row(cell, axes, epochs) for _, epochs in sorted(repeats.items())]
     if not rows and cell.spec.remedies:
         empty = dict.fromkeys(("epoch", "num_updates", "loss", "accuracy", "test_loss", "test_accuracy"))
         rows.append(start_row(cell, axes, remedies=list(cell.spec.remedies), **empty, diverged_at_update=None))
