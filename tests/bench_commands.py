@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 from bench_folder import NUM_REPEATS, write_folder
+from bench_submit import report_submit
 from factories import ROOT, make_record, make_spec
 
 from pipeline import records
@@ -102,6 +103,7 @@ def main() -> None:
         report(f"collect of {NUM_POINTS} records", [*PYTHON, "pipeline.collect", "many"], folder)
         for command in COMMANDS:
             report(f"{command} --help", [*PYTHON, f"pipeline.{command}", "--help"], folder)
+        report_submit(folder)
         for num_points in (NUM_POINTS, 10 * NUM_POINTS):
             report_collect(folder, num_points)
 
