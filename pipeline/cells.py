@@ -1,8 +1,11 @@
 """Cells: the outcomes that a table shows as one, their timed windows, and how far the median of these may be off."""
 
+import functools
+import operator
 import statistics
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -10,35 +13,65 @@ from pipeline import intervals, likeness, metrics
 from pipeline.intervals import Interval
 from pipeline.outcomes import Outcome
 from pipeline.schema import Epoch, Record
-from pipeline.spec import Spec
+from pipeline.spec import AXES, Spec
+
+Found = TypeVar("Found")
 
 POOLED_AXES = ("repeat", "seed")
 TIMED_EPOCH = 2
 STATUS_ORDER = ("ok", "oom", "failed", "rejected", "missing")
+NOT_POOLED = operator.attrgetter(*(axis for axis in AXES if axis not in POOLED_AXES))
 
 
-class Cell(NamedTuple):
+def once_a_cell(find: Callable[["Cell"], Found]) -> Callable[["Cell"], Found]:
+    """Remember what a function finds of a cell: a point stands in several tables, and beside its baseline."""
+
+    @functools.wraps(find)
+    def known(cell: "Cell") -> Found:
+        if find not in cell.known:
+            cell.known[find] = find(cell)
+        found: Found = cell.known[find]
+        return found
+
+    return known
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
     """The outcomes that differ only in repeat and seed, and what their ok records have in common."""
 
     spec: Spec  # with repeat and seed at 0
     outcomes: list[Outcome]
+    known: dict[Callable[..., Any], Any] = field(default_factory=dict, repr=False)
 
     @property
+    @once_a_cell
     def status(self) -> str:
         """ok where any is; else the first of oom, failed, rejected, missing that occurs."""
         present = {outcome.status for outcome in self.outcomes}
         return next(status for status in STATUS_ORDER if status in present)
 
     @property
+    @once_a_cell
     def measured(self) -> list[Record]:
         """The ok records."""
         return [outcome.record for outcome in self.outcomes if outcome.record and outcome.status == "ok"]
 
+    @property
+    @once_a_cell
+    def kinds(self) -> list[Record]:
+        """One ok record of each environment and precision: what likeness asks is the same for all of a kind."""
+        return list({likeness.kind_of(record): record for record in self.measured}.values())
+
     def median(self, figure: Callable[[Record], float | None]) -> float | None:
         """The median over the ok records that have the figure; None where none has it."""
-        values = [value for record in self.measured if (value := figure(record)) is not None]
-        return statistics.median(values) if values else None
+        if figure not in self.known:
+            values = [value for record in self.measured if (value := figure(record)) is not None]
+            self.known[figure] = statistics.median(values) if values else None
+        found: float | None = self.known[figure]
+        return found
 
+    @once_a_cell
     def notes(self) -> list[str]:
         """Why the cell has no figures, or not as many as were asked for."""
         notes = []
@@ -49,15 +82,15 @@ class Cell(NamedTuple):
             notes.append(f"{len(others)} of {len(self.outcomes)} repeats: {', '.join(sorted(set(others)))}")
         if self.status == "ok" and self.spec.measure == "epochs" and epoch_time_s_of(self) is None:
             notes.append(no_epoch_time(self.spec))
-        return notes + likeness.mixtures(self.measured)
+        return notes + likeness.mixtures(self.kinds)
 
 
 def pool(outcomes: Iterable[Outcome]) -> list[Cell]:
     """One cell for the outcomes that differ only in repeat and seed, in the order in which they first occur."""
-    cells: dict[Spec, list[Outcome]] = {}
+    cells: dict[tuple[Any, ...], list[Outcome]] = {}
     for outcome in outcomes:
-        cells.setdefault(msgspec.structs.replace(outcome.spec, repeat=0, seed=0), []).append(outcome)
-    return [Cell(spec, parts) for spec, parts in cells.items()]
+        cells.setdefault(NOT_POOLED(outcome.spec), []).append(outcome)
+    return [Cell(msgspec.structs.replace(parts[0].spec, repeat=0, seed=0), parts) for parts in cells.values()]
 
 
 def timed_epochs(record: Record) -> list[Epoch]:
@@ -78,6 +111,7 @@ def window_values_s(record: Record, field: str) -> list[float]:
     return [value / 1e9 for value in values if value is not None]
 
 
+@functools.cache  # one function a field, so that a cell knows its median again
 def seconds(field: str) -> Callable[[Record], float | None]:
     """A figure in seconds, from its field in nanoseconds: the median over a record's windows of the slowest rank."""
 
@@ -88,9 +122,17 @@ def seconds(field: str) -> Callable[[Record], float | None]:
     return figure
 
 
+@once_a_cell
+def epoch_times_s(cell: Cell) -> list[list[float]]:
+    """The epoch times of each repeat that has some, one a window."""
+    return [values for record in cell.measured if (values := window_values_s(record, "epoch_time_ns"))]
+
+
+@once_a_cell
 def epoch_time_s_of(cell: Cell) -> float | None:
-    """The cell's epoch time; None where it has none."""
-    return cell.median(seconds("epoch_time_ns"))
+    """The cell's epoch time, the median over its repeats; None where it has none."""
+    medians = [statistics.median(values) for values in epoch_times_s(cell)]
+    return statistics.median(medians) if medians else None
 
 
 def no_epoch_time(spec: Spec) -> str:
@@ -130,12 +172,13 @@ class Spread(NamedTuple):
         return intervals.half_width(self.interval, time_s) if self.interval and time_s is not None else None
 
 
+@once_a_cell
 def spread_of(cell: Cell) -> Spread:
     """The interval over repeats, one value a repeat, where there are enough; else over the windows of them all.
 
     Windows of one process share its luck (placement, clocks), repeats do not, so repeats come first.
     """
-    by_repeat = [values for record in cell.measured if (values := window_values_s(record, "epoch_time_ns"))]
+    by_repeat = epoch_times_s(cell)
     windows = [value for values in by_repeat for value in values]
     medians = [statistics.median(values) for values in by_repeat]
     if interval := intervals.median_interval(medians):

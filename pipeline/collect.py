@@ -96,7 +96,7 @@ def collect_experiment(experiment: "Experiment", link: "Link | None" = None) -> 
 
     manifest = experiment.read_manifest()
     try:
-        found, rejected = records.read_folder(experiment.records)
+        found, rejected = records.read_folder(experiment.records, for_tables=True)
     except OSError as error:
         raise Refusal(f"cannot read {experiment.records}: {error.strerror}; mend its permissions.") from error
     expected = manifest.points if manifest else list(dict.fromkeys(record.spec for record in found))

@@ -1,9 +1,10 @@
 """The command that runs points of a manifest in a process of its own, on a node or here."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent  # goes on the process's PYTHONPATH, whatever folder it starts in
 
@@ -24,3 +25,10 @@ def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOption
     command += ["--data", str(options.data.resolve())]
     command += ["--rerun", options.rerun] if options.rerun else []
     return command + ["--keep-trace"] * options.keep_trace
+
+
+def exec_element(manifest: Path, elements: Sequence[Sequence[str]], options: LaunchOptions) -> NoReturn:
+    """Become the launch of the element that this process is of its array; called in the job."""
+    index = int(os.environ["SLURM_ARRAY_TASK_ID"]) if len(elements) > 1 else 0  # one element is a plain job
+    command = launch_command(manifest, elements[index], options)
+    os.execvp(command[0], command)

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 
 from pipeline import metrics
-from pipeline.cells import Cell, timed_epochs
+from pipeline.cells import Cell, once_a_cell, timed_epochs
 from pipeline.schema import GpuWindow, Record
 
 
@@ -19,6 +19,7 @@ def energy_figures(cell: Cell) -> dict[str, float | None]:
     }
 
 
+@once_a_cell
 def energy_notes(cell: Cell) -> list[str]:
     """What held the clocks down, and why there is no energy where GPUs were sampled."""
     windows = [window for record in cell.measured for window in timed_windows(record)]

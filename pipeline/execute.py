@@ -44,7 +44,7 @@ def run_here(experiment: Experiment, todo: list[Spec], options: LaunchOptions) -
 def submit_arrays(
     experiment: Experiment, arrays: Sequence[PlannedArray], prologue: bytes | None, options: LaunchOptions
 ) -> None:
-    """Submit every array, each announced in the manifest before and named in it after. Raises Refusal."""
+    """Submit every array, all announced in the manifest before and each named in it after. Raises Refusal."""
     if not arrays:
         return
     submission = start_submission(uuid.uuid4().hex, "slurm")
@@ -58,12 +58,12 @@ def submit_arrays(
     notices = dict.fromkeys(notice for array in arrays for notice in array.request.notices)
     for notice in notices:
         talk(f"Notice: {notice}.")
-    for number, planned in enumerate(arrays):
-        array = announce(experiment, submission, planned, number)
+    announce(experiment, submission, arrays)
+    for planned, array in zip(arrays, tuple(submission.arrays), strict=True):
         try:
             array.job_id = slurm.submit_array(experiment, submission, array, planned.request, setup, options)
         except Refusal:
-            submission.arrays.remove(array)
+            submission.arrays = [other for other in submission.arrays if other.job_id is not None]
             raise
         finally:
             write_submission(experiment, submission)
@@ -90,14 +90,13 @@ def adopt_announced(experiment: Experiment) -> None:
             submission.arrays = [array for array in submission.arrays if array.job_id is not None]
 
 
-def announce(experiment: Experiment, submission: Submission, planned: PlannedArray, number: int) -> Array:
-    """Write down an array before it is submitted: if we die in between, its name finds it again."""
-    elements = [[spec.run_id() for spec in element] for element in planned.elements]
-    name = slurm.job_name(experiment.folder.name, submission.id, number)
-    array = Array(name, elements, is_array=len(elements) > 1)
-    submission.arrays.append(array)
+def announce(experiment: Experiment, submission: Submission, arrays: Sequence[PlannedArray]) -> None:
+    """Write down the arrays before they are submitted: if we die in between, their names find them again."""
+    for number, planned in enumerate(arrays):
+        elements = [[spec.run_id() for spec in element] for element in planned.elements]
+        name = slurm.job_name(experiment.folder.name, submission.id, number)
+        submission.arrays.append(Array(name, elements, is_array=len(elements) > 1))
     write_submission(experiment, submission)
-    return array
 
 
 def write_submission(experiment: Experiment, submission: Submission) -> None:

@@ -21,6 +21,11 @@ FACTS: dict[str, Callable[[Record], str | None]] = {
 }
 
 
+def kind_of(record: Record) -> tuple[object, ...]:
+    """What decides every fact of a record; environments that are shared are one."""
+    return id(record.environment), FACTS["precision"](record), record.measured
+
+
 def mixtures(records: Sequence[Record]) -> list[str]:
     """A note for every fact in which records that are pooled differ."""
     found = {name: facts_of(records, fact) for name, fact in FACTS.items()}

@@ -1,7 +1,7 @@
 """Records against expected points: every point in exactly one state, every file accounted for."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -57,11 +57,14 @@ def resolve(expected: Sequence[Spec], found: Iterable[Record], rejected: Sequenc
     for record in found:
         attempts[record.run_id].append(record)
     bad_files = {file.run_id: file for file in rejected if file.run_id is not None}
-    outcomes = [judge(spec, attempts.get(spec.run_id(), []), bad_files) for spec in expected]
-    known = {outcome.spec.run_id() for outcome in outcomes}
+    run_ids = [spec.run_id() for spec in expected]
+    outcomes = [
+        judge(spec, attempts.get(run_id, []), bad_files.get(run_id))
+        for spec, run_id in zip(expected, run_ids, strict=True)
+    ]
+    known = set(run_ids)
     strangers = [record for run_id, parts in attempts.items() if run_id not in known for record in parts]
-    sound = {(record.run_id, record.attempt) for parts in attempts.values() for record in parts}
-    copies = [file for file in rejected if file.copy_of in sound]
+    copies = {file for file in rejected if file.copy_of and is_there(*file.copy_of, attempts)}
     foreign_files = [file for file in rejected if file.run_id not in known and file not in copies]
     coverage = Coverage(
         expected=len(outcomes),
@@ -77,13 +80,17 @@ def resolve(expected: Sequence[Spec], found: Iterable[Record], rejected: Sequenc
     return Collected(outcomes, coverage, notes)
 
 
-def judge(spec: Spec, attempts: list[Record], bad_files: dict[str, Rejected]) -> Outcome:
+def is_there(run_id: str, attempt: int, attempts: Mapping[str, list[Record]]) -> bool:
+    """Whether that attempt has a record."""
+    return any(record.attempt == attempt for record in attempts.get(run_id, []))
+
+
+def judge(spec: Spec, attempts: list[Record], bad: Rejected | None) -> Outcome:
     """The state of one point by its attempts; a point whose only file is invalid is rejected, not missing."""
     if attempts:
         record = records.choose(attempts)
         superseded = [other for other in attempts if other is not record]
         return Outcome(spec, record.status, record, record.reason, superseded)
-    bad = bad_files.get(spec.run_id())
     if bad is not None:
         return Outcome(spec, "rejected", None, f"its only record {bad.reason}")
     return Outcome(spec, "missing", None, "no record")

@@ -1,5 +1,6 @@
 """Rows as Markdown for people: what does not vary is said once above, where it comes from in a line below."""
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ import tabulate
 from pipeline.layouts import LAYOUTS, LEGENDS, Layout
 from pipeline.outcomes import Collected
 from pipeline.rows import Row
-from pipeline.schema import Record
+from pipeline.schema import Environment, Record
 from pipeline.spec import AXES
 from pipeline.tables import Tables
 
@@ -18,6 +19,7 @@ ABSENT = "-"
 AXES_WITH_ABSENCE = {"max_steps": "whole epoch", "memory_limit_gib": "none", "bucket_cap_mb": "default"}
 NAMES = {"noise_floor": "interval"}  # of columns, where a person reads another word than a script
 SHOWN_IF_ABSENT = re.compile(r"^(epoch|compute|data)_time_s$|_subtraction_s$")
+BREAKS_OUT = re.compile(r"[|<>`\[\]\\]")
 RARE_TRANSFER = re.compile(r"^(batchnorm_statistics|parameters|inputs|outputs)_\w+_per_step$")
 STATE_COLUMNS = (
     *("epoch_time_s", "epoch", "plain_step_time_s", "step_time_s", "gradients_calls_per_step", "time_s"),
@@ -29,12 +31,12 @@ WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "re
 
 def render_experiment(name: str, tables: Tables, collected: Collected) -> str:
     """The report of one experiment."""
-    records = [outcome.record for outcome in collected.outcomes if outcome.record]
+    source = provenance(outcome.record for outcome in collected.outcomes if outcome.record)
     parts = [f"# {escape(name)}", render_coverage(collected), *render_precision(tables)]
     for layout in LAYOUTS:
         rows = rows_of(layout, tables)
         if rows and (layout.table != "Q2" or any(row["num_gpus"] > 1 for row in rows)):
-            parts.append(render_table(layout, rows, "" if layout.table == "cost" else provenance(records)))
+            parts.append(render_table(layout, rows, "" if layout.table == "cost" else source))
     if tables.oom:
         parts.append(render_oom(tables.oom))
     if collected.notes:
@@ -149,8 +151,14 @@ def format_value(column: str, value: Any) -> str:
     if isinstance(value, list):
         return escape(" + ".join(value)) or "none"
     if isinstance(value, float):
-        return next((form(value) for pattern, form in FORMATS if re.search(pattern, column)), f"{value:.6g}")
+        return format_of(column)(value)
     return escape(str(value))
+
+
+@functools.cache  # a column has as many cells as there are points
+def format_of(column: str) -> Callable[[float], str]:
+    """How a column's numbers are written."""
+    return next((form for pattern, form in FORMATS if re.search(pattern, column)), lambda value: f"{value:.6g}")
 
 
 FORMATS: tuple[tuple[str, Callable[[float], str]], ...] = (
@@ -175,8 +183,8 @@ FORMATS: tuple[tuple[str, Callable[[float], str]], ...] = (
 
 def escape(text: str) -> str:
     """Text that cannot break out of a Markdown cell or become HTML, a link or a terminal escape."""
-    printable = "".join(char if char.isprintable() else " " for char in text)
-    return re.sub(r"([\\|<>`*_\[\]])", r"\\\1", printable) if re.search(r"[|<>`\[\]\\]", printable) else printable
+    printable = text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
+    return re.sub(r"([\\|<>`*_\[\]])", r"\\\1", printable) if BREAKS_OUT.search(printable) else printable
 
 
 def provenance(records: Iterable[Record]) -> str:
@@ -185,30 +193,33 @@ def provenance(records: Iterable[Record]) -> str:
     if not found:
         return "From no record: nothing was measured."
     count = f"From {len(found)} record{'s' * (len(found) > 1)}"
+    places = list({id(record.environment): record.environment for record in found}.values())  # repeats share one
     if not any(record.measured for record in found):
-        sources = distinct(record.environment.source for record in found)
-        gpus = distinct(gpu.name for record in found for gpu in record.environment.gpus)
+        sources = distinct(place.source for place in places)
+        gpus = distinct(gpu.name for place in places for gpu in place.gpus)
         where = f"{count} stated elsewhere ({sources})"
         return f"{where}: GPU {gpus or NOT_STATED}, versions {NOT_STATED}. Medians over n runs."
-    return f"{count} measured on {hardware(found)}; {software(found)}. Medians over n runs."
+    precisions = distinct(record.measurement.precision_used for record in found if record.measurement)
+    return (
+        f"{count} measured on {hardware(places)}, computing in {precisions}; {software(places)}. Medians over n runs."
+    )
 
 
-def hardware(found: Sequence[Record]) -> str:
-    """GPUs or CPUs, and what they computed in."""
-    gpus = distinct(gpu.name for record in found for gpu in record.environment.gpus)
-    cpus = distinct(record.environment.cpu for record in found)
-    used = distinct(record.measurement.precision_used for record in found if record.measurement)
-    return f"{gpus or cpus or NOT_STATED}, computing in {used}"
+def hardware(places: Sequence[Environment]) -> str:
+    """GPUs or CPUs."""
+    gpus = distinct(gpu.name for place in places for gpu in place.gpus)
+    cpus = distinct(place.cpu for place in places)
+    return gpus or cpus or NOT_STATED
 
 
-def software(found: Sequence[Record]) -> str:
+def software(places: Sequence[Environment]) -> str:
     """Versions and commit."""
     parts = []
     for label, field in (("torch", "torch"), ("NCCL", "nccl"), ("driver", "driver"), ("commit", "git_commit")):
-        values = distinct(str(getattr(record.environment, field) or "")[:20] for record in found)
+        values = distinct(str(getattr(place, field) or "")[:20] for place in places)
         if values:
             parts.append(f"{label} {values}")
-    if any(record.environment.git_dirty for record in found):
+    if any(place.git_dirty for place in places):
         parts.append("with uncommitted changes")
     return ", ".join(parts) or "versions not stated"
 

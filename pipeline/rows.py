@@ -1,6 +1,6 @@
 """What every row of every table begins with: its axes, its state, and the notes of its cell."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.cells import POOLED_AXES, Cell
@@ -12,13 +12,9 @@ STATED_FIGURES = ("epoch_time_s", "compute_time_s", "data_time_s", "peak_memory_
 ALWAYS_SHOWN = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "precision", "input")
 
 
-def shown_axes(specs: Iterable[Spec]) -> list[str]:
+def shown_axes(pooled: Sequence[Spec]) -> list[str]:
     """The axes of every row: those always shown, and every other that varies in the experiment."""
-    seen: dict[str, set[Any]] = {axis: set() for axis in AXES}
-    for spec in specs:
-        for axis in AXES:
-            seen[axis].add(getattr(spec, axis))
-    varying = [axis for axis in AXES if len(seen[axis]) > 1 and axis not in POOLED_AXES]
+    varying = [axis for axis in AXES if len({getattr(spec, axis) for spec in pooled}) > 1 and axis not in POOLED_AXES]
     return [*ALWAYS_SHOWN, *(axis for axis in varying if axis not in ALWAYS_SHOWN)]
 
 

@@ -1,5 +1,6 @@
 """Points on Slurm: one array a resource shape, submitted through submitit. The only module that imports it."""
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from pipeline import scheduler
 from pipeline.allocation import Request
-from pipeline.command import ROOT, LaunchOptions, launch_command
+from pipeline.command import ROOT, LaunchOptions, exec_element
 from pipeline.exits import SCHEDULER, Refusal
 from pipeline.experiment import Array, Experiment, Submission
 
@@ -66,7 +67,8 @@ def submit_array(
     """Submit one array and return its job id.
 
     submitit only submits: each element's process becomes pipeline.launch (exec), so that exit codes, signals and
-    logs are those of the point. Raises Refusal (scheduler) where sbatch refuses; what it left is removed then.
+    logs are those of the point. All elements read one pickle: one for each, as submitit's own arrays have, takes
+    longer than sbatch. Raises Refusal (scheduler) where sbatch refuses; what it left is removed then.
     """
     import submitit
 
@@ -76,17 +78,29 @@ def submit_array(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     executor = submitit.SlurmExecutor(folder)
     executor.update_parameters(**submitit_parameters(array.job_name, request, len(array.elements), setup))
-    commands = [launch_command(experiment.manifest, run_ids, options) for run_ids in array.elements]
+    if array.is_array:
+        executor.parameters["map_count"] = len(array.elements)  # what makes an array of a submission in submitit
+    absolute = options._replace(data=options.data.resolve())
     try:
-        with executor.batch():
-            jobs = [executor.submit(os.execvp, command[0], command) for command in commands]
-        return str(jobs[0].job_id).split("_")[0]
+        job = executor.submit(exec_element, experiment.manifest.resolve(), array.elements, absolute)
+        job_id = str(job.job_id)
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError, OSError) as error:
-        job_id = scheduler.find_jobs_named([array.job_name]).get(array.job_name)
-        if job_id is not None:  # sbatch failed after the controller had taken the job
-            return job_id
-        shutil.rmtree(folder, ignore_errors=True)
-        raise Refusal(f"sbatch refused {array.job_name}: {last_line(str(error))}.", SCHEDULER) from error
+        found = scheduler.find_jobs_named([array.job_name]).get(array.job_name)
+        if found is None:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise Refusal(f"sbatch refused {array.job_name}: {last_line(str(error))}.", SCHEDULER) from error
+        job_id = found  # sbatch failed after the controller had taken the job
+    name_pickle(folder, job_id, array)
+    return job_id
+
+
+def name_pickle(folder: Path, job_id: str, array: Array) -> None:
+    """Give the pickle of the submission the name under which each element waits for it, for a minute at most."""
+    (pickle,) = folder.glob("*.pkl")  # without the job's id still where sbatch failed after the controller took it
+    ids = [f"{job_id}_{index}" for index in range(len(array.elements))] if array.is_array else [job_id]
+    for id in ids:
+        with contextlib.suppress(FileExistsError):
+            os.link(pickle, folder / f"{id}_submitted.pkl")
 
 
 def submitit_parameters(name: str, request: Request, num_elements: int, setup: list[str]) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """One point of the grid, frozen: everything needed to repeat the run."""
 
+import functools
 import hashlib
 import math
 from typing import Annotated, Any, Literal, get_args
@@ -30,7 +31,7 @@ TRIAL_STEPS = 3  # of a search for the memory boundary: the optimizer's state ex
 REFERENCE_GLOBAL_BATCH_SIZE = 128  # the learning rate is quoted for this one
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """One point. Counts are whole numbers, `num_gpus` is the total over nodes (processes on `cpu`).
 
     A default never changes and a new field takes the old behaviour as its default: `run_id` is a digest of
@@ -265,7 +266,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def is_whole_epoch(self) -> bool:
         """Whether an epoch visits every sample, so that its time may be called an epoch time."""
-        return self.measure == "epochs" and not self.is_probe and self.steps_per_epoch == self.full_steps_per_epoch
+        if self.max_steps is None:
+            return self.measure == "epochs"
+        return self.measure == "epochs" and not self.is_probe and self.max_steps >= self.full_steps_per_epoch
 
     def trial(self, batch_size_per_gpu: int) -> "Spec":
         """The probe that a search for the memory boundary runs at a batch size: three full steps."""
@@ -280,8 +283,14 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def run_id(self) -> str:
         """A readable prefix and 16 hex digits of the digest of what differs from the defaults."""
-        prefix = f"{self.strategy}-{self.num_gpus}{self.unit}-b{self.batch_size_per_gpu}"
-        return f"{prefix}-{hashlib.sha256(canonical_json(self)).hexdigest()[:16]}"
+        return digest(self)
+
+
+@functools.cache  # a record, the manifest and every table ask for the same point's; equal specs have equal ids
+def digest(spec: Spec) -> str:
+    """The run id of a spec."""
+    prefix = f"{spec.strategy}-{spec.num_gpus}{spec.unit}-b{spec.batch_size_per_gpu}"
+    return f"{prefix}-{hashlib.sha256(canonical_json(spec)).hexdigest()[:16]}"
 
 
 def canonical_json(spec: Spec) -> bytes:

@@ -47,7 +47,7 @@ class Tables(msgspec.Struct, frozen=True):
 def build_tables(outcomes: Sequence[Outcome], link: Link | None = None) -> Tables:
     """Every table of an experiment, rows in the order of the grid; `link` is what predictions are made for."""
     pooled = pool(outcomes)
-    axes = shown_axes(outcome.spec for outcome in outcomes)
+    axes = shown_axes([cell.spec for cell in pooled])
     cells = [cell for cell in pooled if cell.spec.measure == "epochs"]
     measured = [cell for cell in pooled if cell.spec.measure == "communication"]
     ddp = [cell for cell in measured if cell.spec.strategy == "ddp"]
@@ -176,10 +176,10 @@ def ring_bytes_per_epoch(cell: Cell) -> int:
 
 def q4_rows(cell: Cell, axes: Sequence[str]) -> list[Row]:
     """A row for every epoch that has a loss; one row for a point with remedies that has none."""
-    rows = []
-    for number in sorted({epoch.epoch for record in cell.measured for epoch in learnt_epochs(record)}):
-        epochs = [epoch for record in cell.measured for epoch in learnt_epochs(record) if epoch.epoch == number]
-        rows.append(q4_row(cell, axes, epochs))
+    repeats: dict[int, list[Epoch]] = {}
+    for epoch in (epoch for record in cell.measured for epoch in learnt_epochs(record)):
+        repeats.setdefault(epoch.epoch, []).append(epoch)
+    rows = [q4_row(cell, axes, epochs) for _, epochs in sorted(repeats.items())]
     if not rows and cell.spec.remedies:
         empty = dict.fromkeys(("epoch", "num_updates", "loss", "accuracy", "test_loss", "test_accuracy"))
         rows.append(start_row(cell, axes, remedies=list(cell.spec.remedies), **empty, diverged_at_update=None))

@@ -351,6 +351,25 @@ def test_an_array_that_sbatch_took_and_then_failed_is_not_submitted_twice(
     assert "0 points to run, 5 queued or running" in pipeline(*submit, env=on_slurm).stderr
 
 
+@pytest.mark.parametrize(
+    "ending", ['exec {real} "$@"', '{real} "$@" >/dev/null; exit 1'], ids=["taken", "taken, said not"]
+)
+def test_an_array_is_one_sbatch_and_every_element_runs_its_own_point(
+    pipeline: Command, on_slurm: Env, tmp_path: Path, ending: str
+) -> None:
+    real = subprocess.run(["which", "sbatch"], capture_output=True, text=True, check=True).stdout.strip()
+    shim = tmp_path / "bin" / "sbatch"
+    shim.parent.mkdir()
+    shim.write_text(f"#!/bin/sh\necho called >> {tmp_path}/calls\n{ending.format(real=real)}\n")
+    shim.chmod(0o755)
+    env = {**on_slurm, "PATH": f"{shim.parent}:{on_slurm['PATH']}"}
+    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--wait")
+    answer = pipeline(*submit, "--set", "num_gpus=1", "num_nodes=1", "batch_size_per_gpu=4,8,16", env=env)
+    assert answer.returncode == 0, answer.stderr
+    assert (tmp_path / "calls").read_text().split() == ["called"]
+    assert [part["state"] for part in states(pipeline, tmp_path, on_slurm).values()] == ["ok"] * 3
+
+
 def test_an_array_whose_driver_died_before_it_was_named_is_found_again(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:

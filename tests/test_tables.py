@@ -5,10 +5,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from factories import make_measurement, make_record, make_spec
+from factories import ROOT, make_measurement, make_record, make_spec
 
+from pipeline import records
 from pipeline.collect import collect_experiment
-from pipeline.experiment import Experiment
+from pipeline.experiment import Experiment, find_experiments
 from pipeline.outcomes import resolve
 from pipeline.records import publish
 from pipeline.render import render_experiment
@@ -376,6 +377,15 @@ def test_timestamps_play_no_part_but_in_what_it_cost(tmp_path: Path, clocks: lis
     )
     assert skewed == collected("plain", lambda record, _: record)
     assert msgspec.json.decode(skewed[0])["Q1"][0]["epoch_time_s"] == 2  # attempt 1, whatever the clocks say
+
+
+def test_what_is_not_kept_for_tables_is_in_no_table() -> None:
+    for experiment in find_experiments(ROOT / "outputs").values():
+        manifest, (found, rejected) = experiment.read_manifest(), records.read_folder(experiment.records)
+        assert manifest is not None
+        collected = resolve(manifest.points, found, rejected)
+        whole = msgspec.json.encode(build_tables(collected.outcomes))
+        assert msgspec.json.encode(collect_experiment(experiment)[1]) == whole
 
 
 def sampled(spec: Spec, energies_j: Sequence[float | None], **fields: Any) -> Record:
