@@ -226,15 +226,18 @@ def judge_parts(found: Findings) -> Answer:
 
 
 def judge_clock(found: Findings, name: str) -> Answer:
-    """What the marks cost, against the same loop without them."""
+    """What the marks cost, against the same loop without them; the interval says how well that is known."""
     pairs = zip(found.clock_windows[name], found.silent_windows[name], strict=True)
-    cost = statistics.median(clocked / silent - 1 for clocked, silent in pairs)
+    costs = [clocked / silent - 1 for clocked, silent in pairs]
+    cost, interval = statistics.median(costs), median_interval(costs)
+    low, high = (interval.low, interval.high) if interval else (min(costs), max(costs))
     limit = CLOCK_TOLERANCE[name]
     return Answer(
         f"cost of the clock, {name} batch",
         verdict(cost <= limit),
-        f"at {found.clock_batches[name]} per GPU the marks cost {cost:+.2%} of a step (limit {limit:.0%})",
-        {"cost": cost},
+        f"at {found.clock_batches[name]} per GPU the marks cost {cost:+.2%} of a step, {low:+.2%} to {high:+.2%} "
+        f"(limit {limit:.0%})",
+        {"cost": cost, "cost_low": low, "cost_high": high},
     )
 
 

@@ -309,7 +309,11 @@ def test_the_marks_cost_1_per_cent_of_a_large_step_and_3_of_a_small_one(
     assert answer.figures["cost"] == pytest.approx(clocked / 10_000 - 1)
     batch, limit = {"large": (512, "1%"), "small": (32, "3%")}[name]
     cost = clocked / 10_000 - 1
-    assert answer.sentence == f"at {batch} per GPU the marks cost {cost:+.2%} of a step (limit {limit})"
+    low, high = (answer.figures["cost_low"], answer.figures["cost_high"])
+    assert (low, high) == pytest.approx(tuple(sorted(a / b - 1 for a, b in zip(clocks, silents, strict=True))[::2]))
+    assert answer.sentence == (
+        f"at {batch} per GPU the marks cost {cost:+.2%} of a step, {low:+.2%} to {high:+.2%} (limit {limit})"
+    )
 
 
 def test_the_summary_counts_every_verdict_also_those_that_do_not_occur() -> None:
