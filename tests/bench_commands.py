@@ -59,12 +59,12 @@ def report(what: str, command: Sequence[str], cwd: Path) -> None:
 def report_collect(folder: Path, num_points: int) -> None:
     """Print what collecting NUM_REPEATS records a point takes beside a bare read and decode of the same files.
 
-    By turns, so that whatever else the machine does meets both; the first pair fills the page cache and is left out.
+    By turns, so that whatever else the machine does meets both, and from the page cache: the files were just written.
     """
     experiment, num_records = write_folder(folder / "many-repeats", num_points), num_points * NUM_REPEATS
     bare = (sys.executable, str(ROOT / "tests" / "bench_folder.py"), str(experiment.records))
     collect = (*PYTHON, "pipeline.collect", str(experiment.folder))
-    pairs = [(run(bare, folder), run(collect, folder)) for _ in range(NUM_PAIRS + 1)][1:]
+    pairs = [(run(bare, folder), run(collect, folder)) for _ in range(NUM_PAIRS)]
     coverage = msgspec.json.decode((experiment.folder / "tables.json").read_bytes())["coverage"]
     assert coverage["ok"] == num_records, "it is the whole folder that was collected"
     bare_s, collect_s = (statistics.median(run.time_s for run in runs) for runs in zip(*pairs, strict=True))
