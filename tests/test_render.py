@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from factories import make_measurement, make_record, make_spec
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.outcomes import resolve
@@ -69,6 +69,7 @@ def as_html(text: str) -> str:
     return html
 
 
+@settings(deadline=None)  # a first call imports the renderer
 @given(st.text(alphabet="ab|<>`\\[]()!*_#~&;:-=\"' \n\r\t\x1b\x00/", max_size=40))
 @example("<img src=x>")
 @example("\\\\|")
