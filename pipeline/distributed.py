@@ -63,6 +63,12 @@ def barrier(rank: Rank) -> None:
         dist.barrier(device_ids=[rank.local_rank] if rank.device.type == "cuda" else None)
 
 
+def synchronize(rank: Rank) -> None:
+    """Wait for the rank's device; under DataParallel for the first one, on which every step ends."""
+    if rank.device.type == "cuda":
+        torch.cuda.synchronize(rank.device)
+
+
 def gather(value: T) -> list[T]:
     """Every rank's value, in the order of ranks; the caller's alone outside DDP."""
     if not dist.is_initialized():

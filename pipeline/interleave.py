@@ -8,8 +8,6 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-
 from pipeline import distributed
 from pipeline.distributed import Rank
 
@@ -24,19 +22,12 @@ Step = Callable[[], None]
 def time_window(step: Step, num_steps: int, rank: Rank) -> int:
     """Wall time of so many steps on this rank, in ns; all ranks begin together."""
     distributed.barrier(rank)
-    synchronize(rank)
+    distributed.synchronize(rank)
     started_ns = time.perf_counter_ns()
     for _ in range(num_steps):
         step()
-    synchronize(rank)
+    distributed.synchronize(rank)
     return time.perf_counter_ns() - started_ns
-
-
-def synchronize(rank: Rank) -> None:
-    """Wait until the device has done all its work (under DataParallel: every visible device)."""
-    if rank.device.type == "cuda":
-        for index in range(torch.cuda.device_count()) if rank.world_size == 1 else [rank.local_rank]:
-            torch.cuda.synchronize(index)
 
 
 def warm_up(steps: Mapping[str, Step], rank: Rank) -> int:
@@ -55,12 +46,8 @@ def interleave(
     num_windows: int,
     steps_per_window: int,
     rank: Rank,
-    is_enough: Callable[[Windows], bool] = lambda windows: False,
 ) -> Windows:
-    """Windows of each step in turn, their order shuffled anew each round and alike on every rank.
-
-    Stops after `num_windows` rounds, or when `is_enough` says so of what all ranks measured.
-    """
+    """Windows of each step in turn, their order shuffled anew each round and alike on every rank."""
     order = list(steps)
     shuffle = random.Random(0).shuffle
     windows: Windows = {name: [] for name in order}
@@ -69,8 +56,6 @@ def interleave(
         round_ns = {name: time_window(steps[name], steps_per_window, rank) for name in order}
         for name, values in by_name(distributed.gather(round_ns)).items():
             windows[name].append(values)
-        if is_enough(windows):
-            break
     return windows
 
 

@@ -16,7 +16,7 @@ from pipeline.answers import Findings
 from pipeline.collectives import chosen, straggler_wait_ns, total_comm_ns
 from pipeline.data import ResidentBatches
 from pipeline.distributed import Rank
-from pipeline.interleave import TARGET_WINDOW_S, interleave, synchronize, warm_up
+from pipeline.interleave import TARGET_WINDOW_S, interleave, warm_up
 from pipeline.models import build_model
 from pipeline.profiling import NUM_STEPS, bucket_bytes, combine, profile_steps
 from pipeline.spec import Spec
@@ -98,11 +98,11 @@ def time_bare_loop(num_bytes: int, rank: Rank) -> list[int]:
     times_ns = []
     for _ in range(BARE_WINDOWS + 1):
         distributed.barrier(rank)
-        synchronize(rank)
+        distributed.synchronize(rank)
         started_ns = time.perf_counter_ns()
         for _ in range(num_calls):
             dist.all_reduce(buffer)
-        synchronize(rank)
+        distributed.synchronize(rank)
         times_ns.append((time.perf_counter_ns() - started_ns) // num_calls)
     return [max(ranks) for ranks in zip(*distributed.gather(times_ns), strict=True)][1:]  # the first warms up
 
@@ -126,7 +126,7 @@ def drowsy(step: Step, rank: Rank) -> Step:
 
     def sleep_and_step() -> None:
         if rank.rank == rank.world_size - 1:
-            synchronize(rank)
+            distributed.synchronize(rank)
             time.sleep(SLEEP_S[rank.device.type])
         step()
 
@@ -135,6 +135,7 @@ def drowsy(step: Step, rank: Rank) -> Step:
 
 def time_clock(spec: Spec, rank: Rank) -> tuple[list[int], list[int], list[float]]:
     """Wall time of the training loop with and without its marks, by window, and the parts' share of it."""
+    num_windows = spec.windows
     spec = msgspec.structs.replace(spec, measure="epochs", windows=1, epochs=1, max_steps=10)
     step = EagerStep(build_model(spec.model or "resnet18", num_classes=10).to(rank.device), spec, rank)
 
@@ -150,7 +151,7 @@ def time_clock(spec: Spec, rank: Rank) -> tuple[list[int], list[int], list[float
     windows: dict[type[StepClock], list[tuple[int, float]]] = {StepClock: [], SilentClock: []}
     order = list(windows)
     shuffle = random.Random(0).shuffle
-    for _ in range(12):
+    for _ in range(num_windows):
         shuffle(order)
         for clock in order:
             windows[clock].append(run(spec, clock))

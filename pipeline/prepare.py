@@ -93,7 +93,7 @@ def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: 
                 )
         if is_captured:
             ready = CapturedStep(step, sizes, spec, rank, capture.graph_recorder())
-        synchronize(rank)
+        distributed.synchronize(rank)
     compile_time_s = max(distributed.gather(time.perf_counter() - started))
     return Prepared(ready, compile_time_s, sizes if is_captured else ())
 
@@ -140,12 +140,6 @@ def preserved(step: EagerStep, rank: Rank) -> Iterator[None]:
         for state in step.optimizer.state.values():
             for value in state.values():
                 value.zero_()
-
-
-def synchronize(rank: Rank) -> None:
-    """Wait for the rank's device."""
-    if rank.device.type == "cuda":
-        torch.cuda.synchronize(rank.device)
 
 
 assert set(FASTEST_FIRST) == set(get_args(Execution)), "auto knows every execution"

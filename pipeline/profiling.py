@@ -9,7 +9,6 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from pipeline import distributed
 from pipeline.distributed import Rank
-from pipeline.interleave import synchronize
 from pipeline.schema import Collective, Profile, Transfer, TransferKind
 from pipeline.trace import RankTrace, SeenCollective, carries_gradients, read_trace, summarize_trace
 
@@ -36,7 +35,7 @@ def profile_steps(
             if number == WARM_UP_STEPS - 1:
                 distributed.barrier(rank)
             if number in (WARM_UP_STEPS - 1, WARM_UP_STEPS + num_steps - 1):
-                synchronize(rank)  # no work of the warm-up may fall into the first profiled step
+                distributed.synchronize(rank)  # no work of the warm-up may fall into the first profiled step
             profiler.step()
     with tempfile.TemporaryDirectory(prefix="pipeline-trace-") as scratch:
         path = (folder or Path(scratch)) / TRACE_NAME.format(rank=rank.rank)

@@ -6,7 +6,7 @@ each; the parts therefore sum to more than the step, which overlaps some of them
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, comm
 
 from pipeline.data import Batch
-from pipeline.distributed import Rank
-from pipeline.interleave import synchronize
+from pipeline.distributed import Rank, devices_of
 from pipeline.schema import SplitPart, Transfer, TransferKind
 from pipeline.spec import Spec
 
@@ -46,13 +45,20 @@ def split_window(
 ) -> dict[str, int]:
     """The time of each part over so many steps, in ns."""
     totals = dict.fromkeys(PARTS, 0)
+    devices = devices_of(spec, rank)
     for _ in range(num_steps):
-        synchronize(rank)
+        synchronize_all(devices)
         ended_ns = time.perf_counter_ns()
         for part in split_step(model, optimizer, spec, batch):
-            synchronize(rank)
+            synchronize_all(devices)
             totals[part] -= ended_ns - (ended_ns := time.perf_counter_ns())
     return totals
+
+
+def synchronize_all(devices: Sequence[int]) -> None:
+    """Wait for each of the devices."""
+    for index in devices:
+        torch.cuda.synchronize(index)
 
 
 def split_step(

@@ -120,8 +120,8 @@ def plain_name(operation: str) -> str:
 
 
 def nccl_bytes(args: dict[str, Any]) -> int:
-    """What one rank hands in, from the annotations that torch puts on NCCL's kernels."""
-    return int(args.get("In msg nelems", 0)) * item_bytes(args.get("dtype", ""))
+    """What one rank hands in, from the annotations that torch puts on NCCL's kernels; 0 of a kernel without them."""
+    return int(args["In msg nelems"]) * item_bytes(args.get("dtype")) if "In msg nelems" in args else 0
 
 
 def gloo_bytes(args: dict[str, Any]) -> int:
@@ -131,8 +131,14 @@ def gloo_bytes(args: dict[str, Any]) -> int:
 
 
 def item_bytes(kind: object) -> int:
-    """The size of an element, from its type as NCCL's annotations or gloo's spans spell it; 4 where unknown."""
-    return ITEM_BYTES.get(str(kind).lower(), 4)
+    """The size of an element, from its type as NCCL's annotations or gloo's spans spell it.
+
+    Raises TraceUnreadable for one that is not known: a guess would be a wrong number of bytes.
+    """
+    try:
+        return ITEM_BYTES[str(kind).lower()]
+    except KeyError:
+        raise TraceUnreadable(f"the trace of a rank has elements of an unknown type {str(kind)[:40]!r}") from None
 
 
 def union(intervals: list[tuple[float, float]]) -> Intervals:

@@ -37,11 +37,6 @@ def test_a_window_is_as_long_as_its_steps() -> None:
     assert all(ranks[0] >= 5 * 2_000_000 for ranks in windows["nap"])
 
 
-def test_rounds_end_when_they_are_enough() -> None:
-    windows = interleave({"a": lambda: None}, 50, 1, ALONE, lambda found: len(found["a"]) == 7)
-    assert len(windows["a"]) == 7
-
-
 @pytest.mark.parametrize(("nap_s", "fewest", "most"), [(0.0, MAX_STEPS, MAX_STEPS), (0.06, MIN_STEPS, MIN_STEPS)])
 def test_windows_are_filled_within_bounds(nap_s: float, fewest: int, most: int) -> None:
     calls: list[None] = []

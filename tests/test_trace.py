@@ -14,6 +14,7 @@ from pipeline.trace import (
     TraceUnreadable,
     item_bytes,
     length_ns,
+    nccl_bytes,
     plain_name,
     read_trace,
     see_collective,
@@ -253,3 +254,10 @@ def test_two_unions_overlap_by_no_more_than_the_shorter(
     assert 0 <= overlap <= min(length_ns(first), length_ns(second))
     assert union_ns(first, second) == union_ns(second, first)
     assert union_ns(first, first) == length_ns(first)
+
+
+@pytest.mark.parametrize("kind", ["Float8_e4m3fn", "", None])
+def test_a_type_of_unknown_size_is_refused_and_not_guessed(kind: str | None) -> None:
+    with pytest.raises(TraceUnreadable, match=f"unknown type '{kind}'"):
+        nccl_bytes({"In msg nelems": 1000, "dtype": kind})
+    assert nccl_bytes({"dtype": kind}) == 0
