@@ -9,7 +9,7 @@ capped. All batch sizes are samples a GPU.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.schema import MemorySearch, MemoryTrial
+from pipeline.measurement import MemorySearch, MemoryTrial
 
 TOLERANCE_DIVISOR = 100  # the bracket is at most 1/100 of the largest batch that fits
 LEVER = 0.1  # of the usable memory: runs whose peaks are closer give no line worth following

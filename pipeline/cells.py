@@ -11,8 +11,9 @@ import msgspec
 
 from pipeline import intervals, likeness, metrics
 from pipeline.intervals import Interval
+from pipeline.measurement import Epoch
 from pipeline.outcomes import Outcome
-from pipeline.schema import Epoch, Record
+from pipeline.schema import Record
 from pipeline.spec import AXES, Spec
 
 Found = TypeVar("Found")

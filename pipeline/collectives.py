@@ -7,7 +7,7 @@ is the transfer, and what the others show beyond it is waiting. Pure functions o
 import statistics
 from collections.abc import Callable, Iterable
 
-from pipeline.schema import Collective, Profile, TransferKind
+from pipeline.measurement import Collective, Profile, TransferKind
 
 
 def chosen(profile: Profile, kinds: Iterable[TransferKind] | None = None) -> list[Collective]:

@@ -10,9 +10,9 @@ from pipeline import distributed
 from pipeline.data import ResidentBatches
 from pipeline.distributed import Rank
 from pipeline.interleave import interleave, warm_up
+from pipeline.measurement import Communication, Measurement, Profile, StepSeries
 from pipeline.prepare import choose_execution, stream_of
 from pipeline.profiling import NUM_STEPS, bucket_bytes, combine, count_transfers, profile_steps
-from pipeline.schema import Communication, Measurement, Profile, StepSeries
 from pipeline.spec import CAPTURED, Execution, Spec
 from pipeline.split import count_data_parallel, split_steps
 from pipeline.sweep import sweep_all_reduce

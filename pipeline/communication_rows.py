@@ -21,8 +21,9 @@ from pipeline.exposure import (
     traced_exposure_s,
 )
 from pipeline.intervals import values_needed
+from pipeline.measurement import AllReduce, Collective, Communication, TransferKind, Variant
 from pipeline.rows import Row, start_row
-from pipeline.schema import AllReduce, Collective, Communication, Record, TransferKind, Variant
+from pipeline.schema import Record
 from pipeline.spec import AXES, Spec
 
 STEP_TIMES: dict[str, Variant] = {

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from pipeline import metrics
 from pipeline.cells import Cell, once_a_cell, timed_epochs
-from pipeline.schema import GpuWindow, Record
+from pipeline.measurement import GpuWindow
+from pipeline.schema import Record
 
 
 def energy_figures(cell: Cell) -> dict[str, float | None]:

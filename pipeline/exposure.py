@@ -11,7 +11,8 @@ from typing import NamedTuple
 from pipeline import intervals
 from pipeline.collectives import chosen, least_exposed_ns, straggler_wait_ns, total_comm_ns
 from pipeline.intervals import Interval
-from pipeline.schema import Communication, Record, TransferKind, Variant
+from pipeline.measurement import Communication, TransferKind, Variant
+from pipeline.schema import Record
 
 AGREEMENT, AGREEMENT_S = 0.15, 20e-6  # within the larger of these two ways of measuring agree
 BUSY = 0.9  # a device below this share of the step waits for its host

@@ -9,7 +9,8 @@ import msgspec
 
 from pipeline import files
 from pipeline.answers import Findings
-from pipeline.schema import Environment, FailureKind, Measurement
+from pipeline.measurement import Measurement
+from pipeline.schema import Environment, FailureKind
 from pipeline.spec import Spec
 
 Task = Literal["measure", "known_answers", "exposure"]

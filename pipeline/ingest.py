@@ -24,7 +24,8 @@ from pipeline.cells import TIMED_EPOCH
 from pipeline.exits import FINE, Refusal, printable, run_command, talk
 from pipeline.experiment import Experiment
 from pipeline.files import Unreadable, read_bounded
-from pipeline.schema import Environment, Epoch, Failure, Gpu, Measurement, RankEpoch, Record, Share
+from pipeline.measurement import Epoch, Measurement, RankEpoch, Share
+from pipeline.schema import Environment, Failure, Gpu, Record
 from pipeline.spec import Count, Index, Precision, Spec, Strategy
 
 MAX_FILE_BYTES = 16_000_000

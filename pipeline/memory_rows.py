@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pipeline import metrics
 from pipeline.boundary import tolerance
 from pipeline.cells import Cell, thrash_notes
+from pipeline.measurement import MemorySearch, MemoryTrial
 from pipeline.rows import Row, start_row
-from pipeline.schema import MemorySearch, MemoryTrial, Record
+from pipeline.schema import Record
 
 MAX_ELEMENTS = 2**31  # of an activation whose convolution is not split
 LARGEST_ACTIVATION = {"resnet18": 64 * 32 * 32}  # elements an image

@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from pipeline import distributed
 from pipeline.distributed import Rank
-from pipeline.schema import Collective, Profile, Transfer, TransferKind
+from pipeline.measurement import Collective, Profile, Transfer, TransferKind
 from pipeline.trace import RankTrace, SeenCollective, carries_gradients, read_trace, summarize_trace
 
 NUM_STEPS = {"cuda": 10, "cpu": 3}

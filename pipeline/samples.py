@@ -10,16 +10,8 @@ from typing import NamedTuple, get_args
 
 import msgspec
 
-from pipeline.schema import (
-    EnergyMethod,
-    Environment,
-    Epoch,
-    GpuWindow,
-    HostWindow,
-    RankEpoch,
-    Telemetry,
-    ThrottleReason,
-)
+from pipeline.measurement import EnergyMethod, Epoch, GpuWindow, HostWindow, RankEpoch, Telemetry, ThrottleReason
+from pipeline.schema import Environment
 
 MIN_SAMPLES = 2  # inside a window: fewer say nothing of it
 # the energy counter of an H200 moves ten times a second: a shorter window's ends would weigh more than a fifth each

@@ -14,8 +14,9 @@ from pipeline import boundary, ending, records
 from pipeline.ending import OOM_REASONS, RankExit
 from pipeline.exits import talk
 from pipeline.handover import Handover, Point, Result
+from pipeline.measurement import DeviceMemory, MemoryTrial
 from pipeline.metrics import GIB
-from pipeline.schema import MAX_MESSAGE, DeviceMemory, Failure, MemoryTrial, Record
+from pipeline.schema import MAX_MESSAGE, Failure, Record
 from pipeline.spec import Spec
 
 RunRanks = Callable[[Spec, Handover, str], dict[int, RankExit]]

@@ -16,7 +16,7 @@ from torch.nn.parallel import DataParallel, comm
 
 from pipeline.data import Batch
 from pipeline.distributed import Rank, devices_of
-from pipeline.schema import SplitPart, Transfer, TransferKind
+from pipeline.measurement import SplitPart, Transfer, TransferKind
 from pipeline.spec import Spec
 
 PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")

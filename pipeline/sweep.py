@@ -12,7 +12,7 @@ import torch.distributed as dist
 from pipeline import distributed
 from pipeline.distributed import Rank
 from pipeline.interleave import time_window
-from pipeline.schema import AllReduce
+from pipeline.measurement import AllReduce
 
 KIB, MIB = 2**10, 2**20
 SIZES = {

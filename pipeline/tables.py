@@ -16,13 +16,14 @@ from pipeline.communication_rows import bandwidth_rows, exposed_row, is_twin, sp
 from pipeline.cost import cost_rows
 from pipeline.energy import energy_figures, energy_notes, host_cpu_share_of
 from pipeline.exposure import communications, difference
+from pipeline.measurement import Epoch
 from pipeline.memory_rows import memory_row
 from pipeline.outcomes import Outcome
 from pipeline.prediction import Link
 from pipeline.prediction_rows import prediction_rows
 from pipeline.rows import Row, shown_axes, start_row
 from pipeline.scaling import scaling_figures, strong_pairs, weak_pairs
-from pipeline.schema import Epoch, Record
+from pipeline.schema import Record
 from pipeline.spec import CAPTURED
 
 

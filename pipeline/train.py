@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from pipeline import distributed, intervals
 from pipeline.data import MEAN, STD, Images, TrainingBatches, build_batches, load_images
 from pipeline.distributed import Rank
+from pipeline.measurement import DeviceMemory, Epoch, Measurement, RankEpoch
 from pipeline.models import build_model
 from pipeline.prepare import choose_execution, prepare_step, stream_of
-from pipeline.schema import MAX_CLOCKS, MAX_STEP_TIMES, DeviceMemory, Epoch, Measurement, RankEpoch
+from pipeline.schema import MAX_CLOCKS, MAX_STEP_TIMES
 from pipeline.spec import Spec
 from pipeline.step import Step, learning_rate
 from pipeline.timing import PARTS, Series, StepClock

@@ -21,7 +21,8 @@ from pipeline.data import warm_cache
 from pipeline.distributed import Rank
 from pipeline.handover import Handover, Point, RankError, Result
 from pipeline.known_answers import TASKS
-from pipeline.schema import MAX_MESSAGE, MAX_PATH, FailureKind, Measurement
+from pipeline.measurement import Measurement
+from pipeline.schema import MAX_MESSAGE, MAX_PATH, FailureKind
 from pipeline.timing import Series
 from pipeline.train import train_point
 

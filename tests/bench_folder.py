@@ -10,7 +10,8 @@ from factories import RESNET18_GRADIENT_BYTES, RESNET18_PARAMETERS, make_measure
 
 from pipeline import records
 from pipeline.experiment import MANIFEST_VERSION, Experiment, Manifest
-from pipeline.schema import DeviceMemory, Environment, Gpu, GpuWindow, HostWindow, Measurement, Record, Telemetry
+from pipeline.measurement import DeviceMemory, GpuWindow, HostWindow, Measurement, Telemetry
+from pipeline.schema import Environment, Gpu, Record
 from pipeline.spec import Spec
 
 NUM_REPEATS = 10

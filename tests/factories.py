@@ -4,21 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.schema import (
-    SCHEMA_VERSION,
+from pipeline.measurement import (
     Collective,
     Communication,
     Epoch,
-    Failure,
-    FailureKind,
     Measurement,
     RankEpoch,
-    Record,
-    Status,
     StepSeries,
     TransferKind,
     Variant,
 )
+from pipeline.schema import SCHEMA_VERSION, Failure, FailureKind, Record, Status
 from pipeline.spec import Spec
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.boundary import MAX_TRIALS, conclude_search, next_batch_size, tolerance
-from pipeline.schema import MemorySearch, MemoryTrial
+from pipeline.measurement import MemorySearch, MemoryTrial
 
 USABLE_BYTES = 139 * 2**30  # of an H200
 MIB = 2**20

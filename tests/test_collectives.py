@@ -1,7 +1,7 @@
 from factories import make_collective
 
 from pipeline.collectives import chosen, least_exposed_ns, straggler_wait_ns, total_comm_ns
-from pipeline.schema import Profile
+from pipeline.measurement import Profile
 
 # two ranks, three steps, in us: the shortest is the transfer, the other rank waited
 FIRST = make_collective(4000, (10, 14), (30, 20), (11, 11))  # shortest 10, 20, 11; mean less shortest 2, 5, 0

@@ -9,7 +9,8 @@ import pytest
 from conftest import run_command
 
 from pipeline import records
-from pipeline.schema import Communication, Record
+from pipeline.measurement import Communication
+from pipeline.schema import Record
 
 GRID = """
 name: comm

@@ -14,10 +14,11 @@ from factories import (
 from test_render import report, table_of
 
 from pipeline.communication_rows import KINDS, split_exposed
+from pipeline.measurement import AllReduce, Communication, Profile, SplitPart, Transfer, Variant
 from pipeline.outcomes import resolve
 from pipeline.records import encode
 from pipeline.rows import Row
-from pipeline.schema import AllReduce, Communication, Profile, Record, SplitPart, Transfer, Variant
+from pipeline.schema import Record
 from pipeline.spec import Spec
 from pipeline.tables import Tables, build_tables
 

@@ -5,10 +5,11 @@ import pytest
 from factories import make_measurement, make_record, make_spec
 
 from pipeline.cost import ENDINGS, attempt_s, cost_rows
+from pipeline.measurement import Communication, StepSeries
 from pipeline.outcomes import resolve
 from pipeline.render import render_experiment
 from pipeline.rows import Row
-from pipeline.schema import Communication, Environment, Failure, Record, StepSeries
+from pipeline.schema import Environment, Failure, Record
 from pipeline.spec import Spec
 from pipeline.tables import build_tables
 

@@ -14,7 +14,7 @@ from pipeline.exposure import (
     traced_exposure_s,
 )
 from pipeline.intervals import Interval
-from pipeline.schema import Communication, Profile, StepSeries, Variant
+from pipeline.measurement import Communication, Profile, StepSeries, Variant
 
 US = 1e-6
 DRIFT_US = (0.0, 100.0, 200.0, 300.0, 400.0, 500.0)  # a machine that slows down from round to round

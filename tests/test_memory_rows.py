@@ -7,10 +7,11 @@ import msgspec
 import pytest
 from factories import make_measurement, make_record, make_spec
 
+from pipeline.measurement import DeviceMemory, MemorySearch, MemoryTrial
 from pipeline.metrics import GIB
 from pipeline.outcomes import Collected, resolve
 from pipeline.render import render_experiment
-from pipeline.schema import DeviceMemory, MemorySearch, MemoryTrial, Record
+from pipeline.schema import Record
 from pipeline.spec import Spec
 from pipeline.tables import Tables, build_tables
 

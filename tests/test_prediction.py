@@ -13,6 +13,7 @@ from test_render import report, table_of
 
 from pipeline.collect import given_link
 from pipeline.exits import USAGE, Refusal
+from pipeline.measurement import AllReduce, Profile, Variant
 from pipeline.outcomes import resolve
 from pipeline.prediction import (
     Link,
@@ -25,7 +26,7 @@ from pipeline.prediction import (
 )
 from pipeline.prediction_rows import LARGER
 from pipeline.rows import Row
-from pipeline.schema import AllReduce, Profile, Record, Variant
+from pipeline.schema import Record
 from pipeline.tables import build_tables
 
 US = 1e-6

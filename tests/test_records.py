@@ -16,8 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline import files
+from pipeline.measurement import Communication
 from pipeline.records import MAX_RECORD_BYTES, InvalidRecord, choose, encode, load, publish, read_folder
-from pipeline.schema import MAX_STEP_TIMES, Communication, Environment, Failure, Record
+from pipeline.schema import MAX_STEP_TIMES, Environment, Failure, Record
 
 RUN_ID = "single-1gpu-b128-aeb2c5a6c2c56133"
 NAME = f"{RUN_ID}.0.json"

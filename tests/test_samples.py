@@ -10,6 +10,7 @@ import pytest
 from factories import make_measurement, make_record, make_spec
 
 from pipeline import records
+from pipeline.measurement import Epoch, Telemetry
 from pipeline.samples import (
     MAX_WINDOWS,
     GpuSample,
@@ -23,7 +24,7 @@ from pipeline.samples import (
     read_samples,
     summarize,
 )
-from pipeline.schema import Environment, Epoch, Gpu, Telemetry
+from pipeline.schema import Environment, Gpu
 
 S = 1_000_000_000  # nanoseconds
 T0 = 1_700_000_000 * S

@@ -12,8 +12,9 @@ from factories import make_measurement, make_spec
 from pipeline import records
 from pipeline.ending import RankExit
 from pipeline.handover import Handover, RankError, Result
+from pipeline.measurement import DeviceMemory, MemorySearch
 from pipeline.metrics import GIB
-from pipeline.schema import DeviceMemory, Environment, FailureKind, MemorySearch, Record
+from pipeline.schema import Environment, FailureKind, Record
 from pipeline.search import fitting_trial, search_memory
 from pipeline.spec import Spec
 

@@ -14,9 +14,9 @@ from pipeline import capture, prepare
 from pipeline.capture import DDP_WARM_UP_STEPS, WARM_UP_STEPS, CapturedStep, Recorder, Replay, Work, example_batch
 from pipeline.data import build_batches
 from pipeline.distributed import Rank
+from pipeline.measurement import Measurement
 from pipeline.models import build_model
 from pipeline.prepare import choose_execution, fastest_execution, has_compiler, prepare_step, preserved
-from pipeline.schema import Measurement
 from pipeline.spec import Spec
 from pipeline.step import EagerStep, learning_rate, unmarked
 from pipeline.timing import PARTS, Series

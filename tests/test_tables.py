@@ -10,11 +10,12 @@ from factories import ROOT, make_measurement, make_record, make_spec
 from pipeline import records
 from pipeline.collect import collect_experiment
 from pipeline.experiment import Experiment, find_experiments
+from pipeline.measurement import DeviceMemory, Epoch, GpuWindow, HostWindow, Telemetry
 from pipeline.outcomes import resolve
 from pipeline.records import publish
 from pipeline.render import render_experiment
 from pipeline.rows import ALWAYS_SHOWN, Row
-from pipeline.schema import DeviceMemory, Environment, Epoch, Gpu, GpuWindow, HostWindow, Record, Telemetry
+from pipeline.schema import Environment, Gpu, Record
 from pipeline.spec import Spec
 from pipeline.tables import Tables, build_tables
 

@@ -14,9 +14,10 @@ from pipeline import augmentation
 from pipeline.cells import timed_epochs
 from pipeline.data import Images, build_batches, synthetic_images
 from pipeline.distributed import Rank
+from pipeline.measurement import Epoch, Measurement, RankEpoch
 from pipeline.models import build_model
 from pipeline.records import encode
-from pipeline.schema import MAX_STEP_TIMES, Epoch, Measurement, RankEpoch
+from pipeline.schema import MAX_STEP_TIMES
 from pipeline.spec import Model, Spec
 from pipeline.step import EagerStep, learning_rate, place, unmarked
 from pipeline.timing import PARTS, Series
