@@ -1,6 +1,7 @@
 """The images, and the batches made of them: the same seeds give the same order whatever the input path."""
 
 import contextlib
+import functools
 import hashlib
 import os
 import stat
@@ -43,15 +44,21 @@ class Images(NamedTuple):
 
 
 def load_images(spec: Spec, split: str, folder: Path | None) -> Images:
-    """The `train` or `test` split; of `train` exactly `num_samples` images.
+    """The `train` or `test` split; of `train` exactly `num_samples` images. What was loaded last stays in memory.
 
     Raises staging.NotStaged where the data folder lacks them; never downloads.
     """
     if spec.dataset == "synthetic":
         return synthetic_images(spec.num_samples, split, spec.seed)
     root = staging.require_folder(folder)
-    images = cifar10_images(root, split) if spec.dataset == "cifar10" else cached_folder_images(root, split)
+    images = load_split(spec.dataset, split, root)
     return images if split == "test" else first_samples(images, spec.num_samples, root)
+
+
+@functools.lru_cache(maxsize=2)  # both splits, for the points that the same process runs next
+def load_split(dataset: str | None, split: str, root: Path) -> Images:
+    """All images of a split. Raises staging.NotStaged."""
+    return cifar10_images(root, split) if dataset == "cifar10" else cached_folder_images(root, split)
 
 
 def warm_cache(spec: Spec, folder: Path | None) -> None:

@@ -1,6 +1,6 @@
 """What launch and its ranks leave for each other in a folder: the point, and how it went."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,13 @@ class Point(msgspec.Struct, frozen=True):
     data: str | None
     keep_trace: bool = False
     task: Task = "measure"
+
+
+class Following(msgspec.Struct, frozen=True):
+    """A point that the same ranks run after another, and its folder, which is made when it begins."""
+
+    folder: str
+    point: Point
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -69,8 +76,10 @@ class Handover:
         return self.folder / f"samples.{node}.jsonl"
 
     def leave_point(self, point: Point) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._leave("point.json", point)
+
+    def leave_following(self, following: Sequence[Following]) -> None:
+        self._leave("following.json", following)
 
     def leave_findings(self, findings: Findings) -> None:
         self._leave("findings.json", findings)
@@ -86,6 +95,15 @@ class Handover:
 
     def read_point(self) -> Point:
         return msgspec.json.decode((self.folder / "point.json").read_bytes(), type=Point)
+
+    def read_following(self) -> list[Following]:
+        """The points that the same ranks run next, in their order."""
+        path = self.folder / "following.json"
+        return msgspec.json.decode(path.read_bytes(), type=list[Following]) if path.exists() else []
+
+    def has_begun(self) -> bool:
+        """Whether the point's ranks are at it, which means that they are done with the one before it."""
+        return self.folder.exists()
 
     def read_environment(self) -> Environment:
         """Where the ranks ran, as far as rank 0 came to say it."""
@@ -107,5 +125,6 @@ class Handover:
         for path in self.folder.glob("rank*.error.json"):
             yield msgspec.json.decode(path.read_bytes(), type=RankError)
 
-    def _leave(self, name: str, value: msgspec.Struct) -> None:
+    def _leave(self, name: str, value: msgspec.Struct | Sequence[msgspec.Struct]) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.replace(self.folder / name, msgspec.json.encode(value))

@@ -32,3 +32,8 @@ def num_visible_gpus() -> int:
         return present
     named = [entry for entry in mask.split(",") if entry.strip() and not entry.strip().startswith("-")]
     return min(present, len(named))
+
+
+def node_rank() -> int:
+    """Which node of the Slurm step this is; 0 outside Slurm."""
+    return int(os.environ.get("SLURM_NODEID", "0"))

@@ -207,14 +207,16 @@ class MemorySearch(Part, frozen=True):
 class Measurement(Part, frozen=True):
     """What a point that ended well measured; raw values only, everything claimed is computed from them.
 
-    `compile_time_s` is the slowest rank's wall time of compiling and capturing, before the clock;
-    `captured_batch_sizes` are those with a CUDA graph of their own.
+    `num_points_before` is how many points the same processes ran before this one. `compile_time_s` is the slowest
+    rank's wall time of compiling and capturing, before the clock; `captured_batch_sizes` are those with a CUDA graph
+    of their own.
     """
 
     epochs: tuple[Epoch, ...]
     num_parameters: Count
     gradient_bytes: Count
     memory: tuple[DeviceMemory, ...] = ()
+    num_points_before: Index = 0
     precision_used: ShortText | None = None
     cudnn_benchmark: bool | None = None
     num_threads: Count | None = None

@@ -3,23 +3,36 @@
 import hashlib
 from collections.abc import Sequence
 
+from pipeline import sharing
 from pipeline.spec import Spec
 
 ORDER_SEED = 0
 
 
 def pack(specs: Sequence[Spec], points_per_element: int) -> list[list[Spec]]:
-    """Elements of up to so many points; every point gets processes of its own, so none can hurt another.
+    """Elements of up to so many points, one after another.
 
-    Alone in their elements, points keep the grid's order. Packed, timed points run in an order that a fixed seed
-    draws: what drifts within an allocation (clocks, heat, neighbours) then falls together with no axis. Probes run
-    last and by batch size, so that the first OOM stands before the larger ones. The manifest holds the order.
+    Alone in their elements, points keep the grid's order. Packed, those that can share processes lie together, and
+    among them a fixed seed draws the order: what drifts within an allocation (clocks, heat, neighbours) then falls
+    together with no axis. Probes run last and by batch size, so that the first OOM stands before the larger ones.
+    The manifest holds the order.
     """
     ordered = list(specs) if points_per_element == 1 else sorted(specs, key=place_in_order)
     return [ordered[start : start + points_per_element] for start in range(0, len(ordered), points_per_element)]
 
 
-def place_in_order(spec: Spec) -> tuple[bool, int, bytes]:
-    """Before or after other points: by the seed and the run id alone, whichever points are packed with it."""
-    drawn = hashlib.sha256(f"{ORDER_SEED} {spec.run_id()}".encode()).digest()
-    return spec.is_probe, spec.batch_size_per_gpu if spec.is_probe else 0, drawn
+def place_in_order(spec: Spec) -> tuple[bool, int, bytes, int, bool, bytes]:
+    """Before or after other points: by the seed and the point alone, whichever points are packed with it."""
+    return (
+        spec.is_probe,
+        spec.batch_size_per_gpu if spec.is_probe else 0,
+        draw(sharing.layout(spec)),
+        spec.repeat,
+        not sharing.may_share(spec),
+        draw(spec.run_id()),
+    )
+
+
+def draw(what: object) -> bytes:
+    """A place that follows from the seed and nothing else."""
+    return hashlib.sha256(f"{ORDER_SEED} {what}".encode()).digest()

@@ -13,7 +13,8 @@ from pipeline.spec import Index, Spec
 #   3  adds the search for the memory boundary; what of a device's memory could be used; the failure `implied_oom` of a
 #      point that was not run, since a smaller batch ran out of memory; how the step was executed, and what it took to
 #      make it ready (the parts of a rank's epoch may be None)
-SCHEMA_VERSION: Literal[3] = 3
+#   4  adds how many points the same processes ran before
+SCHEMA_VERSION: Literal[4] = 4
 
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
 MAX_CLOCKS = 1_000  # epochs x ranks beside which step times still fit
@@ -74,7 +75,7 @@ class Record(Part, frozen=True):
     Raises ValueError where status and content contradict each other.
     """
 
-    schema_version: Literal[1, 2, 3]
+    schema_version: Literal[1, 2, 3, 4]
     run_id: ShortText
     attempt: Index
     spec: Spec

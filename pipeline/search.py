@@ -20,7 +20,7 @@ from pipeline.schema import MAX_MESSAGE, Failure, Record
 from pipeline.spec import Spec
 
 RunRanks = Callable[[Spec, Handover, str], dict[int, RankExit]]
-"""Runs a point's ranks to their end and returns those that ended badly: pipeline.launch.run_ranks."""
+"""Runs a point's ranks to their end and returns those that ended badly: pipeline.ranks.run_ranks."""
 
 
 class Ended(NamedTuple):

@@ -114,7 +114,7 @@ def measure(spec: Spec, task: "Task") -> "Findings":
     """Run the task in a process group of its own. Raises Refusal with the cause where a rank failed."""
     from pipeline import ending
     from pipeline.handover import Handover, Point
-    from pipeline.launch import run_ranks
+    from pipeline.ranks import run_ranks
 
     talk(f"{task} on {spec.num_gpus} x {spec.device}, {spec.batch_size_per_gpu} per GPU: running")
     with tempfile.TemporaryDirectory(prefix="pipeline-selftest-") as folder:

@@ -1,13 +1,14 @@
-"""One rank of a point: join the others, train, and leave the result or the error as a file.
+"""One rank of a launch: join the others, run a point or several in turn, and leave each's result or error as a file.
 
-Run by pipeline.launch through torchrun, as `python -m pipeline.worker FOLDER`; pipeline.handover says what
-lies in the folder.
+Run by pipeline.ranks through torchrun, as `python -m pipeline.worker FOLDER`; pipeline.handover says what
+lies in the folder of a point, and where those are that follow it.
 """
 
 import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,8 +22,9 @@ from pipeline.data import warm_cache
 from pipeline.distributed import Rank
 from pipeline.handover import Handover, Point, RankError, Result
 from pipeline.known_answers import TASKS
-from pipeline.measurement import Measurement
+from pipeline.measurement import DeviceMemory, Measurement
 from pipeline.schema import MAX_MESSAGE, MAX_PATH, FailureKind
+from pipeline.sharing import Ended, has_room
 from pipeline.timing import Series
 from pipeline.train import train_point
 
@@ -66,11 +68,49 @@ def save_series(series: list[list[Series]], path: Path) -> None:
     np.savez_compressed(path, **{f"epoch{i}": np.stack(parts) for i, parts in enumerate(series, 1)})  # type: ignore[arg-type]
 
 
-def run_rank(handover: Handover) -> None:
-    """Train the point that was handed over; rank 0 leaves the result."""
-    point = handover.read_point()
-    warm_cache(point.spec, Path(point.data) if point.data else None)  # before the others wait in a collective
-    rank = distributed.join(point.spec)
+def run_points(first: Handover) -> None:
+    """Run the point that was handed over and those that follow it, for which this process need not start anew.
+
+    Ends before a point that may come near the memory boundary: fragments of the points before it would move that.
+    """
+    with leaving_errors(first):
+        point = first.read_point()
+        warm_cache(point.spec, Path(point.data) if point.data else None)  # before the others wait in a collective
+        rank = distributed.join(point.spec)
+        ended = [Ended(point.spec, run_point(point, rank, first, 0))]
+    handover = first
+    for following in first.read_following():
+        point = following.point
+        if not has_room(point.spec, ended):
+            break
+        handover = Handover(Path(following.folder))
+        with leaving_errors(handover):
+            distributed.forget_point(point.spec, rank)
+            if rank.rank == 0:
+                handover.leave_point(point)
+            warm_cache(point.spec, Path(point.data) if point.data else None)
+            ended.append(Ended(point.spec, run_point(point, rank, handover, len(ended))))
+    with leaving_errors(handover):
+        distributed.leave()
+
+
+@contextlib.contextmanager
+def leaving_errors(handover: Handover) -> Iterator[None]:
+    """Whatever ends this rank inside is left as a file first, since the clean-up after an OOM can hang."""
+    try:
+        yield
+    except BaseException as error:
+        message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
+        failure = RankError(classify(error), message, int(os.environ["RANK"]), environment.node_name(), time.time_ns())
+        with contextlib.suppress(OSError):
+            handover.leave_error(failure)
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def run_point(point: Point, rank: Rank, handover: Handover, num_points_before: int) -> Sequence[DeviceMemory]:
+    """Run a point to its end, of which rank 0 leaves the result; returns the peak memory of every rank's devices."""
     seen = distributed.gather(environment.capture(point.spec, rank))
     where = msgspec.structs.replace(
         seen[0],
@@ -81,7 +121,8 @@ def run_rank(handover: Handover) -> None:
     if rank.rank == 0:
         handover.leave_environment(where)
     if point.task == "measure":
-        measurement = measure(point, rank, handover)
+        measured = measure(point, rank, handover)
+        measurement = msgspec.structs.replace(measured, num_points_before=num_points_before)
         if rank.rank == 0:
             handover.leave_result(Result(measurement, where))
     else:
@@ -89,7 +130,7 @@ def run_rank(handover: Handover) -> None:
         if rank.rank == 0:
             handover.leave_findings(found)
     distributed.barrier(rank)
-    distributed.leave()
+    return measurement.memory if point.task == "measure" else ()
 
 
 def measure(point: Point, rank: Rank, handover: Handover) -> Measurement:
@@ -104,19 +145,9 @@ def measure(point: Point, rank: Rank, handover: Handover) -> Measurement:
 
 
 def main() -> None:
-    """Run a rank; whatever ends it is left as a file first, since the clean-up after an OOM can hang."""
+    """Run a rank."""
     here.die_with_parent()
-    handover = Handover(Path(sys.argv[1]))
-    try:
-        run_rank(handover)
-    except BaseException as error:
-        message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
-        failure = RankError(classify(error), message, int(os.environ["RANK"]), environment.node_name(), time.time_ns())
-        with contextlib.suppress(OSError):
-            handover.leave_error(failure)
-        sys.excepthook(type(error), error, error.__traceback__)
-        sys.stderr.flush()
-        os._exit(1)
+    run_points(Handover(Path(sys.argv[1])))
 
 
 if __name__ == "__main__":

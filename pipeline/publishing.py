@@ -1,0 +1,145 @@
+"""A launch: the points that the same ranks run, and how each ended, published as soon as it has."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from pipeline import ending, experiment, records, samples, telemetry
+from pipeline.ending import RankExit
+from pipeline.exits import talk
+from pipeline.experiment import Experiment
+from pipeline.handover import Handover
+from pipeline.here import node_rank
+from pipeline.samples import Samples
+from pipeline.schema import MAX_MESSAGE, Failure, Record
+from pipeline.spec import Spec
+
+POLL_S = 0.1
+OTHER_NODE_GRACE_S = 5  # for the node that knows the cause to publish it first
+
+
+class Launch:
+    """The points of a launch with their folders, and `results`: of those that have ended, None where another node's.
+
+    A point's time begins where the one before it ended, so that all that was allocated belongs to a point.
+    """
+
+    def __init__(self, experiment: Experiment, launch_id: str, specs: Sequence[Spec]) -> None:
+        self.id = launch_id
+        self.specs = specs
+        self.handovers = [Handover(experiment.scratch / f"{spec.run_id()}.{launch_id}") for spec in specs]
+        self.results: list[Record | None] = []
+        self._experiment = experiment
+        self._begin()
+
+    def _begin(self) -> None:
+        self._started_at = experiment.now()
+        talk(f"{self.spec.run_id()}: starting")
+
+    @property
+    def spec(self) -> Spec:
+        """The point that the ranks are at."""
+        return self.specs[len(self.results)]
+
+    @property
+    def handover(self) -> Handover:
+        """The folder of the point that the ranks are at."""
+        return self.handovers[len(self.results)]
+
+    @contextlib.contextmanager
+    def publishing_as_they_end(self) -> Iterator[None]:
+        """While the body runs the ranks, publish every point that they have left for the next one."""
+        over = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            publishing = pool.submit(self._publish_until, over)
+            try:
+                yield
+            finally:
+                over.set()
+        publishing.result()  # raises what it raised
+
+    def _publish_until(self, over: threading.Event) -> None:
+        for following in self.handovers[1:]:
+            while not following.has_begun():
+                if over.wait(POLL_S):
+                    return
+            self.publish_ended({}, is_sampling=True)
+            self._begin()
+
+    def publish_last(self, exits: Mapping[int, RankExit]) -> None:
+        """Publish how the point ended that the ranks were at when they ended: the exits are of its ranks."""
+        self.publish_ended(exits, is_sampling=False)
+
+    def publish_failure(self, message: str) -> None:
+        """Publish that this tool, and no rank, could not bring the point to its end."""
+        failure = Failure(kind="exception", message=message[:MAX_MESSAGE])
+        self.publish(ending.failed(self.spec, self.handover, self.id, failure))
+
+    def publish_ended(self, exits: Mapping[int, RankExit], is_sampling: bool) -> None:
+        """Publish how the point ended that the ranks are done with, with what was sampled beside them."""
+        record = conclude(self.spec, self.handover, self.id, exits)
+        if record is not None and record.status == "ok":
+            nodes = telemetry.read_nodes(self.handovers[0], record.spec.num_nodes, is_sampling)
+            record = add_telemetry(record, nodes)
+        self.publish(record)
+
+    def publish(self, record: Record | None) -> None:
+        """Publish the record, and put what the ranks left beside it; None is left to another node."""
+        if record is None:
+            self.results.append(None)
+            return
+        times = {"started_at": self._started_at, "ended_at": experiment.now()}
+        handover = self.handover
+        try:
+            path = records.publish(msgspec.structs.replace(record, **times), self._experiment.records)
+        except ValueError as error:
+            failure = Failure(kind="exception", message=f"the result could not be published: {error}"[:MAX_MESSAGE])
+            record = ending.failed(self.spec, handover, self.id, failure)
+            path = records.publish(msgspec.structs.replace(record, **times), self._experiment.records)
+        if record.status == "ok":
+            with contextlib.suppress(FileNotFoundError):
+                handover.series.rename(path.with_suffix(".steps.npz"))
+            with contextlib.suppress(FileNotFoundError):
+                keep_traces(handover.traces, self._experiment.traces / path.stem)
+        talk(f"{record.run_id}: {record.ending()}")
+        self.results.append(record)
+
+
+def keep_traces(found: Path, kept: Path) -> None:
+    """Move the traces of a launch beside its experiment's records. Raises FileNotFoundError where there are none."""
+    kept.parent.mkdir(mode=0o750, exist_ok=True)
+    found.rename(kept)
+
+
+def add_telemetry(record: Record, nodes: Sequence[Samples]) -> Record:
+    """The record with what was sampled beside its ranks; without, where that would make it one that cannot be kept."""
+    assert record.measurement is not None, "an ok record has a measurement"
+    # the timed epochs are kept whatever their number; past them the record has to stay small
+    num_epochs = max(record.spec.windows + 1, samples.MAX_WINDOWS // record.spec.num_gpus)
+    sampled = samples.summarize(record.measurement.epochs, record.environment, nodes, num_epochs)
+    full = msgspec.structs.replace(record, telemetry=sampled)
+    try:
+        records.encode(full)
+    except ValueError as error:
+        talk(f"{record.run_id}: published without telemetry: {error}")
+        return record
+    return full
+
+
+def conclude(spec: Spec, handover: Handover, launch_id: str, exits: Mapping[int, RankExit]) -> Record | None:
+    """The record of how the launch ended; None on a later node whose ranks ended well: the first node concludes."""
+    if not exits and node_rank() > 0:
+        return None
+    record = None if exits else ending.success(spec, handover, launch_id)
+    if record is not None:
+        return record
+    failure = ending.find_cause(handover, exits)
+    if spec.num_nodes > 1 and ending.is_consequence(failure):
+        time.sleep(OTHER_NODE_GRACE_S)
+        failure = ending.find_cause(handover, exits)
+    return ending.failed(spec, handover, launch_id, failure)

@@ -1,0 +1,83 @@
+"""This node's ranks of a launch, run under torchrun's agent, which ends them all when one fails."""
+
+import os
+import signal
+import subprocess
+import sys
+from typing import NamedTuple
+
+from pipeline.ending import RankExit
+from pipeline.exits import Refusal, talk
+from pipeline.handover import Handover
+from pipeline.here import node_rank
+from pipeline.spec import Spec
+
+FIRST_PORT, NUM_PORTS = 15_000, 15_000  # below the ephemeral range
+RENDEZVOUS_TIMEOUT_S = 300
+
+
+def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankExit]:
+    """Run this node's ranks under torchrun's agent, which ends them all when one fails.
+
+    Returns the ranks that ended badly, none when all exited 0. A signal to this process ends the ranks and
+    leaves no record: what Slurm says of the job then says why.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(spec)))
+    meeting = rendezvous(spec)
+    config = LaunchConfig(
+        min_nodes=spec.num_nodes,
+        max_nodes=spec.num_nodes,
+        nproc_per_node=spec.num_processes_per_node,
+        run_id=launch_id,
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="spawn",
+        rdzv_backend=meeting.backend,
+        rdzv_endpoint=meeting.endpoint,
+        rdzv_configs=meeting.options,
+        local_addr=meeting.local_address,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-u", "-m", "pipeline.worker", str(handover.folder))
+    except RendezvousError as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    except ChildFailedError as error:
+        return {rank: RankExit(failure.exitcode, failure.timestamp) for rank, failure in error.failures.items()}
+    except SignalException as error:
+        talk(f"{spec.run_id()}: ended by {signal.Signals(error.sigval).name}, no record is written")
+        sys.exit(128 + error.sigval)
+    return {}
+
+
+def threads_per_process(spec: Spec) -> int:
+    """Threads of a rank's own operators: its share of the CPUs on `cpu`, one where a GPU does the work."""
+    if spec.device == "cuda":
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // spec.num_processes_per_node)
+
+
+class Meeting(NamedTuple):
+    """Where ranks find each other: torchrun's rendezvous backend, its endpoint and options."""
+
+    backend: str
+    endpoint: str
+    options: dict[str, int]
+    local_address: str | None
+
+
+def rendezvous(spec: Spec) -> Meeting:
+    """How the ranks find each other: a free port on one node; over several, the first node and the job's own port."""
+    if spec.num_nodes == 1:
+        return Meeting("c10d", "localhost:0", {}, "localhost")
+    nodes = os.environ.get("SLURM_JOB_NODELIST")
+    if nodes is None:
+        raise Refusal(f"a point over {spec.num_nodes} nodes needs a Slurm job; submit it there.")
+    command = ["scontrol", "show", "hostnames", nodes]
+    first = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+    port = FIRST_PORT + int(os.environ["SLURM_JOB_ID"]) % NUM_PORTS
+    return Meeting("static", f"{first}:{port}", {"rank": node_rank(), "timeout": RENDEZVOUS_TIMEOUT_S}, None)
