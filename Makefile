@@ -1,10 +1,10 @@
 # make run: measure the smoke grid with whatever this machine has, and print its tables
-# make test: install what the tests need and run them all; make lint, make bench, make jobs
+# make test: install what the tests need and run them all; make lint, make bench, make bench-gpu, make jobs
 PYTHON ?= python3
 VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: run test lint bench jobs slurm
+.PHONY: run test lint bench bench-gpu jobs slurm
 
 run: $(VENV)/.installed
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable
@@ -23,6 +23,11 @@ lint: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	python tests/bench_commands.py
+
+# on a node with a GPU, whose image folder PIPELINE_DATA names; with lightning and accelerate where they are installed
+bench-gpu: $(VENV)/.installed-test
+	python tests/bench_gpu.py --json bench-gpu.json
+	python tests/bench_memory.py --json bench-memory.json
 
 jobs: $(VENV)/.installed
 	for grid in q1 q2 q3 q4; do python -m pipeline.jobfile $$grid > jobs/$$grid.sbatch; done
