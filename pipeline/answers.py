@@ -232,11 +232,12 @@ def judge_clock(found: Findings, name: str) -> Answer:
     cost, interval = statistics.median(costs), median_interval(costs)
     low, high = (interval.low, interval.high) if interval else (min(costs), max(costs))
     limit = CLOCK_TOLERANCE[name]
+    uneven = "; windows of this host differ by too much to tell, raise --windows" if low <= limit < high else ""
     return Answer(
         f"cost of the clock, {name} batch",
         verdict(cost <= limit),
         f"at {found.clock_batches[name]} per GPU the marks cost {cost:+.2%} of a step, {low:+.2%} to {high:+.2%} "
-        f"(limit {limit:.0%})",
+        f"(limit {limit:.0%}){uneven}",
         {"cost": cost, "cost_low": low, "cost_high": high},
     )
 

@@ -147,6 +147,10 @@ def bandwidth_row(
     num_bytes, num_ranks = seen[0].num_bytes, cell.spec.world_size
     achieved = metrics.busbw_gb_s(num_bytes, duration_s, num_ranks) if duration_s else None
     peak = metrics.busbw_gb_s(num_bytes, alone_s, num_ranks) if alone_s else None
+    share = achieved / peak if achieved and peak else None
+    notes = [] if peak else ["no isolated all-reduce of this size was timed"]
+    if share is not None and share > 1:
+        notes.append("the isolated all-reduces waited for the host: the link's limit lies higher")
     return start_row(
         cell,
         axes,
@@ -155,8 +159,8 @@ def bandwidth_row(
         comm_time_s=duration_s,
         busbw_gb_s=achieved,
         peak_busbw_gb_s=peak,
-        link_share=achieved / peak if achieved and peak else None,
-        notes=[] if peak else ["no isolated all-reduce of this size was timed"],
+        link_share=share,
+        notes=notes,
     )
 
 

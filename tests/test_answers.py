@@ -313,7 +313,18 @@ def test_the_marks_cost_1_per_cent_of_a_large_step_and_3_of_a_small_one(
     assert (low, high) == pytest.approx(tuple(sorted(a / b - 1 for a, b in zip(clocks, silents, strict=True))[::2]))
     assert answer.sentence == (
         f"at {batch} per GPU the marks cost {cost:+.2%} of a step, {low:+.2%} to {high:+.2%} (limit {limit})"
+        + "; windows of this host differ by too much to tell, raise --windows" * (verdict == "pass")
     )
+
+
+@pytest.mark.parametrize(("clocks", "is_undecided"), [((9_500, 10_250), False), ((9_500, 10_350), True)])
+def test_an_interval_that_reaches_past_the_limit_is_said_to_decide_nothing(
+    clocks: tuple[int, int], is_undecided: bool
+) -> None:
+    found = make_findings(
+        clock_windows={"small": [*clocks] * 3, "large": [1] * 6}, silent_windows={"small": [10_000] * 6}
+    )
+    assert ("differ by too much to tell" in judge_clock(found, "small").sentence) is is_undecided
 
 
 def test_the_summary_counts_every_verdict_also_those_that_do_not_occur() -> None:

@@ -228,6 +228,15 @@ def test_a_buckets_bandwidth_beside_that_of_the_same_size_alone(num_gpus: int, a
     assert row["note"] is None
 
 
+def test_a_bucket_that_is_faster_in_training_than_alone_says_what_held_the_sweep_back() -> None:
+    faster = msgspec.structs.replace(
+        profile(), collectives=(profile().collectives[0], make_collective(LARGE, (50, 90), (60, 99)))
+    )  # shortest 50 and 60 us in training, 64 alone
+    (row,) = build(make_communication_record(point(num_gpus=2), measured(profile=faster))).bandwidth
+    assert row["link_share"] == pytest.approx(64 / 55)
+    assert row["note"] == "the isolated all-reduces waited for the host: the link's limit lies higher"
+
+
 def test_a_bucket_that_the_sweep_does_not_know_has_no_share_and_says_so() -> None:
     first, second = build(make_communication_record(point(), measured())).bandwidth
     assert (first["num_bytes"], first["note"]) == (LARGE, None)

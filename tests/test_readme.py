@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -78,7 +79,33 @@ def test_the_self_test_that_the_readme_shows_is_the_published_one() -> None:
     assert shown == [[answer["check"], answer["sentence"], answer["verdict"]] for answer in answers]
 
 
+def test_the_captured_epochs_that_the_readme_shows_are_the_published_ones() -> None:
+    rows = json.loads((ROOT / "outputs/h200x2/graph/tables.json").read_text())["Q2"]
+    found = {(row["num_gpus"], row["batch_size_per_gpu"]): row for row in rows}
+    shown = []
+    for size in (32, 128, 512, 2048):
+        pair = [found[num_gpus, size] for num_gpus in (1, 2)]
+        times = [figure for row in pair for figure in (f"{row['epoch_time_s']:.3f}", f"±{row['noise_floor']:.1%}")]
+        shown.append([str(size), *times, f"{pair[1]['parallel_efficiency']:.1%}"])
+    assert readme_rows("each step a CUDA graph") == [[cell.replace("%", " %") for cell in row] for row in shown]
+
+
+def test_the_benchmark_that_the_readme_shows_is_the_published_one() -> None:
+    bench = json.loads((ROOT / "outputs/h200x2/bench-gpu.json").read_text())
+    medians = {(row["section"], row["name"]): statistics.median(row["windows_s"]) for row in bench["rows"]}
+    compiled = {row["section"]: row["compile_time_s"] for row in bench["rows"]}
+    rows = readme_rows("`execution=compiled_graph` compiles")
+    assert [(row[0], row[1], row[3]) for row in rows] == [
+        (str(size), f"{medians[f'step at {size}', 'compiled_graph']:.3f}", f"{compiled[f'step at {size}']:.1f}")
+        for size in (32, 128, 512, 2048)
+    ]
+    by_hand, *ours = (time_s for (section, _), time_s in medians.items() if section == "by_hand")
+    said = [f"{by_hand:.3f} s", *(f"{by_hand / time_s:.2f} times" for time_s in ours)]
+    assert all(figure in README for figure in said)
+
+
 PUBLISHED = ["a40-ddp", "v100-dp", "h200x2/q1", "h200x2/scaling", "h200x2/q4", "h200x4/scaling", "h200x4/q4"]
+PUBLISHED += [f"h200x2/{name}" for name in ("communication", "batchnorm", "graph", "intervals")]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
