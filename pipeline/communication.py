@@ -63,15 +63,16 @@ def named(variants: list[Variant], name: str) -> Variant:
 
 
 def add_collectives(found: Communication, ddp: Variant, rank: Rank, traces: Path | None) -> Communication:
-    """The profiled pass and the sweep at the sizes of DDP's buckets."""
+    """The sweep at the sizes of DDP's buckets, and the profiled pass: last, as the profiler may stay attached."""
     assert isinstance(ddp.model, DistributedDataParallel)
     buckets = bucket_bytes(ddp.model)
+    sweep = sweep_all_reduce(buckets, rank)
     profile, notes = profile_collectives(ddp, buckets, rank, traces)
     return msgspec.structs.replace(
         found,
         transfers=count_transfers(profile) if profile else (),
         profile=profile,
-        sweep=sweep_all_reduce(buckets, rank),
+        sweep=sweep,
         notes=found.notes + notes,
     )
 

@@ -54,14 +54,16 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
         build_variant(bench, "ddp", after_backward=partial(dist.all_reduce, extra))._replace(name="extra"),
     ]
     found = time_variants(variants, bench)
-    shortest_ns, wait_ns = profile_asleep(variants[0], rank)
     clocked = {"large": spec.batch_size_per_gpu, "small": min(SMALL_BATCH, spec.batch_size_per_gpu)}
     marks = {name: time_clock(msgspec.structs.replace(spec, batch_size_per_gpu=b), rank) for name, b in clocked.items()}
+    bare_ns = time_bare_loop(found.gradient_bytes, rank)
+    extra_ns = list(time_all_reduce(EXTRA_BYTES[rank.device.type], False, rank).times_ns)
+    shortest_ns, wait_ns = profile_asleep(variants[0], rank)  # last: the profiler may stay attached
     return msgspec.structs.replace(
         found,
-        bare_ns=time_bare_loop(found.gradient_bytes, rank),
+        bare_ns=bare_ns,
         extra_bytes=EXTRA_BYTES[rank.device.type],
-        extra_ns=list(time_all_reduce(EXTRA_BYTES[rank.device.type], False, rank).times_ns),
+        extra_ns=extra_ns,
         sleep_ns=round(SLEEP_S[rank.device.type] * 1e9),
         shortest_ns=shortest_ns,
         wait_ns=wait_ns,

@@ -19,7 +19,7 @@ from pipeline.spec import CAPTURED, COMPILED, Execution, Spec
 from pipeline.step import EagerStep, Step, place, unmarked
 
 FASTEST_FIRST: tuple[Execution, ...] = ("compiled_graph", "graph", "compile", "eager")
-"""As the first probe of an H200 found them (bf16, one GPU, B=32 to 2048): what `execution: auto` goes by."""
+"""As `make bench-gpu` found them on an H200 (bf16, one GPU, B=32 to 2048): what `execution: auto` goes by."""
 
 
 class Prepared(NamedTuple):

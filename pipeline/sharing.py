@@ -1,7 +1,8 @@
 """Sharing: which points of an array element the same processes run, one after another, and when they had better not.
 
 What is shared - imports, the CUDA context, the communicators, decoded images - changes no result. What could is kept
-apart: compiling leaves caches behind, a limit on memory cannot be lifted, and fragments move the memory boundary.
+apart: compiling leaves caches behind, a profiler may stay attached to CUDA, a limit on memory cannot be lifted, and
+fragments move the memory boundary.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,8 @@ def may_share(spec: Spec) -> bool:
     """Whether a point may run in processes that ran others before, and others after it."""
     near_boundary = spec.is_probe or spec.measure == "memory" or spec.memory_limit_gib is not None
     compiles = spec.execution == "auto" or spec.execution in COMPILED
-    return not near_boundary and not compiles and spec.num_nodes == 1
+    profiles = spec.measure == "communication"
+    return not (near_boundary or compiles or profiles) and spec.num_nodes == 1
 
 
 def layout(spec: Spec) -> tuple[object, ...]:
