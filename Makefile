@@ -23,6 +23,7 @@ lint: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	python tests/bench_commands.py
+	python tests/bench_cpu.py
 
 # on a node with a GPU, whose image folder PIPELINE_DATA names; with lightning and accelerate where they are installed
 bench-gpu: $(VENV)/.installed-test

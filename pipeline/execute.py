@@ -31,14 +31,14 @@ def stage_data(todo: Sequence[Spec], folder: Path) -> None:
         raise Refusal(str(error)) from error
 
 
-def run_here(experiment: Experiment, todo: list[Spec], options: LaunchOptions) -> None:
-    """Run the points one after another on this machine, as a submission of their own."""
-    if not todo:
+def run_here(experiment: Experiment, elements: Sequence[Sequence[Spec]], options: LaunchOptions) -> None:
+    """Run the elements one after another on this machine, as a submission of their own."""
+    if not elements:
         return
     submission = start_submission(uuid.uuid4().hex, "local")
     with experiment.edit_manifest() as manifest:
         manifest.submissions.append(submission)
-    local.run_points(experiment, submission, todo, options)
+    local.run_elements(experiment, submission, elements, options)
 
 
 def submit_arrays(

@@ -1,8 +1,11 @@
-"""Points on this machine: one after another, each a process of its own, with progress."""
+"""Points on this machine: element after element, each a process of its own, with progress."""
 
+import contextlib
+import itertools
 import os
 import subprocess
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline import records
@@ -12,33 +15,59 @@ from pipeline.experiment import Experiment, Submission
 from pipeline.here import die_with_parent
 from pipeline.spec import Spec
 
+POLL_S = 0.2
 
-def run_points(experiment: Experiment, submission: Submission, points: list[Spec], options: LaunchOptions) -> None:
+
+def run_elements(
+    experiment: Experiment, submission: Submission, elements: Sequence[Sequence[Spec]], options: LaunchOptions
+) -> None:
     """Run every point to its end; how each ended is in its record, and a line of progress says it."""
     folder = experiment.log_folder(submission.id)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for number, spec in enumerate(points, 1):
-        started_s = time.monotonic()
-        progress = f"[{number}/{len(points)}] {spec.run_id()}"
-        talk(f"{progress}: running")
-        run_point(experiment, spec, folder / f"{spec.run_id()}.log", options)
-        talk(f"{progress}: {how_it_ended(experiment, spec)} after {time.monotonic() - started_s:.0f} s")
+    numbers, total = itertools.count(1), sum(len(element) for element in elements)
+    for element in elements:
+        num_before = {spec: num_attempts(experiment, spec) for spec in element}
+        with launched(experiment, element, open_log(folder, element), options) as process:
+            for spec in element:
+                started_s = time.monotonic()
+                progress = f"[{next(numbers)}/{total}] {spec.run_id()}"
+                talk(f"{progress}: running")
+                while process.poll() is None and num_attempts(experiment, spec) == num_before[spec]:
+                    time.sleep(POLL_S)
+                talk(f"{progress}: {how_it_ended(experiment, spec)} after {time.monotonic() - started_s:.0f} s")
 
 
-def run_point(experiment: Experiment, spec: Spec, log: Path, options: LaunchOptions) -> None:
-    """Launch one point and wait; an interruption reaches the point first, and then us."""
-    command = launch_command(experiment.manifest, [spec.run_id()], options)
+def open_log(folder: Path, element: Sequence[Spec]) -> Path:
+    """The log of an element, which has the names of all its points."""
+    log, *others = (folder / f"{spec.run_id()}.log" for spec in element)
+    for other in others:
+        other.symlink_to(log.name)
+    return log
+
+
+@contextlib.contextmanager
+def launched(
+    experiment: Experiment, element: Sequence[Spec], log: Path, options: LaunchOptions
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Launch the points and wait; an interruption reaches them first, and then us."""
+    command = launch_command(experiment.manifest, [spec.run_id() for spec in element], options)
     inherited = ("PIPELINE_LAUNCH_ID", "SLURM_NODEID")  # of a job that this driver may be running in
     environ = {key: value for key, value in os.environ.items() if key not in inherited}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environ, preexec_fn=die_with_parent)
         try:
+            yield process
             process.wait()
         finally:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
+
+
+def num_attempts(experiment: Experiment, spec: Spec) -> int:
+    """How many records the point has."""
+    return len(records.read_attempts(experiment.records, spec.run_id()))
 
 
 def how_it_ended(experiment: Experiment, spec: Spec) -> str:

@@ -121,6 +121,7 @@ def carry_out(
     """Run the points here, or submit their arrays, while no other driver does so in this experiment."""
     from pipeline import execute, plan
     from pipeline.experiment import Experiment, add_points
+    from pipeline.packing import pack
 
     experiment = Experiment(wishes.outputs / grid.name)
     options = launch_options(arguments)
@@ -134,7 +135,7 @@ def carry_out(
             manifest.name = grid.name
             add_points(manifest, grid.points)
         if site.place == "local":
-            execute.run_here(experiment, selection.todo, options)
+            execute.run_here(experiment, pack(selection.todo, wishes.points_per_element), options)
         else:
             arrays = plan.plan_arrays(selection.todo, grid.resources, site, wishes)
             execute.submit_arrays(experiment, arrays, prologue, options)

@@ -114,3 +114,25 @@ def test_a_result_that_is_too_large_to_publish_is_a_failed_point_and_no_silence(
     assert done.returncode == 1, done.stderr
     (text,) = [path.read_text() for path in experiment.records.glob("*.json")]
     assert "could not be published" in json.loads(text)["reason"]
+
+
+def test_an_element_of_several_points_shares_processes_here_too_and_each_is_said_as_it_ends(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "grid.yaml").write_text(
+        GRID.replace("[1000000], batch_size_per_gpu: [1]", "[64], batch_size_per_gpu: [16]")
+    )
+    grid = ("submit", "--grid", tmp_path / "grid.yaml", "--cluster", "local", "--outputs", tmp_path)
+    said = pipeline(*grid, "--points-per-element", "2").stderr
+    first, second = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("two/records/*.json")))
+    assert first["launch_id"] == second["launch_id"]
+    assert {record["measurement"].get("num_points_before", 0) for record in (first, second)} == {0, 1}
+    assert [line.split(": ")[1].split(" ")[0] for line in said.splitlines() if line.startswith("[")] == [
+        "running",
+        "ok",
+        "running",
+        "ok",
+    ]
+    logs = sorted(tmp_path.glob("two/logs/*/*.log"))
+    assert len({path.read_text() for path in logs}) == 1
+    assert {path.stem for path in logs} == {record["run_id"] for record in (first, second)}
