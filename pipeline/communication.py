@@ -7,6 +7,7 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pipeline import distributed
+from pipeline.capture import Recorder, graph_recorder
 from pipeline.data import ResidentBatches
 from pipeline.distributed import Rank
 from pipeline.interleave import interleave, warm_up
@@ -50,7 +51,8 @@ def measure_variants(execution: Execution, spec: Spec, rank: Rank, traces: Path 
     notes = (NOT_TRACED,) if execution in CAPTURED else ()
     found = Communication(steps_per_window=steps_per_window, series=series, notes=notes)
     if spec.strategy == "ddp":
-        found = add_collectives(found, named(variants, "ddp"), rank, traces)
+        record = graph_recorder() if execution in CAPTURED else None
+        found = add_collectives(found, named(variants, "ddp"), rank, traces, record)
     else:
         found = add_split(found, named(variants, "dp"), bench)
     model = named(variants, "plain").model
@@ -62,11 +64,13 @@ def named(variants: list[Variant], name: str) -> Variant:
     return next(variant for variant in variants if variant.name == name)
 
 
-def add_collectives(found: Communication, ddp: Variant, rank: Rank, traces: Path | None) -> Communication:
+def add_collectives(
+    found: Communication, ddp: Variant, rank: Rank, traces: Path | None, record: Recorder | None
+) -> Communication:
     """The sweep at the sizes of DDP's buckets, and the profiled pass: last, as the profiler may stay attached."""
     assert isinstance(ddp.model, DistributedDataParallel)
     buckets = bucket_bytes(ddp.model)
-    sweep = sweep_all_reduce(buckets, rank)
+    sweep = sweep_all_reduce(buckets, rank, record)
     profile, notes = profile_collectives(ddp, buckets, rank, traces)
     return msgspec.structs.replace(
         found,

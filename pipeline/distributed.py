@@ -1,7 +1,6 @@
 """One rank's place among the others: its device, its process group, and the model wrapped for the strategy."""
 
 import ctypes
-import functools
 import gc
 import os
 import resource
@@ -57,34 +56,25 @@ def join(spec: Spec) -> Rank:
 
 def leave() -> None:
     """Leave the process group, if there is one."""
-    group_alone.cache_clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-@functools.cache
-def group_alone() -> dist.ProcessGroup | None:
-    """A process group of this rank alone, made once; called by all ranks, since each takes part in making every group.
-
-    None outside DDP.
-    """
-    if not dist.is_initialized():
-        return None
-    groups: list[dist.ProcessGroup] = [dist.new_group([member]) for member in range(dist.get_world_size())]
-    return groups[dist.get_rank()]
-
-
-def forget_point(spec: Spec, rank: Rank) -> None:
-    """Make this process's memory, and what is counted of it, as if it had run no point yet, as far as can be."""
+def forget_point(spec: Spec, rank: Rank) -> bool:
+    """Make this process's memory, and what is counted of it, as if it had run no point yet; False where it cannot."""
     gc.collect()
     if rank.device.type == "cpu":
         ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak resident set counts from here (proc(5))
-        return
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # the peak resident set counts from here (proc(5))
+        except OSError:
+            return False
+        return True
     torch.cuda.empty_cache()
     for index in devices_of(spec, rank):
         torch.cuda.reset_peak_memory_stats(index)
         torch.cuda.reset_accumulated_memory_stats(index)
+    return True
 
 
 def barrier(rank: Rank) -> None:

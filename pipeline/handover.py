@@ -103,7 +103,7 @@ class Handover:
 
     def has_begun(self) -> bool:
         """Whether the point's ranks are at it, which means that they are done with the one before it."""
-        return self.folder.exists()
+        return (self.folder / "point.json").exists() or any(self.read_errors())
 
     def read_environment(self) -> Environment:
         """Where the ranks ran, as far as rank 0 came to say it."""

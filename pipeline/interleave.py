@@ -16,7 +16,7 @@ MIN_STEPS, MAX_STEPS = 5, 500
 TARGET_WINDOW_S = 0.25
 
 Windows = dict[str, list[list[int]]]  # nanoseconds, [window][rank], by name
-Step = Callable[[], None]
+Step = Callable[[], object]
 
 
 def time_window(step: Step, num_steps: int, rank: Rank) -> int:

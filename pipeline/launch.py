@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline import dominance, records, telemetry
+from pipeline import dominance, records
 from pipeline import experiment as experiments
 from pipeline.arguments import RERUN_CHOICES, add_point_arguments, launch_options
 from pipeline.command import LaunchOptions
@@ -156,15 +156,15 @@ def launch_points(specs: Sequence[Spec], experiment: Experiment, options: Launch
     try:
         if specs[0].measure == "memory":
             launch.publish(search_memory(specs[0], first, launch.id, run_ranks))
-            return launch.results
+            return launch.published
         leave_points(launch, options)
-        with telemetry.sampling(first, node_rank()), launch.publishing_as_they_end():
+        with launch.publishing_as_they_end():
             exits = run_ranks(specs[0], first, launch.id)
     except (RuntimeError, TimeoutError) as error:  # torchrun's own: its ranks did not meet
         launch.publish_failure(f"the ranks could not be started: {error}")
     else:
-        launch.publish_last(exits)
-    return launch.results
+        launch.publish_ended(exits)
+    return launch.published
 
 
 def leave_points(launch: Launch, options: LaunchOptions) -> None:

@@ -34,7 +34,8 @@ def run_elements(
                 talk(f"{progress}: running")
                 while process.poll() is None and num_attempts(experiment, spec) == num_before[spec]:
                     time.sleep(POLL_S)
-                talk(f"{progress}: {how_it_ended(experiment, spec)} after {time.monotonic() - started_s:.0f} s")
+                ended = how_it_ended(experiment, spec, num_before[spec])
+                talk(f"{progress}: {ended} after {time.monotonic() - started_s:.0f} s")
 
 
 def open_log(folder: Path, element: Sequence[Spec]) -> Path:
@@ -70,7 +71,7 @@ def num_attempts(experiment: Experiment, spec: Spec) -> int:
     return len(records.read_attempts(experiment.records, spec.run_id()))
 
 
-def how_it_ended(experiment: Experiment, spec: Spec) -> str:
-    """The status of the point's latest attempt, by its record and nothing else."""
-    attempts = records.read_attempts(experiment.records, spec.run_id())
+def how_it_ended(experiment: Experiment, spec: Spec, num_before: int) -> str:
+    """The status of the point's latest attempt past the earlier ones, by its record and nothing else."""
+    attempts = records.read_attempts(experiment.records, spec.run_id())[num_before:]
     return attempts[-1].ending() if attempts else "no record; see its log"

@@ -4,18 +4,17 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import msgspec
 
-from pipeline import ending, experiment, records, samples, telemetry
+from pipeline import ending, records, samples, telemetry
 from pipeline.ending import RankExit
 from pipeline.exits import talk
-from pipeline.experiment import Experiment
+from pipeline.experiment import Experiment, now
 from pipeline.handover import Handover
 from pipeline.here import node_rank
-from pipeline.samples import Samples
 from pipeline.schema import MAX_MESSAGE, Failure, Record
 from pipeline.spec import Spec
 
@@ -24,7 +23,7 @@ OTHER_NODE_GRACE_S = 5  # for the node that knows the cause to publish it first
 
 
 class Launch:
-    """The points of a launch with their folders, and `results`: of those that have ended, None where another node's.
+    """The points of a launch with their folders, and `published`: of those that have ended, None where another node's.
 
     A point's time begins where the one before it ended, so that all that was allocated belongs to a point.
     """
@@ -33,68 +32,69 @@ class Launch:
         self.id = launch_id
         self.specs = specs
         self.handovers = [Handover(experiment.scratch / f"{spec.run_id()}.{launch_id}") for spec in specs]
-        self.results: list[Record | None] = []
+        self.published: list[Record | None] = []
         self._experiment = experiment
-        self._begin()
-
-    def _begin(self) -> None:
-        self._started_at = experiment.now()
+        self._sampler = contextlib.ExitStack()
+        self._started_at = now()
         talk(f"{self.spec.run_id()}: starting")
 
     @property
     def spec(self) -> Spec:
         """The point that the ranks are at."""
-        return self.specs[len(self.results)]
+        return self.specs[len(self.published)]
 
     @property
     def handover(self) -> Handover:
         """The folder of the point that the ranks are at."""
-        return self.handovers[len(self.results)]
+        return self.handovers[len(self.published)]
 
     @contextlib.contextmanager
     def publishing_as_they_end(self) -> Iterator[None]:
-        """While the body runs the ranks, publish every point that they have left for the next one."""
-        over = threading.Event()
+        """While the body runs the ranks: sample beside them, and publish every point that they have left behind."""
+        is_over = threading.Event()
+        self._sample()
         with ThreadPoolExecutor(1) as pool:
-            publishing = pool.submit(self._publish_until, over)
+            publishing = pool.submit(self._publish_until, is_over)
             try:
                 yield
             finally:
-                over.set()
+                is_over.set()
+                wait([publishing])
+                self._sampler.close()  # before the pool: a sampler dies with the thread that started it
         publishing.result()  # raises what it raised
 
-    def _publish_until(self, over: threading.Event) -> None:
+    def _sample(self) -> None:
+        self._sampler.enter_context(telemetry.sampling(self.handover, node_rank()))
+
+    def _publish_until(self, is_over: threading.Event) -> None:
         for following in self.handovers[1:]:
             while not following.has_begun():
-                if over.wait(POLL_S):
+                if is_over.wait(POLL_S) and not following.has_begun():
                     return
-            self.publish_ended({}, is_sampling=True)
-            self._begin()
+            self._sampler.close()
+            self.publish_ended({})
+            talk(f"{self.spec.run_id()}: starting")
+            self._sample()
 
-    def publish_last(self, exits: Mapping[int, RankExit]) -> None:
-        """Publish how the point ended that the ranks were at when they ended: the exits are of its ranks."""
-        self.publish_ended(exits, is_sampling=False)
+    def publish_ended(self, exits: Mapping[int, RankExit]) -> None:
+        """Publish how the point ended that the ranks are done with, and what was sampled beside them."""
+        record = conclude(self.spec, self.handover, self.id, exits)
+        if record is not None and record.status == "ok":
+            record = add_telemetry(record, self.handover)
+        self.publish(record)
 
     def publish_failure(self, message: str) -> None:
         """Publish that this tool, and no rank, could not bring the point to its end."""
         failure = Failure(kind="exception", message=message[:MAX_MESSAGE])
         self.publish(ending.failed(self.spec, self.handover, self.id, failure))
 
-    def publish_ended(self, exits: Mapping[int, RankExit], is_sampling: bool) -> None:
-        """Publish how the point ended that the ranks are done with, with what was sampled beside them."""
-        record = conclude(self.spec, self.handover, self.id, exits)
-        if record is not None and record.status == "ok":
-            nodes = telemetry.read_nodes(self.handovers[0], record.spec.num_nodes, is_sampling)
-            record = add_telemetry(record, nodes)
-        self.publish(record)
-
     def publish(self, record: Record | None) -> None:
         """Publish the record, and put what the ranks left beside it; None is left to another node."""
+        handover, started_at, self._started_at = self.handover, self._started_at, now()
         if record is None:
-            self.results.append(None)
+            self.published.append(None)
             return
-        times = {"started_at": self._started_at, "ended_at": experiment.now()}
-        handover = self.handover
+        times = {"started_at": started_at, "ended_at": self._started_at}
         try:
             path = records.publish(msgspec.structs.replace(record, **times), self._experiment.records)
         except ValueError as error:
@@ -107,7 +107,7 @@ class Launch:
             with contextlib.suppress(FileNotFoundError):
                 keep_traces(handover.traces, self._experiment.traces / path.stem)
         talk(f"{record.run_id}: {record.ending()}")
-        self.results.append(record)
+        self.published.append(record)
 
 
 def keep_traces(found: Path, kept: Path) -> None:
@@ -116,9 +116,10 @@ def keep_traces(found: Path, kept: Path) -> None:
     found.rename(kept)
 
 
-def add_telemetry(record: Record, nodes: Sequence[Samples]) -> Record:
+def add_telemetry(record: Record, handover: Handover) -> Record:
     """The record with what was sampled beside its ranks; without, where that would make it one that cannot be kept."""
     assert record.measurement is not None, "an ok record has a measurement"
+    nodes = telemetry.read_nodes(handover, record.spec.num_nodes)
     # the timed epochs are kept whatever their number; past them the record has to stay small
     num_epochs = max(record.spec.windows + 1, samples.MAX_WINDOWS // record.spec.num_gpus)
     sampled = samples.summarize(record.measurement.epochs, record.environment, nodes, num_epochs)

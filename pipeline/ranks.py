@@ -1,9 +1,11 @@
 """This node's ranks of a launch, run under torchrun's agent, which ends them all when one fails."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from pipeline.ending import RankExit
@@ -27,7 +29,6 @@ def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankE
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(spec)))
     meeting = rendezvous(spec)
     config = LaunchConfig(
         min_nodes=spec.num_nodes,
@@ -43,7 +44,8 @@ def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankE
         local_addr=meeting.local_address,
     )
     try:
-        elastic_launch(config, sys.executable)("-u", "-m", "pipeline.worker", str(handover.folder))
+        with threads_of(spec):
+            elastic_launch(config, sys.executable)("-u", "-m", "pipeline.worker", str(handover.folder))
     except RendezvousError as error:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
     except ChildFailedError as error:
@@ -52,6 +54,19 @@ def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankE
         talk(f"{spec.run_id()}: ended by {signal.Signals(error.sigval).name}, no record is written")
         sys.exit(128 + error.sigval)
     return {}
+
+
+@contextlib.contextmanager
+def threads_of(spec: Spec) -> Iterator[None]:
+    """OMP_NUM_THREADS for the ranks that are started inside, where the person has not set it."""
+    if "OMP_NUM_THREADS" in os.environ:
+        yield
+        return
+    os.environ["OMP_NUM_THREADS"] = str(threads_per_process(spec))
+    try:
+        yield
+    finally:
+        del os.environ["OMP_NUM_THREADS"]
 
 
 def threads_per_process(spec: Spec) -> int:

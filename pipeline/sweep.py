@@ -1,7 +1,8 @@
 """The link's own limit: isolated all-reduces of many sizes in the same job, timed as nccl-tests does.
 
 Method: calls back to back on one buffer, wall time from synchronize to synchronize, divided by the calls
-(nccl-tests, all_reduce_perf); the slowest rank's time counts.
+(nccl-tests, all_reduce_perf); the slowest rank's time counts. Beside captured steps a window's calls are captured too:
+small ones take less time than Python needs to issue them.
 """
 
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline import distributed
+from pipeline.capture import Recorder, warm_up_and_record
 from pipeline.distributed import Rank
 from pipeline.interleave import time_window
 from pipeline.measurement import AllReduce
@@ -20,30 +22,32 @@ SIZES = {
     "cpu": [8 * KIB * 4**power for power in range(6)],  # to 8 MiB: gloo's time only grows in proportion from there
 }
 NUM_WINDOWS = 7
-WARM_UP_CALLS = 3
+WARM_UP_WINDOWS = 1
 CALLS_PER_WINDOW = {"cuda": 20, "cpu": 3}
 SMALL_BYTES, SMALL_FACTOR = 2 * MIB, 5  # short calls need more of them to fill a window
 
 
-def sweep_all_reduce(bucket_bytes: Iterable[int], rank: Rank) -> tuple[AllReduce, ...]:
+def sweep_all_reduce(bucket_bytes: Iterable[int], rank: Rank, record: Recorder | None = None) -> tuple[AllReduce, ...]:
     """All-reduces from 8 KiB up and at the sizes of real buckets; called by all ranks, in float32 as gradients are."""
     buckets = set(bucket_bytes)
     sizes = sorted({*SIZES[rank.device.type], *buckets, sum(buckets)} - {0})
-    return tuple(time_all_reduce(num_bytes, num_bytes in buckets, rank) for num_bytes in sizes)
+    return tuple(time_all_reduce(num_bytes, num_bytes in buckets, rank, record) for num_bytes in sizes)
 
 
-def time_all_reduce(num_bytes: int, is_bucket: bool, rank: Rank) -> AllReduce:
-    """One size; without times where a rank has no memory for its buffer."""
+def time_all_reduce(num_bytes: int, is_bucket: bool, rank: Rank, record: Recorder | None = None) -> AllReduce:
+    """One size, captured where there is a recorder; without times where a rank has no memory for its buffer."""
     buffer = allocate(num_bytes, rank)
     if not all(distributed.gather(buffer is not None)):  # all ranks take part or none does
         return AllReduce(num_bytes=num_bytes, is_bucket=is_bucket)
-
-    def call() -> None:
-        dist.all_reduce(buffer)
-
     num_calls = CALLS_PER_WINDOW[rank.device.type] * (SMALL_FACTOR if num_bytes <= SMALL_BYTES else 1)
-    time_window(call, WARM_UP_CALLS, rank)
-    windows_ns = [time_window(call, num_calls, rank) for _ in range(NUM_WINDOWS)]
+
+    def call_all() -> None:
+        for _ in range(num_calls):
+            dist.all_reduce(buffer)
+
+    work = call_all if record is None else warm_up_and_record(call_all, 1, record)
+    time_window(work, WARM_UP_WINDOWS, rank)
+    windows_ns = [time_window(work, 1, rank) for _ in range(NUM_WINDOWS)]
     slowest_ns = [max(ranks) for ranks in zip(*distributed.gather(windows_ns), strict=True)]
     return AllReduce(
         num_bytes=num_bytes,

@@ -77,13 +77,8 @@ def close_samples(path: Path, note: str | None) -> None:
     part.rename(path)
 
 
-def read_nodes(handover: Handover, num_nodes: int, is_sampling: bool = False) -> list[Samples]:
-    """What every node sampled; the others' files may appear a little later than this node's.
-
-    While the sampler of this one node is still at work, what it has written so far.
-    """
-    if is_sampling:
-        return [read_node(handover.samples(0).with_suffix(".part"))]
+def read_nodes(handover: Handover, num_nodes: int) -> list[Samples]:
+    """What every node sampled; the others' files may appear a little later than this node's."""
     deadline = time.monotonic() + OTHER_NODES_GRACE_S
     paths = [handover.samples(node) for node in range(num_nodes)]
     while not all(path.exists() for path in paths) and time.monotonic() < deadline:

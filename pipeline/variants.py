@@ -12,7 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pipeline.capture import graph_recorder, warm_up_and_record, warm_up_steps
 from pipeline.data import Batch
-from pipeline.distributed import Rank, group_alone, wrap_ddp
+from pipeline.distributed import Rank, wrap_ddp
 from pipeline.models import build_model
 from pipeline.spec import CAPTURED, COMPILED, Execution, Spec
 from pipeline.step import EagerStep, place, unmarked
@@ -42,8 +42,9 @@ class Workbench(NamedTuple):
 
 
 def build_workbench(spec: Spec, rank: Rank, batch: Batch) -> Workbench:
-    """The workbench of a rank; called by all ranks."""
-    return Workbench(spec, rank, batch, group_alone())
+    """The workbench of a rank; called by all ranks, since each takes part in making every group."""
+    groups = [dist.new_group([member]) for member in range(rank.world_size)] if dist.is_initialized() else []
+    return Workbench(spec, rank, batch, groups[rank.rank] if groups else None)
 
 
 def build_variant(

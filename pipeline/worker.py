@@ -24,7 +24,7 @@ from pipeline.handover import Handover, Point, RankError, Result
 from pipeline.known_answers import TASKS
 from pipeline.measurement import DeviceMemory, Measurement
 from pipeline.schema import MAX_MESSAGE, MAX_PATH, FailureKind
-from pipeline.sharing import Ended, has_room
+from pipeline.sharing import Predecessor, has_room
 from pipeline.timing import Series
 from pipeline.train import train_point
 
@@ -71,25 +71,26 @@ def save_series(series: list[list[Series]], path: Path) -> None:
 def run_points(first: Handover) -> None:
     """Run the point that was handed over and those that follow it, for which this process need not start anew.
 
-    Ends before a point that may come near the memory boundary: fragments of the points before it would move that.
+    Ends before a point that may come near the memory boundary, which fragments of those before it would move, and
+    where a process cannot forget them.
     """
     with leaving_errors(first):
         point = first.read_point()
         warm_cache(point.spec, Path(point.data) if point.data else None)  # before the others wait in a collective
         rank = distributed.join(point.spec)
-        ended = [Ended(point.spec, run_point(point, rank, first, 0))]
+        before = [Predecessor(point.spec, run_point(point, rank, first, 0))]
     handover = first
     for following in first.read_following():
         point = following.point
-        if not has_room(point.spec, ended):
+        is_as_new = distributed.gather(distributed.forget_point(point.spec, rank))
+        if not has_room(point.spec, before) or not all(is_as_new):
             break
         handover = Handover(Path(following.folder))
         with leaving_errors(handover):
-            distributed.forget_point(point.spec, rank)
             if rank.rank == 0:
                 handover.leave_point(point)
             warm_cache(point.spec, Path(point.data) if point.data else None)
-            ended.append(Ended(point.spec, run_point(point, rank, handover, len(ended))))
+            before.append(Predecessor(point.spec, run_point(point, rank, handover, len(before))))
     with leaving_errors(handover):
         distributed.leave()
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from conftest import ROOT, Command
-from factories import make_spec
+from factories import make_record, make_spec
 
 from pipeline.experiment import Experiment
+from pipeline.local import how_it_ended
+from pipeline.records import publish
 
 GRID = """
 name: two
@@ -136,3 +138,12 @@ def test_an_element_of_several_points_shares_processes_here_too_and_each_is_said
     logs = sorted(tmp_path.glob("two/logs/*/*.log"))
     assert len({path.read_text() for path in logs}) == 1
     assert {path.stem for path in logs} == {record["run_id"] for record in (first, second)}
+
+
+def test_an_earlier_record_is_not_taken_for_the_ending_of_a_point_that_left_none(tmp_path: Path) -> None:
+    experiment = Experiment(tmp_path / "x")
+    experiment.create()
+    spec = make_spec()
+    publish(make_record(spec), experiment.records)
+    assert how_it_ended(experiment, spec, num_before=0) == "ok"
+    assert how_it_ended(experiment, spec, num_before=1) == "no record; see its log"

@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 from pipeline import communication
+from pipeline.capture import Replay, Work
 from pipeline.communication import profile_collectives
 from pipeline.distributed import Rank
 from pipeline.profiling import combine, count_transfers
-from pipeline.sweep import time_all_reduce
+from pipeline.sweep import CALLS_PER_WINDOW, NUM_WINDOWS, SMALL_BYTES, SMALL_FACTOR, time_all_reduce
 from pipeline.trace import RankTrace, SeenCollective, TraceTooLarge
 from pipeline.variants import Variant
 
@@ -107,3 +108,23 @@ def test_another_error_of_the_sweep_is_not_taken_for_memory(monkeypatch: pytest.
     monkeypatch.setattr(torch, "zeros", fail)
     with pytest.raises(RuntimeError, match="device lost"):
         time_all_reduce(BUCKET, True, ALONE)
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_a_windows_calls_are_issued_one_by_one_or_captured_once_and_replayed(
+    monkeypatch: pytest.MonkeyPatch, is_captured: bool
+) -> None:
+    calls: list[int] = []
+    replays: list[int] = []
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda buffer: calls.append(buffer.numel() * 4))
+
+    def record(work: Work) -> Replay:
+        work()
+        return lambda: replays.append(1)
+
+    timed = time_all_reduce(BUCKET, True, ALONE, record if is_captured else None)
+    assert len(timed.times_ns) == NUM_WINDOWS
+    num_calls = CALLS_PER_WINDOW["cpu"] * (SMALL_FACTOR if BUCKET <= SMALL_BYTES else 1)
+    # issued: the window that warms up and the timed ones; captured: once to warm up and once to record
+    assert calls == [BUCKET] * num_calls * (2 if is_captured else 1 + NUM_WINDOWS)
+    assert len(replays) == (1 + NUM_WINDOWS if is_captured else 0)

@@ -3,23 +3,31 @@
 import itertools
 import os
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import ROOT, make_spec
+import torch
+from factories import ROOT, make_measurement, make_spec
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from pipeline.command import LaunchOptions, launch_command
+from pipeline.distributed import Rank, forget_point
+from pipeline.ending import RankExit
 from pipeline.experiment import Experiment, add_points
+from pipeline.handover import Point, RankError, Result
 from pipeline.measurement import DeviceMemory
 from pipeline.metrics import GIB
 from pipeline.packing import pack
+from pipeline.publishing import POLL_S, Launch
+from pipeline.ranks import threads_of
 from pipeline.records import read_folder
-from pipeline.schema import Record
-from pipeline.sharing import Ended, expected_share, first_shared, has_room, layout, may_share
+from pipeline.schema import Environment, Record
+from pipeline.sharing import Predecessor, expected_share, first_shared, has_room, may_share, process_layout
 from pipeline.spec import Spec
 
 SMALL: dict[str, Any] = {"device": "cpu", "model": "lenet", "dataset": "synthetic", "precision": "fp32"}
@@ -32,6 +40,7 @@ SMALL: dict[str, Any] = {"device": "cpu", "model": "lenet", "dataset": "syntheti
         {"input": "synthetic", "measure": "memory"},
         {"memory_limit_gib": 1.5},  # cannot be lifted again
         {"execution": "compile"},  # its compile time is a result
+        {"execution": "graph"},
         {"execution": "auto"},
         {"strategy": "ddp", "num_gpus": 2, "input": "synthetic", "measure": "communication"},  # a profiler may stay
         {"strategy": "ddp", "num_gpus": 2, "num_nodes": 2},
@@ -45,23 +54,24 @@ def test_what_others_could_change_or_would_change_has_processes_of_its_own(field
     assert first_shared([plain, point]) == [plain]
 
 
-@pytest.mark.parametrize("fields", [{"strategy": "ddp"}, {"execution": "graph"}, {"device": "cpu"}])
+@pytest.mark.parametrize("fields", [{"strategy": "ddp"}, {"model": "lenet"}, {"input": "synthetic"}, {"device": "cpu"}])
 def test_points_of_another_layout_of_processes_are_not_shared(fields: dict[str, Any]) -> None:
     assert first_shared([make_spec(), make_spec(batch_size_per_gpu=64, **fields)]) == [make_spec()]
 
 
-def test_a_repeat_is_in_new_processes() -> None:
-    first, repeat = make_spec(), make_spec(repeat=1)
-    other = make_spec(batch_size_per_gpu=64, repeat=1)
+@pytest.mark.parametrize("fields", [{"repeat": 1}, {"seed": 1}])
+def test_a_repeat_is_in_new_processes(fields: dict[str, Any]) -> None:
+    first, repeat = make_spec(), make_spec(**fields)
+    other = make_spec(batch_size_per_gpu=64, **fields)
     assert first_shared([first, other, repeat]) == [first, other]
 
 
 POINTS = [
-    make_spec(strategy=strategy, num_gpus=1, batch_size_per_gpu=size, repeat=repeat, execution=execution)
+    make_spec(strategy=strategy, num_gpus=1, batch_size_per_gpu=size, repeat=repeat, seed=repeat, execution=execution)
     for strategy in ("single", "ddp")
     for size in (32, 128)
     for repeat in (0, 1)
-    for execution in ("eager", "graph", "compile")
+    for execution in ("eager", "graph")
 ]
 
 
@@ -74,7 +84,7 @@ def test_a_packed_element_starts_processes_at_most_once_for_each_layout_and_repe
         starts.append(first_shared(left))
         left = left[len(starts[-1]) :]
     assert [spec for shared in starts for spec in shared] == element
-    groups = {(layout(spec), spec.repeat) for spec in points if may_share(spec)}
+    groups = {(process_layout(spec), spec.repeat) for spec in points if may_share(spec)}
     assert len(starts) <= len(groups) + sum(not may_share(spec) for spec in points)
 
 
@@ -85,13 +95,13 @@ def memory(peak_gib: float, usable_gib: float | None) -> list[DeviceMemory]:
 
 def test_the_least_bound_of_points_that_differ_in_batch_alone_holds() -> None:
     """12 GiB of 100 at 128 say at most 24 at 256, whatever 3 GiB at 8 would allow."""
-    ended = [Ended(make_spec(batch_size_per_gpu=8), memory(3, 100)), Ended(make_spec(), memory(12, 100))]
+    ended = [Predecessor(make_spec(batch_size_per_gpu=8), memory(3, 100)), Predecessor(make_spec(), memory(12, 100))]
     assert expected_share(make_spec(batch_size_per_gpu=256), ended) == pytest.approx(0.24)
     assert expected_share(make_spec(batch_size_per_gpu=64, epochs=7), ended) == pytest.approx(0.12)
 
 
 def test_where_no_point_is_alike_the_most_of_what_all_say_holds() -> None:
-    ended = [Ended(make_spec(batch_size_per_gpu=8), memory(3, 100)), Ended(make_spec(), memory(12, 100))]
+    ended = [Predecessor(make_spec(batch_size_per_gpu=8), memory(3, 100)), Predecessor(make_spec(), memory(12, 100))]
     assert expected_share(make_spec(batch_size_per_gpu=256, precision="fp32"), ended) == pytest.approx(0.96)
 
 
@@ -101,7 +111,10 @@ def test_where_no_point_is_alike_the_most_of_what_all_say_holds() -> None:
 def test_a_point_that_may_need_more_than_half_the_memory_does_not_follow(
     batch_size: int, usable_gib: float | None, expected: bool
 ) -> None:
-    assert has_room(make_spec(batch_size_per_gpu=batch_size), [Ended(make_spec(), memory(10, usable_gib))]) is expected
+    assert (
+        has_room(make_spec(batch_size_per_gpu=batch_size), [Predecessor(make_spec(), memory(10, usable_gib))])
+        is expected
+    )
 
 
 def run(folder: Path, points: Sequence[Spec]) -> tuple[int, dict[str, Record]]:
@@ -110,14 +123,20 @@ def run(folder: Path, points: Sequence[Spec]) -> tuple[int, dict[str, Record]]:
     experiment.create()
     with experiment.edit_manifest() as manifest:
         add_points(manifest, points)
-    command = launch_command(
-        experiment.manifest, [spec.run_id() for spec in points], LaunchOptions(folder / "no-such-data")
-    )
+    command = launch_command(experiment.manifest, [spec.run_id() for spec in points], LaunchOptions(folder / "data"))
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PIPELINE_CACHE": str(folder / "cache")}
     ended = subprocess.run(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     found, rejected = read_folder(experiment.records)
     assert rejected == [], ended.stderr
     return ended.returncode, {record.run_id: record for record in found}
+
+
+def write_images(folder: Path, count: int) -> None:
+    """A folder of so many black images of one class."""
+    for split in ("train", "test"):
+        (folder / split / "black").mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (32, 32)).save(folder / split / "black" / f"{number}.png")
 
 
 def losses(record: Record) -> list[float | None]:
@@ -143,18 +162,66 @@ def test_points_of_one_element_share_processes_and_learn_what_they_learn_alone(t
 
 
 def test_a_point_that_fails_takes_none_with_it_and_the_rest_runs_in_new_processes(tmp_path: Path) -> None:
-    kinds = ("synthetic", "synthetic", "imagefolder", "synthetic")
+    write_images(tmp_path / "data", 8)
     points = [
-        make_spec(**SMALL | {"dataset": kind}, strategy="ddp", num_gpus=2, batch_size_per_gpu=size, num_samples=1024)
-        for kind, size in zip(kinds, (32, 64, 128, 256), strict=True)
+        make_spec(
+            **SMALL | {"dataset": "imagefolder"}, strategy="ddp", num_gpus=2, batch_size_per_gpu=size, num_samples=count
+        )
+        for size, count in ((1, 8), (2, 8), (3, 9), (4, 8))
     ]
     code, found = run(tmp_path, points)
     records = [found[spec.run_id()] for spec in points]
     assert code == 1
     assert [record.status for record in records] == ["ok", "ok", "failed", "ok"]
-    assert "no-such-data" in records[2].reason
+    assert "has 8 training images and the point needs 9" in records[2].reason
     assert [m and m.num_points_before for m in (record.measurement for record in records)] == [0, 1, None, 0]
     assert len({record.launch_id for record in records[:3]}) == 1
     assert records[3].launch_id != records[0].launch_id
     times = [(record.started_at or "", record.ended_at or "") for record in records]
     assert all(ended == begun for (_, ended), (begun, _) in itertools.pairwise(times[:3]))
+
+
+def test_an_ok_point_stays_ok_where_the_next_one_fails_before_anybody_looked(tmp_path: Path) -> None:
+    """The next point begins and fails, and the ranks have ended, all between two looks at its folder."""
+    experiment = Experiment(tmp_path / "x")
+    experiment.create()
+    points = [make_spec(batch_size_per_gpu=size) for size in (32, 64)]
+    launch = Launch(experiment, "launch", points)
+    launch.handovers[0].leave_point(Point(points[0], None))
+    launch.handovers[0].leave_result(Result(make_measurement(points[0]), Environment()))
+    with launch.publishing_as_they_end():
+        time.sleep(POLL_S / 4)  # it has looked, and waits
+        launch.handovers[1].leave_error(RankError("exception", "no data", 0, "node", 1))
+    launch.publish_ended({0: RankExit(1, 0.0)})
+    first, second = launch.published
+    assert first is not None
+    assert second is not None
+    assert (first.status, second.status, second.reason) == ("ok", "failed", "rank 0: no data")
+    assert first.ended_at == second.started_at
+    assert first.telemetry is not None
+    assert not any("ended early" in note for note in first.telemetry.notes)
+
+
+def test_threads_are_set_for_each_layout_of_processes_and_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8))
+    seen = []
+    for fields in ({}, {"strategy": "ddp", "num_gpus": 4}):
+        with threads_of(make_spec(device="cpu", **fields)):
+            seen.append(os.environ["OMP_NUM_THREADS"])
+    assert seen == ["8", "2"]
+    assert "OMP_NUM_THREADS" not in os.environ
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # the person's own
+    with threads_of(make_spec(device="cpu")):
+        assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_process_whose_peak_memory_cannot_be_reset_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError("read-only /proc")
+
+    spec = make_spec(device="cpu")
+    rank = Rank(0, 0, 1, torch.device("cpu"))
+    assert forget_point(spec, rank)
+    monkeypatch.setattr(Path, "write_text", refuse)
+    assert not forget_point(spec, rank)
