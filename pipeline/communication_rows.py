@@ -16,6 +16,8 @@ from pipeline.exposure import (
     communications,
     difference,
     disagreement,
+    exposed_in,
+    is_noise,
     profiled_s,
     step_time,
     traced_exposure_s,
@@ -48,11 +50,10 @@ def exposed_row(cell: Cell, axes: Sequence[str]) -> Row:
     """Q3.1, measured: DDP's step with and without its collectives, and what the link itself takes of it."""
     found = communications(cell.measured)
     times = {name: step_time(found, variant) for name, variant in STEP_TIMES.items()}
-    exposed, overhead = difference(found, "ddp", "no_op_hook"), difference(found, "no_op_hook", "no_sync")
-    noise = difference(found, "ddp", "ddp_again")
+    (exposed, floor_s), overhead = exposed_in(found), difference(found, "no_op_hook", "no_sync")
     comm_s = profiled_s(found, ["gradients"]) or None  # a step without any all-reduce of gradients was misread
     traced_s = traced_exposure_s(found) if comm_s else None
-    split = split_exposed(exposed.value_s if exposed else None, comm_s)
+    split = split_exposed(exposed, comm_s, floor_s)
     return start_row(
         cell,
         axes,
@@ -60,14 +61,14 @@ def exposed_row(cell: Cell, axes: Sequence[str]) -> Row:
         noise_floor=step.noise_floor() if (step := times["step_time_s"]) else None,
         **with_interval("exposed_comm_time", exposed),
         **with_interval("ddp_overhead_time", overhead),
-        noise_floor_time_s=noise.distance_from_zero() if noise and noise.interval else None,
+        noise_floor_time_s=floor_s,
         comm_time_s=comm_s,
         **split,
         traced_exposed_comm_time_s=traced_s,
         buffer_comm_time_s=profiled_s(found, ["buffers", "batchnorm_statistics"]),
         straggler_wait_time_s=profiled_s(found, ["gradients"], waiting=True) if comm_s else None,
         num_windows=num_rounds(found),
-        notes=exposed_notes(found, times["step_time_s"], exposed, noise, split, traced_s),
+        notes=exposed_notes(found, times["step_time_s"], exposed, floor_s, split, traced_s),
     )
 
 
@@ -86,14 +87,17 @@ def with_interval(name: str, figure: Figure | None) -> Row:
     }
 
 
-def split_exposed(exposed_s: float | None, comm_s: float | None) -> Row:
-    """The share of communication that compute hides; where more is exposed than the link takes, the host's cost."""
+def split_exposed(exposed: Figure | None, comm_s: float | None, floor_s: float | None) -> Row:
+    """The share of communication that compute hides; where more is exposed than the link takes, the host's cost.
+
+    Neither where exposed communication is noise, and noise could hide all of it.
+    """
     hidden = launch_s = None
-    if exposed_s is not None and comm_s:
-        if exposed_s > comm_s:
-            launch_s = exposed_s - comm_s
+    if exposed is not None and comm_s and not (is_noise(exposed, floor_s) and (floor_s or 0.0) >= comm_s):
+        if exposed.value_s > comm_s:
+            launch_s = exposed.value_s - comm_s
         else:
-            hidden = 1 - max(exposed_s, 0.0) / comm_s
+            hidden = 1 - max(exposed.value_s, 0.0) / comm_s
     return {"hidden_share": hidden, "collective_launch_time_s": launch_s}
 
 
@@ -101,7 +105,7 @@ def exposed_notes(
     found: Sequence[Communication],
     step: Figure | None,
     exposed: Figure | None,
-    noise: Figure | None,
+    floor_s: float | None,
     split: Row,
     traced_s: float | None,
 ) -> list[str]:
@@ -113,7 +117,7 @@ def exposed_notes(
         return notes
     if exposed.interval is None:
         notes.append(f"an interval needs {values_needed()} windows, got {num_rounds(found)}")
-    if noise and noise.interval and abs(exposed.value_s) <= noise.distance_from_zero():
+    if is_noise(exposed, floor_s):
         notes.append("exposed communication lies inside the noise floor")
     if split["collective_launch_time_s"] is not None:
         notes.append("more is exposed than the link takes: the rest is the host's cost of issuing collectives")

@@ -63,6 +63,20 @@ def figure_of(values: Sequence[float]) -> Figure | None:
     return Figure(statistics.median(values), intervals.median_interval(values)) if values else None
 
 
+def exposed_in(found: Sequence[Communication]) -> tuple[Figure | None, float | None]:
+    """Exposed communication of a step, DDP less the no-op hook, and its noise floor: how far two equal DDPs differ.
+
+    The floor is None where there are too few rounds for an interval.
+    """
+    exposed, noise = difference(found, "ddp", "no_op_hook"), difference(found, "ddp", "ddp_again")
+    return exposed, noise.distance_from_zero() if noise and noise.interval else None
+
+
+def is_noise(exposed: Figure, floor_s: float | None) -> bool:
+    """Whether exposed communication is no more than what two equal series differ by."""
+    return floor_s is not None and abs(exposed.value_s) <= floor_s
+
+
 def profiled_s(found: Sequence[Communication], kinds: Sequence[TransferKind], waiting: bool = False) -> float | None:
     """The transfers of those kinds in a profiled step, or with `waiting` the mean rank's wait in them."""
     measure = straggler_wait_ns if waiting else total_comm_ns

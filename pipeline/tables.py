@@ -15,7 +15,7 @@ from pipeline.cells import Cell, epoch_time_s_of, peak_memory_gib, pool, seconds
 from pipeline.communication_rows import bandwidth_rows, exposed_row, is_twin, split_row, sweep_rows, transfer_row
 from pipeline.cost import cost_rows
 from pipeline.energy import energy_figures, energy_notes, host_cpu_share_of
-from pipeline.exposure import communications, difference
+from pipeline.exposure import communications, exposed_in, is_noise
 from pipeline.measurement import Epoch
 from pipeline.memory_rows import memory_row
 from pipeline.outcomes import Outcome
@@ -144,6 +144,7 @@ def q3_row(cell: Cell, axes: Sequence[str], baseline: Baseline, measured: Sequen
         bandwidth = metrics.bandwidth_gb_s(num_bytes, comm_s)
         if cell.spec.strategy == "dp":
             notes.append("a ring is assumed, which DataParallel does not use")
+    exposed_s, exposed_notes = exposed_per_epoch(cell, measured)
     return start_row(
         cell,
         axes,
@@ -153,17 +154,23 @@ def q3_row(cell: Cell, axes: Sequence[str], baseline: Baseline, measured: Sequen
         steps_per_epoch=cell.spec.full_steps_per_epoch if cell.spec.is_whole_epoch else None,
         ring_bytes_per_epoch=num_bytes,
         bandwidth_subtraction_gb_s=bandwidth,
-        exposed_comm_time_s=exposed_per_epoch_s(cell, measured),
+        exposed_comm_time_s=exposed_s,
         baseline=baseline.strategy,
-        notes=notes,
+        notes=notes + exposed_notes,
     )
 
 
-def exposed_per_epoch_s(cell: Cell, measured: Sequence[Cell]) -> float | None:
-    """Measured exposed communication over an epoch's steps; None where the experiment did not measure the point's."""
+def exposed_per_epoch(cell: Cell, measured: Sequence[Cell]) -> tuple[float | None, list[str]]:
+    """Measured exposed communication over an epoch's steps, and a note where it is noise.
+
+    None where the experiment did not measure the point's.
+    """
     twin = next((other for other in measured if is_twin(cell.spec, other.spec)), None)
-    exposed = difference(communications(twin.measured), "ddp", "no_op_hook") if twin else None
-    return exposed.value_s * cell.spec.full_steps_per_epoch if exposed and cell.spec.is_whole_epoch else None
+    exposed, floor_s = exposed_in(communications(twin.measured)) if twin else (None, None)
+    if exposed is None or not cell.spec.is_whole_epoch:
+        return None, []
+    notes = ["measured exposed communication lies inside its noise floor"] * is_noise(exposed, floor_s)
+    return exposed.value_s * cell.spec.full_steps_per_epoch, notes
 
 
 def ring_bytes_per_epoch(cell: Cell) -> int:

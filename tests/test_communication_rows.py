@@ -14,6 +14,7 @@ from factories import (
 from test_render import report, table_of
 
 from pipeline.communication_rows import KINDS, split_exposed
+from pipeline.exposure import Figure
 from pipeline.measurement import AllReduce, Communication, Profile, SplitPart, Transfer, Variant
 from pipeline.outcomes import resolve
 from pipeline.records import encode
@@ -122,21 +123,27 @@ def test_where_more_is_exposed_than_the_link_takes_the_rest_is_the_hosts() -> No
 
 
 @pytest.mark.parametrize(
-    ("exposed_s", "comm_s", "hidden", "launch_s"),
+    ("exposed_s", "comm_s", "floor_s", "hidden", "launch_s"),
     [
-        (0.25, 1.0, 0.75, None),
-        (1.0, 1.0, 0.0, None),
-        (0.0, 1.0, 1.0, None),
-        (-0.1, 1.0, 1.0, None),  # noise is not more than everything hidden
-        (1.5, 1.0, None, 0.5),
-        (None, 1.0, None, None),
-        (0.5, None, None, None),
+        (0.25, 1.0, None, 0.75, None),
+        (0.25, 1.0, 0.9, 0.75, None),  # noise, and known to be less than all of it
+        (0.25, 1.0, 1.0, None, None),  # the noise could hide all of it
+        (-0.5, 1.0, 2.0, None, None),
+        (1.5, 1.0, 2.0, None, None),
+        (2.5, 1.0, 2.0, None, 1.5),
+        (1.0, 1.0, None, 0.0, None),
+        (0.0, 1.0, None, 1.0, None),
+        (-0.1, 1.0, None, 1.0, None),  # noise is not more than everything hidden
+        (1.5, 1.0, None, None, 0.5),
+        (None, 1.0, 0.1, None, None),
+        (0.5, None, 0.1, None, None),
     ],
 )
 def test_exposed_communication_is_split_at_what_the_link_takes(
-    exposed_s: float | None, comm_s: float | None, hidden: float | None, launch_s: float | None
+    exposed_s: float | None, comm_s: float | None, floor_s: float | None, hidden: float | None, launch_s: float | None
 ) -> None:
-    assert split_exposed(exposed_s, comm_s) == {"hidden_share": hidden, "collective_launch_time_s": launch_s}
+    exposed = None if exposed_s is None else Figure(exposed_s, None)
+    assert split_exposed(exposed, comm_s, floor_s) == {"hidden_share": hidden, "collective_launch_time_s": launch_s}
 
 
 @pytest.mark.parametrize(("exposed_us", "is_noise"), [(2.9, True), (-2.9, True), (3.1, False), (-3.1, False)])
@@ -319,6 +326,14 @@ def test_the_point_that_trained_with_the_same_axes_lends_its_time_and_accuracy()
     assert (twin["epoch_time_s"], twin["strategy"], twin["precision"]) == (2, "ddp", "tf32")
     assert twin["exposed_comm_time_s"] == pytest.approx(196 * 40 * US)  # ceil(25,000 / 128) steps
     assert twin["comm_time_subtraction_s"] == 0.5  # 2 - 3/2: the estimate stands beside it
+
+
+@pytest.mark.parametrize(("exposed_us", "said"), [(2.9, True), (3.1, False)])
+def test_exposed_communication_over_an_epoch_that_is_noise_is_said(exposed_us: float, said: bool) -> None:
+    noisy = make_communication_record(point(), measured(*[exposed_us] * 6, again_us=(-3, 1, 0, 0, -1, 2)))
+    rows = build(make_record(make_spec(strategy="ddp", num_gpus=2)), noisy).Q3
+    (twin,) = [row for row in rows if row["exposed_comm_time_s"] is not None]
+    assert ("measured exposed communication lies inside its noise floor" in twin["note"]) is said
 
 
 def test_communication_points_are_in_no_table_of_epochs() -> None:
