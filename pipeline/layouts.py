@@ -124,9 +124,9 @@ LAYOUTS = (
         "exposed_comm_time_s = DDP less no-op hook, the median over rounds with its interval from low to high; "
         "noise_floor_time_s is how far the interval of two equal series of DDP reaches. comm_time_s sums the buckets' "
         "shortest all-reduce over ranks, straggler_wait_time_s what the mean rank's takes longer, both from profiled "
-        "steps. hidden_share = 1 - exposed/comm; where exposed is more, the rest is collective_launch_time_s; neither is known where "
-        "the noise floor could hide all of comm_time_s. "
-        "traced_exposed_comm_time_s is the second way: all-reduce that no compute kernel overlaps. "
+        "steps. hidden_share = 1 - exposed/comm; where exposed is more, the rest is collective_launch_time_s; neither "
+        "is known where the noise floor could hide all of comm_time_s. traced_exposed_comm_time_s is the second way: "
+        "all-reduce that no compute kernel overlaps. "
         "ddp_overhead_time_s = no-op hook less no_sync, which leaves out the broadcast of buffers too.",
         windows=WINDOWS_OF_STEPS,
     ),

@@ -3,8 +3,6 @@
 Times are in seconds, sizes in bytes, 1 GB = 1e9 B and 1 GiB = 2^30 B.
 """
 
-import math
-
 GIB = 2**30
 GB = 1e9
 
@@ -28,11 +26,6 @@ def serial_fraction_karp_flatt(speedup: float, num_gpus: int) -> float:
     if num_gpus == 1:
         raise ValueError("the serial fraction needs num_gpus > 1.")
     return (1 / speedup - 1 / num_gpus) / (1 - 1 / num_gpus)
-
-
-def steps_per_epoch(num_samples: int, num_gpus: int, batch_size_per_gpu: int) -> int:
-    """ceil(ceil(samples / N) / batch): the last, smaller batch is a step too (torch's DistributedSampler pads)."""
-    return math.ceil(math.ceil(num_samples / num_gpus) / batch_size_per_gpu)
 
 
 def compute_time_subtraction_s(baseline_time_s: float, num_gpus: int) -> float:

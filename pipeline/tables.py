@@ -178,8 +178,7 @@ def ring_bytes_per_epoch(cell: Cell) -> int:
     measurement = cell.measured[0].measurement
     assert measurement is not None, "an ok record has a measurement"
     spec = cell.spec
-    steps = metrics.steps_per_epoch(spec.num_samples, spec.num_gpus, spec.batch_size_per_gpu)
-    return round(steps * metrics.ring_bytes_per_step(measurement.gradient_bytes, spec.num_gpus))
+    return round(spec.full_steps_per_epoch * metrics.ring_bytes_per_step(measurement.gradient_bytes, spec.num_gpus))
 
 
 def q4_rows(cell: Cell, axes: Sequence[str]) -> list[Row]:

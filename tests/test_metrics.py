@@ -36,16 +36,6 @@ def test_communication_that_subtraction_cannot_see_is_none(time_s: float) -> Non
     assert metrics.comm_time_subtraction_s(10.0, time_s, 4) is None
 
 
-@pytest.mark.parametrize(
-    ("num_samples", "num_gpus", "batch_size_per_gpu", "steps"),
-    [(50_000, 2, 32, STEPS), (50_000, 4, 2048, 7), (10, 4, 3, 1), (10, 3, 2, 2)],  # shards of 3 and of 4
-)
-def test_steps_round_up_the_shard_and_then_the_batches(
-    num_samples: int, num_gpus: int, batch_size_per_gpu: int, steps: int
-) -> None:
-    assert metrics.steps_per_epoch(num_samples, num_gpus, batch_size_per_gpu) == steps
-
-
 @pytest.mark.parametrize(("num_gpus", "share"), [(1, 0.0), (2, 1.0), (4, 1.5), (8, 1.75)])
 def test_a_rank_sends_two_times_n_minus_one_nths_of_the_gradients(num_gpus: int, share: float) -> None:
     assert metrics.ring_bytes_per_step(GRADIENT_BYTES, num_gpus) == share * GRADIENT_BYTES
