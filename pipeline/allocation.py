@@ -15,12 +15,20 @@ MAX_SIGNAL_DELAY_S = 30
 
 
 class SiteOptions(NamedTuple):
-    """What a person chooses of the site: each is passed to Slurm as it is, None leaves the site's default."""
+    """What a person chooses of the site: each is passed to Slurm as it is, None leaves the site's default.
+
+    `exclusive` asks for whole nodes, so that no other work runs beside a point.
+    """
 
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None
+    exclusive: bool = False
+
+    def named(self) -> dict[str, str]:
+        """The options that have a value, by Slurm's names."""
+        return {name: value for name, value in self._asdict().items() if isinstance(value, str)}
 
 
 class Request(NamedTuple):
@@ -33,8 +41,8 @@ class Request(NamedTuple):
 
 def check_site_options(site: SiteOptions) -> None:
     """Raise Refusal for a text that could be more than a name: #SBATCH lines are not shell."""
-    for name, value in site._asdict().items():
-        if value is not None and not SAFE_TEXT.fullmatch(value):
+    for name, value in site.named().items():
+        if not SAFE_TEXT.fullmatch(value):
             raise Refusal(
                 f"--{name} {value!r} must be 1 to 128 letters, digits or ._,:=+@/- and start with a letter or digit."
             )
@@ -72,7 +80,9 @@ def build_request(
     }
     if shape.device == "cuda":
         options["gpus-per-node"] = str(shape.gpus_per_node)
-    options |= {name: value for name, value in site._asdict().items() if value is not None}
+    options |= site.named()
+    if site.exclusive:
+        options["exclusive"] = ""
     return Request(options, max_parallel, tuple(notices))
 
 

@@ -109,12 +109,14 @@ def submitit_parameters(name: str, request: Request, num_elements: int, setup: l
     signal_delay_s = int(options.pop("signal").partition("@")[2])
     options.pop("open-mode")  # submitit sets append itself
     options.pop("no-requeue")
+    is_exclusive = options.pop("exclusive", None) is not None
     return {
         "job_name": name,
         **{key.replace("-", "_"): int(value) if value.isdecimal() else value for key, value in options.items()},
         "signal_delay_s": signal_delay_s,
         "wckey": "",
         "array_parallelism": parallelism(request, num_elements),
+        "exclusive": True if is_exclusive else None,
         "additional_parameters": {"no-requeue": True},
         "setup": setup,
         "srun_args": srun_arguments(request),

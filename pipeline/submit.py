@@ -38,6 +38,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--cluster", choices=("auto", "slurm", "local"), default="auto", help="where to run")
     for name in ("partition", "account", "qos", "constraint"):
         parser.add_argument(f"--{name}", help=f"Slurm's {name}")
+    parser.add_argument(
+        "--exclusive", action="store_true", help="ask Slurm for whole nodes: no other work beside a point"
+    )
     parser.add_argument("--time", help="the limit of an element as [days-]hours:minutes:seconds")
     parser.add_argument("--prologue", type=Path, help="a file of yours that each job sources first (module loads)")
     parser.add_argument("--max-parallel", type=int, help="elements of an array that may run at once")
@@ -154,7 +157,9 @@ def read_wishes(arguments: argparse.Namespace) -> "Wishes":
         changes=arguments.set,
         outputs=arguments.outputs,
         cluster=arguments.cluster,
-        site=SiteOptions(arguments.partition, arguments.account, arguments.qos, arguments.constraint),
+        site=SiteOptions(
+            arguments.partition, arguments.account, arguments.qos, arguments.constraint, arguments.exclusive
+        ),
         time=arguments.time,
         max_parallel=arguments.max_parallel,
         points_per_element=arguments.points_per_element,

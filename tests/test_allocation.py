@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from factories import make_spec
 from hypothesis import given
@@ -33,17 +35,23 @@ NOWHERE = SiteOptions()
     ],
 )
 def test_a_site_option_that_could_be_more_than_a_name_is_refused(option: str, text: str) -> None:
+    given: dict[str, Any] = {option: text}
     with pytest.raises(Refusal, match=rf"^--{option} ") as refusal:
-        check_site_options(SiteOptions(**{option: text}))
+        check_site_options(SiteOptions(**given))
     assert refusal.value.code == 2
 
 
 @pytest.mark.parametrize("text", ["gpu", "a100-80gb", "team_x", "u@host", "a,b", "x:y=z+1/2.3", "0", "a" * 128])
 def test_a_site_option_that_is_a_name_is_taken_as_it_is(text: str) -> None:
-    site = SiteOptions(*[text] * len(SiteOptions._fields))
+    site = SiteOptions(text, text, text, text)
     check_site_options(site)
     options = build_request(FOUR_GPUS, Resources(), site, None, None).options
-    assert {name: options[name] for name in SiteOptions._fields} == site._asdict()
+    names = ("partition", "account", "qos", "constraint")
+    assert {name: options[name] for name in names} == site.named() == dict.fromkeys(names, text)
+
+
+def test_whole_nodes_are_a_flag() -> None:
+    assert build_request(FOUR_GPUS, Resources(), SiteOptions(exclusive=True), None, None).options["exclusive"] == ""
 
 
 @given(st.text(max_size=20))

@@ -1,5 +1,6 @@
 """The pipeline on a real Slurm: two nodes on this machine, brought up for these tests."""
 
+import itertools
 import json
 import os
 import signal
@@ -256,6 +257,23 @@ def test_a_partition_that_does_not_exist_is_refused(pipeline: Command, on_slurm:
     answer = pipeline("submit", "--grid", "smoke", "--outputs", tmp_path, "--partition", "nowhere", env=on_slurm)
     assert answer.returncode == 4
     assert "choose --partition from down, high, main" in answer.stderr
+
+
+def test_exclusive_points_are_never_side_by_side_on_a_node(pipeline: Command, on_slurm: Env, tmp_path: Path) -> None:
+    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--exclusive")
+    changes = ("--set", "num_gpus=1", "num_nodes=1", "batch_size_per_gpu=4,8,16,32")
+    (array,) = json.loads(pipeline(*submit, *changes, "--dry-run", "--json", env=on_slurm).stdout)["arrays"]
+    answer = pipeline(*submit, *changes, "--wait", env=on_slurm)
+    assert answer.returncode == 0, answer.stderr
+    (script,) = tmp_path.glob("mixed/logs/*/*/*submission.sh")
+    assert all("#SBATCH --exclusive" in text.splitlines() for text in (array["sbatch"], script.read_text()))
+    busy: dict[str, list[tuple[str, str]]] = {}
+    for path in tmp_path.glob("mixed/records/*.json"):
+        record = json.loads(path.read_text())
+        busy.setdefault(record["environment"]["nodes"][0], []).append((record["started_at"], record["ended_at"]))
+    assert sum(len(spans) for spans in busy.values()) == 4
+    for spans in busy.values():
+        assert all(ended <= begun for (_, ended), (begun, _) in itertools.pairwise(sorted(spans)))
 
 
 @pytest.mark.parametrize("option", ["--partition=a b", "--account=$(touch x)", "--qos=-x", "--constraint=a\nb"])
