@@ -217,6 +217,9 @@ def software(places: Sequence[Environment]) -> str:
     parts = []
     for label, field in (("torch", "torch"), ("NCCL", "nccl"), ("driver", "driver"), ("commit", "git_commit")):
         values = distinct(str(getattr(place, field) or "")[:20] for place in places)
+        unstated = sum(getattr(place, field) is None for place in places)
+        if values and field == "git_commit" and unstated:
+            values += f" (not stated by {unstated} of {len(places)} records)"
         if values:
             parts.append(f"{label} {values}")
     if any(place.git_dirty for place in places):

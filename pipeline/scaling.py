@@ -43,7 +43,7 @@ def scaling_figures(cell: Cell, baseline: Baseline, scaling: Scaling) -> dict[st
         "serial_fraction_karp_flatt": serial_fraction,
         "baseline": baseline.strategy,
         "baseline_batch_size_per_gpu": baseline.batch_size_per_gpu,
-        "notes": scaling_notes(baseline, interval, serial_fraction) if num_gpus > 1 else [],
+        "notes": scaling_notes(baseline, interval, speedup, num_gpus) if num_gpus > 1 else [],
     }
 
 
@@ -55,11 +55,11 @@ def speedup_interval(cell: Cell, baseline: Baseline) -> Interval | None:
     return intervals.ratio_interval(above, below) if above and below else None
 
 
-def scaling_notes(baseline: Baseline, interval: Interval | None, serial_fraction: float | None) -> list[str]:
+def scaling_notes(baseline: Baseline, interval: Interval | None, speedup: float | None, num_gpus: int) -> list[str]:
     """What the reader of a point on several GPUs must know."""
     notes = [*baseline.notes]
     if interval and interval.holds(1):
         notes.append("no difference from the baseline: 1 lies inside the interval")
-    if serial_fraction is not None and serial_fraction < 0:
-        notes.append("superlinear: the serial fraction is negative")
+    if speedup is not None and speedup > num_gpus:
+        notes.append("superlinear: noise, a slowed baseline, or a difference besides the GPUs")
     return notes

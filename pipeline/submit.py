@@ -81,7 +81,7 @@ def main() -> int:
     todo = plan.select(grid.points, experiment, wishes).todo
     points, left_out = plan.leave_out(grid.points, plan.find_unsatisfiable(todo, site), wishes)
     grid = grid._replace(points=tuple(points))
-    for notice in (*site.notices, *left_out):
+    for notice in (*site.notices, *left_out, *idle_options(arguments, site.place)):
         talk(notice)
     estimates: list[Estimate] = []
     if wishes.is_dry_run or arguments.max_gpu_hours is not None:
@@ -95,6 +95,13 @@ def main() -> int:
         estimate.refuse_above(estimates, arguments.max_gpu_hours)
     carry_out(arguments, wishes, grid, site, prologue)
     return FINE
+
+
+def idle_options(arguments: argparse.Namespace, place: str) -> list[str]:
+    """A notice of the options that say nothing to this place."""
+    names = ("partition", "account", "qos", "constraint", "exclusive", "time", "prologue", "max_parallel")
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
+    return [f"Notice: without Slurm {', '.join(given)} changes nothing."] if given and place == "local" else []
 
 
 def show(

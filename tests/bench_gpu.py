@@ -208,7 +208,8 @@ def print_bench(bench: Bench) -> None:
     """The tables of a run, a section each."""
     where = bench.where
     gpu = where.gpus[0].name if where.gpus else "no GPU"
-    print(f"{gpu}; torch {where.torch}, driver {where.driver}, commit {where.git_commit}\n")
+    dirty = " with uncommitted changes" * bool(where.git_dirty)
+    print(f"{gpu}; torch {where.torch}, driver {where.driver}, commit {where.git_commit}{dirty}\n")
     for section in dict.fromkeys(row.section for row in bench.rows):
         print(as_table([row for row in bench.rows if row.section == section]) + "\n")
     for found in bench.profiles:

@@ -181,6 +181,8 @@ def main() -> None:
         Path(path).write_text(f"{size} {note}")
     elif arguments.print:
         print(as_table(msgspec.json.decode(arguments.print.read_bytes(), type=list[Search])))
+    elif not torch.cuda.is_available():
+        sys.exit("This benchmark needs a GPU, and torch sees none here.")
     else:
         searches = [ours()]
         for name in SIDES:

@@ -640,3 +640,10 @@ def test_help_answers_at_once(tmp_path: Path, command: str) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_argument_or_an_unknown_one_is_usage(pipeline: Command, command: str) -> None:
     check_refusal(pipeline(command, "--no-such-option"), 2)
+
+
+def test_options_of_slurm_that_change_nothing_here_are_named(pipeline: Command, tmp_path: Path) -> None:
+    submit = ("submit", "--grid", "smoke", "--outputs", tmp_path, "--cluster", "local", "--dry-run")
+    said = pipeline(*submit, "--set", "device=cpu", "--exclusive", "--partition", "gpu").stderr
+    assert "Notice: without Slurm --partition, --exclusive changes nothing." in said
+    assert "changes nothing" not in pipeline(*submit, "--set", "device=cpu").stderr

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.outcomes import resolve
 from pipeline.records import Rejected
-from pipeline.render import escape, format_value, render_experiment, render_precision
+from pipeline.render import escape, format_value, render_experiment, render_precision, software
 from pipeline.rows import Row
 from pipeline.schema import Environment, Gpu, Record
 from pipeline.spec import Spec
@@ -266,3 +266,10 @@ def test_the_report_says_how_many_points_have_a_narrow_interval() -> None:
     tables = Tables(Q1=[], Q2=[*rows, strong], Q3=[], Q4=[], oom=[], communication=measured)
     assert render_precision(tables) == ["Intervals: 2 of 3 points lie within ±2 % of their median."]
     assert render_precision(Tables(Q1=[], Q2=rows[2:], Q3=[], Q4=[], oom=[])) == []
+
+
+def test_records_that_state_no_commit_are_counted_and_not_taken_for_the_others() -> None:
+    stated, silent = Environment(torch="2.9", git_commit="c" * 40), Environment(torch="2.9")
+    assert software([stated, silent, silent]).endswith(f"commit {'c' * 20} (not stated by 2 of 3 records)")
+    assert software([stated]).endswith(f"commit {'c' * 20}")
+    assert software([silent]) == "torch 2.9"
