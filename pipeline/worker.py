@@ -81,12 +81,12 @@ def run_points(first: Handover) -> None:
         before = [Predecessor(point.spec, run_point(point, rank, first, 0))]
     handover = first
     for following in first.read_following():
-        point = following.point
-        is_as_new = distributed.gather(distributed.forget_point(point.spec, rank))
-        if not has_room(point.spec, before) or not all(is_as_new):
-            break
-        handover = Handover(Path(following.folder))
-        with leaving_errors(handover):
+        point, next_handover = following.point, Handover(Path(following.folder))
+        with leaving_errors(next_handover):
+            is_as_new = distributed.gather(distributed.forget_point(point.spec, rank))
+            if not has_room(point.spec, before) or not all(is_as_new):
+                break
+            handover = next_handover
             if rank.rank == 0:
                 handover.leave_point(point)
             warm_cache(point.spec, Path(point.data) if point.data else None)
