@@ -36,17 +36,30 @@ class RankSeries(NamedTuple):
     num_correct: int
 
 
+class Setup(NamedTuple):
+    """What a rank trains on and what it trains, with every random state as the point's seed says."""
+
+    batches: TrainingBatches
+    bare_model: nn.Module
+
+
+def set_up(spec: Spec, rank: Rank, data: Path | None) -> Setup:
+    """The batches and the model of a point; all ranks begin with the same weights. Raises staging.NotStaged."""
+    set_precision(spec)
+    torch.manual_seed(spec.seed)
+    batches = build_batches(spec, rank, data)
+    bare_model = build_model(spec.model or "resnet18", batches.num_classes, "zero_gamma" in spec.remedies)
+    torch.manual_seed(spec.seed * 1_000_003 + rank.rank)  # augmentation in this process differs by rank
+    return Setup(batches, bare_model)
+
+
 def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement, list[list[Series]]]:
     """Run every epoch of a point and return what was measured, and parts_ns by epoch and rank.
 
     A point whose windows are settled before the last epoch ends there; its record holds the epochs that were run.
     """
-    set_precision(spec)
-    torch.manual_seed(spec.seed)
-    batches = build_batches(spec, rank, data)
+    batches, bare_model = set_up(spec, rank, data)
     test_images = load_images(spec, "test", data) if spec.evaluate and rank.rank == 0 else None
-    bare_model = build_model(spec.model or "resnet18", batches.num_classes, "zero_gamma" in spec.remedies)
-    torch.manual_seed(spec.seed * 1_000_003 + rank.rank)  # augmentation in this process differs by rank
     distributed.limit_memory(spec, rank)
     execution = choose_execution(spec, rank)
     with stream_of(execution, rank):

@@ -10,12 +10,10 @@ import msgspec
 import torch
 
 from pipeline import distributed
-from pipeline.data import build_batches
 from pipeline.distributed import Rank
-from pipeline.models import build_model
 from pipeline.prepare import choose_execution, prepare_step
 from pipeline.spec import CAPTURED, Spec
-from pipeline.train import run_epoch, set_precision
+from pipeline.train import run_epoch, set_precision, set_up
 
 NUM_WINDOWS = 6
 
@@ -53,11 +51,7 @@ class Row(msgspec.Struct):
 
 def ours(name: str, spec: Spec, rank: Rank, data: Path | None) -> Contender:
     """The tool's own training loop, as a point of that spec runs it, on a stream of its own where that is captured."""
-    set_precision(spec)
-    torch.manual_seed(spec.seed)
-    batches = build_batches(spec, rank, data)
-    model = build_model(spec.model or "resnet18", batches.num_classes)
-    torch.manual_seed(spec.seed * 1_000_003 + rank.rank)
+    batches, model = set_up(spec, rank, data)
     execution = choose_execution(spec, rank)
     stream = torch.cuda.Stream(rank.device) if execution in CAPTURED else None  # kept, so that it can be entered again
     distributed.synchronize(rank)

@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
+from pipeline import distributed
 from pipeline.data import MEAN, STD, Images, TrainingBatches, build_batches, load_images
 from pipeline.distributed import Rank
 from pipeline.models import build_model
 from pipeline.spec import Spec
 from pipeline.step import place
 from pipeline.train import set_precision
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def by_hand(spec: Spec, rank: Rank, data: Path) -> Contender:
@@ -187,17 +186,12 @@ def build_sgd(model: nn.Module, spec: Spec) -> torch.optim.SGD:
 
 def start(rank: Rank) -> float:
     """The time, the device being idle."""
-    synchronize(rank)
+    distributed.synchronize(rank)
     return time.perf_counter()
 
 
 def end(started_s: float, losses: list[Tensor], rank: Rank) -> Window:
     """The window that ends here, once the device is done."""
-    synchronize(rank)
+    distributed.synchronize(rank)
     time_s = time.perf_counter() - started_s
     return Window(time_s, statistics.fmean(torch.stack(losses).float().tolist()))
-
-
-def synchronize(rank: Rank) -> None:
-    if rank.device.type == "cuda":
-        torch.cuda.synchronize(rank.device)
