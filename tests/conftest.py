@@ -59,3 +59,23 @@ def on_slurm(cluster: Cluster) -> Iterator[Mapping[str, str]]:
     yield {**cluster.env, "PIPELINE_PYTHON": sys.executable}
     cluster.run("scancel", "--user", "root", check=False)
     cluster.wait_idle(timeout_s=60)
+
+
+def check_refusal(answer: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    """The exit code, nothing on stdout, and one sentence on stderr that has the words."""
+    assert (answer.returncode, answer.stdout) == (code, ""), answer.stderr
+    assert "Traceback" not in answer.stderr
+    last = answer.stderr.strip().splitlines()[-1]
+    assert "error: " in last
+    assert all(word in last for word in words), last
+
+
+def without_slurm(folder: Path, **more: str) -> dict[str, str]:
+    """An environment whose PATH has no Slurm."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
+    return kept | {"PATH": str(folder)} | more
+
+
+def everything_in(folder: Path) -> dict[str, bytes | None]:
+    """The bytes of every file below the folder, None for folders, by relative path."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}

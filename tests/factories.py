@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from pipeline.experiment import Experiment, add_points
 from pipeline.measurement import (
     Collective,
     Communication,
@@ -14,12 +17,24 @@ from pipeline.measurement import (
     TransferKind,
     Variant,
 )
+from pipeline.records import publish
 from pipeline.schema import SCHEMA_VERSION, Failure, FailureKind, Record, Status
 from pipeline.spec import Spec
 
 ROOT = Path(__file__).resolve().parent.parent
 RESNET18_PARAMETERS = 11_173_962  # the CIFAR ResNet-18 with ten classes
 RESNET18_GRADIENT_BYTES = 44_695_848  # 4 bytes each
+
+
+LENET: dict[str, Any] = {
+    "device": "cpu",
+    "model": "lenet",
+    "dataset": "synthetic",
+    "precision": "fp32",
+    "num_workers": 0,
+    "batch_size_per_gpu": 64,
+}
+"""A point that trains on a CPU in a second."""
 
 
 def make_spec(**fields: Any) -> Spec:
@@ -111,3 +126,14 @@ def make_communication_record(spec: Spec, found: Communication, **fields: Any) -
         epochs=(), num_parameters=RESNET18_PARAMETERS, gradient_bytes=RESNET18_GRADIENT_BYTES, communication=found
     )
     return make_record(spec, measurement=measurement, **fields)
+
+
+def make_experiment(folder: Path, *found: Record, missing: Sequence[Spec] = ()) -> Experiment:
+    """An experiment that expects the records' points and the missing ones."""
+    experiment = Experiment(folder)
+    experiment.create()
+    with experiment.edit_manifest() as manifest:
+        add_points(manifest, [*(record.spec for record in found), *missing])
+    for number, record in enumerate(found):
+        publish(msgspec.structs.replace(record, launch_id=str(number)), experiment.records)
+    return experiment

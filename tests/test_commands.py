@@ -1,20 +1,16 @@
-import csv
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import CPU_SIZE, Command, run_command
-from factories import ROOT, make_record, make_spec
+from conftest import CPU_SIZE, Command, check_refusal, everything_in, run_command, without_slurm
+from factories import ROOT, make_experiment, make_record, make_spec
 
 from pipeline import records
-from pipeline.experiment import Array, Experiment, add_points, start_submission
-from pipeline.records import publish
-from pipeline.schema import Environment, Gpu, Record
+from pipeline.experiment import Array, Experiment, start_submission
 from pipeline.spec import Spec
 from pipeline.staging import CIFAR10_FILES, CIFAR10_FOLDER
 
@@ -41,21 +37,6 @@ points:
 """
 
 
-def without_slurm(folder: Path, **more: str) -> dict[str, str]:
-    """An environment whose PATH has no Slurm."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
-    return kept | {"PATH": str(folder)} | more
-
-
-def check_refusal(answer: Answer, code: int, *words: str) -> None:
-    """The exit code, nothing on stdout, and one sentence on stderr that has the words."""
-    assert (answer.returncode, answer.stdout) == (code, ""), answer.stderr
-    assert "Traceback" not in answer.stderr
-    last = answer.stderr.strip().splitlines()[-1]
-    assert "error: " in last
-    assert all(word in last for word in words), last
-
-
 def write_grid(folder: Path, text: str) -> Path:
     path = folder / "grid.yaml"
     path.write_text(text)
@@ -65,199 +46,6 @@ def write_grid(folder: Path, text: str) -> Path:
 def planned_points() -> list[Spec]:
     axes = {"device": "cpu", "model": "lenet", "dataset": "synthetic", "input": "synthetic", "precision": "fp32"}
     return [make_spec(batch_size_per_gpu=size, num_samples=64, **axes) for size in (8, 16)]
-
-
-def make_experiment(folder: Path, *found: Record, missing: Sequence[Spec] = ()) -> Experiment:
-    """An experiment that expects the records' points and the missing ones."""
-    experiment = Experiment(folder)
-    experiment.create()
-    with experiment.edit_manifest() as manifest:
-        add_points(manifest, [*(record.spec for record in found), *missing])
-    for number, record in enumerate(found):
-        publish(record.__class__(**{**vars_of(record), "launch_id": str(number)}), experiment.records)
-    return experiment
-
-
-def vars_of(record: Record) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__struct_fields__}
-
-
-def everything_in(folder: Path) -> dict[str, bytes | None]:
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
-
-
-Make = Callable[[Path], object]
-FOLDERS: dict[str, tuple[Make, int]] = {
-    "absent": (lambda path: None, 2),
-    "a file": (lambda path: path.write_text("mine"), 2),
-    "a loop": (lambda path: path.symlink_to(path), 2),
-    "empty": (lambda path: path.mkdir(), 3),
-    "of other things": (lambda path: (path / "deep" / "down").mkdir(parents=True), 3),
-}
-
-
-@pytest.mark.parametrize("command", ["collect", "status"])
-@pytest.mark.parametrize(("make", "code"), FOLDERS.values(), ids=FOLDERS.keys())
-def test_a_folder_that_cannot_be_read_is_2_and_one_with_no_experiment_3(
-    pipeline: Command, tmp_path: Path, command: str, make: Make, code: int
-) -> None:
-    make(tmp_path / "given")
-    check_refusal(pipeline(command, tmp_path / "given"), code, str(tmp_path / "given"))
-
-
-@pytest.mark.parametrize("command", ["collect", "status"])
-def test_a_folder_that_may_not_be_read_is_2(pipeline: Command, tmp_path: Path, command: str) -> None:
-    (tmp_path / "given").mkdir(mode=0)
-    if os.access(tmp_path / "given", os.R_OK):
-        pytest.skip("root reads every folder")
-    check_refusal(pipeline(command, tmp_path / "given"), 2, "Permission denied")
-
-
-def test_records_without_a_manifest_are_tables_to_collect_and_nothing_to_status(
-    pipeline: Command, tmp_path: Path
-) -> None:
-    make_experiment(tmp_path / "x", make_record()).manifest.unlink()
-    check_refusal(pipeline("status", tmp_path), 3, "manifest")
-    answer = pipeline("collect", tmp_path, "--format", "json")
-    assert json.loads(answer.stdout)["experiments"]["x"]["coverage"]["expected"] == 1
-
-
-@pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'{"schema_version": 9}'])
-@pytest.mark.parametrize("command", ["collect", "status"])
-def test_a_manifest_that_is_none_is_2_and_named(pipeline: Command, tmp_path: Path, command: str, raw: bytes) -> None:
-    make_experiment(tmp_path / "x", make_record()).manifest.write_bytes(raw)
-    check_refusal(pipeline(command, tmp_path), 2, "manifest.json")
-
-
-@pytest.mark.parametrize("command", ["collect", "status"])
-@pytest.mark.parametrize(("status", "code"), [("ok", 0), ("oom", 0), ("failed", 1), ("rejected", 1), ("missing", 1)])
-def test_strict_is_1_where_a_point_has_no_result(
-    pipeline: Command, tmp_path: Path, command: str, status: Any, code: int
-) -> None:
-    spec = make_spec(batch_size_per_gpu=64)
-    found = [make_record()] + ([make_record(spec, status=status)] if status in ("ok", "oom", "failed") else [])
-    experiment = make_experiment(tmp_path / "x", *found, missing=[spec])
-    if status == "rejected":
-        (experiment.records / f"{spec.run_id()}.0.json").write_text("{")
-    answer = pipeline(command, tmp_path, "--strict")
-    assert (answer.returncode, answer.stderr) == (code, "")
-
-
-@pytest.mark.parametrize("command", ["collect", "status"])
-def test_without_strict_gaps_are_0_and_the_answer_is_the_same(pipeline: Command, tmp_path: Path, command: str) -> None:
-    make_experiment(tmp_path / "x", make_record(), missing=[make_spec(batch_size_per_gpu=64)])
-    lenient, strict = pipeline(command, tmp_path), pipeline(command, tmp_path, "--strict")
-    assert (lenient.returncode, strict.returncode) == (0, 1)
-    assert lenient.stdout == strict.stdout != ""
-
-
-def test_what_collect_prints_is_what_it_writes(pipeline: Command, tmp_path: Path) -> None:
-    oom = make_record(make_spec(batch_size_per_gpu=64), status="oom", reason='out of, "memory"\nindeed')
-    scaled = make_record(make_spec(strategy="ddp", num_gpus=2), (2, 0.7))
-    experiment = make_experiment(tmp_path / "a" / "x", make_record(loss=1.5), oom, scaled)
-    (experiment.folder / "oom.csv").write_text("stale")
-    markdown, shape = pipeline("collect", tmp_path), pipeline("collect", tmp_path, "--format", "json")
-    assert (markdown.stderr, shape.stderr) == ("", "")
-    assert experiment.report.read_text() == markdown.stdout
-    printed = json.loads(shape.stdout)["experiments"]["a/x"]
-    assert json.loads((experiment.folder / "tables.json").read_text()) == printed
-    measured = {"communication", "bandwidth", "sweep", "transfers", "split", "prediction", "memory"}
-    assert set(printed) == {"Q1", "Q2", "Q3", "Q4", "oom", "coverage", "cost", *measured}
-    assert all(printed[table] == [] for table in measured)
-    for name, num_rows in (("Q1", 2), ("Q2", 3), ("Q3", 1), ("Q4", 2), ("oom", 1)):
-        with (experiment.folder / f"{name.lower()}.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        as_text = [{key: "" if value is None else str(value) for key, value in row.items()} for row in printed[name]]
-        assert rows == as_text
-        assert len(rows) == num_rows
-
-
-def test_a_table_without_rows_leaves_no_stale_file(pipeline: Command, tmp_path: Path) -> None:
-    experiment = make_experiment(tmp_path / "x", make_record())
-    (experiment.folder / "oom.csv").write_text("stale")
-    pipeline("collect", tmp_path)
-    assert not (experiment.folder / "oom.csv").exists()
-
-
-def test_collecting_again_changes_no_byte(pipeline: Command, tmp_path: Path) -> None:
-    make_experiment(tmp_path / "x", make_record(loss=1.5), missing=[make_spec(batch_size_per_gpu=2)])
-    pipeline("collect", tmp_path)
-    before = everything_in(tmp_path)
-    pipeline("collect", tmp_path)
-    assert everything_in(tmp_path) == before
-
-
-def test_an_experiment_given_by_itself_has_its_own_name(pipeline: Command, tmp_path: Path) -> None:
-    make_experiment(tmp_path / "a" / "x", make_record())
-    answers = [pipeline("collect", folder, "--format", "json") for folder in (tmp_path, tmp_path / "a" / "x")]
-    assert [list(json.loads(answer.stdout)["experiments"]) for answer in answers] == [["a/x"], ["x"]]
-
-
-def test_files_that_cannot_be_written_beside_the_records_are_2_and_the_tables_are_printed(
-    pipeline: Command, tmp_path: Path
-) -> None:
-    experiment = make_experiment(tmp_path / "x", make_record())
-    experiment.report.mkdir()
-    answer = pipeline("collect", tmp_path)
-    assert answer.returncode == 2
-    assert "# x" in answer.stdout
-    assert "Traceback" not in answer.stderr
-
-
-def test_junk_among_the_records_is_named_and_nothing_else_is_lost(pipeline: Command, tmp_path: Path) -> None:
-    spoilt = make_record(make_spec(batch_size_per_gpu=64))
-    experiment = make_experiment(tmp_path / "x", make_record(), spoilt)
-    path = experiment.records / f"{spoilt.run_id}.0.json"
-    path.write_bytes(path.read_bytes()[:100])
-    (experiment.records / "foreign.json").write_text('{"hello": [1, 2, 3]}')
-    (experiment.records / "deep.json").write_text("[" * 100_000)
-    (experiment.records / "binary.json").write_bytes(bytes(range(256)))
-    (experiment.records / "folder.json").mkdir()
-    (experiment.records / "link.json").symlink_to(experiment.manifest)
-    os.mkfifo(experiment.records / "fifo.json")
-    answer = pipeline("collect", tmp_path)
-    assert (answer.returncode, answer.stderr) == (0, "")
-    for name in (path.name, "foreign.json", "deep.json", "binary.json", "folder.json", "link.json", "fifo.json"):
-        assert f"records/{name}" in answer.stdout.replace("\\", "")
-    assert "2 points expected: 1 ok, 0 OOM, 0 failed, 0 missing, 1 rejected" in answer.stdout
-    assert "6 foreign" in answer.stdout
-
-
-def test_a_record_whose_epoch_took_no_time_ends_in_no_traceback(pipeline: Command, tmp_path: Path) -> None:
-    experiment = make_experiment(tmp_path / "x", make_record())
-    (path,) = experiment.records.iterdir()
-    path.write_text(path.read_text().replace('"epoch_time_ns": 1000000000', '"epoch_time_ns": 0'))
-    answer = pipeline("collect", tmp_path, "--format", "json")
-    assert (answer.returncode, "Traceback" in answer.stderr) == (0, False)
-    assert [row["throughput_samples_per_s"] for row in json.loads(answer.stdout)["experiments"]["x"]["Q1"]] == [None]
-
-
-@pytest.mark.parametrize("arguments", [("collect",), ("collect", "--format", "json"), ("status",)], ids=" ".join)
-def test_a_folder_whose_name_is_not_utf8_ends_in_no_traceback(
-    pipeline: Command, tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
-    make_experiment(tmp_path / "x", make_record()).folder.rename(tmp_path / os.fsdecode(b"x\xff"))
-    answer = pipeline(*arguments, tmp_path)
-    assert "Traceback" not in answer.stderr
-    assert answer.returncode in (0, 2)
-
-
-@pytest.mark.parametrize("command", ["collect", "status"])
-def test_a_terminal_escape_in_a_record_or_a_folders_name_does_not_reach_the_terminal(
-    pipeline: Command, tmp_path: Path, command: str
-) -> None:
-    record = make_record(status="failed", reason="\x1b[2Jgone\x07")
-    make_experiment(tmp_path / "x\x1b[31m", record)
-    answer = pipeline(command, tmp_path)
-    assert "gone" in answer.stdout
-    assert "\x1b" not in answer.stdout
-    assert "\x07" not in answer.stdout
-
-
-def test_a_gpu_with_a_name_that_stdout_cannot_encode_ends_in_no_traceback(pipeline: Command, tmp_path: Path) -> None:
-    make_experiment(tmp_path / "x", make_record(environment=Environment(gpus=(Gpu(name="Größe\u200b"),))))
-    answer = pipeline("collect", tmp_path, env=without_slurm(tmp_path, PYTHONIOENCODING="ascii"))
-    assert (answer.returncode, "Traceback" in answer.stderr) == (0, False)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,16 @@ def write_grid(folder: Path, text: str) -> Path:
     return path
 
 
+def with_sbatch(folder: Path, env: Env, script: str) -> Env:
+    """The environment with an sbatch of our own, whose script may call the {real} one."""
+    real = subprocess.run(["which", "sbatch"], capture_output=True, text=True, check=True).stdout.strip()
+    shim = folder / "bin" / "sbatch"
+    shim.parent.mkdir()
+    shim.write_text(f"#!/bin/sh\n{script.format(real=real)}\n")
+    shim.chmod(0o755)
+    return {**env, "PATH": f"{shim.parent}:{env['PATH']}"}
+
+
 def states(pipeline: Command, folder: Path, env: Env) -> dict[str, dict[str, Any]]:
     answer = pipeline("status", folder, "--json", env=env)
     assert answer.returncode == 0, answer.stderr
@@ -339,11 +349,7 @@ def test_a_refused_array_leaves_nothing_behind(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
     submit = ("submit", "--grid", "smoke", "--outputs", tmp_path, "--set", "device=cpu", "--account", "x", "--qos", "y")
-    shim = tmp_path / "bin" / "sbatch"
-    shim.parent.mkdir()
-    shim.write_text("#!/bin/sh\necho 'sbatch: error: Invalid qos specification' >&2; exit 1\n")
-    shim.chmod(0o755)
-    env = {**on_slurm, "PATH": f"{shim.parent}:{on_slurm['PATH']}"}
+    env = with_sbatch(tmp_path, on_slurm, "echo 'sbatch: error: Invalid qos specification' >&2; exit 1")
     answer = pipeline(*submit, env=env)
     assert answer.returncode == 4
     assert "Invalid qos specification" in answer.stderr
@@ -356,12 +362,8 @@ def test_a_refused_array_leaves_nothing_behind(
 def test_an_array_that_sbatch_took_and_then_failed_is_not_submitted_twice(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
-    real = subprocess.run(["which", "sbatch"], capture_output=True, text=True, check=True).stdout.strip()
-    shim = tmp_path / "bin" / "sbatch"
-    shim.parent.mkdir()
-    shim.write_text(f"#!/bin/sh\n{real} \"$@\" >/dev/null; echo 'sbatch: error: Socket timed out' >&2; exit 1\n")
-    shim.chmod(0o755)
-    env = {**on_slurm, "PATH": f"{shim.parent}:{on_slurm['PATH']}"}
+    ending = "{real} \"$@\" >/dev/null; echo 'sbatch: error: Socket timed out' >&2; exit 1"
+    env = with_sbatch(tmp_path, on_slurm, ending)
     submit = ("submit", "--grid", "smoke", "--outputs", tmp_path, "--partition", "down", "--set", "device=cpu")
     answer = pipeline(*submit, env=env)
     assert answer.returncode == 0, answer.stderr
@@ -375,12 +377,7 @@ def test_an_array_that_sbatch_took_and_then_failed_is_not_submitted_twice(
 def test_an_array_is_one_sbatch_and_every_element_runs_its_own_point(
     pipeline: Command, on_slurm: Env, tmp_path: Path, ending: str
 ) -> None:
-    real = subprocess.run(["which", "sbatch"], capture_output=True, text=True, check=True).stdout.strip()
-    shim = tmp_path / "bin" / "sbatch"
-    shim.parent.mkdir()
-    shim.write_text(f"#!/bin/sh\necho called >> {tmp_path}/calls\n{ending.format(real=real)}\n")
-    shim.chmod(0o755)
-    env = {**on_slurm, "PATH": f"{shim.parent}:{on_slurm['PATH']}"}
+    env = with_sbatch(tmp_path, on_slurm, f"echo called >> {tmp_path}/calls\n{ending}")
     submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--wait")
     answer = pipeline(*submit, "--set", "num_gpus=1", "num_nodes=1", "batch_size_per_gpu=4,8,16", env=env)
     assert answer.returncode == 0, answer.stderr

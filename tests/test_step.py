@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from factories import make_spec
+from factories import LENET, make_spec
 from torch import Tensor, nn
 
 from pipeline import capture, prepare
@@ -24,14 +24,9 @@ from pipeline.train import run_epoch, train_point
 from pipeline.variants import build_variant, build_workbench
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"))
-LENET: dict[str, Any] = {
-    "device": "cpu",
-    "model": "lenet",
-    "dataset": "synthetic",
-    "precision": "fp32",
-    "num_workers": 0,
+SMALL: dict[str, Any] = {
+    **LENET,
     "num_samples": 160,  # 64 + 64 + 32: the last batch is smaller
-    "batch_size_per_gpu": 64,
     "learning_rate": 0.05,
     "input": "gpu",
     "epochs": 2,
@@ -48,7 +43,7 @@ def one_thread() -> Iterator[None]:
 
 
 def lenet(**fields: Any) -> Spec:
-    return make_spec(**{**LENET, **fields})
+    return make_spec(**{**SMALL, **fields})
 
 
 def losses(measurement: Measurement) -> list[float | None]:

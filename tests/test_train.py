@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from factories import RESNET18_GRADIENT_BYTES, RESNET18_PARAMETERS, make_measurement, make_record, make_spec
+from factories import LENET, RESNET18_GRADIENT_BYTES, RESNET18_PARAMETERS, make_measurement, make_record, make_spec
 from torch import nn
 
 from pipeline import augmentation
@@ -33,14 +33,9 @@ from pipeline.train import (
 )
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"))
-LENET: dict[str, Any] = {
-    "device": "cpu",
-    "model": "lenet",
-    "dataset": "synthetic",
-    "precision": "fp32",
-    "num_workers": 0,
+SMALL: dict[str, Any] = {
+    **LENET,
     "num_samples": 320,
-    "batch_size_per_gpu": 64,
     "learning_rate": 0.01,
 }
 
@@ -58,7 +53,7 @@ def settings_of_torch() -> Iterator[None]:
 
 
 def train(**fields: Any) -> tuple[Measurement, list[list[Series]]]:
-    return train_point(make_spec(**{**LENET, **fields}), ALONE, None)
+    return train_point(make_spec(**{**SMALL, **fields}), ALONE, None)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +85,7 @@ def test_axes_of_the_step_train_as_the_usual_one_does(fields: dict[str, Any]) ->
 
 def test_channels_last_lays_out_images_and_weights_alike() -> None:
     """ResNet-18 on one small batch: every input of a convolution and every weight has its channels last."""
-    spec = make_spec(**{**LENET, "model": "resnet18", "layout": "channels_last"})
+    spec = make_spec(**{**SMALL, "model": "resnet18", "layout": "channels_last"})
     seen: list[bool] = []
     model = place(build_model("resnet18", 10), spec, ALONE)
     for module in model.modules():
@@ -152,7 +147,7 @@ def test_every_epoch_says_what_it_did_and_what_was_learnt() -> None:
         assert (epoch.test_accuracy * 64).is_integer()  # one test image for five of training
         assert 0 <= min(epoch.accuracy, epoch.test_accuracy) <= max(epoch.accuracy, epoch.test_accuracy) <= 1
     assert [[part.shape for part in parts] for parts in series] == [[(5, len(PARTS))]] * 3
-    assert encode(make_record(make_spec(**LENET, epochs=3, evaluate=True), measurement=measurement))
+    assert encode(make_record(make_spec(**SMALL, epochs=3, evaluate=True), measurement=measurement))
 
 
 def test_the_parts_of_an_epoch_agree_with_its_wall_time_within_one_per_cent() -> None:
@@ -179,7 +174,7 @@ def test_a_loss_that_is_not_finite_is_a_result_with_the_update_where_it_happened
     assert (first.loss, second.loss, second.test_loss) == (None, None, None)
     assert first.diverged_at_update in range(1, 5)  # the first loss is that of fresh weights
     assert second.diverged_at_update == 5
-    assert encode(make_record(make_spec(**LENET), measurement=measurement))
+    assert encode(make_record(make_spec(**SMALL), measurement=measurement))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +263,7 @@ def test_a_settled_point_leaves_out_the_epochs_that_remain(monkeypatch: pytest.M
     measurement, series = train(**fields)
     assert [epoch.epoch for epoch in measurement.epochs] == [1, 2, 3, 4, 5, 6, 7]  # 1 + 6, never fewer
     assert len(series) == 7
-    record = make_record(make_spec(**{**LENET, **fields}), measurement=measurement)
+    record = make_record(make_spec(**{**SMALL, **fields}), measurement=measurement)
     assert record.status == "ok"
     assert [epoch.epoch for epoch in timed_epochs(record)] == [2, 3, 4, 5, 6, 7]
     assert encode(record)
@@ -354,7 +349,7 @@ def test_a_measurement_says_the_size_of_its_model() -> None:
 
 
 def test_training_goes_on_in_training_mode_after_an_evaluation() -> None:
-    spec = make_spec(**LENET)
+    spec = make_spec(**SMALL)
     norm = nn.BatchNorm1d(3 * 32 * 32)
     model = nn.Sequential(nn.Flatten(), norm, nn.Linear(3 * 32 * 32, 10))
     evaluate(model, synthetic_images(50, "test", 0), ALONE, 7)
