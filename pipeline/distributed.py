@@ -119,6 +119,7 @@ def wrap_ddp(
         process_group=group,
         broadcast_buffers=spec.broadcast_buffers,
         bucket_cap_mb=spec.bucket_cap_mb,
+        gradient_as_bucket_view=spec.gradient_as_bucket_view,
     )
 
 

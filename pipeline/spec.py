@@ -67,6 +67,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     broadcast_buffers: bool = True
     sync_batchnorm: bool = False
     bucket_cap_mb: Positive | None = None  # MiB of gradients an all-reduce; None is torch's: 25, the first 1
+    gradient_as_bucket_view: bool = False  # the optimizer reads DDP's buckets, and nothing is copied out of them
     measure: Measure = "epochs"
     windows: Count = 1
     memory_limit_gib: Positive | None = None

@@ -33,6 +33,7 @@ OTHER_VALUES: dict[str, Any] = {
     "broadcast_buffers": False,
     "sync_batchnorm": True,
     "bucket_cap_mb": 100.0,
+    "gradient_as_bucket_view": True,
     "measure": "communication",
     "windows": 4,
     "memory_limit_gib": 4.0,

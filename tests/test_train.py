@@ -9,8 +9,9 @@ import pytest
 import torch
 from factories import LENET, RESNET18_GRADIENT_BYTES, RESNET18_PARAMETERS, make_measurement, make_record, make_spec
 from torch import nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from pipeline import augmentation
+from pipeline import augmentation, distributed
 from pipeline.cells import timed_epochs
 from pipeline.data import Images, build_batches, synthetic_images
 from pipeline.distributed import Rank
@@ -355,3 +356,21 @@ def test_training_goes_on_in_training_mode_after_an_evaluation() -> None:
     evaluate(model, synthetic_images(50, "test", 0), ALONE, 7)
     run_epoch(1, spec, ALONE, build_batches(spec, ALONE, None), EagerStep(model, spec, ALONE))
     assert norm.num_batches_tracked == spec.steps_per_epoch
+
+
+@pytest.fixture
+def alone_in_a_group() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone_in_a_group")
+def test_ddp_is_wrapped_as_the_spec_says() -> None:
+    fields = {"broadcast_buffers": False, "bucket_cap_mb": 100.0, "gradient_as_bucket_view": True}
+    model = distributed.wrap(build_model("lenet", 10), make_spec(**{**SMALL, "strategy": "ddp", **fields}), ALONE)
+    assert isinstance(model, nn.parallel.DistributedDataParallel)
+    assert (model.broadcast_buffers, model.bucket_bytes_cap) == (False, 100 * 2**20)
+    assert model.gradient_as_bucket_view
+    model(torch.zeros(2, 3, 32, 32)).sum().backward()
+    assert all(parameter.grad._base is not None for parameter in model.parameters() if parameter.grad is not None)
