@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeline.data import SIZE, Batch, image_dtype, memory_format
 from pipeline.distributed import Rank
-from pipeline.spec import Spec
+from pipeline.spec import COMPILED, Execution, Spec
 from pipeline.step import EagerStep, Mark, unmarked
 from pipeline.timing import WHOLE
 
@@ -30,14 +30,19 @@ def warm_up_steps(spec: Spec) -> int:
     return DDP_WARM_UP_STEPS if spec.strategy == "ddp" else WARM_UP_STEPS
 
 
+def new_stream(execution: Execution, rank: Rank) -> torch.cuda.Stream:
+    """A stream for a captured step: of high priority where weight gradients run beside it, which nothing waits for."""
+    return torch.cuda.Stream(rank.device, priority=-1 if execution in COMPILED else 0)
+
+
 @contextlib.contextmanager
-def side_stream(rank: Rank) -> Iterator[None]:
-    """Everything inside is issued on one stream that is not the default one, which cannot be captured.
+def on_stream(stream: torch.cuda.Stream, rank: Rank) -> Iterator[None]:
+    """Everything inside is issued on that one stream: the default one cannot be captured.
 
     DDP must be wrapped in here too: it keeps the nodes that accumulate gradients, and these keep the stream on
     which they were made. Warm-up, capture and replay then need no waiting for each other.
     """
-    stream, outside = torch.cuda.Stream(rank.device), torch.cuda.current_stream(rank.device)
+    outside = torch.cuda.current_stream(rank.device)
     stream.wait_stream(outside)
     with torch.cuda.stream(stream):
         yield

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import cast
 
+import torch
 import torchvision
 from torch import Tensor, nn
 
@@ -23,7 +24,7 @@ def build_model(name: Model, num_classes: int, zero_gamma: bool = False) -> nn.M
 def resnet18(num_classes: int, zero_gamma: bool) -> nn.Module:
     """ResNet-18 (He et al. 2016) with the CIFAR stem: 3x3 stride-1 convolution, no max-pool; 11,173,962 parameters."""
     model = torchvision.models.resnet18(num_classes=num_classes, zero_init_residual=zero_gamma)
-    model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
+    model.conv1 = Stem(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
     model.maxpool = nn.Identity()
     return cast(nn.Module, model)
@@ -54,3 +55,29 @@ class Sequential(nn.Sequential):
         """Every layer in turn."""
         outputs: Tensor = super().forward(images)  # type: ignore[no-untyped-call]
         return outputs
+
+
+class Stem(nn.Conv2d):
+    """A convolution of stride 1 over few channels; compiled for a GPU it is a product of patches with the weight.
+
+    Where the channels are 3, cuDNN pads and copies them, or takes kernels without tensor cores.
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The convolution of images [batch, channels, height, width]."""
+        if torch.compiler.is_compiling() and images.is_cuda:
+            return multiply_patches(images, self.weight, int(self.padding[0]))
+        return super().forward(images)
+
+
+def multiply_patches(images: Tensor, weight: Tensor, padding: int) -> Tensor:
+    """A convolution of stride 1 without bias, as one matrix product; its output lies in memory channels last.
+
+    The rows of both matrices are padded to a multiple of 8, which tensor cores ask for.
+    """
+    height, width = weight.shape[2:]
+    padded = nn.functional.pad(images, (padding,) * 4)
+    patches = padded.unfold(2, height, 1).unfold(3, width, 1).permute(0, 2, 3, 1, 4, 5).flatten(3)
+    missing = (0, -patches.shape[3] % 8)
+    products = nn.functional.linear(nn.functional.pad(patches, missing), nn.functional.pad(weight.flatten(1), missing))
+    return products.permute(0, 3, 1, 2)

@@ -5,14 +5,15 @@ import importlib.util
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, cast, get_args
+from collections.abc import Iterator
+from typing import NamedTuple, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pipeline import capture, distributed
 from pipeline.capture import CapturedStep, example_batch
+from pipeline.compilation import compile_model, num_compiled_graphs, tune_convolutions
 from pipeline.data import batch_sizes
 from pipeline.distributed import Rank
 from pipeline.spec import CAPTURED, COMPILED, Execution, Spec
@@ -64,7 +65,9 @@ def has_compiler(device: str) -> bool:
 
 def stream_of(execution: Execution, rank: Rank) -> contextlib.AbstractContextManager[None]:
     """Where everything of that execution is issued, the model's wrapping included."""
-    return capture.side_stream(rank) if execution in CAPTURED else contextlib.nullcontext()
+    if execution not in CAPTURED:
+        return contextlib.nullcontext()
+    return capture.on_stream(capture.new_stream(execution, rank), rank)
 
 
 def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: Rank) -> Prepared:
@@ -72,9 +75,10 @@ def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: 
 
     Compiling and capturing train a few steps, of which nothing stays.
     """
+    tune_convolutions(execution)
     model = distributed.wrap(place(bare_model, spec, rank), spec, rank)
     is_captured = execution in CAPTURED
-    forward = compile_model(model) if execution in COMPILED else None
+    forward = compile_model(model, execution, spec) if execution in COMPILED else None
     step = EagerStep(model, spec, rank, forward=forward, rate_on_device=is_captured and spec.fused_optimizer)
     if execution == "eager":
         return Prepared(step)
@@ -96,22 +100,6 @@ def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: 
         distributed.synchronize(rank)
     compile_time_s = max(distributed.gather(time.perf_counter() - started))
     return Prepared(ready, compile_time_s, sizes if is_captured else ())
-
-
-def compile_model(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The model through torch.compile, anew: forms of one model would share what was compiled for the first.
-
-    DDP is compiled as it wraps the model, and not the model inside it: only so does TorchDynamo cut the backward
-    pass at DDP's buckets, and collectives overlap with it (pytorch.org/docs/stable/notes/ddp.html). Each size of
-    batch is compiled for itself, so that no step on the clock meets a new one.
-    """
-    torch.compiler.reset()
-    return cast(Callable[[Tensor], Tensor], torch.compile(model, dynamic=False))
-
-
-def num_compiled_graphs() -> int:
-    """How many graphs TorchDynamo has captured in this process; what it cannot trace it runs eagerly, with no word."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])  # torch has no public name for it
 
 
 def train_examples(step: EagerStep, sizes: tuple[int, ...], spec: Spec, rank: Rank) -> None:

@@ -164,12 +164,7 @@ def read_clock(clock: StepClock, rank: Rank, num_samples: int) -> RankEpoch:
 
 
 def set_precision(spec: Spec) -> None:
-    """Let convolutions and matrix products use TF32 only where the point says so; cuDNN does not tune itself.
-
-    Not tuning is PyTorch's default and the only setting that is fair to all strategies: DataParallel starts new
-    threads each step, which do not keep the tuned plans (hundreds of milliseconds a step). On an H200 tuning made
-    no step faster, and its trial workspaces raised the peak memory 2.4 times.
-    """
+    """Let convolutions and matrix products use TF32 only where the point says so; cuDNN does not tune itself yet."""
     allow_tf32 = spec.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     torch.backends.cudnn.allow_tf32 = allow_tf32

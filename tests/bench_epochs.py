@@ -10,6 +10,8 @@ import msgspec
 import torch
 
 from pipeline import distributed
+from pipeline.capture import new_stream
+from pipeline.compilation import tune_convolutions
 from pipeline.distributed import Rank
 from pipeline.prepare import choose_execution, prepare_step
 from pipeline.spec import CAPTURED, Spec
@@ -53,13 +55,14 @@ def ours(name: str, spec: Spec, rank: Rank, data: Path | None) -> Contender:
     """The tool's own training loop, as a point of that spec runs it, on a stream of its own where that is captured."""
     batches, model = set_up(spec, rank, data)
     execution = choose_execution(spec, rank)
-    stream = torch.cuda.Stream(rank.device) if execution in CAPTURED else None  # kept, so that it can be entered again
+    stream = new_stream(execution, rank) if execution in CAPTURED else None  # kept, so that it can be entered again
     distributed.synchronize(rank)
     with torch.cuda.stream(stream):
         ready = prepare_step(execution, model, spec, rank)
 
     def run(number: int) -> Window:
         set_precision(spec)
+        tune_convolutions(execution)
         with torch.cuda.stream(stream):
             series = run_epoch(number, spec, rank, batches, ready.step)
         times_ns = distributed.gather(series.clock.epoch_time_ns or 0)

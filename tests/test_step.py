@@ -79,7 +79,7 @@ def graphs_anywhere(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
 
     monkeypatch.setattr("pipeline.train.choose_execution", lambda spec, rank: "graph")
     monkeypatch.setattr(capture, "graph_recorder", lambda: record)
-    monkeypatch.setattr(capture, "side_stream", lambda rank: contextlib.nullcontext())
+    monkeypatch.setattr("pipeline.train.stream_of", lambda execution, rank: contextlib.nullcontext())
     return recorded
 
 
@@ -209,7 +209,7 @@ def test_a_variant_of_the_step_is_captured_too_and_can_still_be_traced(monkeypat
     assert eager.traced is eager.step
 
 
-def traced_only(model: nn.Module) -> Callable[[Tensor], Tensor]:
+def traced_only(model: nn.Module, *_: object) -> Callable[[Tensor], Tensor]:
     """torch.compile without the C++ compiler: TorchDynamo and its guards, and the operations as they were."""
     torch.compiler.reset()
     compiled: Callable[[Tensor], Tensor] = torch.compile(model, dynamic=False, backend="eager")
@@ -229,7 +229,7 @@ def test_nothing_compiles_inside_the_clock(monkeypatch: pytest.MonkeyPatch, fiel
 
 def test_a_model_of_which_nothing_is_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """TorchDynamo goes on eagerly where it cannot trace; the times would be those of another execution."""
-    monkeypatch.setattr(prepare, "compile_model", lambda model: model)
+    monkeypatch.setattr(prepare, "compile_model", lambda model, *_: model)
     with pytest.raises(RuntimeError, match="found nothing to compile in model 'lenet' under strategy 'single'"):
         prepare_step("compile", build_model("lenet", 10), lenet(), ALONE)
 

@@ -1,0 +1,48 @@
+"""What torch.compile makes of a model, and how it is told to."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.spec import CAPTURED, COMPILED, Execution, Spec
+
+
+def compile_model(model: nn.Module, execution: Execution, spec: Spec) -> Callable[[Tensor], Tensor]:
+    """The model through torch.compile, anew: forms of one model would share what was compiled for the first.
+
+    DDP is compiled as it wraps the model, and not the model inside it: only so does TorchDynamo cut the backward
+    pass at DDP's buckets, and collectives overlap with it (pytorch.org/docs/stable/notes/ddp.html). Each size of
+    batch is compiled for itself, so that no step on the clock meets a new one.
+    """
+    torch.compiler.reset()
+    options = inductor_options(execution) if spec.device == "cuda" else {}
+    return cast(Callable[[Tensor], Tensor], torch.compile(model, dynamic=False, options=options))
+
+
+def inductor_options(execution: Execution) -> dict[str, Any]:
+    """What makes the step faster on a GPU (README.md has by how much): many small kernels as one, and in a captured
+    step the weight gradients beside the rest of the backward pass.
+    """
+    from pipeline import overlap  # imports TorchInductor, which takes a second
+
+    options: dict[str, Any] = {"combo_kernels": True}
+    if execution in CAPTURED:
+        options |= overlap.INDUCTOR_OPTIONS | {"post_grad_custom_post_pass": overlap.OverlapWeightGradients()}
+    return options
+
+
+def num_compiled_graphs() -> int:
+    """How many graphs TorchDynamo has captured in this process; what it cannot trace it runs eagerly, with no word."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])  # torch has no public name for it
+
+
+def tune_convolutions(execution: Execution) -> None:
+    """Let cuDNN try all its algorithms for a compiled step, before the clock; else it goes by its rules, as by default.
+
+    An eager or captured step keeps PyTorch's default, which is what people run, and the only setting that is fair to
+    DataParallel: it starts new threads each step, which do not keep the tuned plans (hundreds of milliseconds a step).
+    """
+    torch.backends.cudnn.benchmark = execution in COMPILED
+    torch.backends.cudnn.benchmark_limit = 0  # all of them: among the first ten is no faster one

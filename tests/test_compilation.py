@@ -1,0 +1,127 @@
+"""What the compiler is told, and the pass that overlaps weight gradients (on the CPU they are computed in turn)."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph
+
+from pipeline import compilation
+from pipeline.models import Stem, build_model, multiply_patches
+from pipeline.prepare import has_compiler
+from pipeline.spec import COMPILED
+
+needs_compiler = pytest.mark.skipif(not has_compiler("cpu"), reason="torch.compile needs a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def untuned() -> Iterator[None]:
+    yield
+    compilation.tune_convolutions("eager")
+
+
+class Residual(nn.Module):
+    """Three convolutions with a skip around one: two give both gradients, the first that of its weight alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(a, 4, 3, padding=1, bias=False) for a in (3, 4, 4))
+        self.linear = nn.Linear(4 * 64, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        first, second, third = self.convolutions
+        outputs = first(images).relu()
+        outputs = third(second(outputs).relu() + outputs).relu()
+        logits: Tensor = self.linear(outputs.flatten(1))
+        return logits
+
+
+def gradients(model: nn.Module, forward: nn.Module, precision: torch.dtype) -> list[Tensor]:
+    """Of every parameter after one backward pass."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(4, 3, 8, 8, generator=generator).contiguous(memory_format=torch.channels_last)
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+        loss = nn.functional.cross_entropy(forward(images), torch.arange(4))
+    loss.backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_the_pass_changes_the_order_of_the_work_and_no_gradient(
+    precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline import overlap
+
+    torch.manual_seed(0)
+    model = Residual()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    seen: list[list[str]] = []
+
+    class Seen(overlap.OverlapWeightGradients):
+        def __call__(self, graph: Graph) -> None:
+            super().__call__(graph)
+            seen.append([str(node.target) for node in graph.nodes])
+
+        def uuid(self) -> None:  # never from the cache, which would not run the pass
+            return None
+
+    def compiled(options: dict[str, object]) -> list[Tensor]:
+        torch.compiler.reset()
+        return gradients(model, torch.compile(model, dynamic=False, options=options), precision)  # type: ignore[arg-type]
+
+    plain = compiled({})
+    passed = compiled(overlap.INDUCTOR_OPTIONS | {"post_grad_custom_post_pass": Seen()})
+    _, backward = seen
+    assert backward.count("pipeline.convolution_gradients.default") == 2
+    assert backward.count("aten.convolution_backward.default") == 1  # the first convolution's, of its weight alone
+    assert backward.count("pipeline.join.default") == 1
+    assert len(plain) == len(passed) == 5
+    for one, other in zip(plain, passed, strict=True):
+        assert one.stride() == other.stride()
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_the_compiler_is_told_depends_on_the_execution() -> None:
+    from pipeline import overlap
+
+    assert compilation.inductor_options("compile") == {"combo_kernels": True}
+    captured = compilation.inductor_options("compiled_graph")
+    assert isinstance(captured.pop("post_grad_custom_post_pass"), overlap.OverlapWeightGradients)
+    assert captured == {"combo_kernels": True, "allow_buffer_reuse": False, "inplace_buffers": False}
+    torch.compile(nn.Linear(1, 1), options=captured)  # which refuses an option that it does not know
+
+
+def test_only_a_compiled_step_has_its_convolutions_tuned() -> None:
+    for execution in COMPILED:
+        compilation.tune_convolutions(execution)
+        assert torch.backends.cudnn.benchmark
+        assert torch.backends.cudnn.benchmark_limit == 0
+    compilation.tune_convolutions("graph")
+    assert not torch.backends.cudnn.benchmark
+
+
+@pytest.mark.parametrize(("channels", "kernel_size"), [(3, (3, 3)), (1, (5, 3)), (4, (1, 1))])
+def test_patches_times_the_weight_are_the_convolution(channels: int, kernel_size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(channels, 16, kernel_size, padding=1, bias=False)
+    images = torch.randn(2, channels, 8, 8)
+    expected = convolution(images)
+    found = multiply_patches(images, convolution.weight, 1)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    (of_convolution,) = torch.autograd.grad(expected.square().sum(), convolution.weight)
+    (of_product,) = torch.autograd.grad(found.square().sum(), convolution.weight)
+    assert torch.allclose(of_product, of_convolution, rtol=1e-4, atol=1e-3)
+
+
+def test_the_stem_is_a_convolution_wherever_it_is_not_compiled_for_a_gpu() -> None:
+    stem = build_model("resnet18", 10).conv1
+    assert isinstance(stem, Stem)
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(stem(images), nn.functional.conv2d(images, stem.weight, padding=1))
