@@ -28,6 +28,7 @@ bench: $(VENV)/.installed-test
 # on a node with a GPU, whose image folder PIPELINE_DATA names; with lightning and accelerate where they are installed
 bench-gpu: $(VENV)/.installed-test
 	python tests/bench_gpu.py --json bench-gpu.json
+	torchrun --standalone --nproc-per-node=gpu tests/bench_ddp.py --json bench-ddp.json
 	python tests/bench_memory.py --json bench-memory.json
 
 jobs: $(VENV)/.installed

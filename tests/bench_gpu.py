@@ -1,7 +1,7 @@
 """How fast a training step is on this machine's GPU, by `make bench-gpu`: raw windows as JSON, tables on the screen.
 
     python tests/bench_gpu.py --data FOLDER --json bench.json      measure; the folder holds CIFAR-10 as an image folder
-    python tests/bench_gpu.py --print bench.json                   the tables of an earlier run
+    python tests/bench_gpu.py --print bench.json ...               the tables of earlier runs
 
 Every comparison has both sides in one process, an epoch of each by turns; medians over the epochs after the first.
 """
@@ -223,13 +223,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("PIPELINE_DATA", "data")))
     parser.add_argument("--json", type=Path, help="where the raw windows are written")
-    parser.add_argument("--print", type=Path, help="measure nothing: print this run's tables")
+    parser.add_argument("--print", type=Path, nargs="+", help="measure nothing: print the tables of these runs")
     parser.add_argument("--sections", default=",".join(SECTIONS))
     parser.add_argument("--batch-sizes", default=",".join(map(str, TARGETS_S)))
     parser.add_argument("--windows", type=int, default=NUM_WINDOWS)
     arguments = parser.parse_args()
     if arguments.print:
-        print_bench(msgspec.json.decode(arguments.print.read_bytes(), type=Bench))
+        for path in arguments.print:
+            print_bench(msgspec.json.decode(path.read_bytes(), type=Bench))
         return
     if not torch.cuda.is_available():
         sys.exit("This benchmark needs a GPU, and torch sees none here.")
