@@ -1,16 +1,24 @@
 """What torch.compile makes of a model, and how it is told to."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.spec import CAPTURED, COMPILED, Execution, Spec
+from pipeline.step import Score, cross_entropy
 
 
-def compile_model(model: nn.Module, execution: Execution, spec: Spec) -> Callable[[Tensor], Tensor]:
-    """The model through torch.compile, anew: forms of one model would share what was compiled for the first.
+class Compiled(NamedTuple):
+    """What a step calls instead of the model, and of the loss of its outputs."""
+
+    forward: Callable[[Tensor], Tensor]
+    score: Score
+
+
+def compile_model(model: nn.Module, execution: Execution, spec: Spec) -> Compiled:
+    """The model and its loss through torch.compile, anew: forms of one model would share what was compiled for one.
 
     DDP is compiled as it wraps the model, and not the model inside it: only so does TorchDynamo cut the backward
     pass at DDP's buckets, and collectives overlap with it (pytorch.org/docs/stable/notes/ddp.html). Each size of
@@ -18,7 +26,10 @@ def compile_model(model: nn.Module, execution: Execution, spec: Spec) -> Callabl
     """
     torch.compiler.reset()
     options = inductor_options(execution) if spec.device == "cuda" else {}
-    return cast(Callable[[Tensor], Tensor], torch.compile(model, dynamic=False, options=options))
+    return Compiled(
+        cast(Callable[[Tensor], Tensor], torch.compile(model, dynamic=False, options=options)),
+        cast(Score, torch.compile(cross_entropy, dynamic=False)),
+    )
 
 
 def inductor_options(execution: Execution) -> dict[str, Any]:

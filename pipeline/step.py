@@ -13,6 +13,7 @@ from pipeline.spec import REFERENCE_GLOBAL_BATCH_SIZE, Spec
 from pipeline.timing import PARTS
 
 Mark = Callable[[str], None]
+Score = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def unmarked(part: str) -> None:
@@ -38,9 +39,10 @@ class Step(Protocol):
 class EagerStep:
     """Every operation issued by the host, one after another.
 
-    `forward` is what is called with the images where that is not the model itself; `quiet` is a context around
-    forward and backward, and `after_backward` runs between backward and optimizer. `rate_on_device` lets a fused
-    optimizer read the learning rate from the device's memory, where a captured step finds a new one.
+    `forward` is what is called with the images where that is not the model itself, and `score` what makes loss and
+    correct answers of its outputs; `quiet` is a context around forward and backward, and `after_backward` runs between
+    backward and optimizer. `rate_on_device` lets a fused optimizer read the learning rate from the device's memory,
+    where a captured step finds a new one.
     """
 
     parts: tuple[str, ...] = PARTS
@@ -52,6 +54,7 @@ class EagerStep:
         rank: Rank,
         *,
         forward: Callable[[Tensor], Tensor] | None = None,
+        score: Score | None = None,
         quiet: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         after_backward: Callable[[], object] | None = None,
         rate_on_device: bool = False,
@@ -63,6 +66,7 @@ class EagerStep:
         self.optimizer = build_optimizer(model, spec, rate)
         self.num_correct = torch.zeros((), dtype=torch.int64, device=rank.device)
         self._forward: Callable[[Tensor], Tensor] = model if forward is None else forward
+        self._score = cross_entropy if score is None else score
         self._quiet = quiet
         self._after_backward = after_backward
         self._device = rank.device
@@ -89,9 +93,8 @@ class EagerStep:
         mark("copy")
         with self._quiet():
             with self._autocast:
-                outputs = self._forward(images)
-                loss = nn.functional.cross_entropy(outputs, labels)
-            self.num_correct += (outputs.detach().argmax(1) == labels).sum()
+                loss, num_correct = self._score(self._forward(images), labels)
+            self.num_correct += num_correct
             mark("forward")
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -101,6 +104,11 @@ class EagerStep:
         self.optimizer.step()
         mark("optimizer")
         return loss.detach()
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean loss of a batch, and how many of its answers are correct."""
+    return nn.functional.cross_entropy(outputs, labels), (outputs.detach().argmax(1) == labels).sum()
 
 
 def place(model: nn.Module, spec: Spec, rank: Rank) -> nn.Module:

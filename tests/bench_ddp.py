@@ -39,7 +39,7 @@ def measure(spec: Spec, rank: Rank, data: Path, num_windows: int) -> list[Row]:
     alone = msgspec.structs.replace(spec, strategy="single", num_gpus=1, gradient_as_bucket_view=False)
     contenders = [
         ours("ddp", spec, rank, data),
-        ours("single", alone, Rank(0, 0, 1, rank.device), data),
+        ours("single", alone, Rank(0, rank.local_rank, 1, rank.device), data),
     ]
     return by_turns(f"ddp at {spec.batch_size_per_gpu}", contenders, num_windows)
 

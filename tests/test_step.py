@@ -1,6 +1,7 @@
 """The step in its executions; what needs CUDA is replaced by a recorder that runs the work again."""
 
 import contextlib
+import functools
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,13 +13,14 @@ from torch import Tensor, nn
 
 from pipeline import capture, prepare
 from pipeline.capture import DDP_WARM_UP_STEPS, WARM_UP_STEPS, CapturedStep, Recorder, Replay, Work, example_batch
+from pipeline.compilation import Compiled
 from pipeline.data import build_batches
 from pipeline.distributed import Rank
 from pipeline.measurement import Measurement
 from pipeline.models import build_model
 from pipeline.prepare import choose_execution, fastest_execution, has_compiler, prepare_step, preserved
 from pipeline.spec import Spec
-from pipeline.step import EagerStep, learning_rate, unmarked
+from pipeline.step import EagerStep, cross_entropy, learning_rate, unmarked
 from pipeline.timing import PARTS, Series
 from pipeline.train import run_epoch, train_point
 from pipeline.variants import build_variant, build_workbench
@@ -209,11 +211,11 @@ def test_a_variant_of_the_step_is_captured_too_and_can_still_be_traced(monkeypat
     assert eager.traced is eager.step
 
 
-def traced_only(model: nn.Module, *_: object) -> Callable[[Tensor], Tensor]:
+def traced_only(model: nn.Module, *_: object) -> Compiled:
     """torch.compile without the C++ compiler: TorchDynamo and its guards, and the operations as they were."""
     torch.compiler.reset()
-    compiled: Callable[[Tensor], Tensor] = torch.compile(model, dynamic=False, backend="eager")
-    return compiled
+    trace = functools.partial(torch.compile, dynamic=False, backend="eager")
+    return Compiled(trace(model), trace(cross_entropy))
 
 
 @pytest.mark.parametrize("fields", [{}, {"layout": "channels_last"}, {"input": "dataloader"}, {"precision": "bf16"}])
@@ -229,7 +231,7 @@ def test_nothing_compiles_inside_the_clock(monkeypatch: pytest.MonkeyPatch, fiel
 
 def test_a_model_of_which_nothing_is_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """TorchDynamo goes on eagerly where it cannot trace; the times would be those of another execution."""
-    monkeypatch.setattr(prepare, "compile_model", lambda model, *_: model)
+    monkeypatch.setattr(prepare, "compile_model", lambda model, *_: Compiled(model, traced_only(model).score))
     with pytest.raises(RuntimeError, match="found nothing to compile in model 'lenet' under strategy 'single'"):
         prepare_step("compile", build_model("lenet", 10), lenet(), ALONE)
 
