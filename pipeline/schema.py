@@ -14,7 +14,8 @@ from pipeline.spec import Index, Spec
 #      point that was not run, since a smaller batch ran out of memory; how the step was executed, and what it took to
 #      make it ready (the parts of a rank's epoch may be None)
 #   4  adds how many points the same processes ran before
-#   5  adds the failure `timeout` of a point that was ended so that the points behind it in its array element run
+#   5  adds the failure `timeout` of a point that was ended so that the points behind it in its array element run; which
+#      boots of their nodes the ranks ran in
 SCHEMA_VERSION: Literal[5] = 5
 
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
@@ -53,6 +54,7 @@ class Environment(Part, frozen=True):
     gpus: tuple[Gpu, ...] = ()
     num_gpus_allocated: Index | None = None
     nodes: tuple[ShortText, ...] = ()
+    boot_ids: tuple[ShortText, ...] = ()
     cpu: ShortText | None = None
     num_cpus: Index | None = None
     driver: ShortText | None = None
