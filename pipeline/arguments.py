@@ -27,9 +27,9 @@ def add_point_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="the data folder (default: PIPELINE_DATA, else data)")
 
 
-def launch_options(arguments: argparse.Namespace) -> LaunchOptions:
+def launch_options(arguments: argparse.Namespace, point_limit_s: int | None) -> LaunchOptions:
     """What the launches are told."""
-    return LaunchOptions(data_folder(arguments), arguments.keep_trace, arguments.rerun)
+    return LaunchOptions(data_folder(arguments), arguments.keep_trace, arguments.rerun, point_limit_s)
 
 
 def data_folder(arguments: argparse.Namespace) -> Path:

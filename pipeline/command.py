@@ -10,11 +10,15 @@ ROOT = Path(__file__).resolve().parent.parent  # goes on the process's PYTHONPAT
 
 
 class LaunchOptions(NamedTuple):
-    """What every launch of a submission is told: where the data lies, whether traces are kept, what runs again."""
+    """What every launch of a submission is told: where the data lies, whether traces are kept, what runs again.
+
+    `point_limit_s` holds for each point of an element that runs several; alone, a point has its element's limit.
+    """
 
     data: Path
     keep_trace: bool = False
     rerun: str | None = None
+    point_limit_s: int | None = None
 
 
 def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOptions) -> list[str]:
@@ -24,6 +28,8 @@ def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOption
         command += ["--run-id", run_id]
     command += ["--data", str(options.data.resolve())]
     command += ["--rerun", options.rerun] if options.rerun else []
+    if options.point_limit_s is not None and len(run_ids) > 1:
+        command += ["--point-limit-s", str(options.point_limit_s)]
     return command + ["--keep-trace"] * options.keep_trace
 
 

@@ -62,6 +62,15 @@ def find_cause(handover: Handover, exits: Mapping[int, RankExit]) -> Failure:
     return Failure(kind="exit", message="every rank exited 0 and none left a result", exit_code=0)
 
 
+def find_overdue_cause(handover: Handover, limit_s: float | None) -> Failure:
+    """Why a point was not done within its limit: an error that a rank left about itself, else the limit alone."""
+    cause = find_cause(handover, {})
+    if not is_consequence(cause):
+        return cause
+    message = f"ended after its limit of {limit_s} s, so that the points behind it run; raise --time"
+    return Failure(kind="timeout", message=message)
+
+
 def is_consequence(failure: Failure) -> bool:
     """Whether another node's rank may be to blame."""
     return failure.kind in ("collective", "exit")

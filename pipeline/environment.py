@@ -32,16 +32,18 @@ ALLOWED = re.compile(r"(NCCL|TORCH|OMP|GLOO)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|CUD
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 CREDENTIALS = re.compile(r"://[^/@\s]+@")
 MAX_TEXT = 400
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 TORCH_ELASTIC = "TORCHELASTIC_"  # torchrun's own, different in every run
 
 
 def capture(spec: Spec, rank: Rank) -> Environment:
-    """This rank's view; rank 0's is published with every rank's GPUs and nodes put in."""
+    """This rank's view; rank 0's is published with every rank's GPUs, nodes and boot ids put in."""
     commit, dirty = git_state(Path(__file__).resolve().parent.parent)
     return Environment(
         gpus=tuple(describe_gpu(index) for index in devices_of(spec, rank)),
         num_gpus_allocated=torch.cuda.device_count() * spec.num_nodes if spec.device == "cuda" else None,
         nodes=(node_name(),),
+        boot_ids=boot_ids(),
         cpu=cpu_model(),
         num_cpus=len(os.sched_getaffinity(0)),
         driver=driver_version() if spec.device == "cuda" else None,
@@ -62,6 +64,14 @@ def capture(spec: Spec, rank: Rank) -> Environment:
 def node_name() -> str:
     """The node as Slurm names it, else the host's name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def boot_ids() -> tuple[str, ...]:
+    """The kernel's id of this boot, which no other machine of the same name has; none where it does not say."""
+    try:
+        return (BOOT_ID.read_text().strip()[:MAX_TEXT],)
+    except OSError:
+        return ()
 
 
 def describe_gpu(index: int) -> Gpu:

@@ -17,6 +17,7 @@ from pipeline import dominance, records
 from pipeline import experiment as experiments
 from pipeline.arguments import RERUN_CHOICES, add_point_arguments, launch_options
 from pipeline.command import LaunchOptions
+from pipeline.deadline import Expired
 from pipeline.exits import FINE, GAPS, Refusal, run_command, talk
 from pipeline.experiment import Experiment
 from pipeline.grid import expand_grid
@@ -39,8 +40,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--index", type=int, help="which point of the grid, from 0")
     parser.add_argument("--run-id", action="append", default=[], help="a point of the manifest; may be repeated")
     parser.add_argument("--rerun", choices=RERUN_CHOICES, help="run a point that has such a record")
+    parser.add_argument("--point-limit-s", type=int, metavar="S", help="end a point that takes longer; run the next")
     add_point_arguments(parser)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.point_limit_s is not None and arguments.point_limit_s < 1:
+        parser.error("--point-limit-s must be at least 1")
+    return arguments
 
 
 def main() -> int:
@@ -53,7 +58,7 @@ def main() -> int:
     else:
         experiment, points = resolve_grid(arguments.grid, arguments.index, arguments.set, arguments.outputs)
         points = [spec for spec in points if is_to_run(spec, experiment, arguments.rerun)]
-    options = launch_options(arguments)
+    options = launch_options(arguments, arguments.point_limit_s)
     return run_points([spec for spec in points if node_rank() < spec.num_nodes], experiment, options)
 
 
@@ -151,15 +156,19 @@ def launch_points(specs: Sequence[Spec], experiment: Experiment, options: Launch
     Returns the records of the points that were begun, which are the first: the others are left where one ended badly,
     or had better have fresh processes. None is a record that another node publishes.
     """
-    launch = Launch(experiment, read_launch_id(), specs)
+    launch = Launch(experiment, read_launch_id(), specs, options.point_limit_s)
     first = launch.handovers[0]
     try:
         if specs[0].measure == "memory":
-            launch.publish(search_memory(specs[0], first, launch.id, run_ranks))
+            with launch.deadline:
+                record = search_memory(specs[0], first, launch.id, run_ranks)
+            launch.publish(record)
             return launch.published
         leave_points(launch, options)
-        with launch.publishing_as_they_end():
+        with launch.publishing_as_they_end(), launch.deadline:
             exits = run_ranks(specs[0], first, launch.id)
+    except Expired:
+        launch.publish_overdue()
     except (RuntimeError, TimeoutError) as error:  # torchrun's own: its ranks did not meet
         launch.publish_failure(f"the ranks could not be started: {error}")
     else:

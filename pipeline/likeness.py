@@ -35,7 +35,8 @@ def mixtures(records: Sequence[Record]) -> list[str]:
 def unlike_baseline(records: Sequence[Record], baseline: Sequence[Record]) -> list[str]:
     """A note for every fact in which the records of a baseline differ from those compared with it.
 
-    Its nodes may be some of theirs: a point over several nodes includes the one that its baseline ran on.
+    Its nodes may be some of theirs: a point over several nodes includes the one that its baseline ran on. A node of
+    the same name is another boot after a restart, or another machine: clouds call all of theirs alike.
     """
     notes = []
     for name, fact in FACTS.items():
@@ -43,8 +44,11 @@ def unlike_baseline(records: Sequence[Record], baseline: Sequence[Record]) -> li
         if ours and theirs and ours != theirs:
             notes.append(f"baseline with another {name} ({listed(theirs)} against {listed(ours)})")
     ours, theirs = nodes_of(records), nodes_of(baseline)
+    our_boots, their_boots = boots_of(records), boots_of(baseline)
     if ours and not theirs <= ours:
         notes.append(f"baseline from another node ({listed(theirs)} against {listed(ours)})")
+    elif our_boots and not their_boots <= our_boots:
+        notes.append("baseline from another boot of its node")
     return notes
 
 
@@ -56,6 +60,11 @@ def facts_of(records: Sequence[Record], fact: Callable[[Record], str | None]) ->
 def nodes_of(records: Sequence[Record]) -> set[str]:
     """Every node of the records measured here."""
     return {node for record in records if record.measured for node in record.environment.nodes}
+
+
+def boots_of(records: Sequence[Record]) -> set[str]:
+    """The boot ids of all nodes of the records measured here."""
+    return {boot_id for record in records if record.measured for boot_id in record.environment.boot_ids}
 
 
 def listed(values: set[str]) -> str:

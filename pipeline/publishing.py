@@ -1,6 +1,7 @@
 """A launch: the points that the same ranks run, and how each ended, published as soon as it has."""
 
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from pipeline import ending, records, samples, telemetry
+from pipeline.deadline import Deadline
 from pipeline.ending import RankExit
 from pipeline.exits import talk
 from pipeline.experiment import Experiment, now
@@ -25,14 +27,18 @@ OTHER_NODE_GRACE_S = 5  # for the node that knows the cause to publish it first
 class Launch:
     """The points of a launch with their folders, and `published`: of those that have ended, None where another node's.
 
-    A point's time begins where the one before it ended, so that all that was allocated belongs to a point.
+    A point's time begins where the one before it ended, so that all that was allocated belongs to a point; `deadline`
+    is how much of it each may have.
     """
 
-    def __init__(self, experiment: Experiment, launch_id: str, specs: Sequence[Spec]) -> None:
+    def __init__(
+        self, experiment: Experiment, launch_id: str, specs: Sequence[Spec], point_limit_s: int | None = None
+    ) -> None:
         self.id = launch_id
         self.specs = specs
         self.handovers = [Handover(experiment.scratch / f"{spec.run_id()}.{launch_id}") for spec in specs]
         self.published: list[Record | None] = []
+        self.deadline = Deadline(point_limit_s)
         self._experiment = experiment
         self._sampler = contextlib.ExitStack()
         self._started_at = now()
@@ -71,6 +77,7 @@ class Launch:
             while not following.has_begun():
                 if is_over.wait(POLL_S) and not following.has_begun():
                     return
+            self.deadline.restart()
             self._sampler.close()
             self.publish_ended({})
             talk(f"{self.spec.run_id()}: starting")
@@ -82,6 +89,19 @@ class Launch:
         if record is not None and record.status == "ok":
             record = add_telemetry(record, self.handover)
         self.publish(record)
+
+    def publish_overdue(self) -> None:
+        """Publish how the point ended whose ranks were ended since its time was over; a result that it left counts.
+
+        Nothing where its time had only begun, since the point before it ended at that moment: it is launched anew.
+        """
+        if not self.deadline.is_over:
+            shutil.rmtree(self.handover.folder)
+        elif self.handover.read_result() is not None:
+            self.publish_ended({})
+        else:
+            failure = ending.find_overdue_cause(self.handover, self.deadline.limit_s)
+            self.publish(ending.failed(self.spec, self.handover, self.id, failure))
 
     def publish_failure(self, message: str) -> None:
         """Publish that this tool, and no rank, could not bring the point to its end."""

@@ -14,7 +14,9 @@ from pipeline.spec import Index, Spec
 #      point that was not run, since a smaller batch ran out of memory; how the step was executed, and what it took to
 #      make it ready (the parts of a rank's epoch may be None)
 #   4  adds how many points the same processes ran before
-SCHEMA_VERSION: Literal[4] = 4
+#   5  adds the failure `timeout` of a point that was ended so that the points behind it in its array element run; which
+#      boots of their nodes the ranks ran in
+SCHEMA_VERSION: Literal[5] = 5
 
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
 MAX_CLOCKS = 1_000  # epochs x ranks beside which step times still fit
@@ -22,7 +24,9 @@ MAX_MESSAGE = 3900  # of a failure; Text leaves room for what is put before it
 MAX_PATH = 400
 
 Status = Literal["ok", "oom", "failed"]
-FailureKind = Literal["cuda_oom", "host_oom", "stated_oom", "implied_oom", "exception", "signal", "exit", "collective"]
+FailureKind = Literal[
+    "cuda_oom", "host_oom", "stated_oom", "implied_oom", "exception", "signal", "exit", "collective", "timeout"
+]
 
 
 class Failure(Part, frozen=True):
@@ -50,6 +54,7 @@ class Environment(Part, frozen=True):
     gpus: tuple[Gpu, ...] = ()
     num_gpus_allocated: Index | None = None
     nodes: tuple[ShortText, ...] = ()
+    boot_ids: tuple[ShortText, ...] = ()
     cpu: ShortText | None = None
     num_cpus: Index | None = None
     driver: ShortText | None = None
@@ -75,7 +80,7 @@ class Record(Part, frozen=True):
     Raises ValueError where status and content contradict each other.
     """
 
-    schema_version: Literal[1, 2, 3, 4]
+    schema_version: Literal[1, 2, 3, 4, 5]
     run_id: ShortText
     attempt: Index
     spec: Spec

@@ -41,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--exclusive", action="store_true", help="ask Slurm for whole nodes: no other work beside a point"
     )
-    parser.add_argument("--time", help="the limit of an element as [days-]hours:minutes:seconds")
+    parser.add_argument("--time", help="the limit of a point as [days-]hours:minutes:seconds")
     parser.add_argument("--prologue", type=Path, help="a file of yours that each job sources first (module loads)")
     parser.add_argument("--max-parallel", type=int, help="elements of an array that may run at once")
     parser.add_argument(
@@ -86,7 +86,7 @@ def main() -> int:
     estimates: list[Estimate] = []
     if wishes.is_dry_run or arguments.max_gpu_hours is not None:
         selected = plan.select(points, experiment, wishes).todo
-        limit_min = grid.resources.time_min() if site.place == "slurm" else None  # here nothing ends a point
+        limit_min = grid.resources.time_min() if site.place == "slurm" else None  # here nothing ends a point alone
         estimates = estimate.estimate_points(selected, wishes.outputs, limit_min)
     if wishes.is_dry_run:
         show(arguments, wishes, grid, site, estimates)
@@ -99,7 +99,8 @@ def main() -> int:
 
 def idle_options(arguments: argparse.Namespace, place: str) -> list[str]:
     """A notice of the options that say nothing to this place."""
-    names = ("partition", "account", "qos", "constraint", "exclusive", "time", "prologue", "max_parallel")
+    names = ["partition", "account", "qos", "constraint", "exclusive", "prologue", "max_parallel"]
+    names += ["time"] * (arguments.points_per_element == 1)
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
     return [f"Notice: without Slurm {', '.join(given)} changes nothing."] if given and place == "local" else []
 
@@ -115,7 +116,7 @@ def show(
     experiment = Experiment(wishes.outputs / grid.name)
     selection = plan.select(grid.points, experiment, wishes)
     arrays = plan.plan_arrays(selection.todo, grid.resources, site, wishes)
-    options = launch_options(arguments)
+    options = launch_options(arguments, grid.resources.time_min() * 60)
     shape = preview.describe(experiment, site, selection, arrays, options, arguments.prologue, estimates)
     print(json.dumps(shape, indent=1) if arguments.json else preview.render(shape))
     if arguments.max_gpu_hours is not None:
@@ -134,7 +135,7 @@ def carry_out(
     from pipeline.packing import pack
 
     experiment = Experiment(wishes.outputs / grid.name)
-    options = launch_options(arguments)
+    options = launch_options(arguments, grid.resources.time_min() * 60)
     experiment.create()
     with experiment.submission_lock():
         execute.adopt_announced(experiment)

@@ -117,6 +117,7 @@ def run_point(point: Point, rank: Rank, handover: Handover, num_points_before: i
         seen[0],
         gpus=tuple(gpu for part in seen for gpu in part.gpus),
         nodes=tuple(dict.fromkeys(node for part in seen for node in part.nodes)),
+        boot_ids=tuple(dict.fromkeys(boot_id for part in seen for boot_id in part.boot_ids)),
         data=point.data[:MAX_PATH] if point.data and point.spec.reads_data else None,
     )
     if rank.rank == 0:

@@ -141,6 +141,7 @@ def test_outputs_that_are_a_file_are_2(pipeline: Command, tmp_path: Path) -> Non
         ("--grid", "q4"),
         ("--grid", "q4", "--index", "-1"),
         ("--manifest", "absent.json", "--run-id", "x"),
+        ("--grid", "q4", "--index", "0", "--point-limit-s", "0"),
     ],
     ids=" ".join,
 )
@@ -258,6 +259,9 @@ def test_a_dry_run_shows_which_points_share_an_element_and_their_limit(pipeline:
     assert text.count("limit 4 x 20 = 80 min") == text.count("#SBATCH --time=80\n") == 3
     assert f"  one after another: {', '.join(plan['arrays'][0]['elements'][0])}\n" in text
     assert "--run-id '$RUN_ID_4' --data" in text
+    assert text.count("--point-limit-s 1200\n") == 3  # 20 minutes
+    alone = pipeline(*arguments[:-1], "1", env=without_slurm(tmp_path)).stdout
+    assert "--point-limit-s" not in alone
 
 
 def test_a_dry_run_works_where_earlier_jobs_cannot_be_asked_for(pipeline: Command, tmp_path: Path) -> None:
@@ -435,3 +439,14 @@ def test_options_of_slurm_that_change_nothing_here_are_named(pipeline: Command, 
     said = pipeline(*submit, "--set", "device=cpu", "--exclusive", "--partition", "gpu").stderr
     assert "Notice: without Slurm --partition, --exclusive changes nothing." in said
     assert "changes nothing" not in pipeline(*submit, "--set", "device=cpu").stderr
+
+
+def test_the_time_of_a_point_is_idle_without_slurm_unless_others_wait_behind_it(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    submit = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path, "--cluster", "local")
+    asked = (*submit, "--dry-run", "--time", "00:05:00")
+    assert "Notice: without Slurm --time changes nothing." in pipeline(*asked).stderr
+    packed = pipeline(*asked, "--points-per-element", "2")
+    assert "changes nothing" not in packed.stderr
+    assert "--point-limit-s 300\n" in packed.stdout

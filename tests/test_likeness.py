@@ -72,7 +72,26 @@ def test_a_baseline_from_another_node_is_marked_and_one_of_its_nodes_is_not() ->
     assert mixtures([on(nodes=("a",)), on(1, nodes=("b",))]) == []  # repeats may run anywhere
 
 
-@pytest.mark.parametrize("facts", [{}, {"torch": "2.11.0", "nodes": ("a",), "gpus": H200, "git_commit": "c" * 40}])
+def test_a_baseline_from_another_boot_of_a_node_of_that_name_is_marked() -> None:
+    def booted(*boot_ids: str, nodes: tuple[str, ...] = ("node1",), repeat: int = 0) -> Record:
+        return on(repeat, nodes=nodes, boot_ids=boot_ids)
+
+    another = ["baseline from another boot of its node"]
+    assert unlike_baseline([booted("x")], [booted("y")]) == another
+    assert unlike_baseline([booted("x")], [booted("x"), booted("y", repeat=1)]) == another
+    assert unlike_baseline([booted("x", "z", nodes=("node1", "node2"))], [booted("y")]) == another
+    assert unlike_baseline([booted("x", "z", nodes=("node1", "node2"))], [booted("z")]) == []
+    assert unlike_baseline([booted("x")], [booted("y", nodes=("node2",))]) == [
+        "baseline from another node (node2 against node1)"
+    ]
+    assert unlike_baseline([booted("x")], [booted()]) == unlike_baseline([booted()], [booted("x")]) == []
+    assert mixtures([booted("x"), booted("y", repeat=1)]) == []  # repeats may run anywhere
+
+
+ALIKE = {"torch": "2.11.0", "nodes": ("a",), "boot_ids": ("x",), "gpus": H200, "git_commit": "c" * 40}
+
+
+@pytest.mark.parametrize("facts", [{}, ALIKE])
 def test_what_is_alike_or_not_stated_is_not_marked(facts: dict[str, Any]) -> None:
     for records in ([on(**facts), on(1, **facts)], [on(**facts), on(1)]):
         assert mixtures(records) == []

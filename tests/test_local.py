@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from conftest import ROOT, Command
-from factories import make_record, make_spec
+from factories import LENET, make_experiment, make_record, make_spec
 
+from pipeline import environment
+from pipeline.command import LaunchOptions, launch_command
 from pipeline.experiment import Experiment
 from pipeline.local import how_it_ended
-from pipeline.records import publish
+from pipeline.records import publish, read_folder
 
 GRID = """
 name: two
@@ -71,6 +73,31 @@ def test_a_rank_that_is_killed_costs_its_point_alone(tmp_path: Path) -> None:
     assert "SIGKILL" in ends[1_000_000]["reason"]
     assert ends[64]["status"] == "ok"
     assert workers_of(tmp_path) == []
+
+
+def test_a_point_past_its_limit_is_ended_with_its_ranks_and_the_points_around_it_are_measured(tmp_path: Path) -> None:
+    """The first begins the processes that the second shares; the second would take hours; the third has new ones."""
+    sizes = {64: 8, 1_000_000: 1, 128: 8}
+    small = {**LENET, "input": "synthetic", "strategy": "ddp", "num_gpus": 2}
+    points = [make_spec(**small | {"num_samples": count, "batch_size_per_gpu": size}) for count, size in sizes.items()]
+    experiment = make_experiment(tmp_path / "x", missing=points)
+    options = LaunchOptions(tmp_path, point_limit_s=20)
+    command = launch_command(experiment.manifest, [spec.run_id() for spec in points], options)
+    started_s = time.monotonic()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert time.monotonic() - started_s < 2 * 20 + 60
+    assert workers_of(tmp_path) == []
+    found, rejected = read_folder(experiment.records)
+    assert (len(found), rejected) == (3, [])
+    first, second, third = (next(part for part in found if part.spec == spec) for spec in points)
+    assert [record.status for record in (first, second, third)] == ["ok", "failed", "ok"]
+    assert second.failure is not None
+    assert second.failure.kind == "timeout"
+    assert "limit of 20 s" in second.reason
+    assert second.environment.nodes == first.environment.nodes
+    assert second.environment.boot_ids == first.environment.boot_ids == environment.boot_ids()  # of two ranks, one boot
+    assert first.launch_id == second.launch_id != third.launch_id
 
 
 def test_a_driver_that_is_killed_leaves_no_rank_behind_and_can_be_run_again(pipeline: Command, tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
-"""What a rank says of its own error."""
+"""What a rank says of its own error, and of the machine it runs on."""
+
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from pipeline import environment
 from pipeline.schema import FailureKind
 from pipeline.worker import classify
 
@@ -36,3 +39,13 @@ def test_no_convolution_is_an_oom_only_where_the_allocator_refused_memory(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda index: {"num_ooms": num_ooms})
     assert classify(RuntimeError(NO_ENGINE)) == kind
+
+
+def test_a_boot_has_one_id_and_none_where_the_kernel_does_not_say(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "boot_id").write_text("8d0a3c5e-0000-4000-8000-000000000001\n")
+    monkeypatch.setattr(environment, "BOOT_ID", tmp_path / "boot_id")
+    assert environment.boot_ids() == ("8d0a3c5e-0000-4000-8000-000000000001",)
+    monkeypatch.setattr(environment, "BOOT_ID", tmp_path / "absent")
+    assert environment.boot_ids() == ()
