@@ -10,11 +10,12 @@ ROOT = Path(__file__).resolve().parent.parent  # goes on the process's PYTHONPAT
 
 
 class LaunchOptions(NamedTuple):
-    """What every launch of a submission is told: where the data lies, whether traces are kept, what runs again."""
+    """What a launch is told: where the data lies, whether traces are kept, what runs again, in how many lanes."""
 
     data: Path
     keep_trace: bool = False
     rerun: str | None = None
+    lanes: int = 1
 
 
 def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOptions) -> list[str]:
@@ -23,6 +24,7 @@ def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOption
     for run_id in run_ids:
         command += ["--run-id", run_id]
     command += ["--data", str(options.data.resolve())]
+    command += ["--lanes", str(options.lanes)] if options.lanes > 1 else []
     command += ["--rerun", options.rerun] if options.rerun else []
     return command + ["--keep-trace"] * options.keep_trace
 

@@ -3,7 +3,6 @@
 import os
 import platform
 import re
-import socket
 import subprocess
 from collections.abc import Mapping
 from importlib import metadata
@@ -13,6 +12,7 @@ import torch
 
 import pipeline
 from pipeline.distributed import Rank, devices_of
+from pipeline.here import node_name
 from pipeline.schema import Environment, Gpu
 from pipeline.spec import Spec
 
@@ -57,11 +57,6 @@ def capture(spec: Spec, rank: Rank) -> Environment:
         slurm={name: os.environ[name][:MAX_TEXT] for name in SLURM_VARIABLES if name in os.environ},
         variables=allowed_variables(os.environ),
     )
-
-
-def node_name() -> str:
-    """The node as Slurm names it, else the host's name."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def describe_gpu(index: int) -> Gpu:
