@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pipeline.experiment import Experiment
     from pipeline.outcomes import Collected
     from pipeline.prediction import Link
+    from pipeline.proof import Proof
     from pipeline.tables import Tables
 
 
@@ -57,6 +58,7 @@ def main() -> int:
     import msgspec
 
     from pipeline.experiment import find_experiments
+    from pipeline.proof import read_proofs
     from pipeline.render import render_experiment
 
     link = given_link(arguments)
@@ -71,8 +73,9 @@ def main() -> int:
             talk(f"error: {refusal}")
             code = USAGE
             continue
-        report = render_experiment(name, tables, collected)
-        shapes[name] = shape_of(tables, collected)
+        proofs = read_proofs(experiment)
+        report = render_experiment(name, tables, collected, proofs)
+        shapes[name] = shape_of(tables, collected, proofs)
         reports.append(report)
         if arguments.strict and collected.coverage.num_gaps:
             code = max(code, GAPS)
@@ -104,11 +107,12 @@ def collect_experiment(experiment: "Experiment", link: "Link | None" = None) -> 
     return collected, build_tables(collected.outcomes, link)
 
 
-def shape_of(tables: "Tables", collected: "Collected") -> dict[str, Any]:
-    """One experiment of `--format json`."""
+def shape_of(tables: "Tables", collected: "Collected", proofs: "list[Proof]") -> dict[str, Any]:
+    """One experiment of `--format json`; the proofs only where there are some."""
     import msgspec
 
-    return {**msgspec.to_builtins(tables), "coverage": msgspec.to_builtins(collected.coverage)}
+    shape = {**msgspec.to_builtins(tables), "coverage": msgspec.to_builtins(collected.coverage)}
+    return {**shape, "side_by_side": msgspec.to_builtins(proofs)} if proofs else shape
 
 
 def write_files(experiment: "Experiment", report: str, tables: "Tables", shape: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent  # goes on the process's PYTHONPAT
 
 
 class LaunchOptions(NamedTuple):
-    """What every launch of a submission is told: where the data lies, whether traces are kept, what runs again.
+    """What a launch is told: where the data lies, whether traces are kept, what runs again, in how many lanes.
 
     `point_limit_s` holds for each point of an element that runs several; alone, a point has its element's limit.
     """
@@ -19,6 +19,7 @@ class LaunchOptions(NamedTuple):
     keep_trace: bool = False
     rerun: str | None = None
     point_limit_s: int | None = None
+    lanes: int = 1
 
 
 def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOptions) -> list[str]:
@@ -27,6 +28,7 @@ def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOption
     for run_id in run_ids:
         command += ["--run-id", run_id]
     command += ["--data", str(options.data.resolve())]
+    command += ["--lanes", str(options.lanes)] if options.lanes > 1 else []
     command += ["--rerun", options.rerun] if options.rerun else []
     if options.point_limit_s is not None and len(run_ids) > 1:
         command += ["--point-limit-s", str(options.point_limit_s)]

@@ -3,7 +3,6 @@
 import os
 import platform
 import re
-import socket
 import subprocess
 from collections.abc import Mapping
 from importlib import metadata
@@ -13,6 +12,7 @@ import torch
 
 import pipeline
 from pipeline.distributed import Rank, devices_of
+from pipeline.here import boot_id, node_name
 from pipeline.schema import Environment, Gpu
 from pipeline.spec import Spec
 
@@ -32,7 +32,6 @@ ALLOWED = re.compile(r"(NCCL|TORCH|OMP|GLOO)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|CUD
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 CREDENTIALS = re.compile(r"://[^/@\s]+@")
 MAX_TEXT = 400
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 TORCH_ELASTIC = "TORCHELASTIC_"  # torchrun's own, different in every run
 
 
@@ -43,7 +42,7 @@ def capture(spec: Spec, rank: Rank) -> Environment:
         gpus=tuple(describe_gpu(index) for index in devices_of(spec, rank)),
         num_gpus_allocated=torch.cuda.device_count() * spec.num_nodes if spec.device == "cuda" else None,
         nodes=(node_name(),),
-        boot_ids=boot_ids(),
+        boot_ids=(known_boot[:MAX_TEXT],) if (known_boot := boot_id()) else (),
         cpu=cpu_model(),
         num_cpus=len(os.sched_getaffinity(0)),
         driver=driver_version() if spec.device == "cuda" else None,
@@ -59,19 +58,6 @@ def capture(spec: Spec, rank: Rank) -> Environment:
         slurm={name: os.environ[name][:MAX_TEXT] for name in SLURM_VARIABLES if name in os.environ},
         variables=allowed_variables(os.environ),
     )
-
-
-def node_name() -> str:
-    """The node as Slurm names it, else the host's name."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def boot_ids() -> tuple[str, ...]:
-    """The kernel's id of this boot, which no other machine of the same name has; none where it does not say."""
-    try:
-        return (BOOT_ID.read_text().strip()[:MAX_TEXT],)
-    except OSError:
-        return ()
 
 
 def describe_gpu(index: int) -> Gpu:

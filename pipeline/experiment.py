@@ -26,7 +26,7 @@ Backend = Literal["slurm", "sbatch", "local", "ingest"]
 
 
 class Array(msgspec.Struct, forbid_unknown_fields=True):
-    """One Slurm array: element i runs the points `elements[i]` one after another.
+    """One Slurm array: element i runs the points `elements[i]` one after another, or dealt to lanes (pipeline.lanes).
 
     `job_id` is None from the moment the array is announced until Slurm has named it; `job_name` finds it
     in between. An array of one element is a plain job to Slurm.
@@ -36,6 +36,7 @@ class Array(msgspec.Struct, forbid_unknown_fields=True):
     elements: list[list[str]]
     job_id: str | None = None
     is_array: bool = True
+    num_lanes: int = 1
 
     def element_ids(self) -> dict[str, tuple[str, int | None]]:
         """run id -> (job id, index in the array; None for a plain job)."""
@@ -100,6 +101,11 @@ class Experiment:
     def traces(self) -> Path:
         """The profiler's traces that were asked for, a folder an attempt."""
         return self.folder / "traces"
+
+    @property
+    def side_by_side(self) -> Path:
+        """What a proof found on each node, a file a node."""
+        return self.folder / "side_by_side"
 
     @property
     def report(self) -> Path:

@@ -59,7 +59,8 @@ def standings(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = 
         elif unmeasured and run_id not in announced and driver_is_here:
             state = State("pending", "a driver is at work on this machine")
         else:
-            tail = read_tail(log, since=f"{run_id}: starting") if unmeasured else ""
+            is_told = unmeasured and not elements.share_a_log(job)
+            tail = read_tail(log, since=f"{run_id}: starting") if is_told else ""
             state = turns.decide(outcome, known.get(job) if job else None, turn, run_id in promised, tail, now)
         to_come = job in known and states.is_unfinished(known[job]) and turn != "over"
         result.append(Standing(outcome, state, state.word in states.IN_FLIGHT or to_come, job, log))

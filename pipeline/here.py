@@ -4,9 +4,11 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 from pathlib import Path
 
 PROC_GPUS = Path("/proc/driver/nvidia/gpus")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def die_with_parent() -> None:
@@ -24,14 +26,32 @@ def gpu_names() -> set[str]:
     return found
 
 
-def num_visible_gpus() -> int:
-    """NVIDIA GPUs of this machine that CUDA_VISIBLE_DEVICES leaves visible."""
+def visible_gpus() -> list[str]:
+    """NVIDIA GPUs of this machine that CUDA_VISIBLE_DEVICES leaves visible, as it names them; by number without it."""
     present = sum(path.name.removeprefix("nvidia").isdecimal() for path in Path("/dev").glob("nvidia[0-9]*"))
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     if mask is None:
-        return present
-    named = [entry for entry in mask.split(",") if entry.strip() and not entry.strip().startswith("-")]
-    return min(present, len(named))
+        return [str(number) for number in range(present)]
+    named = [entry.strip() for entry in mask.split(",")]
+    return [entry for entry in named if entry and not entry.startswith("-")][:present]
+
+
+def num_visible_gpus() -> int:
+    """How many GPUs are visible."""
+    return len(visible_gpus())
+
+
+def node_name() -> str:
+    """The node as Slurm names it, else the host's name."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def boot_id() -> str | None:
+    """What the kernel draws anew at every boot, and no other machine of that name has; None where it does not say."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return None
 
 
 def node_rank() -> int:

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from pipeline import allocation, packing, scheduler, states
+from pipeline import allocation, packing, proof, scheduler, states
 from pipeline.allocation import Request, SiteOptions
 from pipeline.exits import NOTHING, SCHEDULER, Refusal
 from pipeline.experiment import MANIFEST_VERSION, Experiment, Manifest, add_points
@@ -38,6 +38,7 @@ class Wishes(NamedTuple):
     rerun: Rerun | None
     skip_unsatisfiable: bool
     is_dry_run: bool
+    side_by_side: int = 1
 
 
 class Site(NamedTuple):
@@ -55,11 +56,12 @@ class Site(NamedTuple):
 
 
 class PlannedArray(NamedTuple):
-    """One Slurm array to be: its shape, what it asks for, and the points of each element."""
+    """One Slurm array to be: its points' shape, what it asks for, each element's points and in how many lanes."""
 
     shape: Shape
     request: Request
     elements: list[list[Spec]]
+    num_lanes: int = 1
 
 
 class Selection(NamedTuple):
@@ -107,11 +109,11 @@ def survey(wishes: Wishes) -> Site:
     raise Refusal(f"{problem}; {wait}run on this machine with --cluster local.", SCHEDULER)
 
 
-def find_unsatisfiable(points: Sequence[Spec], site: Site) -> dict[str, str]:
+def find_unsatisfiable(points: Sequence[Spec], site: Site, side_by_side: int) -> dict[str, str]:
     """run id -> why this place cannot run it."""
     if site.place == "local":
         return allocation.unsatisfiable_here(points, site.num_gpus_here)
-    return {} if site.nodes is None else allocation.unsatisfiable_on_slurm(points, site.nodes)
+    return {} if site.nodes is None else allocation.unsatisfiable_on_slurm(points, site.nodes, side_by_side)
 
 
 def leave_out(points: Sequence[Spec], reasons: Mapping[str, str], wishes: Wishes) -> tuple[list[Spec], list[str]]:
@@ -171,16 +173,22 @@ def choose_points(points: Sequence[Spec], only: Sequence[str]) -> set[str]:
 
 
 def plan_arrays(todo: Sequence[Spec], resources: Resources, site: Site, wishes: Wishes) -> list[PlannedArray]:
-    """One array a resource shape, cut to what the site allows; points over several nodes are not packed."""
+    """One array a resource shape, cut to what the site allows; points over several nodes are not packed.
+
+    No element has more lanes than it may have points, and none where nothing could be proven.
+    """
     arrays = []
     for shape, specs in group_by_shape(todo).items():
         packed = packing.pack(specs, wishes.points_per_element if shape.num_nodes == 1 else 1)
-        request = allocation.build_request(shape, resources, wishes.site, site.nodes, wishes.max_parallel)
         num_points = max(len(element) for element in packed)
+        most_lanes = min(wishes.side_by_side, num_points) if proof.most_host_bound(specs) else 1
+        asked = allocation.widen(shape, most_lanes)
+        num_lanes = asked.gpus_per_node // shape.gpus_per_node
+        request = allocation.build_request(asked, resources, wishes.site, site.nodes, wishes.max_parallel)
         if num_points > 1:
-            request = allocation.add_up_limits(request, shape, num_points, site.partition_limit_min)
+            request = allocation.add_up_limits(request, asked, num_points, site.partition_limit_min, num_lanes)
         elif shape.num_nodes > 1 and wishes.points_per_element > 1:
             request = request._replace(notices=(*request.notices, f"{shape}: one point an element, {NOT_PACKED}"))
         for elements in allocation.cut(packed, site.max_array_size):
-            arrays.append(PlannedArray(shape, request, elements))
+            arrays.append(PlannedArray(shape, request, elements, num_lanes))
     return arrays

@@ -27,7 +27,7 @@ def describe(
         run_ids = [[spec.run_id() for spec in element] for element in array.elements]
         most = max(len(element) for element in run_ids)
         named = ["$RUN_ID"] if most == 1 else [f"$RUN_ID_{number}" for number in range(1, most + 1)]
-        command = launch_command(experiment.manifest, named, options)
+        command = launch_command(experiment.manifest, named, options._replace(lanes=array.num_lanes))
         name = f"{experiment.folder.name}-{number}"
         setup = slurm.setup_lines("<submission>", prologue)
         described.append(
@@ -35,6 +35,7 @@ def describe(
                 "shape": array.shape._asdict(),
                 "resources": array.request.options,
                 "elements": run_ids,
+                "num_lanes": array.num_lanes,
                 "notices": list(array.request.notices),
                 "sbatch": slurm.sbatch_text(name, array.request, len(run_ids), setup, command),
             }
@@ -60,6 +61,7 @@ def render(shape: dict[str, Any]) -> str:
     for number, array in enumerate(shape["arrays"]):
         lines += ["", f"array {number}: {len(array['elements'])} elements", *(f"  {n}" for n in array["notices"])]
         packed = [element for element in array["elements"] if len(element) > 1]
-        lines += [f"  one after another: {', '.join(element)}" for element in packed]
+        how = f"in {array['num_lanes']} lanes" if array["num_lanes"] > 1 else "one after another"
+        lines += [f"  {how}: {', '.join(element)}" for element in packed]
         lines += [f"    {line}" for line in array["sbatch"].splitlines()]
     return "\n".join(lines)

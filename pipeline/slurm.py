@@ -80,7 +80,7 @@ def submit_array(
     executor.update_parameters(**submitit_parameters(array.job_name, request, len(array.elements), setup))
     if array.is_array:
         executor.parameters["map_count"] = len(array.elements)  # what makes an array of a submission in submitit
-    absolute = options._replace(data=options.data.resolve())
+    absolute = options._replace(data=options.data.resolve(), lanes=array.num_lanes)
     try:
         job = executor.submit(exec_element, experiment.manifest.resolve(), array.elements, absolute)
         job_id = str(job.job_id)

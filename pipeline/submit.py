@@ -51,6 +51,12 @@ def parse_arguments() -> argparse.Namespace:
         metavar="N",
         help="points of one shape that an element of an array runs one after another (default: 1)",
     )
+    parser.add_argument(
+        "--side-by-side",
+        type=int,
+        metavar="N",
+        help="one-GPU points that an element runs at once on a GPU each, where a proof on the node allows it",
+    )
     parser.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help="refuse points that may take more")
     parser.add_argument("--skip-unsatisfiable", action="store_true", help="leave out what this place cannot run")
     parser.add_argument("--wait", action="store_true", help="return when nothing is queued or running any more")
@@ -61,9 +67,23 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--max-parallel must be at least 1")
     if arguments.points_per_element < 1:
         parser.error("--points-per-element must be at least 1")
+    check_side_by_side(parser, arguments)
     if arguments.max_gpu_hours is not None and not arguments.max_gpu_hours >= 0:  # not a number is neither
         parser.error("--max-gpu-hours must be 0 or more")
     return arguments
+
+
+def check_side_by_side(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Refuse lanes that no element could fill, or whose cost cannot be promised."""
+    lanes = arguments.side_by_side
+    if lanes is None:
+        return
+    if lanes < 1:
+        parser.error("--side-by-side must be at least 1")
+    if lanes > arguments.points_per_element:
+        parser.error(f"--side-by-side {lanes} needs elements of as many points; add --points-per-element {lanes}")
+    if lanes > 1 and arguments.max_gpu_hours is not None:
+        parser.error("--max-gpu-hours cannot be kept with --side-by-side, whose cost a proof decides; leave one out")
 
 
 def main() -> int:
@@ -79,14 +99,16 @@ def main() -> int:
     experiment = Experiment(wishes.outputs / grid.name)
     prologue = read_prologue(arguments.prologue)
     todo = plan.select(grid.points, experiment, wishes).todo
-    points, left_out = plan.leave_out(grid.points, plan.find_unsatisfiable(todo, site), wishes)
+    points, left_out = plan.leave_out(grid.points, plan.find_unsatisfiable(todo, site, wishes.side_by_side), wishes)
     grid = grid._replace(points=tuple(points))
     for notice in (*site.notices, *left_out, *idle_options(arguments, site.place)):
         talk(notice)
     estimates: list[Estimate] = []
     if wishes.is_dry_run or arguments.max_gpu_hours is not None:
         selected = plan.select(points, experiment, wishes).todo
-        limit_min = grid.resources.time_min() if site.place == "slurm" else None  # here nothing ends a point alone
+        # here nothing ends a point alone; in lanes that are not proven it holds more GPUs than its own
+        is_limited = site.place == "slurm" and wishes.side_by_side == 1
+        limit_min = grid.resources.time_min() if is_limited else None
         estimates = estimate.estimate_points(selected, wishes.outputs, limit_min)
     if wishes.is_dry_run:
         show(arguments, wishes, grid, site, estimates)
@@ -99,7 +121,7 @@ def main() -> int:
 
 def idle_options(arguments: argparse.Namespace, place: str) -> list[str]:
     """A notice of the options that say nothing to this place."""
-    names = ["partition", "account", "qos", "constraint", "exclusive", "prologue", "max_parallel"]
+    names = ["partition", "account", "qos", "constraint", "exclusive", "prologue", "max_parallel", "side_by_side"]
     names += ["time"] * (arguments.points_per_element == 1)
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
     return [f"Notice: without Slurm {', '.join(given)} changes nothing."] if given and place == "local" else []
@@ -175,6 +197,7 @@ def read_wishes(arguments: argparse.Namespace) -> "Wishes":
         rerun=arguments.rerun,
         skip_unsatisfiable=arguments.skip_unsatisfiable,
         is_dry_run=arguments.dry_run,
+        side_by_side=arguments.side_by_side or 1,
     )
 
 

@@ -102,7 +102,7 @@ def leaving_errors(handover: Handover) -> Iterator[None]:
         yield
     except BaseException as error:
         message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
-        failure = RankError(classify(error), message, int(os.environ["RANK"]), environment.node_name(), time.time_ns())
+        failure = RankError(classify(error), message, int(os.environ["RANK"]), here.node_name(), time.time_ns())
         with contextlib.suppress(OSError):
             handover.leave_error(failure)
         sys.excepthook(type(error), error, error.__traceback__)

@@ -76,6 +76,13 @@ BAD_USAGE: dict[str, tuple[tuple[str, ...], int, str]] = {
     "json alone": (("--json",), 2, "--dry-run"),
     "no parallelism": (("--max-parallel", "0"), 2, "--max-parallel"),
     "no points an element": (("--points-per-element", "0"), 2, "--points-per-element"),
+    "no lanes": (("--side-by-side", "0"), 2, "--side-by-side"),
+    "lanes that no element fills": (("--side-by-side", "2"), 2, "add --points-per-element 2"),
+    "lanes of unknown cost": (
+        ("--side-by-side", "2", "--points-per-element", "2", "--max-gpu-hours", "9"),
+        2,
+        "leave one out",
+    ),
     "no GPU-hours": (("--max-gpu-hours", "nan"), 2, "--max-gpu-hours"),
     "bad cluster": (("--cluster", "cloud"), 2, "--cluster"),
     "bad rerun": (("--rerun", "missing"), 2, "--rerun"),
@@ -264,6 +271,23 @@ def test_a_dry_run_shows_which_points_share_an_element_and_their_limit(pipeline:
     assert "--point-limit-s" not in alone
 
 
+def test_a_dry_run_shows_the_lanes_of_one_gpu_points_and_leaves_other_shapes_alone(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    arguments = ("submit", "--grid", "scaling", "--dry-run", "--cluster", "slurm", "--points-per-element", "4")
+    plain = json.loads(pipeline(*arguments, "--json", env=without_slurm(tmp_path)).stdout)
+    plan = json.loads(pipeline(*arguments, "--side-by-side", "2", "--json", env=without_slurm(tmp_path)).stdout)
+    assert plan["arrays"][1:] == plain["arrays"][1:]
+    one_gpu = plan["arrays"][0]
+    assert one_gpu["num_lanes"] == 2
+    assert "--gpus-per-node=2\n" in one_gpu["sbatch"]
+    assert "--lanes 2\n" in one_gpu["sbatch"]
+    text = pipeline(*arguments, "--side-by-side", "2", env=without_slurm(tmp_path)).stdout
+    assert f"  in 2 lanes: {', '.join(one_gpu['elements'][0])}\n" in text
+    assert text.count("up to 4 points in 2 lanes an element, limit 6 x 20 = 120 min with the proof\n") == 1
+    assert "at most" not in text  # where the proof fails a point of one GPU holds two
+
+
 def test_a_dry_run_works_where_earlier_jobs_cannot_be_asked_for(pipeline: Command, tmp_path: Path) -> None:
     points = planned_points()
     experiment = make_experiment(tmp_path / "out" / "planned", make_record(points[0]), missing=points)
@@ -438,6 +462,8 @@ def test_options_of_slurm_that_change_nothing_here_are_named(pipeline: Command, 
     submit = ("submit", "--grid", "smoke", "--outputs", tmp_path, "--cluster", "local", "--dry-run")
     said = pipeline(*submit, "--set", "device=cpu", "--exclusive", "--partition", "gpu").stderr
     assert "Notice: without Slurm --partition, --exclusive changes nothing." in said
+    lanes = pipeline(*submit, "--set", "device=cpu", "--points-per-element", "2", "--side-by-side", "2").stderr
+    assert "Notice: without Slurm --side-by-side changes nothing." in lanes
     assert "changes nothing" not in pipeline(*submit, "--set", "device=cpu").stderr
 
 

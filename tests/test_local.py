@@ -13,7 +13,7 @@ from typing import Any
 from conftest import ROOT, Command
 from factories import LENET, make_experiment, make_record, make_spec
 
-from pipeline import environment
+from pipeline import here
 from pipeline.command import LaunchOptions, launch_command
 from pipeline.experiment import Experiment
 from pipeline.local import how_it_ended
@@ -96,7 +96,7 @@ def test_a_point_past_its_limit_is_ended_with_its_ranks_and_the_points_around_it
     assert second.failure.kind == "timeout"
     assert "limit of 20 s" in second.reason
     assert second.environment.nodes == first.environment.nodes
-    assert second.environment.boot_ids == first.environment.boot_ids == environment.boot_ids()  # of two ranks, one boot
+    assert second.environment.boot_ids == first.environment.boot_ids == (here.boot_id(),)  # of two ranks, one boot
     assert first.launch_id == second.launch_id != third.launch_id
 
 

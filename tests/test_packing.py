@@ -16,6 +16,9 @@ POINTS = [make_spec(batch_size_per_gpu=size) for size in SIZES]
 PROBES = [make_spec(batch_size_per_gpu=size, input="synthetic", max_steps=3) for size in (65_536, 16_384, 32_768)]
 
 
+WISHES = Wishes("", (), None, "slurm", SiteOptions(), None, None, 4, (), None, False, True)  # type: ignore[arg-type]
+
+
 def sizes_of(element: Sequence[Spec]) -> list[int]:
     return [spec.batch_size_per_gpu for spec in element]
 
@@ -48,10 +51,8 @@ def test_probes_come_last_and_by_batch_size_so_that_the_first_oom_stands_before_
 
 def plan(points: Sequence[Spec], partition_limit_min: int | None = None) -> list[tuple[list[int], str, str]]:
     """The sizes of the elements of each array, its limit in minutes and its notices."""
-    nowhere = SiteOptions()
-    wishes = Wishes("", (), None, "slurm", nowhere, None, None, 4, (), None, False, True)  # type: ignore[arg-type]
     site = Site("slurm", None, 2, 0, [], partition_limit_min)
-    arrays = plan_arrays(points, Resources(), site, wishes)
+    arrays = plan_arrays(points, Resources(), site, WISHES)
     return [([len(e) for e in a.elements], a.request.options["time"], "; ".join(a.request.notices)) for a in arrays]
 
 
@@ -78,3 +79,26 @@ def test_points_over_several_nodes_are_not_packed_and_it_is_said() -> None:
 @pytest.mark.parametrize("limit_min", [None, 60])
 def test_a_point_alone_has_its_own_limit_and_nothing_is_said(limit_min: int | None) -> None:
     assert plan(POINTS[:1], limit_min) == [([1], "20", "")]
+
+
+MEMORY = [make_spec(input="synthetic", measure="memory", repeat=repeat) for repeat in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("points", "num_lanes", "request_of"),
+    [
+        (POINTS[:4], 3, ("3", "12", "49152M", "120")),  # 4 points and 2 runs of the proof, of 20 min; 3 x 4 and 3 x 16
+        (POINTS[:2], 2, ("2", "8", "32768M", "80")),  # no more lanes than points
+        (POINTS[:1], 1, ("1", "4", "16384M", "20")),
+        (MEMORY, 1, ("1", "4", "16384M", "40")),  # nothing to prove it with
+        ([make_spec(strategy="ddp", num_gpus=2)], 1, ("2", "8", "32768M", "20")),
+    ],
+)
+def test_lanes_ask_for_as_many_gpus_with_their_cpus_and_memory_and_for_the_time_of_all_points_and_the_proof(
+    points: Sequence[Spec], num_lanes: int, request_of: tuple[str, ...]
+) -> None:
+    wishes = WISHES._replace(side_by_side=3)
+    (array,) = plan_arrays(points, Resources(), Site("slurm", None, 9, 0, []), wishes)
+    assert array.num_lanes == num_lanes
+    names = ("gpus-per-node", "cpus-per-task", "mem", "time")
+    assert tuple(array.request.options[name] for name in names) == request_of

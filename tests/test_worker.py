@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline import environment
+from pipeline import here
 from pipeline.schema import FailureKind
 from pipeline.worker import classify
 
@@ -45,7 +45,7 @@ def test_a_boot_has_one_id_and_none_where_the_kernel_does_not_say(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "boot_id").write_text("8d0a3c5e-0000-4000-8000-000000000001\n")
-    monkeypatch.setattr(environment, "BOOT_ID", tmp_path / "boot_id")
-    assert environment.boot_ids() == ("8d0a3c5e-0000-4000-8000-000000000001",)
-    monkeypatch.setattr(environment, "BOOT_ID", tmp_path / "absent")
-    assert environment.boot_ids() == ()
+    monkeypatch.setattr(here, "BOOT_ID", tmp_path / "boot_id")
+    assert here.boot_id() == "8d0a3c5e-0000-4000-8000-000000000001"
+    monkeypatch.setattr(here, "BOOT_ID", tmp_path / "absent")
+    assert here.boot_id() is None
