@@ -281,7 +281,7 @@ def test_a_dry_run_shows_the_lanes_of_one_gpu_points_and_leaves_other_shapes_alo
     one_gpu = plan["arrays"][0]
     assert one_gpu["num_lanes"] == 2
     assert "--gpus-per-node=2\n" in one_gpu["sbatch"]
-    assert "--lanes 2\n" in one_gpu["sbatch"]
+    assert "--lanes 2 " in one_gpu["sbatch"]
     text = pipeline(*arguments, "--side-by-side", "2", env=without_slurm(tmp_path)).stdout
     assert f"  in 2 lanes: {', '.join(one_gpu['elements'][0])}\n" in text
     assert text.count("up to 4 points in 2 lanes an element, limit 6 x 20 = 120 min with the proof\n") == 1
