@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster import Cluster
@@ -90,29 +91,57 @@ def test_the_captured_epochs_that_the_readme_shows_are_the_published_ones() -> N
     assert readme_rows("each step a CUDA graph") == [[cell.replace("%", " %") for cell in row] for row in shown]
 
 
+def bench_rows(*names: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """The rows of benchmarks in outputs/h200x2/bench, by section and name."""
+    files = [json.loads((ROOT / "outputs/h200x2/bench" / f"{name}.json").read_text()) for name in names]
+    return {(row["section"], row["name"]): row for bench in files for row in bench["rows"]}
+
+
 def test_the_benchmark_that_the_readme_shows_is_the_published_one() -> None:
-    bench = json.loads((ROOT / "outputs/h200x2/bench-gpu.json").read_text())
-    medians = {(row["section"], row["name"]): statistics.median(row["windows_s"]) for row in bench["rows"]}
-    compiled = {row["section"]: row["compile_time_s"] for row in bench["rows"]}
+    now, before = bench_rows("step-32-512", "step-128-2048"), bench_rows("before")
+    shown = []
+    for size in (32, 128, 512, 2048):
+        key = f"step at {size}", "compiled_graph"
+        medians = [f"{statistics.median(bench[key]['windows_s']):.3f}" for bench in (now, before)]
+        shown.append((str(size), *medians, f"{now[key]['compile_time_s']:.1f}"))
     rows = readme_rows("`execution=compiled_graph` compiles")
-    assert [(row[0], row[1], row[3]) for row in rows] == [
-        (str(size), f"{medians[f'step at {size}', 'compiled_graph']:.3f}", f"{compiled[f'step at {size}']:.1f}")
-        for size in (32, 128, 512, 2048)
-    ]
-    by_hand, *ours = (time_s for (section, _), time_s in medians.items() if section == "by_hand")
-    said = [f"{by_hand:.3f} s", *(f"{by_hand / time_s:.2f} times" for time_s in ours)]
-    assert all(figure in README for figure in said)
+    assert [(size, time_s, before_s, compile_s) for size, time_s, before_s, _, compile_s in rows] == shown
+
+
+def test_the_comparisons_that_the_readme_names_are_the_published_ones() -> None:
+    rows = bench_rows("by-hand", "input")
+    times_s = {key: statistics.median(row["windows_s"]) for key, row in rows.items()}
+    by_hand, *ours = (time_s for (section, _), time_s in times_s.items() if section == "by_hand")
+    said = [f"{by_hand:.3f} s", *(f"{time_s:.3f} s in" for time_s in ours)]
+    said += [f"{by_hand / time_s:.2f} times" for time_s in ours]
+    costs = [times_s[f"input at {size}", "gpu"] / times_s[f"input at {size}", "synthetic"] - 1 for size in (512, 2048)]
+    said.append(f"cost {100 * costs[0]:.1f} and {100 * costs[1]:.1f} %")
+    assert [figure for figure in said if figure not in " ".join(README.split())] == []
+
+
+def test_the_captured_communication_that_the_readme_names_is_the_published_one() -> None:
+    rows = json.loads((ROOT / "outputs/h200x2/communication-captured/tables.json").read_text())["communication"]
+    words = " ".join(README.split())
+    for row in rows:
+        exposed_us, floor_us, overhead_us = (
+            f"{1e6 * row[name]:.1f}" for name in ("exposed_comm_time_s", "noise_floor_time_s", "ddp_overhead_time_s")
+        )
+        assert re.search(rf"{exposed_us} us[^.]* \((noise floor )?{floor_us}\)", words)
+        assert overhead_us in words
 
 
 PUBLISHED = ["a40-ddp", "v100-dp", "h200x2/q1", "h200x2/scaling", "h200x2/q4", "h200x4/scaling", "h200x4/q4"]
 PUBLISHED += [f"h200x2/{name}" for name in ("communication", "batchnorm", "graph", "intervals")]
+PUBLISHED += [f"h200x2/{name}" for name in ("communication-captured", "side-by-side")]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_published_tables_are_what_their_records_give(name: str, tmp_path: Path) -> None:
     copy = tmp_path / Path(name).name
     copy.mkdir()
-    shutil.copytree(ROOT / "outputs" / name / "records", copy / "records")
+    for part in ("records", "side_by_side"):
+        if (ROOT / "outputs" / name / part).exists():
+            shutil.copytree(ROOT / "outputs" / name / part, copy / part)
     shutil.copy(ROOT / "outputs" / name / "manifest.json", copy)
     shown = json.loads(run_command("collect", copy, "--format", "json").stdout)["experiments"][copy.name]
     assert shown == json.loads((ROOT / "outputs" / name / "tables.json").read_text())
