@@ -127,7 +127,7 @@ def unsatisfiable_on_slurm(points: Iterable[Spec], nodes: Sequence[NodeType], si
     """run id -> why no node of the partition can run it, so many one-GPU points side by side."""
     reasons = {}
     for own_shape, specs in group_by_shape(points).items():
-        shape = widen(own_shape, side_by_side)
+        shape = widen(own_shape, min(side_by_side, len(specs)))
         most_gpus = max((node.num_gpus for node in nodes), default=0)
         fitting = sum(node.num_nodes for node in nodes if node.num_gpus >= gpus_needed(shape))
         reason = None

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent  # goes on the process's PYTHONPAT
 class LaunchOptions(NamedTuple):
     """What a launch is told: where the data lies, whether traces are kept, what runs again, in how many lanes.
 
-    `point_limit_s` holds for each point of an element that runs several; alone, a point has its element's limit.
+    `point_limit_s` holds for each point of an element that runs several.
     """
 
     data: Path
@@ -20,6 +20,11 @@ class LaunchOptions(NamedTuple):
     rerun: str | None = None
     point_limit_s: int | None = None
     lanes: int = 1
+
+    def of_element(self, num_points: int, num_lanes: int = 1) -> "LaunchOptions":
+        """The options of an element with so many points: alone, a point has its element's own limit."""
+        limit_s = self.point_limit_s if num_points > 1 else None
+        return self._replace(point_limit_s=limit_s, lanes=num_lanes)
 
 
 def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOptions) -> list[str]:
@@ -30,13 +35,12 @@ def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOption
     command += ["--data", str(options.data.resolve())]
     command += ["--lanes", str(options.lanes)] if options.lanes > 1 else []
     command += ["--rerun", options.rerun] if options.rerun else []
-    if options.point_limit_s is not None and len(run_ids) > 1:
-        command += ["--point-limit-s", str(options.point_limit_s)]
+    command += ["--point-limit-s", str(options.point_limit_s)] if options.point_limit_s is not None else []
     return command + ["--keep-trace"] * options.keep_trace
 
 
 def exec_element(manifest: Path, elements: Sequence[Sequence[str]], options: LaunchOptions) -> NoReturn:
     """Become the launch of the element that this process is of its array; called in the job."""
     index = int(os.environ["SLURM_ARRAY_TASK_ID"]) if len(elements) > 1 else 0  # one element is a plain job
-    command = launch_command(manifest, elements[index], options)
+    command = launch_command(manifest, elements[index], options.of_element(len(elements[index]), options.lanes))
     os.execvp(command[0], command)

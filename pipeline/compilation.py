@@ -36,10 +36,10 @@ def inductor_options(execution: Execution) -> dict[str, Any]:
     """What makes the step faster on a GPU (README.md has by how much): many small kernels as one, and in a captured
     step the weight gradients beside the rest of the backward pass.
     """
-    from pipeline import overlap  # imports TorchInductor, which takes a second
-
     options: dict[str, Any] = {"combo_kernels": True}
     if execution in CAPTURED:
+        from pipeline import overlap  # imports TorchInductor, which takes a second
+
         options |= overlap.INDUCTOR_OPTIONS | {"post_grad_custom_post_pass": overlap.OverlapWeightGradients()}
     return options
 
@@ -52,8 +52,8 @@ def num_compiled_graphs() -> int:
 def tune_convolutions(execution: Execution) -> None:
     """Let cuDNN try all its algorithms for a compiled step, before the clock; else it goes by its rules, as by default.
 
-    An eager or captured step keeps PyTorch's default, which is what people run, and the only setting that is fair to
-    DataParallel: it starts new threads each step, which do not keep the tuned plans (hundreds of milliseconds a step).
+    A step that is not compiled keeps PyTorch's default, which is what people run, and the only setting that is fair
+    to DataParallel: it starts new threads each step, which do not keep the tuned plans (hundreds of milliseconds).
     """
     torch.backends.cudnn.benchmark = execution in COMPILED
     torch.backends.cudnn.benchmark_limit = 0  # all of them: among the first ten is no faster one

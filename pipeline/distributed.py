@@ -61,7 +61,7 @@ def leave() -> None:
 
 
 def forget_point(spec: Spec, rank: Rank) -> bool:
-    """Make this process's memory, and what is counted of it, as if it had run no point yet; False where it cannot."""
+    """Count this process's memory from here, and give back what it does not use; False where it cannot."""
     gc.collect()
     if rank.device.type == "cpu":
         ctypes.CDLL(None).malloc_trim(0)

@@ -50,7 +50,7 @@ def divide_node(num_lanes: int, device: Device) -> list[Lane]:
 
 
 def first_thread_of_core(cpu: int) -> int:
-    """What the hardware threads of one core have in common: they had better not be in two lanes."""
+    """What the hardware threads of one core have in common: sorted by it, a share of whole cores splits none."""
     try:
         siblings = (SYS_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text()
         return int(re.split("[,-]", siblings)[0])

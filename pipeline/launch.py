@@ -50,7 +50,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the points that the command line names, one after another."""
+    """Run the points that the command line names, one after another or in lanes."""
     arguments = parse_arguments()
     # Slurm sends USR2 to every process of the step ahead of the time limit; without this the ranks die of it
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)

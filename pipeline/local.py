@@ -51,7 +51,8 @@ def launched(
     experiment: Experiment, element: Sequence[Spec], log: Path, options: LaunchOptions
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Launch the points and wait; an interruption reaches them first, and then us."""
-    command = launch_command(experiment.manifest, [spec.run_id() for spec in element], options)
+    run_ids = [spec.run_id() for spec in element]
+    command = launch_command(experiment.manifest, run_ids, options.of_element(len(run_ids)))
     inherited = ("PIPELINE_LAUNCH_ID", "SLURM_NODEID")  # of a job that this driver may be running in
     environ = {key: value for key, value in os.environ.items() if key not in inherited}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

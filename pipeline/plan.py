@@ -173,22 +173,35 @@ def choose_points(points: Sequence[Spec], only: Sequence[str]) -> set[str]:
 
 
 def plan_arrays(todo: Sequence[Spec], resources: Resources, site: Site, wishes: Wishes) -> list[PlannedArray]:
-    """One array a resource shape, cut to what the site allows; points over several nodes are not packed.
-
-    No element has more lanes than it may have points, and none where nothing could be proven.
-    """
+    """One array a resource shape, cut to what the site allows; points over several nodes are not packed."""
     arrays = []
     for shape, specs in group_by_shape(todo).items():
         packed = packing.pack(specs, wishes.points_per_element if shape.num_nodes == 1 else 1)
-        num_points = max(len(element) for element in packed)
-        most_lanes = min(wishes.side_by_side, num_points) if proof.most_host_bound(specs) else 1
-        asked = allocation.widen(shape, most_lanes)
-        num_lanes = asked.gpus_per_node // shape.gpus_per_node
-        request = allocation.build_request(asked, resources, wishes.site, site.nodes, wishes.max_parallel)
-        if num_points > 1:
-            request = allocation.add_up_limits(request, asked, num_points, site.partition_limit_min, num_lanes)
-        elif shape.num_nodes > 1 and wishes.points_per_element > 1:
-            request = request._replace(notices=(*request.notices, f"{shape}: one point an element, {NOT_PACKED}"))
-        for elements in allocation.cut(packed, site.max_array_size):
-            arrays.append(PlannedArray(shape, request, elements, num_lanes))
+        for num_lanes, elements in group_by_lanes(packed, shape, wishes.side_by_side).items():
+            request = request_for(shape, elements, num_lanes, resources, site, wishes)
+            cut = allocation.cut(elements, site.max_array_size)
+            arrays += [PlannedArray(shape, request, part, num_lanes) for part in cut]
     return arrays
+
+
+def request_for(
+    shape: Shape, elements: Sequence[Sequence[Spec]], num_lanes: int, resources: Resources, site: Site, wishes: Wishes
+) -> Request:
+    """What an array of these elements asks for, and for how long."""
+    asked = allocation.widen(shape, num_lanes)
+    request = allocation.build_request(asked, resources, wishes.site, site.nodes, wishes.max_parallel)
+    num_points = max(len(element) for element in elements)
+    if num_points > 1:
+        return allocation.add_up_limits(request, asked, num_points, site.partition_limit_min, num_lanes)
+    if shape.num_nodes > 1 and wishes.points_per_element > 1:
+        return request._replace(notices=(*request.notices, f"{shape}: one point an element, {NOT_PACKED}"))
+    return request
+
+
+def group_by_lanes(packed: Sequence[list[Spec]], shape: Shape, side_by_side: int) -> dict[int, list[list[Spec]]]:
+    """The elements by their lanes: no more than an element has points, and one where nothing could be proven."""
+    groups: dict[int, list[list[Spec]]] = {}
+    for element in packed:
+        has_lanes = allocation.widen(shape, 2) != shape and proof.most_host_bound(element) is not None
+        groups.setdefault(min(side_by_side, len(element)) if has_lanes else 1, []).append(element)
+    return groups

@@ -91,6 +91,7 @@ def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: 
         if execution in COMPILED:
             num_before = num_compiled_graphs()
             train_examples(step, sizes, spec, rank)
+            distributed.forget_point(spec, rank)  # cuDNN's trials took more memory than any step will
             if num_compiled_graphs() - num_before <= len(sizes):  # the losses alone
                 raise RuntimeError(
                     f"torch.compile found nothing to compile in model {spec.model!r} under strategy {spec.strategy!r}; "

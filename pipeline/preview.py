@@ -27,7 +27,7 @@ def describe(
         run_ids = [[spec.run_id() for spec in element] for element in array.elements]
         most = max(len(element) for element in run_ids)
         named = ["$RUN_ID"] if most == 1 else [f"$RUN_ID_{number}" for number in range(1, most + 1)]
-        command = launch_command(experiment.manifest, named, options._replace(lanes=array.num_lanes))
+        command = launch_command(experiment.manifest, named, options.of_element(most, array.num_lanes))
         name = f"{experiment.folder.name}-{number}"
         setup = slurm.setup_lines("<submission>", prologue)
         described.append(

@@ -6,10 +6,12 @@ It holds for the node that it was made on, until its next boot, and is kept besi
 import operator
 import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import filelock
 import msgspec
 
 from pipeline import files, here, records
@@ -27,7 +29,7 @@ MIN_OVERLAP = 0.5  # of an epoch that ran while all copies trained: others say n
 MAX_PROOF_BYTES = 1_000_000
 # what decides how much of the host a point needs, and how fast its GPU asks for more
 HOST_AXES = (
-    *("device", "strategy", "model", "dataset", "input", "num_workers"),
+    *("device", "model", "dataset", "input", "num_workers"),
     *("precision", "layout", "execution", "fused_optimizer"),
 )
 host_work = operator.attrgetter(*HOST_AXES)
@@ -39,7 +41,8 @@ NOT_AT_ONCE = "its copies did not train at the same time, which more windows cur
 class Proof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What was found on a node: epoch times after the first, alone and in each lane; of a lane those beside all others.
 
-    `num_cpus` are those of a lane. `ratio` is the slowest lane's median over that alone; None where `problem` says why.
+    `num_cpus` are those of a lane; all lanes' GPUs were held for `took_s`, which no record counts. `ratio` is the
+    slowest lane's median over that alone; None where `problem` says why.
     """
 
     node: ShortText
@@ -53,20 +56,20 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ratio: Quantity | None
     is_proven: bool
     problem: ShortText | None = None
+    took_s: Quantity | None = None
 
     def covers(self, spec: Spec, lanes: Sequence[Lane]) -> bool:
         """Whether it says of such a point, in such lanes of this node, what a proof made now would say."""
         is_here = self.boot_id is not None and self.boot_id == here.boot_id()
         has_same_lanes = self.num_lanes == len(lanes) and self.num_cpus == len(lanes[0].cpus)
-        is_as_bound = self.spec.batch_size_per_gpu <= spec.batch_size_per_gpu and host_work(self.spec) == host_work(
-            spec
-        )
-        return is_here and self.gpus == gpus_here() and has_same_lanes and is_as_bound
+        is_as_bound = host_work(self.spec) == host_work(spec) and pace(self.spec) <= pace(spec)
+        return self.problem is None and is_here and self.gpus == gpus_here() and has_same_lanes and is_as_bound
 
     def sentence(self) -> str:
         """The verdict with its figures."""
         where = f"{self.node}: {self.num_lanes} lanes of {self.spec.run_id()}"
         how = "proven, points run side by side" if self.is_proven else "not proven, points run one after another"
+        how += f"; the proof took {self.took_s:.0f} s" if self.took_s is not None else ""
         if self.ratio is None:
             return f"{where}: {self.problem}: {how}"
         solo_s, packed_s = statistics.median(self.solo_time_s), max(map(statistics.median, self.packed_time_s))
@@ -94,35 +97,45 @@ def allows(points: Sequence[Spec], experiment: Experiment, options: LaunchOption
     """Whether the points may run in these lanes: by what was found on this node before, else by a proof made now."""
     spec = most_host_bound(points)
     if spec is None:
-        talk("side by side: no point times an epoch after its first, so nothing can be proven; they run in sequence.")
+        talk("side by side: one proof cannot hold for all of the points; they run one after another.")
         return False
     path = experiment.side_by_side / f"{here.node_name()}.json"
-    proof = find_proof(path)
-    if proof is None or not proof.covers(spec, lanes):
-        proof = make_proof(spec, experiment, options, lanes)
-        path.parent.mkdir(mode=0o750, exist_ok=True)
-        files.replace(path, msgspec.json.format(msgspec.json.encode(proof), indent=1) + b"\n")
+    path.parent.mkdir(mode=0o750, exist_ok=True)
+    with filelock.FileLock(path.with_name(f".{path.stem}.lock")):  # two proofs at once would disturb each other
+        proof = find_proof(path)
+        if proof is None or not proof.covers(spec, lanes):
+            proof = make_proof(spec, experiment, options, lanes)
+            files.replace(path, msgspec.json.format(msgspec.json.encode(proof), indent=1) + b"\n")
     talk(f"side by side: {proof.sentence()}.")
     return proof.is_proven
 
 
 def most_host_bound(points: Sequence[Spec]) -> Spec | None:
-    """The point that the host is most likely to slow down: one whose images a DataLoader reads, of the smallest batch.
+    """The point that speaks for all, which the host is the most likely to slow down.
 
-    None where no point times an epoch after the one that warms up.
+    None where no point times an epoch after the one that warms up, or those that do differ in what they ask of it.
     """
     timed = [spec for spec in points if spec.measure == "epochs" and not spec.is_probe and spec.epochs > 1]
-    return min(timed, key=lambda spec: (spec.input != "dataloader", spec.batch_size_per_gpu), default=None)
+    if len(set(map(host_work, timed))) > 1:
+        return None
+    return min(timed, key=pace, default=None)
+
+
+def pace(spec: Spec) -> tuple[int, bool]:
+    """How seldom the host must launch: the smaller, the more often. DDP on one GPU launches more than `single`."""
+    return spec.batch_size_per_gpu, spec.strategy == "single"
 
 
 def make_proof(spec: Spec, experiment: Experiment, options: LaunchOptions, lanes: Sequence[Lane]) -> Proof:
     """Run the point alone in the first lane, then in all of them; nothing of it is kept as a record."""
     talk(f"side by side: proving it with {spec.run_id()}, alone and in {len(lanes)} lanes; these are no records.")
+    started_s = time.monotonic()
     experiment.scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="proof-", dir=experiment.scratch, ignore_cleanup_errors=True) as name:
         solo = run_copies(spec, Path(name) / "solo", options, lanes[:1])
         packed = run_copies(spec, Path(name) / "packed", options, lanes) if all(solo) else []
-    return judge(spec, lanes, solo, packed)
+    proof = judge(spec, lanes, solo, packed)
+    return msgspec.structs.replace(proof, took_s=time.monotonic() - started_s)
 
 
 def run_copies(spec: Spec, folder: Path, options: LaunchOptions, lanes: Sequence[Lane]) -> list[list[Window]]:

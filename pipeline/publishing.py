@@ -67,7 +67,7 @@ class Launch:
                 is_over.set()
                 wait([publishing])
                 self._sampler.close()  # before the pool: a sampler dies with the thread that started it
-        publishing.result()  # raises what it raised
+                publishing.result()  # raises what it raised, also where the body raised
 
     def _sample(self) -> None:
         self._sampler.enter_context(telemetry.sampling(self.handover, node_rank()))

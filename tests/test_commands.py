@@ -277,9 +277,12 @@ def test_a_dry_run_shows_the_lanes_of_one_gpu_points_and_leaves_other_shapes_alo
     arguments = ("submit", "--grid", "scaling", "--dry-run", "--cluster", "slurm", "--points-per-element", "4")
     plain = json.loads(pipeline(*arguments, "--json", env=without_slurm(tmp_path)).stdout)
     plan = json.loads(pipeline(*arguments, "--side-by-side", "2", "--json", env=without_slurm(tmp_path)).stdout)
-    assert plan["arrays"][1:] == plain["arrays"][1:]
-    one_gpu = plan["arrays"][0]
-    assert one_gpu["num_lanes"] == 2
+    one_gpu, last_point, *others = plan["arrays"]
+    assert [array["elements"] for array in others] == [array["elements"] for array in plain["arrays"][1:]]
+    assert [array["resources"] for array in others] == [array["resources"] for array in plain["arrays"][1:]]
+    assert (one_gpu["num_lanes"], len(one_gpu["elements"][0])) == (2, 4)
+    assert (last_point["num_lanes"], len(last_point["elements"][0])) == (1, 1)  # which has nothing beside it
+    assert "--gpus-per-node=1\n" in last_point["sbatch"]
     assert "--gpus-per-node=2\n" in one_gpu["sbatch"]
     assert "--lanes 2 " in one_gpu["sbatch"]
     text = pipeline(*arguments, "--side-by-side", "2", env=without_slurm(tmp_path)).stdout

@@ -1,11 +1,15 @@
 """What the compiler is told, and the pass that overlaps weight gradients (on the CPU they are computed in turn)."""
 
+import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline import compilation
 from pipeline.models import Stem, build_model, multiply_patches
@@ -125,3 +129,71 @@ def test_the_stem_is_a_convolution_wherever_it_is_not_compiled_for_a_gpu() -> No
     assert isinstance(stem, Stem)
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(stem(images), nn.functional.conv2d(images, stem.weight, padding=1))
+
+
+class Streams:
+    """Two streams that say what is issued: `main`, on which we are, and `side`."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.now = "main"
+        self.main, self.side = StreamNamed("main", self), StreamNamed("side", self)
+
+    @contextlib.contextmanager
+    def entered(self, stream: "StreamNamed") -> Iterator[None]:
+        self.now = stream.name
+        yield
+        self.now = "main"
+
+
+class StreamNamed:
+    """A stream that is not there."""
+
+    def __init__(self, name: str, streams: Streams) -> None:
+        self.name, self._streams = name, streams
+
+    def wait_stream(self, other: "StreamNamed") -> None:
+        self._streams.log.append(f"{self.name} waits for {other.name}")
+
+
+class Issued(TorchDispatchMode):
+    """Writes down which gradients are computed, and on which stream."""
+
+    def __init__(self, streams: Streams) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._streams = streams
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.convolution_backward.default:
+            self._streams.log.append(f"{args[-1]} on {self._streams.now}")
+        return func(*args, **(kwargs or {}))
+
+
+def test_on_a_gpu_the_weights_gradient_is_computed_aside_and_waited_for_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On tensors that have a device and no memory, since there is no GPU here."""
+    from pipeline import overlap
+
+    streams = Streams()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: streams.main)
+    monkeypatch.setattr(torch.cuda, "stream", streams.entered)
+    monkeypatch.setattr(overlap, "side_stream", lambda device: streams.side)
+    with FakeTensorMode(), Issued(streams):
+        inputs = torch.empty(2, 8, 16, 16, device="cuda", dtype=torch.bfloat16)
+        weight = torch.empty(16, 8, 3, 3, device="cuda", dtype=torch.bfloat16)
+        gradient = torch.empty(2, 16, 16, 16, device="cuda", dtype=torch.bfloat16)
+        arguments = (gradient, inputs, weight, [1, 1], [1, 1], [1, 1], 1)
+        _, of_weight = overlap.convolution_gradients(*arguments)
+        assert streams.log == [
+            "side waits for main",
+            "[False, True, False] on side",
+            "[True, False, False] on main",
+        ]
+        assert list(map(id, overlap._still_read)) == [id(gradient), id(inputs)]  # the allocator's when they are read
+        (joined,) = overlap.join([of_weight], torch.float32)
+    assert streams.log[-1] == "main waits for side"
+    assert overlap._still_read == []
+    assert (joined.dtype, joined.stride()) == (torch.float32, of_weight.stride())

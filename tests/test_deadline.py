@@ -92,8 +92,15 @@ def test_without_a_limit_it_never_comes_and_uses_no_signal() -> None:
 
 @pytest.mark.parametrize("run_ids", [["a"], ["a", "b"]])
 def test_the_limit_is_passed_where_an_element_runs_several_points(run_ids: list[str]) -> None:
-    command = launch_command(Path("manifest.json"), run_ids, LaunchOptions(Path("data"), point_limit_s=1200))
+    options = LaunchOptions(Path("data"), point_limit_s=1200)
+    command = launch_command(Path("manifest.json"), run_ids, options.of_element(len(run_ids)))
     assert (command[-2:] == ["--point-limit-s", "1200"]) == (len(run_ids) > 1)
+
+
+def test_a_lone_point_of_a_lane_and_the_copy_of_a_proof_have_the_limit_too() -> None:
+    options = LaunchOptions(Path("data"), point_limit_s=1200).of_element(3, num_lanes=2)
+    assert options.lanes == 2
+    assert launch_command(Path("manifest.json"), ["a"], options._replace(lanes=1))[-2:] == ["--point-limit-s", "1200"]
 
 
 @pytest.fixture

@@ -139,7 +139,7 @@ POINTS = [make_spec(**LENET, num_samples=256, repeat=repeat) for repeat in range
 
 @TWO_CPUS
 def test_where_it_is_proven_points_run_at_once_and_one_that_fails_takes_none_with_it(tmp_path: Path) -> None:
-    bad = make_spec(**LENET | {"dataset": "imagefolder"}, num_samples=256)  # there is no such folder
+    bad = make_spec(**LENET | {"dataset": "imagefolder"}, num_samples=256, epochs=1)  # there is no such folder
     experiment = make_experiment(tmp_path / "x", missing=[*POINTS, bad])
     plant_proof(experiment, POINTS[0], here.node_name())
     code, said, found = run_element(experiment, POINTS[0], POINTS[1], bad)
