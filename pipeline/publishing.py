@@ -27,8 +27,8 @@ OTHER_NODE_GRACE_S = 5  # for the node that knows the cause to publish it first
 class Launch:
     """The points of a launch with their folders, and `published`: of those that have ended, None where another node's.
 
-    A point's time begins where the one before it ended, so that all that was allocated belongs to a point; `deadline`
-    is how much of it each may have.
+    A point's time begins where the one before it ended, so that all that was allocated to its launch belongs to a
+    point (what lanes and their proof hold besides does not); `deadline` is how much of it each may have.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ import msgspec
 import tabulate
 import torch
 from bench_epochs import NUM_WINDOWS, Row, by_turns, ours
-from bench_gpu import point
+from bench_gpu import describe, point
 
 from pipeline import distributed, environment
 from pipeline.distributed import Rank
@@ -70,10 +70,7 @@ def as_table(bench: Bench) -> str:
 
 def print_bench(bench: Bench) -> None:
     """The table of a run, and where it ran."""
-    where = bench.where
-    gpu = where.gpus[0].name if where.gpus else "no GPU"
-    dirty = " with uncommitted changes" * bool(where.git_dirty)
-    print(f"{bench.num_gpus} x {gpu}; torch {where.torch}, NCCL {where.nccl}, commit {where.git_commit}{dirty}\n")
+    print(f"{bench.num_gpus} x {describe(bench.where)}, NCCL {bench.where.nccl}\n")
     print(as_table(bench), flush=True)
 
 

@@ -205,12 +205,16 @@ def as_profile(found: Profile) -> str:
     return head + "\n\n" + tabulate.tabulate(shown, headers="keys", tablefmt="github", floatfmt=".1f") + "\n"
 
 
-def print_bench(bench: Bench) -> None:
-    """The tables of a run, a section each."""
-    where = bench.where
+def describe(where: Environment) -> str:
+    """Where a benchmark ran, in a line."""
     gpu = where.gpus[0].name if where.gpus else "no GPU"
     dirty = " with uncommitted changes" * bool(where.git_dirty)
-    print(f"{gpu}; torch {where.torch}, driver {where.driver}, commit {where.git_commit}{dirty}\n")
+    return f"{gpu}; torch {where.torch}, driver {where.driver}, commit {where.git_commit}{dirty}"
+
+
+def print_bench(bench: Bench) -> None:
+    """The tables of a run, a section each."""
+    print(describe(bench.where) + "\n")
     for section in dict.fromkeys(row.section for row in bench.rows):
         print(as_table([row for row in bench.rows if row.section == section]) + "\n")
     for found in bench.profiles:

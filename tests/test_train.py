@@ -200,7 +200,7 @@ def test_what_was_computed_in_is_recorded_and_not_what_was_asked_for() -> None:
     ("strategy", "precision", "allows_tf32"),
     [("single", "tf32", True), ("single", "fp32", False), ("dp", "bf16", False)],
 )
-def test_tf32_is_allowed_only_where_asked_for_and_cudnn_never_tunes(
+def test_tf32_is_allowed_only_where_asked_for_and_cudnn_does_not_tune_yet(
     strategy: str, precision: str, allows_tf32: bool
 ) -> None:
     set_precision(make_spec(strategy=strategy, precision=precision))

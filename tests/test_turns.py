@@ -123,17 +123,23 @@ def test_a_point_that_an_earlier_submission_measured_is_in_flight_until_its_turn
     assert [part.is_in_flight for part in parts] == [True] * 4
 
 
+def leave_log(experiment: Experiment, *lines: str) -> Path:
+    """The log of the element."""
+    log = experiment.log_folder(SUBMISSION) / "x-0" / "7_0_log.err"
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(f"{line}\n" for line in lines))
+    return log
+
+
 def test_an_oom_in_the_log_is_that_of_the_point_that_left_it(
     packed: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(packed[0], *POINTS[:2])
     end(packed[0], POINTS[0], "oom")
-    log = packed[0].log_folder(SUBMISSION) / "x-0" / "7_0_log.err"
-    log.parent.mkdir(parents=True)
-    first, second = (spec.run_id() for spec in POINTS[:2])
-    log.write_text(f"{first}: starting\nCUDA out of memory\n{second}: starting\na mushroom grew\n")
+    first, second = (f"{spec.run_id()}: starting" for spec in POINTS[:2])
+    log = leave_log(packed[0], first, "CUDA out of memory", second, "a mushroom grew")
     assert words(follow(packed, monkeypatch, "FAILED", 1)) == ["oom", "failed", "missing", "missing"]
-    assert read_tail(log, since=f"{second}: starting") == "\na mushroom grew\n"
+    assert read_tail(log, since=second) == "\na mushroom grew\n"
 
 
 def test_a_point_of_one_lane_runs_on_while_those_of_another_end(
@@ -194,8 +200,5 @@ def test_an_oom_in_the_log_of_several_lanes_is_no_points_own(
 ) -> None:
     begin(in_lanes[0], *POINTS[:2])
     end(in_lanes[0], POINTS[1], "oom")
-    log = in_lanes[0].log_folder(SUBMISSION) / "x-0" / "7_0_log.err"
-    log.parent.mkdir(parents=True)
-    first, second = (spec.run_id() for spec in POINTS[:2])
-    log.write_text(f"{first}: starting\n{second}: starting\nCUDA out of memory\n")
+    leave_log(in_lanes[0], *(f"{spec.run_id()}: starting" for spec in POINTS[:2]), "CUDA out of memory")
     assert words(follow(in_lanes, monkeypatch, "FAILED", 1)) == ["failed", "oom", "missing", "missing"]
