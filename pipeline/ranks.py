@@ -1,11 +1,19 @@
-"""This node's ranks of a launch, run under torchrun's agent, which ends them all when one fails."""
+"""This node's ranks of a launch, run under torchrun's agent, which ends them all when one fails.
+
+Every rank is a new process, forked from one that has imported what ranks need and touched nothing else: importing
+torch and torchvision anew takes longer than many a point.
+"""
 
 import contextlib
+import importlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing import forkserver
+from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.ending import RankExit
@@ -14,6 +22,7 @@ from pipeline.handover import Handover
 from pipeline.here import node_rank
 from pipeline.spec import Spec
 
+WORKER = "pipeline.worker"  # by its name: this process needs none of what it imports
 FIRST_PORT, NUM_PORTS = 15_000, 15_000  # below the ephemeral range
 RENDEZVOUS_TIMEOUT_S = 300
 
@@ -24,6 +33,8 @@ def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankE
     Returns the ranks that ended badly, none when all exited 0. A signal to this process ends the ranks and
     leaves no record: what Slurm says of the job then says why.
     """
+    with threads_of(spec):
+        import_ahead()
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -37,7 +48,7 @@ def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankE
         run_id=launch_id,
         max_restarts=0,
         monitor_interval=0.1,
-        start_method="spawn",
+        start_method="forkserver",
         rdzv_backend=meeting.backend,
         rdzv_endpoint=meeting.endpoint,
         rdzv_configs=meeting.options,
@@ -45,7 +56,7 @@ def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankE
     )
     try:
         with threads_of(spec):
-            elastic_launch(config, sys.executable)("-u", "-m", "pipeline.worker", str(handover.folder))
+            elastic_launch(config, run_rank)(handover.folder)
     except RendezvousError as error:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
     except ChildFailedError as error:
@@ -54,6 +65,18 @@ def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankE
         talk(f"{spec.run_id()}: ended by {signal.Signals(error.sigval).name}, no record is written")
         sys.exit(128 + error.sigval)
     return {}
+
+
+def import_ahead() -> None:
+    """Start the process that ranks are forked from, once: it imports what they need while this one imports torchrun."""
+    multiprocessing.set_forkserver_preload([WORKER])
+    forkserver.ensure_running()
+
+
+def run_rank(folder: Path) -> None:
+    """Run a rank, in the process forked for it; loaders start their workers there as they do by default."""
+    multiprocessing.set_start_method(None, force=True)
+    importlib.import_module(WORKER).main(folder)
 
 
 @contextlib.contextmanager

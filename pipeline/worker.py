@@ -1,7 +1,7 @@
 """One rank of a launch: join the others, run a point or several in turn, and leave each's result or error as a file.
 
-Run by pipeline.ranks through torchrun, as `python -m pipeline.worker FOLDER`; pipeline.handover says what
-lies in the folder of a point, and where those are that follow it.
+Run by pipeline.ranks under torchrun's agent, in a process of its own; pipeline.handover says what lies in the folder
+of a point, and where those are that follow it.
 """
 
 import contextlib
@@ -38,6 +38,8 @@ CUDA_OOM_SIGNS = (
 )
 # what torch says where no convolution of cuDNN found memory for its workspace, and where none supports the shape
 NO_ENGINE = "unable to find an engine to execute this computation"
+
+BLAME_GRACE_S = 1  # in which the agent, which names only the first rank that ends, meets the one that this one lost
 
 
 def classify(error: BaseException) -> FailureKind:
@@ -105,6 +107,8 @@ def leaving_errors(handover: Handover) -> Iterator[None]:
         failure = RankError(classify(error), message, int(os.environ["RANK"]), here.node_name(), time.time_ns())
         with contextlib.suppress(OSError):
             handover.leave_error(failure)
+        if failure.kind == "collective":
+            time.sleep(BLAME_GRACE_S)
         sys.excepthook(type(error), error, error.__traceback__)
         sys.stderr.flush()
         os._exit(1)
@@ -146,11 +150,10 @@ def measure(point: Point, rank: Rank, handover: Handover) -> Measurement:
     return measurement
 
 
-def main() -> None:
-    """Run a rank."""
+def main(folder: Path) -> None:
+    """Run a rank whose first point is in that folder."""
     here.die_with_parent()
-    run_points(Handover(Path(sys.argv[1])))
-
-
-if __name__ == "__main__":
-    main()
+    here.die_with_launcher()
+    here.name_process(f"rank{os.environ['RANK']}")
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # torch was imported before this rank had its share
+    run_points(Handover(folder))

@@ -29,15 +29,15 @@ points:
 
 
 def workers_of(folder: Path) -> list[int]:
-    """The ranks that run points of this folder."""
+    """The ranks that run points of this folder, which TEST_FOLDER names."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            command = (entry / "cmdline").read_bytes() if entry.name.isdecimal() else b""
+            is_rank = entry.name.isdecimal() and (entry / "comm").read_text().startswith("rank")
+            if is_rank and f"TEST_FOLDER={folder}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
         except OSError:
             continue
-        if b"pipeline.worker" in command and str(folder).encode() in command:
-            found.append(int(entry.name))
     return found
 
 
@@ -52,8 +52,14 @@ def wait_for(what: Callable[[], Any], timeout_s: float = 90) -> Any:
 def start_driver(tmp_path: Path) -> subprocess.Popen[str]:
     (tmp_path / "grid.yaml").write_text(GRID)
     command = [sys.executable, "-m", "pipeline.submit", "--grid", str(tmp_path / "grid.yaml"), "--cluster", "local"]
+    env = {**os.environ, "TEST_FOLDER": str(tmp_path)}
     return subprocess.Popen(
-        [*command, "--outputs", str(tmp_path)], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*command, "--outputs", str(tmp_path)],
+        cwd=ROOT,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -84,7 +90,8 @@ def test_a_point_past_its_limit_is_ended_with_its_ranks_and_the_points_around_it
     options = LaunchOptions(tmp_path, point_limit_s=20)
     command = launch_command(experiment.manifest, [spec.run_id() for spec in points], options)
     started_s = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    env = {**os.environ, "TEST_FOLDER": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     assert time.monotonic() - started_s < 2 * 20 + 60
     assert workers_of(tmp_path) == []

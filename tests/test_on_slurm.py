@@ -206,8 +206,8 @@ def workers_on(node_rank: int) -> Iterator[int]:
     """The processes of ranks on that node of a step."""
     for entry in Path("/proc").iterdir():
         try:
-            is_worker = entry.name.isdecimal() and b"pipeline.worker" in (entry / "cmdline").read_bytes()
-            if is_worker and f"SLURM_NODEID={node_rank}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+            is_rank = entry.name.isdecimal() and (entry / "comm").read_text().startswith("rank")
+            if is_rank and f"SLURM_NODEID={node_rank}".encode() in (entry / "environ").read_bytes().split(b"\0"):
                 yield int(entry.name)
         except OSError:
             continue
