@@ -8,9 +8,13 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import bench_ddp
+import bench_gpu
+import bench_memory
 import pytest
 from cluster import Cluster
 from conftest import ROOT, run_command
@@ -109,30 +113,72 @@ def test_the_benchmark_that_the_readme_shows_is_the_published_one() -> None:
 
 
 def test_the_comparisons_that_the_readme_names_are_the_published_ones() -> None:
-    rows = bench_rows("by-hand", "input")
+    rows = bench_rows("by-hand", "input", "trainers", "ddp-32", "ddp-512")
     times_s = {key: statistics.median(row["windows_s"]) for key, row in rows.items()}
     by_hand, *ours = (time_s for (section, _), time_s in times_s.items() if section == "by_hand")
     said = [f"{by_hand:.3f} s", *(f"{time_s:.3f} s in" for time_s in ours)]
     said += [f"{by_hand / time_s:.2f} times" for time_s in ours]
     costs = [times_s[f"input at {size}", "gpu"] / times_s[f"input at {size}", "synthetic"] - 1 for size in (512, 2048)]
     said.append(f"cost {100 * costs[0]:.1f} and {100 * costs[1]:.1f} %")
+    eager, accelerate, lightning = (
+        time_s for (section, _), time_s in times_s.items() if section.startswith("trainers")
+    )
+    said += [f"{eager:.3f} s (", f"accelerate {accelerate:.3f} s", f"Lightning's Trainer {lightning:.3f} s"]
+    for size in (32, 512):
+        ddp, single = (times_s[f"ddp at {size}", name] for name in ("ddp", "single"))
+        said += [f"{ddp:.3f} s at {size}", f"({single:.3f}", f"{100 * single / (2 * ddp):.1f} %)"]
     assert [figure for figure in said if figure not in " ".join(README.split())] == []
 
 
-def test_the_captured_communication_that_the_readme_names_is_the_published_one() -> None:
+@pytest.mark.parametrize("path", sorted((ROOT / "outputs/h200x2/bench").glob("*.json")), ids=lambda path: path.stem)
+def test_the_tables_of_a_benchmark_are_on_their_page(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = {"ddp": bench_ddp, "memory": bench_memory}.get(path.stem.split("-")[0], bench_gpu)
+    monkeypatch.setattr(sys, "argv", [bench.__name__, "--print", str(path)])
+    bench.main()
+    assert capsys.readouterr().out.strip() in (ROOT / "outputs/h200x2/bench-gpu.md").read_text()
+
+
+def test_the_captured_communication_that_the_readme_shows_is_the_published_one() -> None:
     rows = json.loads((ROOT / "outputs/h200x2/communication-captured/tables.json").read_text())["communication"]
+    names = ("step_time_s", "exposed_comm_time_s", "noise_floor_time_s", "ddp_overhead_time_s")
+    shown = [[str(row["batch_size_per_gpu"]), *(f"{1e6 * row[name]:,.1f}" for name in names)] for row in rows]
+    assert readme_rows("what communication costs, since") == shown
+
+
+def test_the_cost_of_packing_that_the_readme_names_is_the_published_one() -> None:
+    gpu_seconds, start_ups_s = [], []
+    for name in ("packed", "one-a-point"):
+        folder = ROOT / "outputs/h200x2" / name
+        cost = json.loads((folder / "tables.json").read_text())["cost"]
+        gpu_seconds.append(3600 * sum(row["gpu_hours"] for row in cost))
+        records = [json.loads(path.read_text()) for path in folder.glob("records/*.json")]
+        follows = name == "packed"
+        times_s = [start_up_s(part) for part in records if bool(part["measurement"]["num_points_before"]) == follows]
+        start_ups_s.append(f"{min(times_s):.1f} to {max(times_s):.1f} s")
+    said = ["took {:.0f} GPU-seconds in two elements and {:.0f} in eight".format(*gpu_seconds), *start_ups_s]
+    assert [part for part in said if part not in " ".join(README.split())] == []
+
+
+def start_up_s(record: dict[str, Any]) -> float:
+    """What a point took besides its epochs."""
+    took = datetime.fromisoformat(record["ended_at"]) - datetime.fromisoformat(record["started_at"])
+    epochs = record["measurement"]["epochs"]
+    times_ns: list[int] = [max(rank["epoch_time_ns"] for rank in epoch["ranks"]) for epoch in epochs]
+    return took.total_seconds() - sum(times_ns) / 1e9
+
+
+def test_the_memory_searches_that_the_readme_names_are_the_published_ones() -> None:
+    ours, accelerate, _ = json.loads((ROOT / "outputs/h200x2/bench/memory.json").read_text())
     words = " ".join(README.split())
-    for row in rows:
-        exposed_us, floor_us, overhead_us = (
-            f"{1e6 * row[name]:.1f}" for name in ("exposed_comm_time_s", "noise_floor_time_s", "ddp_overhead_time_s")
-        )
-        assert re.search(rf"{exposed_us} us[^.]* \((noise floor )?{floor_us}\)", words)
-        assert overhead_us in words
+    assert f"the first prediction 0.5 % off, {ours['time_s']:.1f} s; accelerate's" in words
+    assert f"takes {accelerate['time_s']:.1f} s in one process" in words
 
 
 PUBLISHED = ["a40-ddp", "v100-dp", "h200x2/q1", "h200x2/scaling", "h200x2/q4", "h200x4/scaling", "h200x4/q4"]
 PUBLISHED += [f"h200x2/{name}" for name in ("communication", "batchnorm", "graph", "intervals")]
-PUBLISHED += [f"h200x2/{name}" for name in ("communication-captured", "side-by-side")]
+PUBLISHED += [f"h200x2/{name}" for name in ("communication-captured", "side-by-side", "packed", "one-a-point")]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
