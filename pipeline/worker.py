@@ -150,10 +150,20 @@ def measure(point: Point, rank: Rank, handover: Handover) -> Measurement:
     return measurement
 
 
+def set_num_threads(wanted: str) -> None:
+    """Take as many threads as OMP_NUM_THREADS says now; torch was imported before the rank had its share of the CPUs.
+
+    It may be a list, whose first number counts (openmp.org, "OMP_NUM_THREADS"); anything else changes nothing.
+    """
+    count = wanted.partition(",")[0].strip()
+    if count.isdecimal() and int(count) > 0:
+        torch.set_num_threads(int(count))
+
+
 def main(folder: Path) -> None:
     """Run a rank whose first point is in that folder."""
     here.die_with_parent()
     here.die_with_launcher()
     here.name_process(f"rank{os.environ['RANK']}")
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # torch was imported before this rank had its share
+    set_num_threads(os.environ.get("OMP_NUM_THREADS", ""))
     run_points(Handover(folder))

@@ -118,6 +118,20 @@ def test_a_driver_that_is_killed_leaves_no_rank_behind_and_can_be_run_again(pipe
     assert "2 points to run" in again.stdout
 
 
+def test_a_launcher_that_is_killed_leaves_no_rank_behind(tmp_path: Path) -> None:
+    """Its ranks are children of multiprocessing's fork server, which lives as long as they do."""
+    driver = start_driver(tmp_path)
+    wait_for(lambda: both_ranks_train(tmp_path))
+    (launcher,) = (int(pid) for pid in Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split())
+    ranks = workers_of(tmp_path)
+    os.kill(launcher, signal.SIGKILL)
+    wait_for(lambda: not {str(pid) for pid in ranks} & set(os.listdir("/proc")), timeout_s=10)
+    _, said = driver.communicate(timeout=120)
+    assert driver.returncode == 0, said
+    (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("two/records/*.json")]  # of the second point
+    assert (record["status"], record["spec"]["num_samples"]) == ("ok", 64)
+
+
 def test_slurms_variables_of_a_surrounding_job_do_not_reach_a_local_point(pipeline: Command, tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text(GRID)
     submit = ("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--cluster", "local")

@@ -24,7 +24,6 @@ from pipeline.measurement import DeviceMemory
 from pipeline.metrics import GIB
 from pipeline.packing import pack
 from pipeline.publishing import POLL_S, Launch
-from pipeline.ranks import threads_of
 from pipeline.records import read_folder
 from pipeline.schema import Environment, Record
 from pipeline.sharing import Predecessor, expected_share, first_shared, has_room, may_share, process_layout
@@ -200,20 +199,6 @@ def test_an_ok_point_stays_ok_where_the_next_one_fails_before_anybody_looked(tmp
     assert first.ended_at == second.started_at
     assert first.telemetry is not None
     assert not any("ended early" in note for note in first.telemetry.notes)
-
-
-def test_threads_are_set_for_each_layout_of_processes_and_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8))
-    seen = []
-    for fields in ({}, {"strategy": "ddp", "num_gpus": 4}):
-        with threads_of(make_spec(device="cpu", **fields)):
-            seen.append(os.environ["OMP_NUM_THREADS"])
-    assert seen == ["8", "2"]
-    assert "OMP_NUM_THREADS" not in os.environ
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # the person's own
-    with threads_of(make_spec(device="cpu")):
-        assert os.environ["OMP_NUM_THREADS"] == "3"
 
 
 def test_a_process_whose_peak_memory_cannot_be_reset_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,66 @@
+"""The processes that ranks run in."""
+
+import importlib
+import multiprocessing
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from factories import make_spec
+
+from pipeline.ranks import run_rank, threads_of
+from pipeline.worker import set_num_threads
+
+
+@pytest.fixture
+def forked_by_a_server() -> Iterator[None]:
+    """This process's start method as multiprocessing's fork server leaves it in those that it forks."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("forkserver", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+def test_the_loaders_of_a_rank_start_their_workers_as_python_does_by_default(
+    forked_by_a_server: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[tuple[Path, str | None]] = []
+
+    def main(folder: Path) -> None:
+        seen.append((folder, multiprocessing.get_start_method(allow_none=True)))
+
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=main))
+    run_rank(tmp_path)
+    assert seen == [(tmp_path, None)]
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Puts torch's number of threads back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("wanted", "count"), [("3", 3), (" 2, 1", 2), ("", 5), ("many", 5), ("0", 5), ("-1", 5)])
+def test_a_rank_takes_as_many_threads_as_it_is_told(threads: None, wanted: str, count: int) -> None:
+    torch.set_num_threads(5)
+    set_num_threads(wanted)
+    assert torch.get_num_threads() == count
+
+
+def test_threads_are_set_for_each_layout_of_processes_and_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8))
+    seen = []
+    for fields in ({}, {"strategy": "ddp", "num_gpus": 4}):
+        with threads_of(make_spec(device="cpu", **fields)):
+            seen.append(os.environ["OMP_NUM_THREADS"])
+    assert seen == ["8", "2"]
+    assert "OMP_NUM_THREADS" not in os.environ
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # the person's own
+    with threads_of(make_spec(device="cpu")):
+        assert os.environ["OMP_NUM_THREADS"] == "3"
