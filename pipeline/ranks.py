@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -34,8 +35,8 @@ def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankE
     leaves no record: what Slurm says of the job then says why.
     """
     with threads_of(spec):
-        import_ahead()
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+        start_method = import_ahead()
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -48,11 +49,12 @@ def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankE
         run_id=launch_id,
         max_restarts=0,
         monitor_interval=0.1,
-        start_method="forkserver",
+        start_method=start_method,
         rdzv_backend=meeting.backend,
         rdzv_endpoint=meeting.endpoint,
         rdzv_configs=meeting.options,
         local_addr=meeting.local_address,
+        logs_specs=DefaultLogsSpecs(str(handover.folder)),  # not in TMPDIR, where nobody removes it
     )
     try:
         with threads_of(spec):
@@ -67,14 +69,22 @@ def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankE
     return {}
 
 
-def import_ahead() -> None:
-    """Start the process that ranks are forked from, once: it imports what they need while this one imports torchrun."""
+def import_ahead() -> str:
+    """Start the process that ranks are forked from, once: it imports what they need while this one imports torchrun.
+
+    Returns how multiprocessing is to start ranks: anew where there can be no such process.
+    """
     multiprocessing.set_forkserver_preload([WORKER])
-    forkserver.ensure_running()
+    try:
+        forkserver.ensure_running()
+    except OSError as error:  # its socket lies in TMPDIR, whose path may be too long for one
+        talk(f"every rank imports torch anew, since TMPDIR={tempfile.gettempdir()} holds no socket: {error}")
+        return "spawn"
+    return "forkserver"
 
 
 def run_rank(folder: Path) -> None:
-    """Run a rank, in the process forked for it; loaders start their workers there as they do by default."""
+    """Run a rank, in the process started for it; loaders start their workers there as they do by default."""
     multiprocessing.set_start_method(None, force=True)
     importlib.import_module(WORKER).main(folder)
 

@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from conftest import ROOT, Command
 from factories import LENET, make_experiment, make_record, make_spec
 
@@ -130,6 +132,25 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind(tmp_path: Path) -> None
     assert driver.returncode == 0, said
     (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("two/records/*.json")]  # of the second point
     assert (record["status"], record["spec"]["num_samples"]) == ("ok", 64)
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_nothing_is_left_in_tmpdir_also_where_its_path_is_too_long_for_a_socket(
+    pipeline: Command, tmp_path: Path, long: bool
+) -> None:
+    (tmp_path / "grid.yaml").write_text(GRID)
+    submit = ("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--cluster", "local")
+    small = ("--set", "num_samples=64", "batch_size_per_gpu=8")
+    with tempfile.TemporaryDirectory(prefix="x" * 100 if long else "x") as folder:
+        answer = pipeline(*submit, *small, env={**os.environ, "TMPDIR": folder})
+        assert [
+            name for name in os.listdir(folder) if not name.startswith("torchinductor_")
+        ] == []  # a cache of torch's
+    assert answer.returncode == 0, answer.stderr
+    (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("two/records/*.json")]
+    assert record["status"] == "ok"
+    (log,) = tmp_path.glob("two/logs/*/*.log")
+    assert ("imports torch anew" in log.read_text()) == long
 
 
 def test_slurms_variables_of_a_surrounding_job_do_not_reach_a_local_point(pipeline: Command, tmp_path: Path) -> None:
