@@ -20,6 +20,7 @@ Found = TypeVar("Found")
 
 POOLED_AXES = ("repeat", "seed")
 TIMED_EPOCH = 2
+PARTS_TOLERANCE, SMALL_NS = 0.01, 1_000_000  # of an epoch, how far its parts may miss it; less than 1 ms is no finding
 STATUS_ORDER = ("ok", "oom", "failed", "rejected", "missing")
 NOT_POOLED = operator.attrgetter(*(axis for axis in AXES if axis not in POOLED_AXES))
 
@@ -151,6 +152,23 @@ def peak_memory_gib(record: Record) -> float | None:
     """The fullest device's peak, in GiB."""
     memory = record.measurement.memory if record.measurement else ()
     return max(part.peak_allocated_bytes for part in memory) / metrics.GIB if memory else None
+
+
+@once_a_cell
+def parts_notes(cell: Cell) -> list[str]:
+    """That the parts of some window do not add up to its time, which one clock's would."""
+    shares = [
+        (rank.compute_time_ns + rank.data_time_ns) / rank.epoch_time_ns
+        for record in cell.measured
+        for epoch in timed_epochs(record)
+        if (rank := epoch.slowest)
+        and rank.epoch_time_ns
+        and rank.compute_time_ns is not None
+        and rank.data_time_ns is not None
+        and abs(rank.compute_time_ns + rank.data_time_ns - rank.epoch_time_ns) > SMALL_NS
+    ]
+    worst = max(shares, key=lambda share: abs(share - 1), default=1)
+    return [f"the parts of an epoch add up to {worst:,.1%} of its time"] if abs(worst - 1) > PARTS_TOLERANCE else []
 
 
 def thrash_notes(cell: Cell) -> list[str]:

@@ -54,7 +54,7 @@ def standings(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = 
         job = pick_job(jobs.get(run_id, []), known)
         log, turn = logs.get(run_id), elements.of(run_id, job)
         unmeasured = outcome.status not in states.MEASURED
-        if unmeasured and run_id in announced and problem:
+        if outcome.status == "missing" and run_id in announced and problem:
             state = State("unknown", problem)
         elif unmeasured and run_id not in announced and driver_is_here:
             state = State("pending", "a driver is at work on this machine")

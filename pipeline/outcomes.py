@@ -92,5 +92,6 @@ def judge(spec: Spec, attempts: list[Record], bad: Rejected | None) -> Outcome:
         superseded = [other for other in attempts if other is not record]
         return Outcome(spec, record.status, record, record.reason, superseded)
     if bad is not None:
-        return Outcome(spec, "rejected", None, f"its only record {bad.reason}")
+        reason = f"its only record was not read: {bad.reason}; remove it and submit again"
+        return Outcome(spec, "rejected", None, reason)
     return Outcome(spec, "missing", None, "no record")

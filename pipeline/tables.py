@@ -11,7 +11,7 @@ import msgspec
 
 from pipeline import metrics
 from pipeline.baselines import Baseline, Scaling
-from pipeline.cells import Cell, epoch_time_s_of, peak_memory_gib, pool, seconds, spread_of, thrash_notes
+from pipeline.cells import Cell, epoch_time_s_of, parts_notes, peak_memory_gib, pool, seconds, spread_of, thrash_notes
 from pipeline.communication_rows import bandwidth_rows, exposed_row, is_twin, split_row, sweep_rows, transfer_row
 from pipeline.cost import cost_rows
 from pipeline.energy import energy_figures, energy_notes, host_cpu_share_of
@@ -91,7 +91,7 @@ def time_figures(cell: Cell) -> Row:
         "noise_floor": spread.noise_floor(epoch_time_s),
         "interval_over": spread.over,
         "num_windows": spread.num_windows,
-        "notes": [*([spread.note] if spread.note else []), *execution_notes(cell)],
+        "notes": [*([spread.note] if spread.note else []), *parts_notes(cell), *execution_notes(cell)],
     }
 
 

@@ -7,7 +7,7 @@ from factories import make_measurement, make_record, make_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cells import Cell, epoch_time_s_of, pool, reaching, seconds, spread_of, timed_epochs
+from pipeline.cells import Cell, epoch_time_s_of, parts_notes, pool, reaching, seconds, spread_of, timed_epochs
 from pipeline.intervals import Interval
 from pipeline.outcomes import resolve
 from pipeline.schema import Record
@@ -116,3 +116,34 @@ def test_the_epoch_time_lies_inside_its_interval_however_unequal_the_repeats(tim
 def test_an_interval_is_widened_and_never_narrowed_to_reach_the_median() -> None:
     interval = Interval(2.0, 3.0, 0.95, 9)
     assert [reaching(interval, median)[:2] for median in (1.0, 2.5, 4.0)] == [(1.0, 3.0), (2.0, 3.0), (2.0, 4.0)]
+
+
+@pytest.mark.parametrize(
+    ("epoch_time_s", "note"),
+    [
+        (2.0, None),
+        (2.01, None),
+        (2.1, "the parts of an epoch add up to 95.2% of its time"),
+        (1.6, "the parts of an epoch add up to 125.0% of its time"),
+        (1e-9, "the parts of an epoch add up to 200,000,000,000.0% of its time"),
+    ],
+)
+def test_parts_that_do_not_add_up_to_their_epoch_are_said(epoch_time_s: float, note: str | None) -> None:
+    record = windowed(3.0, 2.0)  # the second window, 1.5 s of computing and 0.5 s of data, is given another time
+    assert record.measurement is not None
+    *others, window, last = record.measurement.epochs
+    rank = msgspec.structs.replace(window.ranks[0], epoch_time_ns=round(epoch_time_s * 1e9))
+    epochs = (*others, msgspec.structs.replace(window, ranks=(rank,)), last)
+    measured = msgspec.structs.replace(record.measurement, epochs=epochs)
+    assert parts_notes(cell_of(msgspec.structs.replace(record, measurement=measured))) == ([note] if note else [])
+
+
+def test_parts_that_miss_a_short_epoch_by_less_than_a_millisecond_are_no_finding() -> None:
+    record = windowed(0.01)
+    assert record.measurement is not None
+    first, window, last = record.measurement.epochs
+    rank = msgspec.structs.replace(window.ranks[0], epoch_time_ns=10_900_000)
+    measured = msgspec.structs.replace(
+        record.measurement, epochs=(first, msgspec.structs.replace(window, ranks=(rank,)), last)
+    )
+    assert parts_notes(cell_of(msgspec.structs.replace(record, measurement=measured))) == []

@@ -211,6 +211,18 @@ def test_where_slurm_cannot_be_asked_a_submitted_point_is_unknown_and_never_fail
     assert presence in parts[0].state.reason
 
 
+def test_an_invalid_record_is_named_also_where_slurm_cannot_be_asked(
+    submitted: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "find_slurm", lambda: "absent")
+    submitted[0].records.mkdir(exist_ok=True)
+    (submitted[0].records / f"{make_spec().run_id()}.0.json").write_text('{"schema_version"')
+    part, *others = standings(*submitted)
+    assert words([part, *others]) == ["rejected", "unknown", "missing"]
+    assert part.state.reason.startswith("its only record was not read: ")
+    assert part.state.reason.endswith("; remove it and submit again")
+
+
 def test_each_element_has_the_state_of_its_own_job_and_its_own_log(
     submitted: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
