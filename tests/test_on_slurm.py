@@ -128,6 +128,7 @@ def test_an_element_of_several_points_that_is_cancelled_loses_the_running_one_an
     assert sent.stdout.splitlines()[0].endswith(": 1 element, 1 node x 1 CPU process, 3 points"), sent.stderr
 
     wait_for(lambda: list(tmp_path.glob(f"long/logs/scratch/{order[1]}.*/environment.json")), timeout_s=120)
+    wait_for(lambda: list(tmp_path.glob(f"long/records/{order[0]}.*.json")), timeout_s=10)  # once its sampler has ended
     found = states(pipeline, tmp_path, on_slurm)
     assert [found[run_id]["state"] for run_id in order] == ["ok", "running", "pending"]
     again = pipeline(*submit, env=on_slurm)
