@@ -2,11 +2,9 @@
 
 import contextlib
 import ctypes
-import multiprocessing
 import os
 import signal
 import socket
-import threading
 from pathlib import Path
 
 PROC_GPUS = Path("/proc/driver/nvidia/gpus")
@@ -16,18 +14,6 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 def die_with_parent() -> None:
     """Have the kernel end this process when the one that started it dies (prctl(2), PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-
-
-def die_with_launcher() -> None:
-    """End this process when the one dies that asked multiprocessing's fork server for it; the server outlives both."""
-    launcher = multiprocessing.parent_process()
-    assert launcher is not None, "multiprocessing started this process"
-
-    def wait() -> None:
-        launcher.join()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, name="die_with_launcher", daemon=True).start()
 
 
 def name_process(name: str) -> None:

@@ -23,9 +23,11 @@ from pipeline.handover import Handover
 from pipeline.here import node_rank
 from pipeline.spec import Spec
 
-WORKER = "pipeline.worker"  # by its name: this process needs none of what it imports
+WORKER, FORERUNNER = "pipeline.worker", "pipeline.forerunner"  # by name: this process needs none of what they import
 FIRST_PORT, NUM_PORTS = 15_000, 15_000  # below the ephemeral range
 RENDEZVOUS_TIMEOUT_S = 300
+
+_environ_ahead: dict[str, str] = {}  # of the process that ranks are forked from, as it began
 
 
 def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankExit]:
@@ -58,8 +60,8 @@ def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankE
     )
     try:
         with threads_of(spec):
-            elastic_launch(config, run_rank)(handover.folder)
-    except RendezvousError as error:
+            elastic_launch(config, run_rank)(handover.folder, *changes_of_environ())
+    except (RendezvousError, OSError, EOFError) as error:  # the last two where the process to fork from is in trouble
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
     except ChildFailedError as error:
         return {rank: RankExit(failure.exitcode, failure.timestamp) for rank, failure in error.failures.items()}
@@ -74,7 +76,9 @@ def import_ahead() -> str:
 
     Returns how multiprocessing is to start ranks: anew where there can be no such process.
     """
-    multiprocessing.set_forkserver_preload([WORKER])
+    multiprocessing.set_forkserver_preload([FORERUNNER])
+    if not _environ_ahead:
+        _environ_ahead.update(os.environ)
     try:
         forkserver.ensure_running()
     except OSError as error:  # its socket lies in TMPDIR, whose path may be too long for one
@@ -83,8 +87,17 @@ def import_ahead() -> str:
     return "forkserver"
 
 
-def run_rank(folder: Path) -> None:
+def changes_of_environ() -> tuple[dict[str, str], list[str]]:
+    """The variables that were set, and those that were removed, since the process that ranks are forked from began."""
+    changed = {name: value for name, value in os.environ.items() if _environ_ahead.get(name) != value}
+    return changed, [name for name in _environ_ahead if name not in os.environ]
+
+
+def run_rank(folder: Path, changed: dict[str, str], removed: list[str]) -> None:
     """Run a rank, in the process started for it; loaders start their workers there as they do by default."""
+    os.environ.update(changed)
+    for name in removed:
+        os.environ.pop(name, None)
     multiprocessing.set_start_method(None, force=True)
     importlib.import_module(WORKER).main(folder)
 

@@ -5,6 +5,7 @@ of a point, and where those are that follow it.
 """
 
 import contextlib
+import io
 import os
 import sys
 import time
@@ -107,10 +108,10 @@ def leaving_errors(handover: Handover) -> Iterator[None]:
         failure = RankError(classify(error), message, int(os.environ["RANK"]), here.node_name(), time.time_ns())
         with contextlib.suppress(OSError):
             handover.leave_error(failure)
-        if failure.kind == "collective":
-            time.sleep(BLAME_GRACE_S)
         sys.excepthook(type(error), error, error.__traceback__)
         sys.stderr.flush()
+        if failure.kind == "collective":
+            time.sleep(BLAME_GRACE_S)
         os._exit(1)
 
 
@@ -163,7 +164,8 @@ def set_num_threads(wanted: str) -> None:
 def main(folder: Path) -> None:
     """Run a rank whose first point is in that folder."""
     here.die_with_parent()
-    here.die_with_launcher()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # else a rank that fails loses what it printed
     here.name_process(f"rank{os.environ['RANK']}")
     set_num_threads(os.environ.get("OMP_NUM_THREADS", ""))
     run_points(Handover(folder))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from factories import make_spec
 
+from pipeline import ranks
 from pipeline.ranks import run_rank, threads_of
 from pipeline.worker import set_num_threads
 
@@ -33,8 +34,25 @@ def test_the_loaders_of_a_rank_start_their_workers_as_python_does_by_default(
         seen.append((folder, multiprocessing.get_start_method(allow_none=True)))
 
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=main))
-    run_rank(tmp_path)
+    run_rank(tmp_path, {}, [])
     assert seen == [(tmp_path, None)]
+
+
+def test_a_rank_sees_the_variables_of_its_launch_and_not_of_an_earlier_one(
+    forked_by_a_server: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The self-test turns NCCL's transports off for one launch of several."""
+    monkeypatch.setattr(ranks, "_environ_ahead", {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0"})
+    launcher = {"KEPT": "0", "CHANGED": "1", "NEW": "2"}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", launcher)
+        changes = ranks.changes_of_environ()
+    assert changes == ({"CHANGED": "1", "NEW": "2"}, ["NCCL_P2P_DISABLE"])
+    forked = {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0", "RANK": "3"}
+    monkeypatch.setattr(os, "environ", forked)
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=lambda folder: None))
+    run_rank(tmp_path, *changes)
+    assert forked == {**launcher, "RANK": "3"}
 
 
 @pytest.fixture

@@ -1,0 +1,13 @@
+"""What the process imports that ranks are forked from: all that a rank needs, and nothing that touches a device.
+
+An import that fails is left to the rank, which says so in its record.
+"""
+
+import contextlib
+import importlib
+
+from pipeline import here
+
+here.die_with_parent()  # and its ranks with it
+with contextlib.suppress(Exception):
+    importlib.import_module("pipeline.worker")
