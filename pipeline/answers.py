@@ -11,6 +11,7 @@ import msgspec
 
 from pipeline.intervals import median_interval
 from pipeline.metrics import ring_bytes_per_step
+from pipeline.settled import is_difference_settled
 
 NOISE_FLOOR_US = 10.0
 LARGE_BUCKET_RATIO = 1.5
@@ -94,6 +95,26 @@ def difference_us(found: Findings, name: str, other: str) -> list[float]:
 def exposed_us(found: Findings, name: str = "ddp") -> float:
     """Exposed communication of a step: the series less the no-op hook, median over rounds, in us."""
     return statistics.median(difference_us(found, name, "no_op_hook"))
+
+
+def are_settled(found: Findings) -> bool:
+    """Whether the rounds so far tell every series from that of the no-op hook."""
+    return all(
+        is_difference_settled([one_us / 1e6 for one_us in difference_us(found, name, "no_op_hook")])
+        for name in found.windows
+        if name != "no_op_hook"
+    )
+
+
+def is_clock_settled(name: str, clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> bool:
+    """Whether what the marks cost is known within its limit, half the width of its interval."""
+    interval = median_interval(clock_costs(clocked_ns, silent_ns))
+    return interval is not None and (interval.high - interval.low) / 2 < CLOCK_TOLERANCE[name]
+
+
+def clock_costs(clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> list[float]:
+    """What the marks cost, as a share of the loop without them, pair by pair."""
+    return [clocked / silent - 1 for clocked, silent in zip(clocked_ns, silent_ns, strict=True)]
 
 
 def far_end(values: Sequence[float]) -> float:
@@ -227,8 +248,7 @@ def judge_parts(found: Findings) -> Answer:
 
 def judge_clock(found: Findings, name: str) -> Answer:
     """What the marks cost, against the same loop without them; the interval says how well that is known."""
-    pairs = zip(found.clock_windows[name], found.silent_windows[name], strict=True)
-    costs = [clocked / silent - 1 for clocked, silent in pairs]
+    costs = clock_costs(found.clock_windows[name], found.silent_windows[name])
     cost, interval = statistics.median(costs), median_interval(costs)
     low, high = (interval.low, interval.high) if interval else (min(costs), max(costs))
     limit = CLOCK_TOLERANCE[name]

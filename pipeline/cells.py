@@ -11,7 +11,7 @@ import msgspec
 
 from pipeline import intervals, likeness, metrics
 from pipeline.intervals import Interval
-from pipeline.measurement import Epoch
+from pipeline.measurement import Epoch, RankEpoch
 from pipeline.outcomes import Outcome
 from pipeline.schema import Record
 from pipeline.spec import AXES, Spec
@@ -157,18 +157,18 @@ def peak_memory_gib(record: Record) -> float | None:
 @once_a_cell
 def parts_notes(cell: Cell) -> list[str]:
     """That the parts of some window do not add up to its time, which one clock's would."""
-    shares = [
-        (rank.compute_time_ns + rank.data_time_ns) / rank.epoch_time_ns
-        for record in cell.measured
-        for epoch in timed_epochs(record)
-        if (rank := epoch.slowest)
-        and rank.epoch_time_ns
-        and rank.compute_time_ns is not None
-        and rank.data_time_ns is not None
-        and abs(rank.compute_time_ns + rank.data_time_ns - rank.epoch_time_ns) > SMALL_NS
-    ]
+    slowest = [epoch.slowest for record in cell.measured for epoch in timed_epochs(record)]
+    shares = [parts_share(rank) for rank in slowest if rank]
     worst = max(shares, key=lambda share: abs(share - 1), default=1)
     return [f"the parts of an epoch add up to {worst:,.1%} of its time"] if abs(worst - 1) > PARTS_TOLERANCE else []
+
+
+def parts_share(rank: RankEpoch) -> float:
+    """The sum of an epoch's parts over its time; 1 where either is not stated, or they differ by next to nothing."""
+    time_ns, compute_ns, data_ns = rank.epoch_time_ns, rank.compute_time_ns, rank.data_time_ns
+    if not time_ns or compute_ns is None or data_ns is None or abs(compute_ns + data_ns - time_ns) <= SMALL_NS:
+        return 1.0
+    return (compute_ns + data_ns) / time_ns
 
 
 def thrash_notes(cell: Cell) -> list[str]:
@@ -184,7 +184,7 @@ class Spread(NamedTuple):
     interval: Interval | None
     over: Literal["windows", "repeats"] | None
     num_windows: int
-    note: str | None
+    notes: list[str]
 
     def noise_floor(self, time_s: float | None) -> float | None:
         """The half-width over the median: what two runs of the same thing (A/A) may differ by without any cause."""
@@ -201,13 +201,14 @@ def spread_of(cell: Cell) -> Spread:
     windows = [value for values in by_repeat for value in values]
     medians = [statistics.median(values) for values in by_repeat]
     if interval := intervals.median_interval(medians):
-        return Spread(interval, "repeats", len(windows), None)
+        return Spread(interval, "repeats", len(windows), [])
     if interval := intervals.median_interval(windows):
-        note = f"interval over the windows of {len(medians)} repeats together" if len(medians) > 1 else None
-        return Spread(reaching(interval, statistics.median(medians)), "windows", len(windows), note)
+        notes = [f"interval over the windows of {len(medians)} repeats together"] * (len(medians) > 1)
+        notes += intervals.drift_notes("the epoch time", by_repeat)
+        return Spread(reaching(interval, statistics.median(medians)), "windows", len(windows), notes)
     asked_for = cell.spec.windows > 1 or len(cell.outcomes) > 1
-    note = f"an interval needs {intervals.values_needed()} windows or repeats, got {len(windows)}"
-    return Spread(None, None, len(windows), note if asked_for and windows else None)
+    notes = [f"an interval needs {intervals.values_needed()} windows or repeats, got {len(windows)}"]
+    return Spread(None, None, len(windows), notes if asked_for and windows else [])
 
 
 def reaching(interval: Interval, median: float) -> Interval:

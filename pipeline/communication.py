@@ -6,11 +6,11 @@ import msgspec
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from pipeline import distributed
+from pipeline import distributed, exposure
 from pipeline.capture import Recorder, graph_recorder
 from pipeline.data import ResidentBatches
 from pipeline.distributed import Rank
-from pipeline.interleave import interleave, warm_up
+from pipeline.interleave import Windows, interleave, warm_up
 from pipeline.measurement import Communication, Measurement, Profile, StepSeries
 from pipeline.prepare import choose_execution, stream_of
 from pipeline.profiling import NUM_STEPS, bucket_bytes, combine, count_transfers, profile_steps
@@ -40,16 +40,9 @@ def measure_variants(execution: Execution, spec: Spec, rank: Rank, traces: Path 
     bench = build_workbench(spec, rank, batch)
     names = DDP_VARIANTS if spec.strategy == "ddp" else DP_VARIANTS
     variants = [build_variant(bench, name, execution=execution) for name in names]
-    steps = {variant.name: variant.step for variant in variants}
-    fitting = warm_up(steps, rank)
-    steps_per_window = spec.max_steps or fitting
-    windows = interleave(steps, spec.windows, steps_per_window, rank)
-    series = tuple(
-        StepSeries(variant=variant.name, window_times_ns=tuple(map(tuple, windows[variant.name])))  # type: ignore[arg-type]
-        for variant in variants
-    )
-    notes = (NOT_TRACED,) if execution in CAPTURED else ()
-    found = Communication(steps_per_window=steps_per_window, series=series, notes=notes)
+    found = time_variants(variants, spec, rank)
+    if execution in CAPTURED:
+        found = msgspec.structs.replace(found, notes=(NOT_TRACED,))
     if spec.strategy == "ddp":
         record = graph_recorder() if execution in CAPTURED else None
         found = add_collectives(found, named(variants, "ddp"), rank, traces, record)
@@ -57,6 +50,28 @@ def measure_variants(execution: Execution, spec: Spec, rank: Rank, traces: Path 
         found = add_split(found, named(variants, "dp"), bench)
     model = named(variants, "plain").model
     return describe(spec, rank, model, (), communication=found, execution_used=execution)
+
+
+def time_variants(variants: list[Variant], spec: Spec, rank: Rank) -> Communication:
+    """Windows of every variant side by side, until they are settled or as many as the point asks for."""
+    steps = {variant.name: variant.step for variant in variants}
+    fitting = warm_up(steps, rank)
+    num_steps = spec.max_steps or fitting
+
+    def collect(windows: Windows) -> Communication:
+        return Communication(steps_per_window=num_steps, series=as_series(windows))
+
+    return collect(
+        interleave(steps, spec.windows, num_steps, rank, lambda windows: exposure.is_settled(collect(windows)))
+    )
+
+
+def as_series(windows: Windows) -> tuple[StepSeries, ...]:
+    """The windows by variant, as the record holds them."""
+    return tuple(
+        StepSeries(variant=name, window_times_ns=tuple(map(tuple, values)))  # type: ignore[arg-type]
+        for name, values in windows.items()
+    )
 
 
 def named(variants: list[Variant], name: str) -> Variant:

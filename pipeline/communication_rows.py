@@ -20,9 +20,10 @@ from pipeline.exposure import (
     is_noise,
     profiled_s,
     step_time,
+    step_times_s,
     traced_exposure_s,
 )
-from pipeline.intervals import values_needed
+from pipeline.intervals import drift_notes, values_needed
 from pipeline.measurement import AllReduce, Collective, Communication, TransferKind, Variant
 from pipeline.rows import Row, start_row
 from pipeline.schema import Record
@@ -117,6 +118,7 @@ def exposed_notes(
         return notes
     if exposed.interval is None:
         notes.append(f"an interval needs {values_needed()} windows, got {num_rounds(found)}")
+    notes += drift_notes("the step", (step_times_s(part, "ddp") for part in found))
     if is_noise(exposed, floor_s):
         notes.append("exposed communication lies inside the noise floor")
     if split["collective_launch_time_s"] is not None:

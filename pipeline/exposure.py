@@ -13,8 +13,8 @@ from pipeline.collectives import chosen, least_exposed_ns, straggler_wait_ns, to
 from pipeline.intervals import Interval
 from pipeline.measurement import Communication, TransferKind, Variant
 from pipeline.schema import Record
+from pipeline.settled import is_difference_settled, is_time_settled, tolerance_s
 
-AGREEMENT, AGREEMENT_S = 0.15, 20e-6  # within the larger of these two ways of measuring agree
 BUSY = 0.9  # a device below this share of the step waits for its host
 
 
@@ -52,10 +52,13 @@ def step_time(found: Sequence[Communication], variant: Variant) -> Figure | None
 
 def difference(found: Sequence[Communication], variant: Variant, other: Variant) -> Figure | None:
     """One variant's step time less another's, over the records that ran both."""
-    pairs = [(step_times_s(part, variant), step_times_s(part, other)) for part in found]
-    return figure_of(
-        [one - two for ones, others in pairs if ones and others for one, two in zip(ones, others, strict=True)]
-    )
+    return figure_of([one - two for part in found for one, two in paired_s(part, variant, other)])
+
+
+def paired_s(found: Communication, variant: Variant, other: Variant) -> list[tuple[float, float]]:
+    """Two variants' step times, round by round; none where one of them was not run."""
+    ones, others = step_times_s(found, variant), step_times_s(found, other)
+    return list(zip(ones, others, strict=True)) if ones and others else []
 
 
 def figure_of(values: Sequence[float]) -> Figure | None:
@@ -70,6 +73,13 @@ def exposed_in(found: Sequence[Communication]) -> tuple[Figure | None, float | N
     """
     exposed, noise = difference(found, "ddp", "no_op_hook"), difference(found, "ddp", "ddp_again")
     return exposed, noise.distance_from_zero() if noise and noise.interval else None
+
+
+def is_settled(found: Communication) -> bool:
+    """Whether the rounds so far tell each step time, and exposed communication within what a trace may differ by."""
+    times_s = [step_times_s(found, series.variant) for series in found.series]
+    exposed_s = [one - two for one, two in paired_s(found, "ddp", "no_op_hook")]
+    return all(map(is_time_settled, times_s)) and (not exposed_s or is_difference_settled(exposed_s))
 
 
 def is_noise(exposed: Figure, floor_s: float | None) -> bool:
@@ -104,7 +114,7 @@ def busy_share(found: Sequence[Communication], step_s: float) -> float | None:
 def disagreement(exposed_s: float, traced_s: float, busy: float | None) -> str | None:
     """Why the two ways of measuring exposed communication differ, where they do."""
     apart_s = abs(exposed_s - traced_s)
-    if apart_s <= max(AGREEMENT_S, AGREEMENT * max(exposed_s, traced_s)):
+    if apart_s <= tolerance_s(max(exposed_s, traced_s)):
         return None
     said = f"the trace shows {traced_s * 1e6:.0f} us exposed, the step times {exposed_s * 1e6:.0f}"
     if traced_s > exposed_s:

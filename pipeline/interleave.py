@@ -17,6 +17,7 @@ TARGET_WINDOW_S = 0.25
 
 Windows = dict[str, list[list[int]]]  # nanoseconds, [window][rank], by name
 Step = Callable[[], object]
+AreSettled = Callable[[Windows], bool]
 
 
 def time_window(step: Step, num_steps: int, rank: Rank) -> int:
@@ -46,8 +47,12 @@ def interleave(
     num_windows: int,
     steps_per_window: int,
     rank: Rank,
+    are_settled: AreSettled = lambda _: False,
 ) -> Windows:
-    """Windows of each step in turn, their order shuffled anew each round and alike on every rank."""
+    """So many windows of each step in turn, their order shuffled anew each round and alike on every rank.
+
+    Fewer where they are settled before: asked after each round, of every rank's windows.
+    """
     order = list(steps)
     shuffle = random.Random(0).shuffle
     windows: Windows = {name: [] for name in order}
@@ -56,6 +61,8 @@ def interleave(
         round_ns = {name: time_window(steps[name], steps_per_window, rank) for name in order}
         for name, values in by_name(distributed.gather(round_ns)).items():
             windows[name].append(values)
+        if are_settled(windows):
+            break
     return windows
 
 

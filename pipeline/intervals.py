@@ -6,7 +6,8 @@ are independent and alike.
 
 import functools
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 CONFIDENCE = 0.95
@@ -73,6 +74,28 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
         return None
     rank = innermost_rank(n, confidence)
     return Interval(ordered[rank - 1], ordered[-rank], coverage_of_ranks(rank, n), n)
+
+
+def drift(values: Sequence[float]) -> float | None:
+    """How far the later half's median lies from the earlier half's, as a fraction of it, in the order of measuring.
+
+    None where their intervals meet, or there are fewer than twice `values_needed`. Values that drift are not alike:
+    an interval over all of them is too narrow. Raises ValueError as `median_interval`, and of medians of 0.
+    """
+    middle = len(values) // 2
+    earlier, later = median_interval(values[:middle]), median_interval(values[middle:])
+    if earlier is None or later is None or max(earlier.low, later.low) <= min(earlier.high, later.high):
+        return None
+    before, after = statistics.median(values[:middle]), statistics.median(values[middle:])
+    if before == 0:
+        raise ValueError("a drift is a fraction of the earlier median, which is 0.")
+    return after / before - 1
+
+
+def drift_notes(what: str, series: Iterable[Sequence[float]]) -> list[str]:
+    """That the values of some series drifted, by the most of them; none where none did."""
+    worst = max((found for values in series if (found := drift(values)) is not None), key=abs, default=None)
+    return [f"{what} drifted by {worst:+.1%} while it was measured: its interval is too narrow"] if worst else []
 
 
 def half_width(interval: Interval, median: float) -> float:

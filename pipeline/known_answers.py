@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline import distributed
+from pipeline import answers, distributed
 from pipeline.answers import Findings
 from pipeline.collectives import chosen, straggler_wait_ns, total_comm_ns
 from pipeline.data import ResidentBatches
 from pipeline.distributed import Rank
-from pipeline.interleave import TARGET_WINDOW_S, interleave, warm_up
+from pipeline.interleave import TARGET_WINDOW_S, Windows, interleave, warm_up
 from pipeline.models import build_model
 from pipeline.profiling import NUM_STEPS, bucket_bytes, combine, profile_steps
 from pipeline.spec import Spec
@@ -55,7 +55,9 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
     ]
     found = time_variants(variants, bench)
     clocked = {"large": spec.batch_size_per_gpu, "small": min(SMALL_BATCH, spec.batch_size_per_gpu)}
-    marks = {name: time_clock(msgspec.structs.replace(spec, batch_size_per_gpu=b), rank) for name, b in clocked.items()}
+    marks = {
+        name: time_clock(name, msgspec.structs.replace(spec, batch_size_per_gpu=b), rank) for name, b in clocked.items()
+    }
     bare_ns = time_bare_loop(found.gradient_bytes, rank)
     extra_ns = list(time_all_reduce(EXTRA_BYTES[rank.device.type], False, rank).times_ns)
     shortest_ns, wait_ns = profile_asleep(variants[0], rank)  # last: the profiler may stay attached
@@ -75,22 +77,30 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
 
 
 def time_variants(variants: list[Variant], bench: Workbench) -> Findings:
-    """The variants' windows, interleaved, and the isolated all-reduce of all gradients."""
+    """The variants' windows, interleaved until they are settled, and the isolated all-reduce of all gradients."""
     spec, rank = bench.spec, bench.rank
     steps = {variant.name: variant.step for variant in variants}
     steps_per_window = warm_up(steps, rank)
     parameters = variants[0].model.parameters()
     gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-    return Findings(
-        device=rank.device.type,
-        gpu=torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else "",
-        num_ranks=rank.world_size,
-        batch_size_per_gpu=spec.batch_size_per_gpu,
-        gradient_bytes=gradient_bytes,
-        steps_per_window=steps_per_window,
-        windows=interleave(steps, spec.windows, steps_per_window, rank),
-        swept_ns=list(time_all_reduce(gradient_bytes, False, rank).times_ns),
+
+    def collect(windows: Windows) -> Findings:
+        return Findings(
+            device=rank.device.type,
+            gpu=torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else "",
+            num_ranks=rank.world_size,
+            batch_size_per_gpu=spec.batch_size_per_gpu,
+            gradient_bytes=gradient_bytes,
+            steps_per_window=steps_per_window,
+            windows=windows,
+            swept_ns=[],
+        )
+
+    windows = interleave(
+        steps, spec.windows, steps_per_window, rank, lambda windows: answers.are_settled(collect(windows))
     )
+    swept_ns = list(time_all_reduce(gradient_bytes, False, rank).times_ns)
+    return msgspec.structs.replace(collect(windows), swept_ns=swept_ns)
 
 
 def time_bare_loop(num_bytes: int, rank: Rank) -> list[int]:
@@ -135,8 +145,11 @@ def drowsy(step: Step, rank: Rank) -> Step:
     return sleep_and_step
 
 
-def time_clock(spec: Spec, rank: Rank) -> tuple[list[int], list[int], list[float]]:
-    """Wall time of the training loop with and without its marks, by window, and the parts' share of it."""
+def time_clock(name: str, spec: Spec, rank: Rank) -> tuple[list[int], list[int], list[float]]:
+    """Wall time of the training loop with and without its marks, by window, and the parts' share of it.
+
+    Pairs of windows, until what the marks cost is known within its limit.
+    """
     num_windows = spec.windows
     spec = msgspec.structs.replace(spec, measure="epochs", windows=1, epochs=1, max_steps=10)
     step = EagerStep(build_model(spec.model or "resnet18", num_classes=10).to(rank.device), spec, rank)
@@ -150,20 +163,19 @@ def time_clock(spec: Spec, rank: Rank) -> tuple[list[int], list[int], list[float
     wall_ns = max(distributed.gather(run(spec, SilentClock)[0]))
     num_steps = max(10, min(200, math.ceil(TARGET_WINDOW_S / (wall_ns / 10 / 1e9))))
     spec = msgspec.structs.replace(spec, max_steps=num_steps)
-    windows: dict[type[StepClock], list[tuple[int, float]]] = {StepClock: [], SilentClock: []}
-    order = list(windows)
+    times_ns: dict[type[StepClock], list[int]] = {StepClock: [], SilentClock: []}
+    shares: list[float] = []
+    order = list(times_ns)
     shuffle = random.Random(0).shuffle
     for _ in range(num_windows):
         shuffle(order)
+        pair = {clock: run(spec, clock) for clock in order}
+        shares.append(pair[StepClock][1])
         for clock in order:
-            windows[clock].append(run(spec, clock))
-    clocked, silent = (distributed.gather(windows[clock]) for clock in (StepClock, SilentClock))
-    return slowest(clocked), slowest(silent), [share for _, share in windows[StepClock]]
-
-
-def slowest(ranks: list[list[tuple[int, float]]]) -> list[int]:
-    """The slowest rank's wall time in each window."""
-    return [max(wall_ns for wall_ns, _ in window) for window in zip(*ranks, strict=True)]
+            times_ns[clock].append(max(distributed.gather(pair[clock][0])))
+        if answers.is_clock_settled(name, times_ns[StepClock], times_ns[SilentClock]):
+            break
+    return times_ns[StepClock], times_ns[SilentClock], shares
 
 
 TASKS: dict[str, Callable[[Spec, Rank], Findings]] = {

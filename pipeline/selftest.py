@@ -38,7 +38,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--num-gpus", type=int, help="GPUs to use (default: all that are visible; 2 processes on CPU)")
     parser.add_argument("--batch-size-per-gpu", type=int, help="samples a GPU and step (default: 512; 8 on CPU)")
     parser.add_argument("--model", choices=get_args(Model), default="resnet18", help="what is trained")
-    parser.add_argument("--windows", type=int, default=12, help="rounds of interleaved windows, six or more")
+    parser.add_argument("--windows", type=int, default=120, help="rounds of interleaved windows at most, six or more")
     parser.add_argument(
         "--judge", type=Path, metavar="FILE", help="measure nothing: judge the runs of an earlier --json"
     )

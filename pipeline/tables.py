@@ -91,7 +91,7 @@ def time_figures(cell: Cell) -> Row:
         "noise_floor": spread.noise_floor(epoch_time_s),
         "interval_over": spread.over,
         "num_windows": spread.num_windows,
-        "notes": [*([spread.note] if spread.note else []), *parts_notes(cell), *execution_notes(cell)],
+        "notes": [*spread.notes, *parts_notes(cell), *execution_notes(cell)],
     }
 
 

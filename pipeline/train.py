@@ -1,7 +1,6 @@
 """The training loop of one rank: warm up for an epoch, then time the next ones."""
 
 import math
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,19 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline import distributed, intervals
+from pipeline import distributed
 from pipeline.data import MEAN, STD, Images, TrainingBatches, build_batches, load_images
 from pipeline.distributed import Rank
 from pipeline.measurement import DeviceMemory, Epoch, Measurement, RankEpoch
 from pipeline.models import build_model
 from pipeline.prepare import choose_execution, prepare_step, stream_of
 from pipeline.schema import MAX_CLOCKS, MAX_STEP_TIMES
+from pipeline.settled import is_time_settled
 from pipeline.spec import Spec
 from pipeline.step import Step, learning_rate
 from pipeline.timing import PARTS, Series, StepClock
 
 MAX_EVALUATION_BATCH_SIZE = 1000
-SETTLED_HALF_WIDTH = 0.02  # of the median: narrower, and more windows are not worth their time
 
 
 class RankSeries(NamedTuple):
@@ -96,18 +95,16 @@ def run_epochs(
 
 
 def is_settled(spec: Spec, epochs: Sequence[Epoch]) -> bool:
-    """Whether the windows so far give the epoch time within 2 % (half-width of its interval), so that the rest may go.
+    """Whether the windows so far give the epoch time well enough, so that the rest may go.
 
     Only where the epochs after the first are windows and nothing else: epochs == windows + 1, and no evaluation or
-    remedies, which ask what the whole training learns. Never before there are enough windows for an interval (6).
-    Every rank answers alike, for it has every rank's clock. Looking after each window costs a little of the
-    interval's coverage.
+    remedies, which ask what the whole training learns.
     """
     if spec.measure != "epochs" or spec.epochs != spec.windows + 1 or spec.evaluate or spec.remedies:
         return False
-    times_ns = [rank.epoch_time_ns for epoch in epochs[1:] if (rank := epoch.slowest) and rank.epoch_time_ns]
-    interval = intervals.median_interval(times_ns)
-    return interval is not None and intervals.half_width(interval, statistics.median(times_ns)) < SETTLED_HALF_WIDTH
+    return is_time_settled(
+        [rank.epoch_time_ns for epoch in epochs[1:] if (rank := epoch.slowest) and rank.epoch_time_ns]
+    )
 
 
 def run_epoch(

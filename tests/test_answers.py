@@ -8,10 +8,12 @@ from pipeline.answers import (
     Answer,
     Findings,
     Verdict,
+    are_settled,
     busbw_gb_s,
     difference_us,
     exposed_us,
     far_end,
+    is_clock_settled,
     judge,
     judge_bare_loop,
     judge_clock,
@@ -346,3 +348,21 @@ def test_findings_survive_their_file_and_each_failure_is_its_own() -> None:
     assert msgspec.json.decode(msgspec.json.encode(found), type=Findings) == found
     answers = judge(found, make_findings(), SOCKETS)
     assert [answer.check for answer in answers if answer.verdict == "fail"] == ["injected all-reduce"]
+
+
+def test_rounds_go_on_until_every_series_is_told_from_the_no_op_hook() -> None:
+    assert are_settled(make_findings())
+    uneven = [300.0, 300.0, 300.0, 300.0, 300.0, 400.0]  # half of 100 us, where 45 are 15 %
+    assert not are_settled(make_findings({**ADDED_US, "one_bucket": uneven}))
+    assert not are_settled(make_findings({**ADDED_US, "no_op_hook_again": [0.0] * 5 + [41.0]}))
+    assert are_settled(make_findings({**ADDED_US, "no_op_hook_again": [0.0] * 5 + [39.0]}))
+
+
+@pytest.mark.parametrize(
+    ("name", "last_ns", "settled"),
+    [("small", 1_059, True), ("small", 1_061, False), ("large", 1_019, True), ("large", 1_021, False)],
+)
+def test_pairs_go_on_until_the_clock_costs_are_known_within_their_limit(name: str, last_ns: int, settled: bool) -> None:
+    clocked_ns, silent_ns = [1_000] * 5 + [last_ns], [1_000] * 6
+    assert is_clock_settled(name, clocked_ns, silent_ns) is settled
+    assert not is_clock_settled(name, clocked_ns[1:], silent_ns[1:])

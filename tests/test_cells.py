@@ -63,37 +63,49 @@ def test_the_interval_is_over_repeats_where_there_are_six_and_each_counts_once()
     found = [windowed(0.5, number, 9.0, repeat=number) for number in range(1, 7)]
     spread = spread_of(cell_of(*found))
     assert (spread.interval, spread.over) == (Interval(1.0, 6.0, 0.96875, 6), "repeats")
-    assert (spread.num_windows, spread.note) == (18, None)
+    assert (spread.num_windows, spread.notes) == (18, [])
 
 
 def test_else_it_is_over_the_windows_of_all_repeats_and_says_so() -> None:
     found = [windowed(1.0, 2.0, 3.0), windowed(4.0, 5.0, 6.0, repeat=1)]
     spread = spread_of(cell_of(*found))
     assert (spread.interval, spread.over) == (Interval(1.0, 6.0, 0.96875, 6), "windows")
-    assert spread.note == "interval over the windows of 2 repeats together"
+    assert spread.notes == ["interval over the windows of 2 repeats together"]
 
 
 @pytest.mark.parametrize(
-    ("found", "missing", "note"),
+    ("found", "missing", "notes"),
     [
-        ([windowed(1.0)], {}, None),  # nobody asked for an interval
-        ([windowed(*[1.0] * 5)], {}, "an interval needs 6 windows or repeats, got 5"),
-        ([windowed(1.0), windowed(1.0, repeat=1)], {}, "an interval needs 6 windows or repeats, got 2"),
-        ([make_record()], {"repeat": 1}, "an interval needs 6 windows or repeats, got 1"),
+        ([windowed(1.0)], {}, []),  # nobody asked for an interval
+        ([windowed(*[1.0] * 5)], {}, ["an interval needs 6 windows or repeats, got 5"]),
+        ([windowed(1.0), windowed(1.0, repeat=1)], {}, ["an interval needs 6 windows or repeats, got 2"]),
+        ([make_record()], {"repeat": 1}, ["an interval needs 6 windows or repeats, got 1"]),
     ],
     ids=["one window", "five windows", "two repeats", "a repeat is missing"],
 )
 def test_fewer_than_six_values_have_no_interval_and_say_why_where_one_was_asked_for(
-    found: list[Record], missing: dict[str, Any], note: str | None
+    found: list[Record], missing: dict[str, Any], notes: list[str]
 ) -> None:
     spread = spread_of(cell_of(*found, **missing))
-    assert (spread.interval, spread.over, spread.note) == (None, None, note)
+    assert (spread.interval, spread.over, spread.notes) == (None, None, notes)
     assert spread.noise_floor(1.0) is None
 
 
 def test_a_point_without_a_time_says_nothing_of_intervals() -> None:
     spread = spread_of(cell_of(make_record(make_spec(windows=9, epochs=10), status="oom")))
-    assert (spread.interval, spread.num_windows, spread.note) == (None, 0, None)
+    assert (spread.interval, spread.num_windows, spread.notes) == (None, 0, [])
+
+
+def test_windows_that_drift_are_not_alike_and_the_interval_says_so() -> None:
+    slowed = windowed(*[1.0, 1.01, 1.02] * 2, *[1.1, 1.12, 1.13] * 2)
+    note = "the epoch time drifted by +10.9% while it was measured: its interval is too narrow"
+    assert spread_of(cell_of(slowed)).notes == [note]
+    steady = windowed(*[1.0, 1.01, 1.13] * 2, *[1.1, 1.12, 1.02] * 2)
+    assert spread_of(cell_of(steady)).notes == []
+    together = spread_of(cell_of(windowed(*[1.0] * 6, repeat=0), windowed(*[1.1] * 6, repeat=1)))
+    assert together.notes == ["interval over the windows of 2 repeats together"], (
+        "another process may have another pace"
+    )
 
 
 def test_the_noise_floor_is_the_half_width_over_the_median() -> None:

@@ -8,6 +8,7 @@ from pipeline.exposure import (
     difference,
     disagreement,
     figure_of,
+    is_settled,
     profiled_s,
     step_time,
     step_times_s,
@@ -147,3 +148,25 @@ def test_where_they_do_not_the_reason_fits_the_direction(
 ) -> None:
     note = disagreement(exposed_us * US, traced_us * US, busy)
     assert note == f"the trace shows {traced_us:.0f} us exposed, the step times {exposed_us:.0f}: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("changed", "settled"),
+    [
+        ({}, True),
+        ({"plain": [900.0] * 5 + [950.0]}, False),  # half of 5.6 %
+        ({"ddp": [1000.0] * 5 + [1039.0]}, True),  # known within 19.5 us
+        ({"ddp": [1010.0] * 5 + [1000.0], "no_op_hook": [970.0] * 5 + [1000.0]}, True),  # 0 to 40 us, and below 2 %
+        ({"ddp": [1010.0] * 5 + [1000.0], "no_op_hook": [968.0] * 5 + [1000.0]}, False),  # 0 to 42 us
+    ],
+)
+def test_rounds_are_settled_once_every_step_and_exposed_communication_are_known(
+    changed: dict[Variant, list[float]], settled: bool
+) -> None:
+    steady: dict[Variant, list[float]] = {"plain": [900.0] * 6, "ddp": [1000.0] * 6, "no_op_hook": [950.0] * 6}
+    assert is_settled(make_communication(steady | changed)) is settled
+
+
+def test_data_parallel_is_settled_by_its_step_times_alone() -> None:
+    assert is_settled(make_communication({"plain": [900.0] * 6, "dp": [1000.0] * 6}))
+    assert not is_settled(make_communication({"plain": [900.0] * 6, "dp": [1000.0] * 5 + [1100.0]}))

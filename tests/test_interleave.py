@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pipeline.distributed import Rank
-from pipeline.interleave import MAX_STEPS, MIN_STEPS, WARM_UP_STEPS, Step, interleave, warm_up
+from pipeline.interleave import MAX_STEPS, MIN_STEPS, WARM_UP_STEPS, Step, Windows, interleave, warm_up
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"))
 
@@ -30,6 +30,20 @@ def test_every_rank_and_every_run_has_the_same_order() -> None:
     interleave(logging_steps(first, "a", "b", "c"), 5, 1, ALONE)
     interleave(logging_steps(second, "a", "b", "c"), 5, 1, ALONE)
     assert first == second
+
+
+def test_rounds_end_once_their_windows_are_settled() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def are_settled(windows: Windows) -> bool:
+        asked.append((len(windows["a"]), len(windows["b"])))
+        return len(windows["a"]) == 3
+
+    log: list[str] = []
+    windows = interleave(logging_steps(log, "a", "b"), 8, 1, ALONE, are_settled)
+    assert asked == [(1, 1), (2, 2), (3, 3)], "whole rounds, and after each of them"
+    assert [len(values) for values in windows.values()] == [3, 3]
+    assert len(log) == 6
 
 
 def test_a_window_is_as_long_as_its_steps() -> None:

@@ -259,7 +259,7 @@ def test_a_point_that_asks_for_more_than_windows_runs_every_epoch(fields: dict[s
 
 
 def test_a_settled_point_leaves_out_the_epochs_that_remain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.train.SETTLED_HALF_WIDTH", 100.0)  # a busy machine settles too
+    monkeypatch.setattr("pipeline.settled.TIME_HALF_WIDTH", 100.0)  # a busy machine settles too
     fields = {"windows": 9, "epochs": 10, "num_samples": 64, "input": "synthetic"}
     measurement, series = train(**fields)
     assert [epoch.epoch for epoch in measurement.epochs] == [1, 2, 3, 4, 5, 6, 7]  # 1 + 6, never fewer
@@ -271,7 +271,7 @@ def test_a_settled_point_leaves_out_the_epochs_that_remain(monkeypatch: pytest.M
 
 
 def test_a_point_that_never_settles_runs_all_of_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.train.SETTLED_HALF_WIDTH", 0.0)
+    monkeypatch.setattr("pipeline.settled.TIME_HALF_WIDTH", 0.0)
     measurement, _ = train(windows=8, epochs=9, num_samples=64, input="synthetic")
     assert len(measurement.epochs) == 9
 
