@@ -97,7 +97,13 @@ def test_what_the_compiler_is_told_depends_on_the_execution() -> None:
     assert compilation.inductor_options("compile") == {"combo_kernels": True}
     captured = compilation.inductor_options("compiled_graph")
     assert isinstance(captured.pop("post_grad_custom_post_pass"), overlap.OverlapWeightGradients)
-    assert captured == {"combo_kernels": True, "allow_buffer_reuse": False, "inplace_buffers": False}
+    assert captured == {
+        "combo_kernels": True,
+        "allow_buffer_reuse": False,
+        "inplace_buffers": False,
+        "max_autotune_pointwise": True,
+        "coordinate_descent_tuning": True,
+    }
     torch.compile(nn.Linear(1, 1), options=captured)  # which refuses an option that it does not know
 
 
