@@ -34,14 +34,14 @@ def compile_model(model: nn.Module, execution: Execution, spec: Spec) -> Compile
 
 def inductor_options(execution: Execution) -> dict[str, Any]:
     """What makes the step faster on a GPU (README.md has by how much): many small kernels as one, and in a captured
-    step the weight gradients beside the rest of the backward pass, and kernels tuned for this GPU.
+    step the weight gradients beside the rest of the backward pass, and the pointwise kernels tuned on this GPU.
     """
     options: dict[str, Any] = {"combo_kernels": True}
     if execution in CAPTURED:
         from pipeline import overlap  # imports TorchInductor, which takes a second
 
         options |= overlap.INDUCTOR_OPTIONS | {"post_grad_custom_post_pass": overlap.OverlapWeightGradients()}
-        options |= {"max_autotune_pointwise": True, "coordinate_descent_tuning": True}
+        options["max_autotune_pointwise"] = True
     return options
 
 

@@ -102,7 +102,6 @@ def test_what_the_compiler_is_told_depends_on_the_execution() -> None:
         "allow_buffer_reuse": False,
         "inplace_buffers": False,
         "max_autotune_pointwise": True,
-        "coordinate_descent_tuning": True,
     }
     torch.compile(nn.Linear(1, 1), options=captured)  # which refuses an option that it does not know
 
