@@ -28,11 +28,11 @@ SLURM_VARIABLES = (
     "SLURM_CPUS_PER_TASK",
     "SLURM_MEM_PER_NODE",
 )
-ALLOWED = re.compile(r"(NCCL|TORCH|OMP|GLOO)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER")
+ALLOWED = re.compile(r"(NCCL|TORCH|TORCHINDUCTOR|OMP|GLOO)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER")
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 CREDENTIALS = re.compile(r"://[^/@\s]+@")
 MAX_TEXT = 400
-TORCH_ELASTIC = "TORCHELASTIC_"  # torchrun's own, different in every run
+IDLE = ("TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR")  # torchrun's own, different in every run; where files lie
 
 
 def capture(spec: Spec, rank: Rank) -> Environment:
@@ -108,5 +108,5 @@ def allowed_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: "redacted" if SECRET.search(name) else CREDENTIALS.sub("://redacted@", value)[:MAX_TEXT]
         for name, value in sorted(environ.items())
-        if ALLOWED.fullmatch(name) and not name.startswith(TORCH_ELASTIC)
+        if ALLOWED.fullmatch(name) and not name.startswith(IDLE)
     }

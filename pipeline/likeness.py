@@ -3,14 +3,19 @@
 A fact that a record does not state marks nothing, and neither do timings that were measured elsewhere.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
 
 from pipeline.schema import Record
 
+Fact = Callable[[Record], str | None]
+
 MAX_VALUES = 3  # that a note lists
 MAX_VALUE = 40  # characters
+SETTING = re.compile(r"(NCCL|GLOO|TORCHINDUCTOR)_(?!VERSION|DEBUG)\w+")  # variables that change a step's time
 
-FACTS: dict[str, Callable[[Record], str | None]] = {
+FACTS: dict[str, Fact] = {
     "commit": lambda record: (record.environment.git_commit or "")[:12],
     "torch": lambda record: record.environment.torch,
     "NCCL": lambda record: record.environment.nccl,
@@ -28,7 +33,7 @@ def kind_of(record: Record) -> tuple[object, ...]:
 
 def mixtures(records: Sequence[Record]) -> list[str]:
     """A note for every fact in which records that are pooled differ."""
-    found = {name: facts_of(records, fact) for name, fact in FACTS.items()}
+    found = {name: facts_of(records, fact) for name, fact in all_facts(records).items()}
     return [f"mixed {name}: {listed(values)}" for name, values in found.items() if len(values) > 1]
 
 
@@ -39,7 +44,7 @@ def unlike_baseline(records: Sequence[Record], baseline: Sequence[Record]) -> li
     the same name is another boot after a restart, or another machine: clouds call all of theirs alike.
     """
     notes = []
-    for name, fact in FACTS.items():
+    for name, fact in all_facts([*records, *baseline]).items():
         ours, theirs = facts_of(records, fact), facts_of(baseline, fact)
         if ours and theirs and ours != theirs:
             notes.append(f"baseline with another {name} ({listed(theirs)} against {listed(ours)})")
@@ -52,7 +57,18 @@ def unlike_baseline(records: Sequence[Record], baseline: Sequence[Record]) -> li
     return notes
 
 
-def facts_of(records: Sequence[Record], fact: Callable[[Record], str | None]) -> set[str]:
+def all_facts(records: Sequence[Record]) -> Mapping[str, Fact]:
+    """The facts of any record, and each variable that some of these were measured under."""
+    variables = {name for record in records for name in record.environment.variables if SETTING.fullmatch(name)}
+    return FACTS | {name: functools.partial(setting_of, name) for name in sorted(variables)}
+
+
+def setting_of(name: str, record: Record) -> str | None:
+    """A variable's value; None where the record says nothing of its environment."""
+    return record.environment.variables.get(name, "not set") if record.environment.torch else None
+
+
+def facts_of(records: Sequence[Record], fact: Fact) -> set[str]:
     """The values that occur among the records measured here."""
     return {value for record in records if record.measured and (value := fact(record))}
 

@@ -53,6 +53,24 @@ def executed(execution: Execution, repeat: int = 0) -> Record:
     return msgspec.structs.replace(record, measurement=measurement)
 
 
+def under(repeat: int = 0, **variables: str) -> Record:
+    return on(repeat, torch="2.11.0", variables=variables)
+
+
+def test_records_measured_under_unlike_variables_of_a_library_are_marked() -> None:
+    sockets, fast = under(NCCL_P2P_DISABLE="1"), under(1)
+    assert mixtures([sockets, fast]) == ["mixed NCCL_P2P_DISABLE: 1, not set"]
+    assert unlike_baseline([sockets], [fast]) == ["baseline with another NCCL_P2P_DISABLE (not set against 1)"]
+    tuned, again = (under(number, TORCHINDUCTOR_MAX_AUTOTUNE="1") for number in (0, 1))
+    assert mixtures([tuned, again]) == []
+    assert mixtures([tuned, on(1)]) == [], "a record that says nothing of its environment marks nothing"
+
+
+@pytest.mark.parametrize("name", ["NCCL_VERSION", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "CUDA_VISIBLE_DEVICES"])
+def test_variables_that_change_no_time_mark_nothing(name: str) -> None:
+    assert mixtures([on(torch="2.11.0", variables={name: "1"}), under(1)]) == []
+
+
 def test_the_values_are_named_the_baselines_first() -> None:
     assert mixtures([on(torch="2.11.0"), on(1, torch="2.10.0")]) == ["mixed torch: 2.10.0, 2.11.0"]
     assert unlike_baseline([on(precision_used="tf32")], [on(precision_used="fp32")]) == [
