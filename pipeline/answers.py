@@ -107,9 +107,9 @@ def are_settled(found: Findings) -> bool:
 
 
 def is_clock_settled(name: str, clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> bool:
-    """Whether what the marks cost is known within its limit, half the width of its interval."""
+    """Whether what the marks cost is known within half of its limit; never below six pairs."""
     interval = median_interval(clock_costs(clocked_ns, silent_ns))
-    return interval is not None and (interval.high - interval.low) / 2 < CLOCK_TOLERANCE[name]
+    return interval is not None and (interval.high - interval.low) / 2 < CLOCK_TOLERANCE[name] / 2
 
 
 def clock_costs(clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> list[float]:

@@ -148,7 +148,7 @@ def drowsy(step: Step, rank: Rank) -> Step:
 def time_clock(name: str, spec: Spec, rank: Rank) -> tuple[list[int], list[int], list[float]]:
     """Wall time of the training loop with and without its marks, by window, and the parts' share of it.
 
-    Pairs of windows, until what the marks cost is known within its limit.
+    Pairs of windows, until what the marks cost is known well enough to judge it.
     """
     num_windows = spec.windows
     spec = msgspec.structs.replace(spec, measure="epochs", windows=1, epochs=1, max_steps=10)
