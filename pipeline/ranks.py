@@ -15,13 +15,16 @@ import tempfile
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.ending import RankExit
 from pipeline.exits import Refusal, talk
 from pipeline.handover import Handover
 from pipeline.here import node_rank
 from pipeline.spec import Spec
+
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
 
 WORKER, FORERUNNER = "pipeline.worker", "pipeline.forerunner"  # by name: this process needs none of what they import
 FIRST_PORT, NUM_PORTS = 15_000, 15_000  # below the ephemeral range
@@ -37,14 +40,36 @@ def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankE
     leaves no record: what Slurm says of the job then says why.
     """
     with threads_of(spec):
-        start_method = import_ahead()
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
+        return await_ranks(spec, handover, launch_id, import_ahead())
+
+
+def await_ranks(spec: Spec, handover: Handover, launch_id: str, start_method: str) -> dict[int, RankExit]:
+    """Start the ranks, and wait until all have ended."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.launcher.api import elastic_launch
+
+    config = launch_config(spec, handover, launch_id, start_method)
+    try:
+        elastic_launch(config, run_rank)(handover.folder, *changes_of_environ())
+    except (RendezvousError, OSError, EOFError) as error:  # the last two where the process to fork from is in trouble
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    except ChildFailedError as error:
+        return {rank: RankExit(failure.exitcode, failure.timestamp) for rank, failure in error.failures.items()}
+    except SignalException as error:
+        talk(f"{spec.run_id()}: ended by {signal.Signals(error.sigval).name}, no record is written")
+        sys.exit(128 + error.sigval)
+    return {}
+
+
+def launch_config(spec: Spec, handover: Handover, launch_id: str, start_method: str) -> "LaunchConfig":
+    """What torchrun's agent is told: this node's share of the ranks, no restarts, and where they meet."""
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig
 
     meeting = rendezvous(spec)
-    config = LaunchConfig(
+    return LaunchConfig(
         min_nodes=spec.num_nodes,
         max_nodes=spec.num_nodes,
         nproc_per_node=spec.num_processes_per_node,
@@ -58,17 +83,6 @@ def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankE
         local_addr=meeting.local_address,
         logs_specs=DefaultLogsSpecs(str(handover.folder)),  # not in TMPDIR, where nobody removes it
     )
-    try:
-        with threads_of(spec):
-            elastic_launch(config, run_rank)(handover.folder, *changes_of_environ())
-    except (RendezvousError, OSError, EOFError) as error:  # the last two where the process to fork from is in trouble
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
-    except ChildFailedError as error:
-        return {rank: RankExit(failure.exitcode, failure.timestamp) for rank, failure in error.failures.items()}
-    except SignalException as error:
-        talk(f"{spec.run_id()}: ended by {signal.Signals(error.sigval).name}, no record is written")
-        sys.exit(128 + error.sigval)
-    return {}
 
 
 def import_ahead() -> str:

@@ -3,9 +3,10 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 from cluster import Cluster, missing_parts, throwaway_cluster
@@ -35,6 +36,15 @@ def run_command(
         text=True,
         timeout=600,
     )
+
+
+def wait_for(what: Callable[[], Any], timeout_s: float = 90) -> Any:
+    """What the function gives once it is true."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"waited {timeout_s} s"
+        time.sleep(0.05)
+    return found
 
 
 @pytest.fixture

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import wait_for
 from factories import LENET, ROOT, make_experiment, make_spec, plant_proof
 from hypothesis import given
 from hypothesis import strategies as st
-from test_local import wait_for, workers_of
+from test_local import workers_of
 
 from pipeline import here, lanes
 from pipeline.command import LaunchOptions, launch_command

@@ -7,12 +7,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import ROOT, Command
+from conftest import ROOT, Command, wait_for
 from factories import LENET, make_experiment, make_record, make_spec
 
 from pipeline import here
@@ -40,14 +38,6 @@ def workers_of(folder: Path) -> list[int]:
                 found.append(int(entry.name))
         except OSError:
             continue
-    return found
-
-
-def wait_for(what: Callable[[], Any], timeout_s: float = 90) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert time.monotonic() < deadline, f"waited {timeout_s} s"
-        time.sleep(0.1)
     return found
 
 
@@ -143,9 +133,8 @@ def test_nothing_is_left_in_tmpdir_also_where_its_path_is_too_long_for_a_socket(
     small = ("--set", "num_samples=64", "batch_size_per_gpu=8")
     with tempfile.TemporaryDirectory(prefix="x" * 100 if long else "x") as folder:
         answer = pipeline(*submit, *small, env={**os.environ, "TMPDIR": folder})
-        assert [
-            name for name in os.listdir(folder) if not name.startswith("torchinductor_")
-        ] == []  # a cache of torch's
+        left = [name for name in os.listdir(folder) if not name.startswith("torchinductor_")]  # a cache of torch's
+    assert left == []
     assert answer.returncode == 0, answer.stderr
     (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("two/records/*.json")]
     assert record["status"] == "ok"

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster import Cluster
-from conftest import CPU_SIZE, ROOT, Command
+from conftest import CPU_SIZE, ROOT, Command, wait_for
 from factories import LENET, make_spec, plant_proof
 
 from pipeline.experiment import Experiment
@@ -65,15 +65,6 @@ def states(pipeline: Command, folder: Path, env: Env) -> dict[str, dict[str, Any
     answer = pipeline("status", folder, "--json", env=env)
     assert answer.returncode == 0, answer.stderr
     return {part["run_id"]: part for parts in json.loads(answer.stdout)["experiments"].values() for part in parts}
-
-
-def wait_for(what: Callable[[], Any], timeout_s: float = 60) -> Any:
-    """What the function gives once it is true."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        time.sleep(0.2)
-    return found
 
 
 def queued(cluster: Cluster) -> list[str]:

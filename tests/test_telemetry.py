@@ -5,13 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CPU_SIZE, ROOT, Command
+from conftest import CPU_SIZE, ROOT, Command, wait_for
 from factories import make_spec
 
 from pipeline import telemetry
@@ -54,14 +53,6 @@ def with_pynvml(tmp_path: Path, text: str, mask: str | None = None) -> dict[str,
     (tmp_path / "fake" / "pynvml.py").write_text(text)
     env = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
     return {**env, "PYTHONPATH": f"{tmp_path / 'fake'}:{ROOT}"} | ({"CUDA_VISIBLE_DEVICES": mask} if mask else {})
-
-
-def wait_for(what: Callable[[], Any], timeout_s: float = 60) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert time.monotonic() < deadline, f"waited {timeout_s} s"
-        time.sleep(0.02)
-    return found
 
 
 def start_sampler(handover: Handover, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:

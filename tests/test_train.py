@@ -1,13 +1,13 @@
 import math
 import time
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from factories import LENET, RESNET18_GRADIENT_BYTES, RESNET18_PARAMETERS, make_measurement, make_record, make_spec
+from factories import LENET, make_measurement, make_record, make_spec
 from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
@@ -19,7 +19,7 @@ from pipeline.measurement import Epoch, Measurement, RankEpoch
 from pipeline.models import build_model
 from pipeline.records import encode
 from pipeline.schema import MAX_STEP_TIMES
-from pipeline.spec import Model, Spec
+from pipeline.spec import Spec
 from pipeline.step import EagerStep, learning_rate, place, unmarked
 from pipeline.timing import PARTS, Series
 from pipeline.train import (
@@ -316,28 +316,6 @@ def test_evaluation_is_the_mean_over_the_whole_test_set_in_evaluation_mode() -> 
     images = Images(np.zeros((1200, 1, 1, 3), dtype=np.uint8), labels, 2)
     loss, accuracy = evaluate(SaysClassZero(), images, ALONE, 1000)
     assert (loss, accuracy) == (25.0, 0.75)
-
-
-def test_resnet18_for_cifar_has_the_published_size() -> None:
-    sizes = [parameter.numel() for parameter in build_model("resnet18", 10).parameters()]
-    assert sum(sizes) == RESNET18_PARAMETERS == 11_173_962
-    assert 4 * sum(sizes) == RESNET18_GRADIENT_BYTES == 44_695_848
-
-
-@pytest.mark.parametrize("name", get_args(Model))
-@pytest.mark.parametrize("num_classes", [10, 3])
-def test_every_model_of_the_axis_builds_and_gives_a_score_a_class(name: Model, num_classes: int) -> None:
-    scores = build_model(name, num_classes)(torch.zeros(2, 3, 32, 32))
-    assert scores.shape == (2, num_classes)
-
-
-def test_zero_gamma_makes_every_residual_block_begin_as_its_shortcut() -> None:
-    def last_gammas(zero_gamma: bool) -> list[float]:
-        named = build_model("resnet18", 10, zero_gamma).named_parameters()
-        return [float(gamma.detach().abs().max()) for name, gamma in named if name.endswith("bn2.weight")]
-
-    assert last_gammas(True) == [0.0] * 8
-    assert last_gammas(False) == [1.0] * 8
 
 
 def test_a_measurement_says_the_size_of_its_model() -> None:
