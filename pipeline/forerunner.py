@@ -1,7 +1,7 @@
 """What the process imports that ranks are forked from: all that a rank needs, and nothing that touches a device.
 
-For that process alone: importing this module ends the importer when its parent ends. An import that fails is left to the
-rank, which says so in its record.
+For that process alone: importing this module ends the importer when its parent ends. An import that fails is left to
+the rank, which says so in its record.
 """
 
 import contextlib
