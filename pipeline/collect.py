@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pipeline.outcomes import Collected
     from pipeline.prediction import Link
     from pipeline.proof import Proof
+    from pipeline.spec import Spec
     from pipeline.tables import Tables
 
 
@@ -102,9 +103,14 @@ def collect_experiment(experiment: "Experiment", link: "Link | None" = None) -> 
         found, rejected = records.read_folder(experiment.records, for_tables=True)
     except OSError as error:
         raise Refusal(f"cannot read {experiment.records}: {error.strerror}; mend its permissions.") from error
-    expected = manifest.points if manifest else list(dict.fromkeys(record.spec for record in found))
+    expected = manifest.points if manifest else sorted({record.spec for record in found}, key=usual_order)
     collected = resolve(expected, found, rejected)
     return collected, build_tables(collected.outcomes, link)
+
+
+def usual_order(spec: "Spec") -> tuple[int, str, int, str]:
+    """Where a point stands when no grid says: by GPUs, strategy and batch."""
+    return spec.num_gpus, spec.strategy, spec.batch_size_per_gpu, spec.run_id()
 
 
 def shape_of(tables: "Tables", collected: "Collected", proofs: "list[Proof]") -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline import local, scheduler, slurm, staging
 from pipeline.command import LaunchOptions
-from pipeline.exits import Refusal, talk
+from pipeline.exits import Refusal, counted, talk
 from pipeline.experiment import Array, Experiment, Submission, start_submission
 from pipeline.follow import standings
 from pipeline.plan import PlannedArray
@@ -70,7 +70,7 @@ def submit_arrays(
         count, num_points = len(array.elements), sum(len(element) for element in array.elements)
         points = f", {num_points} points" if num_points > count else ""
         lanes = f", {array.num_lanes} lanes" if array.num_lanes > 1 else ""
-        print(f"array {array.job_id}: {count} element{'s' * (count > 1)}, {planned.shape}{points}{lanes}", flush=True)
+        print(f"array {array.job_id}: {counted(count, 'element')}, {planned.shape}{points}{lanes}", flush=True)
 
 
 def adopt_announced(experiment: Experiment) -> None:

@@ -27,6 +27,11 @@ def talk(sentence: str) -> None:
     print(printable(sentence), file=sys.stderr, flush=True)
 
 
+def counted(number: int, noun: str) -> str:
+    """So many of something: 1 point, 2 points."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def printable(text: str) -> str:
     """The text without control characters other than line breaks: error texts may hold terminal escapes."""
     return "".join(char if char in "\n\t" or char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -21,7 +21,7 @@ import msgspec
 from pipeline import experiment as experiments
 from pipeline import records
 from pipeline.cells import TIMED_EPOCH
-from pipeline.exits import FINE, Refusal, printable, run_command, talk
+from pipeline.exits import FINE, Refusal, counted, printable, run_command, talk
 from pipeline.experiment import Experiment
 from pipeline.files import Unreadable, read_bounded
 from pipeline.measurement import Epoch, Measurement, RankEpoch, Share
@@ -94,7 +94,7 @@ def main() -> int:
     found = [build_record(rows, *sizes, launch_id, environment) for rows in points]
     check_all(found)
     num_new = publish_all(found, Experiment(arguments.outputs))
-    talk(f"{num_new} records new, {len(found) - num_new} known, in {arguments.outputs}.")
+    talk(f"{counted(num_new, 'record')} new, {len(found) - num_new} known, in {arguments.outputs}.")
     return FINE
 
 
@@ -252,9 +252,11 @@ def check_all(found: list[Record]) -> None:
 
 
 def publish_all(found: list[Record], experiment: Experiment) -> int:
-    """Publish what is new; returns how many records were."""
+    """Publish what is new; returns how many records were. Raises Refusal where others were measured there."""
     experiment.create()
     known, _ = records.read_folder(experiment.records)
+    if any(record.measured for record in known):
+        raise Refusal(f"{experiment.folder} holds points measured here; give the report a folder of its own.")
     published = {(record.run_id, msgspec.json.encode(content(record))) for record in known}
     new = [record for record in found if (record.run_id, msgspec.json.encode(content(record))) not in published]
     with experiment.edit_manifest() as manifest:

@@ -18,7 +18,7 @@ from pipeline import experiment as experiments
 from pipeline.arguments import RERUN_CHOICES, add_point_arguments, launch_options
 from pipeline.command import LaunchOptions
 from pipeline.deadline import Expired
-from pipeline.exits import FINE, GAPS, Refusal, run_command, talk
+from pipeline.exits import FINE, GAPS, Refusal, counted, run_command, talk
 from pipeline.experiment import Experiment
 from pipeline.grid import expand_grid
 from pipeline.handover import Following, Point
@@ -120,7 +120,7 @@ def resolve_grid(name: str, index: int | None, changes: list[str], outputs: Path
     if manifest is None or not announced or not all(spec.run_id() in known for spec in grid.points):
         publish_manifest(experiment, grid.name, list(grid.points), array_id)
     if index >= len(grid.points):
-        talk(f"grid {grid.name} has {len(grid.points)} points; element {index} has nothing to do.")
+        talk(f"grid {grid.name} has {counted(len(grid.points), 'point')}; element {index} has nothing to do.")
         return experiment, []
     return experiment, [grid.points[index]]
 

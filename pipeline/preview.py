@@ -7,6 +7,7 @@ from typing import Any
 from pipeline import slurm
 from pipeline.command import LaunchOptions, launch_command
 from pipeline.estimate import Estimate
+from pipeline.exits import counted
 from pipeline.experiment import Experiment
 from pipeline.plan import PlannedArray, Selection, Site
 from pipeline.spec import stated_fields
@@ -53,13 +54,17 @@ def describe(
 def render(shape: dict[str, Any]) -> str:
     """The plan for people."""
     skipped = "".join(f", {count} {reason}" for reason, count in sorted(shape["skipped"].items()))
-    lines = [f"{len(shape['points'])} points to run{skipped}, {shape['place']}, into {shape['folder']}"]
+    lines = [f"{counted(len(shape['points']), 'point')} to run{skipped}, {shape['place']}, into {shape['folder']}"]
     for point in shape["points"]:
         fields = " ".join(f"{axis}={value}" for axis, value in point.items() if axis != "run_id")
         lines.append(f"  {point['run_id']}  {fields}")
     lines += [row["note"] for row in shape["cost"]]
     for number, array in enumerate(shape["arrays"]):
-        lines += ["", f"array {number}: {len(array['elements'])} elements", *(f"  {n}" for n in array["notices"])]
+        lines += [
+            "",
+            f"array {number}: {counted(len(array['elements']), 'element')}",
+            *(f"  {n}" for n in array["notices"]),
+        ]
         packed = [element for element in array["elements"] if len(element) > 1]
         how = f"in {array['num_lanes']} lanes" if array["num_lanes"] > 1 else "one after another"
         lines += [f"  {how}: {', '.join(element)}" for element in packed]

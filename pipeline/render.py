@@ -7,6 +7,7 @@ from typing import Any
 
 import tabulate
 
+from pipeline.exits import counted
 from pipeline.layouts import LAYOUTS, LEGENDS, Layout
 from pipeline.outcomes import Collected
 from pipeline.proof import Proof
@@ -59,8 +60,8 @@ def render_coverage(collected: Collected) -> str:
     """How many points came to what, and by name those without a result."""
     coverage = collected.coverage
     line = (
-        f"{coverage.expected} points expected: {coverage.ok} ok, {coverage.oom} OOM, {coverage.failed} failed, "
-        f"{coverage.missing} missing, {coverage.rejected} rejected. "
+        f"{counted(coverage.expected, 'point')} expected: {coverage.ok} ok, {coverage.oom} OOM, "
+        f"{coverage.failed} failed, {coverage.missing} missing, {coverage.rejected} rejected. "
         f"Files besides: {coverage.superseded} superseded, {coverage.duplicate} duplicate, {coverage.foreign} foreign."
     )
     gaps = [

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.exits import FINE, GAPS, NOTHING, Refusal, printable, run_command
+from pipeline.exits import FINE, GAPS, NOTHING, Refusal, counted, printable, run_command
 
 if TYPE_CHECKING:
     from pipeline.follow import Standing
@@ -70,7 +70,7 @@ def render(name: str, parts: "list[Standing]") -> str:
     counts = Counter(part.state.word for part in parts)
     total = ", ".join(f"{count} {word}" for word, count in counts.most_common())
     width = max((len(part.state.word) for part in parts), default=0)
-    lines = [printable(f"{name}: {len(parts)} points: {total}")]
+    lines = [printable(f"{name}: {counted(len(parts), 'point')}: {total}")]
     for part in parts:
         why = f"  {part.state.reason}" if part.state.reason else ""
         log = f"  [{part.log}]" if part.log and part.state.word not in ("ok", "oom", "pending", "running") else ""

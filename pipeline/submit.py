@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.arguments import RERUN_CHOICES, add_point_arguments, launch_options
-from pipeline.exits import FINE, Refusal, run_command, talk
+from pipeline.exits import FINE, Refusal, counted, run_command, talk
 
 if TYPE_CHECKING:
     from pipeline.estimate import Estimate
@@ -218,7 +218,7 @@ def read_prologue(path: Path | None) -> bytes | None:
 def report_selection(selection: "Selection") -> None:
     """Say how many points are to run, and how many are not."""
     skipped = "".join(f", {count} {reason}" for reason, count in sorted(selection.skipped.items()))
-    talk(f"{len(selection.todo)} points to run{skipped}.")
+    talk(f"{counted(len(selection.todo), 'point')} to run{skipped}.")
 
 
 if __name__ == "__main__":

@@ -49,6 +49,15 @@ def test_records_without_a_manifest_are_tables_to_collect_and_nothing_to_status(
     assert json.loads(answer.stdout)["experiments"]["x"]["coverage"]["expected"] == 1
 
 
+def test_records_without_a_manifest_stand_by_gpus_and_batch_and_not_by_name(pipeline: Command, tmp_path: Path) -> None:
+    ddp = [make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=size) for size in (8, 16, 128)]
+    alone = [make_spec(batch_size_per_gpu=size) for size in (64, 512)]
+    make_experiment(tmp_path / "x", *map(make_record, [*ddp, *alone])).manifest.unlink()
+    tables = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["x"]
+    assert [row["batch_size_per_gpu"] for row in tables["Q1"]] == [64, 512]
+    assert [row["batch_size_per_gpu"] for row in tables["Q3"]] == [8, 16, 128]
+
+
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'{"schema_version": 9}'])
 @pytest.mark.parametrize("command", ["collect", "status"])
 def test_a_manifest_that_is_none_is_2_and_named(pipeline: Command, tmp_path: Path, command: str, raw: bytes) -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from conftest import run_command
-from factories import RESNET18_GRADIENT_BYTES, ROOT
+from factories import RESNET18_GRADIENT_BYTES, ROOT, make_experiment, make_record
 
 from pipeline import ingest, records
 from pipeline.collect import collect_experiment
@@ -237,6 +237,15 @@ def test_a_second_file_adds_its_points_and_keeps_the_first_ones(tmp_path: Path) 
     ingest_text(tmp_path, GOOD)
     tables = collect(ingest_text(tmp_path, "dp,2,32,2,33.48,,,,ok"))
     assert [row["num_gpus"] for row in tables.Q2] == [1, 2]
+
+
+def test_a_report_does_not_mix_with_points_that_were_measured_here(tmp_path: Path) -> None:
+    measured = make_experiment(tmp_path / "out", make_record())
+    before = measured.manifest.read_bytes()
+    with pytest.raises(Refusal, match="give the report a folder of its own"):
+        ingest_text(tmp_path, GOOD)
+    assert measured.manifest.read_bytes() == before
+    assert len(list(measured.records.iterdir())) == 1
 
 
 def test_a_corrected_file_is_a_new_attempt_and_the_old_record_stays(tmp_path: Path) -> None:

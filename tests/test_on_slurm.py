@@ -97,7 +97,7 @@ def test_a_mixed_grid_runs_in_one_array_a_shape_and_is_never_submitted_twice(
 
     next(out.glob("mixed/records/ddp-1proc*.json")).unlink()
     resumed = pipeline(*submit, "--wait", env=on_slurm)
-    assert "1 points to run, 2 recorded as ok" in resumed.stderr
+    assert "1 point to run, 2 recorded as ok" in resumed.stderr
     assert len([line for line in resumed.stdout.splitlines() if line.startswith("array")]) == 1
     done = pipeline(*submit, env=on_slurm)
     assert (done.returncode, done.stdout.count("array")) == (0, 0)
@@ -273,7 +273,7 @@ def test_arrays_are_cut_to_the_sites_limit_and_a_down_partition_is_named(
     assert (
         sorted(part["state"] for part in after.values()) == ["lost"] + ["pending"] * 44
     )  # without accounting, a waiting element that is cancelled is forgotten
-    assert "1 points to run, 44 queued or running" in pipeline(*submit, *points, env=on_slurm).stderr
+    assert "1 point to run, 44 queued or running" in pipeline(*submit, *points, env=on_slurm).stderr
 
 
 def test_what_no_node_has_is_refused_by_name_before_anything_is_submitted(
@@ -457,5 +457,5 @@ def test_a_job_that_is_cancelled_while_it_runs_is_cancelled_and_is_submitted_aga
     (part,) = states(pipeline, tmp_path, on_slurm).values()
     assert part["state"] == "cancelled"
     assert not list(tmp_path.glob("long/records/*.json"))
-    assert "1 points to run" in pipeline(*submit, "--dry-run", env=on_slurm).stdout
+    assert "1 point to run" in pipeline(*submit, "--dry-run", env=on_slurm).stdout
     wait_for(lambda: not list(workers_on(0)) and not list(workers_on(1)), timeout_s=10)
