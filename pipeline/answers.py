@@ -98,18 +98,23 @@ def exposed_us(found: Findings, name: str = "ddp") -> float:
 
 
 def are_settled(found: Findings) -> bool:
-    """Whether the rounds so far tell every series from that of the no-op hook."""
-    return all(
-        is_difference_settled([one_us / 1e6 for one_us in difference_us(found, name, "no_op_hook")])
-        for name in found.windows
-        if name != "no_op_hook"
-    )
+    """Whether the rounds so far tell every series from that of the no-op hook, and how long DDP's step takes."""
+    differences = [difference_us(found, name, "no_op_hook") for name in found.windows if name != "no_op_hook"]
+    differences += [difference_us(found, "extra", "ddp")] if "extra" in found.windows else []
+    times_us = step_us(found, "ddp")
+    is_repeatable = is_known(times_us, REPEAT_TOLERANCE / 2 * statistics.median(times_us))
+    return is_repeatable and all(is_difference_settled([us / 1e6 for us in series]) for series in differences)
 
 
 def is_clock_settled(name: str, clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> bool:
-    """Whether what the marks cost is known within half of its limit; never below six pairs."""
-    interval = median_interval(clock_costs(clocked_ns, silent_ns))
-    return interval is not None and (interval.high - interval.low) / 2 < CLOCK_TOLERANCE[name] / 2
+    """Whether what the marks cost is known within half of its limit."""
+    return is_known(clock_costs(clocked_ns, silent_ns), CLOCK_TOLERANCE[name] / 2)
+
+
+def is_known(values: Sequence[float], half_width: float) -> bool:
+    """Whether half the width of the median's interval is less; never below six values."""
+    interval = median_interval(values)
+    return interval is not None and (interval.high - interval.low) / 2 < half_width
 
 
 def clock_costs(clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> list[float]:
@@ -252,12 +257,15 @@ def judge_clock(found: Findings, name: str) -> Answer:
     cost, interval = statistics.median(costs), median_interval(costs)
     low, high = (interval.low, interval.high) if interval else (min(costs), max(costs))
     limit = CLOCK_TOLERANCE[name]
-    uneven = "; windows of this host differ by too much to tell, raise --windows" if low <= limit < high else ""
+    doubt = ""
+    if low <= limit < high:
+        why = "too close" if is_known(costs, limit / 2) else "windows of this host differ by too much"
+        doubt = f"; {why} to tell" + ", raise --windows" * (why != "too close")
     return Answer(
         f"cost of the clock, {name} batch",
         verdict(cost <= limit),
         f"at {found.clock_batches[name]} per GPU the marks cost {cost:+.2%} of a step, {low:+.2%} to {high:+.2%} "
-        f"(limit {limit:.0%}){uneven}",
+        f"(limit {limit:.0%}){doubt}",
         {"cost": cost, "cost_low": low, "cost_high": high},
     )
 

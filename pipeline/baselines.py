@@ -79,7 +79,7 @@ def find_baseline(cell: Cell, index: Index, scaling: Scaling = "weak") -> Baseli
     time_s = epoch_time_s_of(best)
     if time_s is None:
         return Baseline(best, None, (f"no baseline: {best.spec.strategy} on 1 is {why_untimed(best)}",))
-    return Baseline(best, time_s, tuple(likeness.unlike_baseline(cell.kinds, best.kinds)))
+    return Baseline(best, time_s, tuple(likeness.unlike("baseline", best.kinds, cell.kinds)))
 
 
 def why_untimed(cell: Cell) -> str:

@@ -5,12 +5,12 @@ import operator
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from pipeline import intervals, likeness, metrics
-from pipeline.intervals import Interval
+from pipeline.intervals import Interval, Over
 from pipeline.measurement import Epoch, RankEpoch
 from pipeline.outcomes import Outcome
 from pipeline.schema import Record
@@ -182,7 +182,7 @@ class Spread(NamedTuple):
     """The interval of a cell's epoch time in seconds and what it is over; or why there is none."""
 
     interval: Interval | None
-    over: Literal["windows", "repeats"] | None
+    over: Over | None
     num_windows: int
     notes: list[str]
 
@@ -193,24 +193,19 @@ class Spread(NamedTuple):
 
 @once_a_cell
 def spread_of(cell: Cell) -> Spread:
-    """The interval over repeats, one value a repeat, where there are enough; else over the windows of them all.
-
-    Windows of one process share its luck (placement, clocks), repeats do not, so repeats come first.
-    """
+    """The interval of the cell's epoch time over its repeats or windows, and what the reader must know of it."""
     by_repeat = epoch_times_s(cell)
-    windows = [value for values in by_repeat for value in values]
-    medians = [statistics.median(values) for values in by_repeat]
-    if interval := intervals.median_interval(medians):
-        return Spread(interval, "repeats", len(windows), [])
-    if interval := intervals.median_interval(windows):
-        notes = [f"interval over the windows of {len(medians)} repeats together"] * (len(medians) > 1)
-        notes += intervals.drift_notes("the epoch time", by_repeat)
-        return Spread(reaching(interval, statistics.median(medians)), "windows", len(windows), notes)
-    asked_for = cell.spec.windows > 1 or len(cell.outcomes) > 1
-    notes = [f"an interval needs {intervals.values_needed()} windows or repeats, got {len(windows)}"]
-    return Spread(None, None, len(windows), notes if asked_for and windows else [])
+    interval, over = intervals.interval_over(by_repeat)
+    num_windows = sum(map(len, by_repeat))
+    notes = intervals.pooled_notes(by_repeat, over) + drifted_notes(cell)
+    if interval is None and num_windows and (cell.spec.windows > 1 or len(cell.outcomes) > 1):
+        notes.append(f"an interval needs {intervals.values_needed()} windows or repeats, got {num_windows}")
+    return Spread(interval, over, num_windows, notes)
 
 
-def reaching(interval: Interval, median: float) -> Interval:
-    """The interval widened to the median of the repeats' medians, which unequal numbers of windows can move out."""
-    return interval._replace(low=min(interval.low, median), high=max(interval.high, median))
+@once_a_cell
+def drifted_notes(cell: Cell) -> list[str]:
+    """That the epoch time drifted in windows that an interval rests on."""
+    by_repeat = epoch_times_s(cell)
+    _, over = intervals.interval_over(by_repeat)
+    return intervals.drift_notes("epoch_time_s", by_repeat) if over == "windows" else []

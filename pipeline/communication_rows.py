@@ -6,8 +6,9 @@ row's `note` says why.
 
 import statistics
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from pipeline import metrics
+from pipeline import likeness, metrics
 from pipeline.cells import Cell, epoch_time_s_of
 from pipeline.collectives import chosen
 from pipeline.exposure import (
@@ -16,6 +17,7 @@ from pipeline.exposure import (
     communications,
     difference,
     disagreement,
+    drifted_exposure_notes,
     exposed_in,
     is_noise,
     profiled_s,
@@ -23,7 +25,7 @@ from pipeline.exposure import (
     step_times_s,
     traced_exposure_s,
 )
-from pipeline.intervals import drift_notes, values_needed
+from pipeline.intervals import drift_notes, pooled_notes, values_needed
 from pipeline.measurement import AllReduce, Collective, Communication, TransferKind, Variant
 from pipeline.rows import Row, start_row
 from pipeline.schema import Record
@@ -47,6 +49,15 @@ KINDS: tuple[TransferKind, ...] = (
 TRAINED_MAY_DIFFER = ("measure", "windows", "epochs", "input", "num_workers", "max_steps", "evaluate", "dataset")
 
 
+class Place(NamedTuple):
+    """Where collectives ran: one node's link is not that between nodes, and captured calls do not wait for the host."""
+
+    device: str
+    num_nodes: int
+    num_gpus: int
+    execution: str
+
+
 def exposed_row(cell: Cell, axes: Sequence[str]) -> Row:
     """Q3.1, measured: DDP's step with and without its collectives, and what the link itself takes of it."""
     found = communications(cell.measured)
@@ -60,6 +71,7 @@ def exposed_row(cell: Cell, axes: Sequence[str]) -> Row:
         axes,
         **{name: figure.value_s if figure else None for name, figure in times.items()},
         noise_floor=step.noise_floor() if (step := times["step_time_s"]) else None,
+        interval_over=step.over if step else None,
         **with_interval("exposed_comm_time", exposed),
         **with_interval("ddp_overhead_time", overhead),
         noise_floor_time_s=floor_s,
@@ -91,13 +103,13 @@ def with_interval(name: str, figure: Figure | None) -> Row:
 def split_exposed(exposed: Figure | None, comm_s: float | None, floor_s: float | None) -> Row:
     """The share of communication that compute hides; where more is exposed than the link takes, the host's cost.
 
-    Neither where exposed communication is noise, and noise could hide all of it.
+    Neither where exposed communication is noise, and noise could hide all of it; nor where it is below 0 and no noise.
     """
     hidden = launch_s = None
     if exposed is not None and comm_s and not (is_noise(exposed, floor_s) and (floor_s or 0.0) >= comm_s):
         if exposed.value_s > comm_s:
             launch_s = exposed.value_s - comm_s
-        else:
+        elif exposed.value_s >= 0 or is_noise(exposed, floor_s):
             hidden = 1 - max(exposed.value_s, 0.0) / comm_s
     return {"hidden_share": hidden, "collective_launch_time_s": launch_s}
 
@@ -118,13 +130,22 @@ def exposed_notes(
         return notes
     if exposed.interval is None:
         notes.append(f"an interval needs {values_needed()} windows, got {num_rounds(found)}")
-    notes += drift_notes("the step", (step_times_s(part, "ddp") for part in found))
+    notes += time_notes(found, "ddp", step) + drifted_exposure_notes(found)
     if is_noise(exposed, floor_s):
         notes.append("exposed communication lies inside the noise floor")
+    elif exposed.value_s < 0:
+        notes.append("DDP was faster than with the no-op hook, which nothing here explains")
     if split["collective_launch_time_s"] is not None:
         notes.append("more is exposed than the link takes: the rest is the host's cost of issuing collectives")
     reason = disagreement(exposed.value_s, traced_s, busy_share(found, step.value_s)) if traced_s is not None else None
     return [*notes, reason] if reason else notes
+
+
+def time_notes(found: Sequence[Communication], variant: Variant, step: Figure) -> list[str]:
+    """What the reader must know of the interval of a variant's step time."""
+    by_repeat = [times_s for part in found if (times_s := step_times_s(part, variant))]
+    drifted = drift_notes("step_time_s", by_repeat) if step.over == "windows" else []
+    return pooled_notes(by_repeat, step.over) + drifted
 
 
 def measured_notes(found: Sequence[Communication]) -> list[str]:
@@ -177,32 +198,35 @@ def isolated_s(found: Sequence[Communication], num_bytes: int) -> float | None:
 
 
 def sweep_rows(cells: Iterable[Cell]) -> list[Row]:
-    """The link's own limit by number of GPUs and size, over all points that swept there."""
-    sweeps: dict[tuple[str, int, int, int], list[AllReduce]] = {}
-    for cell in cells:
-        for part in communications(cell.measured):
-            for size in part.sweep:
-                key = (cell.spec.device, cell.spec.num_nodes, cell.spec.num_gpus, size.num_bytes)
-                sweeps.setdefault(key, []).append(size)
+    """The link's own limit by place and size, over all points that swept there."""
+    sweeps: dict[tuple[Place, int], list[tuple[Record, AllReduce]]] = {}
+    for record in (record for cell in cells for record in cell.measured):
+        for size in (size for part in communications([record]) for size in part.sweep):
+            sweeps.setdefault((place_of(record), size.num_bytes), []).append((record, size))
     return [sweep_row(*key, found) for key, found in sorted(sweeps.items())]
 
 
-def sweep_row(device: str, num_nodes: int, num_gpus: int, num_bytes: int, found: Sequence[AllReduce]) -> Row:
+def place_of(record: Record) -> Place:
+    """Where a record's collectives ran, and whether they were captured."""
+    spec, used = record.spec, record.measurement.execution_used if record.measurement else None
+    return Place(spec.device, spec.num_nodes, spec.num_gpus, used or spec.execution)
+
+
+def sweep_row(place: Place, num_bytes: int, found: Sequence[tuple[Record, AllReduce]]) -> Row:
     """One size, `n` the jobs that timed it; without figures where its buffer did not fit."""
-    times_ns = [time_ns for part in found for time_ns in part.times_ns]
+    times_ns = [time_ns for _, part in found for time_ns in part.times_ns]
     time_s = statistics.median(times_ns) / 1e9 if times_ns else None
+    notes = likeness.mixtures([record for record, part in found if part.times_ns])
     return {
-        "device": device,
-        "num_nodes": num_nodes,
-        "num_gpus": num_gpus,
+        **place._asdict(),
         "num_bytes": num_bytes,
         "status": "ok" if times_ns else "oom",
         "time_s": time_s,
         "algbw_gb_s": metrics.algbw_gb_s(num_bytes, time_s) if time_s else None,
-        "busbw_gb_s": metrics.busbw_gb_s(num_bytes, time_s, num_gpus) if time_s else None,
+        "busbw_gb_s": metrics.busbw_gb_s(num_bytes, time_s, place.num_gpus) if time_s else None,
         "num_windows": len(times_ns),
-        "n": sum(bool(part.times_ns) for part in found),
-        "note": None if times_ns else "no memory for the buffer on some rank",
+        "n": sum(bool(part.times_ns) for _, part in found),
+        "note": "; ".join(notes) or None if times_ns else "no memory for the buffer on some rank",
     }
 
 
@@ -221,6 +245,7 @@ def transfer_row(cell: Cell, axes: Sequence[str], trained: Sequence[Cell]) -> Ro
     step = step_time(found, "ddp" if cell.spec.strategy == "ddp" else "dp")
     twins = [other for other in trained if is_twin(other.spec, cell.spec)]
     twin = next((other for other in twins if epoch_time_s_of(other) is not None), None)  # a probe has no epoch time
+    notes = [] if counted else measured_notes(found)
     return start_row(
         cell,
         axes,
@@ -229,7 +254,7 @@ def transfer_row(cell: Cell, axes: Sequence[str], trained: Sequence[Cell]) -> Ro
         step_time_s=step.value_s if step else None,
         epoch_time_s=epoch_time_s_of(twin) if twin else None,
         test_accuracy=twin.median(last_test_accuracy) if twin else None,
-        notes=[] if counted else measured_notes(found),
+        notes=notes + (likeness.unlike("training", twin.kinds, cell.kinds) if twin else []),
     )
 
 
@@ -258,8 +283,10 @@ def split_row(cell: Cell, axes: Sequence[str]) -> Row:
         plain_step_time_s=plain.value_s if plain else None,
         step_time_s=step.value_s if step else None,
         noise_floor=step.noise_floor() if step else None,
+        interval_over=step.over if step else None,
         **{name: medians.get(name) for name in SPLIT_TIMES},
         parts_time_s=sum(medians.values()) if medians else None,
+        notes=time_notes(found, "dp", step) if step else [],
     )
 
 

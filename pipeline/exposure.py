@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pipeline import intervals
 from pipeline.collectives import chosen, least_exposed_ns, straggler_wait_ns, total_comm_ns
-from pipeline.intervals import Interval
+from pipeline.intervals import Interval, Over
 from pipeline.measurement import Communication, TransferKind, Variant
 from pipeline.schema import Record
 from pipeline.settled import is_difference_settled, is_time_settled, tolerance_s
@@ -19,10 +19,11 @@ BUSY = 0.9  # a device below this share of the step waits for its host
 
 
 class Figure(NamedTuple):
-    """A median over the rounds of all records, with its interval where there are six rounds."""
+    """A median over the repeats, each of its rounds, with its interval and what that is over."""
 
     value_s: float
     interval: Interval | None
+    over: Over | None = None
 
     def noise_floor(self) -> float | None:
         """Half the interval's width over the median, a fraction: how far two runs of it differ without a cause."""
@@ -47,23 +48,26 @@ def step_times_s(found: Communication, variant: Variant) -> list[float]:
 
 def step_time(found: Sequence[Communication], variant: Variant) -> Figure | None:
     """A variant's step time."""
-    return figure_of([value for part in found for value in step_times_s(part, variant)])
+    return figure_of([step_times_s(part, variant) for part in found])
 
 
 def difference(found: Sequence[Communication], variant: Variant, other: Variant) -> Figure | None:
     """One variant's step time less another's, over the records that ran both."""
-    return figure_of([one - two for part in found for one, two in paired_s(part, variant, other)])
+    return figure_of([differences_s(part, variant, other) for part in found])
 
 
-def paired_s(found: Communication, variant: Variant, other: Variant) -> list[tuple[float, float]]:
-    """Two variants' step times, round by round; none where one of them was not run."""
+def differences_s(found: Communication, variant: Variant, other: Variant) -> list[float]:
+    """One variant's step time less another's, round by round; none where one of them was not run."""
     ones, others = step_times_s(found, variant), step_times_s(found, other)
-    return list(zip(ones, others, strict=True)) if ones and others else []
+    return [one - two for one, two in zip(ones, others, strict=True)] if ones and others else []
 
 
-def figure_of(values: Sequence[float]) -> Figure | None:
-    """The median of the values and its interval; None of none."""
-    return Figure(statistics.median(values), intervals.median_interval(values)) if values else None
+def figure_of(by_repeat: Sequence[Sequence[float]]) -> Figure | None:
+    """The median of the repeats' medians and its interval; None of no values."""
+    known = [values for values in by_repeat if values]
+    if not known:
+        return None
+    return Figure(statistics.median(map(statistics.median, known)), *intervals.interval_over(known))
 
 
 def exposed_in(found: Sequence[Communication]) -> tuple[Figure | None, float | None]:
@@ -78,8 +82,18 @@ def exposed_in(found: Sequence[Communication]) -> tuple[Figure | None, float | N
 def is_settled(found: Communication) -> bool:
     """Whether the rounds so far tell each step time, and exposed communication within what a trace may differ by."""
     times_s = [step_times_s(found, series.variant) for series in found.series]
-    exposed_s = [one - two for one, two in paired_s(found, "ddp", "no_op_hook")]
+    exposed_s = differences_s(found, "ddp", "no_op_hook")
     return all(map(is_time_settled, times_s)) and (not exposed_s or is_difference_settled(exposed_s))
+
+
+def drifted_exposure_notes(found: Sequence[Communication]) -> list[str]:
+    """That exposed communication itself changed while it was measured, by more than it must be known to."""
+    apart = [intervals.halves_apart(differences_s(part, "ddp", "no_op_hook")) for part in found]
+    changed = [halves for halves in apart if halves and abs(halves[1] - halves[0]) > tolerance_s(halves[0])]
+    return [
+        f"exposed communication went from {before * 1e6:.0f} to {after * 1e6:.0f} us while measured"
+        for before, after in changed[:1]
+    ]
 
 
 def is_noise(exposed: Figure, floor_s: float | None) -> bool:

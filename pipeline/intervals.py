@@ -7,10 +7,13 @@ are independent and alike.
 import functools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 CONFIDENCE = 0.95
+MIN_DRIFT = 0.001  # of the median: less is no finding, however surely it is there
+
+Over = Literal["windows", "repeats"]
 
 
 class Interval(NamedTuple):
@@ -39,6 +42,7 @@ def values_needed(confidence: float = CONFIDENCE) -> int:
     return next(n for n in range(2, 1100) if coverage_of_ranks(1, n) >= confidence)
 
 
+@functools.cache
 def coverage_of_ranks(rank: int, n: int) -> float:
     """The probability that the median lies from the rank-th smallest to the rank-th largest of n values.
 
@@ -76,26 +80,48 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     return Interval(ordered[rank - 1], ordered[-rank], coverage_of_ranks(rank, n), n)
 
 
-def drift(values: Sequence[float]) -> float | None:
-    """How far the later half's median lies from the earlier half's, as a fraction of it, in the order of measuring.
+def halves_apart(values: Sequence[float]) -> tuple[float, float] | None:
+    """The medians of the earlier and the later half, in the order of measuring, where their intervals do not meet.
 
-    None where their intervals meet, or there are fewer than twice `values_needed`. Values that drift are not alike:
-    an interval over all of them is too narrow. Raises ValueError as `median_interval`, and of medians of 0.
+    Such values are not alike, and an interval over all of them is too narrow. None where the intervals meet, or there
+    are fewer than twice `values_needed`. Raises ValueError as `median_interval`.
     """
     middle = len(values) // 2
     earlier, later = median_interval(values[:middle]), median_interval(values[middle:])
     if earlier is None or later is None or max(earlier.low, later.low) <= min(earlier.high, later.high):
         return None
-    before, after = statistics.median(values[:middle]), statistics.median(values[middle:])
-    if before == 0:
-        raise ValueError("a drift is a fraction of the earlier median, which is 0.")
-    return after / before - 1
+    return statistics.median(values[:middle]), statistics.median(values[middle:])
 
 
-def drift_notes(what: str, series: Iterable[Sequence[float]]) -> list[str]:
-    """That the values of some series drifted, by the most of them; none where none did."""
-    worst = max((found for values in series if (found := drift(values)) is not None), key=abs, default=None)
-    return [f"{what} drifted by {worst:+.1%} while it was measured: its interval is too narrow"] if worst else []
+def drift_notes(what: str, by_repeat: Sequence[Sequence[float]]) -> list[str]:
+    """That positive times drifted within some repeats, by the most of them; none where none did."""
+    apart = [found for values in by_repeat if (found := halves_apart(values))]
+    drifts = [drift for before, after in apart if abs(drift := after / before - 1) >= MIN_DRIFT]
+    if not drifts:
+        return []
+    where = f" in {len(drifts)} of {len(by_repeat)} repeats" if len(by_repeat) > 1 else ""
+    return [f"{what} drifted by {max(drifts, key=abs):+.1%} while measured{where}: its interval is too narrow"]
+
+
+def interval_over(by_repeat: Sequence[Sequence[float]]) -> tuple[Interval | None, Over | None]:
+    """The interval over repeats, one value a repeat, where there are enough; else over the windows of them all.
+
+    Windows of one process share its luck (placement, clocks), repeats do not, so repeats come first. An interval over
+    windows is widened to the median of the repeats' medians, which unequal numbers of windows can move out.
+    """
+    medians = [statistics.median(values) for values in by_repeat]
+    if interval := median_interval(medians):
+        return interval, "repeats"
+    if interval := median_interval([value for values in by_repeat for value in values]):
+        middle = statistics.median(medians)
+        return interval._replace(low=min(interval.low, middle), high=max(interval.high, middle)), "windows"
+    return None, None
+
+
+def pooled_notes(by_repeat: Sequence[Sequence[float]], over: Over | None) -> list[str]:
+    """That an interval is over windows of several processes, which need not be alike."""
+    is_pooled = over == "windows" and len(by_repeat) > 1
+    return [f"interval over the windows of {len(by_repeat)} repeats together"] * is_pooled
 
 
 def half_width(interval: Interval, median: float) -> float:

@@ -33,7 +33,7 @@ LAYOUTS = (
             *(*TIMES, "compute_time_s", "data_time_s", "throughput_samples_per_s", "peak_memory_gib"),
             *(*ENERGY, "host_cpu_share"),
         ),
-        f"Epoch {TIMED_EPOCH} of each run; epoch_time_s with data loading, compute_time_s without; peak_memory_gib of "
+        "epoch_time_s with data loading, compute_time_s without; peak_memory_gib of "
         "the fullest GPU, on the CPU of the largest process.",
     ),
     Layout(

@@ -4,7 +4,6 @@ A fact that a record does not state marks nothing, and neither do timings that w
 """
 
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 from pipeline.schema import Record
@@ -13,7 +12,6 @@ Fact = Callable[[Record], str | None]
 
 MAX_VALUES = 3  # that a note lists
 MAX_VALUE = 40  # characters
-SETTING = re.compile(r"(NCCL|GLOO|TORCHINDUCTOR)_(?!VERSION|DEBUG)\w+")  # variables that change a step's time
 
 FACTS: dict[str, Fact] = {
     "commit": lambda record: (record.environment.git_commit or "")[:12],
@@ -28,7 +26,7 @@ FACTS: dict[str, Fact] = {
 
 def kind_of(record: Record) -> tuple[object, ...]:
     """What decides every fact of a record; environments that are shared are one."""
-    return id(record.environment), FACTS["precision"](record), record.measured
+    return id(record.environment), FACTS["precision"](record), FACTS["execution"](record), record.measured
 
 
 def mixtures(records: Sequence[Record]) -> list[str]:
@@ -37,30 +35,30 @@ def mixtures(records: Sequence[Record]) -> list[str]:
     return [f"mixed {name}: {listed(values)}" for name, values in found.items() if len(values) > 1]
 
 
-def unlike_baseline(records: Sequence[Record], baseline: Sequence[Record]) -> list[str]:
-    """A note for every fact in which the records of a baseline differ from those compared with it.
+def unlike(what: str, others: Sequence[Record], records: Sequence[Record]) -> list[str]:
+    """A note for every fact in which other records, by `what` they are, differ from those compared with them.
 
-    Its nodes may be some of theirs: a point over several nodes includes the one that its baseline ran on. A node of
-    the same name is another boot after a restart, or another machine: clouds call all of theirs alike.
+    Their nodes may be some of the records': a point over several nodes includes the one that its baseline ran on. A
+    node of the same name is another boot after a restart, or another machine: clouds call all of theirs alike.
     """
     notes = []
-    for name, fact in all_facts([*records, *baseline]).items():
-        ours, theirs = facts_of(records, fact), facts_of(baseline, fact)
+    for name, fact in all_facts([*records, *others]).items():
+        ours, theirs = facts_of(records, fact), facts_of(others, fact)
         if ours and theirs and ours != theirs:
-            notes.append(f"baseline with another {name} ({listed(theirs)} against {listed(ours)})")
-    ours, theirs = nodes_of(records), nodes_of(baseline)
-    our_boots, their_boots = boots_of(records), boots_of(baseline)
+            notes.append(f"{what} with another {name} ({listed(theirs)} against {listed(ours)})")
+    ours, theirs = nodes_of(records), nodes_of(others)
+    our_boots, their_boots = boots_of(records), boots_of(others)
     if ours and not theirs <= ours:
-        notes.append(f"baseline from another node ({listed(theirs)} against {listed(ours)})")
+        notes.append(f"{what} from another node ({listed(theirs)} against {listed(ours)})")
     elif our_boots and not their_boots <= our_boots:
-        notes.append("baseline from another boot of its node")
+        notes.append(f"{what} from another boot of its node")
     return notes
 
 
 def all_facts(records: Sequence[Record]) -> Mapping[str, Fact]:
     """The facts of any record, and each variable that some of these were measured under."""
-    variables = {name for record in records for name in record.environment.variables if SETTING.fullmatch(name)}
-    return FACTS | {name: functools.partial(setting_of, name) for name in sorted(variables)}
+    settings = {name for record in records for name in record.environment.settings}
+    return FACTS | {name: functools.partial(setting_of, name) for name in sorted(settings)}
 
 
 def setting_of(name: str, record: Record) -> str | None:

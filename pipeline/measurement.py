@@ -23,6 +23,7 @@ ThrottleReason = Literal[
 Text = Annotated[str, msgspec.Meta(max_length=4000)]
 ShortText = Annotated[str, msgspec.Meta(max_length=400)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Duration = Annotated[int, msgspec.Meta(ge=1, le=2**62)]  # nanoseconds; nothing takes no time
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Quantity = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
@@ -41,7 +42,7 @@ class RankEpoch(Part, frozen=True):
     """
 
     rank: Index
-    epoch_time_ns: Annotated[int, msgspec.Meta(ge=1, le=2**62)] | None = None
+    epoch_time_ns: Duration | None = None
     compute_time_ns: Nanoseconds | None = None
     copy_ns: Nanoseconds | None = None
     forward_ns: Nanoseconds | None = None
@@ -99,7 +100,7 @@ class StepSeries(Part, frozen=True):
     """The step times of one variant of the model: wall time of each window by rank, [window][rank]."""
 
     variant: Variant
-    window_times_ns: tuple[tuple[Nanoseconds, ...], ...]
+    window_times_ns: tuple[tuple[Duration, ...], ...]
 
 
 class Collective(Part, frozen=True):
@@ -131,7 +132,7 @@ class Profile(Part, frozen=True):
         ranks = {len(totals) for totals in (self.comm_ns, self.compute_ns, self.overlap_ns) if totals}
         ranks |= {len(step) for collective in self.collectives for step in collective.durations_ns}
         steps = {len(collective.durations_ns) for collective in self.collectives}
-        if len(ranks) > 1 or steps - {self.num_steps}:
+        if len(ranks) > 1 or 0 in ranks or steps - {self.num_steps}:
             raise ValueError("a profile needs every rank in every total, and in every step of every collective")
 
 
@@ -139,7 +140,7 @@ class AllReduce(Part, frozen=True):
     """An isolated all-reduce of one size: the slowest rank's time a call, by window; none where memory ended."""
 
     num_bytes: Count
-    times_ns: tuple[Nanoseconds, ...] = ()
+    times_ns: tuple[Duration, ...] = ()
     is_bucket: bool = False
 
 
@@ -155,7 +156,7 @@ class SplitPart(Part, frozen=True):
     """One part of a DataParallel step that is synchronized after every part: mean time a step, by window."""
 
     part: ShortText
-    times_ns: tuple[Nanoseconds, ...]
+    times_ns: Annotated[tuple[Duration, ...], msgspec.Meta(min_length=1)]
 
 
 class Communication(Part, frozen=True):
@@ -174,6 +175,8 @@ class Communication(Part, frozen=True):
         ranks = {len(window) for series in self.series for window in series.window_times_ns}
         if len(rounds) > 1 or len(ranks) > 1 or 0 in rounds | ranks:
             raise ValueError("every variant needs as many windows as the others, each with every rank")
+        if len({series.variant for series in self.series}) < len(self.series):
+            raise ValueError("a variant has one series")
 
 
 class MemoryTrial(Part, frozen=True):

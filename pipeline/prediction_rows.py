@@ -4,16 +4,14 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pipeline.cells import Cell
-from pipeline.communication_rows import sweep_rows
+from pipeline.communication_rows import Place, place_of, sweep_rows
 from pipeline.exposure import communications, step_time
 from pipeline.prediction import Fit, Link, Measured, Sample, fit_link, predict_efficiency, predict_step_s
 from pipeline.rows import Row, start_row
-from pipeline.spec import AXES, Spec
+from pipeline.spec import AXES
 
 LARGER = (8, 16, 64, 256, 1024)
 SIZE_AXES = ("num_gpus", "num_nodes")
-
-Place = tuple[str, int, int]  # device, num_nodes, num_gpus
 
 
 class Base(NamedTuple):
@@ -31,25 +29,20 @@ def prediction_rows(cells: Sequence[Cell], axes: Sequence[str], link: Link | Non
     rows = []
     for series in series_of(cells):
         fewest, most = series[0], series[-1]
-        fit = fits.get(place_of(fewest.cell.spec))
+        fit = fits.get(place_of(fewest.cell.measured[0]))
         rows += [predicted_row(fewest, axes, other.cell.spec.num_gpus, fit, None, other) for other in series[1:]]
-        fit, larger = fits.get(place_of(most.cell.spec)), [n for n in LARGER if n > most.cell.spec.num_gpus]
+        fit, larger = fits.get(place_of(most.cell.measured[0])), [n for n in LARGER if n > most.cell.spec.num_gpus]
         rows += [predicted_row(most, axes, num_gpus, fit, link) for num_gpus in larger]
     return rows
 
 
-def place_of(spec: Spec) -> Place:
-    """Where a point's collectives ran."""
-    return spec.device, spec.num_nodes, spec.num_gpus
-
-
 def samples_by_place(cells: Iterable[Cell]) -> dict[Place, list[Sample]]:
-    """The sweeps of each place: one node's link is not that between nodes."""
+    """The sweeps of each place."""
     samples: dict[Place, list[Sample]] = {}
     for row in sweep_rows(cells):
         if row["time_s"] is not None:
             sample = Sample(row["num_gpus"], row["num_bytes"], row["time_s"])
-            samples.setdefault((row["device"], row["num_nodes"], row["num_gpus"]), []).append(sample)
+            samples.setdefault(Place(*(row[field] for field in Place._fields)), []).append(sample)
     return samples
 
 

@@ -165,7 +165,7 @@ def drop_unread(record: Record, places: dict[bytes, Environment]) -> None:
     """
     for epoch in record.measurement.epochs if record.measurement else ():
         msgspec.structs.force_setattr(epoch, "step_times_ns", None)
-    environment = msgspec.structs.replace(record.environment, slurm={}, variables={})
+    environment = msgspec.structs.replace(record.environment, slurm={}, variables=record.environment.settings)
     shared = places.setdefault(msgspec.msgpack.encode(environment), environment)
     msgspec.structs.force_setattr(record, "environment", shared)
 

@@ -13,6 +13,7 @@ from pipeline.outcomes import Collected
 from pipeline.proof import Proof
 from pipeline.rows import Row
 from pipeline.schema import Environment, Record
+from pipeline.settled import TIME_HALF_WIDTH
 from pipeline.spec import AXES
 from pipeline.tables import Tables
 
@@ -27,7 +28,6 @@ STATE_COLUMNS = (
     *("epoch_time_s", "epoch", "plain_step_time_s", "step_time_s", "gradients_calls_per_step", "time_s"),
     "largest_batch_size_per_gpu",
 )
-NARROW = 0.02  # half an interval over its median that a point should come below
 WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 
 
@@ -82,10 +82,9 @@ def render_precision(tables: Tables) -> list[str]:
     """How many points have an interval that is narrow enough; nothing where no point has one."""
     timed = [row for row in (*tables.Q2, *tables.communication, *tables.split) if row.get("scaling") != "strong"]
     floors = [row["noise_floor"] for row in timed if row["noise_floor"] is not None]
-    narrow = sum(floor <= NARROW for floor in floors)
-    return [f"Intervals: {narrow} of {len(floors)} points lie within ±{100 * NARROW:.0f} % of their median."] * bool(
-        floors
-    )
+    narrow = sum(floor <= TIME_HALF_WIDTH for floor in floors)
+    within = f"±{100 * TIME_HALF_WIDTH:.0f} %"
+    return [f"Intervals: {narrow} of {len(floors)} points lie within {within} of their median."] * bool(floors)
 
 
 def render_table(layout: Layout, rows: Sequence[Row], source: str) -> str:
@@ -208,9 +207,8 @@ def provenance(records: Iterable[Record]) -> str:
         where = f"{count} stated elsewhere ({sources})"
         return f"{where}: GPU {gpus or NOT_STATED}, versions {NOT_STATED}. Medians over n runs."
     precisions = distinct(record.measurement.precision_used for record in found if record.measurement)
-    return (
-        f"{count} measured on {hardware(places)}, computing in {precisions}; {software(places)}. Medians over n runs."
-    )
+    computing = f", computing in {precisions}" if precisions else ""
+    return f"{count} measured on {hardware(places)}{computing}; {software(places)}. Medians over n runs."
 
 
 def hardware(places: Sequence[Environment]) -> str:

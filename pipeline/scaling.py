@@ -5,7 +5,7 @@ from typing import Any
 
 from pipeline import intervals, metrics
 from pipeline.baselines import Baseline, Scaling, find_baseline, index_baselines
-from pipeline.cells import Cell, epoch_time_s_of, spread_of
+from pipeline.cells import Cell, drifted_notes, epoch_time_s_of, spread_of
 from pipeline.intervals import Interval
 
 
@@ -58,6 +58,8 @@ def speedup_interval(cell: Cell, baseline: Baseline) -> Interval | None:
 def scaling_notes(baseline: Baseline, interval: Interval | None, speedup: float | None, num_gpus: int) -> list[str]:
     """What the reader of a point on several GPUs must know."""
     notes = [*baseline.notes]
+    if interval and baseline.cell:
+        notes += [f"baseline: {note}" for note in drifted_notes(baseline.cell)]
     if interval and interval.holds(1):
         notes.append("no difference from the baseline: 1 lies inside the interval")
     if speedup is not None and speedup > num_gpus:

@@ -22,6 +22,8 @@ MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz
 MAX_CLOCKS = 1_000  # epochs x ranks beside which step times still fit
 MAX_MESSAGE = 3900  # of a failure; Text leaves room for what is put before it
 MAX_PATH = 400
+SETTINGS = ("NCCL_", "GLOO_", "TORCHINDUCTOR_")  # what variables that may change a step's time begin with
+IDLE = ("NCCL_VERSION", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")  # and these do not
 
 Status = Literal["ok", "oom", "failed"]
 FailureKind = Literal[
@@ -72,6 +74,11 @@ class Environment(Part, frozen=True):
     variables: dict[str, ShortText] = msgspec.field(default_factory=dict)
     data: ShortText | None = None
     source: ShortText | None = None
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The variables of libraries that may change a step's time."""
+        return {name: value for name, value in self.variables.items() if name.startswith(SETTINGS) and name not in IDLE}
 
 
 class Record(Part, frozen=True):

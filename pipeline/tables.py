@@ -9,10 +9,18 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pipeline import metrics
+from pipeline import likeness, metrics
 from pipeline.baselines import Baseline, Scaling
 from pipeline.cells import Cell, epoch_time_s_of, parts_notes, peak_memory_gib, pool, seconds, spread_of, thrash_notes
-from pipeline.communication_rows import bandwidth_rows, exposed_row, is_twin, split_row, sweep_rows, transfer_row
+from pipeline.communication_rows import (
+    bandwidth_rows,
+    exposed_row,
+    is_twin,
+    num_rounds,
+    split_row,
+    sweep_rows,
+    transfer_row,
+)
 from pipeline.cost import cost_rows
 from pipeline.energy import energy_figures, energy_notes, host_cpu_share_of
 from pipeline.exposure import communications, exposed_in, is_noise
@@ -161,15 +169,17 @@ def q3_row(cell: Cell, axes: Sequence[str], baseline: Baseline, measured: Sequen
 
 
 def exposed_per_epoch(cell: Cell, measured: Sequence[Cell]) -> tuple[float | None, list[str]]:
-    """Measured exposed communication over an epoch's steps, and a note where it is noise.
+    """Measured exposed communication over an epoch's steps, and what must be known of it.
 
-    None where the experiment did not measure the point's.
+    None where the experiment did not measure the point's; by the most rounds where it did so more than once.
     """
-    twin = next((other for other in measured if is_twin(cell.spec, other.spec)), None)
+    twins = [other for other in measured if is_twin(cell.spec, other.spec)]
+    twin = max(twins, key=lambda other: num_rounds(communications(other.measured)), default=None)
     exposed, floor_s = exposed_in(communications(twin.measured)) if twin else (None, None)
-    if exposed is None or not cell.spec.is_whole_epoch:
+    if twin is None or exposed is None or not cell.spec.is_whole_epoch:
         return None, []
     notes = ["measured exposed communication lies inside its noise floor"] * is_noise(exposed, floor_s)
+    notes += likeness.unlike("measured communication", twin.kinds, cell.kinds)
     return exposed.value_s * cell.spec.full_steps_per_epoch, notes
 
 

@@ -351,11 +351,27 @@ def test_findings_survive_their_file_and_each_failure_is_its_own() -> None:
 
 
 def test_rounds_go_on_until_every_series_is_told_from_the_no_op_hook() -> None:
-    assert are_settled(make_findings())
-    uneven = [300.0, 300.0, 300.0, 300.0, 300.0, 400.0]  # half of 100 us, where 45 are 15 %
-    assert not are_settled(make_findings({**ADDED_US, "one_bucket": uneven}))
-    assert not are_settled(make_findings({**ADDED_US, "no_op_hook_again": [0.0] * 5 + [41.0]}))
-    assert are_settled(make_findings({**ADDED_US, "no_op_hook_again": [0.0] * 5 + [39.0]}))
+    def settled(**last_us: float) -> bool:
+        steady = {name: [added] * 5 + [last_us.get(name, added)] for name, added in ADDED_US.items()}
+        return are_settled(make_findings({name: undrifted(values) for name, values in steady.items()}))
+
+    assert settled()
+    assert not settled(one_bucket=400.0)  # half of 100 us, where 45 are 15 %
+    assert not settled(no_op_hook_again=41.0)
+    assert settled(no_op_hook_again=39.0)
+
+
+def test_rounds_go_on_until_the_step_is_known_within_half_of_what_two_runs_may_differ_by() -> None:
+    def settled(together_us: float) -> bool:
+        paced = {name: undrifted([added] * 5 + [added + together_us]) for name, added in ADDED_US.items()}
+        return are_settled(make_findings(paced))
+
+    assert settled(10.0)  # half of it is 0.45 % of 1,100 us
+    assert not settled(12.0)
+
+
+def undrifted(values_us: Sequence[float]) -> list[float]:
+    return [value - drift for value, drift in zip(values_us, DRIFT_US, strict=True)]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from factories import make_measurement, make_record, make_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cells import Cell, epoch_time_s_of, parts_notes, pool, reaching, seconds, spread_of, timed_epochs
-from pipeline.intervals import Interval
+from pipeline.cells import Cell, epoch_time_s_of, parts_notes, pool, seconds, spread_of, timed_epochs
+from pipeline.intervals import Interval, interval_over
 from pipeline.outcomes import resolve
 from pipeline.schema import Record
 
@@ -98,7 +98,7 @@ def test_a_point_without_a_time_says_nothing_of_intervals() -> None:
 
 def test_windows_that_drift_are_not_alike_and_the_interval_says_so() -> None:
     slowed = windowed(*[1.0, 1.01, 1.02] * 2, *[1.1, 1.12, 1.13] * 2)
-    note = "the epoch time drifted by +10.9% while it was measured: its interval is too narrow"
+    note = "epoch_time_s drifted by +10.9% while measured: its interval is too narrow"
     assert spread_of(cell_of(slowed)).notes == [note]
     steady = windowed(*[1.0, 1.01, 1.13] * 2, *[1.1, 1.12, 1.02] * 2)
     assert spread_of(cell_of(steady)).notes == []
@@ -125,9 +125,11 @@ def test_the_epoch_time_lies_inside_its_interval_however_unequal_the_repeats(tim
     assert spread.interval.holds(time_s)
 
 
-def test_an_interval_is_widened_and_never_narrowed_to_reach_the_median() -> None:
-    interval = Interval(2.0, 3.0, 0.95, 9)
-    assert [reaching(interval, median)[:2] for median in (1.0, 2.5, 4.0)] == [(1.0, 3.0), (2.0, 3.0), (2.0, 4.0)]
+def test_an_interval_is_widened_to_reach_the_median_of_unequal_repeats() -> None:
+    many, *few = [1.0] * 17, [5.0], [5.0]  # of 19 values the fifth smallest and largest are 1
+    interval, over = interval_over([many, *few])
+    assert interval is not None
+    assert (interval.low, interval.high, over) == (1.0, 5.0, "windows")
 
 
 @pytest.mark.parametrize(

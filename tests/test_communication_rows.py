@@ -19,8 +19,8 @@ from pipeline.measurement import AllReduce, Communication, Profile, SplitPart, T
 from pipeline.outcomes import resolve
 from pipeline.records import encode
 from pipeline.rows import Row
-from pipeline.schema import Record
-from pipeline.spec import Spec
+from pipeline.schema import Environment, Gpu, Record
+from pipeline.spec import Execution, Spec
 from pipeline.tables import Tables, build_tables
 
 US = 1e-6
@@ -133,7 +133,9 @@ def test_where_more_is_exposed_than_the_link_takes_the_rest_is_the_hosts() -> No
         (2.5, 1.0, 2.0, None, 1.5),
         (1.0, 1.0, None, 0.0, None),
         (0.0, 1.0, None, 1.0, None),
-        (-0.1, 1.0, None, 1.0, None),  # noise is not more than everything hidden
+        (-0.1, 1.0, 0.2, 1.0, None),  # noise is not more than everything hidden
+        (-0.1, 1.0, None, None, None),  # below 0, and not known to be noise
+        (-0.3, 1.0, 0.2, None, None),
         (1.5, 1.0, None, None, 0.5),
         (None, 1.0, 0.1, None, None),
         (0.5, None, 0.1, None, None),
@@ -451,3 +453,90 @@ def test_measured_points_do_not_change_the_tables_of_epochs() -> None:
             for old, row in zip(getattr(plain, name), getattr(both, name), strict=True)
         ]
         assert shared == getattr(plain, name)
+
+
+def in_repeats(exposed_us: Sequence[float]) -> list[Record]:
+    """A repeat for each value, which its rounds hold within a microsecond."""
+    return [
+        make_communication_record(point(repeat=number), measured(*[value - 1, value, value, value, value, value + 1]))
+        for number, value in enumerate(exposed_us)
+    ]
+
+
+def test_an_interval_is_over_repeats_where_there_are_six_and_each_counts_once() -> None:
+    (row,) = build(*in_repeats([100, 200, 200, 200, 200, 300])).communication
+    figures = (row["exposed_comm_time_s"], row["exposed_comm_time_low_s"], row["exposed_comm_time_high_s"])
+    assert figures == pytest.approx((200 * US, 100 * US, 300 * US))
+    assert (row["interval_over"], row["num_windows"]) == ("repeats", 36)
+    (row,) = build(*in_repeats([100, 200])).communication
+    assert row["interval_over"] == "windows"
+    assert row["note"].startswith("interval over the windows of 2 repeats together")
+
+
+def test_a_sweep_of_captured_calls_is_a_row_of_its_own() -> None:
+    def swept(execution: Execution, time_us: int, **place: Any) -> Record:
+        sweep = (AllReduce(num_bytes=LARGE, times_ns=(time_us * 1000,)),)
+        record = make_communication_record(point(execution=execution), measured(sweep=sweep), **place)
+        assert record.measurement is not None
+        measurement = msgspec.structs.replace(record.measurement, execution_used=execution)
+        return msgspec.structs.replace(record, measurement=measurement)
+
+    rows = build(swept("eager", 30), swept("graph", 8)).sweep
+    assert [(row["execution"], row["time_s"], row["n"], row["note"]) for row in rows] == [
+        ("eager", pytest.approx(30 * US), 1, None),
+        ("graph", pytest.approx(8 * US), 1, None),
+    ]
+
+
+def test_a_sweep_over_unlike_jobs_says_so() -> None:
+    gpus = [Environment(gpus=(Gpu(name=name),)) for name in ("NVIDIA A40", "NVIDIA H200")]
+    found = [
+        make_communication_record(point(batch_size_per_gpu=32 * 2**number), measured(), environment=place)
+        for number, place in enumerate(gpus)
+    ]
+    assert {row["note"] for row in build(*found).sweep} == {"mixed GPU: NVIDIA A40, NVIDIA H200"}
+
+
+def test_a_point_measured_twice_lends_what_most_rounds_say_and_not_what_failed() -> None:
+    trained = make_record(make_spec(strategy="ddp", num_gpus=2))
+    long = make_communication_record(point(windows=120), steady(*[60.0] * 12))
+    short = make_communication_record(point(windows=12), measured(*[40.0] * 6))
+    failed = make_record(point(windows=60), status="oom")
+    for found in ([failed, short, long], [long, short, failed]):
+        (row,) = [row for row in build(trained, *found).Q3 if row["strategy"] == "ddp"]
+        assert row["exposed_comm_time_s"] == pytest.approx(196 * 60 * US)
+
+
+def test_what_was_measured_elsewhere_is_lent_with_a_note() -> None:
+    here, there = (Environment(gpus=(Gpu(name=name),)) for name in ("NVIDIA H200", "NVIDIA A40"))
+    trained = make_record(make_spec(strategy="ddp", num_gpus=2), (9, 2), environment=here)
+    tables = build(trained, make_communication_record(point(), measured(), environment=there))
+    assert "measured communication with another GPU (NVIDIA A40 against NVIDIA H200)" in tables.Q3[0]["note"]
+    assert "training with another GPU (NVIDIA H200 against NVIDIA A40)" in tables.transfers[0]["note"]
+
+
+def test_communication_that_makes_a_step_faster_is_not_called_hidden() -> None:
+    row = exposed_row(measured(*[-200.0] * 6, again_us=[0] * 6))
+    assert (row["exposed_comm_time_s"], row["hidden_share"]) == (pytest.approx(-200 * US), None)
+    assert "DDP was faster than with the no-op hook, which nothing here explains" in row["note"]
+
+
+def test_exposed_communication_that_changes_while_measured_is_said() -> None:
+    assert exposed_row(steady(*[100.0] * 12))["note"] is None
+    note = exposed_row(steady(*[100.0] * 6, *[50.0] * 6))["note"]
+    assert note.endswith("; exposed communication went from 100 to 50 us while measured")
+    near = exposed_row(steady(*[100.0] * 6, *[81.0] * 6))["note"]
+    assert "exposed communication" not in (near or ""), "it need not be known to 20 us"
+
+
+def steady(*exposed_us: float) -> Communication:
+    """Rounds of a step of 5 ms that does not drift, of which the collectives take so much."""
+    ddp_us = [5000 + value for value in exposed_us]
+    times: dict[Variant, Sequence[float]] = {"no_op_hook": [5000.0] * len(ddp_us), "ddp": ddp_us, "ddp_again": ddp_us}
+    return make_communication(times)
+
+
+def test_a_dataparallel_step_that_drifts_is_said() -> None:
+    times: dict[Variant, Sequence[float]] = {"plain": [700.0] * 12, "dp": [1000.0] * 6 + [1500.0] * 6}
+    (row,) = build(make_communication_record(point("dp"), make_communication(times))).split
+    assert row["note"] == "step_time_s drifted by +50.0% while measured: its interval is too narrow"

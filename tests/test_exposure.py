@@ -39,7 +39,7 @@ def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
     found = Communication(steps_per_window=10, series=(series,))
     assert step_times_s(found, "ddp") == [pytest.approx(100e-9), pytest.approx(300e-9)]
     assert step_times_s(found, "plain") == []
-    assert step_time([found], "ddp") == pytest.approx((200e-9, None))
+    assert step_time([found], "ddp") == pytest.approx((200e-9, None, None))
     assert step_time([found], "plain") is None
 
 
@@ -58,7 +58,7 @@ def test_a_difference_is_taken_round_by_round_so_that_drift_falls_out() -> None:
 def test_the_median_of_differences_is_not_the_difference_of_medians() -> None:
     found = make_communication({"ddp": (10, 20, 90), "no_op_hook": (9, 30, 50)})
     exposed = difference([found], "ddp", "no_op_hook")
-    assert exposed == pytest.approx((1 * US, None))  # of 1, -10, 40; medians differ by 20 - 30
+    assert exposed == pytest.approx((1 * US, None, None))  # of 1, -10, 40; medians differ by 20 - 30
 
 
 def test_records_pool_their_rounds() -> None:
@@ -79,7 +79,7 @@ def test_a_variant_that_was_not_run_leaves_no_difference() -> None:
     assert difference([make_communication({"plain": [1.0]})], "ddp", "no_op_hook") is None
     assert difference([], "ddp", "no_op_hook") is None
     halves = [make_communication({"ddp": [1.0]}), make_communication({"ddp": [5.0], "no_op_hook": [3.0]})]
-    assert difference(halves, "ddp", "no_op_hook") == pytest.approx((2 * US, None)), "of the record that ran both"
+    assert difference(halves, "ddp", "no_op_hook") == pytest.approx((2 * US, None, None)), "of the record that ran both"
 
 
 def test_what_is_noise_reaches_to_the_far_end_of_the_interval() -> None:
@@ -89,10 +89,17 @@ def test_what_is_noise_reaches_to_the_far_end_of_the_interval() -> None:
 
 
 def test_six_values_give_an_interval_and_five_do_not() -> None:
-    assert figure_of([1, 2, 3, 4, 5]) == Figure(3, None)
-    six = figure_of([1, 2, 3, 4, 5, 6])
-    assert six is not None
-    assert (six.value_s, six.interval) == (3.5, Interval(1, 6, 0.96875, 6))
+    assert figure_of([[1, 2, 3, 4, 5]]) == Figure(3, None)
+    assert figure_of([[1, 2, 3, 4, 5, 6]]) == Figure(3.5, Interval(1, 6, 0.96875, 6), "windows")
+    assert figure_of([]) is figure_of([[]]) is None
+
+
+def test_an_interval_is_over_repeats_where_there_are_six() -> None:
+    rounds = [[time - 0.1, time, time + 0.1] for time in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]
+    assert figure_of(rounds) == Figure(3.5, Interval(1, 6, 0.96875, 6), "repeats")
+    five = figure_of(rounds[:5])
+    assert five is not None
+    assert (five.value_s, five.over) == (3.0, "windows")
     assert figure_of([]) is None
 
 

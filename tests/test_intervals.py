@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pipeline.intervals import (
     Interval,
     coverage_of_ranks,
-    drift,
     drift_notes,
     half_width,
+    halves_apart,
     median_interval,
     ratio_interval,
     values_needed,
@@ -151,31 +151,36 @@ SIX = (1.0, 1.01, 1.02, 1.03, 1.04, 1.05)
 @pytest.mark.parametrize(
     ("later", "found"),
     [
-        ([1.06, 1.06, 1.06, 1.07, 1.08, 1.09], 1.065 / 1.025 - 1),  # all of them are slower
+        ([1.06, 1.06, 1.06, 1.07, 1.08, 1.09], (1.025, 1.065)),  # all of them are slower
         ([1.05, 1.06, 1.06, 1.07, 1.08, 1.09], None),  # the intervals, here minimum to maximum, meet
-        ([0.9] * 6, 0.9 / 1.025 - 1),
-        ([1.06] * 5, None),  # has no interval
+        ([0.9] * 6, (1.025, 0.9)),
+        ([0.9] * 5, None),  # has no interval
     ],
 )
-def test_values_drift_where_the_intervals_of_their_halves_do_not_meet(later: list[float], found: float | None) -> None:
+def test_halves_are_apart_where_their_intervals_do_not_meet(
+    later: list[float], found: tuple[float, float] | None
+) -> None:
     values = [*SIX, *later] if len(later) == 6 else [*SIX[:5], *later]
-    assert drift(values) == (None if found is None else pytest.approx(found))
+    assert halves_apart(values) == (None if found is None else pytest.approx(found))
 
 
 def test_values_around_one_pace_are_rarely_said_to_drift() -> None:
     generator = random.Random(1)
-    drifting = [drift([generator.gauss(1, 0.1) for _ in range(40)]) is not None for _ in range(500)]
+    drifting = [bool(halves_apart([generator.gauss(1, 0.1) for _ in range(40)])) for _ in range(500)]
     assert sum(drifting) <= 10  # expected: about 1 in 200
 
 
-def test_the_largest_drift_of_several_series_is_named() -> None:
+def test_the_largest_drift_of_several_repeats_is_named_with_their_number() -> None:
     slower, faster = [*SIX, *[1.2] * 6], [*SIX, *[0.5] * 6]
-    assert drift_notes("the step", [SIX]) == []
-    assert drift_notes("the step", [slower, SIX, faster]) == [
-        "the step drifted by -51.2% while it was measured: its interval is too narrow"
+    assert drift_notes("step_time_s", [SIX]) == []
+    assert drift_notes("step_time_s", [slower]) == [
+        "step_time_s drifted by +17.1% while measured: its interval is too narrow"
+    ]
+    assert drift_notes("step_time_s", [slower, SIX, faster]) == [
+        "step_time_s drifted by -51.2% while measured in 2 of 3 repeats: its interval is too narrow"
     ]
 
 
-def test_there_is_no_drift_from_a_median_of_nothing() -> None:
-    with pytest.raises(ValueError, match="which is 0"):
-        drift([*[0.0] * 6, *[1.0] * 6])
+def test_a_drift_below_a_thousandth_is_no_finding_however_sure() -> None:
+    assert drift_notes("step_time_s", [[*[1.0] * 6, *[1.0009] * 6]]) == []
+    assert drift_notes("step_time_s", [[*[1.0] * 6, *[1.0011] * 6]]) != []

@@ -1,10 +1,15 @@
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from factories import make_measurement, make_record, make_spec
+from factories import make_experiment, make_measurement, make_record, make_spec
 
-from pipeline.likeness import FACTS, MAX_VALUE, listed, mixtures, unlike_baseline
+from pipeline.cells import pool
+from pipeline.collect import collect_experiment
+from pipeline.likeness import FACTS, MAX_VALUE, listed, mixtures, unlike
+from pipeline.outcomes import resolve
 from pipeline.schema import Environment, Gpu, Record
 from pipeline.spec import Execution
 
@@ -18,6 +23,10 @@ DIFFERENCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+def unlike_baseline(records: Sequence[Record], baseline: Sequence[Record]) -> list[str]:
+    return unlike("baseline", baseline, records)
+
+
 def on(repeat: int = 0, *, measured: bool = True, precision_used: str | None = None, **facts: Any) -> Record:
     spec = make_spec(repeat=repeat)
     measurement = msgspec.structs.replace(make_measurement(spec), precision_used=precision_used)
@@ -29,9 +38,9 @@ def test_records_that_differ_in_one_fact_are_marked_by_its_name_alone(
     name: str, one: dict[str, Any], other: dict[str, Any]
 ) -> None:
     (mixed,) = mixtures([on(**one), on(1, **other)])
-    (unlike,) = unlike_baseline([on(**one)], [on(1, **other)])
+    (note,) = unlike_baseline([on(**one)], [on(1, **other)])
     assert mixed.startswith(f"mixed {name}: ")
-    assert unlike.startswith(f"baseline with another {name} (")
+    assert note.startswith(f"baseline with another {name} (")
 
 
 def test_every_fact_is_tried() -> None:
@@ -130,3 +139,17 @@ def test_timings_measured_elsewhere_are_not_marked() -> None:
 def test_a_note_stays_short() -> None:
     assert listed({str(number) for number in range(9)}) == "0, 1, 2 and 6 more"
     assert listed({"x" * 400}) == "x" * MAX_VALUE
+
+
+def test_tables_know_the_variables_that_records_were_measured_under(tmp_path: Path) -> None:
+    found = [under(NCCL_ALGO="Ring", NCCL_DEBUG="INFO"), under(1, NCCL_ALGO="Tree")]
+    _, tables = collect_experiment(make_experiment(tmp_path / "x", *found))
+    assert "mixed NCCL_ALGO: Ring, Tree" in tables.Q1[0]["note"]
+    assert "NCCL_DEBUG" not in tables.Q1[0]["note"]
+
+
+def test_repeats_on_one_machine_that_were_executed_unlike_are_told_apart() -> None:
+    found = [executed("graph"), executed("compiled_graph", 1)]
+    shared = [msgspec.structs.replace(record, environment=found[0].environment) for record in found]
+    (cell,) = pool(resolve([record.spec for record in shared], shared, []).outcomes)
+    assert cell.notes() == ["mixed execution: compiled_graph, graph"]

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline import files
-from pipeline.measurement import Communication
+from pipeline.measurement import AllReduce, Communication, SplitPart
 from pipeline.records import MAX_RECORD_BYTES, InvalidRecord, choose, encode, load, publish, read_folder
 from pipeline.schema import MAX_STEP_TIMES, Environment, Failure, Record
 
@@ -347,7 +347,9 @@ def test_the_latest_ok_speaks_for_a_point_else_the_latest_oom_else_the_latest_fa
         ({"ddp": [[1, 2], [1]]}, {}, "as many windows as the others"),
         ({"ddp": []}, {}, "as many windows as the others"),
         ({"ddp": [[]]}, {}, "as many windows as the others"),
+        ({"ddp": [[0]]}, {}, "Expected `int` >= 1"),
         ({"ddp": [[1]]}, {"comm_ns": [1], "compute_ns": [1, 2]}, "every rank in every total"),
+        ({"ddp": [[1]]}, {"collectives": [[[], []]]}, "every rank in every total"),
         ({"ddp": [[1]]}, {"collectives": [[[1, 2], [1, 2], [1, 2]]]}, "every rank in every total"),
         ({"ddp": [[1]]}, {"collectives": [[[1, 2], [1]]]}, "every rank in every total"),
     ],
@@ -366,3 +368,22 @@ def test_a_communication_that_does_not_fit_together_is_refused(
     }
     with pytest.raises(msgspec.ValidationError, match=message):
         msgspec.convert(found, Communication)
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        (SplitPart, {"part": "gather", "times_ns": []}),
+        (SplitPart, {"part": "gather", "times_ns": [0]}),
+        (AllReduce, {"num_bytes": 4, "times_ns": [0]}),
+    ],
+)
+def test_nothing_takes_no_time(kind: type, found: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError, match="times_ns"):
+        msgspec.convert(found, kind)
+
+
+def test_a_variant_has_one_series() -> None:
+    series = {"variant": "ddp", "window_times_ns": [[1]]}
+    with pytest.raises(msgspec.ValidationError, match="a variant has one series"):
+        msgspec.convert({"steps_per_window": 1, "series": [series, series]}, Communication)

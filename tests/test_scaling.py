@@ -205,3 +205,18 @@ def test_repeats_that_are_not_alike_are_marked_in_their_row() -> None:
     found = [timed(8, 128, repeat=number, facts={"torch": torch}) for number, torch in enumerate(("2.11", "2.10"))]
     (row,) = rows_of("weak", *found)
     assert row["note"].startswith("mixed torch: 2.10, 2.11; an interval needs")
+
+
+def test_a_baseline_that_drifted_is_named_where_a_speed_up_rests_on_it() -> None:
+    drifting, steady = [4.0] * 6 + [5.0] * 6, [2.5] * 12
+    (row,) = [row for row in rows_of("weak", *drifted(drifting, steady)) if row["num_gpus"] == 2]
+    assert "baseline: epoch_time_s drifted by +25.0% while measured: its interval is too narrow" in row["note"]
+    (row,) = [row for row in rows_of("weak", *drifted([4.5] * 12, steady)) if row["num_gpus"] == 2]
+    assert "drifted" not in (row["note"] or "")
+
+
+def drifted(one_gpu_s: Sequence[float], two_gpus_s: Sequence[float]) -> list[Record]:
+    """A baseline of so many windows, and DDP on two GPUs."""
+    lengths: dict[str, Any] = {"windows": len(one_gpu_s), "epochs": len(one_gpu_s) + 1}
+    specs = [timed(1, 128, num_gpus, **lengths).spec for num_gpus in (1, 2)]
+    return [make_record(spec, (90.0, *times_s)) for spec, times_s in zip(specs, (one_gpu_s, two_gpus_s), strict=True)]
