@@ -1,16 +1,13 @@
-"""The rows of what was measured of communication: step times, bandwidth, what travels, DataParallel's parts.
+"""The rows of what was measured of communication: step times, what they differ by, DataParallel's parts.
 
 Keys are the JSON contract, times are of one step in seconds; a figure that cannot be computed is None and the
 row's `note` says why.
 """
 
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from pipeline import likeness, metrics
-from pipeline.cells import Cell, epoch_time_s_of
-from pipeline.collectives import chosen
+from pipeline.cells import Cell
 from pipeline.exposure import (
     Figure,
     busy_share,
@@ -20,16 +17,15 @@ from pipeline.exposure import (
     drifted_exposure_notes,
     exposed_in,
     is_noise,
+    measured_notes,
     profiled_s,
     step_time,
     step_times_s,
     traced_exposure_s,
 )
 from pipeline.intervals import drift_notes, pooled_notes, values_needed
-from pipeline.measurement import AllReduce, Collective, Communication, TransferKind, Variant
+from pipeline.measurement import Communication, Variant
 from pipeline.rows import Row, start_row
-from pipeline.schema import Record
-from pipeline.spec import AXES, Spec
 
 STEP_TIMES: dict[str, Variant] = {
     "plain_step_time_s": "plain",
@@ -38,24 +34,6 @@ STEP_TIMES: dict[str, Variant] = {
     "no_op_hook_step_time_s": "no_op_hook",
     "step_time_s": "ddp",
 }
-KINDS: tuple[TransferKind, ...] = (
-    "gradients",
-    "buffers",
-    "batchnorm_statistics",
-    "parameters",
-    "inputs",
-    "outputs",
-)
-TRAINED_MAY_DIFFER = ("measure", "windows", "epochs", "input", "num_workers", "max_steps", "evaluate", "dataset")
-
-
-class Place(NamedTuple):
-    """Where collectives ran: one node's link is not that between nodes, and captured calls do not wait for the host."""
-
-    device: str
-    num_nodes: int
-    num_gpus: int
-    execution: str
 
 
 def exposed_row(cell: Cell, axes: Sequence[str]) -> Row:
@@ -146,127 +124,6 @@ def time_notes(found: Sequence[Communication], variant: Variant, step: Figure) -
     by_repeat = [times_s for part in found if (times_s := step_times_s(part, variant))]
     drifted = drift_notes("step_time_s", by_repeat) if step.over == "windows" else []
     return pooled_notes(by_repeat, step.over) + drifted
-
-
-def measured_notes(found: Sequence[Communication]) -> list[str]:
-    """What the jobs themselves said that they could not measure."""
-    return list(dict.fromkeys(note for part in found for note in part.notes))
-
-
-def bandwidth_rows(cell: Cell, axes: Sequence[str]) -> list[Row]:
-    """Q3.2: each bucket's bus bandwidth in training, that of an isolated all-reduce of its size, and the share."""
-    found = communications(cell.measured)
-    buckets: dict[tuple[int, int], list[Collective]] = {}  # repeats need not have the same ones
-    for profile in (part.profile for part in found if part.profile):
-        for number, collective in enumerate(chosen(profile, ["gradients"]), 1):
-            buckets.setdefault((number, collective.num_bytes), []).append(collective)
-    return [
-        bandwidth_row(cell, axes, number, seen, isolated_s(found, num_bytes))
-        for (number, num_bytes), seen in sorted(buckets.items())
-    ]
-
-
-def bandwidth_row(
-    cell: Cell, axes: Sequence[str], bucket: int, seen: Sequence[Collective], alone_s: float | None
-) -> Row:
-    """One bucket; its duration is the shortest over ranks, the median over steps."""
-    duration_s = statistics.median(min(ranks) for part in seen for ranks in part.durations_ns) / 1e9
-    num_bytes, num_ranks = seen[0].num_bytes, cell.spec.world_size
-    achieved = metrics.busbw_gb_s(num_bytes, duration_s, num_ranks) if duration_s else None
-    peak = metrics.busbw_gb_s(num_bytes, alone_s, num_ranks) if alone_s else None
-    share = achieved / peak if achieved and peak else None
-    notes = [] if peak else ["no isolated all-reduce of this size was timed"]
-    if share is not None and share > 1:
-        notes.append("the isolated all-reduces waited for the host: the link's limit lies higher")
-    return start_row(
-        cell,
-        axes,
-        bucket=bucket,
-        num_bytes=num_bytes,
-        comm_time_s=duration_s,
-        busbw_gb_s=achieved,
-        peak_busbw_gb_s=peak,
-        link_share=share,
-        notes=notes,
-    )
-
-
-def isolated_s(found: Sequence[Communication], num_bytes: int) -> float | None:
-    """An isolated all-reduce of that size in the same jobs: the median over windows."""
-    times_ns = [time for part in found for size in part.sweep if size.num_bytes == num_bytes for time in size.times_ns]
-    return statistics.median(times_ns) / 1e9 if times_ns else None
-
-
-def sweep_rows(cells: Iterable[Cell]) -> list[Row]:
-    """The link's own limit by place and size, over all points that swept there."""
-    sweeps: dict[tuple[Place, int], list[tuple[Record, AllReduce]]] = {}
-    for record in (record for cell in cells for record in cell.measured):
-        for size in (size for part in communications([record]) for size in part.sweep):
-            sweeps.setdefault((place_of(record), size.num_bytes), []).append((record, size))
-    return [sweep_row(*key, found) for key, found in sorted(sweeps.items())]
-
-
-def place_of(record: Record) -> Place:
-    """Where a record's collectives ran, and whether they were captured."""
-    spec, used = record.spec, record.measurement.execution_used if record.measurement else None
-    return Place(spec.device, spec.num_nodes, spec.num_gpus, used or spec.execution)
-
-
-def sweep_row(place: Place, num_bytes: int, found: Sequence[tuple[Record, AllReduce]]) -> Row:
-    """One size, `n` the jobs that timed it; without figures where its buffer did not fit."""
-    times_ns = [time_ns for _, part in found for time_ns in part.times_ns]
-    time_s = statistics.median(times_ns) / 1e9 if times_ns else None
-    notes = likeness.mixtures([record for record, part in found if part.times_ns])
-    return {
-        **place._asdict(),
-        "num_bytes": num_bytes,
-        "status": "ok" if times_ns else "oom",
-        "time_s": time_s,
-        "algbw_gb_s": metrics.algbw_gb_s(num_bytes, time_s) if time_s else None,
-        "busbw_gb_s": metrics.busbw_gb_s(num_bytes, time_s, place.num_gpus) if time_s else None,
-        "num_windows": len(times_ns),
-        "n": sum(bool(part.times_ns) for _, part in found),
-        "note": "; ".join(notes) or None if times_ns else "no memory for the buffer on some rank",
-    }
-
-
-def transfer_row(cell: Cell, axes: Sequence[str], trained: Sequence[Cell]) -> Row:
-    """The ledger: what a rank hands on in a step, by kind, beside the formula; time and accuracy where trained too."""
-    found = communications(cell.measured)
-    counted = {transfer.kind: transfer for part in found for transfer in part.transfers}
-    figures: Row = {}
-    for kind in KINDS:
-        transfer = counted.get(kind)
-        absent = 0.0 if counted else None
-        figures[f"{kind}_calls_per_step"] = transfer.calls_per_step if transfer else absent
-        figures[f"{kind}_bytes_per_step"] = transfer.bytes_per_step if transfer else absent
-    gradient_bytes = next((record.measurement.gradient_bytes for record in cell.measured if record.measurement), None)
-    replicas = cell.spec.num_gpus - 1 if cell.spec.strategy == "dp" else 1
-    step = step_time(found, "ddp" if cell.spec.strategy == "ddp" else "dp")
-    twins = [other for other in trained if is_twin(other.spec, cell.spec)]
-    twin = next((other for other in twins if epoch_time_s_of(other) is not None), None)  # a probe has no epoch time
-    notes = [] if counted else measured_notes(found)
-    return start_row(
-        cell,
-        axes,
-        **figures,
-        gradients_bytes_formula=None if gradient_bytes is None else float(gradient_bytes * replicas),
-        step_time_s=step.value_s if step else None,
-        epoch_time_s=epoch_time_s_of(twin) if twin else None,
-        test_accuracy=twin.median(last_test_accuracy) if twin else None,
-        notes=notes + (likeness.unlike("training", twin.kinds, cell.kinds) if twin else []),
-    )
-
-
-def last_test_accuracy(record: Record) -> float | None:
-    """Test accuracy after the last epoch."""
-    epochs = record.measurement.epochs if record.measurement else ()
-    return epochs[-1].test_accuracy if epochs else None
-
-
-def is_twin(trained: Spec, measured: Spec) -> bool:
-    """Whether a trained point is the measured one, but for how it was measured."""
-    return all(getattr(trained, axis) == getattr(measured, axis) for axis in AXES if axis not in TRAINED_MAY_DIFFER)
 
 
 def split_row(cell: Cell, axes: Sequence[str]) -> Row:

@@ -40,6 +40,11 @@ def communications(records: Sequence[Record]) -> list[Communication]:
     return [part for part in found if part is not None]
 
 
+def measured_notes(found: Sequence[Communication]) -> list[str]:
+    """What the jobs themselves said that they could not measure."""
+    return list(dict.fromkeys(note for part in found for note in part.notes))
+
+
 def step_times_s(found: Communication, variant: Variant) -> list[float]:
     """The slowest rank's step time in each window; none where the variant was not run."""
     series = [series for series in found.series if series.variant == variant]

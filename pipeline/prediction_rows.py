@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from pipeline.bandwidth_rows import Place, place_of, sweep_rows
 from pipeline.cells import Cell
-from pipeline.communication_rows import Place, place_of, sweep_rows
 from pipeline.exposure import communications, step_time
 from pipeline.prediction import Fit, Link, Measured, Sample, fit_link, predict_efficiency, predict_step_s
 from pipeline.rows import Row, start_row

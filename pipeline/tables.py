@@ -10,17 +10,10 @@ from collections.abc import Sequence
 import msgspec
 
 from pipeline import likeness, metrics
+from pipeline.bandwidth_rows import bandwidth_rows, sweep_rows
 from pipeline.baselines import Baseline, Scaling
 from pipeline.cells import Cell, epoch_time_s_of, parts_notes, peak_memory_gib, pool, seconds, spread_of, thrash_notes
-from pipeline.communication_rows import (
-    bandwidth_rows,
-    exposed_row,
-    is_twin,
-    num_rounds,
-    split_row,
-    sweep_rows,
-    transfer_row,
-)
+from pipeline.communication_rows import exposed_row, num_rounds, split_row
 from pipeline.cost import cost_rows
 from pipeline.energy import energy_figures, energy_notes, host_cpu_share_of
 from pipeline.exposure import communications, exposed_in, is_noise
@@ -33,6 +26,7 @@ from pipeline.rows import Row, shown_axes, start_row
 from pipeline.scaling import scaling_figures, strong_pairs, weak_pairs
 from pipeline.schema import Record
 from pipeline.spec import CAPTURED
+from pipeline.transfer_rows import is_twin, transfer_row
 
 
 class Tables(msgspec.Struct, frozen=True):

@@ -13,14 +13,14 @@ from factories import (
 )
 from test_render import report, table_of
 
-from pipeline.communication_rows import KINDS, split_exposed
+from pipeline.communication_rows import split_exposed
 from pipeline.exposure import Figure
 from pipeline.measurement import AllReduce, Communication, Profile, SplitPart, Transfer, Variant
 from pipeline.outcomes import resolve
 from pipeline.records import encode
 from pipeline.rows import Row
-from pipeline.schema import Environment, Gpu, Record
-from pipeline.spec import Execution, Spec
+from pipeline.schema import Record
+from pipeline.spec import Spec
 from pipeline.tables import Tables, build_tables
 
 US = 1e-6
@@ -222,122 +222,6 @@ def test_a_point_without_a_result_has_rows_with_nulls_its_state_and_a_reason(
     assert len(built.oom) == (status == "oom")
 
 
-@pytest.mark.parametrize(
-    ("num_gpus", "achieved", "peak"),
-    [(2, 26e6 / 85e-6 / 1e9, 26e6 / 64e-6 / 1e9), (4, 1.5 * 26e6 / 85e-6 / 1e9, 1.5 * 26e6 / 64e-6 / 1e9)],
-)
-def test_a_buckets_bandwidth_beside_that_of_the_same_size_alone(num_gpus: int, achieved: float, peak: float) -> None:
-    slower = msgspec.structs.replace(
-        profile(), collectives=(profile().collectives[0], make_collective(LARGE, (80, 90), (90, 99)))
-    )  # shortest 80 and 90: 85 us in training, 64 alone; the ring's factor is 2(N-1)/N
-    (row,) = build(make_communication_record(point(num_gpus=num_gpus), measured(profile=slower))).bandwidth
-    assert (row["bucket"], row["num_bytes"], row["comm_time_s"]) == (1, LARGE, pytest.approx(85 * US))
-    assert (row["busbw_gb_s"], row["peak_busbw_gb_s"]) == (pytest.approx(achieved), pytest.approx(peak))
-    assert row["link_share"] == pytest.approx(64 / 85)
-    assert row["note"] is None
-
-
-def test_a_bucket_that_is_faster_in_training_than_alone_says_what_held_the_sweep_back() -> None:
-    faster = msgspec.structs.replace(
-        profile(), collectives=(profile().collectives[0], make_collective(LARGE, (50, 90), (60, 99)))
-    )  # shortest 50 and 60 us in training, 64 alone
-    (row,) = build(make_communication_record(point(num_gpus=2), measured(profile=faster))).bandwidth
-    assert row["link_share"] == pytest.approx(64 / 55)
-    assert row["note"] == "the isolated all-reduces waited for the host: the link's limit lies higher"
-
-
-def test_a_bucket_that_the_sweep_does_not_know_has_no_share_and_says_so() -> None:
-    first, second = build(make_communication_record(point(), measured())).bandwidth
-    assert (first["num_bytes"], first["note"]) == (LARGE, None)
-    assert (second["bucket"], second["num_bytes"], second["comm_time_s"]) == (2, SMALL, pytest.approx(20 * US))
-    assert second["busbw_gb_s"] == pytest.approx(400)  # 8 MB in 20 us
-    assert (second["peak_busbw_gb_s"], second["link_share"]) == (None, None)
-    assert second["note"] == "no isolated all-reduce of this size was timed"
-
-
-def test_repeats_with_other_buckets_are_not_mixed() -> None:
-    whole = msgspec.structs.replace(profile(), collectives=(make_collective(LARGE + SMALL, (95, 95), (95, 95)),))
-    found = [
-        make_communication_record(point(), measured()),
-        make_communication_record(point(repeat=1), measured(profile=whole)),
-    ]
-    rows = build(*found).bandwidth
-    assert [(row["bucket"], row["num_bytes"]) for row in rows] == [(1, LARGE), (1, LARGE + SMALL), (2, SMALL)]
-    assert [row["comm_time_s"] for row in rows] == [pytest.approx(time_us * US) for time_us in (80, 95, 20)]
-
-
-def test_the_sweep_pools_all_points_on_as_many_gpus() -> None:
-    other = measured(sweep=(AllReduce(num_bytes=LARGE, times_ns=(66_000,)),))
-    found = [
-        make_communication_record(point(), measured()),
-        make_communication_record(point(batch_size_per_gpu=32), other),
-        make_communication_record(point(num_gpus=4), other),
-    ]
-    two, four = build(*found).sweep
-    assert (two["num_gpus"], two["num_windows"], two["n"]) == (2, 4, 2)
-    assert two["time_s"] == pytest.approx(65 * US)  # of 60, 64, 66 and 70
-    assert two["algbw_gb_s"] == two["busbw_gb_s"] == pytest.approx(400)  # 26 MB in 65 us, factor 2(1)/2
-    assert (four["num_gpus"], four["num_windows"], four["n"]) == (4, 1, 1)
-    assert four["busbw_gb_s"] == pytest.approx(four["algbw_gb_s"] * 1.5)
-
-
-def test_a_size_without_memory_is_an_oom_without_figures() -> None:
-    sweep = (AllReduce(num_bytes=LARGE, times_ns=(65_000,)), AllReduce(num_bytes=2**40))
-    fits, large = build(make_communication_record(point(), measured(sweep=sweep))).sweep
-    assert (fits["status"], fits["note"]) == ("ok", None)
-    assert (large["num_bytes"], large["status"], large["num_windows"]) == (2**40, "oom", 0)
-    assert (large["time_s"], large["algbw_gb_s"], large["busbw_gb_s"]) == (None, None, None)
-    assert large["note"] == "no memory for the buffer on some rank"
-
-
-@pytest.mark.parametrize(
-    ("strategy", "num_gpus", "formula"),
-    [("ddp", 2, 44_695_848), ("ddp", 4, 44_695_848), ("dp", 2, 44_695_848), ("dp", 4, 134_087_544)],
-)
-def test_the_ledger_stands_beside_the_formula(strategy: str, num_gpus: int, formula: int) -> None:
-    transfers = (
-        Transfer(kind="gradients", calls_per_step=3, bytes_per_step=formula),
-        Transfer(kind="buffers", calls_per_step=0.5, bytes_per_step=38_560),
-    )
-    times: dict[Variant, Sequence[float]] = {"plain": [700.0] * 6, "dp": [31_000.0] * 6}
-    times = five_times() if strategy == "ddp" else times
-    found = make_communication(times, transfers=transfers)
-    (row,) = build(make_communication_record(point(strategy, num_gpus), found)).transfers
-    assert (row["gradients_calls_per_step"], row["gradients_bytes_per_step"]) == (3, formula)
-    assert row["gradients_bytes_formula"] == formula
-    assert (row["buffers_calls_per_step"], row["buffers_bytes_per_step"]) == (0.5, 38_560)
-    absent = set(KINDS) - {"gradients", "buffers"}
-    assert {row[f"{kind}_{what}_per_step"] for kind in absent for what in ("calls", "bytes")} == {0}, "counted: none"
-    assert row["step_time_s"] == pytest.approx((1190 if strategy == "ddp" else 31_000) * US)
-    assert (row["epoch_time_s"], row["test_accuracy"]) == (None, None)
-
-
-def test_the_point_that_trained_with_the_same_axes_lends_its_time_and_accuracy() -> None:
-    trained = make_record(make_spec(strategy="ddp", num_gpus=2), (9, 2), loss=1.0, test_accuracy=0.75)
-    others = [
-        make_record(make_spec(strategy="ddp", num_gpus=2, input="synthetic", epochs=1, max_steps=3), (1,)),  # a probe
-        make_record(make_spec(strategy="ddp", num_gpus=2, broadcast_buffers=False), (9, 7)),
-        make_record(make_spec(strategy="ddp", num_gpus=2, precision="bf16"), (9, 7)),
-        make_record(make_spec(strategy="ddp", num_gpus=2, remedies=("zero_gamma",)), (9, 7)),
-        make_record(make_spec(strategy="dp", num_gpus=2), (9, 7)),
-    ]
-    tables = build(*others, trained, make_record(make_spec(), (9, 3)), make_communication_record(point(), measured()))
-    (ledger,) = tables.transfers
-    assert (ledger["epoch_time_s"], ledger["test_accuracy"]) == (2, 0.75)
-    (twin,) = [row for row in tables.Q3 if row["exposed_comm_time_s"] is not None and row["epoch_time_s"] is not None]
-    assert (twin["epoch_time_s"], twin["strategy"], twin["precision"]) == (2, "ddp", "tf32")
-    assert twin["exposed_comm_time_s"] == pytest.approx(196 * 40 * US)  # ceil(25,000 / 128) steps
-    assert twin["comm_time_subtraction_s"] == 0.5  # 2 - 3/2: the estimate stands beside it
-
-
-@pytest.mark.parametrize(("exposed_us", "said"), [(2.9, True), (3.1, False)])
-def test_exposed_communication_over_an_epoch_that_is_noise_is_said(exposed_us: float, said: bool) -> None:
-    noisy = make_communication_record(point(), measured(*[exposed_us] * 6, again_us=(-3, 1, 0, 0, -1, 2)))
-    rows = build(make_record(make_spec(strategy="ddp", num_gpus=2)), noisy).Q3
-    (twin,) = [row for row in rows if row["exposed_comm_time_s"] is not None]
-    assert ("measured exposed communication lies inside its noise floor" in twin["note"]) is said
-
-
 def test_communication_points_are_in_no_table_of_epochs() -> None:
     found = [make_communication_record(point(num_gpus=n), measured()) for n in (2, 4)]
     dp = make_communication({"plain": [700.0] * 6, "dp": [31_000.0] * 6})
@@ -471,48 +355,6 @@ def test_an_interval_is_over_repeats_where_there_are_six_and_each_counts_once() 
     (row,) = build(*in_repeats([100, 200])).communication
     assert row["interval_over"] == "windows"
     assert row["note"].startswith("interval over the windows of 2 repeats together")
-
-
-def test_a_sweep_of_captured_calls_is_a_row_of_its_own() -> None:
-    def swept(execution: Execution, time_us: int, **place: Any) -> Record:
-        sweep = (AllReduce(num_bytes=LARGE, times_ns=(time_us * 1000,)),)
-        record = make_communication_record(point(execution=execution), measured(sweep=sweep), **place)
-        assert record.measurement is not None
-        measurement = msgspec.structs.replace(record.measurement, execution_used=execution)
-        return msgspec.structs.replace(record, measurement=measurement)
-
-    rows = build(swept("eager", 30), swept("graph", 8)).sweep
-    assert [(row["execution"], row["time_s"], row["n"], row["note"]) for row in rows] == [
-        ("eager", pytest.approx(30 * US), 1, None),
-        ("graph", pytest.approx(8 * US), 1, None),
-    ]
-
-
-def test_a_sweep_over_unlike_jobs_says_so() -> None:
-    gpus = [Environment(gpus=(Gpu(name=name),)) for name in ("NVIDIA A40", "NVIDIA H200")]
-    found = [
-        make_communication_record(point(batch_size_per_gpu=32 * 2**number), measured(), environment=place)
-        for number, place in enumerate(gpus)
-    ]
-    assert {row["note"] for row in build(*found).sweep} == {"mixed GPU: NVIDIA A40, NVIDIA H200"}
-
-
-def test_a_point_measured_twice_lends_what_most_rounds_say_and_not_what_failed() -> None:
-    trained = make_record(make_spec(strategy="ddp", num_gpus=2))
-    long = make_communication_record(point(windows=120), steady(*[60.0] * 12))
-    short = make_communication_record(point(windows=12), measured(*[40.0] * 6))
-    failed = make_record(point(windows=60), status="oom")
-    for found in ([failed, short, long], [long, short, failed]):
-        (row,) = [row for row in build(trained, *found).Q3 if row["strategy"] == "ddp"]
-        assert row["exposed_comm_time_s"] == pytest.approx(196 * 60 * US)
-
-
-def test_what_was_measured_elsewhere_is_lent_with_a_note() -> None:
-    here, there = (Environment(gpus=(Gpu(name=name),)) for name in ("NVIDIA H200", "NVIDIA A40"))
-    trained = make_record(make_spec(strategy="ddp", num_gpus=2), (9, 2), environment=here)
-    tables = build(trained, make_communication_record(point(), measured(), environment=there))
-    assert "measured communication with another GPU (NVIDIA A40 against NVIDIA H200)" in tables.Q3[0]["note"]
-    assert "training with another GPU (NVIDIA H200 against NVIDIA A40)" in tables.transfers[0]["note"]
 
 
 def test_communication_that_makes_a_step_faster_is_not_called_hidden() -> None:
