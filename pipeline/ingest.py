@@ -87,10 +87,11 @@ def main() -> int:
     arguments = parse_arguments()
     raw = read_file(arguments.file)
     points = group_rows(read_rows(raw, arguments.file.name))
-    launch_id = f"ingest-{hashlib.sha256(raw).hexdigest()[:16]}"
     gpus = (Gpu(name=arguments.gpu),) if arguments.gpu else ()
     environment = Environment(gpus=gpus, source=experiments.readable(arguments.file.name))
     sizes = (arguments.num_samples, arguments.num_parameters)
+    stated = repr((raw, arguments.gpu, *sizes)).encode(errors="surrogateescape")  # all that the records are made of
+    launch_id = f"ingest-{hashlib.sha256(stated).hexdigest()[:16]}"
     found = [build_record(rows, *sizes, launch_id, environment) for rows in points]
     check_all(found)
     num_new = publish_all(found, Experiment(arguments.outputs))

@@ -239,6 +239,17 @@ def test_a_second_file_adds_its_points_and_keeps_the_first_ones(tmp_path: Path) 
     assert [row["num_gpus"] for row in tables.Q2] == [1, 2]
 
 
+def test_what_an_option_corrects_is_a_new_attempt(tmp_path: Path) -> None:
+    ingest_text(tmp_path, GOOD)
+    for options in (["--gpu", "NVIDIA A40"], ["--gpu", "NVIDIA A40", "--num-parameters", "1000"]):
+        run_ingest(tmp_path / "file.csv", "--outputs", tmp_path / "out", *options)
+    found, _ = records.read_folder(tmp_path / "out" / "records")
+    assert [record.attempt for record in found] == [0, 1, 2]
+    assert [[gpu.name for gpu in record.environment.gpus] for record in found] == [[], ["NVIDIA A40"], ["NVIDIA A40"]]
+    assert found[2].measurement is not None
+    assert found[2].measurement.num_parameters == 1000
+
+
 def test_a_report_does_not_mix_with_points_that_were_measured_here(tmp_path: Path) -> None:
     measured = make_experiment(tmp_path / "out", make_record())
     before = measured.manifest.read_bytes()
