@@ -28,12 +28,14 @@ def setup_lines(submission_name: str, prologue: Path | None) -> list[str]:
         f'export PIPELINE_LAUNCH_ID="{submission_name}-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}"',
         f'export PYTHONPATH={shlex.quote(str(ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
     ]
-    if prologue is not None:  # module systems read variables that are not set
+    if prologue is not None:
         lines += [
-            "set +u",
-            f"source {shlex.quote(str(prologue.resolve()))} || {{ echo 'the prologue failed' >&2; exit 1; }}",
+            "set +eu",  # module systems read unset variables, and what fails inside their functions is their own
+            """trap 'echo "the prologue failed: $BASH_COMMAND" >&2; exit 1' ERR""",
+            f"source <(cat {shlex.quote(str(prologue.resolve()))}; printf '\\n:\\n')",  # a list may end in a false test
+            "trap - ERR",
+            "set -eu",
         ]
-        lines += ["set -u"]
     return lines
 
 

@@ -322,7 +322,7 @@ def test_site_options_that_could_be_more_than_a_name_are_refused(
 
 def test_the_dry_run_says_what_submitit_writes(pipeline: Command, on_slurm: Env, tmp_path: Path) -> None:
     prologue = tmp_path / "prologue.sh"
-    prologue.write_text("export FROM_PROLOGUE=yes\n")
+    prologue.write_text('export FROM_PROLOGUE=yes\n[ -n "${UNSET:-}" ] && export OTHER=1\n')  # a test that is false
     submit = ("submit", "--grid", "smoke", "--outputs", tmp_path / "out", "--partition", "down", "--set", "device=cpu")
     plan = json.loads(pipeline(*submit, "--dry-run", "--json", env=on_slurm).stdout)
     assert not (tmp_path / "out").exists()
@@ -334,7 +334,7 @@ def test_the_dry_run_says_what_submitit_writes(pipeline: Command, on_slurm: Env,
         promised = [line for line in array["sbatch"].splitlines() if line.startswith("#SBATCH")]
         assert [line for line in promised if line not in lines and "job-name" not in line] == []
         assert any("--kill-on-bad-exit=1" in line for line in lines)
-        assert any(line.startswith("source ") and "prologue.sh ||" in line for line in lines)
+        assert any(line.startswith("source ") and "prologue.sh;" in line for line in lines)
     assert oct(script.parent.stat().st_mode)[-3:] == "700"
 
 
@@ -434,13 +434,16 @@ def test_a_prologue_that_fails_ends_the_job_and_is_named(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
     prologue = tmp_path / "prologue.sh"
-    prologue.write_text("module load nothing-of-the-kind 2>/dev/null\n")
+    prologue.write_text("module load nothing-of-the-kind 2>/dev/null\nexport AFTER=1\n")  # not its last line
     grid = write_grid(tmp_path, MIXED)
     submit = ("submit", "--grid", grid, "--outputs", tmp_path, "--prologue", prologue, "--wait", "--set", "num_gpus=2")
     assert pipeline(*submit, env=on_slurm).returncode == 0
     found = states(pipeline, tmp_path, on_slurm)
     assert {part["state"] for part in found.values()} == {"failed"}
-    assert all("the prologue failed" in Path(part["log"]).read_text() for part in found.values())
+    assert all(
+        "the prologue failed: module load nothing-of-the-kind" in Path(part["log"]).read_text()
+        for part in found.values()
+    )
 
 
 def test_a_job_that_is_cancelled_while_it_runs_is_cancelled_and_is_submitted_again(
