@@ -90,6 +90,11 @@ class StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+StrictLoader.add_implicit_resolver(  # as YAML 1.2 and people write it; PyYAML asks for a point: 1.0e-3
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+"), list("-+0123456789")
+)
+
+
 def expand_grid(name_or_path: str, changes: Sequence[str] = (), *, has_gpus: bool = False) -> Grid:
     """The grid of that name or path, with each change (`axis=value[,value]`) put in every block first.
 
@@ -193,6 +198,8 @@ def expand_block(
     """The product of a block's lists, the last axis fastest. Raises Refusal for a bad or repeated point."""
     lists = {**{axis: [value] for axis, value in base.items()}, **block, **changes}
     for axis, values in lists.items():
+        if not values:
+            raise Refusal(f"{where}.{axis} has no value; give it at least one, or leave the axis out.")
         if len({repr(value) for value in values}) < len(values):
             raise Refusal(f"{where}.{axis} gives a value twice, which would be a duplicate point; remove one.")
     for combination in itertools.product(*lists.values()):

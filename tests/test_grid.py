@@ -168,14 +168,15 @@ def test_a_point_given_twice_is_an_error(expand: Expand, blocks: list[str]) -> N
         (points("seed: [0]") + "setup: [touch /tmp/x]\n", "unknown field `setup`"),
         (points("strategy: [no]"), "got `bool` - at `$.strategy`"),
         (points("precision: [off]"), "got `bool` - at `$.precision`"),
-        (points("learning_rate: [1e-3]"), "Expected `float`, got `str` - at `$.learning_rate`"),
+        (points("learning_rate: [1e]"), "Expected `float`, got `str` - at `$.learning_rate`"),
         (points("learning_rate: [.nan]"), "Expected `float` > 0.0"),
         (points("num_gpus: [1.0]"), "Expected `int`, got `float` - at `$.num_gpus`"),
         (points("num_gpus: [2]"), "strategy='single' needs num_gpus=1, got 2; use 'dp' or 'ddp'."),
         (points("batch_size: [32]"), "unknown axis 'batch_size'; did you mean 'batch_size_per_gpu'?"),
         (points("xyzzy: [32]"), f"unknown axis 'xyzzy'; the axes are {', '.join(AXES)}."),
         (points("seed: 0"), "Expected `array`, got `int`"),
-        (points("seed: []"), "has no points"),
+        (points("seed: []"), "points[0].seed has no value; give it at least one, or leave the axis out"),
+        (points("seed: [0]", "seed: [1], repeat: []"), "points[1].repeat has no value"),
         (HEAD + "points: []\n", "has no points"),
         *(
             (points(f"{axis}: [null]"), f"{axis} is null; a point that runs must state it")
@@ -268,3 +269,8 @@ def test_whatever_the_file_says_it_is_a_grid_or_a_refusal(tmp_path_factory: pyte
         assert expand_grid(str(path)).points
     except Refusal as refusal:
         one_sentence(str(refusal))
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1E-3", "1.0e-3", "0.001", "+1e-3"])
+def test_a_number_is_one_however_it_is_written(expand: Expand, text: str) -> None:
+    assert expand(points(f"learning_rate: [{text}]")).points[0].learning_rate == 0.001
