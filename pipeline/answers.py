@@ -252,18 +252,19 @@ def judge_parts(found: Findings) -> Answer:
 
 
 def judge_clock(found: Findings, name: str) -> Answer:
-    """What the marks cost, against the same loop without them; the interval says how well that is known."""
+    """What the marks cost, against the same loop without them; where windows are too uneven to tell, it is no pass."""
     costs = clock_costs(found.clock_windows[name], found.silent_windows[name])
     cost, interval = statistics.median(costs), median_interval(costs)
     low, high = (interval.low, interval.high) if interval else (min(costs), max(costs))
     limit = CLOCK_TOLERANCE[name]
+    is_close, is_settled = low <= limit < high, is_known(costs, limit / 2)
     doubt = ""
-    if low <= limit < high:
-        why = "too close" if is_known(costs, limit / 2) else "windows of this host differ by too much"
-        doubt = f"; {why} to tell" + ", raise --windows" * (why != "too close")
+    if is_close:
+        uneven = "windows of this host differ by too much to tell, raise --windows"
+        doubt = "; too close to tell" if is_settled else f"; {uneven}"
     return Answer(
         f"cost of the clock, {name} batch",
-        verdict(cost <= limit),
+        verdict(cost <= limit and (is_settled or not is_close)),
         f"at {found.clock_batches[name]} per GPU the marks cost {cost:+.2%} of a step, {low:+.2%} to {high:+.2%} "
         f"(limit {limit:.0%}){doubt}",
         {"cost": cost, "cost_low": low, "cost_high": high},

@@ -52,7 +52,12 @@ def main() -> int:
     from pipeline.answers import judge, summary
 
     runs = read_runs(arguments.judge) if arguments.judge else measure_runs(build_spec(arguments))
-    answers = judge(runs["known_answers"], runs["again"], runs.get("sockets"))
+    try:
+        answers = judge(runs["known_answers"], runs["again"], runs.get("sockets"))
+    except (LookupError, ValueError, ZeroDivisionError) as error:
+        if arguments.judge is None:
+            raise
+        raise Refusal(f"{arguments.judge} lacks findings ({error}); give what --json printed.") from error
     counts = summary(answers)
     print(as_json(answers, runs) if arguments.json else as_text(answers))
     talk(", ".join(f"{count} {word}" for word, count in counts.items()))
@@ -88,12 +93,14 @@ def build_spec(arguments: argparse.Namespace) -> Spec:
     """The point that is measured. Raises Refusal where this machine or the numbers cannot make one."""
     visible = num_visible_gpus()
     device = "cuda" if visible else "cpu"
-    num_gpus = arguments.num_gpus or visible or 2
+    num_gpus = visible or 2 if arguments.num_gpus is None else arguments.num_gpus
+    batch_size = DEFAULT_BATCH[device] if arguments.batch_size_per_gpu is None else arguments.batch_size_per_gpu
+    if min(num_gpus, batch_size) < 1:
+        raise Refusal("--num-gpus and --batch-size-per-gpu count from 1; raise them.")
     if visible and num_gpus > visible:
         raise Refusal(f"--num-gpus {num_gpus} is more than the {visible} that are visible here; lower it.")
     if arguments.windows < 6:
         raise Refusal(f"--windows {arguments.windows} gives no interval; six are needed.")
-    batch_size = arguments.batch_size_per_gpu or DEFAULT_BATCH[device]
     try:
         return Spec(
             strategy="ddp",

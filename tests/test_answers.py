@@ -303,19 +303,17 @@ def test_the_sentence_of_the_parts() -> None:
 def test_the_marks_cost_1_per_cent_of_a_large_step_and_3_of_a_small_one(
     name: str, clocked: int, verdict: Verdict
 ) -> None:
-    # a pair that was disturbed as a whole, and one in which the marks alone were: neither is the median
-    clocks, silents = [2 * clocked, 99_999, clocked], [20_000, 10_000, 10_000]
+    # a pair that was disturbed as a whole, and one in which the marks alone were: neither is in the interval's way
+    clocks, silents = [2 * clocked, 99_999, *[clocked] * 9], [20_000, *[10_000] * 10]
     found = make_findings(clock_windows={name: clocks}, silent_windows={name: silents})
     answer = judge_clock(found, name)
     assert (answer.verdict, answer.check) == (verdict, f"cost of the clock, {name} batch")
     assert answer.figures["cost"] == pytest.approx(clocked / 10_000 - 1)
     batch, limit = {"large": (512, "1%"), "small": (32, "3%")}[name]
     cost = clocked / 10_000 - 1
-    low, high = (answer.figures["cost_low"], answer.figures["cost_high"])
-    assert (low, high) == pytest.approx(tuple(sorted(a / b - 1 for a, b in zip(clocks, silents, strict=True))[::2]))
+    assert (answer.figures["cost_low"], answer.figures["cost_high"]) == pytest.approx((cost, cost))
     assert answer.sentence == (
-        f"at {batch} per GPU the marks cost {cost:+.2%} of a step, {low:+.2%} to {high:+.2%} (limit {limit})"
-        + "; windows of this host differ by too much to tell, raise --windows" * (verdict == "pass")
+        f"at {batch} per GPU the marks cost {cost:+.2%} of a step, {cost:+.2%} to {cost:+.2%} (limit {limit})"
     )
 
 
@@ -326,7 +324,19 @@ def test_an_interval_that_reaches_past_the_limit_is_said_to_decide_nothing(
     found = make_findings(
         clock_windows={"small": [*clocks] * 3, "large": [1] * 6}, silent_windows={"small": [10_000] * 6}
     )
-    assert ("differ by too much to tell" in judge_clock(found, "small").sentence) is is_undecided
+    answer = judge_clock(found, "small")
+    assert ("differ by too much to tell, raise --windows" in answer.sentence) is is_undecided
+    assert answer.verdict == ("fail" if is_undecided else "pass")
+
+
+@pytest.mark.parametrize(("median", "verdict"), [(10_290, "pass"), (10_310, "fail")])
+def test_a_cost_near_its_limit_that_is_known_well_is_told_by_its_median(median: int, verdict: Verdict) -> None:
+    clocks = [10_200, *[median] * 4, 10_400]
+    answer = judge_clock(
+        make_findings(clock_windows={"small": clocks}, silent_windows={"small": [10_000] * 6}), "small"
+    )
+    assert answer.verdict == verdict
+    assert answer.sentence.endswith("too close to tell")
 
 
 def test_the_summary_counts_every_verdict_also_those_that_do_not_occur() -> None:

@@ -41,12 +41,26 @@ def test_a_file_that_is_no_self_test_is_refused(pipeline: Command, text: str, tm
     assert "give what --json printed" in done.stderr
 
 
+@pytest.mark.parametrize("windows", [{}, {"ddp": [], "no_op_hook": []}])
+def test_findings_that_answer_nothing_are_refused(pipeline: Command, windows: object, tmp_path: Path) -> None:
+    shape = json.loads((ROOT / "outputs/h200x4/selftest.json").read_text())
+    shape["runs"]["known_answers"]["windows"] = windows
+    (tmp_path / "file.json").write_text(json.dumps(shape))
+    done = pipeline("selftest", "--judge", tmp_path / "file.json")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "give what --json printed" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--num-gpus", "1"], "needs num_gpus>=2"),
         (["--windows", "5"], "gives no interval; six are needed"),
         (["--model", "vgg"], "invalid choice"),
+        (["--num-gpus", "0"], "count from 1"),
+        (["--num-gpus", "-3"], "count from 1"),
+        (["--batch-size-per-gpu", "0"], "count from 1"),
+        (["--batch-size-per-gpu", "-3"], "count from 1"),
     ],
 )
 def test_what_cannot_be_tested_is_refused(pipeline: Command, arguments: list[str], message: str) -> None:
