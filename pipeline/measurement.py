@@ -62,7 +62,7 @@ class Epoch(Part, frozen=True):
     """
 
     epoch: Count
-    ranks: tuple[RankEpoch, ...]
+    ranks: Annotated[tuple[RankEpoch, ...], msgspec.Meta(min_length=1)]
     num_updates: Index
     num_samples: Index | None = None
     loss: float | None = None

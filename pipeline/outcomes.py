@@ -57,12 +57,8 @@ def resolve(expected: Sequence[Spec], found: Iterable[Record], rejected: Sequenc
     for record in found:
         attempts[record.run_id].append(record)
     bad_files = {file.run_id: file for file in rejected if file.run_id is not None}
-    run_ids = [spec.run_id() for spec in expected]
-    outcomes = [
-        judge(spec, attempts.get(run_id, []), bad_files.get(run_id))
-        for spec, run_id in zip(expected, run_ids, strict=True)
-    ]
-    known = set(run_ids)
+    known = {spec.run_id(): spec for spec in expected}  # once each, however often a manifest was edited
+    outcomes = [judge(spec, attempts.get(run_id, []), bad_files.get(run_id)) for run_id, spec in known.items()]
     strangers = [record for run_id, parts in attempts.items() if run_id not in known for record in parts]
     copies = {file for file in rejected if file.copy_of and is_there(*file.copy_of, attempts)}
     foreign_files = [file for file in rejected if file.run_id not in known and file not in copies]

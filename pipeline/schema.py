@@ -109,6 +109,8 @@ class Record(Part, frozen=True):
             raise ValueError("status 'ok' and a measurement must come together")
         if (self.status == "ok") != (self.failure is None):
             raise ValueError("a status other than 'ok' and a failure must come together")
+        if self.measured and self.measurement and self.spec.measure == "epochs" and not self.measurement.epochs:
+            raise ValueError("status 'ok' of a point that trains needs an epoch")
 
     def ending(self) -> str:
         """The status in a line, with the reason where there is one."""

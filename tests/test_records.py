@@ -387,3 +387,16 @@ def test_a_variant_has_one_series() -> None:
     series = {"variant": "ddp", "window_times_ns": [[1]]}
     with pytest.raises(msgspec.ValidationError, match="a variant has one series"):
         msgspec.convert({"steps_per_window": 1, "series": [series, series]}, Communication)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "message"),
+    [([], "needs an epoch"), ([{"epoch": 2, "ranks": [], "num_updates": 1}], "length >= 1")],
+)
+def test_a_trained_point_without_a_clock_is_no_result(tmp_path: Path, epochs: list[Any], message: str) -> None:
+    path = publish(make_record(), tmp_path)
+    shape = json.loads(path.read_text())
+    shape["measurement"]["epochs"] = epochs
+    path.write_text(json.dumps(shape))
+    _, (rejected,) = read_folder(tmp_path)
+    assert message in rejected.reason
