@@ -63,10 +63,11 @@ def main() -> int:
     from pipeline.render import render_experiment
 
     link = given_link(arguments)
-    found = find_experiments(arguments.folder)
+    left_out: list[OSError] = []
+    found = find_experiments(arguments.folder, left_out.append)
     if not found:
         raise Refusal(f"no experiment under {arguments.folder}; run pipeline.submit or pipeline.ingest first.", NOTHING)
-    code, shapes, reports = FINE, {}, []
+    code, shapes, reports = USAGE if left_out else FINE, {}, []
     for name, experiment in found.items():
         try:
             collected, tables = collect_experiment(experiment, link)

@@ -4,7 +4,7 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -198,10 +198,11 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def find_experiments(root: Path) -> dict[str, Experiment]:
+def find_experiments(root: Path, on_left_out: Callable[[OSError], None] | None = None) -> dict[str, Experiment]:
     """Every experiment at or under the folder, at any depth: name (relative to the folder) -> experiment.
 
-    Raises Refusal (usage) where the folder is absent, unreadable or a file.
+    Names each folder below that cannot be read, and calls `on_left_out`. Raises Refusal (usage) where the folder itself
+    is absent, unreadable or a file.
     """
     try:
         if not stat.S_ISDIR(root.stat().st_mode):
@@ -212,7 +213,13 @@ def find_experiments(root: Path) -> dict[str, Experiment]:
     if is_experiment(root):
         return {readable(root.resolve().name): Experiment(root)}
     found = {}
-    for path, folders, _ in os.walk(root, followlinks=False, onerror=say_left_out):
+
+    def leave_out(error: OSError) -> None:
+        talk(f"left out: {error.filename}: {error.strerror}.")
+        if on_left_out:
+            on_left_out(error)
+
+    for path, folders, _ in os.walk(root, followlinks=False, onerror=leave_out):
         inside = [name for name in sorted(folders) if not name.startswith(".")]
         experiments = [name for name in inside if is_experiment(Path(path, name))]
         folders[:] = [name for name in inside if name not in experiments]
@@ -230,8 +237,3 @@ def readable(name: str) -> str:
 def is_experiment(folder: Path) -> bool:
     """Whether the folder holds a manifest or records."""
     return os.path.isfile(folder / "manifest.json") or os.path.isdir(folder / "records")  # False where it is closed
-
-
-def say_left_out(error: OSError) -> None:
-    """Name a folder that cannot be read; the others are still worth reading."""
-    talk(f"left out: {error.filename}: {error.strerror}.")

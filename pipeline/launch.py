@@ -33,7 +33,10 @@ from pipeline.spec import Spec
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m pipeline.launch", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.launch",
+        description="Run the points of one array element, and turn every ending into a record.",
+    )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--grid", help="a shipped grid's name, or a path")
     source.add_argument("--manifest", type=Path, help="the manifest.json that holds the points")

@@ -91,7 +91,9 @@ def decide_by_job(job: JobState, log_tail: str, now: datetime) -> State:
 
 
 def advise(reason: str) -> str:
-    """Slurm's reason for waiting with a line of advice."""
+    """Slurm's reason for waiting with a line of advice; Slurm says None before it has one."""
+    if reason == "None":
+        return ""
     advice = next((text for start, text in ADVICE.items() if reason.startswith(start)), None)
     return f"{reason}: {advice}" if advice else reason
 

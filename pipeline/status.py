@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.exits import FINE, GAPS, NOTHING, Refusal, counted, printable, run_command
+from pipeline.exits import FINE, GAPS, NOTHING, USAGE, Refusal, counted, printable, run_command, talk
 
 if TYPE_CHECKING:
     from pipeline.follow import Standing
@@ -36,12 +36,20 @@ def main() -> int:
     from pipeline.experiment import find_experiments
     from pipeline.follow import standings
 
-    found = find_experiments(arguments.folder)
+    left_out: list[Exception] = []
     followed = {}
-    for name, experiment in found.items():
-        manifest = experiment.read_manifest()
-        if manifest is not None:
-            followed[name] = standings(experiment, manifest)
+    for name, experiment in find_experiments(arguments.folder, left_out.append).items():
+        try:
+            manifest = experiment.read_manifest()
+            if manifest is not None:
+                followed[name] = standings(experiment, manifest)
+        except (Refusal, OSError) as error:  # the other experiments still have states
+            if isinstance(error, Refusal) and error.code != USAGE:
+                raise
+            talk(f"error: {error}")
+            left_out.append(error)
+    if not followed and left_out:
+        return USAGE
     if not followed:
         raise Refusal(f"no manifest under {arguments.folder}; submit an experiment first.", NOTHING)
     if arguments.json:
@@ -50,7 +58,7 @@ def main() -> int:
     else:
         print("\n\n".join(render(name, parts) for name, parts in followed.items()))
     gaps = any(part.state.word not in ("ok", "oom") for parts in followed.values() for part in parts)
-    return GAPS if arguments.strict and gaps else FINE
+    return USAGE if left_out else GAPS if arguments.strict and gaps else FINE
 
 
 def as_json(standing: "Standing") -> dict[str, Any]:

@@ -199,7 +199,10 @@ def write(file: BinaryIO, line: Header | Note | Tick) -> None:
 
 def main() -> None:
     """Sample until asked to end."""
-    parser = argparse.ArgumentParser(prog="python -m pipeline.telemetry", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.telemetry",
+        description="Sample the GPUs and CPUs of this node until asked to end.",
+    )
     parser.add_argument("folder", type=Path, help="the handover folder of a launch")
     parser.add_argument("--node", type=int, default=0, help="the node's rank, from 0")
     parser.add_argument("--interval-s", type=float, default=INTERVAL_S, help="seconds between samples")

@@ -206,3 +206,36 @@ def test_a_gpu_with_a_name_that_stdout_cannot_encode_ends_in_no_traceback(pipeli
     make_experiment(tmp_path / "x", make_record(environment=Environment(gpus=(Gpu(name="Größe\u200b"),))))
     answer = pipeline("collect", tmp_path, env=without_slurm(tmp_path, PYTHONIOENCODING="ascii"))
     assert (answer.returncode, "Traceback" in answer.stderr) == (0, False)
+
+
+@pytest.mark.parametrize("command", ["collect", "status"])
+def test_one_bad_manifest_leaves_the_other_experiments_their_answer(
+    pipeline: Command, tmp_path: Path, command: str
+) -> None:
+    make_experiment(tmp_path / "good", make_record())
+    make_experiment(tmp_path / "bad", make_record()).manifest.write_text("{")
+    answer = pipeline(command, tmp_path)
+    assert answer.returncode == 2
+    assert "bad/manifest.json is no manifest" in answer.stderr
+    assert "good" in answer.stdout
+
+
+@pytest.mark.parametrize("command", ["collect", "status"])
+def test_a_folder_below_that_cannot_be_read_is_2(pipeline: Command, tmp_path: Path, command: str) -> None:
+    make_experiment(tmp_path / "good", make_record())
+    closed = make_experiment(tmp_path / "closed", make_record()).folder
+    closed.chmod(0)
+    if os.access(closed, os.R_OK):
+        pytest.skip("root reads every folder")
+    answer = pipeline(command, tmp_path, "--strict")
+    closed.chmod(0o700)
+    assert (answer.returncode, "left out: " in answer.stderr, "good" in answer.stdout) == (2, True, True)
+
+
+def test_a_point_that_a_manifest_names_twice_counts_once(pipeline: Command, tmp_path: Path) -> None:
+    experiment = make_experiment(tmp_path / "x", make_record())
+    manifest = json.loads(experiment.manifest.read_text())
+    manifest["points"] *= 2
+    experiment.manifest.write_text(json.dumps(manifest))
+    tables = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["x"]
+    assert (tables["coverage"]["expected"], tables["Q1"][0]["n"]) == (1, 1)

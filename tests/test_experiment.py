@@ -2,7 +2,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from factories import ROOT, make_spec
@@ -246,3 +248,14 @@ def test_asking_who_submits_changes_nothing_and_a_folder_that_cannot_be_locked_i
     assert not (tmp_path / "absent").exists()
     (experiment.folder / ".submit.lock").mkdir()
     assert not experiment.is_being_submitted()
+
+
+def test_a_folder_that_cannot_be_listed_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def walk(root: Path, onerror: Callable[[OSError], None], **_: object) -> Iterator[Any]:
+        onerror(PermissionError(13, "Permission denied", str(root / "closed")))
+        return iter([])
+
+    monkeypatch.setattr("os.walk", walk)
+    left_out: list[OSError] = []
+    assert find_experiments(tmp_path, left_out.append) == {}
+    assert [error.filename for error in left_out] == [str(tmp_path / "closed")]
