@@ -105,7 +105,7 @@ def test_a_bad_command_line_says_what_is_wrong_and_submits_nothing(
 
 def test_a_grid_of_zero_points_is_2(pipeline: Command, tmp_path: Path) -> None:
     grid = write_grid(tmp_path, PLANNED.replace("[8, 16]", "[]"))
-    check_refusal(pipeline("submit", "--grid", grid, "--dry-run"), 2, "no points")
+    check_refusal(pipeline("submit", "--grid", grid, "--dry-run"), 2, "has no value")
 
 
 def test_more_gpus_than_the_machine_has_are_2_and_the_points_are_named(pipeline: Command, tmp_path: Path) -> None:
