@@ -197,7 +197,7 @@ def spread_of(cell: Cell) -> Spread:
     by_repeat = epoch_times_s(cell)
     interval, over = intervals.interval_over(by_repeat)
     num_windows = sum(map(len, by_repeat))
-    notes = intervals.pooled_notes(by_repeat, over) + drifted_notes(cell)
+    notes = intervals.pooled_notes(by_repeat, over)
     if interval is None and num_windows and (cell.spec.windows > 1 or len(cell.outcomes) > 1):
         notes.append(f"an interval needs {intervals.values_needed()} windows or repeats, got {num_windows}")
     return Spread(interval, over, num_windows, notes)
@@ -206,6 +206,4 @@ def spread_of(cell: Cell) -> Spread:
 @once_a_cell
 def drifted_notes(cell: Cell) -> list[str]:
     """That the epoch time drifted in windows that an interval rests on."""
-    by_repeat = epoch_times_s(cell)
-    _, over = intervals.interval_over(by_repeat)
-    return intervals.drift_notes("epoch_time_s", by_repeat) if over == "windows" else []
+    return intervals.drift_notes("epoch_time_s", epoch_times_s(cell)) if spread_of(cell).over == "windows" else []

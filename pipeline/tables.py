@@ -12,7 +12,17 @@ import msgspec
 from pipeline import likeness, metrics
 from pipeline.bandwidth_rows import bandwidth_rows, sweep_rows
 from pipeline.baselines import Baseline, Scaling
-from pipeline.cells import Cell, epoch_time_s_of, parts_notes, peak_memory_gib, pool, seconds, spread_of, thrash_notes
+from pipeline.cells import (
+    Cell,
+    drifted_notes,
+    epoch_time_s_of,
+    parts_notes,
+    peak_memory_gib,
+    pool,
+    seconds,
+    spread_of,
+    thrash_notes,
+)
 from pipeline.communication_rows import exposed_row, num_rounds, split_row
 from pipeline.cost import cost_rows
 from pipeline.energy import energy_figures, energy_notes, host_cpu_share_of
@@ -93,7 +103,7 @@ def time_figures(cell: Cell) -> Row:
         "noise_floor": spread.noise_floor(epoch_time_s),
         "interval_over": spread.over,
         "num_windows": spread.num_windows,
-        "notes": [*spread.notes, *parts_notes(cell), *execution_notes(cell)],
+        "notes": [*spread.notes, *drifted_notes(cell), *parts_notes(cell), *execution_notes(cell)],
     }
 
 

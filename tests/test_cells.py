@@ -7,7 +7,7 @@ from factories import make_measurement, make_record, make_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cells import Cell, epoch_time_s_of, parts_notes, pool, seconds, spread_of, timed_epochs
+from pipeline.cells import Cell, drifted_notes, epoch_time_s_of, parts_notes, pool, seconds, spread_of, timed_epochs
 from pipeline.intervals import Interval, interval_over
 from pipeline.outcomes import resolve
 from pipeline.schema import Record
@@ -99,9 +99,9 @@ def test_a_point_without_a_time_says_nothing_of_intervals() -> None:
 def test_windows_that_drift_are_not_alike_and_the_interval_says_so() -> None:
     slowed = windowed(*[1.0, 1.01, 1.02] * 2, *[1.1, 1.12, 1.13] * 2)
     note = "epoch_time_s drifted by +10.9% while measured: its interval is too narrow"
-    assert spread_of(cell_of(slowed)).notes == [note]
+    assert drifted_notes(cell_of(slowed)) == [note]
     steady = windowed(*[1.0, 1.01, 1.13] * 2, *[1.1, 1.12, 1.02] * 2)
-    assert spread_of(cell_of(steady)).notes == []
+    assert drifted_notes(cell_of(steady)) == []
     together = spread_of(cell_of(windowed(*[1.0] * 6, repeat=0), windowed(*[1.1] * 6, repeat=1)))
     assert together.notes == ["interval over the windows of 2 repeats together"], (
         "another process may have another pace"
