@@ -11,7 +11,7 @@ import msgspec
 
 from pipeline.intervals import median_interval
 from pipeline.metrics import ring_bytes_per_step
-from pipeline.settled import is_difference_settled
+from pipeline.settled import is_difference_settled, is_known
 
 NOISE_FLOOR_US = 10.0
 LARGE_BUCKET_RATIO = 1.5
@@ -109,12 +109,6 @@ def are_settled(found: Findings) -> bool:
 def is_clock_settled(name: str, clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> bool:
     """Whether what the marks cost is known within half of its limit."""
     return is_known(clock_costs(clocked_ns, silent_ns), CLOCK_TOLERANCE[name] / 2)
-
-
-def is_known(values: Sequence[float], half_width: float) -> bool:
-    """Whether half the width of the median's interval is less; never below six values."""
-    interval = median_interval(values)
-    return interval is not None and (interval.high - interval.low) / 2 < half_width
 
 
 def clock_costs(clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> list[float]:
@@ -260,8 +254,8 @@ def judge_clock(found: Findings, name: str) -> Answer:
     is_close, is_settled = low <= limit < high, is_known(costs, limit / 2)
     doubt = ""
     if is_close:
-        uneven = "windows of this host differ by too much to tell, raise --windows"
-        doubt = "; too close to tell" if is_settled else f"; {uneven}"
+        uneven = "; windows of this host differ by too much to tell, raise --windows"
+        doubt = "; too close to tell" if is_settled else uneven
     return Answer(
         f"cost of the clock, {name} batch",
         verdict(cost <= limit and (is_settled or not is_close)),

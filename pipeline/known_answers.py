@@ -83,24 +83,23 @@ def time_variants(variants: list[Variant], bench: Workbench) -> Findings:
     steps_per_window = warm_up(steps, rank)
     parameters = variants[0].model.parameters()
     gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-
-    def collect(windows: Windows) -> Findings:
-        return Findings(
-            device=rank.device.type,
-            gpu=torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else "",
-            num_ranks=rank.world_size,
-            batch_size_per_gpu=spec.batch_size_per_gpu,
-            gradient_bytes=gradient_bytes,
-            steps_per_window=steps_per_window,
-            windows=windows,
-            swept_ns=[],
-        )
-
-    windows = interleave(
-        steps, spec.windows, steps_per_window, rank, lambda windows: answers.are_settled(collect(windows))
+    found = Findings(
+        device=rank.device.type,
+        gpu=torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else "",
+        num_ranks=rank.world_size,
+        batch_size_per_gpu=spec.batch_size_per_gpu,
+        gradient_bytes=gradient_bytes,
+        steps_per_window=steps_per_window,
+        windows={},
+        swept_ns=[],
     )
+
+    def are_settled(windows: Windows) -> bool:
+        return answers.are_settled(msgspec.structs.replace(found, windows=windows))
+
+    windows = interleave(steps, spec.windows, steps_per_window, rank, are_settled)
     swept_ns = list(time_all_reduce(gradient_bytes, False, rank).times_ns)
-    return msgspec.structs.replace(collect(windows), swept_ns=swept_ns)
+    return msgspec.structs.replace(found, windows=windows, swept_ns=swept_ns)
 
 
 def time_bare_loop(num_bytes: int, rank: Rank) -> list[int]:

@@ -1,7 +1,9 @@
+import random
 from itertools import pairwise
 
 import pytest
 
+from pipeline.intervals import median_interval
 from pipeline.settled import is_difference_settled, is_time_settled, tolerance_s
 
 US = 1e-6
@@ -44,3 +46,18 @@ def test_the_tolerance_of_a_difference_never_falls_as_it_grows() -> None:
     tolerances = [tolerance_s(us * US) for us in range(0, 1000, 10)]
     assert all(one <= other for one, other in pairwise(tolerances))
     assert (tolerances[0], tolerance_s(1000 * US)) == pytest.approx((20 * US, 150 * US))
+
+
+@pytest.mark.parametrize(("share", "least"), [(0.01, 0.95), (0.06, 0.90)])
+def test_looking_after_each_window_costs_little_of_the_coverage(share: float, least: float) -> None:
+    """Where windows differ by 6 % rounds go on longest; runs of up to 120 that stop once they are settled."""
+    generator = random.Random(7)
+    held = 0
+    for _ in range(400):
+        times: list[float] = []
+        while len(times) < 120 and not is_time_settled(times):
+            times.append(generator.gauss(1, share))
+        interval = median_interval(times)
+        assert interval is not None
+        held += interval.holds(1)
+    assert held / 400 >= least
