@@ -198,7 +198,7 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def find_experiments(root: Path, on_left_out: Callable[[OSError], None] | None = None) -> dict[str, Experiment]:
+def find_experiments(root: Path, on_left_out: Callable[[OSError], None] = lambda _: None) -> dict[str, Experiment]:
     """Every experiment at or under the folder, at any depth: name (relative to the folder) -> experiment.
 
     Names each folder below that cannot be read, and calls `on_left_out`. Raises Refusal (usage) where the folder itself
@@ -216,8 +216,7 @@ def find_experiments(root: Path, on_left_out: Callable[[OSError], None] | None =
 
     def leave_out(error: OSError) -> None:
         talk(f"left out: {error.filename}: {error.strerror}.")
-        if on_left_out:
-            on_left_out(error)
+        on_left_out(error)
 
     for path, folders, _ in os.walk(root, followlinks=False, onerror=leave_out):
         inside = [name for name in sorted(folders) if not name.startswith(".")]
