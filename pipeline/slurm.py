@@ -29,10 +29,12 @@ def setup_lines(submission_name: str, prologue: Path | None) -> list[str]:
         f'export PYTHONPATH={shlex.quote(str(ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
     ]
     if prologue is not None:
+        path = shlex.quote(str(prologue.resolve()))
         lines += [
             "set +eu",  # module systems read unset variables, and what fails inside their functions is their own
             """trap 'echo "the prologue failed: $BASH_COMMAND" >&2; exit 1' ERR""",
-            f"source <(cat {shlex.quote(str(prologue.resolve()))}; printf '\\n:\\n')",  # a list may end in a false test
+            f"test -r {path}",  # no source says that of what it reads through cat
+            f"source <(cat {path}; printf '\\n:\\n')",  # its last line may be a test that is false
             "trap - ERR",
             "set -eu",
         ]
