@@ -10,9 +10,8 @@ from conftest import CPU_SIZE, Command, check_refusal, everything_in, run_comman
 from factories import ROOT, make_experiment, make_record, make_spec
 
 from pipeline import records
-from pipeline.experiment import Array, Experiment, start_submission
+from pipeline.experiment import Array, start_submission
 from pipeline.spec import Spec
-from pipeline.staging import CIFAR10_FILES, CIFAR10_FOLDER
 
 COMMANDS = ("submit", "status", "collect", "ingest", "stage", "launch")
 Answer = subprocess.CompletedProcess[str]
@@ -61,133 +60,6 @@ def test_a_broken_pipe_is_quiet(tmp_path: Path, arguments: tuple[str, ...]) -> N
     assert (answer.returncode, answer.stderr) == (141, "")
 
 
-BAD_USAGE: dict[str, tuple[tuple[str, ...], int, str]] = {
-    "unknown grid": (("--grid", "q9"), 2, "unknown grid 'q9'"),
-    "absent grid": (("--grid", "absent/grid.yaml"), 2, "absent/grid.yaml"),
-    "unknown axis": (("--set", "batch_size=8"), 2, "batch_size"),
-    "unknown value": (("--set", "strategy=fsdp"), 2, "choose from single, dp, ddp"),
-    "text for a count": (("--set", "num_gpus=two"), 2, "num_gpus"),
-    "no value": (("--set", "num_gpus="), 2, "axis=value"),
-    "axis twice": (("--set", "epochs=2", "epochs=3"), 2, "twice"),
-    "beyond the shard": (("--set", "batch_size_per_gpu=1000000000000"), 2, "shard"),
-    "bad time": (("--time", "soon"), 2, "--time"),
-    "no time": (("--time", "00:00:00"), 2, "--time"),
-    "injection": (("--partition", "a\n#SBATCH --wrap=id"), 2, "--partition"),
-    "json alone": (("--json",), 2, "--dry-run"),
-    "no parallelism": (("--max-parallel", "0"), 2, "--max-parallel"),
-    "no points an element": (("--points-per-element", "0"), 2, "--points-per-element"),
-    "no lanes": (("--side-by-side", "0"), 2, "--side-by-side"),
-    "lanes that no element fills": (("--side-by-side", "2"), 2, "add --points-per-element 2"),
-    "lanes of unknown cost": (
-        ("--side-by-side", "2", "--points-per-element", "2", "--max-gpu-hours", "9"),
-        2,
-        "leave one out",
-    ),
-    "no GPU-hours": (("--max-gpu-hours", "nan"), 2, "--max-gpu-hours"),
-    "bad cluster": (("--cluster", "cloud"), 2, "--cluster"),
-    "bad rerun": (("--rerun", "missing"), 2, "--rerun"),
-    "unknown option": (("--gpus", "4"), 2, "--gpus"),
-    "absent prologue": (("--prologue", "absent.sh", "--set", "device=cpu"), 2, "absent.sh"),
-    "unknown point": (("--only", "ddp-9gpu-b1-0123456789abcdef", "--set", "device=cpu"), 3, "ddp-9gpu"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "code", "word"), BAD_USAGE.values(), ids=BAD_USAGE.keys())
-def test_a_bad_command_line_says_what_is_wrong_and_submits_nothing(
-    pipeline: Command, tmp_path: Path, arguments: tuple[str, ...], code: int, word: str
-) -> None:
-    grid = write_grid(tmp_path, PLANNED)
-    arguments = arguments if "--grid" in arguments else ("--grid", str(grid), *arguments)
-    answer = pipeline("submit", *arguments, "--outputs", tmp_path / "out", env=without_slurm(tmp_path))
-    check_refusal(answer, code, word)
-    assert not list(tmp_path.glob("out/*/manifest.json"))
-
-
-def test_a_grid_of_zero_points_is_2(pipeline: Command, tmp_path: Path) -> None:
-    grid = write_grid(tmp_path, PLANNED.replace("[8, 16]", "[]"))
-    check_refusal(pipeline("submit", "--grid", grid, "--dry-run"), 2, "has no value")
-
-
-def test_more_gpus_than_the_machine_has_are_2_and_the_points_are_named(pipeline: Command, tmp_path: Path) -> None:
-    env = without_slurm(tmp_path, CUDA_VISIBLE_DEVICES="")
-    arguments = ("submit", "--grid", "scaling", "--outputs", tmp_path / "out")
-    check_refusal(pipeline(*arguments, env=env), 2, "29 of 29 points cannot run here", "--skip-unsatisfiable")
-    check_refusal(pipeline(*arguments, "--skip-unsatisfiable", env=env), 2, "none of the points")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("given", ["absent", "empty", "a file", "a class without images"])
-def test_a_data_folder_that_lacks_images_is_2_before_anything_runs(
-    pipeline: Command, tmp_path: Path, given: str
-) -> None:
-    text = PLANNED.replace("dataset: synthetic", "dataset: imagefolder").replace(
-        "input: synthetic", "input: dataloader"
-    )
-    grid = write_grid(tmp_path, text)
-    if given == "a file":
-        (tmp_path / "data").write_text("mine")
-    elif given == "a class without images":
-        (tmp_path / "data" / "train" / "cat").mkdir(parents=True)
-    elif given == "empty":
-        (tmp_path / "data").mkdir()
-    answer = pipeline("submit", "--grid", grid, "--data", tmp_path / "data", "--outputs", tmp_path / "out")
-    check_refusal(answer, 2, str(tmp_path / "data"))
-    assert not list(tmp_path.glob("out/*/manifest.json"))
-
-
-def test_outputs_that_are_a_file_are_2(pipeline: Command, tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("mine")
-    grid = write_grid(tmp_path, PLANNED)
-    check_refusal(pipeline("submit", "--grid", grid, "--outputs", tmp_path / "out", env=without_slurm(tmp_path)), 2)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--index", "0"),
-        ("--grid", "q4"),
-        ("--grid", "q4", "--index", "-1"),
-        ("--manifest", "absent.json", "--run-id", "x"),
-        ("--grid", "q4", "--index", "0", "--point-limit-s", "0"),
-    ],
-    ids=" ".join,
-)
-def test_launch_refuses_what_names_no_point(pipeline: Command, tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    check_refusal(pipeline("launch", *arguments, "--outputs", tmp_path / "out"), 2)
-
-
-def test_launch_refuses_a_run_id_that_the_manifest_does_not_hold(pipeline: Command, tmp_path: Path) -> None:
-    manifest = make_experiment(tmp_path / "x", missing=[make_spec()]).manifest
-    for chosen in (("--run-id", "ddp-9gpu-b1-0123456789abcdef"), ()):
-        check_refusal(pipeline("launch", "--manifest", manifest, *chosen), 2, str(manifest))
-
-
-def test_an_index_past_the_grid_has_nothing_to_do_and_is_0(pipeline: Command, tmp_path: Path) -> None:
-    grid = write_grid(tmp_path, PLANNED)
-    answer = pipeline("launch", "--grid", grid, "--index", "2", "--outputs", tmp_path / "out")
-    assert (answer.returncode, answer.stdout) == (0, "")
-    assert "has 2 points; element 2 has nothing to do" in answer.stderr
-    assert Experiment(tmp_path / "out" / "planned").read_manifest() is not None
-
-
-def test_stage_says_that_the_data_is_there_and_refuses_a_folder_that_others_can_write(
-    pipeline: Command, tmp_path: Path
-) -> None:
-    (tmp_path / "data" / CIFAR10_FOLDER).mkdir(parents=True)
-    for name in CIFAR10_FILES:
-        (tmp_path / "data" / CIFAR10_FOLDER / name).touch(mode=0o644)
-    answer = pipeline("stage", "--data", tmp_path / "data")
-    assert (answer.returncode, answer.stdout) == (0, "")
-    assert "was there already" in answer.stderr
-    (tmp_path / "data").chmod(0o777)
-    check_refusal(pipeline("stage", "--data", tmp_path / "data"), 2, "chmod go-w")
-
-
-def test_stage_refuses_a_file(pipeline: Command, tmp_path: Path) -> None:
-    (tmp_path / "data").write_text("mine")
-    check_refusal(pipeline("stage", "--data", tmp_path / "data"), 2, str(tmp_path / "data"))
-
-
 def fake_slurm(folder: Path, ping: str) -> Mapping[str, str]:
     """A PATH with a Slurm that notes every sbatch and whose controller says that to a ping."""
     folder.mkdir()
@@ -199,28 +71,6 @@ def fake_slurm(folder: Path, ping: str) -> Mapping[str, str]:
 
 NO_CONFIGURATION = "echo 'scontrol: fatal: Could not establish a configuration source' >&2; exit 1"
 DEAD = "echo 'Slurmctld(primary) at here is DOWN'; exit 1"
-
-
-@pytest.mark.parametrize("cluster", ["auto", "slurm"])
-def test_a_controller_that_does_not_answer_is_4_and_nothing_runs_here(
-    pipeline: Command, tmp_path: Path, cluster: str
-) -> None:
-    env = fake_slurm(tmp_path / "bin", DEAD)
-    grid = write_grid(tmp_path, PLANNED)
-    answer = pipeline("submit", "--grid", grid, "--cluster", cluster, "--outputs", tmp_path / "out", env=env)
-    check_refusal(answer, 4, "--cluster local")
-    assert not (tmp_path / "out").exists()
-    assert not (tmp_path / "bin" / "sbatch.was.called").exists()
-
-
-def test_slurms_commands_without_a_configuration_are_no_slurm(pipeline: Command, tmp_path: Path) -> None:
-    env = fake_slurm(tmp_path / "bin", NO_CONFIGURATION)
-    grid = write_grid(tmp_path, PLANNED)
-    dry_run = pipeline("submit", "--grid", grid, "--dry-run", "--json", "--outputs", tmp_path / "out", env=env)
-    assert json.loads(dry_run.stdout)["place"] == "local"
-    assert "No Slurm here" in dry_run.stderr
-    answer = pipeline("submit", "--grid", grid, "--cluster", "slurm", "--outputs", tmp_path / "out", env=env)
-    check_refusal(answer, 4, "--cluster local")
 
 
 @pytest.mark.parametrize("ping", [None, NO_CONFIGURATION, DEAD], ids=["no Slurm", "no configuration", "dead"])
@@ -281,24 +131,6 @@ def test_everything_measured_already_is_0_and_nothing_runs(
     assert answer.returncode == 0, answer.stderr
     assert "0 points to run, 1 recorded as failed, 1 recorded as oom" in answer.stderr
     assert sorted(path.name for path in tmp_path.rglob("*.json")) == before
-
-
-def test_a_rerun_that_selects_nothing_is_3(pipeline: Command, tmp_path: Path) -> None:
-    make_experiment(tmp_path / "out" / "planned", *map(make_record, planned_points()))
-    grid = write_grid(tmp_path, PLANNED)
-    arguments = ("submit", "--grid", grid, "--outputs", tmp_path / "out", "--cluster", "local")
-    for rerun in ("failed", "oom"):
-        check_refusal(pipeline(*arguments, "--rerun", rerun), 3, "--rerun")
-    assert pipeline(*arguments, "--only", planned_points()[0].run_id()).returncode == 0  # it is there, and measured
-
-
-def test_a_second_driver_is_refused_while_the_first_is_at_work(pipeline: Command, tmp_path: Path) -> None:
-    experiment = make_experiment(tmp_path / "out" / "planned")
-    grid = write_grid(tmp_path, PLANNED)
-    with experiment.submission_lock():
-        answer = pipeline("submit", "--grid", grid, "--outputs", tmp_path / "out", "--cluster", "local")
-    check_refusal(answer, 2, "another submit is at work")
-    assert list(experiment.records.iterdir()) == []
 
 
 @pytest.fixture(scope="module")
@@ -402,11 +234,6 @@ def test_a_command_for_a_laptop_or_a_login_node_imports_neither_torch_nor_submit
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_answers_at_once(tmp_path: Path, command: str) -> None:
     assert not imports_of(tmp_path, command, "--help") & {"torch", "submitit", "pandas", "numpy", "tabulate"}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_no_argument_or_an_unknown_one_is_usage(pipeline: Command, command: str) -> None:
-    check_refusal(pipeline(command, "--no-such-option"), 2)
 
 
 def test_options_of_slurm_that_change_nothing_here_are_named(pipeline: Command, tmp_path: Path) -> None:
