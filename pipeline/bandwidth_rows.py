@@ -11,6 +11,12 @@ from pipeline.exposure import communications
 from pipeline.measurement import AllReduce, Collective, Communication
 from pipeline.rows import Row, start_row
 from pipeline.schema import Record
+from pipeline.spec import CAPTURED
+
+FASTER_IN_TRAINING = {
+    True: "no pause before it counts, as it does between isolated all-reduces: the link's limit lies higher",
+    False: "the isolated all-reduces waited for the host: the link's limit lies higher",
+}
 
 
 class Place(NamedTuple):
@@ -46,7 +52,7 @@ def bandwidth_row(
     share = achieved / peak if achieved and peak else None
     notes = [] if peak else ["no isolated all-reduce of this size was timed"]
     if share is not None and share > 1:
-        notes.append("the isolated all-reduces waited for the host: the link's limit lies higher")
+        notes.append(FASTER_IN_TRAINING[place_of(cell.measured[0]).execution in CAPTURED])
     return start_row(
         cell,
         axes,
@@ -76,9 +82,12 @@ def sweep_rows(cells: Iterable[Cell]) -> list[Row]:
 
 
 def place_of(record: Record) -> Place:
-    """Where a record's collectives ran, and whether they were captured."""
-    spec, used = record.spec, record.measurement.execution_used if record.measurement else None
-    return Place(spec.device, spec.num_nodes, spec.num_gpus, used or spec.execution)
+    """Where a record's sweep ran, and whether its calls were captured: by earlier records, if its steps were."""
+    spec, found = record.spec, record.measurement
+    execution = found.execution_used or spec.execution if found else spec.execution
+    if found and found.communication and found.communication.sweep_captured is not None:
+        execution = "graph" if found.communication.sweep_captured else "eager"
+    return Place(spec.device, spec.num_nodes, spec.num_gpus, execution)
 
 
 def sweep_row(place: Place, num_bytes: int, found: Sequence[tuple[Record, AllReduce]]) -> Row:

@@ -7,7 +7,6 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pipeline import distributed, exposure
-from pipeline.capture import Recorder, graph_recorder
 from pipeline.data import ResidentBatches
 from pipeline.distributed import Rank
 from pipeline.interleave import Windows, interleave, warm_up
@@ -16,6 +15,7 @@ from pipeline.prepare import choose_execution, stream_of
 from pipeline.profiling import NUM_STEPS, bucket_bytes, combine, count_transfers, profile_steps
 from pipeline.spec import CAPTURED, Execution, Spec
 from pipeline.split import count_data_parallel, split_steps
+from pipeline.sweep import is_captured as sweep_is_captured
 from pipeline.sweep import sweep_all_reduce
 from pipeline.trace import TraceUnreadable
 from pipeline.train import describe, set_precision
@@ -44,8 +44,7 @@ def measure_variants(execution: Execution, spec: Spec, rank: Rank, traces: Path 
     if execution in CAPTURED:
         found = msgspec.structs.replace(found, notes=(NOT_TRACED,))
     if spec.strategy == "ddp":
-        record = graph_recorder() if execution in CAPTURED else None
-        found = add_collectives(found, named(variants, "ddp"), rank, traces, record)
+        found = add_collectives(found, named(variants, "ddp"), rank, traces)
     else:
         found = add_split(found, named(variants, "dp"), bench)
     model = named(variants, "plain").model
@@ -79,19 +78,18 @@ def named(variants: list[Variant], name: str) -> Variant:
     return next(variant for variant in variants if variant.name == name)
 
 
-def add_collectives(
-    found: Communication, ddp: Variant, rank: Rank, traces: Path | None, record: Recorder | None
-) -> Communication:
+def add_collectives(found: Communication, ddp: Variant, rank: Rank, traces: Path | None) -> Communication:
     """The sweep at the sizes of DDP's buckets, and the profiled pass: last, as the profiler may stay attached."""
     assert isinstance(ddp.model, DistributedDataParallel)
     buckets = bucket_bytes(ddp.model)
-    sweep = sweep_all_reduce(buckets, rank, record)
+    sweep = sweep_all_reduce(buckets, rank)
     profile, notes = profile_collectives(ddp, buckets, rank, traces)
     return msgspec.structs.replace(
         found,
         transfers=count_transfers(profile) if profile else (),
         profile=profile,
         sweep=sweep,
+        sweep_captured=sweep_is_captured(rank),
         notes=found.notes + notes,
     )
 

@@ -141,7 +141,7 @@ LAYOUTS = (
         "sweep",
         "Q3.2: the link's own limit, isolated all-reduces",
         ("num_bytes", "time_s", "algbw_gb_s", "busbw_gb_s"),
-        "algbw = S/t, busbw = S/t x 2(N-1)/N; t is the slowest rank's time a call.",
+        "algbw = S/t, busbw = S/t x 2(N-1)/N; t is the slowest rank's time a call. execution is that of the calls.",
         windows="windows of calls",
     ),
     Layout(

@@ -160,13 +160,18 @@ class SplitPart(Part, frozen=True):
 
 
 class Communication(Part, frozen=True):
-    """What `measure: communication` found, raw; `notes` says what could not be measured and why."""
+    """What `measure: communication` found, raw; `notes` says what could not be measured and why.
+
+    `sweep_captured` says whether the sweep's calls were one CUDA graph; None in earlier records, where they were beside
+    captured steps alone.
+    """
 
     steps_per_window: Count
     series: tuple[StepSeries, ...]
     transfers: tuple[Transfer, ...] = ()
     profile: Profile | None = None
     sweep: tuple[AllReduce, ...] = ()
+    sweep_captured: bool | None = None
     split: tuple[SplitPart, ...] = ()
     notes: tuple[Text, ...] = ()
 

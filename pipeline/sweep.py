@@ -1,17 +1,18 @@
 """The link's own limit: isolated all-reduces of many sizes in the same job, timed as nccl-tests does.
 
 Method: calls back to back on one buffer, wall time from synchronize to synchronize, divided by the calls
-(nccl-tests, all_reduce_perf); the slowest rank's time counts. Beside captured steps a window's calls are captured too:
-small ones take less time than Python needs to issue them.
+(nccl-tests, all_reduce_perf); the slowest rank's time counts. On GPUs a window's calls are one CUDA graph, whatever the
+steps are: small ones take less time than Python needs to issue them (all_reduce_perf -G).
 """
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
 
 from pipeline import distributed
-from pipeline.capture import Recorder, warm_up_and_record
+from pipeline.capture import Recorder, graph_recorder, on_stream, warm_up_and_record
 from pipeline.distributed import Rank
 from pipeline.interleave import time_window
 from pipeline.measurement import AllReduce
@@ -27,11 +28,27 @@ CALLS_PER_WINDOW = {"cuda": 20, "cpu": 3}
 SMALL_BYTES, SMALL_FACTOR = 2 * MIB, 5  # short calls need more of them to fill a window
 
 
-def sweep_all_reduce(bucket_bytes: Iterable[int], rank: Rank, record: Recorder | None = None) -> tuple[AllReduce, ...]:
+def sweep_all_reduce(bucket_bytes: Iterable[int], rank: Rank) -> tuple[AllReduce, ...]:
     """All-reduces from 8 KiB up and at the sizes of real buckets; called by all ranks, in float32 as gradients are."""
     buckets = set(bucket_bytes)
     sizes = sorted({*SIZES[rank.device.type], *buckets, sum(buckets)} - {0})
-    return tuple(time_all_reduce(num_bytes, num_bytes in buckets, rank, record) for num_bytes in sizes)
+    with capturing(rank) as record:
+        return tuple(time_all_reduce(num_bytes, num_bytes in buckets, rank, record) for num_bytes in sizes)
+
+
+@contextlib.contextmanager
+def capturing(rank: Rank) -> Iterator[Recorder | None]:
+    """A recorder for what is issued inside, on a stream that can be captured; None on the CPU."""
+    if not is_captured(rank):
+        yield None
+        return
+    with on_stream(torch.cuda.Stream(rank.device), rank):
+        yield graph_recorder()
+
+
+def is_captured(rank: Rank) -> bool:
+    """Whether the calls of a sweep are captured."""
+    return rank.device.type == "cuda"
 
 
 def time_all_reduce(num_bytes: int, is_bucket: bool, rank: Rank, record: Recorder | None = None) -> AllReduce:

@@ -25,13 +25,25 @@ def test_a_buckets_bandwidth_beside_that_of_the_same_size_alone(num_gpus: int, a
     assert row["note"] is None
 
 
-def test_a_bucket_that_is_faster_in_training_than_alone_says_what_held_the_sweep_back() -> None:
+@pytest.mark.parametrize(
+    ("captured", "why"),
+    [
+        (None, "the isolated all-reduces waited for the host"),
+        (False, "the isolated all-reduces waited for the host"),
+        (True, "no pause before it counts, as it does between isolated all-reduces"),
+    ],
+)
+def test_a_bucket_that_is_faster_in_training_than_alone_says_what_held_the_sweep_back(
+    captured: bool | None, why: str
+) -> None:
     faster = msgspec.structs.replace(
         profile(), collectives=(profile().collectives[0], make_collective(LARGE, (50, 90), (60, 99)))
     )  # shortest 50 and 60 us in training, 64 alone
-    (row,) = build(make_communication_record(point(num_gpus=2), measured(profile=faster))).bandwidth
+    (row,) = build(
+        make_communication_record(point(num_gpus=2), measured(profile=faster, sweep_captured=captured))
+    ).bandwidth
     assert row["link_share"] == pytest.approx(64 / 55)
-    assert row["note"] == "the isolated all-reduces waited for the host: the link's limit lies higher"
+    assert row["note"] == f"{why}: the link's limit lies higher"
 
 
 def test_a_bucket_that_the_sweep_does_not_know_has_no_share_and_says_so() -> None:
@@ -91,6 +103,12 @@ def test_a_sweep_of_captured_calls_is_a_row_of_its_own() -> None:
         ("eager", pytest.approx(30 * US), 1, None),
         ("graph", pytest.approx(8 * US), 1, None),
     ]
+
+
+@pytest.mark.parametrize(("captured", "execution"), [(True, "graph"), (False, "eager")])
+def test_a_sweep_beside_eager_steps_says_itself_whether_it_was_captured(captured: bool, execution: Execution) -> None:
+    (row,) = build(make_communication_record(point(), measured(sweep_captured=captured))).sweep
+    assert row["execution"] == execution
 
 
 def test_a_sweep_over_unlike_jobs_says_so() -> None:

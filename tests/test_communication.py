@@ -76,6 +76,7 @@ def test_the_profile_has_every_rank_in_every_step(outputs: Path) -> None:
     assert {size.num_bytes for size in found.sweep if size.is_bucket} == set(buckets)
     assert RESNET18_GRADIENT_BYTES in {size.num_bytes for size in found.sweep}, "all gradients at once, too"
     assert all(len(size.times_ns) == 7 for size in found.sweep)
+    assert found.sweep_captured is False, "there are no CUDA graphs on the CPU"
 
 
 def test_the_traces_are_kept_in_the_form_that_viewers_open(outputs: Path) -> None:
