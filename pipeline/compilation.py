@@ -25,14 +25,14 @@ def compile_model(model: nn.Module, execution: Execution, spec: Spec) -> Compile
     batch is compiled for itself, so that no step on the clock meets a new one.
     """
     torch.compiler.reset()
-    options = inductor_options(execution) if spec.device == "cuda" else {}
+    options = inductor_options(execution, spec) if spec.device == "cuda" else {}
     return Compiled(
         cast(Callable[[Tensor], Tensor], torch.compile(model, dynamic=False, options=options)),
         cast(Score, torch.compile(cross_entropy, dynamic=False)),
     )
 
 
-def inductor_options(execution: Execution) -> dict[str, Any]:
+def inductor_options(execution: Execution, spec: Spec) -> dict[str, Any]:
     """What makes the step faster on a GPU (README.md has by how much): many small kernels as one, and in a captured
     step the weight gradients beside the rest of the backward pass, and the pointwise kernels tuned on this GPU.
     """
@@ -40,8 +40,8 @@ def inductor_options(execution: Execution) -> dict[str, Any]:
     if execution in CAPTURED:
         from pipeline import overlap  # imports TorchInductor, which takes a second
 
-        options |= overlap.INDUCTOR_OPTIONS | {"post_grad_custom_post_pass": overlap.OverlapWeightGradients()}
-        options["max_autotune_pointwise"] = True
+        aside = overlap.OverlapWeightGradients(to_buckets=spec.strategy == "ddp")
+        options |= overlap.INDUCTOR_OPTIONS | {"post_grad_custom_post_pass": aside, "max_autotune_pointwise": True}
     return options
 
 

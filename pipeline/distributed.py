@@ -1,6 +1,7 @@
 """One rank's place among the others: its device, its process group, and the model wrapped for the strategy."""
 
 import ctypes
+import functools
 import gc
 import os
 import resource
@@ -107,6 +108,12 @@ def wrap(model: nn.Module, spec: Spec, rank: Rank) -> nn.Module:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return wrap_ddp(model, spec, rank)
     return model
+
+
+@functools.cache
+def bucket_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of the device on which DDP fills its buckets, where the backward pass is not to wait for that."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def wrap_ddp(

@@ -3,6 +3,7 @@
 Nothing waits for a weight gradient until the optimizer reads it, while the gradient of the input is what the next
 layer down waits for. A pass over the compiled graph sends the former to a side stream, and one operation at the end
 waits for it. In a captured step the two become branches of one CUDA graph: small kernels fill the GPU together.
+Under DDP the backward pass has an end at each bucket, and there only the stream that fills the bucket waits.
 """
 
 import functools
@@ -12,7 +13,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._ops import OpOverload
+from torch.autograd import Variable
 from torch.fx import Graph, Node
+
+from pipeline.distributed import bucket_stream
 
 aten = torch.ops.aten
 
@@ -56,9 +61,28 @@ def join(of_weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     if of_weights[0].is_cuda:
         torch.cuda.current_stream().wait_stream(side_stream(of_weights[0].device))
     _still_read.clear()
-    joined = allocate(of_weights, dtype)
-    torch._foreach_copy_(joined, of_weights)
+    return convert(of_weights, dtype)
+
+
+def hand_over(of_weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """As `join`, where bucket_stream alone waits: what is returned may be read there, and elsewhere after the backward
+    pass, at whose end autograd waits for the streams that gradients were accumulated on.
+    """
+    if not of_weights[0].is_cuda:
+        return join(of_weights, dtype)
+    side = side_stream(of_weights[0].device)
+    with torch.cuda.stream(side):
+        joined = convert(of_weights, dtype)
+    bucket_stream(of_weights[0].device).wait_stream(side)
+    Variable._execution_engine.queue_callback(_still_read.clear)  # the backward pass is not over
     return joined
+
+
+def convert(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Copies of the tensors in that type."""
+    converted = allocate(tensors, dtype)
+    torch._foreach_copy_(converted, tensors)
+    return converted
 
 
 def allocate(like: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -71,21 +95,29 @@ define("pipeline::convolution_gradients")(convolution_gradients).register_fake(
     lambda gradient, inputs, weight, *_: (torch.empty_like(inputs), torch.empty_like(weight))
 )
 define("pipeline::join")(join).register_fake(allocate)
+define("pipeline::hand_over")(hand_over).register_fake(allocate)
 
 
 class OverlapWeightGradients(CustomGraphPass):
-    """The pass, as Inductor's `post_grad_custom_post_pass`; it changes nothing where there is no backward pass."""
+    """The pass, as Inductor's `post_grad_custom_post_pass`; it changes nothing where there is no backward pass.
+
+    `to_buckets`: the gradients are DDP's, which was wrapped on bucket_stream.
+    """
+
+    def __init__(self, to_buckets: bool = False) -> None:
+        self._end = torch.ops.pipeline.hand_over.default if to_buckets else torch.ops.pipeline.join.default
 
     def __call__(self, graph: Graph) -> None:
         """Replace every backward of a convolution that gives both gradients, and join their weights' after the last."""
         ends = [end for node in find_backwards(graph) if (end := replace_backward(graph, node)) is not None]
         for dtype in dict.fromkeys(end.meta["val"].dtype for end in ends):
-            join_weight_gradients(graph, [end for end in ends if end.meta["val"].dtype == dtype], dtype)
+            of_dtype = [end for end in ends if end.meta["val"].dtype == dtype]
+            join_weight_gradients(graph, of_dtype, dtype, self._end)
         graph.lint()
 
     def uuid(self) -> Any:
-        """What a cached graph depends on: this file."""
-        return get_hash_for_files((__file__,))
+        """What a cached graph depends on: this file, and how the gradients are joined."""
+        return get_hash_for_files((__file__,), extra=str(self._end))
 
 
 def find_backwards(graph: Graph) -> list[Node]:
@@ -125,13 +157,13 @@ def replace_backward(graph: Graph, node: Node) -> Node | None:
     return readers[0] if is_conversion else parts[1]
 
 
-def join_weight_gradients(graph: Graph, ends: list[Node], dtype: torch.dtype) -> None:
+def join_weight_gradients(graph: Graph, ends: list[Node], dtype: torch.dtype, joining: OpOverload) -> None:
     """Join the gradients after the last of them, and let what reads them read what was joined."""
     of_weights = [end.args[0] if end.target is torch.ops.prims.convert_element_type.default else end for end in ends]
     last = [node for node in graph.nodes if node in set(ends)][-1]
     readers = [list(end.users) for end in ends]
     with graph.inserting_after(last):
-        joined = graph.call_function(torch.ops.pipeline.join.default, (of_weights, dtype))
+        joined = graph.call_function(joining, (of_weights, dtype))
     joined.meta["val"] = [end.meta["val"] for end in ends]
     for index, (end, users) in enumerate(zip(ends, readers, strict=True)):
         with graph.inserting_after(joined):

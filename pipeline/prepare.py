@@ -77,7 +77,9 @@ def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: 
     Compiling and capturing train a few steps, of which nothing stays.
     """
     tune_convolutions(execution)
-    model = distributed.wrap(place(bare_model, spec, rank), spec, rank)
+    placed = place(bare_model, spec, rank)
+    with bucketing(execution, spec, rank):
+        model = distributed.wrap(placed, spec, rank)
     is_captured = execution in CAPTURED
     compiled = compile_model(model, execution, spec)._asdict() if execution in COMPILED else {}
     step = EagerStep(model, spec, rank, rate_on_device=is_captured and spec.fused_optimizer, **compiled)
@@ -102,6 +104,17 @@ def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: 
         distributed.synchronize(rank)
     compile_time_s = max(distributed.gather(time.perf_counter() - started))
     return Prepared(ready, compile_time_s, sizes if is_captured else ())
+
+
+def bucketing(execution: Execution, spec: Spec, rank: Rank) -> contextlib.AbstractContextManager[None]:
+    """Where the model is wrapped: DDP fills its buckets on the stream on which it was.
+
+    That is one that the backward pass does not wait for, where weight gradients come from another (pipeline.overlap).
+    """
+    if spec.strategy != "ddp" or execution not in CAPTURED or execution not in COMPILED:
+        return contextlib.nullcontext()
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # it is meant
+    return capture.on_stream(distributed.bucket_stream(rank.device), rank)
 
 
 def train_examples(step: EagerStep, sizes: tuple[int, ...], spec: Spec, rank: Rank) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from factories import make_spec
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph
@@ -55,8 +56,9 @@ def gradients(model: nn.Module, forward: nn.Module, precision: torch.dtype) -> l
 @needs_compiler
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("to_buckets", "joining"), [(False, "pipeline.join"), (True, "pipeline.hand_over")])
 def test_the_pass_changes_the_order_of_the_work_and_no_gradient(
-    precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    precision: torch.dtype, to_buckets: bool, joining: str
 ) -> None:
     from pipeline import overlap
 
@@ -78,11 +80,12 @@ def test_the_pass_changes_the_order_of_the_work_and_no_gradient(
         return gradients(model, torch.compile(model, dynamic=False, options=options), precision)  # type: ignore[arg-type]
 
     plain = compiled({})
-    passed = compiled(overlap.INDUCTOR_OPTIONS | {"post_grad_custom_post_pass": Seen()})
+    passed = compiled(overlap.INDUCTOR_OPTIONS | {"post_grad_custom_post_pass": Seen(to_buckets)})
     _, backward = seen
     assert backward.count("pipeline.convolution_gradients.default") == 2
     assert backward.count("aten.convolution_backward.default") == 1  # the first convolution's, of its weight alone
-    assert backward.count("pipeline.join.default") == 1
+    ends = [target for target in backward if "pipeline.join" in target or "hand_over" in target]
+    assert ends == [f"{joining}.default"]
     assert len(plain) == len(passed) == 5
     for one, other in zip(plain, passed, strict=True):
         assert one.stride() == other.stride()
@@ -94,8 +97,9 @@ def test_the_pass_changes_the_order_of_the_work_and_no_gradient(
 def test_what_the_compiler_is_told_depends_on_the_execution() -> None:
     from pipeline import overlap
 
-    assert compilation.inductor_options("compile") == {"combo_kernels": True}
-    captured = compilation.inductor_options("compiled_graph")
+    spec = make_spec()
+    assert compilation.inductor_options("compile", spec) == {"combo_kernels": True}
+    captured = compilation.inductor_options("compiled_graph", spec)
     assert isinstance(captured.pop("post_grad_custom_post_pass"), overlap.OverlapWeightGradients)
     assert captured == {
         "combo_kernels": True,
@@ -162,7 +166,7 @@ class StreamNamed:
 
 
 class Issued(TorchDispatchMode):
-    """Writes down which gradients are computed, and on which stream."""
+    """Writes down which gradients are computed and copied, and on which stream."""
 
     def __init__(self, streams: Streams) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -173,6 +177,8 @@ class Issued(TorchDispatchMode):
     ) -> Any:
         if func is torch.ops.aten.convolution_backward.default:
             self._streams.log.append(f"{args[-1]} on {self._streams.now}")
+        if func is torch.ops.aten._foreach_copy_.default:
+            self._streams.log.append(f"_foreach_copy_ on {self._streams.now}")
         return func(*args, **(kwargs or {}))
 
 
@@ -199,6 +205,51 @@ def test_on_a_gpu_the_weights_gradient_is_computed_aside_and_waited_for_at_the_e
         ]
         assert list(map(id, overlap._still_read)) == [id(gradient), id(inputs)]  # the allocator's when they are read
         (joined,) = overlap.join([of_weight], torch.float32)
-    assert streams.log[-1] == "main waits for side"
+    assert streams.log[-2:] == ["main waits for side", "_foreach_copy_ on main"]
     assert overlap._still_read == []
     assert (joined.dtype, joined.stride()) == (torch.float32, of_weight.stride())
+
+
+def test_under_ddp_the_stream_of_the_buckets_alone_waits_for_the_weights_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is handed over is made aside, and what the side stream reads is kept until the backward pass is over."""
+    from pipeline import overlap
+
+    streams = Streams()
+    buckets = StreamNamed("buckets", streams)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: streams.main)
+    monkeypatch.setattr(torch.cuda, "stream", streams.entered)
+    monkeypatch.setattr(overlap, "side_stream", lambda device: streams.side)
+    monkeypatch.setattr(overlap, "bucket_stream", lambda device: buckets)
+    kept: list[int] = []
+
+    class Convolution(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, inputs: Tensor) -> Tensor:
+            return inputs * 1
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            with FakeTensorMode(), Issued(streams):
+                inputs = torch.empty(2, 8, 16, 16, device="cuda", dtype=torch.bfloat16)
+                weight = torch.empty(16, 8, 3, 3, device="cuda", dtype=torch.bfloat16)
+                gradient = torch.empty(2, 16, 16, 16, device="cuda", dtype=torch.bfloat16)
+                arguments = (gradient, inputs, weight, [1, 1], [1, 1], [1, 1], 1)
+                _, of_weight = overlap.convolution_gradients(*arguments)
+                (handed,) = overlap.hand_over([of_weight], torch.float32)
+            assert (handed.dtype, handed.stride()) == (torch.float32, of_weight.stride())
+            kept.append(len(overlap._still_read))
+            return gradients[0]
+
+    outputs: Tensor = Convolution.apply(torch.ones(1, requires_grad=True))  # type: ignore[no-untyped-call]
+    outputs.backward()
+    assert streams.log == [
+        "side waits for main",
+        "[False, True, False] on side",
+        "[True, False, False] on main",
+        "_foreach_copy_ on side",
+        "buckets waits for side",
+    ]
+    assert kept == [2]
+    assert overlap._still_read == []
