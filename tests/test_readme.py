@@ -134,21 +134,48 @@ def test_the_comparisons_that_the_readme_names_are_the_published_ones() -> None:
     assert [figure for figure in said if figure not in " ".join(README.split())] == []
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "outputs/h200x2/bench").glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "outputs").glob("*/bench/*.json")), ids=lambda path: path.stem)
 def test_the_tables_of_a_benchmark_are_on_their_page(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bench = {"ddp": bench_ddp, "memory": bench_memory}.get(path.stem.split("-")[0], bench_gpu)
     monkeypatch.setattr(sys, "argv", [bench.__name__, "--print", str(path)])
     bench.main()
-    assert capsys.readouterr().out.strip() in (ROOT / "outputs/h200x2/bench-gpu.md").read_text()
+    assert capsys.readouterr().out.strip() in (path.parents[1] / "bench-gpu.md").read_text()
 
 
 def test_the_captured_communication_that_the_readme_shows_is_the_published_one() -> None:
-    rows = json.loads((ROOT / "outputs/h200x2/communication-captured/tables.json").read_text())["communication"]
+    tables = json.loads((ROOT / "outputs/h200x4/communication-captured/tables.json").read_text())
+    places = ("num_gpus", "batch_size_per_gpu")
     names = ("step_time_s", "exposed_comm_time_s", "noise_floor_time_s", "ddp_overhead_time_s")
-    shown = [[str(row["batch_size_per_gpu"]), *(f"{1e6 * row[name]:,.1f}" for name in names)] for row in rows]
-    assert readme_rows("what communication costs at 32 to 512") == shown
+    shown = [
+        [*(str(row[place]) for place in places), *(f"{1e6 * row[name]:,.1f}" for name in names)]
+        for row in tables["communication"]
+    ]
+    assert readme_rows("settle what communication costs") == shown
+    errors = [f"{100 * row['prediction_error']:.1f}" for row in tables["prediction"] if row["prediction_error"]]
+    said = "predicts the step on four {}, {} and {} % too long at 32, 128 and 512".format(*errors)
+    assert said in " ".join(README.split())
+
+
+def test_ddp_on_four_gpus_as_the_readme_shows_it_is_the_published_one() -> None:
+    shown = []
+    for size, (ddp, single) in sorted(ddp_medians_s("ddp").items()):
+        efficiency = f"{100 * single / (4 * ddp):.1f} %"
+        shown.append([str(size), f"{ddp:.3f}", str(bench_ddp.TARGETS_S[size]), f"{single:.3f}", efficiency])
+    assert [
+        [*row[:2], str(float(row[2])), *row[3:]] for row in readme_rows("by turns with each of them alone")
+    ] == shown
+    ((ddp, single),) = ddp_medians_s("ddp-128-before").values()
+    assert f"it was {ddp:.3f} s at 128 ({100 * single / (4 * ddp):.1f} %," in " ".join(README.split())
+
+
+def ddp_medians_s(name: str) -> dict[int, tuple[float, float]]:
+    """By batch size, what DDP on four H200s and each of them alone took."""
+    rows = json.loads((ROOT / f"outputs/h200x4/bench/{name}.json").read_text())["rows"]
+    medians_s = [statistics.median(row["windows_s"]) for row in rows]
+    sizes = [row["spec"]["batch_size_per_gpu"] for row in rows[::2]]
+    return dict(zip(sizes, zip(medians_s[::2], medians_s[1::2], strict=True), strict=True))
 
 
 def test_the_settled_communication_that_the_readme_shows_is_the_published_one() -> None:
@@ -203,6 +230,7 @@ def test_the_memory_searches_that_the_readme_names_are_the_published_ones() -> N
 PUBLISHED = ["a40-ddp", "v100-dp", "h200x2/q1", "h200x2/scaling", "h200x2/q4", "h200x4/scaling", "h200x4/q4"]
 PUBLISHED += [f"h200x2/{name}" for name in ("communication", "batchnorm", "graph", "intervals")]
 PUBLISHED += [f"h200x2/communication-{name}" for name in ("captured", "settled")]
+PUBLISHED += [f"h200x4/{name}" for name in ("communication-captured", "batchnorm")]
 PUBLISHED += [f"h200x2/{name}" for name in ("side-by-side", "packed", "one-a-point")]
 
 
