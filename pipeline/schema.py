@@ -110,8 +110,19 @@ class Record(Part, frozen=True):
             raise ValueError("status 'ok' and a measurement must come together")
         if (self.status == "ok") != (self.failure is None):
             raise ValueError("a status other than 'ok' and a failure must come together")
-        if self.measured and self.measurement and self.spec.measure == "epochs" and not self.measurement.epochs:
+        if self.measured and self.measurement:
+            self._check_ranks(self.measurement)
+
+    def _check_ranks(self, measurement: Measurement) -> None:
+        num_ranks, communication = self.spec.world_size, measurement.communication
+        if self.spec.measure == "epochs" and not measurement.epochs:
             raise ValueError("status 'ok' of a point that trains needs an epoch")
+        for epoch in measurement.epochs:
+            if len(epoch.ranks) != num_ranks or len({clock.rank for clock in epoch.ranks}) != num_ranks:
+                raise ValueError(f"epoch {epoch.epoch} needs the clock of each of {num_ranks} ranks")
+        for series in communication.series if communication else ():
+            if any(len(window) != num_ranks for window in series.window_times_ns):
+                raise ValueError(f"every window of {series.variant} needs the times of {num_ranks} ranks")
 
     def ending(self) -> str:
         """The status in a line, with the reason where there is one."""

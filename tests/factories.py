@@ -109,9 +109,16 @@ def make_communication(
     series = []
     for variant, times_us in (step_times_us or {}).items():
         slowest_ns = [round(time_us * 1e3) * steps_per_window for time_us in times_us]
-        windows = tuple((*[time_ns // 2] * (num_ranks - 1), time_ns) for time_ns in slowest_ns)
-        series.append(StepSeries(variant=variant, window_times_ns=windows))
+        slowest = StepSeries(variant=variant, window_times_ns=tuple((time_ns,) for time_ns in slowest_ns))
+        series.append(with_ranks(slowest, num_ranks))
     return Communication(steps_per_window=steps_per_window, series=tuple(series), **fields)
+
+
+def with_ranks(series: StepSeries, num_ranks: int) -> StepSeries:
+    """The series with so many ranks: its slowest, and others that take half of that."""
+    slowest_ns = [max(window) for window in series.window_times_ns]
+    windows = tuple((*[time_ns // 2] * (num_ranks - 1), time_ns) for time_ns in slowest_ns)
+    return msgspec.structs.replace(series, window_times_ns=windows)
 
 
 def make_collective(
@@ -123,7 +130,8 @@ def make_collective(
 
 
 def make_communication_record(spec: Spec, found: Communication, **fields: Any) -> Record:
-    """A record of a communication point: no epochs, only what it found of communication."""
+    """A record of a communication point: no epochs, only what was found, with as many ranks as the point has."""
+    found = msgspec.structs.replace(found, series=tuple(with_ranks(part, spec.world_size) for part in found.series))
     measurement = Measurement(
         epochs=(), num_parameters=RESNET18_PARAMETERS, gradient_bytes=RESNET18_GRADIENT_BYTES, communication=found
     )

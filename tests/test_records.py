@@ -11,7 +11,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from factories import ROOT, make_measurement, make_record, make_spec
+from factories import (
+    ROOT,
+    make_communication,
+    make_communication_record,
+    make_measurement,
+    make_record,
+    make_spec,
+)
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -173,9 +180,10 @@ def test_publication_that_fails_before_the_link_leaves_nothing(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, step, failing)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match="No space left") as failed:
             publish(make_record(), tmp_path)
         assert names(tmp_path) == []
+        assert failed.value.filename == (str(tmp_path / NAME) if step != "link" else None)
     assert publish(make_record(), tmp_path).name == NAME
 
 
@@ -184,7 +192,7 @@ def test_a_disk_that_fills_up_while_a_record_is_written_leaves_nothing(tmp_path:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))  # a write past it fails with EFBIG
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(OSError, match=f"File too large: '{tmp_path / NAME}'"):
             publish(make_record(), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -391,7 +399,11 @@ def test_a_variant_has_one_series() -> None:
 
 @pytest.mark.parametrize(
     ("epochs", "message"),
-    [([], "needs an epoch"), ([{"epoch": 2, "ranks": [], "num_updates": 1}], "length >= 1")],
+    [
+        ([], "needs an epoch"),
+        ([{"epoch": 2, "ranks": [], "num_updates": 1}], "length >= 1"),
+        ([{"epoch": 2, "ranks": [{"rank": 0}] * 2, "num_updates": 1}], "epoch 2 needs the clock of each of 1 ranks"),
+    ],
 )
 def test_a_trained_point_without_a_clock_is_no_result(tmp_path: Path, epochs: list[Any], message: str) -> None:
     path = publish(make_record(), tmp_path)
@@ -400,3 +412,25 @@ def test_a_trained_point_without_a_clock_is_no_result(tmp_path: Path, epochs: li
     path.write_text(json.dumps(shape))
     _, (rejected,) = read_folder(tmp_path)
     assert message in rejected.reason
+
+
+@pytest.mark.parametrize("kept", [[0], [0, 0]])
+def test_an_epoch_from_which_a_rank_was_cut_is_no_result(tmp_path: Path, kept: list[int]) -> None:
+    path = publish(make_record(make_spec(strategy="ddp", num_gpus=2)), tmp_path)
+    shape = json.loads(path.read_text())
+    ranks = shape["measurement"]["epochs"][1]["ranks"]
+    shape["measurement"]["epochs"][1]["ranks"] = [ranks[rank] for rank in kept]
+    path.write_text(json.dumps(shape))
+    _, (rejected,) = read_folder(tmp_path)
+    assert "epoch 2 needs the clock of each of 2 ranks" in rejected.reason
+
+
+def test_a_round_from_which_a_rank_was_cut_is_no_result(tmp_path: Path) -> None:
+    spec = make_spec(strategy="ddp", num_gpus=2, input="synthetic", measure="communication")
+    path = publish(make_communication_record(spec, make_communication({"ddp": [1.0, 2.0]})), tmp_path)
+    shape = json.loads(path.read_text())
+    windows = shape["measurement"]["communication"]["series"][0]["window_times_ns"]
+    shape["measurement"]["communication"]["series"][0]["window_times_ns"] = [window[:1] for window in windows]
+    path.write_text(json.dumps(shape))
+    _, (rejected,) = read_folder(tmp_path)
+    assert "every window of ddp needs the times of 2 ranks" in rejected.reason
