@@ -27,6 +27,7 @@ def main() -> int:
     folder: Path = parser.parse_args().data
     try:
         is_new = staging.stage_cifar10(folder)
+        staging.check_cifar10(folder)
     except staging.NotStaged as error:
         raise Refusal(str(error)) from error
     talk(f"CIFAR-10 {'staged' if is_new else 'was there already'} in {folder}.")

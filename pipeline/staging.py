@@ -1,5 +1,6 @@
 """The data archive: fetched once on a login node, checked before it is unpacked; jobs only ever read it."""
 
+import functools
 import hashlib
 import os
 import shutil
@@ -12,7 +13,15 @@ import filelock
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 CIFAR10_SHA256 = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
 CIFAR10_FOLDER = "cifar-10-batches-py"
-CIFAR10_FILES = ("batches.meta", *(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+CIFAR10_FILES = {  # with the MD5 that the data set's authors and torchvision give
+    "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+}
 MAX_ARCHIVE_BYTES = 400_000_000
 TIMEOUT_S = 60
 
@@ -49,6 +58,18 @@ def require_cifar10(folder: Path) -> None:
         if facts.st_uid not in (0, os.getuid()) or facts.st_mode & 0o022:
             raise NotStaged(
                 f"{path} can be written by others, and reading it runs what they wrote; chmod go-w it, or stage anew."
+            )
+
+
+def check_cifar10(folder: Path) -> None:
+    """Check what the batches hold, as torchvision does before each point reads them. Raises NotStaged."""
+    for name, expected in CIFAR10_FILES.items():
+        with (folder / CIFAR10_FOLDER / name).open("rb") as file:
+            found = hashlib.file_digest(file, functools.partial(hashlib.md5, usedforsecurity=False)).hexdigest()
+        if found != expected:
+            raise NotStaged(
+                f"{folder / CIFAR10_FOLDER / name} is not CIFAR-10's (MD5 {found}, expected {expected}); remove it, "
+                f"and fetch it with python -m pipeline.stage --data {folder}."
             )
 
 

@@ -120,15 +120,14 @@ def test_an_index_past_the_grid_has_nothing_to_do_and_is_0(pipeline: Command, tm
     assert Experiment(tmp_path / "out" / "planned").read_manifest() is not None
 
 
-def test_stage_says_that_the_data_is_there_and_refuses_a_folder_that_others_can_write(
+def test_stage_refuses_other_files_under_the_names_and_a_folder_that_others_can_write(
     pipeline: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "data" / CIFAR10_FOLDER).mkdir(parents=True)
     for name in CIFAR10_FILES:
         (tmp_path / "data" / CIFAR10_FOLDER / name).touch(mode=0o644)
-    answer = pipeline("stage", "--data", tmp_path / "data")
-    assert (answer.returncode, answer.stdout) == (0, "")
-    assert "was there already" in answer.stderr
+    first = tmp_path / "data" / CIFAR10_FOLDER / "batches.meta"
+    check_refusal(pipeline("stage", "--data", tmp_path / "data"), 2, f"{first} is not CIFAR-10's")
     (tmp_path / "data").chmod(0o777)
     check_refusal(pipeline("stage", "--data", tmp_path / "data"), 2, "chmod go-w")
 

@@ -6,17 +6,20 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from factories import ROOT
 
+from pipeline import stage as stage_command
+from pipeline import staging
 from pipeline.staging import (
     CIFAR10_FILES,
     CIFAR10_FOLDER,
     NotStaged,
+    check_cifar10,
     require_cifar10,
     require_folder,
     require_image_folder,
@@ -65,7 +68,7 @@ class ArchiveHandler(BaseHTTPRequestHandler):
         pass
 
 
-def pack(*members: tarfile.TarInfo, files: tuple[str, ...] = CIFAR10_FILES) -> bytes:
+def pack(*members: tarfile.TarInfo, files: Iterable[str] = CIFAR10_FILES) -> bytes:
     """A batches archive in small, its files writable by all, and whatever else is given."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
@@ -114,6 +117,29 @@ def test_the_archive_is_fetched_and_unpacked_once(tmp_path: Path, server: Archiv
     require_cifar10(folder)
     assert stage(folder, server) is False
     assert server.num_requests == 1
+
+
+def test_what_lies_there_already_is_checked_by_its_content(
+    tmp_path: Path, server: ArchiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage(tmp_path, server)
+    sums = {name: hashlib.md5(name.encode(), usedforsecurity=False).hexdigest() for name in CIFAR10_FILES}
+    monkeypatch.setattr(staging, "CIFAR10_FILES", sums)
+    check_cifar10(tmp_path)
+    altered = tmp_path / CIFAR10_FOLDER / "data_batch_3"
+    altered.write_text("data_batch_4")
+    with pytest.raises(NotStaged, match=r"data_batch_3 is not CIFAR-10's .*; remove it, and fetch it"):
+        check_cifar10(tmp_path)
+
+
+def test_stage_says_that_the_data_was_there(
+    tmp_path: Path, server: ArchiveServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage(tmp_path, server)
+    monkeypatch.setattr(staging, "check_cifar10", lambda folder: None)
+    monkeypatch.setattr(sys, "argv", ["stage", "--data", str(tmp_path)])
+    assert stage_command.main() == 0
+    assert capsys.readouterr().err == f"CIFAR-10 was there already in {tmp_path}.\n"
 
 
 def test_what_is_staged_can_be_written_by_its_owner_alone(tmp_path: Path, server: ArchiveServer) -> None:
