@@ -13,6 +13,7 @@ from pipeline.rows import Row, start_row
 from pipeline.schema import Record
 from pipeline.spec import CAPTURED
 
+OF_STEPS = ("precision", "execution")  # facts that say nothing of isolated all-reduces
 FASTER_IN_TRAINING = {
     True: "no pause before it counts, as it does between isolated all-reduces: the link's limit lies higher",
     False: "the isolated all-reduces waited for the host: the link's limit lies higher",
@@ -94,7 +95,7 @@ def sweep_row(place: Place, num_bytes: int, found: Sequence[tuple[Record, AllRed
     """One size, `n` the jobs that timed it; without figures where its buffer did not fit."""
     times_ns = [time_ns for _, part in found for time_ns in part.times_ns]
     time_s = statistics.median(times_ns) / 1e9 if times_ns else None
-    notes = likeness.mixtures([record for record, part in found if part.times_ns])
+    notes = likeness.mixtures([record for record, part in found if part.times_ns], but=OF_STEPS)
     return {
         **place._asdict(),
         "num_bytes": num_bytes,

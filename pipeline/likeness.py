@@ -4,7 +4,7 @@ A fact that a record does not state marks nothing, and neither do timings that w
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from pipeline.schema import Record
 
@@ -29,9 +29,9 @@ def kind_of(record: Record) -> tuple[object, ...]:
     return id(record.environment), FACTS["precision"](record), FACTS["execution"](record), record.measured
 
 
-def mixtures(records: Sequence[Record]) -> list[str]:
-    """A note for every fact in which records that are pooled differ."""
-    found = {name: facts_of(records, fact) for name, fact in all_facts(records).items()}
+def mixtures(records: Sequence[Record], but: Collection[str] = ()) -> list[str]:
+    """A note for every fact in which records that are pooled differ, but for those that do not matter here."""
+    found = {name: facts_of(records, fact) for name, fact in all_facts(records).items() if name not in but}
     return [f"mixed {name}: {listed(values)}" for name, values in found.items() if len(values) > 1]
 
 

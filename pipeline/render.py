@@ -19,6 +19,7 @@ from pipeline.tables import Tables
 
 NOT_STATED = "not stated"
 ABSENT = "-"
+LARGE_LOSS = 1e5  # its digits say nothing
 AXES_WITH_ABSENCE = {"max_steps": "whole epoch", "memory_limit_gib": "none", "bucket_cap_mb": "default"}
 NAMES = {"noise_floor": "interval"}  # of columns, where a person reads another word than a script
 SHOWN_IF_ABSENT = re.compile(r"^(epoch|compute|data)_time_s$|_subtraction_s$")
@@ -184,7 +185,7 @@ FORMATS: tuple[tuple[str, Callable[[float], str]], ...] = (
     (r"_(calls|bytes)_", lambda value: f"{value:,.6g}" if value < 1000 else f"{value:,.0f}"),
     (r"_us$", lambda value: f"{value:.2f}"),
     (r"_s$", lambda value: f"{value:.3f}" if abs(value) >= 0.1 else f"{1e6 * value:,.1f} us"),
-    (r"loss", lambda value: f"{value:.4f}"),
+    (r"loss", lambda value: f"{value:.4f}" if abs(value) < LARGE_LOSS else f"{value:.1e}"),
 )
 
 

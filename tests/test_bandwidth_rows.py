@@ -118,3 +118,14 @@ def test_a_sweep_over_unlike_jobs_says_so() -> None:
         for number, place in enumerate(gpus)
     ]
     assert {row["note"] for row in build(*found).sweep} == {"mixed GPU: NVIDIA A40, NVIDIA H200"}
+
+
+def test_a_sweep_beside_steps_of_another_precision_is_the_same_sweep() -> None:
+    def swept(precision: str) -> Record:
+        record = make_communication_record(point(precision=precision), measured())
+        assert record.measurement is not None
+        measurement = msgspec.structs.replace(record.measurement, precision_used=precision)
+        return msgspec.structs.replace(record, measurement=measurement)
+
+    (row,) = build(swept("bf16"), swept("tf32")).sweep
+    assert (row["n"], row["note"]) == (2, None), "gradients are reduced in float32 beside either"

@@ -227,6 +227,8 @@ def test_a_file_that_was_not_read_is_named() -> None:
         ("data_time_s", 0.000506, "506.0 us"),
         ("bandwidth_subtraction_gb_s", 7.9636, "7.96"),
         ("loss", 1.83991, "1.8399"),
+        ("test_loss", 5_291.7163, "5291.7163"),
+        ("test_loss", 5.5247489931772184e22, "5.5e+22"),
         ("energy_j", 1234.56, "1,235"),
         ("energy_per_sample_j", 0.0123456, "0.0123"),
         ("sm_clock_mhz", 1980.0, "1980"),
