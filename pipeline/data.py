@@ -137,15 +137,23 @@ def private_cache_folder() -> Path:
 
 
 def decode(source: datasets.ImageFolder, cache: Path) -> None:
-    """Write every image of the folder as SIZE x SIZE pixels, under its own name first."""
+    """Write every image of the folder, under a name of its own first. Raises staging.NotStaged."""
     scratch = cache.with_suffix(".decoding")
     pixels = np.lib.format.open_memmap(scratch, mode="w+", dtype=np.uint8, shape=(len(source.samples), SIZE, SIZE, 3))
     for index, (path, _) in enumerate(source.samples):
-        with Image.open(path) as image:
-            rgb = image.convert("RGB")
-            pixels[index] = np.asarray(rgb if rgb.size == (SIZE, SIZE) else rgb.resize((SIZE, SIZE)))
+        pixels[index] = decode_image(path)
     pixels.flush()
     scratch.rename(cache)
+
+
+def decode_image(path: str) -> Pixels:
+    """One image as SIZE x SIZE pixels in RGB. Raises staging.NotStaged with the file's name."""
+    try:
+        with Image.open(path) as image:
+            rgb = image.convert("RGB")
+            return np.asarray(rgb if rgb.size == (SIZE, SIZE) else rgb.resize((SIZE, SIZE)))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise staging.NotStaged(f"{path} cannot be decoded ({error}); replace or remove it.") from error
 
 
 class AugmentedImages(Dataset[tuple[Tensor, int]]):

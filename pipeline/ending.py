@@ -57,8 +57,9 @@ def find_cause(handover: Handover, exits: Mapping[int, RankExit]) -> Failure:
     for error in errors:
         return own_error(error)
     for rank, exit in in_time:
-        message = f"rank {rank} exited with {exit.exit_code}"
-        return Failure(kind="exit", message=message, rank=rank, exit_code=exit.exit_code)
+        code = exit.exit_code
+        how = f"was ended by {signal_name(-code)}" if code < 0 else f"exited with {code}"
+        return Failure(kind="exit", message=f"rank {rank} {how}", rank=rank, exit_code=code)
     return Failure(kind="exit", message="every rank exited 0 and none left a result", exit_code=0)
 
 

@@ -28,7 +28,7 @@ def written_beside(path: Path, raw: bytes) -> Iterator[str]:
     """The bytes in a scratch file of the same folder, safe on the disk; gone at the end whatever happens."""
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=".publishing-")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with naming(path), os.fdopen(handle, "wb") as file:
             file.write(raw)
             file.flush()
             os.fchmod(file.fileno(), 0o644)
@@ -37,6 +37,16 @@ def written_beside(path: Path, raw: bytes) -> Iterator[str]:
     finally:
         with contextlib.suppress(FileNotFoundError):  # renamed into place
             os.unlink(scratch)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError inside names the file: of a full disk the system names none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def sync_folder(folder: Path) -> None:

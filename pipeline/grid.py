@@ -68,7 +68,7 @@ class GridFile(msgspec.Struct, forbid_unknown_fields=True):
     """The file as it is written: `points` is a list of blocks, each the product of its lists."""
 
     name: str
-    points: list[dict[str, list[Any]]]
+    points: list[dict[str, Any]]  # every value a list
     description: str = ""
     base: dict[str, Any] = {}
     resources: Resources = Resources()
@@ -130,6 +130,8 @@ def load_grid_file(name_or_path: str) -> GridFile:
         raise Refusal(f"grid name {file.name!r} must be 1 to 64 of a-z, 0-9, '-' and '_', since it names a folder.")
     for where, axes in (("base", file.base), *((f"points[{i}]", block) for i, block in enumerate(file.points))):
         check_axes(axes, f"grid {file.name!r}: {where}")
+    for number, block in enumerate(file.points):
+        check_lists(block, f"grid {file.name!r}: points[{number}]")
     return file
 
 
@@ -164,6 +166,16 @@ def check_axes(axes: Iterable[str], where: str) -> None:
             near = difflib.get_close_matches(axis, AXES, n=1)
             cure = f"did you mean {near[0]!r}?" if near else f"the axes are {', '.join(AXES)}."
             raise Refusal(f"{where} names an unknown axis {axis!r}; {cure}")
+
+
+def check_lists(block: Mapping[str, Any], where: str) -> None:
+    """Raise Refusal for an axis of a block whose value is no list."""
+    for axis, values in block.items():
+        if not isinstance(values, list):
+            raise Refusal(
+                f"{where}.{axis} must be a list, as in {axis}: [{values}]; one value that all points share may stand "
+                "in base."
+            )
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, list[Any]]:

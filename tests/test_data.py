@@ -300,6 +300,17 @@ def test_a_decoding_that_was_cut_short_is_not_taken_for_the_cache(
     assert cached_folder_images(image_folder, "train").pixels[0].max() == 255
 
 
+@pytest.mark.parametrize("content", [b"", b"no image", "half"])
+def test_an_image_that_cannot_be_decoded_is_named(image_folder: Path, content: bytes | str) -> None:
+    path = image_folder / "train" / "cat" / "0.png"
+    whole = path.read_bytes()
+    path.write_bytes(content if isinstance(content, bytes) else whole[: len(whole) // 2])
+    with pytest.raises(NotStaged, match=rf"{path} cannot be decoded \(.*\); replace or remove it"):
+        cached_folder_images(image_folder, "train")
+    path.write_bytes(whole)
+    assert len(cached_folder_images(image_folder, "train").pixels) == 5
+
+
 def test_an_image_that_changes_is_decoded_anew(image_folder: Path) -> None:
     cached_folder_images(image_folder, "train")
     path = image_folder / "train" / "cat" / "0.png"

@@ -61,6 +61,11 @@ def test_without_an_error_the_first_exit_is_the_cause(handover: Handover) -> Non
     assert ending.is_consequence(cause)
 
 
+def test_a_rank_that_was_asked_to_end_says_by_what(handover: Handover) -> None:
+    cause = find_cause(handover, {1: RankExit(-signal.SIGTERM, 1.0)})
+    assert (cause.kind, cause.message, cause.exit_code) == ("exit", "rank 1 was ended by SIGTERM", -signal.SIGTERM)
+
+
 def test_silence_is_a_failure(handover: Handover) -> None:
     assert find_cause(handover, {}).message == "every rank exited 0 and none left a result"
     assert ending.success(make_spec(), handover, "launch") is None
