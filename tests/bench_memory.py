@@ -56,7 +56,10 @@ def ours() -> Search:
     found = record.measurement.memory_search if record.measurement else None
     if found is None:
         raise RuntimeError(record.ending())
-    trials = ", ".join(f"{trial.batch_size_per_gpu}{'' if trial.fits else ' OOM'}" for trial in found.trials)
+    trials = ", ".join(
+        f"{trial.batch_size_per_gpu}{'' if trial.fits else ' OOM'} ({trial.time_ns / 1e9:.1f} s)"
+        for trial in found.trials
+    )
     error = abs((found.predicted or 0) - found.largest_fitting) / found.largest_fitting
     return Search("ours", time_s, found.largest_fitting, f"{trials}; first prediction {error:.1%} off")
 
