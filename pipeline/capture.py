@@ -39,8 +39,9 @@ def new_stream(execution: Execution, rank: Rank) -> torch.cuda.Stream:
 def on_stream(stream: torch.cuda.Stream, rank: Rank) -> Iterator[None]:
     """Everything inside is issued on that one stream: the default one cannot be captured.
 
-    DDP must be wrapped in here too: it keeps the nodes that accumulate gradients, and these keep the stream on
-    which they were made. Warm-up, capture and replay then need no waiting for each other.
+    DDP must be wrapped in here too, or on a stream that joins this one (prepare.bucketing): it keeps the nodes that
+    accumulate gradients, and these keep the stream on which they were made. Warm-up, capture and replay then need no
+    waiting for each other.
     """
     outside = torch.cuda.current_stream(rank.device)
     stream.wait_stream(outside)

@@ -1,13 +1,18 @@
 """What torch.compile makes of a model, and how it is told to."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from pipeline.data import SIZE
 from pipeline.spec import CAPTURED, COMPILED, Execution, Spec
 from pipeline.step import Score, cross_entropy
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Compiled(NamedTuple):
@@ -25,22 +30,43 @@ def compile_model(model: nn.Module, execution: Execution, spec: Spec) -> Compile
     batch is compiled for itself, so that no step on the clock meets a new one.
     """
     torch.compiler.reset()
-    options = inductor_options(execution, spec) if spec.device == "cuda" else {}
+    to_buckets = isinstance(model, DistributedDataParallel) and are_convolved_once(model.module)
+    options = inductor_options(execution, to_buckets) if spec.device == "cuda" else {}
     return Compiled(
         cast(Callable[[Tensor], Tensor], torch.compile(model, dynamic=False, options=options)),
         cast(Score, torch.compile(cross_entropy, dynamic=False)),
     )
 
 
-def inductor_options(execution: Execution, spec: Spec) -> dict[str, Any]:
+def are_convolved_once(model: nn.Module) -> bool:
+    """Whether the weight of every convolution is a parameter that a forward pass reads once.
+
+    Only then is its gradient accumulated nowhere but where it leaves the backward pass.
+    """
+    convolutions = [module for module in model.modules() if isinstance(module, CONVOLUTIONS)]
+    if not all(isinstance(module.weight, nn.Parameter) for module in convolutions):  # computed of others
+        return False
+    num_reads: Counter[nn.Parameter] = Counter()
+    hooks = [module.register_forward_hook(lambda read, *_: num_reads.update([read.weight])) for module in convolutions]
+    is_training, device = model.training, next(model.parameters()).device
+    with torch.no_grad(), torch.backends.cudnn.flags(benchmark=False):  # nothing to tune for
+        model.eval()(torch.zeros(1, 3, SIZE, SIZE, device=device))
+    model.train(is_training)
+    for hook in hooks:
+        hook.remove()
+    return max(num_reads.values(), default=0) <= 1
+
+
+def inductor_options(execution: Execution, to_buckets: bool = False) -> dict[str, Any]:
     """What makes the step faster on a GPU (README.md has by how much): many small kernels as one, and in a captured
     step the weight gradients beside the rest of the backward pass, and the pointwise kernels tuned on this GPU.
+    `to_buckets`: nothing but DDP reads those gradients.
     """
     options: dict[str, Any] = {"combo_kernels": True}
     if execution in CAPTURED:
         from pipeline import overlap  # imports TorchInductor, which takes a second
 
-        aside = overlap.OverlapWeightGradients(to_buckets=spec.strategy == "ddp")
+        aside = overlap.OverlapWeightGradients(to_buckets=to_buckets)
         options |= overlap.INDUCTOR_OPTIONS | {"post_grad_custom_post_pass": aside, "max_autotune_pointwise": True}
     return options
 

@@ -45,7 +45,7 @@ def join(spec: Spec) -> Rank:
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     if spec.strategy == "ddp":
-        if spec.is_captured:  # NCCL's collectives cannot be captured while torch watches over them
+        if spec.is_captured:  # as pytorch.org/docs/stable/notes/cuda.html asks for before DDP's step is captured
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         dist.init_process_group(
             "nccl" if spec.device == "cuda" else "gloo",

@@ -24,7 +24,7 @@ aten = torch.ops.aten
 INDUCTOR_OPTIONS = {"allow_buffer_reuse": False, "inplace_buffers": False}
 """What the pass asks of Inductor: it knows one stream, and would write over what the other one still reads."""
 
-_still_read: list[Tensor] = []  # what the side stream reads, kept from the allocator until `join` has waited for it
+_still_read: list[Tensor] = []  # what the side stream reads, kept from the allocator until another has waited for it
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def convolution_gradients(
     dilation: list[int],
     groups: int,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of a convolution's inputs and of its weight; the latter is not there before `join`."""
+    """The gradients of a convolution's inputs and of its weight; the latter is not there before it is joined."""
     shape = (None, stride, padding, dilation, False, [0] * len(stride), groups)
     if not gradient.is_cuda:
         gradients = aten.convolution_backward(gradient, inputs, weight, *shape, [True, True, False])
@@ -65,8 +65,10 @@ def join(of_weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 
 def hand_over(of_weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """As `join`, where bucket_stream alone waits: what is returned may be read there, and elsewhere after the backward
-    pass, at whose end autograd waits for the streams that gradients were accumulated on.
+    """As `join`, where bucket_stream alone waits: nothing else may read what is returned before the backward pass is
+    over, at whose end autograd waits for the streams that gradients were accumulated on.
+
+    Until then all that the side stream read is kept: more memory than `join` at each bucket needs.
     """
     if not of_weights[0].is_cuda:
         return join(of_weights, dtype)
@@ -101,23 +103,25 @@ define("pipeline::hand_over")(hand_over).register_fake(allocate)
 class OverlapWeightGradients(CustomGraphPass):
     """The pass, as Inductor's `post_grad_custom_post_pass`; it changes nothing where there is no backward pass.
 
-    `to_buckets`: the gradients are DDP's, which was wrapped on bucket_stream.
+    `to_buckets`: DDP was wrapped on bucket_stream, and what leaves the graph goes there alone.
     """
 
     def __init__(self, to_buckets: bool = False) -> None:
-        self._end = torch.ops.pipeline.hand_over.default if to_buckets else torch.ops.pipeline.join.default
+        self._to_buckets = to_buckets
 
     def __call__(self, graph: Graph) -> None:
         """Replace every backward of a convolution that gives both gradients, and join their weights' after the last."""
         ends = [end for node in find_backwards(graph) if (end := replace_backward(graph, node)) is not None]
         for dtype in dict.fromkeys(end.meta["val"].dtype for end in ends):
             of_dtype = [end for end in ends if end.meta["val"].dtype == dtype]
-            join_weight_gradients(graph, of_dtype, dtype, self._end)
+            leave = all(user.op == "output" for end in of_dtype for user in end.users)  # nothing in here reads them
+            joining = torch.ops.pipeline.hand_over if self._to_buckets and leave else torch.ops.pipeline.join
+            join_weight_gradients(graph, of_dtype, dtype, joining.default)
         graph.lint()
 
     def uuid(self) -> Any:
-        """What a cached graph depends on: this file, and how the gradients are joined."""
-        return get_hash_for_files((__file__,), extra=str(self._end))
+        """What a cached graph depends on: this file, and where the gradients go."""
+        return get_hash_for_files((__file__,), extra=str(self._to_buckets))
 
 
 def find_backwards(graph: Graph) -> list[Node]:

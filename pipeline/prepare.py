@@ -65,7 +65,7 @@ def has_compiler(device: str) -> bool:
 
 
 def stream_of(execution: Execution, rank: Rank) -> contextlib.AbstractContextManager[None]:
-    """Where everything of that execution is issued, the model's wrapping included."""
+    """Where everything of that execution is issued, the model's wrapping included (compiled: see bucketing)."""
     if execution not in CAPTURED:
         return contextlib.nullcontext()
     return capture.on_stream(capture.new_stream(execution, rank), rank)
@@ -89,7 +89,7 @@ def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: 
     sizes = tuple(dict.fromkeys(batch_sizes(spec, rank.world_size)))
     ready: Step = step
     step.begin_epoch()
-    with preserved(step, rank):
+    with preserved(step, rank), quiet():
         if execution in COMPILED:
             num_before = num_compiled_graphs()
             train_examples(step, sizes, spec, rank)
@@ -113,18 +113,26 @@ def bucketing(execution: Execution, spec: Spec, rank: Rank) -> contextlib.Abstra
     """
     if spec.strategy != "ddp" or execution not in CAPTURED or execution not in COMPILED:
         return contextlib.nullcontext()
-    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # it is meant
     return capture.on_stream(distributed.bucket_stream(rank.device), rank)
 
 
 def train_examples(step: EagerStep, sizes: tuple[int, ...], spec: Spec, rank: Rank) -> None:
     """A few steps of each size, which compile whatever they meet."""
-    with warnings.catch_warnings():  # TorchDynamo looks whether the outputs, which the loss is made of, have a gradient
+    for size in sizes:
+        images, labels = example_batch(size, spec, rank)
+        for _ in range(capture.WARM_UP_STEPS):
+            step(images, labels, unmarked)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings of what is meant here."""
+    with warnings.catch_warnings():
+        # TorchDynamo looks whether the outputs, which the loss is made of, have a gradient
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-        for size in sizes:
-            images, labels = example_batch(size, spec, rank)
-            for _ in range(capture.WARM_UP_STEPS):
-                step(images, labels, unmarked)
+        # see bucketing
+        warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
+        yield
 
 
 @contextlib.contextmanager

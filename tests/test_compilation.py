@@ -10,6 +10,8 @@ from factories import make_spec
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline import compilation
@@ -97,9 +99,8 @@ def test_the_pass_changes_the_order_of_the_work_and_no_gradient(
 def test_what_the_compiler_is_told_depends_on_the_execution() -> None:
     from pipeline import overlap
 
-    spec = make_spec()
-    assert compilation.inductor_options("compile", spec) == {"combo_kernels": True}
-    captured = compilation.inductor_options("compiled_graph", spec)
+    assert compilation.inductor_options("compile") == {"combo_kernels": True}
+    captured = compilation.inductor_options("compiled_graph")
     assert isinstance(captured.pop("post_grad_custom_post_pass"), overlap.OverlapWeightGradients)
     assert captured == {
         "combo_kernels": True,
@@ -108,6 +109,94 @@ def test_what_the_compiler_is_told_depends_on_the_execution() -> None:
         "max_autotune_pointwise": True,
     }
     torch.compile(nn.Linear(1, 1), options=captured)  # which refuses an option that it does not know
+
+
+class Repeated(nn.Module):
+    """A convolution whose weight is read so many times; and one whose weight may be computed of others."""
+
+    def __init__(self, times: int, is_computed: bool = False) -> None:
+        super().__init__()
+        self.times = times
+        self.first = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        self.again = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        if is_computed:
+            weight_norm(self.first)
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self.first(images).relu()
+        for _ in range(self.times):
+            outputs = self.again(outputs).relu()
+        return outputs.flatten(1).sum(1, keepdim=True).expand(-1, 10)
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("times", "ending"), [(1, "pipeline.hand_over.default"), (2, "pipeline.join.default")])
+def test_a_weight_gradient_that_the_graph_itself_reads_is_waited_for(times: int, ending: str) -> None:
+    from pipeline import overlap
+
+    endings: list[str] = []
+
+    class Seen(overlap.OverlapWeightGradients):
+        def __call__(self, graph: Graph) -> None:
+            super().__call__(graph)
+            endings.extend(str(node.target) for node in graph.nodes if str(node.target).startswith("pipeline."))
+
+        def uuid(self) -> None:
+            return None
+
+    torch.compiler.reset()
+    model = Repeated(times)
+    options = overlap.INDUCTOR_OPTIONS | {"post_grad_custom_post_pass": Seen(to_buckets=True)}
+    gradients(model, torch.compile(model, dynamic=False, options=options), torch.float32)  # type: ignore[arg-type]
+    assert set(endings) - {"pipeline.convolution_gradients.default"} == {ending}
+
+
+def test_a_graph_in_the_cache_is_of_one_way_to_end() -> None:
+    from pipeline import overlap
+
+    assert overlap.OverlapWeightGradients(True).uuid() != overlap.OverlapWeightGradients(False).uuid()
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (build_model("resnet18", 10), True),
+        (build_model("lenet", 10), True),
+        (Repeated(1), True),
+        (Repeated(2), False),
+        (Repeated(1, is_computed=True), False),
+    ],
+)
+def test_only_weights_that_are_read_once_go_to_the_buckets(model: nn.Module, expected: bool) -> None:
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert compilation.are_convolved_once(model) is expected
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_the_compiler_is_told_that_ddp_alone_reads_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+
+    def options(_: str, to_buckets: bool) -> dict[str, Any]:
+        told.append(to_buckets)
+        return {}
+
+    monkeypatch.setattr(compilation, "inductor_options", options)
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
+    for model in (Repeated(1), Wrapped(Repeated(1)), Wrapped(Repeated(2))):
+        compilation.compile_model(model, "compiled_graph", make_spec(num_gpus=1))
+    assert told == [False, True, False]
+
+
+class Wrapped(DistributedDataParallel):
+    """A model as DDP holds it, without a process group."""
+
+    def __init__(self, model: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.module = model
 
 
 def test_only_a_compiled_step_has_its_convolutions_tuned() -> None:

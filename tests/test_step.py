@@ -4,14 +4,14 @@ import contextlib
 import functools
 import shutil
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from factories import LENET, make_spec
 from torch import Tensor, nn
 
-from pipeline import capture, prepare
+from pipeline import capture, distributed, prepare
 from pipeline.capture import DDP_WARM_UP_STEPS, WARM_UP_STEPS, CapturedStep, Recorder, Replay, Work, example_batch
 from pipeline.compilation import Compiled
 from pipeline.data import build_batches
@@ -19,7 +19,7 @@ from pipeline.distributed import Rank
 from pipeline.measurement import Measurement
 from pipeline.models import build_model
 from pipeline.prepare import choose_execution, fastest_execution, has_compiler, prepare_step, preserved
-from pipeline.spec import Spec
+from pipeline.spec import Execution, Spec, Strategy
 from pipeline.step import EagerStep, cross_entropy, learning_rate, unmarked
 from pipeline.timing import PARTS, Series
 from pipeline.train import run_epoch, train_point
@@ -244,6 +244,24 @@ def test_a_compiled_step_learns_what_the_eager_one_learns() -> None:
     assert (compiled.execution_used, compiled.captured_batch_sizes) == ("compile", ())
     assert (compiled.compile_time_s or 0) > (compiled.epochs[0].ranks[0].epoch_time_ns or 0) / 1e9
     assert series[0][0].shape == (3, len(PARTS))
+
+
+@pytest.mark.parametrize("execution", get_args(Execution))
+@pytest.mark.parametrize("strategy", ["single", "ddp"])
+def test_ddp_fills_its_buckets_aside_where_weight_gradients_come_from_aside(
+    execution: Execution, strategy: Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[object] = []
+
+    @contextlib.contextmanager
+    def on_stream(stream: object, _: Rank) -> Iterator[None]:
+        entered.append(stream)
+        yield
+
+    monkeypatch.setattr(capture, "on_stream", on_stream)
+    monkeypatch.setattr(distributed, "bucket_stream", lambda device: "the buckets'")
+    with prepare.bucketing(execution, make_spec(strategy=strategy, num_gpus=1), ALONE):
+        assert entered == ["the buckets'"] * (strategy == "ddp" and execution == "compiled_graph")
 
 
 def test_an_eager_step_takes_no_making_ready() -> None:
