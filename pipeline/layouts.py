@@ -194,15 +194,17 @@ LAYOUTS = (
             "latency_us",
             "link_gb_s",
             "fit_worst_error",
+            "predicted_step_time_low_s",
             "predicted_step_time_s",
             "predicted_parallel_efficiency",
+            "predicted_parallel_efficiency_high",
             "measured_step_time_s",
             "prediction_error",
         ),
         "Not measured. Assumes one ring over equal links, t = 2(N-1) latency + 2(N-1)/N S/bandwidth, fitted to the "
         "sweep on from_num_gpus GPUs (fit_worst_error: the worst size), that what all-reduces take longer is not "
-        "hidden at all, and that the rest stays as it was on from_num_gpus. Efficiency against one GPU alone. Rows "
-        "with a measured step test the model.",
+        "hidden at all (low and high: hidden as long as they are no longer than the step), and that the rest stays as "
+        "it was on from_num_gpus. Efficiency against one GPU alone. Rows with a measured step test the model.",
     ),
     Layout(
         "Q4",

@@ -1,7 +1,8 @@
 """What more GPUs would give: a latency-bandwidth model of the ring all-reduce, fitted to the measured sweeps.
 
 t(N, S) = 2(N-1) x latency + 2(N-1)/N x S / bandwidth (Thakur, Rabenseifner & Gropp 2005, ring). The prediction
-takes the measured step on N0 GPUs and exposes everything that its all-reduces take longer on N.
+takes the measured step on N0 GPUs and exposes everything that its all-reduces take longer on N; the least that the step
+can take hides all of it, as long as the all-reduces themselves are no longer than the step.
 """
 
 from collections.abc import Sequence
@@ -75,9 +76,20 @@ def predict_step_s(measured: Measured, link: Link, num_gpus: int, measured_link:
     `measured_link` is the link of the measurement, `link` the one of the prediction (by default the same).
     Never below the step without collectives.
     """
-    before_s = sum(all_reduce_time_s(measured_link or link, measured.num_gpus, size) for size in measured.bucket_bytes)
-    after_s = sum(all_reduce_time_s(link, num_gpus, size) for size in measured.bucket_bytes)
+    before_s = comm_time_s(measured, measured_link or link, measured.num_gpus)
+    after_s = comm_time_s(measured, link, num_gpus)
     return max(measured.no_op_step_s, measured.step_s + after_s - before_s)
+
+
+def predict_least_step_s(measured: Measured, link: Link, num_gpus: int, measured_link: Link | None = None) -> float:
+    """The step on N GPUs if computation hid all that the all-reduces take longer; it is no shorter than they are."""
+    exposed_s = predict_step_s(measured, link, num_gpus, measured_link)
+    return min(exposed_s, max(measured.step_s, comm_time_s(measured, link, num_gpus)))
+
+
+def comm_time_s(measured: Measured, link: Link, num_gpus: int) -> float:
+    """All all-reduces of a step, one after another."""
+    return sum(all_reduce_time_s(link, num_gpus, size) for size in measured.bucket_bytes)
 
 
 def predict_efficiency(measured: Measured, predicted_step_s: float) -> float:

@@ -3,10 +3,20 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from pipeline import likeness
 from pipeline.bandwidth_rows import Place, place_of, sweep_rows
 from pipeline.cells import Cell
 from pipeline.exposure import communications, step_time
-from pipeline.prediction import Fit, Link, Measured, Sample, fit_link, predict_efficiency, predict_step_s
+from pipeline.prediction import (
+    Fit,
+    Link,
+    Measured,
+    Sample,
+    fit_link,
+    predict_efficiency,
+    predict_least_step_s,
+    predict_step_s,
+)
 from pipeline.rows import Row, start_row
 from pipeline.spec import AXES
 
@@ -74,9 +84,10 @@ def predicted_row(
     base: Base, axes: Sequence[str], num_gpus: int, fit: Fit | None, link: Link | None, measured: Base | None = None
 ) -> Row:
     """One prediction, beside what was measured there if it was. Without figures where the sweep gave no link."""
-    spec, used, step_s = base.cell.spec, link or (fit.link if fit else None), None
+    spec, used, step_s, least_s = base.cell.spec, link or (fit.link if fit else None), None, None
     if fit and used:
         step_s = predict_step_s(base.measured, used, num_gpus, fit.link)
+        least_s = predict_least_step_s(base.measured, used, num_gpus, fit.link)
     measured_step_s = measured.measured.step_s if measured else None
     row = start_row(
         base.cell,
@@ -85,11 +96,13 @@ def predicted_row(
         latency_us=used.latency_s * 1e6 if used else None,
         link_gb_s=used.bandwidth_bytes_per_s / 1e9 if used else None,
         fit_worst_error=fit.worst_error if fit else None,
+        predicted_step_time_low_s=least_s,
         predicted_step_time_s=step_s,
         predicted_parallel_efficiency=None if step_s is None else predict_efficiency(base.measured, step_s),
+        predicted_parallel_efficiency_high=None if least_s is None else predict_efficiency(base.measured, least_s),
         measured_step_time_s=measured_step_s,
         prediction_error=None if step_s is None or measured_step_s is None else step_s / measured_step_s - 1,
-        notes=predicted_notes(fit, link, spec.num_gpus),
+        notes=predicted_notes(fit, link, spec.num_gpus) + unlike_notes(base, measured),
     )
     num_nodes = measured.cell.spec.num_nodes if measured else None  # the model knows no nodes
     return row | {
@@ -97,6 +110,11 @@ def predicted_row(
         "num_nodes": num_nodes,
         "global_batch_size": num_gpus * spec.batch_size_per_gpu,
     }
+
+
+def unlike_notes(base: Base, measured: Base | None) -> list[str]:
+    """What the measured step does not share with the one that the prediction rests on."""
+    return likeness.unlike("measured step", measured.cell.kinds, base.cell.kinds) if measured else []
 
 
 def predicted_notes(fit: Fit | None, link: Link | None, num_gpus: int) -> list[str]:

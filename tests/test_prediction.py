@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from conftest import Command
 from factories import make_collective, make_communication, make_communication_record, make_record, make_spec
@@ -22,11 +23,12 @@ from pipeline.prediction import (
     all_reduce_time_s,
     fit_link,
     predict_efficiency,
+    predict_least_step_s,
     predict_step_s,
 )
 from pipeline.prediction_rows import LARGER
 from pipeline.rows import Row
-from pipeline.schema import Record
+from pipeline.schema import Environment, Record
 from pipeline.tables import build_tables
 
 US = 1e-6
@@ -127,6 +129,20 @@ def test_a_step_grows_by_what_its_all_reduces_take_longer() -> None:
     assert predict_efficiency(MEASURED, 1200 * US) == pytest.approx(0.75)
 
 
+def test_the_least_step_hides_what_all_reduces_take_longer_until_they_are_longer_than_it() -> None:
+    assert predict_least_step_s(MEASURED, NVLINK, 2) == MEASURED.step_s
+    assert predict_least_step_s(MEASURED, NVLINK, 4) == MEASURED.step_s  # 60 + 175 us of all-reduces fit into 1000
+    # 1024 GPUs: two buckets x 2046 hops x 5 us, and 35 MB x 2046/1024 at 300 GB/s: 20,693 us
+    assert predict_least_step_s(MEASURED, NVLINK, 1024) == pytest.approx((20_460 + 35 * 2046 / 1024 / 0.3) * US)
+    fast = Link(latency_s=1e-12, bandwidth_bytes_per_s=1e18)
+    assert predict_least_step_s(MEASURED, fast, 4, NVLINK) == MEASURED.no_op_step_s
+
+
+@given(st.integers(2, 4096))
+def test_the_least_step_is_no_longer_than_the_predicted_one(num_gpus: int) -> None:
+    assert predict_least_step_s(MEASURED, NVLINK, num_gpus) <= predict_step_s(MEASURED, NVLINK, num_gpus)
+
+
 def test_on_another_link_the_step_loses_what_it_took_on_its_own() -> None:
     slow = Link(latency_s=50 * US, bandwidth_bytes_per_s=30e9)  # ten times slower in both
     before_us = 20 + 35 / 0.3
@@ -181,6 +197,8 @@ def test_four_gpus_are_predicted_from_two_and_compared_with_what_was_measured() 
     assert row["predicted_parallel_efficiency"] == pytest.approx(
         900 / (1040 + 175 / 3), rel=1e-4
     )  # of the faster alone
+    assert row["predicted_step_time_low_s"] == pytest.approx(1000 * US)
+    assert row["predicted_parallel_efficiency_high"] == pytest.approx(0.9)
     assert [(part["from_num_gpus"], part["measured_step_time_s"], part["prediction_error"]) for part in larger] == [
         (4, None, None)
     ] * len(LARGER)
@@ -235,7 +253,9 @@ def test_a_sweep_that_no_link_explains_leaves_rows_without_figures_and_a_reason(
     backward = Link(latency_s=100 * US, bandwidth_bytes_per_s=-3e12)  # larger messages take less time
     rows = predictions(swept(2, 1000, backward), swept(4, 1100, backward))
     assert [row["num_gpus"] for row in rows] == [4, 8, 16, 64, 256, 1024]
-    figures = ("latency_us", "link_gb_s", "fit_worst_error", "predicted_step_time_s", "predicted_parallel_efficiency")
+    figures = ["latency_us", "link_gb_s", "fit_worst_error"]
+    figures += [name for name in rows[0] if name.startswith("predicted_")]
+    assert len(figures) == 7
     assert {row[figure] for row in rows for figure in figures} == {None}
     assert [row["note"] for row in rows] == [
         f"no latency and bandwidth above 0 explain the sweep on {n}" for n in (2, *[4] * 5)
@@ -286,3 +306,20 @@ def test_collect_refuses_half_a_link_before_it_reads_anything(pipeline: Command,
     done = pipeline("collect", tmp_path, "--link-latency-us", "5")
     assert (done.returncode, done.stdout) == (2, "")
     assert "give both or neither" in done.stderr
+
+
+def test_a_test_of_the_model_names_what_the_two_steps_do_not_share() -> None:
+    places = [
+        Environment(torch="2.11.0", git_commit=commit * 10, nodes=("node1",), boot_ids=(boot,))
+        for commit, boot in (("a", "1"), ("b", "2"))
+    ]
+    found = [
+        msgspec.structs.replace(swept(num_gpus, 1000), environment=place)
+        for num_gpus, place in zip((2, 4), places, strict=True)
+    ]
+    measured, *larger = predictions(*found)
+    assert measured["note"].split("; ") == [
+        f"measured step with another commit ({'b' * 10} against {'a' * 10})",
+        "measured step from another boot of its node",
+    ]
+    assert {row["note"] for row in larger} == {None}
