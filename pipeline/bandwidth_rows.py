@@ -14,8 +14,8 @@ from pipeline.schema import Record
 from pipeline.spec import CAPTURED
 
 OF_STEPS = ("precision", "execution")  # facts that say nothing of isolated all-reduces
-FASTER_IN_TRAINING = {
-    True: "no pause before it counts, as it does between isolated all-reduces: the link's limit lies higher",
+FASTER_IN_TRAINING = {  # whether the isolated all-reduces were captured
+    True: "timed on the fastest rank, without the pause before it that isolated all-reduces have",
     False: "the isolated all-reduces waited for the host: the link's limit lies higher",
 }
 
@@ -54,6 +54,8 @@ def bandwidth_row(
     notes = [] if peak else ["no isolated all-reduce of this size was timed"]
     if share is not None and share > 1:
         notes.append(FASTER_IN_TRAINING[place_of(cell.measured[0]).execution in CAPTURED])
+    if len({place_of(record) for record in cell.measured}) > 1:
+        notes.append("isolated all-reduces of some repeats were captured, of others not")
     return start_row(
         cell,
         axes,
@@ -84,11 +86,17 @@ def sweep_rows(cells: Iterable[Cell]) -> list[Row]:
 
 def place_of(record: Record) -> Place:
     """Where a record's sweep ran, and whether its calls were captured: by earlier records, if its steps were."""
-    spec, found = record.spec, record.measurement
-    execution = found.execution_used or spec.execution if found else spec.execution
-    if found and found.communication and found.communication.sweep_captured is not None:
-        execution = "graph" if found.communication.sweep_captured else "eager"
-    return Place(spec.device, spec.num_nodes, spec.num_gpus, execution)
+    spec = record.spec
+    return Place(spec.device, spec.num_nodes, spec.num_gpus, execution_of_calls(record))
+
+
+def execution_of_calls(record: Record) -> str:
+    """How the calls of a record's sweep were issued."""
+    found = record.measurement
+    captured = found.communication.sweep_captured if found and found.communication else None
+    if captured is None:
+        return (found.execution_used if found else None) or record.spec.execution
+    return "graph" if captured else "eager"
 
 
 def sweep_row(place: Place, num_bytes: int, found: Sequence[tuple[Record, AllReduce]]) -> Row:

@@ -15,8 +15,7 @@ from pipeline.prepare import choose_execution, stream_of
 from pipeline.profiling import NUM_STEPS, bucket_bytes, combine, count_transfers, profile_steps
 from pipeline.spec import CAPTURED, Execution, Spec
 from pipeline.split import count_data_parallel, split_steps
-from pipeline.sweep import is_captured as sweep_is_captured
-from pipeline.sweep import sweep_all_reduce
+from pipeline.sweep import captures_calls, sweep_all_reduce
 from pipeline.trace import TraceUnreadable
 from pipeline.train import describe, set_precision
 from pipeline.variants import DDP_VARIANTS, DP_VARIANTS, Variant, Workbench, build_variant, build_workbench
@@ -89,7 +88,7 @@ def add_collectives(found: Communication, ddp: Variant, rank: Rank, traces: Path
         transfers=count_transfers(profile) if profile else (),
         profile=profile,
         sweep=sweep,
-        sweep_captured=sweep_is_captured(rank),
+        sweep_captured=captures_calls(rank),
         notes=found.notes + notes,
     )
 

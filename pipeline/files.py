@@ -53,7 +53,8 @@ def sync_folder(folder: Path) -> None:
     """Make a new name in the folder survive a crash of the machine."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(handle)
+        with naming(folder):
+            os.fsync(handle)
     except OSError as error:
         if error.errno != errno.EINVAL:  # some network file systems cannot
             raise

@@ -172,9 +172,10 @@ def check_lists(block: Mapping[str, Any], where: str) -> None:
     """Raise Refusal for an axis of a block whose value is no list."""
     for axis, values in block.items():
         if not isinstance(values, list):
+            as_list = "[[linear_scaling, warmup]]" if axis == "remedies" else "[...]"
             raise Refusal(
-                f"{where}.{axis} must be a list, as in {axis}: [{values}]; one value that all points share may stand "
-                "in base."
+                f"{where}.{axis} must be a list of values, written {axis}: {as_list}; one value that all points share "
+                "may stand in base."
             )
 
 

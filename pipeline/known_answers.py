@@ -21,7 +21,7 @@ from pipeline.models import build_model
 from pipeline.profiling import NUM_STEPS, bucket_bytes, combine, profile_steps
 from pipeline.spec import Spec
 from pipeline.step import EagerStep
-from pipeline.sweep import time_all_reduce
+from pipeline.sweep import capturing, time_all_reduce
 from pipeline.timing import SilentClock, StepClock
 from pipeline.train import run_epoch, set_precision
 from pipeline.variants import Step, Variant, Workbench, build_variant, build_workbench
@@ -98,7 +98,8 @@ def time_variants(variants: list[Variant], bench: Workbench) -> Findings:
         return answers.are_settled(msgspec.structs.replace(found, windows=windows))
 
     windows = interleave(steps, spec.windows, steps_per_window, rank, are_settled)
-    swept_ns = list(time_all_reduce(gradient_bytes, False, rank).times_ns)
+    with capturing(rank) as record:
+        swept_ns = list(time_all_reduce(gradient_bytes, False, rank, record).times_ns)
     return msgspec.structs.replace(found, windows=windows, swept_ns=swept_ns)
 
 

@@ -162,8 +162,8 @@ class SplitPart(Part, frozen=True):
 class Communication(Part, frozen=True):
     """What `measure: communication` found, raw; `notes` says what could not be measured and why.
 
-    `sweep_captured` says whether the sweep's calls were one CUDA graph; None in earlier records, where they were beside
-    captured steps alone.
+    `sweep_captured` says whether the sweep's calls were one CUDA graph. None where there was no sweep, and in earlier
+    records, where they were beside captured steps alone.
     """
 
     steps_per_window: Count

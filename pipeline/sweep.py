@@ -39,15 +39,15 @@ def sweep_all_reduce(bucket_bytes: Iterable[int], rank: Rank) -> tuple[AllReduce
 @contextlib.contextmanager
 def capturing(rank: Rank) -> Iterator[Recorder | None]:
     """A recorder for what is issued inside, on a stream that can be captured; None on the CPU."""
-    if not is_captured(rank):
+    if not captures_calls(rank):
         yield None
         return
     with on_stream(torch.cuda.Stream(rank.device), rank):
         yield graph_recorder()
 
 
-def is_captured(rank: Rank) -> bool:
-    """Whether the calls of a sweep are captured."""
+def captures_calls(rank: Rank) -> bool:
+    """Whether a sweep captures its calls."""
     return rank.device.type == "cuda"
 
 

@@ -28,9 +28,9 @@ def test_a_buckets_bandwidth_beside_that_of_the_same_size_alone(num_gpus: int, a
 @pytest.mark.parametrize(
     ("captured", "why"),
     [
-        (None, "the isolated all-reduces waited for the host"),
-        (False, "the isolated all-reduces waited for the host"),
-        (True, "no pause before it counts, as it does between isolated all-reduces"),
+        (None, "the isolated all-reduces waited for the host: the link's limit lies higher"),
+        (False, "the isolated all-reduces waited for the host: the link's limit lies higher"),
+        (True, "timed on the fastest rank, without the pause before it that isolated all-reduces have"),
     ],
 )
 def test_a_bucket_that_is_faster_in_training_than_alone_says_what_held_the_sweep_back(
@@ -43,7 +43,7 @@ def test_a_bucket_that_is_faster_in_training_than_alone_says_what_held_the_sweep
         make_communication_record(point(num_gpus=2), measured(profile=faster, sweep_captured=captured))
     ).bandwidth
     assert row["link_share"] == pytest.approx(64 / 55)
-    assert row["note"] == f"{why}: the link's limit lies higher"
+    assert row["note"] == why
 
 
 def test_a_bucket_that_the_sweep_does_not_know_has_no_share_and_says_so() -> None:
@@ -109,6 +109,14 @@ def test_a_sweep_of_captured_calls_is_a_row_of_its_own() -> None:
 def test_a_sweep_beside_eager_steps_says_itself_whether_it_was_captured(captured: bool, execution: Execution) -> None:
     (row,) = build(make_communication_record(point(), measured(sweep_captured=captured))).sweep
     assert row["execution"] == execution
+
+
+def test_repeats_of_both_kinds_of_sweep_are_not_pooled_without_a_word() -> None:
+    found = [make_communication_record(point(repeat=n), measured(sweep_captured=bool(n))) for n in (0, 1)]
+    tables = build(*found)
+    assert [row["execution"] for row in tables.sweep] == ["eager", "graph"]
+    said = "isolated all-reduces of some repeats were captured, of others not"
+    assert all(said in row["note"] for row in tables.bandwidth)
 
 
 def test_a_sweep_over_unlike_jobs_says_so() -> None:

@@ -174,10 +174,8 @@ def test_a_point_given_twice_is_an_error(expand: Expand, blocks: list[str]) -> N
         (points("num_gpus: [2]"), "strategy='single' needs num_gpus=1, got 2; use 'dp' or 'ddp'."),
         (points("batch_size: [32]"), "unknown axis 'batch_size'; did you mean 'batch_size_per_gpu'?"),
         (points("xyzzy: [32]"), f"unknown axis 'xyzzy'; the axes are {', '.join(AXES)}."),
-        (
-            points("seed: 0"),
-            "points[0].seed must be a list, as in seed: [0]; one value that all points share may stand",
-        ),
+        (points("seed: 0"), "points[0].seed must be a list of values, written seed: [...]; one value that all"),
+        (points("remedies: warmup"), "points[0].remedies must be a list of values, written remedies: [["),
         (points("seed: []"), "points[0].seed has no value; give it at least one, or leave the axis out"),
         (points("seed: [0]", "seed: [1], repeat: []"), "points[1].repeat has no value"),
         (HEAD + "points: []\n", "has no points"),

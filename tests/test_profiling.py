@@ -1,10 +1,12 @@
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from pipeline import communication
+from pipeline import communication, sweep
 from pipeline.capture import Replay, Work
 from pipeline.communication import profile_collectives
 from pipeline.distributed import Rank
@@ -91,6 +93,26 @@ def test_running_out_of_memory_in_the_profile_is_the_points_ending(monkeypatch: 
     monkeypatch.setattr(communication, "profile_steps", fail)
     with pytest.raises(torch.OutOfMemoryError):
         profile_collectives(DDP, [BUCKET], ALONE, None)
+
+
+def test_on_a_gpu_a_sweep_is_captured_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[object] = []
+
+    @contextlib.contextmanager
+    def on_stream(stream: object, rank: Rank) -> Iterator[None]:
+        entered.append((stream, rank))
+        yield
+
+    recorder = object()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"a stream of {device}")
+    monkeypatch.setattr(sweep, "on_stream", on_stream)
+    monkeypatch.setattr(sweep, "graph_recorder", lambda: recorder)
+    gpu = Rank(1, 1, 2, torch.device("cuda", 1))
+    with sweep.capturing(gpu) as record:
+        assert entered == [("a stream of cuda:1", gpu)]
+    assert record is recorder
+    with sweep.capturing(ALONE) as record:
+        assert record is None
 
 
 def test_a_sweep_size_without_memory_has_no_times(monkeypatch: pytest.MonkeyPatch) -> None:
