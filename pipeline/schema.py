@@ -111,15 +111,25 @@ class Record(Part, frozen=True):
         if (self.status == "ok") != (self.failure is None):
             raise ValueError("a status other than 'ok' and a failure must come together")
         if self.measured and self.measurement:
-            self._check_ranks(self.measurement)
+            self._check_epochs(self.measurement)
+            self._check_rounds(self.measurement)
 
-    def _check_ranks(self, measurement: Measurement) -> None:
+    def _check_epochs(self, measurement: Measurement) -> None:
+        spec, epochs, ranks = self.spec, measurement.epochs, list(range(self.spec.world_size))
+        if [epoch.epoch for epoch in epochs] != list(range(1, len(epochs) + 1)):
+            raise ValueError("epochs count from 1, one after another")
+        if spec.measure == "epochs" and not spec.least_epochs <= len(epochs) <= spec.epochs:
+            raise ValueError(
+                f"the point has at least {spec.least_epochs} of {spec.epochs} epochs, and not {len(epochs)}"
+            )
+        for epoch in epochs:
+            if [clock.rank for clock in epoch.ranks] != ranks or any(not clock.epoch_time_ns for clock in epoch.ranks):
+                raise ValueError(f"epoch {epoch.epoch} needs the time of each of {len(ranks)} ranks, in their order")
+            if epoch.num_updates != epoch.epoch * spec.steps_per_epoch:
+                raise ValueError(f"epoch {epoch.epoch} cannot end after {epoch.num_updates} updates")
+
+    def _check_rounds(self, measurement: Measurement) -> None:
         num_ranks, communication = self.spec.world_size, measurement.communication
-        if self.spec.measure == "epochs" and not measurement.epochs:
-            raise ValueError("status 'ok' of a point that trains needs an epoch")
-        for epoch in measurement.epochs:
-            if len(epoch.ranks) != num_ranks or len({clock.rank for clock in epoch.ranks}) != num_ranks:
-                raise ValueError(f"epoch {epoch.epoch} needs the clock of each of {num_ranks} ranks")
         for series in communication.series if communication else ():
             if any(len(window) != num_ranks for window in series.window_times_ns):
                 raise ValueError(f"every window of {series.variant} needs the times of {num_ranks} ranks")

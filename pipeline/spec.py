@@ -28,6 +28,7 @@ COMPILED: tuple[Execution, ...] = ("compile", "compiled_graph")
 CAPTURED: tuple[Execution, ...] = ("graph", "compiled_graph")
 FLOAT_AXES = ("learning_rate", "momentum", "weight_decay", "bucket_cap_mb", "memory_limit_gib")
 TRIAL_STEPS = 3  # of a search for the memory boundary: the optimizer's state exists only after the first
+MIN_WINDOWS = 6  # of fewer there is no interval
 REFERENCE_GLOBAL_BATCH_SIZE = 128  # the learning rate is quoted for this one
 
 
@@ -263,6 +264,20 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if self.max_steps is None:
             return self.full_steps_per_epoch
         return self.max_steps if self.is_probe else min(self.max_steps, self.full_steps_per_epoch)
+
+    @property
+    def may_stop_early(self) -> bool:
+        """Whether the epochs after the first are windows and nothing else, of which fewer may do.
+
+        Evaluation and remedies ask what the whole training learns.
+        """
+        is_windows_alone = self.measure == "epochs" and self.epochs == self.windows + 1
+        return is_windows_alone and not self.evaluate and not self.remedies
+
+    @property
+    def least_epochs(self) -> int:
+        """How many epochs the point has at least."""
+        return min(self.epochs, 1 + MIN_WINDOWS) if self.may_stop_early else self.epochs
 
     @property
     def is_whole_epoch(self) -> bool:

@@ -97,10 +97,9 @@ def run_epochs(
 def is_settled(spec: Spec, epochs: Sequence[Epoch]) -> bool:
     """Whether the windows so far give the epoch time well enough, so that the rest may go.
 
-    Only where the epochs after the first are windows and nothing else: epochs == windows + 1, and no evaluation or
-    remedies, which ask what the whole training learns.
+    Only where the epochs after the first are windows and nothing else (spec.may_stop_early).
     """
-    if spec.measure != "epochs" or spec.epochs != spec.windows + 1 or spec.evaluate or spec.remedies:
+    if not spec.may_stop_early:
         return False
     return is_time_settled(
         [rank.epoch_time_ns for epoch in epochs[1:] if (rank := epoch.slowest) and rank.epoch_time_ns]

@@ -113,7 +113,7 @@ def test_the_noise_floor_is_the_half_width_over_the_median() -> None:
     assert spread.noise_floor(10.0) == 0.1
 
 
-@given(st.lists(st.lists(st.floats(0.1, 10), min_size=3, max_size=30), min_size=2, max_size=5))
+@given(st.lists(st.lists(st.floats(0.1, 10), min_size=6, max_size=30), min_size=2, max_size=5))
 def test_the_epoch_time_lies_inside_its_interval_however_unequal_the_repeats(times_s: list[list[float]]) -> None:
     windows = max(map(len, times_s))
     spec = {"windows": windows, "epochs": windows + 1}

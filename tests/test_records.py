@@ -94,8 +94,9 @@ def test_a_record_is_readable_in_git_a_field_a_line_and_a_series_a_line(tmp_path
 
 def test_the_longest_step_series_fit_a_record() -> None:
     ten_seconds_ns = 10_000_000_000  # 11 digits and a comma: 40,000 x 12 = 480,000 bytes
-    epochs = make_measurement(make_spec(), (1.0,), step_times_ns=(ten_seconds_ns,) * MAX_STEP_TIMES)
-    assert 480_000 < len(encode(make_record(measurement=epochs))) < MAX_RECORD_BYTES
+    spec = make_spec(epochs=1)
+    epochs = make_measurement(spec, (1.0,), step_times_ns=(ten_seconds_ns,) * MAX_STEP_TIMES)
+    assert 480_000 < len(encode(make_record(spec, measurement=epochs))) < MAX_RECORD_BYTES
 
 
 def test_a_record_past_the_limit_is_refused_before_it_is_written(tmp_path: Path) -> None:
@@ -397,32 +398,47 @@ def test_a_variant_has_one_series() -> None:
         msgspec.convert({"steps_per_window": 1, "series": [series, series]}, Communication)
 
 
+def damaged(path: Path, change: Callable[[list[dict[str, Any]]], object]) -> str:
+    """Why a record of two ranks over two epochs is rejected, once its epochs were changed by hand."""
+    written = publish(make_record(make_spec(strategy="ddp", num_gpus=2)), path)
+    shape = json.loads(written.read_text())
+    change(shape["measurement"]["epochs"])
+    written.write_text(json.dumps(shape))
+    _, (rejected,) = read_folder(path)
+    return rejected.reason
+
+
 @pytest.mark.parametrize(
-    ("epochs", "message"),
+    ("change", "said"),
     [
-        ([], "needs an epoch"),
-        ([{"epoch": 2, "ranks": [], "num_updates": 1}], "length >= 1"),
-        ([{"epoch": 2, "ranks": [{"rank": 0}] * 2, "num_updates": 1}], "epoch 2 needs the clock of each of 1 ranks"),
+        (lambda epochs: epochs.clear(), "at least 2 of 2 epochs, and not 0"),
+        (lambda epochs: epochs.pop(), "at least 2 of 2 epochs, and not 1"),
+        (lambda epochs: epochs.append({**epochs[1], "epoch": 3}), "at least 2 of 2 epochs, and not 3"),
+        (lambda epochs: epochs.append(epochs[1]), "epochs count from 1, one after another"),
+        (lambda epochs: epochs.reverse(), "epochs count from 1, one after another"),
+        (lambda epochs: epochs[0].update(epoch=2), "epochs count from 1, one after another"),
+        (lambda epochs: epochs[1]["ranks"].pop(), "epoch 2 needs the time of each of 2 ranks"),
+        (lambda epochs: epochs[1]["ranks"].clear(), "length >= 1"),
+        (lambda epochs: epochs[1]["ranks"].reverse(), "epoch 2 needs the time of each of 2 ranks, in their order"),
+        (lambda epochs: epochs[1]["ranks"][1].update(rank=7), "epoch 2 needs the time of each of 2 ranks"),
+        (lambda epochs: epochs[1]["ranks"][1].pop("epoch_time_ns"), "epoch 2 needs the time of each of 2 ranks"),
+        (lambda epochs: epochs[1].update(num_updates=9999), "epoch 2 cannot end after 9999 updates"),
     ],
 )
-def test_a_trained_point_without_a_clock_is_no_result(tmp_path: Path, epochs: list[Any], message: str) -> None:
-    path = publish(make_record(), tmp_path)
-    shape = json.loads(path.read_text())
-    shape["measurement"]["epochs"] = epochs
-    path.write_text(json.dumps(shape))
-    _, (rejected,) = read_folder(tmp_path)
-    assert message in rejected.reason
+def test_epochs_that_no_training_writes_are_no_result(
+    tmp_path: Path, change: Callable[[list[dict[str, Any]]], object], said: str
+) -> None:
+    assert said in damaged(tmp_path, change)
 
 
-@pytest.mark.parametrize("kept", [[0], [0, 0]])
-def test_an_epoch_from_which_a_rank_was_cut_is_no_result(tmp_path: Path, kept: list[int]) -> None:
-    path = publish(make_record(make_spec(strategy="ddp", num_gpus=2)), tmp_path)
-    shape = json.loads(path.read_text())
-    ranks = shape["measurement"]["epochs"][1]["ranks"]
-    shape["measurement"]["epochs"][1]["ranks"] = [ranks[rank] for rank in kept]
-    path.write_text(json.dumps(shape))
-    _, (rejected,) = read_folder(tmp_path)
-    assert "epoch 2 needs the clock of each of 2 ranks" in rejected.reason
+@pytest.mark.parametrize(("num_windows", "is_sound"), [(6, True), (5, False)])
+def test_a_point_that_may_stop_early_has_the_windows_of_an_interval(num_windows: int, is_sound: bool) -> None:
+    spec = make_spec(windows=12, epochs=13)
+    if is_sound:
+        assert make_record(spec, [1.0] * (1 + num_windows)).measurement is not None
+    else:
+        with pytest.raises(ValueError, match="at least 7 of 13 epochs, and not 6"):
+            make_record(spec, [1.0] * (1 + num_windows))
 
 
 def test_a_round_from_which_a_rank_was_cut_is_no_result(tmp_path: Path) -> None:
