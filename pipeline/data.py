@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchvision import datasets, transforms
 
-from pipeline import augmentation, staging
+from pipeline import augmentation, files, staging
 from pipeline.distributed import Rank
 from pipeline.spec import Spec
 
@@ -107,7 +107,10 @@ def synthetic_images(num_samples: int, split: str, seed: int) -> Images:
 def cached_folder_images(root: Path, split: str) -> Images:
     """An image folder (`<split>/<class>/*.jpg`), decoded once a node into a memory-mapped uint8 file."""
     staging.require_image_folder(root)
-    source = datasets.ImageFolder(str(root / split))
+    try:
+        source = datasets.ImageFolder(str(root / split))
+    except FileNotFoundError as error:  # a class without an image that it knows
+        raise staging.NotStaged(f"{root / split}: {error}; complete the folder, or remove the class.") from error
     cache = private_cache_folder() / f"{split}-{fingerprint(source)}.npy"
     with filelock.FileLock(cache.with_suffix(".lock")):
         if not cache.exists():
@@ -137,19 +140,27 @@ def private_cache_folder() -> Path:
 
 
 def decode(source: datasets.ImageFolder, cache: Path) -> None:
-    """Write every image of the folder, under a name of its own first. Raises staging.NotStaged."""
+    """Write every image of the folder, under a name of its own first. Raises staging.NotStaged and OSError."""
     scratch = cache.with_suffix(".decoding")
-    pixels = np.lib.format.open_memmap(scratch, mode="w+", dtype=np.uint8, shape=(len(source.samples), SIZE, SIZE, 3))
-    for index, (path, _) in enumerate(source.samples):
-        pixels[index] = decode_image(path)
-    pixels.flush()
-    scratch.rename(cache)
+    shape = (len(source.samples), SIZE, SIZE, 3)
+    try:
+        pixels = np.lib.format.open_memmap(scratch, mode="w+", dtype=np.uint8, shape=shape)
+        with files.naming(cache), scratch.open("rb+") as file:  # a hole that the disk cannot fill would be a SIGBUS
+            os.posix_fallocate(file.fileno(), 0, scratch.stat().st_size)
+        for index, (path, _) in enumerate(source.samples):
+            pixels[index] = decode_image(path)
+        pixels.flush()
+        scratch.rename(cache)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def decode_image(path: str) -> Pixels:
     """One image as SIZE x SIZE pixels in RGB. Raises staging.NotStaged with the file's name."""
     try:
         with Image.open(path) as image:
+            if image.mode.startswith(("I", "F")):  # which Pillow cuts off at 255
+                raise ValueError(f"more than 8 bits a channel, mode {image.mode}")
             rgb = image.convert("RGB")
             return np.asarray(rgb if rgb.size == (SIZE, SIZE) else rgb.resize((SIZE, SIZE)))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline import local, scheduler, slurm, staging
+from pipeline import local, records, scheduler, slurm, staging
 from pipeline.command import LaunchOptions
 from pipeline.exits import Refusal, counted, talk
 from pipeline.experiment import Array, Experiment, Submission, start_submission
@@ -104,6 +104,13 @@ def write_submission(experiment: Experiment, submission: Submission) -> None:
     """Put the submission as it is now into the manifest."""
     with experiment.edit_manifest() as manifest:
         manifest.submissions = [*(other for other in manifest.submissions if other.id != submission.id), submission]
+
+
+def count_gaps(experiment: Experiment, specs: Sequence[Spec]) -> int:
+    """How many of the points have no result by their records; an out-of-memory is one."""
+    run_ids = {spec.run_id() for spec in specs}
+    found = records.read_points(experiment.records, run_ids)
+    return len(run_ids) - sum(records.choose(attempts).status != "failed" for attempts in found)
 
 
 def wait(experiment: Experiment) -> None:

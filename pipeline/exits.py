@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 FINE = 0  # also when everything was measured already
-GAPS = 1  # points without a result, under --strict
+GAPS = 1  # points without a result: under --strict, and of those that submit ran here or waited for
 USAGE = 2  # usage or configuration; a folder that is absent, unreadable or a file; a grid of zero points
 NOTHING = 3  # nothing there: no experiment in the folder, a selection that selects nothing
 SCHEDULER = 4  # the scheduler refused, or is configured and does not answer

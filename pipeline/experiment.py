@@ -128,7 +128,11 @@ class Experiment:
         if not self.manifest.exists():
             return None
         try:
-            return msgspec.json.decode(files.read_bounded(self.manifest, MAX_MANIFEST_BYTES), type=Manifest)
+            raw = files.read_bounded(self.manifest, MAX_MANIFEST_BYTES)
+            files.refuse_newer(raw, MANIFEST_VERSION)
+            return msgspec.json.decode(raw, type=Manifest)
+        except files.Newer as error:
+            raise Refusal(f"{self.manifest} {error}.") from error
         except (files.Unreadable, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Refusal(f"{self.manifest} is no manifest ({error}); restore it, or move it away.") from error
 

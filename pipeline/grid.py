@@ -90,8 +90,16 @@ class StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+INTEGER_TAG = "tag:yaml.org,2002:int"
+StrictLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != INTEGER_TAG]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+StrictLoader.add_implicit_resolver(  # in YAML 1.1 010 is 8, and 1:20 is 80
+    INTEGER_TAG, re.compile(r"[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789")
+)
 StrictLoader.add_implicit_resolver(  # as YAML 1.2 and people write it; PyYAML asks for a point: 1.0e-3
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+"), list("-+0123456789")
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789")
 )
 
 
@@ -202,6 +210,7 @@ def parse_value(axis: str, text: str, axis_type: Any) -> Any:
         return text
     if axis == "remedies":
         return msgspec.convert([] if text == "none" else text.split("+"), axis_type)
+    text = "null" if text == "none" else text
     return msgspec.convert(text, axis_type, strict=False)
 
 

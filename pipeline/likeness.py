@@ -21,6 +21,7 @@ FACTS: dict[str, Fact] = {
     "GPU": lambda record: " and ".join(sorted({gpu.name for gpu in record.environment.gpus})),
     "execution": lambda record: record.measurement.execution_used if record.measurement else None,
     "precision": lambda record: record.measurement.precision_used if record.measurement else None,
+    "data folder": lambda record: record.environment.data,
 }
 
 

@@ -88,6 +88,13 @@ def judge(spec: Spec, attempts: list[Record], bad: Rejected | None) -> Outcome:
         superseded = [other for other in attempts if other is not record]
         return Outcome(spec, record.status, record, record.reason, superseded)
     if bad is not None:
-        reason = f"its only record was not read: {bad.reason}; remove it and submit again"
-        return Outcome(spec, "rejected", None, reason)
+        return Outcome(spec, "rejected", None, f"its only record was not read: {bad.reason}{cure_of(bad)}")
     return Outcome(spec, "missing", None, "no record")
+
+
+def cure_of(bad: Rejected) -> str:
+    """What to do about a point's only file: not to throw a sound one away."""
+    if bad.copy_of:
+        run_id, attempt = bad.copy_of
+        return f"; rename it to {run_id}.{attempt}.json"
+    return "" if bad.is_newer else "; remove it and submit again"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pipeline.files import Unreadable, link_exclusively, read_bounded
+from pipeline.files import Newer, Unreadable, link_exclusively, read_bounded, refuse_newer
 from pipeline.schema import SCHEMA_VERSION, Environment, Record, Status
 from pipeline.spec import Spec
 
@@ -23,21 +23,23 @@ SERIES_BREAK = re.compile(rb'("(?:[^"\\]|\\.)*")|(?<=[\[,])\s+(?=-?\d)|(?<=\d)\s
 class Rejected(NamedTuple):
     """A file that is not the record its name says, the point it claims to be (None: foreign), and why.
 
-    `copy_of` is set where it holds a sound record of another name: run id and attempt.
+    `copy_of` is set where it holds a sound record of another name: run id and attempt. `is_newer` where a later version
+    wrote it.
     """
 
     path: Path
     run_id: str | None
     reason: str
     copy_of: tuple[str, int] | None = None
+    is_newer: bool = False
 
 
 class InvalidRecord(Unreadable):
     """The file is not a record; the text says why. `record` is what it holds where only its name is wrong."""
 
-    def __init__(self, reason: str, record: Record | None = None) -> None:
+    def __init__(self, reason: str, record: Record | None = None, is_newer: bool = False) -> None:
         super().__init__(reason)
-        self.record = record
+        self.record, self.is_newer = record, is_newer
 
 
 _decoder = msgspec.json.Decoder(Record)
@@ -126,10 +128,19 @@ def load_named(path: str, name: str) -> Record:
     try:
         record = _decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRecord(str(error) or type(error).__name__) from error
+        raise invalid(raw, error) from error
     if name != f"{record.run_id}.{record.attempt}.json":
         raise InvalidRecord(f"holds attempt {record.attempt} of {record.run_id}, which its name does not say", record)
     return record
+
+
+def invalid(raw: bytes, error: Exception) -> InvalidRecord:
+    """What is wrong with the bytes of a record."""
+    try:
+        refuse_newer(raw, SCHEMA_VERSION)
+    except Newer as newer:
+        return InvalidRecord(str(newer), is_newer=True)
+    return InvalidRecord(str(error) or type(error).__name__)
 
 
 def read_folder(folder: Path, *, for_tables: bool = False) -> tuple[list[Record], list[Rejected]]:
@@ -195,7 +206,7 @@ def reject(path: Path, error: InvalidRecord) -> Rejected:
     if error.record is not None:
         return Rejected(path, error.record.run_id, str(error), (error.record.run_id, error.record.attempt))
     match = NAME_PATTERN.fullmatch(path.name)
-    return Rejected(path, match[1] if match else None, str(error))
+    return Rejected(path, match[1] if match else None, str(error), is_newer=error.is_newer)
 
 
 def choose(attempts: list[Record]) -> Record:

@@ -3,8 +3,9 @@
     python -m pipeline.submit --grid scaling
     python -m pipeline.submit --grid scaling --dry-run
 
-Exit codes: 0 fine, also when everything was measured already; 2 usage or configuration; 3 a selection that selects
-nothing; 4 the scheduler refused, or is configured and does not answer.
+Exit codes: 0 fine, also when everything was measured already; 1 a point that ran here, or that --wait waited for, left
+no result; 2 usage or configuration; 3 a selection that selects nothing; 4 the scheduler refused, or is configured and
+does not answer.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.arguments import RERUN_CHOICES, add_point_arguments, launch_options
-from pipeline.exits import FINE, Refusal, counted, run_command, talk
+from pipeline.exits import FINE, GAPS, Refusal, counted, run_command, talk
 
 if TYPE_CHECKING:
     from pipeline.estimate import Estimate
@@ -115,8 +116,7 @@ def main() -> int:
         return FINE
     if arguments.max_gpu_hours is not None:
         estimate.refuse_above(estimates, arguments.max_gpu_hours)
-    carry_out(arguments, wishes, grid, site, prologue)
-    return FINE
+    return carry_out(arguments, wishes, grid, site, prologue)
 
 
 def idle_options(arguments: argparse.Namespace, place: str) -> list[str]:
@@ -150,8 +150,8 @@ def show(
 
 def carry_out(
     arguments: argparse.Namespace, wishes: "Wishes", grid: "Grid", site: "Site", prologue: bytes | None
-) -> None:
-    """Run the points here, or submit their arrays, while no other driver does so in this experiment."""
+) -> int:
+    """Run the points here, or submit their arrays, while no other driver does so in this experiment; the exit code."""
     from pipeline import execute, plan
     from pipeline.experiment import Experiment, add_points
     from pipeline.packing import pack
@@ -173,8 +173,19 @@ def carry_out(
             arrays = plan.plan_arrays(selection.todo, grid.resources, site, wishes)
             execute.submit_arrays(experiment, arrays, prologue, options)
     print(f"folder {experiment.folder}")
-    if arguments.wait and site.place == "slurm":
+    if site.place == "slurm":
+        if not arguments.wait:
+            return FINE
         execute.wait(experiment)
+    return report_gaps(execute.count_gaps(experiment, selection.todo), len(selection.todo), experiment.folder)
+
+
+def report_gaps(num_gaps: int, num_run: int, folder: Path) -> int:
+    """Say how many of the points that were run have no result; the exit code."""
+    if not num_gaps:
+        return FINE
+    talk(f"{num_gaps} of {counted(num_run, 'point')} that ran left no result; see python -m pipeline.status {folder}")
+    return GAPS
 
 
 def read_wishes(arguments: argparse.Namespace) -> "Wishes":
@@ -219,6 +230,8 @@ def report_selection(selection: "Selection") -> None:
     """Say how many points are to run, and how many are not."""
     skipped = "".join(f", {count} {reason}" for reason, count in sorted(selection.skipped.items()))
     talk(f"{counted(len(selection.todo), 'point')} to run{skipped}.")
+    if "recorded as failed" in selection.skipped:
+        talk("--rerun failed runs those that failed again.")
 
 
 if __name__ == "__main__":

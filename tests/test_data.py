@@ -1,3 +1,4 @@
+import errno
 import os
 from itertools import chain
 from pathlib import Path
@@ -309,6 +310,35 @@ def test_an_image_that_cannot_be_decoded_is_named(image_folder: Path, content: b
         cached_folder_images(image_folder, "train")
     path.write_bytes(whole)
     assert len(cached_folder_images(image_folder, "train").pixels) == 5
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_an_image_of_more_than_8_bits_is_refused_and_not_cut_off(image_folder: Path, mode: str) -> None:
+    path = image_folder / "train" / "cat" / "0.tiff"
+    Image.new(mode, (SIZE, SIZE), 40_000).save(path)
+    with pytest.raises(NotStaged, match=rf"{path} cannot be decoded \(more than 8 bits a channel, mode {mode}.*\)"):
+        cached_folder_images(image_folder, "train")
+
+
+def test_a_cache_that_the_disk_has_no_room_for_is_named_and_leaves_nothing(
+    image_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/train-[0-9a-f]{16}\.npy'"):
+        cached_folder_images(image_folder, "train")
+    assert [path.suffix for path in private_cache_folder().iterdir()] == [".lock"]
+
+
+def test_a_class_without_an_image_is_named_with_its_split(image_folder: Path) -> None:
+    for path in (image_folder / "train" / "cat").iterdir():
+        path.rename(path.with_suffix(".txt"))
+    with pytest.raises(
+        NotStaged, match=rf"{image_folder / 'train'}: .*cat.*; complete the folder, or remove the class"
+    ):
+        cached_folder_images(image_folder, "train")
 
 
 def test_an_image_that_changes_is_decoded_anew(image_folder: Path) -> None:

@@ -143,7 +143,7 @@ def test_an_edit_that_cannot_be_written_is_refused_and_leaves_the_manifest_and_n
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"{", b"[" * 100_000, b"\xff", b'{"schema_version": 2, "name": "x"}', b'{"schema_version": 1}', b"{}"],
+    [b"", b"{", b"[" * 100_000, b"\xff", b'{"schema_version": 0, "name": "x"}', b'{"schema_version": 1}', b"{}"],
     ids=lambda raw: repr(raw[:40]),
 )
 def test_a_manifest_that_is_none_is_refused_and_left_in_place(experiment: Experiment, raw: bytes) -> None:
@@ -157,6 +157,14 @@ def test_a_manifest_that_is_none_is_refused_and_left_in_place(experiment: Experi
         with pytest.raises(Refusal, match=r"is no manifest .*; restore it, or move it away\.$"):
             call()
     assert experiment.manifest.read_bytes() == raw
+
+
+def test_a_manifest_of_a_later_version_is_not_called_damaged(experiment: Experiment) -> None:
+    experiment.manifest.write_text('{"schema_version": 2, "name": "x", "colour": "blue"}')
+    with pytest.raises(Refusal) as refused:
+        experiment.read_manifest()
+    said = "has schema 2 of a later version, and this one reads up to 1; update this one."
+    assert str(refused.value) == f"{experiment.manifest} {said}"
 
 
 def test_a_manifest_that_is_a_link_or_a_folder_is_refused(experiment: Experiment, tmp_path: Path) -> None:

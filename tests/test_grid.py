@@ -106,6 +106,7 @@ def test_set_replaces_an_axis_in_every_block_and_blocks_that_fall_together_becom
         ("learning_rate=1e-3,1", [0.001, 1.0]),
         ("remedies=linear_scaling+warmup,none", [("linear_scaling", "warmup"), ()]),
         ("max_steps=null,3", [None, 3]),
+        ("max_steps=none,3", [None, 3]),
         ("evaluate=true,false", [True, False]),
         ("precision=bf16", ["bf16"]),
         ("device=auto", ["cpu"]),
@@ -160,7 +161,11 @@ def test_a_point_given_twice_is_an_error(expand: Expand, blocks: list[str]) -> N
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (points("seed: [0]") + "resources: {time: 12:30:00}\n", "Expected `str`, got `int` - at `$.resources.time`"),
+        (points("seed: [0]") + "resources: {time: 20:00}\n", "time='20:00' is not a time; write"),
+        (points("seed: [010]"), "Expected `int`, got `str`"),
+        (points("seed: [1:20]"), "Expected `int`, got `str`"),
+        (points("seed: [0x10]"), "Expected `int`, got `str`"),
+        (points("learning_rate: [1e-3x]"), "Expected `float`, got `str`"),
         (points("seed: [0]") + 'resources: {time: "00:00:00"}\n', "longer than 00:00:00"),
         (points("seed: [0]") + 'resources: {time: "20 minutes"}\n', "is not a time"),
         (points("seed: [0]") + 'resources: {time: "\u0663\u0663:00:00"}\n', "is not a time"),  # digits, not ASCII

@@ -20,6 +20,7 @@ DIFFERENCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("NCCL", {"nccl": "2.27.0"}, {"nccl": "2.28.9"}),
     ("driver", {"driver": "570.1"}, {"driver": "580.1"}),
     ("GPU", {"gpus": (Gpu(name="NVIDIA A40"),)}, {"gpus": H200}),
+    ("data folder", {"data": "/data/cifar"}, {"data": "/data/other"}),
 ]
 
 

@@ -64,7 +64,8 @@ def test_a_rank_that_is_killed_costs_its_point_alone(tmp_path: Path) -> None:
     wait_for(lambda: both_ranks_train(tmp_path))
     os.kill(workers_of(tmp_path)[0], signal.SIGKILL)
     _, said = driver.communicate(timeout=120)
-    assert driver.returncode == 0, said
+    assert driver.returncode == 1, said
+    assert "1 of 2 points that ran left no result; see python -m pipeline.status" in said
     first, second = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("two/records/*.json")))
     ends = {record["spec"]["num_samples"]: record for record in (first, second)}
     assert (ends[1_000_000]["status"], ends[1_000_000]["failure"]["kind"]) == ("failed", "signal")
@@ -119,7 +120,8 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind(tmp_path: Path) -> None
     os.kill(launcher, signal.SIGKILL)
     wait_for(lambda: not {str(pid) for pid in ranks} & set(os.listdir("/proc")), timeout_s=10)
     _, said = driver.communicate(timeout=120)
-    assert driver.returncode == 0, said
+    assert driver.returncode == 1, said
+    assert "1 of 2 points that ran left no result; see python -m pipeline.status" in said
     (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("two/records/*.json")]  # of the second point
     assert (record["status"], record["spec"]["num_samples"]) == ("ok", 64)
 

@@ -129,3 +129,19 @@ def test_each_attempt_number_is_taken_once_so_that_ties_cannot_happen(tmp_path: 
     paths = [publish(make_record(POINTS[0], status=status, launch_id=status), tmp_path) for status in BEST_FIRST]
     assert [records.load(path).attempt for path in paths] == [0, 1, 2]
     assert resolve_folder(POINTS[:1], tmp_path).coverage.superseded == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "cure"),
+    [
+        (spoilt(POINTS[0]), "is truncated; remove it and submit again"),
+        (spoilt(POINTS[0])._replace(is_newer=True), "is truncated"),
+        (
+            spoilt(POINTS[0])._replace(copy_of=(POINTS[0].run_id(), 2)),
+            f"is truncated; rename it to {POINTS[0].run_id()}.2.json",
+        ),
+    ],
+)
+def test_a_sound_file_is_not_to_be_thrown_away(file: Rejected, cure: str) -> None:
+    (outcome,) = resolve(POINTS[:1], [], [file]).outcomes
+    assert outcome.reason == f"its only record was not read: {cure}"
