@@ -252,6 +252,27 @@ def test_the_published_tables_are_what_their_records_give(name: str, tmp_path: P
     assert len({report.read_text().split("\n", 1)[1] for report in reports}) == 1  # but for the folder's name
 
 
+NARROW = {
+    "captured": ("h200x2/graph", "h200x2/communication-captured", "h200x4/communication-captured"),
+    "epochs": ("h200x2/intervals", "h200x2/packed", "h200x2/one-a-point"),
+    "communication": ("h200x2/communication", "h200x2/communication-settled", "h200x2/batchnorm", "h200x4/batchnorm"),
+}
+
+
+def test_how_many_published_points_are_known_within_2_per_cent_is_what_their_reports_say() -> None:
+    counted = {}
+    for kind, names in NARROW.items():
+        reports = [(ROOT / "outputs" / name / "report.md").read_text() for name in names]
+        found = [re.search(r"^Intervals: (\d+) of (\d+) points", report, re.MULTILINE) for report in reports]
+        pairs = [(int(match[1]), int(match[2])) for match in found if match]
+        assert len(pairs) == len(names)
+        counted[kind] = " of ".join(str(sum(part)) for part in zip(*pairs, strict=True))
+    others = set(PUBLISHED) - {name for names in NARROW.values() for name in names}
+    assert not any("\nIntervals: " in (ROOT / "outputs" / name / "report.md").read_text() for name in others)
+    said = "{captured} captured, {epochs} eager ones of epochs and {communication} eager ones of communication"
+    assert said.format(**counted) in " ".join(README.split())
+
+
 def test_the_model_that_the_readme_adds_trains(tmp_path: Path) -> None:
     for name in ("pipeline", "templates"):
         shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
