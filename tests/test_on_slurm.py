@@ -437,8 +437,10 @@ def test_a_prologue_that_fails_ends_the_job_and_is_named(
     prologue.write_text("module load nothing-of-the-kind 2>/dev/null\nexport AFTER=1\n")  # not its last line
     grid = write_grid(tmp_path, MIXED)
     submit = ("submit", "--grid", grid, "--outputs", tmp_path, "--prologue", prologue, "--wait", "--set", "num_gpus=2")
-    assert pipeline(*submit, env=on_slurm).returncode == 0
+    answer = pipeline(*submit, env=on_slurm)
     found = states(pipeline, tmp_path, on_slurm)
+    assert answer.returncode == 1
+    assert f"{len(found)} of {len(found)} points that ran left no result" in answer.stderr
     assert {part["state"] for part in found.values()} == {"failed"}
     assert all(
         "the prologue failed: module load nothing-of-the-kind" in Path(part["log"]).read_text()
