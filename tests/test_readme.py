@@ -231,6 +231,26 @@ def test_the_memory_searches_that_the_readme_names_are_the_published_ones() -> N
     assert f"takes {accelerate['time_s']:.1f} s in one process" in words
 
 
+def test_the_tools_own_speed_that_the_readme_names_is_the_published_one() -> None:
+    lines = (ROOT / "outputs/two-cores/bench.txt").read_text().splitlines()
+    dry_run, submit, collect = (
+        next(line for line in lines if line.startswith(start))
+        for start in ("submit --dry-run of 1000", "submit to Slurm of 1000", "collect of 100000")
+    )
+    seconds = [re.findall(r"(\d+\.\d+) s", line)[0] for line in (dry_run, submit, collect)]
+    (num_sbatch,) = re.findall(r"in (\d+ sbatch)", submit)
+    (faster,) = re.findall(r"(\d+ times faster)", submit)
+    (peak,) = re.findall(r"peak (\d+\.\d+ GiB)", collect)
+    (ratio,) = re.findall(r"(\d+\.\d+ times)", collect)
+    words = " ".join(README.split())
+    assert (
+        f"dry run of 1,000 points takes {seconds[0]} s, submitting them to Slurm {seconds[1]} s in {num_sbatch}"
+        in words
+    )
+    assert f"({faster} than one sbatch a point)" in words
+    assert f"{seconds[2]} s and {peak}, {ratio} a bare read and decode" in words
+
+
 PUBLISHED = ["a40-ddp", "v100-dp", "h200x2/q1", "h200x2/scaling", "h200x2/q4", "h200x4/scaling", "h200x4/q4"]
 PUBLISHED += [f"h200x2/{name}" for name in ("communication", "batchnorm", "graph", "intervals")]
 PUBLISHED += [f"h200x2/communication-{name}" for name in ("captured", "settled")]
