@@ -49,7 +49,7 @@ def are_convolved_once(model: nn.Module) -> bool:
     num_reads: Counter[nn.Parameter] = Counter()
     hooks = [module.register_forward_hook(lambda read, *_: num_reads.update([read.weight])) for module in convolutions]
     is_training, device = model.training, next(model.parameters()).device
-    with torch.no_grad(), torch.backends.cudnn.flags(benchmark=False):  # nothing to tune for
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=False):  # not tuned for it
         model.eval()(torch.zeros(1, 3, SIZE, SIZE, device=device))
     model.train(is_training)
     for hook in hooks:
