@@ -27,14 +27,15 @@ def run_elements(
     numbers, total = itertools.count(1), sum(len(element) for element in elements)
     for element in elements:
         num_before = {spec: num_attempts(experiment, spec) for spec in element}
-        with launched(experiment, element, open_log(folder, element), options) as process:
+        log = open_log(folder, element)
+        with launched(experiment, element, log, options) as process:
             for spec in element:
                 started_s = time.monotonic()
                 progress = f"[{next(numbers)}/{total}] {spec.run_id()}"
                 talk(f"{progress}: running")
                 while process.poll() is None and num_attempts(experiment, spec) == num_before[spec]:
                     time.sleep(POLL_S)
-                ended = how_it_ended(experiment, spec, num_before[spec])
+                ended = how_it_ended(experiment, spec, num_before[spec]) or f"no record; see {log}"
                 talk(f"{progress}: {ended} after {time.monotonic() - started_s:.0f} s")
 
 
@@ -72,7 +73,7 @@ def num_attempts(experiment: Experiment, spec: Spec) -> int:
     return len(records.read_attempts(experiment.records, spec.run_id()))
 
 
-def how_it_ended(experiment: Experiment, spec: Spec, num_before: int) -> str:
-    """The status of the point's latest attempt past the earlier ones, by its record and nothing else."""
+def how_it_ended(experiment: Experiment, spec: Spec, num_before: int) -> str | None:
+    """The status of the point's latest attempt past the earlier ones, by its record and nothing else; None without."""
     attempts = records.read_attempts(experiment.records, spec.run_id())[num_before:]
-    return attempts[-1].ending() if attempts else "no record; see its log"
+    return attempts[-1].ending() if attempts else None

@@ -1,11 +1,13 @@
 """The data archive: fetched once on a login node, checked before it is unpacked; jobs only ever read it."""
 
+import contextlib
 import functools
 import hashlib
 import os
 import shutil
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import filelock
@@ -22,6 +24,7 @@ CIFAR10_FILES = {  # with the MD5 that the data set's authors and torchvision gi
     "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
+LOCK = ".stage.lock"
 MAX_ARCHIVE_BYTES = 400_000_000
 TIMEOUT_S = 60
 
@@ -110,8 +113,7 @@ def stage_cifar10(folder: Path, url: str = CIFAR10_URL, sha256: str = CIFAR10_SH
     Raises NotStaged when it cannot be fetched or is not the archive that was expected.
     """
     try:
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with filelock.FileLock(folder / ".stage.lock"):
+        with made(folder), filelock.FileLock(folder / LOCK):
             if all((folder / CIFAR10_FOLDER / name).is_file() for name in CIFAR10_FILES):
                 require_cifar10(folder)
                 return False
@@ -120,6 +122,21 @@ def stage_cifar10(folder: Path, url: str = CIFAR10_URL, sha256: str = CIFAR10_SH
         raise NotStaged(f"cannot stage CIFAR-10 in {folder}: {error}.") from error
     require_cifar10(folder)
     return True
+
+
+@contextlib.contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """The folder, made where it is absent, and removed again where what needs it fails: its path may be mistyped."""
+    is_new = not folder.exists()
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            with contextlib.suppress(OSError):  # more than our lock is in it
+                (folder / LOCK).unlink(missing_ok=True)
+                folder.rmdir()
+        raise
 
 
 def fetch_and_unpack(folder: Path, url: str, sha256: str) -> None:

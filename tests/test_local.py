@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -120,6 +121,8 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind(tmp_path: Path) -> None
     os.kill(launcher, signal.SIGKILL)
     wait_for(lambda: not {str(pid) for pid in ranks} & set(os.listdir("/proc")), timeout_s=10)
     _, said = driver.communicate(timeout=120)
+    (log,) = re.findall(r"no record; see (.*\.log) after", said)
+    assert Path(log).is_file()
     assert driver.returncode == 1, said
     assert "1 of 2 points that ran left no result; see python -m pipeline.status" in said
     (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("two/records/*.json")]  # of the second point
@@ -206,4 +209,4 @@ def test_an_earlier_record_is_not_taken_for_the_ending_of_a_point_that_left_none
     spec = make_spec()
     publish(make_record(spec), experiment.records)
     assert how_it_ended(experiment, spec, num_before=0) == "ok"
-    assert how_it_ended(experiment, spec, num_before=1) == "no record; see its log"
+    assert how_it_ended(experiment, spec, num_before=1) is None

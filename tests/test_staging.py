@@ -253,6 +253,15 @@ def test_a_server_that_speaks_no_http_is_said_in_a_sentence(tmp_path: Path) -> N
         thread.join()
 
 
+def test_a_folder_that_was_not_there_is_not_left_behind_by_a_stage_that_fails(
+    tmp_path: Path, server: ArchiveServer
+) -> None:
+    for folder, is_left in ((tmp_path / "mistyped", False), (tmp_path, True)):
+        with pytest.raises(NotStaged, match="cannot fetch"):
+            stage_cifar10(folder, server.url + ".old", server.sha256)
+        assert folder.exists() is is_left
+
+
 STAGE = """
 import sys
 from pathlib import Path
