@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pipeline.data import SIZE, Batch, image_dtype, memory_format
+from pipeline.batches import Batch, image_dtype, memory_format
 from pipeline.distributed import Rank
+from pipeline.images import SIZE
 from pipeline.spec import COMPILED, Execution, Spec
 from pipeline.step import EagerStep, Mark, unmarked
 from pipeline.timing import WHOLE

@@ -7,7 +7,7 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pipeline import distributed, exposure
-from pipeline.data import ResidentBatches
+from pipeline.batches import ResidentBatches
 from pipeline.distributed import Rank
 from pipeline.interleave import Windows, interleave, warm_up
 from pipeline.measurement import Communication, Measurement, Profile, StepSeries

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline.data import SIZE
+from pipeline.images import SIZE
 from pipeline.spec import CAPTURED, COMPILED, Execution, Spec
 from pipeline.step import Score, cross_entropy
 
@@ -30,8 +30,7 @@ def compile_model(model: nn.Module, execution: Execution, spec: Spec) -> Compile
     batch is compiled for itself, so that no step on the clock meets a new one.
     """
     torch.compiler.reset()
-    to_buckets = isinstance(model, DistributedDataParallel) and are_convolved_once(model.module)
-    options = inductor_options(execution, to_buckets) if spec.device == "cuda" else {}
+    options = inductor_options(execution, model) if spec.device == "cuda" else {}
     return Compiled(
         cast(Callable[[Tensor], Tensor], torch.compile(model, dynamic=False, options=options)),
         cast(Score, torch.compile(cross_entropy, dynamic=False)),
@@ -57,16 +56,16 @@ def are_convolved_once(model: nn.Module) -> bool:
     return max(num_reads.values(), default=0) <= 1
 
 
-def inductor_options(execution: Execution, to_buckets: bool = False) -> dict[str, Any]:
+def inductor_options(execution: Execution, model: nn.Module) -> dict[str, Any]:
     """What makes the step faster on a GPU (README.md has by how much): many small kernels as one, and in a captured
     step the weight gradients beside the rest of the backward pass, and the pointwise kernels tuned on this GPU.
-    `to_buckets`: nothing but DDP reads those gradients.
     """
     options: dict[str, Any] = {"combo_kernels": True}
     if execution in CAPTURED:
         from pipeline import overlap  # imports TorchInductor, which takes a second
 
-        aside = overlap.OverlapWeightGradients(to_buckets=to_buckets)
+        to_buckets = isinstance(model, DistributedDataParallel) and are_convolved_once(model.module)
+        aside = overlap.OverlapWeightGradients(to_buckets)
         options |= overlap.INDUCTOR_OPTIONS | {"post_grad_custom_post_pass": aside, "max_autotune_pointwise": True}
     return options
 

@@ -5,6 +5,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from pipeline import local, records, scheduler, slurm, staging
@@ -12,6 +13,7 @@ from pipeline.command import LaunchOptions
 from pipeline.exits import Refusal, counted, talk
 from pipeline.experiment import Array, Experiment, Submission, start_submission
 from pipeline.follow import standings
+from pipeline.outcomes import resolve
 from pipeline.plan import PlannedArray
 from pipeline.spec import Spec
 
@@ -107,10 +109,9 @@ def write_submission(experiment: Experiment, submission: Submission) -> None:
 
 
 def count_gaps(experiment: Experiment, specs: Sequence[Spec]) -> int:
-    """How many of the points have no result by their records; an out-of-memory is one."""
-    run_ids = {spec.run_id() for spec in specs}
-    found = records.read_points(experiment.records, run_ids)
-    return len(run_ids) - sum(records.choose(attempts).status != "failed" for attempts in found)
+    """How many of the points have no result by their records."""
+    attempts = records.read_points(experiment.records, {spec.run_id() for spec in specs})
+    return resolve(specs, chain.from_iterable(attempts), ()).coverage.num_gaps
 
 
 def wait(experiment: Experiment) -> None:

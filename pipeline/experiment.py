@@ -13,7 +13,7 @@ from typing import Literal
 import filelock
 import msgspec
 
-from pipeline import files
+from pipeline import files, versions
 from pipeline.exits import Refusal, talk
 from pipeline.spec import Spec
 
@@ -129,9 +129,9 @@ class Experiment:
             return None
         try:
             raw = files.read_bounded(self.manifest, MAX_MANIFEST_BYTES)
-            files.refuse_newer(raw, MANIFEST_VERSION)
+            versions.refuse_newer(raw, MANIFEST_VERSION)
             return msgspec.json.decode(raw, type=Manifest)
-        except files.Newer as error:
+        except versions.Newer as error:
             raise Refusal(f"{self.manifest} {error}.") from error
         except (files.Unreadable, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Refusal(f"{self.manifest} is no manifest ({error}); restore it, or move it away.") from error

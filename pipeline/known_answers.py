@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipeline import answers, distributed
 from pipeline.answers import Findings
+from pipeline.batches import ResidentBatches
 from pipeline.collectives import chosen, straggler_wait_ns, total_comm_ns
-from pipeline.data import ResidentBatches
 from pipeline.distributed import Rank
 from pipeline.interleave import TARGET_WINDOW_S, Windows, interleave, warm_up
 from pipeline.models import build_model

@@ -107,7 +107,7 @@ class OverlapWeightGradients(CustomGraphPass):
     """
 
     def __init__(self, to_buckets: bool = False) -> None:
-        self._to_buckets = to_buckets
+        self.to_buckets = to_buckets
 
     def __call__(self, graph: Graph) -> None:
         """Replace every backward of a convolution that gives both gradients, and join their weights' after the last."""
@@ -115,13 +115,13 @@ class OverlapWeightGradients(CustomGraphPass):
         for dtype in dict.fromkeys(end.meta["val"].dtype for end in ends):
             of_dtype = [end for end in ends if end.meta["val"].dtype == dtype]
             leave = all(user.op == "output" for end in of_dtype for user in end.users)  # nothing in here reads them
-            joining = torch.ops.pipeline.hand_over if self._to_buckets and leave else torch.ops.pipeline.join
+            joining = torch.ops.pipeline.hand_over if self.to_buckets and leave else torch.ops.pipeline.join
             join_weight_gradients(graph, of_dtype, dtype, joining.default)
         graph.lint()
 
     def uuid(self) -> Any:
         """What a cached graph depends on: this file, and where the gradients go."""
-        return get_hash_for_files((__file__,), extra=str(self._to_buckets))
+        return get_hash_for_files((__file__,), extra=str(self.to_buckets))
 
 
 def find_backwards(graph: Graph) -> list[Node]:

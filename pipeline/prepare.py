@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from pipeline import capture, distributed
+from pipeline.batches import batch_sizes
 from pipeline.capture import CapturedStep, example_batch
 from pipeline.compilation import compile_model, num_compiled_graphs, tune_convolutions
-from pipeline.data import batch_sizes
 from pipeline.distributed import Rank
 from pipeline.spec import CAPTURED, COMPILED, Execution, Spec
 from pipeline.step import EagerStep, Step, place, unmarked

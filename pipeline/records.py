@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pipeline.files import Newer, Unreadable, link_exclusively, read_bounded, refuse_newer
+from pipeline.files import Unreadable, link_exclusively, read_bounded
 from pipeline.schema import SCHEMA_VERSION, Environment, Record, Status
 from pipeline.spec import Spec
+from pipeline.versions import Newer, refuse_newer
 
 MAX_RECORD_BYTES = 1_000_000
 NAME_PATTERN = re.compile(r"([a-z0-9-]{1,120})\.(\d{1,6})\.json")

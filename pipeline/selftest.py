@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, get_args
 
 from pipeline.exits import FINE, GAPS, Refusal, run_command, talk
 from pipeline.here import num_visible_gpus
-from pipeline.spec import Model, Spec
+from pipeline.spec import MIN_WINDOWS, Model, Spec
 
 if TYPE_CHECKING:
     from pipeline.answers import Answer, Findings
@@ -99,8 +99,8 @@ def build_spec(arguments: argparse.Namespace) -> Spec:
         raise Refusal("--num-gpus and --batch-size-per-gpu count from 1; raise them.")
     if visible and num_gpus > visible:
         raise Refusal(f"--num-gpus {num_gpus} is more than the {visible} that are visible here; lower it.")
-    if arguments.windows < 6:
-        raise Refusal(f"--windows {arguments.windows} gives no interval; six are needed.")
+    if arguments.windows < MIN_WINDOWS:
+        raise Refusal(f"--windows {arguments.windows} gives no interval; {MIN_WINDOWS} are needed.")
     try:
         return Spec(
             strategy="ddp",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, comm
 
-from pipeline.data import Batch
+from pipeline.batches import Batch
 from pipeline.distributed import Rank, devices_of
 from pipeline.measurement import SplitPart, Transfer, TransferKind
 from pipeline.spec import Spec

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from pipeline.data import memory_format
+from pipeline.batches import memory_format
 from pipeline.distributed import Rank
 from pipeline.spec import REFERENCE_GLOBAL_BATCH_SIZE, Spec
 from pipeline.timing import PARTS

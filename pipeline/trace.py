@@ -73,7 +73,9 @@ def read_trace(path: Path, max_bytes: int) -> list[TraceEvent]:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         raw = file.read(max_bytes + 1)
     if len(raw) > max_bytes:
-        raise TraceTooLarge(f"the trace of a rank is larger than {max_bytes} bytes; profile fewer steps")
+        raise TraceTooLarge(
+            f"the trace of a rank is larger than {max_bytes} bytes, the limit in pipeline.profiling; raise it"
+        )
     try:
         return msgspec.json.decode(raw, type=TraceFile, strict=False).traceEvents
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeline import distributed
-from pipeline.data import MEAN, STD, Images, TrainingBatches, build_batches, load_images
+from pipeline.batches import MEAN, STD, TrainingBatches, build_batches
 from pipeline.distributed import Rank
+from pipeline.images import Images, load_images
 from pipeline.measurement import DeviceMemory, Epoch, Measurement, RankEpoch
 from pipeline.models import build_model
 from pipeline.prepare import choose_execution, prepare_step, stream_of

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from pipeline.batches import Batch
 from pipeline.capture import graph_recorder, warm_up_and_record, warm_up_steps
-from pipeline.data import Batch
 from pipeline.distributed import Rank, wrap_ddp
 from pipeline.models import build_model
 from pipeline.spec import CAPTURED, COMPILED, Execution, Spec

@@ -19,9 +19,9 @@ import torch.distributed as dist
 
 from pipeline import distributed, environment, here
 from pipeline.communication import measure_communication
-from pipeline.data import warm_cache
 from pipeline.distributed import Rank
 from pipeline.handover import Handover, Point, RankError, Result
+from pipeline.images import warm_cache
 from pipeline.known_answers import TASKS
 from pipeline.measurement import DeviceMemory, Measurement
 from pipeline.schema import MAX_MESSAGE, MAX_PATH, FailureKind

@@ -22,7 +22,7 @@ from bench_epochs import NUM_WINDOWS, Contender, Row, by_turns, ours
 from torch.profiler import ProfilerActivity, profile
 
 from pipeline import environment
-from pipeline.data import batch_sizes
+from pipeline.batches import batch_sizes
 from pipeline.distributed import Rank
 from pipeline.schema import Environment
 from pipeline.spec import Spec

@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from pipeline import distributed
-from pipeline.data import MEAN, STD, Images, TrainingBatches, build_batches, load_images
+from pipeline.batches import MEAN, STD, TrainingBatches, build_batches
 from pipeline.distributed import Rank
+from pipeline.images import Images, load_images
 from pipeline.models import build_model
 from pipeline.spec import Spec
 from pipeline.step import place

@@ -10,6 +10,10 @@ from typing import Any, Protocol
 
 import pytest
 from cluster import Cluster, missing_parts, throwaway_cluster
+from factories import COLOURS
+from PIL import Image
+
+from pipeline.images import SIZE
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU_SIZE = ("device=cpu", "model=lenet", "dataset=synthetic", "input=synthetic", "num_samples=64")
@@ -53,6 +57,18 @@ def pipeline() -> Command:
     return run_command
 
 
+@pytest.fixture
+def image_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two red cats and three blue dogs of several sizes in `train`, one of each in `test`; a cache of its own."""
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "images"
+    for split, name, count in (("train", "cat", 2), ("train", "dog", 3), ("test", "cat", 1), ("test", "dog", 1)):
+        (root / split / name).mkdir(parents=True)
+        for index in range(count):
+            Image.new("RGB", (SIZE + 8 * index, SIZE), COLOURS[name]).save(root / split / name / f"{index}.png")
+    return root
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two nodes of four (made-up) GPUs, for the whole session."""
@@ -71,7 +87,7 @@ def on_slurm(cluster: Cluster) -> Iterator[Mapping[str, str]]:
     cluster.wait_idle(timeout_s=60)
 
 
-def check_refusal(answer: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+def assert_refused(answer: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
     """The exit code, nothing on stdout, and one sentence on stderr that has the words."""
     assert (answer.returncode, answer.stdout) == (code, ""), answer.stderr
     assert "Traceback" not in answer.stderr

@@ -26,6 +26,7 @@ from pipeline.spec import Spec
 ROOT = Path(__file__).resolve().parent.parent
 RESNET18_PARAMETERS = 11_173_962  # the CIFAR ResNet-18 with ten classes
 RESNET18_GRADIENT_BYTES = 44_695_848  # 4 bytes each
+COLOURS = {"cat": (255, 0, 0), "dog": (0, 0, 255)}  # the classes of the `image_folder` fixture, in order
 
 
 LENET: dict[str, Any] = {

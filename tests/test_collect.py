@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command, check_refusal, everything_in, without_slurm
+from conftest import Command, assert_refused, everything_in, without_slurm
 from factories import make_experiment, make_record, make_spec, plant_proof
 
 from pipeline.schema import Environment, Gpu
@@ -29,7 +29,7 @@ def test_a_folder_that_cannot_be_read_is_2_and_one_with_no_experiment_3(
     pipeline: Command, tmp_path: Path, command: str, make: Make, code: int
 ) -> None:
     make(tmp_path / "given")
-    check_refusal(pipeline(command, tmp_path / "given"), code, str(tmp_path / "given"))
+    assert_refused(pipeline(command, tmp_path / "given"), code, str(tmp_path / "given"))
 
 
 @pytest.mark.parametrize("command", ["collect", "status"])
@@ -37,14 +37,14 @@ def test_a_folder_that_may_not_be_read_is_2(pipeline: Command, tmp_path: Path, c
     (tmp_path / "given").mkdir(mode=0)
     if os.access(tmp_path / "given", os.R_OK):
         pytest.skip("root reads every folder")
-    check_refusal(pipeline(command, tmp_path / "given"), 2, "Permission denied")
+    assert_refused(pipeline(command, tmp_path / "given"), 2, "Permission denied")
 
 
 def test_records_without_a_manifest_are_tables_to_collect_and_nothing_to_status(
     pipeline: Command, tmp_path: Path
 ) -> None:
     make_experiment(tmp_path / "x", make_record()).manifest.unlink()
-    check_refusal(pipeline("status", tmp_path), 3, "manifest")
+    assert_refused(pipeline("status", tmp_path), 3, "manifest")
     answer = pipeline("collect", tmp_path, "--format", "json")
     assert json.loads(answer.stdout)["experiments"]["x"]["coverage"]["expected"] == 1
 
@@ -62,7 +62,7 @@ def test_records_without_a_manifest_stand_by_gpus_and_batch_and_not_by_name(pipe
 @pytest.mark.parametrize("command", ["collect", "status"])
 def test_a_manifest_that_is_none_is_2_and_named(pipeline: Command, tmp_path: Path, command: str, raw: bytes) -> None:
     make_experiment(tmp_path / "x", make_record()).manifest.write_bytes(raw)
-    check_refusal(pipeline(command, tmp_path), 2, "manifest.json")
+    assert_refused(pipeline(command, tmp_path), 2, "manifest.json")
 
 
 @pytest.mark.parametrize("command", ["collect", "status"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from conftest import CPU_SIZE, Command, check_refusal, everything_in, run_command, without_slurm
+from conftest import CPU_SIZE, Command, assert_refused, everything_in, run_command, without_slurm
 from factories import ROOT, make_experiment, make_record, make_spec
 
 from pipeline import records
@@ -98,7 +98,7 @@ def test_a_dry_run_works_where_earlier_jobs_cannot_be_asked_for(pipeline: Comman
         manifest.submissions.append(submission)
     grid = write_grid(tmp_path, PLANNED)
     arguments = ("submit", "--grid", grid, "--outputs", tmp_path / "out")
-    check_refusal(pipeline(*arguments, env=without_slurm(tmp_path)), 4, points[1].run_id())
+    assert_refused(pipeline(*arguments, env=without_slurm(tmp_path)), 4, points[1].run_id())
     assert pipeline(*arguments, "--dry-run", env=without_slurm(tmp_path)).returncode == 0
 
 

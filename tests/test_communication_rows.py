@@ -182,7 +182,7 @@ def test_a_trace_that_disagrees_is_said_with_a_reason() -> None:
 
 
 def test_without_a_profile_the_reason_stands_in_every_row_that_lacks_it() -> None:
-    note = "rank 0: no profile: the trace of a rank is larger than 400000000 bytes; profile fewer steps"
+    note = "rank 0: no profile: the trace of a rank is larger than 400 bytes, the limit in pipeline.profiling; raise it"
     tables = build(make_communication_record(point(), measured(profile=None, notes=(note,))))
     (row,), (ledger,) = tables.communication, tables.transfers
     assert row["exposed_comm_time_s"] == pytest.approx(40 * US)

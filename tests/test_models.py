@@ -3,8 +3,9 @@ from typing import get_args
 import pytest
 import torch
 from factories import RESNET18_GRADIENT_BYTES, RESNET18_PARAMETERS
+from torch import nn
 
-from pipeline.models import build_model
+from pipeline.models import Stem, build_model, multiply_patches
 from pipeline.spec import Model
 
 
@@ -28,3 +29,24 @@ def test_zero_gamma_makes_every_residual_block_begin_as_its_shortcut() -> None:
 
     assert last_gammas(True) == [0.0] * 8
     assert last_gammas(False) == [1.0] * 8
+
+
+@pytest.mark.parametrize(("channels", "kernel_size"), [(3, (3, 3)), (1, (5, 3)), (4, (1, 1))])
+def test_patches_times_the_weight_are_the_convolution(channels: int, kernel_size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(channels, 16, kernel_size, padding=1, bias=False)
+    images = torch.randn(2, channels, 8, 8)
+    expected = convolution(images)
+    found = multiply_patches(images, convolution.weight, 1)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    (of_convolution,) = torch.autograd.grad(expected.square().sum(), convolution.weight)
+    (of_product,) = torch.autograd.grad(found.square().sum(), convolution.weight)
+    assert torch.allclose(of_product, of_convolution, rtol=1e-4, atol=1e-3)
+
+
+def test_the_stem_is_a_convolution_wherever_it_is_not_compiled_for_a_gpu() -> None:
+    stem = build_model("resnet18", 10).conv1
+    assert isinstance(stem, Stem)
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(stem(images), nn.functional.conv2d(images, stem.weight, padding=1))

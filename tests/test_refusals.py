@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Command, check_refusal, without_slurm
+from conftest import Command, assert_refused, without_slurm
 from factories import make_experiment, make_record, make_spec
 from test_commands import COMMANDS, DEAD, NO_CONFIGURATION, PLANNED, fake_slurm, planned_points, write_grid
 
@@ -49,20 +49,20 @@ def test_a_bad_command_line_says_what_is_wrong_and_submits_nothing(
     grid = write_grid(tmp_path, PLANNED)
     arguments = arguments if "--grid" in arguments else ("--grid", str(grid), *arguments)
     answer = pipeline("submit", *arguments, "--outputs", tmp_path / "out", env=without_slurm(tmp_path))
-    check_refusal(answer, code, word)
+    assert_refused(answer, code, word)
     assert not list(tmp_path.glob("out/*/manifest.json"))
 
 
 def test_a_grid_of_zero_points_is_2(pipeline: Command, tmp_path: Path) -> None:
     grid = write_grid(tmp_path, PLANNED.replace("[8, 16]", "[]"))
-    check_refusal(pipeline("submit", "--grid", grid, "--dry-run"), 2, "has no value")
+    assert_refused(pipeline("submit", "--grid", grid, "--dry-run"), 2, "has no value")
 
 
 def test_more_gpus_than_the_machine_has_are_2_and_the_points_are_named(pipeline: Command, tmp_path: Path) -> None:
     env = without_slurm(tmp_path, CUDA_VISIBLE_DEVICES="")
     arguments = ("submit", "--grid", "scaling", "--outputs", tmp_path / "out")
-    check_refusal(pipeline(*arguments, env=env), 2, "29 of 29 points cannot run here", "--skip-unsatisfiable")
-    check_refusal(pipeline(*arguments, "--skip-unsatisfiable", env=env), 2, "none of the points")
+    assert_refused(pipeline(*arguments, env=env), 2, "29 of 29 points cannot run here", "--skip-unsatisfiable")
+    assert_refused(pipeline(*arguments, "--skip-unsatisfiable", env=env), 2, "none of the points")
     assert not (tmp_path / "out").exists()
 
 
@@ -81,14 +81,14 @@ def test_a_data_folder_that_lacks_images_is_2_before_anything_runs(
     elif given == "empty":
         (tmp_path / "data").mkdir()
     answer = pipeline("submit", "--grid", grid, "--data", tmp_path / "data", "--outputs", tmp_path / "out")
-    check_refusal(answer, 2, str(tmp_path / "data"))
+    assert_refused(answer, 2, str(tmp_path / "data"))
     assert not list(tmp_path.glob("out/*/manifest.json"))
 
 
 def test_outputs_that_are_a_file_are_2(pipeline: Command, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
     grid = write_grid(tmp_path, PLANNED)
-    check_refusal(pipeline("submit", "--grid", grid, "--outputs", tmp_path / "out", env=without_slurm(tmp_path)), 2)
+    assert_refused(pipeline("submit", "--grid", grid, "--outputs", tmp_path / "out", env=without_slurm(tmp_path)), 2)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ def test_outputs_that_are_a_file_are_2(pipeline: Command, tmp_path: Path) -> Non
     ids=" ".join,
 )
 def test_launch_refuses_what_names_no_point(pipeline: Command, tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    check_refusal(pipeline("launch", *arguments, "--outputs", tmp_path / "out"), 2)
+    assert_refused(pipeline("launch", *arguments, "--outputs", tmp_path / "out"), 2)
 
 
 def test_launch_refuses_a_run_id_that_the_manifest_does_not_hold(pipeline: Command, tmp_path: Path) -> None:
     manifest = make_experiment(tmp_path / "x", missing=[make_spec()]).manifest
     for chosen in (("--run-id", "ddp-9gpu-b1-0123456789abcdef"), ()):
-        check_refusal(pipeline("launch", "--manifest", manifest, *chosen), 2, str(manifest))
+        assert_refused(pipeline("launch", "--manifest", manifest, *chosen), 2, str(manifest))
 
 
 def test_an_index_past_the_grid_has_nothing_to_do_and_is_0(pipeline: Command, tmp_path: Path) -> None:
@@ -127,14 +127,14 @@ def test_stage_refuses_other_files_under_the_names_and_a_folder_that_others_can_
     for name in CIFAR10_FILES:
         (tmp_path / "data" / CIFAR10_FOLDER / name).touch(mode=0o644)
     first = tmp_path / "data" / CIFAR10_FOLDER / "batches.meta"
-    check_refusal(pipeline("stage", "--data", tmp_path / "data"), 2, f"{first} is not CIFAR-10's")
+    assert_refused(pipeline("stage", "--data", tmp_path / "data"), 2, f"{first} is not CIFAR-10's")
     (tmp_path / "data").chmod(0o777)
-    check_refusal(pipeline("stage", "--data", tmp_path / "data"), 2, "chmod go-w")
+    assert_refused(pipeline("stage", "--data", tmp_path / "data"), 2, "chmod go-w")
 
 
 def test_stage_refuses_a_file(pipeline: Command, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("mine")
-    check_refusal(pipeline("stage", "--data", tmp_path / "data"), 2, str(tmp_path / "data"))
+    assert_refused(pipeline("stage", "--data", tmp_path / "data"), 2, str(tmp_path / "data"))
 
 
 @pytest.mark.parametrize("cluster", ["auto", "slurm"])
@@ -144,7 +144,7 @@ def test_a_controller_that_does_not_answer_is_4_and_nothing_runs_here(
     env = fake_slurm(tmp_path / "bin", DEAD)
     grid = write_grid(tmp_path, PLANNED)
     answer = pipeline("submit", "--grid", grid, "--cluster", cluster, "--outputs", tmp_path / "out", env=env)
-    check_refusal(answer, 4, "--cluster local")
+    assert_refused(answer, 4, "--cluster local")
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "bin" / "sbatch.was.called").exists()
 
@@ -156,7 +156,7 @@ def test_slurms_commands_without_a_configuration_are_no_slurm(pipeline: Command,
     assert json.loads(dry_run.stdout)["place"] == "local"
     assert "No Slurm here" in dry_run.stderr
     answer = pipeline("submit", "--grid", grid, "--cluster", "slurm", "--outputs", tmp_path / "out", env=env)
-    check_refusal(answer, 4, "--cluster local")
+    assert_refused(answer, 4, "--cluster local")
 
 
 def test_a_rerun_that_selects_nothing_is_3(pipeline: Command, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_rerun_that_selects_nothing_is_3(pipeline: Command, tmp_path: Path) ->
     grid = write_grid(tmp_path, PLANNED)
     arguments = ("submit", "--grid", grid, "--outputs", tmp_path / "out", "--cluster", "local")
     for rerun in ("failed", "oom"):
-        check_refusal(pipeline(*arguments, "--rerun", rerun), 3, "--rerun")
+        assert_refused(pipeline(*arguments, "--rerun", rerun), 3, "--rerun")
     assert pipeline(*arguments, "--only", planned_points()[0].run_id()).returncode == 0  # it is there, and measured
 
 
@@ -173,10 +173,10 @@ def test_a_second_driver_is_refused_while_the_first_is_at_work(pipeline: Command
     grid = write_grid(tmp_path, PLANNED)
     with experiment.submission_lock():
         answer = pipeline("submit", "--grid", grid, "--outputs", tmp_path / "out", "--cluster", "local")
-    check_refusal(answer, 2, "another submit is at work")
+    assert_refused(answer, 2, "another submit is at work")
     assert list(experiment.records.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_argument_or_an_unknown_one_is_usage(pipeline: Command, command: str) -> None:
-    check_refusal(pipeline(command, "--no-such-option"), 2)
+    assert_refused(pipeline(command, "--no-such-option"), 2)

@@ -55,7 +55,7 @@ def test_findings_that_answer_nothing_are_refused(pipeline: Command, windows: ob
     ("arguments", "message"),
     [
         (["--num-gpus", "1"], "needs num_gpus>=2"),
-        (["--windows", "5"], "gives no interval; six are needed"),
+        (["--windows", "5"], "gives no interval; 6 are needed"),
         (["--model", "vgg"], "invalid choice"),
         (["--num-gpus", "0"], "count from 1"),
         (["--num-gpus", "-3"], "count from 1"),

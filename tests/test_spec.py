@@ -7,7 +7,8 @@ from factories import make_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.spec import AXES, Spec, canonical_json, stated_fields
+from pipeline.intervals import values_needed
+from pipeline.spec import AXES, MIN_WINDOWS, Spec, canonical_json, stated_fields
 
 BASE: dict[str, Any] = {"strategy": "ddp", "num_gpus": 4, "batch_size_per_gpu": 64, "epochs": 5, "input": "synthetic"}
 OTHER_VALUES: dict[str, Any] = {
@@ -305,3 +306,7 @@ def test_the_axes_of_the_step_leave_earlier_run_ids_as_they_were() -> None:
     """The old behaviour is the default of every new axis: stated or not, the id is that of before."""
     stated = {"layout": "contiguous", "fused_optimizer": False, "execution": "eager", "input": "dataloader"}
     assert make_spec(**stated).run_id() == "single-1gpu-b128-aeb2c5a6c2c56133"
+
+
+def test_as_few_windows_as_a_point_may_stop_at_are_those_of_an_interval() -> None:
+    assert values_needed() == MIN_WINDOWS

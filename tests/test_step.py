@@ -12,9 +12,9 @@ from factories import LENET, make_spec
 from torch import Tensor, nn
 
 from pipeline import capture, distributed, prepare
+from pipeline.batches import build_batches
 from pipeline.capture import DDP_WARM_UP_STEPS, WARM_UP_STEPS, CapturedStep, Recorder, Replay, Work, example_batch
 from pipeline.compilation import Compiled
-from pipeline.data import build_batches
 from pipeline.distributed import Rank
 from pipeline.measurement import Measurement
 from pipeline.models import build_model

@@ -88,7 +88,7 @@ def test_a_trace_is_read_plain_and_gzipped(tmp_path: Path, name: str) -> None:
 def test_a_trace_larger_than_the_limit_is_refused_by_the_size_of_its_text(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     size = write(path, TRACE)
-    with pytest.raises(TraceTooLarge, match=f"larger than {size - 1} bytes; profile fewer steps"):
+    with pytest.raises(TraceTooLarge, match=f"larger than {size - 1} bytes, the limit in pipeline.profiling; raise it"):
         read_trace(path, max_bytes=size - 1)
 
 

@@ -12,9 +12,10 @@ from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from pipeline import augmentation, distributed
+from pipeline.batches import build_batches
 from pipeline.cells import timed_epochs
-from pipeline.data import Images, build_batches, synthetic_images
 from pipeline.distributed import Rank
+from pipeline.images import Images, synthetic_images
 from pipeline.measurement import Epoch, Measurement, RankEpoch
 from pipeline.models import build_model
 from pipeline.records import encode
@@ -119,7 +120,7 @@ def test_the_augmentation_on_the_device_lies_inside_the_clock(monkeypatch: pytes
         return crop_and_flip(*arguments)
 
     monkeypatch.setattr(augmentation, "crop_and_flip", slow)
-    monkeypatch.setattr("pipeline.data.AUGMENTED_BYTES", 1)
+    monkeypatch.setattr("pipeline.batches.AUGMENTED_BYTES", 1)
     measurement, series = train(epochs=1, input="gpu")
     assert (series[0][0][:, PARTS.index("data")] >= 50_000_000).all()
     assert (measurement.epochs[0].ranks[0].epoch_time_ns or 0) >= 5 * 50_000_000

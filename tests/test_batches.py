@@ -1,5 +1,3 @@
-import errno
-import os
 from itertools import chain
 from pathlib import Path
 
@@ -8,44 +6,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from factories import make_spec
+from factories import COLOURS, make_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
-from pipeline import data
-from pipeline.data import (
-    SIZE,
-    AugmentedBatches,
-    AugmentedImages,
-    Images,
-    batch_sizes,
-    build_batches,
-    build_sampler,
-    cached_folder_images,
-    first_samples,
-    load_images,
-    private_cache_folder,
-    synthetic_images,
-)
+from pipeline import batches
+from pipeline.batches import AugmentedBatches, AugmentedImages, batch_sizes, build_batches, build_sampler
 from pipeline.distributed import Rank
+from pipeline.images import SIZE, Images, synthetic_images
 from pipeline.spec import Spec
-from pipeline.staging import NotStaged
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"))
-COLOURS = {"cat": (255, 0, 0), "dog": (0, 0, 255)}
-
-
-@pytest.fixture
-def image_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two red cats and three blue dogs of several sizes in `train`, one of each in `test`; a cache of its own."""
-    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
-    root = tmp_path / "images"
-    for split, name, count in (("train", "cat", 2), ("train", "dog", 3), ("test", "cat", 1), ("test", "dog", 1)):
-        (root / split / name).mkdir(parents=True)
-        for index in range(count):
-            Image.new("RGB", (SIZE + 8 * index, SIZE), COLOURS[name]).save(root / split / name / f"{index}.png")
-    return root
 
 
 def order(num_samples: int, world_size: int, rank: int, seed: int, epoch: int = 1) -> list[int]:
@@ -131,7 +102,7 @@ def test_the_samples_come_in_the_same_order_whatever_the_input_path(
 
 def pixels_of(images: torch.Tensor) -> npt.NDArray[np.uint8]:
     """Normalised images as bytes again: [n, 32, 32, 3]."""
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (data.MEAN, data.STD))
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (batches.MEAN, batches.STD))
     pixels: npt.NDArray[np.uint8] = ((images.float() * std + mean) * 255).round().byte().permute(0, 2, 3, 1).numpy()
     return pixels
 
@@ -195,14 +166,14 @@ def test_augmentation_differs_by_epoch_rank_and_seed_and_repeats_itself() -> Non
 
 @pytest.mark.parametrize("chunk_images", [1, 8, 20, 1000])
 def test_chunks_bound_the_memory_and_lose_no_sample(monkeypatch: pytest.MonkeyPatch, chunk_images: int) -> None:
-    monkeypatch.setattr(data, "AUGMENTED_BYTES", chunk_images * 3 * SIZE * SIZE * 4)
+    monkeypatch.setattr(batches, "AUGMENTED_BYTES", chunk_images * 3 * SIZE * SIZE * 4)
     spec = make_spec(dataset="synthetic", input="gpu", num_samples=50, batch_size_per_gpu=8, num_workers=0)
-    batches = list(build_batches(spec, ALONE, None).epoch(1))
-    assert [len(labels) for _, labels in batches] == [8] * 6 + [2]
-    held = {images.untyped_storage().data_ptr(): images.untyped_storage().nbytes() for images, _ in batches}
+    drawn = list(build_batches(spec, ALONE, None).epoch(1))
+    assert [len(labels) for _, labels in drawn] == [8] * 6 + [2]
+    held = {images.untyped_storage().data_ptr(): images.untyped_storage().nbytes() for images, _ in drawn}
     assert max(held.values()) <= max(chunk_images, 8) * 3 * SIZE * SIZE * 4  # never less than a batch
     expected = labels_of(msgspec.structs.replace(spec, input="dataloader"), 0, 1)
-    assert torch.cat([labels for _, labels in batches]).tolist() == expected
+    assert torch.cat([labels for _, labels in drawn]).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -228,138 +199,6 @@ def test_an_augmented_image_is_normalised_by_channel() -> None:
     pixels = np.full((1, SIZE, SIZE, 3), 0.5 * 255, dtype=np.float64).round().astype(np.uint8)
     image, label = AugmentedImages(Images(pixels, np.array([7]), 10))[0]
     middle = image[:, SIZE // 2, SIZE // 2]
-    expected = [(128 / 255 - mean) / std for mean, std in zip(data.MEAN, data.STD, strict=True)]
+    expected = [(128 / 255 - mean) / std for mean, std in zip(batches.MEAN, batches.STD, strict=True)]
     assert middle.tolist() == pytest.approx(expected, abs=1e-5)
     assert label == 7
-
-
-def test_synthetic_images_tell_their_class() -> None:
-    """The nearest class mean of training finds the class of nearly every test image; chance is one in ten."""
-    train, test = (synthetic_images(1000, split, seed=0) for split in ("train", "test"))
-    means = np.stack([train.pixels[train.labels == label].mean(axis=0) for label in range(train.num_classes)])
-    distances = ((test.pixels[:, None].astype(np.float32) - means) ** 2).sum(axis=(2, 3, 4))
-    assert (distances.argmin(axis=1) == test.labels).mean() > 0.9
-
-
-def test_synthetic_images_come_of_the_seed_and_training_is_not_the_test() -> None:
-    first = synthetic_images(50, "train", seed=0)
-    assert np.array_equal(first.pixels, synthetic_images(50, "train", seed=0).pixels)
-    assert not np.array_equal(first.pixels, synthetic_images(50, "train", seed=1).pixels)
-    test = synthetic_images(50, "test", seed=0)
-    assert len(test.labels) == 10
-    assert not np.array_equal(first.pixels[:10], test.pixels)
-
-
-def test_the_first_samples_are_of_every_class_alike_and_always_the_same() -> None:
-    labels = np.repeat(np.arange(10), 100)  # as a folder lists them: class after class
-    pixels = np.zeros((1000, 1, 1, 3), dtype=np.uint8) + labels[:, None, None, None].astype(np.uint8)
-    images = Images(pixels, labels, 10)
-    some = first_samples(images, 200, Path("root"))
-    counts = np.bincount(some.labels, minlength=10)
-    assert counts.sum() == 200
-    assert counts.min() >= 8  # 20 expected of each, standard deviation 4: three of them
-    assert np.array_equal(some.pixels[:, 0, 0, 0], some.labels)
-    assert np.array_equal(some.labels, first_samples(images, 200, Path("root")).labels)
-    assert first_samples(images, 1000, Path("root")) is images
-
-
-def test_more_samples_than_there_are_is_refused_with_the_numbers() -> None:
-    with pytest.raises(NotStaged, match=r"root has 50 training images and the point needs 51; complete the folder"):
-        first_samples(synthetic_images(50, "train", 0), 51, Path("root"))
-
-
-def test_an_image_folder_gives_its_images_and_labels(image_folder: Path) -> None:
-    images = cached_folder_images(image_folder, "train")
-    assert (images.labels.tolist(), images.num_classes) == ([0, 0, 1, 1, 1], 2)
-    assert images.pixels.shape == (5, SIZE, SIZE, 3)
-    for pixels, label in zip(images.pixels, images.labels, strict=True):
-        assert (pixels == list(COLOURS.values())[label]).all()
-
-
-def test_an_image_folder_is_decoded_once(image_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = np.array(cached_folder_images(image_folder, "train").pixels)
-
-    def decode_again(*_: object) -> None:
-        pytest.fail("the cache was there")
-
-    monkeypatch.setattr(data, "decode", decode_again)
-    again = cached_folder_images(image_folder, "train").pixels
-    assert isinstance(again, np.memmap)
-    assert np.array_equal(first, again)
-
-
-def test_a_decoding_that_was_cut_short_is_not_taken_for_the_cache(
-    image_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Image, "open", fail)
-        with pytest.raises(KeyboardInterrupt):
-            cached_folder_images(image_folder, "train")
-    assert cached_folder_images(image_folder, "train").pixels[0].max() == 255
-
-
-@pytest.mark.parametrize("content", [b"", b"no image", "half"])
-def test_an_image_that_cannot_be_decoded_is_named(image_folder: Path, content: bytes | str) -> None:
-    path = image_folder / "train" / "cat" / "0.png"
-    whole = path.read_bytes()
-    path.write_bytes(content if isinstance(content, bytes) else whole[: len(whole) // 2])
-    with pytest.raises(NotStaged, match=rf"{path} cannot be decoded \(.*\); replace or remove it"):
-        cached_folder_images(image_folder, "train")
-    path.write_bytes(whole)
-    assert len(cached_folder_images(image_folder, "train").pixels) == 5
-
-
-@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
-def test_an_image_of_more_than_8_bits_is_refused_and_not_cut_off(image_folder: Path, mode: str) -> None:
-    path = image_folder / "train" / "cat" / "0.tiff"
-    Image.new(mode, (SIZE, SIZE), 40_000).save(path)
-    with pytest.raises(NotStaged, match=rf"{path} cannot be decoded \(more than 8 bits a channel, mode {mode}.*\)"):
-        cached_folder_images(image_folder, "train")
-
-
-def test_a_cache_that_the_disk_has_no_room_for_is_named_and_leaves_nothing(
-    image_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match=r"No space left on device: '.*/train-[0-9a-f]{16}\.npy'"):
-        cached_folder_images(image_folder, "train")
-    assert [path.suffix for path in private_cache_folder().iterdir()] == [".lock"]
-
-
-def test_a_class_without_an_image_is_named_with_its_split(image_folder: Path) -> None:
-    for path in (image_folder / "train" / "cat").iterdir():
-        path.rename(path.with_suffix(".txt"))
-    with pytest.raises(
-        NotStaged, match=rf"{image_folder / 'train'}: .*cat.*; complete the folder, or remove the class"
-    ):
-        cached_folder_images(image_folder, "train")
-
-
-def test_an_image_that_changes_is_decoded_anew(image_folder: Path) -> None:
-    cached_folder_images(image_folder, "train")
-    path = image_folder / "train" / "cat" / "0.png"
-    Image.new("RGB", (SIZE, SIZE), (0, 255, 0)).save(path)
-    os.utime(path, ns=(0, 0))
-    assert cached_folder_images(image_folder, "train").pixels[0, 0, 0].tolist() == [0, 255, 0]
-
-
-def test_the_cache_is_private(image_folder: Path) -> None:
-    folder = private_cache_folder()
-    assert folder.stat().st_mode & 0o777 == 0o700
-    folder.chmod(0o777)
-    with pytest.raises(PermissionError, match="must be a folder that you alone can write; set PIPELINE_CACHE"):
-        cached_folder_images(image_folder, "train")
-
-
-@pytest.mark.parametrize("dataset", ["cifar10", "imagefolder"])
-def test_data_that_is_not_staged_is_refused_and_never_downloaded(tmp_path: Path, dataset: str) -> None:
-    for folder in (None, tmp_path / "absent", tmp_path):
-        with pytest.raises(NotStaged):
-            load_images(make_spec(dataset=dataset), "train", folder)
-    assert list(tmp_path.iterdir()) == []
