@@ -221,7 +221,8 @@ def test_a_tag_that_would_run_code_is_refused_and_does_not_run(expand: Expand, t
     ids=lambda value: value[:12],
 )
 def test_a_value_that_yaml_itself_stumbles_over_is_refused(expand: Expand, value: str) -> None:
-    refusal_of(lambda: expand(f"name: t\npoints: {value}\n"))
+    said = refusal_of(lambda: expand(f"name: t\npoints: {value}\n"))
+    assert said.endswith("holds a value that YAML cannot build; write plain values.")
 
 
 def test_an_unknown_name_lists_the_grids_and_a_path_that_cannot_be_read_says_why(tmp_path: Path) -> None:
