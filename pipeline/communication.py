@@ -1,5 +1,6 @@
 """What communication costs, measured: step times with and without it, a profiled pass, and the link's own limit."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,15 +14,16 @@ from pipeline.interleave import Windows, interleave, warm_up
 from pipeline.measurement import Communication, Measurement, Profile, StepSeries
 from pipeline.prepare import choose_execution, stream_of
 from pipeline.profiling import NUM_STEPS, bucket_bytes, combine, count_transfers, profile_steps
-from pipeline.spec import CAPTURED, Execution, Spec
+from pipeline.spec import Execution, Spec
 from pipeline.split import count_data_parallel, split_steps
 from pipeline.sweep import captures_calls, sweep_all_reduce
 from pipeline.trace import TraceUnreadable
 from pipeline.train import describe, set_precision
-from pipeline.variants import DDP_VARIANTS, DP_VARIANTS, Variant, Workbench, build_variant, build_workbench
+from pipeline.variants import DDP_VARIANTS, DP_VARIANTS, Step, Variant, Workbench, build_variant, build_workbench
 
 LEDGER_STEPS = 3
-NOT_TRACED = "profile and ledger are of the same step outside its graph, inside which the profiler sees no collective"
+TRACED = "sizes are those of the same step outside its graph, inside which kernels carry none"
+NOT_TRACED = "profile and ledger are of the same step outside its graph"
 
 
 def measure_communication(spec: Spec, rank: Rank, traces: Path | None) -> Measurement:
@@ -40,8 +42,6 @@ def measure_variants(execution: Execution, spec: Spec, rank: Rank, traces: Path 
     names = DDP_VARIANTS if spec.strategy == "ddp" else DP_VARIANTS
     variants = [build_variant(bench, name, execution=execution) for name in names]
     found = time_variants(variants, spec, rank)
-    if execution in CAPTURED:
-        found = msgspec.structs.replace(found, notes=(NOT_TRACED,))
     if spec.strategy == "ddp":
         found = add_collectives(found, named(variants, "ddp"), rank, traces)
     else:
@@ -106,10 +106,28 @@ def add_split(found: Communication, dp: Variant, bench: Workbench) -> Communicat
 def profile_collectives(
     ddp: Variant, buckets: list[int], rank: Rank, traces: Path | None
 ) -> tuple[Profile | None, tuple[str, ...]]:
+    """The profile of all ranks, or why there is none.
+
+    Of a step that is captured: what its collectives are is seen outside the graph first, what they take inside it.
+    """
+    is_captured = ddp.step is not ddp.traced
+    outside, notes = profile_ranks(ddp.traced, buckets, rank, None if is_captured else traces)
+    if not is_captured or outside is None or not outside.collectives:
+        return outside, notes
+    like = [(collective.operation, collective.num_bytes) for collective in outside.collectives]
+    inside, problems = profile_ranks(ddp.step, buckets, rank, traces, like)
+    if inside is None or not inside.collectives:
+        return outside, (NOT_TRACED, *problems)
+    return inside, (TRACED,)
+
+
+def profile_ranks(
+    step: Step, buckets: list[int], rank: Rank, traces: Path | None, like: Sequence[tuple[str, int]] = ()
+) -> tuple[Profile | None, tuple[str, ...]]:
     """The profile of all ranks, or why there is none; no rank goes on where another failed."""
     trace, problem = None, None
     try:
-        trace = profile_steps(ddp.traced, rank, buckets, traces)
+        trace = profile_steps(step, rank, buckets, traces, like)
     except (TraceUnreadable, RuntimeError, OSError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise

@@ -20,11 +20,16 @@ TRACE_NAME = "rank{rank}.pt.trace.json.gz"  # as Holistic Trace Analysis looks f
 
 
 def profile_steps(
-    step: Callable[[], None], rank: Rank, buckets: Collection[int], folder: Path | None = None
+    step: Callable[[], None],
+    rank: Rank,
+    buckets: Collection[int],
+    folder: Path | None = None,
+    like: Sequence[tuple[str, int]] = (),
 ) -> RankTrace:
     """Profile a few steps on this rank, all ranks beginning together; the trace stays in `folder` if there is one.
 
-    Raises trace.TraceUnreadable (TraceTooLarge past MAX_TRACE_BYTES), and RuntimeError where the profiler cannot start.
+    `like`: what the step's collectives are, where it is inside a graph (trace.summarize_trace). Raises
+    trace.TraceUnreadable (TraceTooLarge past MAX_TRACE_BYTES), and RuntimeError where the profiler cannot start.
     """
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (rank.device.type == "cuda")
     num_steps = NUM_STEPS[rank.device.type]
@@ -40,7 +45,7 @@ def profile_steps(
     with tempfile.TemporaryDirectory(prefix="pipeline-trace-") as scratch:
         path = (folder or Path(scratch)) / TRACE_NAME.format(rank=rank.rank)
         profiler.export_chrome_trace(str(path))
-        return summarize_trace(read_trace(path, MAX_TRACE_BYTES), buckets)
+        return summarize_trace(read_trace(path, MAX_TRACE_BYTES), buckets, like)
 
 
 def combine(traces: Sequence[RankTrace], num_steps: int, buckets: Collection[int]) -> tuple[Profile, str | None]:

@@ -6,7 +6,7 @@ size, and gloo's spans on the CPU.
 
 import gzip
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,9 +82,17 @@ def read_trace(path: Path, max_bytes: int) -> list[TraceEvent]:
         raise TraceUnreadable(f"the trace of a rank cannot be read: {error}") from error
 
 
-def summarize_trace(events: list[TraceEvent], buckets: Collection[int]) -> RankTrace:
-    """What one rank's trace says of communication; `buckets` are the sizes in which gradients travel, in bytes."""
+def summarize_trace(
+    events: list[TraceEvent], buckets: Collection[int], like: Sequence[tuple[str, int]] = ()
+) -> RankTrace:
+    """What one rank's trace says of communication; `buckets` are the sizes in which gradients travel, in bytes.
+
+    `like` are operation and bytes of each collective of a step, for a step inside a graph: kernels carry no sizes
+    there. Raises TraceUnreadable where the trace holds others.
+    """
     collectives = sorted(filter(None, map(see_collective, events)), key=lambda seen: seen.start_us)
+    if like:
+        collectives = with_sizes(collectives, like)
     compute = [
         (event.ts, event.ts + event.dur)
         for event in events
@@ -97,6 +105,17 @@ def summarize_trace(events: list[TraceEvent], buckets: Collection[int]) -> RankT
     return RankTrace(
         collectives, length_ns(comm), length_ns(work), length_ns(comm) + length_ns(work) - union_ns(comm, work)
     )
+
+
+def with_sizes(seen: Sequence[SeenCollective], like: Sequence[tuple[str, int]]) -> list[SeenCollective]:
+    """The collectives of some steps with the sizes that those of one step have, place by place.
+
+    Raises TraceUnreadable where they are not whole steps of the same operations.
+    """
+    expected = [like[place % len(like)] for place in range(len(seen))]
+    if len(seen) % len(like) or [part.operation for part in seen] != [operation for operation, _ in expected]:
+        raise TraceUnreadable("the collectives inside the graph are not those of the same step outside it")
+    return [part._replace(num_bytes=num_bytes) for part, (_, num_bytes) in zip(seen, expected, strict=True)]
 
 
 def carries_gradients(seen: SeenCollective, buckets: Collection[int]) -> bool:

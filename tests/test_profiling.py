@@ -1,5 +1,6 @@
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,9 @@ from pipeline import communication, sweep
 from pipeline.capture import Replay, Work
 from pipeline.communication import profile_collectives
 from pipeline.distributed import Rank
-from pipeline.profiling import combine, count_transfers
+from pipeline.profiling import NUM_STEPS, combine, count_transfers
 from pipeline.sweep import CALLS_PER_WINDOW, NUM_WINDOWS, SMALL_BYTES, SMALL_FACTOR, time_all_reduce
-from pipeline.trace import RankTrace, SeenCollective, TraceTooLarge
+from pipeline.trace import RankTrace, SeenCollective, TraceTooLarge, TraceUnreadable
 from pipeline.variants import Variant
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"))
@@ -84,6 +85,51 @@ def test_a_point_without_a_profile_says_why(error: Exception, monkeypatch: pytes
     )
     assert profile is None
     assert notes == (f"rank 0: no profile: {error}",)
+
+
+def outside() -> None:
+    """The step as the host issues it."""
+
+
+def inside() -> None:
+    """The same step as a graph."""
+
+
+STEP_OUTSIDE, STEP_INSIDE = step_of(3.0, 9.0), step_of(2.0, 5.0)
+
+
+def test_a_captured_step_is_profiled_as_it_runs_with_the_sizes_seen_outside_its_graph(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = []
+
+    def profile(step: Any, _: Rank, buckets: Any, folder: Path | None, like: Any) -> RankTrace:
+        calls.append((step, folder, like))
+        return rank_trace(*[STEP_INSIDE if step is inside else STEP_OUTSIDE] * NUM_STEPS["cpu"])
+
+    monkeypatch.setattr(communication, "profile_steps", profile)
+    found, notes = profile_collectives(Variant("ddp", nn.Identity(), inside, outside), [BUCKET], ALONE, tmp_path)
+    assert calls == [(outside, None, ()), (inside, tmp_path, [("broadcast", 80), ("all_reduce", BUCKET)])]
+    assert found is not None
+    assert [part.durations_ns[0] for part in found.collectives] == [(2000,), (5000,)]
+    assert notes == (communication.TRACED,)
+
+
+@pytest.mark.parametrize("trace", [TraceUnreadable("the collectives inside the graph are others"), rank_trace()])
+def test_a_captured_step_that_cannot_be_profiled_has_the_profile_of_the_step_outside(
+    trace: Exception | RankTrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def profile(step: Any, *_: Any) -> RankTrace:
+        if step is inside and isinstance(trace, Exception):
+            raise trace
+        return trace if step is inside else rank_trace(*[STEP_OUTSIDE] * NUM_STEPS["cpu"])  # type: ignore[return-value]
+
+    monkeypatch.setattr(communication, "profile_steps", profile)
+    found, (note, why) = profile_collectives(Variant("ddp", nn.Identity(), inside, outside), [BUCKET], ALONE, None)
+    assert found is not None
+    assert [part.durations_ns[0] for part in found.collectives] == [(3000,), (9000,)]
+    assert note == communication.NOT_TRACED
+    assert "inside the graph are others" in why or "saw no collective" in why
 
 
 def test_running_out_of_memory_in_the_profile_is_the_points_ending(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,6 +211,39 @@ def test_a_kernel_without_annotations_is_a_collective_of_unknown_size_and_no_com
     assert (found.comm_ns, found.compute_ns) == (0, 0)
 
 
+INSIDE = [
+    device(0, 2, BROADCAST),
+    device(1, 8),
+    device(4, 6, ALL_REDUCE),
+    device(20, 3, BROADCAST),
+    device(24, 5, ALL_REDUCE),
+]
+
+
+def test_inside_a_graph_the_sizes_are_those_of_the_same_step_outside_it() -> None:
+    found = summarize_trace(events_of(INSIDE), {4000}, [("broadcast", 256), ("all_reduce", 4000)])
+    assert [(part.operation, part.num_bytes, part.duration_us) for part in found.collectives] == [
+        ("broadcast", 256, 2.0),
+        ("all_reduce", 4000, 6.0),
+        ("broadcast", 256, 3.0),
+        ("all_reduce", 4000, 5.0),
+    ]
+    assert (found.comm_ns, found.compute_ns, found.overlap_ns) == (11_000, 8_000, 5_000)  # 4 to 9 of 1 to 9
+
+
+@pytest.mark.parametrize(
+    "like",
+    [
+        [("broadcast", 256), ("all_gather", 4000)],
+        [("all_reduce", 4000), ("broadcast", 256)],
+        [("broadcast", 256), ("all_reduce", 4000), ("all_reduce", 4000)],
+    ],
+)
+def test_other_collectives_inside_the_graph_get_no_sizes(like: list[tuple[str, int]]) -> None:
+    with pytest.raises(TraceUnreadable, match="inside the graph are not those of the same step outside it"):
+        summarize_trace(events_of(INSIDE), {4000}, like)
+
+
 @pytest.mark.parametrize(
     ("intervals", "merged"),
     [
