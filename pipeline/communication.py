@@ -43,7 +43,7 @@ def measure_variants(execution: Execution, spec: Spec, rank: Rank, traces: Path 
     variants = [build_variant(bench, name, execution=execution) for name in names]
     found = time_variants(variants, spec, rank)
     if spec.strategy == "ddp":
-        found = add_collectives(found, named(variants, "ddp"), rank, traces)
+        found = add_collectives(found, named(variants, "ddp"), named(variants, "no_op_hook"), rank, traces)
     else:
         found = add_split(found, named(variants, "dp"), bench)
     model = named(variants, "plain").model
@@ -77,12 +77,14 @@ def named(variants: list[Variant], name: str) -> Variant:
     return next(variant for variant in variants if variant.name == name)
 
 
-def add_collectives(found: Communication, ddp: Variant, rank: Rank, traces: Path | None) -> Communication:
+def add_collectives(
+    found: Communication, ddp: Variant, quiet: Variant, rank: Rank, traces: Path | None
+) -> Communication:
     """The sweep at the sizes of DDP's buckets, and the profiled pass: last, as the profiler may stay attached."""
     assert isinstance(ddp.model, DistributedDataParallel)
     buckets = bucket_bytes(ddp.model)
     sweep = sweep_all_reduce(buckets, rank)
-    profile, notes = profile_collectives(ddp, buckets, rank, traces)
+    profile, notes = profile_collectives(ddp, quiet, buckets, rank, traces)
     return msgspec.structs.replace(
         found,
         transfers=count_transfers(profile) if profile else (),
@@ -104,21 +106,29 @@ def add_split(found: Communication, dp: Variant, bench: Workbench) -> Communicat
 
 
 def profile_collectives(
-    ddp: Variant, buckets: list[int], rank: Rank, traces: Path | None
+    ddp: Variant, quiet: Variant, buckets: list[int], rank: Rank, traces: Path | None
 ) -> tuple[Profile | None, tuple[str, ...]]:
-    """The profile of all ranks, or why there is none.
+    """The profile of all ranks, or why there is none; `quiet` is the same step where no gradients travel.
 
     Of a step that is captured: what its collectives are is seen outside the graph first, what they take inside it.
     """
     is_captured = ddp.step is not ddp.traced
     outside, notes = profile_ranks(ddp.traced, buckets, rank, None if is_captured else traces)
     if not is_captured or outside is None or not outside.collectives:
-        return outside, notes
+        return add_quiet(outside, quiet.traced, rank), notes
     like = [(collective.operation, collective.num_bytes) for collective in outside.collectives]
     inside, problems = profile_ranks(ddp.step, buckets, rank, traces, like)
     if inside is None or not inside.collectives:
-        return outside, (NOT_TRACED, *problems)
-    return inside, (TRACED,)
+        return add_quiet(outside, quiet.traced, rank), (NOT_TRACED, *problems)
+    return add_quiet(inside, quiet.step, rank), (TRACED,)
+
+
+def add_quiet(found: Profile | None, quiet: Step, rank: Rank) -> Profile | None:
+    """The profile and what the device computes where no gradients travel, if it can be seen."""
+    if found is None or not any(found.compute_ns):
+        return found
+    without, _ = profile_ranks(quiet, [], rank, None)
+    return msgspec.structs.replace(found, quiet_compute_ns=without.compute_ns) if without else found
 
 
 def profile_ranks(

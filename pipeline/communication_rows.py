@@ -19,6 +19,7 @@ from pipeline.exposure import (
     is_noise,
     measured_notes,
     profiled_s,
+    slowed_compute_s,
     step_time,
     step_times_s,
     traced_exposure_s,
@@ -56,6 +57,7 @@ def exposed_row(cell: Cell, axes: Sequence[str]) -> Row:
         comm_time_s=comm_s,
         **split,
         traced_exposed_comm_time_s=traced_s,
+        slowed_compute_time_s=slowed_compute_s(found),
         buffer_comm_time_s=profiled_s(found, ["buffers", "batchnorm_statistics"]),
         straggler_wait_time_s=profiled_s(found, ["gradients"], waiting=True) if comm_s else None,
         num_windows=num_rounds(found),
@@ -115,7 +117,9 @@ def exposed_notes(
         notes.append("DDP was faster than with the no-op hook, which nothing here explains")
     if split["collective_launch_time_s"] is not None:
         notes.append("more is exposed than the link takes: the rest is the host's cost of issuing collectives")
-    reason = disagreement(exposed.value_s, traced_s, busy_share(found, step.value_s)) if traced_s is not None else None
+    if traced_s is None:
+        return notes
+    reason = disagreement(exposed.value_s, traced_s, slowed_compute_s(found), busy_share(found, step.value_s))
     return [*notes, reason] if reason else notes
 
 

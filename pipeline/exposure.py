@@ -130,7 +130,21 @@ def busy_share(found: Sequence[Communication], step_s: float) -> float | None:
     return statistics.median(values) if values else None
 
 
-def disagreement(exposed_s: float, traced_s: float, busy: float | None) -> str | None:
+def slowed_compute_s(found: Sequence[Communication]) -> float | None:
+    """How much longer the mean rank's device computes in a profiled step than where no gradients travel.
+
+    None where either was not traced.
+    """
+    values = [
+        (statistics.fmean(part.profile.compute_ns) - statistics.fmean(part.profile.quiet_compute_ns))
+        / (part.profile.num_steps * 1e9)
+        for part in found
+        if part.profile and any(part.profile.compute_ns) and any(part.profile.quiet_compute_ns)
+    ]
+    return statistics.median(values) if values else None
+
+
+def disagreement(exposed_s: float, traced_s: float, slowed_s: float | None, busy: float | None) -> str | None:
     """Why the two ways of measuring exposed communication differ, where they do."""
     apart_s = abs(exposed_s - traced_s)
     if apart_s <= tolerance_s(max(exposed_s, traced_s)):
@@ -138,6 +152,11 @@ def disagreement(exposed_s: float, traced_s: float, busy: float | None) -> str |
     said = f"the trace shows {traced_s * 1e6:.0f} us exposed, the step times {exposed_s * 1e6:.0f}"
     if traced_s > exposed_s:
         return f"{said}: the profiler slows the host, and ranks that start apart wait inside the collectives"
+    longer = f"kernels take {(slowed_s or 0.0) * 1e6:.0f} us longer beside a collective"
+    if slowed_s is not None and abs(apart_s - slowed_s) <= tolerance_s(exposed_s):
+        return f"{said}: {longer}, which no trace shows as exposed"
     if busy is not None and busy < BUSY:
         return f"{said}: the device computes {busy:.0%} of the step, the host's issue of collectives is exposed too"
-    return f"{said}: kernels may run slower beside a collective, which no trace shows as exposed"
+    if slowed_s is None:
+        return f"{said}: kernels may run slower beside a collective, which no trace shows as exposed"
+    return f"{said}: {longer}, which does not explain it"

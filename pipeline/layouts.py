@@ -119,6 +119,7 @@ LAYOUTS = (
             "straggler_wait_time_s",
             "buffer_comm_time_s",
             "traced_exposed_comm_time_s",
+            "slowed_compute_time_s",
             "ddp_overhead_time_s",
         ),
         "exposed_comm_time_s = DDP less no-op hook, the median over rounds with its interval from low to high; "
@@ -126,7 +127,8 @@ LAYOUTS = (
         "shortest all-reduce over ranks, straggler_wait_time_s what the mean rank's takes longer, both from profiled "
         "steps. hidden_share = 1 - exposed/comm; where exposed is more, the rest is collective_launch_time_s; neither "
         "is known where the noise floor could hide all of comm_time_s. traced_exposed_comm_time_s is the second way: "
-        "all-reduce that no compute kernel overlaps. "
+        "all-reduce that no compute kernel overlaps. slowed_compute_time_s is how much longer the device computes in "
+        "the profiled step than with the no-op hook: exposed too, and in no trace. "
         "ddp_overhead_time_s = no-op hook less no_sync, which leaves out the broadcast of buffers too.",
         windows=WINDOWS_OF_STEPS,
     ),

@@ -10,6 +10,7 @@ from pipeline.exposure import (
     figure_of,
     is_settled,
     profiled_s,
+    slowed_compute_s,
     step_time,
     step_times_s,
     traced_exposure_s,
@@ -129,31 +130,43 @@ def test_the_trace_is_a_second_way() -> None:
     assert traced_exposure_s([untraced]) is busy_share([untraced], 500 * US) is None
 
 
+def test_what_computes_longer_beside_collectives_is_seen_by_a_profile_without_them() -> None:
+    quiet = profiled(compute_ns=(900_000, 700_000), quiet_compute_ns=(820_000, 740_000))
+    assert slowed_compute_s([quiet, make_communication()]) == pytest.approx(10 * US)  # (800 - 780) us in two steps
+    without = profiled(compute_ns=(900_000, 700_000))
+    assert slowed_compute_s([without]) is slowed_compute_s([make_communication()]) is slowed_compute_s([]) is None
+
+
 @pytest.mark.parametrize(
     ("exposed_us", "traced_us"),
     [(100, 119.9), (100, 80.1), (10, -9.9), (1000, 851), (851, 1000), (-5, 14)],
     ids=["20 us above", "20 us below", "small", "15 % below", "15 % above", "negative"],
 )
 def test_two_ways_agree_within_20_us_or_15_per_cent(exposed_us: float, traced_us: float) -> None:
-    assert disagreement(exposed_us * US, traced_us * US, 0.5) is None
+    assert disagreement(exposed_us * US, traced_us * US, None, 0.5) is None
 
 
 @pytest.mark.parametrize(
-    ("exposed_us", "traced_us", "busy", "reason"),
+    ("exposed_us", "traced_us", "slowed_us", "busy", "reason"),
     [
-        (1592, 224, 0.401, "the device computes 40% of the step, the host's issue of collectives is exposed too"),
-        (1592, 224, 0.95, "kernels may run slower beside a collective, which no trace shows as exposed"),
-        (1592, 224, None, "kernels may run slower beside a collective, which no trace shows as exposed"),
-        (100, 400, 0.4, "the profiler slows the host, and ranks that start apart wait inside the collectives"),
-        (100, 400, 0.95, "the profiler slows the host, and ranks that start apart wait inside the collectives"),
-        (100, 120.1, None, "the profiler slows the host, and ranks that start apart wait inside the collectives"),
-        (1000, 849, 1.0, "kernels may run slower beside a collective, which no trace shows as exposed"),
+        (1592, 224, None, 0.401, "the device computes 40% of the step, the host's issue of collectives is exposed too"),
+        (1592, 224, None, 0.95, "kernels may run slower beside a collective, which no trace shows as exposed"),
+        (1592, 224, None, None, "kernels may run slower beside a collective, which no trace shows as exposed"),
+        (100, 400, None, 0.4, "the profiler slows the host, and ranks that start apart wait inside the collectives"),
+        (100, 400, None, 0.95, "the profiler slows the host, and ranks that start apart wait inside the collectives"),
+        (100, 120.1, 0, None, "the profiler slows the host, and ranks that start apart wait inside the collectives"),
+        (1000, 849, None, 1.0, "kernels may run slower beside a collective, which no trace shows as exposed"),
+        (81, 53, 26, 0.9, "kernels take 26 us longer beside a collective, which no trace shows as exposed"),
+        (81, 53, 9, 0.4, "kernels take 9 us longer beside a collective, which no trace shows as exposed"),
+        (81, 53, 7, 0.4, "the device computes 40% of the step, the host's issue of collectives is exposed too"),
+        (81, 53, 7, 0.9, "kernels take 7 us longer beside a collective, which does not explain it"),
     ],
 )
 def test_where_they_do_not_the_reason_fits_the_direction(
-    exposed_us: float, traced_us: float, busy: float | None, reason: str
+    exposed_us: float, traced_us: float, slowed_us: float | None, busy: float | None, reason: str
 ) -> None:
-    note = disagreement(exposed_us * US, traced_us * US, busy)
+    slowed_s = None if slowed_us is None else slowed_us * US
+    note = disagreement(exposed_us * US, traced_us * US, slowed_s, busy)
     assert note == f"the trace shows {traced_us:.0f} us exposed, the step times {exposed_us:.0f}: {reason}"
 
 

@@ -18,14 +18,34 @@ from pipeline.variants import Variant
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"))
 BUCKET = 4000
-DDP = Variant("ddp", nn.Identity(), lambda: None, lambda: None)
 
 
-def rank_trace(*steps: list[tuple[str, int, float]]) -> RankTrace:
+def outside() -> None:
+    """The step as the host issues it."""
+
+
+def inside() -> None:
+    """The same step as a graph."""
+
+
+def quiet_outside() -> None:
+    """The step that reduces no gradients, as the host issues it."""
+
+
+def quiet_inside() -> None:
+    """The same step as a graph."""
+
+
+DDP = Variant("ddp", nn.Identity(), outside, outside)
+CAPTURED = Variant("ddp", nn.Identity(), inside, outside)
+QUIET = Variant("no_op_hook", nn.Identity(), quiet_inside, quiet_outside)
+
+
+def rank_trace(*steps: list[tuple[str, int, float]], compute_ns: int = 900) -> RankTrace:
     """A rank's collectives, step after step, as (operation, bytes, duration in us)."""
     flat = [part for step in steps for part in step]
     seen = [SeenCollective(name, size, 10.0 * place, us) for place, (name, size, us) in enumerate(flat)]
-    return RankTrace(seen, 300, 900, 100)
+    return RankTrace(seen, 300, compute_ns, 100)
 
 
 def step_of(buffers_us: float, gradients_us: float) -> list[tuple[str, int, float]]:
@@ -80,22 +100,17 @@ def test_a_point_without_a_profile_says_why(error: Exception, monkeypatch: pytes
         raise error
 
     monkeypatch.setattr(communication, "profile_steps", fail)
-    profile, notes = profile_collectives(
-        Variant("ddp", nn.Identity(), lambda: None, lambda: None), [BUCKET], ALONE, None
-    )
+    profile, notes = profile_collectives(DDP, QUIET, [BUCKET], ALONE, None)
     assert profile is None
     assert notes == (f"rank 0: no profile: {error}",)
 
 
-def outside() -> None:
-    """The step as the host issues it."""
-
-
-def inside() -> None:
-    """The same step as a graph."""
-
-
-STEP_OUTSIDE, STEP_INSIDE = step_of(3.0, 9.0), step_of(2.0, 5.0)
+TRACES = {
+    outside: rank_trace(*[step_of(3.0, 9.0)] * NUM_STEPS["cpu"], compute_ns=1200),
+    inside: rank_trace(*[step_of(2.0, 5.0)] * NUM_STEPS["cpu"], compute_ns=900),
+    quiet_outside: rank_trace(compute_ns=1100),
+    quiet_inside: rank_trace(compute_ns=700),
+}
 
 
 def test_a_captured_step_is_profiled_as_it_runs_with_the_sizes_seen_outside_its_graph(
@@ -105,13 +120,18 @@ def test_a_captured_step_is_profiled_as_it_runs_with_the_sizes_seen_outside_its_
 
     def profile(step: Any, _: Rank, buckets: Any, folder: Path | None, like: Any) -> RankTrace:
         calls.append((step, folder, like))
-        return rank_trace(*[STEP_INSIDE if step is inside else STEP_OUTSIDE] * NUM_STEPS["cpu"])
+        return TRACES[step]
 
     monkeypatch.setattr(communication, "profile_steps", profile)
-    found, notes = profile_collectives(Variant("ddp", nn.Identity(), inside, outside), [BUCKET], ALONE, tmp_path)
-    assert calls == [(outside, None, ()), (inside, tmp_path, [("broadcast", 80), ("all_reduce", BUCKET)])]
+    found, notes = profile_collectives(CAPTURED, QUIET, [BUCKET], ALONE, tmp_path)
+    assert calls == [
+        (outside, None, ()),
+        (inside, tmp_path, [("broadcast", 80), ("all_reduce", BUCKET)]),
+        (quiet_inside, None, ()),
+    ]
     assert found is not None
     assert [part.durations_ns[0] for part in found.collectives] == [(2000,), (5000,)]
+    assert (found.compute_ns, found.quiet_compute_ns) == ((900,), (700,))
     assert notes == (communication.TRACED,)
 
 
@@ -122,14 +142,30 @@ def test_a_captured_step_that_cannot_be_profiled_has_the_profile_of_the_step_out
     def profile(step: Any, *_: Any) -> RankTrace:
         if step is inside and isinstance(trace, Exception):
             raise trace
-        return trace if step is inside else rank_trace(*[STEP_OUTSIDE] * NUM_STEPS["cpu"])  # type: ignore[return-value]
+        return trace if step is inside else TRACES[step]  # type: ignore[return-value]
 
     monkeypatch.setattr(communication, "profile_steps", profile)
-    found, (note, why) = profile_collectives(Variant("ddp", nn.Identity(), inside, outside), [BUCKET], ALONE, None)
+    found, (note, why) = profile_collectives(CAPTURED, QUIET, [BUCKET], ALONE, None)
     assert found is not None
     assert [part.durations_ns[0] for part in found.collectives] == [(3000,), (9000,)]
+    assert (found.compute_ns, found.quiet_compute_ns) == ((1200,), (1100,))
     assert note == communication.NOT_TRACED
     assert "inside the graph are others" in why or "saw no collective" in why
+
+
+@pytest.mark.parametrize("compute_ns", [0, 1200], ids=["untraced", "no profile of it"])
+def test_what_is_computed_without_collectives_is_left_out_where_it_cannot_be_seen(
+    compute_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def profile(step: Any, *_: Any) -> RankTrace:
+        if step is quiet_outside:
+            raise RuntimeError("no CUPTI any more")
+        return rank_trace(*[step_of(3.0, 9.0)] * NUM_STEPS["cpu"], compute_ns=compute_ns)
+
+    monkeypatch.setattr(communication, "profile_steps", profile)
+    found, notes = profile_collectives(DDP, QUIET, [BUCKET], ALONE, None)
+    assert found is not None
+    assert (len(found.collectives), found.quiet_compute_ns, notes) == (2, (), ())
 
 
 def test_running_out_of_memory_in_the_profile_is_the_points_ending(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +174,7 @@ def test_running_out_of_memory_in_the_profile_is_the_points_ending(monkeypatch: 
 
     monkeypatch.setattr(communication, "profile_steps", fail)
     with pytest.raises(torch.OutOfMemoryError):
-        profile_collectives(DDP, [BUCKET], ALONE, None)
+        profile_collectives(DDP, QUIET, [BUCKET], ALONE, None)
 
 
 def test_on_a_gpu_a_sweep_is_captured_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
