@@ -6,6 +6,8 @@ is the transfer, and what the others show beyond it is waiting. Pure functions o
 
 import statistics
 from collections.abc import Callable, Iterable
+from operator import sub
+from typing import NamedTuple
 
 from pipeline.measurement import Collective, Profile, TransferKind
 
@@ -32,11 +34,24 @@ def _median_step(collectives: Iterable[Collective], figure: Callable[[tuple[int,
     return statistics.median(sums) if sums else 0.0
 
 
-def least_exposed_ns(profile: Profile) -> float | None:
-    """Reduction of gradients in a step that no compute hides, of the rank that waited least.
+class Exposure(NamedTuple):
+    """Reduction of gradients that lengthens a step, in ns, and what of that are kernels slowed beside it, if known."""
 
-    None where compute was not traced (on the CPU).
+    exposed_ns: float
+    slowed_ns: float | None
+
+
+def least_exposure(profile: Profile) -> Exposure | None:
+    """The exposure of the rank where it is least, in a step: the others wait for it.
+
+    It is the time in which neither compute nor a launch covers the reduction, and by how much compute takes longer than
+    where no gradients travel. Where either was not recorded, what no compute covers. None where compute was not traced.
     """
     if not any(profile.compute_ns):
         return None
-    return min(comm - both for comm, both in zip(profile.comm_ns, profile.overlap_ns, strict=True)) / profile.num_steps
+    steps = profile.num_steps
+    if not profile.covered_ns or not any(profile.quiet_compute_ns):
+        return Exposure(min(map(sub, profile.comm_ns, profile.overlap_ns)) / steps, None)
+    slowed_ns = map(sub, profile.compute_ns, profile.quiet_compute_ns)
+    by_rank = zip(map(sub, profile.comm_ns, profile.covered_ns), slowed_ns, strict=True)
+    return min(Exposure((alone + slowed) / steps, slowed / steps) for alone, slowed in by_rank)

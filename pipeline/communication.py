@@ -22,7 +22,6 @@ from pipeline.train import describe, set_precision
 from pipeline.variants import DDP_VARIANTS, DP_VARIANTS, Step, Variant, Workbench, build_variant, build_workbench
 
 LEDGER_STEPS = 3
-TRACED = "sizes are those of the same step outside its graph, inside which kernels carry none"
 NOT_TRACED = "profile and ledger are of the same step outside its graph"
 
 
@@ -110,7 +109,8 @@ def profile_collectives(
 ) -> tuple[Profile | None, tuple[str, ...]]:
     """The profile of all ranks, or why there is none; `quiet` is the same step where no gradients travel.
 
-    Of a step that is captured: what its collectives are is seen outside the graph first, what they take inside it.
+    Of a step that is captured: what its collectives are is seen outside the graph first, as kernels inside it carry no
+    sizes; what they take is seen inside.
     """
     is_captured = ddp.step is not ddp.traced
     outside, notes = profile_ranks(ddp.traced, buckets, rank, None if is_captured else traces)
@@ -120,7 +120,7 @@ def profile_collectives(
     inside, problems = profile_ranks(ddp.step, buckets, rank, traces, like)
     if inside is None or not inside.collectives:
         return add_quiet(outside, quiet.traced, rank), (NOT_TRACED, *problems)
-    return add_quiet(inside, quiet.step, rank), (TRACED,)
+    return add_quiet(inside, quiet.step, rank), ()
 
 
 def add_quiet(found: Profile | None, quiet: Step, rank: Rank) -> Profile | None:

@@ -19,7 +19,6 @@ from pipeline.exposure import (
     is_noise,
     measured_notes,
     profiled_s,
-    slowed_compute_s,
     step_time,
     step_times_s,
     traced_exposure_s,
@@ -43,7 +42,7 @@ def exposed_row(cell: Cell, axes: Sequence[str]) -> Row:
     times = {name: step_time(found, variant) for name, variant in STEP_TIMES.items()}
     (exposed, floor_s), overhead = exposed_in(found), difference(found, "no_op_hook", "no_sync")
     comm_s = profiled_s(found, ["gradients"]) or None  # a step without any all-reduce of gradients was misread
-    traced_s = traced_exposure_s(found) if comm_s else None
+    traced_s, slowed_s = traced_exposure_s(found) if comm_s else (None, None)
     split = split_exposed(exposed, comm_s, floor_s)
     return start_row(
         cell,
@@ -57,11 +56,11 @@ def exposed_row(cell: Cell, axes: Sequence[str]) -> Row:
         comm_time_s=comm_s,
         **split,
         traced_exposed_comm_time_s=traced_s,
-        slowed_compute_time_s=slowed_compute_s(found),
+        slowed_compute_time_s=slowed_s,
         buffer_comm_time_s=profiled_s(found, ["buffers", "batchnorm_statistics"]),
         straggler_wait_time_s=profiled_s(found, ["gradients"], waiting=True) if comm_s else None,
         num_windows=num_rounds(found),
-        notes=exposed_notes(found, times["step_time_s"], exposed, floor_s, split, traced_s),
+        notes=exposed_notes(found, times["step_time_s"], exposed, floor_s, split, (traced_s, slowed_s)),
     )
 
 
@@ -100,9 +99,10 @@ def exposed_notes(
     exposed: Figure | None,
     floor_s: float | None,
     split: Row,
-    traced_s: float | None,
+    traced: tuple[float | None, float | None],
 ) -> list[str]:
-    """What the reader of a row must know of its figures."""
+    """What the reader of a row must know of its figures; `traced` is exposure.traced_exposure_s."""
+    traced_s, slowed_s = traced
     notes = measured_notes(found)
     if any(part.profile and part.profile.collectives for part in found) and not profiled_s(found, ["gradients"]):
         notes.append("the profile shows no all-reduce of a bucket of gradients")
@@ -119,7 +119,7 @@ def exposed_notes(
         notes.append("more is exposed than the link takes: the rest is the host's cost of issuing collectives")
     if traced_s is None:
         return notes
-    reason = disagreement(exposed.value_s, traced_s, slowed_compute_s(found), busy_share(found, step.value_s))
+    reason = disagreement(exposed.value_s, traced_s, slowed_s, busy_share(found, step.value_s))
     return [*notes, reason] if reason else notes
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline import intervals
-from pipeline.collectives import chosen, least_exposed_ns, straggler_wait_ns, total_comm_ns
+from pipeline.collectives import chosen, least_exposure, straggler_wait_ns, total_comm_ns
 from pipeline.intervals import Interval, Over
 from pipeline.measurement import Communication, TransferKind, Variant
 from pipeline.schema import Record
@@ -113,11 +113,16 @@ def profiled_s(found: Sequence[Communication], kinds: Sequence[TransferKind], wa
     return statistics.median(values) / 1e9 if values else None
 
 
-def traced_exposure_s(found: Sequence[Communication]) -> float | None:
-    """Exposed reduction of gradients by the trace: the second way. None where the device was not traced."""
-    values = [least_exposed_ns(part.profile) for part in found if part.profile and part.profile.collectives]
-    known = [value for value in values if value is not None]
-    return statistics.median(known) / 1e9 if known else None
+def traced_exposure_s(found: Sequence[Communication]) -> tuple[float | None, float | None]:
+    """Exposed reduction of gradients by the trace, the second way, and what of it are kernels slowed beside it.
+
+    None where the device was not traced, or that was not recorded.
+    """
+    profiles = [part.profile for part in found if part.profile and part.profile.collectives]
+    known = [exposure for exposure in map(least_exposure, profiles) if exposure]
+    slowed_ns = [exposure.slowed_ns for exposure in known if exposure.slowed_ns is not None]
+    exposed_s = statistics.median(exposure.exposed_ns for exposure in known) / 1e9 if known else None
+    return exposed_s, statistics.median(slowed_ns) / 1e9 if slowed_ns else None
 
 
 def busy_share(found: Sequence[Communication], step_s: float) -> float | None:
@@ -130,33 +135,15 @@ def busy_share(found: Sequence[Communication], step_s: float) -> float | None:
     return statistics.median(values) if values else None
 
 
-def slowed_compute_s(found: Sequence[Communication]) -> float | None:
-    """How much longer the mean rank's device computes in a profiled step than where no gradients travel.
-
-    None where either was not traced.
-    """
-    values = [
-        (statistics.fmean(part.profile.compute_ns) - statistics.fmean(part.profile.quiet_compute_ns))
-        / (part.profile.num_steps * 1e9)
-        for part in found
-        if part.profile and any(part.profile.compute_ns) and any(part.profile.quiet_compute_ns)
-    ]
-    return statistics.median(values) if values else None
-
-
 def disagreement(exposed_s: float, traced_s: float, slowed_s: float | None, busy: float | None) -> str | None:
     """Why the two ways of measuring exposed communication differ, where they do."""
-    apart_s = abs(exposed_s - traced_s)
-    if apart_s <= tolerance_s(max(exposed_s, traced_s)):
+    if abs(exposed_s - traced_s) <= tolerance_s(max(exposed_s, traced_s)):
         return None
     said = f"the trace shows {traced_s * 1e6:.0f} us exposed, the step times {exposed_s * 1e6:.0f}"
     if traced_s > exposed_s:
         return f"{said}: the profiler slows the host, and ranks that start apart wait inside the collectives"
-    longer = f"kernels take {(slowed_s or 0.0) * 1e6:.0f} us longer beside a collective"
-    if slowed_s is not None and abs(apart_s - slowed_s) <= tolerance_s(exposed_s):
-        return f"{said}: {longer}, which no trace shows as exposed"
     if busy is not None and busy < BUSY:
         return f"{said}: the device computes {busy:.0%} of the step, the host's issue of collectives is exposed too"
     if slowed_s is None:
-        return f"{said}: kernels may run slower beside a collective, which no trace shows as exposed"
-    return f"{said}: {longer}, which does not explain it"
+        return f"{said}: kernels may run slower beside a collective, which this trace cannot show"
+    return f"{said}: gaps between kernels may be longer, which no trace shows as exposed"

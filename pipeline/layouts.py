@@ -127,8 +127,9 @@ LAYOUTS = (
         "shortest all-reduce over ranks, straggler_wait_time_s what the mean rank's takes longer, both from profiled "
         "steps. hidden_share = 1 - exposed/comm; where exposed is more, the rest is collective_launch_time_s; neither "
         "is known where the noise floor could hide all of comm_time_s. traced_exposed_comm_time_s is the second way: "
-        "all-reduce that no compute kernel overlaps. slowed_compute_time_s is how much longer the device computes in "
-        "the profiled step than with the no-op hook: exposed too, and in no trace. "
+        "all-reduce that no compute kernel covers, nor a gap of at most 5 us between two, and, in it, "
+        "slowed_compute_time_s, how much longer kernels take than with the no-op hook, of the rank where the sum is "
+        "least; records that lack the latter count gaps as exposed. "
         "ddp_overhead_time_s = no-op hook less no_sync, which leaves out the broadcast of buffers too.",
         windows=WINDOWS_OF_STEPS,
     ),

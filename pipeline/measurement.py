@@ -119,8 +119,9 @@ class Profile(Part, frozen=True):
     """A profiled pass, apart from timed steps. Per rank, over all its steps, unions of intervals on the device.
 
     `comm_ns` is of the reductions of gradients, `compute_ns` of all work but collectives, `overlap_ns` of both at
-    once; on the CPU, where compute is not traced, the last two are 0. `quiet_compute_ns` is of all work but
-    collectives in as many steps with the no-op hook, which reduce no gradients; empty where that was not seen.
+    once, `covered_ns` of reductions beside such work or in a gap between its kernels that only launches fill; on the
+    CPU, where compute is not traced, the last three are 0. `quiet_compute_ns` is of all work but collectives in as
+    many steps with the no-op hook, which reduce no gradients. The last two are empty where they were not seen.
     """
 
     num_steps: Count
@@ -128,10 +129,11 @@ class Profile(Part, frozen=True):
     comm_ns: tuple[Nanoseconds, ...] = ()
     compute_ns: tuple[Nanoseconds, ...] = ()
     overlap_ns: tuple[Nanoseconds, ...] = ()
+    covered_ns: tuple[Nanoseconds, ...] = ()
     quiet_compute_ns: tuple[Nanoseconds, ...] = ()
 
     def __post_init__(self) -> None:
-        totals = (self.comm_ns, self.compute_ns, self.overlap_ns, self.quiet_compute_ns)
+        totals = (self.comm_ns, self.compute_ns, self.overlap_ns, self.covered_ns, self.quiet_compute_ns)
         ranks = {len(total) for total in totals if total}
         ranks |= {len(step) for collective in self.collectives for step in collective.durations_ns}
         steps = {len(collective.durations_ns) for collective in self.collectives}

@@ -67,6 +67,7 @@ def combine(traces: Sequence[RankTrace], num_steps: int, buckets: Collection[int
             comm_ns=tuple(trace.comm_ns for trace in traces),
             compute_ns=tuple(trace.compute_ns for trace in traces),
             overlap_ns=tuple(trace.overlap_ns for trace in traces),
+            covered_ns=tuple(trace.covered_ns for trace in traces),
         ),
         note,
     )

@@ -17,7 +17,7 @@ from pipeline.spec import Index, Spec
 #   5  adds the failure `timeout` of a point that was ended so that the points behind it in its array element run; which
 #      boots of their nodes the ranks ran in
 #   6  adds whether the calls of a sweep were captured
-#   7  adds what a profiled step computes where no gradients travel
+#   7  adds what a profiled step computes where no gradients travel, and what of its reductions gaps of launches cover
 SCHEMA_VERSION: Literal[7] = 7
 
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone

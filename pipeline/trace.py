@@ -20,6 +20,7 @@ DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 ITEM_BYTES = {"float": 4, "long": 8, "long int": 8, "int": 4, "c10::half": 2, "half": 2, "c10::bfloat16": 2}
 ITEM_BYTES |= {"bfloat16": 2, "double": 8, "bool": 1, "byte": 1, "unsigned char": 1}
 NCCL_KERNEL = re.compile(r"nccl[A-Za-z]*Kernel_(?P<operation>[A-Za-z]+)")  # Dev, SymkDev, ...
+LAUNCH_GAP_US = 5.0  # between kernels that follow each other, most gaps are shorter: launches, there in any step
 OPERATIONS = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}
 
 
@@ -59,13 +60,15 @@ class SeenCollective(NamedTuple):
 class RankTrace(NamedTuple):
     """One rank's profiled steps: collectives in order, and unions of intervals on the device, in ns.
 
-    `comm_ns` is of the collectives that reduce gradients, `compute_ns` of all other work on the device.
+    `comm_ns` is of the collectives that reduce gradients, `compute_ns` of all other work on the device, `overlap_ns` of
+    both at once, `covered_ns` of collectives beside other work or in a gap of at most LAUNCH_GAP_US of it.
     """
 
     collectives: list[SeenCollective]
     comm_ns: int
     compute_ns: int
     overlap_ns: int
+    covered_ns: int
 
 
 def read_trace(path: Path, max_bytes: int) -> list[TraceEvent]:
@@ -103,7 +106,11 @@ def summarize_trace(
     )
     work = union(compute)
     return RankTrace(
-        collectives, length_ns(comm), length_ns(work), length_ns(comm) + length_ns(work) - union_ns(comm, work)
+        collectives,
+        comm_ns=length_ns(comm),
+        compute_ns=length_ns(work),
+        overlap_ns=overlap_ns(comm, work),
+        covered_ns=overlap_ns(comm, union(compute, LAUNCH_GAP_US)),
     )
 
 
@@ -162,11 +169,11 @@ def item_bytes(kind: object) -> int:
         raise TraceUnreadable(f"the trace of a rank has elements of an unknown type {str(kind)[:40]!r}") from None
 
 
-def union(intervals: list[tuple[float, float]]) -> Intervals:
-    """The intervals merged where they touch, in order: [n, 2]."""
+def union(intervals: list[tuple[float, float]], gap_us: float = 0.0) -> Intervals:
+    """The intervals merged where no more than the gap lies between them, in order: [n, 2]."""
     merged: list[list[float]] = []
     for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
+        if merged and start - merged[-1][1] <= gap_us:
             merged[-1][1] = max(merged[-1][1], end)
         else:
             merged.append([start, end])
@@ -178,6 +185,7 @@ def length_ns(intervals: Intervals) -> int:
     return round(float((intervals[:, 1] - intervals[:, 0]).sum()) * 1e3)
 
 
-def union_ns(one: Intervals, other: Intervals) -> int:
-    """The length of the union of two sets of disjoint intervals, in ns."""
-    return length_ns(union([(float(start), float(end)) for start, end in (*one, *other)]))
+def overlap_ns(one: Intervals, other: Intervals) -> int:
+    """How long two sets of disjoint intervals go on at once, in ns."""
+    both = union([(float(start), float(end)) for start, end in (*one, *other)])
+    return length_ns(one) + length_ns(other) - length_ns(both)

@@ -1,6 +1,7 @@
+import msgspec
 from factories import make_collective
 
-from pipeline.collectives import chosen, least_exposed_ns, straggler_wait_ns, total_comm_ns
+from pipeline.collectives import chosen, least_exposure, straggler_wait_ns, total_comm_ns
 from pipeline.measurement import Profile
 
 # two ranks, three steps, in us: the shortest is the transfer, the other rank waited
@@ -48,10 +49,26 @@ def test_the_least_exposed_rank_is_the_one_that_waited_least() -> None:
         compute_ns=(70_000, 70_000),
         overlap_ns=(12_000, 30_000),
     )
-    assert least_exposed_ns(found) == 7_000  # (40 - 12) / 4 steps; the other rank 15
+    assert least_exposure(found) == (7_000, None)  # (40 - 12) / 4 steps; the other rank 15
+
+
+def test_kernels_slowed_beside_a_reduction_are_exposed_and_gaps_that_launches_fill_are_not() -> None:
+    found = Profile(
+        num_steps=4,
+        collectives=(),
+        comm_ns=(40_000, 90_000),
+        compute_ns=(78_000, 72_000),
+        overlap_ns=(12_000, 30_000),
+        covered_ns=(20_000, 82_000),
+        quiet_compute_ns=(70_000, 68_000),
+    )
+    assert least_exposure(found) == (3_000, 1_000)  # (90 - 82 + 72 - 68) / 4; the other rank (40 - 20 + 78 - 70) / 4
+    without = msgspec.structs.replace(found, quiet_compute_ns=())
+    assert least_exposure(without) == (7_000, None)  # (40 - 12) / 4, as gaps cannot be told from slower kernels
+    assert least_exposure(msgspec.structs.replace(found, covered_ns=())) == (7_000, None)
 
 
 def test_without_computation_in_the_trace_nothing_is_known_to_be_exposed() -> None:
     found = Profile(num_steps=4, collectives=(), comm_ns=(4_000, 4_000), compute_ns=(0, 0), overlap_ns=(0, 0))
-    assert least_exposed_ns(found) is None
-    assert least_exposed_ns(Profile(num_steps=4, collectives=())) is None
+    assert least_exposure(found) is None
+    assert least_exposure(Profile(num_steps=4, collectives=())) is None
