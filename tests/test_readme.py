@@ -114,7 +114,7 @@ def test_the_benchmark_that_the_readme_shows_is_the_published_one() -> None:
 
 
 def test_the_comparisons_that_the_readme_names_are_the_published_ones() -> None:
-    rows = bench_rows("by-hand", "input", "trainers", *(f"ddp-{size}" for size in SIZES))
+    rows = bench_rows("by-hand", "input", "trainers", "ddp-128", "ddp-32-2048-512")
     times_s = {key: statistics.median(row["windows_s"]) for key, row in rows.items()}
     by_hand, *ours = (time_s for (section, _), time_s in times_s.items() if section == "by_hand")
     said = [f"{by_hand:.3f} s", *(f"{time_s:.3f} s in" for time_s in ours)]
@@ -192,8 +192,9 @@ def test_the_settled_communication_that_the_readme_shows_is_the_published_one() 
 
 def test_the_two_gpu_self_test_that_the_readme_names_is_the_published_one() -> None:
     published = json.loads((ROOT / "outputs/h200x2/selftest.json").read_text())
-    (failed,) = [answer for answer in published["answers"] if answer["verdict"] == "fail"]
-    figures = {name: f"{100 * value:+.2f}" for name, value in failed["figures"].items()}
+    assert [answer["verdict"] for answer in published["answers"]] == ["pass"] * 10
+    (closest,) = [answer for answer in published["answers"] if answer["check"] == "cost of the clock, small batch"]
+    figures = {name: f"{100 * value:+.2f}" for name, value in closest["figures"].items()}
     rounds = {len(windows) for windows in published["runs"]["known_answers"]["windows"].values()}
     said = [
         f"{rounds.pop()} rounds",
@@ -254,7 +255,7 @@ def test_the_tools_own_speed_that_the_readme_names_is_the_published_one() -> Non
 PUBLISHED = ["a40-ddp", "v100-dp", "h200x2/q1", "h200x2/scaling", "h200x2/q4", "h200x4/scaling", "h200x4/q4"]
 PUBLISHED += [f"h200x2/{name}" for name in ("communication", "batchnorm", "graph", "intervals")]
 PUBLISHED += [f"h200x2/communication-{name}" for name in ("captured", "settled")]
-PUBLISHED += [f"h200x4/{name}" for name in ("communication-captured", "batchnorm")]
+PUBLISHED += [f"h200x4/{name}" for name in ("communication", "communication-captured", "batchnorm")]
 PUBLISHED += [f"h200x2/{name}" for name in ("side-by-side", "packed", "one-a-point")]
 
 
@@ -275,7 +276,10 @@ def test_the_published_tables_are_what_their_records_give(name: str, tmp_path: P
 NARROW = {
     "captured": ("h200x2/graph", "h200x2/communication-captured", "h200x4/communication-captured"),
     "epochs": ("h200x2/intervals", "h200x2/packed", "h200x2/one-a-point"),
-    "communication": ("h200x2/communication", "h200x2/communication-settled", "h200x2/batchnorm", "h200x4/batchnorm"),
+    "communication": (
+        *(f"h200x2/{name}" for name in ("communication", "communication-settled", "batchnorm")),
+        *(f"h200x4/{name}" for name in ("communication", "batchnorm")),
+    ),
 }
 
 
