@@ -26,7 +26,7 @@ from pipeline.experiment import Experiment
 from pipeline.files import Unreadable, read_bounded
 from pipeline.measurement import Epoch, Measurement, RankEpoch, Share
 from pipeline.schema import Environment, Failure, Gpu, Record
-from pipeline.spec import Count, Index, Precision, Spec, Strategy
+from pipeline.spec import CIFAR10_SAMPLES, Count, Index, Precision, Spec, Strategy
 
 MAX_FILE_BYTES = 16_000_000
 BYTES_PER_PARAMETER = 4  # gradients in fp32, as DistributedDataParallel sends them
@@ -67,7 +67,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("file", type=Path, help="a CSV file with the columns that README.md describes")
     parser.add_argument("--outputs", type=Path, required=True, help="the experiment's folder, such as outputs/a40-ddp")
     parser.add_argument("--gpu", help="the GPU's name; left out, it is printed as not stated")
-    parser.add_argument("--num-samples", type=positive, default=50_000, help="samples an epoch (default: %(default)s)")
+    parser.add_argument(
+        "--num-samples", type=positive, default=CIFAR10_SAMPLES, help="samples an epoch (default: %(default)s)"
+    )
     parser.add_argument(
         "--num-parameters", type=positive, default=11_173_962, help="trained parameters (default: %(default)s)"
     )

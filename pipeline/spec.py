@@ -29,6 +29,7 @@ CAPTURED: tuple[Execution, ...] = ("graph", "compiled_graph")
 FLOAT_AXES = ("learning_rate", "momentum", "weight_decay", "bucket_cap_mb", "memory_limit_gib")
 TRIAL_STEPS = 3  # of a search for the memory boundary: the optimizer's state exists only after the first
 MIN_WINDOWS = 6  # of fewer there is no interval
+CIFAR10_SAMPLES = 50_000  # of training
 REFERENCE_GLOBAL_BATCH_SIZE = 128  # the learning rate is quoted for this one
 
 
@@ -53,7 +54,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     num_nodes: Count = 1
     model: Model | None = "resnet18"
     dataset: Dataset | None = "cifar10"
-    num_samples: Count = 50_000
+    num_samples: Count = CIFAR10_SAMPLES
     input: Input | None = "dataloader"
     num_workers: Index | None = 2
     precision: Precision | None = "tf32"
@@ -121,6 +122,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             problems.append(
                 f"num_samples={self.num_samples} leaves some of num_gpus={self.num_gpus} without a sample; "
                 "raise num_samples."
+            )
+        if self.dataset == "cifar10" and self.reads_data and self.num_samples > CIFAR10_SAMPLES:
+            problems.append(
+                f"num_samples={self.num_samples} is more than the {CIFAR10_SAMPLES} training images of cifar10; "
+                "lower it."
             )
         always_full = self.is_probe or self.measure == "memory"
         if not always_full and self.batch_size_per_gpu > self.shard_size:
