@@ -13,7 +13,7 @@ import yaml
 
 from pipeline.exits import Refusal
 from pipeline.files import read_bounded
-from pipeline.spec import AXES, Count, Device, Positive, Spec
+from pipeline.spec import AXES, CIFAR10_SAMPLES, Count, Device, Positive, Spec
 
 MAX_FILE_BYTES = 64 * 1024
 MAX_POINTS = 200_000
@@ -232,14 +232,23 @@ def expand_block(
 
 
 def build_spec(fields: Mapping[str, Any], where: str) -> Spec:
-    """One point from its fields, strictly typed. Raises Refusal with the key that is wrong."""
+    """One point from its fields, strictly typed. Raises Refusal with the key that is wrong.
+
+    What is refused here alone was taken by earlier versions, whose manifests stay readable.
+    """
     for axis in MUST_BE_STATED:
         if axis in fields and fields[axis] is None:
             raise Refusal(f"{where}.{axis} is null; a point that runs must state it.")
     try:
-        return msgspec.convert(fields, Spec)
+        spec = msgspec.convert(fields, Spec)
     except msgspec.ValidationError as error:
         raise Refusal(f"{where} ({describe(fields)}): {explain(error)}") from error
+    if spec.dataset == "cifar10" and spec.input != "synthetic" and spec.num_samples > CIFAR10_SAMPLES:
+        raise Refusal(
+            f"{where} ({describe(fields)}): num_samples={spec.num_samples} is more than the {CIFAR10_SAMPLES} training "
+            "images of cifar10; lower it."
+        )
+    return spec
 
 
 def explain(error: msgspec.ValidationError, axis: str | None = None) -> str:

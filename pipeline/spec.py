@@ -123,11 +123,6 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 f"num_samples={self.num_samples} leaves some of num_gpus={self.num_gpus} without a sample; "
                 "raise num_samples."
             )
-        if self.dataset == "cifar10" and self.reads_data and self.num_samples > CIFAR10_SAMPLES:
-            problems.append(
-                f"num_samples={self.num_samples} is more than the {CIFAR10_SAMPLES} training images of cifar10; "
-                "lower it."
-            )
         always_full = self.is_probe or self.measure == "memory"
         if not always_full and self.batch_size_per_gpu > self.shard_size:
             problems.append(

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import yaml
+from factories import make_spec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -223,6 +224,16 @@ def test_a_tag_that_would_run_code_is_refused_and_does_not_run(expand: Expand, t
 def test_a_value_that_yaml_itself_stumbles_over_is_refused(expand: Expand, value: str) -> None:
     said = refusal_of(lambda: expand(f"name: t\npoints: {value}\n"))
     assert said.endswith("holds a value that YAML cannot build; write plain values.")
+
+
+@pytest.mark.parametrize("fields", ["", ", batch_size_per_gpu: [1000000000000]", ", input: [gpu]"])
+def test_more_samples_than_cifar10_has_are_refused_and_a_manifest_that_has_them_is_read(
+    expand: Expand, fields: str
+) -> None:
+    said = refusal_of(lambda: expand(points("num_samples: [1000000000000]" + fields)))
+    assert said.endswith("num_samples=1000000000000 is more than the 50000 training images of cifar10; lower it.")
+    assert make_spec(num_samples=10**12).num_samples == 10**12
+    assert len(expand(points("num_samples: [60000], input: [synthetic], evaluate: [true]")).points) == 1
 
 
 def test_an_unknown_name_lists_the_grids_and_a_path_that_cannot_be_read_says_why(tmp_path: Path) -> None:
