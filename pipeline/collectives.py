@@ -45,7 +45,8 @@ def least_exposure(profile: Profile) -> Exposure | None:
     """The exposure of the rank where it is least, in a step: the others wait for it.
 
     It is the time in which neither compute nor a launch covers the reduction, and by how much compute takes longer than
-    where no gradients travel. Where either was not recorded, what no compute covers. None where compute was not traced.
+    where no gradients travel. Where either was not recorded (before schema 8), it is what no compute covers. None where
+    compute was not traced.
     """
     if not any(profile.compute_ns):
         return None

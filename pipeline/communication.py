@@ -22,6 +22,7 @@ from pipeline.train import describe, set_precision
 from pipeline.variants import DDP_VARIANTS, DP_VARIANTS, Step, Variant, Workbench, build_variant, build_workbench
 
 LEDGER_STEPS = 3
+OUTSIDE = "outside_graph"  # where traces of a captured step's eager form are kept
 NOT_TRACED = "profile and ledger are of the same step outside its graph"
 
 
@@ -112,23 +113,30 @@ def profile_collectives(
     Of a step that is captured: what its collectives are is seen outside the graph first, as kernels inside it carry no
     sizes; what they take is seen inside.
     """
-    is_captured = ddp.step is not ddp.traced
-    outside, notes = profile_ranks(ddp.traced, buckets, rank, None if is_captured else traces)
-    if not is_captured or outside is None or not outside.collectives:
-        return add_quiet(outside, quiet.traced, rank), notes
+    if ddp.step is ddp.traced:
+        return add_quiet(*profile_ranks(ddp.traced, buckets, rank, traces), quiet.traced, rank)
+    outside, notes = profile_ranks(ddp.traced, buckets, rank, traces and traces / OUTSIDE)
+    if outside is None:
+        return None, notes
+    if not outside.collectives:
+        return add_quiet(outside, (NOT_TRACED, *notes), quiet.traced, rank)
     like = [(collective.operation, collective.num_bytes) for collective in outside.collectives]
     inside, problems = profile_ranks(ddp.step, buckets, rank, traces, like)
     if inside is None or not inside.collectives:
-        return add_quiet(outside, quiet.traced, rank), (NOT_TRACED, *problems)
-    return add_quiet(inside, quiet.step, rank), ()
+        return add_quiet(outside, (NOT_TRACED, *problems), quiet.traced, rank)
+    return add_quiet(inside, (), quiet.step, rank)
 
 
-def add_quiet(found: Profile | None, quiet: Step, rank: Rank) -> Profile | None:
-    """The profile and what the device computes where no gradients travel, if it can be seen."""
+def add_quiet(
+    found: Profile | None, notes: tuple[str, ...], quiet: Step, rank: Rank
+) -> tuple[Profile | None, tuple[str, ...]]:
+    """The profile and what the device computes where no gradients travel, or a note why that was not seen."""
     if found is None or not any(found.compute_ns):
-        return found
-    without, _ = profile_ranks(quiet, [], rank, None)
-    return msgspec.structs.replace(found, quiet_compute_ns=without.compute_ns) if without else found
+        return found, notes
+    without, problems = profile_ranks(quiet, [], rank, None)
+    if without is None:
+        return found, (*notes, *(f"no-op hook, {problem}" for problem in problems))
+    return msgspec.structs.replace(found, quiet_compute_ns=without.compute_ns), notes
 
 
 def profile_ranks(

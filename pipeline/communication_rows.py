@@ -60,7 +60,10 @@ def exposed_row(cell: Cell, axes: Sequence[str]) -> Row:
         buffer_comm_time_s=profiled_s(found, ["buffers", "batchnorm_statistics"]),
         straggler_wait_time_s=profiled_s(found, ["gradients"], waiting=True) if comm_s else None,
         num_windows=num_rounds(found),
-        notes=exposed_notes(found, times["step_time_s"], exposed, floor_s, split, (traced_s, slowed_s)),
+        notes=[
+            *exposed_notes(found, times["step_time_s"], exposed, floor_s, split),
+            *apart_notes(cell, times["step_time_s"], exposed, traced_s, slowed_s),
+        ],
     )
 
 
@@ -99,10 +102,8 @@ def exposed_notes(
     exposed: Figure | None,
     floor_s: float | None,
     split: Row,
-    traced: tuple[float | None, float | None],
 ) -> list[str]:
-    """What the reader of a row must know of its figures; `traced` is exposure.traced_exposure_s."""
-    traced_s, slowed_s = traced
+    """What the reader of a row must know of its figures."""
     notes = measured_notes(found)
     if any(part.profile and part.profile.collectives for part in found) and not profiled_s(found, ["gradients"]):
         notes.append("the profile shows no all-reduce of a bucket of gradients")
@@ -117,10 +118,18 @@ def exposed_notes(
         notes.append("DDP was faster than with the no-op hook, which nothing here explains")
     if split["collective_launch_time_s"] is not None:
         notes.append("more is exposed than the link takes: the rest is the host's cost of issuing collectives")
-    if traced_s is None:
-        return notes
-    reason = disagreement(exposed.value_s, traced_s, slowed_s, busy_share(found, step.value_s))
-    return [*notes, reason] if reason else notes
+    return notes
+
+
+def apart_notes(
+    cell: Cell, step: Figure | None, exposed: Figure | None, traced_s: float | None, slowed_s: float | None
+) -> list[str]:
+    """Why the two ways of measuring exposed communication differ, where they do; a captured step waits for no host."""
+    if step is None or exposed is None or traced_s is None:
+        return []
+    busy = None if cell.spec.is_captured else busy_share(communications(cell.measured), step.value_s)
+    reason = disagreement(exposed.value_s, traced_s, slowed_s, busy)
+    return [reason] if reason else []
 
 
 def time_notes(found: Sequence[Communication], variant: Variant, step: Figure) -> list[str]:

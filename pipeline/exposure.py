@@ -116,13 +116,14 @@ def profiled_s(found: Sequence[Communication], kinds: Sequence[TransferKind], wa
 def traced_exposure_s(found: Sequence[Communication]) -> tuple[float | None, float | None]:
     """Exposed reduction of gradients by the trace, the second way, and what of it are kernels slowed beside it.
 
-    None where the device was not traced, or that was not recorded.
+    None where the device was not traced, or that was not recorded. Profiles that know the latter speak for all.
     """
     profiles = [part.profile for part in found if part.profile and part.profile.collectives]
     known = [exposure for exposure in map(least_exposure, profiles) if exposure]
-    slowed_ns = [exposure.slowed_ns for exposure in known if exposure.slowed_ns is not None]
-    exposed_s = statistics.median(exposure.exposed_ns for exposure in known) / 1e9 if known else None
-    return exposed_s, statistics.median(slowed_ns) / 1e9 if slowed_ns else None
+    if whole := [(exposed_ns, slowed_ns) for exposed_ns, slowed_ns in known if slowed_ns is not None]:
+        exposed_ns, slowed_ns = map(statistics.median, zip(*whole, strict=True))
+        return exposed_ns / 1e9, slowed_ns / 1e9
+    return statistics.median(exposure.exposed_ns for exposure in known) / 1e9 if known else None, None
 
 
 def busy_share(found: Sequence[Communication], step_s: float) -> float | None:
@@ -140,6 +141,8 @@ def disagreement(exposed_s: float, traced_s: float, slowed_s: float | None, busy
     if abs(exposed_s - traced_s) <= tolerance_s(max(exposed_s, traced_s)):
         return None
     said = f"the trace shows {traced_s * 1e6:.0f} us exposed, the step times {exposed_s * 1e6:.0f}"
+    if slowed_s is not None and traced_s - slowed_s <= exposed_s < traced_s:
+        return f"{said}: a slowed kernel need not lengthen the step, and clocks may differ between profiles"
     if traced_s > exposed_s:
         return f"{said}: the profiler slows the host, and ranks that start apart wait inside the collectives"
     if busy is not None and busy < BUSY:

@@ -119,9 +119,9 @@ class Profile(Part, frozen=True):
     """A profiled pass, apart from timed steps. Per rank, over all its steps, unions of intervals on the device.
 
     `comm_ns` is of the reductions of gradients, `compute_ns` of all work but collectives, `overlap_ns` of both at
-    once, `covered_ns` of reductions beside such work or in a gap between its kernels that only launches fill; on the
-    CPU, where compute is not traced, the last three are 0. `quiet_compute_ns` is of all work but collectives in as
-    many steps with the no-op hook, which reduce no gradients. The last two are empty where they were not seen.
+    once, `covered_ns` of reductions beside such work or in a short gap between its kernels (trace.LAUNCH_GAP_US); on
+    the CPU, where compute is not traced, all but `comm_ns` are 0. `quiet_compute_ns` is `compute_ns` of as many steps
+    with the no-op hook, which reduce no gradients. `covered_ns` and `quiet_compute_ns` are empty where not recorded.
     """
 
     num_steps: Count

@@ -43,6 +43,8 @@ def profile_steps(
                 distributed.synchronize(rank)  # no work of the warm-up may fall into the first profiled step
             profiler.step()
     with tempfile.TemporaryDirectory(prefix="pipeline-trace-") as scratch:
+        if folder:
+            folder.mkdir(exist_ok=True)
         path = (folder or Path(scratch)) / TRACE_NAME.format(rank=rank.rank)
         profiler.export_chrome_trace(str(path))
         return summarize_trace(read_trace(path, MAX_TRACE_BYTES), buckets, like)

@@ -17,8 +17,9 @@ from pipeline.spec import Index, Spec
 #   5  adds the failure `timeout` of a point that was ended so that the points behind it in its array element run; which
 #      boots of their nodes the ranks ran in
 #   6  adds whether the calls of a sweep were captured
-#   7  adds what a profiled step computes where no gradients travel, and what of its reductions gaps of launches cover
-SCHEMA_VERSION: Literal[7] = 7
+#   7  adds what a profiled step computes where no gradients travel
+#   8  adds what of a profiled step's reductions compute and gaps of launches cover
+SCHEMA_VERSION: Literal[8] = 8
 
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
 MAX_CLOCKS = 1_000  # epochs x ranks beside which step times still fit
@@ -89,7 +90,7 @@ class Record(Part, frozen=True):
     Raises ValueError where status and content contradict each other.
     """
 
-    schema_version: Literal[1, 2, 3, 4, 5, 6, 7]
+    schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8]
     run_id: ShortText
     attempt: Index
     spec: Spec

@@ -57,10 +57,10 @@ def build_variant(
     """The variant of that name, with parameters of its own that begin alike everywhere.
 
     `plain` is the bare module, `ddp_one` DDP on this rank alone, `ddp` over all ranks, `no_op_hook` the same
-    with the collectives left out (hooks and bucket copies run), `no_sync` DDP that reduces nothing, `dp`
-    DataParallel; a name's `_again` is the same form a second time, whose difference is noise. `spec` replaces
-    the workbench's, `after_backward` runs between backward and optimizer. Called by all ranks inside
-    prepare.stream_of(execution), which is eager or a graph.
+    with the collectives left out (hooks and bucket copies run, without the division by N), `no_sync` DDP that
+    reduces nothing, `dp` DataParallel; a name's `_again` is the same form a second time, whose difference is
+    noise. `spec` replaces the workbench's, `after_backward` runs between backward and optimizer. Called by all
+    ranks inside prepare.stream_of(execution), which is eager or a graph.
     """
     assert execution not in COMPILED, "forms of one model would share what was compiled for the first"
     spec = spec or bench.spec

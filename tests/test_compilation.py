@@ -1,10 +1,12 @@
 """What the compiler is told of a step."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from convolutions import Repeated
+from factories import make_spec
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -12,6 +14,7 @@ from pipeline import compilation
 from pipeline.models import build_model
 from pipeline.prepare import has_compiler
 from pipeline.spec import COMPILED
+from pipeline.step import cross_entropy
 
 needs_compiler = pytest.mark.skipif(not has_compiler("cpu"), reason="torch.compile needs a C++ compiler")
 
@@ -76,6 +79,20 @@ def test_only_weights_that_are_read_once_go_to_the_buckets(model: nn.Module, exp
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("device", "options"), [("cuda", {"combo_kernels": True}), ("cpu", {})])
+def test_a_model_is_compiled_with_the_options_of_its_device(
+    device: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[object, dict[str, Any]] = {}
+    monkeypatch.setattr(torch, "compile", lambda function, **given: told.setdefault(function, given) and function)
+    model = nn.Identity()
+    compiled = compilation.compile_model(model, "compile", make_spec(device=device, execution="compile"))
+    assert told == {model: {"dynamic": False, "options": options}, cross_entropy: {"dynamic": False}}
+    assert compiled == (model, cross_entropy)
 
 
 def test_only_a_compiled_step_has_its_convolutions_tuned() -> None:

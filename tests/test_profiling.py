@@ -125,7 +125,7 @@ def test_a_captured_step_is_profiled_as_it_runs_with_the_sizes_seen_outside_its_
     monkeypatch.setattr(communication, "profile_steps", profile)
     found, notes = profile_collectives(CAPTURED, QUIET, [BUCKET], ALONE, tmp_path)
     assert calls == [
-        (outside, None, ()),
+        (outside, tmp_path / "outside_graph", ()),
         (inside, tmp_path, [("broadcast", 80), ("all_reduce", BUCKET)]),
         (quiet_inside, None, ()),
     ]
@@ -165,7 +165,18 @@ def test_what_is_computed_without_collectives_is_left_out_where_it_cannot_be_see
     monkeypatch.setattr(communication, "profile_steps", profile)
     found, notes = profile_collectives(DDP, QUIET, [BUCKET], ALONE, None)
     assert found is not None
-    assert (len(found.collectives), found.quiet_compute_ns, notes) == (2, (), ())
+    assert (len(found.collectives), found.quiet_compute_ns) == (2, ())
+    assert notes == (("no-op hook, rank 0: no profile: no CUPTI any more",) if compute_ns else ())
+
+
+def test_a_captured_step_whose_eager_form_shows_no_collective_says_of_what_the_rest_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(communication, "profile_steps", lambda *_: rank_trace())
+    found, notes = profile_collectives(CAPTURED, QUIET, [BUCKET], ALONE, None)
+    assert found is not None
+    assert found.compute_ns == (900,)
+    assert notes == (communication.NOT_TRACED, "the profiler saw no collective (on GPUs it needs CUPTI): no figures")
 
 
 def test_running_out_of_memory_in_the_profile_is_the_points_ending(monkeypatch: pytest.MonkeyPatch) -> None:
