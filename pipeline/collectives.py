@@ -35,24 +35,37 @@ def _median_step(collectives: Iterable[Collective], figure: Callable[[tuple[int,
 
 
 class Exposure(NamedTuple):
-    """Reduction of gradients that lengthens a step, in ns, and what of that are kernels slowed beside it, if known."""
+    """Reduction of gradients that lengthens a step, in ns, what of that are kernels slowed beside it, and its noise.
+
+    The latter two are None where they were not recorded.
+    """
 
     exposed_ns: float
-    slowed_ns: float | None
+    slowed_ns: float | None = None
+    noise_ns: float | None = None
 
 
 def least_exposure(profile: Profile) -> Exposure | None:
     """The exposure of the rank where it is least, in a step: the others wait for it.
 
     It is the time in which neither compute nor a launch covers the reduction, and by how much compute takes longer than
-    where no gradients travel. Where either was not recorded (before schema 8), it is what no compute covers. None where
-    compute was not traced.
+    where no gradients travel: in the mean of two profiles, whose difference is noise. Where these were not recorded
+    (before schema 8), it is what no compute covers. None where compute was not traced.
     """
     if not any(profile.compute_ns):
         return None
     steps = profile.num_steps
-    if not profile.covered_ns or not any(profile.quiet_compute_ns):
-        return Exposure(min(map(sub, profile.comm_ns, profile.overlap_ns)) / steps, None)
-    slowed_ns = map(sub, profile.compute_ns, profile.quiet_compute_ns)
-    by_rank = zip(map(sub, profile.comm_ns, profile.covered_ns), slowed_ns, strict=True)
-    return min(Exposure((alone + slowed) / steps, slowed / steps) for alone, slowed in by_rank)
+    if not profile.covered_ns or not profile.quiet_again_compute_ns:
+        return Exposure(min(map(sub, profile.comm_ns, profile.overlap_ns)) / steps)
+    by_rank = []
+    for comm, covered, compute, *quiet in zip(
+        profile.comm_ns,
+        profile.covered_ns,
+        profile.compute_ns,
+        profile.quiet_compute_ns,
+        profile.quiet_again_compute_ns,
+        strict=True,
+    ):
+        slowed = compute - statistics.fmean(quiet)
+        by_rank.append(Exposure((comm - covered + slowed) / steps, slowed / steps, abs(sub(*quiet)) / steps))
+    return min(by_rank, key=lambda exposure: exposure.exposed_ns)

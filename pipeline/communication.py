@@ -114,29 +114,35 @@ def profile_collectives(
     sizes; what they take is seen inside.
     """
     if ddp.step is ddp.traced:
-        return add_quiet(*profile_ranks(ddp.traced, buckets, rank, traces), quiet.traced, rank)
+        return profile_between(ddp.traced, quiet.traced, buckets, rank, traces)
     outside, notes = profile_ranks(ddp.traced, buckets, rank, traces and traces / OUTSIDE)
     if outside is None:
         return None, notes
     if not outside.collectives:
-        return add_quiet(outside, (NOT_TRACED, *notes), quiet.traced, rank)
+        return outside, (NOT_TRACED, *notes)
     like = [(collective.operation, collective.num_bytes) for collective in outside.collectives]
-    inside, problems = profile_ranks(ddp.step, buckets, rank, traces, like)
+    inside, notes = profile_between(ddp.step, quiet.step, buckets, rank, traces, like)
     if inside is None or not inside.collectives:
-        return add_quiet(outside, (NOT_TRACED, *problems), quiet.traced, rank)
-    return add_quiet(inside, (), quiet.step, rank)
+        return outside, (NOT_TRACED, *notes)
+    return inside, notes
 
 
-def add_quiet(
-    found: Profile | None, notes: tuple[str, ...], quiet: Step, rank: Rank
+def profile_between(
+    step: Step, quiet: Step, buckets: list[int], rank: Rank, traces: Path | None, like: Sequence[tuple[str, int]] = ()
 ) -> tuple[Profile | None, tuple[str, ...]]:
-    """The profile and what the device computes where no gradients travel, or a note why that was not seen."""
+    """The profile of a step between two of where no gradients travel, which tell how much longer kernels take in it.
+
+    With a note where these two were not seen; what differs between them is noise.
+    """
+    before, problems = profile_ranks(quiet, [], rank, None)
+    found, notes = profile_ranks(step, buckets, rank, traces, like)
     if found is None or not any(found.compute_ns):
         return found, notes
-    without, problems = profile_ranks(quiet, [], rank, None)
-    if without is None:
-        return found, (*notes, *(f"no-op hook, {problem}" for problem in problems))
-    return msgspec.structs.replace(found, quiet_compute_ns=without.compute_ns), notes
+    after, more = profile_ranks(quiet, [], rank, None)
+    if before is None or after is None:
+        return found, (*notes, *(f"no-op hook, {problem}" for problem in dict.fromkeys((*problems, *more))))
+    both = {"quiet_compute_ns": before.compute_ns, "quiet_again_compute_ns": after.compute_ns}
+    return msgspec.structs.replace(found, **both), notes
 
 
 def profile_ranks(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pipeline.cells import Cell
 from pipeline.exposure import (
     Figure,
+    Traced,
     busy_share,
     communications,
     difference,
@@ -21,7 +22,7 @@ from pipeline.exposure import (
     profiled_s,
     step_time,
     step_times_s,
-    traced_exposure_s,
+    traced_exposure,
 )
 from pipeline.intervals import drift_notes, pooled_notes, values_needed
 from pipeline.measurement import Communication, Variant
@@ -42,7 +43,7 @@ def exposed_row(cell: Cell, axes: Sequence[str]) -> Row:
     times = {name: step_time(found, variant) for name, variant in STEP_TIMES.items()}
     (exposed, floor_s), overhead = exposed_in(found), difference(found, "no_op_hook", "no_sync")
     comm_s = profiled_s(found, ["gradients"]) or None  # a step without any all-reduce of gradients was misread
-    traced_s, slowed_s = traced_exposure_s(found) if comm_s else (None, None)
+    traced = traced_exposure(found) if comm_s else Traced()
     split = split_exposed(exposed, comm_s, floor_s)
     return start_row(
         cell,
@@ -55,14 +56,14 @@ def exposed_row(cell: Cell, axes: Sequence[str]) -> Row:
         noise_floor_time_s=floor_s,
         comm_time_s=comm_s,
         **split,
-        traced_exposed_comm_time_s=traced_s,
-        slowed_compute_time_s=slowed_s,
+        traced_exposed_comm_time_s=traced.exposed_s,
+        slowed_compute_time_s=traced.slowed_s,
         buffer_comm_time_s=profiled_s(found, ["buffers", "batchnorm_statistics"]),
         straggler_wait_time_s=profiled_s(found, ["gradients"], waiting=True) if comm_s else None,
         num_windows=num_rounds(found),
         notes=[
             *exposed_notes(found, times["step_time_s"], exposed, floor_s, split),
-            *apart_notes(cell, times["step_time_s"], exposed, traced_s, slowed_s),
+            *apart_notes(cell, times["step_time_s"], exposed, traced),
         ],
     )
 
@@ -121,14 +122,12 @@ def exposed_notes(
     return notes
 
 
-def apart_notes(
-    cell: Cell, step: Figure | None, exposed: Figure | None, traced_s: float | None, slowed_s: float | None
-) -> list[str]:
+def apart_notes(cell: Cell, step: Figure | None, exposed: Figure | None, traced: Traced) -> list[str]:
     """Why the two ways of measuring exposed communication differ, where they do; a captured step waits for no host."""
-    if step is None or exposed is None or traced_s is None:
+    if step is None or exposed is None:
         return []
     busy = None if cell.spec.is_captured else busy_share(communications(cell.measured), step.value_s)
-    reason = disagreement(exposed.value_s, traced_s, slowed_s, busy)
+    reason = disagreement(exposed.value_s, traced, busy)
     return [reason] if reason else []
 
 

@@ -34,6 +34,14 @@ class Figure(NamedTuple):
         return max(abs(self.interval.low), abs(self.interval.high)) if self.interval else 0.0
 
 
+class Traced(NamedTuple):
+    """Exposed communication by the trace; what of it are slowed kernels, and the noise of that. None: not recorded."""
+
+    exposed_s: float | None = None
+    slowed_s: float | None = None
+    noise_s: float | None = None
+
+
 def communications(records: Sequence[Record]) -> list[Communication]:
     """What those of the records that measured communication found."""
     found = [record.measurement.communication for record in records if record.measurement]
@@ -113,17 +121,13 @@ def profiled_s(found: Sequence[Communication], kinds: Sequence[TransferKind], wa
     return statistics.median(values) / 1e9 if values else None
 
 
-def traced_exposure_s(found: Sequence[Communication]) -> tuple[float | None, float | None]:
-    """Exposed reduction of gradients by the trace, the second way, and what of it are kernels slowed beside it.
-
-    None where the device was not traced, or that was not recorded. Profiles that know the latter speak for all.
-    """
+def traced_exposure(found: Sequence[Communication]) -> Traced:
+    """Exposed reduction of gradients by the trace, the second way; where some profiles know all of it, they speak."""
     profiles = [part.profile for part in found if part.profile and part.profile.collectives]
     known = [exposure for exposure in map(least_exposure, profiles) if exposure]
-    if whole := [(exposed_ns, slowed_ns) for exposed_ns, slowed_ns in known if slowed_ns is not None]:
-        exposed_ns, slowed_ns = map(statistics.median, zip(*whole, strict=True))
-        return exposed_ns / 1e9, slowed_ns / 1e9
-    return statistics.median(exposure.exposed_ns for exposure in known) / 1e9 if known else None, None
+    whole = [exposure for exposure in known if exposure.slowed_ns is not None]
+    columns = zip(*(whole or known), strict=True)
+    return Traced(*(statistics.median(column) / 1e9 if None not in column else None for column in columns))
 
 
 def busy_share(found: Sequence[Communication], step_s: float) -> float | None:
@@ -136,17 +140,19 @@ def busy_share(found: Sequence[Communication], step_s: float) -> float | None:
     return statistics.median(values) if values else None
 
 
-def disagreement(exposed_s: float, traced_s: float, slowed_s: float | None, busy: float | None) -> str | None:
+def disagreement(exposed_s: float, traced: Traced, busy: float | None) -> str | None:
     """Why the two ways of measuring exposed communication differ, where they do."""
-    if abs(exposed_s - traced_s) <= tolerance_s(max(exposed_s, traced_s)):
+    if traced.exposed_s is None or abs(exposed_s - traced.exposed_s) <= tolerance_s(max(exposed_s, traced.exposed_s)):
         return None
-    said = f"the trace shows {traced_s * 1e6:.0f} us exposed, the step times {exposed_s * 1e6:.0f}"
-    if slowed_s is not None and traced_s - slowed_s <= exposed_s < traced_s:
-        return f"{said}: a slowed kernel need not lengthen the step, and clocks may differ between profiles"
-    if traced_s > exposed_s:
+    said = f"the trace shows {traced.exposed_s * 1e6:.0f} us exposed, the step times {exposed_s * 1e6:.0f}"
+    if traced.noise_s is not None and traced.noise_s > tolerance_s(exposed_s):
+        return f"{said}: kernels took {traced.noise_s * 1e6:.0f} us more or less in two profiles without it"
+    if traced.slowed_s is not None and traced.exposed_s - traced.slowed_s <= exposed_s < traced.exposed_s:
+        return f"{said}: a kernel that is slowed need not lengthen the step"
+    if traced.exposed_s > exposed_s:
         return f"{said}: the profiler slows the host, and ranks that start apart wait inside the collectives"
     if busy is not None and busy < BUSY:
         return f"{said}: the device computes {busy:.0%} of the step, the host's issue of collectives is exposed too"
-    if slowed_s is None:
+    if traced.slowed_s is None:
         return f"{said}: kernels may run slower beside a collective, which this trace cannot show"
     return f"{said}: gaps between kernels may be longer, which no trace shows as exposed"

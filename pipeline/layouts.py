@@ -128,9 +128,8 @@ LAYOUTS = (
         "steps. hidden_share = 1 - exposed/comm; where exposed is more, the rest is collective_launch_time_s; neither "
         "is known where the noise floor could hide all of comm_time_s. traced_exposed_comm_time_s is the second way: "
         "all-reduce that no compute kernel covers, nor a gap of at most 5 us between two, plus slowed_compute_time_s, "
-        "how much longer kernels take than with the no-op hook (ten steps each, apart, so that clocks which change "
-        "meanwhile are in it), of the rank where the sum is least; without the latter it is what no kernel "
-        "covers, gaps or not. "
+        "how much longer kernels take than with the no-op hook (profiled before and after), of the rank where the sum "
+        "is least; without the latter it is what no kernel covers, gaps or not. "
         "ddp_overhead_time_s = no-op hook less no_sync, which leaves out the broadcast of buffers too.",
         windows=WINDOWS_OF_STEPS,
     ),

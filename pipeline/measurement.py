@@ -121,7 +121,8 @@ class Profile(Part, frozen=True):
     `comm_ns` is of the reductions of gradients, `compute_ns` of all work but collectives, `overlap_ns` of both at
     once, `covered_ns` of reductions beside such work or in a short gap between its kernels (trace.LAUNCH_GAP_US); on
     the CPU, where compute is not traced, all but `comm_ns` are 0. `quiet_compute_ns` is `compute_ns` of as many steps
-    with the no-op hook, which reduce no gradients. `covered_ns` and `quiet_compute_ns` are empty where not recorded.
+    with the no-op hook, which reduce no gradients, profiled before, and `quiet_again_compute_ns` after. The last three
+    are empty where not recorded.
     """
 
     num_steps: Count
@@ -131,9 +132,11 @@ class Profile(Part, frozen=True):
     overlap_ns: tuple[Nanoseconds, ...] = ()
     covered_ns: tuple[Nanoseconds, ...] = ()
     quiet_compute_ns: tuple[Nanoseconds, ...] = ()
+    quiet_again_compute_ns: tuple[Nanoseconds, ...] = ()
 
     def __post_init__(self) -> None:
-        totals = (self.comm_ns, self.compute_ns, self.overlap_ns, self.covered_ns, self.quiet_compute_ns)
+        quiet = (self.quiet_compute_ns, self.quiet_again_compute_ns)
+        totals = (self.comm_ns, self.compute_ns, self.overlap_ns, self.covered_ns, *quiet)
         ranks = {len(total) for total in totals if total}
         ranks |= {len(step) for collective in self.collectives for step in collective.durations_ns}
         steps = {len(collective.durations_ns) for collective in self.collectives}

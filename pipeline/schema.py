@@ -18,7 +18,7 @@ from pipeline.spec import Index, Spec
 #      boots of their nodes the ranks ran in
 #   6  adds whether the calls of a sweep were captured
 #   7  adds what a profiled step computes where no gradients travel
-#   8  adds what of a profiled step's reductions compute and gaps of launches cover
+#   8  adds what of a profiled step's reductions compute and gaps of launches cover, and a second profile without them
 SCHEMA_VERSION: Literal[8] = 8
 
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone

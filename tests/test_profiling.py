@@ -1,4 +1,5 @@
 import contextlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,22 +117,23 @@ TRACES = {
 def test_a_captured_step_is_profiled_as_it_runs_with_the_sizes_seen_outside_its_graph(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    calls = []
+    calls: list[tuple[Any, Path | None, Any]] = []
 
     def profile(step: Any, _: Rank, buckets: Any, folder: Path | None, like: Any) -> RankTrace:
         calls.append((step, folder, like))
-        return TRACES[step]
+        return TRACES[step]._replace(compute_ns=TRACES[step].compute_ns + len(calls))
 
     monkeypatch.setattr(communication, "profile_steps", profile)
     found, notes = profile_collectives(CAPTURED, QUIET, [BUCKET], ALONE, tmp_path)
     assert calls == [
         (outside, tmp_path / "outside_graph", ()),
+        (quiet_inside, None, ()),
         (inside, tmp_path, [("broadcast", 80), ("all_reduce", BUCKET)]),
         (quiet_inside, None, ()),
     ]
     assert found is not None
     assert [part.durations_ns[0] for part in found.collectives] == [(2000,), (5000,)]
-    assert (found.compute_ns, found.quiet_compute_ns) == ((900,), (700,))
+    assert (found.compute_ns, found.quiet_compute_ns, found.quiet_again_compute_ns) == ((903,), (702,), (704,))
     assert notes == ()
 
 
@@ -148,17 +150,20 @@ def test_a_captured_step_that_cannot_be_profiled_has_the_profile_of_the_step_out
     found, (note, why) = profile_collectives(CAPTURED, QUIET, [BUCKET], ALONE, None)
     assert found is not None
     assert [part.durations_ns[0] for part in found.collectives] == [(3000,), (9000,)]
-    assert (found.compute_ns, found.quiet_compute_ns) == ((1200,), (1100,))
+    assert (found.compute_ns, found.quiet_compute_ns) == ((1200,), ())  # which are of the step inside
     assert note == communication.NOT_TRACED
     assert "inside the graph are others" in why or "saw no collective" in why
 
 
+@pytest.mark.parametrize("failing", [1, 2])
 @pytest.mark.parametrize("compute_ns", [0, 1200], ids=["untraced", "no profile of it"])
 def test_what_is_computed_without_collectives_is_left_out_where_it_cannot_be_seen(
-    compute_ns: int, monkeypatch: pytest.MonkeyPatch
+    compute_ns: int, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    num_quiet = itertools.count(1)
+
     def profile(step: Any, *_: Any) -> RankTrace:
-        if step is quiet_outside:
+        if step is quiet_outside and next(num_quiet) == failing:
             raise RuntimeError("no CUPTI any more")
         return rank_trace(*[step_of(3.0, 9.0)] * NUM_STEPS["cpu"], compute_ns=compute_ns)
 
