@@ -1,12 +1,12 @@
 """What a profile of the ranks says of its collectives: the link's time, and the wait for the slowest rank.
 
 A collective's kernel ends on all ranks at once, so the rank that arrived last shows the shortest: its duration
-is the transfer, and what the others show beyond it is waiting. Pure functions of numbers; times in ns.
+is the transfer, and what the others show beyond it is waiting. Pure functions of numbers.
 """
 
 import statistics
 from collections.abc import Callable, Iterable
-from operator import sub
+from operator import add, sub
 from typing import NamedTuple
 
 from pipeline.measurement import Collective, Profile, TransferKind
@@ -34,38 +34,32 @@ def _median_step(collectives: Iterable[Collective], figure: Callable[[tuple[int,
     return statistics.median(sums) if sums else 0.0
 
 
-class Exposure(NamedTuple):
-    """Reduction of gradients that lengthens a step, in ns, what of that are kernels slowed beside it, and its noise.
+class Traced(NamedTuple):
+    """Exposed communication of a step by the trace, what of it are slowed kernels, and the noise of that, in seconds.
 
-    The latter two are None where they were not recorded.
+    None where it was not traced or not recorded.
     """
 
-    exposed_ns: float
-    slowed_ns: float | None = None
-    noise_ns: float | None = None
+    exposed_s: float | None = None
+    slowed_s: float | None = None
+    noise_s: float | None = None
 
 
-def least_exposure(profile: Profile) -> Exposure | None:
+def least_exposed(profile: Profile) -> Traced:
     """The exposure of the rank where it is least, in a step: the others wait for it.
 
-    It is the time in which neither compute nor a launch covers the reduction, and by how much compute takes longer than
-    where no gradients travel: in the mean of two profiles, whose difference is noise. Where these were not recorded
-    (before schema 8), it is what no compute covers. None where compute was not traced.
+    It is the time in which neither compute nor a launch covers the reduction of gradients, and by how much compute
+    takes longer than where none travel: in the mean of two profiles, whose difference is noise. Where these were not
+    recorded (before schema 8), it is what no compute covers.
     """
     if not any(profile.compute_ns):
-        return None
-    steps = profile.num_steps
-    if not profile.covered_ns or not profile.quiet_again_compute_ns:
-        return Exposure(min(map(sub, profile.comm_ns, profile.overlap_ns)) / steps)
-    by_rank = []
-    for comm, covered, compute, *quiet in zip(
-        profile.comm_ns,
-        profile.covered_ns,
-        profile.compute_ns,
-        profile.quiet_compute_ns,
-        profile.quiet_again_compute_ns,
-        strict=True,
-    ):
-        slowed = compute - statistics.fmean(quiet)
-        by_rank.append(Exposure((comm - covered + slowed) / steps, slowed / steps, abs(sub(*quiet)) / steps))
-    return min(by_rank, key=lambda exposure: exposure.exposed_ns)
+        return Traced()
+    unit_ns = profile.num_steps * 1e9
+    if not all((profile.covered_ns, profile.quiet_compute_ns, profile.quiet_again_compute_ns)):
+        return Traced(min(map(sub, profile.comm_ns, profile.overlap_ns)) / unit_ns)
+    alone_ns = map(sub, profile.comm_ns, profile.covered_ns)
+    quiet_ns = list(zip(profile.quiet_compute_ns, profile.quiet_again_compute_ns, strict=True))
+    slowed_ns = list(map(sub, profile.compute_ns, map(statistics.fmean, quiet_ns)))
+    noise_ns = (abs(before - after) for before, after in quiet_ns)
+    by_rank = zip(map(add, alone_ns, slowed_ns), slowed_ns, noise_ns, strict=True)
+    return Traced(*(figure_ns / unit_ns for figure_ns in min(by_rank)))

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pipeline import distributed, exposure
@@ -13,11 +12,10 @@ from pipeline.distributed import Rank
 from pipeline.interleave import Windows, interleave, warm_up
 from pipeline.measurement import Communication, Measurement, Profile, StepSeries
 from pipeline.prepare import choose_execution, stream_of
-from pipeline.profiling import NUM_STEPS, bucket_bytes, combine, count_transfers, profile_steps
+from pipeline.profiling import bucket_bytes, count_transfers, profile_ranks
 from pipeline.spec import Execution, Spec
 from pipeline.split import count_data_parallel, split_steps
 from pipeline.sweep import captures_calls, sweep_all_reduce
-from pipeline.trace import TraceUnreadable
 from pipeline.train import describe, set_precision
 from pipeline.variants import DDP_VARIANTS, DP_VARIANTS, Step, Variant, Workbench, build_variant, build_workbench
 
@@ -113,52 +111,33 @@ def profile_collectives(
     Of a step that is captured: what its collectives are is seen outside the graph first, as kernels inside it carry no
     sizes; what they take is seen inside.
     """
-    if ddp.step is ddp.traced:
-        return profile_between(ddp.traced, quiet.traced, buckets, rank, traces)
-    outside, notes = profile_ranks(ddp.traced, buckets, rank, traces and traces / OUTSIDE)
+    if ddp.step is ddp.eager:
+        return profile_between(ddp.eager, quiet.eager, rank, buckets, traces)
+    outside, notes = profile_ranks(ddp.eager, rank, buckets, traces and traces / OUTSIDE)
     if outside is None:
         return None, notes
     if not outside.collectives:
         return outside, (NOT_TRACED, *notes)
     like = [(collective.operation, collective.num_bytes) for collective in outside.collectives]
-    inside, notes = profile_between(ddp.step, quiet.step, buckets, rank, traces, like)
+    inside, notes = profile_between(ddp.step, quiet.step, rank, buckets, traces, like)
     if inside is None or not inside.collectives:
         return outside, (NOT_TRACED, *notes)
     return inside, notes
 
 
 def profile_between(
-    step: Step, quiet: Step, buckets: list[int], rank: Rank, traces: Path | None, like: Sequence[tuple[str, int]] = ()
+    step: Step, quiet: Step, rank: Rank, buckets: list[int], traces: Path | None, like: Sequence[tuple[str, int]] = ()
 ) -> tuple[Profile | None, tuple[str, ...]]:
     """The profile of a step between two of where no gradients travel, which tell how much longer kernels take in it.
 
     With a note where these two were not seen; what differs between them is noise.
     """
-    before, problems = profile_ranks(quiet, [], rank, None)
-    found, notes = profile_ranks(step, buckets, rank, traces, like)
+    before, problems = profile_ranks(quiet, rank, [])
+    found, notes = profile_ranks(step, rank, buckets, traces, like)
     if found is None or not any(found.compute_ns):
         return found, notes
-    after, more = profile_ranks(quiet, [], rank, None)
+    after, more = profile_ranks(quiet, rank, [])
     if before is None or after is None:
         return found, (*notes, *(f"no-op hook, {problem}" for problem in dict.fromkeys((*problems, *more))))
     both = {"quiet_compute_ns": before.compute_ns, "quiet_again_compute_ns": after.compute_ns}
     return msgspec.structs.replace(found, **both), notes
-
-
-def profile_ranks(
-    step: Step, buckets: list[int], rank: Rank, traces: Path | None, like: Sequence[tuple[str, int]] = ()
-) -> tuple[Profile | None, tuple[str, ...]]:
-    """The profile of all ranks, or why there is none; no rank goes on where another failed."""
-    trace, problem = None, None
-    try:
-        trace = profile_steps(step, rank, buckets, traces, like)
-    except (TraceUnreadable, RuntimeError, OSError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        problem = f"rank {rank.rank}: no profile: {error}"
-    gathered = distributed.gather((trace, problem))
-    problems = [text for _, text in gathered if text]
-    if problems:
-        return None, tuple(problems)
-    profile, note = combine([part for part, _ in gathered if part], NUM_STEPS[rank.device.type], buckets)
-    return profile, (note,) if note else ()

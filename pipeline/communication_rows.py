@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Sequence
 
 from pipeline.cells import Cell
+from pipeline.collectives import Traced
 from pipeline.exposure import (
     Figure,
-    Traced,
     busy_share,
     communications,
     difference,
@@ -27,6 +27,7 @@ from pipeline.exposure import (
 from pipeline.intervals import drift_notes, pooled_notes, values_needed
 from pipeline.measurement import Communication, Variant
 from pipeline.rows import Row, start_row
+from pipeline.spec import Spec
 
 STEP_TIMES: dict[str, Variant] = {
     "plain_step_time_s": "plain",
@@ -63,7 +64,7 @@ def exposed_row(cell: Cell, axes: Sequence[str]) -> Row:
         num_windows=num_rounds(found),
         notes=[
             *exposed_notes(found, times["step_time_s"], exposed, floor_s, split),
-            *apart_notes(cell, times["step_time_s"], exposed, traced),
+            *apart_notes(cell.spec, found, times["step_time_s"], exposed, traced),
         ],
     )
 
@@ -122,11 +123,13 @@ def exposed_notes(
     return notes
 
 
-def apart_notes(cell: Cell, step: Figure | None, exposed: Figure | None, traced: Traced) -> list[str]:
+def apart_notes(
+    spec: Spec, found: Sequence[Communication], step: Figure | None, exposed: Figure | None, traced: Traced
+) -> list[str]:
     """Why the two ways of measuring exposed communication differ, where they do; a captured step waits for no host."""
     if step is None or exposed is None:
         return []
-    busy = None if cell.spec.is_captured else busy_share(communications(cell.measured), step.value_s)
+    busy = None if spec.is_captured else busy_share(found, step.value_s)
     reason = disagreement(exposed.value_s, traced, busy)
     return [reason] if reason else []
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline import intervals
-from pipeline.collectives import chosen, least_exposure, straggler_wait_ns, total_comm_ns
+from pipeline.collectives import Traced, chosen, least_exposed, straggler_wait_ns, total_comm_ns
 from pipeline.intervals import Interval, Over
 from pipeline.measurement import Communication, TransferKind, Variant
 from pipeline.schema import Record
@@ -32,14 +32,6 @@ class Figure(NamedTuple):
     def distance_from_zero(self) -> float:
         """How far from 0 the interval reaches: of a difference between equals, what is noise. 0 without interval."""
         return max(abs(self.interval.low), abs(self.interval.high)) if self.interval else 0.0
-
-
-class Traced(NamedTuple):
-    """Exposed communication by the trace; what of it are slowed kernels, and the noise of that. None: not recorded."""
-
-    exposed_s: float | None = None
-    slowed_s: float | None = None
-    noise_s: float | None = None
 
 
 def communications(records: Sequence[Record]) -> list[Communication]:
@@ -123,11 +115,11 @@ def profiled_s(found: Sequence[Communication], kinds: Sequence[TransferKind], wa
 
 def traced_exposure(found: Sequence[Communication]) -> Traced:
     """Exposed reduction of gradients by the trace, the second way; where some profiles know all of it, they speak."""
-    profiles = [part.profile for part in found if part.profile and part.profile.collectives]
-    known = [exposure for exposure in map(least_exposure, profiles) if exposure]
-    whole = [exposure for exposure in known if exposure.slowed_ns is not None]
+    known = [least_exposed(part.profile) for part in found if part.profile and part.profile.collectives]
+    whole = [traced for traced in known if traced.slowed_s is not None]
     columns = zip(*(whole or known), strict=True)
-    return Traced(*(statistics.median(column) / 1e9 if None not in column else None for column in columns))
+    medians = ([value for value in column if value is not None] for column in columns)
+    return Traced(*(statistics.median(values) if values else None for values in medians))
 
 
 def busy_share(found: Sequence[Communication], step_s: float) -> float | None:

@@ -18,7 +18,7 @@ from pipeline.collectives import chosen, straggler_wait_ns, total_comm_ns
 from pipeline.distributed import Rank
 from pipeline.interleave import TARGET_WINDOW_S, Windows, interleave, warm_up
 from pipeline.models import build_model
-from pipeline.profiling import NUM_STEPS, bucket_bytes, combine, profile_steps
+from pipeline.profiling import bucket_bytes, profile_ranks
 from pipeline.spec import Spec
 from pipeline.step import EagerStep
 from pipeline.sweep import capturing, time_all_reduce
@@ -125,8 +125,9 @@ def profile_asleep(ddp: Variant, rank: Rank) -> tuple[list[float], list[float]]:
     buckets = bucket_bytes(ddp.model)
     shortest_ns, wait_ns = [], []
     for step in (ddp.step, drowsy(ddp.step, rank)):
-        traces = distributed.gather(profile_steps(step, rank, buckets))
-        profile, _ = combine(traces, NUM_STEPS[rank.device.type], buckets)
+        profile, problems = profile_ranks(step, rank, buckets)
+        if profile is None:
+            raise RuntimeError("; ".join(problems))
         gradients = chosen(profile, ["gradients"])
         shortest_ns.append(total_comm_ns(gradients))
         wait_ns.append(straggler_wait_ns(gradients))

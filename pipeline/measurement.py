@@ -135,9 +135,9 @@ class Profile(Part, frozen=True):
     quiet_again_compute_ns: tuple[Nanoseconds, ...] = ()
 
     def __post_init__(self) -> None:
-        quiet = (self.quiet_compute_ns, self.quiet_again_compute_ns)
-        totals = (self.comm_ns, self.compute_ns, self.overlap_ns, self.covered_ns, *quiet)
-        ranks = {len(total) for total in totals if total}
+        traced = (self.comm_ns, self.compute_ns, self.overlap_ns)
+        added = (self.covered_ns, self.quiet_compute_ns, self.quiet_again_compute_ns)
+        ranks = {len(total) for total in traced if any(traced)} | {len(total) for total in added if total}
         ranks |= {len(step) for collective in self.collectives for step in collective.durations_ns}
         steps = {len(collective.durations_ns) for collective in self.collectives}
         if len(ranks) > 1 or 0 in ranks or steps - {self.num_steps}:

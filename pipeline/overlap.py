@@ -106,7 +106,7 @@ class OverlapWeightGradients(CustomGraphPass):
     `to_buckets`: DDP was wrapped on bucket_stream, and what leaves the graph goes there alone.
     """
 
-    def __init__(self, to_buckets: bool = False) -> None:
+    def __init__(self, to_buckets: bool) -> None:
         self.to_buckets = to_buckets
 
     def __call__(self, graph: Graph) -> None:

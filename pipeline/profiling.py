@@ -10,7 +10,14 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from pipeline import distributed
 from pipeline.distributed import Rank
 from pipeline.measurement import Collective, Profile, Transfer, TransferKind
-from pipeline.trace import RankTrace, SeenCollective, carries_gradients, read_trace, summarize_trace
+from pipeline.trace import (
+    RankTrace,
+    SeenCollective,
+    TraceUnreadable,
+    carries_gradients,
+    read_trace,
+    summarize_trace,
+)
 
 NUM_STEPS = {"cuda": 10, "cpu": 3}
 WARM_UP_STEPS = 2
@@ -48,6 +55,32 @@ def profile_steps(
         path = (folder or Path(scratch)) / TRACE_NAME.format(rank=rank.rank)
         profiler.export_chrome_trace(str(path))
         return summarize_trace(read_trace(path, MAX_TRACE_BYTES), buckets, like)
+
+
+def profile_ranks(
+    step: Callable[[], None],
+    rank: Rank,
+    buckets: Collection[int],
+    folder: Path | None = None,
+    like: Sequence[tuple[str, int]] = (),
+) -> tuple[Profile | None, tuple[str, ...]]:
+    """The profile of all ranks, or why there is none; no rank goes on where another failed. Arguments as profile_steps.
+
+    Raises torch.OutOfMemoryError, which is a point's ending.
+    """
+    trace, problem = None, None
+    try:
+        trace = profile_steps(step, rank, buckets, folder, like)
+    except (TraceUnreadable, RuntimeError, OSError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        problem = f"rank {rank.rank}: no profile: {error}"
+    gathered = distributed.gather((trace, problem))
+    problems = [text for _, text in gathered if text]
+    if problems:
+        return None, tuple(problems)
+    profile, note = combine([part for part, _ in gathered if part], NUM_STEPS[rank.device.type], buckets)
+    return profile, (note,) if note else ()
 
 
 def combine(traces: Sequence[RankTrace], num_steps: int, buckets: Collection[int]) -> tuple[Profile, str | None]:

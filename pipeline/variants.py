@@ -24,12 +24,12 @@ Step = Callable[[], None]
 
 
 class Variant(NamedTuple):
-    """A model of its own, as one form of the step trains it; `traced` is the step outside its graph, if it has one."""
+    """A model of its own, as one form of the step trains it; `eager` is that step as the host would issue it."""
 
     name: str
     model: nn.Module
     step: Step
-    traced: Step
+    eager: Step
 
 
 class Workbench(NamedTuple):
@@ -74,9 +74,9 @@ def build_variant(
     quiet = (
         model.no_sync if form == "no_sync" and isinstance(model, DistributedDataParallel) else contextlib.nullcontext
     )
-    traced = build_step(model, spec, bench, quiet, after_backward)
-    step = record_step(traced, spec) if execution in CAPTURED else traced
-    return Variant(name, model, step, traced)
+    eager = build_step(model, spec, bench, quiet, after_backward)
+    step = record_step(eager, spec) if execution in CAPTURED else eager
+    return Variant(name, model, step, eager)
 
 
 def wrap(bare: nn.Module, form: str, spec: Spec, bench: Workbench) -> nn.Module:

@@ -1,9 +1,9 @@
 import pytest
 from factories import make_collective, make_communication, make_communication_record, make_record, make_spec
 
+from pipeline.collectives import Traced
 from pipeline.exposure import (
     Figure,
-    Traced,
     busy_share,
     communications,
     difference,

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline import communication, sweep
+from pipeline import profiling, sweep
 from pipeline.capture import Replay, Work
-from pipeline.communication import profile_collectives
+from pipeline.communication import NOT_TRACED, profile_collectives
 from pipeline.distributed import Rank
 from pipeline.profiling import NUM_STEPS, combine, count_transfers
 from pipeline.sweep import CALLS_PER_WINDOW, NUM_WINDOWS, SMALL_BYTES, SMALL_FACTOR, time_all_reduce
@@ -100,7 +100,7 @@ def test_a_point_without_a_profile_says_why(error: Exception, monkeypatch: pytes
     def fail(*_: Any) -> RankTrace:
         raise error
 
-    monkeypatch.setattr(communication, "profile_steps", fail)
+    monkeypatch.setattr(profiling, "profile_steps", fail)
     profile, notes = profile_collectives(DDP, QUIET, [BUCKET], ALONE, None)
     assert profile is None
     assert notes == (f"rank 0: no profile: {error}",)
@@ -123,7 +123,7 @@ def test_a_captured_step_is_profiled_as_it_runs_with_the_sizes_seen_outside_its_
         calls.append((step, folder, like))
         return TRACES[step]._replace(compute_ns=TRACES[step].compute_ns + len(calls))
 
-    monkeypatch.setattr(communication, "profile_steps", profile)
+    monkeypatch.setattr(profiling, "profile_steps", profile)
     found, notes = profile_collectives(CAPTURED, QUIET, [BUCKET], ALONE, tmp_path)
     assert calls == [
         (outside, tmp_path / "outside_graph", ()),
@@ -146,12 +146,12 @@ def test_a_captured_step_that_cannot_be_profiled_has_the_profile_of_the_step_out
             raise trace
         return trace if step is inside else TRACES[step]  # type: ignore[return-value]
 
-    monkeypatch.setattr(communication, "profile_steps", profile)
+    monkeypatch.setattr(profiling, "profile_steps", profile)
     found, (note, why) = profile_collectives(CAPTURED, QUIET, [BUCKET], ALONE, None)
     assert found is not None
     assert [part.durations_ns[0] for part in found.collectives] == [(3000,), (9000,)]
     assert (found.compute_ns, found.quiet_compute_ns) == ((1200,), ())  # which are of the step inside
-    assert note == communication.NOT_TRACED
+    assert note == NOT_TRACED
     assert "inside the graph are others" in why or "saw no collective" in why
 
 
@@ -167,7 +167,7 @@ def test_what_is_computed_without_collectives_is_left_out_where_it_cannot_be_see
             raise RuntimeError("no CUPTI any more")
         return rank_trace(*[step_of(3.0, 9.0)] * NUM_STEPS["cpu"], compute_ns=compute_ns)
 
-    monkeypatch.setattr(communication, "profile_steps", profile)
+    monkeypatch.setattr(profiling, "profile_steps", profile)
     found, notes = profile_collectives(DDP, QUIET, [BUCKET], ALONE, None)
     assert found is not None
     assert (len(found.collectives), found.quiet_compute_ns) == (2, ())
@@ -177,18 +177,18 @@ def test_what_is_computed_without_collectives_is_left_out_where_it_cannot_be_see
 def test_a_captured_step_whose_eager_form_shows_no_collective_says_of_what_the_rest_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(communication, "profile_steps", lambda *_: rank_trace())
+    monkeypatch.setattr(profiling, "profile_steps", lambda *_: rank_trace())
     found, notes = profile_collectives(CAPTURED, QUIET, [BUCKET], ALONE, None)
     assert found is not None
     assert found.compute_ns == (900,)
-    assert notes == (communication.NOT_TRACED, "the profiler saw no collective (on GPUs it needs CUPTI): no figures")
+    assert notes == (NOT_TRACED, "the profiler saw no collective (on GPUs it needs CUPTI): no figures")
 
 
 def test_running_out_of_memory_in_the_profile_is_the_points_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> RankTrace:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(communication, "profile_steps", fail)
+    monkeypatch.setattr(profiling, "profile_steps", fail)
     with pytest.raises(torch.OutOfMemoryError):
         profile_collectives(DDP, QUIET, [BUCKET], ALONE, None)
 

@@ -22,6 +22,8 @@ from pipeline.records import publish, read_folder
         ({"ddp": [[]]}, {}, "as many windows as the others"),
         ({"ddp": [[0]]}, {}, "Expected `int` >= 1"),
         ({"ddp": [[1]]}, {"comm_ns": [1], "compute_ns": [1, 2]}, "every rank in every total"),
+        ({"ddp": [[1]]}, {"comm_ns": [1, 2], "compute_ns": [1, 2]}, "every rank in every total"),
+        ({"ddp": [[1]]}, {"comm_ns": [1], "compute_ns": [1], "overlap_ns": [1], "covered_ns": [1, 2]}, "every rank in"),
         ({"ddp": [[1]]}, {"collectives": [[[], []]]}, "every rank in every total"),
         ({"ddp": [[1]]}, {"collectives": [[[1, 2], [1, 2], [1, 2]]]}, "every rank in every total"),
         ({"ddp": [[1]]}, {"collectives": [[[1, 2], [1]]]}, "every rank in every total"),

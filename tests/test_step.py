@@ -203,12 +203,12 @@ def test_a_variant_of_the_step_is_captured_too_and_can_still_be_traced(monkeypat
     monkeypatch.setattr("pipeline.variants.graph_recorder", lambda: record)
     bench = build_workbench(spec, ALONE, example_batch(8, spec, ALONE))
     variant = build_variant(bench, "plain", execution="graph")
-    assert recorded == [variant.traced]
+    assert recorded == [variant.eager]
     before = [parameter.detach().clone() for parameter in variant.model.parameters()]
     variant.step()
     assert any(not torch.equal(a, b) for a, b in zip(before, variant.model.parameters(), strict=True))
     eager = build_variant(bench, "plain")
-    assert eager.traced is eager.step
+    assert eager.eager is eager.step
 
 
 def traced_only(model: nn.Module, *_: object) -> Compiled:
