@@ -5,7 +5,7 @@ New processes, since after an out-of-memory the same process has fragments and h
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -45,7 +45,7 @@ def search_memory(spec: Spec, handover: Handover, launch_id: str, run_ranks: Run
         talk(f"{spec.run_id()}: trial {len(ended)}: {describe(ended[-1])}")
         failure = ended[-1].failure
         if failure and failure.kind not in OOM_REASONS:
-            return failed(spec, ended[-1], launch_id, failure)
+            return failed(spec, ended[-1], launch_id, failure, known_from(ended))
     return conclude(spec, ended, launch_id)
 
 
@@ -103,16 +103,23 @@ def conclude(spec: Spec, ended: list[Ended], launch_id: str) -> Record:
     if found is None:
         smallest = min(ended, key=lambda part: part.trial.batch_size_per_gpu)
         assert smallest.failure is not None, "where nothing fits every trial has a failure"
-        return failed(spec, smallest, launch_id, smallest.failure)
+        return failed(spec, smallest, launch_id, smallest.failure, known="")
     results = {part.trial.batch_size_per_gpu: part.result for part in ended if part.result}
     largest = results[found.largest_fitting]
     measurement = msgspec.structs.replace(largest.measurement, epochs=(), memory_search=found)
     return records.new_record(spec, "ok", launch_id, measurement=measurement, environment=largest.environment)
 
 
-def failed(spec: Spec, ended: Ended, launch_id: str, failure: Failure) -> Record:
-    """The record of a search that a trial ended, which its message and reason name."""
-    where = f"at batch_size_per_gpu {ended.trial.batch_size_per_gpu}"
+def known_from(ended: Sequence[Ended]) -> str:
+    """What the trials before the last enclose, in brackets; nothing where they say nothing."""
+    fits, fails = boundary.bracket_of([part.trial for part in ended[:-1]])
+    said = [f"{size} {what}" for size, what in ((fits, "fits"), (fails, "does not")) if size is not None]
+    return f" ({', '.join(said)})" if said else ""
+
+
+def failed(spec: Spec, ended: Ended, launch_id: str, failure: Failure, known: str) -> Record:
+    """The record of a search that a trial ended, which its message and reason name with what is known by then."""
+    where = f"at batch_size_per_gpu {ended.trial.batch_size_per_gpu}{known}"
     named = msgspec.structs.replace(failure, message=f"{where}: {failure.message}"[:MAX_MESSAGE])
     record = ending.failed(spec, ended.handover, launch_id, named)
     reason = f"{OOM_REASONS[failure.kind]} {where}" if failure.kind in OOM_REASONS else record.reason

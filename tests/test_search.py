@@ -133,12 +133,13 @@ def test_where_not_one_sample_fits_the_point_is_oom_and_says_at_which_batch(hand
     assert record.environment.nodes == ("node0",)
 
 
-def test_a_failure_that_is_no_oom_ends_the_search(handover: Handover) -> None:
+def test_a_failure_that_is_no_oom_ends_the_search_and_says_what_fitted(handover: Handover) -> None:
     ranks = Ranks(failure="exception")
     record = search_memory(point(), handover, "launch", ranks)
     first_failing = next(spec.batch_size_per_gpu for spec in ranks.specs if spec.batch_size_per_gpu > BOUNDARY)
+    largest_before = ranks.specs[-2].batch_size_per_gpu
     assert record.status == "failed"
-    assert record.reason == f"at batch_size_per_gpu {first_failing}: rank 1: what happened"
+    assert record.reason == f"at batch_size_per_gpu {first_failing} ({largest_before} fits): rank 1: what happened"
     assert ranks.specs[-1].batch_size_per_gpu == first_failing
 
 
