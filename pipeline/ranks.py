@@ -6,6 +6,7 @@ torch and torchvision anew takes longer than many a point.
 
 import contextlib
 import importlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -51,6 +52,7 @@ def await_ranks(spec: Spec, handover: Handover, launch_id: str, start_method: st
     from torch.distributed.launcher.api import elastic_launch
 
     config = launch_config(spec, handover, launch_id, start_method)
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(drop_traceback)
     try:
         elastic_launch(config, run_rank)(handover.folder, *changes_of_environ())
     except (RendezvousError, OSError, EOFError) as error:  # the last two where the process to fork from is in trouble
@@ -61,6 +63,15 @@ def await_ranks(spec: Spec, handover: Handover, launch_id: str, start_method: st
         talk(f"{spec.run_id()}: ended by {signal.Signals(error.sigval).name}, no record is written")
         sys.exit(128 + error.sigval)
     return {}
+
+
+def drop_traceback(line: logging.LogRecord) -> bool:
+    """Let the agent say which rank failed without a traceback, which is of its own code and not of the rank's.
+
+    To print one torch imports TorchDynamo: up to five seconds after the first rank that runs out of memory.
+    """
+    line.exc_info = None
+    return True
 
 
 def launch_config(spec: Spec, handover: Handover, launch_id: str, start_method: str) -> "LaunchConfig":

@@ -3,12 +3,15 @@
 import importlib
 import multiprocessing
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import ROOT
 from factories import make_spec
 
 from pipeline import ranks
@@ -53,6 +56,33 @@ def test_a_rank_sees_the_variables_of_its_launch_and_not_of_an_earlier_one(
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=lambda folder: None))
     run_rank(tmp_path, *changes)
     assert forked == {**launcher, "RANK": "3"}
+
+
+FAILING = """
+import sys
+from pathlib import Path
+from factories import make_spec
+from pipeline.handover import Handover, Point
+from pipeline.ranks import run_ranks
+
+if __name__ == "__main__":
+    spec, handover = make_spec(device="cpu", model="lenet"), Handover(Path(sys.argv[1]) / "point")
+    handover.leave_point(Point(spec, str(Path(sys.argv[1]) / "absent")))
+    print(sorted(run_ranks(spec, handover, "launch")), "torch._dynamo" in sys.modules)
+"""
+
+
+def test_a_rank_that_fails_is_named_at_once_and_without_the_agents_own_traceback(tmp_path: Path) -> None:
+    """For its traceback torch would import TorchDynamo, which takes seconds."""
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    command = [sys.executable, str(script), str(tmp_path)]
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert ended.stdout == "[0] False\n", ended.stderr
+    assert "NotStaged" in ended.stderr
+    assert "failed (exitcode: 1) local_rank: 0" in ended.stderr
+    assert "ProcessExitedException" not in ended.stderr
 
 
 @pytest.fixture
