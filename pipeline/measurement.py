@@ -195,7 +195,8 @@ class Communication(Part, frozen=True):
 class MemoryTrial(Part, frozen=True):
     """One trial of a search, in processes of its own, and the memory of the fullest device of any rank, in bytes.
 
-    On the CPU both peak and usable count from where `memory_limit_gib` was set. None where memory ran out.
+    On the CPU both peak and usable count from where `memory_limit_gib` was set. None where it did not fit; `reason`
+    says why where that was no out-of-memory (since schema 9).
     """
 
     batch_size_per_gpu: Count
@@ -205,6 +206,7 @@ class MemoryTrial(Part, frozen=True):
     peak_reserved_bytes: Index | None = None
     usable_bytes: Index | None = None
     num_alloc_retries: Index | None = None
+    reason: ShortText | None = None
 
 
 class MemorySearch(Part, frozen=True):

@@ -77,7 +77,7 @@ def prediction_error(found: MemorySearch) -> float | None:
 
 def num_ooms(found: MemorySearch) -> int:
     """The trials that ran out of memory."""
-    return sum(not trial.fits for trial in found.trials)
+    return sum(not trial.fits and trial.reason is None for trial in found.trials)
 
 
 def search_time_s(found: MemorySearch) -> float:
@@ -94,6 +94,7 @@ def memory_notes(cell: Cell) -> list[str]:
             notes.append(f"nothing failed in {len(found.trials)} trials")
         elif found.smallest_failing - found.largest_fitting > tolerance(found.largest_fitting):
             notes.append(f"not narrowed to 1 % in {len(found.trials)} trials")
+        notes += [f"failed at {trial.batch_size_per_gpu}: {trial.reason}" for trial in found.trials if trial.reason]
     elements = LARGEST_ACTIVATION.get(str(cell.spec.model))
     if elements and cell.spec.device == "cuda":
         kink = MAX_ELEMENTS // elements

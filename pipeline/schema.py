@@ -19,7 +19,7 @@ from pipeline.spec import Index, Spec
 #   6  adds whether the calls of a sweep were captured
 #   7  adds what a profiled step computes where no gradients travel
 #   8  adds what of a profiled step's reductions compute and gaps of launches cover, and a second profile without them
-SCHEMA_VERSION: Literal[8] = 8
+SCHEMA_VERSION: Literal[9] = 9
 
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
 MAX_CLOCKS = 1_000  # epochs x ranks beside which step times still fit
@@ -90,7 +90,7 @@ class Record(Part, frozen=True):
     Raises ValueError where status and content contradict each other.
     """
 
-    schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8]
+    schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9]
     run_id: ShortText
     attempt: Index
     spec: Spec

@@ -1,6 +1,7 @@
 """The search for the memory boundary of one point: a trial after another, each in new processes, made one record.
 
-New processes, since after an out-of-memory the same process has fragments and handles that a fresh one has not.
+New processes, since after an out-of-memory the same process has fragments and handles that a fresh one has not. Close
+to the boundary CUDA's libraries find no memory for their own, and may fail in other ways than by saying so.
 """
 
 import shutil
@@ -18,6 +19,9 @@ from pipeline.measurement import DeviceMemory, MemoryTrial
 from pipeline.metrics import GIB
 from pipeline.schema import MAX_MESSAGE, Failure, Record
 from pipeline.spec import Spec
+
+MAX_OTHER_FAILURES = 2  # trials that end neither way, between one that fits and one that ran out of memory
+MAX_REASON = 400  # of a trial
 
 RunRanks = Callable[[Spec, Handover, str], dict[int, RankExit]]
 """Runs a point's ranks to their end and returns those that ended badly: pipeline.ranks.run_ranks."""
@@ -44,9 +48,17 @@ def search_memory(spec: Spec, handover: Handover, launch_id: str, run_ranks: Run
         ended.append(run_trial(spec, size, Handover(folder), f"{launch_id}-trial{len(ended)}", run_ranks))
         talk(f"{spec.run_id()}: trial {len(ended)}: {describe(ended[-1])}")
         failure = ended[-1].failure
-        if failure and failure.kind not in OOM_REASONS:
+        if failure and is_hopeless([part.trial for part in ended]):
             return failed(spec, ended[-1], launch_id, failure, known_from(ended))
     return conclude(spec, ended, launch_id)
+
+
+def is_hopeless(trials: Sequence[MemoryTrial]) -> bool:
+    """Whether the last trial says nothing of memory: it failed otherwise, and not where that may be for want of it."""
+    if trials[-1].reason is None:
+        return False
+    num_others = sum(trial.reason is not None for trial in trials)
+    return None in boundary.bracket_of(trials[:-1]) or num_others > MAX_OTHER_FAILURES
 
 
 def run_trial(spec: Spec, batch_size: int, handover: Handover, trial_id: str, run_ranks: RunRanks) -> Ended:
@@ -58,8 +70,10 @@ def run_trial(spec: Spec, batch_size: int, handover: Handover, trial_id: str, ru
     time_ns = time.monotonic_ns() - started_ns
     result = None if exits else handover.read_result()
     if result is None:
-        trial = MemoryTrial(batch_size_per_gpu=batch_size, fits=False, time_ns=time_ns)
-        return Ended(trial, handover, None, ending.find_cause(handover, exits))
+        failure = ending.find_cause(handover, exits)
+        reason = None if failure.kind in OOM_REASONS else failure.message.split("\n")[0][:MAX_REASON]
+        trial = MemoryTrial(batch_size_per_gpu=batch_size, fits=False, time_ns=time_ns, reason=reason)
+        return Ended(trial, handover, None, failure)
     return Ended(fitting_trial(spec, batch_size, time_ns, result.measurement.memory), handover, result, None)
 
 

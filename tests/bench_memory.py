@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pipeline.command import LaunchOptions, launch_command
 from pipeline.experiment import Experiment, add_points
+from pipeline.measurement import MemoryTrial
 from pipeline.models import build_model
 from pipeline.records import read_folder
 from pipeline.spec import TRIAL_STEPS, Spec
@@ -56,12 +57,15 @@ def ours() -> Search:
     found = record.measurement.memory_search if record.measurement else None
     if found is None:
         raise RuntimeError(record.ending())
-    trials = ", ".join(
-        f"{trial.batch_size_per_gpu}{'' if trial.fits else ' OOM'} ({trial.time_ns / 1e9:.1f} s)"
-        for trial in found.trials
-    )
+    trials = ", ".join(describe(trial) for trial in found.trials)
     error = abs((found.predicted or 0) - found.largest_fitting) / found.largest_fitting
     return Search("ours", time_s, found.largest_fitting, f"{trials}; first prediction {error:.1%} off")
+
+
+def describe(trial: MemoryTrial) -> str:
+    """A trial of ours in a few words."""
+    how = "" if trial.fits else f" {trial.reason or 'OOM'}"
+    return f"{trial.batch_size_per_gpu}{how} ({trial.time_ns / 1e9:.1f} s)"
 
 
 def other(name: str) -> Search:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -161,7 +162,7 @@ def test_whatever_the_trials_say_it_ends(first: int, answers: list[tuple[bool, i
             break
         assert 1 <= size <= 2**40
         assert size not in [trial.batch_size_per_gpu for trial in trials]
-        memory = {"peak_allocated_bytes": peak, "usable_bytes": usable} if fits else {}
+        memory: dict[str, Any] = {"peak_allocated_bytes": peak, "usable_bytes": usable} if fits else {}
         trials.append(MemoryTrial(batch_size_per_gpu=size, fits=fits, time_ns=1, **memory))
     assert next_batch_size(trials, first) is None
     conclude_search(trials)

@@ -56,6 +56,15 @@ def record_of(spec: Spec, found: MemorySearch = SEARCH, retries: int = 0) -> Rec
     return make_record(spec, measurement=measurement)
 
 
+def test_a_trial_that_failed_otherwise_is_no_oom_and_is_named() -> None:
+    odd = msgspec.structs.replace(fails(30_200), reason="rank 0: launch failure")
+    found = msgspec.structs.replace(SEARCH, trials=(*SEARCH.trials, odd), smallest_failing=30_200)
+    (row,) = build(record_of(searched(), found)).memory
+    assert (row["num_trials"], row["num_ooms"]) == (5, 1)
+    assert row["smallest_failing_batch_size_per_gpu"] == 30_200
+    assert row["note"] == "failed at 30200: rank 0: launch failure"
+
+
 def test_the_boundary_as_worked_by_hand() -> None:
     """30,000 of 139 GiB at 135: 4 left; predicted 150 too many, 0.5 %; three trials of 8 s and one of 10."""
     tables = build(record_of(searched()))

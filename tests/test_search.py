@@ -15,7 +15,7 @@ from pipeline.handover import Handover, RankError, Result
 from pipeline.measurement import DeviceMemory, MemorySearch
 from pipeline.metrics import GIB
 from pipeline.schema import Environment, FailureKind, Record
-from pipeline.search import fitting_trial, search_memory
+from pipeline.search import MAX_OTHER_FAILURES, fitting_trial, search_memory
 from pipeline.spec import Spec
 
 USABLE_BYTES = 139 * GIB
@@ -26,11 +26,14 @@ BOUNDARY = USABLE_BYTES // BYTES_PER_SAMPLE  # 28,467
 class Ranks:
     """Two ranks that leave what real ones would, by the batch size alone; the second one is first out of memory."""
 
-    def __init__(self, failure: FailureKind = "cuda_oom", limit_bytes: int = USABLE_BYTES) -> None:
+    def __init__(
+        self, failure: FailureKind = "cuda_oom", limit_bytes: int = USABLE_BYTES, odd: range = range(0)
+    ) -> None:
         self.specs: list[Spec] = []
         self.launch_ids: list[str] = []
         self._failure: FailureKind = failure
         self._limit_bytes = limit_bytes
+        self._odd = odd  # batch sizes at which CUDA fails in another way
 
     def __call__(self, spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankExit]:
         assert handover.read_point().spec == spec
@@ -43,6 +46,9 @@ class Ranks:
             handover.leave_error(RankError("collective", "connection reset by peer", 0, "node0", 0))
             handover.leave_error(RankError(self._failure, "what happened", 1, "node0", 1))
             return {0: RankExit(-15, 0.0), 1: RankExit(1, 0.1)}
+        if spec.batch_size_per_gpu in self._odd:
+            handover.leave_error(RankError("exception", "AcceleratorError: launch failure\nmore of it", 1, "node0", 1))
+            return {1: RankExit(1, 0.1)}
         memory = tuple(self.memory(rank, peak_bytes) for rank in range(spec.num_gpus))
         measurement = msgspec.structs.replace(make_measurement(spec), memory=memory)
         handover.leave_result(Result(measurement, Environment(nodes=("node0",))))
@@ -141,6 +147,34 @@ def test_a_failure_that_is_no_oom_ends_the_search_and_says_what_fitted(handover:
     assert record.status == "failed"
     assert record.reason == f"at batch_size_per_gpu {first_failing} ({largest_before} fits): rank 1: what happened"
     assert ranks.specs[-1].batch_size_per_gpu == first_failing
+
+
+LIMIT_BYTES = int(0.98 * USABLE_BYTES)  # less than the ranks report: the prediction is above the boundary
+OOM_FROM = LIMIT_BYTES // BYTES_PER_SAMPLE + 1  # 27,898
+
+
+def test_between_what_fits_and_what_does_not_another_failure_is_one_more_batch_that_does_not_fit(
+    handover: Handover,
+) -> None:
+    """As a launch failure of DataParallel in bf16 on two H200s, 2 % below a batch that ran out of memory."""
+    odd = range(27_500, OOM_FROM)
+    found = found_by(search_memory(point(), handover, "launch", Ranks(limit_bytes=LIMIT_BYTES, odd=odd)))
+    reasons = {trial.batch_size_per_gpu: trial.reason for trial in found.trials if trial.reason}
+    assert list(reasons.values()) == ["rank 1: AcceleratorError: launch failure"] * len(reasons)
+    assert set(reasons) == {trial.batch_size_per_gpu for trial in found.trials} & set(odd) != set()
+    assert found.largest_fitting < odd.start <= (found.smallest_failing or 0) <= found.largest_fitting * 1.01
+
+
+def test_a_search_that_fails_otherwise_again_and_again_ends(handover: Handover) -> None:
+    ranks = Ranks(limit_bytes=LIMIT_BYTES, odd=range(20_000, OOM_FROM))
+    record = search_memory(point(), handover, "launch", ranks)
+    sizes = [spec.batch_size_per_gpu for spec in ranks.specs]
+    assert sum(size in range(20_000, OOM_FROM) for size in sizes) == MAX_OTHER_FAILURES + 1
+    assert record.status == "failed"
+    fits = max(size for size in sizes if size < 20_000)
+    assert record.reason == f"at batch_size_per_gpu {sizes[-1]} ({fits} fits, {sizes[-2]} does not): " + (
+        "rank 1: AcceleratorError: launch failure"
+    )
 
 
 def test_a_launch_that_slurm_requeued_starts_over(handover: Handover) -> None:
