@@ -12,6 +12,7 @@ from pipeline.spec import Spec
 
 SAFE_TEXT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,:=+@/-]{0,127}")
 MAX_SIGNAL_DELAY_S = 30
+MAX_NAMES = 8  # of points, in one line
 PROOF_RUNS = 2  # of one point: alone, then in all lanes
 
 
@@ -169,11 +170,17 @@ def refuse_unsatisfiable(reasons: Mapping[str, str], num_points: int) -> None:
 
 
 def name_by_reason(reasons: Mapping[str, str]) -> list[str]:
-    """Every point by name, those with one reason together."""
+    """Points by name, those with one reason together; of many the first."""
     groups: dict[str, list[str]] = {}
     for run_id, reason in reasons.items():
         groups.setdefault(reason, []).append(run_id)
-    return [f"{reason}: {', '.join(run_ids)}" for reason, run_ids in groups.items()]
+    return [f"{reason}: {some_of(run_ids)}" for reason, run_ids in groups.items()]
+
+
+def some_of(names: Sequence[str]) -> str:
+    """So many names as a line holds, and how many there are besides."""
+    num_besides = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {num_besides} more" if num_besides > 0 else "")
 
 
 def cut(elements: Sequence[list[Spec]], max_elements: int) -> list[list[list[Spec]]]:

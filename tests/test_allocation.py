@@ -12,6 +12,7 @@ from pipeline.allocation import (
     build_request,
     check_site_options,
     cut,
+    name_by_reason,
     refuse_unsatisfiable,
     signal_delay_s,
     unsatisfiable_here,
@@ -163,6 +164,16 @@ def test_points_that_cannot_run_are_refused_before_anything_starts() -> None:
         refuse_unsatisfiable({"run-a": "needs 4 GPUs", "run-b": "needs 8 GPUs"}, 5)
     assert refusal.value.code == 2
     assert all(word in str(refusal.value) for word in ("run-a", "run-b", "needs 4 GPUs", "--skip-unsatisfiable"))
+
+
+@pytest.mark.parametrize(
+    ("count", "ends"), [(8, "run-6, run-7"), (9, "run-7 and 1 more"), (1000, "run-7 and 992 more")]
+)
+def test_of_many_points_that_cannot_run_the_first_are_named(count: int, ends: str) -> None:
+    reasons = {f"run-{number}": "needs 4 GPUs" for number in range(count)}
+    (named,) = name_by_reason(reasons)
+    assert named.startswith("needs 4 GPUs: run-0, run-1, ")
+    assert named.endswith(ends)
 
 
 @pytest.mark.parametrize(
