@@ -170,7 +170,7 @@ def refuse_unsatisfiable(reasons: Mapping[str, str], num_points: int) -> None:
 
 
 def name_by_reason(reasons: Mapping[str, str]) -> list[str]:
-    """Points by name, those with one reason together; of many the first."""
+    """A line a reason, with the points it holds for; of many only the first are named."""
     groups: dict[str, list[str]] = {}
     for run_id, reason in reasons.items():
         groups.setdefault(reason, []).append(run_id)
@@ -178,7 +178,7 @@ def name_by_reason(reasons: Mapping[str, str]) -> list[str]:
 
 
 def some_of(names: Sequence[str]) -> str:
-    """So many names as a line holds, and how many there are besides."""
+    """The first MAX_NAMES names, and how many there are besides."""
     num_besides = len(names) - MAX_NAMES
     return ", ".join(names[:MAX_NAMES]) + (f" and {num_besides} more" if num_besides > 0 else "")
 

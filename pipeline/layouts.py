@@ -53,7 +53,8 @@ LAYOUTS = (
         "The largest batch that fits, within 1 %: three full steps of synthetic images, each trial in new processes. "
         "peak_memory_gib is its fullest GPU's, head_room_gib what that leaves of the memory the process could have "
         "(on the CPU both count from where memory_limit_gib was set). prediction_error is the first prediction's, "
-        "from a line through two small trials. search_time_s holds all trials and the starts of their processes.",
+        "from a line through two small trials. num_ooms leaves out trials that failed otherwise, which the note names "
+        "and which may be the smallest that fails. search_time_s holds all trials and the starts of their processes.",
         hidden=("batch_size_per_gpu",),
     ),
     Layout(

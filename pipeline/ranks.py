@@ -66,11 +66,14 @@ def await_ranks(spec: Spec, handover: Handover, launch_id: str, start_method: st
 
 
 def drop_traceback(line: logging.LogRecord) -> bool:
-    """Let the agent say which rank failed without a traceback, which is of its own code and not of the rank's.
+    """Let the agent say which rank exited without a traceback of its own code; one of the rank's it may print.
 
     To print one torch imports TorchDynamo: up to five seconds after the first rank that runs out of memory.
     """
-    line.exc_info = None
+    from torch.multiprocessing.spawn import ProcessExitedException
+
+    if line.exc_info and isinstance(line.exc_info[1], ProcessExitedException):
+        line.exc_info = None
     return True
 
 

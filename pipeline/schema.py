@@ -19,6 +19,7 @@ from pipeline.spec import Index, Spec
 #   6  adds whether the calls of a sweep were captured
 #   7  adds what a profiled step computes where no gradients travel
 #   8  adds what of a profiled step's reductions compute and gaps of launches cover, and a second profile without them
+#   9  adds why a trial of a search for the memory boundary failed where it did not run out of memory
 SCHEMA_VERSION: Literal[9] = 9
 
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone

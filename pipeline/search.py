@@ -1,9 +1,10 @@
 """The search for the memory boundary of one point: a trial after another, each in new processes, made one record.
 
 New processes, since after an out-of-memory the same process has fragments and handles that a fresh one has not. Close
-to the boundary CUDA's libraries find no memory for their own, and may fail in other ways than by saying so.
+below the boundary CUDA may fail in other ways than by saying that memory ran out: such a trial does not fit either.
 """
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from pipeline.metrics import GIB
 from pipeline.schema import MAX_MESSAGE, Failure, Record
 from pipeline.spec import Spec
 
-MAX_OTHER_FAILURES = 2  # trials that end neither way, between one that fits and one that ran out of memory
+MAX_OTHER_FAILURES = 2  # trials that failed otherwise close below one that ran out of memory
 MAX_REASON = 400  # of a trial
 
 RunRanks = Callable[[Spec, Handover, str], dict[int, RankExit]]
@@ -39,7 +40,8 @@ class Ended(NamedTuple):
 def search_memory(spec: Spec, handover: Handover, launch_id: str, run_ranks: RunRanks) -> Record:
     """Run trials until the boundary is known; the record lists them all.
 
-    `oom` where not one sample fits, `failed` where a trial ended in another way. Raises what `run_ranks` raises.
+    `oom` where not one sample fits, `failed` where a trial's failure says nothing of memory. Raises what `run_ranks`
+    raises.
     """
     ended: list[Ended] = []
     while (size := boundary.next_batch_size([part.trial for part in ended], spec.batch_size_per_gpu)) is not None:
@@ -48,17 +50,21 @@ def search_memory(spec: Spec, handover: Handover, launch_id: str, run_ranks: Run
         ended.append(run_trial(spec, size, Handover(folder), f"{launch_id}-trial{len(ended)}", run_ranks))
         talk(f"{spec.run_id()}: trial {len(ended)}: {describe(ended[-1])}")
         failure = ended[-1].failure
-        if failure and is_hopeless([part.trial for part in ended]):
+        if failure and failure.kind not in OOM_REASONS and not is_close_below_oom(ended):
             return failed(spec, ended[-1], launch_id, failure, known_from(ended))
     return conclude(spec, ended, launch_id)
 
 
-def is_hopeless(trials: Sequence[MemoryTrial]) -> bool:
-    """Whether the last trial says nothing of memory: it failed otherwise, and not where that may be for want of it."""
-    if trials[-1].reason is None:
-        return False
+def is_close_below_oom(ended: Sequence[Ended]) -> bool:
+    """Whether the last trial's failure may be the boundary's: an error of a rank's own, less than a tenth below a batch
+    that ran out of memory, and not one too many of them. A lost peer, a signal or a limit of time tells of no memory.
+    """
+    trials = [part.trial for part in ended]
+    ooms = [trial.batch_size_per_gpu for trial in trials if not trial.fits and trial.reason is None]
     num_others = sum(trial.reason is not None for trial in trials)
-    return None in boundary.bracket_of(trials[:-1]) or num_others > MAX_OTHER_FAILURES
+    is_own_error = ended[-1].failure is not None and ended[-1].failure.kind == "exception"
+    is_close = trials[-1].batch_size_per_gpu >= (1 - boundary.NEAR) * min(ooms, default=math.inf)
+    return is_own_error and is_close and num_others <= MAX_OTHER_FAILURES
 
 
 def run_trial(spec: Spec, batch_size: int, handover: Handover, trial_id: str, run_ranks: RunRanks) -> Ended:
@@ -105,7 +111,7 @@ def describe(ended: Ended) -> str:
     """A trial in a line."""
     trial = ended.trial
     if ended.failure is not None:
-        how = OOM_REASONS.get(ended.failure.kind, "failed")
+        how = OOM_REASONS.get(ended.failure.kind, f"failed, {trial.reason}")
     else:
         how = f"fits, peak {(trial.peak_allocated_bytes or 0) / GIB:.2f} of {(trial.usable_bytes or 0) / GIB:.2f} GiB"
     return f"{trial.batch_size_per_gpu} per GPU: {how} ({trial.time_ns / 1e9:.0f} s)"

@@ -1,6 +1,7 @@
 """The processes that ranks run in."""
 
 import importlib
+import logging
 import multiprocessing
 import os
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import torch
 from conftest import ROOT
 from factories import make_spec
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from pipeline import ranks
 from pipeline.ranks import run_rank, threads_of
@@ -78,11 +80,21 @@ def test_a_rank_that_fails_is_named_at_once_and_without_the_agents_own_traceback
     script.write_text(FAILING)
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     command = [sys.executable, str(script), str(tmp_path)]
-    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60)
     assert ended.stdout == "[0] False\n", ended.stderr
     assert "NotStaged" in ended.stderr
     assert "failed (exitcode: 1) local_rank: 0" in ended.stderr
     assert "ProcessExitedException" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [(ProcessExitedException("exit code 1", 0, 1, 1), False), (ProcessRaisedException("of the rank's", 0, 1), True)],
+)
+def test_a_traceback_that_the_agent_has_from_a_rank_is_printed(error: Exception, kept: bool) -> None:
+    line = logging.LogRecord("agent", logging.ERROR, "api.py", 1, "failed", (), (type(error), error, None))
+    assert ranks.drop_traceback(line)
+    assert bool(line.exc_info) is kept
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """A search for the memory boundary: with made-up ranks, and on a real CPU through the commands."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,25 @@ BYTES_PER_SAMPLE = 5 * 2**20
 BOUNDARY = USABLE_BYTES // BYTES_PER_SAMPLE  # 28,467
 
 
+LAUNCH_FAILURE = RankError("exception", "AcceleratorError: launch failure\nmore of it", 1, "node0", 1)
+LOST_PEER = RankError("collective", "connection reset by peer", 1, "node0", 1)
+
+
 class Ranks:
     """Two ranks that leave what real ones would, by the batch size alone; the second one is first out of memory."""
 
     def __init__(
-        self, failure: FailureKind = "cuda_oom", limit_bytes: int = USABLE_BYTES, odd: range = range(0)
+        self,
+        failure: FailureKind = "cuda_oom",
+        limit_bytes: int = USABLE_BYTES,
+        odd: range = range(0),
+        otherwise: RankError | None = LAUNCH_FAILURE,
     ) -> None:
         self.specs: list[Spec] = []
         self.launch_ids: list[str] = []
         self._failure: FailureKind = failure
         self._limit_bytes = limit_bytes
-        self._odd = odd  # batch sizes at which CUDA fails in another way
+        self._odd, self._otherwise = odd, otherwise  # batch sizes at which a rank fails in another way, and how
 
     def __call__(self, spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankExit]:
         assert handover.read_point().spec == spec
@@ -47,7 +56,9 @@ class Ranks:
             handover.leave_error(RankError(self._failure, "what happened", 1, "node0", 1))
             return {0: RankExit(-15, 0.0), 1: RankExit(1, 0.1)}
         if spec.batch_size_per_gpu in self._odd:
-            handover.leave_error(RankError("exception", "AcceleratorError: launch failure\nmore of it", 1, "node0", 1))
+            if self._otherwise is None:
+                return {1: RankExit(-signal.SIGKILL, 0.1)}
+            handover.leave_error(self._otherwise)
             return {1: RankExit(1, 0.1)}
         memory = tuple(self.memory(rank, peak_bytes) for rank in range(spec.num_gpus))
         measurement = msgspec.structs.replace(make_measurement(spec), memory=memory)
@@ -153,9 +164,7 @@ LIMIT_BYTES = int(0.98 * USABLE_BYTES)  # less than the ranks report: the predic
 OOM_FROM = LIMIT_BYTES // BYTES_PER_SAMPLE + 1  # 27,898
 
 
-def test_between_what_fits_and_what_does_not_another_failure_is_one_more_batch_that_does_not_fit(
-    handover: Handover,
-) -> None:
+def test_another_failure_close_below_an_oom_is_one_more_batch_that_does_not_fit(handover: Handover) -> None:
     """As a launch failure of DataParallel in bf16 on two H200s, 2 % below a batch that ran out of memory."""
     odd = range(27_500, OOM_FROM)
     found = found_by(search_memory(point(), handover, "launch", Ranks(limit_bytes=LIMIT_BYTES, odd=odd)))
@@ -165,16 +174,34 @@ def test_between_what_fits_and_what_does_not_another_failure_is_one_more_batch_t
     assert found.largest_fitting < odd.start <= (found.smallest_failing or 0) <= found.largest_fitting * 1.01
 
 
-def test_a_search_that_fails_otherwise_again_and_again_ends(handover: Handover) -> None:
-    ranks = Ranks(limit_bytes=LIMIT_BYTES, odd=range(20_000, OOM_FROM))
+@pytest.mark.parametrize(
+    ("lowest", "otherwise", "num_failures"),
+    [
+        (20_000, LAUNCH_FAILURE, MAX_OTHER_FAILURES + 1),  # again and again
+        (27_500, LOST_PEER, 1),
+        (27_500, None, 1),  # by the host's kernel, say
+    ],
+)
+def test_a_search_ends_where_a_failure_says_nothing_of_memory(
+    handover: Handover, lowest: int, otherwise: RankError | None, num_failures: int
+) -> None:
+    odd = range(lowest, OOM_FROM)
+    ranks = Ranks(limit_bytes=LIMIT_BYTES, odd=odd, otherwise=otherwise)
     record = search_memory(point(), handover, "launch", ranks)
     sizes = [spec.batch_size_per_gpu for spec in ranks.specs]
-    assert sum(size in range(20_000, OOM_FROM) for size in sizes) == MAX_OTHER_FAILURES + 1
+    assert sum(size in odd for size in sizes) == num_failures
     assert record.status == "failed"
-    fits = max(size for size in sizes if size < 20_000)
-    assert record.reason == f"at batch_size_per_gpu {sizes[-1]} ({fits} fits, {sizes[-2]} does not): " + (
-        "rank 1: AcceleratorError: launch failure"
-    )
+    fits = max(size for size in sizes if size < odd.start)
+    known = f"({fits} fits, {sizes[-2]} does not)"
+    assert record.reason.startswith(f"at batch_size_per_gpu {sizes[-1]} {known}: rank 1")
+
+
+def test_a_failure_far_below_an_oom_ends_a_search(handover: Handover) -> None:
+    """The first trial runs out of memory, and on the way down one fails otherwise."""
+    ranks = Ranks(odd=range(1, 20_000))
+    record = search_memory(point(batch_size_per_gpu=50_000), handover, "launch", ranks)
+    assert [spec.batch_size_per_gpu for spec in ranks.specs] == [50_000, 12_500]
+    assert record.reason == "at batch_size_per_gpu 12500 (50000 does not): rank 1: AcceleratorError: launch failure"
 
 
 def test_a_launch_that_slurm_requeued_starts_over(handover: Handover) -> None:
