@@ -37,11 +37,13 @@ def main() -> int:
     from pipeline.follow import standings
 
     left_out: list[Exception] = []
-    followed = {}
+    followed, unannounced = {}, []
     for name, experiment in find_experiments(arguments.folder, left_out.append).items():
         try:
             manifest = experiment.read_manifest()
-            if manifest is not None:
+            if manifest is None:
+                unannounced.append(name)
+            else:
                 followed[name] = standings(experiment, manifest)
         except (Refusal, OSError) as error:  # the other experiments still have states
             if isinstance(error, Refusal) and error.code != USAGE:
@@ -52,6 +54,8 @@ def main() -> int:
         return USAGE
     if not followed:
         raise Refusal(f"no manifest under {arguments.folder}; submit an experiment first.", NOTHING)
+    for name in unannounced:
+        talk(f"Notice: {name} has no manifest that says what was expected; collect shows its records.")
     if arguments.json:
         shape = {name: [as_json(part) for part in parts] for name, parts in followed.items()}
         print(json.dumps({"experiments": shape}, indent=1))

@@ -47,6 +47,10 @@ def test_records_without_a_manifest_are_tables_to_collect_and_nothing_to_status(
     assert_refused(pipeline("status", tmp_path), 3, "manifest")
     answer = pipeline("collect", tmp_path, "--format", "json")
     assert json.loads(answer.stdout)["experiments"]["x"]["coverage"]["expected"] == 1
+    make_experiment(tmp_path / "y", make_record())
+    beside = pipeline("status", tmp_path, "--json")
+    assert (beside.returncode, list(json.loads(beside.stdout)["experiments"])) == (0, ["y"])
+    assert "x has no manifest" in beside.stderr
 
 
 def test_records_without_a_manifest_stand_by_gpus_and_batch_and_not_by_name(pipeline: Command, tmp_path: Path) -> None:
