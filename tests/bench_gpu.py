@@ -4,6 +4,8 @@
     python tests/bench_gpu.py --print bench.json ...               the tables of earlier runs
 
 Every comparison has both sides in one process, an epoch of each by turns; medians over the epochs after the first.
+cuDNN keeps the first plan that a process makes for a convolution, tuned or not, for whoever comes next: for eager
+sections without tuned plans, and compiled ones with them, name each in --sections of a run of its own.
 """
 
 import argparse
@@ -142,9 +144,9 @@ def measure(runner: Runner, sections: Sequence[str], batch_sizes: Sequence[int])
         others = trainers(msgspec.structs.replace(spec, execution="eager"), runner)
         by_host = msgspec.structs.replace(spec, execution="compile")
         runner.compare("trainers at 512, compiled", [runner.ours("ours, compile", by_host), *others])
-        # without Lightning, whose teardown frees what a CUDA graph still reads (cuBLAS's workspaces)
+        # without Lightning, whose teardown frees what a CUDA graph still reads: cuBLAS's workspaces
         runner.compare("trainers at 512, captured", [runner.ours("ours, compiled_graph", spec), others[0]])
-    # for their losses: cuDNN keeps the first plan for a convolution, so the compiled step has no tuned ones here
+    # for their losses: in a run of its own all three have the eager step's plans
     if "executions" in sections:
         for size in batch_sizes:
             all_three = [
