@@ -1,11 +1,13 @@
 """The search for the memory boundary of one point: a trial after another, each in new processes, made one record.
 
 New processes, since after an out-of-memory the same process has fragments and handles that a fresh one has not. Close
-below the boundary CUDA may fail in other ways than by saying that memory ran out: such a trial does not fit either.
+below the boundary libraries may fail in other ways than by saying that memory ran out (oneDNN crashes, CUDA has met a
+launch failure): such a trial does not fit either.
 """
 
 import math
 import shutil
+import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -23,6 +25,7 @@ from pipeline.spec import Spec
 
 MAX_OTHER_FAILURES = 2  # trials that failed otherwise close below one that ran out of memory
 MAX_REASON = 400  # of a trial
+CRASHES = (-signal.SIGSEGV, -signal.SIGBUS)  # what native code makes of memory that it did not get, as exit codes
 
 RunRanks = Callable[[Spec, Handover, str], dict[int, RankExit]]
 """Runs a point's ranks to their end and returns those that ended badly: pipeline.ranks.run_ranks."""
@@ -56,15 +59,16 @@ def search_memory(spec: Spec, handover: Handover, launch_id: str, run_ranks: Run
 
 
 def is_close_below_oom(ended: Sequence[Ended]) -> bool:
-    """Whether the last trial's failure may be the boundary's: an error of a rank's own, less than a tenth below a batch
-    that ran out of memory, and not one too many of them. A lost peer, a signal or a limit of time tells of no memory.
+    """Whether the last trial's failure may be the boundary's: an error or a crash of a rank's own, less than a tenth
+    below a batch that ran out of memory, and not one too many. A lost peer, a kill or a limit of time is none.
     """
+    failure = ended[-1].failure
     trials = [part.trial for part in ended]
     ooms = [trial.batch_size_per_gpu for trial in trials if not trial.fits and trial.reason is None]
     num_others = sum(trial.reason is not None for trial in trials)
-    is_own_error = ended[-1].failure is not None and ended[-1].failure.kind == "exception"
+    is_own = failure is not None and (failure.kind == "exception" or failure.exit_code in CRASHES)
     is_close = trials[-1].batch_size_per_gpu >= (1 - boundary.NEAR) * min(ooms, default=math.inf)
-    return is_own_error and is_close and num_others <= MAX_OTHER_FAILURES
+    return is_own and is_close and num_others <= MAX_OTHER_FAILURES
 
 
 def run_trial(spec: Spec, batch_size: int, handover: Handover, trial_id: str, run_ranks: RunRanks) -> Ended:

@@ -7,6 +7,7 @@ of a point, and where those are that follow it.
 import contextlib
 import io
 import os
+import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,8 @@ CUDA_OOM_SIGNS = (
 )
 # what torch says where no convolution of cuDNN found memory for its workspace, and where none supports the shape
 NO_ENGINE = "unable to find an engine to execute this computation"
+# what oneDNN says where it found no memory, and where it has no implementation
+NO_PRIMITIVE = "could not create a primitive"
 
 BLAME_GRACE_S = 1  # in which the agent, which names only the first rank that ends, meets the one that this one lost
 
@@ -51,6 +54,8 @@ def classify(error: BaseException) -> FailureKind:
     if NO_ENGINE in text and ran_out_of_memory():
         return "cuda_oom"
     if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in text:
+        return "host_oom"
+    if NO_PRIMITIVE in text and resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:
         return "host_oom"
     lost_peer = any(phrase in text for phrase in ("onnection closed by peer", "onnection reset by peer", "Broken pipe"))
     if isinstance(error, dist.DistError) or lost_peer:

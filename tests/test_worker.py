@@ -1,5 +1,6 @@
 """What a rank says of its own error, and of the machine it runs on."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,14 @@ def test_no_convolution_is_an_oom_only_where_the_allocator_refused_memory(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda index: {"num_ooms": num_ooms})
     assert classify(RuntimeError(NO_ENGINE)) == kind
+
+
+@pytest.mark.parametrize(("limit", "kind"), [(resource.RLIM_INFINITY, "exception"), (2**30, "host_oom")])
+def test_no_primitive_of_onednn_is_an_oom_only_where_memory_is_limited(
+    monkeypatch: pytest.MonkeyPatch, limit: int, kind: FailureKind
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    assert classify(RuntimeError("could not create a primitive")) == kind
 
 
 def test_a_boot_has_one_id_and_none_where_the_kernel_does_not_say(
