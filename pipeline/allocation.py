@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from pipeline.exits import Refusal
+from pipeline.exits import Refusal, some_of
 from pipeline.grid import Resources, Shape, group_by_shape
 from pipeline.scheduler import NodeType
 from pipeline.spec import Spec
@@ -174,13 +174,7 @@ def name_by_reason(reasons: Mapping[str, str]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for run_id, reason in reasons.items():
         groups.setdefault(reason, []).append(run_id)
-    return [f"{reason}: {some_of(run_ids)}" for reason, run_ids in groups.items()]
-
-
-def some_of(names: Sequence[str]) -> str:
-    """The first MAX_NAMES names, and how many there are besides."""
-    num_besides = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {num_besides} more" if num_besides > 0 else "")
+    return [f"{reason}: {some_of(run_ids, MAX_NAMES)}" for reason, run_ids in groups.items()]
 
 
 def cut(elements: Sequence[list[Spec]], max_elements: int) -> list[list[list[Spec]]]:

@@ -4,7 +4,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 FINE = 0  # also when everything was measured already
@@ -30,6 +30,12 @@ def talk(sentence: str) -> None:
 def counted(number: int, noun: str) -> str:
     """So many of something: 1 point, 2 points."""
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """The first names, and how many there are besides: a, b and 3 more."""
+    num_besides = len(names) - most
+    return ", ".join(names[:most]) + (f" and {num_besides} more" if num_besides > 0 else "")
 
 
 def printable(text: str) -> str:

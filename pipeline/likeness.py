@@ -6,6 +6,7 @@ A fact that a record does not state marks nothing, and neither do timings that w
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from pipeline.exits import some_of
 from pipeline.schema import Record
 
 Fact = Callable[[Record], str | None]
@@ -84,6 +85,4 @@ def boots_of(records: Sequence[Record]) -> set[str]:
 
 def listed(values: set[str]) -> str:
     """The values in order, few enough and short enough for a note."""
-    shown = [value[:MAX_VALUE] for value in sorted(values)]
-    more = f" and {len(shown) - MAX_VALUES} more" if len(shown) > MAX_VALUES else ""
-    return ", ".join(shown[:MAX_VALUES]) + more
+    return some_of([value[:MAX_VALUE] for value in sorted(values)], MAX_VALUES)
