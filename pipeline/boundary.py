@@ -6,6 +6,7 @@ it knows in doubling steps, and halves the bracket in the end: it narrows with e
 capped. All batch sizes are samples a GPU.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -38,6 +39,12 @@ def bracket_of(trials: Sequence[MemoryTrial]) -> Bracket:
 def failing(trials: Sequence[MemoryTrial]) -> list[int]:
     """The batch sizes that did not fit."""
     return [trial.batch_size_per_gpu for trial in trials if not trial.fits]
+
+
+def ends_close_below_oom(trials: Sequence[MemoryTrial]) -> bool:
+    """Whether the last trial was less than a tenth below one that ran out of memory."""
+    smallest = min((trial.batch_size_per_gpu for trial in trials if trial.is_oom), default=math.inf)
+    return trials[-1].batch_size_per_gpu >= (1 - NEAR) * smallest
 
 
 def tolerance(batch_size: int) -> int:

@@ -34,10 +34,15 @@ def failed(spec: Spec, handover: Handover, launch_id: str, failure: Failure) -> 
         spec,
         "oom" if is_oom else "failed",
         launch_id,
-        reason=OOM_REASONS.get(failure.kind, failure.message.split("\n")[0]),
+        reason=OOM_REASONS.get(failure.kind, first_line(failure)),
         failure=failure,
         environment=handover.read_environment(),
     )
+
+
+def first_line(failure: Failure) -> str:
+    """What the failure's message begins with."""
+    return failure.message.split("\n")[0]
 
 
 def find_cause(handover: Handover, exits: Mapping[int, RankExit]) -> Failure:

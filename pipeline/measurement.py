@@ -206,7 +206,12 @@ class MemoryTrial(Part, frozen=True):
     peak_reserved_bytes: Index | None = None
     usable_bytes: Index | None = None
     num_alloc_retries: Index | None = None
-    reason: ShortText | None = None
+    reason: Text | None = None
+
+    @property
+    def is_oom(self) -> bool:
+        """Whether memory ran out: it did not fit, and did not fail otherwise."""
+        return not self.fits and self.reason is None
 
 
 class MemorySearch(Part, frozen=True):

@@ -77,7 +77,7 @@ def prediction_error(found: MemorySearch) -> float | None:
 
 def num_ooms(found: MemorySearch) -> int:
     """The trials that ran out of memory."""
-    return sum(not trial.fits and trial.reason is None for trial in found.trials)
+    return sum(trial.is_oom for trial in found.trials)
 
 
 def search_time_s(found: MemorySearch) -> float:

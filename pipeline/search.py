@@ -5,7 +5,6 @@ below the boundary libraries may fail in other ways than by saying that memory r
 launch failure): such a trial does not fit either.
 """
 
-import math
 import shutil
 import signal
 import time
@@ -24,7 +23,6 @@ from pipeline.schema import MAX_MESSAGE, Failure, Record
 from pipeline.spec import Spec
 
 MAX_OTHER_FAILURES = 2  # trials that failed otherwise close below one that ran out of memory
-MAX_REASON = 400  # of a trial
 CRASHES = (-signal.SIGSEGV, -signal.SIGBUS)  # what native code makes of memory that it did not get, as exit codes
 
 RunRanks = Callable[[Spec, Handover, str], dict[int, RankExit]]
@@ -53,22 +51,22 @@ def search_memory(spec: Spec, handover: Handover, launch_id: str, run_ranks: Run
         ended.append(run_trial(spec, size, Handover(folder), f"{launch_id}-trial{len(ended)}", run_ranks))
         talk(f"{spec.run_id()}: trial {len(ended)}: {describe(ended[-1])}")
         failure = ended[-1].failure
-        if failure and failure.kind not in OOM_REASONS and not is_close_below_oom(ended):
+        if failure and not tells_of_memory(failure, [part.trial for part in ended]):
             return failed(spec, ended[-1], launch_id, failure, known_from(ended))
     return conclude(spec, ended, launch_id)
 
 
-def is_close_below_oom(ended: Sequence[Ended]) -> bool:
-    """Whether the last trial's failure may be the boundary's: an error or a crash of a rank's own, less than a tenth
-    below a batch that ran out of memory, and not one too many. A lost peer, a kill or a limit of time is none.
+def tells_of_memory(failure: Failure, trials: Sequence[MemoryTrial]) -> bool:
+    """Whether the last trial's failure is the boundary's: memory ran out, or may have.
+
+    That may be where an error or a crash of a rank's own, and not one too many, ends a trial close below one that ran
+    out of memory. A lost peer, a kill or a limit of time tells nothing.
     """
-    failure = ended[-1].failure
-    trials = [part.trial for part in ended]
-    ooms = [trial.batch_size_per_gpu for trial in trials if not trial.fits and trial.reason is None]
+    if failure.kind in OOM_REASONS:
+        return True
+    is_own = failure.kind == "exception" or failure.exit_code in CRASHES
     num_others = sum(trial.reason is not None for trial in trials)
-    is_own = failure is not None and (failure.kind == "exception" or failure.exit_code in CRASHES)
-    is_close = trials[-1].batch_size_per_gpu >= (1 - boundary.NEAR) * min(ooms, default=math.inf)
-    return is_own and is_close and num_others <= MAX_OTHER_FAILURES
+    return is_own and num_others <= MAX_OTHER_FAILURES and boundary.ends_close_below_oom(trials)
 
 
 def run_trial(spec: Spec, batch_size: int, handover: Handover, trial_id: str, run_ranks: RunRanks) -> Ended:
@@ -81,7 +79,7 @@ def run_trial(spec: Spec, batch_size: int, handover: Handover, trial_id: str, ru
     result = None if exits else handover.read_result()
     if result is None:
         failure = ending.find_cause(handover, exits)
-        reason = None if failure.kind in OOM_REASONS else failure.message.split("\n")[0][:MAX_REASON]
+        reason = None if failure.kind in OOM_REASONS else ending.first_line(failure)
         trial = MemoryTrial(batch_size_per_gpu=batch_size, fits=False, time_ns=time_ns, reason=reason)
         return Ended(trial, handover, None, failure)
     return Ended(fitting_trial(spec, batch_size, time_ns, result.measurement.memory), handover, result, None)
