@@ -10,9 +10,11 @@ sections without tuned plans, and compiled ones with them, name each in --sectio
 
 import argparse
 import os
+import statistics
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +190,7 @@ def profile_step(runner: Runner, batch_size: int) -> None:
 
 
 def as_table(rows: Sequence[Row]) -> str:
-    """Rows as Markdown; the ratio is of the first row's median to the row's own."""
+    """Rows as Markdown; the ratio is of the first row's epoch to the row's own, the median over rounds."""
     shown = [
         {
             "section": row.section,
@@ -198,14 +200,14 @@ def as_table(rows: Sequence[Row]) -> str:
             "min": min(row.windows_s),
             "max": max(row.windows_s),
             "n": len(row.windows_s),
-            "ratio": rows[0].median_s / row.median_s,
+            "ratio": statistics.median(map(truediv, rows[0].windows_s, row.windows_s)),
             "target s": TARGETS_S.get(row.spec.batch_size_per_gpu) if row.section.startswith("step") else None,
             "last loss": row.losses[-1],
             "compile s": row.compile_time_s,
         }
         for row in rows
     ]
-    formats = ["", "", "d", ".4f", ".4f", ".4f", "d", ".2f", ".2f", ".4f", ".1f"]
+    formats = ["", "", "d", ".4f", ".4f", ".4f", "d", ".3f", ".2f", ".4f", ".1f"]
     return tabulate.tabulate(shown, headers="keys", tablefmt="github", floatfmt=formats)
 
 
