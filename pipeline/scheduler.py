@@ -15,6 +15,9 @@ COMMAND_TIMEOUT_S = 60
 NO_CONFIGURATION = ("Could not establish a configuration source", "DNS SRV lookup failed")
 SQUEUE_FIELDS = "ArrayJobID:|,ArrayTaskID:|,JobID:|,State:|,exit_code:|,EndTime:|,Reason:|,Name:"
 DEFAULT_MAX_ARRAY_SIZE = 1001
+UP = re.compile(r"^Slurmctld\(.*\) at .* is UP\s*$", re.MULTILINE)
+NUMBER = re.compile(r"[0-9]{1,12}")  # int() refuses 4,300 digits, and takes digits of other scripts
+NO_STATE = "no state"  # of a job whose line does not have one
 
 Presence = Literal["absent", "silent", "up"]
 
@@ -51,14 +54,14 @@ def find_slurm() -> Presence:
         ping = run("scontrol", "ping", timeout_s=PING_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return "silent"
-    if " is UP" in ping.stdout:
+    if UP.search(ping.stdout):
         return "up"
     return "absent" if any(phrase in ping.stderr for phrase in NO_CONFIGURATION) else "silent"
 
 
 def run(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     """Run a Slurm command with no shell; the caller reads its exit code."""
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s)
 
 
 def ask(*command: str) -> str:
@@ -75,24 +78,63 @@ def ask(*command: str) -> str:
     return answer.stdout
 
 
+def not_understood(command: str, line: str) -> Refusal:
+    """The refusal of an answer that cannot be read without guessing."""
+    shown = line.strip()[:80]
+    return Refusal(f"{command} printed {shown!r}, which this tool does not understand; try again.", SCHEDULER)
+
+
+def whole_number(text: str) -> int | None:
+    """The number of plain digits, None for any other text."""
+    return int(text) if NUMBER.fullmatch(text) else None
+
+
 def max_array_size() -> int:
-    """How many elements an array may have: indices run from 0 to MaxArraySize - 1."""
-    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config"), re.MULTILINE)
-    return int(match[1]) if match else DEFAULT_MAX_ARRAY_SIZE
+    """How many elements an array may have: indices run from 0 to MaxArraySize - 1.
+
+    0 turns arrays off, so that every job stands alone: 1. Raises Refusal for a size that is not understood.
+    """
+    match = re.search(r"^MaxArraySize\b.*$", ask("scontrol", "show", "config"), re.MULTILINE)
+    if match is None:
+        return DEFAULT_MAX_ARRAY_SIZE
+    size = whole_number(match[0].partition("=")[2].strip())
+    if size is None:
+        raise not_understood("scontrol", match[0])
+    return max(1, size)
+
+
+def read_table(command: str, answer: str, num_columns: int) -> list[list[str]]:
+    """The rows of an answer, without blank lines and a site's banner. Raises Refusal where all lines are banners."""
+    lines = [line for line in answer.splitlines() if line.strip()]
+    rows = [line.split("|") for line in lines if "|" in line]
+    damaged = ["|".join(row) for row in rows if len(row) != num_columns] or (lines if not rows else [])
+    if damaged:
+        raise not_understood(command, damaged[0])
+    return rows
 
 
 def node_types(partition: str | None) -> list[NodeType]:
     """The nodes of a partition, or of several as `a,b` (None: the default one). Raises Refusal for an unknown one."""
-    rows = [line.split("|") for line in ask("sinfo", "-h", "-e", "-o", "%P|%c|%m|%G|%D").splitlines()]
+    # without --noconvert sinfo writes 1024 as 1K
+    answer = ask("sinfo", "--noconvert", "-h", "-e", "-o", "%P|%c|%m|%G|%D")
+    rows = read_table("sinfo", answer, num_columns=5)
     names = {row[0].rstrip("*") for row in rows}
     wanted = choose_partitions([row[0] for row in rows], partition)
-    chosen = [row for row in rows if row[0].rstrip("*") in wanted]
     if not wanted or not wanted <= names:
-        which = f"partition {partition!r}" if partition else "a default partition"
+        which = f"partition {partition!r}" if partition else "default partition"
         raise Refusal(f"Slurm has no {which}; choose --partition from {', '.join(sorted(names)) or 'none'}.", SCHEDULER)
-    return [
-        NodeType(int(row[4]), int(row[1].rstrip("+")), int(row[2].rstrip("+")), count_gpus(row[3])) for row in chosen
-    ]
+    return [read_nodes(row) for row in rows if row[0].rstrip("*") in wanted]
+
+
+def read_nodes(row: Sequence[str]) -> NodeType:
+    """Nodes of one kind, from their row; `8+` is the least of several. Raises Refusal for what is not understood."""
+    _, cpus, memory_mib, gres, nodes = row
+    numbers = whole_number(nodes), whole_number(cpus.removesuffix("+")), whole_number(memory_mib.removesuffix("+"))
+    num_nodes, num_cpus, least_mib = numbers
+    num_gpus = count_gpus(gres)
+    if num_nodes is None or num_cpus is None or least_mib is None or num_gpus is None:
+        raise not_understood("sinfo", "|".join(row))
+    return NodeType(num_nodes, num_cpus, least_mib, num_gpus)
 
 
 def choose_partitions(shown: Sequence[str], partition: str | None) -> set[str]:
@@ -102,25 +144,39 @@ def choose_partitions(shown: Sequence[str], partition: str | None) -> set[str]:
 
 def partition_limit_min(partition: str | None) -> int | None:
     """The longest limit, in minutes, that the partition gives a job (of several, the least); None where it has none."""
-    rows = [line.split("|") for line in ask("sinfo", "-h", "-o", "%P|%l").splitlines()]
+    rows = read_table("sinfo", ask("sinfo", "-h", "-o", "%P|%l"), num_columns=2)
     wanted = choose_partitions([row[0] for row in rows], partition)
     limits = [limit_min(row[1].strip()) for row in rows if row[0].rstrip("*") in wanted]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def limit_min(text: str) -> int | None:
-    """`[days-]hours:minutes:seconds` or `minutes:seconds`, as sinfo has it, in whole minutes; None for `infinite`."""
-    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):\d+", text)
-    if match is None:
+    """`[days-]hours:minutes:seconds` or `minutes:seconds`, as sinfo has it, in whole minutes; None for `infinite`.
+
+    Raises Refusal for any other text.
+    """
+    if text == "infinite":
         return None
+    match = re.fullmatch(r"(?:(?:([0-9]{1,9})-)?([0-9]{1,9}):)?([0-9]{1,9}):[0-9]{1,9}", text)
+    if match is None:
+        raise not_understood("sinfo", text)
     days, hours, minutes = (int(part or 0) for part in match.groups())
     return (days * 24 + hours) * 60 + minutes
 
 
-def count_gpus(gres: str) -> int:
-    """`gpu:4`, `gpu:a100:4(S:0-1),nvme:1` -> 4; `(null)` -> 0."""
-    counts = re.findall(r"(?:^|,)gpu(?::[^:,()]+)*?:(\d+)(?=\(|,|$)", gres)
-    return sum(int(count) for count in counts)
+def count_gpus(gres: str) -> int | None:
+    """`gpu:4`, `gpu:a100:4(S:0-1),nvme:1` -> 4; `(null)` -> 0; None where a count of GPUs is not understood."""
+    total = 0
+    for entry in re.findall(r"(?:[^,(]|\([^)]*\)?)+", gres):
+        name, *parts = entry.partition("(")[0].split(":")
+        if name != "gpu":
+            continue
+        last = parts[-1] if parts else ""
+        count = whole_number(last) if last[:1].isdigit() else 1  # as Slurm itself reads `gpu` and `gpu:tesla`
+        if count is None:
+            return None
+        total += count
+    return total
 
 
 def job_states(job_ids: Collection[str]) -> dict[JobKey, JobState]:
@@ -146,15 +202,33 @@ def read_squeue(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
         return  # it has forgotten the only job that was asked for
     if answer.returncode:
         raise Refusal(f"squeue failed: {' '.join(answer.stderr.split())}; try again.", SCHEDULER)
-    for line in answer.stdout.splitlines():
-        array_id, index, _, state, status, end, reason, _ = line.split("|", 7)
-        key = (array_id, int(index) if index.isdecimal() else None)
-        yield key, JobState(state, exit_code_of(int(status or 0)), end, reason)
+    lines = [line for line in answer.stdout.splitlines() if line.strip()]
+    ours = [line for line in lines if line.partition("|")[0] in job_ids]
+    if lines and not ours:  # banners, and no answer
+        raise not_understood("squeue", lines[0])
+    for line in ours:
+        array_id, index, _, state, status, end, reason, _ = (line + "|" * 7).split("|", 7)
+        number = whole_number(index)
+        if number is None and index != "N/A":
+            raise not_understood("squeue", line)
+        yield (array_id, number), JobState(state.strip() or NO_STATE, exit_code_of(status), end, reason)
 
 
-def exit_code_of(wait_status: int) -> int:
-    """squeue prints the raw wait status: 768 is exit 3, 9 is SIGKILL (given as -9)."""
-    return os.waitstatus_to_exitcode(wait_status & 0xFF7F)
+def exit_code_of(text: str) -> int | None:
+    """The exit code, or minus the signal, of `3:0` or `0:9`; None where it is not understood.
+
+    squeue prints the raw wait status up to Slurm 22.05: 768 is exit 3, 9 is SIGKILL.
+    """
+    first, colon, second = text.partition(":")
+    status, signal_number = whole_number(first), whole_number(second)
+    if status is None or (colon and signal_number is None):
+        return None
+    if signal_number is not None:
+        return -signal_number or status
+    try:
+        return os.waitstatus_to_exitcode(status & 0xFF7F)
+    except ValueError:  # of a process that is stopped, not ended
+        return None
 
 
 def read_sacct(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
@@ -167,19 +241,26 @@ def read_sacct(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
     if answer.returncode:
         return
     for line in answer.stdout.splitlines():
-        job, state, code, end, reason = line.split("|", 4)
-        array_id, _, index = job.partition("_")
-        if index and not index.isdecimal():
-            continue  # a range of elements that wait: squeue says it better
-        exit_status, _, signal_number = code.partition(":")
-        exit_code = -int(signal_number) if signal_number not in ("", "0") else int(exit_status or 0)
-        yield (array_id, int(index) if index else None), JobState(state.split()[0], exit_code, end, reason)
+        job, state, code, end, reason = (line + "|" * 4).split("|", 4)
+        array_id, underscore, index = job.partition("_")
+        number = whole_number(index)
+        if array_id not in job_ids or (underscore and number is None):
+            continue  # a banner; or a range of elements that wait: squeue says it better
+        word = (state.split() or [NO_STATE])[0]  # of CANCELLED by 1000
+        yield (array_id, number), JobState(word, exit_code_of(code), end, reason)
 
 
 def find_jobs_named(names: Collection[str]) -> dict[str, str]:
-    """job name -> job id (an array's own), of the jobs that the controller remembers under these names."""
+    """job name -> job id (an array's own), of the jobs that the controller remembers under these names.
+
+    Raises Refusal (scheduler) where squeue does not answer, or not in these terms.
+    """
     if not names:
         return {}
-    rows = ask("squeue", "-h", "-t", "all", "-n", ",".join(sorted(names)), "-O", "ArrayJobID:|,Name:").splitlines()
-    found = (row.split("|", 1) for row in rows)
-    return {name: job_id for job_id, name in found if name in names}
+    answer = ask("squeue", "-h", "-t", "all", "-n", ",".join(sorted(names)), "-O", "ArrayJobID:|,Name:")
+    rows = [line.partition("|")[::2] for line in answer.splitlines() if line.strip()]
+    found = {name: job_id for job_id, name in rows if name in names}
+    damaged = [job_id for job_id in found.values() if whole_number(job_id) is None]
+    if damaged or (rows and all(whole_number(job_id) is None for job_id, _ in rows)):  # banners, and no answer
+        raise not_understood("squeue", damaged[0] if damaged else rows[0][0])
+    return found

@@ -9,6 +9,7 @@ from pipeline.scheduler import JobState
 SETTLING_S = 60  # how long a network file system may hide a record that was written
 
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "RESIZING", "SUSPENDED", "STOPPED", "POWER_UP_NODE"}
+WAITING |= {"REQUEUED_CRON", "EXPEDITING"}  # of 20.11 alone, and since 25.11
 HELD = {"REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING"}
 ENDED_AS = {
@@ -22,6 +23,7 @@ ENDED_AS = {
     "CANCELLED": "cancelled",
     "REVOKED": "cancelled",
 }
+ENDED = {*ENDED_AS, "COMPLETED", "FAILED", "OUT_OF_MEMORY"}
 HOST_OOM_SIGNS = ("oom-kill", "oom_kill", "exceeded memory limit")
 OOM_SIGNS = ("OutOfMemoryError", "CUDA out of memory", "DefaultCPUAllocator: can't allocate")
 ADVICE = {
@@ -63,8 +65,8 @@ def decide(outcome: Outcome, job: JobState | None, was_submitted: bool, log_tail
 
 
 def is_unfinished(job: JobState) -> bool:
-    """Whether the job may still write a record."""
-    return job.state in WAITING | HELD | RUNNING
+    """Whether the job may still write a record; one in a state that this tool does not know may."""
+    return job.state not in ENDED
 
 
 def decide_by_job(job: JobState, log_tail: str, now: datetime) -> State:

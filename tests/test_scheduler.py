@@ -81,7 +81,7 @@ def test_the_gpus_of_a_node_are_counted_from_its_gres(gres: str, number: int) ->
     [(0, 0), (256, 1), (768, 3), (137 << 8, 137), (9, -9), (15, -15), (139, -11)],  # 139 = SIGSEGV with a core file
 )
 def test_a_wait_status_becomes_an_exit_code_or_minus_the_signal(wait_status: int, exit_code: int) -> None:
-    assert exit_code_of(wait_status) == exit_code
+    assert exit_code_of(str(wait_status)) == exit_code
 
 
 @pytest.mark.parametrize(
