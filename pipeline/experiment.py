@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import filelock
 import msgspec
@@ -23,6 +23,8 @@ MANIFEST_VERSION: Literal[1] = 1
 MAX_MANIFEST_BYTES = 256_000_000
 
 Backend = Literal["slurm", "sbatch", "local", "ingest"]
+JobId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]+\Z")]  # it becomes an argument of Slurm's commands
+JobName = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x1f]*\Z")]  # likewise
 
 
 class Array(msgspec.Struct, forbid_unknown_fields=True):
@@ -32,9 +34,9 @@ class Array(msgspec.Struct, forbid_unknown_fields=True):
     in between. An array of one element is a plain job to Slurm.
     """
 
-    job_name: str
+    job_name: JobName
     elements: list[list[str]]
-    job_id: str | None = None
+    job_id: JobId | None = None
     is_array: bool = True
     num_lanes: int = 1
 

@@ -201,6 +201,8 @@ def parse_changes(changes: Sequence[str]) -> dict[str, list[Any]]:
             parsed[axis] = [parse_value(axis, text, AXIS_TYPES[axis]) for text in values.split(",")]
         except msgspec.ValidationError as error:
             raise Refusal(f"--set {change!r}: {explain(error, axis)}") from error
+        except UnicodeEncodeError as error:  # bytes of the command line that are no text
+            raise Refusal(f"--set {change!r} is not UTF-8 text; type it again.") from error
     return parsed
 
 

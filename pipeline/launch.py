@@ -113,12 +113,14 @@ def resolve_grid(name: str, index: int | None, changes: list[str], outputs: Path
     """The point of the grid at the index (none past its end); publishes the manifest if it lacks the points."""
     if index is None or index < 0:
         raise Refusal("--grid needs --index, the number of a point from 0.")
+    array_id = os.environ.get("SLURM_ARRAY_JOB_ID")
+    if array_id and not (array_id.isascii() and array_id.isdigit()):  # the manifest would not be readable again
+        raise Refusal(f"SLURM_ARRAY_JOB_ID={array_id!r} is no job id; unset it.")
     grid = expand_grid(name, changes, has_gpus=num_visible_gpus() > 0)
     experiment = Experiment(outputs / grid.name)
     experiment.create()
     manifest = experiment.read_manifest()
     known = {spec.run_id() for spec in manifest.points} if manifest else set()
-    array_id = os.environ.get("SLURM_ARRAY_JOB_ID")
     announced = not array_id or (manifest and any(s.id == f"sbatch-{array_id}" for s in manifest.submissions))
     if manifest is None or not announced or not all(spec.run_id() in known for spec in grid.points):
         publish_manifest(experiment, grid.name, list(grid.points), array_id)

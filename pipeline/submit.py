@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline import files
 from pipeline.arguments import RERUN_CHOICES, add_point_arguments, launch_options
 from pipeline.exits import FINE, GAPS, Refusal, counted, run_command, talk
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pipeline.estimate import Estimate
     from pipeline.grid import Grid
     from pipeline.plan import Selection, Site, Wishes
+
+MAX_PROLOGUE_BYTES = 1_000_000
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -218,9 +221,11 @@ def read_prologue(path: Path | None) -> bytes | None:
         return None
     try:
         owner = path.stat().st_uid
-        text = path.read_bytes()
+        text = files.read_bounded(path, MAX_PROLOGUE_BYTES, follow_links=True)
     except OSError as error:
         raise Refusal(f"cannot read the prologue {path}: {error.strerror}; give a file of shell lines.") from error
+    except files.Unreadable as error:
+        raise Refusal(f"the prologue {path} {error}; give a file of shell lines.") from error
     if owner != os.getuid():
         raise Refusal(f"the prologue {path} belongs to another user, and your jobs would run it; copy it first.")
     return text

@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import subprocess
@@ -6,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from factories import ROOT, make_spec
 
@@ -157,6 +159,26 @@ def test_a_manifest_that_is_none_is_refused_and_left_in_place(experiment: Experi
         with pytest.raises(Refusal, match=r"is no manifest .*; restore it, or move it away\.$"):
             call()
     assert experiment.manifest.read_bytes() == raw
+
+
+@pytest.mark.parametrize("job_id", ["--help", "-1", "", "7 8", "7,8", "7\n", "7_0", "²", "7\0"])
+def test_a_job_id_of_a_manifest_that_is_not_digits_reaches_no_command(experiment: Experiment, job_id: str) -> None:
+    array = {"job_name": "x-0", "elements": [["a"]], "job_id": job_id}
+    submission = {"id": "s1", "backend": "slurm", "submitted_at": "2025-01-01T00:00:00Z", "arrays": [array]}
+    experiment.manifest.write_text(json.dumps({"schema_version": 1, "name": "x", "submissions": [submission]}))
+    with pytest.raises(Refusal, match=r"is no manifest \(.*job_id.*\); restore it") as refusal:
+        experiment.read_manifest()
+    assert refusal.value.code == 2
+
+
+@pytest.mark.parametrize("name", ["x\0", "x\ny"])
+def test_a_job_name_of_a_manifest_without_an_id_holds_no_control_character(experiment: Experiment, name: str) -> None:
+    submission = start_submission("s1", "slurm")
+    submission.arrays.append(Array(name, [["a"]]))
+    manifest = Manifest(1, "x", submissions=[submission])
+    experiment.manifest.write_bytes(msgspec.json.encode(manifest))
+    with pytest.raises(Refusal, match=r"is no manifest \(.*job_name.*\); restore it"):
+        experiment.read_manifest()
 
 
 def test_a_manifest_of_a_later_version_is_not_called_damaged(experiment: Experiment) -> None:

@@ -1,6 +1,7 @@
 """What the commands refuse: a sentence with the cure, and an exit code."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,9 @@ BAD_USAGE: dict[str, tuple[tuple[str, ...], int, str]] = {
     "bad rerun": (("--rerun", "missing"), 2, "--rerun"),
     "unknown option": (("--gpus", "4"), 2, "--gpus"),
     "absent prologue": (("--prologue", "absent.sh", "--set", "device=cpu"), 2, "absent.sh"),
+    "folder as prologue": (("--prologue", "/", "--set", "device=cpu"), 2, "not a regular file"),
+    "no UTF-8": (("--set", "model=\udcff"), 2, "not UTF-8"),
+    "no UTF-8 in a list": (("--set", "remedies=none,\udcff"), 2, "not UTF-8"),
     "unknown point": (("--only", "ddp-9gpu-b1-0123456789abcdef", "--set", "device=cpu"), 3, "ddp-9gpu"),
 }
 
@@ -51,6 +55,19 @@ def test_a_bad_command_line_says_what_is_wrong_and_submits_nothing(
     answer = pipeline("submit", *arguments, "--outputs", tmp_path / "out", env=without_slurm(tmp_path))
     assert_refused(answer, code, word)
     assert not list(tmp_path.glob("out/*/manifest.json"))
+
+
+def test_a_prologue_is_a_file_that_has_an_end(pipeline: Command, tmp_path: Path) -> None:
+    grid, prologue = write_grid(tmp_path, PLANNED), tmp_path / "prologue.sh"
+    submit = ("submit", "--grid", grid, "--dry-run", "--outputs", tmp_path / "out", "--prologue", prologue)
+    os.mkfifo(prologue)  # which nobody writes to: a plain read waits for ever
+    assert_refused(pipeline(*submit), 2, "prologue.sh is not a regular file")
+    prologue.unlink()
+    prologue.symlink_to(tmp_path / "shared.sh")
+    (tmp_path / "shared.sh").write_text("module load cuda\n")
+    assert pipeline(*submit).returncode == 0  # a link to a file of one's own is fine
+    os.truncate(tmp_path / "shared.sh", 1_000_001)
+    assert_refused(pipeline(*submit), 2, "has 1000001 bytes")
 
 
 def test_a_grid_of_zero_points_is_2(pipeline: Command, tmp_path: Path) -> None:
@@ -104,6 +121,14 @@ def test_outputs_that_are_a_file_are_2(pipeline: Command, tmp_path: Path) -> Non
 )
 def test_launch_refuses_what_names_no_point(pipeline: Command, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     assert_refused(pipeline("launch", *arguments, "--outputs", tmp_path / "out"), 2)
+
+
+def test_launch_writes_no_job_id_that_is_none_into_the_manifest(pipeline: Command, tmp_path: Path) -> None:
+    grid = write_grid(tmp_path, PLANNED)
+    env = without_slurm(tmp_path, SLURM_ARRAY_JOB_ID="--help")
+    answer = pipeline("launch", "--grid", grid, "--index", "99", "--outputs", tmp_path / "out", env=env)
+    assert_refused(answer, 2, "SLURM_ARRAY_JOB_ID='--help'", "unset it")
+    assert not list(tmp_path.glob("out/*/manifest.json"))
 
 
 def test_launch_refuses_a_run_id_that_the_manifest_does_not_hold(pipeline: Command, tmp_path: Path) -> None:
