@@ -115,7 +115,7 @@ def read_table(command: str, answer: str, num_columns: int) -> list[list[str]]:
 
 def node_types(partition: str | None) -> list[NodeType]:
     """The nodes of a partition, or of several as `a,b` (None: the default one). Raises Refusal for an unknown one."""
-    # without --noconvert sinfo writes 1024 as 1K
+    # without --noconvert sinfo writes 1024 CPUs as 1K
     answer = ask("sinfo", "--noconvert", "-h", "-e", "-o", "%P|%c|%m|%G|%D")
     rows = read_table("sinfo", answer, num_columns=5)
     names = {row[0].rstrip("*") for row in rows}

@@ -1,5 +1,6 @@
 """Every answer of Slurm's commands gives a value or one sentence: damaged answers, and those of each version."""
 
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from test_states import NOW
 from pipeline.exits import SCHEDULER, Refusal
 from pipeline.scheduler import (
     JobState,
+    NodeType,
     count_gpus,
     find_jobs_named,
     find_slurm,
@@ -200,3 +202,104 @@ def test_an_array_size_that_is_not_understood_is_one_sentence(size: str) -> None
 def test_a_banner_that_says_up_is_no_controller() -> None:
     with answering(b"The cluster is UP since Monday\n", code=1):
         assert find_slurm() == "silent"
+
+
+TRANSCRIPTS = sorted((Path(__file__).parent / "data" / "slurm_answers").glob("*.txt"))
+WORDS_OF_STATES = {
+    **dict.fromkeys(("COMPLETING", "STAGE_OUT", "SIGNALING", "RUNNING"), "running"),
+    **dict.fromkeys(("CONFIGURING", "RESIZING", "REQUEUED", "REQUEUE_FED", "STOPPED", "PENDING"), "pending"),
+    **dict.fromkeys(("SUSPENDED", "REQUEUED_CRON", "EXPEDITING"), "pending"),
+    **dict.fromkeys(("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"), "held"),
+    **dict.fromkeys(("CANCELLED", "REVOKED"), "cancelled"),
+    **dict.fromkeys(("TIMEOUT", "DEADLINE"), "timeout"),
+    **dict.fromkeys(("NODE_FAIL", "BOOT_FAIL"), "node_fail"),
+    **{"COMPLETED": "lost", "FAILED": "failed", "PREEMPTED": "preempted", "OUT_OF_MEMORY": "host_oom", "?": "unknown"},
+}
+ONLY_IN = {"REQUEUED_CRON": ("20.11",), "EXPEDITING": ("25.11",)}
+
+
+@pytest.fixture(params=TRANSCRIPTS, ids=lambda path: path.stem)
+def version(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A PATH whose commands answer as that version does, and only to the exact arguments of its transcript."""
+    answers: dict[str, list[str]] = {}
+    for part in ("\n" + request.param.read_text()).split("\n$ ")[1:]:
+        command, _, answer = (part.rstrip("\n") + "\n").partition("\n")
+        name, _, arguments = command.partition(" ")
+        stderr = answer.strip().removeprefix("2> ") if answer.startswith("2> ") else None
+        say = f"echo {shlex.quote(stderr)} >&2; exit 1" if stderr else f"printf %s {shlex.quote(answer)}; exit 0"
+        answers.setdefault(name, []).append(f"{shlex.quote(arguments)}) {say} ;;")
+    for name in ("sbatch", *answers):
+        lines = ["#!/bin/sh", 'case "$*" in', *answers.get(name, []), "esac", 'echo "no such answer: $*" >&2', "exit 9"]
+        (tmp_path / name).write_text("\n".join(lines))
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    return str(request.param.stem)
+
+
+def test_every_version_has_its_transcript() -> None:
+    names = [path.stem for path in TRANSCRIPTS]
+    assert names == ["20.11", "21.08", "22.05", "23.02", "23.11", "24.05", "24.11", "25.05", "25.11"]
+
+
+def test_each_version_is_up_and_says_how_long_an_array_may_be(version: str) -> None:
+    assert find_slurm() == "up"
+    assert max_array_size() == 4001
+
+
+def test_the_nodes_of_each_version(version: str) -> None:
+    assert node_types(None) == [
+        NodeType(3, 64, 515_000, 4),
+        NodeType(2, 32, 191_000, 4),
+        NodeType(1024, 1024, 4_096_000, 2),
+    ]
+    assert node_types("cpu") == [NodeType(10, 128, 256_000, 0)]
+    assert node_types("plain") == [NodeType(1, 48, 192_000, 8)]
+    if version >= "21.08":
+        assert node_types("mig") == [NodeType(2, 128, 1_031_000, 8)]
+    if version >= "22.05":
+        assert node_types("shared") == [NodeType(4, 64, 515_000, 8)]  # a shard is a part of a GPU, not one more
+
+
+@pytest.mark.parametrize(
+    ("partition", "minutes"),
+    [(None, 2880), ("cpu", None), ("plain", 30), ("mig", 480), ("shared", 1)],
+)
+def test_the_limits_of_each_version(version: str, partition: str | None, minutes: int | None) -> None:
+    assert partition_limit_min(partition) == minutes
+
+
+def test_the_jobs_of_each_version(version: str) -> None:
+    jobs = job_states(["7", "9", "20"])
+    assert {key: (job.state, job.exit_code, job.end_time) for key, job in jobs.items()} == {
+        ("7", 7): ("PENDING", 0, "N/A"),
+        ("7", 6): ("RUNNING", 0, "NONE"),
+        ("7", 5): ("RUNNING", 0, "2025-06-01T13:00:00"),
+        ("7", 0): ("COMPLETED", 0, "2025-06-01T11:00:00"),
+        ("7", 1): ("FAILED", 3, "2025-06-01T11:00:01"),
+        ("7", 2): ("FAILED", -9, "2025-06-01T11:00:02"),
+        ("7", 3): ("FAILED", 137, "2025-06-01T11:00:03"),
+        ("7", 4): ("TIMEOUT", -15, "2025-06-01T11:00:04"),
+        ("20", None): ("CANCELLED", -15, "2025-06-01T11:00:05"),
+        ("9", 0): ("OUT_OF_MEMORY", -125, "2025-05-01T11:00:00"),
+        ("9", 1): ("CANCELLED", -15, "2025-05-01T11:00:01"),
+        ("9", 2): ("FAILED", 9, "2025-05-01T11:00:02"),
+    }
+    assert decide_by_job(jobs["7", 7], "", NOW).reason.endswith("the nodes are reserved or down")
+    assert decide_by_job(jobs["7", 1], "", NOW).reason.startswith("exited 3")
+
+
+def test_every_state_that_a_version_can_print_has_its_word(version: str) -> None:
+    jobs = job_states(["30"])  # accounting is off
+    words = {job.state: decide_by_job(job, "", NOW).word for job in jobs.values()}
+    assert words == {
+        state: word for state, word in WORDS_OF_STATES.items() if version in ONLY_IN.get(state, (version,))
+    }
+
+
+def test_a_job_that_each_version_forgot_is_not_there(version: str) -> None:
+    assert job_states(["40"]) == {}
+
+
+def test_an_announced_array_is_found_on_each_version(version: str) -> None:
+    assert find_jobs_named(["x-9", "x-0"]) == {"x-0": "7"}
