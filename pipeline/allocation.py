@@ -3,23 +3,29 @@
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from pipeline.exits import Refusal, some_of
+from pipeline.exits import SCHEDULER, Refusal, some_of
 from pipeline.grid import Resources, Shape, group_by_shape
 from pipeline.scheduler import NodeType
 from pipeline.spec import Spec
 
 SAFE_TEXT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,:=+@/-]{0,127}")
+GPU_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MAX_SIGNAL_DELAY_S = 30
 MAX_NAMES = 8  # of points, in one line
 PROOF_RUNS = 2  # of one point: alone, then in all lanes
 
 
-class SiteOptions(NamedTuple):
-    """What a person chooses of the site: each is passed to Slurm as it is, None leaves the site's default.
+Memory = Literal["0", "default"]
 
-    `exclusive` asks for whole nodes, so that no other work runs beside a point.
+
+class SiteOptions(NamedTuple):
+    """What a person chooses of the site; None leaves the site's default.
+
+    `exclusive` asks for whole nodes, so that no other work runs beside a point. `gres` asks for GPUs by --gres, for
+    sites without --gpus-per-node. `mem` is 0 for all the memory of a node, `default` for what the site gives, None for
+    what the grid asks for.
     """
 
     partition: str | None = None
@@ -27,10 +33,21 @@ class SiteOptions(NamedTuple):
     qos: str | None = None
     constraint: str | None = None
     exclusive: bool = False
+    gpu_type: str | None = None
+    gres: bool = False
+    mem: Memory | None = None
 
     def named(self) -> dict[str, str]:
-        """The options that have a value, by Slurm's names."""
-        return {name: value for name, value in self._asdict().items() if isinstance(value, str)}
+        """The options that are passed to Slurm as they are, by its names."""
+        return {name: value for name in PASSED_ON if isinstance(value := getattr(self, name), str)}
+
+    def gpus(self, count: int) -> dict[str, str]:
+        """The option that asks for so many GPUs of a node."""
+        typed = f"{self.gpu_type}:{count}" if self.gpu_type else str(count)
+        return {"gres": f"gpu:{typed}"} if self.gres else {"gpus-per-node": typed}
+
+
+PASSED_ON = ("partition", "account", "qos", "constraint")
 
 
 class Request(NamedTuple):
@@ -43,11 +60,22 @@ class Request(NamedTuple):
 
 def check_site_options(site: SiteOptions) -> None:
     """Raise Refusal for a text that could be more than a name: #SBATCH lines are not shell."""
-    for name, value in site.named().items():
-        if not SAFE_TEXT.fullmatch(value):
+    for field, value in site._asdict().items():
+        pattern, marks = (GPU_TYPE, "._-") if field == "gpu_type" else (SAFE_TEXT, "._,:=+@/-")
+        if isinstance(value, str) and not pattern.fullmatch(value):
             raise Refusal(
-                f"--{name} {value!r} must be 1 to 128 letters, digits or ._,:=+@/- and start with a letter or digit."
+                f"--{field.replace('_', '-')} {value!r} must be 1 to 128 letters, digits or {marks} and start with a "
+                "letter or digit."
             )
+
+
+def check_gpu_type(gpu_type: str | None, nodes: Sequence[NodeType]) -> None:
+    """Raise Refusal (scheduler) for a GPU type that no node of the partition has."""
+    known = sorted({name for node in nodes for name in node.gpus_by_type})
+    if gpu_type is None or gpu_type in known:
+        return
+    cure = f"choose one of {', '.join(known)}" if known else "its GPUs have no type; leave --gpu-type out"
+    raise Refusal(f"--gpu-type {gpu_type!r} is no GPU type of the partition; {cure}.", SCHEDULER)
 
 
 def build_request(
@@ -55,33 +83,35 @@ def build_request(
 ) -> Request:
     """What an array of the shape asks for: one task a node, torchrun starts the ranks inside it.
 
-    CPUs and memory are cut to what the best of the nodes with enough GPUs has; GPUs and nodes never are.
+    CPUs and memory are cut to what the best of the nodes with enough GPUs of the type has; GPUs and nodes never are.
     `nodes` is None where Slurm cannot be asked.
     """
     cpus = resources.cpus_per_gpu * shape.gpus_per_node
     memory_mib = math.ceil(resources.mem_per_gpu_gib * 1024) * shape.gpus_per_node
     notices = []
-    fitting = [node for node in nodes or () if node.num_gpus >= gpus_needed(shape)]
+    fitting = [node for node in nodes or () if node.count_gpus(site.gpu_type) >= gpus_needed(shape)]
     if fitting:
         best = max(fitting, key=lambda node: min(1, node.num_cpus / cpus) * min(1, node.memory_mib / memory_mib))
         most_cpus, most_memory_mib = best.num_cpus, best.memory_mib
         if cpus > most_cpus:
             notices.append(f"{shape}: asking for {most_cpus} CPUs a node, all there are, instead of {cpus}")
-        if memory_mib > most_memory_mib:
+        if memory_mib > most_memory_mib and site.mem is None:
             notices.append(f"{shape}: asking for {most_memory_mib} MiB a node, all there is, instead of {memory_mib}")
         cpus, memory_mib = min(cpus, most_cpus), min(memory_mib, most_memory_mib)
     options = {
         "nodes": str(shape.num_nodes),
         "ntasks-per-node": "1",
         "cpus-per-task": str(cpus),
-        "mem": f"{memory_mib}M",
+        "mem": f"{memory_mib}M" if site.mem is None else site.mem,
         "time": str(resources.time_min()),
         "signal": f"USR2@{signal_delay_s(resources.time_min())}",
         "open-mode": "append",
         "no-requeue": "",
     }
+    if site.mem == "default":
+        del options["mem"]
     if shape.device == "cuda":
-        options["gpus-per-node"] = str(shape.gpus_per_node)
+        options |= site.gpus(shape.gpus_per_node)
     options |= site.named()
     if site.exclusive:
         options["exclusive"] = ""
@@ -124,17 +154,20 @@ def add_up_limits(
     return request._replace(options=request.options | times, notices=(*request.notices, notice))
 
 
-def unsatisfiable_on_slurm(points: Iterable[Spec], nodes: Sequence[NodeType], side_by_side: int = 1) -> dict[str, str]:
+def unsatisfiable_on_slurm(
+    points: Iterable[Spec], nodes: Sequence[NodeType], side_by_side: int = 1, gpu_type: str | None = None
+) -> dict[str, str]:
     """run id -> why no node of the partition can run it, so many one-GPU points side by side."""
     reasons = {}
     for own_shape, specs in group_by_shape(points).items():
         shape = widen(own_shape, min(side_by_side, len(specs)))
-        most_gpus = max((node.num_gpus for node in nodes), default=0)
-        fitting = sum(node.num_nodes for node in nodes if node.num_gpus >= gpus_needed(shape))
+        most_gpus = max((node.count_gpus(gpu_type) for node in nodes), default=0)
+        fitting = sum(node.num_nodes for node in nodes if node.count_gpus(gpu_type) >= gpus_needed(shape))
         reason = None
         if gpus_needed(shape) > most_gpus:
             why = f" for --side-by-side {side_by_side}" if shape != own_shape else ""
-            reason = f"needs {count_gpus(shape.gpus_per_node)} a node{why} and the largest node has {most_gpus}"
+            needed = count_gpus(shape.gpus_per_node, gpu_type)
+            reason = f"needs {needed} a node{why} and the largest node has {most_gpus}"
         elif shape.num_nodes > fitting:
             reason = f"needs {shape.num_nodes} nodes and the partition has {fitting} that fit"
         if reason:
@@ -153,9 +186,9 @@ def unsatisfiable_here(points: Iterable[Spec], num_gpus: int) -> dict[str, str]:
     return reasons
 
 
-def count_gpus(number: int) -> str:
-    """`1 GPU`, `2 GPUs`."""
-    return f"{number} GPU{'s' * (number != 1)}"
+def count_gpus(number: int, gpu_type: str | None = None) -> str:
+    """`1 GPU`, `2 GPUs`, `2 a40 GPUs`."""
+    return f"{number} {gpu_type or ''} GPU{'s' * (number != 1)}".replace("  ", " ")
 
 
 def refuse_unsatisfiable(reasons: Mapping[str, str], num_points: int) -> None:

@@ -95,6 +95,7 @@ def survey(wishes: Wishes) -> Site:
     presence = scheduler.find_slurm()
     if presence == "up":
         nodes = scheduler.node_types(wishes.site.partition)
+        allocation.check_gpu_type(wishes.site.gpu_type, nodes)
         limit_min = scheduler.partition_limit_min(wishes.site.partition) if wishes.points_per_element > 1 else None
         return Site("slurm", nodes, scheduler.max_array_size(), here, [], limit_min)
     if presence == "absent" and wishes.cluster == "auto":
@@ -109,11 +110,13 @@ def survey(wishes: Wishes) -> Site:
     raise Refusal(f"{problem}; {wait}run on this machine with --cluster local.", SCHEDULER)
 
 
-def find_unsatisfiable(points: Sequence[Spec], site: Site, side_by_side: int) -> dict[str, str]:
+def find_unsatisfiable(points: Sequence[Spec], site: Site, wishes: Wishes) -> dict[str, str]:
     """run id -> why this place cannot run it."""
     if site.place == "local":
         return allocation.unsatisfiable_here(points, site.num_gpus_here)
-    return {} if site.nodes is None else allocation.unsatisfiable_on_slurm(points, site.nodes, side_by_side)
+    if site.nodes is None:
+        return {}
+    return allocation.unsatisfiable_on_slurm(points, site.nodes, wishes.side_by_side, wishes.site.gpu_type)
 
 
 def leave_out(points: Sequence[Spec], reasons: Mapping[str, str], wishes: Wishes) -> tuple[list[Spec], list[str]]:

@@ -4,7 +4,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -38,6 +39,11 @@ class NodeType(NamedTuple):
     num_cpus: int
     memory_mib: int
     num_gpus: int
+    gpus_by_type: Mapping[str, int] = {}  # of the GPUs to which the site gives a type
+
+    def count_gpus(self, gpu_type: str | None) -> int:
+        """GPUs of that type; all GPUs where no type is named."""
+        return self.num_gpus if gpu_type is None else self.gpus_by_type.get(gpu_type, 0)
 
 
 JobKey = tuple[str, int | None]  # job id (an array's own), index in the array (None: a plain job)
@@ -134,7 +140,7 @@ def read_nodes(row: Sequence[str]) -> NodeType:
     num_gpus = count_gpus(gres)
     if num_nodes is None or num_cpus is None or least_mib is None or num_gpus is None:
         raise not_understood("sinfo", "|".join(row))
-    return NodeType(num_nodes, num_cpus, least_mib, num_gpus)
+    return NodeType(num_nodes, num_cpus, least_mib, num_gpus, count_gpus_by_type(gres))
 
 
 def choose_partitions(shown: Sequence[str], partition: str | None) -> set[str]:
@@ -164,19 +170,35 @@ def limit_min(text: str) -> int | None:
     return (days * 24 + hours) * 60 + minutes
 
 
-def count_gpus(gres: str) -> int | None:
-    """`gpu:4`, `gpu:a100:4(S:0-1),nvme:1` -> 4; `(null)` -> 0; None where a count of GPUs is not understood."""
-    total = 0
+def read_gpus(gres: str) -> list[tuple[str, int]] | None:
+    """The (type, number) of each entry of GPUs in a node's gres, `""` for no type; None where one is not understood."""
+    found = []
     for entry in re.findall(r"(?:[^,(]|\([^)]*\)?)+", gres):
         name, *parts = entry.partition("(")[0].split(":")
         if name != "gpu":
             continue
-        last = parts[-1] if parts else ""
-        count = whole_number(last) if last[:1].isdigit() else 1  # as Slurm itself reads `gpu` and `gpu:tesla`
-        if count is None:
+        has_number = bool(parts) and parts[-1][:1].isdigit()
+        number = whole_number(parts.pop()) if has_number else 1  # as Slurm itself reads `gpu` and `gpu:tesla`
+        if number is None:
             return None
-        total += count
-    return total
+        gpu_type = parts[0] if parts and parts[0] != "no_consume" else ""  # a flag, which stands where a type would
+        found.append((gpu_type, number))
+    return found
+
+
+def count_gpus(gres: str) -> int | None:
+    """`gpu:4`, `gpu:a100:4(S:0-1),nvme:1` -> 4; `(null)` -> 0; None where a count of GPUs is not understood."""
+    gpus = read_gpus(gres)
+    return None if gpus is None else sum(number for _, number in gpus)
+
+
+def count_gpus_by_type(gres: str) -> dict[str, int]:
+    """`gpu:a40:4(S:0-1),gpu:v100:2` -> {a40: 4, v100: 2}; `gpu:4` -> {}."""
+    counts: Counter[str] = Counter()
+    for gpu_type, number in read_gpus(gres) or []:
+        if gpu_type:
+            counts[gpu_type] += number
+    return dict(counts)
 
 
 def job_states(job_ids: Collection[str]) -> dict[JobKey, JobState]:

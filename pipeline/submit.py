@@ -45,6 +45,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--exclusive", action="store_true", help="ask Slurm for whole nodes: no other work beside a point"
     )
+    parser.add_argument("--gpu-type", metavar="TYPE", help="ask for GPUs of this type, by Slurm's name of it (a40)")
+    parser.add_argument(
+        "--gres", action="store_true", help="ask for GPUs by --gres, where --gpus-per-node is not known"
+    )
+    parser.add_argument(
+        "--mem", choices=("0", "default"), help="0: all memory of a node; default: the site's (else: the grid's)"
+    )
     parser.add_argument("--time", help="the limit of a point as [days-]hours:minutes:seconds")
     parser.add_argument("--prologue", type=Path, help="a file of yours that each job sources first (module loads)")
     parser.add_argument("--max-parallel", type=int, help="elements of an array that may run at once")
@@ -103,7 +110,7 @@ def main() -> int:
     experiment = Experiment(wishes.outputs / grid.name)
     prologue = read_prologue(arguments.prologue)
     todo = plan.select(grid.points, experiment, wishes).todo
-    points, left_out = plan.leave_out(grid.points, plan.find_unsatisfiable(todo, site, wishes.side_by_side), wishes)
+    points, left_out = plan.leave_out(grid.points, plan.find_unsatisfiable(todo, site, wishes), wishes)
     grid = grid._replace(points=tuple(points))
     for notice in (*site.notices, *left_out, *idle_options(arguments, site.place)):
         talk(notice)
@@ -124,7 +131,8 @@ def main() -> int:
 
 def idle_options(arguments: argparse.Namespace, place: str) -> list[str]:
     """A notice of the options that say nothing to this place."""
-    names = ["partition", "account", "qos", "constraint", "exclusive", "prologue", "max_parallel", "side_by_side"]
+    names = ["partition", "account", "qos", "constraint", "exclusive", "gpu_type", "gres", "mem", "prologue"]
+    names += ["max_parallel", "side_by_side"]
     names += ["time"] * (arguments.points_per_element == 1)
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
     return [f"Notice: without Slurm {', '.join(given)} changes nothing."] if given and place == "local" else []
@@ -202,7 +210,14 @@ def read_wishes(arguments: argparse.Namespace) -> "Wishes":
         outputs=arguments.outputs,
         cluster=arguments.cluster,
         site=SiteOptions(
-            arguments.partition, arguments.account, arguments.qos, arguments.constraint, arguments.exclusive
+            arguments.partition,
+            arguments.account,
+            arguments.qos,
+            arguments.constraint,
+            arguments.exclusive,
+            arguments.gpu_type,
+            arguments.gres,
+            arguments.mem,
         ),
         time=arguments.time,
         max_parallel=arguments.max_parallel,

@@ -224,9 +224,11 @@ def throwaway_cluster(
     memory_mib_per_node: int = 8000,
     max_array_size: int = 20,
     real_gpus: bool = False,
+    gpu_types: Mapping[str, str] | None = None,
 ) -> Iterator[Cluster]:
     """A cluster of node1, node2, ... that ends with the block; RuntimeError if not up within 30 s.
 
+    `gpu_types` gives the GPUs of a node a type: {"node1": "a40"}.
     With `real_gpus` node1 gets all NVIDIA GPUs of this machine and the other nodes none.
     """
     if missing := missing_parts():
@@ -251,9 +253,11 @@ def throwaway_cluster(
             gpus = {node: _fake_gpus(runtime / f"{node}-gpus", gpus_per_node) for node in nodes}
         host = socket.gethostname().split(".")[0]
         controller_port, *ports = _free_ports(1 + num_nodes)
+        types = gpu_types or {}
+        typed = {node: f"gpu:{types[node]}" if node in types else "gpu" for node in nodes}
         node_lines = [
             f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus_per_node} "
-            f"RealMemory={memory_mib_per_node}" + (f" Gres=gpu:{len(gpus[node])}" if gpus.get(node) else "")
+            f"RealMemory={memory_mib_per_node}" + (f" Gres={typed[node]}:{len(gpus[node])}" if gpus.get(node) else "")
             for node, port in zip(nodes, ports, strict=True)
         ]
         slurm_conf = SLURM_CONF.format(
@@ -265,7 +269,8 @@ def throwaway_cluster(
             max_array_size=max_array_size,
             nodes="\n".join(node_lines),
         )
-        gres_lines = [f"NodeName={node} Name=gpu File={file}\n" for node in gpus for file in gpus[node]]
+        named = {node: typed[node].replace("gpu:", "gpu Type=") for node in gpus}
+        gres_lines = [f"NodeName={node} Name={named[node]} File={file}\n" for node in gpus for file in gpus[node]]
         (root / "slurm.conf").write_text(slurm_conf)
         (root / "gres.conf").write_text("".join(gres_lines))
         (root / "cgroup.conf").write_text(CGROUP_CONF)

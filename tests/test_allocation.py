@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from pipeline.allocation import (
     SAFE_TEXT,
+    Memory,
     SiteOptions,
     add_up_limits,
     build_request,
@@ -37,7 +38,7 @@ NOWHERE = SiteOptions()
 )
 def test_a_site_option_that_could_be_more_than_a_name_is_refused(option: str, text: str) -> None:
     given: dict[str, Any] = {option: text}
-    with pytest.raises(Refusal, match=rf"^--{option} ") as refusal:
+    with pytest.raises(Refusal, match=rf"^--{option.replace('_', '-')} ") as refusal:
         check_site_options(SiteOptions(**given))
     assert refusal.value.code == 2
 
@@ -49,6 +50,65 @@ def test_a_site_option_that_is_a_name_is_taken_as_it_is(text: str) -> None:
     options = build_request(FOUR_GPUS, Resources(), site, None, None).options
     names = ("partition", "account", "qos", "constraint")
     assert {name: options[name] for name in names} == site.named() == dict.fromkeys(names, text)
+
+
+@pytest.mark.parametrize("text", ["a40:4", "a40,v100", "a40=1", "a40/2", "a40+v100"])
+def test_a_gpu_type_that_could_be_more_than_a_type_is_refused(text: str) -> None:
+    with pytest.raises(Refusal, match=r"^--gpu-type "):
+        check_site_options(SiteOptions(gpu_type=text))
+
+
+@pytest.mark.parametrize("text", ["a40", "a100-sxm4-80gb", "a100_3g.20gb", "NVIDIA_A40", "3090"])
+def test_a_gpu_type_that_is_a_name_is_taken(text: str) -> None:
+    check_site_options(SiteOptions(gpu_type=text))
+
+
+@pytest.mark.parametrize(
+    ("site", "asked"),
+    [
+        (SiteOptions(), {"gpus-per-node": "4"}),
+        (SiteOptions(gpu_type="a40"), {"gpus-per-node": "a40:4"}),
+        (SiteOptions(gres=True), {"gres": "gpu:4"}),
+        (SiteOptions(gpu_type="a40", gres=True), {"gres": "gpu:a40:4"}),
+    ],
+)
+def test_gpus_are_asked_for_by_type_and_by_the_option_that_the_site_knows(
+    site: SiteOptions, asked: dict[str, str]
+) -> None:
+    options = build_request(FOUR_GPUS, Resources(), site, None, None).options
+    assert {name: options[name] for name in ("gpus-per-node", "gres") if name in options} == asked
+    of_the_cpu = build_request(Shape("cpu", 1, 4), Resources(), site, None, None).options
+    assert not {"gpus-per-node", "gres"} & of_the_cpu.keys()
+
+
+SMALL = NodeType(1, 64, 1024, 4)
+
+
+@pytest.mark.parametrize(("mem", "asked", "notices"), [(None, "1024M", 1), ("0", "0", 0), ("default", None, 0)])
+def test_memory_is_the_grids_or_all_of_the_node_or_what_the_site_gives(
+    mem: Memory | None, asked: str | None, notices: int
+) -> None:
+    request = build_request(FOUR_GPUS, Resources(), SiteOptions(mem=mem), [SMALL], None)
+    assert (request.options.get("mem"), len(request.notices)) == (asked, notices)
+
+
+MIXED = [NodeType(1, 32, 99_000, 4, {"a40": 4}), NodeType(1, 64, 99_000, 8, {"v100": 8})]
+
+
+@pytest.mark.parametrize(("gpu_type", "cpus"), [("a40", "32"), ("v100", "64"), (None, "64")])
+def test_only_nodes_that_have_the_gpu_type_count_as_fitting(gpu_type: str | None, cpus: str) -> None:
+    options = build_request(FOUR_GPUS, Resources(cpus_per_gpu=99), SiteOptions(gpu_type=gpu_type), MIXED, None).options
+    assert options["cpus-per-task"] == cpus
+
+
+def test_a_point_that_needs_more_gpus_of_a_type_than_a_node_has_is_named_with_the_type() -> None:
+    eight = make_spec(strategy="ddp", num_gpus=8)
+    assert unsatisfiable_on_slurm([eight], MIXED, gpu_type="v100") == {}
+    (reason,) = unsatisfiable_on_slurm([eight], MIXED, gpu_type="a40").values()
+    assert reason == "needs 8 a40 GPUs a node and the largest node has 4"
+    two_nodes = make_spec(strategy="ddp", num_gpus=2, num_nodes=2)
+    (reason,) = unsatisfiable_on_slurm([two_nodes], MIXED, gpu_type="a40").values()
+    assert reason == "needs 2 nodes and the partition has 1 that fit"
 
 
 def test_whole_nodes_are_a_flag() -> None:
@@ -64,7 +124,8 @@ def test_no_text_with_a_character_of_the_shell_or_of_slurm_is_a_name(text: str) 
 
 
 def test_a_site_option_that_is_not_given_is_left_to_the_site() -> None:
-    assert not set(SiteOptions._fields) & build_request(FOUR_GPUS, Resources(), NOWHERE, None, None).options.keys()
+    options = build_request(FOUR_GPUS, Resources(), NOWHERE, None, None).options
+    assert set(SiteOptions._fields) & options.keys() == {"mem"}  # the grid's
 
 
 def test_a_request_is_one_task_a_node_with_the_cpus_and_memory_of_its_gpus() -> None:

@@ -149,6 +149,25 @@ def test_tables_know_the_variables_that_records_were_measured_under(tmp_path: Pa
     assert "NCCL_DEBUG" not in tables.Q1[0]["note"]
 
 
+def test_two_types_of_gpu_in_one_experiment_are_named_wherever_they_meet(tmp_path: Path) -> None:
+    one, other = Environment(gpus=(Gpu(name="NVIDIA A40"),)), Environment(gpus=(Gpu(name="Tesla V100-SXM2-16GB"),) * 2)
+    found = [
+        make_record(environment=one),
+        make_record(make_spec(repeat=1), environment=other),
+        make_record(make_spec(strategy="ddp", num_gpus=2), environment=other),
+        make_record(make_spec(batch_size_per_gpu=64), environment=one),
+        make_record(make_spec(batch_size_per_gpu=64, strategy="ddp", num_gpus=2), environment=other),
+    ]
+    _, tables = collect_experiment(make_experiment(tmp_path / "x", *found))
+    both = "NVIDIA A40, Tesla V100-SXM2-16GB"
+    rows = [row for row in tables.Q2 if row["scaling"] == "weak"]
+    notes = {(row["num_gpus"], row["batch_size_per_gpu"]): row["note"] for row in rows}
+    assert f"mixed GPU: {both}" in notes[1, 128]
+    assert f"baseline with another GPU ({both} against Tesla V100-SXM2-16GB)" in notes[2, 128]
+    assert "baseline with another GPU (NVIDIA A40 against Tesla V100-SXM2-16GB)" in notes[2, 64]
+    assert not notes[1, 64]
+
+
 def test_repeats_on_one_machine_that_were_executed_unlike_are_told_apart() -> None:
     found = [executed("graph"), executed("compiled_graph", 1)]
     shared = [msgspec.structs.replace(record, environment=found[0].environment) for record in found]

@@ -11,6 +11,7 @@ from pipeline.scheduler import (
     JobState,
     NodeType,
     count_gpus,
+    count_gpus_by_type,
     exit_code_of,
     find_jobs_named,
     find_slurm,
@@ -74,6 +75,22 @@ def calls(folder: Path, name: str) -> list[str]:
 )
 def test_the_gpus_of_a_node_are_counted_from_its_gres(gres: str, number: int) -> None:
     assert count_gpus(gres) == number
+
+
+@pytest.mark.parametrize(
+    ("gres", "types"),
+    [
+        ("(null)", {}),
+        ("gpu:4", {}),
+        ("gpu:no_consume:2", {}),
+        ("gpu:a40:4(S:0-1)", {"a40": 4}),
+        ("nvme:8,gpu:a40:2(S:0,1),gpu:v100:1,gpu:a40:1,mygpu:x:3", {"a40": 3, "v100": 1}),
+        ("gpu:a100_3g.20gb:7", {"a100_3g.20gb": 7}),
+        ("gpu:a40:no_consume:2", {"a40": 2}),
+    ],
+)
+def test_the_gpus_of_a_node_are_counted_by_type(gres: str, types: dict[str, int]) -> None:
+    assert count_gpus_by_type(gres) == types
 
 
 @pytest.mark.parametrize(
@@ -224,8 +241,8 @@ SINFO = "main*|64+|515000+|gpu:a100:4(S:0-1)|3\nmain*|16|64000|(null)|1\nfat|128
 @pytest.mark.parametrize(
     ("partition", "found"),
     [
-        (None, [NodeType(3, 64, 515_000, 4), NodeType(1, 16, 64_000, 0)]),
-        ("main", [NodeType(3, 64, 515_000, 4), NodeType(1, 16, 64_000, 0)]),
+        (None, [NodeType(3, 64, 515_000, 4, {"a100": 4}), NodeType(1, 16, 64_000, 0)]),
+        ("main", [NodeType(3, 64, 515_000, 4, {"a100": 4}), NodeType(1, 16, 64_000, 0)]),
         ("fat", [NodeType(2, 128, 2_000_000, 8)]),
     ],
 )

@@ -1,0 +1,103 @@
+"""GPUs asked for by type on a real Slurm whose nodes have two types, and memory as the site gives it."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, missing_parts, throwaway_cluster
+from conftest import Command, assert_refused
+from slurm_queue import Env
+
+CHANGES = ("--set", "strategy=ddp", "num_gpus=2", "batch_size_per_gpu=8", "dataset=synthetic", "input=synthetic")
+SUBMIT = ("submit", "--grid", "scaling", *CHANGES)
+
+
+@pytest.fixture(scope="module")
+def two_types(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A node of two A40s and one of two V100s, by name."""
+    missing = missing_parts()
+    if missing:
+        pytest.skip(missing)
+    types = {"node1": "a40", "node2": "v100"}
+    folder = tmp_path_factory.mktemp("two-types")
+    with throwaway_cluster(folder, gpus_per_node=2, memory_mib_per_node=40_000, gpu_types=types) as running:
+        yield running
+
+
+@pytest.fixture
+def on_two_types(two_types: Cluster) -> Iterator[Env]:
+    """The environment of a user; what a test leaves queued is cancelled after it."""
+    yield {**two_types.env, "PIPELINE_PYTHON": sys.executable}
+    two_types.run("scancel", "--user", "root", check=False)
+    two_types.wait_idle(timeout_s=60)
+
+
+def job_of(cluster: Cluster, stdout: str) -> dict[str, str]:
+    """What Slurm says of the job that a submission printed."""
+    said = re.search(r"^array (\d+):", stdout, re.MULTILINE)
+    assert said is not None, stdout
+    shown = cluster.run("scontrol", "-o", "show", "job", said[1]).stdout
+    return dict(part.split("=", 1) for part in shown.split() if "=" in part)
+
+
+@pytest.mark.parametrize(
+    ("options", "lines", "asked", "memory"),
+    [
+        (("--gpu-type", "v100"), ["--gpus-per-node=v100:2"], "gres:gpu:v100:2", "32G"),
+        (("--gres",), ["--gres=gpu:2"], "gres:gpu:2", "32G"),
+        (("--gpu-type", "v100", "--gres", "--mem", "0"), ["--gres=gpu:v100:2", "--mem=0"], "gres:gpu:v100:2", "0"),
+        (("--mem", "default"), ["--gpus-per-node=2"], "gres:gpu:2", "0"),  # this site gives all of a node
+    ],
+    ids=lambda value: "_".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_the_dry_run_promises_is_written_and_is_what_slurm_takes(
+    pipeline: Command,
+    two_types: Cluster,
+    on_two_types: Env,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    lines: list[str],
+    asked: str,
+    memory: str,
+) -> None:
+    submit: tuple[str | Path, ...] = ("--outputs", tmp_path, "--partition", "down", *options)
+    (array,) = json.loads(pipeline(*SUBMIT, *submit, "--dry-run", "--json", env=on_two_types).stdout)["arrays"]
+    sent = pipeline(*SUBMIT, *submit, env=on_two_types)
+    assert sent.returncode == 0, sent.stderr
+    (script,) = tmp_path.glob("scaling/logs/*/*/*submission.sh")
+    wanted = ("#SBATCH --gpus", "#SBATCH --gres", "#SBATCH --mem")
+    texts = (script.read_text(), array["sbatch"])
+    written, promised = ([line for line in text.splitlines() if line.startswith(wanted)] for text in texts)
+    assert written == promised
+    assert {f"#SBATCH {line}" for line in lines} <= set(written)
+    assert any("--mem" in line for line in written) is ("default" not in options)
+    job = job_of(two_types, sent.stdout)
+    assert (job["TresPerNode"], job["MinMemoryNode"]) == (asked, memory)
+
+
+def test_a_job_lands_on_a_node_of_its_type(
+    pipeline: Command, two_types: Cluster, on_two_types: Env, tmp_path: Path
+) -> None:
+    submit = (*SUBMIT, "--outputs", tmp_path, "--gpu-type", "v100", "--gres", "--mem", "0", "--wait")
+    answer = pipeline(*submit, env=on_two_types)
+    assert job_of(two_types, answer.stdout)["NodeList"] == "node2"
+    (record,) = tmp_path.glob("scaling/records/*.json")  # of a point that found no real GPU
+    assert json.loads(record.read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["submit", "dry run"])
+def test_a_gpu_type_that_the_partition_lacks_is_refused_with_those_it_has(
+    pipeline: Command, on_two_types: Env, tmp_path: Path, dry: tuple[str, ...]
+) -> None:
+    answer = pipeline(*SUBMIT, "--outputs", tmp_path, "--gpu-type", "a41", *dry, env=on_two_types)
+    assert_refused(answer, 4, "--gpu-type 'a41'", "choose one of a40, v100")
+    assert not list(tmp_path.iterdir())
+
+
+def test_more_gpus_of_a_type_than_a_node_has_are_refused(pipeline: Command, on_two_types: Env, tmp_path: Path) -> None:
+    submit = ("submit", "--grid", "scaling", "--outputs", tmp_path, "--gpu-type", "a40", "--set", "strategy=ddp")
+    answer = pipeline(*submit, "num_gpus=4", "batch_size_per_gpu=8", "dataset=synthetic", env=on_two_types)
+    assert_refused(answer, 2, "needs 4 a40 GPUs a node and the largest node has 2")
