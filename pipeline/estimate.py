@@ -1,27 +1,33 @@
 """Estimate: what points will take, by earlier records like them, before anything is submitted."""
 
 import contextlib
-import math
+import os
+import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
 
 from pipeline import records
 from pipeline.cost import attempt_s, in_unit
-from pipeline.exits import Refusal
-from pipeline.experiment import find_experiments
+from pipeline.exits import Refusal, counted, printable, some_of
+from pipeline.experiment import Experiment, find_experiments
 from pipeline.rows import Row
 from pipeline.schema import Record
-from pipeline.spec import Device, Spec
+from pipeline.spec import AXES, Device, Spec
 
-Kind = tuple[object, ...]
+CostKey = tuple[object, ...]
+
+MAX_RECORDS = 3  # that a sentence names
+BRAND = re.compile(r"nvidia|tesla|geforce|quadro|rtx|gtx")  # what of a GPU's name tells no model
+FORM = re.compile(r"sxm\d?|pcie|hbm\d\w?|\d+gb")  # and its words of form and memory
 
 
 class Sample(NamedTuple):
     """What an earlier ok record took: training by the sample, and all else (start-up, evaluation) as it was."""
 
-    batch_size_per_gpu: int
+    record: str
+    gpu: str | None
     sample_s: float
     other_s: float
 
@@ -37,6 +43,9 @@ class Estimate(NamedTuple):
     num_estimated: int
     hours: float | None
     hours_at_limit: float | None
+    asked: str | None = None  # the GPU model that the points will run on, where it is known
+    gpu: str | None = None  # of the records
+    records: tuple[str, ...] = ()
 
     @property
     def num_unknown(self) -> int:
@@ -47,17 +56,28 @@ class Estimate(NamedTuple):
         """The estimate for a script."""
         counts = {"device": self.device, "num_points": self.num_points, "num_estimated": self.num_estimated}
         at_limit = in_unit(self.device, self.hours_at_limit, "_at_limit")
-        return {**counts, **in_unit(self.device, self.hours), **at_limit, "note": self.sentence()}
+        by = {"gpu": self.gpu, "records": list(self.records)}
+        return {**counts, **in_unit(self.device, self.hours), **at_limit, **by, "note": self.sentence()}
 
     def sentence(self) -> str:
         """The estimate for people."""
         unit = "GPU-hours" if self.device == "cuda" else "process-hours"
         most = "" if self.hours_at_limit is None else f", at most {in_words(self.hours_at_limit)} by their time limit"
         if self.hours is None:
-            return f"{unit} unknown: no earlier record is like any of the {self.num_points} points{most}"
+            return f"{unit} unknown: {self.why_unknown()}{most}"
         known = f"{unit}: about {in_words(self.hours)} for {self.num_estimated} of {self.num_points} points"
+        on = f" on {self.gpu}" if self.gpu else ""
+        by = f", by {counted(len(self.records), 'earlier record')}{on} ({some_of(self.records, MAX_RECORDS)})"
         others = f"; {self.num_unknown} have none like them{most}" if self.num_unknown else ""
-        return f"{known}, by earlier records{others}"
+        return f"{known}{by}{others}"
+
+    def why_unknown(self) -> str:
+        """Why no earlier record tells of any point."""
+        if self.device == "cuda" and self.asked is None:
+            why = "the GPU model is not known (on Slurm --gpu-type names it), so no earlier record counts for"
+            return f"{why} the {self.num_points} points"
+        on = f" on {self.asked}" if self.device == "cuda" else ""
+        return f"no earlier record{on} is like any of the {self.num_points} points"
 
 
 def in_words(hours: float) -> str:
@@ -65,43 +85,83 @@ def in_words(hours: float) -> str:
     return f"{hours:.3g}" if hours < 100 else f"{hours:,.0f}"
 
 
-def estimate_points(points: Sequence[Spec], outputs: Path, limit_min: int | None) -> list[Estimate]:
-    """An estimate for each device that the points use; `limit_min` is what ends a point, None where nothing does."""
-    earlier = read_samples(outputs)
-    return [
-        estimate_device(device, own, earlier, limit_min)
-        for device in get_args(Device)
-        if (own := [spec for spec in points if spec.device == device])
-    ]
+def estimate_points(
+    points: Sequence[Spec], outputs: Path, limit_min: int | None, gpu_model: str | None
+) -> list[Estimate]:
+    """An estimate for each device that the points use.
+
+    `limit_min` is what ends a point, None where nothing does. `gpu_model` is what the points will run on, by its name
+    or Slurm's type; where it is None no record of a GPU counts.
+    """
+    estimates = []
+    for device in get_args(Device):
+        own = [spec for spec in points if spec.device == device]
+        asked = gpu_model if device == "cuda" else None
+        told = own if device == "cpu" or asked is not None else []
+        if own:
+            estimates.append(estimate_device(device, own, read_samples(told, outputs, asked), limit_min, asked))
+    return estimates
 
 
 def estimate_device(
-    device: Device, points: Sequence[Spec], earlier: dict[Kind, list[Sample]], limit_min: int | None
+    device: Device,
+    points: Sequence[Spec],
+    earlier: dict[CostKey, list[Sample]],
+    limit_min: int | None,
+    asked: str | None,
 ) -> Estimate:
     """The estimate for the points of one device."""
-    known = [(spec, predict_s(spec, earlier)) for spec in points]
+    known = [(spec, predict_s(spec, earlier.get(cost_key(spec), []))) for spec in points]
     hours = [seconds * spec.num_gpus / 3600 for spec, seconds in known if seconds is not None]
     unknown_gpus = sum(spec.num_gpus for spec, seconds in known if seconds is None)
     at_limit = 0.0 if not unknown_gpus else None if limit_min is None else unknown_gpus * limit_min / 60
-    return Estimate(device, len(points), len(hours), sum(hours) if hours else None, at_limit)
+    used = [sample for samples in earlier.values() for sample in samples]
+    names = tuple(sorted({sample.record for sample in used}))
+    gpu = used[0].gpu if used else None
+    return Estimate(device, len(points), len(hours), sum(hours) if hours else None, at_limit, asked, gpu, names)
 
 
-def read_samples(outputs: Path) -> dict[Kind, list[Sample]]:
-    """What the ok records of every experiment in the folder took, by kind; nothing where there is no folder."""
-    found: dict[Kind, list[Sample]] = {}
+def read_samples(points: Sequence[Spec], outputs: Path, asked: str | None) -> dict[CostKey, list[Sample]]:
+    """What the ok records like the points took, of every experiment in the folder; nothing where there is no folder.
+
+    Of GPUs only those of the model that was asked for.
+    """
+    found: dict[CostKey, list[Sample]] = {}
     try:
-        experiments = find_experiments(outputs).values()
+        experiments = find_experiments(outputs) if points else {}
     except Refusal:
         return {}
-    for experiment in experiments:
-        with contextlib.suppress(OSError):  # one that cannot be listed tells nothing
-            for record in records.read_folder(experiment.records)[0]:
-                if (sample := take_sample(record)) is not None:
-                    found.setdefault(kind_of(record.spec), []).append(sample)
-    return found
+    for name, experiment in experiments.items():
+        with contextlib.suppress(OSError, Refusal):  # one that cannot be listed, or has no sound manifest
+            for record in read_alike(experiment, points):
+                if (sample := take_sample(record, printable(name))) is not None:
+                    found.setdefault(cost_key(record.spec), []).append(sample)
+    if asked is None:
+        return found
+    gpu = choose_gpu({sample.gpu for samples in found.values() for sample in samples if sample.gpu}, asked)
+    own = {key: [sample for sample in samples if gpu and sample.gpu == gpu] for key, samples in found.items()}
+    return {key: samples for key, samples in own.items() if samples}
 
 
-def take_sample(record: Record) -> Sample | None:
+def read_alike(experiment: Experiment, points: Sequence[Spec]) -> Iterator[Record]:
+    """The records that tell of the points; no other file is opened, as far as names and the manifest say."""
+    keys = {cost_key(spec) for spec in points}
+    prefixes = {prefix_of(spec.run_id()) for spec in points}
+    matches = map(records.NAME_PATTERN.fullmatch, os.listdir(experiment.records))
+    run_ids = {match[1] for match in matches if match and prefix_of(match[1]) in prefixes}
+    manifest = experiment.read_manifest() if run_ids else None
+    if manifest is not None:
+        run_ids &= {spec.run_id() for spec in manifest.points if cost_key(spec) in keys}
+    for attempts in records.read_points(experiment.records, run_ids) if run_ids else ():
+        yield from (record for record in attempts if cost_key(record.spec) in keys)
+
+
+def prefix_of(run_id: str) -> str:
+    """What a run id says of its point before the digest: strategy, GPUs and batch size."""
+    return run_id.rpartition("-")[0]
+
+
+def take_sample(record: Record, experiment: str) -> Sample | None:
     """What a record tells of others like it; None where it did not end well here, or does not say when."""
     total_s = attempt_s(record)
     if record.measurement is None or not record.measured or total_s is None:
@@ -110,7 +170,23 @@ def take_sample(record: Record) -> Sample | None:
     trained_s = sum(rank.epoch_time_ns or 0 for rank in slowest if rank) / 1e9
     num_samples = len(slowest) * samples_per_epoch(record.spec)
     sample_s = trained_s / num_samples if num_samples else 0.0
-    return Sample(record.spec.batch_size_per_gpu, sample_s, max(0.0, total_s - trained_s))
+    gpus = {gpu.name for gpu in record.environment.gpus}
+    name = f"{experiment}/{record.run_id}.{record.attempt}"
+    return Sample(name, gpus.pop() if len(gpus) == 1 else None, sample_s, max(0.0, total_s - trained_s))
+
+
+def choose_gpu(names: Collection[str], asked: str) -> str | None:
+    """The GPU model that is the one asked for, by its name or Slurm's type; None where none is or several may be."""
+    model, form = words_of(asked)
+    fitting = [name for name in names if model and words_of(name)[0] == model and form <= words_of(name)[1]]
+    return asked if asked in names else fitting[0] if len(fitting) == 1 else None
+
+
+def words_of(gpu: str) -> tuple[str, set[str]]:
+    """The model that a GPU's name or type says, and its words of form and memory: a100, {sxm4, 80gb}."""
+    words = re.findall(r"[a-z0-9]+", BRAND.sub(" ", gpu.lower()))
+    form = {word for word in words if FORM.fullmatch(word)}
+    return "".join(word for word in words if word not in form), form
 
 
 def samples_per_epoch(spec: Spec) -> int:
@@ -119,25 +195,25 @@ def samples_per_epoch(spec: Spec) -> int:
     return steps if spec.is_probe else min(spec.num_samples, steps)
 
 
-def kind_of(spec: Spec) -> Kind:
-    """What points must share for one to tell of the other; batch size, epochs and samples may differ."""
-    shape = (spec.device, spec.strategy, spec.num_nodes, spec.num_gpus)
-    return (*shape, spec.model, spec.dataset, spec.input, spec.precision, spec.measure, spec.is_probe)
+def cost_key(spec: Spec) -> CostKey:
+    """What points must share for one to tell of the other: all that changes the cost and does not scale it.
+
+    Training follows the samples. Evaluation, whose time no record holds, does not, nor do the decoding of images and
+    what is compiled or captured for a last part batch.
+    """
+    but = ["repeat", "seed", "learning_rate"]
+    if spec.measure == "epochs" and not spec.evaluate:
+        but += ["epochs", "windows"]
+        if spec.execution == "eager" and spec.dataset != "imagefolder":
+            but += ["num_samples", "max_steps"]
+    return (spec.is_probe, *(getattr(spec, axis) for axis in AXES if axis not in but))
 
 
-def predict_s(spec: Spec, earlier: dict[Kind, list[Sample]]) -> float | None:
-    """Seconds that a point will take: the median by the earlier points of its kind nearest in batch size."""
-    samples = earlier.get(kind_of(spec), [])
-    if not samples:
-        return None
-    distances = [abs(math.log(sample.batch_size_per_gpu / spec.batch_size_per_gpu)) for sample in samples]
-    nearest = min(distances)
+def predict_s(spec: Spec, samples: Sequence[Sample]) -> float | None:
+    """Seconds that a point will take: the median by the earlier ones like it."""
     num_samples = spec.epochs * samples_per_epoch(spec) if spec.measure == "epochs" else 0
-    return statistics.median(
-        sample.other_s + sample.sample_s * num_samples
-        for sample, distance in zip(samples, distances, strict=True)
-        if distance == nearest
-    )
+    seconds = [sample.other_s + sample.sample_s * num_samples for sample in samples]
+    return statistics.median(seconds) if seconds else None
 
 
 def refuse_above(estimates: Iterable[Estimate], max_gpu_hours: float) -> None:

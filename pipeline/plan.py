@@ -13,7 +13,7 @@ from pipeline.exits import NOTHING, SCHEDULER, Refusal
 from pipeline.experiment import MANIFEST_VERSION, Experiment, Manifest, add_points
 from pipeline.follow import standings
 from pipeline.grid import Grid, Resources, Shape, expand_grid, group_by_shape
-from pipeline.here import num_visible_gpus
+from pipeline.here import gpu_names, num_visible_gpus
 from pipeline.scheduler import NodeType
 from pipeline.spec import Spec
 
@@ -108,6 +108,22 @@ def survey(wishes: Wishes) -> Site:
         )
     wait = "wait for it, or " if presence == "silent" else ""
     raise Refusal(f"{problem}; {wait}run on this machine with --cluster local.", SCHEDULER)
+
+
+def gpu_model(site: Site, options: SiteOptions) -> str | None:
+    """The one GPU model that points will run on, in the words of this machine or of Slurm; None where it is not known.
+
+    On Slurm it is the type asked for, else that of all GPUs of the partition.
+    """
+    if site.place == "local":
+        names = gpu_names()
+    elif options.gpu_type is not None:
+        names = {options.gpu_type}
+    else:
+        nodes = [node for node in site.nodes or () if node.num_gpus]
+        all_typed = all(sum(node.gpus_by_type.values()) == node.num_gpus for node in nodes)
+        names = {name for node in nodes for name in node.gpus_by_type} if all_typed else set()
+    return next(iter(names)) if len(names) == 1 else None
 
 
 def find_unsatisfiable(points: Sequence[Spec], site: Site, wishes: Wishes) -> dict[str, str]:

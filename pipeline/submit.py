@@ -120,7 +120,8 @@ def main() -> int:
         # here nothing ends a point alone; in lanes that are not proven it holds more GPUs than its own
         is_limited = site.place == "slurm" and wishes.side_by_side == 1
         limit_min = grid.resources.time_min() if is_limited else None
-        estimates = estimate.estimate_points(selected, wishes.outputs, limit_min)
+        gpu_model = plan.gpu_model(site, wishes.site)
+        estimates = estimate.estimate_points(selected, wishes.outputs, limit_min, gpu_model)
     if wishes.is_dry_run:
         show(arguments, wishes, grid, site, estimates)
         return FINE
