@@ -47,6 +47,12 @@ def num_visible_gpus() -> int:
     return len(visible_gpus())
 
 
+def num_job_gpus() -> int:
+    """GPUs of this node that the Slurm job holds; 0 outside Slurm."""
+    held = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    return int(held) if held.isdecimal() else 0
+
+
 def node_name() -> str:
     """The node as Slurm names it, else the host's name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()

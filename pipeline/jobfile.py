@@ -25,6 +25,7 @@ def render_job(name: str) -> str:
         num_points=len(points),
         num_nodes=max(spec.num_nodes for spec in points),
         gpus_per_node=gpus_per_node,
+        least_gpus_per_node=min(spec.gpus_per_node for spec in points),
         cpus_per_node=file.resources.cpus_per_gpu * gpus_per_node,
         mem_per_node_gib=math.ceil(file.resources.mem_per_gpu_gib * gpus_per_node),
     )

@@ -22,7 +22,7 @@ from pipeline.exits import FINE, GAPS, Refusal, counted, run_command, talk
 from pipeline.experiment import Experiment
 from pipeline.grid import expand_grid
 from pipeline.handover import Following, Point
-from pipeline.here import gpu_names, node_rank, num_visible_gpus
+from pipeline.here import gpu_names, node_rank, num_job_gpus, num_visible_gpus
 from pipeline.publishing import Launch
 from pipeline.ranks import run_ranks
 from pipeline.schema import Record
@@ -62,6 +62,8 @@ def main() -> int:
     else:
         experiment, points = resolve_grid(arguments.grid, arguments.index, arguments.set, arguments.outputs)
         points = [spec for spec in points if is_to_run(spec, experiment, arguments.rerun)]
+        for spec in points:
+            warn_of_idle_gpus(spec, arguments.grid)
     options = launch_options(arguments, arguments.point_limit_s)
     points = [spec for spec in points if node_rank() < spec.num_nodes]
     if points and arguments.lanes > 1:
@@ -137,6 +139,14 @@ def is_to_run(spec: Spec, experiment: Experiment, rerun: str | None) -> bool:
         return True
     talk(f"{spec.run_id()}: recorded as {status}, nothing to do; --rerun {status} runs it again.")
     return False
+
+
+def warn_of_idle_gpus(spec: Spec, grid: str) -> None:
+    """Say that the job holds GPUs which its point does not use, as plain sbatch asks for the grid's largest shape."""
+    held, used = num_job_gpus(), spec.gpus_per_node if spec.device == "cuda" else 0
+    if node_rank() == 0 and held > used:
+        cure = f"python -m pipeline.submit --grid {grid} asks for one array a shape"
+        talk(f"Notice: this element holds {counted(held, 'GPU')} and uses {used}; {cure}.")
 
 
 def publish_manifest(experiment: Experiment, name: str, points: list[Spec], array_id: str | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, missing_parts, throwaway_cluster
-from conftest import Command, assert_refused
+from conftest import CPU_SIZE, ROOT, Command, assert_refused
 from slurm_queue import Env
 
 CHANGES = ("--set", "strategy=ddp", "num_gpus=2", "batch_size_per_gpu=8", "dataset=synthetic", "input=synthetic")
@@ -101,3 +101,16 @@ def test_more_gpus_of_a_type_than_a_node_has_are_refused(pipeline: Command, on_t
     submit = ("submit", "--grid", "scaling", "--outputs", tmp_path, "--gpu-type", "a40", "--set", "strategy=ddp")
     answer = pipeline(*submit, "num_gpus=4", "batch_size_per_gpu=8", "dataset=synthetic", env=on_two_types)
     assert_refused(answer, 2, "needs 4 a40 GPUs a node and the largest node has 2")
+
+
+def test_a_plain_job_says_in_its_log_that_it_holds_more_gpus_than_its_point_uses(
+    two_types: Cluster, on_two_types: Env, tmp_path: Path
+) -> None:
+    request = ("--gpus-per-node=2", "--cpus-per-task=1", "--mem=3G", f"--output={tmp_path}/%a.log", "--array=0", "-W")
+    changes = ("--set", *CPU_SIZE, "strategy=ddp", "num_gpus=1", "batch_size_per_gpu=8")
+    job = (*request, "jobs/q4.sbatch", "--outputs", str(tmp_path), *changes)
+    two_types.run("sbatch", *job, cwd=ROOT, env=on_two_types, timeout_s=200)
+    notice = (
+        "Notice: this element holds 2 GPUs and uses 0; python -m pipeline.submit --grid q4 asks for one array a shape."
+    )
+    assert notice in (tmp_path / "0.log").read_text().splitlines()

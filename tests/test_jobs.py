@@ -1,13 +1,15 @@
 import re
 import shutil
 import subprocess
+from typing import Any
 
 import pytest
 from conftest import Command
-from factories import ROOT
+from factories import ROOT, make_spec
 
 from pipeline.grid import expand_grid, load_grid_file
 from pipeline.jobfile import render_job
+from pipeline.launch import warn_of_idle_gpus
 
 JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.sbatch"))
 
@@ -42,6 +44,51 @@ def test_a_job_asks_for_the_largest_shape_of_its_grid_and_has_an_element_a_point
     assert options["cpus-per-task"] == str(asked.cpus_per_gpu * num_gpus)
     assert options["mem"] == f"{asked.mem_per_gpu_gib * num_gpus:.0f}G"
     assert options["time"] == asked.time
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_whose_smaller_points_hold_more_gpus_than_they_use_says_so(name: str) -> None:
+    num_gpus = [spec.gpus_per_node for spec in expand_grid(name).points]
+    held = f"holds {max(num_gpus)} GPUs a node for every point, also for those that use {min(num_gpus)}"
+    cure = f"python -m pipeline.submit --grid {name}` asks for one array a shape"
+    comment = " ".join(line.removeprefix("# ") for line in text_of(name).splitlines() if line.startswith("# "))
+    is_wasteful = min(num_gpus) < max(num_gpus)
+    assert (held in comment, cure in comment) == (is_wasteful, is_wasteful)
+
+
+def test_some_job_is_wasteful_and_some_is_not() -> None:
+    shapes = {name: {spec.gpus_per_node for spec in expand_grid(name).points} for name in JOBS}
+    assert shapes["q4"] == {1, 4}
+    assert shapes["q1"] == {1}
+
+
+@pytest.mark.parametrize(
+    ("held", "fields", "said"),
+    [
+        ("4", {}, "this element holds 4 GPUs and uses 1; python -m pipeline.submit --grid"),
+        ("2", {"strategy": "ddp", "num_gpus": 2}, None),
+        ("4", {"strategy": "ddp", "num_gpus": 2}, "holds 4 GPUs and uses 2"),
+        ("2", {"strategy": "ddp", "num_gpus": 4, "num_nodes": 2}, None),
+        ("3", {"device": "cpu"}, "holds 3 GPUs and uses 0"),
+        ("", {}, None),
+        ("many", {}, None),
+        (None, {}, None),
+    ],
+)
+def test_an_element_that_holds_more_gpus_than_it_uses_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    held: str | None,
+    fields: dict[str, Any],
+    said: str | None,
+) -> None:
+    monkeypatch.delenv("SLURM_GPUS_ON_NODE", raising=False)
+    if held is not None:
+        monkeypatch.setenv("SLURM_GPUS_ON_NODE", held)
+    warn_of_idle_gpus(make_spec(**fields), "q4")
+    answer = capsys.readouterr()
+    assert answer.out == ""
+    assert said in answer.err if said else answer.err == ""
 
 
 @pytest.mark.parametrize("name", JOBS)
