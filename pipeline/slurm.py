@@ -1,7 +1,5 @@
 """Points on Slurm: one array a resource shape, submitted through submitit. The only module that imports it."""
 
-import contextlib
-import os
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -14,6 +12,7 @@ from pipeline.exits import SCHEDULER, Refusal
 from pipeline.experiment import Array, Experiment, Submission
 
 SUBMITIT_DEFAULT_PARALLEL = 256
+PICKLE = "elements.pkl"  # what all elements of an array read; without it none begins
 
 
 def job_name(experiment_name: str, submission_id: str, number: int) -> str:
@@ -71,8 +70,8 @@ def submit_array(
     """Submit one array and return its job id.
 
     submitit only submits: each element's process becomes pipeline.launch (exec), so that exit codes, signals and
-    logs are those of the point. All elements read one pickle: one for each, as submitit's own arrays have, takes
-    longer than sbatch. Raises Refusal (scheduler) where sbatch refuses; what it left is removed then.
+    logs are those of the point. All elements read one pickle, which is there before sbatch is called: no element
+    needs this process any more. Raises Refusal (scheduler) where sbatch refuses; what it left is removed then.
     """
     import submitit
 
@@ -81,30 +80,29 @@ def submit_array(
         raise Refusal(f"the folder {folder.resolve()} has a '%', which Slurm would replace; choose another --outputs.")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     executor = submitit.SlurmExecutor(folder)
+    setup = [link_line(folder, array.is_array), *setup]
     executor.update_parameters(**submitit_parameters(array.job_name, request, len(array.elements), setup))
     if array.is_array:
         executor.parameters["map_count"] = len(array.elements)  # what makes an array of a submission in submitit
     absolute = options._replace(data=options.data.resolve(), lanes=array.num_lanes)
+    element = (exec_element, experiment.manifest.resolve(), array.elements, absolute)
+    submitit.core.utils.DelayedSubmission(*element).dump(folder / PICKLE)
     try:
-        job = executor.submit(exec_element, experiment.manifest.resolve(), array.elements, absolute)
-        job_id = str(job.job_id)
+        return str(executor.submit(*element).job_id)
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError, OSError) as error:
         found = scheduler.find_jobs_named([array.job_name]).get(array.job_name)
         if found is None:
             shutil.rmtree(folder, ignore_errors=True)
             raise Refusal(f"sbatch refused {array.job_name}: {last_line(str(error))}.", SCHEDULER) from error
-        job_id = found  # sbatch failed after the controller had taken the job
-    name_pickle(folder, job_id, array)
-    return job_id
+        return found  # sbatch failed after the controller had taken the job
 
 
-def name_pickle(folder: Path, job_id: str, array: Array) -> None:
-    """Give the pickle of the submission the name under which each element waits for it, for a minute at most."""
-    (pickle,) = folder.glob("*.pkl")  # without the job's id still where sbatch failed after the controller took it
-    ids = [f"{job_id}_{index}" for index in range(len(array.elements))] if array.is_array else [job_id]
-    for id in ids:
-        with contextlib.suppress(FileExistsError):
-            os.link(pickle, folder / f"{id}_submitted.pkl")
+def link_line(folder: Path, is_array: bool) -> str:
+    """The line of the batch script that gives the pickle the name under which submitit looks for it in the job."""
+    pickle = shlex.quote(str(folder.resolve() / PICKLE))
+    id = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if is_array else "${SLURM_JOB_ID}"
+    own = f'{shlex.quote(str(folder.resolve()))}/"{id}_submitted.pkl"'
+    return f"ln -f {pickle} {own} 2>/dev/null || cp {pickle} {own} || exit"  # some file systems have no hard links
 
 
 def submitit_parameters(name: str, request: Request, num_elements: int, setup: list[str]) -> dict[str, object]:

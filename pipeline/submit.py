@@ -3,9 +3,9 @@
     python -m pipeline.submit --grid scaling
     python -m pipeline.submit --grid scaling --dry-run
 
-Exit codes: 0 fine, also when everything was measured already; 1 a point that ran here, or that --wait waited for, left
-no result; 2 usage or configuration; 3 a selection that selects nothing; 4 the scheduler refused, or is configured and
-does not answer.
+Exit codes: 0 fine, also when everything was measured already; 1 a point that ran here, or after --wait any expected
+point, left no result; 2 usage or configuration; 3 a selection that selects nothing; 4 the scheduler refused, or is
+configured and does not answer.
 """
 
 import argparse
@@ -70,7 +70,11 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help="refuse points that may take more")
     parser.add_argument("--skip-unsatisfiable", action="store_true", help="leave out what this place cannot run")
-    parser.add_argument("--wait", action="store_true", help="return when nothing is queued or running any more")
+    parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="return when nothing is queued or running any more; 1 while a point has no result",
+    )
     arguments = parser.parse_args()
     if arguments.json and not arguments.dry_run:
         parser.error("--json goes with --dry-run")
@@ -189,14 +193,16 @@ def carry_out(
         if not arguments.wait:
             return FINE
         execute.wait(experiment)
-    return report_gaps(execute.count_gaps(experiment, selection.todo), len(selection.todo), experiment.folder)
+    asked_for = plan.choose_points(grid.points, wishes.only)
+    expected = [spec for spec in grid.points if spec.run_id() in asked_for] if arguments.wait else selection.todo
+    return report_gaps(execute.count_gaps(experiment, expected), len(expected), experiment.folder)
 
 
-def report_gaps(num_gaps: int, num_run: int, folder: Path) -> int:
-    """Say how many of the points that were run have no result; the exit code."""
+def report_gaps(num_gaps: int, num_points: int, folder: Path) -> int:
+    """Say how many of the points have no result; the exit code."""
     if not num_gaps:
         return FINE
-    talk(f"{num_gaps} of {counted(num_run, 'point')} that ran left no result; see python -m pipeline.status {folder}")
+    talk(f"{num_gaps} of {counted(num_points, 'point')} left no result; see python -m pipeline.status {folder}")
     return GAPS
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -182,3 +183,39 @@ def test_an_array_whose_driver_died_before_it_was_named_is_found_again(
     assert "2 points to run, 3 queued or running" in again.stderr
     (kept, *_) = json.loads(path.read_text())["submissions"][0]["arrays"]
     assert kept["job_id"] == number
+
+
+ONE_NODE = ("num_gpus=1", "num_nodes=1", "batch_size_per_gpu=4,8,16")
+TWO_NODES = ("num_gpus=2", "num_nodes=2", "batch_size_per_gpu=8")
+
+
+@pytest.mark.parametrize("changes", [ONE_NODE, TWO_NODES], ids=["an array", "a job over two nodes"])
+def test_an_array_whose_driver_was_killed_once_sbatch_had_taken_it_runs_to_its_end_and_once(
+    pipeline: Command, on_slurm: Env, tmp_path: Path, changes: tuple[str, ...]
+) -> None:
+    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--wait", "--set")
+    killing = with_sbatch(tmp_path, on_slurm, '{real} "$@"; kill -KILL $PPID')
+    assert pipeline(*submit, *changes, env=killing).returncode == -signal.SIGKILL
+    again = pipeline(*submit, *changes, env=on_slurm)
+    assert "0 points to run" in again.stderr
+    found = states(pipeline, tmp_path, on_slurm)
+    assert {part["state"] for part in found.values()} == {"ok"}, found
+    assert again.returncode == 0, again.stderr
+    records = sorted(path.name for path in tmp_path.glob("mixed/records/*.json"))
+    assert records == sorted(f"{run_id}.0.json" for run_id in found)
+
+
+def test_waiting_ends_with_1_while_a_point_has_no_result_also_where_nothing_is_to_submit(
+    pipeline: Command, on_slurm: Env, tmp_path: Path
+) -> None:
+    prologue = tmp_path / "prologue.sh"
+    prologue.write_text("sleep 20\nfalse\n")  # they run while the next driver looks, and leave nothing
+    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--set", *ONE_NODE)
+    assert pipeline(*submit, "--prologue", prologue, env=on_slurm).returncode == 0
+    answer = pipeline(*submit, "--wait", env=on_slurm)
+    assert "0 points to run, 3 queued or running" in answer.stderr
+    assert "3 failed" in answer.stderr
+    assert answer.returncode == 1
+    assert "3 of 3 points left no result" in answer.stderr
+    assert pipeline("status", tmp_path, "--strict", env=on_slurm).returncode == 1
+    assert pipeline("collect", tmp_path, "--strict").returncode == 1
