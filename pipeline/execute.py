@@ -61,11 +61,12 @@ def submit_arrays(
     for notice in notices:
         talk(f"Notice: {notice}.")
     announce(experiment, submission, arrays)
-    for planned, array in zip(arrays, tuple(submission.arrays), strict=True):
+    for number, (planned, array) in enumerate(zip(arrays, tuple(submission.arrays), strict=True)):
         try:
             array.job_id = slurm.submit_array(experiment, submission, array, planned.request, setup, options)
-        except Refusal:
-            submission.arrays = [other for other in submission.arrays if other.job_id is not None]
+        except Refusal as refusal:
+            may_be_there = isinstance(refusal, slurm.Unanswered)
+            del submission.arrays[number + may_be_there :]
             raise
         finally:
             write_submission(experiment, submission)
@@ -76,8 +77,9 @@ def submit_arrays(
 
 
 def adopt_announced(experiment: Experiment) -> None:
-    """Find the arrays that an earlier driver announced and died before naming; forget those that Slurm never got.
+    """Find the arrays that an earlier driver announced and did not name; forget those that Slurm does not know.
 
+    None of the latter can run afterwards, also where an sbatch that outlived its driver submits it now.
     Raises Refusal (scheduler) where there are some and Slurm cannot be asked.
     """
     manifest = experiment.read_manifest()
@@ -89,7 +91,9 @@ def adopt_announced(experiment: Experiment) -> None:
     with experiment.edit_manifest() as manifest:
         for submission in manifest.submissions:
             for array in submission.arrays:
-                array.job_id = array.job_id or found.get(array.job_name)
+                if array.job_id is None:
+                    folder = experiment.log_folder(submission.id) / array.job_name
+                    array.job_id = found.get(array.job_name) or slurm.withdraw(folder)
             submission.arrays = [array for array in submission.arrays if array.job_id is not None]
 
 

@@ -1,5 +1,6 @@
 """Points on Slurm: one array a resource shape, submitted through submitit. The only module that imports it."""
 
+import contextlib
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -13,6 +14,10 @@ from pipeline.experiment import Array, Experiment, Submission
 
 SUBMITIT_DEFAULT_PARALLEL = 256
 PICKLE = "elements.pkl"  # what all elements of an array read; without it none begins
+
+
+class Unanswered(Refusal):
+    """Slurm may have taken an array, and did not say so."""
 
 
 def job_name(experiment_name: str, submission_id: str, number: int) -> str:
@@ -71,7 +76,8 @@ def submit_array(
 
     submitit only submits: each element's process becomes pipeline.launch (exec), so that exit codes, signals and
     logs are those of the point. All elements read one pickle, which is there before sbatch is called: no element
-    needs this process any more. Raises Refusal (scheduler) where sbatch refuses; what it left is removed then.
+    needs this process any more. Raises Refusal (scheduler) where sbatch refuses, and what it left is removed then;
+    Unanswered where Slurm may have the array.
     """
     import submitit
 
@@ -90,11 +96,40 @@ def submit_array(
     try:
         return str(executor.submit(*element).job_id)
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError, OSError) as error:
-        found = scheduler.find_jobs_named([array.job_name]).get(array.job_name)
-        if found is None:
-            shutil.rmtree(folder, ignore_errors=True)
+        job_id = find_taken(array.job_name, folder, last_line(str(error)))
+        if job_id is None:
             raise Refusal(f"sbatch refused {array.job_name}: {last_line(str(error))}.", SCHEDULER) from error
-        return found  # sbatch failed after the controller had taken the job
+        return job_id  # sbatch failed after the controller had taken the job
+
+
+def find_taken(name: str, folder: Path, problem: str) -> str | None:
+    """The job id of an array whose sbatch had a problem; None where Slurm does not have it. Raises Unanswered."""
+    try:
+        found = scheduler.find_jobs_named([name])
+    except Refusal as refusal:
+        raise Unanswered(
+            f"sbatch failed for {name} ({problem or 'without a word'}) and Slurm does not say whether it has the "
+            f"array ({str(refusal).partition(';')[0]}); submit again, which asks for it first.",
+            SCHEDULER,
+        ) from refusal
+    return found.get(name) or withdraw(folder)
+
+
+def withdraw(folder: Path) -> str | None:
+    """Take back what the elements of an array need that Slurm does not know: if it comes late, none of them runs.
+
+    Returns its job id, and takes nothing back, where an element has begun.
+    """
+    pickle, withdrawn = folder / PICKLE, folder / "withdrawn.pkl"
+    with contextlib.suppress(FileNotFoundError):
+        pickle.rename(withdrawn)
+    begun = next(folder.glob("*_submitted.pkl"), None)
+    if begun is None:
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+    with contextlib.suppress(FileNotFoundError):
+        withdrawn.rename(pickle)
+    return begun.name.partition("_")[0]
 
 
 def link_line(folder: Path, is_array: bool) -> str:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from conftest import CPU_SIZE, Command
+from conftest import CPU_SIZE, Command, wait_for
 from slurm_queue import MIXED, Env, queued, states, write_grid
+
+from pipeline import slurm
 
 
 def with_sbatch(folder: Path, env: Env, script: str) -> Env:
@@ -219,3 +221,61 @@ def test_waiting_ends_with_1_while_a_point_has_no_result_also_where_nothing_is_t
     assert "3 of 3 points left no result" in answer.stderr
     assert pipeline("status", tmp_path, "--strict", env=on_slurm).returncode == 1
     assert pipeline("collect", tmp_path, "--strict").returncode == 1
+
+
+def test_an_array_that_slurm_said_nothing_of_stays_announced_and_is_found_by_the_next_driver(
+    pipeline: Command, on_slurm: Env, tmp_path: Path
+) -> None:
+    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--wait", "--set", *ONE_NODE)
+    env = with_sbatch(tmp_path, on_slurm, f'{{real}} "$@" >/dev/null; touch {tmp_path}/taken; exit 1')
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.write_text(f'#!/bin/sh\ntest -e {tmp_path}/taken && exit 1\nexec {shutil.which("squeue")} "$@"\n')
+    squeue.chmod(0o755)
+    answer = pipeline(*submit, env=env)
+    assert answer.returncode == 4
+    assert "submit again" in answer.stderr.splitlines()[-1]
+    (array,) = json.loads((tmp_path / "mixed" / "manifest.json").read_text())["submissions"][0]["arrays"]
+    assert (array["job_id"], len(array["elements"])) == (None, 3)
+    again = pipeline(*submit, env=on_slurm)
+    assert again.returncode == 0, again.stderr
+    assert "0 points to run" in again.stderr
+    assert_each_ran_once(tmp_path, 3)
+
+
+def test_an_array_that_sbatch_submits_after_its_driver_was_killed_and_replaced_runs_nothing(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--wait", "--set", *ONE_NODE)
+    wait = f"until test -e {tmp_path}/go; do sleep 0.1; done"
+    late = f'cp "$1" {tmp_path}/late.sh; kill -KILL $PPID; {wait}; {{real}} {tmp_path}/late.sh; touch {tmp_path}/sent'
+    assert pipeline(*submit, env=with_sbatch(tmp_path, on_slurm, late)).returncode == -signal.SIGKILL
+    again = pipeline(*submit, env=on_slurm)
+    assert "3 points to run" in again.stderr
+    assert again.returncode == 0, again.stderr
+    (tmp_path / "go").touch()
+    wait_for((tmp_path / "sent").exists)
+    cluster.wait_idle(timeout_s=60)
+    assert_each_ran_once(tmp_path, 3)
+
+
+def assert_each_ran_once(outputs: Path, num_points: int) -> None:
+    """Every point has one attempt, and it ended ok."""
+    records = [json.loads(path.read_text()) for path in outputs.glob("mixed/records/*.json")]
+    assert [(record["attempt"], record["status"]) for record in records] == [(0, "ok")] * num_points
+
+
+@pytest.mark.parametrize("name", ["7_1_submitted.pkl", "7_submitted.pkl"])
+def test_an_announced_array_that_has_begun_is_not_withdrawn(tmp_path: Path, name: str) -> None:
+    (tmp_path / slurm.PICKLE).write_bytes(b"for the elements to come")
+    (tmp_path / name).touch()
+    assert slurm.withdraw(tmp_path) == "7"
+    assert (tmp_path / slurm.PICKLE).read_bytes() == b"for the elements to come"
+
+
+def test_an_announced_array_that_was_never_submitted_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "array"
+    assert slurm.withdraw(folder) is None
+    folder.mkdir()
+    (folder / slurm.PICKLE).touch()
+    assert slurm.withdraw(folder) is None
+    assert not folder.exists()
