@@ -1,5 +1,7 @@
 """The state of a point from its record, what Slurm says of its job, and the end of its log. First match wins."""
 
+import re
+import signal
 from datetime import datetime
 from typing import NamedTuple
 
@@ -25,6 +27,8 @@ ENDED_AS = {
 }
 ENDED = {*ENDED_AS, "COMPLETED", "FAILED", "OUT_OF_MEMORY"}
 HOST_OOM_SIGNS = ("oom-kill", "oom_kill", "exceeded memory limit")
+SLURMSTEPD_ERROR = re.compile(r"slurmstepd(-\S+)?: error: ")  # some name the node
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the batch script by it, and by srun's word of a task
 OOM_SIGNS = ("OutOfMemoryError", "CUDA out of memory", "DefaultCPUAllocator: can't allocate")
 ADVICE = {
     "PartitionDown": "the partition is down; choose another with --partition",
@@ -77,12 +81,12 @@ def decide_by_job(job: JobState, log_tail: str, now: datetime) -> State:
         return State("pending", advise(job.reason))
     if job.state in RUNNING:
         return State("running", "")
-    if job.state == "OUT_OF_MEMORY" or (job.state == "FAILED" and any(sign in log_tail for sign in HOST_OOM_SIGNS)):
+    if job.state == "OUT_OF_MEMORY" or (job.state == "FAILED" and is_memory_kill(job, log_tail)):
         return State("host_oom", "the node's memory ran out; raise mem_per_gpu_gib")
-    if job.state == "FAILED" and any(sign in log_tail for sign in OOM_SIGNS):
-        return State("oom", "by its log alone, it left no record")
     if job.state == "FAILED":
-        return State("failed", f"{exit_words(job.exit_code)} without a record; see its log")
+        ended = f"{exit_words(job.exit_code)} without a record; see its log"
+        suggests_oom = any(sign in log_tail for sign in (*OOM_SIGNS, *HOST_OOM_SIGNS))
+        return State("failed", f"its log suggests out of memory; {ended}" if suggests_oom else ended)
     if job.state in ENDED_AS:
         return State(ENDED_AS[job.state], f"Slurm says {job.state}")
     if job.state == "COMPLETED":
@@ -90,6 +94,12 @@ def decide_by_job(job: JobState, log_tail: str, now: datetime) -> State:
             return State("settling", "ended, its record may still be on its way")
         return State("lost", "exited 0 without a record")
     return State("unknown", f"Slurm says {job.state}, which this tool does not know")
+
+
+def is_memory_kill(job: JobState, log_tail: str) -> bool:
+    """Whether the job was killed and Slurm's own daemon wrote that it was for its memory: other lines prove nothing."""
+    lines = (line for line in log_tail.splitlines() if SLURMSTEPD_ERROR.match(line))
+    return job.exit_code in KILLED and any(sign in line for line in lines for sign in HOST_OOM_SIGNS)
 
 
 def advise(reason: str) -> str:

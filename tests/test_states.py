@@ -78,26 +78,37 @@ def test_without_a_record_the_state_is_the_jobs(state: str, expected: str) -> No
     assert word(job(state, 1)) == expected
 
 
+OOM_KILL = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0."
+OVER_LIMIT = "slurmstepd-node1: error: StepId=7.0 exceeded memory limit (342581248 > 209715200), being killed"
+
+
+@pytest.mark.parametrize("exit_code", [137, -9])
+@pytest.mark.parametrize("line", [OOM_KILL, OVER_LIMIT])
+def test_a_job_that_was_killed_and_of_whose_memory_slurm_itself_wrote_ran_out_of_it(exit_code: int, line: str) -> None:
+    assert word(job("FAILED", exit_code), f"epoch 1\n{line}\n") == "host_oom"
+
+
 @pytest.mark.parametrize(
-    ("log_tail", "expected"),
+    ("log_tail", "exit_code"),
     [
-        ("slurmstepd: error: Detected 1 oom-kill event(s)", "host_oom"),
-        ("slurmstepd: error: Job 7 exceeded memory limit", "host_oom"),
-        ("torch.OutOfMemoryError: CUDA out of memory.", "oom"),
-        ("RuntimeError: CUDA out of memory. Tried to allocate", "oom"),
-        ("RuntimeError: DefaultCPUAllocator: can't allocate memory", "oom"),
-        ("CUDA out of memory\nDetected 1 oom-kill event(s)", "host_oom"),  # the first row that matches
-        ("a mushroom grew", "failed"),
-        ("", "failed"),
+        ("torch.OutOfMemoryError: CUDA out of memory.", 1),
+        ("RuntimeError: CUDA out of memory. Tried to allocate", 137),
+        ("RuntimeError: DefaultCPUAllocator: can't allocate memory", -9),
+        ("my loader: oom-kill", 137),  # anybody may write that
+        ("my loader: slurmstepd: error: oom-kill", 137),
+        (OOM_KILL, 1),  # it ended otherwise
+        (OVER_LIMIT, -15),
     ],
 )
-@pytest.mark.parametrize("exit_code", [137, -9, 1])
-def test_a_failed_job_is_told_apart_by_the_end_of_its_log(log_tail: str, expected: str, exit_code: int) -> None:
-    assert word(job("FAILED", exit_code), log_tail) == expected
+def test_a_log_that_suggests_out_of_memory_is_a_failure_and_no_result(log_tail: str, exit_code: int) -> None:
+    state = decide(NO_RECORD, job("FAILED", exit_code), True, log_tail, NOW)
+    assert (state.word, state.reason.partition(";")[0]) == ("failed", "its log suggests out of memory")
 
 
-def test_an_oom_by_the_log_alone_says_that_it_is_weaker_evidence() -> None:
-    assert "log alone" in decide(NO_RECORD, job("FAILED", 1), True, "CUDA out of memory", NOW).reason
+@pytest.mark.parametrize("log_tail", ["a mushroom grew", ""])
+def test_a_log_without_such_a_word_says_nothing_of_memory(log_tail: str) -> None:
+    state = decide(NO_RECORD, job("FAILED", 137), True, log_tail, NOW)
+    assert (state.word, "memory" in state.reason) == ("failed", False)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +244,8 @@ def test_each_element_has_the_state_of_its_own_job_and_its_own_log(
     folder.mkdir(parents=True)
     (folder / "7_1_0_log.err").write_text("CUDA out of memory")
     parts = standings(*submitted)
-    assert words(parts) == ["running", "oom", "missing"]
+    assert words(parts) == ["running", "failed", "missing"]
+    assert parts[1].state.reason.startswith("its log suggests out of memory")
     assert [part.is_in_flight for part in parts] == [True, False, False]
     assert [part.log for part in parts] == [None, folder / "7_1_0_log.err", None]
 

@@ -211,7 +211,8 @@ def test_waiting_ends_with_1_while_a_point_has_no_result_also_where_nothing_is_t
     pipeline: Command, on_slurm: Env, tmp_path: Path
 ) -> None:
     prologue = tmp_path / "prologue.sh"
-    prologue.write_text("sleep 20\nfalse\n")  # they run while the next driver looks, and leave nothing
+    # they run while the next driver looks, and leave a word of memory and no record
+    prologue.write_text("sleep 20\necho 'torch.OutOfMemoryError: CUDA out of memory' >&2\nfalse\n")
     submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--set", *ONE_NODE)
     assert pipeline(*submit, "--prologue", prologue, env=on_slurm).returncode == 0
     answer = pipeline(*submit, "--wait", env=on_slurm)
@@ -219,6 +220,8 @@ def test_waiting_ends_with_1_while_a_point_has_no_result_also_where_nothing_is_t
     assert "3 failed" in answer.stderr
     assert answer.returncode == 1
     assert "3 of 3 points left no result" in answer.stderr
+    found = states(pipeline, tmp_path, on_slurm).values()
+    assert all(part["reason"].startswith("its log suggests out of memory; exited 1") for part in found), found
     assert pipeline("status", tmp_path, "--strict", env=on_slurm).returncode == 1
     assert pipeline("collect", tmp_path, "--strict").returncode == 1
 

@@ -138,7 +138,9 @@ def test_an_oom_in_the_log_is_that_of_the_point_that_left_it(
     end(packed[0], POINTS[0], "oom")
     first, second = (f"{spec.run_id()}: starting" for spec in POINTS[:2])
     log = leave_log(packed[0], first, "CUDA out of memory", second, "a mushroom grew")
-    assert words(follow(packed, monkeypatch, "FAILED", 1)) == ["oom", "failed", "missing", "missing"]
+    parts = follow(packed, monkeypatch, "FAILED", 1)
+    assert words(parts) == ["oom", "failed", "missing", "missing"]
+    assert parts[1].state.reason == "exited 1 without a record; see its log"
     assert read_tail(log, since=second) == "\na mushroom grew\n"
 
 
@@ -201,4 +203,6 @@ def test_an_oom_in_the_log_of_several_lanes_is_no_points_own(
     begin(in_lanes[0], *POINTS[:2])
     end(in_lanes[0], POINTS[1], "oom")
     leave_log(in_lanes[0], *(f"{spec.run_id()}: starting" for spec in POINTS[:2]), "CUDA out of memory")
-    assert words(follow(in_lanes, monkeypatch, "FAILED", 1)) == ["failed", "oom", "missing", "missing"]
+    parts = follow(in_lanes, monkeypatch, "FAILED", 1)
+    assert words(parts) == ["failed", "oom", "missing", "missing"]
+    assert parts[0].state.reason == "exited 1 without a record; see its log"
