@@ -44,6 +44,7 @@ class Cell:
 
     spec: Spec  # with repeat and seed at 0
     outcomes: list[Outcome]
+    sources: frozenset[str] = frozenset()  # of all cells beside it
     known: dict[Callable[..., Any], Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -84,15 +85,19 @@ class Cell:
             notes.append(f"{len(others)} of {len(self.outcomes)} repeats: {', '.join(sorted(set(others)))}")
         if self.status == "ok" and self.spec.measure == "epochs" and epoch_time_s_of(self) is None:
             notes.append(no_epoch_time(self.spec))
-        return notes + likeness.mixtures(self.kinds)
+        return [*notes, *likeness.mixtures(self.kinds), *likeness.source_notes(self.kinds, self.sources)]
 
 
 def pool(outcomes: Iterable[Outcome]) -> list[Cell]:
     """One cell for the outcomes that differ only in repeat and seed, in the order in which they first occur."""
     cells: dict[tuple[Any, ...], list[Outcome]] = {}
+    sources = set()
     for outcome in outcomes:
+        if outcome.record and outcome.status == "ok":
+            sources |= likeness.facts_of([outcome.record], likeness.FACTS["source"])
         cells.setdefault(NOT_POOLED(outcome.spec), []).append(outcome)
-    return [Cell(msgspec.structs.replace(parts[0].spec, repeat=0, seed=0), parts) for parts in cells.values()]
+    known = frozenset(sources)
+    return [Cell(msgspec.structs.replace(parts[0].spec, repeat=0, seed=0), parts, known) for parts in cells.values()]
 
 
 def timed_epochs(record: Record) -> list[Epoch]:

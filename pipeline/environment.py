@@ -3,7 +3,6 @@
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import torch
 
 import pipeline
+from pipeline import source
 from pipeline.distributed import Rank, devices_of
 from pipeline.here import boot_id, node_name
 from pipeline.schema import Environment, Gpu
@@ -37,7 +37,7 @@ IDLE = ("TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR")  # torchrun's own, different
 
 def capture(spec: Spec, rank: Rank) -> Environment:
     """This rank's view; rank 0's is published with every rank's GPUs, nodes and boot ids put in."""
-    commit, dirty = git_state(Path(__file__).resolve().parent.parent)
+    code = source.imported()
     return Environment(
         gpus=tuple(describe_gpu(index) for index in devices_of(spec, rank)),
         num_gpus_allocated=torch.cuda.device_count() * spec.num_nodes if spec.device == "cuda" else None,
@@ -53,8 +53,10 @@ def capture(spec: Spec, rank: Rank) -> Environment:
         torchvision=metadata.version("torchvision"),
         python=platform.python_version(),
         pipeline=pipeline.__version__,
-        git_commit=commit,
-        git_dirty=dirty,
+        git_commit=code.commit,
+        git_dirty=code.is_dirty,
+        source_digest=code.digest,
+        source_changed=code.is_changed,
         slurm={name: os.environ[name][:MAX_TEXT] for name in SLURM_VARIABLES if name in os.environ},
         variables=allowed_variables(os.environ),
     )
@@ -87,20 +89,6 @@ def driver_version() -> str | None:
 def nccl_version() -> str:
     """The version of the NCCL that torch was built with."""
     return ".".join(str(part) for part in torch.cuda.nccl.version())
-
-
-def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """The checkout's commit and whether tracked files were changed; where git cannot say, PIPELINE_COMMIT."""
-    git = ["git", "-C", str(root), "-c", f"safe.directory={root}"]
-    changes = ["status", "--porcelain", "--untracked-files=no", "--", "pipeline", "templates"]
-    try:
-        if not (root / ".git").exists():
-            raise FileNotFoundError(root / ".git")
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=20)
-        status = subprocess.run([*git, *changes], capture_output=True, text=True, check=True, timeout=60)
-    except (OSError, subprocess.SubprocessError):
-        return os.environ.get("PIPELINE_COMMIT"), None
-    return commit.stdout.strip(), bool(status.stdout.strip())
 
 
 def allowed_variables(environ: Mapping[str, str]) -> dict[str, str]:

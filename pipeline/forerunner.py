@@ -7,8 +7,9 @@ the rank, which says so in its record.
 import contextlib
 import importlib
 
-from pipeline import here
+from pipeline import here, source
 
 here.die_with_parent()  # and its ranks with it
 with contextlib.suppress(Exception):
     importlib.import_module("pipeline.worker")
+    source.imported()  # once for all ranks, and before an edit that none of them runs

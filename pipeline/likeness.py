@@ -16,6 +16,7 @@ MAX_VALUE = 40  # characters
 
 FACTS: dict[str, Fact] = {
     "commit": lambda record: (record.environment.git_commit or "")[:12],
+    "source": lambda record: (record.environment.source_digest or "")[:12],
     "torch": lambda record: record.environment.torch,
     "NCCL": lambda record: record.environment.nccl,
     "driver": lambda record: record.environment.driver,
@@ -54,6 +55,16 @@ def unlike(what: str, others: Sequence[Record], records: Sequence[Record]) -> li
         notes.append(f"{what} from another node ({listed(theirs)} against {listed(ours)})")
     elif our_boots and not their_boots <= our_boots:
         notes.append(f"{what} from another boot of its node")
+    return notes
+
+
+def source_notes(records: Sequence[Record], sources: Collection[str]) -> list[str]:
+    """A note where these records ran another source than some of a table's, and where it was edited while they ran."""
+    ours = facts_of(records, FACTS["source"])
+    others = set(sources) - ours
+    notes = [f"source {listed(ours)}, elsewhere in this table {listed(others)}"] * bool(ours and others)
+    if any(record.environment.source_changed for record in records):
+        notes.append("source edited after it was imported")
     return notes
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline import ending, records, samples, telemetry
+from pipeline import ending, records, samples, source, telemetry
 from pipeline.deadline import Deadline
 from pipeline.ending import RankExit
 from pipeline.exits import talk
 from pipeline.experiment import Experiment, now
 from pipeline.handover import Handover
 from pipeline.here import node_rank
-from pipeline.schema import MAX_MESSAGE, Failure, Record
+from pipeline.schema import MAX_MESSAGE, Environment, Failure, Record
 from pipeline.spec import Spec
 
 POLL_S = 0.1
@@ -115,6 +115,7 @@ class Launch:
             self.published.append(None)
             return
         times = {"started_at": started_at, "ended_at": self._started_at}
+        record = msgspec.structs.replace(record, environment=compare_source(record.environment))
         try:
             path = records.publish(msgspec.structs.replace(record, **times), self._experiment.records)
         except ValueError as error:
@@ -128,6 +129,17 @@ class Launch:
                 keep_traces(handover.traces, self._experiment.traces / path.stem)
         talk(f"{record.run_id}: {record.ending()}")
         self.published.append(record)
+
+
+def compare_source(environment: Environment) -> Environment:
+    """The environment, marked where the source that its ranks imported is not this launch's or not on the disk now.
+
+    What is imported after an edit is another version: the sampler of a later point, the workers of a loader.
+    """
+    if environment.source_digest is None:
+        return environment
+    is_changed = environment.source_changed or source.differs_from(environment.source_digest)
+    return msgspec.structs.replace(environment, source_changed=is_changed)
 
 
 def keep_traces(found: Path, kept: Path) -> None:

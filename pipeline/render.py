@@ -220,17 +220,21 @@ def hardware(places: Sequence[Environment]) -> str:
 
 
 def software(places: Sequence[Environment]) -> str:
-    """Versions and commit."""
+    """Versions and commit; the source's digest stands in where there is no commit."""
     parts = []
-    for label, field in (("torch", "torch"), ("NCCL", "nccl"), ("driver", "driver"), ("commit", "git_commit")):
-        values = distinct(str(getattr(place, field) or "")[:20] for place in places)
-        unstated = sum(getattr(place, field) is None for place in places)
+    fields = {"torch": "torch", "NCCL": "nccl", "driver": "driver", "commit": "git_commit", "source": "source_digest"}
+    for label, field in fields.items():
+        length = 12 if field == "source_digest" else 20
+        values = distinct(str(getattr(place, field) or "")[:length] for place in places)
+        unstated = sum(getattr(place, field) is None and place.source_digest is None for place in places)
         if values and field == "git_commit" and unstated:
             values += f" (not stated by {unstated} of {len(places)} records)"
         if values:
             parts.append(f"{label} {values}")
     if any(place.git_dirty for place in places):
         parts.append("with uncommitted changes")
+    if any(place.source_changed for place in places):
+        parts.append("edited after it was imported")
     return ", ".join(parts) or "versions not stated"
 
 

@@ -20,7 +20,8 @@ from pipeline.spec import Index, Spec
 #   7  adds what a profiled step computes where no gradients travel
 #   8  adds what of a profiled step's reductions compute and gaps of launches cover, and a second profile without them
 #   9  adds why a trial of a search for the memory boundary failed where it did not run out of memory
-SCHEMA_VERSION: Literal[9] = 9
+#  10  adds the digest of the source that the ranks imported, and whether its files were edited since
+SCHEMA_VERSION: Literal[10] = 10
 
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
 MAX_CLOCKS = 1_000  # epochs x ranks beside which step times still fit
@@ -55,7 +56,10 @@ class Gpu(Part, frozen=True):
 
 
 class Environment(Part, frozen=True):
-    """Where an attempt ran: recorded, and not part of the run id. `variables` is an allow-list, redacted."""
+    """Where an attempt ran: recorded, and not part of the run id. `variables` is an allow-list, redacted.
+
+    Commit and digest are of the code that the ranks imported; `source_changed` where its files were edited by the end.
+    """
 
     gpus: tuple[Gpu, ...] = ()
     num_gpus_allocated: Index | None = None
@@ -73,6 +77,8 @@ class Environment(Part, frozen=True):
     pipeline: ShortText | None = None
     git_commit: ShortText | None = None
     git_dirty: bool | None = None
+    source_digest: ShortText | None = None
+    source_changed: bool | None = None
     sm_clock_mhz: Index | None = None
     slurm: dict[str, ShortText] = msgspec.field(default_factory=dict)
     variables: dict[str, ShortText] = msgspec.field(default_factory=dict)
@@ -91,7 +97,7 @@ class Record(Part, frozen=True):
     Raises ValueError where status and content contradict each other.
     """
 
-    schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9]
+    schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
     run_id: ShortText
     attempt: Index
     spec: Spec

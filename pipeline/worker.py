@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline import distributed, environment, here
+from pipeline import distributed, environment, here, source
 from pipeline.communication import measure_communication
 from pipeline.distributed import Rank
 from pipeline.handover import Handover, Point, RankError, Result
@@ -128,6 +128,7 @@ def run_point(point: Point, rank: Rank, handover: Handover, num_points_before: i
         gpus=tuple(gpu for part in seen for gpu in part.gpus),
         nodes=tuple(dict.fromkeys(node for part in seen for node in part.nodes)),
         boot_ids=tuple(dict.fromkeys(boot_id for part in seen for boot_id in part.boot_ids)),
+        source_changed=any(part.source_changed or part.source_digest != seen[0].source_digest for part in seen),
         data=point.data[:MAX_PATH] if point.data and point.spec.reads_data else None,
     )
     if rank.rank == 0:
@@ -169,6 +170,7 @@ def set_num_threads(wanted: str) -> None:
 def main(folder: Path) -> None:
     """Run a rank whose first point is in that folder."""
     here.die_with_parent()
+    source.imported()  # known already where this process was forked from one that had imported all
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # else a rank that fails loses what it printed
     here.name_process(f"rank{os.environ['RANK']}")

@@ -55,8 +55,12 @@ def test_a_record_with_a_flipped_bit_is_invalid_or_still_a_record_of_its_point(t
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"schema_version": 9', '"schema_version": 0', "Invalid enum value 0 - at `$.schema_version`"),
-        ('"schema_version": 9', '"schema_version": 10', "has schema 10 of a later version, and this one reads up to 9"),
+        ('"schema_version": 10', '"schema_version": 0', "Invalid enum value 0 - at `$.schema_version`"),
+        (
+            '"schema_version": 10',
+            '"schema_version": 11',
+            "has schema 11 of a later version, and this one reads up to 10",
+        ),
         ('"attempt": 0', '"attempt": 1', "holds attempt 1 of"),
         ('"attempt": 0', '"attempt": 0, "extra": 1', "unknown field `extra`"),
         ('"repeat": 0', '"repeat": 0, "extra": 1', "unknown field `extra` - at `$.spec`"),

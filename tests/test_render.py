@@ -275,3 +275,12 @@ def test_records_that_state_no_commit_are_counted_and_not_taken_for_the_others()
     assert software([stated, silent, silent]).endswith(f"commit {'c' * 20} (not stated by 2 of 3 records)")
     assert software([stated]).endswith(f"commit {'c' * 20}")
     assert software([silent]) == "torch 2.9"
+
+
+def test_the_digest_of_the_source_stands_in_for_a_commit_that_git_could_not_give() -> None:
+    stated = Environment(torch="2.9", git_commit="c" * 40, source_digest="a" * 64, source_changed=False)
+    no_git = Environment(torch="2.9", source_digest="b" * 64, source_changed=True)
+    assert software([no_git]) == f"torch 2.9, source {'b' * 12}, edited after it was imported"
+    assert software([stated]) == f"torch 2.9, commit {'c' * 20}, source {'a' * 12}"
+    both = f"commit {'c' * 20}, source {'a' * 12}, {'b' * 12} (mixed), edited after it was imported"
+    assert software([stated, no_git]) == f"torch 2.9, {both}"
