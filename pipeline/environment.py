@@ -3,7 +3,6 @@
 import os
 import platform
 import re
-from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from pipeline.distributed import Rank, devices_of
 from pipeline.here import boot_id, node_name
 from pipeline.schema import Environment, Gpu
 from pipeline.spec import Spec
+from pipeline.variables import allowed_variables
 
 SLURM_VARIABLES = (
     "SLURM_CLUSTER_NAME",
@@ -28,11 +28,7 @@ SLURM_VARIABLES = (
     "SLURM_CPUS_PER_TASK",
     "SLURM_MEM_PER_NODE",
 )
-ALLOWED = re.compile(r"(NCCL|TORCH|TORCHINDUCTOR|OMP|GLOO)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER")
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
-CREDENTIALS = re.compile(r"://[^/@\s]+@")
 MAX_TEXT = 400
-IDLE = ("TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR")  # torchrun's own, different in every run; where files lie
 
 
 def capture(spec: Spec, rank: Rank) -> Environment:
@@ -89,12 +85,3 @@ def driver_version() -> str | None:
 def nccl_version() -> str:
     """The version of the NCCL that torch was built with."""
     return ".".join(str(part) for part in torch.cuda.nccl.version())
-
-
-def allowed_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that change what is measured; secrets and credentials in URLs are redacted."""
-    return {
-        name: "redacted" if SECRET.search(name) else CREDENTIALS.sub("://redacted@", value)[:MAX_TEXT]
-        for name, value in sorted(environ.items())
-        if ALLOWED.fullmatch(name) and not name.startswith(IDLE)
-    }
