@@ -31,8 +31,8 @@ class Rank(NamedTuple):
     device: torch.device
 
 
-def join(spec: Spec) -> Rank:
-    """Take this process's device and, under DDP, join the process group that torchrun laid out.
+def take_place(spec: Spec) -> Rank:
+    """Return which rank torchrun made of this process, and its device, which it does not touch yet.
 
     Raises RuntimeError when fewer GPUs are visible than the point uses.
     """
@@ -43,6 +43,14 @@ def join(spec: Spec) -> Rank:
         if visible < spec.gpus_per_node:
             raise RuntimeError(f"the point uses {spec.gpus_per_node} GPUs a node and {visible} are visible here")
         device = torch.device("cuda", local_rank)
+    return Rank(rank, local_rank, world_size, device)
+
+
+def join(spec: Spec) -> Rank:
+    """Take this process's device and, under DDP, join the process group that torchrun laid out."""
+    found = take_place(spec)
+    device = found.device
+    if spec.device == "cuda":
         torch.cuda.set_device(device)
     if spec.strategy == "ddp":
         if spec.is_captured:  # as pytorch.org/docs/stable/notes/cuda.html asks for before DDP's step is captured
@@ -52,7 +60,7 @@ def join(spec: Spec) -> Rank:
             timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
             device_id=device if spec.device == "cuda" else None,
         )
-    return Rank(rank, local_rank, world_size, device)
+    return found
 
 
 def leave() -> None:

@@ -85,7 +85,13 @@ def is_consequence(failure: Failure) -> bool:
 def own_error(error: RankError) -> Failure:
     """The failure that a rank wrote down itself."""
     message = f"rank {error.rank}: {error.message}"
-    return Failure(kind=error.kind, message=message, rank=error.rank, node=error.node)
+    return Failure(
+        kind=error.kind,
+        message=message,
+        rank=error.rank,
+        node=error.node,
+        memory_of_others_bytes=error.memory_of_others_bytes,
+    )
 
 
 def ended_by_signal(rank: int, number: int) -> Failure:

@@ -11,6 +11,7 @@ import torch
 import pipeline
 from pipeline import source
 from pipeline.distributed import Rank, devices_of
+from pipeline.gpu_checks import memory_of_others
 from pipeline.here import boot_id, node_name
 from pipeline.schema import Environment, Gpu
 from pipeline.spec import Spec
@@ -35,7 +36,7 @@ def capture(spec: Spec, rank: Rank) -> Environment:
     """This rank's view; rank 0's is published with every rank's GPUs, nodes and boot ids put in."""
     code = source.imported()
     return Environment(
-        gpus=tuple(describe_gpu(index) for index in devices_of(spec, rank)),
+        gpus=tuple(describe_gpu(spec, index) for index in devices_of(spec, rank)),
         num_gpus_allocated=torch.cuda.device_count() * spec.num_nodes if spec.device == "cuda" else None,
         nodes=(node_name(),),
         boot_ids=(known_boot[:MAX_TEXT],) if (known_boot := boot_id()) else (),
@@ -58,10 +59,16 @@ def capture(spec: Spec, rank: Rank) -> Environment:
     )
 
 
-def describe_gpu(index: int) -> Gpu:
-    """A visible GPU by its name and UUID."""
+def describe_gpu(spec: Spec, index: int) -> Gpu:
+    """A visible GPU by its name and UUID, with what other processes hold of it now."""
     facts = torch.cuda.get_device_properties(index)
-    return Gpu(name=facts.name, node=node_name(), uuid=str(facts.uuid), memory_bytes=facts.total_memory)
+    return Gpu(
+        name=facts.name,
+        node=node_name(),
+        uuid=str(facts.uuid),
+        memory_bytes=facts.total_memory,
+        memory_of_others_bytes=memory_of_others(spec, index),
+    )
 
 
 def cpu_model() -> str | None:

@@ -19,13 +19,15 @@ Task = Literal["measure", "known_answers", "exposure"]
 class Point(msgspec.Struct, frozen=True):
     """What launch hands to its ranks: the spec, the data folder, whether the profiler's trace is kept, and the task.
 
-    `measure` is what the spec says; the others are the self-test's.
+    `measure` is what the spec says; the others are the self-test's. `needs_free_gpus` refuses GPUs that other
+    processes use.
     """
 
     spec: Spec
     data: str | None
     keep_trace: bool = False
     task: Task = "measure"
+    needs_free_gpus: bool = False
 
 
 class Following(msgspec.Struct, frozen=True):
@@ -43,13 +45,14 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class RankError(msgspec.Struct, frozen=True):
-    """What a rank that fails leaves."""
+    """What a rank that fails leaves; after an out-of-memory with what other processes held of its GPUs."""
 
     kind: FailureKind
     message: str
     rank: int
     node: str
     time_ns: int
+    memory_of_others_bytes: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,10 @@ def drop_unread(record: Record, places: dict[bytes, Environment]) -> None:
     """
     for epoch in record.measurement.epochs if record.measurement else ():
         msgspec.structs.force_setattr(epoch, "step_times_ns", None)
-    environment = msgspec.structs.replace(record.environment, slurm={}, variables=record.environment.settings)
+    gpus = tuple(msgspec.structs.replace(gpu, memory_of_others_bytes=None) for gpu in record.environment.gpus)
+    environment = msgspec.structs.replace(
+        record.environment, gpus=gpus, slurm={}, variables=record.environment.settings
+    )
     shared = places.setdefault(msgspec.msgpack.encode(environment), environment)
     msgspec.structs.force_setattr(record, "environment", shared)
 

@@ -20,7 +20,9 @@ from pipeline.spec import Index, Spec
 #   7  adds what a profiled step computes where no gradients travel
 #   8  adds what of a profiled step's reductions compute and gaps of launches cover, and a second profile without them
 #   9  adds why a trial of a search for the memory boundary failed where it did not run out of memory
-#  10  adds the digest of the source that the ranks imported, and whether its files were edited since
+#  10  adds the digest of the source that the ranks imported, and whether its files were edited since; what other processes
+#      held of each GPU, at the start and after an out-of-memory; the failures `gpu_shared`, of a point that ran out of
+#      memory beside another process, and `unsupported_gpu`
 SCHEMA_VERSION: Literal[10] = 10
 
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
@@ -32,27 +34,43 @@ IDLE = ("NCCL_VERSION", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")  #
 
 Status = Literal["ok", "oom", "failed"]
 FailureKind = Literal[
-    "cuda_oom", "host_oom", "stated_oom", "implied_oom", "exception", "signal", "exit", "collective", "timeout"
+    "cuda_oom",
+    "host_oom",
+    "stated_oom",
+    "implied_oom",
+    "gpu_shared",
+    "unsupported_gpu",
+    "exception",
+    "signal",
+    "exit",
+    "collective",
+    "timeout",
 ]
 
 
 class Failure(Part, frozen=True):
-    """How an attempt ended otherwise: which rank on which node, and the message it left."""
+    """How an attempt ended otherwise: which rank on which node, and the message it left.
+
+    `memory_of_others_bytes` is what other processes held of each of that rank's GPUs after an out-of-memory; None is
+    "not known".
+    """
 
     kind: FailureKind
     message: Text
     rank: Index | None = None
     node: ShortText | None = None
     exit_code: int | None = None
+    memory_of_others_bytes: tuple[Index | None, ...] = ()
 
 
 class Gpu(Part, frozen=True):
-    """One GPU as the driver names it."""
+    """One GPU as the driver names it, and what other processes held of it when the point began (None: not known)."""
 
     name: ShortText
     node: ShortText | None = None
     uuid: ShortText | None = None
     memory_bytes: Index | None = None
+    memory_of_others_bytes: Index | None = None
 
 
 class Environment(Part, frozen=True):

@@ -60,7 +60,7 @@ def tells_of_memory(failure: Failure, trials: Sequence[MemoryTrial]) -> bool:
     """Whether the last trial's failure is the boundary's: memory ran out, or may have.
 
     That may be where an error or a crash of a rank's own, and not one too many, ends a trial close below one that ran
-    out of memory. A lost peer, a kill or a limit of time tells nothing.
+    out of memory. A lost peer, a kill, a limit of time or another process on the GPU tells nothing.
     """
     if failure.kind in OOM_REASONS:
         return True
@@ -72,7 +72,7 @@ def tells_of_memory(failure: Failure, trials: Sequence[MemoryTrial]) -> bool:
 def run_trial(spec: Spec, batch_size: int, handover: Handover, trial_id: str, run_ranks: RunRanks) -> Ended:
     """Three full steps at a batch size; memory that ended on any rank ended for all, since they end together."""
     probe = spec.trial(batch_size)
-    handover.leave_point(Point(probe, None))
+    handover.leave_point(Point(probe, None, needs_free_gpus=True))
     started_ns = time.monotonic_ns()
     exits = run_ranks(probe, handover, trial_id)
     time_ns = time.monotonic_ns() - started_ns

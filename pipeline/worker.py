@@ -20,13 +20,15 @@ import torch.distributed as dist
 
 from pipeline import distributed, environment, here, source
 from pipeline.communication import measure_communication
-from pipeline.distributed import Rank
+from pipeline.distributed import Rank, devices_of
+from pipeline.gpu_checks import GpuProblem, memory_of_others, neighbour_problem, require_free, require_support
 from pipeline.handover import Handover, Point, RankError, Result
 from pipeline.images import warm_cache
 from pipeline.known_answers import TASKS
 from pipeline.measurement import DeviceMemory, Measurement
 from pipeline.schema import MAX_MESSAGE, MAX_PATH, FailureKind
 from pipeline.sharing import Predecessor, has_room
+from pipeline.spec import Spec
 from pipeline.timing import Series
 from pipeline.train import train_point
 
@@ -47,8 +49,10 @@ BLAME_GRACE_S = 1  # in which the agent, which names only the first rank that en
 
 
 def classify(error: BaseException) -> FailureKind:
-    """`cuda_oom`, `host_oom`, `collective` (another rank may be to blame) or `exception`."""
+    """`cuda_oom`, `host_oom`, a GPU's own problem, `collective` (another rank may be to blame) or `exception`."""
     text = str(error)
+    if isinstance(error, GpuProblem):
+        return error.kind
     if isinstance(error, torch.OutOfMemoryError) or any(sign in text for sign in CUDA_OOM_SIGNS):
         return "cuda_oom"
     if NO_ENGINE in text and ran_out_of_memory():
@@ -84,6 +88,7 @@ def run_points(first: Handover) -> None:
     """
     with leaving_errors(first):
         point = first.read_point()
+        require_support(point.spec, devices_of(point.spec, distributed.take_place(point.spec)))
         warm_cache(point.spec, Path(point.data) if point.data else None)  # before the others wait in a collective
         rank = distributed.join(point.spec)
         before = [Predecessor(point.spec, run_point(point, rank, first, 0))]
@@ -97,6 +102,7 @@ def run_points(first: Handover) -> None:
             handover = next_handover
             if rank.rank == 0:
                 handover.leave_point(point)
+            require_support(point.spec, devices_of(point.spec, rank))  # another precision than the first's, say
             warm_cache(point.spec, Path(point.data) if point.data else None)
             before.append(Predecessor(point.spec, run_point(point, rank, handover, len(before))))
     with leaving_errors(handover):
@@ -109,15 +115,29 @@ def leaving_errors(handover: Handover) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
-        failure = RankError(classify(error), message, int(os.environ["RANK"]), here.node_name(), time.time_ns())
+        text = str(error) if isinstance(error, GpuProblem) else f"{type(error).__name__}: {error}"
+        kind = classify(error)
+        failure = RankError(kind, text[:MAX_MESSAGE], int(os.environ["RANK"]), here.node_name(), time.time_ns())
         with contextlib.suppress(OSError):
             handover.leave_error(failure)
+        if kind == "cuda_oom":
+            with contextlib.suppress(OSError, RuntimeError):
+                handover.leave_error(name_neighbour(failure, handover.read_point().spec))
         sys.excepthook(type(error), error, error.__traceback__)
         sys.stderr.flush()
         if failure.kind == "collective":
             time.sleep(BLAME_GRACE_S)
         os._exit(1)
+
+
+def name_neighbour(failure: RankError, spec: Spec) -> RankError:
+    """Return the out-of-memory with what other processes hold of the rank's GPUs; where that is much, they are why."""
+    others = {index: memory_of_others(spec, index) for index in devices_of(spec, distributed.take_place(spec))}
+    found = msgspec.structs.replace(failure, memory_of_others_bytes=tuple(others.values()))
+    problem = neighbour_problem(others, "held")
+    if problem is None:
+        return found
+    return msgspec.structs.replace(found, kind="gpu_shared", message=f"{problem}\n{failure.message}"[:MAX_MESSAGE])
 
 
 def run_point(point: Point, rank: Rank, handover: Handover, num_points_before: int) -> Sequence[DeviceMemory]:
@@ -133,6 +153,8 @@ def run_point(point: Point, rank: Rank, handover: Handover, num_points_before: i
     )
     if rank.rank == 0:
         handover.leave_environment(where)
+    if point.needs_free_gpus:
+        require_free({index: gpu.memory_of_others_bytes for index, gpu in enumerate(where.gpus)})
     if point.task == "measure":
         measured = measure(point, rank, handover)
         measurement = msgspec.structs.replace(measured, num_points_before=num_points_before)

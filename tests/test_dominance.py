@@ -8,6 +8,7 @@ from factories import make_record, make_spec
 from pipeline import here, records
 from pipeline.command import LaunchOptions, launch_command
 from pipeline.dominance import find_implying, implied
+from pipeline.ending import first_line
 from pipeline.experiment import Experiment
 from pipeline.outcomes import resolve
 from pipeline.records import publish
@@ -24,6 +25,14 @@ def oom(size: int, *, environment: Environment = H200, kind: Any = "cuda_oom", *
     measured = fields.pop("measured", True)
     spec = make_spec(batch_size_per_gpu=size, **fields)
     return make_record(spec, status="oom", failure=failure, environment=environment, measured=measured)
+
+
+def beside_a_neighbour(size: int, **fields: Any) -> Record:
+    """A point that ran out of memory while another process held most of the GPU."""
+    message = "rank 0: another process held 118.5 GiB of GPU 0; run again on a free GPU\nOutOfMemoryError: ..."
+    failure = Failure(kind="gpu_shared", message=message, rank=0, memory_of_others_bytes=(127_238_406_144,))
+    spec = make_spec(batch_size_per_gpu=size, **fields)
+    return make_record(spec, status="failed", reason=first_line(failure), failure=failure, environment=H200)
 
 
 def implying(tmp_path: Path, *found: Record, gpus: frozenset[str] = frozenset({"NVIDIA H200"}), **fields: Any) -> Any:
@@ -82,8 +91,9 @@ def test_on_other_gpus_or_unknown_ones_the_point_runs(tmp_path: Path, gpus: froz
         oom(2048, kind="stated_oom", measured=False),
         oom(2048, kind="implied_oom"),  # the chain ends at one that was measured
         make_record(make_spec(batch_size_per_gpu=2048), status="failed", environment=H200),
+        beside_a_neighbour(2048),
     ],
-    ids=["no GPU", "host", "stated", "implied", "failed"],
+    ids=["no GPU", "host", "stated", "implied", "failed", "shared"],
 )
 def test_only_a_measured_oom_of_the_gpus_memory_implies(tmp_path: Path, record: Record) -> None:
     assert implying(tmp_path, record) is None
@@ -123,6 +133,17 @@ def test_an_implied_oom_is_a_record_and_the_tables_name_what_implies_it(tmp_path
     text = render_experiment("x", tables, collected)
     assert f"batch_size_per_gpu 4096: OOM ({said})" in text
     assert collected.coverage.oom == 2
+
+
+def test_a_point_beside_a_neighbour_is_no_oom_in_the_tables_and_its_reason_names_the_neighbour(tmp_path: Path) -> None:
+    record = beside_a_neighbour(8192)
+    assert records.load(publish(record, tmp_path)) == record
+    collected = resolve([record.spec], [record], [])
+    tables = build_tables(collected.outcomes)
+    assert (tables.oom, collected.coverage.oom, collected.coverage.failed) == ([], 0, 1)
+    text = render_experiment("x", tables, collected)
+    assert "another process held 118.5 GiB of GPU 0; run again on a free GPU" in text
+    assert "0 OOM, 1 failed" in text
 
 
 def test_the_names_of_gpus_are_read_from_the_kernel_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,17 @@ def test_the_first_rank_that_failed_by_itself_is_the_cause(handover: Handover) -
     assert cause.message == "rank 1: what happened"
 
 
+def test_what_others_held_of_the_gpu_is_kept_with_the_failure(handover: Handover) -> None:
+    handover.leave_error(RankError("gpu_shared", "another process held 2.0 GiB of GPU 1\nOOM", 1, "n", 1, (0, 2**31)))
+    handover.leave_error(RankError("collective", "connection reset by peer", 0, "n", 0))
+    record = ending.failed(
+        make_spec(), handover, "launch", find_cause(handover, {0: RankExit(1, 0), 1: RankExit(1, 1)})
+    )
+    assert (record.status, record.reason) == ("failed", "rank 1: another process held 2.0 GiB of GPU 1")
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.memory_of_others_bytes) == ("gpu_shared", (0, 2**31))
+
+
 def test_a_rank_that_lost_its_peer_is_a_consequence_however_early_it_noticed(handover: Handover) -> None:
     leave(handover, 0, "collective", time_ns=1)
     leave(handover, 1, "exception", time_ns=2)

@@ -26,6 +26,7 @@ BOUNDARY = USABLE_BYTES // BYTES_PER_SAMPLE  # 28,467
 
 LAUNCH_FAILURE = RankError("exception", "AcceleratorError: launch failure\nmore of it", 1, "node0", 1)
 LOST_PEER = RankError("collective", "connection reset by peer", 1, "node0", 1)
+NEIGHBOUR = RankError("gpu_shared", "another process holds 70.0 GiB of GPU 0; run again on a free GPU", 1, "node0", 1)
 
 
 class Ranks:
@@ -180,6 +181,7 @@ def test_another_failure_close_below_an_oom_is_one_more_batch_that_does_not_fit(
         (20_000, LAUNCH_FAILURE, MAX_OTHER_FAILURES + 1),  # again and again
         (27_500, LOST_PEER, 1),
         (27_500, -signal.SIGKILL, 1),  # by the host's kernel, say
+        (27_500, NEIGHBOUR, 1),
     ],
 )
 def test_a_search_ends_where_a_failure_says_nothing_of_memory(
@@ -209,6 +211,15 @@ def test_a_failure_far_below_an_oom_ends_a_search(handover: Handover) -> None:
     record = search_memory(point(batch_size_per_gpu=50_000), handover, "launch", ranks)
     assert [spec.batch_size_per_gpu for spec in ranks.specs] == [50_000, 12_500]
     assert record.reason == "at batch_size_per_gpu 12500 (50000 does not): rank 1: AcceleratorError: launch failure"
+
+
+def test_a_search_asks_for_free_gpus_and_ends_at_once_where_another_process_uses_one(handover: Handover) -> None:
+    ranks = Ranks(odd=range(1, 50_000), otherwise=NEIGHBOUR)
+    record = search_memory(point(batch_size_per_gpu=8192), handover, "launch", ranks)
+    assert [spec.batch_size_per_gpu for spec in ranks.specs] == [8192]
+    assert Handover(handover.folder / "trial0").read_point().needs_free_gpus
+    assert (record.status, record.failure and record.failure.kind) == ("failed", "gpu_shared")
+    assert record.reason == f"at batch_size_per_gpu 8192: rank 1: {NEIGHBOUR.message}"
 
 
 def test_a_launch_that_slurm_requeued_starts_over(handover: Handover) -> None:

@@ -1,15 +1,21 @@
 """What a rank says of its own error, and of the machine it runs on."""
 
+import os
 import resource
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from factories import make_spec
 
 from pipeline import here
+from pipeline.gpu_checks import CONTEXT_BYTES, GpuProblem
+from pipeline.handover import Handover, Point, RankError
+from pipeline.metrics import GIB
 from pipeline.schema import FailureKind
-from pipeline.worker import classify
+from pipeline.worker import classify, leaving_errors
 
 NO_ENGINE = "GET was unable to find an engine to execute this computation"
 
@@ -58,3 +64,69 @@ def test_a_boot_has_one_id_and_none_where_the_kernel_does_not_say(
     assert here.boot_id() == "8d0a3c5e-0000-4000-8000-000000000001"
     monkeypatch.setattr(here, "BOOT_ID", tmp_path / "absent")
     assert here.boot_id() is None
+
+
+@pytest.fixture
+def handover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Handover:
+    """Of a point whose rank this process is."""
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    found = Handover(tmp_path)
+    found.leave_point(Point(make_spec(batch_size_per_gpu=8192), None))
+    return found
+
+
+def left_by(handover: Handover, error: Exception, monkeypatch: pytest.MonkeyPatch) -> RankError:
+    """What a rank leaves that this error ends."""
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit), leaving_errors(handover):
+        raise error
+    (found,) = handover.read_errors()
+    return found
+
+
+def pretend_use(monkeypatch: pytest.MonkeyPatch, *, others_gib: float) -> None:
+    """A full card of 139 GiB, of which torch and CUDA in this process hold all but that much."""
+    free_bytes, total_bytes = 2**20, 139 * GIB
+    own_bytes = total_bytes - free_bytes - int(others_gib * GIB) - CONTEXT_BYTES
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free_bytes, total_bytes))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: own_bytes)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+
+OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 32.00 GiB")
+
+
+def test_an_oom_beside_another_process_is_a_failure_that_names_it(
+    handover: Handover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_use(monkeypatch, others_gib=118.5)
+    found = left_by(handover, OOM, monkeypatch)
+    assert found.kind == "gpu_shared"
+    reason, torchs_own = found.message.split("\n", 1)
+    assert reason == "another process held 118.5 GiB of GPU 0; run again on a free GPU"
+    assert torchs_own == "OutOfMemoryError: CUDA out of memory. Tried to allocate 32.00 GiB"
+    assert found.memory_of_others_bytes == (int(118.5 * GIB),)
+
+
+def test_an_oom_of_a_point_that_had_its_gpu_alone_is_one(handover: Handover, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_use(monkeypatch, others_gib=0.5)
+    found = left_by(handover, OOM, monkeypatch)
+    assert (found.kind, found.memory_of_others_bytes) == ("cuda_oom", (GIB // 2,))
+
+
+def test_an_oom_whose_gpu_cannot_be_asked_is_one_and_others_are_not_known(
+    handover: Handover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(index: int) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
+    found = left_by(handover, OOM, monkeypatch)
+    assert (found.kind, found.memory_of_others_bytes) == ("cuda_oom", (None,))
+
+
+def test_what_a_check_refuses_is_left_in_its_own_words(handover: Handover, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = left_by(handover, GpuProblem("unsupported_gpu", "this torch has no kernels for sm_70"), monkeypatch)
+    assert (found.kind, found.message) == ("unsupported_gpu", "this torch has no kernels for sm_70")
