@@ -193,6 +193,7 @@ def main(folder: Path) -> None:
     """Run a rank whose first point is in that folder."""
     here.die_with_parent()
     source.imported()  # known already where this process was forked from one that had imported all
+    os.dup2(2, 1)  # stdout is the command's data, and Gloo prints on it (in torch 2.8)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # else a rank that fails loses what it printed
     here.name_process(f"rank{os.environ['RANK']}")

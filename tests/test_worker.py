@@ -2,12 +2,14 @@
 
 import os
 import resource
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import ROOT
 from factories import make_spec
 
 from pipeline import here
@@ -130,3 +132,17 @@ def test_an_oom_whose_gpu_cannot_be_asked_is_one_and_others_are_not_known(
 def test_what_a_check_refuses_is_left_in_its_own_words(handover: Handover, monkeypatch: pytest.MonkeyPatch) -> None:
     found = left_by(handover, GpuProblem("unsupported_gpu", "this torch has no kernels for sm_70"), monkeypatch)
     assert (found.kind, found.message) == ("unsupported_gpu", "this torch has no kernels for sm_70")
+
+
+def test_what_a_rank_prints_goes_to_stderr_also_from_native_code(tmp_path: Path) -> None:
+    """Gloo of torch 2.8 writes to the file descriptor, past Python; stdout is the data of the command that runs it."""
+    code = (
+        "import os, pathlib; from pipeline import worker; "
+        "worker.run_points = lambda handover: (print('from Python'), os.write(1, b'from native code')); "
+        "worker.main(pathlib.Path('.'))"
+    )
+    env = {**os.environ, "RANK": "0"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "from Python\n" in done.stderr
+    assert "from native code" in done.stderr
