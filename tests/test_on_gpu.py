@@ -1,0 +1,120 @@
+"""On a real GPU: what another process does to a point, and what a batch that is too large does."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import run_command
+
+from pipeline import records
+from pipeline.metrics import GIB
+from pipeline.schema import Record
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+GRID = """
+name: probes
+base: {model: resnet18, dataset: synthetic, input: synthetic, precision: tf32, max_steps: 3, epochs: 1}
+points:
+  - {strategy: [single], num_gpus: [1], batch_size_per_gpu: [SIZES]}
+"""
+NEIGHBOUR = """
+import sys, torch
+free_bytes, _ = torch.cuda.mem_get_info(0)
+held = torch.empty(free_bytes - int(sys.argv[1]), dtype=torch.uint8, device="cuda:0")
+print(len(held), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def neighbour(leaves_bytes: int) -> Iterator[int]:
+    """Run another process that leaves so much of GPU 0, and yield how much it holds."""
+    command = [sys.executable, "-c", NEIGHBOUR, str(leaves_bytes)]
+    with subprocess.Popen(command, env=on_gpu_0(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def on_gpu_0() -> dict[str, str]:
+    """An environment with that GPU alone, and no Slurm."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PIPELINE"))}
+    return kept | {"CUDA_VISIBLE_DEVICES": "0"}
+
+
+def submit(folder: Path, grid: str | Path, *arguments: str) -> list[Record]:
+    """Run a grid here and return its records in the order of batch sizes."""
+    run_command("submit", "--grid", grid, "--outputs", folder, "--cluster", "local", *arguments, env=on_gpu_0())
+    (experiment,) = folder.iterdir()
+    found, rejected = records.read_folder(experiment / "records")
+    assert not rejected
+    return sorted(found, key=lambda record: record.spec.batch_size_per_gpu)
+
+
+def probe(folder: Path, *sizes: int) -> list[Record]:
+    """Run three steps of one GPU at every batch size."""
+    grid = folder.with_suffix(".yaml")
+    grid.write_text(GRID.replace("SIZES", ", ".join(map(str, sizes))))
+    return submit(folder, grid)
+
+
+def collect(folder: Path) -> dict[str, Any]:
+    (experiment,) = json.loads(run_command("collect", folder, "--format", "json").stdout)["experiments"].values()
+    return dict(experiment)
+
+
+def assert_names_the_neighbour(record: Record, held_bytes: int) -> None:
+    """The record is a failure that says within 2 GiB how much another process held (its context comes on top)."""
+    assert record.failure is not None
+    assert (record.status, record.failure.kind) == ("failed", "gpu_shared"), record.failure.message
+    assert "another process h" in record.reason
+    assert "of GPU 0; run again on a free GPU" in record.reason
+    said_gib = float(record.reason.partition(" GiB of GPU 0")[0].split()[-1])
+    assert abs(said_gib - held_bytes / GIB) < 2
+
+
+def test_a_point_beside_a_neighbour_fails_by_its_name_and_implies_nothing(tmp_path: Path) -> None:
+    """At 8192 it takes 37 GiB, and 8 are left."""
+    with neighbour(leaves_bytes=8 * GIB) as held_bytes:
+        found = probe(tmp_path / "beside", 8192, 16384)
+        (search,) = submit(tmp_path / "search", "memory", "--set", "precision=tf32", "--skip-unsatisfiable")
+    assert [record.spec.batch_size_per_gpu for record in found] == [8192, 16384]
+    for record in [*found, search]:  # so the larger one was run as well
+        assert_names_the_neighbour(record, held_bytes)
+    for record in found:
+        assert record.failure is not None
+        (after_bytes,) = record.failure.memory_of_others_bytes
+        at_start_bytes = record.environment.gpus[0].memory_of_others_bytes
+        assert at_start_bytes is not None
+        assert after_bytes is not None
+        assert abs(at_start_bytes - after_bytes) < GIB
+    assert search.reason.startswith("at batch_size_per_gpu 512: rank 0: another process holds")  # the first trial
+    tables = collect(tmp_path / "beside")
+    assert (tables["oom"], tables["coverage"]["oom"], tables["coverage"]["failed"]) == ([], 0, 2)
+
+
+def test_a_neighbour_that_leaves_no_room_for_a_context_is_named_too(tmp_path: Path) -> None:
+    with neighbour(leaves_bytes=GIB // 16) as held_bytes:
+        (record,) = probe(tmp_path / "full", 128)
+    assert_names_the_neighbour(record, held_bytes)
+
+
+def test_a_batch_that_is_too_large_for_a_free_gpu_is_an_oom(tmp_path: Path) -> None:
+    """At 65,536 it takes 295 GiB."""
+    (record,) = probe(tmp_path / "alone", 65536)
+    assert (record.status, record.reason) == ("oom", "out of GPU memory")
+    assert record.failure is not None
+    (others_bytes,) = record.failure.memory_of_others_bytes
+    assert others_bytes is not None
+    assert others_bytes <= GIB
+    assert [row["batch_size_per_gpu"] for row in collect(tmp_path / "alone")["oom"]] == [65536]
