@@ -4,7 +4,8 @@
     python -m pipeline.collect outputs/ --format json
 
 Prints Markdown (or one JSON object) on stdout, and writes report.md, tables.json and a CSV a table beside the
-records. Exit codes: 0 fine, 1 gaps under --strict, 2 the folder cannot be read or written, 3 no experiment in it.
+records. Exit codes: 0 fine, 1 gaps or a folder that anyone may write under --strict, 2 the folder cannot be read or
+written, 3 no experiment in it.
 """
 
 import argparse
@@ -35,7 +36,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
     parser.add_argument("--format", choices=("markdown", "json"), default="markdown", help="what stdout carries")
-    parser.add_argument("--strict", action="store_true", help="exit 1 where a point has no result")
+    parser.add_argument("--strict", action="store_true", help="exit 1 where a point has no result, or anyone may write")
     parser.add_argument("--link-latency-us", type=float, help="predict for a link of this latency a hop")
     parser.add_argument("--link-gb-s", type=float, help="and this bandwidth (default: the link that was measured)")
     return parser.parse_args()
@@ -62,7 +63,7 @@ def main() -> int:
     # after the command line is read: --help need not wait for pandas
     import msgspec
 
-    from pipeline.experiment import find_experiments
+    from pipeline.experiment import find_experiments, warn_of_open_folders
     from pipeline.proof import read_proofs
     from pipeline.render import render_experiment
 
@@ -72,6 +73,8 @@ def main() -> int:
     if not found:
         raise Refusal(f"no experiment under {arguments.folder}; run pipeline.submit or pipeline.ingest first.", NOTHING)
     code, shapes, reports = USAGE if left_out else FINE, {}, []
+    if warn_of_open_folders(found.values()) and arguments.strict:
+        code = max(code, GAPS)
     for name, experiment in found.items():
         try:
             collected, tables = collect_experiment(experiment, link)

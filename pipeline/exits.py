@@ -13,6 +13,8 @@ USAGE = 2  # usage or configuration; a folder that is absent, unreadable or a fi
 NOTHING = 3  # nothing there: no experiment in the folder, a selection that selects nothing
 SCHEDULER = 4  # the scheduler refused, or is configured and does not answer
 
+OTHERS_MAY_NOT_WRITE = 0o027  # of the modes of all that a command and its processes make: the group may read
+
 
 class Refusal(Exception):
     """The command cannot go on: one sentence with the cure, and the exit code that says so."""
@@ -45,6 +47,7 @@ def printable(text: str) -> str:
 
 def run_command(main: Callable[[], int]) -> NoReturn:
     """Run a command line's main and exit with its code; a Refusal becomes one sentence on stderr."""
+    os.umask(os.umask(OTHERS_MAY_NOT_WRITE) | OTHERS_MAY_NOT_WRITE)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is still a name

@@ -1,6 +1,7 @@
 """An experiment's folder: where everything lies in it, the manifest of expected points, and its lock."""
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -119,14 +120,25 @@ class Experiment:
 
     def create(self) -> None:
         """Make the folders. Raises Refusal where that is not possible."""
+        self.refuse_links()
         try:
             for folder in (self.folder, self.records, self.logs):
                 folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
             raise self._unwritable(error) from error
 
+    def refuse_links(self) -> None:
+        """Raise Refusal where a folder of the experiment is a link: another may lead it anywhere.
+
+        The folder that holds experiments may be one, since people link it to a file system with room.
+        """
+        for folder in (self.folder, self.records, self.logs, self.traces):
+            if folder.is_symlink():
+                raise Refusal(f"{folder} is a link; give the folder that it leads to, or put a folder in its place.")
+
     def read_manifest(self) -> Manifest | None:
-        """The manifest, or None where there is none. Raises Refusal when it cannot be read."""
+        """The manifest, or None where there is none. Raises Refusal when it cannot be read, or a folder is a link."""
+        self.refuse_links()
         if not self.manifest.exists():
             return None
         try:
@@ -228,10 +240,21 @@ def find_experiments(root: Path, on_left_out: Callable[[OSError], None] = lambda
         inside = [name for name in sorted(folders) if not name.startswith(".")]
         experiments = [name for name in inside if is_experiment(Path(path, name))]
         folders[:] = [name for name in inside if name not in experiments]
+        for name in [name for name in experiments if os.path.islink(Path(path, name))]:
+            experiments.remove(name)
+            leave_out(OSError(errno.ELOOP, "it is a link; give the folder that it leads to", str(Path(path, name))))
         for name in experiments:
             folder = Path(path, name)
             found[readable(str(folder.relative_to(root)))] = Experiment(folder)
     return dict(sorted(found.items()))
+
+
+def warn_of_open_folders(experiments: Iterable[Experiment]) -> int:
+    """Name every folder at or above these experiments where anyone may replace what is recorded; how many they are."""
+    found = {files.find_open_folder(experiment.records) for experiment in experiments} - {None}
+    for folder in sorted(map(str, found)):
+        talk(f"Warning: {folder}: anyone may write there and replace records; chmod o-w it.")
+    return len(found)
 
 
 def readable(name: str) -> str:

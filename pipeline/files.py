@@ -81,6 +81,16 @@ def read_bounded(path: Path | str, max_bytes: int, *, follow_links: bool = False
         os.close(handle)
 
 
+def find_open_folder(folder: Path) -> Path | None:
+    """The folder, or the nearest above it, in which anyone may replace what others wrote: no sticky bit stops them."""
+    for path in (folder.resolve(), *folder.resolve().parents):
+        with contextlib.suppress(OSError):  # not there yet
+            mode = path.stat().st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                return path
+    return None
+
+
 def replace(path: Path, raw: bytes) -> None:
     """Write beside, fsync, rename over: readers see the old bytes or the new. Raises OSError."""
     with written_beside(path, raw) as scratch:

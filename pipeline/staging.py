@@ -128,7 +128,9 @@ def stage_cifar10(folder: Path, url: str = CIFAR10_URL, sha256: str = CIFAR10_SH
 def made(folder: Path) -> Iterator[None]:
     """The folder, made where it is absent, and removed again where what needs it fails: its path may be mistyped."""
     is_new = not folder.exists()
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    if is_new:
+        folder.chmod(0o755)  # the data is public, and the umask of a command is not
     try:
         yield
     except BaseException:
@@ -155,7 +157,8 @@ def fetch_and_unpack(folder: Path, url: str, sha256: str) -> None:
 
 def unpack(archive: Path, target: Path) -> None:
     """Write the archive's files, which are plain files of one folder. Raises NotStaged for any other member."""
-    target.mkdir(mode=0o755)
+    target.mkdir()
+    target.chmod(0o755)
     with tarfile.open(archive) as tar:
         for member in tar:
             parts = PurePosixPath(member.name).parts

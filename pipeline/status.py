@@ -25,7 +25,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--strict", action="store_true", help="exit 1 where a point has no result")
+    parser.add_argument("--strict", action="store_true", help="exit 1 where a point has no result, or anyone may write")
     return parser.parse_args()
 
 
@@ -33,12 +33,14 @@ def main() -> int:
     """Print the state of every point."""
     arguments = parse_arguments()
     # after the command line is read: --help answers at once
-    from pipeline.experiment import find_experiments
+    from pipeline.experiment import find_experiments, warn_of_open_folders
     from pipeline.follow import standings
 
     left_out: list[Exception] = []
     followed, unannounced = {}, []
-    for name, experiment in find_experiments(arguments.folder, left_out.append).items():
+    found = find_experiments(arguments.folder, left_out.append)
+    is_open = warn_of_open_folders(found.values()) > 0
+    for name, experiment in found.items():
         try:
             manifest = experiment.read_manifest()
             if manifest is None:
@@ -62,7 +64,7 @@ def main() -> int:
     else:
         print("\n\n".join(render(name, parts) for name, parts in followed.items()))
     gaps = any(part.state.word not in ("ok", "oom") for parts in followed.values() for part in parts)
-    return USAGE if left_out else GAPS if arguments.strict and gaps else FINE
+    return USAGE if left_out else GAPS if arguments.strict and (gaps or is_open) else FINE
 
 
 def as_json(standing: "Standing") -> dict[str, Any]:

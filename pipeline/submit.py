@@ -169,12 +169,13 @@ def carry_out(
 ) -> int:
     """Run the points here, or submit their arrays, while no other driver does so in this experiment; the exit code."""
     from pipeline import execute, plan
-    from pipeline.experiment import Experiment, add_points
+    from pipeline.experiment import Experiment, add_points, warn_of_open_folders
     from pipeline.packing import pack
 
     experiment = Experiment(wishes.outputs / grid.name)
     options = launch_options(arguments, grid.resources.time_min() * 60)
     experiment.create()
+    warn_of_open_folders([experiment])
     with experiment.submission_lock():
         execute.adopt_announced(experiment)
         selection = plan.select(grid.points, experiment, wishes)

@@ -1,0 +1,131 @@
+"""Who can reach what is written: modes under any umask, folders that others may write, and links."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Command, assert_refused, everything_in, run_command
+from factories import make_experiment, make_record
+
+from pipeline.experiment import find_experiments
+
+GRID = """
+name: tiny
+base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, strategy: single, num_gpus: 1}
+points:
+  - {num_samples: [64], batch_size_per_gpu: [8]}
+"""
+
+
+def submit(tmp_path: Path, outputs: Path, *more: str) -> tuple[str, ...]:
+    """The driver for one small point, run here."""
+    (tmp_path / "grid.yaml").write_text(GRID)
+    return ("submit", "--grid", str(tmp_path / "grid.yaml"), "--cluster", "local", "--outputs", str(outputs), *more)
+
+
+def test_under_umask_0_nothing_can_be_written_by_others_and_folders_are_closed_to_strangers(tmp_path: Path) -> None:
+    commands = (submit(tmp_path, tmp_path / "deep" / "outputs"), ("collect", str(tmp_path)))
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
+    for name, *arguments in commands:
+        command = [sys.executable, "-m", f"pipeline.{name}", *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=env, umask=0, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert "anyone may write" not in done.stderr
+    made = [path for path in (tmp_path / "deep").rglob("*") if not path.is_symlink()] + [tmp_path / "deep"]
+    modes = {path.relative_to(tmp_path): stat.S_IMODE(path.stat().st_mode) for path in made}
+    folders = {name: mode for name, mode in modes.items() if (tmp_path / name).is_dir()}
+    files = {name: mode for name, mode in modes.items() if name not in folders}
+    assert {name for name, mode in folders.items() if mode not in (0o750, 0o700)} == set()
+    assert {name for name, mode in files.items() if mode not in (0o644, 0o640, 0o600)} == set()
+    assert {".json", ".md", ".csv", ".npz", ".log"} <= {name.suffix for name in files}
+
+
+@pytest.mark.parametrize("place", [".", "outputs", "outputs/x", "outputs/x/records"])
+@pytest.mark.parametrize("command", ["collect", "status"])
+def test_a_folder_that_anyone_may_write_is_named_and_an_error_under_strict(
+    pipeline: Command, tmp_path: Path, command: str, place: str
+) -> None:
+    make_experiment(tmp_path / "outputs" / "x", make_record())
+    (tmp_path / place).chmod(0o777)
+    lenient = pipeline(command, tmp_path / "outputs")
+    strict = pipeline(command, tmp_path / "outputs", "--strict")
+    assert (lenient.returncode, strict.returncode) == (0, 1), strict.stderr
+    for answer in (lenient, strict):
+        assert answer.stderr.count("anyone may write") == 1
+        assert f"{(tmp_path / place).resolve()}: anyone may write" in answer.stderr
+    (tmp_path / place).chmod(0o1777)
+    assert pipeline(command, tmp_path / "outputs", "--strict").returncode == 0, "with its sticky bit it is like /tmp"
+
+
+def test_a_submission_below_a_folder_that_anyone_may_write_warns(pipeline: Command, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    answer = pipeline(*submit(tmp_path, tmp_path / "outputs"))
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stderr.count(f"{tmp_path.resolve()}: anyone may write") == 1
+
+
+LINKS: dict[str, Callable[[Path], Path]] = {
+    "the experiment": lambda outputs: outputs / "tiny",
+    "its records": lambda outputs: outputs / "tiny" / "records",
+    "its logs": lambda outputs: outputs / "tiny" / "logs",
+}
+
+
+@pytest.mark.parametrize("link", LINKS.values(), ids=LINKS.keys())
+def test_a_linked_folder_of_an_experiment_is_refused_by_name_and_nothing_is_written_into_it(
+    pipeline: Command, tmp_path: Path, link: Callable[[Path], Path]
+) -> None:
+    outputs, target = tmp_path / "outputs", tmp_path / "target"
+    make_experiment(target, make_record())
+    path = link(outputs)
+    path.parent.mkdir(parents=True)
+    path.symlink_to(target)
+    (tmp_path / "grid.yaml").write_text(GRID)
+    before = everything_in(tmp_path)
+    for command in (submit(tmp_path, outputs), submit(tmp_path, outputs, "--dry-run")):
+        assert_refused(pipeline(*command), 2, str(path), "is a link")
+    launch = ("launch", "--manifest", outputs / "tiny" / "manifest.json", "--run-id", make_record().run_id)
+    assert_refused(pipeline(*launch), 2, str(path), "is a link")
+    assert everything_in(tmp_path) == before
+
+
+def test_a_linked_experiment_is_not_found_and_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_experiment(tmp_path / "elsewhere" / "x", make_record())
+    make_experiment(tmp_path / "outputs" / "own", make_record())
+    (tmp_path / "outputs" / "x").symlink_to(tmp_path / "elsewhere" / "x")
+    left_out: list[OSError] = []
+    assert list(find_experiments(tmp_path / "outputs", left_out.append)) == ["own"]
+    assert [error.filename for error in left_out] == [str(tmp_path / "outputs" / "x")]
+    assert f"left out: {tmp_path / 'outputs' / 'x'}: it is a link" in capsys.readouterr().err
+
+
+def test_outputs_may_be_a_link_itself(tmp_path: Path) -> None:
+    """People link it to a file system with room."""
+    make_experiment(tmp_path / "scratch" / "x", make_record())
+    (tmp_path / "outputs").symlink_to(tmp_path / "scratch")
+    shown = run_command("collect", tmp_path / "outputs", "--format", "json")
+    assert list(json.loads(shown.stdout)["experiments"]) == ["x"]
+    assert (tmp_path / "scratch" / "x" / "report.md").exists()
+
+
+@pytest.mark.parametrize("link", LINKS.values(), ids=LINKS.keys())
+def test_collect_reads_nothing_through_a_linked_folder(
+    pipeline: Command, tmp_path: Path, link: Callable[[Path], Path]
+) -> None:
+    path = link(tmp_path / "outputs")
+    if path.name == "tiny":
+        path.parent.mkdir()
+        make_experiment(tmp_path / "target", make_record())
+    else:
+        make_experiment(tmp_path / "outputs" / "tiny", make_record())
+        path.rename(tmp_path / "target")
+    path.symlink_to(tmp_path / "target")
+    answer = pipeline("collect", tmp_path / "outputs" / "tiny")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert f"{path} is a link" in answer.stderr
+    assert not list(tmp_path.rglob("report.md"))
