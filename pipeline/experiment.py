@@ -100,6 +100,10 @@ class Experiment:
         """What launches and their ranks leave for each other, a folder a launch and point."""
         return self.logs / "scratch"
 
+    def launch_folder(self, run_id: str, launch_id: str) -> Path:
+        """What a launch and its ranks leave for each other over one point."""
+        return self.scratch / f"{run_id}.{launch_id}"
+
     @property
     def traces(self) -> Path:
         """The profiler's traces that were asked for, a folder an attempt."""

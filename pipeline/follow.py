@@ -1,6 +1,7 @@
 """Where every point of an experiment stands: its records, its submissions, and what Slurm says of them."""
 
 import contextlib
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from pipeline.exits import Refusal
 from pipeline.experiment import Array, Experiment, Manifest
 from pipeline.outcomes import Outcome, resolve
 from pipeline.scheduler import JobKey, JobState
+from pipeline.schema import Record
 from pipeline.spec import Spec
 from pipeline.states import State
 
@@ -45,6 +47,7 @@ def standings(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = 
     jobs, promised = submitted_jobs(manifest)
     announced = {run_id for array in arrays_of(manifest) for element in array.elements for run_id in element}
     elements = turns.read_turns(experiment, manifest, found)
+    to_publish = submitted_again(manifest, found)
     driver_is_here = not holds_lock and experiment.is_being_submitted()
     logs = find_logs(experiment, manifest)
     now = datetime.now()
@@ -54,6 +57,8 @@ def standings(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = 
         job = pick_job(jobs.get(run_id, []), known)
         log, turn = logs.get(run_id), elements.of(run_id, job)
         unmeasured = outcome.status not in states.MEASURED
+        told = known.get(job) if job is not None else None
+        to_come = told is not None and states.is_unfinished(told) and turn != "over"
         if outcome.status == "missing" and run_id in announced and problem:
             state = State("unknown", problem)
         elif unmeasured and run_id not in announced and driver_is_here:
@@ -61,8 +66,10 @@ def standings(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = 
         else:
             is_told = unmeasured and not elements.share_a_log(job)
             tail = read_tail(log, since=f"{run_id}: starting") if is_told else ""
-            state = turns.decide(outcome, known.get(job) if job else None, turn, run_id in promised, tail, now)
-        to_come = job in known and states.is_unfinished(known[job]) and turn != "over"
+            state = turns.decide(outcome, told, turn, run_id in promised, tail, now)
+        if to_come and not unmeasured and (run_id, job) in to_publish:
+            coming = turns.decide(outcome._replace(status="missing"), told, turn, True, "", now)
+            state = states.note_next(state, coming)
         result.append(Standing(outcome, state, state.word in states.IN_FLIGHT or to_come, job, log))
     return result
 
@@ -107,6 +114,19 @@ def submitted_jobs(manifest: Manifest) -> tuple[dict[str, list[JobKey]], set[str
                 if submission.backend == "slurm":
                     promised.add(run_id)
     return jobs, promised
+
+
+def submitted_again(manifest: Manifest, found: Iterable[Record]) -> set[tuple[str, JobKey]]:
+    """The (run id, job) of which a driver submitted the job for the point, and no record is the job's yet."""
+    published = {(record.run_id, turns.launch_name_of(record.launch_id)) for record in found}
+    return {
+        (run_id, job)
+        for submission in manifest.submissions
+        if submission.backend == "slurm"
+        for array in submission.arrays
+        for run_id, job in array.element_ids().items()
+        if (run_id, submission.launch_name) not in published
+    }
 
 
 def pick_job(jobs: list[JobKey], known: dict[JobKey, JobState]) -> JobKey | None:

@@ -67,5 +67,6 @@ def boot_id() -> str | None:
 
 
 def node_rank() -> int:
-    """Which node of the Slurm step this is; 0 outside Slurm."""
-    return int(os.environ.get("SLURM_NODEID", "0"))
+    """Which node of the Slurm step this is; 0 outside a step, whatever SLURM_NODEID says."""
+    rank = int(os.environ.get("SLURM_NODEID", "0"))
+    return rank if rank < int(os.environ.get("SLURM_STEP_NUM_NODES", "1")) else 0

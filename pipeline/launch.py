@@ -66,6 +66,7 @@ def main() -> int:
             warn_of_idle_gpus(spec, arguments.grid)
     options = launch_options(arguments, arguments.point_limit_s)
     points = [spec for spec in points if node_rank() < spec.num_nodes]
+    refuse_second_launch(points, experiment)
     if points and arguments.lanes > 1:
         return run_side_by_side(points, experiment, options, arguments.lanes)
     return run_points(points, experiment, options)
@@ -160,6 +161,19 @@ def publish_manifest(experiment: Experiment, name: str, points: list[Spec], arra
             elements = [[spec.run_id()] for spec in points]
             submission.arrays.append(experiments.Array(name, elements, array_id))
             manifest.submissions.append(submission)
+
+
+def refuse_second_launch(points: Sequence[Spec], experiment: Experiment) -> None:
+    """Raise Refusal for a point that was launched under this launch's id before: its attempts would pass for one.
+
+    Over several nodes another of them may have left the folder a moment ago, and only a record tells.
+    """
+    launch_id = os.environ.get("PIPELINE_LAUNCH_ID")
+    for spec in points if launch_id else ():
+        run_id = spec.run_id()
+        is_begun = spec.num_nodes == 1 and experiment.launch_folder(run_id, str(launch_id)).exists()
+        if is_begun or any(found.launch_id == launch_id for found in records.read_attempts(experiment.records, run_id)):
+            raise Refusal(f"{run_id} was launched before as PIPELINE_LAUNCH_ID={launch_id}; unset it to run it again.")
 
 
 def imply_oom(spec: Spec, experiment: Experiment, options: LaunchOptions) -> Record | None:

@@ -36,7 +36,7 @@ class Launch:
     ) -> None:
         self.id = launch_id
         self.specs = specs
-        self.handovers = [Handover(experiment.scratch / f"{spec.run_id()}.{launch_id}") for spec in specs]
+        self.handovers = [Handover(experiment.launch_folder(spec.run_id(), launch_id)) for spec in specs]
         self.published: list[Record | None] = []
         self.deadline = Deadline(point_limit_s)
         self._experiment = experiment

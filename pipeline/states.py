@@ -68,6 +68,12 @@ def decide(outcome: Outcome, job: JobState | None, was_submitted: bool, log_tail
     return State("missing", "no record")
 
 
+def note_next(state: State, coming: State) -> State:
+    """The state by a record, with what is known of the attempt that is under way."""
+    note = f"being run again: {coming.word}" + (f", {coming.reason}" if coming.reason else "")
+    return State(state.word, "; ".join(filter(None, (state.reason, note))))
+
+
 def is_unfinished(job: JobState) -> bool:
     """Whether the job may still write a record; one in a state that this tool does not know may."""
     return job.state not in ENDED

@@ -205,3 +205,29 @@ def test_a_second_driver_is_refused_while_the_first_is_at_work(pipeline: Command
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_argument_or_an_unknown_one_is_usage(pipeline: Command, command: str) -> None:
     assert_refused(pipeline(command, "--no-such-option"), 2)
+
+
+SMALL = ("device=cpu", "model=lenet", "dataset=synthetic", "input=synthetic", "num_samples=64")
+ONE_POINT = ("--set", *SMALL, "strategy=ddp", "num_gpus=1", "batch_size_per_gpu=8", "epochs=2", "max_steps=null")
+
+
+def test_a_launch_by_hand_runs_its_point_whatever_node_a_variable_says_it_is_on(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    env = without_slurm(Path(os.environ["PATH"]), SLURM_NODEID="1")
+    answer = pipeline("launch", "--grid", "smoke", "--index", "0", "--outputs", tmp_path, *ONE_POINT, env=env)
+    assert answer.returncode == 0, answer.stderr
+    assert len(list(tmp_path.glob("smoke/records/*.json"))) == 1
+
+
+def test_a_launch_id_that_a_point_had_before_is_refused(pipeline: Command, tmp_path: Path) -> None:
+    env = without_slurm(Path(os.environ["PATH"]), PIPELINE_LAUNCH_ID="mine")
+    launch = ("launch", "--grid", "smoke", "--index", "0", "--outputs", tmp_path, *ONE_POINT, "--rerun", "all")
+    assert pipeline(*launch, env=env).returncode == 0
+    (record,) = tmp_path.glob("smoke/records/*.json")
+    run_id = record.name.split(".")[0]
+    assert_refused(pipeline(*launch, env=env), 2, run_id, "PIPELINE_LAUNCH_ID", "unset it")
+    record.unlink()  # as after a launch that was killed
+    assert_refused(pipeline(*launch, env=env), 2, run_id, "PIPELINE_LAUNCH_ID", "unset it")
+    assert pipeline(*launch, env={**env, "PIPELINE_LAUNCH_ID": "another"}).returncode == 0
+    assert len(list(tmp_path.glob("smoke/records/*.json"))) == 1

@@ -250,6 +250,20 @@ def test_each_element_has_the_state_of_its_own_job_and_its_own_log(
     assert [part.log for part in parts] == [None, folder / "7_1_0_log.err", None]
 
 
+def test_a_point_with_a_record_that_is_queued_again_keeps_its_word_and_says_so(
+    submitted: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "find_slurm", lambda: "up")
+    known = {("7", 0): job("PENDING", reason="PartitionDown"), ("7", 1): job("COMPLETING")}
+    monkeypatch.setattr(scheduler, "job_states", lambda _: known)
+    publish(make_record(make_spec(), launch_id="ea411e40-3-0"), submitted[0].records)
+    publish(make_record(make_spec(repeat=1), launch_id="ssssssss-8-0"), submitted[0].records)  # this job's own
+    first, second, _ = (part.state for part in standings(*submitted))
+    assert first.word == "ok"
+    assert first.reason.startswith("being run again: pending, PartitionDown: the partition is down")
+    assert second == State("ok", "")
+
+
 def test_only_the_end_of_a_log_is_read_and_any_bytes_will_do(tmp_path: Path) -> None:
     log = tmp_path / "7_0_0_log.err"
     log.write_bytes(b"oom-kill" + b"\xff" * 100_000 + b"the end")

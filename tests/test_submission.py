@@ -282,3 +282,16 @@ def test_an_announced_array_that_was_never_submitted_leaves_nothing(tmp_path: Pa
     (folder / slurm.PICKLE).touch()
     assert slurm.withdraw(folder) is None
     assert not folder.exists()
+
+
+def test_the_status_of_points_that_wait_to_be_run_again_says_so(
+    pipeline: Command, on_slurm: Env, tmp_path: Path
+) -> None:
+    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path)
+    one = ("--set", "num_gpus=1", "num_nodes=1")
+    assert pipeline(*submit, "--cluster", "local", *one, env=on_slurm).returncode == 0
+    assert pipeline(*submit, "--partition", "down", "--rerun", "all", *one, env=on_slurm).returncode == 0
+    (part,) = states(pipeline, tmp_path, on_slurm).values()
+    assert part["state"] == "ok"
+    assert "being run again: pending, PartitionDown: the partition is down" in part["reason"]
+    assert part["reason"] in pipeline("status", tmp_path, env=on_slurm).stdout

@@ -120,6 +120,7 @@ def test_a_point_that_an_earlier_submission_measured_is_in_flight_until_its_turn
     end(packed[0], POINTS[1], "failed", launch_id="ea411e40-3-0")
     parts = follow(packed, monkeypatch, "RUNNING")
     assert words(parts) == ["running", "failed", "pending", "pending"]
+    assert parts[1].state.reason.endswith("being run again: pending, waits for the points before it in its element")
     assert [part.is_in_flight for part in parts] == [True] * 4
 
 
