@@ -11,6 +11,7 @@ import jinja2
 
 from pipeline.exits import FINE, run_command
 from pipeline.grid import expand_grid, load_grid_file
+from pipeline.inherited import clean_step
 
 
 def render_job(name: str) -> str:
@@ -27,6 +28,7 @@ def render_job(name: str) -> str:
         gpus_per_node=gpus_per_node,
         least_gpus_per_node=min(spec.gpus_per_node for spec in points),
         cpus_per_node=file.resources.cpus_per_gpu * gpus_per_node,
+        clean_step="\n".join(clean_step()),
         mem_per_node_gib=math.ceil(file.resources.mem_per_gpu_gib * gpus_per_node),
     )
 

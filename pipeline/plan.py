@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from pipeline import allocation, packing, proof, scheduler, states
+from pipeline import allocation, inherited, packing, proof, scheduler, states
 from pipeline.allocation import Request, SiteOptions
 from pipeline.exits import NOTHING, SCHEDULER, Refusal
 from pipeline.experiment import MANIFEST_VERSION, Experiment, Manifest, add_points
@@ -97,7 +97,7 @@ def survey(wishes: Wishes) -> Site:
         nodes = scheduler.node_types(wishes.site.partition)
         allocation.check_gpu_type(wishes.site.gpu_type, nodes)
         limit_min = scheduler.partition_limit_min(wishes.site.partition) if wishes.points_per_element > 1 else None
-        return Site("slurm", nodes, scheduler.max_array_size(), here, [], limit_min)
+        return Site("slurm", nodes, scheduler.max_array_size(), here, inherited.notices(), limit_min)
     if presence == "absent" and wishes.cluster == "auto":
         notice = "No Slurm here: the points run on this machine, one after another."
         return Site("local", None, scheduler.DEFAULT_MAX_ARRAY_SIZE, here, [notice])

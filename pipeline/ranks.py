@@ -10,7 +10,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from pipeline.ending import RankExit
 from pipeline.exits import Refusal, talk
 from pipeline.handover import Handover
 from pipeline.here import node_rank
+from pipeline.scheduler import ask
 from pipeline.spec import Spec
 
 if TYPE_CHECKING:
@@ -166,7 +166,6 @@ def rendezvous(spec: Spec) -> Meeting:
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if nodes is None:
         raise Refusal(f"a point over {spec.num_nodes} nodes needs a Slurm job; submit it there.")
-    command = ["scontrol", "show", "hostnames", nodes]
-    first = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+    first = ask("scontrol", "show", "hostnames", nodes).split()[0]
     port = FIRST_PORT + int(os.environ["SLURM_JOB_ID"]) % NUM_PORTS
     return Meeting("static", f"{first}:{port}", {"rank": node_rank(), "timeout": RENDEZVOUS_TIMEOUT_S}, None)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pipeline.exits import SCHEDULER, Refusal
+from pipeline.inherited import command_environment
 
 PING_TIMEOUT_S = 20
 COMMAND_TIMEOUT_S = 60
@@ -67,7 +68,8 @@ def find_slurm() -> Presence:
 
 def run(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     """Run a Slurm command with no shell; the caller reads its exit code."""
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s)
+    env = command_environment()
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s, env=env)
 
 
 def ask(*command: str) -> str:

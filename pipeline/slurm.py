@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline import scheduler
+from pipeline import inherited, scheduler
 from pipeline.allocation import Request
 from pipeline.command import ROOT, LaunchOptions, exec_element
 from pipeline.exits import SCHEDULER, Refusal
@@ -29,6 +29,7 @@ def setup_lines(submission_name: str, prologue: Path | None) -> list[str]:
     """What the batch script does before it starts the tasks; a failing line ends the job."""
     lines = [
         "set -euo pipefail",
+        *inherited.clean_step(),
         f'export PIPELINE_LAUNCH_ID="{submission_name}-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}"',
         f'export PYTHONPATH={shlex.quote(str(ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
     ]
@@ -94,7 +95,8 @@ def submit_array(
     element = (exec_element, experiment.manifest.resolve(), array.elements, absolute)
     submitit.core.utils.DelayedSubmission(*element).dump(folder / PICKLE)
     try:
-        return str(executor.submit(*element).job_id)
+        with inherited.as_command_environment():
+            return str(executor.submit(*element).job_id)
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError, OSError) as error:
         job_id = find_taken(array.job_name, folder, last_line(str(error)))
         if job_id is None:

@@ -27,7 +27,17 @@ POLL_S = 0.02
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "setpriv")
 COMMANDS = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol")
-FOREIGN = ("SLURM", "SBATCH", "SALLOC", "SRUN", "SQUEUE", "SCANCEL", "SINFO")  # may belong to another cluster
+FOREIGN = (
+    "SLURM",
+    "SBATCH",
+    "SALLOC",
+    "SRUN",
+    "SQUEUE",
+    "SCANCEL",
+    "SINFO",
+    "SACCT",
+    "SCONTROL",
+)  # may belong to another cluster
 RANDOM = random.SystemRandom()  # tests that seed `random` must not repeat ports and job ids
 
 SLURM_CONF = """\
