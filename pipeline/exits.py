@@ -1,7 +1,9 @@
 """How a command ends: the exit codes, and an error that is one sentence with the cure."""
 
 import io
+import itertools
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +16,9 @@ NOTHING = 3  # nothing there: no experiment in the folder, a selection that sele
 SCHEDULER = 4  # the scheduler refused, or is configured and does not answer
 
 OTHERS_MAY_NOT_WRITE = 0o027  # of the modes of all that a command and its processes make: the group may read
+
+
+CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class Refusal(Exception):
@@ -45,6 +50,14 @@ def printable(text: str) -> str:
     return "".join(char if char in "\n\t" or char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
+def refuse_control_characters(words: Sequence[str]) -> None:
+    """Raise Refusal for a word of a command line that has one: in a batch script a line break starts a new command."""
+    for before, word in itertools.pairwise(["", *words]):
+        if CONTROL_CHARACTER.search(word):
+            option = f"{before} " if before.startswith("-") and "=" not in before else ""
+            raise Refusal(f"{option}{word!r} has a control character; give it without.")
+
+
 def run_command(main: Callable[[], int]) -> NoReturn:
     """Run a command line's main and exit with its code; a Refusal becomes one sentence on stderr."""
     os.umask(os.umask(OTHERS_MAY_NOT_WRITE) | OTHERS_MAY_NOT_WRITE)
@@ -52,6 +65,7 @@ def run_command(main: Callable[[], int]) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is still a name
     try:
+        refuse_control_characters(sys.argv[1:])
         code = main()
         sys.stdout.flush()
     except Refusal as refusal:

@@ -20,7 +20,7 @@ from pipeline.spec import Index, Spec
 #   7  adds what a profiled step computes where no gradients travel
 #   8  adds what of a profiled step's reductions compute and gaps of launches cover, and a second profile without them
 #   9  adds why a trial of a search for the memory boundary failed where it did not run out of memory
-#  10  adds the digest of the source that the ranks imported, and whether its files were edited since; what other processes
+#  10  adds the digest of the source that the ranks imported, and whether its files were edited since; what others
 #      held of each GPU, at the start and after an out-of-memory; the failures `gpu_shared`, of a point that ran out of
 #      memory beside another process, and `unsupported_gpu`
 SCHEMA_VERSION: Literal[10] = 10

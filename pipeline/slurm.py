@@ -3,14 +3,15 @@
 import contextlib
 import shlex
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline import inherited, scheduler
 from pipeline.allocation import Request
 from pipeline.command import ROOT, LaunchOptions, exec_element
-from pipeline.exits import SCHEDULER, Refusal
-from pipeline.experiment import Array, Experiment, Submission
+from pipeline.exits import CONTROL_CHARACTER, SCHEDULER, Refusal
+from pipeline.experiment import Array, Experiment, Submission, readable
 
 SUBMITIT_DEFAULT_PARALLEL = 256
 PICKLE = "elements.pkl"  # what all elements of an array read; without it none begins
@@ -23,6 +24,24 @@ class Unanswered(Refusal):
 def job_name(experiment_name: str, submission_id: str, number: int) -> str:
     """A name that no other array has: it finds an array that was submitted without its id being learnt."""
     return f"{experiment_name}-{submission_id[:8]}-{number}"
+
+
+def refuse_unsafe_paths(experiment: Experiment) -> None:
+    """Raise Refusal for a path that a batch script cannot hold; every other one is quoted there.
+
+    Slurm takes % and \\ in the names of logs for its own signs, and no quoting holds a line break in an #SBATCH line.
+    """
+    folder = str(experiment.folder.absolute())
+    for path, cure in (
+        (folder, "choose another --outputs"),
+        (str(ROOT), "install the pipeline elsewhere"),
+        (sys.executable, "install Python elsewhere"),
+    ):
+        if CONTROL_CHARACTER.search(path) or readable(path) != path:
+            raise Refusal(f"the path {path!r} has a control character, or is not UTF-8; {cure}.")
+    sign = next((sign for sign in "%\\" if sign in folder), None)
+    if sign:
+        raise Refusal(f"the folder {folder} has a {sign!r}, which Slurm would replace; choose another --outputs.")
 
 
 def setup_lines(submission_name: str, prologue: Path | None) -> list[str]:
@@ -82,9 +101,7 @@ def submit_array(
     """
     import submitit
 
-    folder = experiment.log_folder(submission.id) / array.job_name
-    if "%" in str(folder.resolve()):
-        raise Refusal(f"the folder {folder.resolve()} has a '%', which Slurm would replace; choose another --outputs.")
+    folder = experiment.log_folder(submission.id).absolute() / array.job_name  # submitit would expand a leading ~
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     executor = submitit.SlurmExecutor(folder)
     setup = [link_line(folder, array.is_array), *setup]

@@ -105,13 +105,15 @@ def main() -> int:
     """Plan, then print the plan or carry it out."""
     arguments = parse_arguments()
     # after the command line is read: --help answers at once
-    from pipeline import estimate, plan
+    from pipeline import estimate, plan, slurm
     from pipeline.experiment import Experiment
 
     wishes = read_wishes(arguments)
     grid = plan.expand(wishes)
     site = plan.survey(wishes)
     experiment = Experiment(wishes.outputs / grid.name)
+    if site.place == "slurm":
+        slurm.refuse_unsafe_paths(experiment)
     prologue = read_prologue(arguments.prologue)
     todo = plan.select(grid.points, experiment, wishes).todo
     points, left_out = plan.leave_out(grid.points, plan.find_unsatisfiable(todo, site, wishes), wishes)

@@ -1,0 +1,168 @@
+"""No text of a command line runs as a command: hostile values of every option, and a canary that must not appear."""
+
+import contextlib
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from conftest import Command
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from slurm_queue import MIXED, Env, write_grid
+from test_commands import COMMANDS, PLANNED
+
+from pipeline.exits import Refusal, run_command
+from pipeline.experiment import Experiment
+from pipeline.slurm import refuse_unsafe_paths
+
+HOSTILE = {
+    "substitution": "x$(touch canary)",
+    "backticks": "x`touch canary`",
+    "single quote": "x'; touch canary; '",
+    "double quote": 'x"; touch canary; "',
+    "both quotes": "x'\"; touch canary; \"'",
+    "backslash": "x\\''; touch canary; '",
+    "separators": "x; touch canary & touch canary | touch canary #",
+    "dashes": "--wrap=touch canary",
+    "tilde": "~",
+    "line break": "x'\ntouch canary\n'",
+    "carriage return": "x\rtouch canary\r",
+    "request": "x\n#SBATCH --wrap=id\ntouch canary\n",
+}
+WORKS = "x$(touch canary)`touch canary`'; touch canary; '\"; touch canary; \" & touch canary # ü=,*~"
+# An sbatch that runs what it is given, at once, and a srun that notes its arguments.
+SBATCH = 'SLURM_JOB_ID=7 /bin/bash "$1" >&2 || exit 1; echo Submitted batch job 7'
+STUBS = {
+    "scontrol": "echo 'Slurmctld(primary) at here is UP'; echo 'MaxArraySize = 20'",
+    "sinfo": 'case "$*" in *%l*) echo "main*|infinite";; *) echo "main*|8|12000|(null)|2";; esac',
+    "squeue": "",
+    "sbatch": SBATCH,
+    "srun": 'printf "%s\\n" "$@" > "$(dirname "$0")/srun.arguments"',
+}
+
+
+@pytest.fixture
+def stub_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, and a Slurm whose sbatch runs every script in it."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, line in STUBS.items():
+        (folder / name).write_text(f"#!/bin/bash\n{line}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run_here(command: str, *arguments: str) -> int:
+    """The command in this process, as its command line would run it; its exit code."""
+    before = sys.argv
+    sys.argv = [command, *arguments]
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run_command(importlib.import_module(f"pipeline.{command}").main)
+    finally:
+        sys.argv = before
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def options_of(command: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Every option of the command that takes a value, by its own help."""
+    assert run_here(command, "--help") == 0
+    return sorted(set(re.findall(r"^  (--[a-z-]+) \S", capsys.readouterr().out, re.MULTILINE)))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_control_character_in_any_argument_is_refused_by_name(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [(option, f"x{character}y") for option in options_of(command, capsys) for character in "\n\r\t\x1b\x7f"]
+    for arguments in [*words, *((f"{option}={text}",) for option, text in words), ("x\ny",)]:
+        assert run_here(command, *arguments) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1, said
+        assert "has a control character" in said
+        assert arguments[0].partition("=")[0].splitlines()[0] in said
+
+
+def submit(folder: Path, *changes: str) -> Sequence[str]:
+    """A submission of one point to the stub, with the options at the end, which count."""
+    grid = str(write_grid(folder, PLANNED))
+    return ("--grid", grid, "--outputs", str(folder / "out"), "--set", "batch_size_per_gpu=8", *changes)
+
+
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
+def test_no_value_of_an_option_of_submit_runs(
+    stub_slurm: Path, hostile: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = options_of("submit", capsys)
+    assert {"--outputs", "--data", "--prologue", "--partition", "--constraint", "--time"} <= set(options)
+    with contextlib.suppress(OSError):
+        (stub_slurm / hostile).write_text("true\n")  # so that a prologue of that name is there
+    codes = {}
+    for option in options:
+        own = stub_slurm / f"of{option}"  # an experiment of its own, so that there is a point to run
+        own.mkdir()
+        monkeypatch.chdir(own if option == "--outputs" else stub_slurm)
+        codes[option] = run_here("submit", *submit(own, f"{option}={hostile}"))
+        assert "Traceback" not in capsys.readouterr().err
+    assert not list(stub_slurm.rglob("canary"))
+    assert set(codes.values()) <= {0, 2, 3, 4}
+    assert codes["--partition"] == 2
+    assert (codes["--outputs"] == 0) == (re.search(r"[\n\r\\]", hostile) is None)
+    assert (codes["--data"] == 0) == (re.search(r"[\n\r]", hostile) is None)
+
+
+FOLDER_NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=40)
+
+
+@given(FOLDER_NAMES.filter(lambda name: name not in (".", "..") and len(name.encode()) < 200))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_folder_that_is_not_refused_is_the_folder_that_srun_gets(stub_slurm: Path, name: str) -> None:
+    folder = stub_slurm / name
+    try:
+        refuse_unsafe_paths(Experiment(folder / "planned"))
+    except Refusal:
+        assert re.search("[\x00-\x1f\x7f-\x9f\u2028\u2029%\\\\]", name)
+        return
+    (stub_slurm / "bin" / "srun.arguments").unlink(missing_ok=True)
+    assert run_here("submit", *submit(stub_slurm, f"--outputs={folder}")) == 0
+    arguments = (stub_slurm / "bin" / "srun.arguments").read_text().split("\n")
+    assert arguments[arguments.index("--output") + 1].startswith(f"{folder}/planned/logs/")
+
+
+def test_paths_with_quotes_spaces_and_substitutions_work_on_slurm(
+    pipeline: Command, on_slurm: Env, tmp_path: Path
+) -> None:
+    prologue = tmp_path / f"{WORKS}.sh"
+    prologue.write_text("export OMP_NUM_THREADS=1\n")
+    places = ("--outputs", tmp_path / WORKS / "out", "--data", tmp_path / WORKS / "data", "--prologue", prologue)
+    changes = ("num_gpus=1", "num_nodes=1")
+    submitted = ("submit", "--grid", write_grid(tmp_path, MIXED), *places, "--wait", "--set", *changes)
+    answer = pipeline(*submitted, env=on_slurm)
+    assert answer.returncode == 0, answer.stderr
+    folder = tmp_path / WORKS / "out" / "mixed"
+    assert len(list(folder.glob("records/*.json"))) == 1
+    assert len(list(folder.glob("logs/*/*/*_0_log.err"))) == 1
+    assert not list(tmp_path.rglob("canary"))
+
+
+def test_a_path_that_no_batch_script_holds_is_refused_before_anything_is_written(
+    stub_slurm: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = stub_slurm / "x'\ntouch canary\n'"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for outputs, words in (("out", "control character"), ("a%j", "'%'"), ("a\\b", "'\\\\'")):
+        if outputs != "out":
+            monkeypatch.chdir(stub_slurm)
+        for more in ((), ("--dry-run",)):
+            assert run_here("submit", *submit(stub_slurm, f"--outputs={outputs}", *more)) == 2
+            assert words in capsys.readouterr().err
+    assert not list(stub_slurm.rglob("canary"))
+    assert not list(stub_slurm.rglob("logs"))
