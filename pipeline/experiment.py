@@ -123,11 +123,12 @@ class Experiment:
         return self.logs / submission_id
 
     def create(self) -> None:
-        """Make the folders. Raises Refusal where that is not possible."""
+        """Make the folders. Raises Refusal where that is not possible, or no record could be published there."""
         self.refuse_links()
         try:
             for folder in (self.folder, self.records, self.logs):
                 folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+            files.probe_exclusive(self.records)
         except OSError as error:
             raise self._unwritable(error) from error
 

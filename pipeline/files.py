@@ -1,12 +1,19 @@
 """Files that others may read at any moment: written whole or not at all, read with a bound."""
 
 import contextlib
+import ctypes
 import errno
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+# the answers of a file system that lacks an operation (FAT, SMB, FUSE, some Lustre)
+UNSUPPORTED = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL})
+AT_FDCWD, RENAME_NOREPLACE = -100, 1  # renameat2(2)
+CLAIM_TIMEOUT_S = 2  # between a claim and its rename lie microseconds; after this its owner is taken for dead
 
 
 class Unreadable(ValueError):
@@ -19,8 +26,67 @@ def link_exclusively(raw: bytes, path: Path) -> None:
     Raises FileExistsError when the name is taken.
     """
     with written_beside(path, raw) as scratch:
-        os.link(scratch, path)
+        place_exclusively(scratch, path)
         sync_folder(path.parent)
+
+
+def place_exclusively(scratch: str, path: Path) -> None:
+    """Give a file its name by the first way that the file system supports. Raises FileExistsError when it is taken."""
+    for place in (os.link, rename_exclusively):
+        try:
+            place(scratch, path)
+            return
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+    claim_and_rename(scratch, path)
+
+
+def rename_exclusively(scratch: str, path: Path) -> None:
+    """Rename a file unless the name is taken, which the kernel checks: renameat2(2) with RENAME_NOREPLACE."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # glibc has it since 2.28
+    if renameat2 is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(path))
+    if renameat2(AT_FDCWD, os.fsencode(scratch), AT_FDCWD, os.fsencode(path), RENAME_NOREPLACE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(path))
+
+
+def claim_and_rename(scratch: str, path: Path) -> None:
+    """Rename a file whose name this process alone has claimed, by an empty file beside it made with O_EXCL.
+
+    The claim stays: a look at the name may come from a stale cache, O_EXCL does not. A claim without its file belongs
+    to a process that died; its name is never given again.
+    """
+    claim = path.with_name(f".claim-{path.name}")
+    try:
+        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        deadline_s = time.monotonic() + CLAIM_TIMEOUT_S
+        while not os.path.lexists(path) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        raise
+    if os.path.lexists(path):  # put there without a claim, by a copy or by a machine that can link
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    os.rename(scratch, path)
+
+
+def probe_exclusive(folder: Path) -> None:
+    """Try in the folder how files get a name of their own. Raises OSError where no way works."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".publishing-", ignore_cleanup_errors=True) as scratch:
+        first, second, path = (Path(scratch, name) for name in ("first", "second", "name"))
+        first.touch()
+        second.touch()
+        try:
+            place_exclusively(str(first), path)
+            with contextlib.suppress(FileExistsError):
+                place_exclusively(str(second), path)
+                raise OSError(errno.EOPNOTSUPP, "a second file takes the name of the first")
+        except OSError as error:
+            if error.errno in UNSUPPORTED:
+                cause = "its file system has neither hard links nor another way to publish a record once"
+                raise OSError(error.errno, f"{cause} ({error.strerror})", str(folder)) from error
+            raise
 
 
 @contextlib.contextmanager
@@ -31,12 +97,21 @@ def written_beside(path: Path, raw: bytes) -> Iterator[str]:
         with naming(path), os.fdopen(handle, "wb") as file:
             file.write(raw)
             file.flush()
-            os.fchmod(file.fileno(), 0o644)
+            allow_reading(file.fileno())
             os.fsync(file.fileno())
         yield scratch
     finally:
         with contextlib.suppress(FileNotFoundError):  # renamed into place
             os.unlink(scratch)
+
+
+def allow_reading(handle: int) -> None:
+    """Let everybody read the file; a file system without modes decides that for itself."""
+    try:
+        os.fchmod(handle, 0o644)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
 
 
 @contextlib.contextmanager

@@ -43,7 +43,10 @@ def open_log(folder: Path, element: Sequence[Spec]) -> Path:
     """The log of an element, which has the names of all its points."""
     log, *others = (folder / f"{spec.run_id()}.log" for spec in element)
     for other in others:
-        other.symlink_to(log.name)
+        try:
+            other.symlink_to(log.name)
+        except OSError:  # a file system without links
+            other.write_text(f"see {log.name}\n")
     return log
 
 

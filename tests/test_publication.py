@@ -4,8 +4,10 @@ import errno
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline import files
+from pipeline.exits import Refusal
+from pipeline.experiment import Experiment
 from pipeline.records import MAX_RECORD_BYTES, encode, load, publish, read_folder
 from pipeline.schema import MAX_STEP_TIMES, Environment, Failure, Record
 
@@ -37,6 +41,19 @@ for launch in sys.argv[3:]:
     print(records.publish(msgspec.structs.replace(template, launch_id=launch), Path(sys.argv[2])).name)
 """
 
+# as FAT, SMB and FUSE answer link(2); the kernel itself refuses the unknown flag of renameat2(2), as it does on FUSE
+NO_LINKS = """
+import errno, os
+def refuse(*_, **__):
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+os.link = refuse
+"""
+WAYS = {
+    "link": "",
+    "renameat2": NO_LINKS,
+    "claim": NO_LINKS + "from pipeline import files\nfiles.RENAME_NOREPLACE = 1 << 6\n",
+}
+
 
 def run_python(code: str, *arguments: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-B", "-c", code, *map(str, arguments)]
@@ -50,7 +67,27 @@ def outputs_of(processes: list[subprocess.Popen[str]]) -> list[str]:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(os.listdir(folder))
+    """What the folder holds, without the claims that stay where nothing else is exclusive."""
+    return sorted(name for name in os.listdir(folder) if not name.startswith(".claim-"))
+
+
+@pytest.fixture
+def fat(tmp_path: Path) -> Iterator[Path]:
+    """A mounted file system without hard links, exclusive renames, modes and symbolic links."""
+    places = f"{os.environ['PATH']}:/sbin:/usr/sbin"
+    tools = {name: shutil.which(name, path=places) for name in ("mkfs.vfat", "fusefat")}
+    if None in tools.values() or not os.access("/dev/fuse", os.W_OK):
+        pytest.skip("mkfs.vfat, fusefat or /dev/fuse is absent")
+    image, folder = tmp_path / "image", tmp_path / "fat"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(32 * 2**20)
+    subprocess.run([str(tools["mkfs.vfat"]), image], check=True, capture_output=True)
+    subprocess.run([str(tools["fusefat"]), image, folder, "-s", "-o", "rw+"], check=True, capture_output=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["fusermount", "-u", folder], check=True)
 
 
 def test_a_published_record_is_read_back_as_it_was(tmp_path: Path) -> None:
@@ -131,12 +168,16 @@ def test_publication_never_overwrites_what_has_the_name(tmp_path: Path, present:
     assert (tmp_path / NAME).read_bytes() == present
 
 
-def test_processes_that_publish_at_once_get_an_attempt_each_and_lose_nothing(tmp_path: Path) -> None:
-    template = publish(make_record(), tmp_path)
-    folder = tmp_path / "records"
+def publish_at_once(prelude: str, template: Path, folder: Path, launches: list[list[str]]) -> list[str]:
+    """The names that so many processes got, each publishing its launches."""
     folder.mkdir()
-    processes = [run_python(PUBLISH, template, folder, *(f"{i}-{j}" for j in range(10))) for i in range(4)]
-    printed = outputs_of(processes)
+    return outputs_of([run_python(prelude + PUBLISH, template, folder, *part) for part in launches])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_processes_that_publish_at_once_get_an_attempt_each_and_lose_nothing(tmp_path: Path, way: str) -> None:
+    template, folder = publish(make_record(), tmp_path), tmp_path / "records"
+    printed = publish_at_once(WAYS[way], template, folder, [[f"{i}-{j}" for j in range(10)] for i in range(4)])
     assert sorted(printed) == sorted(f"{RUN_ID}.{attempt}.json" for attempt in range(40)) == names(folder)
     found, rejected = read_folder(folder)
     assert [record.attempt for record in found] == list(range(40))
@@ -144,13 +185,41 @@ def test_processes_that_publish_at_once_get_an_attempt_each_and_lose_nothing(tmp
     assert rejected == []
 
 
-def test_nodes_that_publish_the_ending_of_one_launch_leave_one_record(tmp_path: Path) -> None:
-    template = publish(make_record(), tmp_path)
-    folder = tmp_path / "records"
-    folder.mkdir()
-    printed = outputs_of([run_python(PUBLISH, template, folder, "one-launch") for _ in range(4)])
-    assert printed == [NAME] * 4
+@pytest.mark.parametrize("way", WAYS)
+def test_nodes_that_publish_the_ending_of_one_launch_leave_one_record(tmp_path: Path, way: str) -> None:
+    template, folder = publish(make_record(), tmp_path), tmp_path / "records"
+    assert publish_at_once(WAYS[way], template, folder, [["one-launch"]] * 4) == [NAME] * 4
     assert names(folder) == [NAME]
+
+
+def test_a_file_system_without_hard_links_keeps_the_promise(fat: Path, tmp_path: Path) -> None:
+    (fat / "file").touch()
+    with pytest.raises(OSError, match="Operation not permitted"):
+        os.link(fat / "file", fat / "link")
+    publish(make_record(), tmp_path)
+    experiment = Experiment(fat / "outputs" / "scaling")
+    experiment.create()
+    printed = publish_at_once("", tmp_path / NAME, fat / "race", [[f"{i}-{j}" for j in range(5)] for i in range(3)])
+    assert sorted(printed) == sorted(f"{RUN_ID}.{attempt}.json" for attempt in range(15)) == names(fat / "race")
+    (experiment.records / NAME).write_bytes(b"not a record")
+    assert publish(make_record(), experiment.records).name == f"{RUN_ID}.1.json"
+    assert (experiment.records / NAME).read_bytes() == b"not a record"
+
+
+def test_a_claim_whose_owner_died_burns_its_name_alone(tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / f".claim-{NAME}").touch()
+    process = run_python(WAYS["claim"] + PUBLISH, publish(make_record(), tmp_path), tmp_path / "records", "a")
+    assert outputs_of([process]) == [f"{RUN_ID}.1.json"]
+
+
+def test_a_folder_where_nothing_is_exclusive_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "place_exclusively", os.replace)  # some FUSE file systems overwrite whatever is asked
+    with pytest.raises(Refusal, match=r"neither hard links nor another way .*; choose another folder with --outputs"):
+        Experiment(tmp_path / "x").create()
+    assert names(tmp_path / "x" / "records") == []
 
 
 def failing(*_: object, **__: object) -> None:
