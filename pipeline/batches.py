@@ -7,11 +7,12 @@ from typing import Protocol
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate, get_worker_info
 from torchvision import transforms
 
 from pipeline import augmentation
 from pipeline.distributed import Rank
+from pipeline.here import name_shared_memory
 from pipeline.images import NUM_SYNTHETIC_CLASSES, SIZE, Images, load_images
 from pipeline.spec import Spec
 
@@ -65,6 +66,7 @@ class LoaderBatches:
             batch_size=spec.global_batch_size // rank.world_size,
             sampler=self._sampler,
             num_workers=spec.num_workers,
+            collate_fn=collate_shared,
             persistent_workers=spec.num_workers > 0,
             pin_memory=rank.device.type == "cuda",
             generator=torch.Generator().manual_seed(spec.seed * 1_000_003 + rank.rank),
@@ -72,7 +74,20 @@ class LoaderBatches:
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         self._sampler.set_epoch(epoch)
-        return iter(self._loader)
+        try:
+            return iter(self._loader)
+        except OSError as error:
+            name_shared_memory(error)  # its queues have semaphores
+            raise
+
+
+def collate_shared(samples: list[tuple[Tensor, int]]) -> list[Tensor]:
+    """The samples as a batch; a loader's worker puts all of it into shared memory here.
+
+    Where that is full the error reaches the rank. The thread that sends the labels would lose it, and the rank wait.
+    """
+    images, labels = default_collate(samples)
+    return [images, labels.share_memory_() if get_worker_info() else labels]
 
 
 def build_sampler(num_samples: int, world_size: int, rank: int, seed: int) -> DistributedSampler[int]:

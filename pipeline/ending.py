@@ -1,15 +1,24 @@
 """How a launch ended: the ranks' exits and errors turned into one record."""
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from pipeline import records
+from pipeline import here, records
 from pipeline.handover import Handover, RankError
 from pipeline.schema import Failure, Record
 from pipeline.spec import Spec
 
 OOM_REASONS = {"cuda_oom": "out of GPU memory", "host_oom": "out of host memory"}
+# of torch and its loader where shared memory is full, and of NCCL, which names the file
+SHARED_MEMORY_SIGNS = (
+    "shared memory(shm)",
+    "shared memory object",
+    "unable to write to file </torch_",
+    "unable to resize file </torch_",
+    "killed by signal: Bus error",
+    f"{here.SHARED_MEMORY}",
+)
 
 
 class RankExit(NamedTuple):
@@ -82,6 +91,37 @@ def is_consequence(failure: Failure) -> bool:
     return failure.kind in ("collective", "exit")
 
 
+def describe(error: BaseException) -> str:
+    """The error's type and text; where shared memory failed, below a line that names its folder and size."""
+    text = f"{type(error).__name__}: {error}"
+    if not is_of_shared_memory(error):
+        return text
+    last_line = text.strip().splitlines()[-1]
+    return f"{last_line}; {shared_memory_hint()}" + (f"\n{text}" if text.strip() != last_line else "")
+
+
+def is_of_shared_memory(error: BaseException) -> bool:
+    """True for an error of shared memory, or of a loader's worker that died without saying of what."""
+    said = " ".join(str(part) for part in causes(error))
+    died_silently = "DataLoader worker (pid(s)" in said and "killed by signal" not in said
+    return died_silently or any(sign in said for sign in SHARED_MEMORY_SIGNS)
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those that it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def shared_memory_hint() -> str:
+    """The size of this node's shared memory, and what to do where it is full."""
+    return (
+        f"shared memory is {here.shared_memory()}; where it is full, enlarge it (in a container --shm-size), or lower "
+        "num_workers"
+    )
+
+
 def own_error(error: RankError) -> Failure:
     """The failure that a rank wrote down itself."""
     message = f"rank {error.rank}: {error.message}"
@@ -97,6 +137,8 @@ def own_error(error: RankError) -> Failure:
 def ended_by_signal(rank: int, number: int) -> Failure:
     """A rank that a signal ended."""
     hint = "; where the node ran out of memory, raise mem_per_gpu_gib" if number == signal.SIGKILL else ""
+    if number == signal.SIGBUS:
+        hint = f"; {shared_memory_hint()}"
     message = f"rank {rank} was ended by {signal_name(number)}{hint}"
     return Failure(kind="signal", message=message, rank=rank, exit_code=-number)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ from pathlib import Path
 
 PROC_GPUS = Path("/proc/driver/nvidia/gpus")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+SHARED_MEMORY = Path("/dev/shm")
 
 
 def die_with_parent() -> None:
@@ -64,6 +66,22 @@ def boot_id() -> str | None:
         return BOOT_ID.read_text().strip()
     except OSError:
         return None
+
+
+def shared_memory() -> str:
+    """The folder of shared memory, its size, and how much of it is free now."""
+    try:
+        facts = os.statvfs(SHARED_MEMORY)
+    except OSError as error:
+        return f"{SHARED_MEMORY} ({error.strerror})"
+    size_kib, free_kib = (blocks * facts.f_frsize // 1024 for blocks in (facts.f_blocks, facts.f_bavail))
+    return f"{SHARED_MEMORY} of {size_kib:,} KiB, {free_kib:,} KiB of it free"
+
+
+def name_shared_memory(error: OSError) -> None:
+    """Name the folder in an error of a semaphore, which is a file there: of a full one the system names none."""
+    if error.errno == errno.ENOSPC and error.filename is None:
+        error.filename = str(SHARED_MEMORY)
 
 
 def node_rank() -> int:

@@ -17,10 +17,10 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline.ending import RankExit
+from pipeline.ending import RankExit, describe
 from pipeline.exits import Refusal, talk
 from pipeline.handover import Handover
-from pipeline.here import node_rank
+from pipeline.here import name_shared_memory, node_rank
 from pipeline.scheduler import ask
 from pipeline.spec import Spec
 
@@ -56,7 +56,9 @@ def await_ranks(spec: Spec, handover: Handover, launch_id: str, start_method: st
     try:
         elastic_launch(config, run_rank)(handover.folder, *changes_of_environ())
     except (RendezvousError, OSError, EOFError) as error:  # the last two where the process to fork from is in trouble
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        if isinstance(error, OSError):
+            name_shared_memory(error)
+        raise RuntimeError(describe(error)) from error
     except ChildFailedError as error:
         return {rank: RankExit(failure.exitcode, failure.timestamp) for rank, failure in error.failures.items()}
     except SignalException as error:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from pipeline import distributed, environment, here, source
 from pipeline.communication import measure_communication
 from pipeline.distributed import Rank, devices_of
+from pipeline.ending import describe
 from pipeline.gpu_checks import GpuProblem, memory_of_others, neighbour_problem, require_free, require_support
 from pipeline.handover import Handover, Point, RankError, Result
 from pipeline.images import warm_cache
@@ -115,7 +116,7 @@ def leaving_errors(handover: Handover) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        text = str(error) if isinstance(error, GpuProblem) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, GpuProblem) else describe(error)
         kind = classify(error)
         failure = RankError(kind, text[:MAX_MESSAGE], int(os.environ["RANK"]), here.node_name(), time.time_ns())
         with contextlib.suppress(OSError):
