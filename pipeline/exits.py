@@ -58,6 +58,12 @@ def refuse_control_characters(words: Sequence[str]) -> None:
             raise Refusal(f"{option}{word!r} has a control character; give it without.")
 
 
+def describe(error: OSError) -> str:
+    """The error's words, and its file where it has one: others are of a connection, a process or memory."""
+    what = error.strerror or str(error) or type(error).__name__
+    return what if error.filename is None else f"{error.filename}: {what}"
+
+
 def run_command(main: Callable[[], int]) -> NoReturn:
     """Run a command line's main and exit with its code; a Refusal becomes one sentence on stderr."""
     os.umask(os.umask(OTHERS_MAY_NOT_WRITE) | OTHERS_MAY_NOT_WRITE)
@@ -75,7 +81,7 @@ def run_command(main: Callable[[], int]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + signal.SIGPIPE
     except OSError as error:
-        talk(f"error: {error.filename or 'a file'}: {error.strerror or error}; mend it and run the same command again.")
+        talk(f"error: {describe(error)}; the command cannot go on: mend that, and run it again.")
         code = USAGE
     except KeyboardInterrupt:
         talk("interrupted; run the same command again to go on.")

@@ -2,10 +2,12 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from conftest import Command, assert_refused, without_slurm
+from conftest import ROOT, Command, assert_refused, without_slurm
 from factories import make_experiment, make_record, make_spec
 from test_commands import COMMANDS, DEAD, NO_CONFIGURATION, PLANNED, fake_slurm, planned_points, write_grid
 
@@ -231,3 +233,21 @@ def test_a_launch_id_that_a_point_had_before_is_refused(pipeline: Command, tmp_p
     assert_refused(pipeline(*launch, env=env), 2, run_id, "PIPELINE_LAUNCH_ID", "unset it")
     assert pipeline(*launch, env={**env, "PIPELINE_LAUNCH_ID": "another"}).returncode == 0
     assert len(list(tmp_path.glob("smoke/records/*.json"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        ("OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))", "error: No space left on device; the command"),
+        ("OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))", "error: Resource temporarily unavailable; the command"),
+        ("OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))", "error: Connection refused; the command"),
+        ("OSError(errno.EIO, 'broken', 'table.csv')", "error: table.csv: broken; the command"),
+        ("TimeoutError('no answer')", "error: no answer; the command"),
+        ("OSError()", "error: OSError; the command"),
+    ],
+)
+def test_any_error_of_the_system_is_said_in_words_that_are_true_of_it(raised: str, said: str) -> None:
+    code = f"import errno, os\nfrom pipeline.exits import run_command\ndef main(): raise {raised}\nrun_command(main)"
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert_refused(answer, 2, said, "mend that, and run it again")
+    assert "a file" not in answer.stderr
