@@ -4,11 +4,12 @@
     python -m pipeline.collect outputs/ --format json
 
 Prints Markdown (or one JSON object) on stdout, and writes report.md, tables.json and a CSV a table beside the
-records. Exit codes: 0 fine, 1 gaps or a folder that anyone may write under --strict, 2 the folder cannot be read or
-written, 3 no experiment in it.
+records. Exit codes: 0 fine, also where nothing may be written beside the records; 1 gaps or a folder that anyone may
+write under --strict; 2 the folder cannot be read, or a write failed; 3 no experiment in it.
 """
 
 import argparse
+import errno
 import gc
 import math
 import sys
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.exits import FINE, GAPS, NOTHING, USAGE, Refusal, run_command, talk
+
+NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another's folder, or one that is mounted to be read
 
 if TYPE_CHECKING:
     from pipeline.experiment import Experiment
@@ -91,8 +94,8 @@ def main() -> int:
         try:
             write_files(experiment, report, tables, shapes[name])
         except OSError as error:
-            talk(f"error: cannot write beside the records of {name}: {error.strerror}; give a folder you can write.")
-            code = USAGE
+            talk(f"{name}: cannot write beside its records ({error.strerror}); its tables are printed alone.")
+            code = code if error.errno in NO_WRITING else USAGE
     if arguments.format == "json":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode({"experiments": shapes}), indent=1) + b"\n")
     else:

@@ -23,6 +23,8 @@ from pipeline.spec import Spec
 MANIFEST_VERSION: Literal[1] = 1
 MAX_MANIFEST_BYTES = 256_000_000
 
+OWN_FOLDERS = ("records", "logs", "traces", "side_by_side")
+
 Backend = Literal["slurm", "sbatch", "local", "ingest"]
 JobId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]+\Z")]  # it becomes an argument of Slurm's commands
 JobName = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x1f]*\Z")]  # likewise
@@ -141,6 +143,16 @@ class Experiment:
             if folder.is_symlink():
                 raise Refusal(f"{folder} is a link; give the folder that it leads to, or put a folder in its place.")
 
+    def require_place(self) -> None:
+        """Raise Refusal where `create` would, as far as that can be told without writing."""
+        for folder in (self.folder, self.records, self.logs):
+            present = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+            if not present.is_dir():
+                raise self._unwritable(NotADirectoryError(errno.ENOTDIR, f"{present} is no folder"))
+            if not os.access(present, os.W_OK | os.X_OK):
+                number = errno.EROFS if os.statvfs(present).f_flag & os.ST_RDONLY else errno.EACCES
+                raise self._unwritable(OSError(number, os.strerror(number)))
+
     def read_manifest(self) -> Manifest | None:
         """The manifest, or None where there is none. Raises Refusal when it cannot be read, or a folder is a link."""
         self.refuse_links()
@@ -224,6 +236,8 @@ def now() -> str:
 def find_experiments(root: Path, on_left_out: Callable[[OSError], None] = lambda _: None) -> dict[str, Experiment]:
     """Every experiment at or under the folder, at any depth: name (relative to the folder) -> experiment.
 
+    The folder itself has its own name, or "." where an experiment in it has that name.
+
     Names each folder below that cannot be read, and calls `on_left_out`. Raises Refusal (usage) where the folder itself
     is absent, unreadable or a file.
     """
@@ -233,8 +247,6 @@ def find_experiments(root: Path, on_left_out: Callable[[OSError], None] = lambda
         os.listdir(root)
     except OSError as error:
         raise Refusal(f"cannot read {root}: {error.strerror}; give the folder that holds the experiments.") from error
-    if is_experiment(root):
-        return {readable(root.resolve().name): Experiment(root)}
     found = {}
 
     def leave_out(error: OSError) -> None:
@@ -242,15 +254,19 @@ def find_experiments(root: Path, on_left_out: Callable[[OSError], None] = lambda
         on_left_out(error)
 
     for path, folders, _ in os.walk(root, followlinks=False, onerror=leave_out):
-        inside = [name for name in sorted(folders) if not name.startswith(".")]
-        experiments = [name for name in inside if is_experiment(Path(path, name))]
-        folders[:] = [name for name in inside if name not in experiments]
-        for name in [name for name in experiments if os.path.islink(Path(path, name))]:
-            experiments.remove(name)
-            leave_out(OSError(errno.ELOOP, "it is a link; give the folder that it leads to", str(Path(path, name))))
-        for name in experiments:
-            folder = Path(path, name)
+        folder = Path(path)
+        inside = sorted(name for name in folders if not name.startswith("."))
+        for name in inside:
+            if (folder / name).is_symlink() and is_experiment(folder / name):
+                leave_out(OSError(errno.ELOOP, "it is a link; give the folder that it leads to", str(folder / name)))
+        folders[:] = [name for name in inside if not (folder / name).is_symlink()]
+        if is_experiment(folder):
             found[readable(str(folder.relative_to(root)))] = Experiment(folder)
+            # its own folders are not searched, but for an experiment of such a name
+            folders[:] = [name for name in folders if name not in OWN_FOLDERS or is_experiment(folder / name)]
+    own_name = readable(root.resolve().name)
+    if "." in found and own_name not in found:
+        found[own_name] = found.pop(".")
     return dict(sorted(found.items()))
 
 

@@ -16,6 +16,9 @@ AT_FDCWD, RENAME_NOREPLACE = -100, 1  # renameat2(2)
 CLAIM_TIMEOUT_S = 2  # between a claim and its rename lie microseconds; after this its owner is taken for dead
 
 
+CANNOT_READ = "cannot be read: "  # what is in such a file nobody knows
+
+
 class Unreadable(ValueError):
     """The file cannot be taken as it is; the text goes on from its name."""
 
@@ -142,7 +145,7 @@ def read_bounded(path: Path | str, max_bytes: int, *, follow_links: bool = False
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW))
     except OSError as error:
-        reason = "is a link" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}"
+        reason = "is a link" if error.errno == errno.ELOOP else f"{CANNOT_READ}{error.strerror}"
         raise Unreadable(reason) from error
     try:
         facts = os.fstat(handle)

@@ -145,7 +145,7 @@ def load_grid_file(name_or_path: str) -> GridFile:
 
 def read_grid_text(name_or_path: str) -> str:
     """The text of a shipped grid (by name) or of a file (a path ends in .yaml or has a slash)."""
-    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+    if is_path(name_or_path):
         try:
             raw = read_bounded(Path(name_or_path), MAX_FILE_BYTES, follow_links=True)
         except ValueError as error:  # Unreadable, or a name that no file can have
@@ -159,6 +159,11 @@ def read_grid_text(name_or_path: str) -> str:
         return raw.decode()
     except UnicodeDecodeError as error:
         raise Refusal(f"grid {name_or_path!r} is not UTF-8 text.") from error
+
+
+def is_path(name_or_path: str) -> bool:
+    """True for a path, false for a shipped grid's name."""
+    return "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
 
 
 def shipped_grids() -> list[str]:

@@ -21,8 +21,8 @@ import msgspec
 from pipeline import experiment as experiments
 from pipeline import records
 from pipeline.cells import TIMED_EPOCH
-from pipeline.exits import FINE, Refusal, counted, printable, run_command, talk
-from pipeline.experiment import Experiment
+from pipeline.exits import FINE, Refusal, counted, printable, run_command, some_of, talk
+from pipeline.experiment import Experiment, find_experiments
 from pipeline.files import Unreadable, read_bounded
 from pipeline.measurement import Epoch, Measurement, RankEpoch, Share
 from pipeline.schema import Environment, Failure, Gpu, Record
@@ -256,6 +256,7 @@ def check_all(found: list[Record]) -> None:
 
 def publish_all(found: list[Record], experiment: Experiment) -> int:
     """Publish what is new; returns how many records were. Raises Refusal where others were measured there."""
+    refuse_holder(experiment.folder)
     experiment.create()
     known, _ = records.read_folder(experiment.records)
     if any(record.measured for record in known):
@@ -272,6 +273,18 @@ def publish_all(found: list[Record], experiment: Experiment) -> int:
             f"cannot write to {experiment.records}: {error.strerror}; choose another with --outputs."
         ) from error
     return len(new)
+
+
+def refuse_holder(folder: Path) -> None:
+    """Raise Refusal for a folder that holds experiments: it is not one itself."""
+    held = (
+        [name for name, found in find_experiments(folder).items() if found.folder != folder] if folder.is_dir() else []
+    )
+    if held:
+        raise Refusal(
+            f"{folder} holds experiments ({some_of(held, 3)}); give the report a folder of its own, such as "
+            f"--outputs {folder / 'NAME'}."
+        )
 
 
 def content(record: Record) -> Record:

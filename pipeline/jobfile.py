@@ -5,24 +5,29 @@ python -m pipeline.jobfile q4 > jobs/q4.sbatch
 
 import argparse
 import math
+import shlex
 from importlib import resources as package_files
+from pathlib import Path
 
 import jinja2
 
-from pipeline.exits import FINE, run_command
-from pipeline.grid import expand_grid, load_grid_file
+from pipeline.command import ROOT
+from pipeline.exits import FINE, Refusal, printable, run_command
+from pipeline.grid import expand_grid, is_path, load_grid_file
 from pipeline.inherited import clean_step
 
 
 def render_job(name: str) -> str:
-    """The batch script of a shipped grid: the request of its largest shape, and one command."""
+    """The batch script of a grid: the request of its largest shape, and one command."""
     file = load_grid_file(name)
     points = expand_grid(name).points
     gpus_per_node = max(spec.gpus_per_node for spec in points)
     template = (package_files.files("pipeline") / "templates" / "job.sbatch.j2").read_text()
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    return environment.from_string(template).render(  # a shell script, not HTML; the grid is one of ours
+    return environment.from_string(template).render(  # a shell script, not HTML
         grid=file,
+        description=printable(" ".join(file.description.split())),
+        argument=grid_argument(name),
         num_points=len(points),
         num_nodes=max(spec.num_nodes for spec in points),
         gpus_per_node=gpus_per_node,
@@ -33,10 +38,20 @@ def render_job(name: str) -> str:
     )
 
 
+def grid_argument(name: str) -> str:
+    """The grid as launch finds it from the repository's root, quoted. Raises Refusal for a path of no plain text."""
+    if not is_path(name):
+        return name
+    path = Path(name).resolve()
+    if not str(path).isprintable():
+        raise Refusal(f"the path {str(path)!r} has characters that cannot be printed; rename it.")
+    return shlex.quote(f"./{path.relative_to(ROOT)}" if path.is_relative_to(ROOT) else str(path))
+
+
 def main() -> int:
-    """Print the batch script of a shipped grid."""
+    """Print the batch script of a grid."""
     parser = argparse.ArgumentParser(prog="python -m pipeline.jobfile", description="Render a grid's batch script.")
-    parser.add_argument("grid", help="a shipped grid's name")
+    parser.add_argument("grid", help="a shipped grid's name, or a path to one")
     print(render_job(parser.parse_args().grid), end="")
     return FINE
 

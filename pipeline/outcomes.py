@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 
 from pipeline import records
+from pipeline.files import CANNOT_READ
 from pipeline.records import Rejected
 from pipeline.schema import Record
 from pipeline.spec import Spec
@@ -97,4 +98,6 @@ def cure_of(bad: Rejected) -> str:
     if bad.copy_of:
         run_id, attempt = bad.copy_of
         return f"; rename it to {run_id}.{attempt}.json"
+    if bad.reason.startswith(CANNOT_READ):
+        return "; make it readable"
     return "" if bad.is_newer else "; remove it and submit again"

@@ -112,6 +112,7 @@ def main() -> int:
     grid = plan.expand(wishes)
     site = plan.survey(wishes)
     experiment = Experiment(wishes.outputs / grid.name)
+    experiment.require_place()
     if site.place == "slurm":
         slurm.refuse_unsafe_paths(experiment)
     prologue = read_prologue(arguments.prologue)
@@ -176,13 +177,15 @@ def carry_out(
 
     experiment = Experiment(wishes.outputs / grid.name)
     options = launch_options(arguments, grid.resources.time_min() * 60)
+    staged = plan.select(grid.points, experiment, wishes).todo
+    execute.stage_data(staged, options.data)  # before the folders: where it fails, no empty experiment is left
     experiment.create()
     warn_of_open_folders([experiment])
     with experiment.submission_lock():
         execute.adopt_announced(experiment)
         selection = plan.select(grid.points, experiment, wishes)
         report_selection(selection)
-        execute.stage_data(selection.todo, options.data)
+        execute.stage_data([spec for spec in selection.todo if spec not in set(staged)], options.data)
         with experiment.edit_manifest() as manifest:
             manifest.name = grid.name
             add_points(manifest, grid.points)

@@ -1,6 +1,7 @@
 """What tests share: the commands as a user runs them, and one throwaway Slurm a session."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -49,6 +50,13 @@ def wait_for(what: Callable[[], Any], timeout_s: float = 90) -> Any:
         assert time.monotonic() < deadline, f"waited {timeout_s} s"
         time.sleep(0.05)
     return found
+
+
+def run_unprivileged(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The command as one whom permissions hold: root without its capabilities, or whoever runs the tests."""
+    held = [str(shutil.which("setpriv")), "--bounding-set", "-all"] if os.geteuid() == 0 else []
+    command = [*held, sys.executable, "-m", f"pipeline.{name}", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=without_slurm(ROOT), capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture

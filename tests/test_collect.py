@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command, assert_refused, everything_in, run_command, without_slurm
+from conftest import Command, assert_refused, everything_in, run_command, run_unprivileged, without_slurm
 from factories import make_experiment, make_record, make_spec, plant_proof
 
 from pipeline.schema import Environment, Gpu
@@ -264,3 +264,23 @@ def test_a_reason_that_a_spreadsheet_would_run_as_a_formula_is_text_in_the_csv_f
     assert json.loads((experiment.folder / "tables.json").read_text())["oom"][0]["reason"] == reason
     with (experiment.folder / "q4.csv").open(newline="") as file:
         assert {row["loss"] for row in csv.DictReader(file)} == {"-0.5"}, "a number is no text"
+
+
+def test_a_folder_that_may_not_be_written_has_its_tables_printed_alone(tmp_path: Path) -> None:
+    experiment = make_experiment(tmp_path / "scaling", make_record())
+    experiment.folder.chmod(0o500)
+    before = everything_in(tmp_path)
+    answer = run_unprivileged("collect", tmp_path)
+    assert (answer.returncode, "# scaling" in answer.stdout) == (0, True), answer.stderr
+    said = "scaling: cannot write beside its records (Permission denied); its tables are printed alone."
+    assert answer.stderr.splitlines() == [said]
+    assert everything_in(tmp_path) == before
+
+
+def test_a_record_that_may_not_be_read_is_not_to_be_thrown_away(tmp_path: Path) -> None:
+    experiment = make_experiment(tmp_path / "scaling", make_record())
+    (path,) = experiment.records.iterdir()
+    path.chmod(0)
+    answer = run_unprivileged("collect", tmp_path)
+    assert "its only record was not read: cannot be read: Permission denied; make it readable" in answer.stdout
+    assert "remove" not in answer.stdout

@@ -55,12 +55,21 @@ def test_a_folder_inside_an_experiment_and_a_hidden_one_are_no_experiments(tmp_p
     assert list(find_experiments(tmp_path)) == ["outer"]
 
 
-def test_a_folder_that_is_an_experiment_gives_itself_alone_by_its_own_name(
+def test_a_folder_that_is_an_experiment_gives_itself_by_its_own_name(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert find_experiments(experiment.folder) == {"scaling": experiment}
     monkeypatch.chdir(experiment.folder)
     assert list(find_experiments(Path("."))) == ["scaling"]
+
+
+def test_experiments_below_an_experiment_are_found_too(tmp_path: Path) -> None:
+    for place in ("outputs", "outputs/scaling", "outputs/scaling/deep/q1", "outputs/logs", "outputs/records/x"):
+        make_experiment(tmp_path / place)
+    assert list(find_experiments(tmp_path / "outputs")) == ["logs", "outputs", "scaling", "scaling/deep/q1"]
+    make_experiment(tmp_path / "outputs/outputs")
+    found = find_experiments(tmp_path / "outputs")
+    assert (found["."].folder, found["outputs"].folder) == (tmp_path / "outputs", tmp_path / "outputs/outputs")
 
 
 def test_an_absent_folder_and_a_file_are_refused_as_usage_and_an_empty_one_is_empty(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from conftest import run_command
+from conftest import assert_refused, everything_in, run_command
 from factories import RESNET18_GRADIENT_BYTES, ROOT, make_experiment, make_record
 
 from pipeline import ingest, records
@@ -400,3 +400,13 @@ def test_outputs_that_are_a_file_are_refused(tmp_path: Path) -> None:
         ingest_text(tmp_path, GOOD)
     assert refusal.value.code == 2
     assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_a_folder_that_holds_experiments_does_not_become_one(tmp_path: Path) -> None:
+    make_experiment(tmp_path / "out" / "scaling", make_record())
+    make_experiment(tmp_path / "out" / "h200x4" / "q1", make_record())
+    (tmp_path / "a40.csv").write_text(f"{HEADER}\n{GOOD}\n")
+    before = everything_in(tmp_path / "out")
+    answer = run_command("ingest", tmp_path / "a40.csv", "--outputs", tmp_path / "out")
+    assert_refused(answer, 2, "holds experiments (h200x4/q1, scaling)", f"--outputs {tmp_path / 'out' / 'NAME'}")
+    assert everything_in(tmp_path / "out") == before

@@ -1,10 +1,13 @@
+import os
 import re
+import shlex
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command
+from conftest import Command, assert_refused
 from factories import ROOT, make_spec
 
 from pipeline.grid import expand_grid, load_grid_file
@@ -121,3 +124,40 @@ def test_the_command_prints_the_job_file_and_refuses_a_grid_that_is_not_shipped(
     answer = pipeline("jobfile", "q9")
     assert (answer.returncode, answer.stdout) == (2, "")
     assert "unknown grid 'q9'" in answer.stderr
+
+
+def grid_of_job(text: str) -> str:
+    """What the script's shell hands to launch as the grid."""
+    command = text[text.index("exec srun") :].replace("\\\n", " ")
+    words = shlex.split(command)
+    return words[words.index("--grid") + 1]
+
+
+@pytest.mark.parametrize("name", ["mine.yaml", "it's $(touch canary); mine.yaml"])
+def test_the_job_of_a_grid_elsewhere_names_its_path(pipeline: Command, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text((ROOT / "templates/grids/q4.yaml").read_text().replace("name: q4", "name: mine"))
+    text = pipeline("jobfile", path).stdout
+    assert "#SBATCH --job-name=mine\n" in text
+    assert grid_of_job(text) == str(path)
+    assert "canary" not in subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=True).stderr
+    assert len(load_grid_file(grid_of_job(text)).points) == len(load_grid_file("q4").points)
+
+
+def test_the_job_of_a_grid_of_the_repository_names_it_from_the_root(pipeline: Command) -> None:
+    path = ROOT / "templates/grids/q4.yaml"
+    for given in (str(path), os.path.relpath(path, ROOT)):
+        assert grid_of_job(pipeline("jobfile", given).stdout) == "./templates/grids/q4.yaml"
+
+
+def test_a_description_stays_a_comment_and_a_path_of_several_lines_is_refused(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    text = (ROOT / "templates/grids/q4.yaml").read_text()
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        re.sub(r"^description: .*$", r'description: "a\\n#SBATCH --wrap=id\\ntouch canary"', text, flags=re.M)
+    )
+    assert "\n# a #SBATCH --wrap=id touch canary\n" in pipeline("jobfile", path).stdout
+    shutil.copy(path, tmp_path / "two\nlines.yaml")
+    assert_refused(pipeline("jobfile", tmp_path / "two\nlines.yaml"), 2, "cannot be printed; rename it")

@@ -137,6 +137,10 @@ def test_each_attempt_number_is_taken_once_so_that_ties_cannot_happen(tmp_path: 
         (spoilt(POINTS[0]), "is truncated; remove it and submit again"),
         (spoilt(POINTS[0])._replace(is_newer=True), "is truncated"),
         (
+            spoilt(POINTS[0])._replace(reason="cannot be read: Permission denied"),
+            "cannot be read: Permission denied; make it readable",
+        ),
+        (
             spoilt(POINTS[0])._replace(copy_of=(POINTS[0].run_id(), 2)),
             f"is truncated; rename it to {POINTS[0].run_id()}.2.json",
         ),

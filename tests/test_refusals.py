@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Command, assert_refused, without_slurm
+from conftest import ROOT, Command, assert_refused, everything_in, run_unprivileged, without_slurm
 from factories import make_experiment, make_record, make_spec
 from test_commands import COMMANDS, DEAD, NO_CONFIGURATION, PLANNED, fake_slurm, planned_points, write_grid
 
@@ -108,6 +108,32 @@ def test_outputs_that_are_a_file_are_2(pipeline: Command, tmp_path: Path) -> Non
     (tmp_path / "out").write_text("mine")
     grid = write_grid(tmp_path, PLANNED)
     assert_refused(pipeline("submit", "--grid", grid, "--outputs", tmp_path / "out", env=without_slurm(tmp_path)), 2)
+
+
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
+@pytest.mark.parametrize("place", ["file", "file/below", "out/planned as a file", "closed", "closed/below"])
+def test_a_dry_run_refuses_the_outputs_that_the_run_refuses(
+    tmp_path: Path, place: str, dry_run: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "closed").mkdir(mode=0o500)
+    if place.startswith("out"):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "planned").write_text("mine")
+    grid, outputs = write_grid(tmp_path, PLANNED), tmp_path / place.removesuffix("/planned as a file")
+    before = everything_in(tmp_path)
+    answer = run_unprivileged("submit", "--grid", grid, "--outputs", outputs, *dry_run)
+    assert_refused(answer, 2, f"cannot write to {outputs}", "choose another folder with --outputs")
+    assert everything_in(tmp_path) == before
+
+
+def test_data_that_cannot_be_fetched_leaves_no_empty_experiment(pipeline: Command, tmp_path: Path) -> None:
+    text = PLANNED.replace("dataset: synthetic", "dataset: cifar10").replace("input: synthetic", "input: dataloader")
+    (tmp_path / "data").write_text("mine")
+    grid = write_grid(tmp_path, text)
+    answer = pipeline("submit", "--grid", grid, "--data", tmp_path / "data", "--outputs", tmp_path / "out")
+    assert_refused(answer, 2, "cannot stage CIFAR-10")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
