@@ -1,5 +1,6 @@
 """How a command ends: the exit codes, and an error that is one sentence with the cure."""
 
+import importlib.util
 import io
 import itertools
 import os
@@ -7,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import NoReturn
 
 FINE = 0  # also when everything was measured already
@@ -19,6 +21,9 @@ OTHERS_MAY_NOT_WRITE = 0o027  # of the modes of all that a command and its proce
 
 
 CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+RANK_PACKAGES = ("numpy", "PIL", "torch", "torchvision")  # by the names of their modules
+DISTRIBUTIONS = {"PIL": "pillow", "yaml": "PyYAML"}  # where the package is called otherwise than its module
+INSTALL = "install this project's packages with: python -m pip install -c constraints.txt -e ."
 
 
 class Refusal(Exception):
@@ -58,6 +63,38 @@ def refuse_control_characters(words: Sequence[str]) -> None:
             raise Refusal(f"{option}{word!r} has a control character; give it without.")
 
 
+def require_packages(*modules: str) -> None:
+    """Raise Refusal for the first of the modules that is not installed; imports none."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise missing(module)
+
+
+def missing(module: str) -> Refusal:
+    """The package of that module is needed, and what installs it."""
+    name = module.partition(".")[0]
+    return Refusal(f"needs the package {DISTRIBUTIONS.get(name, name)!r}; {INSTALL}")
+
+
+def of_import(error: ImportError) -> Refusal | None:
+    """The sentence for a package that is missing or broken; None where a module of ours is at fault."""
+    if (error.name or "").partition(".")[0] == "pipeline":
+        return None
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return missing(error.name)
+    return Refusal(f"cannot import a package ({' '.join(str(error).split())}); {INSTALL}")
+
+
+def report_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """End a command whose own imports failed with a sentence; show any other error as Python does."""
+    refusal = of_import(error) if isinstance(error, ImportError) else None
+    if refusal is None:
+        sys.__excepthook__(kind, error, traceback)
+        return
+    talk(f"error: {refusal}")
+    sys.exit(refusal.code)
+
+
 def describe(error: OSError) -> str:
     """The error's words, and its file where it has one: others are of a connection, a process or memory."""
     what = error.strerror or str(error) or type(error).__name__
@@ -77,6 +114,12 @@ def run_command(main: Callable[[], int]) -> NoReturn:
     except Refusal as refusal:
         talk(f"error: {refusal}")
         code = refusal.code
+    except ImportError as error:  # commands import late what they may not need
+        refused = of_import(error)
+        if refused is None:
+            raise
+        talk(f"error: {refused}")
+        code = refused.code
     except BrokenPipeError:  # `... | head` closed our stdout: not an error, and nothing is left to flush to it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + signal.SIGPIPE

@@ -18,7 +18,7 @@ from pipeline import experiment as experiments
 from pipeline.arguments import RERUN_CHOICES, add_point_arguments, launch_options
 from pipeline.command import LaunchOptions
 from pipeline.deadline import Expired
-from pipeline.exits import FINE, GAPS, Refusal, counted, run_command, talk
+from pipeline.exits import FINE, GAPS, RANK_PACKAGES, Refusal, counted, require_packages, run_command, talk
 from pipeline.experiment import Experiment
 from pipeline.grid import expand_grid
 from pipeline.handover import Following, Point
@@ -55,6 +55,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the points that the command line names, one after another or in lanes."""
     arguments = parse_arguments()
+    require_packages(*RANK_PACKAGES)
     # Slurm sends USR2 to every process of the step ahead of the time limit; without this the ranks die of it
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     if arguments.manifest:

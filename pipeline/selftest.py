@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from pipeline.exits import FINE, GAPS, Refusal, run_command, talk
+from pipeline.exits import FINE, GAPS, RANK_PACKAGES, Refusal, require_packages, run_command, talk
 from pipeline.here import num_visible_gpus
 from pipeline.spec import MIN_WINDOWS, Model, Spec
 
@@ -66,6 +66,7 @@ def main() -> int:
 
 def measure_runs(spec: Spec) -> dict[str, "Findings"]:
     """What every run found, by name."""
+    require_packages(*RANK_PACKAGES)
     runs = {"known_answers": measure(spec, "known_answers"), "again": measure(spec, "exposure")}
     if spec.device == "cuda":
         with variables(SOCKETS_ALONE):

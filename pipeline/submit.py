@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pipeline import files
 from pipeline.arguments import RERUN_CHOICES, add_point_arguments, launch_options
-from pipeline.exits import FINE, GAPS, Refusal, counted, run_command, talk
+from pipeline.exits import FINE, GAPS, RANK_PACKAGES, Refusal, counted, require_packages, run_command, talk
 
 if TYPE_CHECKING:
     from pipeline.estimate import Estimate
@@ -177,6 +177,7 @@ def carry_out(
 
     experiment = Experiment(wishes.outputs / grid.name)
     options = launch_options(arguments, grid.resources.time_min() * 60)
+    require_packages(*(RANK_PACKAGES if site.place == "local" else ("submitit",)))
     staged = plan.select(grid.points, experiment, wishes).todo
     execute.stage_data(staged, options.data)  # before the folders: where it fails, no empty experiment is left
     experiment.create()

@@ -1,0 +1,100 @@
+"""Every command says in one sentence what to install when a package is missing."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from conftest import Command, assert_refused, everything_in, without_slurm
+from factories import ROOT, make_experiment, make_record
+from test_commands import PLANNED, write_grid
+
+from pipeline.exits import DISTRIBUTIONS, INSTALL, of_import
+
+HIDE = """
+import os, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == os.environ["HIDDEN_PACKAGE"]:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Finder())
+"""
+NEEDED = {
+    "submit": ("msgspec", "yaml", "filelock", "numpy", "PIL", "torch", "torchvision"),
+    "launch": ("msgspec", "yaml", "filelock", "numpy", "PIL", "torch", "torchvision"),
+    "status": ("msgspec", "filelock"),
+    "collect": ("msgspec", "filelock", "pandas", "tabulate", "numpy"),
+    "ingest": ("msgspec", "filelock"),
+    "stage": ("filelock",),
+    "selftest": ("msgspec", "numpy", "torch", "torchvision"),
+    "jobfile": ("msgspec", "yaml", "jinja2"),
+}
+
+
+def hiding(folder: Path, package: str, env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a Python that lacks the package."""
+    (folder / "hide").mkdir()
+    (folder / "hide" / "sitecustomize.py").write_text(HIDE)
+    return {**env, "PYTHONPATH": os.pathsep.join([str(folder / "hide"), str(ROOT)]), "HIDDEN_PACKAGE": package}
+
+
+def arguments_of(command: str, folder: Path) -> tuple[str | Path, ...]:
+    """A command line that does its work where all packages are there."""
+    grid = write_grid(folder, PLANNED)
+    (folder / "timings.csv").write_text("")
+    make_experiment(folder / "experiment", make_record())
+    return {
+        "submit": ("--grid", grid, "--outputs", folder / "out"),
+        "launch": ("--grid", grid, "--index", "0", "--outputs", folder / "out"),
+        "status": (folder / "experiment",),
+        "collect": (folder / "experiment",),
+        "ingest": (folder / "timings.csv", "--outputs", folder / "out"),
+        "stage": ("--data", folder / "data"),
+        "selftest": (),
+        "jobfile": ("q4",),
+    }[command]
+
+
+def test_no_command_is_forgotten() -> None:
+    modules = {path.stem for path in (ROOT / "pipeline").glob("*.py") if "run_command(main)" in path.read_text()}
+    assert modules == set(NEEDED)
+
+
+@pytest.mark.parametrize(
+    ("command", "package"), [(command, package) for command, packages in NEEDED.items() for package in packages]
+)
+def test_a_command_whose_package_is_missing_says_what_to_install(
+    pipeline: Command, tmp_path: Path, command: str, package: str
+) -> None:
+    arguments = arguments_of(command, tmp_path)
+    env = hiding(tmp_path, package, without_slurm(tmp_path))
+    before = everything_in(tmp_path / "experiment")
+    answer = pipeline(command, *arguments, env=env)
+    assert_refused(answer, 2, package if (command, package) == ("collect", "numpy") else said_of(package), INSTALL)
+    assert not (tmp_path / "out").exists()
+    assert everything_in(tmp_path / "experiment") == before
+
+
+def said_of(package: str) -> str:
+    return f"needs the package {DISTRIBUTIONS.get(package, package)!r}; "
+
+
+@pytest.mark.parametrize("package", ["torch", "submitit"])
+def test_the_tables_need_neither_torch_nor_submitit(pipeline: Command, tmp_path: Path, package: str) -> None:
+    arguments = arguments_of("collect", tmp_path)
+    answer = pipeline("collect", *arguments, env=hiding(tmp_path, package, without_slurm(tmp_path)))
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
+def test_a_submission_without_submitit_is_refused_before_anything_is_written(
+    pipeline: Command, tmp_path: Path, on_slurm: Mapping[str, str]
+) -> None:
+    arguments = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path / "out")
+    answer = pipeline(*arguments, env=hiding(tmp_path, "submitit", {**os.environ, **on_slurm}))
+    assert_refused(answer, 2, said_of("submitit"), INSTALL)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_module_of_ours_that_is_absent_is_no_package_to_install() -> None:
+    assert of_import(ModuleNotFoundError("No module named 'pipeline.gone'", name="pipeline.gone")) is None
+    assert INSTALL in str(of_import(ImportError("libcudart.so.13: cannot open shared object file")))
