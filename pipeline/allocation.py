@@ -14,7 +14,6 @@ SAFE_TEXT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,:=+@/-]{0,127}")
 GPU_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MAX_SIGNAL_DELAY_S = 30
 MAX_NAMES = 8  # of points, in one line
-PROOF_RUNS = 2  # of one point: alone, then in all lanes
 
 
 Memory = Literal["0", "default"]
@@ -118,12 +117,6 @@ def build_request(
     return Request(options, max_parallel, tuple(notices))
 
 
-def widen(shape: Shape, num_lanes: int) -> Shape:
-    """What an element of the shape asks for: that of one GPU on one node has so many lanes, a GPU each."""
-    has_lanes = shape.num_nodes == shape.gpus_per_node == 1
-    return shape._replace(gpus_per_node=num_lanes) if has_lanes else shape
-
-
 def gpus_needed(shape: Shape) -> int:
     """GPUs that a node must have for the shape."""
     return shape.gpus_per_node if shape.device == "cuda" else 0
@@ -134,20 +127,13 @@ def signal_delay_s(limit_min: int) -> int:
     return min(MAX_SIGNAL_DELAY_S, limit_min * 60 // 10)
 
 
-def add_up_limits(
-    request: Request, shape: Shape, num_points: int, partition_limit_min: int | None, num_lanes: int = 1
-) -> Request:
-    """The request for elements of several points: the sum of their limits, or what the partition allows if less.
-
-    Lanes add the two runs of their proof and save nothing: where it fails the points run one after another.
-    """
+def add_up_limits(request: Request, shape: Shape, num_points: int, partition_limit_min: int | None) -> Request:
+    """The request for elements of several points: the sum of their limits, or what the partition allows if less."""
     point_min = int(request.options["time"])
-    num_runs = num_points + (PROOF_RUNS if num_lanes > 1 else 0)
-    sum_min = num_runs * point_min
+    sum_min = num_points * point_min
     limit_min = max(point_min, min(sum_min, partition_limit_min or sum_min))
-    how, proof = (f"in {num_lanes} lanes", " with the proof") if num_lanes > 1 else ("in sequence", "")
-    sum_text = f"{num_runs} x {point_min} = {sum_min} min{proof}"
-    notice = f"{shape}: up to {num_points} points {how} an element, limit {sum_text}"
+    sum_text = f"{num_points} x {point_min} = {sum_min} min"
+    notice = f"{shape}: up to {num_points} points in sequence an element, limit {sum_text}"
     if limit_min < sum_min:
         notice += f", cut to {limit_min} min, all the partition allows"
     times = {"time": str(limit_min), "signal": f"USR2@{signal_delay_s(limit_min)}"}
@@ -155,19 +141,17 @@ def add_up_limits(
 
 
 def unsatisfiable_on_slurm(
-    points: Iterable[Spec], nodes: Sequence[NodeType], side_by_side: int = 1, gpu_type: str | None = None
+    points: Iterable[Spec], nodes: Sequence[NodeType], gpu_type: str | None = None
 ) -> dict[str, str]:
-    """run id -> why no node of the partition can run it, so many one-GPU points side by side."""
+    """run id -> why no node of the partition can run it."""
     reasons = {}
-    for own_shape, specs in group_by_shape(points).items():
-        shape = widen(own_shape, min(side_by_side, len(specs)))
+    for shape, specs in group_by_shape(points).items():
         most_gpus = max((node.count_gpus(gpu_type) for node in nodes), default=0)
         fitting = sum(node.num_nodes for node in nodes if node.count_gpus(gpu_type) >= gpus_needed(shape))
         reason = None
         if gpus_needed(shape) > most_gpus:
-            why = f" for --side-by-side {side_by_side}" if shape != own_shape else ""
             needed = count_gpus(shape.gpus_per_node, gpu_type)
-            reason = f"needs {needed} a node{why} and the largest node has {most_gpus}"
+            reason = f"needs {needed} a node and the largest node has {most_gpus}"
         elif shape.num_nodes > fitting:
             reason = f"needs {shape.num_nodes} nodes and the partition has {fitting} that fit"
         if reason:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pipeline.experiment import Experiment
     from pipeline.outcomes import Collected
     from pipeline.prediction import Link
-    from pipeline.proof import Proof
     from pipeline.spec import Spec
     from pipeline.tables import Tables
 
@@ -67,7 +66,6 @@ def main() -> int:
     import msgspec
 
     from pipeline.experiment import find_experiments, warn_of_open_folders
-    from pipeline.proof import read_proofs
     from pipeline.render import render_experiment
 
     link = given_link(arguments)
@@ -85,9 +83,8 @@ def main() -> int:
             talk(f"error: {refusal}")
             code = USAGE
             continue
-        proofs = read_proofs(experiment)
-        report = render_experiment(name, tables, collected, proofs)
-        shapes[name] = shape_of(tables, collected, proofs)
+        report = render_experiment(name, tables, collected)
+        shapes[name] = shape_of(tables, collected)
         reports.append(report)
         if arguments.strict and collected.coverage.num_gaps:
             code = max(code, GAPS)
@@ -124,12 +121,11 @@ def usual_order(spec: "Spec") -> tuple[int, str, int, str]:
     return spec.num_gpus, spec.strategy, spec.batch_size_per_gpu, spec.run_id()
 
 
-def shape_of(tables: "Tables", collected: "Collected", proofs: "list[Proof]") -> dict[str, Any]:
-    """One experiment of `--format json`; the proofs only where there are some."""
+def shape_of(tables: "Tables", collected: "Collected") -> dict[str, Any]:
+    """One experiment of `--format json`."""
     import msgspec
 
-    shape = {**msgspec.to_builtins(tables), "coverage": msgspec.to_builtins(collected.coverage)}
-    return {**shape, "side_by_side": msgspec.to_builtins(proofs)} if proofs else shape
+    return {**msgspec.to_builtins(tables), "coverage": msgspec.to_builtins(collected.coverage)}
 
 
 def write_files(experiment: "Experiment", report: str, tables: "Tables", shape: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent  # goes on the process's PYTHONPAT
 
 
 class LaunchOptions(NamedTuple):
-    """What a launch is told: where the data lies, whether traces are kept, what runs again, in how many lanes.
+    """What a launch is told: where the data lies, whether traces are kept, what runs again.
 
     `point_limit_s` holds for each point of an element that runs several.
     """
@@ -19,12 +19,11 @@ class LaunchOptions(NamedTuple):
     keep_trace: bool = False
     rerun: str | None = None
     point_limit_s: int | None = None
-    lanes: int = 1
 
-    def of_element(self, num_points: int, num_lanes: int = 1) -> "LaunchOptions":
+    def of_element(self, num_points: int) -> "LaunchOptions":
         """The options of an element with so many points: alone, a point has its element's own limit."""
         limit_s = self.point_limit_s if num_points > 1 else None
-        return self._replace(point_limit_s=limit_s, lanes=num_lanes)
+        return self._replace(point_limit_s=limit_s)
 
 
 def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOptions) -> list[str]:
@@ -33,7 +32,6 @@ def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOption
     for run_id in run_ids:
         command += ["--run-id", run_id]
     command += ["--data", str(options.data.resolve())]
-    command += ["--lanes", str(options.lanes)] if options.lanes > 1 else []
     command += ["--rerun", options.rerun] if options.rerun else []
     command += ["--point-limit-s", str(options.point_limit_s)] if options.point_limit_s is not None else []
     return command + ["--keep-trace"] * options.keep_trace
@@ -42,5 +40,5 @@ def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOption
 def exec_element(manifest: Path, elements: Sequence[Sequence[str]], options: LaunchOptions) -> NoReturn:
     """Become the launch of the element that this process is of its array; called in the job."""
     index = int(os.environ["SLURM_ARRAY_TASK_ID"]) if len(elements) > 1 else 0  # one element is a plain job
-    command = launch_command(manifest, elements[index], options.of_element(len(elements[index]), options.lanes))
+    command = launch_command(manifest, elements[index], options.of_element(len(elements[index])))
     os.execvp(command[0], command)

@@ -72,8 +72,7 @@ def submit_arrays(
             write_submission(experiment, submission)
         count, num_points = len(array.elements), sum(len(element) for element in array.elements)
         points = f", {num_points} points" if num_points > count else ""
-        lanes = f", {array.num_lanes} lanes" if array.num_lanes > 1 else ""
-        print(f"array {array.job_id}: {counted(count, 'element')}, {planned.shape}{points}{lanes}", flush=True)
+        print(f"array {array.job_id}: {counted(count, 'element')}, {planned.shape}{points}", flush=True)
 
 
 def adopt_announced(experiment: Experiment) -> None:
@@ -102,7 +101,7 @@ def announce(experiment: Experiment, submission: Submission, arrays: Sequence[Pl
     for number, planned in enumerate(arrays):
         elements = [[spec.run_id() for spec in element] for element in planned.elements]
         name = slurm.job_name(experiment.folder.name, submission.id, number)
-        submission.arrays.append(Array(name, elements, is_array=len(elements) > 1, num_lanes=planned.num_lanes))
+        submission.arrays.append(Array(name, elements, is_array=len(elements) > 1))
     write_submission(experiment, submission)
 
 

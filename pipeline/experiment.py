@@ -23,7 +23,7 @@ from pipeline.spec import Spec
 MANIFEST_VERSION: Literal[1] = 1
 MAX_MANIFEST_BYTES = 256_000_000
 
-OWN_FOLDERS = ("records", "logs", "traces", "side_by_side")
+OWN_FOLDERS = ("records", "logs", "traces")
 
 Backend = Literal["slurm", "sbatch", "local", "ingest"]
 JobId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]+\Z")]  # it becomes an argument of Slurm's commands
@@ -31,7 +31,7 @@ JobName = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x1f]*\Z")]  # likewise
 
 
 class Array(msgspec.Struct, forbid_unknown_fields=True):
-    """One Slurm array: element i runs the points `elements[i]` one after another, or dealt to lanes (pipeline.lanes).
+    """One Slurm array: element i runs the points `elements[i]` one after another.
 
     `job_id` is None from the moment the array is announced until Slurm has named it; `job_name` finds it
     in between. An array of one element is a plain job to Slurm.
@@ -41,7 +41,7 @@ class Array(msgspec.Struct, forbid_unknown_fields=True):
     elements: list[list[str]]
     job_id: JobId | None = None
     is_array: bool = True
-    num_lanes: int = 1
+    num_lanes: int = 1  # of earlier versions, which ran one-GPU points at once
 
     def element_ids(self) -> dict[str, tuple[str, int | None]]:
         """run id -> (job id, index in the array; None for a plain job)."""
@@ -110,11 +110,6 @@ class Experiment:
     def traces(self) -> Path:
         """The profiler's traces that were asked for, a folder an attempt."""
         return self.folder / "traces"
-
-    @property
-    def side_by_side(self) -> Path:
-        """What a proof found on each node, a file a node."""
-        return self.folder / "side_by_side"
 
     @property
     def report(self) -> Path:

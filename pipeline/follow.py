@@ -64,8 +64,7 @@ def standings(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = 
         elif unmeasured and run_id not in announced and driver_is_here:
             state = State("pending", "a driver is at work on this machine")
         else:
-            is_told = unmeasured and not elements.share_a_log(job)
-            tail = read_tail(log, since=f"{run_id}: starting") if is_told else ""
+            tail = read_tail(log, since=f"{run_id}: starting") if unmeasured else ""
             state = turns.decide(outcome, told, turn, run_id in promised, tail, now)
         if to_come and not unmeasured and (run_id, job) in to_publish:
             coming = turns.decide(outcome._replace(status="missing"), told, turn, True, "", now)

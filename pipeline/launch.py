@@ -1,4 +1,4 @@
-"""One array element: its points run, one after another or in lanes, and every ending turned into a record.
+"""One array element: its points run one after another, and every ending turned into a record.
 
     python -m pipeline.launch --grid q4 --index 3                    a point of a grid (jobs/*.sbatch)
     python -m pipeline.launch --manifest PATH --run-id ID ...        points of a manifest (the driver's elements)
@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline import dominance, lanes, proof, records
+from pipeline import dominance, records
 from pipeline import experiment as experiments
 from pipeline.arguments import RERUN_CHOICES, add_point_arguments, launch_options
 from pipeline.command import LaunchOptions
@@ -44,7 +44,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--run-id", action="append", default=[], help="a point of the manifest; may be repeated")
     parser.add_argument("--rerun", choices=RERUN_CHOICES, help="run a point that has such a record")
     parser.add_argument("--point-limit-s", type=int, metavar="S", help="end a point that takes longer; run the next")
-    parser.add_argument("--lanes", type=int, default=1, help="points to run at once, where a proof allows it")
     add_point_arguments(parser)
     arguments = parser.parse_args()
     if arguments.point_limit_s is not None and arguments.point_limit_s < 1:
@@ -53,7 +52,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the points that the command line names, one after another or in lanes."""
+    """Run the points that the command line names, one after another."""
     arguments = parse_arguments()
     require_packages(*RANK_PACKAGES)
     # Slurm sends USR2 to every process of the step ahead of the time limit; without this the ranks die of it
@@ -68,20 +67,6 @@ def main() -> int:
     options = launch_options(arguments, arguments.point_limit_s)
     points = [spec for spec in points if node_rank() < spec.num_nodes]
     refuse_second_launch(points, experiment)
-    if points and arguments.lanes > 1:
-        return run_side_by_side(points, experiment, options, arguments.lanes)
-    return run_points(points, experiment, options)
-
-
-def run_side_by_side(points: Sequence[Spec], experiment: Experiment, options: LaunchOptions, num_lanes: int) -> int:
-    """Run one-GPU points in lanes where that is proven to change nothing, else one after another; the exit code."""
-    found = lanes.divide_node(num_lanes, points[0].device)
-    if not found:
-        talk(f"side by side: fewer GPUs or CPUs than {num_lanes} lanes; the points run one after another.")
-    elif len(points) > 1 and proof.allows(points, experiment, options, found):
-        return lanes.run_lanes(experiment, [spec.run_id() for spec in points], options, found)
-    else:
-        found[0].enter()  # a result must not tell whether the proof held
     return run_points(points, experiment, options)
 
 

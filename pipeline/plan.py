@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from pipeline import allocation, inherited, packing, proof, scheduler, states
+from pipeline import allocation, inherited, packing, scheduler, states
 from pipeline.allocation import Request, SiteOptions
 from pipeline.exits import NOTHING, SCHEDULER, Refusal
 from pipeline.experiment import MANIFEST_VERSION, Experiment, Manifest, add_points
@@ -38,7 +38,6 @@ class Wishes(NamedTuple):
     rerun: Rerun | None
     skip_unsatisfiable: bool
     is_dry_run: bool
-    side_by_side: int = 1
 
 
 class Site(NamedTuple):
@@ -56,12 +55,11 @@ class Site(NamedTuple):
 
 
 class PlannedArray(NamedTuple):
-    """One Slurm array to be: its points' shape, what it asks for, each element's points and in how many lanes."""
+    """One Slurm array to be: its points' shape, what it asks for, each element's points."""
 
     shape: Shape
     request: Request
     elements: list[list[Spec]]
-    num_lanes: int = 1
 
 
 class Selection(NamedTuple):
@@ -132,7 +130,7 @@ def find_unsatisfiable(points: Sequence[Spec], site: Site, wishes: Wishes) -> di
         return allocation.unsatisfiable_here(points, site.num_gpus_here)
     if site.nodes is None:
         return {}
-    return allocation.unsatisfiable_on_slurm(points, site.nodes, wishes.side_by_side, wishes.site.gpu_type)
+    return allocation.unsatisfiable_on_slurm(points, site.nodes, wishes.site.gpu_type)
 
 
 def leave_out(points: Sequence[Spec], reasons: Mapping[str, str], wishes: Wishes) -> tuple[list[Spec], list[str]]:
@@ -196,31 +194,20 @@ def plan_arrays(todo: Sequence[Spec], resources: Resources, site: Site, wishes: 
     arrays = []
     for shape, specs in group_by_shape(todo).items():
         packed = packing.pack(specs, wishes.points_per_element if shape.num_nodes == 1 else 1)
-        for num_lanes, elements in group_by_lanes(packed, shape, wishes.side_by_side).items():
-            request = request_for(shape, elements, num_lanes, resources, site, wishes)
-            cut = allocation.cut(elements, site.max_array_size)
-            arrays += [PlannedArray(shape, request, part, num_lanes) for part in cut]
+        request = request_for(shape, packed, resources, site, wishes)
+        cut = allocation.cut(packed, site.max_array_size)
+        arrays += [PlannedArray(shape, request, part) for part in cut]
     return arrays
 
 
 def request_for(
-    shape: Shape, elements: Sequence[Sequence[Spec]], num_lanes: int, resources: Resources, site: Site, wishes: Wishes
+    shape: Shape, elements: Sequence[Sequence[Spec]], resources: Resources, site: Site, wishes: Wishes
 ) -> Request:
     """What an array of these elements asks for, and for how long."""
-    asked = allocation.widen(shape, num_lanes)
-    request = allocation.build_request(asked, resources, wishes.site, site.nodes, wishes.max_parallel)
+    request = allocation.build_request(shape, resources, wishes.site, site.nodes, wishes.max_parallel)
     num_points = max(len(element) for element in elements)
     if num_points > 1:
-        return allocation.add_up_limits(request, asked, num_points, site.partition_limit_min, num_lanes)
+        return allocation.add_up_limits(request, shape, num_points, site.partition_limit_min)
     if shape.num_nodes > 1 and wishes.points_per_element > 1:
         return request._replace(notices=(*request.notices, f"{shape}: one point an element, {NOT_PACKED}"))
     return request
-
-
-def group_by_lanes(packed: Sequence[list[Spec]], shape: Shape, side_by_side: int) -> dict[int, list[list[Spec]]]:
-    """The elements by their lanes: no more than an element has points, and one where nothing could be proven."""
-    groups: dict[int, list[list[Spec]]] = {}
-    for element in packed:
-        has_lanes = allocation.widen(shape, 2) != shape and proof.most_host_bound(element) is not None
-        groups.setdefault(min(side_by_side, len(element)) if has_lanes else 1, []).append(element)
-    return groups

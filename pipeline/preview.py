@@ -28,7 +28,7 @@ def describe(
         run_ids = [[spec.run_id() for spec in element] for element in array.elements]
         most = max(len(element) for element in run_ids)
         named = ["$RUN_ID"] if most == 1 else [f"$RUN_ID_{number}" for number in range(1, most + 1)]
-        command = launch_command(experiment.manifest, named, options.of_element(most, array.num_lanes))
+        command = launch_command(experiment.manifest, named, options.of_element(most))
         name = f"{experiment.folder.name}-{number}"
         setup = slurm.setup_lines("<submission>", prologue)
         described.append(
@@ -36,7 +36,6 @@ def describe(
                 "shape": array.shape._asdict(),
                 "resources": array.request.options,
                 "elements": run_ids,
-                "num_lanes": array.num_lanes,
                 "notices": list(array.request.notices),
                 "sbatch": slurm.sbatch_text(name, array.request, len(run_ids), setup, command),
             }
@@ -66,7 +65,6 @@ def render(shape: dict[str, Any]) -> str:
             *(f"  {n}" for n in array["notices"]),
         ]
         packed = [element for element in array["elements"] if len(element) > 1]
-        how = f"in {array['num_lanes']} lanes" if array["num_lanes"] > 1 else "one after another"
-        lines += [f"  {how}: {', '.join(element)}" for element in packed]
+        lines += [f"  one after another: {', '.join(element)}" for element in packed]
         lines += [f"    {line}" for line in array["sbatch"].splitlines()]
     return "\n".join(lines)

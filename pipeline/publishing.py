@@ -28,7 +28,7 @@ class Launch:
     """The points of a launch with their folders, and `published`: of those that have ended, None where another node's.
 
     A point's time begins where the one before it ended, so that all that was allocated to its launch belongs to a
-    point (what lanes and their proof hold besides does not); `deadline` is how much of it each may have.
+    point; `deadline` is how much of it each may have.
     """
 
     def __init__(

@@ -10,7 +10,6 @@ import tabulate
 from pipeline.exits import counted
 from pipeline.layouts import LAYOUTS, LEGENDS, Layout
 from pipeline.outcomes import Collected
-from pipeline.proof import Proof
 from pipeline.rows import Row
 from pipeline.schema import Environment, Record
 from pipeline.settled import TIME_HALF_WIDTH
@@ -32,10 +31,10 @@ STATE_COLUMNS = (
 WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 
 
-def render_experiment(name: str, tables: Tables, collected: Collected, proofs: Sequence[Proof] = ()) -> str:
+def render_experiment(name: str, tables: Tables, collected: Collected) -> str:
     """The report of one experiment."""
     source = provenance(outcome.record for outcome in collected.outcomes if outcome.record)
-    parts = [f"# {escape(name)}", render_coverage(collected), *render_proofs(proofs), *render_precision(tables)]
+    parts = [f"# {escape(name)}", render_coverage(collected), *render_precision(tables)]
     for layout in LAYOUTS:
         rows = rows_of(layout, tables)
         if rows and (layout.table != "Q2" or any(row["num_gpus"] > 1 for row in rows)):
@@ -71,12 +70,6 @@ def render_coverage(collected: Collected) -> str:
         if outcome.status not in ("ok", "oom")
     ]
     return "\n\n".join([line, *(["\n".join(gaps)] if gaps else [])])
-
-
-def render_proofs(proofs: Sequence[Proof]) -> list[str]:
-    """Whether points of one GPU ran side by side on a node, and what the proof found; nothing where none was made."""
-    lines = "\n".join(f"- {escape(proof.sentence())}" for proof in proofs)
-    return [f"Side by side, by the latest proof on each node:\n\n{lines}"] * bool(proofs)
 
 
 def render_precision(tables: Tables) -> list[str]:

@@ -108,7 +108,7 @@ def submit_array(
     executor.update_parameters(**submitit_parameters(array.job_name, request, len(array.elements), setup))
     if array.is_array:
         executor.parameters["map_count"] = len(array.elements)  # what makes an array of a submission in submitit
-    absolute = options._replace(data=options.data.resolve(), lanes=array.num_lanes)
+    absolute = options._replace(data=options.data.resolve())
     element = (exec_element, experiment.manifest.resolve(), array.elements, absolute)
     submitit.core.utils.DelayedSubmission(*element).dump(folder / PICKLE)
     try:

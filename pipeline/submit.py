@@ -62,12 +62,6 @@ def parse_arguments() -> argparse.Namespace:
         metavar="N",
         help="points of one shape that an element of an array runs one after another (default: 1)",
     )
-    parser.add_argument(
-        "--side-by-side",
-        type=int,
-        metavar="N",
-        help="one-GPU points that an element runs at once on a GPU each, where a proof on the node allows it",
-    )
     parser.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help="refuse points that may take more")
     parser.add_argument("--skip-unsatisfiable", action="store_true", help="leave out what this place cannot run")
     parser.add_argument(
@@ -82,23 +76,9 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--max-parallel must be at least 1")
     if arguments.points_per_element < 1:
         parser.error("--points-per-element must be at least 1")
-    check_side_by_side(parser, arguments)
     if arguments.max_gpu_hours is not None and not arguments.max_gpu_hours >= 0:  # not a number is neither
         parser.error("--max-gpu-hours must be 0 or more")
     return arguments
-
-
-def check_side_by_side(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Refuse lanes that no element could fill, or whose cost cannot be promised."""
-    lanes = arguments.side_by_side
-    if lanes is None:
-        return
-    if lanes < 1:
-        parser.error("--side-by-side must be at least 1")
-    if lanes > arguments.points_per_element:
-        parser.error(f"--side-by-side {lanes} needs elements of as many points; add --points-per-element {lanes}")
-    if lanes > 1 and arguments.max_gpu_hours is not None:
-        parser.error("--max-gpu-hours cannot be kept with --side-by-side, whose cost a proof decides; leave one out")
 
 
 def main() -> int:
@@ -124,8 +104,7 @@ def main() -> int:
     estimates: list[Estimate] = []
     if wishes.is_dry_run or arguments.max_gpu_hours is not None:
         selected = plan.select(points, experiment, wishes).todo
-        # here nothing ends a point alone; in lanes that are not proven it holds more GPUs than its own
-        is_limited = site.place == "slurm" and wishes.side_by_side == 1
+        is_limited = site.place == "slurm"  # here nothing ends a point alone
         limit_min = grid.resources.time_min() if is_limited else None
         gpu_model = plan.gpu_model(site, wishes.site)
         estimates = estimate.estimate_points(selected, wishes.outputs, limit_min, gpu_model)
@@ -140,7 +119,7 @@ def main() -> int:
 def idle_options(arguments: argparse.Namespace, place: str) -> list[str]:
     """A notice of the options that say nothing to this place."""
     names = ["partition", "account", "qos", "constraint", "exclusive", "gpu_type", "gres", "mem", "prologue"]
-    names += ["max_parallel", "side_by_side"]
+    names += ["max_parallel"]
     names += ["time"] * (arguments.points_per_element == 1)
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
     return [f"Notice: without Slurm {', '.join(given)} changes nothing."] if given and place == "local" else []
@@ -240,7 +219,6 @@ def read_wishes(arguments: argparse.Namespace) -> "Wishes":
         rerun=arguments.rerun,
         skip_unsatisfiable=arguments.skip_unsatisfiable,
         is_dry_run=arguments.dry_run,
-        side_by_side=arguments.side_by_side or 1,
     )
 
 

@@ -1,4 +1,4 @@
-"""Turns: where a point stands in an array element that runs several points, one after another or in lanes."""
+"""Turns: where a point stands in an array element that runs several points one after another."""
 
 import os
 from collections.abc import Iterable
@@ -16,18 +16,14 @@ Turn = Literal["over", "now", "later"]
 
 
 class Element(NamedTuple):
-    """An element of several points: what its launch ids begin with, and its points in the order they run in.
-
-    Lanes take them in turn. Where the proof failed and all run one after another, those of a lane are still in order.
-    """
+    """An element of several points: what its launch ids begin with, and its points in the order they run in."""
 
     launch_name: str
     run_ids: list[str]
-    num_lanes: int = 1
 
-    def lane_from(self, run_id: str) -> list[str]:
-        """The point and those that follow it in its lane."""
-        return self.run_ids[self.run_ids.index(run_id) :: self.num_lanes]
+    def starting_with(self, run_id: str) -> list[str]:
+        """The point and those that follow it."""
+        return self.run_ids[self.run_ids.index(run_id) :]
 
 
 class Turns(NamedTuple):
@@ -42,21 +38,16 @@ class Turns(NamedTuple):
         element = self.elements.get(job) if job is not None else None
         if element is None:
             return "now"
-        if any((later, element.launch_name) in self.published for later in element.lane_from(run_id)):
+        if any((later, element.launch_name) in self.published for later in element.starting_with(run_id)):
             return "over"
         has_begun = run_id == element.run_ids[0] or (run_id, element.launch_name) in self.begun
         return "now" if has_begun else "later"
-
-    def share_a_log(self, job: JobKey | None) -> bool:
-        """Whether points of the job write to its log at once, so that nothing in it is one point's alone."""
-        element = self.elements.get(job) if job is not None else None
-        return element is not None and element.num_lanes > 1
 
 
 def read_turns(experiment: Experiment, manifest: Manifest, found: Iterable[Record]) -> Turns:
     """The turns of an experiment by its records, and by the folders that launches leave when they begin a point."""
     elements = {
-        (array.job_id, index if array.is_array else None): Element(submission.launch_name, run_ids, array.num_lanes)
+        (array.job_id, index if array.is_array else None): Element(submission.launch_name, run_ids)
         for submission in manifest.submissions
         for array in submission.arrays
         for index, run_ids in enumerate(array.elements)

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from pipeline.experiment import Experiment, add_points
-from pipeline.lanes import divide_node
 from pipeline.measurement import (
     Collective,
     Communication,
@@ -18,7 +17,6 @@ from pipeline.measurement import (
     TransferKind,
     Variant,
 )
-from pipeline.proof import Window, judge
 from pipeline.records import publish
 from pipeline.schema import SCHEMA_VERSION, Failure, FailureKind, Record, Status
 from pipeline.spec import Spec
@@ -148,13 +146,3 @@ def make_experiment(folder: Path, *found: Record, missing: Sequence[Spec] = ()) 
     for number, record in enumerate(found):
         publish(msgspec.structs.replace(record, launch_id=str(number)), experiment.records)
     return experiment
-
-
-def plant_proof(experiment: Experiment, spec: Spec, *nodes: str) -> None:
-    """That two lanes of this machine, under these names, are proven for such points on the CPU."""
-    copy = [Window(0, 10), Window(10, 20)]
-    found = judge(spec, divide_node(2, "cpu"), [copy], [copy, copy])
-    experiment.side_by_side.mkdir()
-    for node in nodes:
-        named = msgspec.structs.replace(found, node=node)
-        (experiment.side_by_side / f"{node}.json").write_bytes(msgspec.json.encode(named))

@@ -188,17 +188,6 @@ def test_a_point_that_no_node_can_run_is_named_with_what_it_needs(
     assert why in reason
 
 
-def test_more_points_side_by_side_than_a_node_has_gpus_are_named() -> None:
-    nodes = [NodeType(1, 64, 1, 2)]
-    two_gpus = make_spec(strategy="ddp", num_gpus=2)
-    repeats = [make_spec(repeat=repeat) for repeat in range(4)]
-    reasons = unsatisfiable_on_slurm([*repeats, two_gpus], nodes, side_by_side=4)
-    assert reasons.keys() == {spec.run_id() for spec in repeats}
-    assert set(reasons.values()) == {"needs 4 GPUs a node for --side-by-side 4 and the largest node has 2"}
-    assert unsatisfiable_on_slurm(repeats[:2], nodes, side_by_side=4) == {}  # two points, two lanes
-    assert unsatisfiable_on_slurm([make_spec(), make_spec(device="cpu"), two_gpus], nodes, side_by_side=2) == {}
-
-
 def test_a_point_that_some_node_can_run_is_not_named() -> None:
     nodes = [NodeType(1, 64, 1, 2), NodeType(1, 64, 1, 8)]
     points = [make_spec(strategy="ddp", num_gpus=4), make_spec(strategy="ddp", num_gpus=4, num_nodes=2)]

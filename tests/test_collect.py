@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import Command, assert_refused, everything_in, run_command, run_unprivileged, without_slurm
-from factories import make_experiment, make_record, make_spec, plant_proof
+from factories import make_experiment, make_record, make_spec
 
 from pipeline.schema import Environment, Gpu
 
@@ -110,18 +110,6 @@ def test_what_collect_prints_is_what_it_writes(pipeline: Command, tmp_path: Path
         as_text = [{key: "" if value is None else str(value) for key, value in row.items()} for row in printed[name]]
         assert rows == as_text
         assert len(rows) == num_rows
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two lanes need two CPUs")
-def test_a_proof_that_lanes_change_nothing_is_in_the_report_and_its_json(pipeline: Command, tmp_path: Path) -> None:
-    experiment = make_experiment(tmp_path / "x", make_record())
-    plant_proof(experiment, make_spec(), "node1", "node2")
-    shape = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["x"]
-    assert [(proof["node"], proof["num_lanes"], proof["ratio"]) for proof in shape["side_by_side"]] == [
-        ("node1", 2, 1.0),
-        ("node2", 2, 1.0),
-    ]
-    assert "- node2: 2 lanes of" in experiment.report.read_text()
 
 
 def test_a_table_without_rows_leaves_no_stale_file(pipeline: Command, tmp_path: Path) -> None:

@@ -240,8 +240,6 @@ def test_options_of_slurm_that_change_nothing_here_are_named(pipeline: Command, 
     submit = ("submit", "--grid", "smoke", "--outputs", tmp_path, "--cluster", "local", "--dry-run")
     said = pipeline(*submit, "--set", "device=cpu", "--exclusive", "--partition", "gpu").stderr
     assert "Notice: without Slurm --partition, --exclusive changes nothing." in said
-    lanes = pipeline(*submit, "--set", "device=cpu", "--points-per-element", "2", "--side-by-side", "2").stderr
-    assert "Notice: without Slurm --side-by-side changes nothing." in lanes
     typed = pipeline(*submit, "--set", "device=cpu", "--gpu-type", "a40", "--gres", "--mem", "0").stderr
     assert "Notice: without Slurm --gpu-type, --gres, --mem changes nothing." in typed
     assert "changes nothing" not in pipeline(*submit, "--set", "device=cpu").stderr

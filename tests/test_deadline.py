@@ -97,12 +97,6 @@ def test_the_limit_is_passed_where_an_element_runs_several_points(run_ids: list[
     assert (command[-2:] == ["--point-limit-s", "1200"]) == (len(run_ids) > 1)
 
 
-def test_a_lone_point_of_a_lane_and_the_copy_of_a_proof_have_the_limit_too() -> None:
-    options = LaunchOptions(Path("data"), point_limit_s=1200).of_element(3, num_lanes=2)
-    assert options.lanes == 2
-    assert launch_command(Path("manifest.json"), ["a"], options._replace(lanes=1))[-2:] == ["--point-limit-s", "1200"]
-
-
 @pytest.fixture
 def experiment(tmp_path: Path) -> Experiment:
     experiment = Experiment(tmp_path / "x")

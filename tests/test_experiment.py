@@ -298,3 +298,16 @@ def test_a_folder_that_cannot_be_listed_is_handed_on(tmp_path: Path, monkeypatch
     left_out: list[OSError] = []
     assert find_experiments(tmp_path, left_out.append) == {}
     assert [error.filename for error in left_out] == [str(tmp_path / "closed")]
+
+
+def test_a_manifest_of_a_version_that_ran_points_at_once_is_read(experiment: Experiment) -> None:
+    with experiment.edit_manifest() as manifest:
+        submission = start_submission("5ub0ab1e", "slurm")
+        submission.arrays.append(Array("scaling-0", [["a", "b"]], job_id="7", is_array=False))
+        manifest.submissions.append(submission)
+    shape = json.loads(experiment.manifest.read_text())
+    shape["submissions"][0]["arrays"][0]["num_lanes"] = 2
+    experiment.manifest.write_text(json.dumps(shape))
+    found = experiment.read_manifest()
+    assert found is not None
+    assert found.submissions[0].arrays[0].element_ids() == {"a": ("7", None), "b": ("7", None)}

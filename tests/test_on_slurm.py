@@ -8,13 +8,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from cluster import Cluster
 from conftest import CPU_SIZE, ROOT, Command, wait_for
-from factories import LENET, make_spec, plant_proof
 from slurm_queue import MIXED, Env, queued, states, write_grid
-
-from pipeline.experiment import Experiment
 
 LONG = """
 name: long
@@ -93,36 +89,6 @@ def test_an_element_of_several_points_that_is_cancelled_loses_the_running_one_an
     assert [found[run_id]["state"] for run_id in order] == ["ok", "cancelled", "missing"]
     resumed = json.loads(pipeline(*submit, "--dry-run", "--json", env=on_slurm).stdout)
     assert resumed["arrays"][0]["elements"] == [order[1:]]
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two lanes need two CPUs")
-def test_a_point_in_a_lane_is_not_submitted_again_while_later_ones_of_another_lane_end(
-    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
-) -> None:
-    changes = ("num_gpus=1", "num_nodes=1", "batch_size_per_gpu=8", "num_samples=64,67,2000000")
-    submit = ("submit", "--grid", write_grid(tmp_path, LONG), "--outputs", tmp_path, "--set", *changes)
-    lanes = ("--points-per-element", "3", "--side-by-side", "2")
-    plan = json.loads(pipeline(*submit, *lanes, "--dry-run", "--json", env=on_slurm).stdout)
-    first, long, last = plan["arrays"][0]["elements"][0]  # as the test above has them
-    experiment = Experiment(tmp_path / "long")
-    experiment.create()
-    small = LENET | {"batch_size_per_gpu": 8, "num_workers": 2}
-    plant_proof(experiment, make_spec(**small, strategy="ddp", input="synthetic"), "node1", "node2")
-    sent = pipeline(*submit, *lanes, env=on_slurm)
-    assert sent.stdout.splitlines()[0].endswith(": 1 element, 1 node x 1 CPU process, 3 points, 2 lanes"), sent.stderr
-
-    wait_for(lambda: list(tmp_path.glob(f"long/records/{last}.0.json")), timeout_s=120)
-    found = states(pipeline, tmp_path, on_slurm)
-    assert [found[run_id]["state"] for run_id in (first, long, last)] == ["ok", "running", "ok"]
-    assert "0 points to run, 1 queued or running, 2 recorded as ok" in pipeline(*submit, env=on_slurm).stderr
-    job = cluster.run("scontrol", "show", "job", found[long]["job"]).stdout
-    assert "CPUs/Task=2" in job
-
-    cluster.run("scancel", found[long]["job"])
-    wait_for(lambda: not queued(cluster), timeout_s=30)
-    found = states(pipeline, tmp_path, on_slurm)
-    assert [found[run_id]["state"] for run_id in (first, long, last)] == ["ok", "cancelled", "ok"]
-    assert not list(workers_on(0))
 
 
 def test_both_nodes_of_a_two_node_point_are_in_its_record(pipeline: Command, on_slurm: Env, tmp_path: Path) -> None:

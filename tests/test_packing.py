@@ -82,23 +82,3 @@ def test_a_point_alone_has_its_own_limit_and_nothing_is_said(limit_min: int | No
 
 
 MEMORY = [make_spec(input="synthetic", measure="memory", repeat=repeat) for repeat in range(2)]
-
-
-@pytest.mark.parametrize(
-    ("points", "num_lanes", "request_of"),
-    [
-        (POINTS[:4], 3, ("3", "12", "49152M", "120")),  # 4 points and 2 runs of the proof, of 20 min; 3 x 4 and 3 x 16
-        (POINTS[:2], 2, ("2", "8", "32768M", "80")),  # no more lanes than points
-        (POINTS[:1], 1, ("1", "4", "16384M", "20")),
-        (MEMORY, 1, ("1", "4", "16384M", "40")),  # nothing to prove it with
-        ([make_spec(strategy="ddp", num_gpus=2)], 1, ("2", "8", "32768M", "20")),
-    ],
-)
-def test_lanes_ask_for_as_many_gpus_with_their_cpus_and_memory_and_for_the_time_of_all_points_and_the_proof(
-    points: Sequence[Spec], num_lanes: int, request_of: tuple[str, ...]
-) -> None:
-    wishes = WISHES._replace(side_by_side=3)
-    (array,) = plan_arrays(points, Resources(), Site("slurm", None, 9, 0, []), wishes)
-    assert array.num_lanes == num_lanes
-    names = ("gpus-per-node", "cpus-per-task", "mem", "time")
-    assert tuple(array.request.options[name] for name in names) == request_of

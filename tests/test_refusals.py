@@ -29,13 +29,6 @@ BAD_USAGE: dict[str, tuple[tuple[str, ...], int, str]] = {
     "json alone": (("--json",), 2, "--dry-run"),
     "no parallelism": (("--max-parallel", "0"), 2, "--max-parallel"),
     "no points an element": (("--points-per-element", "0"), 2, "--points-per-element"),
-    "no lanes": (("--side-by-side", "0"), 2, "--side-by-side"),
-    "lanes that no element fills": (("--side-by-side", "2"), 2, "add --points-per-element 2"),
-    "lanes of unknown cost": (
-        ("--side-by-side", "2", "--points-per-element", "2", "--max-gpu-hours", "9"),
-        2,
-        "leave one out",
-    ),
     "no GPU-hours": (("--max-gpu-hours", "nan"), 2, "--max-gpu-hours"),
     "bad cluster": (("--cluster", "cloud"), 2, "--cluster"),
     "bad rerun": (("--rerun", "missing"), 2, "--rerun"),

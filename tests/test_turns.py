@@ -29,15 +29,6 @@ def packed(tmp_path: Path) -> tuple[Experiment, Manifest]:
     return experiment, manifest
 
 
-@pytest.fixture
-def in_lanes(packed: tuple[Experiment, Manifest]) -> tuple[Experiment, Manifest]:
-    """The same element with two lanes: points 0 and 2, points 1 and 3."""
-    experiment, _ = packed
-    with experiment.edit_manifest() as manifest:
-        manifest.submissions[0].arrays[0].num_lanes = 2
-    return experiment, manifest
-
-
 def begin(experiment: Experiment, *points: Spec, launch_id: str = LAUNCH) -> None:
     for spec in points:
         (experiment.scratch / f"{spec.run_id()}.{launch_id}").mkdir(parents=True)
@@ -143,67 +134,3 @@ def test_an_oom_in_the_log_is_that_of_the_point_that_left_it(
     assert words(parts) == ["oom", "failed", "missing", "missing"]
     assert parts[1].state.reason == "exited 1 without a record; see its log"
     assert read_tail(log, since=second) == "\na mushroom grew\n"
-
-
-def test_a_point_of_one_lane_runs_on_while_those_of_another_end(
-    in_lanes: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin(in_lanes[0], POINTS[0], POINTS[1], POINTS[2])
-    end(in_lanes[0], POINTS[0])
-    end(in_lanes[0], POINTS[2])  # point 1 is still at it, and all that its element says is of other points
-    parts = follow(in_lanes, monkeypatch, "RUNNING")
-    assert words(parts) == ["ok", "running", "ok", "pending"]
-    assert [part.is_in_flight for part in parts] == [False, True, False, True]
-
-
-def test_while_a_proof_is_made_the_lanes_wait_and_nothing_is_submitted_again(
-    in_lanes: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (in_lanes[0].scratch / "proof-1a2b").mkdir(parents=True)
-    parts = follow(in_lanes, monkeypatch, "RUNNING")
-    assert words(parts) == ["running", "pending", "pending", "pending"]
-    assert all(part.is_in_flight for part in parts)
-
-
-@pytest.mark.parametrize("num_ended", range(4))
-def test_points_of_lanes_that_run_one_after_another_since_the_proof_failed_are_as_without_lanes(
-    in_lanes: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch, num_ended: int
-) -> None:
-    for spec in POINTS[:num_ended]:
-        begin(in_lanes[0], spec)
-        end(in_lanes[0], spec)
-    begin(in_lanes[0], POINTS[num_ended])
-    rest = 3 - num_ended
-    parts = follow(in_lanes, monkeypatch, "RUNNING")
-    assert words(parts) == ["ok"] * num_ended + ["running"] + ["pending"] * rest
-    assert [part.is_in_flight for part in parts] == [False] * num_ended + [True] * (1 + rest)
-    assert words(follow(in_lanes, monkeypatch, "TIMEOUT")) == ["ok"] * num_ended + ["timeout"] + ["missing"] * rest
-
-
-def test_a_record_that_was_removed_is_found_lost_once_the_next_of_its_lane_is_published(
-    in_lanes: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin(in_lanes[0], *POINTS)
-    end(in_lanes[0], POINTS[1])
-    assert words(follow(in_lanes, monkeypatch, "RUNNING"))[0] == "running"  # which in a lane it may well be
-    end(in_lanes[0], POINTS[2])
-    assert words(follow(in_lanes, monkeypatch, "RUNNING"))[0] == "lost"
-
-
-def test_lanes_that_are_ended_lose_the_points_that_ran(
-    in_lanes: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin(in_lanes[0], *POINTS[:3])
-    end(in_lanes[0], POINTS[0])
-    assert words(follow(in_lanes, monkeypatch, "CANCELLED")) == ["ok", "cancelled", "cancelled", "missing"]
-
-
-def test_an_oom_in_the_log_of_several_lanes_is_no_points_own(
-    in_lanes: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin(in_lanes[0], *POINTS[:2])
-    end(in_lanes[0], POINTS[1], "oom")
-    leave_log(in_lanes[0], *(f"{spec.run_id()}: starting" for spec in POINTS[:2]), "CUDA out of memory")
-    parts = follow(in_lanes, monkeypatch, "FAILED", 1)
-    assert words(parts) == ["failed", "oom", "missing", "missing"]
-    assert parts[0].state.reason == "exited 1 without a record; see its log"
