@@ -22,14 +22,14 @@ lint: $(VENV)/.installed-test
 	shellcheck jobs/*.sbatch .ci/run
 
 bench: $(VENV)/.installed-test
-	python tests/bench_commands.py
-	python tests/bench_cpu.py
+	python tests/benchmarks/bench_commands.py
+	python tests/benchmarks/bench_cpu.py
 
 # on a node with a GPU, whose image folder PIPELINE_DATA names; with lightning and accelerate where they are installed
 bench-gpu: $(VENV)/.installed-test
-	python tests/bench_gpu.py --json bench-gpu.json
-	torchrun --standalone --nproc-per-node=gpu tests/bench_ddp.py --json bench-ddp.json
-	python tests/bench_memory.py --json bench-memory.json
+	python tests/benchmarks/bench_gpu.py --json bench-gpu.json
+	torchrun --standalone --nproc-per-node=gpu tests/benchmarks/bench_ddp.py --json bench-ddp.json
+	python tests/benchmarks/bench_memory.py --json bench-memory.json
 
 jobs: $(VENV)/.installed
 	for grid in q1 q2 q3 q4; do python -m pipeline.jobfile $$grid > jobs/$$grid.sbatch; done

@@ -5,6 +5,6 @@ import sys
 __version__ = "0.2.0"
 
 if sys.argv[:1] == ["-m"]:  # python -m pipeline.NAME is about to import the command, which may lack a package
-    from pipeline import exits
+    from pipeline.system import errors
 
-    sys.excepthook = exits.report_uncaught
+    sys.excepthook = errors.report_uncaught

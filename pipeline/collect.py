@@ -16,16 +16,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.exits import FINE, GAPS, NOTHING, USAGE, Refusal, run_command, talk
+from pipeline.system.errors import FINE, GAPS, NOTHING, USAGE, Refusal, run_command, talk
 
 NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another's folder, or one that is mounted to be read
 
 if TYPE_CHECKING:
-    from pipeline.experiment import Experiment
-    from pipeline.outcomes import Collected
-    from pipeline.prediction import Link
-    from pipeline.spec import Spec
-    from pipeline.tables import Tables
+    from pipeline.analysis.ring_model import Link
+    from pipeline.experiment.folder import Experiment
+    from pipeline.experiment.outcomes import Collected
+    from pipeline.experiment.spec import Spec
+    from pipeline.report.build_tables import Tables
 
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 
@@ -46,7 +46,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def given_link(arguments: argparse.Namespace) -> "Link | None":
     """The link that predictions are made for; None is the measured one. Raises Refusal for half a link."""
-    from pipeline.prediction import Link
+    from pipeline.analysis.ring_model import Link
 
     latency_us, bandwidth_gb_s = arguments.link_latency_us, arguments.link_gb_s
     if latency_us is None and bandwidth_gb_s is None:
@@ -65,8 +65,8 @@ def main() -> int:
     # after the command line is read: --help need not wait for pandas
     import msgspec
 
-    from pipeline.experiment import find_experiments, warn_of_open_folders
-    from pipeline.render import render_experiment
+    from pipeline.experiment.folder import find_experiments, warn_of_open_folders
+    from pipeline.report.markdown import render_experiment
 
     link = given_link(arguments)
     left_out: list[OSError] = []
@@ -102,13 +102,13 @@ def main() -> int:
 
 def collect_experiment(experiment: "Experiment", link: "Link | None" = None) -> "tuple[Collected, Tables]":
     """The outcomes and the tables of one experiment. Without a manifest the points with a record are expected."""
-    from pipeline import records
-    from pipeline.outcomes import resolve
-    from pipeline.tables import build_tables
+    from pipeline.experiment import record_store
+    from pipeline.experiment.outcomes import resolve
+    from pipeline.report.build_tables import build_tables
 
     manifest = experiment.read_manifest()
     try:
-        found, rejected = records.read_folder(experiment.records, for_tables=True)
+        found, rejected = record_store.read_folder(experiment.records, for_tables=True)
     except OSError as error:
         raise Refusal(f"cannot read {experiment.records}: {error.strerror}; mend its permissions.") from error
     expected = manifest.points if manifest else sorted({record.spec for record in found}, key=usual_order)
@@ -133,7 +133,7 @@ def write_files(experiment: "Experiment", report: str, tables: "Tables", shape: 
     import msgspec
     import pandas
 
-    from pipeline import files
+    from pipeline.system import files
 
     files.replace(experiment.report, report.encode())
     files.replace(experiment.folder / "tables.json", msgspec.json.format(msgspec.json.encode(shape), indent=1) + b"\n")

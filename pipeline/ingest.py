@@ -18,15 +18,16 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pipeline import experiment as experiments
-from pipeline import records
-from pipeline.cells import TIMED_EPOCH
-from pipeline.exits import FINE, Refusal, counted, printable, run_command, some_of, talk
-from pipeline.experiment import Experiment, find_experiments
-from pipeline.files import Unreadable, read_bounded
-from pipeline.measurement import Epoch, Measurement, RankEpoch, Share
-from pipeline.schema import Environment, Failure, Gpu, Record
-from pipeline.spec import CIFAR10_SAMPLES, Count, Index, Precision, Spec, Strategy
+from pipeline.analysis.pooling import TIMED_EPOCH
+from pipeline.experiment import folder as experiments
+from pipeline.experiment import record_store
+from pipeline.experiment.folder import Experiment, find_experiments
+from pipeline.experiment.manifest import add_points
+from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch, Share
+from pipeline.experiment.record import Environment, Failure, Gpu, Record
+from pipeline.experiment.spec import CIFAR10_SAMPLES, Count, Index, Precision, Spec, Strategy
+from pipeline.system.errors import FINE, Refusal, counted, printable, run_command, some_of, talk
+from pipeline.system.files import Unreadable, read_bounded
 
 MAX_FILE_BYTES = 16_000_000
 BYTES_PER_PARAMETER = 4  # gradients in fp32, as DistributedDataParallel sends them
@@ -213,7 +214,7 @@ def build_record(
         raise Refusal(str(error)) from error
     if first.status == "oom":
         failure = Failure(kind="stated_oom", message="stated as out of memory")
-        return records.new_record(
+        return record_store.new_record(
             spec, "oom", launch_id, measured=False, reason=failure.message, failure=failure, environment=environment
         )
     measurement = Measurement(
@@ -221,7 +222,9 @@ def build_record(
         num_parameters=num_parameters,
         gradient_bytes=num_parameters * BYTES_PER_PARAMETER,
     )
-    return records.new_record(spec, "ok", launch_id, measured=False, measurement=measurement, environment=environment)
+    return record_store.new_record(
+        spec, "ok", launch_id, measured=False, measurement=measurement, environment=environment
+    )
 
 
 def build_epochs(rows: list[CsvRow], spec: Spec) -> Iterator[Epoch]:
@@ -249,7 +252,7 @@ def check_all(found: list[Record]) -> None:
     """Raise Refusal for a record that could not be loaded again, before anything is written."""
     for record in found:
         try:
-            records.encode(record)
+            record_store.encode(record)
         except (ValueError, TypeError) as error:  # also a name that is no UTF-8
             raise Refusal(f"{printable(str(error))}; correct the file or the option.") from error
 
@@ -258,16 +261,16 @@ def publish_all(found: list[Record], experiment: Experiment) -> int:
     """Publish what is new; returns how many records were. Raises Refusal where others were measured there."""
     refuse_holder(experiment.folder)
     experiment.create()
-    known, _ = records.read_folder(experiment.records)
+    known, _ = record_store.read_folder(experiment.records)
     if any(record.measured for record in known):
         raise Refusal(f"{experiment.folder} holds points measured here; give the report a folder of its own.")
     published = {(record.run_id, msgspec.json.encode(content(record))) for record in known}
     new = [record for record in found if (record.run_id, msgspec.json.encode(content(record))) not in published]
     with experiment.edit_manifest() as manifest:
-        experiments.add_points(manifest, [record.spec for record in found])
+        add_points(manifest, [record.spec for record in found])
     try:
         for record in new:
-            records.publish(record, experiment.records)
+            record_store.publish(record, experiment.records)
     except OSError as error:
         raise Refusal(
             f"cannot write to {experiment.records}: {error.strerror}; choose another with --outputs."

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import jinja2
 
-from pipeline.command import ROOT
-from pipeline.exits import FINE, Refusal, printable, run_command
-from pipeline.grid import expand_grid, is_path, load_grid_file
-from pipeline.inherited import clean_step
+from pipeline.experiment.grid import expand_grid, is_path, load_grid_file
+from pipeline.runner.launch_options import ROOT
+from pipeline.system.errors import FINE, Refusal, printable, run_command
+from pipeline.system.slurm_commands import clean_step
 
 
 def render_job(name: str) -> str:

@@ -13,22 +13,21 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline import dominance, records
-from pipeline import experiment as experiments
-from pipeline.arguments import RERUN_CHOICES, add_point_arguments, launch_options
-from pipeline.command import LaunchOptions
-from pipeline.deadline import Expired
-from pipeline.exits import FINE, GAPS, RANK_PACKAGES, Refusal, counted, require_packages, run_command, talk
-from pipeline.experiment import Experiment
-from pipeline.grid import expand_grid
-from pipeline.handover import Following, Point
-from pipeline.here import gpu_names, node_rank, num_job_gpus, num_visible_gpus
-from pipeline.publishing import Launch
-from pipeline.ranks import run_ranks
-from pipeline.schema import Record
-from pipeline.search import search_memory
-from pipeline.sharing import first_shared
-from pipeline.spec import Spec
+from pipeline.experiment import implied_oom, record_store
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.grid import expand_grid
+from pipeline.experiment.manifest import Array, add_points, start_submission
+from pipeline.experiment.packing import first_shared
+from pipeline.experiment.record import Record
+from pipeline.experiment.spec import Spec
+from pipeline.runner.launch_options import RERUN_CHOICES, LaunchOptions, add_point_arguments, launch_options
+from pipeline.runner.launch_session import Launch
+from pipeline.runner.memory_search import search_memory
+from pipeline.runner.rank_files import Following, Point
+from pipeline.runner.torchrun import run_ranks
+from pipeline.system.deadline import Expired
+from pipeline.system.errors import FINE, GAPS, RANK_PACKAGES, Refusal, counted, require_packages, run_command, talk
+from pipeline.system.host import gpu_names, node_rank, num_job_gpus, num_visible_gpus
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -121,8 +120,8 @@ def resolve_grid(name: str, index: int | None, changes: list[str], outputs: Path
 
 def is_to_run(spec: Spec, experiment: Experiment, rerun: str | None) -> bool:
     """Whether a point has no record yet, or one that is to be run again: a second sbatch fills the gaps."""
-    attempts = records.read_attempts(experiment.records, spec.run_id())
-    if not attempts or rerun in ("all", status := records.choose(attempts).status):
+    attempts = record_store.read_attempts(experiment.records, spec.run_id())
+    if not attempts or rerun in ("all", status := record_store.choose(attempts).status):
         return True
     talk(f"{spec.run_id()}: recorded as {status}, nothing to do; --rerun {status} runs it again.")
     return False
@@ -140,12 +139,12 @@ def publish_manifest(experiment: Experiment, name: str, points: list[Spec], arra
     """Expect the grid's points, and remember which Slurm array runs them, so that a driver does not run them too."""
     with experiment.edit_manifest() as manifest:
         manifest.name = name
-        experiments.add_points(manifest, points)
+        add_points(manifest, points)
         submission_id = f"sbatch-{array_id}"
         if array_id and all(submission.id != submission_id for submission in manifest.submissions):
-            submission = experiments.start_submission(submission_id, "sbatch")
+            submission = start_submission(submission_id, "sbatch")
             elements = [[spec.run_id()] for spec in points]
-            submission.arrays.append(experiments.Array(name, elements, array_id))
+            submission.arrays.append(Array(name, elements, array_id))
             manifest.submissions.append(submission)
 
 
@@ -158,7 +157,9 @@ def refuse_second_launch(points: Sequence[Spec], experiment: Experiment) -> None
     for spec in points if launch_id else ():
         run_id = spec.run_id()
         is_begun = spec.num_nodes == 1 and experiment.launch_folder(run_id, str(launch_id)).exists()
-        if is_begun or any(found.launch_id == launch_id for found in records.read_attempts(experiment.records, run_id)):
+        if is_begun or any(
+            found.launch_id == launch_id for found in record_store.read_attempts(experiment.records, run_id)
+        ):
             raise Refusal(f"{run_id} was launched before as PIPELINE_LAUNCH_ID={launch_id}; unset it to run it again.")
 
 
@@ -167,11 +168,11 @@ def imply_oom(spec: Spec, experiment: Experiment, options: LaunchOptions) -> Rec
     manifest = experiment.read_manifest()
     if options.rerun in ("oom", "all") or manifest is None:
         return None
-    cause = dominance.find_implying(spec, manifest.points, experiment.records, gpu_names())
+    cause = implied_oom.find_implying(spec, manifest.points, experiment.records, gpu_names())
     if cause is None:
         return None
-    record = dominance.implied(spec, cause, read_launch_id())
-    records.publish(record, experiment.records)
+    record = implied_oom.implied(spec, cause, read_launch_id())
+    record_store.publish(record, experiment.records)
     talk(f"{spec.run_id()}: {record.ending()}")
     return record
 

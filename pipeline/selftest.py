@@ -17,13 +17,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from pipeline.exits import FINE, GAPS, RANK_PACKAGES, Refusal, require_packages, run_command, talk
-from pipeline.here import num_visible_gpus
-from pipeline.spec import MIN_WINDOWS, Model, Spec
+from pipeline.experiment.spec import MIN_WINDOWS, Model, Spec
+from pipeline.system.errors import FINE, GAPS, RANK_PACKAGES, Refusal, require_packages, run_command, talk
+from pipeline.system.host import num_visible_gpus
 
 if TYPE_CHECKING:
-    from pipeline.answers import Answer, Findings
-    from pipeline.handover import Task
+    from pipeline.communication.selftest_checks import Answer, Findings
+    from pipeline.runner.rank_files import Task
 
 SOCKETS_ALONE = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 MAX_FILE_BYTES = 10_000_000
@@ -49,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure three times, judge, print."""
     arguments = parse_arguments()
-    from pipeline.answers import judge, summary
+    from pipeline.communication.selftest_checks import judge, summary
 
     runs = read_runs(arguments.judge) if arguments.judge else measure_runs(build_spec(arguments))
     try:
@@ -78,8 +78,8 @@ def read_runs(path: Path) -> dict[str, "Findings"]:
     """The runs of an earlier self-test. Raises Refusal where the file does not hold them."""
     import msgspec
 
-    from pipeline.answers import Saved
-    from pipeline.files import Unreadable, read_bounded
+    from pipeline.communication.selftest_checks import Saved
+    from pipeline.system.files import Unreadable, read_bounded
 
     try:
         runs = msgspec.json.decode(read_bounded(path, MAX_FILE_BYTES, follow_links=True), type=Saved).runs
@@ -120,9 +120,9 @@ def build_spec(arguments: argparse.Namespace) -> Spec:
 
 def measure(spec: Spec, task: "Task") -> "Findings":
     """Run the task in a process group of its own. Raises Refusal with the cause where a rank failed."""
-    from pipeline import ending
-    from pipeline.handover import Handover, Point
-    from pipeline.ranks import run_ranks
+    from pipeline.runner import failed_record
+    from pipeline.runner.rank_files import Handover, Point
+    from pipeline.runner.torchrun import run_ranks
 
     talk(f"{task} on {spec.num_gpus} x {spec.device}, {spec.batch_size_per_gpu} per GPU: running")
     with tempfile.TemporaryDirectory(prefix="pipeline-selftest-") as folder:
@@ -131,7 +131,7 @@ def measure(spec: Spec, task: "Task") -> "Findings":
         exits = run_ranks(spec, handover, f"selftest-{uuid.uuid4().hex[:12]}")
         found = handover.read_findings()
         if exits or found is None:
-            raise Refusal(f"{task} ended badly: {ending.find_cause(handover, exits).message}")
+            raise Refusal(f"{task} ended badly: {failed_record.find_cause(handover, exits).message}")
         return found
 
 

@@ -9,9 +9,9 @@ import argparse
 import os
 from pathlib import Path
 
-from pipeline import staging
-from pipeline.arguments import DEFAULT_DATA
-from pipeline.exits import FINE, Refusal, run_command, talk
+from pipeline.data import staging
+from pipeline.runner.launch_options import DEFAULT_DATA
+from pipeline.system.errors import FINE, Refusal, run_command, talk
 
 
 def main() -> int:

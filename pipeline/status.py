@@ -11,10 +11,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.exits import FINE, GAPS, NOTHING, USAGE, Refusal, counted, printable, run_command, talk
+from pipeline.system.errors import FINE, GAPS, NOTHING, USAGE, Refusal, counted, printable, run_command, talk
 
 if TYPE_CHECKING:
-    from pipeline.follow import Standing
+    from pipeline.submission.progress import Standing
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -33,8 +33,8 @@ def main() -> int:
     """Print the state of every point."""
     arguments = parse_arguments()
     # after the command line is read: --help answers at once
-    from pipeline.experiment import find_experiments, warn_of_open_folders
-    from pipeline.follow import standings
+    from pipeline.experiment.folder import find_experiments, warn_of_open_folders
+    from pipeline.submission.progress import standings
 
     left_out: list[Exception] = []
     followed, unannounced = {}, []

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import files
-from pipeline.arguments import RERUN_CHOICES, add_point_arguments, launch_options
-from pipeline.exits import FINE, GAPS, RANK_PACKAGES, Refusal, counted, require_packages, run_command, talk
+from pipeline.runner.launch_options import RERUN_CHOICES, add_point_arguments, launch_options
+from pipeline.system import files
+from pipeline.system.errors import FINE, GAPS, RANK_PACKAGES, Refusal, counted, require_packages, run_command, talk
 
 if TYPE_CHECKING:
-    from pipeline.estimate import Estimate
-    from pipeline.grid import Grid
-    from pipeline.plan import Selection, Site, Wishes
+    from pipeline.experiment.grid import Grid
+    from pipeline.submission.gpu_hours_estimate import Estimate
+    from pipeline.submission.plan import Selection, Site, Wishes
 
 MAX_PROLOGUE_BYTES = 1_000_000
 
@@ -85,8 +85,8 @@ def main() -> int:
     """Plan, then print the plan or carry it out."""
     arguments = parse_arguments()
     # after the command line is read: --help answers at once
-    from pipeline import estimate, plan, slurm
-    from pipeline.experiment import Experiment
+    from pipeline.experiment.folder import Experiment
+    from pipeline.submission import gpu_hours_estimate, plan, slurm_submit
 
     wishes = read_wishes(arguments)
     grid = plan.expand(wishes)
@@ -94,7 +94,7 @@ def main() -> int:
     experiment = Experiment(wishes.outputs / grid.name)
     experiment.require_place()
     if site.place == "slurm":
-        slurm.refuse_unsafe_paths(experiment)
+        slurm_submit.refuse_unsafe_paths(experiment)
     prologue = read_prologue(arguments.prologue)
     todo = plan.select(grid.points, experiment, wishes).todo
     points, left_out = plan.leave_out(grid.points, plan.find_unsatisfiable(todo, site, wishes), wishes)
@@ -107,12 +107,12 @@ def main() -> int:
         is_limited = site.place == "slurm"  # here nothing ends a point alone
         limit_min = grid.resources.time_min() if is_limited else None
         gpu_model = plan.gpu_model(site, wishes.site)
-        estimates = estimate.estimate_points(selected, wishes.outputs, limit_min, gpu_model)
+        estimates = gpu_hours_estimate.estimate_points(selected, wishes.outputs, limit_min, gpu_model)
     if wishes.is_dry_run:
         show(arguments, wishes, grid, site, estimates)
         return FINE
     if arguments.max_gpu_hours is not None:
-        estimate.refuse_above(estimates, arguments.max_gpu_hours)
+        gpu_hours_estimate.refuse_above(estimates, arguments.max_gpu_hours)
     return carry_out(arguments, wishes, grid, site, prologue)
 
 
@@ -129,16 +129,16 @@ def show(
     arguments: argparse.Namespace, wishes: "Wishes", grid: "Grid", site: "Site", estimates: "Sequence[Estimate]"
 ) -> None:
     """Print the plan, and say what a submission would be refused for."""
-    from pipeline import plan, preview
-    from pipeline.estimate import refuse_above
-    from pipeline.experiment import Experiment
+    from pipeline.experiment.folder import Experiment
+    from pipeline.submission import dry_run, plan
+    from pipeline.submission.gpu_hours_estimate import refuse_above
 
     experiment = Experiment(wishes.outputs / grid.name)
     selection = plan.select(grid.points, experiment, wishes)
     arrays = plan.plan_arrays(selection.todo, grid.resources, site, wishes)
     options = launch_options(arguments, grid.resources.time_min() * 60)
-    shape = preview.describe(experiment, site, selection, arrays, options, arguments.prologue, estimates)
-    print(json.dumps(shape, indent=1) if arguments.json else preview.render(shape))
+    shape = dry_run.describe(experiment, site, selection, arrays, options, arguments.prologue, estimates)
+    print(json.dumps(shape, indent=1) if arguments.json else dry_run.render(shape))
     if arguments.max_gpu_hours is not None:
         try:
             refuse_above(estimates, arguments.max_gpu_hours)
@@ -150,38 +150,39 @@ def carry_out(
     arguments: argparse.Namespace, wishes: "Wishes", grid: "Grid", site: "Site", prologue: bytes | None
 ) -> int:
     """Run the points here, or submit their arrays, while no other driver does so in this experiment; the exit code."""
-    from pipeline import execute, plan
-    from pipeline.experiment import Experiment, add_points, warn_of_open_folders
-    from pipeline.packing import pack
+    from pipeline.experiment.folder import Experiment, warn_of_open_folders
+    from pipeline.experiment.manifest import add_points
+    from pipeline.experiment.packing import pack
+    from pipeline.submission import executor, plan
 
     experiment = Experiment(wishes.outputs / grid.name)
     options = launch_options(arguments, grid.resources.time_min() * 60)
     require_packages(*(RANK_PACKAGES if site.place == "local" else ("submitit",)))
     staged = plan.select(grid.points, experiment, wishes).todo
-    execute.stage_data(staged, options.data)  # before the folders: where it fails, no empty experiment is left
+    executor.stage_data(staged, options.data)  # before the folders: where it fails, no empty experiment is left
     experiment.create()
     warn_of_open_folders([experiment])
     with experiment.submission_lock():
-        execute.adopt_announced(experiment)
+        executor.adopt_announced(experiment)
         selection = plan.select(grid.points, experiment, wishes)
         report_selection(selection)
-        execute.stage_data([spec for spec in selection.todo if spec not in set(staged)], options.data)
+        executor.stage_data([spec for spec in selection.todo if spec not in set(staged)], options.data)
         with experiment.edit_manifest() as manifest:
             manifest.name = grid.name
             add_points(manifest, grid.points)
         if site.place == "local":
-            execute.run_here(experiment, pack(selection.todo, wishes.points_per_element), options)
+            executor.run_here(experiment, pack(selection.todo, wishes.points_per_element), options)
         else:
             arrays = plan.plan_arrays(selection.todo, grid.resources, site, wishes)
-            execute.submit_arrays(experiment, arrays, prologue, options)
+            executor.submit_arrays(experiment, arrays, prologue, options)
     print(f"folder {experiment.folder}")
     if site.place == "slurm":
         if not arguments.wait:
             return FINE
-        execute.wait(experiment)
+        executor.wait(experiment)
     asked_for = plan.choose_points(grid.points, wishes.only)
     expected = [spec for spec in grid.points if spec.run_id() in asked_for] if arguments.wait else selection.todo
-    return report_gaps(execute.count_gaps(experiment, expected), len(expected), experiment.folder)
+    return report_gaps(executor.count_gaps(experiment, expected), len(expected), experiment.folder)
 
 
 def report_gaps(num_gaps: int, num_points: int, folder: Path) -> int:
@@ -194,8 +195,8 @@ def report_gaps(num_gaps: int, num_points: int, folder: Path) -> int:
 
 def read_wishes(arguments: argparse.Namespace) -> "Wishes":
     """The command line as the planner takes it."""
-    from pipeline.allocation import SiteOptions
-    from pipeline.plan import Wishes
+    from pipeline.submission.plan import Wishes
+    from pipeline.submission.slurm_request import SiteOptions
 
     return Wishes(
         grid=arguments.grid,

@@ -14,7 +14,7 @@ from cluster import Cluster, missing_parts, throwaway_cluster
 from factories import COLOURS
 from PIL import Image
 
-from pipeline.images import SIZE
+from pipeline.data.images import SIZE
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU_SIZE = ("device=cpu", "model=lenet", "dataset=synthetic", "input=synthetic", "num_samples=64")

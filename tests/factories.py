@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from pipeline.experiment import Experiment, add_points
-from pipeline.measurement import (
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.manifest import add_points
+from pipeline.experiment.measurement import (
     Collective,
     Communication,
     Epoch,
@@ -17,9 +18,9 @@ from pipeline.measurement import (
     TransferKind,
     Variant,
 )
-from pipeline.records import publish
-from pipeline.schema import SCHEMA_VERSION, Failure, FailureKind, Record, Status
-from pipeline.spec import Spec
+from pipeline.experiment.record import SCHEMA_VERSION, Failure, FailureKind, Record, Status
+from pipeline.experiment.record_store import publish
+from pipeline.experiment.spec import Spec
 
 ROOT = Path(__file__).resolve().parent.parent
 RESNET18_PARAMETERS = 11_173_962  # the CIFAR ResNet-18 with ten classes

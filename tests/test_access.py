@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT, Command, assert_refused, everything_in, run_command
 from factories import make_experiment, make_record
 
-from pipeline.experiment import find_experiments
+from pipeline.experiment.folder import find_experiments
 
 GRID = """
 name: tiny

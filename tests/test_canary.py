@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from slurm_queue import MIXED, Env, write_grid
 from test_commands import COMMANDS, PLANNED
 
-from pipeline.exits import Refusal, run_command
-from pipeline.experiment import Experiment
-from pipeline.slurm import refuse_unsafe_paths
+from pipeline.experiment.folder import Experiment
+from pipeline.submission.slurm_submit import refuse_unsafe_paths
+from pipeline.system.errors import Refusal, run_command
 
 HOSTILE = {
     "substitution": "x$(touch canary)",

@@ -11,7 +11,7 @@ import pytest
 from conftest import Command, assert_refused, everything_in, run_command, run_unprivileged, without_slurm
 from factories import make_experiment, make_record, make_spec
 
-from pipeline.schema import Environment, Gpu
+from pipeline.experiment.record import Environment, Gpu
 
 Make = Callable[[Path], object]
 FOLDERS: dict[str, tuple[Make, int]] = {

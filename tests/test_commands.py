@@ -9,9 +9,9 @@ import pytest
 from conftest import CPU_SIZE, Command, assert_refused, everything_in, run_command, without_slurm
 from factories import ROOT, make_experiment, make_record, make_spec
 
-from pipeline import records
-from pipeline.experiment import Array, start_submission
-from pipeline.spec import Spec
+from pipeline.experiment import record_store
+from pipeline.experiment.manifest import Array, start_submission
+from pipeline.experiment.spec import Spec
 
 COMMANDS = ("submit", "status", "collect", "ingest", "stage", "launch")
 Answer = subprocess.CompletedProcess[str]
@@ -150,7 +150,7 @@ def test_a_grid_runs_to_its_end_on_this_machine(tiny: tuple[Path, Answer]) -> No
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout == f"folder {folder / 'out' / 'tiny'}\n"
     assert "Traceback" not in answer.stderr
-    found, rejected = records.read_folder(folder / "out" / "tiny" / "records")
+    found, rejected = record_store.read_folder(folder / "out" / "tiny" / "records")
     assert {(record.spec.batch_size_per_gpu, record.status) for record in found} == {(8, "ok"), (65_536, "oom")}
     assert rejected == []
 
@@ -189,7 +189,7 @@ def test_rerun_oom_is_a_second_attempt_and_keeps_the_first(pipeline: Command, ti
     folder, _ = tiny
     answer = pipeline(*submit_tiny(folder), "--rerun", "oom")
     assert answer.returncode == 0, answer.stderr
-    found, _ = records.read_folder(folder / "out" / "tiny" / "records")
+    found, _ = record_store.read_folder(folder / "out" / "tiny" / "records")
     attempts = [(record.spec.batch_size_per_gpu, record.attempt, record.status) for record in found]
     assert sorted(attempts) == [(8, 0, "ok"), (65_536, 0, "oom"), (65_536, 1, "oom")]
 
@@ -223,7 +223,7 @@ def test_a_command_for_a_laptop_or_a_login_node_imports_neither_torch_nor_submit
     arguments = {
         "collect": (tmp_path,),
         "status": (tmp_path,),
-        "ingest": (ROOT / "tests" / "data" / "v100-dp.csv", "--outputs", tmp_path / "y"),
+        "ingest": (ROOT / "tests" / "recorded" / "v100-dp.csv", "--outputs", tmp_path / "y"),
         "submit": ("--grid", "smoke", "--dry-run", "--set", *CPU_SIZE),
     }[command]
     imported = imports_of(tmp_path, command, *arguments)

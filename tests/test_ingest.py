@@ -8,12 +8,13 @@ import pytest
 from conftest import assert_refused, everything_in, run_command
 from factories import RESNET18_GRADIENT_BYTES, ROOT, make_experiment, make_record
 
-from pipeline import ingest, records
+from pipeline import ingest
 from pipeline.collect import collect_experiment
-from pipeline.exits import Refusal
-from pipeline.experiment import Experiment
-from pipeline.rows import Row
-from pipeline.tables import Tables
+from pipeline.experiment import record_store
+from pipeline.experiment.folder import Experiment
+from pipeline.report.build_tables import Tables
+from pipeline.report.rows import Row
+from pipeline.system.errors import Refusal
 
 HEADER = "strategy,num_gpus,batch_size_per_gpu,epoch,epoch_time_s,compute_time_s,loss,accuracy,status"
 GOOD = "dp,1,32,2,24.94,23.76,,,ok"
@@ -37,7 +38,9 @@ class Ingested(NamedTuple):
 
 
 def bring_in(name: str, gpu: str, outputs: Path) -> Ingested:
-    answer = run_command("ingest", ROOT / "tests" / "data" / f"{name}.csv", "--outputs", outputs / name, "--gpu", gpu)
+    answer = run_command(
+        "ingest", ROOT / "tests" / "recorded" / f"{name}.csv", "--outputs", outputs / name, "--gpu", gpu
+    )
     assert (answer.returncode, answer.stdout) == (0, ""), answer.stderr
     answer = run_command("collect", outputs, "--format", "json")
     assert answer.returncode == 0, answer.stderr
@@ -163,7 +166,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_same_file_again_changes_no_byte_and_exits_0(tmp_path: Path) -> None:
-    arguments = (ROOT / "tests" / "data" / "a40-ddp.csv", "--outputs", tmp_path / "x", "--gpu", "NVIDIA A40")
+    arguments = (ROOT / "tests" / "recorded" / "a40-ddp.csv", "--outputs", tmp_path / "x", "--gpu", "NVIDIA A40")
     assert run_command("ingest", *arguments).returncode == 0
     before = contents(tmp_path)
     answer = run_command("ingest", *arguments)
@@ -227,7 +230,7 @@ def test_the_extra_columns_are_axes_of_the_point(tmp_path: Path) -> None:
 
 def test_rows_equal_but_for_the_epoch_are_one_record_in_any_order(tmp_path: Path) -> None:
     folder = ingest_text(tmp_path, "dp,1,32,3,1,,2.5,,ok", "dp,1,32,1,9,,4.5,,ok", "dp,1,32,,2,,3.5,,ok")
-    ((record,), _) = records.read_folder(folder / "records")
+    ((record,), _) = record_store.read_folder(folder / "records")
     assert record.measurement is not None
     assert [(epoch.epoch, epoch.loss) for epoch in record.measurement.epochs] == [(1, 4.5), (2, 3.5), (3, 2.5)]
     assert (record.spec.epochs, record.measured) == (3, False)
@@ -243,7 +246,7 @@ def test_what_an_option_corrects_is_a_new_attempt(tmp_path: Path) -> None:
     ingest_text(tmp_path, GOOD)
     for options in (["--gpu", "NVIDIA A40"], ["--gpu", "NVIDIA A40", "--num-parameters", "1000"]):
         run_ingest(tmp_path / "file.csv", "--outputs", tmp_path / "out", *options)
-    found, _ = records.read_folder(tmp_path / "out" / "records")
+    found, _ = record_store.read_folder(tmp_path / "out" / "records")
     assert [record.attempt for record in found] == [0, 1, 2]
     assert [[gpu.name for gpu in record.environment.gpus] for record in found] == [[], ["NVIDIA A40"], ["NVIDIA A40"]]
     assert found[2].measurement is not None

@@ -9,7 +9,7 @@ from conftest import Command, assert_refused, everything_in, without_slurm
 from factories import ROOT, make_experiment, make_record
 from test_commands import PLANNED, write_grid
 
-from pipeline.exits import DISTRIBUTIONS, INSTALL, of_import
+from pipeline.system.errors import DISTRIBUTIONS, INSTALL, of_import
 
 HIDE = """
 import os, sys

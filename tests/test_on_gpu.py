@@ -13,9 +13,9 @@ import pytest
 import torch
 from conftest import run_command
 
-from pipeline import records
-from pipeline.metrics import GIB
-from pipeline.schema import Record
+from pipeline.analysis.formulas import GIB
+from pipeline.experiment import record_store
+from pipeline.experiment.record import Record
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -56,7 +56,7 @@ def submit(folder: Path, grid: str | Path, *arguments: str) -> list[Record]:
     """Run a grid here and return its records in the order of batch sizes."""
     run_command("submit", "--grid", grid, "--outputs", folder, "--cluster", "local", *arguments, env=on_gpu_0())
     (experiment,) = folder.iterdir()
-    found, rejected = records.read_folder(experiment / "records")
+    found, rejected = record_store.read_folder(experiment / "records")
     assert not rejected
     return sorted(found, key=lambda record: record.spec.batch_size_per_gpu)
 

@@ -50,11 +50,13 @@ def test_the_model_that_the_readme_adds_trains(tmp_path: Path) -> None:
     for name in ("pipeline", "templates"):
         shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     function, line = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    models, spec = tmp_path / "pipeline" / "models.py", tmp_path / "pipeline" / "spec.py"
+    package = tmp_path / "pipeline"
+    models, spec = package / "training" / "models.py", package / "experiment" / "spec.py"
     models.write_text(models.read_text() + "\n\n" + function)
     spec.write_text(re.sub(r"^Model = .*$", line.strip(), spec.read_text(), flags=re.MULTILINE))
     code = (
-        "import torch; from pipeline.models import build_model; from pipeline.grid import expand_grid;"
+        "import torch; from pipeline.training.models import build_model;"
+        "from pipeline.experiment.grid import expand_grid;"
         "assert expand_grid('q1', ['model=vgg11']).points[0].model == 'vgg11';"
         "print(tuple(build_model('vgg11', 10)(torch.zeros(2, 3, 32, 32)).shape))"
     )

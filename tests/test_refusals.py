@@ -11,8 +11,8 @@ from conftest import ROOT, Command, assert_refused, everything_in, run_unprivile
 from factories import make_experiment, make_record, make_spec
 from test_commands import COMMANDS, DEAD, NO_CONFIGURATION, PLANNED, fake_slurm, planned_points, write_grid
 
-from pipeline.experiment import Experiment
-from pipeline.staging import CIFAR10_FILES, CIFAR10_FOLDER
+from pipeline.data.staging import CIFAR10_FILES, CIFAR10_FOLDER
+from pipeline.experiment.folder import Experiment
 
 BAD_USAGE: dict[str, tuple[tuple[str, ...], int, str]] = {
     "unknown grid": (("--grid", "q9"), 2, "unknown grid 'q9'"),
@@ -266,7 +266,10 @@ def test_a_launch_id_that_a_point_had_before_is_refused(pipeline: Command, tmp_p
     ],
 )
 def test_any_error_of_the_system_is_said_in_words_that_are_true_of_it(raised: str, said: str) -> None:
-    code = f"import errno, os\nfrom pipeline.exits import run_command\ndef main(): raise {raised}\nrun_command(main)"
+    code = (
+        "import errno, os\nfrom pipeline.system.errors import run_command\n"
+        f"def main(): raise {raised}\nrun_command(main)"
+    )
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert_refused(answer, 2, said, "mend that, and run it again")
     assert "a file" not in answer.stderr

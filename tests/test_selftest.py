@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Command
 
-from pipeline.answers import Findings
+from pipeline.communication.selftest_checks import Findings
 
 
 def test_a_sleeping_rank_and_the_parts_of_a_step_are_found_on_cpu(pipeline: Command) -> None:

@@ -1,0 +1,61 @@
+"""What a cell's GPUs drew over the timed epoch, how fast they were clocked, and what held them back."""
+
+import statistics
+from collections.abc import Sequence
+
+from pipeline.analysis import formulas
+from pipeline.analysis.pooling import Cell, once_a_cell, timed_epochs
+from pipeline.experiment.measurement import GpuWindow
+from pipeline.experiment.record import Record
+
+
+def energy_figures(cell: Cell) -> dict[str, float | None]:
+    """What Q1 and Q2 say of the energy: of all GPUs used, boards alone, without host and switches."""
+    energy_j = cell.median(energy_j_of)
+    per_sample_j = None if energy_j is None else formulas.energy_per_sample_j(energy_j, cell.spec.num_samples)
+    return {
+        "energy_j": energy_j,
+        "energy_per_sample_j": per_sample_j,
+        "sm_clock_mhz": cell.median(sm_clock_mhz_of),
+    }
+
+
+@once_a_cell
+def energy_notes(cell: Cell) -> list[str]:
+    """What held the clocks down, and why there is no energy where GPUs were sampled."""
+    windows = [window for record in cell.measured for window in timed_windows(record)]
+    reasons = sorted({reason for window in windows for reason in window.throttle_reasons or ()})
+    notes = [f"throttled: {', '.join(reasons)}"] if reasons else []
+    if windows and cell.median(energy_j_of) is None:
+        num_samples = min(window.num_samples for window in windows)
+        notes.append(f"no energy: {num_samples} samples of a GPU in the window are too few, or a GPU was not sampled")
+    return notes
+
+
+def timed_windows(record: Record) -> Sequence[GpuWindow]:
+    """The timed epochs of every GPU that was sampled."""
+    timed = {epoch.epoch for epoch in timed_epochs(record)}
+    return [window for window in (record.telemetry.gpus if record.telemetry else ()) if window.epoch in timed]
+
+
+def energy_j_of(record: Record) -> float | None:
+    """The sum over all GPUs that the point used, median over its windows; None where any GPU lacks all of them."""
+    sums: dict[int, list[float]] = {}
+    for window in timed_windows(record):
+        if window.energy_j is not None:
+            sums.setdefault(window.epoch, []).append(window.energy_j)
+    whole = [sum(energies) for energies in sums.values() if len(energies) == len(record.environment.gpus)]
+    return statistics.median(whole) if whole else None
+
+
+def sm_clock_mhz_of(record: Record) -> float | None:
+    """The median clock of the slowest GPU, for which the others wait."""
+    clocks = (window.median_sm_clock_mhz for window in timed_windows(record))
+    return min((clock for clock in clocks if clock is not None), default=None)
+
+
+def host_cpu_share_of(record: Record) -> float | None:
+    """The busy share of the CPUs of the busiest node, of the timed epochs."""
+    timed = {epoch.epoch for epoch in timed_epochs(record)}
+    hosts = record.telemetry.hosts if record.telemetry else ()
+    return max((host.cpu_share for host in hosts if host.epoch in timed and host.cpu_share is not None), default=None)

@@ -1,0 +1,204 @@
+"""What a communication point says of one step: each variant's time, and what they differ by.
+
+A step's time is the slowest rank's. Differences are taken round by round, since the variants of a round ran side
+by side, and their median and interval are over the rounds. Pure functions of records; times in seconds.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from operator import add, sub
+from typing import NamedTuple
+
+from pipeline.analysis import intervals
+from pipeline.analysis.intervals import Interval, Over
+from pipeline.analysis.stopping_rule import is_difference_settled, is_time_settled, tolerance_s
+from pipeline.experiment.measurement import Collective, Communication, Profile, TransferKind, Variant
+from pipeline.experiment.record import Record
+
+
+def chosen(profile: Profile, kinds: Iterable[TransferKind] | None = None) -> list[Collective]:
+    """The collectives of those kinds; all of them by default."""
+    wanted = None if kinds is None else set(kinds)
+    return [collective for collective in profile.collectives if wanted is None or collective.kind in wanted]
+
+
+def total_comm_ns(collectives: Iterable[Collective]) -> float:
+    """The transfers of a step: the sum over collectives of the shortest rank's duration, median over steps."""
+    return _median_step(collectives, min)
+
+
+def straggler_wait_ns(collectives: Iterable[Collective]) -> float:
+    """The mean rank's wait for the last in a step: the sum of mean less shortest, median over steps."""
+    return _median_step(collectives, lambda ranks: statistics.fmean(ranks) - min(ranks))
+
+
+def _median_step(collectives: Iterable[Collective], figure: Callable[[tuple[int, ...]], float]) -> float:
+    by_step = zip(*(collective.durations_ns for collective in collectives), strict=True)
+    sums = [sum(figure(ranks) for ranks in step) for step in by_step]
+    return statistics.median(sums) if sums else 0.0
+
+
+class Traced(NamedTuple):
+    """Exposed communication of a step by the trace, what of it are slowed kernels, and the noise of that, in seconds.
+
+    None where it was not traced or not recorded.
+    """
+
+    exposed_s: float | None = None
+    slowed_s: float | None = None
+    noise_s: float | None = None
+
+
+def least_exposed(profile: Profile) -> Traced:
+    """The exposure of the rank where it is least, in a step: the others wait for it.
+
+    It is the time in which neither compute nor a launch covers the reduction of gradients, and by how much compute
+    takes longer than where none travel: in the mean of two profiles, whose difference is noise. Where these were not
+    recorded (before schema 8), it is what no compute covers.
+    """
+    if not any(profile.compute_ns):
+        return Traced()
+    unit_ns = profile.num_steps * 1e9
+    if not all((profile.covered_ns, profile.quiet_compute_ns, profile.quiet_again_compute_ns)):
+        return Traced(min(map(sub, profile.comm_ns, profile.overlap_ns)) / unit_ns)
+    alone_ns = map(sub, profile.comm_ns, profile.covered_ns)
+    quiet_ns = list(zip(profile.quiet_compute_ns, profile.quiet_again_compute_ns, strict=True))
+    slowed_ns = list(map(sub, profile.compute_ns, map(statistics.fmean, quiet_ns)))
+    noise_ns = (abs(before - after) for before, after in quiet_ns)
+    by_rank = zip(map(add, alone_ns, slowed_ns), slowed_ns, noise_ns, strict=True)
+    return Traced(*(figure_ns / unit_ns for figure_ns in min(by_rank)))
+
+
+BUSY = 0.9  # a device below this share of the step waits for its host
+
+
+class Figure(NamedTuple):
+    """A median over the repeats, each of its rounds, with its interval and what that is over."""
+
+    value_s: float
+    interval: Interval | None
+    over: Over | None = None
+
+    def noise_floor(self) -> float | None:
+        """Half the interval's width over the median, a fraction: how far two runs of it differ without a cause."""
+        return intervals.half_width(self.interval, self.value_s) if self.interval else None
+
+    def distance_from_zero(self) -> float:
+        """How far from 0 the interval reaches: of a difference between equals, what is noise. 0 without interval."""
+        return max(abs(self.interval.low), abs(self.interval.high)) if self.interval else 0.0
+
+
+def communications(records: Sequence[Record]) -> list[Communication]:
+    """What those of the records that measured communication found."""
+    found = [record.measurement.communication for record in records if record.measurement]
+    return [part for part in found if part is not None]
+
+
+def measured_notes(found: Sequence[Communication]) -> list[str]:
+    """What the jobs themselves said that they could not measure."""
+    return list(dict.fromkeys(note for part in found for note in part.notes))
+
+
+def step_times_s(found: Communication, variant: Variant) -> list[float]:
+    """The slowest rank's step time in each window; none where the variant was not run."""
+    series = [series for series in found.series if series.variant == variant]
+    return [max(ranks) / found.steps_per_window / 1e9 for part in series for ranks in part.window_times_ns]
+
+
+def step_time(found: Sequence[Communication], variant: Variant) -> Figure | None:
+    """A variant's step time."""
+    return figure_of([step_times_s(part, variant) for part in found])
+
+
+def difference(found: Sequence[Communication], variant: Variant, other: Variant) -> Figure | None:
+    """One variant's step time less another's, over the records that ran both."""
+    return figure_of([differences_s(part, variant, other) for part in found])
+
+
+def differences_s(found: Communication, variant: Variant, other: Variant) -> list[float]:
+    """One variant's step time less another's, round by round; none where one of them was not run."""
+    ones, others = step_times_s(found, variant), step_times_s(found, other)
+    return [one - two for one, two in zip(ones, others, strict=True)] if ones and others else []
+
+
+def figure_of(by_repeat: Sequence[Sequence[float]]) -> Figure | None:
+    """The median of the repeats' medians and its interval; None of no values."""
+    known = [values for values in by_repeat if values]
+    if not known:
+        return None
+    return Figure(statistics.median(map(statistics.median, known)), *intervals.interval_over(known))
+
+
+def exposed_in(found: Sequence[Communication]) -> tuple[Figure | None, float | None]:
+    """Exposed communication of a step, DDP less the no-op hook, and its noise floor: how far two equal DDPs differ.
+
+    The floor is None where there are too few rounds for an interval.
+    """
+    exposed, noise = difference(found, "ddp", "no_op_hook"), difference(found, "ddp", "ddp_again")
+    return exposed, noise.distance_from_zero() if noise and noise.interval else None
+
+
+def is_settled(found: Communication) -> bool:
+    """Whether the rounds so far tell each step time, and exposed communication within what a trace may differ by."""
+    times_s = [step_times_s(found, series.variant) for series in found.series]
+    exposed_s = differences_s(found, "ddp", "no_op_hook")
+    return all(map(is_time_settled, times_s)) and (not exposed_s or is_difference_settled(exposed_s))
+
+
+def drifted_exposure_notes(found: Sequence[Communication]) -> list[str]:
+    """That exposed communication itself changed while it was measured, by more than it must be known to."""
+    apart = [intervals.halves_apart(differences_s(part, "ddp", "no_op_hook")) for part in found]
+    changed = [halves for halves in apart if halves and abs(halves[1] - halves[0]) > tolerance_s(halves[0])]
+    return [
+        f"exposed communication went from {before * 1e6:.0f} to {after * 1e6:.0f} us while measured"
+        for before, after in changed[:1]
+    ]
+
+
+def is_noise(exposed: Figure, floor_s: float | None) -> bool:
+    """Whether exposed communication is no more than what two equal series differ by."""
+    return floor_s is not None and abs(exposed.value_s) <= floor_s
+
+
+def profiled_s(found: Sequence[Communication], kinds: Sequence[TransferKind], waiting: bool = False) -> float | None:
+    """The transfers of those kinds in a profiled step, or with `waiting` the mean rank's wait in them."""
+    measure = straggler_wait_ns if waiting else total_comm_ns
+    values = [measure(chosen(part.profile, kinds)) for part in found if part.profile and part.profile.collectives]
+    return statistics.median(values) / 1e9 if values else None
+
+
+def traced_exposure(found: Sequence[Communication]) -> Traced:
+    """Exposed reduction of gradients by the trace, the second way; where some profiles know all of it, they speak."""
+    known = [least_exposed(part.profile) for part in found if part.profile and part.profile.collectives]
+    whole = [traced for traced in known if traced.slowed_s is not None]
+    columns = zip(*(whole or known), strict=True)
+    medians = ([value for value in column if value is not None] for column in columns)
+    return Traced(*(statistics.median(values) if values else None for values in medians))
+
+
+def busy_share(found: Sequence[Communication], step_s: float) -> float | None:
+    """How much of a timed step the device computes, by the profiled steps; None where it was not traced."""
+    values = [
+        statistics.fmean(part.profile.compute_ns) / part.profile.num_steps / 1e9 / step_s
+        for part in found
+        if part.profile and any(part.profile.compute_ns)
+    ]
+    return statistics.median(values) if values else None
+
+
+def disagreement(exposed_s: float, traced: Traced, busy: float | None) -> str | None:
+    """Why the two ways of measuring exposed communication differ, where they do."""
+    if traced.exposed_s is None or abs(exposed_s - traced.exposed_s) <= tolerance_s(max(exposed_s, traced.exposed_s)):
+        return None
+    said = f"the trace shows {traced.exposed_s * 1e6:.0f} us exposed, the step times {exposed_s * 1e6:.0f}"
+    if traced.noise_s is not None and traced.noise_s > tolerance_s(exposed_s):
+        return f"{said}: kernels took {traced.noise_s * 1e6:.0f} us more or less in two profiles without it"
+    if traced.slowed_s is not None and traced.exposed_s - traced.slowed_s <= exposed_s < traced.exposed_s:
+        return f"{said}: a kernel that is slowed need not lengthen the step"
+    if traced.exposed_s > exposed_s:
+        return f"{said}: the profiler slows the host, and ranks that start apart wait inside the collectives"
+    if busy is not None and busy < BUSY:
+        return f"{said}: the device computes {busy:.0%} of the step, the host's issue of collectives is exposed too"
+    if traced.slowed_s is None:
+        return f"{said}: kernels may run slower beside a collective, which this trace cannot show"
+    return f"{said}: gaps between kernels may be longer, which no trace shows as exposed"

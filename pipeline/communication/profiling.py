@@ -1,0 +1,149 @@
+"""A short profiled pass, kept apart from timed steps: what each rank's device did, rank by rank and step by step."""
+
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from pipeline.communication.trace import (
+    RankTrace,
+    SeenCollective,
+    TraceUnreadable,
+    carries_gradients,
+    read_trace,
+    summarize_trace,
+)
+from pipeline.experiment.measurement import Collective, Profile, Transfer, TransferKind
+from pipeline.training import process_group
+from pipeline.training.process_group import Rank
+
+NUM_STEPS = {"cuda": 10, "cpu": 3}
+WARM_UP_STEPS = 2
+MAX_TRACE_BYTES = 400_000_000  # of a rank, as text
+
+TRACE_NAME = "rank{rank}.pt.trace.json.gz"  # as Holistic Trace Analysis looks for it; Perfetto opens it too
+
+
+def profile_steps(
+    step: Callable[[], None],
+    rank: Rank,
+    buckets: Collection[int],
+    folder: Path | None = None,
+    like: Sequence[tuple[str, int]] = (),
+) -> RankTrace:
+    """Profile a few steps on this rank, all ranks beginning together; the trace stays in `folder` if there is one.
+
+    `like`: what the step's collectives are, where it is inside a graph (trace.summarize_trace). Raises
+    trace.TraceUnreadable (TraceTooLarge past MAX_TRACE_BYTES), and RuntimeError where the profiler cannot start.
+    """
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (rank.device.type == "cuda")
+    num_steps = NUM_STEPS[rank.device.type]
+    plan = schedule(wait=0, warmup=WARM_UP_STEPS, active=num_steps, repeat=1)
+    with profile(activities=activities, schedule=plan, record_shapes=True, acc_events=True) as profiler:
+        for number in range(WARM_UP_STEPS + num_steps):
+            step()
+            if number == WARM_UP_STEPS - 1:
+                process_group.barrier(rank)
+            if number in (WARM_UP_STEPS - 1, WARM_UP_STEPS + num_steps - 1):
+                process_group.synchronize(rank)  # no work of the warm-up may fall into the first profiled step
+            profiler.step()
+    with tempfile.TemporaryDirectory(prefix="pipeline-trace-") as scratch:
+        if folder:
+            folder.mkdir(exist_ok=True)
+        path = (folder or Path(scratch)) / TRACE_NAME.format(rank=rank.rank)
+        profiler.export_chrome_trace(str(path))
+        return summarize_trace(read_trace(path, MAX_TRACE_BYTES), buckets, like)
+
+
+def profile_ranks(
+    step: Callable[[], None],
+    rank: Rank,
+    buckets: Collection[int],
+    folder: Path | None = None,
+    like: Sequence[tuple[str, int]] = (),
+) -> tuple[Profile | None, tuple[str, ...]]:
+    """The profile of all ranks, or why there is none; no rank goes on where another failed. Arguments as profile_steps.
+
+    Raises torch.OutOfMemoryError, which is a point's ending.
+    """
+    trace, problem = None, None
+    try:
+        trace = profile_steps(step, rank, buckets, folder, like)
+    except (TraceUnreadable, RuntimeError, OSError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        problem = f"rank {rank.rank}: no profile: {error}"
+    gathered = process_group.gather((trace, problem))
+    problems = [text for _, text in gathered if text]
+    if problems:
+        return None, tuple(problems)
+    profile, note = combine([part for part, _ in gathered if part], NUM_STEPS[rank.device.type], buckets)
+    return profile, (note,) if note else ()
+
+
+def combine(traces: Sequence[RankTrace], num_steps: int, buckets: Collection[int]) -> tuple[Profile, str | None]:
+    """All ranks' traces as one profile, and a note where their collectives cannot be matched."""
+    counts = {len(trace.collectives) for trace in traces}
+    note = None
+    per_step = 0
+    if counts == {0}:
+        note = "the profiler saw no collective (on GPUs it needs CUPTI): no figures"
+    elif len(counts) > 1 or min(counts) % num_steps:
+        note = f"the ranks' profiled collectives ({sorted(counts)}) do not divide into {num_steps} steps: no figures"
+    else:
+        per_step = min(counts) // num_steps
+    collectives = [match(traces, place, per_step, num_steps, buckets) for place in range(per_step)]
+    return (
+        Profile(
+            num_steps=num_steps,
+            collectives=tuple(collectives),
+            comm_ns=tuple(trace.comm_ns for trace in traces),
+            compute_ns=tuple(trace.compute_ns for trace in traces),
+            overlap_ns=tuple(trace.overlap_ns for trace in traces),
+            covered_ns=tuple(trace.covered_ns for trace in traces),
+        ),
+        note,
+    )
+
+
+def match(
+    traces: Sequence[RankTrace], place: int, per_step: int, num_steps: int, buckets: Collection[int]
+) -> Collective:
+    """The collective at one place of the step, over all steps and ranks: every rank issues them in the same order."""
+    first = traces[0].collectives[place]
+    durations_ns = tuple(
+        tuple(round(trace.collectives[step * per_step + place].duration_us * 1e3) for trace in traces)
+        for step in range(num_steps)
+    )
+    return Collective(
+        kind=kind_of(first, buckets), operation=first.operation, num_bytes=first.num_bytes, durations_ns=durations_ns
+    )
+
+
+def kind_of(seen: SeenCollective, buckets: Collection[int]) -> TransferKind:
+    """Gradients travel in buckets, buffers are broadcast, the rest are SyncBatchNorm's statistics."""
+    if carries_gradients(seen, buckets):
+        return "gradients"
+    return "buffers" if seen.operation == "broadcast" else "batchnorm_statistics"
+
+
+def count_transfers(found: Profile) -> tuple[Transfer, ...]:
+    """Calls and bytes of a step by kind, as they were seen."""
+    kinds = dict.fromkeys(collective.kind for collective in found.collectives)
+    return tuple(
+        Transfer(
+            kind=kind,
+            calls_per_step=sum(collective.kind == kind for collective in found.collectives),
+            bytes_per_step=sum(collective.num_bytes for collective in found.collectives if collective.kind == kind),
+        )
+        for kind in kinds
+    )
+
+
+def bucket_bytes(model: torch.nn.parallel.DistributedDataParallel) -> list[int]:
+    """The sizes of DDP's buckets as it rebuilt them after the first step, in bytes."""
+    logged = model._get_ddp_logging_data()  # torch has no public name for it
+    text = str(logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or "")
+    return [int(size) for size in text.replace(",", " ").split()]

@@ -1,0 +1,185 @@
+"""The batches made of the images: the same seeds give the same order whatever the input path."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate, get_worker_info
+from torchvision import transforms
+
+from pipeline.data import augmentation
+from pipeline.data.images import NUM_SYNTHETIC_CLASSES, SIZE, Images, load_images
+from pipeline.experiment.spec import Spec
+from pipeline.system.host import name_shared_memory
+
+MEAN = (0.4914, 0.4822, 0.4465)
+STD = (0.2023, 0.1994, 0.2010)
+AUGMENTED_BYTES = 256 * 2**20  # of augmented images (as fp32) at a time: CIFAR-10's epoch is three such chunks
+
+Batch = tuple[Tensor, Tensor]  # images [batch, 3, 32, 32] of image_dtype(), labels [batch] int64
+
+
+class Shard(NamedTuple):
+    """One rank's share of the images, and the device that its batches go to."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+
+class AugmentedImages(Dataset[tuple[Tensor, int]]):
+    """Random crop with padding 4, flip with probability 0.5, normalised: an image at a time, as workers do it."""
+
+    def __init__(self, images: Images) -> None:
+        self._images = images
+        self._transform = transforms.Compose(
+            [
+                transforms.RandomCrop(SIZE, padding=4),
+                transforms.RandomHorizontalFlip(),
+                transforms.ToTensor(),
+                transforms.Normalize(MEAN, STD),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self._images.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image = Image.fromarray(self._images.pixels[index])
+        return self._transform(image), int(self._images.labels[index])
+
+
+class TrainingBatches(Protocol):
+    """The batches of an epoch for one rank; `num_classes` is the data set's."""
+
+    num_classes: int
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """The epoch's batches on the host or the device; counting from 1."""
+
+
+class LoaderBatches:
+    """A DataLoader with persistent workers over this rank's share of the images."""
+
+    def __init__(self, spec: Spec, shard: Shard, images: Images) -> None:
+        self.num_classes = images.num_classes
+        self._sampler = build_sampler(spec.num_samples, shard.world_size, shard.rank, spec.seed)
+        assert spec.num_workers is not None, "a point that runs states its workers"
+        self._loader = DataLoader(
+            AugmentedImages(images),
+            batch_size=spec.global_batch_size // shard.world_size,
+            sampler=self._sampler,
+            num_workers=spec.num_workers,
+            collate_fn=collate_shared,
+            persistent_workers=spec.num_workers > 0,
+            pin_memory=shard.device.type == "cuda",
+            generator=torch.Generator().manual_seed(spec.seed * 1_000_003 + shard.rank),
+        )
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        self._sampler.set_epoch(epoch)
+        try:
+            return iter(self._loader)
+        except OSError as error:
+            name_shared_memory(error)  # its queues have semaphores
+            raise
+
+
+def collate_shared(samples: list[tuple[Tensor, int]]) -> list[Tensor]:
+    """The samples as a batch; a loader's worker puts all of it into shared memory here.
+
+    Where that is full the error reaches the rank. The thread that sends the labels would lose it, and the rank wait.
+    """
+    images, labels = default_collate(samples)
+    return [images, labels.share_memory_() if get_worker_info() else labels]
+
+
+def build_sampler(num_samples: int, world_size: int, rank: int, seed: int) -> DistributedSampler[int]:
+    """The order of an epoch: one permutation of all samples, dealt to the ranks in turn, padded to equal shares."""
+    placeholder: Dataset[int] = range(num_samples)  # type: ignore[assignment]  # only its length is used
+    return DistributedSampler(placeholder, num_replicas=world_size, rank=rank, seed=seed)
+
+
+class ResidentBatches:
+    """`input: synthetic`: one batch that lies on the device, given again each step; the last one may be smaller."""
+
+    num_classes = NUM_SYNTHETIC_CLASSES
+
+    def __init__(self, spec: Spec, shard: Shard) -> None:
+        batch_size = spec.global_batch_size // shard.world_size
+        generator = torch.Generator(shard.device).manual_seed(spec.seed * 1_000_003 + shard.rank)
+        shape = (batch_size, 3, SIZE, SIZE)
+        self._labels = torch.randint(NUM_SYNTHETIC_CLASSES, shape[:1], generator=generator, device=shard.device)
+        self._images = torch.randn(shape, generator=generator, device=shard.device)
+        self._images += (self._labels / NUM_SYNTHETIC_CLASSES).view(-1, 1, 1, 1)
+        self._images = self._images.contiguous(memory_format=memory_format(spec))
+        self._sizes = batch_sizes(spec, shard.world_size)
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        return ((self._images[:size], self._labels[:size]) for size in self._sizes)
+
+
+class AugmentedBatches:
+    """`input: gpu`: the whole data set lies on the device as bytes, and is augmented there once an epoch.
+
+    The epoch's order is drawn before the clock, as a DataLoader's is. The augmentation falls into the clock: it
+    runs in that order, chunk by chunk, when the first batch of a chunk is asked for (the `data` part of that
+    step), so that every batch is a slice. Under DataParallel the global batch lies on GPU 0.
+    """
+
+    def __init__(self, spec: Spec, shard: Shard, images: Images) -> None:
+        self.num_classes = images.num_classes
+        self._sampler = build_sampler(spec.num_samples, shard.world_size, shard.rank, spec.seed)
+        self._padded = augmentation.pad(torch.tensor(images.pixels, device=shard.device))
+        self._labels = torch.tensor(images.labels, device=shard.device)
+        self._generator = torch.Generator(shard.device)
+        self._seed = spec.seed * 1_000_003 + shard.rank
+        self._num_images = sum(batch_sizes(spec, shard.world_size))
+        self._batch_size = spec.global_batch_size // shard.world_size
+        self._normalization = augmentation.normalization(MEAN, STD, shard.device)
+        self._dtype, self._memory_format = image_dtype(spec), memory_format(spec)
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        self._sampler.set_epoch(epoch)
+        order = torch.tensor(list(self._sampler), device=self._labels.device)[: self._num_images]
+        self._generator.manual_seed((self._seed * 1_000_003 + epoch) % 2**63)
+        return self._batches(order)
+
+    def _batches(self, order: Tensor) -> Iterator[Batch]:
+        chunk_size = max(1, AUGMENTED_BYTES // (3 * SIZE * SIZE * 4) // self._batch_size) * self._batch_size
+        for chosen in order.split(chunk_size):
+            draws = augmentation.draw(len(chosen), self._generator)
+            pixels = augmentation.crop_and_flip(self._padded, chosen, draws)
+            images = augmentation.normalize(pixels, self._normalization, self._dtype, self._memory_format)
+            del pixels
+            yield from zip(images.split(self._batch_size), self._labels[chosen].split(self._batch_size), strict=True)
+
+
+def image_dtype(spec: Spec) -> torch.dtype:
+    """What images arrive in: `input: gpu` rounds once to bf16 where autocast would round them in every step."""
+    return torch.bfloat16 if spec.input == "gpu" and spec.precision == "bf16" else torch.float32
+
+
+def memory_format(spec: Spec) -> torch.memory_format:
+    """How images and weights lie in memory."""
+    return torch.channels_last if spec.layout == "channels_last" else torch.contiguous_format
+
+
+def batch_sizes(spec: Spec, world_size: int) -> list[int]:
+    """The size of each batch of one rank's epoch; a probe's are all full, an epoch's last may be smaller."""
+    batch_size = spec.global_batch_size // world_size
+    if spec.is_probe:
+        return [batch_size] * spec.steps_per_epoch
+    share = -(-spec.num_samples // world_size)
+    return [min(batch_size, share - step * batch_size) for step in range(spec.steps_per_epoch)]
+
+
+def build_batches(spec: Spec, shard: Shard, folder: Path | None) -> TrainingBatches:
+    """The training input that the spec names. Raises staging.NotStaged."""
+    if spec.input == "synthetic":
+        return ResidentBatches(spec, shard)
+    images = load_images(spec, "train", folder)
+    return AugmentedBatches(spec, shard, images) if spec.input == "gpu" else LoaderBatches(spec, shard, images)

@@ -1,0 +1,207 @@
+"""An experiment's folder: where everything lies in it, the manifest of expected points, and its lock."""
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+import msgspec
+
+from pipeline.experiment.manifest import MANIFEST_VERSION, MAX_MANIFEST_BYTES, Manifest
+from pipeline.system import files
+from pipeline.system.errors import Refusal, talk
+
+OWN_FOLDERS = ("records", "logs", "traces")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The folder of one experiment; owns every path in it."""
+
+    folder: Path
+
+    @property
+    def manifest(self) -> Path:
+        return self.folder / "manifest.json"
+
+    @property
+    def records(self) -> Path:
+        return self.folder / "records"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def scratch(self) -> Path:
+        """What launches and their ranks leave for each other, a folder a launch and point."""
+        return self.logs / "scratch"
+
+    def launch_folder(self, run_id: str, launch_id: str) -> Path:
+        """What a launch and its ranks leave for each other over one point."""
+        return self.scratch / f"{run_id}.{launch_id}"
+
+    @property
+    def traces(self) -> Path:
+        """The profiler's traces that were asked for, a folder an attempt."""
+        return self.folder / "traces"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.md"
+
+    def log_folder(self, submission_id: str) -> Path:
+        """Scripts, logs and scratch of one submission: private, since submitit keeps pickles there."""
+        return self.logs / submission_id
+
+    def create(self) -> None:
+        """Make the folders. Raises Refusal where that is not possible, or no record could be published there."""
+        self.refuse_links()
+        try:
+            for folder in (self.folder, self.records, self.logs):
+                folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+            files.probe_exclusive(self.records)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def refuse_links(self) -> None:
+        """Raise Refusal where a folder of the experiment is a link: another may lead it anywhere.
+
+        The folder that holds experiments may be one, since people link it to a file system with room.
+        """
+        for folder in (self.folder, self.records, self.logs, self.traces):
+            if folder.is_symlink():
+                raise Refusal(f"{folder} is a link; give the folder that it leads to, or put a folder in its place.")
+
+    def require_place(self) -> None:
+        """Raise Refusal where `create` would, as far as that can be told without writing."""
+        for folder in (self.folder, self.records, self.logs):
+            present = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+            if not present.is_dir():
+                raise self._unwritable(NotADirectoryError(errno.ENOTDIR, f"{present} is no folder"))
+            if not os.access(present, os.W_OK | os.X_OK):
+                number = errno.EROFS if os.statvfs(present).f_flag & os.ST_RDONLY else errno.EACCES
+                raise self._unwritable(OSError(number, os.strerror(number)))
+
+    def read_manifest(self) -> Manifest | None:
+        """The manifest, or None where there is none. Raises Refusal when it cannot be read, or a folder is a link."""
+        self.refuse_links()
+        if not self.manifest.exists():
+            return None
+        try:
+            raw = files.read_bounded(self.manifest, MAX_MANIFEST_BYTES)
+            files.refuse_newer(raw, MANIFEST_VERSION)
+            return msgspec.json.decode(raw, type=Manifest)
+        except files.Newer as error:
+            raise Refusal(f"{self.manifest} {error}.") from error
+        except (files.Unreadable, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Refusal(f"{self.manifest} is no manifest ({error}); restore it, or move it away.") from error
+
+    @contextlib.contextmanager
+    def edit_manifest(self) -> Iterator[Manifest]:
+        """The manifest to change; written back whole at the end, one writer at a time. Raises Refusal."""
+        with self._lock("manifest", timeout_s=60):
+            manifest = self.read_manifest() or Manifest(MANIFEST_VERSION, self.folder.name)
+            yield manifest
+            raw = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+            try:
+                files.replace(self.manifest, raw)
+            except OSError as error:
+                raise self._unwritable(error) from error
+
+    @contextlib.contextmanager
+    def submission_lock(self) -> Iterator[None]:
+        """Held while a driver submits or runs points here. Raises Refusal when another holds it."""
+        with self._lock("submit", timeout_s=2):  # another may only be looking whether it is held
+            yield
+
+    def is_being_submitted(self) -> bool:
+        """Whether a driver on this host is at work here at this moment."""
+        if not self.folder.is_dir():
+            return False
+        lock = filelock.FileLock(self.folder / ".submit.lock", timeout=0)
+        try:
+            with lock:
+                return False
+        except filelock.Timeout:
+            return True
+        except OSError:  # nobody can hold a lock that cannot be made
+            return False
+
+    @contextlib.contextmanager
+    def _lock(self, purpose: str, timeout_s: float) -> Iterator[None]:
+        lock = filelock.FileLock(self.folder / f".{purpose}.lock", timeout=timeout_s)
+        try:
+            lock.acquire()
+        except filelock.Timeout as error:
+            raise Refusal(
+                f"another {purpose} is at work in {self.folder}; wait for it, or end it and try again."
+            ) from error
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _unwritable(self, error: OSError) -> Refusal:
+        return Refusal(f"cannot write to {self.folder}: {error.strerror}; choose another folder with --outputs.")
+
+
+def find_experiments(root: Path, on_left_out: Callable[[OSError], None] = lambda _: None) -> dict[str, Experiment]:
+    """Every experiment at or under the folder, at any depth: name (relative to the folder) -> experiment.
+
+    The folder itself has its own name, or "." where an experiment in it has that name.
+
+    Names each folder below that cannot be read, and calls `on_left_out`. Raises Refusal (usage) where the folder itself
+    is absent, unreadable or a file.
+    """
+    try:
+        if not stat.S_ISDIR(root.stat().st_mode):
+            raise Refusal(f"{root} is a file; give the folder that holds the experiments.")
+        os.listdir(root)
+    except OSError as error:
+        raise Refusal(f"cannot read {root}: {error.strerror}; give the folder that holds the experiments.") from error
+    found = {}
+
+    def leave_out(error: OSError) -> None:
+        talk(f"left out: {error.filename}: {error.strerror}.")
+        on_left_out(error)
+
+    for path, folders, _ in os.walk(root, followlinks=False, onerror=leave_out):
+        folder = Path(path)
+        inside = sorted(name for name in folders if not name.startswith("."))
+        for name in inside:
+            if (folder / name).is_symlink() and is_experiment(folder / name):
+                leave_out(OSError(errno.ELOOP, "it is a link; give the folder that it leads to", str(folder / name)))
+        folders[:] = [name for name in inside if not (folder / name).is_symlink()]
+        if is_experiment(folder):
+            found[readable(str(folder.relative_to(root)))] = Experiment(folder)
+            # its own folders are not searched, but for an experiment of such a name
+            folders[:] = [name for name in folders if name not in OWN_FOLDERS or is_experiment(folder / name)]
+    own_name = readable(root.resolve().name)
+    if "." in found and own_name not in found:
+        found[own_name] = found.pop(".")
+    return dict(sorted(found.items()))
+
+
+def warn_of_open_folders(experiments: Iterable[Experiment]) -> int:
+    """Name every folder at or above these experiments where anyone may replace what is recorded; how many they are."""
+    found = {files.find_open_folder(experiment.records) for experiment in experiments} - {None}
+    for folder in sorted(map(str, found)):
+        talk(f"Warning: {folder}: anyone may write there and replace records; chmod o-w it.")
+    return len(found)
+
+
+def readable(name: str) -> str:
+    """A folder's name as text: names need not be UTF-8."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")
+
+
+def is_experiment(folder: Path) -> bool:
+    """Whether the folder holds a manifest or records."""
+    return os.path.isfile(folder / "manifest.json") or os.path.isdir(folder / "records")  # False where it is closed

@@ -1,0 +1,53 @@
+"""Dominance: points that need not run, since a smaller batch of the same shape ran out of memory on such GPUs."""
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import msgspec
+
+from pipeline.experiment import record_store
+from pipeline.experiment.record import Failure, Record
+from pipeline.experiment.spec import Spec
+
+
+def find_implying(spec: Spec, points: Iterable[Spec], folder: Path, gpus_here: Collection[str]) -> Record | None:
+    """The OOM that implies this point's, of the smallest batch size; None where the point has to run.
+
+    It must be of a point equal in every axis but batch_size_per_gpu, seed and repeat. On `cuda` it is the device's
+    memory that ended, on GPUs of the same name as every GPU here (where these are not known, the point runs); on
+    `cpu` a `memory_limit_gib`, since the host's own memory is other jobs' too. Nothing is implied past a batch that
+    one of these points did fit.
+    """
+    ladder = [other for other in points if ladder_of(other) == ladder_of(spec)]
+    attempts = record_store.read_points(folder, {other.run_id() for other in ladder})
+    chosen = [record_store.choose(found) for found in attempts if found]
+    fitted = max((record.spec.batch_size_per_gpu for record in chosen if record.status == "ok"), default=0)
+    ooms = [
+        record
+        for record in chosen
+        if fitted < record.spec.batch_size_per_gpu < spec.batch_size_per_gpu and ends_memory_of(record, gpus_here)
+    ]
+    return min(ooms, key=lambda record: record.spec.batch_size_per_gpu, default=None)
+
+
+def ladder_of(spec: Spec) -> Spec:
+    """What points share that differ in batch size, seed and repeat alone."""
+    return msgspec.structs.replace(spec, batch_size_per_gpu=1, seed=0, repeat=0)
+
+
+def ends_memory_of(record: Record, gpus_here: Collection[str]) -> bool:
+    """Whether the record is an OOM that was measured, of a memory that is the same here."""
+    if record.failure is None or not record.measured:
+        return False
+    if record.spec.device == "cpu":
+        return record.failure.kind == "host_oom" and record.spec.memory_limit_gib is not None
+    names = {gpu.name for gpu in record.environment.gpus}
+    return record.failure.kind == "cuda_oom" and bool(names) and names == set(gpus_here)
+
+
+def implied(spec: Spec, cause: Record, launch_id: str) -> Record:
+    """The record of a point that was not run."""
+    sizes = f"batch_size_per_gpu {cause.spec.batch_size_per_gpu} ran out of memory, so {spec.batch_size_per_gpu} does"
+    message = f"not run: {sizes}; --rerun oom runs it ({cause.run_id}, attempt {cause.attempt})"
+    failure = Failure(kind="implied_oom", message=message)
+    return record_store.new_record(spec, "oom", launch_id, reason=f"implied by {cause.run_id}", failure=failure)

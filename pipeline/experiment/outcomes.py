@@ -1,0 +1,103 @@
+"""Records against expected points: every point in exactly one state, every file accounted for."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
+
+from pipeline.experiment import record_store
+from pipeline.experiment.record import Record
+from pipeline.experiment.record_store import Rejected
+from pipeline.experiment.spec import Spec
+from pipeline.system.files import CANNOT_READ
+
+PointStatus = Literal["ok", "oom", "failed", "rejected", "missing"]
+
+
+class Outcome(NamedTuple):
+    """One expected point, what became of it, and why where it is not ok; the attempts that do not speak for it."""
+
+    spec: Spec
+    status: PointStatus
+    record: Record | None
+    reason: str
+    superseded: Sequence[Record] = ()
+
+
+class Coverage(msgspec.Struct, frozen=True):
+    """expected = ok + oom + failed + missing + rejected count points; the other three count files."""
+
+    expected: int
+    ok: int
+    oom: int
+    failed: int
+    missing: int
+    rejected: int
+    duplicate: int
+    superseded: int
+    foreign: int
+
+    @property
+    def num_gaps(self) -> int:
+        """Points without a result: an out-of-memory is a result."""
+        return self.failed + self.missing + self.rejected
+
+
+class Collected(NamedTuple):
+    """The outcomes of an experiment, its coverage, and a sentence for every file that speaks for no point."""
+
+    outcomes: list[Outcome]
+    coverage: Coverage
+    notes: list[str]
+
+
+def resolve(expected: Sequence[Spec], found: Iterable[Record], rejected: Sequence[Rejected]) -> Collected:
+    """The state of every expected point. Timestamps play no part: attempts are numbered."""
+    attempts: dict[str, list[Record]] = defaultdict(list)
+    for record in found:
+        attempts[record.run_id].append(record)
+    bad_files = {file.run_id: file for file in rejected if file.run_id is not None}
+    known = {spec.run_id(): spec for spec in expected}  # once each, however often a manifest was edited
+    outcomes = [judge(spec, attempts.get(run_id, []), bad_files.get(run_id)) for run_id, spec in known.items()]
+    strangers = [record for run_id, parts in attempts.items() if run_id not in known for record in parts]
+    copies = {file for file in rejected if file.copy_of and is_there(*file.copy_of, attempts)}
+    foreign_files = [file for file in rejected if file.run_id not in known and file not in copies]
+    coverage = Coverage(
+        expected=len(outcomes),
+        **{status: sum(outcome.status == status for outcome in outcomes) for status in get_args(PointStatus)},
+        duplicate=len(copies),
+        superseded=sum(len(outcome.superseded) for outcome in outcomes),
+        foreign=len(strangers) + len(foreign_files),
+    )
+    notes = [f"records/{file.path.name} was not read: {file.reason}." for file in rejected]
+    notes += [
+        f"{record.run_id} (attempt {record.attempt}) belongs to no point of this experiment." for record in strangers
+    ]
+    return Collected(outcomes, coverage, notes)
+
+
+def is_there(run_id: str, attempt: int, attempts: Mapping[str, list[Record]]) -> bool:
+    """Whether that attempt has a record."""
+    return any(record.attempt == attempt for record in attempts.get(run_id, []))
+
+
+def judge(spec: Spec, attempts: list[Record], bad: Rejected | None) -> Outcome:
+    """The state of one point by its attempts; a point whose only file is invalid is rejected, not missing."""
+    if attempts:
+        record = record_store.choose(attempts)
+        superseded = [other for other in attempts if other is not record]
+        return Outcome(spec, record.status, record, record.reason, superseded)
+    if bad is not None:
+        return Outcome(spec, "rejected", None, f"its only record was not read: {bad.reason}{cure_of(bad)}")
+    return Outcome(spec, "missing", None, "no record")
+
+
+def cure_of(bad: Rejected) -> str:
+    """What to do about a point's only file: not to throw a sound one away."""
+    if bad.copy_of:
+        run_id, attempt = bad.copy_of
+        return f"; rename it to {run_id}.{attempt}.json"
+    if bad.reason.startswith(CANNOT_READ):
+        return "; make it readable"
+    return "" if bad.is_newer else "; remove it and submit again"

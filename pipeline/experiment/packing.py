@@ -1,0 +1,114 @@
+"""Packing: which points of one shape share an array element, where they run one after another, in which order."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pipeline.experiment.measurement import DeviceMemory
+from pipeline.experiment.spec import Spec, stated_fields
+
+ORDER_SEED = 0
+
+
+def pack(specs: Sequence[Spec], points_per_element: int) -> list[list[Spec]]:
+    """Elements of up to so many points, one after another.
+
+    Alone in their elements, points keep the grid's order. Packed, those that can share processes lie together, a block
+    for each layout of processes and repeat. A fixed seed draws the order within a block, so that what drifts meanwhile
+    (clocks, heat, neighbours) falls together with no axis, and that of the layouts. Probes run last and by batch size,
+    so that the first OOM stands before the larger ones. The manifest holds the order.
+    """
+    ordered = list(specs) if points_per_element == 1 else sorted(specs, key=place_in_order)
+    return [ordered[start : start + points_per_element] for start in range(0, len(ordered), points_per_element)]
+
+
+def place_in_order(spec: Spec) -> tuple[bool, int, bytes, tuple[int, int], bool, bytes]:
+    """Before or after other points: by the seed and the point alone, whichever points are packed with it."""
+    return (
+        spec.is_probe,
+        spec.batch_size_per_gpu if spec.is_probe else 0,
+        draw(process_layout(spec)),
+        (spec.repeat, spec.seed),
+        not may_share(spec),
+        draw(spec.run_id()),
+    )
+
+
+def draw(what: object) -> bytes:
+    """A place that follows from the seed and nothing else."""
+    return hashlib.sha256(f"{ORDER_SEED} {what}".encode()).digest()
+
+
+ROOM = 0.5  # of a device's memory: a point that may need more gets fresh processes
+
+
+def first_shared(points: Sequence[Spec]) -> list[Spec]:
+    """The points from the first one on that its processes may run, in their order; at least that one.
+
+    A repeat or another seed asks for new processes, so the same point comes only once.
+    """
+    first, *others = points
+    shared = [first]
+    for spec in others if may_share(first) else []:
+        is_repeat = without_repeat(spec) in map(without_repeat, shared)
+        if not may_share(spec) or process_layout(spec) != process_layout(first) or is_repeat:
+            break
+        shared.append(spec)
+    return shared
+
+
+def may_share(spec: Spec) -> bool:
+    """Whether a point may run in processes that ran others before, and others after it."""
+    near_boundary = spec.is_probe or spec.measure == "memory" or spec.memory_limit_gib is not None
+    profiles = spec.measure == "communication"
+    return spec.execution == "eager" and not near_boundary and not profiles and spec.num_nodes == 1
+
+
+def process_layout(spec: Spec) -> tuple[object, ...]:
+    """What the processes are laid out for, and hold: points that differ in it cannot share them."""
+    return spec.device, spec.strategy, spec.num_gpus, spec.num_nodes, spec.model, spec.reads_data
+
+
+def without_repeat(spec: Spec) -> Spec:
+    """The point that all its repeats are, by number or by seed."""
+    return msgspec.structs.replace(spec, repeat=0, seed=0)
+
+
+class Predecessor(NamedTuple):
+    """A point that ran before in these processes, and the peak memory of every rank's devices."""
+
+    spec: Spec
+    memory: Sequence[DeviceMemory]
+
+
+def has_room(spec: Spec, before: Sequence[Predecessor]) -> bool:
+    """Whether a point is far enough from the memory boundary to follow others in their processes."""
+    return expected_share(spec, before) <= ROOM
+
+
+def expected_share(spec: Spec, before: Sequence[Predecessor]) -> float:
+    """The share of a device's memory that a point is expected to take, by those that ran before it.
+
+    By one that differs in its batch alone, its peak as the batch grows: more than it will be, since weights and data
+    do not grow. The least of these bounds; where no point is so alike, the most of what all say, which bounds nothing
+    (another precision takes twice as much: hence ROOM). 0 where none says of how much memory its peak was a part, as on
+    the CPU.
+    """
+    alike = [part for part in before if what_else(part.spec) == what_else(spec)]
+    shares = [share for part in alike or before if (share := scaled_share(spec, part)) is not None]
+    return (min if alike else max)(shares, default=0.0)
+
+
+def what_else(spec: Spec) -> dict[str, Any]:
+    """All that a point states but its batch size and what says how long it runs."""
+    lengths = ("batch_size_per_gpu", "repeat", "seed", "epochs", "windows", "max_steps")
+    return {axis: value for axis, value in stated_fields(spec).items() if axis not in lengths}
+
+
+def scaled_share(spec: Spec, before: Predecessor) -> float | None:
+    """The share of its fullest device that a point took, as the batch grows to that of another point."""
+    shares = [part.peak_allocated_bytes / part.usable_bytes for part in before.memory if part.usable_bytes]
+    growth = max(1.0, spec.batch_size_per_gpu / before.spec.batch_size_per_gpu)
+    return max(shares) * growth if shares else None

@@ -1,0 +1,166 @@
+"""The schema of a record: which point an attempt ran, how it ended and where; its figures are in `measurement`."""
+
+from typing import Literal
+
+import msgspec
+
+from pipeline.experiment.measurement import Measurement, Part, ShortText, Telemetry, Text
+from pipeline.experiment.spec import Index, Spec
+
+# Schema history
+#   1  first form: spec, status, measurement by epoch and rank, failure, environment
+#   2  adds the start of each rank's epoch, communication, telemetry; a version 1 record is one without them
+#   3  adds the search for the memory boundary; what of a device's memory could be used; the failure `implied_oom` of a
+#      point that was not run, since a smaller batch ran out of memory; how the step was executed, and what it took to
+#      make it ready (the parts of a rank's epoch may be None)
+#   4  adds how many points the same processes ran before
+#   5  adds the failure `timeout` of a point that was ended so that the points behind it in its array element run; which
+#      boots of their nodes the ranks ran in
+#   6  adds whether the calls of a sweep were captured
+#   7  adds what a profiled step computes where no gradients travel
+#   8  adds what of a profiled step's reductions compute and gaps of launches cover, and a second profile without them
+#   9  adds why a trial of a search for the memory boundary failed where it did not run out of memory
+#  10  adds the digest of the source that the ranks imported, and whether its files were edited since; what others
+#      held of each GPU, at the start and after an out-of-memory; the failures `gpu_shared`, of a point that ran out of
+#      memory beside another process, and `unsupported_gpu`
+SCHEMA_VERSION: Literal[10] = 10
+
+MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
+MAX_CLOCKS = 1_000  # epochs x ranks beside which step times still fit
+MAX_MESSAGE = 3900  # of a failure; Text leaves room for what is put before it
+MAX_PATH = 400
+SETTINGS = ("NCCL_", "GLOO_", "TORCHINDUCTOR_")  # what variables that may change a step's time begin with
+IDLE = ("NCCL_VERSION", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")  # and these do not
+
+Status = Literal["ok", "oom", "failed"]
+FailureKind = Literal[
+    "cuda_oom",
+    "host_oom",
+    "stated_oom",
+    "implied_oom",
+    "gpu_shared",
+    "unsupported_gpu",
+    "exception",
+    "signal",
+    "exit",
+    "collective",
+    "timeout",
+]
+
+
+class Failure(Part, frozen=True):
+    """How an attempt ended otherwise: which rank on which node, and the message it left.
+
+    `memory_of_others_bytes` is what other processes held of each of that rank's GPUs after an out-of-memory; None is
+    "not known".
+    """
+
+    kind: FailureKind
+    message: Text
+    rank: Index | None = None
+    node: ShortText | None = None
+    exit_code: int | None = None
+    memory_of_others_bytes: tuple[Index | None, ...] = ()
+
+
+class Gpu(Part, frozen=True):
+    """One GPU as the driver names it, and what other processes held of it when the point began (None: not known)."""
+
+    name: ShortText
+    node: ShortText | None = None
+    uuid: ShortText | None = None
+    memory_bytes: Index | None = None
+    memory_of_others_bytes: Index | None = None
+
+
+class Environment(Part, frozen=True):
+    """Where an attempt ran: recorded, and not part of the run id. `variables` is an allow-list, redacted.
+
+    Commit and digest are of the code that the ranks imported; `source_changed` where its files were edited by the end.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    num_gpus_allocated: Index | None = None
+    nodes: tuple[ShortText, ...] = ()
+    boot_ids: tuple[ShortText, ...] = ()
+    cpu: ShortText | None = None
+    num_cpus: Index | None = None
+    driver: ShortText | None = None
+    cuda: ShortText | None = None
+    cudnn: ShortText | None = None
+    nccl: ShortText | None = None
+    torch: ShortText | None = None
+    torchvision: ShortText | None = None
+    python: ShortText | None = None
+    pipeline: ShortText | None = None
+    git_commit: ShortText | None = None
+    git_dirty: bool | None = None
+    source_digest: ShortText | None = None
+    source_changed: bool | None = None
+    sm_clock_mhz: Index | None = None
+    slurm: dict[str, ShortText] = msgspec.field(default_factory=dict)
+    variables: dict[str, ShortText] = msgspec.field(default_factory=dict)
+    data: ShortText | None = None
+    source: ShortText | None = None
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The variables of libraries that may change a step's time."""
+        return {name: value for name, value in self.variables.items() if name.startswith(SETTINGS) and name not in IDLE}
+
+
+class Record(Part, frozen=True):
+    """One attempt. `launch_id` names the launch that ran it; timestamps are UTC; only what it cost is read from them.
+
+    Raises ValueError where status and content contradict each other.
+    """
+
+    schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    run_id: ShortText
+    attempt: Index
+    spec: Spec
+    status: Status
+    reason: Text
+    launch_id: ShortText
+    measured: bool = True  # False: timings measured elsewhere, brought in by ingest
+    measurement: Measurement | None = None
+    failure: Failure | None = None
+    environment: Environment = Environment()
+    telemetry: Telemetry | None = None
+    started_at: ShortText | None = None
+    ended_at: ShortText | None = None
+
+    def __post_init__(self) -> None:
+        if self.run_id != self.spec.run_id():
+            raise ValueError(f"run_id {self.run_id} does not match its spec, which digests to {self.spec.run_id()}")
+        if (self.status == "ok") != (self.measurement is not None):
+            raise ValueError("status 'ok' and a measurement must come together")
+        if (self.status == "ok") != (self.failure is None):
+            raise ValueError("a status other than 'ok' and a failure must come together")
+        if self.measured and self.measurement:
+            self._check_epochs(self.measurement)
+            self._check_rounds(self.measurement)
+
+    def _check_epochs(self, measurement: Measurement) -> None:
+        spec, epochs, ranks = self.spec, measurement.epochs, list(range(self.spec.world_size))
+        if [epoch.epoch for epoch in epochs] != list(range(1, len(epochs) + 1)):
+            raise ValueError("epochs count from 1, one after another")
+        if spec.measure == "epochs" and not spec.least_epochs <= len(epochs) <= spec.epochs:
+            raise ValueError(
+                f"the point has at least {spec.least_epochs} of {spec.epochs} epochs, and not {len(epochs)}"
+            )
+        for epoch in epochs:
+            if [clock.rank for clock in epoch.ranks] != ranks or any(not clock.epoch_time_ns for clock in epoch.ranks):
+                raise ValueError(f"epoch {epoch.epoch} needs the time of each of {len(ranks)} ranks, in their order")
+            if epoch.num_updates != epoch.epoch * spec.steps_per_epoch:
+                raise ValueError(f"epoch {epoch.epoch} cannot end after {epoch.num_updates} updates")
+
+    def _check_rounds(self, measurement: Measurement) -> None:
+        num_ranks, communication = self.spec.world_size, measurement.communication
+        for series in communication.series if communication else ():
+            if any(len(window) != num_ranks for window in series.window_times_ns):
+                raise ValueError(f"every window of {series.variant} needs the times of {num_ranks} ranks")
+
+    def ending(self) -> str:
+        """The status in a line, with the reason where there is one."""
+        return f"{self.status}: {self.reason}" if self.reason else self.status

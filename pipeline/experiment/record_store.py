@@ -1,0 +1,218 @@
+"""Records as files: the JSON of one attempt, its atomic publication, its checked loading."""
+
+import contextlib
+import math
+import os
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pipeline.experiment.record import SCHEMA_VERSION, Environment, Record, Status
+from pipeline.experiment.spec import Spec
+from pipeline.system.files import Newer, Unreadable, link_exclusively, read_bounded, refuse_newer
+
+MAX_RECORD_BYTES = 1_000_000
+NAME_PATTERN = re.compile(r"([a-z0-9-]{1,120})\.(\d{1,6})\.json")
+# the line breaks inside a series of numbers, which is easier to read on one line; strings are left alone
+SERIES_BREAK = re.compile(rb'("(?:[^"\\]|\\.)*")|(?<=[\[,])\s+(?=-?\d)|(?<=\d)\s+(?=\])')
+
+
+class Rejected(NamedTuple):
+    """A file that is not the record its name says, the point it claims to be (None: foreign), and why.
+
+    `copy_of` is set where it holds a sound record of another name: run id and attempt. `is_newer` where a later version
+    wrote it.
+    """
+
+    path: Path
+    run_id: str | None
+    reason: str
+    copy_of: tuple[str, int] | None = None
+    is_newer: bool = False
+
+
+class InvalidRecord(Unreadable):
+    """The file is not a record; the text says why. `record` is what it holds where only its name is wrong."""
+
+    def __init__(self, reason: str, record: Record | None = None, is_newer: bool = False) -> None:
+        super().__init__(reason)
+        self.record, self.is_newer = record, is_newer
+
+
+_decoder = msgspec.json.Decoder(Record)
+
+
+def new_record(spec: Spec, status: Status, launch_id: str, **fields: Any) -> Record:
+    """A record that has no attempt number yet: publication gives it one."""
+    return Record(
+        schema_version=SCHEMA_VERSION,
+        run_id=spec.run_id(),
+        attempt=0,
+        spec=spec,
+        status=status,
+        launch_id=launch_id,
+        **{"reason": "", **fields},
+    )
+
+
+def publish(record: Record, folder: Path) -> Path:
+    """Write the record under the smallest free attempt number, whole or not at all, and return its path.
+
+    Several nodes may publish the ending of one launch: the first wins, and the others get its path.
+    Raises ValueError for a number that is not finite or a record past MAX_RECORD_BYTES, OSError for the disk.
+    """
+    attempt = 0
+    while True:
+        path = folder / f"{record.run_id}.{attempt}.json"
+        try:
+            link_exclusively(encode(msgspec.structs.replace(record, attempt=attempt)), path)
+        except FileExistsError:
+            if published_by(path) == record.launch_id:
+                return path
+            attempt += 1
+        else:
+            return path
+
+
+def published_by(path: Path) -> str | None:
+    """The launch whose record the file holds; None where it is no valid record."""
+    try:
+        return load(path).launch_id
+    except InvalidRecord:
+        return None
+
+
+def encode(record: Record) -> bytes:
+    """The record as JSON for people and git. Raises ValueError where JSON could not say it or it is too large."""
+    for where, number in _floats(msgspec.to_builtins(record), "record"):
+        if not math.isfinite(number):  # msgspec would write null without a word
+            raise ValueError(f"{where} is {number}; a record holds finite numbers only")
+    compact = msgspec.json.encode(record)
+    raw = SERIES_BREAK.sub(lambda match: match[1] or b"", msgspec.json.format(compact, indent=1)) + b"\n"
+    if len(raw) > MAX_RECORD_BYTES:
+        raw = compact
+    if len(raw) > MAX_RECORD_BYTES:
+        raise ValueError(f"the record of {record.run_id} has {len(raw)} bytes, more than {MAX_RECORD_BYTES}")
+    try:
+        _decoder.decode(raw)  # what could not be loaded again is not published: limits are checked here
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the record of {record.run_id} could not be loaded again: {error}") from error
+    return raw
+
+
+def _floats(value: Any, where: str) -> Iterator[tuple[str, float]]:
+    if isinstance(value, float):
+        yield where, value
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from _floats(part, f"{where}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, part in enumerate(value):
+            yield from _floats(part, f"{where}[{index}]")
+
+
+def load(path: Path) -> Record:
+    """The record in the file. Raises InvalidRecord, saying why it is none."""
+    return load_named(str(path), path.name)
+
+
+def load_named(path: str, name: str) -> Record:
+    """The record in the file of that name; a Path a file costs a twentieth of reading it."""
+    try:
+        raw = read_bounded(path, MAX_RECORD_BYTES)
+    except Unreadable as error:
+        raise InvalidRecord(str(error)) from error
+    try:
+        record = _decoder.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(raw, error) from error
+    if name != f"{record.run_id}.{record.attempt}.json":
+        raise InvalidRecord(f"holds attempt {record.attempt} of {record.run_id}, which its name does not say", record)
+    return record
+
+
+def invalid(raw: bytes, error: Exception) -> InvalidRecord:
+    """What is wrong with the bytes of a record."""
+    try:
+        refuse_newer(raw, SCHEMA_VERSION)
+    except Newer as newer:
+        return InvalidRecord(str(newer), is_newer=True)
+    return InvalidRecord(str(error) or type(error).__name__)
+
+
+def read_folder(folder: Path, *, for_tables: bool = False) -> tuple[list[Record], list[Rejected]]:
+    """Every record of a folder in the order of run id and attempt, and every file that is none.
+
+    Names that start with a dot are publications under way. With `for_tables` a record is checked whole, and what no
+    table reads of it is dropped. Raises OSError when the folder cannot be listed.
+    """
+    found: list[Record] = []
+    rejected: list[Rejected] = []
+    places: dict[bytes, Environment] = {}
+    if not folder.exists():
+        return found, rejected
+    for name in sorted(os.listdir(folder)):
+        if name.startswith(".") or not name.endswith(".json"):
+            continue
+        try:
+            record = load_named(f"{folder}/{name}", name)
+        except InvalidRecord as error:
+            rejected.append(reject(folder / name, error))
+        else:
+            if for_tables:
+                drop_unread(record, places)
+            found.append(record)
+    found.sort(key=lambda record: (record.run_id, record.attempt))
+    return found, rejected
+
+
+def drop_unread(record: Record, places: dict[bytes, Environment]) -> None:
+    """Take from a record that nobody else holds yet what no table reads, and share an environment seen before.
+
+    Most of a record is its step times and where it ran: without them 100,000 fit into 1 GiB.
+    """
+    for epoch in record.measurement.epochs if record.measurement else ():
+        msgspec.structs.force_setattr(epoch, "step_times_ns", None)
+    gpus = tuple(msgspec.structs.replace(gpu, memory_of_others_bytes=None) for gpu in record.environment.gpus)
+    environment = msgspec.structs.replace(
+        record.environment, gpus=gpus, slurm={}, variables=record.environment.settings
+    )
+    shared = places.setdefault(msgspec.msgpack.encode(environment), environment)
+    msgspec.structs.force_setattr(record, "environment", shared)
+
+
+def read_attempts(folder: Path, run_id: str) -> list[Record]:
+    """The valid records of one point, in the order of attempts."""
+    found = []
+    for path in folder.glob(f"{run_id}.*.json"):
+        with contextlib.suppress(InvalidRecord):
+            found.append(load(path))
+    return sorted(found, key=lambda record: record.attempt)
+
+
+def read_points(folder: Path, run_ids: Collection[str]) -> list[list[Record]]:
+    """The valid attempts of each of these points that has any; the folder is listed once."""
+    found: dict[str, list[Record]] = {}
+    for name in os.listdir(folder) if folder.exists() else []:
+        match = NAME_PATTERN.fullmatch(name)
+        if match and match[1] in run_ids:
+            with contextlib.suppress(InvalidRecord):
+                found.setdefault(match[1], []).append(load(folder / name))
+    return list(found.values())
+
+
+def reject(path: Path, error: InvalidRecord) -> Rejected:
+    """Why a file was refused, and which point it speaks of: by its content where that is sound, else by its name."""
+    if error.record is not None:
+        return Rejected(path, error.record.run_id, str(error), (error.record.run_id, error.record.attempt))
+    match = NAME_PATTERN.fullmatch(path.name)
+    return Rejected(path, match[1] if match else None, str(error), is_newer=error.is_newer)
+
+
+def choose(attempts: list[Record]) -> Record:
+    """The attempt that speaks for its point: the latest `ok`, else the latest `oom`, else the latest `failed`."""
+    rank = {"failed": 0, "oom": 1, "ok": 2}
+    return max(attempts, key=lambda record: (rank[record.status], record.attempt))

@@ -1,0 +1,326 @@
+"""One point of the grid, frozen: everything needed to repeat the run."""
+
+import functools
+import hashlib
+import math
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+
+Device = Literal["cuda", "cpu"]
+Strategy = Literal["single", "dp", "ddp"]
+Precision = Literal["fp32", "tf32", "bf16"]
+Input = Literal["dataloader", "synthetic", "gpu"]  # `gpu`: images and augmentation on the device, whichever it is
+Layout = Literal["contiguous", "channels_last"]  # of images and weights in memory
+# who issues a step's operations: the host one by one, compiled ones likewise, a CUDA graph of either all at once
+Execution = Literal["eager", "compile", "graph", "compiled_graph"]
+Dataset = Literal["cifar10", "imagefolder", "synthetic"]
+Model = Literal["resnet18", "lenet"]  # each is a function of the same name in pipeline.training.models
+Remedy = Literal["linear_scaling", "warmup", "zero_gamma"]
+Measure = Literal["epochs", "communication", "memory"]
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+Index = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+
+COMPILED: tuple[Execution, ...] = ("compile", "compiled_graph")
+CAPTURED: tuple[Execution, ...] = ("graph", "compiled_graph")
+FLOAT_AXES = ("learning_rate", "momentum", "weight_decay", "bucket_cap_mb", "memory_limit_gib")
+TRIAL_STEPS = 3  # of a search for the memory boundary: the optimizer's state exists only after the first
+MIN_WINDOWS = 6  # of fewer there is no interval
+CIFAR10_SAMPLES = 50_000  # of training
+REFERENCE_GLOBAL_BATCH_SIZE = 128  # the learning rate is quoted for this one
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """One point. Counts are whole numbers, `num_gpus` is the total over nodes (processes on `cpu`).
+
+    A default never changes and a new field takes the old behaviour as its default: `run_id` is a digest of
+    the fields that differ from their defaults, so old ids stay good.
+
+    Under `measure: memory` the point is a search for the largest batch, and `batch_size_per_gpu` its first trial.
+
+    `None` in `precision`, `input`, `num_workers`, `dataset` and `model` means "not stated": only timings
+    measured elsewhere may leave them open.
+
+    Raises ValueError where the fields contradict each other.
+    """
+
+    strategy: Strategy
+    num_gpus: Count
+    batch_size_per_gpu: Count
+    device: Device = "cuda"
+    num_nodes: Count = 1
+    model: Model | None = "resnet18"
+    dataset: Dataset | None = "cifar10"
+    num_samples: Count = CIFAR10_SAMPLES
+    input: Input | None = "dataloader"
+    num_workers: Index | None = 2
+    precision: Precision | None = "tf32"
+    epochs: Count = 2
+    max_steps: Count | None = None
+    evaluate: bool = False
+    learning_rate: Positive = 0.1
+    momentum: Fraction = 0.9
+    weight_decay: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 5e-4
+    remedies: tuple[Remedy, ...] = ()
+    warmup_epochs: Count = 2
+    broadcast_buffers: bool = True
+    sync_batchnorm: bool = False
+    bucket_cap_mb: Positive | None = None  # MiB of gradients an all-reduce; None is torch's: 25, the first 1
+    gradient_as_bucket_view: bool = False  # the optimizer reads DDP's buckets, and nothing is copied out of them
+    measure: Measure = "epochs"
+    windows: Count = 1
+    memory_limit_gib: Positive | None = None
+    layout: Layout = "contiguous"
+    fused_optimizer: bool = False
+    execution: Literal[Execution, "auto"] = "eager"  # auto: the fastest legal one, recorded as execution_used
+    seed: Index = 0
+    repeat: Index = 0
+
+    def __post_init__(self) -> None:
+        for axis in FLOAT_AXES:  # 1 and 1.0, 0.0 and -0.0 are one point
+            if (value := getattr(self, axis)) is not None:
+                msgspec.structs.force_setattr(self, axis, float(value) + 0.0)
+        remedies = tuple(sorted(self.remedies, key=get_args(Remedy).index))
+        msgspec.structs.force_setattr(self, "remedies", remedies)
+        checks = (
+            self._shape_problems,
+            self._input_problems,
+            self._remedy_problems,
+            self._measure_problems,
+            self._memory_problems,
+            self._execution_problems,
+        )
+        for problem in (problem for check in checks for problem in check()):
+            raise ValueError(problem)
+
+    def _shape_problems(self) -> list[str]:
+        problems = []
+        if self.strategy == "single" and self.num_gpus != 1:
+            problems.append(f"strategy='single' needs num_gpus=1, got {self.num_gpus}; use 'dp' or 'ddp'.")
+        if self.num_gpus % self.num_nodes:
+            problems.append(
+                f"num_gpus={self.num_gpus} is the total over nodes and must be a multiple of "
+                f"num_nodes={self.num_nodes}."
+            )
+        if self.num_nodes > 1 and self.strategy != "ddp":
+            problems.append(
+                f"strategy={self.strategy!r} runs in one process on one node; use 'ddp' for num_nodes={self.num_nodes}."
+            )
+        if self.device == "cpu" and self.strategy == "dp":
+            problems.append(
+                "strategy='dp' needs device='cuda': DataParallel without GPUs runs the bare module and its "
+                "times would be false; use 'ddp'."
+            )
+        return problems
+
+    def _input_problems(self) -> list[str]:
+        problems = []
+        if self.num_samples < self.num_gpus:
+            problems.append(
+                f"num_samples={self.num_samples} leaves some of num_gpus={self.num_gpus} without a sample; "
+                "raise num_samples."
+            )
+        always_full = self.is_probe or self.measure == "memory"
+        if not always_full and self.batch_size_per_gpu > self.shard_size:
+            problems.append(
+                f"batch_size_per_gpu={self.batch_size_per_gpu} is larger than the shard of {self.shard_size} samples "
+                f"(num_samples={self.num_samples} over num_gpus={self.num_gpus}) and could never be filled; "
+                "lower it, or make the point a probe with input: synthetic and max_steps: 3."
+            )
+        return problems
+
+    def _remedy_problems(self) -> list[str]:
+        problems = []
+        if len(set(self.remedies)) != len(self.remedies):
+            problems.append(f"remedies={list(self.remedies)} names one twice; name each once.")
+        if "warmup" in self.remedies and self.warmup_epochs > self.epochs:
+            problems.append(
+                f"warmup_epochs={self.warmup_epochs} is longer than epochs={self.epochs}; raise epochs or lower it."
+            )
+        return problems
+
+    def _measure_problems(self) -> list[str]:
+        problems = []
+        if self.sync_batchnorm and (self.strategy != "ddp" or self.device == "cpu"):
+            problems.append(
+                "sync_batchnorm=true shares statistics over the GPUs of DDP; use strategy='ddp' on device='cuda'."
+            )
+        if self.measure == "epochs":
+            if self.windows > 1 and self.epochs <= self.windows:
+                problems.append(
+                    f"windows={self.windows} are timed epochs after the first, which warms up; "
+                    f"epochs={self.epochs} must be {self.windows + 1} or more."
+                )
+            return problems
+        if self.input != "synthetic":
+            problems.append(
+                f"measure={self.measure!r} runs steps alone and needs input='synthetic', got {self.input!r}."
+            )
+        if self.evaluate or self.remedies:
+            problems.append(f"measure={self.measure!r} trains nothing to keep; leave out evaluate and remedies.")
+        if self.measure == "communication" and (self.strategy == "single" or self.num_gpus < 2):
+            problems.append(
+                f"measure='communication' compares N GPUs with and without their transfers and needs num_gpus>=2 and "
+                f"strategy 'ddp' or 'dp', got {self.strategy!r} on {self.num_gpus}; leave one GPU to measure='epochs'."
+            )
+        return problems
+
+    def _memory_problems(self) -> list[str]:
+        if self.measure != "memory":
+            return []
+        problems = []
+        if self.num_nodes > 1:
+            problems.append(
+                f"measure='memory' needs num_nodes=1, got {self.num_nodes}: a GPU's memory does not depend on the "
+                "number of nodes; use the GPUs of one."
+            )
+        if self.max_steps is not None:
+            problems.append(f"measure='memory' runs trials of {TRIAL_STEPS} steps; leave out max_steps.")
+        if self.device == "cpu" and self.memory_limit_gib is None:
+            problems.append("measure='memory' on device='cpu' would fill the whole machine; set memory_limit_gib.")
+        return problems
+
+    def _execution_problems(self) -> list[str]:
+        problem = None if self.execution == "auto" else self.execution_problem(self.execution)
+        return [problem] if problem else []
+
+    def execution_problem(self, execution: Execution) -> str | None:
+        """Why the point cannot be run so, as a sentence with the cure; None where it can."""
+        stated = f"execution={execution!r}"
+        if execution == "eager":
+            return None
+        if self.strategy == "dp":
+            return (
+                f"{stated} does not go with strategy='dp', which starts new threads each step; use 'eager' or 'auto'."
+            )
+        if execution in CAPTURED and self.device == "cpu":
+            return f"{stated} needs device='cuda': a graph is captured from CUDA streams; use 'eager' or 'compile'."
+        if execution in CAPTURED and "warmup" in self.remedies and not self.fused_optimizer:
+            return (
+                f"{stated} with remedies=['warmup'] needs fused_optimizer=true: the learning rate changes with every "
+                "update, and only the fused optimizer reads it from the device."
+            )
+        if execution in COMPILED and self.sync_batchnorm:
+            return f"{stated} does not go with sync_batchnorm=true, whose collectives break the graph; use 'graph'."
+        if execution in COMPILED and self.bucket_cap_mb is not None and self.bucket_cap_mb < 1:
+            return f"{stated} needs bucket_cap_mb>=1, got {self.bucket_cap_mb}: DDP's first bucket is 1 MiB; raise it."
+        if execution in COMPILED and self.measure == "communication":
+            return (
+                f"{stated} does not go with measure='communication': several forms of one model in one process would "
+                "share what was compiled for the first; use 'eager' or 'graph'."
+            )
+        return None
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether the step is a CUDA graph: named so, or what `auto` comes to, be there a compiler or not."""
+        return self.execution in CAPTURED or (self.execution == "auto" and self.execution_problem("graph") is None)
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether the point only asks what fits: a few full synthetic steps, no epoch time."""
+        return self.max_steps is not None and self.input == "synthetic" and self.measure == "epochs"
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether the point reads images from the data folder at all."""
+        return self.dataset != "synthetic" and (self.input in ("dataloader", "gpu") or self.evaluate)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of one update over all GPUs."""
+        return self.batch_size_per_gpu * self.num_gpus
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs (processes on `cpu`) of each node."""
+        return self.num_gpus // self.num_nodes
+
+    @property
+    def num_processes_per_node(self) -> int:
+        """Training processes of each node: one a GPU under DDP, else one."""
+        return self.gpus_per_node if self.strategy == "ddp" else 1
+
+    @property
+    def world_size(self) -> int:
+        """Training processes over all nodes; not the scaling axis, which is `num_gpus`."""
+        return self.num_processes_per_node * self.num_nodes
+
+    @property
+    def shard_size(self) -> int:
+        """Samples of one GPU's share of the data set."""
+        return math.ceil(self.num_samples / self.num_gpus)
+
+    @property
+    def full_steps_per_epoch(self) -> int:
+        """Steps of a whole epoch: ceil(ceil(num_samples / num_gpus) / batch_size_per_gpu)."""
+        return math.ceil(self.shard_size / self.batch_size_per_gpu)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps that are run: a probe's are always full batches, a cut epoch ends after `max_steps`."""
+        if self.max_steps is None:
+            return self.full_steps_per_epoch
+        return self.max_steps if self.is_probe else min(self.max_steps, self.full_steps_per_epoch)
+
+    @property
+    def may_stop_early(self) -> bool:
+        """Whether the epochs after the first are windows and nothing else, of which fewer may do.
+
+        Evaluation and remedies ask what the whole training learns.
+        """
+        is_windows_alone = self.measure == "epochs" and self.epochs == self.windows + 1
+        return is_windows_alone and not self.evaluate and not self.remedies
+
+    @property
+    def least_epochs(self) -> int:
+        """How many epochs the point has at least."""
+        return min(self.epochs, 1 + MIN_WINDOWS) if self.may_stop_early else self.epochs
+
+    @property
+    def is_whole_epoch(self) -> bool:
+        """Whether an epoch visits every sample, so that its time may be called an epoch time."""
+        if self.max_steps is None:
+            return self.measure == "epochs"
+        return self.measure == "epochs" and not self.is_probe and self.max_steps >= self.full_steps_per_epoch
+
+    def trial(self, batch_size_per_gpu: int) -> "Spec":
+        """The probe that a search for the memory boundary runs at a batch size: three full steps."""
+        return msgspec.structs.replace(
+            self, measure="epochs", batch_size_per_gpu=batch_size_per_gpu, epochs=1, windows=1, max_steps=TRIAL_STEPS
+        )
+
+    @property
+    def unit(self) -> str:
+        """What `num_gpus` counts: `gpu`, or `proc` on the CPU."""
+        return "gpu" if self.device == "cuda" else "proc"
+
+    def run_id(self) -> str:
+        """A readable prefix and 16 hex digits of the digest of what differs from the defaults."""
+        return digest(self)
+
+
+@functools.cache  # a record, the manifest and every table ask for the same point's; equal specs have equal ids
+def digest(spec: Spec) -> str:
+    """The run id of a spec."""
+    prefix = f"{spec.strategy}-{spec.num_gpus}{spec.unit}-b{spec.batch_size_per_gpu}"
+    return f"{prefix}-{hashlib.sha256(canonical_json(spec)).hexdigest()[:16]}"
+
+
+def canonical_json(spec: Spec) -> bytes:
+    """The fields that differ from their defaults, sorted by name: what a run id digests."""
+    return msgspec.json.encode(stated_fields(spec), order="sorted")
+
+
+def stated_fields(spec: Spec) -> dict[str, Any]:
+    """The fields of a spec that differ from their defaults, in the order of declaration."""
+    values = ((axis, getattr(spec, axis), default) for axis, default in DEFAULTS.items())
+    return {axis: value for axis, value, default in values if default is msgspec.NODEFAULT or value != default}
+
+
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(Spec)}
+AXES: tuple[str, ...] = tuple(DEFAULTS)
+"""Every axis a grid may name, in the order in which tables show them."""

@@ -1,0 +1,70 @@
+"""What a submission would do, for people and scripts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.spec import stated_fields
+from pipeline.runner.launch_options import LaunchOptions, launch_command
+from pipeline.submission import slurm_submit
+from pipeline.submission.gpu_hours_estimate import Estimate
+from pipeline.submission.plan import PlannedArray, Selection, Site
+from pipeline.system.errors import counted
+
+
+def describe(
+    experiment: Experiment,
+    site: Site,
+    selection: Selection,
+    arrays: Sequence[PlannedArray],
+    options: LaunchOptions,
+    prologue: Path | None,
+    estimates: Sequence[Estimate],
+) -> dict[str, Any]:
+    """The plan as `--dry-run --json` prints it."""
+    described = []
+    for number, array in enumerate(arrays):
+        run_ids = [[spec.run_id() for spec in element] for element in array.elements]
+        most = max(len(element) for element in run_ids)
+        named = ["$RUN_ID"] if most == 1 else [f"$RUN_ID_{number}" for number in range(1, most + 1)]
+        command = launch_command(experiment.manifest, named, options.of_element(most))
+        name = f"{experiment.folder.name}-{number}"
+        setup = slurm_submit.setup_lines("<submission>", prologue)
+        described.append(
+            {
+                "shape": array.shape._asdict(),
+                "resources": array.request.options,
+                "elements": run_ids,
+                "notices": list(array.request.notices),
+                "sbatch": slurm_submit.sbatch_text(name, array.request, len(run_ids), setup, command),
+            }
+        )
+    return {
+        "folder": str(experiment.folder),
+        "place": site.place,
+        "points": [{"run_id": spec.run_id(), **stated_fields(spec)} for spec in selection.todo],
+        "skipped": selection.skipped,
+        "cost": [estimate.as_row() for estimate in estimates],
+        "arrays": described,
+    }
+
+
+def render(shape: dict[str, Any]) -> str:
+    """The plan for people."""
+    skipped = "".join(f", {count} {reason}" for reason, count in sorted(shape["skipped"].items()))
+    lines = [f"{counted(len(shape['points']), 'point')} to run{skipped}, {shape['place']}, into {shape['folder']}"]
+    for point in shape["points"]:
+        fields = " ".join(f"{axis}={value}" for axis, value in point.items() if axis != "run_id")
+        lines.append(f"  {point['run_id']}  {fields}")
+    lines += [row["note"] for row in shape["cost"]]
+    for number, array in enumerate(shape["arrays"]):
+        lines += [
+            "",
+            f"array {number}: {counted(len(array['elements']), 'element')}",
+            *(f"  {n}" for n in array["notices"]),
+        ]
+        packed = [element for element in array["elements"] if len(element) > 1]
+        lines += [f"  one after another: {', '.join(element)}" for element in packed]
+        lines += [f"    {line}" for line in array["sbatch"].splitlines()]
+    return "\n".join(lines)

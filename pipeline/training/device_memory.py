@@ -1,0 +1,94 @@
+"""The memory that a rank may use, uses and has used: on its CUDA devices, or on the host."""
+
+import ctypes
+import gc
+import resource
+from pathlib import Path
+
+import torch
+
+from pipeline.analysis.formulas import GIB
+from pipeline.experiment.measurement import DeviceMemory
+from pipeline.experiment.spec import Spec
+from pipeline.training import process_group
+from pipeline.training.process_group import Rank, devices_of
+
+
+def forget_point(spec: Spec, rank: Rank) -> bool:
+    """Count this process's memory from here, and give back what it does not use; False where it cannot."""
+    gc.collect()
+    if rank.device.type == "cpu":
+        ctypes.CDLL(None).malloc_trim(0)
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # the peak resident set counts from here (proc(5))
+        except OSError:
+            return False
+        return True
+    torch.cuda.empty_cache()
+    for index in devices_of(spec, rank):
+        torch.cuda.reset_peak_memory_stats(index)
+        torch.cuda.reset_accumulated_memory_stats(index)
+    return True
+
+
+def limit_memory(spec: Spec, rank: Rank) -> None:
+    """Let this process use no more than `memory_limit_gib`, so that any machine can play a smaller one.
+
+    On CUDA a fraction of the card for each of its devices; on the CPU a limit on data (RLIMIT_DATA) above
+    what the process holds after its imports.
+    """
+    if spec.memory_limit_gib is None:
+        return
+    if spec.device == "cpu":
+        limit_bytes = held_data_bytes() + int(spec.memory_limit_gib * GIB)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+        return
+    for index in devices_of(spec, rank):
+        total_bytes = torch.cuda.get_device_properties(index).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, spec.memory_limit_gib * GIB / total_bytes), index)
+
+
+def usable_bytes(spec: Spec, index: int) -> int:
+    """What this process holds of a CUDA device and could still get: all but CUDA's own and other processes'."""
+    free_bytes, _ = torch.cuda.mem_get_info(index)
+    usable = free_bytes + torch.cuda.memory_reserved(index)
+    return usable if spec.memory_limit_gib is None else min(usable, int(spec.memory_limit_gib * GIB))
+
+
+def usable_host_bytes(spec: Spec) -> int | None:
+    """What this process holds of the host's memory and could still get under RLIMIT_DATA; None without a limit."""
+    if spec.memory_limit_gib is None:
+        return None
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return host_bytes("VmRSS") + max(0, limit_bytes - held_data_bytes())
+
+
+def held_data_bytes() -> int:
+    """The size of this process's data segment now, which is what RLIMIT_DATA counts."""
+    return host_bytes("VmData")
+
+
+def host_bytes(field: str) -> int:
+    """A size of this process as the kernel gives it (proc(5), status): VmData, VmRSS, or its peak VmHWM."""
+    with open("/proc/self/status") as file:
+        line = next(line for line in file if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024
+
+
+def peak_memory(spec: Spec, rank: Rank) -> list[DeviceMemory]:
+    """The peak of each device of this rank; on the CPU the peak resident set of the process."""
+    if spec.device == "cpu":
+        # not ru_maxrss, which starts with the size of the process that started this one
+        peak_bytes, limit_bytes = host_bytes("VmHWM"), usable_host_bytes(spec)
+        return [DeviceMemory(rank=rank.rank, device="cpu", peak_allocated_bytes=peak_bytes, usable_bytes=limit_bytes)]
+    return [
+        DeviceMemory(
+            rank=rank.rank,
+            device=f"cuda:{index}",
+            peak_allocated_bytes=torch.cuda.max_memory_allocated(index),
+            peak_reserved_bytes=torch.cuda.max_memory_reserved(index),
+            num_alloc_retries=torch.cuda.memory_stats(index).get("num_alloc_retries", 0),
+            usable_bytes=usable_bytes(spec, index),
+        )
+        for index in process_group.devices_of(spec, rank)
+    ]

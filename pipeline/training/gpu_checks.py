@@ -1,0 +1,124 @@
+"""Checks of the GPUs that a rank uses: if this torch can run there, and what other processes hold of their memory."""
+
+import importlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from pipeline.analysis.formulas import GIB
+from pipeline.experiment.record import FailureKind
+from pipeline.experiment.spec import Spec
+
+NEIGHBOUR_BYTES = GIB  # of other processes: less is a display, a monitor, or the error of the estimate
+# what a process holds besides torch's allocator: its CUDA context and kernels, and NCCL's buffers. On H200s 0.8 GiB,
+# and up to 2.0 under DDP over 2 and 4 GPUs (the published records: memory of the GPU less `usable_bytes`)
+CONTEXT_BYTES, NCCL_BYTES = GIB, GIB
+VOLTA, AMPERE = (7, 0), (8, 0)  # compute capabilities
+
+Capability = tuple[int, int]
+
+
+class GpuProblem(RuntimeError):
+    """The GPU cannot give the point's result; the text is the reason with its cure, `kind` the failure's."""
+
+    def __init__(self, kind: FailureKind, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+def require_support(spec: Spec, devices: Sequence[int]) -> None:
+    """Raise GpuProblem where this torch has no kernels for one of the devices, or the device no bf16."""
+    arch_list = torch.cuda.get_arch_list() if devices else []
+    for index in devices:
+        name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
+        problem = kernel_problem(name, capability, arch_list) or precision_problem(name, capability, spec.precision)
+        if problem:
+            raise GpuProblem("unsupported_gpu", problem)
+
+
+def kernel_problem(name: str, capability: Capability, arch_list: Sequence[str]) -> str | None:
+    """Return why a torch built for those architectures cannot run on the GPU, with the cure; None where it can.
+
+    A binary (sm_80) runs on its own and later minor versions (8.6), intermediate code (compute_90) on every later GPU.
+    A torch that names none is not judged.
+    """
+    if not arch_list or any(runs_on(arch, capability) for arch in arch_list):
+        return None
+    cure = "install with -c constraints-volta.txt" if capability == VOLTA else "install one that was built for it"
+    return f"this torch has no kernels for sm_{capability[0]}{capability[1]} ({name}); {cure}"
+
+
+def runs_on(arch: str, capability: Capability) -> bool:
+    """Return if code for the architecture runs on such a GPU. The suffix a or f ties it to one model or family."""
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
+    if match is None:
+        return False
+    built_for = int(match[2]), int(match[3])
+    if match[4] == "a":
+        return capability == built_for
+    if match[1] == "sm" or match[4] == "f":
+        return capability[0] == built_for[0] and capability[1] >= built_for[1]
+    return capability >= built_for
+
+
+def precision_problem(name: str, capability: Capability, precision: str | None) -> str | None:
+    """Return why the GPU does not compute in the precision, with the cure; None where it does.
+
+    torch emulates bf16 on older GPUs, slower than fp32. TF32 is a permission; `precision_used` says what became of it.
+    """
+    if precision != "bf16" or capability >= AMPERE:
+        return None
+    has = f"{name} has {capability[0]}.{capability[1]}"
+    return f"bf16 needs compute capability 8.0 or later; {has}; use precision=fp32"
+
+
+def require_free(others_bytes: Mapping[int, int | None]) -> None:
+    """Raise GpuProblem where other processes hold memory of one of the GPUs."""
+    problem = neighbour_problem(others_bytes, "holds")
+    if problem:
+        raise GpuProblem("gpu_shared", problem)
+
+
+def neighbour_problem(others_bytes: Mapping[int, int | None], verb: str) -> str | None:
+    """Return which GPUs other processes hold more than 1 GiB of, with the cure; None without any."""
+    held = [
+        f"{num_bytes / GIB:.1f} GiB of GPU {index}"
+        for index, num_bytes in others_bytes.items()
+        if num_bytes is not None and num_bytes > NEIGHBOUR_BYTES
+    ]
+    return f"another process {verb} {', '.join(held)}; run again on a free GPU" if held else None
+
+
+def memory_of_others(spec: Spec, index: int) -> int | None:
+    """Return the bytes of a GPU that other processes hold now; None where CUDA cannot say.
+
+    This process is the only one of its job on the GPU. Its own use is the driver's count of it; where the driver does
+    not know it (no nvidia-ml-py, or the process numbers of a container), torch's memory and what comes besides.
+    """
+    try:
+        free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            return None
+        return torch.cuda.get_device_properties(index).total_memory  # no room for a context: this process holds nothing
+    own_bytes = counted_by_driver(index)
+    if own_bytes is None:
+        own_bytes = torch.cuda.memory_reserved(index) + CONTEXT_BYTES + (NCCL_BYTES if spec.num_gpus > 1 else 0)
+    return max(0, total_bytes - free_bytes - own_bytes)
+
+
+def counted_by_driver(index: int) -> int | None:
+    """Return the bytes of a GPU that this process holds, as the driver counts them; None where it does not say."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:
+        return None
+    return next((process.usedGpuMemory for process in processes if process.pid == os.getpid()), None)

@@ -1,0 +1,83 @@
+"""The networks: a function a model, named as the `model` axis names it.
+
+To add one, write a function here that takes `num_classes` and `zero_gamma` and returns a module for images
+of shape [batch, 3, 32, 32], and add its name to `Model` in pipeline.experiment.spec.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import cast
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from pipeline.experiment.spec import Model
+
+
+def build_model(name: Model, num_classes: int, zero_gamma: bool = False) -> nn.Module:
+    """The model of that name; `zero_gamma` zeroes the last BatchNorm gamma of each residual block."""
+    builder = cast(Callable[[int, bool], nn.Module], getattr(sys.modules[__name__], name))
+    return builder(num_classes, zero_gamma)
+
+
+def resnet18(num_classes: int, zero_gamma: bool) -> nn.Module:
+    """ResNet-18 (He et al. 2016) with the CIFAR stem: 3x3 stride-1 convolution, no max-pool; 11,173,962 parameters."""
+    model = torchvision.models.resnet18(num_classes=num_classes, zero_init_residual=zero_gamma)
+    model.conv1 = Stem(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
+    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+    model.maxpool = nn.Identity()
+    return cast(nn.Module, model)
+
+
+def lenet(num_classes: int, zero_gamma: bool) -> nn.Module:
+    """LeNet-5 (LeCun et al. 1998) on three channels, with ReLU and max-pool: for quick tests; it has no gamma."""
+    return Sequential(
+        nn.Conv2d(3, 6, kernel_size=5),  # [batch, 6, 28, 28]
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, kernel_size=5),  # [batch, 16, 10, 10]
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),  # [batch, 400]
+        nn.Linear(400, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, num_classes),
+    )
+
+
+class Sequential(nn.Sequential):
+    """As torch's, with a forward of its own: under DDP, torch.compile passes over a forward that is torch's."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Every layer in turn."""
+        outputs: Tensor = super().forward(images)  # type: ignore[no-untyped-call]
+        return outputs
+
+
+class Stem(nn.Conv2d):
+    """A convolution of stride 1 over few channels; compiled for a GPU it is a product of patches with the weight.
+
+    Where the channels are 3, cuDNN pads and copies them, or takes kernels without tensor cores.
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The convolution of images [batch, channels, height, width]."""
+        if torch.compiler.is_compiling() and images.is_cuda:
+            return multiply_patches(images, self.weight, int(self.padding[0]))
+        return super().forward(images)
+
+
+def multiply_patches(images: Tensor, weight: Tensor, padding: int) -> Tensor:
+    """A convolution of stride 1 without bias, as one matrix product; its output lies in memory channels last.
+
+    The rows of both matrices are padded to a multiple of 8, which tensor cores ask for.
+    """
+    height, width = weight.shape[2:]
+    padded = nn.functional.pad(images, (padding,) * 4)
+    patches = padded.unfold(2, height, 1).unfold(3, width, 1).permute(0, 2, 3, 1, 4, 5).flatten(3)
+    missing = (0, -patches.shape[3] % 8)
+    products = nn.functional.linear(nn.functional.pad(patches, missing), nn.functional.pad(weight.flatten(1), missing))
+    return products.permute(0, 3, 1, 2)

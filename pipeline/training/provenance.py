@@ -1,0 +1,94 @@
+"""Where an attempt ran: hardware, versions, commit, Slurm ids, and an allow-list of variables, redacted."""
+
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+import pipeline
+from pipeline.experiment.record import Environment, Gpu
+from pipeline.experiment.spec import Spec
+from pipeline.system import source_digest
+from pipeline.system.host import boot_id, node_name
+from pipeline.training.gpu_checks import memory_of_others
+from pipeline.training.process_group import Rank, devices_of
+from pipeline.training.recorded_variables import allowed_variables
+
+SLURM_VARIABLES = (
+    "SLURM_CLUSTER_NAME",
+    "SLURM_JOB_ID",
+    "SLURM_ARRAY_JOB_ID",
+    "SLURM_ARRAY_TASK_ID",
+    "SLURM_RESTART_COUNT",
+    "SLURM_JOB_PARTITION",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_MEM_PER_NODE",
+)
+MAX_TEXT = 400
+
+
+def capture(spec: Spec, rank: Rank) -> Environment:
+    """This rank's view; rank 0's is published with every rank's GPUs, nodes and boot ids put in."""
+    code = source_digest.imported()
+    return Environment(
+        gpus=tuple(describe_gpu(spec, index) for index in devices_of(spec, rank)),
+        num_gpus_allocated=torch.cuda.device_count() * spec.num_nodes if spec.device == "cuda" else None,
+        nodes=(node_name(),),
+        boot_ids=(known_boot[:MAX_TEXT],) if (known_boot := boot_id()) else (),
+        cpu=cpu_model(),
+        num_cpus=len(os.sched_getaffinity(0)),
+        driver=driver_version() if spec.device == "cuda" else None,
+        cuda=torch.version.cuda,
+        cudnn=str(torch.backends.cudnn.version()) if torch.backends.cudnn.is_available() else None,
+        nccl=nccl_version() if spec.device == "cuda" else None,
+        torch=str(torch.__version__),
+        torchvision=metadata.version("torchvision"),
+        python=platform.python_version(),
+        pipeline=pipeline.__version__,
+        git_commit=code.commit,
+        git_dirty=code.is_dirty,
+        source_digest=code.digest,
+        source_changed=code.is_changed,
+        slurm={name: os.environ[name][:MAX_TEXT] for name in SLURM_VARIABLES if name in os.environ},
+        variables=allowed_variables(os.environ),
+    )
+
+
+def describe_gpu(spec: Spec, index: int) -> Gpu:
+    """A visible GPU by its name and UUID, with what other processes hold of it now."""
+    facts = torch.cuda.get_device_properties(index)
+    return Gpu(
+        name=facts.name,
+        node=node_name(),
+        uuid=str(facts.uuid),
+        memory_bytes=facts.total_memory,
+        memory_of_others_bytes=memory_of_others(spec, index),
+    )
+
+
+def cpu_model() -> str | None:
+    """The processor's name, as the kernel gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.split(":", 1)[1].strip()[:MAX_TEXT] for line in lines if line.startswith("model name")), None)
+
+
+def driver_version() -> str | None:
+    """The NVIDIA driver's version, as the kernel module gives it."""
+    try:
+        match = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", Path("/proc/driver/nvidia/version").read_text())
+    except OSError:
+        return None
+    return match[1] if match else None
+
+
+def nccl_version() -> str:
+    """The version of the NCCL that torch was built with."""
+    return ".".join(str(part) for part in torch.cuda.nccl.version())

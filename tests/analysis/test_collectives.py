@@ -1,0 +1,75 @@
+import msgspec
+import pytest
+from factories import make_collective
+
+from pipeline.analysis.exposure import Traced, chosen, least_exposed, straggler_wait_ns, total_comm_ns
+from pipeline.experiment.measurement import Profile
+
+US = 1e-6
+
+# two ranks, three steps, in us: the shortest is the transfer, the other rank waited
+FIRST = make_collective(4000, (10, 14), (30, 20), (11, 11))  # shortest 10, 20, 11; mean less shortest 2, 5, 0
+SECOND = make_collective(2000, (5, 9), (6, 4), (90, 70))  # 5, 4, 70; 2, 1, 10
+BUFFERS = make_collective(80, (1, 1), (2, 2), (3, 3), kind="buffers", operation="broadcast")
+
+
+def test_transfers_are_the_shortest_over_ranks_summed_over_collectives_and_the_median_over_steps() -> None:
+    assert total_comm_ns([FIRST]) == 11_000  # of 10, 20, 11
+    assert total_comm_ns([FIRST, SECOND]) == 24_000  # of 15, 24, 81: not 11 + 5
+    assert total_comm_ns([make_collective(4000, (1, 2, 3), (5, 4, 9))]) == 2_500  # of 1 and 4
+
+
+def test_the_wait_is_what_the_mean_rank_takes_beyond_the_shortest() -> None:
+    assert straggler_wait_ns([FIRST]) == 2_000  # of 2, 5, 0
+    assert straggler_wait_ns([FIRST, SECOND]) == 6_000  # of 4, 6, 10
+    assert straggler_wait_ns([make_collective(4000, (1, 2, 6))]) == 2_000  # 3 - 1
+
+
+def test_a_late_rank_is_waiting_and_no_slower_link() -> None:
+    calm, late = make_collective(4000, (10, 10)), make_collective(4000, (10, 5_010))
+    assert total_comm_ns([calm]) == total_comm_ns([late]) == 10_000
+    assert straggler_wait_ns([late]) == 2_500_000  # half of 5 ms
+    assert straggler_wait_ns([calm]) == 0
+
+
+def test_of_no_collectives_nothing_is_summed() -> None:
+    assert (total_comm_ns([]), straggler_wait_ns([])) == (0, 0)
+
+
+def test_collectives_are_chosen_by_kind_and_stay_in_order() -> None:
+    found = Profile(num_steps=3, collectives=(BUFFERS, FIRST, SECOND))
+    assert chosen(found) == [BUFFERS, FIRST, SECOND]
+    assert chosen(found, ["gradients"]) == [FIRST, SECOND]
+    assert chosen(found, ["buffers", "batchnorm_statistics"]) == [BUFFERS]
+    assert chosen(found, ["parameters"]) == chosen(found, []) == []
+
+
+TRACED = Profile(
+    num_steps=4,
+    collectives=(),
+    comm_ns=(40_000, 90_000),
+    compute_ns=(78_000, 72_000),
+    overlap_ns=(12_000, 30_000),
+)
+
+
+def test_the_least_exposed_rank_is_the_one_that_waited_least() -> None:
+    assert least_exposed(TRACED) == Traced(28_000 / 4e9)  # (40 - 12) us in 4 steps; the other rank 60
+
+
+def test_kernels_slowed_beside_a_reduction_are_exposed_and_gaps_that_launches_fill_are_not() -> None:
+    fields = {
+        "covered_ns": (20_000, 82_000),
+        "quiet_compute_ns": (70_000, 67_000),
+        "quiet_again_compute_ns": (70_000, 69_000),
+    }
+    found = least_exposed(msgspec.structs.replace(TRACED, **fields))
+    assert found == pytest.approx((3 * US, 1 * US, 0.5 * US))  # (90 - 82 + 72 - 68) / 4; the other rank 28 / 4
+    for missing in fields:  # gaps cannot be told from slower kernels
+        without = msgspec.structs.replace(TRACED, **fields | {missing: ()})
+        assert least_exposed(without) == least_exposed(TRACED)
+
+
+def test_without_computation_in_the_trace_nothing_is_known_to_be_exposed() -> None:
+    found = Profile(num_steps=4, collectives=(), comm_ns=(4_000, 4_000), compute_ns=(0, 0), overlap_ns=(0, 0))
+    assert least_exposed(found) == least_exposed(Profile(num_steps=4, collectives=())) == Traced()

@@ -1,0 +1,176 @@
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from factories import make_experiment, make_measurement, make_record, make_spec
+
+from pipeline.analysis.comparability import FACTS, MAX_VALUE, listed, mixtures, unlike
+from pipeline.analysis.pooling import pool
+from pipeline.collect import collect_experiment
+from pipeline.experiment.outcomes import resolve
+from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.experiment.spec import Execution
+
+H200 = (Gpu(name="NVIDIA H200"),)
+DIFFERENCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("commit", {"git_commit": "a" * 40}, {"git_commit": "b" * 40}),
+    ("source", {"source_digest": "a" * 64}, {"source_digest": "b" * 64}),
+    ("torch", {"torch": "2.10.0"}, {"torch": "2.11.0"}),
+    ("NCCL", {"nccl": "2.27.0"}, {"nccl": "2.28.9"}),
+    ("driver", {"driver": "570.1"}, {"driver": "580.1"}),
+    ("GPU", {"gpus": (Gpu(name="NVIDIA A40"),)}, {"gpus": H200}),
+    ("data folder", {"data": "/data/cifar"}, {"data": "/data/other"}),
+]
+
+
+def unlike_baseline(records: Sequence[Record], baseline: Sequence[Record]) -> list[str]:
+    return unlike("baseline", baseline, records)
+
+
+def on(repeat: int = 0, *, measured: bool = True, precision_used: str | None = None, **facts: Any) -> Record:
+    spec = make_spec(repeat=repeat)
+    measurement = msgspec.structs.replace(make_measurement(spec), precision_used=precision_used)
+    return make_record(spec, measurement=measurement, environment=Environment(**facts), measured=measured)
+
+
+@pytest.mark.parametrize(("name", "one", "other"), DIFFERENCES, ids=[name for name, _, _ in DIFFERENCES])
+def test_records_that_differ_in_one_fact_are_marked_by_its_name_alone(
+    name: str, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    (mixed,) = mixtures([on(**one), on(1, **other)])
+    (note,) = unlike_baseline([on(**one)], [on(1, **other)])
+    assert mixed.startswith(f"mixed {name}: ")
+    assert note.startswith(f"baseline with another {name} (")
+
+
+def test_every_fact_is_tried() -> None:
+    assert {name for name, _, _ in DIFFERENCES} | {"precision", "execution"} == FACTS.keys()
+
+
+def test_records_whose_step_was_executed_otherwise_are_marked() -> None:
+    """As `execution: auto` may on two machines, of which one cannot compile."""
+    one, other = (executed("graph"), executed("compiled_graph", 1))
+    assert mixtures([one, other]) == ["mixed execution: compiled_graph, graph"]
+    assert unlike_baseline([one], [other]) == ["baseline with another execution (compiled_graph against graph)"]
+    assert mixtures([one, on(1)]) == []  # a record of before says nothing of it
+
+
+def executed(execution: Execution, repeat: int = 0) -> Record:
+    record = on(repeat)
+    assert record.measurement is not None
+    measurement = msgspec.structs.replace(record.measurement, execution_used=execution)
+    return msgspec.structs.replace(record, measurement=measurement)
+
+
+def under(repeat: int = 0, **variables: str) -> Record:
+    return on(repeat, torch="2.11.0", variables=variables)
+
+
+def test_records_measured_under_unlike_variables_of_a_library_are_marked() -> None:
+    sockets, fast = under(NCCL_P2P_DISABLE="1"), under(1)
+    assert mixtures([sockets, fast]) == ["mixed NCCL_P2P_DISABLE: 1, not set"]
+    assert unlike_baseline([sockets], [fast]) == ["baseline with another NCCL_P2P_DISABLE (not set against 1)"]
+    tuned, again = (under(number, TORCHINDUCTOR_MAX_AUTOTUNE="1") for number in (0, 1))
+    assert mixtures([tuned, again]) == []
+    assert mixtures([tuned, on(1)]) == [], "a record that says nothing of its environment marks nothing"
+
+
+@pytest.mark.parametrize("name", ["NCCL_VERSION", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "CUDA_VISIBLE_DEVICES"])
+def test_variables_that_change_no_time_mark_nothing(name: str) -> None:
+    assert mixtures([on(torch="2.11.0", variables={name: "1"}), under(1)]) == []
+
+
+def test_the_values_are_named_the_baselines_first() -> None:
+    assert mixtures([on(torch="2.11.0"), on(1, torch="2.10.0")]) == ["mixed torch: 2.10.0, 2.11.0"]
+    assert unlike_baseline([on(precision_used="tf32")], [on(precision_used="fp32")]) == [
+        "baseline with another precision (fp32 against tf32)"
+    ]
+    assert unlike_baseline([on(git_commit="a" * 40)], [on(git_commit="b" * 40)]) == [
+        f"baseline with another commit ({'b' * 12} against {'a' * 12})"
+    ]
+
+
+def test_a_baseline_from_another_node_is_marked_and_one_of_its_nodes_is_not() -> None:
+    assert unlike_baseline([on(nodes=("b",))], [on(nodes=("a",))]) == ["baseline from another node (a against b)"]
+    assert unlike_baseline([on(nodes=("a", "b"))], [on(nodes=("a",))]) == []
+    assert unlike_baseline([on(nodes=("a",))], [on(nodes=("a",)), on(1, nodes=("b",))]) == [
+        "baseline from another node (a, b against a)"
+    ]
+    assert mixtures([on(nodes=("a",)), on(1, nodes=("b",))]) == []  # repeats may run anywhere
+
+
+def test_a_baseline_from_another_boot_of_a_node_of_that_name_is_marked() -> None:
+    def booted(*boot_ids: str, nodes: tuple[str, ...] = ("node1",), repeat: int = 0) -> Record:
+        return on(repeat, nodes=nodes, boot_ids=boot_ids)
+
+    another = ["baseline from another boot of its node"]
+    assert unlike_baseline([booted("x")], [booted("y")]) == another
+    assert unlike_baseline([booted("x")], [booted("x"), booted("y", repeat=1)]) == another
+    assert unlike_baseline([booted("x", "z", nodes=("node1", "node2"))], [booted("y")]) == another
+    assert unlike_baseline([booted("x", "z", nodes=("node1", "node2"))], [booted("z")]) == []
+    assert unlike_baseline([booted("x")], [booted("y", nodes=("node2",))]) == [
+        "baseline from another node (node2 against node1)"
+    ]
+    assert unlike_baseline([booted("x")], [booted()]) == unlike_baseline([booted()], [booted("x")]) == []
+    assert mixtures([booted("x"), booted("y", repeat=1)]) == []  # repeats may run anywhere
+
+
+ALIKE = {"torch": "2.11.0", "nodes": ("a",), "boot_ids": ("x",), "gpus": H200, "git_commit": "c" * 40}
+
+
+@pytest.mark.parametrize("facts", [{}, ALIKE])
+def test_what_is_alike_or_not_stated_is_not_marked(facts: dict[str, Any]) -> None:
+    for records in ([on(**facts), on(1, **facts)], [on(**facts), on(1)]):
+        assert mixtures(records) == []
+        assert unlike_baseline(records[:1], records[1:]) == []
+        assert unlike_baseline(records[1:], records[:1]) == []
+
+
+def test_the_gpus_of_one_model_are_alike_however_many() -> None:
+    assert unlike_baseline([on(gpus=H200 * 4)], [on(gpus=H200)]) == []
+
+
+def test_timings_measured_elsewhere_are_not_marked() -> None:
+    stated = [on(torch="a", measured=False), on(1, torch="b", measured=False)]
+    assert mixtures(stated) == []
+    assert unlike_baseline(stated[:1], stated[1:]) == []
+
+
+def test_a_note_stays_short() -> None:
+    assert listed({str(number) for number in range(9)}) == "0, 1, 2 and 6 more"
+    assert listed({"x" * 400}) == "x" * MAX_VALUE
+
+
+def test_tables_know_the_variables_that_records_were_measured_under(tmp_path: Path) -> None:
+    found = [under(NCCL_ALGO="Ring", NCCL_DEBUG="INFO"), under(1, NCCL_ALGO="Tree")]
+    _, tables = collect_experiment(make_experiment(tmp_path / "x", *found))
+    assert "mixed NCCL_ALGO: Ring, Tree" in tables.Q1[0]["note"]
+    assert "NCCL_DEBUG" not in tables.Q1[0]["note"]
+
+
+def test_two_types_of_gpu_in_one_experiment_are_named_wherever_they_meet(tmp_path: Path) -> None:
+    one, other = Environment(gpus=(Gpu(name="NVIDIA A40"),)), Environment(gpus=(Gpu(name="Tesla V100-SXM2-16GB"),) * 2)
+    found = [
+        make_record(environment=one),
+        make_record(make_spec(repeat=1), environment=other),
+        make_record(make_spec(strategy="ddp", num_gpus=2), environment=other),
+        make_record(make_spec(batch_size_per_gpu=64), environment=one),
+        make_record(make_spec(batch_size_per_gpu=64, strategy="ddp", num_gpus=2), environment=other),
+    ]
+    _, tables = collect_experiment(make_experiment(tmp_path / "x", *found))
+    both = "NVIDIA A40, Tesla V100-SXM2-16GB"
+    rows = [row for row in tables.Q2 if row["scaling"] == "weak"]
+    notes = {(row["num_gpus"], row["batch_size_per_gpu"]): row["note"] for row in rows}
+    assert f"mixed GPU: {both}" in notes[1, 128]
+    assert f"baseline with another GPU ({both} against Tesla V100-SXM2-16GB)" in notes[2, 128]
+    assert "baseline with another GPU (NVIDIA A40 against Tesla V100-SXM2-16GB)" in notes[2, 64]
+    assert not notes[1, 64]
+
+
+def test_repeats_on_one_machine_that_were_executed_unlike_are_told_apart() -> None:
+    found = [executed("graph"), executed("compiled_graph", 1)]
+    shared = [msgspec.structs.replace(record, environment=found[0].environment) for record in found]
+    (cell,) = pool(resolve([record.spec for record in shared], shared, []).outcomes)
+    assert cell.notes() == ["mixed execution: compiled_graph, graph"]

@@ -1,0 +1,220 @@
+import pytest
+from factories import make_collective, make_communication, make_communication_record, make_record, make_spec
+
+from pipeline.analysis.exposure import (
+    Figure,
+    Traced,
+    busy_share,
+    communications,
+    difference,
+    disagreement,
+    figure_of,
+    is_settled,
+    profiled_s,
+    step_time,
+    step_times_s,
+    traced_exposure,
+)
+from pipeline.analysis.intervals import Interval
+from pipeline.experiment.measurement import Communication, Profile, StepSeries, Variant
+
+US = 1e-6
+DRIFT_US = (0.0, 100.0, 200.0, 300.0, 400.0, 500.0)  # a machine that slows down from round to round
+DDP_US = [1000 + drift + extra for drift, extra in zip(DRIFT_US, (30, 31, 32, 33, 34, 35), strict=True)]
+NO_OP_US = [1000 + drift for drift in DRIFT_US]
+DRIFTING: dict[Variant, list[float]] = {"ddp": DDP_US, "no_op_hook": NO_OP_US}
+
+
+def profiled(**fields: tuple[int, ...]) -> Communication:
+    """A profile of two steps on two ranks: gradients take 100 us on the link, and rank 1 waits for 20."""
+    collectives = (
+        make_collective(4000, (60, 80), (60, 80)),
+        make_collective(2000, (40, 60), (40, 60)),
+        make_collective(80, (7, 7), (7, 7), kind="buffers", operation="broadcast"),
+    )
+    return make_communication(profile=Profile(num_steps=2, collectives=collectives, **fields))
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
+    series = StepSeries(variant="ddp", window_times_ns=((400, 1_000), (3_000, 2_000)))
+    found = Communication(steps_per_window=10, series=(series,))
+    assert step_times_s(found, "ddp") == [pytest.approx(100e-9), pytest.approx(300e-9)]
+    assert step_times_s(found, "plain") == []
+    assert step_time([found], "ddp") == pytest.approx((200e-9, None, None))
+    assert step_time([found], "plain") is None
+
+
+def test_a_difference_is_taken_round_by_round_so_that_drift_falls_out() -> None:
+    exposed = difference([make_communication(DRIFTING)], "ddp", "no_op_hook")
+    assert exposed is not None
+    assert exposed.interval is not None
+    assert exposed.value_s == pytest.approx(32.5 * US)
+    assert (exposed.interval.low, exposed.interval.high) == pytest.approx((30 * US, 35 * US))
+    step = step_time([make_communication(DRIFTING)], "ddp")
+    assert step is not None
+    assert step.interval is not None
+    assert step.interval.high - step.interval.low == pytest.approx(505 * US), "the drift is a hundred times the noise"
+
+
+def test_the_median_of_differences_is_not_the_difference_of_medians() -> None:
+    found = make_communication({"ddp": (10, 20, 90), "no_op_hook": (9, 30, 50)})
+    exposed = difference([found], "ddp", "no_op_hook")
+    assert exposed == pytest.approx((1 * US, None, None))  # of 1, -10, 40; medians differ by 20 - 30
+
+
+def test_records_pool_their_rounds() -> None:
+    halves = [
+        make_communication({"ddp": DDP_US[:3], "no_op_hook": NO_OP_US[:3]}, steps_per_window=5),
+        make_communication({"ddp": DDP_US[3:], "no_op_hook": NO_OP_US[3:]}, steps_per_window=50),
+    ]
+    pooled = difference(halves, "ddp", "no_op_hook")
+    whole = difference([make_communication(DRIFTING)], "ddp", "no_op_hook")
+    assert pooled is not None
+    assert whole is not None
+    assert pooled.value_s == pytest.approx(whole.value_s)
+    assert pooled.interval is not None
+    assert pooled.interval.n == 6
+
+
+def test_a_variant_that_was_not_run_leaves_no_difference() -> None:
+    assert difference([make_communication({"plain": [1.0]})], "ddp", "no_op_hook") is None
+    assert difference([], "ddp", "no_op_hook") is None
+    halves = [make_communication({"ddp": [1.0]}), make_communication({"ddp": [5.0], "no_op_hook": [3.0]})]
+    assert difference(halves, "ddp", "no_op_hook") == pytest.approx((2 * US, None, None)), "of the record that ran both"
+
+
+def test_what_is_noise_reaches_to_the_far_end_of_the_interval() -> None:
+    assert Figure(1.0, Interval(-3.0, 2.0, 0.97, 6)).distance_from_zero() == 3.0
+    assert Figure(1.0, Interval(-3.0, 5.0, 0.97, 6)).distance_from_zero() == 5.0
+    assert Figure(1.0, None).distance_from_zero() == 0.0
+
+
+def test_six_values_give_an_interval_and_five_do_not() -> None:
+    assert figure_of([[1, 2, 3, 4, 5]]) == Figure(3, None)
+    assert figure_of([[1, 2, 3, 4, 5, 6]]) == Figure(3.5, Interval(1, 6, 0.96875, 6), "windows")
+    assert figure_of([]) is figure_of([[]]) is None
+
+
+def test_an_interval_is_over_repeats_where_there_are_six() -> None:
+    rounds = [[time - 0.1, time, time + 0.1] for time in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]
+    assert figure_of(rounds) == Figure(3.5, Interval(1, 6, 0.96875, 6), "repeats")
+    five = figure_of(rounds[:5])
+    assert five is not None
+    assert (five.value_s, five.over) == (3.0, "windows")
+    assert figure_of([]) is None
+
+
+def test_only_records_that_measured_communication_have_it() -> None:
+    spec = make_spec(strategy="ddp", num_gpus=2, measure="communication", input="synthetic")
+    found = make_communication({"ddp": [1.0]})
+    others = [make_record(make_spec()), make_record(make_spec(), status="oom")]
+    assert communications([*others, make_communication_record(spec, found)]) == [found]
+
+
+def test_transfers_and_waiting_by_kind() -> None:
+    found = [profiled(), make_communication()]  # the second has no profile, and does not count as 0
+    assert profiled_s(found, ["gradients"]) == pytest.approx(100 * US)
+    assert profiled_s(found, ["gradients"], waiting=True) == pytest.approx(20 * US)  # two collectives x (20 / 2)
+    assert profiled_s(found, ["buffers", "batchnorm_statistics"]) == pytest.approx(7 * US)
+    assert profiled_s(found, ["parameters"]) == 0, "seen, and there were none"
+    assert profiled_s([make_communication()], ["gradients"]) is None
+    assert profiled_s([], ["gradients"]) is None
+
+
+def test_the_trace_is_a_second_way() -> None:
+    found = profiled(comm_ns=(200_000, 240_000), compute_ns=(900_000, 700_000), overlap_ns=(160_000, 180_000))
+    traced = traced_exposure([found])
+    assert traced.exposed_s == pytest.approx(20 * US)  # (200 - 160) us in two steps
+    assert traced.slowed_s is traced.noise_s is None
+    assert busy_share([found], 500 * US) == pytest.approx(0.8)  # (900 + 700) / 2 us in two steps of 500
+    assert traced_exposure([make_communication()]) == traced_exposure([]) == Traced()
+    untraced = profiled(comm_ns=(200_000, 240_000), compute_ns=(0, 0), overlap_ns=(0, 0))
+    assert traced_exposure([untraced]) == Traced()
+    assert busy_share([make_communication()], 500 * US) is busy_share([untraced], 500 * US) is None
+
+
+def test_what_kernels_take_longer_beside_a_reduction_is_part_of_the_second_way() -> None:
+    fields = {"comm_ns": (200_000, 240_000), "overlap_ns": (160_000, 180_000), "compute_ns": (900_000, 700_000)}
+    quiet = {"quiet_compute_ns": (820_000, 640_000), "quiet_again_compute_ns": (820_000, 636_000)}
+    found = profiled(**fields, **quiet, covered_ns=(170_000, 220_000))
+    before = profiled(**fields)  # of a record that knows no slower kernels, and does not water the figure down
+    traced = traced_exposure([found, make_communication(), before, before])
+    assert traced.exposed_s == pytest.approx(41 * US)  # (240 - 220 + 700 - 638) us in two steps; the other rank 55
+    assert traced.slowed_s == pytest.approx(31 * US)
+    assert traced.noise_s == pytest.approx(2 * US)
+
+
+@pytest.mark.parametrize(
+    ("exposed_us", "traced_us"),
+    [(100, 119.9), (100, 80.1), (10, -9.9), (1000, 851), (851, 1000), (-5, 14)],
+    ids=["20 us above", "20 us below", "small", "15 % below", "15 % above", "negative"],
+)
+def test_two_ways_agree_within_20_us_or_15_per_cent(exposed_us: float, traced_us: float) -> None:
+    assert disagreement(exposed_us * US, Traced(traced_us * US), 0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("exposed_us", "traced_us", "slowed_us", "noise_us", "busy", "reason"),
+    [
+        (
+            1592,
+            224,
+            None,
+            0,
+            0.401,
+            "the device computes 40% of the step, the host's issue of collectives is exposed too",
+        ),
+        (
+            1592,
+            224,
+            50,
+            19,
+            0.401,
+            "the device computes 40% of the step, the host's issue of collectives is exposed too",
+        ),
+        (1592, 224, None, 0, 0.95, "kernels may run slower beside a collective, which this trace cannot show"),
+        (1592, 224, None, 0, None, "kernels may run slower beside a collective, which this trace cannot show"),
+        (1592, 224, 50, 19, 0.95, "gaps between kernels may be longer, which no trace shows as exposed"),
+        (100, 130, 40, 19, 0.95, "a kernel that is slowed need not lengthen the step"),
+        (100, 130, 40, 21, 0.95, "kernels took 21 us more or less in two profiles without it"),
+        (100, 400, None, 0, 0.4, "the profiler slows the host, and ranks that start apart wait inside the collectives"),
+        (100, 400, 50, 19, 0.95, "the profiler slows the host, and ranks that start apart wait inside the collectives"),
+        (
+            100,
+            120.1,
+            None,
+            0,
+            None,
+            "the profiler slows the host, and ranks that start apart wait inside the collectives",
+        ),
+        (1000, 849, None, 0, 1.0, "kernels may run slower beside a collective, which this trace cannot show"),
+    ],
+)
+def test_where_they_do_not_the_reason_fits_the_direction(
+    exposed_us: float, traced_us: float, slowed_us: float | None, noise_us: float, busy: float | None, reason: str
+) -> None:
+    traced = Traced(traced_us * US) if slowed_us is None else Traced(traced_us * US, slowed_us * US, noise_us * US)
+    note = disagreement(exposed_us * US, traced, busy)
+    assert note == f"the trace shows {traced_us:.0f} us exposed, the step times {exposed_us:.0f}: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("changed", "settled"),
+    [
+        ({}, True),
+        ({"plain": [900.0] * 5 + [950.0]}, False),  # half of 5.6 %
+        ({"ddp": [1000.0] * 5 + [1039.0]}, True),  # known within 19.5 us
+        ({"ddp": [1010.0] * 5 + [1000.0], "no_op_hook": [970.0] * 5 + [1000.0]}, True),  # 0 to 40 us, and below 2 %
+        ({"ddp": [1010.0] * 5 + [1000.0], "no_op_hook": [968.0] * 5 + [1000.0]}, False),  # 0 to 42 us
+    ],
+)
+def test_rounds_are_settled_once_every_step_and_exposed_communication_are_known(
+    changed: dict[Variant, list[float]], settled: bool
+) -> None:
+    steady: dict[Variant, list[float]] = {"plain": [900.0] * 6, "ddp": [1000.0] * 6, "no_op_hook": [950.0] * 6}
+    assert is_settled(make_communication(steady | changed)) is settled
+
+
+def test_data_parallel_is_settled_by_its_step_times_alone() -> None:
+    assert is_settled(make_communication({"plain": [900.0] * 6, "dp": [1000.0] * 6}))
+    assert not is_settled(make_communication({"plain": [900.0] * 6, "dp": [1000.0] * 5 + [1100.0]}))

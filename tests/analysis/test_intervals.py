@@ -1,0 +1,186 @@
+import math
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.analysis.intervals import (
+    Interval,
+    coverage_of_ranks,
+    drift_notes,
+    half_width,
+    halves_apart,
+    median_interval,
+    ratio_interval,
+    values_needed,
+)
+
+TIMES = st.floats(min_value=1e-3, max_value=1e3)
+SAMPLES = st.lists(TIMES, min_size=6, max_size=60)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "count"),
+    [
+        (0.5, 2),
+        (0.75, 3),
+        (0.9, 5),
+        (0.95, 6),
+        (0.96875, 6),
+        (0.97, 7),
+        (0.99, 8),
+    ],  # 1 - 1/2, 1 - 1/4, ... 1 - 1/2^(n-1)
+)
+def test_so_many_values_are_needed(confidence: float, count: int) -> None:
+    assert values_needed(confidence) == count
+    assert median_interval([1.0] * (count - 1), confidence) is None
+    assert median_interval([1.0] * count, confidence) is not None
+
+
+def test_six_values_give_minimum_and_maximum_at_96_9_per_cent() -> None:
+    assert median_interval([3, 1, 2, 6, 5, 4]) == Interval(1, 6, 0.96875, 6)  # 1 - 2/2^6
+    assert coverage_of_ranks(1, 6) == 1 - 2 / 64
+
+
+@pytest.mark.parametrize(
+    ("n", "rank", "coverage"),
+    [  # the ranks that Conover's and Hahn & Meeker's tables give at 95 %
+        (7, 1, 1 - 2 / 128),
+        (8, 1, 1 - 2 / 256),
+        (9, 2, 1 - 2 * (1 + 9) / 512),
+        (12, 3, 1 - 2 * (1 + 12 + 66) / 4096),
+        (20, 6, 0.9586),
+        (30, 10, 0.9572),
+    ],
+)
+def test_more_values_give_inner_ranks(n: int, rank: int, coverage: float) -> None:
+    interval = median_interval(range(1, n + 1))
+    assert interval is not None
+    assert (interval.low, interval.high, interval.n) == (rank, n + 1 - rank, n)
+    assert interval.coverage == pytest.approx(coverage, abs=5e-5)
+
+
+@pytest.mark.parametrize("n", [100, 1000, 2000])
+def test_many_values_take_the_ranks_of_the_normal_approximation(n: int) -> None:
+    """n/2 - 1.96 sqrt(n)/2; exact whole numbers, so that 2^n is no overflow."""
+    interval = median_interval(range(1, n + 1))
+    assert interval is not None
+    assert interval.low == pytest.approx(n / 2 - 1.96 * math.sqrt(n) / 2, abs=1.5)
+    assert 0.95 <= interval.coverage < 0.97
+
+
+@given(SAMPLES, st.sampled_from([0.8, 0.9, 0.95]))
+def test_it_holds_the_median_with_the_confidence_asked_for_and_is_the_narrowest(
+    values: list[float], confidence: float
+) -> None:
+    interval = median_interval(values, confidence)
+    assert interval is not None
+    assert confidence <= interval.coverage < 1
+    assert min(values) <= interval.low <= statistics.median(values) <= interval.high <= max(values)
+    rank = next(rank for rank in range(1, len(values)) if coverage_of_ranks(rank + 1, len(values)) < confidence)
+    assert (interval.low, interval.high) == (sorted(values)[rank - 1], sorted(values)[-rank])
+
+
+@given(SAMPLES, st.randoms(use_true_random=False))
+def test_the_order_of_the_values_plays_no_part(values: list[float], rng: random.Random) -> None:
+    shuffled = rng.sample(values, len(values))
+    assert median_interval(shuffled) == median_interval(values)
+
+
+@given(SAMPLES)
+def test_more_confidence_is_never_narrower(values: list[float]) -> None:
+    wide, narrow = median_interval(values, 0.95), median_interval(values, 0.8)
+    assert wide is not None
+    assert narrow is not None
+    assert wide.low <= narrow.low <= narrow.high <= wide.high
+
+
+def test_the_coverage_is_kept_by_skewed_values() -> None:
+    """Of samples of ten exponential values 1 - 2 x 11/1024 = 97.9 % hold the true median, ln 2."""
+    rng = random.Random(0)
+    intervals = [median_interval([rng.expovariate(1) for _ in range(10)]) for _ in range(2000)]
+    share = sum(interval is not None and interval.holds(math.log(2)) for interval in intervals) / 2000
+    assert share == pytest.approx(1 - 2 * (1 + 10) / 1024, abs=0.015)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, -0.5, 2.0, math.nan])
+def test_a_confidence_outside_0_and_1_is_refused(confidence: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        median_interval([1.0] * 9, confidence)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        median_interval([1.0] * 9 + [value])
+
+
+def test_the_half_width_is_relative_to_the_median() -> None:
+    assert half_width(Interval(9.0, 11.0, 0.95, 6), 10.0) == 0.1
+    with pytest.raises(ValueError, match="positive median"):
+        half_width(Interval(-1.0, 1.0, 0.95, 6), 0.0)
+
+
+def test_a_ratio_spans_the_worst_of_both_and_is_less_sure_than_either() -> None:
+    ratio = ratio_interval(Interval(8, 12, 0.96875, 6), Interval(4, 5, 0.96875, 7))
+    assert ratio == Interval(8 / 5, 12 / 4, 0.9375, 6)  # 2 x 0.96875 - 1
+    assert (ratio.holds(1.6), ratio.holds(1.59)) == (True, False)
+
+
+@given(SAMPLES, SAMPLES)
+def test_the_ratio_of_the_medians_lies_inside_and_swapping_inverts_it(above: list[float], below: list[float]) -> None:
+    first, second = median_interval(above), median_interval(below)
+    assert first is not None
+    assert second is not None
+    ratio, inverse = ratio_interval(first, second), ratio_interval(second, first)
+    assert ratio.low <= statistics.median(above) / statistics.median(below) <= ratio.high
+    assert (inverse.low, inverse.high) == pytest.approx((1 / ratio.high, 1 / ratio.low))
+    assert ratio.coverage < min(first.coverage, second.coverage)
+
+
+def test_a_ratio_of_an_interval_that_reaches_0_is_refused() -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        ratio_interval(Interval(1, 2, 0.95, 6), Interval(0, 1, 0.95, 6))
+
+
+SIX = (1.0, 1.01, 1.02, 1.03, 1.04, 1.05)
+
+
+@pytest.mark.parametrize(
+    ("later", "found"),
+    [
+        ([1.06, 1.06, 1.06, 1.07, 1.08, 1.09], (1.025, 1.065)),  # all of them are slower
+        ([1.05, 1.06, 1.06, 1.07, 1.08, 1.09], None),  # the intervals, here minimum to maximum, meet
+        ([0.9] * 6, (1.025, 0.9)),
+        ([0.9] * 5, None),  # has no interval
+    ],
+)
+def test_halves_are_apart_where_their_intervals_do_not_meet(
+    later: list[float], found: tuple[float, float] | None
+) -> None:
+    values = [*SIX, *later] if len(later) == 6 else [*SIX[:5], *later]
+    assert halves_apart(values) == (None if found is None else pytest.approx(found))
+
+
+def test_values_around_one_pace_are_rarely_said_to_drift() -> None:
+    generator = random.Random(1)
+    drifting = [bool(halves_apart([generator.gauss(1, 0.1) for _ in range(40)])) for _ in range(500)]
+    assert sum(drifting) <= 10  # expected: about 1 in 200
+
+
+def test_the_largest_drift_of_several_repeats_is_named_with_their_number() -> None:
+    slower, faster = [*SIX, *[1.2] * 6], [*SIX, *[0.5] * 6]
+    assert drift_notes("step_time_s", [SIX]) == []
+    assert drift_notes("step_time_s", [slower]) == [
+        "step_time_s drifted by +17.1% while measured: its interval is too narrow"
+    ]
+    assert drift_notes("step_time_s", [slower, SIX, faster]) == [
+        "step_time_s drifted by -51.2% while measured in 2 of 3 repeats: its interval is too narrow"
+    ]
+
+
+def test_a_drift_below_a_thousandth_is_no_finding_however_sure() -> None:
+    assert drift_notes("step_time_s", [[*[1.0] * 6, *[1.0009] * 6]]) == []
+    assert drift_notes("step_time_s", [[*[1.0] * 6, *[1.0011] * 6]]) != []

@@ -1,0 +1,172 @@
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from factories import make_measurement, make_record, make_spec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.analysis.intervals import Interval, interval_over
+from pipeline.analysis.pooling import (
+    Cell,
+    drifted_notes,
+    epoch_time_s_of,
+    parts_notes,
+    pool,
+    seconds,
+    spread_of,
+    timed_epochs,
+)
+from pipeline.experiment.outcomes import resolve
+from pipeline.experiment.record import Record
+
+
+def windowed(*times_s: float, **fields: Any) -> Record:
+    """A record whose windows took those times, after a first epoch that warmed up, and before one that is none."""
+    spec = make_spec(**{"windows": len(times_s), "epochs": len(times_s) + 2, **fields})
+    return make_record(spec, (90.0, *times_s, 80.0))
+
+
+def cell_of(*found: Record, **missing: Any) -> Cell:
+    expected = [*(record.spec for record in found), *([make_spec(**missing)] if missing else [])]
+    (cell,) = pool(resolve(expected, found, []).outcomes)
+    return cell
+
+
+@pytest.mark.parametrize(
+    ("times_s", "median_s"), [((3.0,), 3.0), ((1.0, 5.0), 3.0), ((7.0, 1.0, 2.0), 2.0), ((4.0, 4.0, 1.0, 9.0), 4.0)]
+)
+def test_the_epoch_time_is_the_median_of_the_windows_and_of_no_other_epoch(
+    times_s: Sequence[float], median_s: float
+) -> None:
+    cell = cell_of(windowed(*times_s))
+    assert epoch_time_s_of(cell) == median_s
+    assert cell.median(seconds("compute_time_ns")) == median_s * 0.75
+    assert [epoch.epoch for epoch in timed_epochs(cell.measured[0])] == list(range(2, 2 + len(times_s)))
+
+
+def test_every_window_is_its_slowest_ranks() -> None:
+    spec = make_spec(strategy="ddp", num_gpus=2, windows=3, epochs=4)
+    measured = make_measurement(spec, (9.0, 1.0, 1.0, 1.0))
+    slow = [(2, 0, 5.0), (3, 1, 4.0), (4, 0, 3.0)]  # epoch, rank, seconds
+    epochs = list(measured.epochs)
+    for number, rank, time_s in slow:
+        ranks = list(epochs[number - 1].ranks)
+        ranks[rank] = msgspec.structs.replace(ranks[rank], epoch_time_ns=int(time_s * 1e9))
+        epochs[number - 1] = msgspec.structs.replace(epochs[number - 1], ranks=tuple(ranks))
+    record = make_record(spec, measurement=msgspec.structs.replace(measured, epochs=tuple(epochs)))
+    assert epoch_time_s_of(cell_of(record)) == 4.0  # of 5, 4, 3: every window is slow on one rank alone
+
+
+def test_a_point_that_stopped_early_reports_the_windows_that_were_run() -> None:
+    spec = make_spec(windows=20, epochs=21)
+    cell = cell_of(make_record(spec, (9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)))
+    assert (cell.status, cell.notes(), epoch_time_s_of(cell)) == ("ok", [], 3.5)
+    spread = spread_of(cell)
+    assert (spread.interval, spread.over, spread.num_windows) == (Interval(1.0, 6.0, 0.96875, 6), "windows", 6)
+
+
+def test_the_interval_is_over_repeats_where_there_are_six_and_each_counts_once() -> None:
+    # medians 1 to 6, though the windows reach from 0.5 to 9
+    found = [windowed(0.5, number, 9.0, repeat=number) for number in range(1, 7)]
+    spread = spread_of(cell_of(*found))
+    assert (spread.interval, spread.over) == (Interval(1.0, 6.0, 0.96875, 6), "repeats")
+    assert (spread.num_windows, spread.notes) == (18, [])
+
+
+def test_else_it_is_over_the_windows_of_all_repeats_and_says_so() -> None:
+    found = [windowed(1.0, 2.0, 3.0), windowed(4.0, 5.0, 6.0, repeat=1)]
+    spread = spread_of(cell_of(*found))
+    assert (spread.interval, spread.over) == (Interval(1.0, 6.0, 0.96875, 6), "windows")
+    assert spread.notes == ["interval over the windows of 2 repeats together"]
+
+
+@pytest.mark.parametrize(
+    ("found", "missing", "notes"),
+    [
+        ([windowed(1.0)], {}, []),  # nobody asked for an interval
+        ([windowed(*[1.0] * 5)], {}, ["an interval needs 6 windows or repeats, got 5"]),
+        ([windowed(1.0), windowed(1.0, repeat=1)], {}, ["an interval needs 6 windows or repeats, got 2"]),
+        ([make_record()], {"repeat": 1}, ["an interval needs 6 windows or repeats, got 1"]),
+    ],
+    ids=["one window", "five windows", "two repeats", "a repeat is missing"],
+)
+def test_fewer_than_six_values_have_no_interval_and_say_why_where_one_was_asked_for(
+    found: list[Record], missing: dict[str, Any], notes: list[str]
+) -> None:
+    spread = spread_of(cell_of(*found, **missing))
+    assert (spread.interval, spread.over, spread.notes) == (None, None, notes)
+    assert spread.noise_floor(1.0) is None
+
+
+def test_a_point_without_a_time_says_nothing_of_intervals() -> None:
+    spread = spread_of(cell_of(make_record(make_spec(windows=9, epochs=10), status="oom")))
+    assert (spread.interval, spread.num_windows, spread.notes) == (None, 0, [])
+
+
+def test_windows_that_drift_are_not_alike_and_the_interval_says_so() -> None:
+    slowed = windowed(*[1.0, 1.01, 1.02] * 2, *[1.1, 1.12, 1.13] * 2)
+    note = "epoch_time_s drifted by +10.9% while measured: its interval is too narrow"
+    assert drifted_notes(cell_of(slowed)) == [note]
+    steady = windowed(*[1.0, 1.01, 1.13] * 2, *[1.1, 1.12, 1.02] * 2)
+    assert drifted_notes(cell_of(steady)) == []
+    together = spread_of(cell_of(windowed(*[1.0] * 6, repeat=0), windowed(*[1.1] * 6, repeat=1)))
+    assert together.notes == ["interval over the windows of 2 repeats together"], (
+        "another process may have another pace"
+    )
+
+
+def test_the_noise_floor_is_the_half_width_over_the_median() -> None:
+    spread = spread_of(cell_of(windowed(9.0, 10.0, 10.0, 10.0, 10.0, 11.0)))
+    assert spread.noise_floor(10.0) == 0.1
+
+
+@given(st.lists(st.lists(st.floats(0.1, 10), min_size=6, max_size=30), min_size=2, max_size=5))
+def test_the_epoch_time_lies_inside_its_interval_however_unequal_the_repeats(times_s: list[list[float]]) -> None:
+    windows = max(map(len, times_s))
+    spec = {"windows": windows, "epochs": windows + 1}
+    found = [make_record(make_spec(repeat=number, **spec), (90.0, *part)) for number, part in enumerate(times_s)]
+    cell = cell_of(*found)
+    spread, time_s = spread_of(cell), epoch_time_s_of(cell)
+    assert time_s is not None
+    assert spread.interval is not None
+    assert spread.interval.holds(time_s)
+
+
+def test_an_interval_is_widened_to_reach_the_median_of_unequal_repeats() -> None:
+    many, *few = [1.0] * 17, [5.0], [5.0]  # of 19 values the fifth smallest and largest are 1
+    interval, over = interval_over([many, *few])
+    assert interval is not None
+    assert (interval.low, interval.high, over) == (1.0, 5.0, "windows")
+
+
+@pytest.mark.parametrize(
+    ("epoch_time_s", "note"),
+    [
+        (2.0, None),
+        (2.01, None),
+        (2.1, "the parts of an epoch add up to 95.2% of its time"),
+        (1.6, "the parts of an epoch add up to 125.0% of its time"),
+        (1e-9, "the parts of an epoch add up to 200,000,000,000.0% of its time"),
+    ],
+)
+def test_parts_that_do_not_add_up_to_their_epoch_are_said(epoch_time_s: float, note: str | None) -> None:
+    record = windowed(3.0, 2.0)  # the second window, 1.5 s of computing and 0.5 s of data, is given another time
+    assert record.measurement is not None
+    *others, window, last = record.measurement.epochs
+    rank = msgspec.structs.replace(window.ranks[0], epoch_time_ns=round(epoch_time_s * 1e9))
+    epochs = (*others, msgspec.structs.replace(window, ranks=(rank,)), last)
+    measured = msgspec.structs.replace(record.measurement, epochs=epochs)
+    assert parts_notes(cell_of(msgspec.structs.replace(record, measurement=measured))) == ([note] if note else [])
+
+
+def test_parts_that_miss_a_short_epoch_by_less_than_a_millisecond_are_no_finding() -> None:
+    record = windowed(0.01)
+    assert record.measurement is not None
+    first, window, last = record.measurement.epochs
+    rank = msgspec.structs.replace(window.ranks[0], epoch_time_ns=10_900_000)
+    measured = msgspec.structs.replace(
+        record.measurement, epochs=(first, msgspec.structs.replace(window, ranks=(rank,)), last)
+    )
+    assert parts_notes(cell_of(msgspec.structs.replace(record, measurement=measured))) == []

@@ -1,0 +1,222 @@
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from factories import make_record, make_spec
+
+from pipeline.analysis.scaling import BASELINE_MAY_DIFFER, INVARIANTS, Scaling, check_invariant
+from pipeline.experiment.outcomes import resolve
+from pipeline.experiment.record import Environment, Record
+from pipeline.experiment.spec import Spec
+from pipeline.report.build_tables import build_tables
+from pipeline.report.rows import Row
+
+WINDOWS: dict[str, Any] = {"windows": 6, "epochs": 7}
+
+
+def q2(*found: Record, missing: Sequence[Spec] = ()) -> list[Row]:
+    expected = dict.fromkeys([*(record.spec for record in found), *missing])
+    return build_tables(resolve(list(expected), found, []).outcomes).Q2
+
+
+def rows_of(scaling: Scaling, *found: Record, missing: Sequence[Spec] = ()) -> list[Row]:
+    return [row for row in q2(*found, missing=missing) if row["scaling"] == scaling]
+
+
+def timed(
+    time_s: float, batch_size_per_gpu: int, num_gpus: int = 1, *, facts: dict[str, Any] | None = None, **fields: Any
+) -> Record:
+    """A record whose epochs took that long: `single` on one GPU, else DDP."""
+    strategy = "single" if num_gpus == 1 else "ddp"
+    spec = {"strategy": strategy, "num_gpus": num_gpus, "batch_size_per_gpu": batch_size_per_gpu, **fields}
+    point = make_spec(**spec)
+    return make_record(point, [time_s] * point.epochs, environment=Environment(**facts or {}))
+
+
+def windowed(times_s: Sequence[float], batch_size_per_gpu: int, num_gpus: int = 1) -> Record:
+    spec = timed(1, batch_size_per_gpu, num_gpus, **WINDOWS).spec
+    return make_record(spec, (90.0, *times_s))
+
+
+LADDER = (timed(12, 128), timed(10, 256), timed(8, 512), timed(6, 256, 2), timed(4, 128, 4), timed(7, 64, 2))
+
+
+def test_a_strong_row_has_its_baselines_global_batch_and_a_weak_row_its_per_gpu_batch() -> None:
+    weak, strong = rows_of("weak", *LADDER), rows_of("strong", *LADDER)
+    assert [(row["num_gpus"], row["batch_size_per_gpu"], row["baseline_batch_size_per_gpu"]) for row in weak] == [
+        (1, 128, 128),
+        (1, 256, 256),
+        (1, 512, 512),
+        (2, 256, 256),
+        (4, 128, 128),
+        (2, 64, None),  # no point at 64 on one GPU
+    ]
+    assert [(row["num_gpus"], row["global_batch_size"], row["baseline_batch_size_per_gpu"]) for row in strong] == [
+        (1, 128, 128),
+        (1, 512, 512),
+        (2, 512, 512),
+        (4, 512, 512),
+        (2, 128, 128),  # 256 on one GPU is nobody's baseline and stands in no row
+    ]
+
+
+def test_each_scaling_is_compared_with_its_own_time() -> None:
+    weak = {(row["num_gpus"], row["batch_size_per_gpu"]): row["speedup"] for row in rows_of("weak", *LADDER)}
+    strong = {(row["num_gpus"], row["batch_size_per_gpu"]): row["speedup"] for row in rows_of("strong", *LADDER)}
+    assert (weak[4, 128], strong[4, 128]) == (3.0, 2.0)  # 12/4 of batch 128, 8/4 of batch 512
+    assert weak[2, 256] == 10 / 6
+    assert strong == {(1, 128): 1, (1, 512): 1, (2, 256): 8 / 6, (4, 128): 2.0, (2, 64): 12 / 7}
+
+
+def test_the_weak_rows_come_first_and_all_rows_have_the_same_fields() -> None:
+    rows = q2(*LADDER)
+    assert [row["scaling"] for row in rows] == ["weak"] * 6 + ["strong"] * 5
+    assert len({tuple(row) for row in rows}) == 1
+
+
+def test_the_serial_fraction_by_hand_and_under_strong_scaling_alone() -> None:
+    weak, strong = rows_of("weak", *LADDER), rows_of("strong", *LADDER)
+    assert [row["serial_fraction_karp_flatt"] for row in weak] == [None] * 6
+    assert [row["note"] for row in weak[:5]] == [None] * 5
+    fractions = {(row["num_gpus"], row["batch_size_per_gpu"]): row["serial_fraction_karp_flatt"] for row in strong}
+    assert fractions[4, 128] == pytest.approx((1 / 2 - 1 / 4) / (1 - 1 / 4))  # 1/3
+    assert fractions[2, 256] == pytest.approx((6 / 8 - 1 / 2) / (1 - 1 / 2))  # 1/2
+    assert fractions[1, 128] is fractions[1, 512] is None
+
+
+@pytest.mark.parametrize(("time_s", "said"), [(4.4, True), (4.5, False)])
+def test_a_superlinear_speedup_is_said_of_weak_scaling_too(time_s: float, said: bool) -> None:
+    *_, row = rows_of("weak", timed(9, 128), timed(time_s, 128, 2))
+    assert ("superlinear" in (row["note"] or "")) is said
+
+
+def test_a_superlinear_speedup_has_a_negative_serial_fraction_and_a_note() -> None:
+    *_, row = rows_of("strong", timed(9, 256), timed(4, 128, 2))
+    assert row["serial_fraction_karp_flatt"] == pytest.approx((4 / 9 - 1 / 2) * 2)
+    assert row["note"] == "superlinear: noise, a slowed baseline, or a difference besides the GPUs"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"precision": "bf16"}, {"input": "synthetic"}, {"num_workers": 0}, {"evaluate": True}, {"learning_rate": 0.2}],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_one_gpu_that_differs_in_another_axis_is_no_baseline_of_strong_scaling(fields: dict[str, Any]) -> None:
+    assert rows_of("strong", timed(9, 256, **fields), timed(5, 128, 2)) == []
+
+
+def test_the_baseline_of_strong_scaling_may_differ_as_that_of_weak_scaling_may() -> None:
+    found = timed(9, 256, seed=3), timed(3, 64, 4, num_nodes=2, epochs=4, windows=3, repeat=1)
+    *_, row = rows_of("strong", *found)
+    assert (row["speedup"], row["baseline"]) == (3.0, "single")
+    assert {"epochs", "windows", "num_nodes", "repeat", "seed"} <= set(BASELINE_MAY_DIFFER)
+
+
+def test_the_same_strategy_on_one_gpu_comes_before_single() -> None:
+    ddp_on_one = timed(6, 256, strategy="ddp")
+    rows = rows_of("strong", timed(9, 256), ddp_on_one, timed(3, 128, 2))
+    assert [(row["strategy"], row["speedup"], row["baseline"]) for row in rows] == [
+        ("ddp", 1.0, "ddp"),
+        ("ddp", 2.0, "ddp"),
+    ]
+
+
+def test_a_probe_and_a_cut_epoch_are_in_no_strong_row() -> None:
+    probe: dict[str, Any] = {"input": "synthetic", "max_steps": 3}
+    assert rows_of("strong", timed(9, 256, **probe), timed(5, 128, 2, **probe)) == []
+    assert rows_of("strong", timed(9, 256, max_steps=5), timed(5, 128, 2, max_steps=5)) == []
+
+
+@pytest.mark.parametrize("status", ["oom", "failed", "missing"])
+def test_a_baseline_without_a_time_stands_in_the_strong_rows_and_the_others_say_so(status: Any) -> None:
+    one = make_spec(batch_size_per_gpu=256)
+    found = [] if status == "missing" else [make_record(one, status=status)]
+    first, second = sorted(rows_of("strong", *found, timed(5, 128, 2), missing=[one]), key=lambda row: row["num_gpus"])
+    assert (first["status"], first["speedup"]) == (status, None)
+    assert (second["speedup"], second["serial_fraction_karp_flatt"]) == (None, None)
+    assert second["note"] == f"no baseline: single on 1 is {status}"
+
+
+@pytest.mark.parametrize("scaling", INVARIANTS)
+def test_the_invariant_is_equal_in_every_row_and_its_baseline(scaling: Scaling) -> None:
+    found = LADDER + tuple(msgspec.structs.replace(record) for record in (timed(5, 512, 2), timed(3, 512, 4)))
+    compared = [row for row in rows_of(scaling, *found) if row["baseline"]]
+    assert len(compared) >= 5
+    for row in compared:
+        assert row[INVARIANTS[scaling]] == row["baseline_batch_size_per_gpu"]  # on one GPU it is the global one too
+
+
+def test_a_baseline_that_breaks_the_invariant_is_refused() -> None:
+    point = make_spec(strategy="ddp", num_gpus=4, batch_size_per_gpu=128)
+    check_invariant(point, make_spec(batch_size_per_gpu=128), "weak")
+    check_invariant(point, make_spec(batch_size_per_gpu=512), "strong")
+    with pytest.raises(ValueError, match="weak scaling holds batch_size_per_gpu fixed: 128 against a baseline of 512"):
+        check_invariant(point, make_spec(batch_size_per_gpu=512), "weak")
+    with pytest.raises(ValueError, match="strong scaling holds global_batch_size fixed: 512 against a baseline of 128"):
+        check_invariant(point, make_spec(batch_size_per_gpu=128), "strong")
+    with pytest.raises(ValueError, match="runs on 1 GPU, got 2"):
+        check_invariant(point, make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=256), "strong")
+
+
+def test_the_intervals_are_carried_into_speedup_and_efficiency() -> None:
+    one = windowed((8, 9, 10, 10, 11, 12), 128)
+    two = windowed((4.0, 4.5, 5.0, 5.0, 5.5, 6.0), 128, 2)
+    first, second = rows_of("weak", one, two)
+    assert (first["epoch_time_low_s"], first["epoch_time_high_s"], first["noise_floor"]) == (8, 12, 0.2)
+    assert (first["interval_over"], first["num_windows"]) == ("windows", 6)
+    assert (first["speedup"], first["speedup_low"], first["speedup_high"]) == (1, None, None)  # its own baseline
+    assert (second["speedup"], second["speedup_low"], second["speedup_high"]) == (2.0, 8 / 6, 12 / 4)
+    efficiencies = (second["parallel_efficiency_low"], second["parallel_efficiency_high"])
+    assert efficiencies == (8 / 6 / 2, 12 / 4 / 2)
+    assert second["note"] is None
+
+
+def test_a_difference_inside_the_noise_is_said() -> None:
+    one = windowed((8, 9, 10, 10, 11, 12), 128)
+    two = windowed((7, 8, 9, 9, 10, 11), 128, 2)
+    *_, row = rows_of("weak", one, two)
+    assert row["speedup_low"] < 1 < row["speedup"] < row["speedup_high"]
+    assert row["note"] == "no difference from the baseline: 1 lies inside the interval"
+
+
+def test_a_point_with_an_interval_and_a_baseline_without_has_no_interval_of_the_speedup() -> None:
+    *_, row = rows_of("weak", timed(8, 128), windowed((4.0, 4.0, 4.0, 4.0, 4.0, 4.0), 128, 2))
+    assert (row["epoch_time_low_s"], row["speedup"], row["speedup_low"]) == (4.0, 2.0, None)
+
+
+def test_rows_without_windows_or_repeats_carry_nulls_and_no_note() -> None:
+    for row in q2(timed(8, 256), timed(4, 256, 2), timed(4, 128, 2))[:2]:
+        fields = ("epoch_time_low_s", "epoch_time_high_s", "noise_floor", "interval_over", "speedup_low", "note")
+        assert [row[field] for field in fields] == [None] * 6
+        assert row["num_windows"] == 1
+
+
+def test_a_baseline_from_another_node_or_version_is_marked_in_every_table_that_uses_it() -> None:
+    here, there = {"nodes": ("b",), "torch": "2.11.0"}, {"nodes": ("a",), "torch": "2.10.0"}
+    found = [timed(8, 128, facts=there), timed(5, 128, 2, facts=here)]
+    note = "baseline with another torch (2.10.0 against 2.11.0); baseline from another node (a against b)"
+    tables = build_tables(resolve([record.spec for record in found], found, []).outcomes)
+    assert [row["note"] for row in tables.Q2] == [None, note]
+    assert [row["note"] for row in tables.Q3] == [note]
+
+
+def test_repeats_that_are_not_alike_are_marked_in_their_row() -> None:
+    found = [timed(8, 128, repeat=number, facts={"torch": torch}) for number, torch in enumerate(("2.11", "2.10"))]
+    (row,) = rows_of("weak", *found)
+    assert row["note"].startswith("mixed torch: 2.10, 2.11; an interval needs")
+
+
+def test_a_baseline_that_drifted_is_named_where_a_speed_up_rests_on_it() -> None:
+    drifting, steady = [4.0] * 6 + [5.0] * 6, [2.5] * 12
+    (row,) = [row for row in rows_of("weak", *drifted(drifting, steady)) if row["num_gpus"] == 2]
+    assert "baseline: epoch_time_s drifted by +25.0% while measured: its interval is too narrow" in row["note"]
+    (row,) = [row for row in rows_of("weak", *drifted([4.5] * 12, steady)) if row["num_gpus"] == 2]
+    assert "drifted" not in (row["note"] or "")
+
+
+def drifted(one_gpu_s: Sequence[float], two_gpus_s: Sequence[float]) -> list[Record]:
+    """A baseline of so many windows, and DDP on two GPUs."""
+    lengths: dict[str, Any] = {"windows": len(one_gpu_s), "epochs": len(one_gpu_s) + 1}
+    specs = [timed(1, 128, num_gpus, **lengths).spec for num_gpus in (1, 2)]
+    return [make_record(spec, (90.0, *times_s)) for spec, times_s in zip(specs, (one_gpu_s, two_gpus_s), strict=True)]

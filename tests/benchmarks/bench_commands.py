@@ -1,0 +1,113 @@
+"""How fast the commands answer on this machine: run by `make bench`, prints a line a figure, medians of n runs."""
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from bench_folder import NUM_REPEATS, write_folder
+from bench_submit import report_submit
+from factories import ROOT, make_record, make_spec
+
+from pipeline.experiment import record_store
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.manifest import MANIFEST_VERSION, Manifest, add_points
+
+NUM_RUNS = 5
+NUM_PAIRS = 3  # of a collect and a bare read, which take a minute together
+NUM_POINTS = 1000
+COMMANDS = ("submit", "status", "collect", "ingest", "stage", "launch")
+PYTHON = (sys.executable, "-m")
+
+
+class Run(NamedTuple):
+    """What a command took as a whole process: wall seconds, and the most memory that was resident at once."""
+
+    time_s: float
+    peak_memory_gib: float
+
+
+def run(command: Sequence[str], cwd: Path) -> Run:
+    """Run a command that ends well."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    with tempfile.TemporaryFile() as said:
+        started_s = time.perf_counter()
+        env = {**os.environ, "PYTHONPATH": path}
+        process = subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.DEVNULL, stderr=said)
+        _, status, usage = os.wait4(process.pid, 0)
+        time_s = time.perf_counter() - started_s
+        process.returncode = os.waitstatus_to_exitcode(status)  # it has been waited for
+        said.seek(0)
+        if process.returncode:
+            raise RuntimeError(f"{' '.join(command)}: {said.read().decode(errors='replace')}")
+    return Run(time_s, usage.ru_maxrss / 2**20)
+
+
+def report(what: str, command: Sequence[str], cwd: Path) -> None:
+    """Print the median of NUM_RUNS runs after one that is not counted."""
+    times_s = [run(command, cwd).time_s for _ in range(NUM_RUNS + 1)][1:]
+    low, high = min(times_s), max(times_s)
+    print(f"{what:<45} {statistics.median(times_s):.2f} s  (min {low:.2f}, max {high:.2f}, n={NUM_RUNS})", flush=True)
+
+
+def report_collect(folder: Path, num_points: int) -> None:
+    """Print what collecting NUM_REPEATS records a point takes beside a bare read and decode of the same files.
+
+    By turns, so that whatever else the machine does meets both, and from the page cache: the files were just written.
+    """
+    experiment, num_records = write_folder(folder / "many-repeats", num_points), num_points * NUM_REPEATS
+    bare = (sys.executable, str(ROOT / "tests" / "bench_folder.py"), str(experiment.records))
+    collect = (*PYTHON, "pipeline.collect", str(experiment.folder))
+    pairs = [(run(bare, folder), run(collect, folder)) for _ in range(NUM_PAIRS)]
+    coverage = msgspec.json.decode((experiment.folder / "tables.json").read_bytes())["coverage"]
+    assert coverage["ok"] == num_records, "it is the whole folder that was collected"
+    bare_s, collect_s = (statistics.median(run.time_s for run in runs) for runs in zip(*pairs, strict=True))
+    ratio = statistics.median(collected.time_s / read.time_s for read, collected in pairs)
+    peak_gib = max(collected.peak_memory_gib for _, collected in pairs)
+    print(
+        f"{f'collect of {num_records} records':<45} {collect_s:.2f} s, {1e6 * collect_s / num_records:.0f} us each, "
+        f"peak {peak_gib:.2f} GiB; bare read and decode {bare_s:.2f} s: {ratio:.2f} times  (n={NUM_PAIRS})",
+        flush=True,
+    )
+    shutil.rmtree(experiment.folder)
+
+
+def write_experiment(folder: Path) -> None:
+    """An experiment of NUM_POINTS points with a record each."""
+    experiment = Experiment(folder / "many")
+    experiment.create()
+    manifest = Manifest(MANIFEST_VERSION, "many")
+    for seed in range(NUM_POINTS // 10):
+        for batch_size in range(1, 11):
+            spec = make_spec(batch_size_per_gpu=batch_size, learning_rate=0.1 + seed / 1000)
+            record_store.publish(make_record(spec, [1.5, 1.25]), experiment.records)
+            add_points(manifest, [spec])
+    with experiment.edit_manifest() as written:
+        written.points = manifest.points
+
+
+def main() -> None:
+    """Print every figure."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        sizes = ",".join(str(size) for size in range(1, NUM_POINTS // 5 + 1))
+        dry_run = [*PYTHON, "pipeline.submit", "--grid", "scaling", "--dry-run", "--set", f"batch_size_per_gpu={sizes}"]
+        report(f"submit --dry-run of {NUM_POINTS} points", dry_run, folder)
+        write_experiment(folder)
+        report(f"collect of {NUM_POINTS} records", [*PYTHON, "pipeline.collect", "many"], folder)
+        for command in COMMANDS:
+            report(f"{command} --help", [*PYTHON, f"pipeline.{command}", "--help"], folder)
+        report_submit(folder)
+        for num_points in (NUM_POINTS, 10 * NUM_POINTS):
+            report_collect(folder, num_points)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What the layout of memory does to a training step on the CPU, for `make bench`: epochs by turns in one process."""
+
+import tabulate
+import torch
+from bench_epochs import NUM_WINDOWS, by_turns, ours
+
+from pipeline.experiment.spec import Layout, Spec
+from pipeline.training.process_group import Rank
+
+BATCH_SIZE, NUM_STEPS = 32, 3
+LAYOUTS: tuple[Layout, ...] = ("contiguous", "channels_last")
+
+
+def point(layout: Layout) -> Spec:
+    """A few steps of ResNet-18 in fp32 on synthetic images."""
+    return Spec(
+        strategy="single",
+        num_gpus=1,
+        batch_size_per_gpu=BATCH_SIZE,
+        device="cpu",
+        dataset="synthetic",
+        input="synthetic",
+        precision="fp32",
+        num_samples=BATCH_SIZE * NUM_STEPS,
+        layout=layout,
+    )
+
+
+def main() -> None:
+    """Print each layout's epoch beside the default's."""
+    rank = Rank(0, 0, 1, torch.device("cpu"))
+    rows = by_turns("cpu", [ours(layout, point(layout), rank, None) for layout in LAYOUTS], NUM_WINDOWS)
+    shown = [
+        {
+            "layout": row.name,
+            "step s": row.median_s / NUM_STEPS,
+            "min": min(row.windows_s) / NUM_STEPS,
+            "max": max(row.windows_s) / NUM_STEPS,
+            "n": len(row.windows_s),
+            "times as fast": rows[0].median_s / row.median_s,
+        }
+        for row in rows
+    ]
+    print(f"ResNet-18, batch {BATCH_SIZE}, fp32, {torch.get_num_threads()} threads")
+    print(tabulate.tabulate(shown, headers="keys", tablefmt="github", floatfmt=".3f"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Training epochs of several contenders by turns in one process, raw: what the GPU benchmark is made of."""
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from pipeline.experiment.spec import CAPTURED, Spec
+from pipeline.training import process_group
+from pipeline.training.compilation import tune_convolutions
+from pipeline.training.cuda_graph import new_stream
+from pipeline.training.loop import run_epoch, set_precision, set_up
+from pipeline.training.process_group import Rank
+from pipeline.training.step_setup import choose_execution, prepare_step
+
+NUM_WINDOWS = 6
+
+
+class Window(NamedTuple):
+    """One epoch: the slowest rank's wall time, and the mean loss over the steps of rank 0."""
+
+    time_s: float
+    loss: float
+
+
+class Contender(NamedTuple):
+    """A way to train for an epoch; `run` counts epochs from 1 and `spec` is what a point of ours would say."""
+
+    name: str
+    spec: Spec
+    run: Callable[[int], Window]
+    compile_time_s: float | None = None
+
+
+class Row(msgspec.Struct):
+    """What a contender took: raw windows after the first epoch, which warmed up."""
+
+    section: str
+    name: str
+    spec: Spec
+    windows_s: list[float]
+    losses: list[float]
+    compile_time_s: float | None = None
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.windows_s)
+
+
+def ours(name: str, spec: Spec, rank: Rank, data: Path | None) -> Contender:
+    """The tool's own training loop, as a point of that spec runs it, on a stream of its own where that is captured."""
+    batches, model = set_up(spec, rank, data)
+    execution = choose_execution(spec, rank)
+    stream = new_stream(execution, rank) if execution in CAPTURED else None  # kept, so that it can be entered again
+    process_group.synchronize(rank)
+    with torch.cuda.stream(stream):
+        ready = prepare_step(execution, model, spec, rank)
+
+    def run(number: int) -> Window:
+        set_precision(spec)
+        tune_convolutions(execution)
+        with torch.cuda.stream(stream):
+            series = run_epoch(number, spec, rank, batches, ready.step)
+        times_ns = process_group.gather(series.clock.epoch_time_ns or 0)
+        return Window(max(times_ns) / 1e9, statistics.fmean(series.losses))
+
+    return Contender(name, spec, run, ready.compile_time_s)
+
+
+def by_turns(section: str, contenders: Sequence[Contender], num_windows: int = NUM_WINDOWS) -> list[Row]:
+    """An epoch of each to warm up, then one of each in turn, their order shuffled anew each round."""
+    rows = {
+        contender.name: Row(section, contender.name, contender.spec, [], [], contender.compile_time_s)
+        for contender in contenders
+    }
+    order = list(contenders)
+    shuffle = random.Random(0).shuffle
+    for number in range(1, num_windows + 2):
+        shuffle(order)
+        for contender in order:
+            window = contender.run(number)
+            rows[contender.name].losses.append(window.loss)
+            if number > 1:
+                rows[contender.name].windows_s.append(window.time_s)
+    return list(rows.values())

@@ -1,0 +1,263 @@
+"""How fast a training step is on this machine's GPU, by `make bench-gpu`: raw windows as JSON, tables on the screen.
+
+    python tests/benchmarks/bench_gpu.py --data FOLDER --json bench.json   measure; FOLDER holds CIFAR-10's images
+    python tests/benchmarks/bench_gpu.py --print bench.json ...            the tables of earlier runs
+
+Every comparison has both sides in one process, an epoch of each by turns; medians over the epochs after the first.
+cuDNN keeps the first plan that a process makes for a convolution, tuned or not, for whoever comes next: for eager
+sections without tuned plans, and compiled ones with them, name each in --sections of a run of its own.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from operator import truediv
+from pathlib import Path
+from typing import Any
+
+import bench_trainers
+import msgspec
+import tabulate
+import torch
+from bench_epochs import NUM_WINDOWS, Contender, Row, by_turns, ours
+from torch.profiler import ProfilerActivity, profile
+
+from pipeline.data.batches import batch_sizes
+from pipeline.experiment.record import Environment
+from pipeline.experiment.spec import Spec
+from pipeline.training import provenance
+from pipeline.training.process_group import Rank
+
+TARGETS_S = {32: 1.7, 128: 0.80, 512: 0.52, 2048: 0.45}  # one H200, bf16, an epoch of 50,000 images
+PROFILED_STEPS = 20
+NUM_KERNELS = 25
+SECTIONS = ("step", "by_hand", "input", "trainers", "trainers_compiled", "executions", "profile")
+
+
+class Kernel(msgspec.Struct):
+    """A kernel's time and launches in one step, the mean over the profiled ones."""
+
+    name: str
+    time_us: float
+    calls: float
+
+
+class Profile(msgspec.Struct):
+    """The kernels of a step, the longest first; `total_us` and `num_kernels` are of all."""
+
+    batch_size: int
+    execution: str
+    total_us: float
+    num_kernels: float
+    kernels: list[Kernel]
+
+
+class Bench(msgspec.Struct):
+    """Everything that a run measured, and what could not be measured."""
+
+    where: Environment
+    rows: list[Row]
+    profiles: list[Profile]
+    problems: list[str]
+
+
+def point(**fields: Any) -> Spec:
+    """The fast point: one GPU, images on it, bf16, channels_last, fused SGD, compiled and captured."""
+    defaults = {
+        "strategy": "single",
+        "num_gpus": 1,
+        "dataset": "imagefolder",
+        "input": "gpu",
+        "precision": "bf16",
+        "layout": "channels_last",
+        "fused_optimizer": True,
+        "execution": "compiled_graph",
+    }
+    return Spec(**{**defaults, **fields})
+
+
+class Runner:
+    """Runs sections one after another; what one cannot do is a problem by name, and the next one runs."""
+
+    def __init__(self, rank: Rank, data: Path, num_windows: int, path: Path | None) -> None:
+        self.rank, self.data, self.num_windows, self._path = rank, data, num_windows, path
+        self.bench = Bench(provenance.capture(point(batch_size_per_gpu=1), rank), [], [], [])
+
+    def attempt(self, what: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            traceback.print_exc()
+            self.bench.problems.append(f"{what}: {type(error).__name__}: {error}"[:400])
+        if self._path:
+            self._path.write_bytes(msgspec.json.format(msgspec.json.encode(self.bench), indent=1))
+
+    def compare(self, section: str, build: Sequence[Callable[[], Contender]]) -> None:
+        self.attempt(section, lambda: self._compare(section, build))
+        torch.cuda.empty_cache()
+
+    def _compare(self, section: str, build: Sequence[Callable[[], Contender]]) -> None:
+        contenders = []
+        for one in build:
+            try:
+                contenders.append(one())
+            except ImportError as error:
+                self.bench.problems.append(f"{section}: {error}")
+        rows = by_turns(section, contenders, self.num_windows)
+        self.bench.rows += rows
+        print(as_table(rows), flush=True)
+
+    def ours(self, name: str, spec: Spec) -> Callable[[], Contender]:
+        return lambda: ours(name, spec, self.rank, self.data)
+
+
+def measure(runner: Runner, sections: Sequence[str], batch_sizes: Sequence[int]) -> None:
+    """Every section that was asked for."""
+    rank, data = runner.rank, runner.data
+    if "step" in sections:
+        for size in batch_sizes:
+            runner.compare(f"step at {size}", [runner.ours("compiled_graph", point(batch_size_per_gpu=size))])
+    if "by_hand" in sections:
+        spec = point(batch_size_per_gpu=128)
+        tf32 = msgspec.structs.replace(spec, precision="tf32")
+        plain = Spec(strategy="single", num_gpus=1, batch_size_per_gpu=128, dataset="imagefolder")
+        runner.compare(
+            "by_hand",
+            [
+                lambda: bench_trainers.by_hand(plain, rank, data),
+                runner.ours("ours, bf16", spec),
+                runner.ours("ours, TF32", tf32),
+            ],
+        )
+    if "input" in sections:
+        for size in (size for size in batch_sizes if size >= 128):
+            spec = point(batch_size_per_gpu=size, execution="graph")
+            synthetic = msgspec.structs.replace(spec, input="synthetic", dataset="synthetic")
+            runner.compare(f"input at {size}", [runner.ours("gpu", spec), runner.ours("synthetic", synthetic)])
+    if "trainers" in sections:
+        spec = point(batch_size_per_gpu=512, execution="eager")
+        others = trainers(spec, runner)
+        runner.compare("trainers at 512", [runner.ours("ours, eager", spec), *others])
+    if "trainers_compiled" in sections:
+        spec = point(batch_size_per_gpu=512)
+        others = trainers(msgspec.structs.replace(spec, execution="eager"), runner)
+        by_host = msgspec.structs.replace(spec, execution="compile")
+        runner.compare("trainers at 512, compiled", [runner.ours("ours, compile", by_host), *others])
+        # without Lightning, whose teardown frees what a CUDA graph still reads: cuBLAS's workspaces
+        runner.compare("trainers at 512, captured", [runner.ours("ours, compiled_graph", spec), others[0]])
+    # for their losses: in a run of its own all three have the eager step's plans
+    if "executions" in sections:
+        for size in batch_sizes:
+            all_three = [
+                runner.ours(execution, point(batch_size_per_gpu=size, execution=execution))
+                for execution in ("eager", "graph", "compiled_graph")
+            ]
+            runner.compare(f"executions at {size}", all_three)
+    if "profile" in sections:  # last: the profiler may stay attached
+        for size in batch_sizes:
+            runner.attempt(f"profile at {size}", lambda size=size: profile_step(runner, size))  # type: ignore[misc]
+
+
+def trainers(spec: Spec, runner: Runner) -> list[Callable[[], Contender]]:
+    """accelerate's loop and Lightning's Trainer with the model, batch, precision and input of the spec."""
+    return [
+        lambda: bench_trainers.accelerated(spec, runner.rank, runner.data),
+        lambda: bench_trainers.lightning(spec, runner.rank, runner.data),
+    ]
+
+
+def profile_step(runner: Runner, batch_size: int) -> None:
+    """The kernels of the captured, compiled step: what is left to be made faster."""
+    spec = point(batch_size_per_gpu=batch_size, max_steps=PROFILED_STEPS, num_samples=batch_size * PROFILED_STEPS)
+    contender = ours("compiled_graph", spec, runner.rank, runner.data)
+    contender.run(1)
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
+        contender.run(2)
+    num_steps = len(batch_sizes(spec, 1))
+    events = sorted(seen.key_averages(), key=lambda event: -event.self_device_time_total)
+    kernels = [
+        Kernel(event.key[:120], event.self_device_time_total / num_steps, event.count / num_steps)
+        for event in events
+        if event.self_device_time_total
+    ]
+    total_us, count = sum(kernel.time_us for kernel in kernels), sum(kernel.calls for kernel in kernels)
+    found = Profile(batch_size, "compiled_graph", total_us, count, kernels[:NUM_KERNELS])
+    runner.bench.profiles.append(found)
+    print(as_profile(found), flush=True)
+
+
+def as_table(rows: Sequence[Row]) -> str:
+    """Rows as Markdown; the ratio is of the first row's epoch to the row's own, the median over rounds."""
+    shown = [
+        {
+            "section": row.section,
+            "name": row.name,
+            "batch": row.spec.batch_size_per_gpu,
+            "epoch s": row.median_s,
+            "min": min(row.windows_s),
+            "max": max(row.windows_s),
+            "n": len(row.windows_s),
+            "ratio": statistics.median(map(truediv, rows[0].windows_s, row.windows_s)),
+            "target s": TARGETS_S.get(row.spec.batch_size_per_gpu) if row.section.startswith("step") else None,
+            "last loss": row.losses[-1],
+            "compile s": row.compile_time_s,
+        }
+        for row in rows
+    ]
+    formats = ["", "", "d", ".4f", ".4f", ".4f", "d", ".3f", ".2f", ".4f", ".1f"]
+    return tabulate.tabulate(shown, headers="keys", tablefmt="github", floatfmt=formats)
+
+
+def as_profile(found: Profile) -> str:
+    """A profile as Markdown."""
+    shown = [{"us a step": kernel.time_us, "calls": kernel.calls, "kernel": kernel.name} for kernel in found.kernels]
+    head = f"{found.execution} at {found.batch_size}: {found.total_us:.0f} us in {found.num_kernels:.0f} kernels a step"
+    return head + "\n\n" + tabulate.tabulate(shown, headers="keys", tablefmt="github", floatfmt=".1f") + "\n"
+
+
+def describe(where: Environment) -> str:
+    """Where a benchmark ran, in a line."""
+    gpu = where.gpus[0].name if where.gpus else "no GPU"
+    dirty = " with uncommitted changes" * bool(where.git_dirty)
+    return f"{gpu}; torch {where.torch}, driver {where.driver}, commit {where.git_commit}{dirty}"
+
+
+def print_bench(bench: Bench) -> None:
+    """The tables of a run, a section each."""
+    print(describe(bench.where) + "\n")
+    for section in dict.fromkeys(row.section for row in bench.rows):
+        print(as_table([row for row in bench.rows if row.section == section]) + "\n")
+    for found in bench.profiles:
+        print(as_profile(found))
+    for problem in bench.problems:
+        print(f"not measured: {problem}")
+
+
+def main() -> None:
+    """Measure, or print what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PIPELINE_DATA", "data")))
+    parser.add_argument("--json", type=Path, help="where the raw windows are written")
+    parser.add_argument("--print", type=Path, nargs="+", help="measure nothing: print the tables of these runs")
+    parser.add_argument("--sections", default=",".join(SECTIONS))
+    parser.add_argument("--batch-sizes", default=",".join(map(str, TARGETS_S)))
+    parser.add_argument("--windows", type=int, default=NUM_WINDOWS)
+    arguments = parser.parse_args()
+    if arguments.print:
+        for path in arguments.print:
+            print_bench(msgspec.json.decode(path.read_bytes(), type=Bench))
+        return
+    if not torch.cuda.is_available():
+        sys.exit("This benchmark needs a GPU, and torch sees none here.")
+    rank = Rank(0, 0, 1, torch.device("cuda", 0))
+    runner = Runner(rank, arguments.data, arguments.windows, arguments.json)
+    measure(runner, arguments.sections.split(","), [int(size) for size in arguments.batch_sizes.split(",")])
+    for problem in runner.bench.problems:
+        print(f"not measured: {problem}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""The search for the largest batch that fits beside accelerate's and Lightning's: wall time of whole processes.
+
+    python tests/benchmarks/bench_memory.py --json memory.json                    on a GPU; part of `make bench-gpu`
+    python tests/benchmarks/bench_memory.py --print memory.json
+
+The same model, precision, optimizer and synthetic images for all; three steps a trial. accelerate begins at 65,536 and
+takes a tenth off at each out-of-memory; Lightning doubles from 2 and then halves the gap ("binsearch").
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import tabulate
+import torch
+from factories import ROOT, make_spec
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.manifest import add_points
+from pipeline.experiment.measurement import MemoryTrial
+from pipeline.experiment.record_store import read_folder
+from pipeline.experiment.spec import TRIAL_STEPS, Spec
+from pipeline.runner.launch_options import LaunchOptions, launch_command
+from pipeline.training.loop import set_precision
+from pipeline.training.models import build_model
+
+FIRST_BATCH_SIZE = 65_536  # of accelerate's search
+SPEC = make_spec(input="synthetic", measure="memory", batch_size_per_gpu=512)
+
+
+class Search(msgspec.Struct):
+    """What one search took as a whole process, and found."""
+
+    name: str
+    time_s: float
+    largest_fitting: int
+    note: str = ""
+
+
+def ours() -> Search:
+    """A point of `--grid memory`, as an array element runs it."""
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = Experiment(Path(folder) / "memory")
+        experiment.create()
+        with experiment.edit_manifest() as manifest:
+            add_points(manifest, [SPEC])
+        command = launch_command(experiment.manifest, [SPEC.run_id()], LaunchOptions(Path(folder)))
+        time_s = run(command)
+        ((record,), _) = read_folder(experiment.records)
+    found = record.measurement.memory_search if record.measurement else None
+    if found is None:
+        raise RuntimeError(record.ending())
+    trials = ", ".join(describe(trial) for trial in found.trials)
+    error = abs((found.predicted or 0) - found.largest_fitting) / found.largest_fitting
+    return Search("ours", time_s, found.largest_fitting, f"{trials}; first prediction {error:.1%} off")
+
+
+def describe(trial: MemoryTrial) -> str:
+    """A trial of ours in a few words."""
+    how = "" if trial.fits else f" {trial.reason or 'OOM'}"
+    return f"{trial.batch_size_per_gpu}{how} ({trial.time_ns / 1e9:.1f} s)"
+
+
+def other(name: str) -> Search:
+    """Another library's search, in a process of its own."""
+    with tempfile.NamedTemporaryFile() as said:
+        time_s = run([sys.executable, __file__, "--side", name, said.name])
+        size, note = Path(said.name).read_text().split(" ", 1)
+    return Search(name, time_s, int(size), note)
+
+
+def run(command: list[str]) -> float:
+    """Wall time of a command that ends well, in s."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    started_s = time.perf_counter()
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - started_s
+
+
+def train_steps(model: nn.Module, optimizer: torch.optim.Optimizer, batch_size: int, spec: Spec) -> None:
+    """Three steps of a full synthetic batch."""
+    images = torch.randn(batch_size, 3, 32, 32, device="cuda")
+    labels = torch.randint(10, (batch_size,), device="cuda")
+    for _ in range(TRIAL_STEPS):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    torch.cuda.synchronize()
+
+
+def build(spec: Spec) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The experiment's model on the GPU, and its optimizer."""
+    set_precision(spec)
+    model = build_model("resnet18", 10).cuda()
+    return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=5e-4)
+
+
+def search_with_accelerate(spec: Spec) -> tuple[int, str]:
+    """accelerate's find_executable_batch_size, as its documentation uses it."""
+    from accelerate.utils import find_executable_batch_size
+
+    tried: list[int] = []
+
+    def trial(batch_size: int) -> int:
+        tried.append(batch_size)
+        model, optimizer = build(spec)
+        train_steps(model, optimizer, batch_size, spec)
+        return batch_size
+
+    found = int(find_executable_batch_size(trial, starting_batch_size=FIRST_BATCH_SIZE)())
+    return found, f"{len(tried)} trials, {len(tried) - 1} OOM"
+
+
+def search_with_lightning(spec: Spec) -> tuple[int, str]:
+    """Lightning's batch size scaler in its binary search."""
+    import lightning
+    from lightning.pytorch.tuner import Tuner
+
+    tried: list[int] = []
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        """The model, whose loader follows its batch size."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch_size = 2
+            self.model = build_model("resnet18", 10)
+
+        def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
+            tried.append(self.batch_size)
+            count = self.batch_size * TRIAL_STEPS
+            images = torch.randn(self.batch_size, 3, 32, 32).repeat(TRIAL_STEPS, 1, 1, 1)
+            return DataLoader(TensorDataset(images, torch.zeros(count, dtype=torch.int64)), self.batch_size)
+
+        def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+            images, labels = batch
+            return nn.functional.cross_entropy(self.model(images), labels)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1, momentum=0.9, weight_decay=5e-4)
+
+    set_precision(spec)
+    trainer = lightning.Trainer(
+        accelerator="gpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    found = Tuner(trainer).scale_batch_size(Module(), mode="binsearch", steps_per_trial=TRIAL_STEPS)
+    return int(found or 0), f"loaders made: {len(tried)}"
+
+
+SIDES: dict[str, Callable[[Spec], tuple[int, str]]] = {
+    "accelerate": search_with_accelerate,
+    "lightning": search_with_lightning,
+}
+
+
+def as_table(searches: list[Search]) -> str:
+    """Searches as Markdown; the ratio is of each wall time to ours."""
+    rows = [
+        {
+            "search": search.name,
+            "wall s": search.time_s,
+            "times ours": search.time_s / searches[0].time_s,
+            "largest": search.largest_fitting,
+            "trials": search.note,
+        }
+        for search in searches
+    ]
+    return tabulate.tabulate(rows, headers="keys", tablefmt="github", floatfmt=".2f")
+
+
+def main() -> None:
+    """Search with each, or print an earlier run's table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="where the searches are written")
+    parser.add_argument("--print", type=Path, help="measure nothing: print this run's table")
+    parser.add_argument("--side", nargs=2, metavar=("NAME", "FILE"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.side:
+        name, path = arguments.side
+        size, note = SIDES[name](SPEC)
+        Path(path).write_text(f"{size} {note}")
+    elif arguments.print:
+        print(as_table(msgspec.json.decode(arguments.print.read_bytes(), type=list[Search])))
+    elif not torch.cuda.is_available():
+        sys.exit("This benchmark needs a GPU, and torch sees none here.")
+    else:
+        searches = [ours()]
+        for name in SIDES:
+            try:
+                searches.append(other(name))
+            except subprocess.CalledProcessError as error:
+                print(f"not measured: {name}: {error}", file=sys.stderr)
+            if arguments.json:
+                arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(searches), indent=1))
+        print(as_table(searches))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""What a person would write instead: a plain loop, accelerate's, and Lightning's Trainer, as contenders of a benchmark.
+
+Lightning and accelerate are no dependencies of this project: where they are absent their rows are left out, by name.
+"""
+
+import logging
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench_epochs import Contender, Window
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchvision import transforms
+
+from pipeline.data.batches import MEAN, STD, TrainingBatches, build_batches
+from pipeline.data.images import Images, load_images
+from pipeline.experiment.spec import Spec
+from pipeline.training import process_group
+from pipeline.training.loop import set_precision
+from pipeline.training.models import build_model
+from pipeline.training.process_group import Rank
+from pipeline.training.step import place
+
+
+def by_hand(spec: Spec, rank: Rank, data: Path) -> Contender:
+    """A DataLoader with the usual transforms and the usual loop: nothing of ours but the model and decoded images."""
+    set_precision(spec)
+    transform = transforms.Compose(
+        [
+            transforms.RandomCrop(32, padding=4),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(MEAN, STD),
+        ]
+    )
+    images = InMemory(load_images(spec, "train", data), transform)
+    loader = DataLoader(
+        images, spec.batch_size_per_gpu, shuffle=True, num_workers=2, pin_memory=True, persistent_workers=True
+    )
+    model = build_model("resnet18", 10).to(rank.device)
+    optimizer = build_sgd(model, spec)
+    criterion = nn.CrossEntropyLoss()
+
+    def run(number: int) -> Window:
+        set_precision(spec)
+        losses = []
+        model.train()
+        started_s = start(rank)
+        for images, labels in loader:
+            images, labels = images.to(rank.device, non_blocking=True), labels.to(rank.device, non_blocking=True)
+            optimizer.zero_grad()
+            loss = criterion(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return end(started_s, losses, rank)
+
+    return Contender("by hand: DataLoader, 2 workers, eager, TF32", spec, run)
+
+
+class InMemory(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Images in memory, transformed one at a time, as torchvision's own CIFAR-10 does it."""
+
+    def __init__(self, images: Images, transform: Callable[[Any], Tensor]) -> None:
+        self._images = images
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._images.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._transform(Image.fromarray(self._images.pixels[index])), int(self._images.labels[index])
+
+
+class Batches:
+    """The tool's own batches of an epoch, as an iterable that trainers take."""
+
+    def __init__(self, spec: Spec, rank: Rank, data: Path) -> None:
+        self._batches: TrainingBatches = build_batches(spec, rank.shard, data)
+        self._num_steps = spec.steps_per_epoch
+        self.epoch = 1
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._batches.epoch(self.epoch)
+
+    def __len__(self) -> int:
+        return self._num_steps
+
+
+def accelerated(spec: Spec, rank: Rank, data: Path) -> Contender:
+    """accelerate's loop, as its documentation writes it, over the tool's own batches. Raises ImportError."""
+    from accelerate import Accelerator
+
+    set_precision(spec)
+    accelerator = Accelerator(mixed_precision="bf16" if spec.precision == "bf16" else "no")
+    batches = Batches(spec, rank, data)
+    torch.manual_seed(spec.seed)
+    bare = place(build_model("resnet18", 10), spec, rank)
+    model, optimizer = accelerator.prepare(bare, build_sgd(bare, spec))
+
+    def run(number: int) -> Window:
+        set_precision(spec)
+        losses = []
+        model.train()
+        batches.epoch = number
+        iterator = iter(batches)
+        started_s = start(rank)
+        for images, labels in iterator:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(images), labels)
+            accelerator.backward(loss)
+            optimizer.step()
+            losses.append(loss.detach())
+        return end(started_s, losses, rank)
+
+    return Contender("accelerate", spec, run)
+
+
+def lightning(spec: Spec, rank: Rank, data: Path) -> Contender:
+    """Lightning's Trainer without its extras (barebones), over the tool's own batches. Raises ImportError."""
+    import lightning
+
+    set_precision(spec)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    batches = Batches(spec, rank, data)
+    torch.manual_seed(spec.seed)
+    bare = place(build_model("resnet18", 10), spec, rank)
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        """The model, and the epoch's clock."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = bare
+            self.losses: list[Tensor] = []
+            self.window: Window | None = None
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return build_sgd(self.model, spec)
+
+        def on_train_epoch_start(self) -> None:
+            self.losses = []
+            self.started_s = start(rank)
+
+        def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+            images, labels = batch
+            loss = nn.functional.cross_entropy(self.model(images), labels)
+            self.losses.append(loss.detach())
+            return loss
+
+        def on_train_epoch_end(self) -> None:
+            self.window = end(self.started_s, self.losses, rank)
+
+    module = Module()
+
+    def run(number: int) -> Window:
+        set_precision(spec)
+        batches.epoch = number
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer = lightning.Trainer(
+                accelerator="gpu" if rank.device.type == "cuda" else "cpu",
+                devices=1,
+                max_epochs=1,
+                precision="bf16-mixed" if spec.precision == "bf16" else "32-true",
+                barebones=True,
+            )
+            trainer.fit(module, batches)
+        assert module.window is not None, "an epoch ends with a window"
+        return module.window
+
+    return Contender("Lightning's Trainer", spec, run)
+
+
+def build_sgd(model: nn.Module, spec: Spec) -> torch.optim.SGD:
+    """The experiment's optimizer, fused where the spec says so."""
+    return torch.optim.SGD(
+        model.parameters(), 0.1, momentum=0.9, weight_decay=5e-4, fused=True if spec.fused_optimizer else None
+    )
+
+
+def start(rank: Rank) -> float:
+    """The time, the device being idle."""
+    process_group.synchronize(rank)
+    return time.perf_counter()
+
+
+def end(started_s: float, losses: list[Tensor], rank: Rank) -> Window:
+    """The window that ends here, once the device is done."""
+    process_group.synchronize(rank)
+    time_s = time.perf_counter() - started_s
+    return Window(time_s, statistics.fmean(torch.stack(losses).float().tolist()))

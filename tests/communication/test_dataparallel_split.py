@@ -1,0 +1,49 @@
+"""What DataParallel moves, counted at torch's own functions: with stand-ins for these, since they need GPUs."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.parallel import comm
+
+from pipeline.communication.dataparallel_split import COUNTS, count_data_parallel
+
+
+@pytest.fixture(autouse=True)
+def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in COUNTS:
+        monkeypatch.setattr(comm, name, lambda *_, **__: "moved")
+
+
+def test_every_transfer_of_a_step_is_counted_by_kind_and_still_made() -> None:
+    weights = [torch.zeros(10, requires_grad=True), torch.zeros(5, requires_grad=True)]
+    buffers = [torch.zeros(3), torch.zeros(1, dtype=torch.int64)]
+    images, outputs, devices = torch.zeros(8, 3, 4, 4), torch.zeros(2, 10), [0, 1, 2, 3]
+    answers: list[Any] = []
+
+    def step() -> None:
+        answers.append(comm.scatter(images, devices, None, 0, None))
+        answers.append(comm.broadcast_coalesced(weights, devices))
+        answers.append(comm.broadcast_coalesced(buffers, devices))
+        answers.append(comm.gather([outputs] * 4, 0, 0))
+        answers.append(comm.scatter(torch.zeros(8, 10), devices, None, 0, None))
+        answers.append(comm.reduce_add_coalesced([weights] * 4, 0))
+
+    counted = {part.kind: (part.calls_per_step, part.bytes_per_step) for part in count_data_parallel(step, 2)}
+    assert counted == {
+        "inputs": (1, 8 * 3 * 4 * 4 * 4 * 3 / 4),
+        "parameters": (1, 15 * 4 * 3),
+        "buffers": (1, (3 * 4 + 8) * 3),
+        "outputs": (2, 3 * 2 * 10 * 4 + 8 * 10 * 4 * 3 / 4),
+        "gradients": (1, 15 * 4 * 3),
+    }
+    assert answers == ["moved"] * 12
+
+
+def test_torchs_functions_are_put_back() -> None:
+    before = {name: getattr(comm, name) for name in COUNTS}
+    with pytest.raises(ZeroDivisionError):
+        count_data_parallel(lambda: 1 / 0, 1)  # type: ignore[arg-type]
+    assert {name: getattr(comm, name) for name in COUNTS} == before
+    assert isinstance(torch.zeros(1), Tensor)

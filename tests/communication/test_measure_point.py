@@ -1,0 +1,103 @@
+"""What `measure: communication` finds on two CPU processes, through the commands."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import run_command
+
+from pipeline.experiment import record_store
+from pipeline.experiment.measurement import Communication
+from pipeline.experiment.record import Record
+
+GRID = """
+name: comm
+base: {device: cpu, model: resnet18, input: synthetic, precision: fp32, measure: communication, windows: 6}
+points:
+  - {strategy: [ddp], num_gpus: [2], batch_size_per_gpu: [2], max_steps: [1], num_samples: [64]}
+"""
+RESNET18_GRADIENT_BYTES = 44_695_848
+RESNET18_BUFFER_BYTES = 20 * 8 + 9_600 * 4  # a counter a BatchNorm layer; running mean and variance a channel
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("communication")
+    (folder / "grid.yaml").write_text(GRID)
+    done = run_command(
+        "submit", "--grid", folder / "grid.yaml", "--outputs", folder, "--cluster", "local", "--keep-trace"
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "comm"
+
+
+def find(outputs: Path) -> tuple[Record, Communication]:
+    found, rejected = record_store.read_folder(outputs / "records")
+    assert not rejected
+    (record,) = found
+    assert record.measurement is not None, record.reason
+    assert record.measurement.communication is not None
+    return record, record.measurement.communication
+
+
+def test_every_variant_has_a_window_a_round_of_every_rank(outputs: Path) -> None:
+    _, found = find(outputs)
+    assert {series.variant for series in found.series} == {
+        "plain",
+        "ddp_one",
+        "ddp",
+        "ddp_again",
+        "no_op_hook",
+        "no_sync",
+    }
+    assert all(len(series.window_times_ns) == 6 for series in found.series)
+    assert all(len(ranks) == 2 and min(ranks) > 0 for series in found.series for ranks in series.window_times_ns)
+    assert found.steps_per_window == 1
+
+
+def test_the_ledger_counts_gradients_and_buffers(outputs: Path) -> None:
+    _, found = find(outputs)
+    counted = {transfer.kind: transfer for transfer in found.transfers}
+    assert counted["gradients"].bytes_per_step == RESNET18_GRADIENT_BYTES
+    assert counted["gradients"].calls_per_step == 3
+    assert counted["buffers"].bytes_per_step == RESNET18_BUFFER_BYTES
+    assert found.notes == ()
+
+
+def test_the_profile_has_every_rank_in_every_step(outputs: Path) -> None:
+    _, found = find(outputs)
+    assert found.profile is not None
+    for collective in found.profile.collectives:
+        assert len(collective.durations_ns) == found.profile.num_steps
+        assert all(len(ranks) == 2 and min(ranks) > 0 for ranks in collective.durations_ns)
+    buckets = [part.num_bytes for part in found.profile.collectives if part.kind == "gradients"]
+    assert {size.num_bytes for size in found.sweep if size.is_bucket} == set(buckets)
+    assert RESNET18_GRADIENT_BYTES in {size.num_bytes for size in found.sweep}, "all gradients at once, too"
+    assert all(len(size.times_ns) == 7 for size in found.sweep)
+    assert found.sweep_captured is False, "there are no CUDA graphs on the CPU"
+
+
+def test_the_traces_are_kept_in_the_form_that_viewers_open(outputs: Path) -> None:
+    record, _ = find(outputs)
+    kept = outputs / "traces" / f"{record.run_id}.0"
+    assert sorted(path.name for path in kept.iterdir()) == ["rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz"]
+    trace = json.loads(gzip.decompress((kept / "rank1.pt.trace.json.gz").read_bytes()))
+    assert trace["distributedInfo"]["rank"] == 1  # what Holistic Trace Analysis tells ranks apart by
+    assert any(event.get("name", "").startswith("gloo:all_reduce") for event in trace["traceEvents"])
+
+
+def test_the_tables_show_it(outputs: Path) -> None:
+    shape = json.loads(run_command("collect", outputs, "--format", "json").stdout)["experiments"]["comm"]
+    row: dict[str, Any] = shape["communication"][0]
+    assert row["step_time_s"] > 0
+    assert row["exposed_comm_time_low_s"] <= row["exposed_comm_time_s"] <= row["exposed_comm_time_high_s"]
+    assert row["num_windows"] == 6
+    assert [part["bucket"] for part in shape["bandwidth"][:3]] == [1, 2, 3]
+    assert all(part["link_share"] > 0 for part in shape["bandwidth"])
+    assert shape["Q1"] == shape["Q2"] == shape["Q4"] == []
+    report = (outputs / "report.md").read_text()
+    for heading in ("five step times", "communication of one step, measured", "what travels in a step", "Prediction"):
+        assert heading in report
+    assert (outputs / "communication.csv").exists()

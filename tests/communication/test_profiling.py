@@ -1,0 +1,256 @@
+import contextlib
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.communication import allreduce_sweep, profiling
+from pipeline.communication.allreduce_sweep import (
+    CALLS_PER_WINDOW,
+    NUM_WINDOWS,
+    SMALL_BYTES,
+    SMALL_FACTOR,
+    time_all_reduce,
+)
+from pipeline.communication.measure_point import NOT_TRACED, profile_collectives
+from pipeline.communication.profiling import NUM_STEPS, combine, count_transfers
+from pipeline.communication.step_variants import Variant
+from pipeline.communication.trace import RankTrace, SeenCollective, TraceTooLarge, TraceUnreadable
+from pipeline.training.cuda_graph import Replay, Work
+from pipeline.training.process_group import Rank
+
+ALONE = Rank(0, 0, 1, torch.device("cpu"))
+BUCKET = 4000
+
+
+def outside() -> None:
+    """The step as the host issues it."""
+
+
+def inside() -> None:
+    """The same step as a graph."""
+
+
+def quiet_outside() -> None:
+    """The step that reduces no gradients, as the host issues it."""
+
+
+def quiet_inside() -> None:
+    """The same step as a graph."""
+
+
+DDP = Variant("ddp", nn.Identity(), outside, outside)
+CAPTURED = Variant("ddp", nn.Identity(), inside, outside)
+QUIET = Variant("no_op_hook", nn.Identity(), quiet_inside, quiet_outside)
+
+
+def rank_trace(*steps: list[tuple[str, int, float]], compute_ns: int = 900) -> RankTrace:
+    """A rank's collectives, step after step, as (operation, bytes, duration in us)."""
+    flat = [part for step in steps for part in step]
+    seen = [SeenCollective(name, size, 10.0 * place, us) for place, (name, size, us) in enumerate(flat)]
+    return RankTrace(seen, 300, compute_ns, 100, 150)
+
+
+def step_of(buffers_us: float, gradients_us: float) -> list[tuple[str, int, float]]:
+    """DDP's step: buffers are broadcast, one bucket is reduced."""
+    return [("broadcast", 80, buffers_us), ("all_reduce", BUCKET, gradients_us)]
+
+
+def test_collectives_are_matched_by_their_place_in_the_step_over_all_ranks() -> None:
+    early = rank_trace(
+        [("broadcast", 80, 1.0), ("all_reduce", BUCKET, 9.0)], [("broadcast", 80, 2.0), ("all_reduce", BUCKET, 8.0)]
+    )
+    late = rank_trace(
+        [("broadcast", 80, 3.0), ("all_reduce", BUCKET, 5.0)], [("broadcast", 80, 4.0), ("all_reduce", BUCKET, 6.0)]
+    )
+    profile, note = combine([early, late], 2, [BUCKET])
+    assert note is None
+    assert [part.kind for part in profile.collectives] == ["buffers", "gradients"]
+    assert profile.collectives[0].durations_ns == ((1000, 3000), (2000, 4000))
+    assert profile.collectives[1].durations_ns == ((9000, 5000), (8000, 6000))
+    assert (profile.comm_ns, profile.compute_ns, profile.overlap_ns) == ((300, 300), (900, 900), (100, 100))
+    assert {part.kind: (part.calls_per_step, part.bytes_per_step) for part in count_transfers(profile)} == {
+        "buffers": (1, 80),
+        "gradients": (1, BUCKET),
+    }
+
+
+def test_an_all_reduce_that_is_no_bucket_carries_batchnorm_statistics() -> None:
+    step = [("all_gather", 516, 1.0), ("all_reduce", BUCKET, 1.0), ("all_reduce", 1024, 1.0)]
+    profile, _ = combine([rank_trace(step)], 1, [BUCKET])
+    assert [part.kind for part in profile.collectives] == ["batchnorm_statistics", "gradients", "batchnorm_statistics"]
+
+
+@pytest.mark.parametrize(
+    ("traces", "said"),
+    [
+        ([rank_trace([("all_reduce", BUCKET, 1.0)] * 3)], "do not divide into 2 steps"),
+        ([rank_trace([("all_reduce", BUCKET, 1.0)] * 2), rank_trace([("all_reduce", BUCKET, 1.0)] * 4)], "([2, 4])"),
+        ([rank_trace(), rank_trace()], "the profiler saw no collective"),
+    ],
+)
+def test_what_cannot_be_matched_is_said_and_gives_no_figures(traces: list[RankTrace], said: str) -> None:
+    profile, note = combine(traces, 2, [BUCKET])
+    assert profile.collectives == ()
+    assert said in (note or "")
+
+
+@pytest.mark.parametrize(
+    "error", [TraceTooLarge("the trace of a rank is larger than 10 bytes"), RuntimeError("no CUPTI here")]
+)
+def test_a_point_without_a_profile_says_why(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> RankTrace:
+        raise error
+
+    monkeypatch.setattr(profiling, "profile_steps", fail)
+    profile, notes = profile_collectives(DDP, QUIET, [BUCKET], ALONE, None)
+    assert profile is None
+    assert notes == (f"rank 0: no profile: {error}",)
+
+
+TRACES = {
+    outside: rank_trace(*[step_of(3.0, 9.0)] * NUM_STEPS["cpu"], compute_ns=1200),
+    inside: rank_trace(*[step_of(2.0, 5.0)] * NUM_STEPS["cpu"], compute_ns=900),
+    quiet_outside: rank_trace(compute_ns=1100),
+    quiet_inside: rank_trace(compute_ns=700),
+}
+
+
+def test_a_captured_step_is_profiled_as_it_runs_with_the_sizes_seen_outside_its_graph(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls: list[tuple[Any, Path | None, Any]] = []
+
+    def profile(step: Any, _: Rank, buckets: Any, folder: Path | None, like: Any) -> RankTrace:
+        calls.append((step, folder, like))
+        return TRACES[step]._replace(compute_ns=TRACES[step].compute_ns + len(calls))
+
+    monkeypatch.setattr(profiling, "profile_steps", profile)
+    found, notes = profile_collectives(CAPTURED, QUIET, [BUCKET], ALONE, tmp_path)
+    assert calls == [
+        (outside, tmp_path / "outside_graph", ()),
+        (quiet_inside, None, ()),
+        (inside, tmp_path, [("broadcast", 80), ("all_reduce", BUCKET)]),
+        (quiet_inside, None, ()),
+    ]
+    assert found is not None
+    assert [part.durations_ns[0] for part in found.collectives] == [(2000,), (5000,)]
+    assert (found.compute_ns, found.quiet_compute_ns, found.quiet_again_compute_ns) == ((903,), (702,), (704,))
+    assert notes == ()
+
+
+@pytest.mark.parametrize("trace", [TraceUnreadable("the collectives inside the graph are others"), rank_trace()])
+def test_a_captured_step_that_cannot_be_profiled_has_the_profile_of_the_step_outside(
+    trace: Exception | RankTrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def profile(step: Any, *_: Any) -> RankTrace:
+        if step is inside and isinstance(trace, Exception):
+            raise trace
+        return trace if step is inside else TRACES[step]  # type: ignore[return-value]
+
+    monkeypatch.setattr(profiling, "profile_steps", profile)
+    found, (note, why) = profile_collectives(CAPTURED, QUIET, [BUCKET], ALONE, None)
+    assert found is not None
+    assert [part.durations_ns[0] for part in found.collectives] == [(3000,), (9000,)]
+    assert (found.compute_ns, found.quiet_compute_ns) == ((1200,), ())  # which are of the step inside
+    assert note == NOT_TRACED
+    assert "inside the graph are others" in why or "saw no collective" in why
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+@pytest.mark.parametrize("compute_ns", [0, 1200], ids=["untraced", "no profile of it"])
+def test_what_is_computed_without_collectives_is_left_out_where_it_cannot_be_seen(
+    compute_ns: int, failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_quiet = itertools.count(1)
+
+    def profile(step: Any, *_: Any) -> RankTrace:
+        if step is quiet_outside and next(num_quiet) == failing:
+            raise RuntimeError("no CUPTI any more")
+        return rank_trace(*[step_of(3.0, 9.0)] * NUM_STEPS["cpu"], compute_ns=compute_ns)
+
+    monkeypatch.setattr(profiling, "profile_steps", profile)
+    found, notes = profile_collectives(DDP, QUIET, [BUCKET], ALONE, None)
+    assert found is not None
+    assert (len(found.collectives), found.quiet_compute_ns) == (2, ())
+    assert notes == (("no-op hook, rank 0: no profile: no CUPTI any more",) if compute_ns else ())
+
+
+def test_a_captured_step_whose_eager_form_shows_no_collective_says_of_what_the_rest_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(profiling, "profile_steps", lambda *_: rank_trace())
+    found, notes = profile_collectives(CAPTURED, QUIET, [BUCKET], ALONE, None)
+    assert found is not None
+    assert found.compute_ns == (900,)
+    assert notes == (NOT_TRACED, "the profiler saw no collective (on GPUs it needs CUPTI): no figures")
+
+
+def test_running_out_of_memory_in_the_profile_is_the_points_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> RankTrace:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(profiling, "profile_steps", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        profile_collectives(DDP, QUIET, [BUCKET], ALONE, None)
+
+
+def test_on_a_gpu_a_sweep_is_captured_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[object] = []
+
+    @contextlib.contextmanager
+    def on_stream(stream: object, rank: Rank) -> Iterator[None]:
+        entered.append((stream, rank))
+        yield
+
+    recorder = object()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"a stream of {device}")
+    monkeypatch.setattr(allreduce_sweep, "on_stream", on_stream)
+    monkeypatch.setattr(allreduce_sweep, "graph_recorder", lambda: recorder)
+    gpu = Rank(1, 1, 2, torch.device("cuda", 1))
+    with allreduce_sweep.capturing(gpu) as record:
+        assert entered == [("a stream of cuda:1", gpu)]
+    assert record is recorder
+    with allreduce_sweep.capturing(ALONE) as record:
+        assert record is None
+
+
+def test_a_sweep_size_without_memory_has_no_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    monkeypatch.setattr(torch, "zeros", fail)
+    assert time_all_reduce(BUCKET, True, ALONE).times_ns == ()
+
+
+def test_another_error_of_the_sweep_is_not_taken_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> torch.Tensor:
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(torch, "zeros", fail)
+    with pytest.raises(RuntimeError, match="device lost"):
+        time_all_reduce(BUCKET, True, ALONE)
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_a_windows_calls_are_issued_one_by_one_or_captured_once_and_replayed(
+    monkeypatch: pytest.MonkeyPatch, is_captured: bool
+) -> None:
+    calls: list[int] = []
+    replays: list[int] = []
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda buffer: calls.append(buffer.numel() * 4))
+
+    def record(work: Work) -> Replay:
+        work()
+        return lambda: replays.append(1)
+
+    timed = time_all_reduce(BUCKET, True, ALONE, record if is_captured else None)
+    assert len(timed.times_ns) == NUM_WINDOWS
+    num_calls = CALLS_PER_WINDOW["cpu"] * (SMALL_FACTOR if BUCKET <= SMALL_BYTES else 1)
+    # issued: the window that warms up and the timed ones; captured: once to warm up and once to record
+    assert calls == [BUCKET] * num_calls * (2 if is_captured else 1 + NUM_WINDOWS)
+    assert len(replays) == (1 + NUM_WINDOWS if is_captured else 0)

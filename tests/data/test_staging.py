@@ -1,0 +1,314 @@
+import hashlib
+import io
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Iterable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from factories import ROOT
+
+from pipeline import stage as stage_command
+from pipeline.data import staging
+from pipeline.data.staging import (
+    CIFAR10_FILES,
+    CIFAR10_FOLDER,
+    NotStaged,
+    check_cifar10,
+    require_cifar10,
+    require_folder,
+    require_image_folder,
+    require_images,
+    stage_cifar10,
+)
+
+
+class ArchiveServer(ThreadingHTTPServer):
+    """Serves one archive on this machine alone and counts how often it is asked for."""
+
+    daemon_threads = True
+
+    def __init__(self, archive: bytes) -> None:
+        super().__init__(("127.0.0.1", 0), ArchiveHandler)
+        self.archive = archive
+        self.sha256 = hashlib.sha256(archive).hexdigest()
+        self.num_requests = 0
+        self.is_cut = False  # whether half of it is all that is sent
+        self.stalls = False  # whether the line stays open then
+        self.counting = threading.Lock()
+        self.half_sent = threading.Event()
+        self.closing = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/archive.tar.gz"
+
+
+class ArchiveHandler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        server = self.server
+        assert isinstance(server, ArchiveServer)
+        with server.counting:
+            server.num_requests += 1
+        self.send_response(200 if self.path == "/archive.tar.gz" else 404)
+        self.send_header("Content-Length", str(len(server.archive)))
+        self.end_headers()
+        self.wfile.write(server.archive[: len(server.archive) // 2] if server.is_cut else server.archive)
+        self.wfile.flush()
+        server.half_sent.set()
+        if server.stalls:
+            server.closing.wait(60)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def pack(*members: tarfile.TarInfo, files: Iterable[str] = CIFAR10_FILES) -> bytes:
+    """A batches archive in small, its files writable by all, and whatever else is given."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name in files:
+            member = tarfile.TarInfo(f"{CIFAR10_FOLDER}/{name}")
+            member.size = len(name)
+            member.mode = 0o666
+            tar.addfile(member, io.BytesIO(name.encode()))
+        for member in members:
+            tar.addfile(member, io.BytesIO(b"x" * member.size))
+    return buffer.getvalue()
+
+
+def evil(name: str, type: bytes = tarfile.REGTYPE, linkname: str = "") -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.devmajor, member.devminor = type, linkname, 1, 3
+    member.size = 1 if type == tarfile.REGTYPE else 0
+    return member
+
+
+@pytest.fixture
+def server() -> Iterator[ArchiveServer]:
+    with ArchiveServer(pack()) as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield running
+        running.closing.set()
+        running.shutdown()
+        thread.join()
+
+
+def stage(folder: Path, server: ArchiveServer) -> bool:
+    return stage_cifar10(folder, server.url, server.sha256)
+
+
+def files_under(folder: Path) -> list[str]:
+    paths = (str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
+    return sorted(path for path in paths if not path.endswith(".stage.lock"))
+
+
+def test_the_archive_is_fetched_and_unpacked_once(tmp_path: Path, server: ArchiveServer) -> None:
+    folder = tmp_path / "new" / "data"
+    assert stage(folder, server) is True
+    assert files_under(folder) == sorted(f"{CIFAR10_FOLDER}/{name}" for name in CIFAR10_FILES)
+    assert (folder / CIFAR10_FOLDER / "test_batch").read_text() == "test_batch"
+    require_cifar10(folder)
+    assert stage(folder, server) is False
+    assert server.num_requests == 1
+
+
+def test_what_lies_there_already_is_checked_by_its_content(
+    tmp_path: Path, server: ArchiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage(tmp_path, server)
+    sums = {name: hashlib.md5(name.encode(), usedforsecurity=False).hexdigest() for name in CIFAR10_FILES}
+    monkeypatch.setattr(staging, "CIFAR10_FILES", sums)
+    check_cifar10(tmp_path)
+    altered = tmp_path / CIFAR10_FOLDER / "data_batch_3"
+    altered.write_text("data_batch_4")
+    with pytest.raises(NotStaged, match=r"data_batch_3 is not CIFAR-10's .*; remove it, and fetch it"):
+        check_cifar10(tmp_path)
+
+
+def test_stage_says_that_the_data_was_there(
+    tmp_path: Path, server: ArchiveServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage(tmp_path, server)
+    monkeypatch.setattr(staging, "check_cifar10", lambda folder: None)
+    monkeypatch.setattr(sys, "argv", ["stage", "--data", str(tmp_path)])
+    assert stage_command.main() == 0
+    assert capsys.readouterr().err == f"CIFAR-10 was there already in {tmp_path}.\n"
+
+
+def test_what_is_staged_can_be_written_by_its_owner_alone(tmp_path: Path, server: ArchiveServer) -> None:
+    old_umask = os.umask(0)
+    try:
+        stage(tmp_path / "data", server)
+    finally:
+        os.umask(old_umask)
+    paths = [tmp_path / "data", *(tmp_path / "data").rglob("*")]
+    assert [path for path in paths if path.stat().st_mode & 0o022 and not path.name.endswith(".lock")] == []
+
+
+def test_an_archive_with_another_checksum_is_not_unpacked(tmp_path: Path, server: ArchiveServer) -> None:
+    flipped = bytearray(server.archive)
+    flipped[len(flipped) // 2] ^= 1
+    server.archive = bytes(flipped)
+    with pytest.raises(NotStaged, match=f"expected {server.sha256}; it was not unpacked"):
+        stage(tmp_path, server)
+    assert files_under(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        evil("../outside"),
+        evil(f"{CIFAR10_FOLDER}/../../../outside"),
+        evil(f"{CIFAR10_FOLDER}/link", tarfile.SYMTYPE, "../../../outside"),
+        evil(f"{CIFAR10_FOLDER}/link", tarfile.SYMTYPE, "/etc/passwd"),
+        evil(f"{CIFAR10_FOLDER}/link", tarfile.LNKTYPE, "../outside"),
+        evil(f"{CIFAR10_FOLDER}/device", tarfile.CHRTYPE),
+        evil(f"{CIFAR10_FOLDER}/pipe", tarfile.FIFOTYPE),
+    ],
+    ids=lambda member: f"{member.name} {member.linkname}",
+)
+def test_a_member_that_would_leave_the_folder_or_is_no_file_is_refused(
+    tmp_path: Path, server: ArchiveServer, member: tarfile.TarInfo
+) -> None:
+    server.archive = pack(member)
+    server.sha256 = hashlib.sha256(server.archive).hexdigest()
+    with pytest.raises(NotStaged, match="cannot stage CIFAR-10"):
+        stage(tmp_path / "data", server)
+    assert files_under(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", [".", "data_batch_1"])
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+def test_batches_that_others_can_write_are_refused(tmp_path: Path, server: ArchiveServer, name: str, mode: int) -> None:
+    stage(tmp_path, server)
+    (tmp_path / CIFAR10_FOLDER / name).chmod(mode)
+    with pytest.raises(NotStaged, match=r"can be written by others.*; chmod go-w it, or stage anew"):
+        require_cifar10(tmp_path)
+    with pytest.raises(NotStaged, match="can be written by others"):
+        stage(tmp_path, server)
+
+
+def test_a_data_folder_that_others_can_write_is_refused(tmp_path: Path, server: ArchiveServer) -> None:
+    stage(tmp_path, server)
+    tmp_path.chmod(0o777)
+    with pytest.raises(NotStaged, match="can be written by others"):
+        require_cifar10(tmp_path)
+
+
+def test_a_folder_that_lost_a_batch_is_whole_again_after_staging(tmp_path: Path, server: ArchiveServer) -> None:
+    stage(tmp_path, server)
+    (tmp_path / CIFAR10_FOLDER / "data_batch_3").unlink()
+    with pytest.raises(NotStaged, match=r"lacks CIFAR-10 \(data_batch_3\); fetch it with python -m pipeline\.stage"):
+        require_cifar10(tmp_path)
+    assert stage(tmp_path, server) is True
+    require_cifar10(tmp_path)
+
+
+def test_a_folder_that_is_not_named_or_absent_is_said_with_the_cure(tmp_path: Path) -> None:
+    with pytest.raises(NotStaged, match=r"^no data folder was named; give --data DIR, or set PIPELINE_DATA\.$"):
+        require_folder(None)
+    with pytest.raises(
+        NotStaged,
+        match=r"absent is absent; name another with --data, or stage CIFAR-10 there with python -m pipeline\.stage",
+    ):
+        require_folder(tmp_path / "absent")
+
+
+def test_an_image_folder_needs_classes_with_images_in_both_splits(tmp_path: Path) -> None:
+    with pytest.raises(NotStaged, match=r"train has no class folders; an image folder is <split>/<class>/<image>"):
+        require_image_folder(tmp_path)
+    for split in ("train", "test"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        with pytest.raises(NotStaged, match="cat has no images; complete the folder, or remove the class"):
+            require_image_folder(tmp_path)
+        (tmp_path / split / "cat" / "1.png").write_bytes(b"")
+    require_image_folder(tmp_path)
+
+
+def test_a_server_that_lacks_the_archive_is_said_with_the_cure(tmp_path: Path, server: ArchiveServer) -> None:
+    with pytest.raises(NotStaged, match=rf"Not Found; on a machine without a network, put {CIFAR10_FOLDER} into"):
+        stage_cifar10(tmp_path, server.url + ".old", server.sha256)
+    assert files_under(tmp_path) == []
+
+
+def test_a_server_that_speaks_no_http_is_said_in_a_sentence(tmp_path: Path) -> None:
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(b"no\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(NotStaged, match="cannot fetch"):
+            stage_cifar10(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}/", "0" * 64)
+        thread.join()
+
+
+def test_a_folder_that_was_not_there_is_not_left_behind_by_a_stage_that_fails(
+    tmp_path: Path, server: ArchiveServer
+) -> None:
+    for folder, is_left in ((tmp_path / "mistyped", False), (tmp_path, True)):
+        with pytest.raises(NotStaged, match="cannot fetch"):
+            stage_cifar10(folder, server.url + ".old", server.sha256)
+        assert folder.exists() is is_left
+
+
+STAGE = """
+import sys
+from pathlib import Path
+from pipeline.data.staging import stage_cifar10
+print(stage_cifar10(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))
+"""
+
+
+def start_staging(folder: Path, server: ArchiveServer) -> subprocess.Popen[str]:
+    command = [sys.executable, "-B", "-c", STAGE, str(folder), server.url, server.sha256]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_six_processes_at_once_download_once(tmp_path: Path, server: ArchiveServer) -> None:
+    processes = [start_staging(tmp_path / "data", server) for _ in range(6)]
+    printed = [process.communicate(timeout=60)[0] for process in processes]
+    assert sorted(printed) == ["False\n"] * 5 + ["True\n"]
+    assert server.num_requests == 1
+    require_cifar10(tmp_path / "data")
+
+
+def test_a_stager_that_is_killed_while_it_downloads_is_in_nobodys_way(tmp_path: Path, server: ArchiveServer) -> None:
+    server.is_cut = server.stalls = True
+    process = start_staging(tmp_path, server)
+    assert server.half_sent.wait(30)
+    process.kill()
+    process.communicate(timeout=10)
+    with pytest.raises(NotStaged, match="lacks CIFAR-10"):
+        require_cifar10(tmp_path)
+    server.is_cut = server.stalls = False
+    assert stage(tmp_path, server) is True
+
+
+def test_splits_with_different_classes_are_refused_since_their_labels_would_differ(tmp_path: Path) -> None:
+    for split, classes in (("train", ("cat", "dog", "eel")), ("test", ("dog", "eel"))):
+        for name in classes:
+            (tmp_path / split / name).mkdir(parents=True)
+            (tmp_path / split / name / "1.png").write_bytes(b"")
+    with pytest.raises(NotStaged, match=r"has the classes \['cat'\] in one split alone"):
+        require_image_folder(tmp_path)
+
+
+def test_fewer_images_than_the_points_need_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        for name in ("1.png", "2.png"):
+            (tmp_path / split / "cat" / name).write_bytes(b"")
+    require_images(tmp_path, 2)
+    with pytest.raises(NotStaged, match=r"has 2 training images and the points need 3; .*--set num_samples=2"):
+        require_images(tmp_path, 3)

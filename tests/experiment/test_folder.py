@@ -1,0 +1,308 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from factories import ROOT, make_spec
+
+from pipeline.experiment.folder import Experiment, find_experiments
+from pipeline.experiment.manifest import Array, Manifest, add_points, start_submission
+from pipeline.system.errors import Refusal
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Experiment:
+    made = Experiment(tmp_path / "scaling")
+    made.create()
+    return made
+
+
+def make_experiment(folder: Path) -> None:
+    Experiment(folder).create()
+    with Experiment(folder).edit_manifest():
+        pass
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def test_experiments_are_found_at_any_depth_and_named_by_their_place(tmp_path: Path) -> None:
+    for place in ("b", "h200x4/scaling", "h200x4/a/q1"):
+        make_experiment(tmp_path / place)
+    (tmp_path / "records-only" / "records").mkdir(parents=True)
+    (tmp_path / "empty" / "deep").mkdir(parents=True)
+    found = find_experiments(tmp_path)
+    assert list(found) == ["b", "h200x4/a/q1", "h200x4/scaling", "records-only"]
+    assert found["h200x4/a/q1"].folder == tmp_path / "h200x4/a/q1"
+
+
+def test_a_folder_inside_an_experiment_and_a_hidden_one_are_no_experiments(tmp_path: Path) -> None:
+    for place in ("outer", "outer/logs/inner", ".hidden/inner"):
+        make_experiment(tmp_path / place)
+    assert list(find_experiments(tmp_path)) == ["outer"]
+
+
+def test_a_folder_that_is_an_experiment_gives_itself_by_its_own_name(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_experiments(experiment.folder) == {"scaling": experiment}
+    monkeypatch.chdir(experiment.folder)
+    assert list(find_experiments(Path("."))) == ["scaling"]
+
+
+def test_experiments_below_an_experiment_are_found_too(tmp_path: Path) -> None:
+    for place in ("outputs", "outputs/scaling", "outputs/scaling/deep/q1", "outputs/logs", "outputs/records/x"):
+        make_experiment(tmp_path / place)
+    assert list(find_experiments(tmp_path / "outputs")) == ["logs", "outputs", "scaling", "scaling/deep/q1"]
+    make_experiment(tmp_path / "outputs/outputs")
+    found = find_experiments(tmp_path / "outputs")
+    assert (found["."].folder, found["outputs"].folder) == (tmp_path / "outputs", tmp_path / "outputs/outputs")
+
+
+def test_an_absent_folder_and_a_file_are_refused_as_usage_and_an_empty_one_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for name, said in (
+        ("absent", "No such file or directory"),
+        ("file", "is a file"),
+        ("file/below", "Not a directory"),
+    ):
+        with pytest.raises(Refusal, match=said) as refusal:
+            find_experiments(tmp_path / name)
+        assert refusal.value.code == 2
+        assert str(refusal.value).endswith("give the folder that holds the experiments.")
+    assert find_experiments(tmp_path) == {}
+
+
+def test_folders_are_made_closed_to_strangers_and_making_them_again_is_fine(experiment: Experiment) -> None:
+    experiment.create()
+    assert all(
+        folder.stat().st_mode & 0o007 == 0 for folder in (experiment.folder, experiment.records, experiment.logs)
+    )
+
+
+def test_a_manifest_is_read_back_as_it_was(experiment: Experiment) -> None:
+    spec = make_spec()
+    submission = start_submission("s1", "slurm")
+    submission.arrays.append(Array("job", [[spec.run_id()]], job_id="7"))
+    with experiment.edit_manifest() as manifest:
+        add_points(manifest, [spec])
+        manifest.submissions.append(submission)
+    assert experiment.read_manifest() == Manifest(1, "scaling", [spec], [submission])
+    assert names(experiment.folder) == [".manifest.lock", "logs", "manifest.json", "records"]
+
+
+def test_points_are_only_ever_added_and_keep_their_places() -> None:
+    first, second, third = (make_spec(seed=seed) for seed in (5, 3, 4))
+    manifest = Manifest(1, "scaling", [first, second])
+    add_points(manifest, [second, third, third])
+    assert manifest.points == [first, second, third]
+
+
+def test_elements_resolve_to_job_ids_once_slurm_has_named_the_array() -> None:
+    elements = [["a", "b"], ["c"]]
+    assert Array("job", elements).element_ids() == {}
+    assert Array("job", elements, job_id="7").element_ids() == {"a": ("7", 0), "b": ("7", 0), "c": ("7", 1)}
+    assert Array("job", [["a"]], job_id="7", is_array=False).element_ids() == {"a": ("7", None)}
+
+
+def test_an_edit_that_fails_changes_nothing(experiment: Experiment) -> None:
+    make_experiment(experiment.folder)
+    before = experiment.manifest.read_bytes()
+
+    def fail() -> None:
+        with experiment.edit_manifest() as manifest:
+            add_points(manifest, [make_spec()])
+            raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        fail()
+    assert experiment.manifest.read_bytes() == before
+
+
+@pytest.mark.parametrize("step", ["fsync", "fchmod", "replace"])
+def test_an_edit_that_cannot_be_written_is_refused_and_leaves_the_manifest_and_no_scratch(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    make_experiment(experiment.folder)
+    before = experiment.manifest.read_bytes(), names(experiment.folder)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def edit() -> None:
+        with experiment.edit_manifest() as manifest:
+            add_points(manifest, [make_spec()])
+            monkeypatch.setattr(os, step, fail)
+
+    with pytest.raises(Refusal, match="No space left on device"):
+        edit()
+    assert (experiment.manifest.read_bytes(), names(experiment.folder)) == before
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"[" * 100_000, b"\xff", b'{"schema_version": 0, "name": "x"}', b'{"schema_version": 1}', b"{}"],
+    ids=lambda raw: repr(raw[:40]),
+)
+def test_a_manifest_that_is_none_is_refused_and_left_in_place(experiment: Experiment, raw: bytes) -> None:
+    experiment.manifest.write_bytes(raw)
+
+    def edit() -> None:
+        with experiment.edit_manifest():
+            pytest.fail("there is nothing to edit")
+
+    for call in (experiment.read_manifest, edit):
+        with pytest.raises(Refusal, match=r"is no manifest .*; restore it, or move it away\.$"):
+            call()
+    assert experiment.manifest.read_bytes() == raw
+
+
+@pytest.mark.parametrize("job_id", ["--help", "-1", "", "7 8", "7,8", "7\n", "7_0", "²", "7\0"])
+def test_a_job_id_of_a_manifest_that_is_not_digits_reaches_no_command(experiment: Experiment, job_id: str) -> None:
+    array = {"job_name": "x-0", "elements": [["a"]], "job_id": job_id}
+    submission = {"id": "s1", "backend": "slurm", "submitted_at": "2025-01-01T00:00:00Z", "arrays": [array]}
+    experiment.manifest.write_text(json.dumps({"schema_version": 1, "name": "x", "submissions": [submission]}))
+    with pytest.raises(Refusal, match=r"is no manifest \(.*job_id.*\); restore it") as refusal:
+        experiment.read_manifest()
+    assert refusal.value.code == 2
+
+
+@pytest.mark.parametrize("name", ["x\0", "x\ny"])
+def test_a_job_name_of_a_manifest_without_an_id_holds_no_control_character(experiment: Experiment, name: str) -> None:
+    submission = start_submission("s1", "slurm")
+    submission.arrays.append(Array(name, [["a"]]))
+    manifest = Manifest(1, "x", submissions=[submission])
+    experiment.manifest.write_bytes(msgspec.json.encode(manifest))
+    with pytest.raises(Refusal, match=r"is no manifest \(.*job_name.*\); restore it"):
+        experiment.read_manifest()
+
+
+def test_a_manifest_of_a_later_version_is_not_called_damaged(experiment: Experiment) -> None:
+    experiment.manifest.write_text('{"schema_version": 2, "name": "x", "colour": "blue"}')
+    with pytest.raises(Refusal) as refused:
+        experiment.read_manifest()
+    said = "has schema 2 of a later version, and this one reads up to 1; update this one."
+    assert str(refused.value) == f"{experiment.manifest} {said}"
+
+
+def test_a_manifest_that_is_a_link_or_a_folder_is_refused(experiment: Experiment, tmp_path: Path) -> None:
+    make_experiment(tmp_path / "other")
+    experiment.manifest.symlink_to(tmp_path / "other" / "manifest.json")
+    with pytest.raises(Refusal, match="is a link"):
+        experiment.read_manifest()
+    experiment.manifest.unlink()
+    experiment.manifest.mkdir()
+    with pytest.raises(Refusal, match="is not a regular file"):
+        experiment.read_manifest()
+
+
+EDIT = """
+import sys
+from pathlib import Path
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.manifest import add_points
+from pipeline.experiment.spec import Spec
+for repeat in map(int, sys.argv[2:]):
+    with Experiment(Path(sys.argv[1])).edit_manifest() as manifest:
+        add_points(manifest, [Spec(strategy="single", num_gpus=1, batch_size_per_gpu=1, repeat=repeat)])
+"""
+
+
+def run_python(code: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-B", "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_that_edit_at_once_lose_nothing(experiment: Experiment) -> None:
+    processes = [run_python(EDIT, experiment.folder, *range(5 * i, 5 * i + 5)) for i in range(3)]
+    for process in processes:
+        process.communicate(timeout=60)
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    manifest = experiment.read_manifest()
+    assert manifest is not None
+    assert sorted(spec.repeat for spec in manifest.points) == list(range(15))
+
+
+def hold(experiment: Experiment) -> None:
+    with experiment.submission_lock():
+        pass
+
+
+def test_a_second_driver_is_refused_until_the_first_is_done(experiment: Experiment) -> None:
+    second = Experiment(experiment.folder)
+    assert not second.is_being_submitted()
+    with experiment.submission_lock():
+        assert second.is_being_submitted()
+        with pytest.raises(Refusal, match=r"another submit is at work in .*; wait for it, or end it and try again"):
+            hold(second)
+        make_experiment(second.folder)  # its points may be read and written meanwhile
+    assert not second.is_being_submitted()
+    hold(second)
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from pipeline.experiment.folder import Experiment
+with Experiment(Path(sys.argv[1])).submission_lock():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_driver_that_was_killed_holds_no_lock(experiment: Experiment) -> None:
+    process = run_python(HOLD, experiment.folder)
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == "held\n"
+        assert experiment.is_being_submitted()
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=10)
+    assert not experiment.is_being_submitted()
+
+
+def test_an_error_of_the_one_who_holds_the_lock_is_not_called_a_folder_that_cannot_be_written(
+    experiment: Experiment,
+) -> None:
+    with pytest.raises(FileNotFoundError, match="sbatch"), experiment.submission_lock():
+        raise FileNotFoundError(2, "No such file or directory", "sbatch")
+
+
+def test_asking_who_submits_changes_nothing_and_a_folder_that_cannot_be_locked_is_not_being_submitted(
+    experiment: Experiment, tmp_path: Path
+) -> None:
+    assert not Experiment(tmp_path / "absent").is_being_submitted()
+    assert not (tmp_path / "absent").exists()
+    (experiment.folder / ".submit.lock").mkdir()
+    assert not experiment.is_being_submitted()
+
+
+def test_a_folder_that_cannot_be_listed_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def walk(root: Path, onerror: Callable[[OSError], None], **_: object) -> Iterator[Any]:
+        onerror(PermissionError(13, "Permission denied", str(root / "closed")))
+        return iter([])
+
+    monkeypatch.setattr("os.walk", walk)
+    left_out: list[OSError] = []
+    assert find_experiments(tmp_path, left_out.append) == {}
+    assert [error.filename for error in left_out] == [str(tmp_path / "closed")]
+
+
+def test_a_manifest_of_a_version_that_ran_points_at_once_is_read(experiment: Experiment) -> None:
+    with experiment.edit_manifest() as manifest:
+        submission = start_submission("5ub0ab1e", "slurm")
+        submission.arrays.append(Array("scaling-0", [["a", "b"]], job_id="7", is_array=False))
+        manifest.submissions.append(submission)
+    shape = json.loads(experiment.manifest.read_text())
+    shape["submissions"][0]["arrays"][0]["num_lanes"] = 2
+    experiment.manifest.write_text(json.dumps(shape))
+    found = experiment.read_manifest()
+    assert found is not None
+    assert found.submissions[0].arrays[0].element_ids() == {"a": ("7", None), "b": ("7", None)}

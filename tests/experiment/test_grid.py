@@ -1,0 +1,295 @@
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from factories import make_spec
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pipeline.experiment import grid
+from pipeline.experiment.grid import Grid, expand_grid, shipped_grids
+from pipeline.experiment.resources import Resources, group_by_shape
+from pipeline.experiment.spec import AXES
+from pipeline.system.errors import Refusal
+
+HEAD = "name: t\nbase: {strategy: single, num_gpus: 1, batch_size_per_gpu: 32}\n"
+
+Expand = Callable[..., Grid]
+
+
+@pytest.fixture
+def expand(tmp_path: Path) -> Expand:
+    """Expand the text of a grid file."""
+
+    def expand_text(text: str | bytes, changes: Sequence[str] = (), **options: Any) -> Grid:
+        path = tmp_path / "grid.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return expand_grid(str(path), changes, **options)
+
+    return expand_text
+
+
+def points(*blocks: str, head: str = HEAD) -> str:
+    return head + "points:\n" + "".join(f"  - {{{block}}}\n" for block in blocks)
+
+
+def refusal_of(call: Callable[[], object]) -> str:
+    with pytest.raises(Refusal) as refusal:
+        call()
+    assert refusal.value.code == 2
+    return one_sentence(str(refusal.value))
+
+
+def one_sentence(text: str) -> str:
+    assert text
+    assert "\n" not in text
+    assert text.endswith((".", "?"))
+    return text
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        # 5 batch sizes on one GPU; 2 strategies x 5 batch sizes on each of 2 and 4; 4 of DDP on 2 for strong scaling
+        ("scaling", {"1 node x 1 GPU": 5, "1 node x 2 GPUs": 14, "1 node x 4 GPUs": 10}),
+        ("q2", {"1 node x 1 GPU": 5, "1 node x 2 GPUs": 14, "1 node x 4 GPUs": 10}),
+        ("q1", {"1 node x 1 GPU": 8}),  # 6 timed and 2 probes
+        # single on 1, DDP and DP on each of 2 and 4, in two precisions
+        ("memory", {"1 node x 1 GPU": 2, "1 node x 2 GPUs": 4, "1 node x 4 GPUs": 4}),
+        ("q4", {"1 node x 1 GPU": 1, "1 node x 4 GPUs": 15}),  # 3 batch sizes x 5 sets of remedies
+    ],
+)
+def test_shipped_grids_have_so_many_points_of_each_shape(name: str, sizes: dict[str, int]) -> None:
+    expanded = expand_grid(name)
+    groups = group_by_shape(expanded.points)
+    assert expanded.name == name
+    assert {str(shape): len(specs) for shape, specs in groups.items()} == sizes
+    assert len(expanded.points) == len({spec.run_id() for spec in expanded.points}) == sum(sizes.values())
+
+
+@pytest.mark.parametrize("name", ["scaling", "q2"])
+def test_strong_scaling_is_complete_on_1_2_and_4_gpus_and_comes_last(name: str) -> None:
+    specs = [spec for spec in expand_grid(name).points if spec.strategy != "dp"]
+    for global_batch_size in (128, 512, 2048, 8192):
+        assert sorted(spec.num_gpus for spec in specs if spec.global_batch_size == global_batch_size) == [1, 2, 4]
+    assert [spec.batch_size_per_gpu for spec in expand_grid(name).points[25:]] == [64, 256, 1024, 4096]
+
+
+@pytest.mark.parametrize("name", shipped_grids())
+def test_every_shipped_grid_expands_and_runs_on_gpus_unless_it_chooses(name: str) -> None:
+    for has_gpus in (False, True):
+        devices = {spec.device for spec in expand_grid(name, has_gpus=has_gpus).points}
+        assert devices == ({"cpu"} if name == "smoke" and not has_gpus else {"cuda"})
+
+
+def test_points_keep_the_order_of_the_file_with_the_last_axis_fastest(expand: Expand) -> None:
+    text = points("seed: [2, 1], repeat: [0, 1]", "seed: [0]")
+    assert [(spec.seed, spec.repeat) for spec in expand(text).points] == [(2, 0), (2, 1), (1, 0), (1, 1), (0, 0)]
+
+
+def test_shapes_differ_by_device_nodes_and_gpus_of_a_node(expand: Expand) -> None:
+    head = "name: t\nbase: {strategy: ddp, batch_size_per_gpu: 32}\n"
+    text = points("num_gpus: [4], num_nodes: [1, 2, 4]", "num_gpus: [2], device: [cpu]", head=head)
+    shapes = [str(shape) for shape in group_by_shape(expand(text).points)]
+    assert shapes == ["1 node x 4 GPUs", "2 nodes x 2 GPUs", "4 nodes x 1 GPU", "1 node x 2 CPU processes"]
+
+
+def test_set_replaces_an_axis_in_every_block_and_blocks_that_fall_together_become_one(expand: Expand) -> None:
+    text = points("batch_size_per_gpu: [8, 16], seed: [0]", "batch_size_per_gpu: [32], seed: [0]")
+    expanded = expand(text, ["batch_size_per_gpu=64,128", "epochs=7"])
+    assert [(spec.batch_size_per_gpu, spec.epochs) for spec in expanded.points] == [(64, 7), (128, 7)]
+
+
+@pytest.mark.parametrize(
+    ("change", "values"),
+    [
+        ("learning_rate=1e-3,1", [0.001, 1.0]),
+        ("remedies=linear_scaling+warmup,none", [("linear_scaling", "warmup"), ()]),
+        ("max_steps=null,3", [None, 3]),
+        ("max_steps=none,3", [None, 3]),
+        ("evaluate=true,false", [True, False]),
+        ("precision=bf16", ["bf16"]),
+        ("device=auto", ["cpu"]),
+    ],
+)
+def test_set_reads_values_as_the_axis_types_them(expand: Expand, change: str, values: list[Any]) -> None:
+    axis = change.split("=")[0]
+    assert [getattr(spec, axis) for spec in expand(points("seed: [0]"), [change]).points] == values
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("batch=1", "unknown axis 'batch'"),
+        ("learning_rat=1", "did you mean 'learning_rate'?"),
+        ("seed", "must be axis=value"),
+        ("seed=", "must be axis=value"),
+        ("seed=1,", "Expected `int`"),
+        ("seed=1,1", "twice"),
+        ("seed=0.5", "Expected `int`"),
+        ("learning_rate=nan", "Expected `float` > 0.0"),
+        ("memory_limit_gib=inf", "Expected `float` <= "),
+        ("precision=fp16", "choose from fp32, tf32, bf16"),
+        ("remedies=linear_scaling+prayer", "choose from linear_scaling, warmup, zero_gamma"),
+        ("num_workers=null", "num_workers is null; a point that runs must state it"),
+        ("strategy=a\nb", "choose from single, dp, ddp"),
+    ],
+)
+def test_set_refuses_what_is_no_value_of_the_axis(expand: Expand, change: str, said: str) -> None:
+    assert said in refusal_of(lambda: expand(points("repeat: [0]"), [change]))
+
+
+def test_an_axis_set_twice_is_refused(expand: Expand) -> None:
+    said = refusal_of(lambda: expand(points("repeat: [0]"), ["seed=1", "seed=2"]))
+    assert said == "--set names 'seed' twice; give all values at once, as seed=a,b."
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        ["seed: [0, 0]"],
+        ["seed: [0, 1]", "seed: [1, 2]"],
+        ["learning_rate: [1, 1.0]"],
+        ["momentum: [0.0, -0.0]"],
+        ["device: [auto, cpu]"],
+    ],
+)
+def test_a_point_given_twice_is_an_error(expand: Expand, blocks: list[str]) -> None:
+    assert "twice" in refusal_of(lambda: expand(points(*blocks)))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (points("seed: [0]") + "resources: {time: 20:00}\n", "time='20:00' is not a time; write"),
+        (points("seed: [010]"), "Expected `int`, got `str`"),
+        (points("seed: [1:20]"), "Expected `int`, got `str`"),
+        (points("seed: [0x10]"), "Expected `int`, got `str`"),
+        (points("learning_rate: [1e-3x]"), "Expected `float`, got `str`"),
+        (points("seed: [0]") + 'resources: {time: "00:00:00"}\n', "longer than 00:00:00"),
+        (points("seed: [0]") + 'resources: {time: "20 minutes"}\n', "is not a time"),
+        (points("seed: [0]") + 'resources: {time: "\u0663\u0663:00:00"}\n', "is not a time"),  # digits, not ASCII
+        (points("seed: [0]") + "resources: {gres: gpu}\n", "unknown field `gres`"),
+        (points("seed: [0]") + "setup: [touch /tmp/x]\n", "unknown field `setup`"),
+        (points("strategy: [no]"), "got `bool` - at `$.strategy`"),
+        (points("precision: [off]"), "got `bool` - at `$.precision`"),
+        (points("learning_rate: [1e]"), "Expected `float`, got `str` - at `$.learning_rate`"),
+        (points("learning_rate: [.nan]"), "Expected `float` > 0.0"),
+        (points("num_gpus: [1.0]"), "Expected `int`, got `float` - at `$.num_gpus`"),
+        (points("num_gpus: [2]"), "strategy='single' needs num_gpus=1, got 2; use 'dp' or 'ddp'."),
+        (points("batch_size: [32]"), "unknown axis 'batch_size'; did you mean 'batch_size_per_gpu'?"),
+        (points("xyzzy: [32]"), f"unknown axis 'xyzzy'; the axes are {', '.join(AXES)}."),
+        (points("seed: 0"), "points[0].seed must be a list of values, written seed: [...]; one value that all"),
+        (points("remedies: warmup"), "points[0].remedies must be a list of values, written remedies: [["),
+        (points("seed: []"), "points[0].seed has no value; give it at least one, or leave the axis out"),
+        (points("seed: [0]", "seed: [1], repeat: []"), "points[1].repeat has no value"),
+        (HEAD + "points: []\n", "has no points"),
+        *(
+            (points(f"{axis}: [null]"), f"{axis} is null; a point that runs must state it")
+            for axis in ("model", "input")
+        ),
+        (points("seed: &a [0], repeat: *a"), "aliases (*name) are not allowed"),
+        (points("seed: [0], seed: [1]"), "the key 'seed' is given twice"),
+        (points("seed: [0]") + "name: u\n", "the key 'name' is given twice"),
+        (points("seed: [0]").replace("name: t", "name: ../t"), "must be 1 to 64 of a-z"),
+        (points("seed: [0]").replace("name: t", 'name: "t\\n"'), "must be 1 to 64 of a-z"),
+        (b"\xff\xfe", "is not UTF-8 text"),
+        ("#" * 65_537, "has 65537 bytes, more than 65536"),
+        ("", "Expected `object`, got `null`"),
+    ],
+)
+def test_a_file_that_is_no_grid_is_refused_with_the_key_that_is_wrong(
+    expand: Expand, text: str | bytes, said: str
+) -> None:
+    assert said in refusal_of(lambda: expand(text))
+
+
+def test_a_billion_laughs_are_refused_before_they_expand(expand: Expand) -> None:
+    lines = ["a0: &a0 [ha, ha]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    assert "aliases" in refusal_of(lambda: expand("\n".join(lines)))
+
+
+def test_a_tag_that_would_run_code_is_refused_and_does_not_run(expand: Expand, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    refusal_of(lambda: expand(points(f"seed: !!python/object/apply:os.system ['touch {canary}']")))
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["!!map x", "!!int x", "!!float x", "!!bool x", "!!timestamp x", "2024-13-45", "9" * 5000, "[" * 2000],
+    ids=lambda value: value[:12],
+)
+def test_a_value_that_yaml_itself_stumbles_over_is_refused(expand: Expand, value: str) -> None:
+    said = refusal_of(lambda: expand(f"name: t\npoints: {value}\n"))
+    assert said.endswith("holds a value that YAML cannot build; write plain values.")
+
+
+@pytest.mark.parametrize("fields", ["", ", batch_size_per_gpu: [1000000000000]", ", input: [gpu]"])
+def test_more_samples_than_cifar10_has_are_refused_and_a_manifest_that_has_them_is_read(
+    expand: Expand, fields: str
+) -> None:
+    said = refusal_of(lambda: expand(points("num_samples: [1000000000000]" + fields)))
+    assert said.endswith("num_samples=1000000000000 is more than the 50000 training images of cifar10; lower it.")
+    assert make_spec(num_samples=10**12).num_samples == 10**12
+    assert len(expand(points("num_samples: [60000], input: [synthetic], evaluate: [true]")).points) == 1
+
+
+def test_an_unknown_name_lists_the_grids_and_a_path_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    said = refusal_of(lambda: expand_grid("scalling"))
+    assert said == f"unknown grid 'scalling'; choose one of {', '.join(shipped_grids())}, or give a path."
+    assert {"scaling", "q1", "q2", "q3", "q4", "smoke"} <= set(shipped_grids())
+    assert "No such file" in refusal_of(lambda: expand_grid(str(tmp_path / "absent.yaml")))
+    assert "not a regular file" in refusal_of(lambda: expand_grid(f"{tmp_path}/"))
+    refusal_of(lambda: expand_grid("a\0/grid.yaml"))
+
+
+def test_more_points_than_can_be_handled_are_refused(expand: Expand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "MAX_POINTS", 3)
+    assert len(expand(points("seed: [0, 1, 2]")).points) == 3
+    assert "more than 3 points; split it" in refusal_of(lambda: expand(points("seed: [0, 1, 2, 3]")))
+
+
+@pytest.mark.parametrize(
+    ("time", "minutes"),
+    [("00:20:00", 20), ("00:20:01", 21), ("1-02:03:04", 1564), ("100:00:00", 6000)],  # 1,440 + 120 + 3 + 1
+)
+def test_a_time_limit_is_rounded_up_to_minutes(time: str, minutes: int) -> None:
+    assert Resources(time=time).time_min() == minutes
+
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 5),
+    st.floats(),
+    st.sampled_from(["single", "ddp", "cpu", "auto", "warmup", "lenet", "x"]),
+    st.text(max_size=5),
+    st.dates(),
+)
+values = st.recursive(scalars, lambda part: st.lists(part, max_size=3), max_leaves=5)
+blocks = st.dictionaries(st.sampled_from(AXES) | st.text(max_size=3), values, max_size=4)
+documents = st.fixed_dictionaries(
+    {"name": st.just("t") | scalars, "points": st.lists(blocks, max_size=3) | values},
+    optional={"base": blocks, "resources": blocks, "description": scalars},
+)
+scribbles = st.text("{}[]:,-!&*<>|?#%@'\"\\ \n\t0129.eE+~nulabcpoits\u00e9", max_size=60)
+
+
+@settings(max_examples=200, deadline=None)
+@given(documents.map(yaml.safe_dump) | scribbles | scribbles.map(HEAD.__add__))
+@example("points: !!map x")
+def test_whatever_the_file_says_it_is_a_grid_or_a_refusal(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "grid.yaml"
+    path.write_text(text)
+    try:
+        assert expand_grid(str(path)).points
+    except Refusal as refusal:
+        one_sentence(str(refusal))
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1E-3", "1.0e-3", "0.001", "+1e-3"])
+def test_a_number_is_one_however_it_is_written(expand: Expand, text: str) -> None:
+    assert expand(points(f"learning_rate: [{text}]")).points[0].learning_rate == 0.001

@@ -1,0 +1,184 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command
+from factories import make_record, make_spec
+
+from pipeline.experiment import record_store
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.implied_oom import find_implying, implied
+from pipeline.experiment.outcomes import resolve
+from pipeline.experiment.record import Environment, Failure, Gpu, Record
+from pipeline.experiment.record_store import publish
+from pipeline.report.build_tables import build_tables
+from pipeline.report.markdown import render_experiment
+from pipeline.runner.failed_record import first_line
+from pipeline.runner.launch_options import LaunchOptions, launch_command
+from pipeline.system import host
+
+H200 = Environment(gpus=(Gpu(name="NVIDIA H200"),))
+SIZES = (1024, 2048, 4096, 8192)
+
+
+def oom(size: int, *, environment: Environment = H200, kind: Any = "cuda_oom", **fields: Any) -> Record:
+    failure = Failure(kind=kind, message="rank 0: out")
+    measured = fields.pop("measured", True)
+    spec = make_spec(batch_size_per_gpu=size, **fields)
+    return make_record(spec, status="oom", failure=failure, environment=environment, measured=measured)
+
+
+def beside_a_neighbour(size: int, **fields: Any) -> Record:
+    """A point that ran out of memory while another process held most of the GPU."""
+    message = "rank 0: another process held 118.5 GiB of GPU 0; run again on a free GPU\nOutOfMemoryError: ..."
+    failure = Failure(kind="gpu_shared", message=message, rank=0, memory_of_others_bytes=(127_238_406_144,))
+    spec = make_spec(batch_size_per_gpu=size, **fields)
+    return make_record(spec, status="failed", reason=first_line(failure), failure=failure, environment=H200)
+
+
+def implying(tmp_path: Path, *found: Record, gpus: frozenset[str] = frozenset({"NVIDIA H200"}), **fields: Any) -> Any:
+    """The batch size whose OOM implies that of 4096 (None: it runs), where those records are."""
+    for record in found:
+        publish(record, tmp_path)
+    spec = make_spec(**{"batch_size_per_gpu": 4096, **fields})
+    points = {*(record.spec for record in found), *(make_spec(batch_size_per_gpu=size) for size in SIZES), spec}
+    cause = find_implying(spec, points, tmp_path, gpus)
+    return cause.spec.batch_size_per_gpu if cause else None
+
+
+def test_a_larger_batch_is_implied_by_the_smallest_that_ran_out_of_memory(tmp_path: Path) -> None:
+    assert implying(tmp_path, oom(2048), oom(1024), oom(512, num_samples=40_000)) == 1024
+
+
+@pytest.mark.parametrize("size", [4096, 8192])
+def test_the_same_and_a_larger_batch_imply_nothing(tmp_path: Path, size: int) -> None:
+    assert implying(tmp_path, oom(size, repeat=1)) is None
+
+
+@pytest.mark.parametrize("axis", ["seed", "repeat"])
+def test_another_repeat_or_seed_implies_it(tmp_path: Path, axis: str) -> None:
+    fields: dict[str, Any] = {axis: 1}
+    assert implying(tmp_path, oom(2048, **fields)) == 2048
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"precision": "bf16"},
+        {"memory_limit_gib": 8},
+        {"strategy": "ddp"},
+        {"model": "lenet"},
+        {"epochs": 3},
+        {"input": "synthetic"},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_point_that_differs_in_another_axis_implies_nothing(tmp_path: Path, fields: dict[str, Any]) -> None:
+    assert implying(tmp_path, oom(2048, **fields)) is None
+
+
+@pytest.mark.parametrize(
+    "gpus", [frozenset(), {"NVIDIA A40"}, {"NVIDIA H200", "NVIDIA A40"}], ids=["unknown", "another", "mixed"]
+)
+def test_on_other_gpus_or_unknown_ones_the_point_runs(tmp_path: Path, gpus: frozenset[str]) -> None:
+    assert implying(tmp_path, oom(2048), gpus=gpus) is None
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        oom(2048, environment=Environment()),  # nothing says on which GPU
+        oom(2048, kind="host_oom"),  # the host's memory is other jobs' too
+        oom(2048, kind="stated_oom", measured=False),
+        oom(2048, kind="implied_oom"),  # the chain ends at one that was measured
+        make_record(make_spec(batch_size_per_gpu=2048), status="failed", environment=H200),
+        beside_a_neighbour(2048),
+    ],
+    ids=["no GPU", "host", "stated", "implied", "failed", "shared"],
+)
+def test_only_a_measured_oom_of_the_gpus_memory_implies(tmp_path: Path, record: Record) -> None:
+    assert implying(tmp_path, record) is None
+
+
+@pytest.mark.parametrize(("fitted", "expected"), [(512, 1024), (1024, 2048), (2048, None), (8192, None)])
+def test_nothing_is_implied_past_a_batch_that_did_fit(tmp_path: Path, fitted: int, expected: int | None) -> None:
+    ok = make_record(make_spec(batch_size_per_gpu=fitted, repeat=1))
+    assert implying(tmp_path, ok, oom(1024), oom(2048)) == expected
+
+
+def test_an_oom_that_a_later_attempt_refuted_implies_nothing(tmp_path: Path) -> None:
+    refuted = make_record(make_spec(batch_size_per_gpu=2048), launch_id="again")
+    assert implying(tmp_path, oom(2048), refuted) is None
+
+
+@pytest.mark.parametrize(("limit_gib", "expected"), [(8, 2048), (None, None)])
+def test_on_the_cpu_only_a_stated_limit_is_the_same_everywhere(
+    tmp_path: Path, limit_gib: float | None, expected: int | None
+) -> None:
+    fields = {"device": "cpu", "memory_limit_gib": limit_gib}
+    found = oom(2048, kind="host_oom", environment=Environment(), **fields)
+    assert implying(tmp_path, found, gpus=frozenset(), **fields) == expected
+
+
+def test_an_implied_oom_is_a_record_and_the_tables_name_what_implies_it(tmp_path: Path) -> None:
+    cause = oom(2048)
+    record = implied(make_spec(batch_size_per_gpu=4096), cause, "launch")
+    assert record_store.load(publish(record, tmp_path)) == record
+    assert (record.status, record.failure and record.failure.kind) == ("oom", "implied_oom")
+    assert (record.started_at, record.environment) == (None, Environment())  # it ran nowhere
+    collected = resolve([cause.spec, record.spec], [cause, record], [])
+    tables = build_tables(collected.outcomes)
+    said = f"implied by {cause.run_id}"
+    assert [(row["status"], row["note"]) for row in tables.Q1] == [("oom", None), ("oom", said)]
+    assert [row["reason"] for row in tables.oom] == ["", said]
+    text = render_experiment("x", tables, collected)
+    assert f"batch_size_per_gpu 4096: OOM ({said})" in text
+    assert collected.coverage.oom == 2
+
+
+def test_a_point_beside_a_neighbour_is_no_oom_in_the_tables_and_its_reason_names_the_neighbour(tmp_path: Path) -> None:
+    record = beside_a_neighbour(8192)
+    assert record_store.load(publish(record, tmp_path)) == record
+    collected = resolve([record.spec], [record], [])
+    tables = build_tables(collected.outcomes)
+    assert (tables.oom, collected.coverage.oom, collected.coverage.failed) == ([], 0, 1)
+    text = render_experiment("x", tables, collected)
+    assert "another process held 118.5 GiB of GPU 0; run again on a free GPU" in text
+    assert "0 OOM, 1 failed" in text
+
+
+def test_the_names_of_gpus_are_read_from_the_kernel_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "PROC_GPUS", tmp_path)
+    assert host.gpu_names() == set()
+    for number, name in enumerate(("NVIDIA H200", "NVIDIA H200", "NVIDIA A40")):
+        (tmp_path / f"0000:0{number}").mkdir()
+        (tmp_path / f"0000:0{number}" / "information").write_text(f"Model: \t\t {name}\nIRQ:   \t\t 93\n")
+    assert host.gpu_names() == {"NVIDIA H200", "NVIDIA A40"}
+
+
+@pytest.mark.parametrize("rerun", [None, "failed", "oom", "all"])
+def test_what_reruns_is_passed_to_every_launch(rerun: str | None) -> None:
+    command = launch_command(Path("manifest.json"), ["x"], LaunchOptions(Path("data"), rerun=rerun))
+    assert command[-2:] == (["--rerun", rerun] if rerun else ["--data", str(Path("data").resolve())])
+
+
+def test_launch_records_what_is_implied_without_running_it_unless_it_is_asked_to(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    axes: dict[str, Any] = {"device": "cpu", "model": "lenet", "dataset": "synthetic", "input": "synthetic"}
+    axes |= {"num_samples": 64, "max_steps": 3, "epochs": 1, "memory_limit_gib": 8}
+    small, large = (make_spec(batch_size_per_gpu=size, **axes) for size in (8, 16))
+    experiment = Experiment(tmp_path / "x")
+    experiment.create()
+    with experiment.edit_manifest() as manifest:
+        manifest.points = [small, large]
+    failure = Failure(kind="host_oom", message="rank 0: out")
+    publish(make_record(small, status="oom", failure=failure), experiment.records)
+    launch = ("launch", "--manifest", experiment.manifest, "--run-id", large.run_id())
+    answer = pipeline(*launch)
+    assert (answer.returncode, f"oom: implied by {small.run_id()}" in answer.stderr) == (1, True)
+    assert not experiment.scratch.exists()
+    asked = pipeline(*launch, "--rerun", "oom")
+    assert asked.returncode == 0, asked.stderr
+    attempts = record_store.read_attempts(experiment.records, large.run_id())
+    assert [record.status for record in attempts] == ["oom", "ok"]

@@ -1,0 +1,84 @@
+from collections.abc import Sequence
+
+import pytest
+from factories import make_spec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.experiment.packing import pack
+from pipeline.experiment.resources import Resources
+from pipeline.experiment.spec import Spec
+from pipeline.submission.plan import Site, Wishes, plan_arrays
+from pipeline.submission.slurm_request import SiteOptions
+
+SIZES = [2**power for power in range(3, 13)]
+POINTS = [make_spec(batch_size_per_gpu=size) for size in SIZES]
+PROBES = [make_spec(batch_size_per_gpu=size, input="synthetic", max_steps=3) for size in (65_536, 16_384, 32_768)]
+
+
+WISHES = Wishes("", (), None, "slurm", SiteOptions(), None, None, 4, (), None, False, True)  # type: ignore[arg-type]
+
+
+def sizes_of(element: Sequence[Spec]) -> list[int]:
+    return [spec.batch_size_per_gpu for spec in element]
+
+
+@given(st.integers(1, 12), st.sets(st.sampled_from([*POINTS, *PROBES]), min_size=1))
+def test_every_point_is_in_one_element_and_elements_are_full_but_the_last(most: int, points: set[Spec]) -> None:
+    elements = pack(sorted(points, key=Spec.run_id), most)
+    assert {spec for element in elements for spec in element} == points
+    assert sum(len(element) for element in elements) == len(points)
+    assert all(len(element) == most for element in elements[:-1])
+    assert 1 <= len(elements[-1]) <= most
+
+
+def test_points_that_are_alone_keep_the_order_of_the_grid() -> None:
+    assert pack([*PROBES, *POINTS], 1) == [[spec] for spec in [*PROBES, *POINTS]]
+
+
+def test_packed_points_are_in_an_order_that_follows_no_axis_and_is_the_same_again() -> None:
+    (element,) = pack(POINTS, 10)
+    assert sizes_of(element) not in (SIZES, SIZES[::-1])
+    assert pack(POINTS[::-1], 10) == [element]  # whatever order the grid has
+    without = [spec for spec in POINTS if spec != element[3]]
+    assert pack(without, 10) == [[spec for spec in element if spec != element[3]]]  # a resumed grid keeps the order
+
+
+def test_probes_come_last_and_by_batch_size_so_that_the_first_oom_stands_before_the_larger() -> None:
+    (element,) = pack([*PROBES, *POINTS], 13)
+    assert sizes_of(element[-3:]) == [16_384, 32_768, 65_536]
+
+
+def plan(points: Sequence[Spec], partition_limit_min: int | None = None) -> list[tuple[list[int], str, str]]:
+    """The sizes of the elements of each array, its limit in minutes and its notices."""
+    site = Site("slurm", None, 2, 0, [], partition_limit_min)
+    arrays = plan_arrays(points, Resources(), site, WISHES)
+    return [([len(e) for e in a.elements], a.request.options["time"], "; ".join(a.request.notices)) for a in arrays]
+
+
+def test_elements_hold_points_of_one_shape_and_arrays_are_cut_by_elements() -> None:
+    two = [make_spec(strategy="ddp", num_gpus=2, repeat=repeat) for repeat in range(3)]
+    first, second, third = plan([*POINTS, *two])
+    assert [first[0], second[0], third[0]] == [[4, 4], [2], [3]]  # at most two elements an array
+    assert [first[1], second[1], third[1]] == ["80", "80", "60"]  # minutes: 4 x 20, and 3 x 20 for the pair of GPUs
+
+
+def test_a_partition_that_allows_less_is_said() -> None:
+    (_, limit, notice), _ = plan(POINTS, 60)
+    assert limit == "60"
+    assert "4 x 20 = 80 min, cut to 60 min, all the partition allows" in notice
+
+
+def test_points_over_several_nodes_are_not_packed_and_it_is_said() -> None:
+    points = [make_spec(strategy="ddp", num_gpus=2, num_nodes=2, repeat=repeat) for repeat in range(2)]
+    ((elements, limit, notice),) = plan(points)
+    assert (elements, limit) == ([1, 1], "20")
+    assert "2 nodes x 1 GPU: one point an element" in notice
+
+
+@pytest.mark.parametrize("limit_min", [None, 60])
+def test_a_point_alone_has_its_own_limit_and_nothing_is_said(limit_min: int | None) -> None:
+    assert plan(POINTS[:1], limit_min) == [([1], "20", "")]
+
+
+MEMORY = [make_spec(input="synthetic", measure="memory", repeat=repeat) for repeat in range(2)]

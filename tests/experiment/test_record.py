@@ -1,0 +1,118 @@
+"""What a record may hold: parts that fit together, and times that a training can have written."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from factories import make_communication, make_communication_record, make_record, make_spec
+
+from pipeline.experiment.measurement import AllReduce, Communication, SplitPart
+from pipeline.experiment.record_store import publish, read_folder
+
+
+@pytest.mark.parametrize(
+    ("series", "profile", "message"),
+    [
+        ({"ddp": [[1, 2]], "plain": [[1, 2], [1, 2]]}, {}, "as many windows as the others"),
+        ({"ddp": [[1, 2], [1]]}, {}, "as many windows as the others"),
+        ({"ddp": []}, {}, "as many windows as the others"),
+        ({"ddp": [[]]}, {}, "as many windows as the others"),
+        ({"ddp": [[0]]}, {}, "Expected `int` >= 1"),
+        ({"ddp": [[1]]}, {"comm_ns": [1], "compute_ns": [1, 2]}, "every rank in every total"),
+        ({"ddp": [[1]]}, {"comm_ns": [1, 2], "compute_ns": [1, 2]}, "every rank in every total"),
+        ({"ddp": [[1]]}, {"comm_ns": [1], "compute_ns": [1], "overlap_ns": [1], "covered_ns": [1, 2]}, "every rank in"),
+        ({"ddp": [[1]]}, {"collectives": [[[], []]]}, "every rank in every total"),
+        ({"ddp": [[1]]}, {"collectives": [[[1, 2], [1, 2], [1, 2]]]}, "every rank in every total"),
+        ({"ddp": [[1]]}, {"collectives": [[[1, 2], [1]]]}, "every rank in every total"),
+    ],
+)
+def test_a_communication_that_does_not_fit_together_is_refused(
+    series: dict[str, list[list[int]]], profile: dict[str, Any], message: str
+) -> None:
+    collectives = [
+        {"kind": "gradients", "operation": "all_reduce", "num_bytes": 4, "durations_ns": durations}
+        for durations in profile.pop("collectives", [])
+    ]
+    found = {
+        "steps_per_window": 1,
+        "series": [{"variant": name, "window_times_ns": windows} for name, windows in series.items()],
+        "profile": {"num_steps": 2, "collectives": collectives, **profile},
+    }
+    with pytest.raises(msgspec.ValidationError, match=message):
+        msgspec.convert(found, Communication)
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        (SplitPart, {"part": "gather", "times_ns": []}),
+        (SplitPart, {"part": "gather", "times_ns": [0]}),
+        (AllReduce, {"num_bytes": 4, "times_ns": [0]}),
+    ],
+)
+def test_nothing_takes_no_time(kind: type, found: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError, match="times_ns"):
+        msgspec.convert(found, kind)
+
+
+def test_a_variant_has_one_series() -> None:
+    series = {"variant": "ddp", "window_times_ns": [[1]]}
+    with pytest.raises(msgspec.ValidationError, match="a variant has one series"):
+        msgspec.convert({"steps_per_window": 1, "series": [series, series]}, Communication)
+
+
+def damaged(path: Path, change: Callable[[list[dict[str, Any]]], object]) -> str:
+    """Why a record of two ranks over two epochs is rejected, once its epochs were changed by hand."""
+    written = publish(make_record(make_spec(strategy="ddp", num_gpus=2)), path)
+    shape = json.loads(written.read_text())
+    change(shape["measurement"]["epochs"])
+    written.write_text(json.dumps(shape))
+    _, (rejected,) = read_folder(path)
+    return rejected.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda epochs: epochs.clear(), "at least 2 of 2 epochs, and not 0"),
+        (lambda epochs: epochs.pop(), "at least 2 of 2 epochs, and not 1"),
+        (lambda epochs: epochs.append({**epochs[1], "epoch": 3}), "at least 2 of 2 epochs, and not 3"),
+        (lambda epochs: epochs.append(epochs[1]), "epochs count from 1, one after another"),
+        (lambda epochs: epochs.reverse(), "epochs count from 1, one after another"),
+        (lambda epochs: epochs[0].update(epoch=2), "epochs count from 1, one after another"),
+        (lambda epochs: epochs[1]["ranks"].pop(), "epoch 2 needs the time of each of 2 ranks"),
+        (lambda epochs: epochs[1]["ranks"].clear(), "length >= 1"),
+        (lambda epochs: epochs[1]["ranks"].reverse(), "epoch 2 needs the time of each of 2 ranks, in their order"),
+        (lambda epochs: epochs[1]["ranks"][1].update(rank=7), "epoch 2 needs the time of each of 2 ranks"),
+        (lambda epochs: epochs[1]["ranks"][1].pop("epoch_time_ns"), "epoch 2 needs the time of each of 2 ranks"),
+        (lambda epochs: epochs[1].update(num_updates=9999), "epoch 2 cannot end after 9999 updates"),
+    ],
+)
+def test_epochs_that_no_training_writes_are_no_result(
+    tmp_path: Path, change: Callable[[list[dict[str, Any]]], object], said: str
+) -> None:
+    assert said in damaged(tmp_path, change)
+
+
+@pytest.mark.parametrize(("num_windows", "is_sound"), [(6, True), (5, False)])
+def test_a_point_that_may_stop_early_has_the_windows_of_an_interval(num_windows: int, is_sound: bool) -> None:
+    spec = make_spec(windows=12, epochs=13)
+    if is_sound:
+        assert make_record(spec, [1.0] * (1 + num_windows)).measurement is not None
+    else:
+        with pytest.raises(ValueError, match="at least 7 of 13 epochs, and not 6"):
+            make_record(spec, [1.0] * (1 + num_windows))
+
+
+def test_a_round_from_which_a_rank_was_cut_is_no_result(tmp_path: Path) -> None:
+    spec = make_spec(strategy="ddp", num_gpus=2, input="synthetic", measure="communication")
+    path = publish(make_communication_record(spec, make_communication({"ddp": [1.0, 2.0]})), tmp_path)
+    shape = json.loads(path.read_text())
+    windows = shape["measurement"]["communication"]["series"][0]["window_times_ns"]
+    shape["measurement"]["communication"]["series"][0]["window_times_ns"] = [window[:1] for window in windows]
+    path.write_text(json.dumps(shape))
+    _, (rejected,) = read_folder(tmp_path)
+    assert "every window of ddp needs the times of 2 ranks" in rejected.reason

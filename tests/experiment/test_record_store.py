@@ -1,0 +1,172 @@
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import (
+    make_record,
+    make_spec,
+)
+from test_publication import NAME, RUN_ID
+
+from pipeline.experiment.record_store import MAX_RECORD_BYTES, InvalidRecord, choose, encode, load, publish, read_folder
+
+
+@pytest.fixture
+def spoil(tmp_path: Path) -> Callable[[Callable[[str], str]], Path]:
+    """Publish a record and change its text."""
+
+    def change(edit: Callable[[str], str]) -> Path:
+        path = publish(make_record(), tmp_path)
+        text = path.read_text()
+        assert edit(text) != text
+        path.write_text(edit(text))
+        return path
+
+    return change
+
+
+def test_a_record_cut_at_any_byte_is_invalid(tmp_path: Path) -> None:
+    raw = encode(make_record())
+    path = tmp_path / NAME
+    for size in range(len(raw) - 1):  # without its last byte, a line break, it is still whole
+        path.write_bytes(raw[:size])
+        with pytest.raises(InvalidRecord):
+            load(path)
+
+
+def test_a_record_with_a_flipped_bit_is_invalid_or_still_a_record_of_its_point(tmp_path: Path) -> None:
+    raw = encode(make_record())
+    path = tmp_path / NAME
+    num_invalid = 0
+    for index in range(len(raw)):
+        flipped = bytearray(raw)
+        flipped[index] ^= 1 << index % 8
+        path.write_bytes(flipped)
+        try:
+            assert load(path).run_id == RUN_ID
+        except InvalidRecord:
+            num_invalid += 1
+    assert num_invalid > len(raw) / 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"schema_version": 10', '"schema_version": 0', "Invalid enum value 0 - at `$.schema_version`"),
+        (
+            '"schema_version": 10',
+            '"schema_version": 11',
+            "has schema 11 of a later version, and this one reads up to 10",
+        ),
+        ('"attempt": 0', '"attempt": 1', "holds attempt 1 of"),
+        ('"attempt": 0', '"attempt": 0, "extra": 1', "unknown field `extra`"),
+        ('"repeat": 0', '"repeat": 0, "extra": 1', "unknown field `extra` - at `$.spec`"),
+        ('"repeat": 0', '"repeat": 1', "does not match its spec"),
+        (RUN_ID, RUN_ID.replace("a", "b"), "does not match its spec"),
+        ('"status": "ok"', '"status": "failed"', "must come together"),
+        ('"status": "ok"', '"status": "missing"', "Invalid enum value 'missing'"),
+        ('"epoch_time_ns": 2000000000', '"epoch_time_ns": NaN', "malformed"),
+        ('"epoch_time_ns": 2000000000', '"epoch_time_ns": -1', "at `$.measurement.epochs[0].ranks[0].epoch_time_ns`"),
+        ('"epoch_time_ns": 2000000000', '"epoch_time_ns": 2e9', "Expected `int | null`, got `float`"),
+        ('"epoch_time_ns": 2000000000', '"epoch_time_ns": ' + "9" * 5000, "out of range"),
+        ('"loss": null', '"loss": Infinity', "malformed"),
+        ('"loss": null', '"loss": 1e999', "out of range"),
+        ('"accuracy": null', '"accuracy": 28.99', "Expected `float` <= 1.0"),
+        ('"measured": true', '"measured": 1', "Expected `bool`, got `int`"),
+    ],
+)
+def test_a_record_that_breaks_the_schema_is_refused_by_name(
+    spoil: Callable[[Callable[[str], str]], Path], old: str, new: str, said: str
+) -> None:
+    path = spoil(lambda text: text.replace(old, new, 1))
+    with pytest.raises(InvalidRecord) as refusal:
+        load(path)
+    assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"", "truncated"),
+        (b"\xff\xfe\x00", "malformed"),
+        (b"null", "Expected `object`"),
+        (b"[" * 500_000, "."),
+        (b" " * 10_000_000, f"has 10000000 bytes, more than {MAX_RECORD_BYTES}"),
+        (b'{"reason": "\xff"}', "."),
+    ],
+    ids=["empty", "binary", "null", "deep", "10 MB", "not UTF-8"],
+)
+def test_a_file_that_is_no_record_is_rejected_with_the_reason(tmp_path: Path, raw: bytes, said: str) -> None:
+    (tmp_path / NAME).write_bytes(raw)
+    found, (rejected,) = read_folder(tmp_path)
+    assert (found, rejected.path, rejected.run_id) == ([], tmp_path / NAME, RUN_ID)
+    assert said == "." or said in rejected.reason
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_link(path: Path) -> None:
+    path.symlink_to(publish(make_record(), path.parent.parent))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(Path.mkdir, "is not a regular file"), (make_fifo, "is not a regular file"), (make_link, "is a link")],
+)
+def test_what_is_no_regular_file_is_rejected_and_never_waited_for(
+    tmp_path: Path, make: Callable[[Path], None], said: str
+) -> None:
+    folder = tmp_path / "records"
+    folder.mkdir()
+    make(folder / NAME)
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(read_folder(folder)), daemon=True)
+    thread.start()
+    thread.join(timeout=10)
+    assert not thread.is_alive(), "reading waits for a writer"
+    found, (rejected,) = results[0]
+    assert (found, rejected.reason) == ([], said)
+
+
+@pytest.mark.parametrize("name", [f"{RUN_ID}.1.json", f"{RUN_ID}.00.json", f"{RUN_ID}.\u0660.json", "copy.json"])
+def test_a_record_under_another_name_is_rejected(tmp_path: Path, name: str) -> None:
+    publish(make_record(), tmp_path).rename(tmp_path / name)
+    found, (rejected,) = read_folder(tmp_path)
+    assert (found, rejected.run_id) == ([], RUN_ID)
+    assert f"holds attempt 0 of {RUN_ID}" in rejected.reason
+
+
+def test_a_folder_gives_records_in_order_and_passes_over_what_does_not_claim_to_be_one(tmp_path: Path) -> None:
+    late, early = make_spec(batch_size_per_gpu=64), make_spec(batch_size_per_gpu=32)
+    for spec in (late, early):
+        for launch in "abcdefghijk":  # attempt 10 comes after attempt 9
+            publish(make_record(spec, launch_id=launch), tmp_path)
+    (tmp_path / ".publishing-x").write_text("half a rec")
+    (tmp_path / f"{late.run_id()}.0.steps.npz").write_bytes(b"PK")
+    (tmp_path / "notes.json").write_text("[]")
+    found, rejected = read_folder(tmp_path)
+    order = [(record.spec.batch_size_per_gpu, record.attempt) for record in found]
+    assert order == [(batch, attempt) for batch in (32, 64) for attempt in range(11)]
+    assert [(part.path.name, part.run_id) for part in rejected] == [("notes.json", None)]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "chosen"),
+    [
+        (["ok", "failed", "oom"], 0),
+        (["ok", "ok", "failed"], 1),
+        (["failed", "oom", "failed"], 1),
+        (["oom", "oom"], 1),
+        (["failed", "failed"], 1),
+    ],
+)
+def test_the_latest_ok_speaks_for_a_point_else_the_latest_oom_else_the_latest_failed(
+    statuses: list[Any], chosen: int
+) -> None:
+    attempts = [make_record(status=status, attempt=attempt) for attempt, status in enumerate(statuses)]
+    assert choose(attempts).attempt == choose(attempts[::-1]).attempt == chosen

@@ -1,0 +1,221 @@
+"""Which points share processes, and that sharing them changes no result but the time they take."""
+
+import itertools
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from factories import ROOT, make_measurement, make_spec
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from pipeline.analysis.formulas import GIB
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.manifest import add_points
+from pipeline.experiment.measurement import DeviceMemory
+from pipeline.experiment.packing import (
+    Predecessor,
+    expected_share,
+    first_shared,
+    has_room,
+    may_share,
+    pack,
+    process_layout,
+)
+from pipeline.experiment.record import Environment, Record
+from pipeline.experiment.record_store import read_folder
+from pipeline.experiment.spec import Spec
+from pipeline.runner.failed_record import RankExit
+from pipeline.runner.launch_options import LaunchOptions, launch_command
+from pipeline.runner.launch_session import POLL_S, Launch
+from pipeline.runner.rank_files import Point, RankError, Result
+from pipeline.training.device_memory import forget_point
+from pipeline.training.process_group import Rank
+
+SMALL: dict[str, Any] = {"device": "cpu", "model": "lenet", "dataset": "synthetic", "precision": "fp32"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": "synthetic", "max_steps": 3},  # looks for what fits
+        {"input": "synthetic", "measure": "memory"},
+        {"memory_limit_gib": 1.5},  # cannot be lifted again
+        {"execution": "compile"},  # its compile time is a result
+        {"execution": "graph"},
+        {"execution": "auto"},
+        {"strategy": "ddp", "num_gpus": 2, "input": "synthetic", "measure": "communication"},  # a profiler may stay
+        {"strategy": "ddp", "num_gpus": 2, "num_nodes": 2},
+    ],
+)
+def test_what_others_could_change_or_would_change_has_processes_of_its_own(fields: dict[str, Any]) -> None:
+    point, plain = make_spec(**fields), make_spec(repeat=1)
+    assert may_share(plain)
+    assert not may_share(point)
+    assert first_shared([point, plain]) == [point]
+    assert first_shared([plain, point]) == [plain]
+
+
+@pytest.mark.parametrize("fields", [{"strategy": "ddp"}, {"model": "lenet"}, {"input": "synthetic"}, {"device": "cpu"}])
+def test_points_of_another_layout_of_processes_are_not_shared(fields: dict[str, Any]) -> None:
+    assert first_shared([make_spec(), make_spec(batch_size_per_gpu=64, **fields)]) == [make_spec()]
+
+
+@pytest.mark.parametrize("fields", [{"repeat": 1}, {"seed": 1}])
+def test_a_repeat_is_in_new_processes(fields: dict[str, Any]) -> None:
+    first, repeat = make_spec(), make_spec(**fields)
+    other = make_spec(batch_size_per_gpu=64, **fields)
+    assert first_shared([first, other, repeat]) == [first, other]
+
+
+POINTS = [
+    make_spec(strategy=strategy, num_gpus=1, batch_size_per_gpu=size, repeat=repeat, seed=repeat, execution=execution)
+    for strategy in ("single", "ddp")
+    for size in (32, 128)
+    for repeat in (0, 1)
+    for execution in ("eager", "graph")
+]
+
+
+@given(st.sets(st.sampled_from(POINTS), min_size=1))
+def test_a_packed_element_starts_processes_at_most_once_for_each_layout_and_repeat(points: set[Spec]) -> None:
+    (element,) = pack(list(points), len(POINTS))
+    starts: list[Sequence[Spec]] = []
+    left = element
+    while left:
+        starts.append(first_shared(left))
+        left = left[len(starts[-1]) :]
+    assert [spec for shared in starts for spec in shared] == element
+    groups = {(process_layout(spec), spec.repeat) for spec in points if may_share(spec)}
+    assert len(starts) <= len(groups) + sum(not may_share(spec) for spec in points)
+
+
+def memory(peak_gib: float, usable_gib: float | None) -> list[DeviceMemory]:
+    usable = None if usable_gib is None else int(usable_gib * GIB)
+    return [DeviceMemory(rank=0, device="cuda:0", peak_allocated_bytes=int(peak_gib * GIB), usable_bytes=usable)]
+
+
+def test_the_least_bound_of_points_that_differ_in_batch_alone_holds() -> None:
+    """12 GiB of 100 at 128 say at most 24 at 256, whatever 3 GiB at 8 would allow."""
+    ended = [Predecessor(make_spec(batch_size_per_gpu=8), memory(3, 100)), Predecessor(make_spec(), memory(12, 100))]
+    assert expected_share(make_spec(batch_size_per_gpu=256), ended) == pytest.approx(0.24)
+    assert expected_share(make_spec(batch_size_per_gpu=64, epochs=7), ended) == pytest.approx(0.12)
+
+
+def test_where_no_point_is_alike_the_most_of_what_all_say_holds() -> None:
+    ended = [Predecessor(make_spec(batch_size_per_gpu=8), memory(3, 100)), Predecessor(make_spec(), memory(12, 100))]
+    assert expected_share(make_spec(batch_size_per_gpu=256, precision="fp32"), ended) == pytest.approx(0.96)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "usable_gib", "expected"), [(640, 100, True), (641, 100, False), (8192, None, True)]
+)
+def test_a_point_that_may_need_more_than_half_the_memory_does_not_follow(
+    batch_size: int, usable_gib: float | None, expected: bool
+) -> None:
+    assert (
+        has_room(make_spec(batch_size_per_gpu=batch_size), [Predecessor(make_spec(), memory(10, usable_gib))])
+        is expected
+    )
+
+
+def run(folder: Path, points: Sequence[Spec]) -> tuple[int, dict[str, Record]]:
+    """Run the points in one array element; its exit code, and the records by run id."""
+    experiment = Experiment(folder / "x")
+    experiment.create()
+    with experiment.edit_manifest() as manifest:
+        add_points(manifest, points)
+    command = launch_command(experiment.manifest, [spec.run_id() for spec in points], LaunchOptions(folder / "data"))
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PIPELINE_CACHE": str(folder / "cache")}
+    ended = subprocess.run(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    found, rejected = read_folder(experiment.records)
+    assert rejected == [], ended.stderr
+    return ended.returncode, {record.run_id: record for record in found}
+
+
+def write_images(folder: Path, count: int) -> None:
+    """A folder of so many black images of one class."""
+    for split in ("train", "test"):
+        (folder / split / "black").mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (32, 32)).save(folder / split / "black" / f"{number}.png")
+
+
+def losses(record: Record) -> list[float | None]:
+    assert record.measurement is not None
+    return [epoch.loss for epoch in record.measurement.epochs]
+
+
+def test_points_of_one_element_share_processes_and_learn_what_they_learn_alone(tmp_path: Path) -> None:
+    points = [make_spec(**SMALL, batch_size_per_gpu=size, num_samples=2048) for size in (512, 64)]
+    points += [make_spec(**SMALL, batch_size_per_gpu=128, num_samples=2048, input="synthetic")]
+    code, shared = run(tmp_path / "shared", points)
+    assert code == 0
+    assert [shared[spec.run_id()].launch_id for spec in points] == [shared[points[0].run_id()].launch_id] * 3
+    before = [m.num_points_before for spec in points if (m := shared[spec.run_id()].measurement)]
+    assert before == [0, 1, 2]
+    _, alone = run(tmp_path / "alone", points[1:2])
+    own, other = shared[points[1].run_id()], alone[points[1].run_id()]
+    assert losses(own) == losses(other)
+    assert own.measurement is not None
+    assert other.measurement is not None
+    peaks = [part.memory[0].peak_allocated_bytes for part in (own.measurement, other.measurement)]
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.1)
+
+
+def test_a_point_that_fails_takes_none_with_it_and_the_rest_runs_in_new_processes(tmp_path: Path) -> None:
+    write_images(tmp_path / "data", 8)
+    points = [
+        make_spec(
+            **SMALL | {"dataset": "imagefolder"}, strategy="ddp", num_gpus=2, batch_size_per_gpu=size, num_samples=count
+        )
+        for size, count in ((1, 8), (2, 8), (3, 9), (4, 8))
+    ]
+    code, found = run(tmp_path, points)
+    records = [found[spec.run_id()] for spec in points]
+    assert code == 1
+    assert [record.status for record in records] == ["ok", "ok", "failed", "ok"]
+    assert "has 8 training images and the point needs 9" in records[2].reason
+    assert [m and m.num_points_before for m in (record.measurement for record in records)] == [0, 1, None, 0]
+    assert len({record.launch_id for record in records[:3]}) == 1
+    assert records[3].launch_id != records[0].launch_id
+    times = [(record.started_at or "", record.ended_at or "") for record in records]
+    assert all(ended == begun for (_, ended), (begun, _) in itertools.pairwise(times[:3]))
+
+
+def test_an_ok_point_stays_ok_where_the_next_one_fails_before_anybody_looked(tmp_path: Path) -> None:
+    """The next point begins and fails, and the ranks have ended, all between two looks at its folder."""
+    experiment = Experiment(tmp_path / "x")
+    experiment.create()
+    points = [make_spec(batch_size_per_gpu=size) for size in (32, 64)]
+    launch = Launch(experiment, "launch", points)
+    launch.handovers[0].leave_point(Point(points[0], None))
+    launch.handovers[0].leave_result(Result(make_measurement(points[0]), Environment()))
+    with launch.publishing_as_they_end():
+        time.sleep(POLL_S / 4)  # it has looked, and waits
+        launch.handovers[1].leave_error(RankError("exception", "no data", 0, "node", 1))
+    launch.publish_ended({0: RankExit(1, 0.0)})
+    first, second = launch.published
+    assert first is not None
+    assert second is not None
+    assert (first.status, second.status, second.reason) == ("ok", "failed", "rank 0: no data")
+    assert first.ended_at == second.started_at
+    assert first.telemetry is not None
+    assert not any("ended early" in note for note in first.telemetry.notes)
+
+
+def test_a_process_whose_peak_memory_cannot_be_reset_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError("read-only /proc")
+
+    spec = make_spec(device="cpu")
+    rank = Rank(0, 0, 1, torch.device("cpu"))
+    assert forget_point(spec, rank)
+    monkeypatch.setattr(Path, "write_text", refuse)
+    assert not forget_point(spec, rank)

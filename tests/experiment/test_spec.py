@@ -1,0 +1,312 @@
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from factories import make_spec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.analysis.intervals import values_needed
+from pipeline.experiment.spec import AXES, MIN_WINDOWS, Spec, canonical_json, stated_fields
+
+BASE: dict[str, Any] = {"strategy": "ddp", "num_gpus": 4, "batch_size_per_gpu": 64, "epochs": 5, "input": "synthetic"}
+OTHER_VALUES: dict[str, Any] = {
+    "strategy": "dp",
+    "num_gpus": 2,
+    "batch_size_per_gpu": 32,
+    "device": "cpu",
+    "num_nodes": 2,
+    "model": "lenet",
+    "dataset": "synthetic",
+    "num_samples": 1000,
+    "input": "dataloader",
+    "num_workers": 4,
+    "precision": "bf16",
+    "epochs": 6,
+    "max_steps": 3,
+    "evaluate": True,
+    "learning_rate": 0.2,
+    "momentum": 0.5,
+    "weight_decay": 0.0,
+    "remedies": ("warmup",),
+    "warmup_epochs": 3,
+    "broadcast_buffers": False,
+    "sync_batchnorm": True,
+    "bucket_cap_mb": 100.0,
+    "gradient_as_bucket_view": True,
+    "measure": "communication",
+    "windows": 4,
+    "memory_limit_gib": 4.0,
+    "layout": "channels_last",
+    "fused_optimizer": True,
+    "execution": "graph",
+    "seed": 1,
+    "repeat": 1,
+}
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> Spec:
+    num_gpus = draw(st.integers(1, 16))
+    num_samples = draw(st.integers(num_gpus, 100_000))
+    return Spec(
+        strategy="ddp",
+        num_gpus=num_gpus,
+        num_samples=num_samples,
+        batch_size_per_gpu=draw(st.integers(1, -(-num_samples // num_gpus))),
+        learning_rate=draw(st.floats(1e-9, 1e9)),
+        weight_decay=draw(st.floats(0, 1e6)),
+        memory_limit_gib=draw(st.none() | st.floats(1e-3, 1e3)),
+        repeat=draw(st.integers(0, 2**40)),
+        remedies=draw(st.sampled_from([(), ("linear_scaling",), ("warmup",), ("linear_scaling", "warmup")])),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "run_id"),
+    [
+        ({}, "single-1gpu-b128-aeb2c5a6c2c56133"),
+        ({"strategy": "ddp", "num_gpus": 4, "batch_size_per_gpu": 512}, "ddp-4gpu-b512-c0a3fb6830e79597"),
+        (
+            {
+                "strategy": "ddp",
+                "num_gpus": 4,
+                "batch_size_per_gpu": 512,
+                "device": "cpu",
+                "precision": "fp32",
+                "epochs": 5,
+                "remedies": ("linear_scaling", "warmup"),
+            },
+            "ddp-4proc-b512-397cc10ea6d5f929",
+        ),
+    ],
+)
+def test_run_ids_of_published_records_stay_good(fields: dict[str, Any], run_id: str) -> None:
+    assert make_spec(**fields).run_id() == run_id
+
+
+def test_run_id_does_not_depend_on_the_order_of_fields_or_on_a_default_that_is_stated() -> None:
+    stated = msgspec.structs.asdict(make_spec())
+    assert len(stated) > len(stated_fields(make_spec())) == 3
+    assert Spec(**dict(reversed(stated.items()))).run_id() == make_spec().run_id()
+
+
+def test_every_axis_that_changes_gives_a_new_run_id() -> None:
+    assert set(OTHER_VALUES) == set(AXES), "a new axis needs a value here"
+    run_ids = {Spec(**{**BASE, axis: value}).run_id() for axis, value in OTHER_VALUES.items()}
+    assert len(run_ids | {Spec(**BASE).run_id()}) == len(AXES) + 1
+
+
+COMMUNICATION: dict[str, Any] = {
+    "strategy": "ddp",
+    "num_gpus": 2,
+    "batch_size_per_gpu": 8,
+    "measure": "communication",
+    "input": "synthetic",
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_gpus": 1}, "needs num_gpus>=2 and strategy 'ddp' or 'dp', got 'ddp' on 1"),
+        ({"strategy": "single", "num_gpus": 1}, "got 'single' on 1; leave one GPU to measure='epochs'"),
+        ({"input": "dataloader"}, "needs input='synthetic', got 'dataloader'"),
+        ({"evaluate": True}, "leave out evaluate and remedies"),
+        ({"remedies": ["warmup"]}, "leave out evaluate and remedies"),
+        ({"measure": "epochs", "windows": 2, "epochs": 2}, "epochs=2 must be 3 or more"),
+        ({"sync_batchnorm": True, "device": "cpu"}, "use strategy='ddp' on device='cuda'"),
+        ({"sync_batchnorm": True, "strategy": "dp"}, "use strategy='ddp' on device='cuda'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_the_cure(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=re.escape(message)):
+        msgspec.convert({**COMMUNICATION, **fields}, Spec)
+
+
+def test_communication_is_neither_a_probe_nor_an_epoch() -> None:
+    spec = Spec(**COMMUNICATION, max_steps=3)
+    assert not spec.is_probe
+    assert not spec.is_whole_epoch
+    assert not Spec(**COMMUNICATION).is_whole_epoch
+
+
+MEMORY: dict[str, Any] = {**COMMUNICATION, "measure": "memory"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"input": "dataloader"}, "measure='memory' runs steps alone and needs input='synthetic', got 'dataloader'"),
+        ({"evaluate": True}, "measure='memory' trains nothing to keep; leave out evaluate and remedies"),
+        ({"remedies": ["warmup"]}, "leave out evaluate and remedies"),
+        ({"max_steps": 3}, "runs trials of 3 steps; leave out max_steps"),
+        ({"device": "cpu"}, "on device='cpu' would fill the whole machine; set memory_limit_gib"),
+        ({"num_nodes": 2}, "needs num_nodes=1, got 2"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_with_the_cure(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=re.escape(message)):
+        msgspec.convert({**MEMORY, **fields}, Spec)
+
+
+def test_a_search_runs_on_one_gpu_too_and_begins_anywhere() -> None:
+    spec = Spec(**{**MEMORY, "strategy": "single", "num_gpus": 1, "batch_size_per_gpu": 1_000_000})
+    assert not spec.is_probe
+    assert not spec.is_whole_epoch
+    assert not spec.reads_data
+
+
+def test_a_trial_is_a_probe_of_three_full_steps_that_differs_in_nothing_else() -> None:
+    spec = Spec(**MEMORY, precision="bf16", memory_limit_gib=2, seed=3, windows=4, epochs=7)
+    trial = spec.trial(99_999)
+    assert trial.is_probe
+    assert (trial.steps_per_epoch, trial.epochs, trial.batch_size_per_gpu) == (3, 1, 99_999)
+    same = [axis for axis in AXES if getattr(trial, axis) == getattr(spec, axis)]
+    assert set(AXES) - set(same) == {"measure", "batch_size_per_gpu", "epochs", "windows", "max_steps"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [({"learning_rate": 1}, {"learning_rate": 1.0}), ({"momentum": 0.0}, {"momentum": -0.0})],
+)
+def test_equal_points_have_equal_run_ids(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert make_spec(**one) == make_spec(**other)
+    assert make_spec(**one).run_id() == make_spec(**other).run_id()
+
+
+@settings(max_examples=50, deadline=None)
+@given(specs())
+def test_a_point_keeps_its_run_id_through_json_and_through_its_stated_fields_alone(spec: Spec) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=Spec).run_id() == spec.run_id()
+    assert msgspec.json.decode(canonical_json(spec), type=Spec) == spec
+
+
+def test_single_on_two_gpus_is_refused_with_the_cure() -> None:
+    with pytest.raises(ValueError, match="single") as refusal:
+        make_spec(num_gpus=2)
+    assert str(refusal.value) == "strategy='single' needs num_gpus=1, got 2; use 'dp' or 'ddp'."
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"strategy": "dp", "device": "cpu"}, r"strategy='dp' needs device='cuda'.* use 'ddp'"),
+        (
+            {"batch_size_per_gpu": 50_001},
+            "larger than the shard of 50000 samples .*lower it, or make the point a probe",
+        ),
+        ({"strategy": "ddp", "num_gpus": 4, "batch_size_per_gpu": 12_501}, "larger than the shard of 12500 samples"),
+        ({"batch_size_per_gpu": 50_001, "max_steps": 3}, "larger than the shard"),  # cut, but real samples
+        ({"batch_size_per_gpu": 50_001, "input": "synthetic"}, "larger than the shard"),  # synthetic, but timed
+        ({"strategy": "ddp", "num_gpus": 3, "num_nodes": 2}, "num_gpus=3 .* must be a multiple of num_nodes=2"),
+        ({"strategy": "dp", "num_gpus": 4, "num_nodes": 2}, "use 'ddp' for num_nodes=2"),
+        ({"remedies": ("warmup", "warmup")}, "names one twice; name each once"),
+        ({"remedies": ("warmup",), "warmup_epochs": 3, "epochs": 2}, "warmup_epochs=3 is longer than epochs=2"),
+        ({"strategy": "ddp", "num_gpus": 4, "num_samples": 3, "batch_size_per_gpu": 1}, "without a sample; raise"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused_in_one_sentence(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence) as refusal:
+        make_spec(**fields)
+    assert str(refusal.value).endswith(".")
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "batch_size_per_gpu", "steps"),
+    [
+        (1, 32, 1563),  # 50,000 / 32 = 1562.5
+        (2, 32, 782),  # 25,000 / 32 = 781.25
+        (4, 2048, 7),  # 12,500 / 2048 = 6.1
+        (4, 8192, 2),  # 12,500 / 8192 = 1.5
+        (1, 50_000, 1),
+        (3, 16_667, 1),  # ceil(50,000 / 3) = 16,667
+        (3, 16_666, 2),
+    ],
+)
+def test_steps_of_an_epoch_count_the_last_smaller_batch(num_gpus: int, batch_size_per_gpu: int, steps: int) -> None:
+    spec = make_spec(strategy="ddp", num_gpus=num_gpus, batch_size_per_gpu=batch_size_per_gpu)
+    assert spec.steps_per_epoch == spec.full_steps_per_epoch == steps
+
+
+def test_a_probe_runs_so_many_full_steps_whatever_the_shard_and_has_no_whole_epoch() -> None:
+    probe = make_spec(batch_size_per_gpu=524_288, input="synthetic", max_steps=3)
+    assert (probe.is_probe, probe.steps_per_epoch, probe.full_steps_per_epoch) == (True, 3, 1)
+    assert not probe.is_whole_epoch
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "steps", "is_whole"), [(None, 7, True), (3, 3, False), (7, 7, True), (9, 7, True)]
+)
+def test_a_cut_epoch_is_not_whole(max_steps: int | None, steps: int, is_whole: bool) -> None:
+    spec = make_spec(strategy="ddp", num_gpus=4, batch_size_per_gpu=2048, max_steps=max_steps)
+    assert (spec.steps_per_epoch, spec.is_whole_epoch, spec.is_probe) == (steps, is_whole, False)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "num_gpus", "num_nodes", "processes_per_node", "world_size"),
+    [("single", 1, 1, 1, 1), ("dp", 4, 1, 1, 1), ("ddp", 4, 1, 4, 4), ("ddp", 8, 2, 4, 8)],
+)
+def test_world_size_counts_processes_and_num_gpus_counts_gpus(
+    strategy: str, num_gpus: int, num_nodes: int, processes_per_node: int, world_size: int
+) -> None:
+    spec = make_spec(strategy=strategy, num_gpus=num_gpus, num_nodes=num_nodes, batch_size_per_gpu=100)
+    assert (spec.num_processes_per_node, spec.world_size) == (processes_per_node, world_size)
+    assert spec.global_batch_size == 100 * num_gpus
+
+
+@settings(max_examples=100, deadline=None)
+@given(specs())
+def test_dp_and_ddp_take_as_many_steps_and_no_step_is_empty(spec: Spec) -> None:
+    steps, batch = spec.steps_per_epoch, spec.batch_size_per_gpu
+    assert steps == -(-spec.num_samples // spec.global_batch_size)  # DataParallel: one process, global batches
+    assert (steps - 1) * batch < spec.shard_size <= steps * batch
+
+
+@pytest.mark.parametrize(
+    ("fields", "reads"),
+    [
+        ({"input": "dataloader"}, True),
+        ({"input": "gpu"}, True),
+        ({"input": "synthetic"}, False),
+        ({"input": "synthetic", "evaluate": True}, True),
+        ({"input": "gpu", "dataset": "synthetic"}, False),
+    ],
+)
+def test_data_is_staged_for_every_input_path_that_reads_it(fields: dict[str, Any], reads: bool) -> None:
+    assert make_spec(**fields).reads_data is reads
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"strategy": "dp", "num_gpus": 2, "execution": "graph"}, r"does not go with strategy='dp'.*use 'eager'"),
+        ({"strategy": "dp", "num_gpus": 2, "execution": "compile"}, r"does not go with strategy='dp'"),
+        ({"device": "cpu", "execution": "graph"}, r"execution='graph' needs device='cuda'.*use 'eager' or 'compile'"),
+        ({"device": "cpu", "execution": "compiled_graph"}, r"execution='compiled_graph' needs device='cuda'"),
+        ({"remedies": ("warmup",), "execution": "graph"}, r"needs fused_optimizer=true: the learning rate changes"),
+        (
+            {"strategy": "ddp", "num_gpus": 2, "sync_batchnorm": True, "execution": "compile"},
+            r"does not go with sync_batchnorm=true.*use 'graph'",
+        ),
+        (
+            {**COMMUNICATION, "execution": "compile"},
+            r"does not go with measure='communication'.*use 'eager' or 'graph'",
+        ),
+    ],
+)
+def test_an_execution_that_cannot_be_is_refused_with_the_cure(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make_spec(**fields)
+
+
+def test_the_axes_of_the_step_leave_earlier_run_ids_as_they_were() -> None:
+    """The old behaviour is the default of every new axis: stated or not, the id is that of before."""
+    stated = {"layout": "contiguous", "fused_optimizer": False, "execution": "eager", "input": "dataloader"}
+    assert make_spec(**stated).run_id() == "single-1gpu-b128-aeb2c5a6c2c56133"
+
+
+def test_as_few_windows_as_a_point_may_stop_at_are_those_of_an_interval() -> None:
+    assert values_needed() == MIN_WINDOWS

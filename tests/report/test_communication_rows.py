@@ -1,0 +1,311 @@
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from factories import (
+    make_collective,
+    make_communication,
+    make_communication_record,
+    make_record,
+    make_spec,
+)
+
+from pipeline.analysis.exposure import Figure
+from pipeline.experiment.measurement import AllReduce, Communication, Profile, SplitPart, Variant
+from pipeline.experiment.outcomes import resolve
+from pipeline.experiment.record import Record
+from pipeline.experiment.record_store import encode
+from pipeline.experiment.spec import Spec
+from pipeline.report.build_tables import Tables, build_tables
+from pipeline.report.communication_rows import split_exposed
+from pipeline.report.rows import Row
+
+US = 1e-6
+DRIFT_US = (0, 100, 200, 300, 400, 500)  # far larger than any difference: it must fall out
+LARGE, SMALL = 26_000_000, 8_000_000  # of two buckets, in bytes
+
+
+def build(*found: Record, missing: Sequence[Spec] = ()) -> Tables:
+    expected = dict.fromkeys([*(record.spec for record in found), *missing])
+    return build_tables(resolve(list(expected), found, []).outcomes)
+
+
+def point(strategy: str = "ddp", num_gpus: int = 2, **fields: Any) -> Spec:
+    """A communication point."""
+    given = {"measure": "communication", "input": "synthetic", "windows": 6, **fields}
+    return make_spec(strategy=strategy, num_gpus=num_gpus, **given)
+
+
+def profile(traced_us: int = 40) -> Profile:
+    """Two steps on two ranks: gradients take 100 us on the link, 10 of the mean rank's are waiting."""
+    return Profile(
+        num_steps=2,
+        collectives=(
+            make_collective(80, (7, 7), (7, 7), kind="buffers", operation="broadcast"),
+            make_collective(LARGE, (80, 90), (100, 80)),
+            make_collective(SMALL, (20, 30), (20, 30)),
+        ),
+        comm_ns=(200_000, 240_000),
+        compute_ns=(1_800_000, 1_800_000),
+        overlap_ns=(200_000 - 2_000 * traced_us, 0),
+    )
+
+
+def five_times(
+    exposed_us: Sequence[float] = (38, 39, 40, 40, 41, 42), again_us: Sequence[float] = ()
+) -> dict[Variant, Sequence[float]]:
+    """Window times by variant; `exposed_us` is what the collectives add round by round, `again_us` A/A differences."""
+    rounds = range(len(exposed_us))
+    no_op_us = [900.0 + DRIFT_US[number] for number in rounds]
+    ddp_us = [no_op_us[number] + exposed_us[number] for number in rounds]
+    noise_us = again_us or (3, -1, 0, 0, 1, -2)
+    times: dict[Variant, Sequence[float]] = {
+        "plain": [800.0] * len(rounds),
+        "ddp_one": [820.0] * len(rounds),
+        "no_sync": [time_us - 50 for time_us in no_op_us],
+        "no_op_hook": no_op_us,
+        "ddp": ddp_us,
+        "ddp_again": [ddp_us[number] + noise_us[number] for number in rounds],
+    }
+    return times
+
+
+def measured(*exposed_us: float, again_us: Sequence[float] = (), **fields: Any) -> Communication:
+    times = five_times(exposed_us, again_us) if exposed_us else five_times(again_us=again_us)
+    sweep = (AllReduce(num_bytes=LARGE, times_ns=(70_000, 64_000, 60_000), is_bucket=True),)
+    given = {"profile": profile(round(exposed_us[0]) if exposed_us else 40), "sweep": sweep, **fields}
+    return make_communication(times, **given)
+
+
+def exposed_row(found: Communication, **spec: Any) -> Row:
+    (row,) = build(make_communication_record(point(**spec), found)).communication
+    return row
+
+
+def test_five_step_times_and_their_differences_by_hand() -> None:
+    row = exposed_row(measured())
+    assert row["plain_step_time_s"] == pytest.approx(800 * US)
+    assert row["ddp_one_step_time_s"] == pytest.approx(820 * US)
+    assert row["no_sync_step_time_s"] == pytest.approx(1100 * US)  # 850 and a drift of 250 at the median
+    assert row["no_op_hook_step_time_s"] == pytest.approx(1150 * US)
+    assert row["step_time_s"] == pytest.approx(1190 * US)
+    assert row["ddp_overhead_time_s"] == pytest.approx(50 * US)
+    assert (row["status"], row["n"], row["num_windows"], row["note"]) == ("ok", 1, 6, None)
+
+
+def test_drift_cancels_in_exposed_communication_and_its_interval() -> None:
+    row = exposed_row(measured())
+    ends = (row["exposed_comm_time_low_s"], row["exposed_comm_time_s"], row["exposed_comm_time_high_s"])
+    assert ends == (pytest.approx(38 * US), pytest.approx(40 * US), pytest.approx(42 * US))  # the drift is 500
+    assert row["noise_floor_time_s"] == pytest.approx(3 * US)
+    overhead = (row["ddp_overhead_time_low_s"], row["ddp_overhead_time_high_s"])
+    assert overhead == (pytest.approx(50 * US), pytest.approx(50 * US))
+
+
+def test_what_is_not_exposed_is_hidden() -> None:
+    row = exposed_row(measured())
+    assert row["comm_time_s"] == pytest.approx(100 * US)  # (80 + 20) us in both steps
+    assert row["hidden_share"] == pytest.approx(0.6)  # 1 - 40/100
+    assert row["collective_launch_time_s"] is None
+    assert row["straggler_wait_time_s"] == pytest.approx(12.5 * US)  # of 5 + 5 and 10 + 5
+    assert row["buffer_comm_time_s"] == pytest.approx(7 * US)
+    assert row["traced_exposed_comm_time_s"] == pytest.approx(40 * US)
+
+
+def test_where_more_is_exposed_than_the_link_takes_the_rest_is_the_hosts() -> None:
+    row = exposed_row(measured(130, 130, 130, 130, 130, 130))
+    assert row["collective_launch_time_s"] == pytest.approx(30 * US)  # 130 - 100
+    assert row["hidden_share"] is None
+    assert row["note"] == "more is exposed than the link takes: the rest is the host's cost of issuing collectives"
+
+
+@pytest.mark.parametrize(
+    ("exposed_s", "comm_s", "floor_s", "hidden", "launch_s"),
+    [
+        (0.25, 1.0, None, 0.75, None),
+        (0.25, 1.0, 0.9, 0.75, None),  # noise, and known to be less than all of it
+        (0.25, 1.0, 1.0, None, None),  # the noise could hide all of it
+        (-0.5, 1.0, 2.0, None, None),
+        (1.5, 1.0, 2.0, None, None),
+        (2.5, 1.0, 2.0, None, 1.5),
+        (1.0, 1.0, None, 0.0, None),
+        (0.0, 1.0, None, 1.0, None),
+        (-0.1, 1.0, 0.2, 1.0, None),  # noise is not more than everything hidden
+        (-0.1, 1.0, None, None, None),  # below 0, and not known to be noise
+        (-0.3, 1.0, 0.2, None, None),
+        (1.5, 1.0, None, None, 0.5),
+        (None, 1.0, 0.1, None, None),
+        (0.5, None, 0.1, None, None),
+    ],
+)
+def test_exposed_communication_is_split_at_what_the_link_takes(
+    exposed_s: float | None, comm_s: float | None, floor_s: float | None, hidden: float | None, launch_s: float | None
+) -> None:
+    exposed = None if exposed_s is None else Figure(exposed_s, None)
+    assert split_exposed(exposed, comm_s, floor_s) == {"hidden_share": hidden, "collective_launch_time_s": launch_s}
+
+
+@pytest.mark.parametrize(("exposed_us", "is_noise"), [(2.9, True), (-2.9, True), (3.1, False), (-3.1, False)])
+def test_exposed_communication_inside_the_noise_floor_is_said(exposed_us: float, is_noise: bool) -> None:
+    row = exposed_row(measured(*[exposed_us] * 6, again_us=(-3, 1, 0, 0, -1, 2)))
+    assert row["exposed_comm_time_s"] == pytest.approx(exposed_us * US)
+    assert ("exposed communication lies inside the noise floor" in (row["note"] or "")) == is_noise
+
+
+def test_fewer_than_six_windows_give_no_interval_and_say_so() -> None:
+    row = exposed_row(measured(38, 39, 40, 41, 42), windows=5)
+    assert row["exposed_comm_time_s"] == pytest.approx(40 * US)
+    ends = ("exposed_comm_time_low_s", "exposed_comm_time_high_s", "noise_floor_time_s", "ddp_overhead_time_low_s")
+    assert [row[name] for name in ends] == [None] * 4
+    assert row["note"] == "an interval needs 6 windows, got 5"
+
+
+def test_repeats_pool_their_rounds() -> None:
+    found = [
+        make_communication_record(point(repeat=number), measured(38 + number, 42 - number, 40)) for number in (0, 1)
+    ]
+    (row,) = build(*found).communication
+    assert (row["n"], row["num_windows"]) == (2, 6)
+    assert (row["exposed_comm_time_low_s"], row["exposed_comm_time_high_s"]) == (
+        pytest.approx(38 * US),
+        pytest.approx(42 * US),
+    )
+
+
+def test_a_trace_that_disagrees_is_said_with_a_reason() -> None:
+    row = exposed_row(measured(profile=profile(traced_us=90)))
+    assert row["traced_exposed_comm_time_s"] == pytest.approx(90 * US)
+    assert row["note"].startswith("the trace shows 90 us exposed, the step times 40: the profiler slows the host")
+
+
+def test_without_a_profile_the_reason_stands_in_every_row_that_lacks_it() -> None:
+    limit = "the limit in pipeline.communication.profiling; raise it"
+    note = f"rank 0: no profile: the trace of a rank is larger than 400 bytes, {limit}"
+    tables = build(make_communication_record(point(), measured(profile=None, notes=(note,))))
+    (row,), (ledger,) = tables.communication, tables.transfers
+    assert row["exposed_comm_time_s"] == pytest.approx(40 * US)
+    lacking = ("comm_time_s", "hidden_share", "collective_launch_time_s", "straggler_wait_time_s", "buffer_comm_time_s")
+    assert [row[name] for name in lacking] == [None] * 5
+    assert (row["note"], ledger["note"]) == (note, note)
+    assert ledger["gradients_bytes_per_step"] is None
+    assert tables.bandwidth == []
+
+
+def test_a_profile_without_gradients_gives_no_communication_time_rather_than_zero() -> None:
+    collectives = (make_collective(LARGE, (80, 90), (100, 80), kind="batchnorm_statistics"),)
+    other = msgspec.structs.replace(profile(), collectives=collectives, comm_ns=(0, 0), overlap_ns=(0, 0))
+    row = exposed_row(measured(profile=other))
+    lacking = ("comm_time_s", "hidden_share", "straggler_wait_time_s", "traced_exposed_comm_time_s")
+    assert [row[name] for name in lacking] == [None] * 4
+    assert row["note"] == "the profile shows no all-reduce of a bucket of gradients"
+
+
+@pytest.mark.parametrize("status", ["oom", "failed", "missing"])
+@pytest.mark.parametrize(
+    ("strategy", "tables"), [("ddp", ("communication", "transfers")), ("dp", ("transfers", "split"))]
+)
+def test_a_point_without_a_result_has_rows_with_nulls_its_state_and_a_reason(
+    strategy: str, tables: tuple[str, ...], status: Any
+) -> None:
+    spec = point(strategy)
+    found = [] if status == "missing" else [make_record(spec, status=status, reason="it ended badly")]
+    built = build(*found, missing=[spec])
+    for name in tables:
+        (row,) = getattr(built, name)
+        figures = [row[column] for column in row if column.endswith(("_s", "_share", "_step", "_formula"))]
+        assert figures == [None] * len(figures)
+        assert (row["status"], row["n"]) == (status, 0)
+        assert row["note"] == ("no record" if status == "missing" else "it ended badly")
+    assert (built.bandwidth, built.sweep, built.prediction) == ([], [], [])
+    assert len(built.oom) == (status == "oom")
+
+
+def test_communication_points_are_in_no_table_of_epochs() -> None:
+    found = [make_communication_record(point(num_gpus=n), measured()) for n in (2, 4)]
+    dp = make_communication({"plain": [700.0] * 6, "dp": [31_000.0] * 6})
+    tables = build(*found, make_communication_record(point("dp"), dp), missing=[point(num_gpus=8)])
+    assert tables.Q1 == tables.Q2 == tables.Q3 == tables.Q4 == tables.oom == []
+    assert [row["num_gpus"] for row in tables.communication] == [2, 4, 8]
+    assert [(row["strategy"], row["num_gpus"]) for row in tables.transfers] == [
+        ("ddp", 2),
+        ("ddp", 4),
+        ("dp", 2),
+        ("ddp", 8),
+    ]
+    assert [row["strategy"] for row in tables.split] == ["dp"]
+
+
+def test_the_parts_of_dataparallel_by_hand() -> None:
+    parts = (
+        SplitPart(part="scatter", times_ns=(1_000_000, 3_000_000, 2_000_000)),
+        SplitPart(part="replicate", times_ns=(20_000_000,)),
+        SplitPart(part="backward", times_ns=(9_000_000, 11_000_000)),
+    )
+    found = make_communication({"plain": [700.0] * 6, "dp": [31_000.0] * 6, "dp_again": [31_000.0] * 6}, split=parts)
+    (row,) = build(make_communication_record(point("dp"), found)).split
+    assert (row["plain_step_time_s"], row["step_time_s"]) == (pytest.approx(700 * US), pytest.approx(0.031))
+    assert (row["scatter_time_s"], row["replicate_time_s"], row["backward_time_s"]) == (0.002, 0.02, 0.01)
+    assert row["gather_time_s"] is None
+    assert row["parts_time_s"] == pytest.approx(0.032)
+
+
+def test_a_record_of_communication_survives_its_file() -> None:
+    record = make_communication_record(point(), measured())
+    assert msgspec.json.decode(encode(record), type=Record) == record
+
+
+def test_measured_points_do_not_change_the_tables_of_epochs() -> None:
+    epochs = [make_record(make_spec(), (9, 8)), make_record(make_spec(strategy="ddp", num_gpus=2), (9, 5))]
+    plain, both = build(*epochs), build(*epochs, make_communication_record(point(), measured()))
+    for name in ("Q1", "Q2", "Q4"):
+        shared = [
+            {column: row[column] for column in old}
+            for old, row in zip(getattr(plain, name), getattr(both, name), strict=True)
+        ]
+        assert shared == getattr(plain, name)
+
+
+def in_repeats(exposed_us: Sequence[float]) -> list[Record]:
+    """A repeat for each value, which its rounds hold within a microsecond."""
+    return [
+        make_communication_record(point(repeat=number), measured(*[value - 1, value, value, value, value, value + 1]))
+        for number, value in enumerate(exposed_us)
+    ]
+
+
+def test_an_interval_is_over_repeats_where_there_are_six_and_each_counts_once() -> None:
+    (row,) = build(*in_repeats([100, 200, 200, 200, 200, 300])).communication
+    figures = (row["exposed_comm_time_s"], row["exposed_comm_time_low_s"], row["exposed_comm_time_high_s"])
+    assert figures == pytest.approx((200 * US, 100 * US, 300 * US))
+    assert (row["interval_over"], row["num_windows"]) == ("repeats", 36)
+    (row,) = build(*in_repeats([100, 200])).communication
+    assert row["interval_over"] == "windows"
+    assert row["note"].startswith("interval over the windows of 2 repeats together")
+
+
+def test_communication_that_makes_a_step_faster_is_not_called_hidden() -> None:
+    row = exposed_row(measured(*[-200.0] * 6, again_us=[0] * 6))
+    assert (row["exposed_comm_time_s"], row["hidden_share"]) == (pytest.approx(-200 * US), None)
+    assert "DDP was faster than with the no-op hook, which nothing here explains" in row["note"]
+
+
+def test_exposed_communication_that_changes_while_measured_is_said() -> None:
+    assert exposed_row(steady(*[100.0] * 12))["note"] is None
+    note = exposed_row(steady(*[100.0] * 6, *[50.0] * 6))["note"]
+    assert note.endswith("; exposed communication went from 100 to 50 us while measured")
+    near = exposed_row(steady(*[100.0] * 6, *[81.0] * 6))["note"]
+    assert "exposed communication" not in (near or ""), "it need not be known to 20 us"
+
+
+def steady(*exposed_us: float) -> Communication:
+    """Rounds of a step of 5 ms that does not drift, of which the collectives take so much."""
+    ddp_us = [5000 + value for value in exposed_us]
+    times: dict[Variant, Sequence[float]] = {"no_op_hook": [5000.0] * len(ddp_us), "ddp": ddp_us, "ddp_again": ddp_us}
+    return make_communication(times)
+
+
+def test_a_dataparallel_step_that_drifts_is_said() -> None:
+    times: dict[Variant, Sequence[float]] = {"plain": [700.0] * 12, "dp": [1000.0] * 6 + [1500.0] * 6}
+    (row,) = build(make_communication_record(point("dp"), make_communication(times))).split
+    assert row["note"] == "step_time_s drifted by +50.0% while measured: its interval is too narrow"

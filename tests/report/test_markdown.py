@@ -1,0 +1,286 @@
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from factories import make_measurement, make_record, make_spec
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pipeline.experiment.outcomes import resolve
+from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.experiment.record_store import Rejected
+from pipeline.experiment.spec import Spec
+from pipeline.report.build_tables import Tables, build_tables
+from pipeline.report.markdown import escape, format_value, render_experiment, render_precision, software
+from pipeline.report.rows import Row
+
+EVIL = (
+    "<script>alert(1)</script>",
+    "a | b || c",
+    "</td></tr></table>",
+    "`rm -rf`",
+    "```\ncode\n```",
+    "line\nbreak\r\n\r\n# heading",
+    "[click](javascript:alert(1))",
+    "![x](http://evil.example/x.png)",
+    "<http://evil.example>",
+    "\x1b[31mred\x1b[0m \x07 \x9b2J",
+    "trailing \\",
+    "\\| <b>",
+    "\u202egnp.exe \u2028 \u2029",
+    "[x]: http://evil.example",
+)
+PLAIN_TAGS = {"h1", "h2", "p", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "strong", "em"}
+
+
+def report(*found: Record, missing: Sequence[Spec] = (), bad: Sequence[Rejected] = (), name: str = "x") -> str:
+    expected = dict.fromkeys([*(record.spec for record in found), *missing])
+    collected = resolve(list(expected), found, bad)
+    return render_experiment(name, build_tables(collected.outcomes), collected)
+
+
+def table_of(text: str, heading: str) -> list[dict[str, str]]:
+    """The rows of one table by their header."""
+    section = next(part for part in text.split("\n## ") if part.startswith(heading))
+    header, _, *rows = [line for line in section.splitlines() if line.startswith("|")]
+    split = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in (header, *rows)]
+    return [dict(zip(split[0], cells, strict=True)) for cells in split[1:]]
+
+
+def report_with(text: str) -> str:
+    """A report with the text in every place that a record, a file or a folder can bring in."""
+    environment = Environment(gpus=(Gpu(name=text),), torch=text, git_commit=text, cpu=text, source=text)
+    reason = text.replace("\n", " ")
+    found = [
+        make_record(make_spec(), environment=environment),
+        make_record(make_spec(repeat=1), status="failed", reason=reason),
+        make_record(make_spec(batch_size_per_gpu=64), status="oom", reason=text),
+        make_record(make_spec(batch_size_per_gpu=32), status="failed", reason=text),
+    ]
+    return report(*found, bad=[Rejected(Path(text.replace("/", "-") or "-"), None, text)], name=text)
+
+
+def as_html(text: str) -> str:
+    markdown_it = pytest.importorskip("markdown_it")
+    html: str = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
+    return html
+
+
+@settings(deadline=None)  # a first call imports the renderer
+@given(st.text(alphabet="ab|<>`\\[]()!*_#~&;:-=\"' \n\r\t\x1b\x00/", max_size=40))
+@example("<img src=x>")
+@example("\\\\|")
+def test_no_text_breaks_out_of_its_place(text: str) -> None:
+    html = as_html(report_with(text))
+    assert {tag.lower() for tag in re.findall(r"</?([A-Za-z][A-Za-z0-9]*)", html)} <= PLAIN_TAGS
+    assert html.count("<h1>") == 1
+    (oom, failed) = [row for row in table_of(report_with(text), "Q1") if row["epoch_time_s"] in ("OOM", "failed")]
+    assert len(oom) == len(failed)
+
+
+@pytest.mark.parametrize("text", EVIL)
+def test_a_hostile_text_is_shown_as_text(text: str) -> None:
+    rendered = report_with(text)
+    assert all(char.isprintable() or char == "\n" for char in rendered)
+    html = as_html(rendered)
+    assert not re.search(r"<(script|a|img|b|code|pre)\b", html)
+    assert len(table_of(rendered, "Q1")) == 3
+    harmless = report_with("harmless")
+    assert rendered.count("\n") == harmless.count("\n")  # no text adds a line
+
+
+@pytest.mark.parametrize("text", ["plain words", "T(N) = 1/2, 100 % of 3 GB", "snake_case and 2*3"])
+def test_a_harmless_text_is_left_as_it_is(text: str) -> None:
+    assert escape(text) == text
+
+
+def test_a_fraction_is_printed_in_percent_and_kept_as_a_fraction() -> None:
+    found = [make_record(make_spec(), (9, 8)), make_record(make_spec(strategy="ddp", num_gpus=2), (9, 5))]
+    text = report(*found, make_record(make_spec(remedies=("zero_gamma",)), loss=2.0, accuracy=0.50944))
+    *_, scaled = table_of(text, "Q2")
+    assert (scaled["speedup"], scaled["parallel_efficiency"]) == ("1.600", "80.0 %")  # 8/5, 1.6/2
+    assert table_of(text, "Q4")[0]["accuracy"] == "50.94 %"
+
+
+def test_a_slowdown_is_printed_as_such() -> None:
+    found = [make_record(make_spec(strategy="dp"), (9, 24.94))]
+    found += [make_record(make_spec(strategy="dp", num_gpus=2), (9, 33.48))]
+    *_, scaled = table_of(report(*found), "Q2")
+    assert (scaled["speedup"], scaled["parallel_efficiency"]) == ("0.745", "37.2 %")  # 24.94/33.48 = 0.7449
+
+
+@pytest.mark.parametrize(
+    ("status", "word"), [("oom", "OOM"), ("failed", "failed"), ("missing", "missing"), ("rejected", "rejected")]
+)
+def test_a_point_without_a_time_says_its_state_in_the_cell_of_the_time(status: Any, word: str) -> None:
+    spec = make_spec(batch_size_per_gpu=64)
+    found = [make_record(make_spec())] + ([make_record(spec, status=status)] if status in ("oom", "failed") else [])
+    bad = [Rejected(Path(f"{spec.run_id()}.0.json"), spec.run_id(), "is truncated")] if status == "rejected" else []
+    row = table_of(report(*found, missing=[spec], bad=bad), "Q1")[1]
+    assert (row["batch_size_per_gpu"], row["epoch_time_s"]) == ("64", word)
+
+
+def test_an_oom_is_listed_with_the_probe_that_found_it() -> None:
+    spec = make_spec(batch_size_per_gpu=65_536, input="synthetic", epochs=1, max_steps=3)
+    text = report(make_record(spec, status="oom", reason="out of GPU memory"))
+    assert "- single on 1, batch_size_per_gpu 65536, probe of 3 steps: OOM (out of GPU memory)" in text
+
+
+def test_a_loss_that_diverged_is_printed_as_such() -> None:
+    rows = table_of(report(make_record(make_spec(), diverged_at_update=17)), "Q4")
+    assert [row["loss"] for row in rows] == ["diverged at update 17"] * 2
+
+
+def test_what_does_not_vary_is_said_once_above_and_is_no_column() -> None:
+    found = [make_record(make_spec(batch_size_per_gpu=size, num_workers=size)) for size in (32, 64)]
+    text = report(*found)
+    assert "All rows: strategy single, num_gpus 1, num_nodes 1, input dataloader, precision tf32." in text
+    assert [list(row)[:2] for row in table_of(text, "Q1")] == [["batch_size_per_gpu", "num_workers"]] * 2
+
+
+def test_an_axis_that_varies_is_a_column_and_its_absence_has_a_word() -> None:
+    found = [make_record(make_spec(memory_limit_gib=limit)) for limit in (None, 8)]
+    assert [row["memory_limit_gib"] for row in table_of(report(*found), "Q1")] == ["none", "8.00"]
+
+
+def test_the_repeats_are_counted_where_there_are_any() -> None:
+    single, pooled = report(make_record(make_spec())), report(*(make_record(make_spec(repeat=i)) for i in range(3)))
+    assert "n" not in table_of(single, "Q1")[0]
+    assert table_of(pooled, "Q1")[0]["n"] == "3"
+
+
+def windowed(spec: Spec, *times_s: float) -> Record:
+    fields = {"windows": len(times_s), "epochs": len(times_s) + 1}
+    return make_record(msgspec.structs.replace(spec, **fields), (90.0, *times_s))
+
+
+def test_an_interval_is_a_column_only_where_a_row_has_one() -> None:
+    plain = report(make_record(make_spec()))
+    assert "interval" not in plain
+    text = report(windowed(make_spec(), 9.9, 10, 10, 10, 10, 10.2), make_record(make_spec(batch_size_per_gpu=64)))
+    first, second = table_of(text, "Q1")
+    assert (first["epoch_time_s"], first["interval"], first["interval_over"]) == ("10.000", "±1.5 %", "windows")
+    assert (second["interval"], second["interval_over"]) == ("-", "-")
+    assert (first["num_windows"], second["num_windows"]) == ("6", "1")
+    assert "95 % interval" in text
+
+
+def test_weak_and_strong_scaling_are_two_tables_that_name_what_is_fixed() -> None:
+    sizes = [(1, 512, 8.0), (1, 128, 9.0), (2, 256, 5.0), (4, 128, 2.0), (2, 64, 6.0)]
+    found = [
+        make_record(make_spec(strategy="ddp", num_gpus=num_gpus, batch_size_per_gpu=size), (9, time_s))
+        for num_gpus, size, time_s in sizes
+    ]
+    text = report(*found)
+    assert len(table_of(text, "Q2: weak scaling")) == 5
+    strong = table_of(text, "Q2: strong scaling, global batch fixed")
+    assert [(row["global_batch_size"], row["num_gpus"]) for row in strong] == [
+        ("128", "1"),
+        ("128", "2"),
+        ("512", "1"),
+        ("512", "2"),
+        ("512", "4"),
+    ]
+    assert [row["speedup"] for row in strong] == ["1.000", "1.500", "1.000", "1.600", "4.000"]
+    assert [row["serial_fraction_karp_flatt"] for row in strong] == ["-", "0.333", "-", "0.250", "0.000"]
+    weak_legend, strong_legend = (
+        text.partition(f"## Q2: {name}")[2].partition("\n## ")[0] for name in ("weak", "strong")
+    )
+    assert "Every row has its baseline's batch_size_per_gpu" in weak_legend
+    assert "serial_fraction" not in weak_legend
+    assert "Every row has its baseline's global_batch_size" in strong_legend
+
+
+def test_there_is_no_table_of_strong_scaling_without_such_points() -> None:
+    found = [make_record(make_spec(strategy="ddp", num_gpus=num_gpus)) for num_gpus in (1, 2)]
+    assert "weak scaling" in report(*found)
+    assert "strong scaling, global batch fixed" not in report(*found)
+
+
+def test_every_gap_is_listed_by_name_with_its_reason() -> None:
+    failed, absent = make_spec(batch_size_per_gpu=64), make_spec(batch_size_per_gpu=32)
+    text = report(
+        make_record(), make_record(failed, status="failed", reason="rank 0 was ended by SIGKILL"), missing=[absent]
+    )
+    assert "3 points expected: 1 ok, 0 OOM, 1 failed, 1 missing, 0 rejected." in text
+    assert f"- {failed.run_id()}: failed, rank 0 was ended by SIGKILL" in text
+    assert f"- {absent.run_id()}: missing, no record" in text
+
+
+def test_a_file_that_was_not_read_is_named() -> None:
+    text = report(make_record(), bad=[Rejected(Path("notes.json"), None, "is not a record")])
+    assert "- records/notes.json was not read: is not a record." in text
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "printed"),
+    [
+        ("speedup", 2.5985, "2.599"),
+        ("parallel_efficiency", 0.64975, "65.0 %"),
+        ("test_accuracy", 1.0, "100.00 %"),
+        ("throughput_samples_per_s", 12_345.6, "12,346"),
+        ("peak_memory_gib", 9.5, "9.50"),
+        ("epoch_time_s", 23.55, "23.550"),
+        ("data_time_s", 0.000506, "506.0 us"),
+        ("bandwidth_subtraction_gb_s", 7.9636, "7.96"),
+        ("loss", 1.83991, "1.8399"),
+        ("test_loss", 5_291.7163, "5291.7163"),
+        ("test_loss", 5.5247489931772184e22, "5.5e+22"),
+        ("energy_j", 1234.56, "1,235"),
+        ("energy_per_sample_j", 0.0123456, "0.0123"),
+        ("sm_clock_mhz", 1980.0, "1980"),
+        ("host_cpu_share", 0.0625, "6.2 %"),
+        ("learning_rate", 0.1, "0.1"),
+        ("num_updates", 391, "391"),
+        ("noise_floor", 0.0134, "±1.3 %"),
+        ("interval_over", None, "-"),
+        ("serial_fraction_karp_flatt", -0.0667, "-0.067"),
+        ("remedies", [], "none"),
+        ("remedies", ["linear_scaling", "warmup"], "linear_scaling + warmup"),
+        ("precision", None, "not stated"),
+        ("speedup", None, "-"),
+        ("note", None, ""),
+    ],
+)
+def test_a_figure_is_printed_by_its_unit(column: str, value: Any, printed: str) -> None:
+    assert format_value(column, value) == printed
+
+
+def test_where_the_figures_come_from_stands_under_the_table_and_a_mixture_is_said() -> None:
+    def on(gpu: str, size: int) -> Record:
+        environment = Environment(gpus=(Gpu(name=gpu),), torch="2.9", git_commit="c" * 40, git_dirty=True)
+        measurement = make_measurement(make_spec(batch_size_per_gpu=size))
+        spec = make_spec(batch_size_per_gpu=size)
+        return make_record(spec, environment=environment, measurement=measurement)
+
+    text = report(on("NVIDIA A40", 32), on("NVIDIA H200", 64))
+    assert "From 2 records measured on NVIDIA A40, NVIDIA H200 (mixed)" in text
+    assert f"torch 2.9, commit {'c' * 20}, with uncommitted changes. Medians over n runs." in text
+
+
+def test_the_report_says_how_many_points_have_a_narrow_interval() -> None:
+    rows: list[Row] = [{"scaling": "weak", "noise_floor": floor} for floor in (0.02, 0.0201, None)]
+    strong: Row = {"scaling": "strong", "noise_floor": 0.001}
+    measured = [{"noise_floor": 0.001}]
+    tables = Tables(Q1=[], Q2=[*rows, strong], Q3=[], Q4=[], oom=[], communication=measured)
+    assert render_precision(tables) == ["Intervals: 2 of 3 points lie within ±2 % of their median."]
+    assert render_precision(Tables(Q1=[], Q2=rows[2:], Q3=[], Q4=[], oom=[])) == []
+
+
+def test_records_that_state_no_commit_are_counted_and_not_taken_for_the_others() -> None:
+    stated, silent = Environment(torch="2.9", git_commit="c" * 40), Environment(torch="2.9")
+    assert software([stated, silent, silent]).endswith(f"commit {'c' * 20} (not stated by 2 of 3 records)")
+    assert software([stated]).endswith(f"commit {'c' * 20}")
+    assert software([silent]) == "torch 2.9"
+
+
+def test_the_digest_of_the_source_stands_in_for_a_commit_that_git_could_not_give() -> None:
+    stated = Environment(torch="2.9", git_commit="c" * 40, source_digest="a" * 64, source_changed=False)
+    no_git = Environment(torch="2.9", source_digest="b" * 64, source_changed=True)
+    assert software([no_git]) == f"torch 2.9, source {'b' * 12}, edited after it was imported"
+    assert software([stated]) == f"torch 2.9, commit {'c' * 20}, source {'a' * 12}"
+    both = f"commit {'c' * 20}, source {'a' * 12}, {'b' * 12} (mixed), edited after it was imported"
+    assert software([stated, no_git]) == f"torch 2.9, {both}"

@@ -1,0 +1,137 @@
+"""The table of the memory boundary, and the mark of an allocator that had to try again."""
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from factories import make_measurement, make_record, make_spec
+
+from pipeline.analysis.formulas import GIB
+from pipeline.experiment.measurement import DeviceMemory, MemorySearch, MemoryTrial
+from pipeline.experiment.outcomes import Collected, resolve
+from pipeline.experiment.record import Record
+from pipeline.experiment.spec import Spec
+from pipeline.report.build_tables import Tables, build_tables
+from pipeline.report.markdown import render_experiment
+
+
+def collect(*found: Record) -> Collected:
+    return resolve(list(dict.fromkeys(record.spec for record in found)), found, [])
+
+
+def build(*found: Record) -> Tables:
+    return build_tables(collect(*found).outcomes)
+
+
+def searched(**fields: Any) -> Spec:
+    return make_spec(**{"input": "synthetic", "measure": "memory", "batch_size_per_gpu": 512, **fields})
+
+
+def fits(batch_size: int, peak_gib: float) -> MemoryTrial:
+    return MemoryTrial(
+        batch_size_per_gpu=batch_size,
+        fits=True,
+        time_ns=8_000_000_000,
+        peak_allocated_bytes=int(peak_gib * GIB),
+        usable_bytes=139 * GIB,
+    )
+
+
+def fails(batch_size: int) -> MemoryTrial:
+    return MemoryTrial(batch_size_per_gpu=batch_size, fits=False, time_ns=10_000_000_000)
+
+
+SEARCH = MemorySearch(
+    trials=(fits(512, 2.5), fits(14_000, 63), fits(30_000, 135), fails(30_300)),
+    predicted=30_150,
+    largest_fitting=30_000,
+    smallest_failing=30_300,
+)
+
+
+def record_of(spec: Spec, found: MemorySearch = SEARCH, retries: int = 0) -> Record:
+    memory = (DeviceMemory(rank=0, device="cuda:0", peak_allocated_bytes=135 * GIB, num_alloc_retries=retries),)
+    measurement = msgspec.structs.replace(make_measurement(spec), epochs=(), memory=memory, memory_search=found)
+    return make_record(spec, measurement=measurement)
+
+
+def test_a_trial_that_failed_otherwise_is_no_oom_and_is_named() -> None:
+    odd = msgspec.structs.replace(fails(30_200), reason="rank 0: launch failure")
+    found = msgspec.structs.replace(SEARCH, trials=(*SEARCH.trials, odd), smallest_failing=30_200)
+    (row,) = build(record_of(searched(), found)).memory
+    assert (row["num_trials"], row["num_ooms"]) == (5, 1)
+    assert row["smallest_failing_batch_size_per_gpu"] == 30_200
+    assert row["note"] == "failed at 30200: rank 0: launch failure"
+
+
+def test_the_boundary_as_worked_by_hand() -> None:
+    """30,000 of 139 GiB at 135: 4 left; predicted 150 too many, 0.5 %; three trials of 8 s and one of 10."""
+    tables = build(record_of(searched()))
+    (row,) = tables.memory
+    assert row["largest_batch_size_per_gpu"] == 30_000
+    assert row["smallest_failing_batch_size_per_gpu"] == 30_300
+    assert (row["peak_memory_gib"], row["head_room_gib"]) == (135, 4)
+    assert row["predicted_batch_size_per_gpu"] == 30_150
+    assert row["prediction_error"] == pytest.approx(0.005)
+    assert (row["num_trials"], row["num_ooms"], row["search_time_s"]) == (4, 1, 34)
+    assert (row["status"], row["note"]) == ("ok", None)
+    assert tables.Q1 == tables.Q2 == tables.Q3 == tables.Q4 == tables.oom == []
+
+
+def test_every_search_has_a_row_whatever_became_of_it() -> None:
+    lost = [make_record(searched(seed=0, precision=p), status=s) for p, s in (("bf16", "oom"), ("fp32", "failed"))]  # type: ignore[arg-type]
+    rows = build(record_of(searched()), *lost).memory
+    assert [row["status"] for row in rows] == ["ok", "oom", "failed"]
+    assert [row["largest_batch_size_per_gpu"] for row in rows] == [30_000, None, None]
+    assert all(row["num_trials"] is None for row in rows[1:])
+
+
+@pytest.mark.parametrize(("retries", "note"), [(0, None), (1, "1 retry"), (3, "3 retries")])
+def test_an_allocator_that_had_to_try_again_is_marked_here_and_in_q1(retries: int, note: str | None) -> None:
+    memory = (DeviceMemory(rank=0, device="cuda:0", peak_allocated_bytes=GIB, num_alloc_retries=retries),)
+    timed = make_record(measurement=msgspec.structs.replace(make_measurement(make_spec()), memory=memory))
+    expected = note and f"allocator thrash: {note}"
+    assert build(timed).Q1[0]["note"] == expected
+    assert build(record_of(searched(), retries=retries)).memory[0]["note"] == expected
+
+
+def note_of(found: MemorySearch, **fields: Any) -> Any:
+    (row,) = build(record_of(searched(**fields), found)).memory
+    return row["note"]
+
+
+def test_a_search_that_did_not_come_to_its_end_says_so() -> None:
+    open_above = msgspec.structs.replace(SEARCH, trials=SEARCH.trials[:3], smallest_failing=None)
+    assert note_of(open_above) == "nothing failed in 3 trials"
+    wide = msgspec.structs.replace(SEARCH, smallest_failing=31_000)
+    assert note_of(wide) == "not narrowed to 1 % in 4 trials"
+
+
+def test_past_2_to_the_31_elements_of_an_activation_the_kink_is_named() -> None:
+    """conv1 of ResNet-18 makes 64 x 32 x 32 = 65,536 numbers an image, and 2^31 / 65,536 = 32,768."""
+    beyond = MemorySearch(trials=(fits(32_768, 130),), predicted=None, largest_fitting=32_768, smallest_failing=32_900)
+    assert note_of(beyond) == "from 32768 on activations pass 2^31 elements and convolutions are split"
+    assert note_of(beyond, model="lenet") is None
+
+
+def test_repeats_pool_to_their_median() -> None:
+    other = msgspec.structs.replace(
+        SEARCH, trials=(*SEARCH.trials, fits(30_200, 136)), largest_fitting=30_200, predicted=None
+    )
+    (row,) = build(record_of(searched()), record_of(searched(repeat=1), other)).memory
+    assert (row["largest_batch_size_per_gpu"], row["n"]) == (30_100, 2)
+    assert row["predicted_batch_size_per_gpu"] == 30_150, "of the one that has it"
+
+
+def test_the_report_shows_the_boundary_and_hides_where_the_search_began() -> None:
+    lost = make_record(searched(precision="fp32"), status="oom", reason="out of GPU memory at batch_size_per_gpu 1")
+    collected = collect(record_of(searched()), record_of(searched(precision="bf16")), lost)
+    tables = build_tables(collected.outcomes)
+    assert [row["batch_size_per_gpu"] for row in tables.memory] == [512] * 3, "the axes of a row are the point's"
+    table = render_experiment("memory", tables, collected).split("## The memory boundary")[1].split("##")[0]
+    header, _, *rows = [re.sub(" +", " ", line) for line in table.splitlines() if line.startswith("|")]
+    assert header.startswith("| precision | largest_batch_size_per_gpu | smallest_failing_batch_size_per_gpu |")
+    assert rows[0] == "| tf32 | 30000 | 30300 | 135.00 | 4.00 | 30150 | +0.5 % | 4 | 1 | 34.000 | 1 | |"
+    assert rows[2].startswith("| fp32 | OOM | - |")
+    assert " batch_size_per_gpu 512" not in table

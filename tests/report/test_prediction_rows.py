@@ -1,0 +1,189 @@
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from conftest import Command
+from factories import make_collective, make_communication, make_communication_record, make_record, make_spec
+from test_markdown import report, table_of
+from test_ring_model import BUCKETS, NVLINK, SIZES, US
+
+from pipeline.analysis.ring_model import (
+    Link,
+    all_reduce_time_s,
+)
+from pipeline.collect import given_link
+from pipeline.experiment.measurement import AllReduce, Profile, Variant
+from pipeline.experiment.outcomes import resolve
+from pipeline.experiment.record import Environment, Record
+from pipeline.report.build_tables import build_tables
+from pipeline.report.prediction_rows import LARGER
+from pipeline.report.rows import Row
+from pipeline.system.errors import USAGE, Refusal
+
+
+def swept(num_gpus: int, step_us: float, link: Link = NVLINK, **fields: Any) -> Record:
+    """A point whose step took so long, and whose sweep is exactly that of the link."""
+    spec: dict[str, Any] = {"measure": "communication", "input": "synthetic", "windows": 6, **fields}
+    times: dict[Variant, list[float]] = {
+        "plain": [920.0] * 6,
+        "ddp_one": [900.0] * 6,
+        "no_op_hook": [950.0] * 6,
+        "ddp": [step_us] * 6,
+    }
+    collectives = tuple(make_collective(size, *[(50.0,) * num_gpus] * 2) for size in BUCKETS)
+    found = make_communication(
+        times,
+        num_ranks=num_gpus,
+        profile=Profile(num_steps=2, collectives=collectives),
+        sweep=tuple(
+            AllReduce(num_bytes=size, times_ns=(round(all_reduce_time_s(link, num_gpus, size) * 1e9),))
+            for size in SIZES
+        ),
+    )
+    return make_communication_record(make_spec(strategy="ddp", num_gpus=num_gpus, **spec), found)
+
+
+def predictions(*found: Record, link: Link | None = None) -> list[Row]:
+    return build_tables(resolve([record.spec for record in found], found, []).outcomes, link).prediction
+
+
+def test_four_gpus_are_predicted_from_two_and_compared_with_what_was_measured() -> None:
+    row, *larger = predictions(swept(4, 1000 + 40 + 175 / 3 - 10), swept(2, 1000))
+    assert (row["from_num_gpus"], row["num_gpus"], row["global_batch_size"]) == (2, 4, 512)
+    assert row["latency_us"] == pytest.approx(5, rel=1e-3)
+    assert row["link_gb_s"] == pytest.approx(300, rel=1e-3)
+    assert row["predicted_step_time_s"] == pytest.approx((1040 + 175 / 3) * US, rel=1e-4)
+    assert row["measured_step_time_s"] == pytest.approx((1030 + 175 / 3) * US)
+    assert row["prediction_error"] == pytest.approx(10 / (1030 + 175 / 3), rel=1e-2)  # 0.9 % too long
+    assert row["predicted_parallel_efficiency"] == pytest.approx(
+        900 / (1040 + 175 / 3), rel=1e-4
+    )  # of the faster alone
+    assert row["predicted_step_time_low_s"] == pytest.approx(1000 * US)
+    assert row["predicted_parallel_efficiency_high"] == pytest.approx(0.9)
+    assert [(part["from_num_gpus"], part["measured_step_time_s"], part["prediction_error"]) for part in larger] == [
+        (4, None, None)
+    ] * len(LARGER)
+
+
+def test_larger_numbers_take_longer_and_are_less_efficient() -> None:
+    rows = predictions(swept(4, 1100))
+    assert [row["num_gpus"] for row in rows] == [8, 16, 64, 256, 1024]
+    times_s = [row["predicted_step_time_s"] for row in rows]
+    efficiencies = [row["predicted_parallel_efficiency"] for row in rows]
+    assert times_s == sorted(set(times_s))
+    assert efficiencies == sorted(set(efficiencies), reverse=True)
+    assert efficiencies[0] < 900 / 1100
+    assert [row["num_nodes"] for row in rows] == [None] * 5
+    # 8 GPUs: 2 x 14 x 5 us + 14/8 x 116.667 us; 4: 2 x 6 x 5 us + 6/4 x 116.667 us
+    assert times_s[0] == pytest.approx((1100 + 80 + 0.25 * 350 / 3) * US, rel=1e-4)
+
+
+def test_a_number_that_was_measured_is_not_among_the_larger_ones() -> None:
+    assert [row["num_gpus"] for row in predictions(swept(2, 1000), swept(16, 1100))] == [16, 64, 256, 1024]
+
+
+def test_a_given_link_is_noted_and_the_test_of_the_model_keeps_its_own() -> None:
+    network = Link(latency_s=20 * US, bandwidth_bytes_per_s=25e9)
+    test, *larger = predictions(swept(2, 1000), swept(4, 1100), link=network)
+    assert (test["note"], round(test["link_gb_s"])) == (None, 300)
+    assert {row["note"] for row in larger} == {"the link is given, not measured"}
+    assert all((row["latency_us"], row["link_gb_s"]) == (pytest.approx(20), pytest.approx(25)) for row in larger)
+    own = predictions(swept(2, 1000), swept(4, 1100))[1:]
+    slower = [
+        row["predicted_step_time_s"] - mine["predicted_step_time_s"] for row, mine in zip(larger, own, strict=True)
+    ]
+    assert min(slower) > 0
+
+
+def test_points_that_differ_in_another_axis_are_predicted_apart() -> None:
+    found = [swept(2, 1000), swept(4, 1100), swept(4, 1200, batch_size_per_gpu=32), swept(2, 1000, windows=12)]
+    rows = [row for row in predictions(*found) if row["measured_step_time_s"] is not None]
+    assert [(row["from_num_gpus"], row["num_gpus"]) for row in rows] == [(2, 4)]
+    assert rows[0]["measured_step_time_s"] == pytest.approx(1100 * US)
+
+
+def test_the_link_between_nodes_is_not_mixed_with_that_within_one() -> None:
+    network = Link(latency_s=20 * US, bandwidth_bytes_per_s=25e9)
+    found = [swept(4, 1100), swept(4, 3000, network, num_nodes=2, batch_size_per_gpu=32)]
+    within, between = (next(row for row in predictions(*found) if row["batch_size_per_gpu"] == b) for b in (128, 32))
+    assert (round(within["link_gb_s"]), round(between["link_gb_s"])) == (300, 25)
+    assert (within["fit_worst_error"], between["fit_worst_error"]) == (pytest.approx(0, abs=1e-3),) * 2
+
+
+def test_a_sweep_that_no_link_explains_leaves_rows_without_figures_and_a_reason() -> None:
+    backward = Link(latency_s=100 * US, bandwidth_bytes_per_s=-3e12)  # larger messages take less time
+    rows = predictions(swept(2, 1000, backward), swept(4, 1100, backward))
+    assert [row["num_gpus"] for row in rows] == [4, 8, 16, 64, 256, 1024]
+    figures = ["latency_us", "link_gb_s", "fit_worst_error"]
+    figures += [name for name in rows[0] if name.startswith("predicted_")]
+    assert len(figures) == 7
+    assert {row[figure] for row in rows for figure in figures} == {None}
+    assert [row["note"] for row in rows] == [
+        f"no latency and bandwidth above 0 explain the sweep on {n}" for n in (2, *[4] * 5)
+    ]
+    assert (rows[0]["measured_step_time_s"], rows[0]["prediction_error"]) == (pytest.approx(1100 * US), None)
+
+
+def test_points_that_were_not_measured_or_not_profiled_predict_nothing() -> None:
+    spec = swept(4, 1100).spec
+    unprofiled = make_communication_record(
+        spec, make_communication({"plain": [1.0], "no_op_hook": [1.0], "ddp": [1.0]})
+    )
+    assert predictions(unprofiled) == predictions(make_record(spec, status="oom")) == []
+
+
+def test_the_prediction_for_people() -> None:
+    rows = table_of(report(swept(2, 1000), swept(4, 1040 + 175 / 3 + 10)), "Prediction: weak scaling on more GPUs")
+    assert [row["num_gpus"] for row in rows] == ["4", "8", "16", "64", "256", "1024"]
+    assert [row["num_nodes"] for row in rows] == ["1", *["not stated"] * 5]
+    first, second = rows[:2]
+    assert (first["latency_us"], first["link_gb_s"], first["fit_worst_error"]) == ("5.00", "300", "+0.0 %")
+    assert (first["predicted_step_time_s"], first["measured_step_time_s"]) == ("1,098.3 us", "1,108.3 us")
+    assert (first["predicted_parallel_efficiency"], first["prediction_error"]) == ("81.9 %", "-0.9 %")  # 900/1098.3
+    assert (second["measured_step_time_s"], second["prediction_error"]) == ("-", "-")
+
+
+def test_a_test_of_the_model_names_what_the_two_steps_do_not_share() -> None:
+    places = [
+        Environment(torch="2.11.0", git_commit=commit * 10, nodes=("node1",), boot_ids=(boot,))
+        for commit, boot in (("a", "1"), ("b", "2"))
+    ]
+    found = [
+        msgspec.structs.replace(swept(num_gpus, 1000), environment=place)
+        for num_gpus, place in zip((2, 4), places, strict=True)
+    ]
+    measured, *larger = predictions(*found)
+    assert measured["note"].split("; ") == [
+        f"measured step with another commit ({'b' * 10} against {'a' * 10})",
+        "measured step from another boot of its node",
+    ]
+    assert {row["note"] for row in larger} == {None}
+
+
+def arguments(latency_us: float | None, bandwidth_gb_s: float | None) -> argparse.Namespace:
+    return argparse.Namespace(link_latency_us=latency_us, link_gb_s=bandwidth_gb_s)
+
+
+def test_a_link_is_given_in_microseconds_and_gigabytes() -> None:
+    link = given_link(arguments(5.0, 25.0))
+    assert link == pytest.approx((5e-6, 25e9))
+    assert given_link(arguments(None, None)) is None
+
+
+@pytest.mark.parametrize(
+    ("latency_us", "bandwidth_gb_s"),
+    [(5.0, None), (None, 25.0), (0.0, 25.0), (5.0, 0.0), (-5.0, 25.0), (5.0, -25.0), (math.nan, 25.0), (5.0, math.nan)],
+)
+def test_half_a_link_is_refused_with_the_cure(latency_us: float | None, bandwidth_gb_s: float | None) -> None:
+    with pytest.raises(Refusal, match="--link-latency-us and --link-gb-s together, both finite and above 0") as refused:
+        given_link(arguments(latency_us, bandwidth_gb_s))
+    assert refused.value.code == USAGE
+
+
+def test_collect_refuses_half_a_link_before_it_reads_anything(pipeline: Command, tmp_path: Path) -> None:
+    done = pipeline("collect", tmp_path, "--link-latency-us", "5")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "give both or neither" in done.stderr

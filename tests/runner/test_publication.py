@@ -1,0 +1,261 @@
+"""A record on its way to its name: whole or absent, and never over another."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from factories import (
+    ROOT,
+    make_measurement,
+    make_record,
+    make_spec,
+)
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.record import MAX_STEP_TIMES, Environment, Failure, Record
+from pipeline.experiment.record_store import MAX_RECORD_BYTES, encode, load, publish, read_folder
+from pipeline.system import files
+from pipeline.system.errors import Refusal
+
+RUN_ID = "single-1gpu-b128-aeb2c5a6c2c56133"
+NAME = f"{RUN_ID}.0.json"
+
+PUBLISH = """
+import sys
+from pathlib import Path
+import msgspec
+from pipeline.experiment import record_store
+template = record_store.load(Path(sys.argv[1]))
+for launch in sys.argv[3:]:
+    print(record_store.publish(msgspec.structs.replace(template, launch_id=launch), Path(sys.argv[2])).name)
+"""
+
+# as FAT, SMB and FUSE answer link(2); the kernel itself refuses the unknown flag of renameat2(2), as it does on FUSE
+NO_LINKS = """
+import errno, os
+def refuse(*_, **__):
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+os.link = refuse
+"""
+WAYS = {
+    "link": "",
+    "renameat2": NO_LINKS,
+    "claim": NO_LINKS + "from pipeline.system import files\nfiles.RENAME_NOREPLACE = 1 << 6\n",
+}
+
+
+def run_python(code: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-B", "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def outputs_of(processes: list[subprocess.Popen[str]]) -> list[str]:
+    texts = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes)
+    return [line for text in texts for line in text.splitlines()]
+
+
+def names(folder: Path) -> list[str]:
+    """What the folder holds, without the claims that stay where nothing else is exclusive."""
+    return sorted(name for name in os.listdir(folder) if not name.startswith(".claim-"))
+
+
+@pytest.fixture
+def fat(tmp_path: Path) -> Iterator[Path]:
+    """A mounted file system without hard links, exclusive renames, modes and symbolic links."""
+    places = f"{os.environ['PATH']}:/sbin:/usr/sbin"
+    tools = {name: shutil.which(name, path=places) for name in ("mkfs.vfat", "fusefat")}
+    if None in tools.values() or not os.access("/dev/fuse", os.W_OK):
+        pytest.skip("mkfs.vfat, fusefat or /dev/fuse is absent")
+    image, folder = tmp_path / "image", tmp_path / "fat"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(32 * 2**20)
+    subprocess.run([str(tools["mkfs.vfat"]), image], check=True, capture_output=True)
+    subprocess.run([str(tools["fusefat"]), image, folder, "-s", "-o", "rw+"], check=True, capture_output=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["fusermount", "-u", folder], check=True)
+
+
+def test_a_published_record_is_read_back_as_it_was(tmp_path: Path) -> None:
+    record = make_record(make_spec(strategy="ddp", num_gpus=4, remedies=("warmup",)), loss=0.25)
+    path = publish(record, tmp_path)
+    assert load(path) == record
+    assert path.name == f"{record.run_id}.0.json"
+    assert json.loads(path.read_text())["measurement"]["epochs"][1]["loss"] == 0.25
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
+
+
+@settings(max_examples=100, deadline=None)
+@given(texts, st.dictionaries(texts, texts, max_size=2), st.none() | st.floats(allow_nan=False, allow_infinity=False))
+@example("tried 1, 2 and [ 3 ]", {}, None)
+def test_no_text_and_no_finite_number_is_changed_by_publication(
+    message: str, variables: dict[str, str], loss: float | None
+) -> None:
+    failure = Failure(kind="exception", message=message)
+    failed = make_record(status="failed", failure=failure, environment=Environment(variables=variables))
+    ok = make_record(loss=loss)
+    assert msgspec.json.decode(encode(failed), type=Record) == failed
+    assert msgspec.json.decode(encode(ok), type=Record) == ok
+
+
+def test_a_record_is_readable_in_git_a_field_a_line_and_a_series_a_line(tmp_path: Path) -> None:
+    record = make_record(step_times_ns=tuple(range(1000)), environment=Environment(nodes=("a", "b")))
+    lines = publish(record, tmp_path).read_text().splitlines()
+    assert ' "status": "ok",' in lines
+    assert sum("998,999]" in line for line in lines) == 2  # one series for each of two epochs
+    assert len(lines) < 200
+
+
+def test_the_longest_step_series_fit_a_record() -> None:
+    ten_seconds_ns = 10_000_000_000  # 11 digits and a comma: 40,000 x 12 = 480,000 bytes
+    spec = make_spec(epochs=1)
+    epochs = make_measurement(spec, (1.0,), step_times_ns=(ten_seconds_ns,) * MAX_STEP_TIMES)
+    assert 480_000 < len(encode(make_record(spec, measurement=epochs))) < MAX_RECORD_BYTES
+
+
+def test_a_record_past_the_limit_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"more than {MAX_RECORD_BYTES}"):
+        publish(make_record(step_times_ns=(10**18,) * MAX_STEP_TIMES), tmp_path)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_is_not_finite_is_refused_by_name_before_it_is_written(tmp_path: Path, number: float) -> None:
+    record = make_record(loss=number)
+    with pytest.raises(ValueError, match=r"^record\.measurement\.epochs\[0\]\.loss is -?(nan|inf); "):
+        publish(record, tmp_path)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "fields", [{"message": "x" * 4001}, {"message": "", "rank": -1}, {"message": "", "node": "x" * 401}]
+)
+def test_what_could_not_be_loaded_again_is_not_published(tmp_path: Path, fields: dict[str, Any]) -> None:
+    record = make_record(status="failed", failure=Failure(kind="exception", **fields))
+    with pytest.raises(ValueError, match="failure"):
+        publish(record, tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_two_launches_are_two_attempts_and_one_launch_is_one_however_often_it_publishes(tmp_path: Path) -> None:
+    first, again, other = (publish(make_record(launch_id=launch), tmp_path) for launch in ("a", "a", "b"))
+    assert (first.name, again, other.name) == (NAME, first, f"{RUN_ID}.1.json")
+    assert publish(make_record(launch_id="b"), tmp_path) == other
+    assert [load(path).attempt for path in (first, other)] == [0, 1]
+
+
+@pytest.mark.parametrize("present", [b"", b"not a record", b"{}"])
+def test_publication_never_overwrites_what_has_the_name(tmp_path: Path, present: bytes) -> None:
+    (tmp_path / NAME).write_bytes(present)
+    (tmp_path / f"{RUN_ID}.1.json").mkdir()
+    assert publish(make_record(), tmp_path).name == f"{RUN_ID}.2.json"
+    assert (tmp_path / NAME).read_bytes() == present
+
+
+def publish_at_once(prelude: str, template: Path, folder: Path, launches: list[list[str]]) -> list[str]:
+    """The names that so many processes got, each publishing its launches."""
+    folder.mkdir()
+    return outputs_of([run_python(prelude + PUBLISH, template, folder, *part) for part in launches])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_processes_that_publish_at_once_get_an_attempt_each_and_lose_nothing(tmp_path: Path, way: str) -> None:
+    template, folder = publish(make_record(), tmp_path), tmp_path / "records"
+    printed = publish_at_once(WAYS[way], template, folder, [[f"{i}-{j}" for j in range(10)] for i in range(4)])
+    assert sorted(printed) == sorted(f"{RUN_ID}.{attempt}.json" for attempt in range(40)) == names(folder)
+    found, rejected = read_folder(folder)
+    assert [record.attempt for record in found] == list(range(40))
+    assert len({record.launch_id for record in found}) == 40
+    assert rejected == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nodes_that_publish_the_ending_of_one_launch_leave_one_record(tmp_path: Path, way: str) -> None:
+    template, folder = publish(make_record(), tmp_path), tmp_path / "records"
+    assert publish_at_once(WAYS[way], template, folder, [["one-launch"]] * 4) == [NAME] * 4
+    assert names(folder) == [NAME]
+
+
+def test_a_file_system_without_hard_links_keeps_the_promise(fat: Path, tmp_path: Path) -> None:
+    (fat / "file").touch()
+    with pytest.raises(OSError, match="Operation not permitted"):
+        os.link(fat / "file", fat / "link")
+    publish(make_record(), tmp_path)
+    experiment = Experiment(fat / "outputs" / "scaling")
+    experiment.create()
+    printed = publish_at_once("", tmp_path / NAME, fat / "race", [[f"{i}-{j}" for j in range(5)] for i in range(3)])
+    assert sorted(printed) == sorted(f"{RUN_ID}.{attempt}.json" for attempt in range(15)) == names(fat / "race")
+    (experiment.records / NAME).write_bytes(b"not a record")
+    assert publish(make_record(), experiment.records).name == f"{RUN_ID}.1.json"
+    assert (experiment.records / NAME).read_bytes() == b"not a record"
+
+
+def test_a_claim_whose_owner_died_burns_its_name_alone(tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / f".claim-{NAME}").touch()
+    process = run_python(WAYS["claim"] + PUBLISH, publish(make_record(), tmp_path), tmp_path / "records", "a")
+    assert outputs_of([process]) == [f"{RUN_ID}.1.json"]
+
+
+def test_a_folder_where_nothing_is_exclusive_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "place_exclusively", os.replace)  # some FUSE file systems overwrite whatever is asked
+    with pytest.raises(Refusal, match=r"neither hard links nor another way .*; choose another folder with --outputs"):
+        Experiment(tmp_path / "x").create()
+    assert names(tmp_path / "x" / "records") == []
+
+
+def failing(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("step", ["fchmod", "fsync", "link"])
+def test_publication_that_fails_before_the_link_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, failing)
+        with pytest.raises(OSError, match="No space left") as failed:
+            publish(make_record(), tmp_path)
+        assert names(tmp_path) == []
+        assert failed.value.filename == (str(tmp_path / NAME) if step != "link" else None)
+    assert publish(make_record(), tmp_path).name == NAME
+
+
+@pytest.mark.parametrize("limit_bytes", [0, 1, 500])
+def test_a_disk_that_fills_up_while_a_record_is_written_leaves_nothing(tmp_path: Path, limit_bytes: int) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))  # a write past it fails with EFBIG
+    try:
+        with pytest.raises(OSError, match=f"File too large: '{tmp_path / NAME}'"):
+            publish(make_record(), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert names(tmp_path) == []
+
+
+def test_publication_whose_folder_cannot_be_synced_leaves_a_whole_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "sync_folder", failing)
+    with pytest.raises(OSError, match="No space left"):
+        publish(make_record(), tmp_path)
+    assert names(tmp_path) == [NAME]
+    assert load(tmp_path / NAME) == make_record()

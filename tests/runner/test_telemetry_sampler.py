@@ -1,0 +1,285 @@
+"""The sampler: a real process that reads a made-up driver, and a point that goes on whatever becomes of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CPU_SIZE, ROOT, Command, wait_for
+from factories import make_spec
+
+from pipeline.analysis.telemetry_summary import Samples, read_samples
+from pipeline.runner import telemetry_sampler
+from pipeline.runner.rank_files import Handover, Point
+from pipeline.runner.telemetry_sampler import read_nodes, sampling, visible_gpus
+
+UUIDS = [f"{letter * 8}-0000-0000-0000-000000000000" for letter in "abcd"]
+# four cards; the last is old: no energy counter, and the reasons under their old name
+PYNVML = f"""
+import time
+NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+class NVMLError(Exception): pass
+def nvmlInit(): pass
+def nvmlDeviceGetCount(): return 4
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetUUID(gpu): return "GPU-" + {UUIDS!r}[gpu]
+def nvmlDeviceGetTotalEnergyConsumption(gpu):
+    if gpu == 3: raise NVMLError("Not Supported")
+    return int(time.time() * 1000) * 100 * (gpu + 1)
+def nvmlDeviceGetPowerUsage(gpu): return 100_000 * (gpu + 1)
+def nvmlDeviceGetClockInfo(gpu, kind): return 1000 * kind + gpu
+def nvmlDeviceGetTemperature(gpu, kind): return 40 + gpu
+def nvmlDeviceGetCurrentClocksEventReasons(gpu):
+    if gpu == 3: raise NVMLError("Function Not Found")
+    return 4
+def nvmlDeviceGetCurrentClocksThrottleReasons(gpu): return 32
+"""
+
+
+def leave_point(tmp_path: Path, **fields: Any) -> Handover:
+    handover = Handover(tmp_path / "handover")
+    handover.leave_point(Point(make_spec(**fields), None))
+    return handover
+
+
+def with_pynvml(tmp_path: Path, text: str, mask: str | None = None) -> dict[str, str]:
+    """An environment whose pynvml is that text."""
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake" / "pynvml.py").write_text(text)
+    env = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+    return {**env, "PYTHONPATH": f"{tmp_path / 'fake'}:{ROOT}"} | ({"CUDA_VISIBLE_DEVICES": mask} if mask else {})
+
+
+def start_sampler(handover: Handover, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "pipeline.runner.telemetry_sampler", str(handover.folder), "--interval-s", "0.01"]
+    return subprocess.Popen(command, cwd=ROOT, env=env)
+
+
+def sample_a_while(handover: Handover, env: Mapping[str, str] | None = None) -> Samples:
+    """What a sampler writes until it is asked to end."""
+    part = handover.samples(0).with_suffix(".part")
+    process = start_sampler(handover, env)
+    wait_for(lambda: part.exists() and len(read_samples(part).ticks) >= 3)
+    process.terminate()
+    assert process.wait(30) == 0
+    return read_samples(part)
+
+
+def test_the_sampler_reads_the_first_gpus_of_the_mask_that_the_point_uses(tmp_path: Path) -> None:
+    handover = leave_point(tmp_path, strategy="ddp", num_gpus=2)
+    found = sample_a_while(handover, with_pynvml(tmp_path, PYNVML, mask="3,1,0"))
+    assert list(found.gpus) == [UUIDS[3], UUIDS[1]]
+    old, new = found.gpus[UUIDS[3]][-1], found.gpus[UUIDS[1]][-1]
+    assert (old.energy_mj, old.power_mw, old.sm_clock_mhz, old.temperature_c, old.reasons) == (
+        None,
+        400_000,
+        1003,
+        43,
+        32,
+    )
+    assert (new.power_mw, new.sm_clock_mhz, new.temperature_c, new.reasons) == (200_000, 1001, 41, 4)
+    energies = [sample.energy_mj or 0 for sample in found.gpus[UUIDS[1]]]
+    assert energies == sorted(energies)
+    assert energies[-1] > energies[0] > 0
+    assert len(found.gpus[UUIDS[3]]) == len(found.ticks) >= 3
+    assert found.notes == []
+
+
+@pytest.mark.parametrize(
+    ("text", "mask", "note"),
+    [
+        ("raise ImportError", None, "nvidia-ml-py is not installed; install the extra `telemetry`"),
+        (
+            PYNVML + "def nvmlInit(): raise NVMLError('Driver Not Loaded')",
+            None,
+            "no GPU was sampled: Driver Not Loaded",
+        ),
+        (PYNVML, "-1", "CUDA_VISIBLE_DEVICES names no whole GPU"),
+        (PYNVML, "MIG-aaaaaaaa-0000", "CUDA_VISIBLE_DEVICES names no whole GPU"),
+    ],
+    ids=["absent", "no driver", "hidden", "a slice"],
+)
+def test_without_gpus_to_read_the_cpus_are_sampled_and_the_reason_is_noted(
+    tmp_path: Path, text: str, mask: str | None, note: str
+) -> None:
+    found = sample_a_while(leave_point(tmp_path), with_pynvml(tmp_path, text, mask))
+    assert found.gpus == {}
+    assert len(found.notes) == 1
+    assert note in found.notes[0]
+    cpus = [one.cpu for one in found.ticks if one.cpu]
+    assert len(cpus) == len(found.ticks)
+    assert all(0 < busy < total for busy, total in cpus)
+
+
+def test_a_point_on_the_cpu_asks_no_driver(tmp_path: Path) -> None:
+    handover = leave_point(tmp_path, device="cpu")
+    found = sample_a_while(handover, with_pynvml(tmp_path, PYNVML))
+    assert (found.gpus, found.notes) == ({}, [])
+
+
+def test_the_sampler_is_nice_and_goes_when_its_parent_does(tmp_path: Path) -> None:
+    handover = leave_point(tmp_path, device="cpu")
+    code = (
+        "import subprocess, sys; child = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL); "
+        "print(child.pid, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-m", "pipeline.runner.telemetry_sampler", str(handover.folder)]
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, *command], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    sampler = int(parent.stdout.readline())
+    part = handover.samples(0).with_suffix(".part")
+    try:
+        wait_for(lambda: part.exists() and read_samples(part).ticks)
+        niceness = os.getpriority(os.PRIO_PROCESS, sampler)
+        assert niceness == min(19, os.getpriority(os.PRIO_PROCESS, 0) + telemetry_sampler.NICENESS)
+        parent.kill()
+        parent.communicate()
+        wait_for(lambda: not is_running(sampler), timeout_s=20)
+    finally:
+        parent.kill()
+        if is_running(sampler):
+            os.kill(sampler, signal.SIGKILL)
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there and not only waits to be collected."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def samplers_of(handover_folder: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            command = (entry / "cmdline").read_bytes() if entry.name.isdecimal() else b""
+        except OSError:
+            continue
+        if b"pipeline.runner.telemetry_sampler" in command and str(handover_folder).encode() in command:
+            found.append(int(entry.name))
+    return found
+
+
+def test_sampling_spans_the_body_and_leaves_a_complete_file(tmp_path: Path) -> None:
+    handover = leave_point(tmp_path, device="cpu")
+    part = handover.samples(0).with_suffix(".part")
+    handover.samples(0).write_text('["note", "of an earlier launch"]')
+    with sampling(handover, 0):
+        wait_for(lambda: part.exists() and read_samples(part).ticks)
+        assert not handover.samples(0).exists()
+    assert samplers_of(handover.folder) == []
+    (node,) = read_nodes(handover, 1)
+    assert (node.interval_s, node.notes) == (telemetry_sampler.INTERVAL_S, [])
+    assert len(node.ticks) >= 2  # the one that was waited for, and the last
+
+
+def test_a_sampler_that_is_killed_leaves_its_samples_and_a_note(tmp_path: Path) -> None:
+    handover = leave_point(tmp_path, device="cpu")
+    part = handover.samples(0).with_suffix(".part")
+    with sampling(handover, 0):
+        wait_for(lambda: part.exists() and read_samples(part).ticks)
+        (sampler,) = samplers_of(handover.folder)
+        os.kill(sampler, signal.SIGKILL)
+        wait_for(lambda: not is_running(sampler))
+        with part.open("ab") as file:
+            file.write(b'["tick", 17')  # cut off
+    (node,) = read_nodes(handover, 1)
+    assert node.notes == ["the sampler ended early (signal 9)"]
+    assert node.ticks
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"], ids=["cannot start", "fails"])
+def test_a_sampler_that_does_not_run_costs_the_body_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str
+) -> None:
+    handover = leave_point(tmp_path, device="cpu")
+    monkeypatch.setattr(sys, "executable", python)
+    done = []
+    with sampling(handover, 0):
+        if python == "/bin/false":
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # it ends by itself
+        done.append(True)
+    (node,) = read_nodes(handover, 1)
+    assert (done, node.ticks, len(node.notes)) == ([True], [], 1)
+    assert node.notes[0].startswith("the sampler ")
+
+
+def test_what_the_body_raises_is_raised_and_the_sampler_ended(tmp_path: Path) -> None:
+    handover = leave_point(tmp_path, device="cpu")
+    with pytest.raises(RuntimeError, match="the ranks"), sampling(handover, 0):
+        raise RuntimeError("the ranks did not meet")
+    assert samplers_of(handover.folder) == []
+
+
+def test_a_node_whose_file_never_comes_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry_sampler, "OTHER_NODES_GRACE_S", 0)
+    handover = leave_point(tmp_path, device="cpu")
+    handover.samples(0).write_text('["header", 0.1, []]\n["tick", 5, [1, 2], []]\n')
+    first, second = read_nodes(handover, 2)
+    assert (len(first.ticks), first.notes) == (1, [])
+    assert (second.ticks, second.notes) == ([], ["its samples cannot be read: No such file or directory"])
+
+
+@pytest.mark.parametrize(
+    ("mask", "places"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("2,0", [2, 0]),
+        (" 1 , 3 ", [1, 3]),
+        ("GPU-bbbb,GPU-" + UUIDS[0], [1, 0]),
+        ("0,-1,1", [0]),  # as in CUDA: what follows an invalid entry is hidden
+        ("0,9,1", [0]),
+        ("1,GPU-zzzz,0", [1]),
+        ("", []),
+        ("NoDevFiles", []),
+        ("GPU-", []),  # names all of them
+        ("MIG-aaaaaaaa", []),
+    ],
+)
+def test_the_mask_names_gpus_by_number_or_uuid(mask: str | None, places: list[int]) -> None:
+    assert visible_gpus(UUIDS, mask) == places
+
+
+def launch_on_cpu(pipeline: Command, tmp_path: Path, num_samples: int, **env: str) -> dict[str, Any]:
+    """The record of one point on the CPU, of steps of four samples."""
+    arguments = ("--grid", "smoke", "--index", "0", "--outputs", tmp_path)
+    size = [change for change in CPU_SIZE if not change.startswith("num_samples")]
+    sizes = (*size, f"num_samples={num_samples}", "batch_size_per_gpu=4", "strategy=single", "num_gpus=1")
+    plain = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
+    answer = pipeline("launch", *arguments, "--set", *sizes, env={**plain, **env})
+    assert answer.returncode == 0, answer.stderr
+    (path,) = tmp_path.glob("smoke/records/*.json")
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record
+
+
+def test_a_point_on_the_cpu_has_the_hosts_share_of_every_epoch_and_no_gpu(pipeline: Command, tmp_path: Path) -> None:
+    record = launch_on_cpu(pipeline, tmp_path, 1600)
+    sampled = record["telemetry"]
+    assert record["status"] == "ok"
+    assert (sampled["gpus"], sampled["notes"], sampled["interval_s"]) == ([], [], 0.1)
+    epochs = [(host["epoch"], host["node"]) for host in sampled["hosts"]]
+    assert epochs == [(epoch["epoch"], 0) for epoch in record["measurement"]["epochs"]]
+    shares = [host["cpu_share"] for host in sampled["hosts"] if host["num_samples"] >= 2]
+    assert shares  # an epoch of 400 steps takes longer than two samples
+    assert all(0 < share <= 1 for share in shares)
+
+
+def test_a_point_ends_well_without_its_sampler(pipeline: Command, tmp_path: Path) -> None:
+    (tmp_path / "fake").mkdir()
+    # python reads this at its start: the sampler, and nothing else, dies of it
+    (tmp_path / "fake" / "sitecustomize.py").write_text(
+        "import os, sys\nif 'pipeline.runner.telemetry_sampler' in ' '.join(sys.orig_argv): os._exit(3)\n"
+    )
+    record = launch_on_cpu(pipeline, tmp_path, 64, PYTHONPATH=str(tmp_path / "fake"))
+    assert record["status"] == "ok"
+    assert record["telemetry"]["hosts"] == []
+    assert record["telemetry"]["notes"] == ["node 0: the sampler ended early (exit code 3)"]

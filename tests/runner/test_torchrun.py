@@ -1,0 +1,126 @@
+"""The processes that ranks run in."""
+
+import importlib
+import logging
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT
+from factories import make_spec
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+
+from pipeline.runner import torchrun
+from pipeline.runner.torchrun import run_rank, threads_of
+from pipeline.runner.worker import set_num_threads
+
+
+@pytest.fixture
+def forked_by_a_server() -> Iterator[None]:
+    """This process's start method as multiprocessing's fork server leaves it in those that it forks."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("forkserver", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+def test_the_loaders_of_a_rank_start_their_workers_as_python_does_by_default(
+    forked_by_a_server: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[tuple[Path, str | None]] = []
+
+    def main(folder: Path) -> None:
+        seen.append((folder, multiprocessing.get_start_method(allow_none=True)))
+
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=main))
+    run_rank(tmp_path, {}, [])
+    assert seen == [(tmp_path, None)]
+
+
+def test_a_rank_sees_the_variables_of_its_launch_and_not_of_an_earlier_one(
+    forked_by_a_server: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The self-test turns NCCL's transports off for one launch of several."""
+    monkeypatch.setattr(torchrun, "_environ_ahead", {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0"})
+    launcher = {"KEPT": "0", "CHANGED": "1", "NEW": "2"}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", launcher)
+        changes = torchrun.changes_of_environ()
+    assert changes == ({"CHANGED": "1", "NEW": "2"}, ["NCCL_P2P_DISABLE"])
+    forked = {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0", "RANK": "3"}
+    monkeypatch.setattr(os, "environ", forked)
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=lambda folder: None))
+    run_rank(tmp_path, *changes)
+    assert forked == {**launcher, "RANK": "3"}
+
+
+FAILING = """
+import sys
+from pathlib import Path
+from factories import make_spec
+from pipeline.runner.rank_files import Handover, Point
+from pipeline.runner.torchrun import run_ranks
+
+if __name__ == "__main__":
+    spec, handover = make_spec(device="cpu", model="lenet"), Handover(Path(sys.argv[1]) / "point")
+    handover.leave_point(Point(spec, str(Path(sys.argv[1]) / "absent")))
+    print(sorted(run_ranks(spec, handover, "launch")), "torch._dynamo" in sys.modules)
+"""
+
+
+def test_a_rank_that_fails_is_named_at_once_and_without_the_agents_own_traceback(tmp_path: Path) -> None:
+    """For its traceback torch would import TorchDynamo, which takes seconds."""
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    command = [sys.executable, str(script), str(tmp_path)]
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "[0] False\n", ended.stderr
+    assert "NotStaged" in ended.stderr
+    assert "failed (exitcode: 1) local_rank: 0" in ended.stderr
+    assert "ProcessExitedException" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [(ProcessExitedException("exit code 1", 0, 1, 1), False), (ProcessRaisedException("of the rank's", 0, 1), True)],
+)
+def test_a_traceback_that_the_agent_has_from_a_rank_is_printed(error: Exception, kept: bool) -> None:
+    line = logging.LogRecord("agent", logging.ERROR, "api.py", 1, "failed", (), (type(error), error, None))
+    assert torchrun.drop_traceback(line)
+    assert bool(line.exc_info) is kept
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Puts torch's number of threads back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("wanted", "count"), [("3", 3), (" 2, 1", 2), ("", 5), ("many", 5), ("0", 5), ("-1", 5)])
+def test_a_rank_takes_as_many_threads_as_it_is_told(threads: None, wanted: str, count: int) -> None:
+    torch.set_num_threads(5)
+    set_num_threads(wanted)
+    assert torch.get_num_threads() == count
+
+
+def test_threads_are_set_for_each_layout_of_processes_and_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8))
+    seen = []
+    for fields in ({}, {"strategy": "ddp", "num_gpus": 4}):
+        with threads_of(make_spec(device="cpu", **fields)):
+            seen.append(os.environ["OMP_NUM_THREADS"])
+    assert seen == ["8", "2"]
+    assert "OMP_NUM_THREADS" not in os.environ
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # the person's own
+    with threads_of(make_spec(device="cpu")):
+        assert os.environ["OMP_NUM_THREADS"] == "3"

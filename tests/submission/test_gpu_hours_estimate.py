@@ -1,0 +1,372 @@
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command
+from factories import make_communication, make_communication_record, make_experiment, make_record, make_spec
+
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.experiment.record_store import publish
+from pipeline.experiment.spec import Spec
+from pipeline.submission.gpu_hours_estimate import Estimate, choose_gpu, estimate_points, refuse_above
+from pipeline.submission.plan import Site, gpu_model
+from pipeline.submission.slurm_queries import NodeType
+from pipeline.submission.slurm_request import SiteOptions
+from pipeline.system.errors import Refusal
+
+LIMIT_MIN = 30
+H100 = "NVIDIA H100 80GB HBM3"
+START, HALF_AN_HOUR = "2025-06-01T12:00:00Z", "2025-06-01T12:30:00Z"
+
+
+def on(*names: str) -> Environment:
+    """An environment with those GPUs."""
+    return Environment(gpus=tuple(Gpu(name=name) for name in names))
+
+
+def took_half_an_hour(spec: Spec, epochs: int = 2, *, gpu: str = H100, **fields: Any) -> Record:
+    """1,800 s, of which its epochs trained 1,200 s in all: 600 s were start-up."""
+    times_s = [1200 / epochs] * epochs
+    return make_record(spec, times_s, started_at=START, ended_at=HALF_AN_HOUR, environment=on(gpu), **fields)
+
+
+def estimate(
+    tmp_path: Path, points: list[Spec], *found: Record, limit_min: int | None = LIMIT_MIN, gpu: str | None = "h100"
+) -> Estimate:
+    """The estimate of points of one device, where another experiment in the folder has those records."""
+    experiment = Experiment(tmp_path / "deep" / "earlier")
+    experiment.create()
+    for record in found:
+        publish(record, experiment.records)
+    (only,) = estimate_points(points, tmp_path, limit_min, gpu)
+    return only
+
+
+def counts(found: Estimate) -> tuple[Any, ...]:
+    """Points, those estimated, hours, hours by the limit."""
+    return found.num_points, found.num_estimated, found.hours, found.hours_at_limit
+
+
+def test_a_point_takes_what_one_like_it_took_on_each_of_its_gpus(tmp_path: Path) -> None:
+    four = make_spec(strategy="ddp", num_gpus=4)
+    found = estimate(tmp_path, [make_spec(repeat=1), four], took_half_an_hour(make_spec()), took_half_an_hour(four))
+    assert counts(found) == (2, 2, 0.5 + 4 * 0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "hours"),
+    [
+        ({"epochs": 5}, (600 + 5 * 600) / 3600),
+        ({"num_samples": 25_000}, (600 + 2 * 300) / 3600),
+        ({"max_steps": 39}, (600 + 2 * 600 * 39 * 128 / 50_000) / 3600),  # 39 steps of 128 samples of 50,000
+        ({"learning_rate": 0.4, "seed": 3}, 0.5),
+    ],
+    ids=lambda value: str(value),
+)
+def test_training_is_scaled_to_the_points_samples_and_start_up_is_not(
+    tmp_path: Path, fields: dict[str, Any], hours: float
+) -> None:
+    found = estimate(tmp_path, [make_spec(**fields)], took_half_an_hour(make_spec()))
+    assert found.hours == pytest.approx(hours)
+
+
+def test_of_several_records_the_median_tells(tmp_path: Path) -> None:
+    ends = enumerate(f"2025-06-01T12:00:{second}Z" for second in (10, 20, 50))
+    found = [
+        make_record(make_spec(repeat=i), (0.001, 0.001), started_at=START, ended_at=end, environment=on(H100))
+        for i, end in ends
+    ]
+    assert estimate(tmp_path, [make_spec(repeat=7)], *found).hours == pytest.approx(20 / 3600)
+
+
+UNLIKE: list[dict[str, Any]] = [
+    {"precision": "bf16"},
+    {"model": "lenet"},
+    {"strategy": "ddp"},
+    {"strategy": "ddp", "num_gpus": 2},
+    {"batch_size_per_gpu": 512},
+    {"execution": "compiled_graph", "evaluate": True, "epochs": 30},
+    {"execution": "graph"},
+    {"evaluate": True},
+    {"layout": "channels_last"},
+    {"num_workers": 16},
+    {"memory_limit_gib": 4},
+    {"input": "synthetic", "max_steps": 3},
+]
+
+
+@pytest.mark.parametrize("fields", UNLIKE, ids=lambda fields: "-".join(map(str, fields.values())))
+def test_another_kind_of_point_tells_nothing_and_counts_at_its_limit(tmp_path: Path, fields: dict[str, Any]) -> None:
+    spec = make_spec(**fields)
+    found = estimate(tmp_path, [spec], took_half_an_hour(make_spec()))
+    assert counts(found) == (1, 0, None, 0.5 * spec.num_gpus)
+
+
+EVALUATED, COMPILED = {"evaluate": True}, {"execution": "compile"}
+IMAGES = {"dataset": "imagefolder"}
+
+
+@pytest.mark.parametrize(
+    ("shared", "field", "is_alike"),
+    [
+        (EVALUATED, {"epochs": 30}, False),  # no record says how long its evaluation took
+        (EVALUATED, {"num_samples": 25_000}, False),
+        (EVALUATED, {"seed": 1}, True),
+        (COMPILED, {"num_samples": 25_000}, False),  # a last part batch may be compiled of its own
+        (COMPILED, {"epochs": 30}, True),
+        (IMAGES, {"num_samples": 25_000}, False),  # they are decoded before the first epoch
+        (IMAGES, {"epochs": 30}, True),
+    ],
+)
+def test_what_does_not_follow_the_samples_trained_on_must_be_equal(
+    tmp_path: Path, shared: dict[str, Any], field: dict[str, Any], is_alike: bool
+) -> None:
+    found = estimate(tmp_path, [make_spec(**shared, **field)], took_half_an_hour(make_spec(**shared)))
+    assert found.num_estimated == is_alike
+
+
+@pytest.mark.parametrize(("windows", "is_alike"), [(6, True), (2000, False)])
+def test_six_windows_of_steps_do_not_tell_of_2000(tmp_path: Path, windows: int, is_alike: bool) -> None:
+    fields: dict[str, Any] = {"strategy": "ddp", "num_gpus": 2, "measure": "communication", "input": "synthetic"}
+    series = make_communication({"ddp": [10.0] * 6})
+    times = {"started_at": START, "ended_at": HALF_AN_HOUR}
+    record = make_communication_record(make_spec(**fields, windows=6), series, environment=on(H100), **times)
+    found = estimate(tmp_path, [make_spec(**fields, windows=windows, repeat=1)], record)
+    assert counts(found) == ((1, 1, 1.0, 0.0) if is_alike else (1, 0, None, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("asked", "names", "chosen"),
+    [
+        ("a40", ["NVIDIA A40", "NVIDIA H200"], "NVIDIA A40"),
+        ("v100", ["Tesla V100-SXM2-16GB"], "Tesla V100-SXM2-16GB"),
+        ("rtx3090", ["NVIDIA GeForce RTX 3090"], "NVIDIA GeForce RTX 3090"),
+        ("a100", ["NVIDIA A100-SXM4-40GB"], "NVIDIA A100-SXM4-40GB"),
+        ("a100", ["NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-80GB"], None),  # either may be meant
+        ("a100_80gb", ["NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-80GB"], "NVIDIA A100-PCIE-80GB"),
+        ("NVIDIA A100-SXM4-40GB", ["NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"], "NVIDIA A100-SXM4-40GB"),
+        ("NVIDIA H100 80GB HBM3", ["NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"], "NVIDIA H100 80GB HBM3"),
+        ("a10", ["NVIDIA A100-SXM4-40GB", "NVIDIA A10G"], None),
+        ("h100", ["NVIDIA H100 NVL"], None),
+        ("rtx3080", ["NVIDIA GeForce RTX 3080 Ti"], None),
+        ("rtx_6000", ["NVIDIA RTX 6000 Ada Generation"], None),
+        ("a100", ["NVIDIA A100-SXM4-40GB MIG 3g.20gb"], None),
+        ("tesla", ["Tesla V100-SXM2-16GB"], None),
+        ("gpu", ["NVIDIA A40"], None),
+    ],
+)
+def test_a_gpu_type_names_the_records_of_its_model_and_of_no_other(
+    asked: str, names: list[str], chosen: str | None
+) -> None:
+    assert choose_gpu(names, asked) == chosen
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"), [("v100", [H100]), (None, [H100]), ("h100", ["NVIDIA H100 PCIe", H100]), ("h100", [])]
+)
+def test_a_record_of_another_or_an_unknown_gpu_model_tells_nothing(
+    tmp_path: Path, asked: str | None, names: list[str]
+) -> None:
+    records = [took_half_an_hour(make_spec(repeat=number), gpu=name) for number, name in enumerate(names)]
+    assert counts(estimate(tmp_path, [make_spec(repeat=9)], *records, gpu=asked)) == (1, 0, None, 0.5)
+
+
+def test_a_record_of_two_gpu_models_tells_nothing(tmp_path: Path) -> None:
+    spec = make_spec(strategy="dp", num_gpus=2)
+    record = make_record(spec, (600, 600), started_at=START, ended_at=HALF_AN_HOUR, environment=on(H100, "NVIDIA A40"))
+    assert estimate(tmp_path, [spec], record).hours is None
+
+
+def test_the_estimate_names_its_records_and_their_gpu_and_says_why_there_are_none(tmp_path: Path) -> None:
+    record = took_half_an_hour(make_spec())
+    found = estimate(tmp_path, [make_spec(repeat=1), make_spec(batch_size_per_gpu=8)], record)
+    name = f"deep/earlier/{record.run_id}.0"
+    assert (found.records, found.gpu) == ((name,), H100)
+    assert found.sentence() == (
+        f"GPU-hours: about 0.5 for 1 of 2 points, by 1 earlier record on {H100} ({name}); "
+        "1 have none like them, at most 0.5 by their time limit"
+    )
+    row = found.as_row()
+    assert (row["records"], row["gpu"]) == ([name], H100)
+    said = [
+        estimate_points([make_spec(repeat=1)], tmp_path, LIMIT_MIN, asked)[0].sentence() for asked in ("v100", None)
+    ]
+    assert said == [
+        "GPU-hours unknown: no earlier record on v100 is like any of the 1 points, at most 0.5 by their time limit",
+        "GPU-hours unknown: the GPU model is not known (on Slurm --gpu-type names it), so no earlier record counts "
+        "for the 1 points, at most 0.5 by their time limit",
+    ]
+
+
+NODES = [NodeType(2, 64, 1, 4, {"a40": 4}), NodeType(9, 64, 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked", "model"),
+    [
+        (NODES, None, "a40"),
+        (NODES, "a40", "a40"),
+        ([*NODES, NodeType(1, 64, 1, 8, {"v100": 8})], None, None),
+        ([*NODES, NodeType(1, 64, 1, 8, {"v100": 8})], "v100", "v100"),
+        ([*NODES, NodeType(1, 64, 1, 8)], None, None),  # some GPUs have no type
+        ([NodeType(1, 64, 1, 8)], None, None),
+        (None, None, None),
+        (None, "a40", "a40"),
+    ],
+)
+def test_on_slurm_the_gpu_model_is_the_type_asked_for_or_the_only_one(
+    nodes: list[NodeType] | None, asked: str | None, model: str | None
+) -> None:
+    assert gpu_model(Site("slurm", nodes, 1001, 0, []), SiteOptions(gpu_type=asked)) == model
+
+
+opened: list[str] | None = None
+
+
+def note_open(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and opened is not None:
+        opened.append(os.path.basename(os.fsdecode(arguments[0])) if not isinstance(arguments[0], int) else "")
+
+
+sys.addaudithook(note_open)  # for good: Python has no way to take one back
+
+
+@contextlib.contextmanager
+def files_opened() -> Iterator[list[str]]:
+    """The names of all files that this process opens meanwhile."""
+    global opened
+    opened = []
+    try:
+        yield opened
+    finally:
+        opened = None
+
+
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_only_records_that_may_tell_are_opened(tmp_path: Path, has_manifest: bool) -> None:
+    alike = took_half_an_hour(make_spec())
+    same_prefix = took_half_an_hour(make_spec(precision="bf16"))
+    others = [took_half_an_hour(make_spec(**fields)) for fields in ({"batch_size_per_gpu": 8}, {"strategy": "ddp"})]
+    experiment = make_experiment(tmp_path / "earlier", alike, same_prefix, *others)
+    make_experiment(tmp_path / "unlike", *others)
+    if not has_manifest:
+        experiment.manifest.unlink()
+    with files_opened() as names:
+        (found,) = estimate_points([make_spec(repeat=1)], tmp_path, None, "h100")
+    wanted = {f"{record.run_id}.0.json" for record in ([alike] if has_manifest else [alike, same_prefix])}
+    assert {name for name in names if name.endswith(".0.json")} == wanted
+    assert found.num_estimated == 1
+    with files_opened() as names:
+        estimate_points([make_spec(repeat=1)], tmp_path, None, None)
+    assert not [name for name in names if name.endswith(".json")]  # of an unknown GPU nothing could tell
+
+
+def test_an_experiment_whose_manifest_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
+    broken = make_experiment(tmp_path / "broken", took_half_an_hour(make_spec()))
+    broken.manifest.write_text("{")
+    assert estimate(tmp_path, [make_spec()]).hours is None
+    assert estimate(tmp_path, [make_spec()], took_half_an_hour(make_spec())).hours == 0.5
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        make_record(started_at=None, environment=on(H100)),
+        make_record(status="oom", started_at=START, ended_at=HALF_AN_HOUR, environment=on(H100)),
+        make_record(measured=False, started_at=START, ended_at=HALF_AN_HOUR, environment=on(H100)),
+    ],
+    ids=["no times", "oom", "elsewhere"],
+)
+def test_a_record_that_did_not_run_to_its_end_here_tells_nothing(tmp_path: Path, record: Record) -> None:
+    assert estimate(tmp_path, [make_spec()], record).hours is None
+
+
+def test_where_there_is_no_folder_nothing_is_known_and_it_is_said(tmp_path: Path) -> None:
+    (found,) = estimate_points([make_spec(), make_spec(repeat=1)], tmp_path / "absent", None, "a40")
+    assert counts(found) == (2, 0, None, None)
+    assert found.sentence() == "GPU-hours unknown: no earlier record on a40 is like any of the 2 points"
+
+
+def test_the_devices_are_apart_and_named_for_what_they_hold(tmp_path: Path) -> None:
+    gpu, cpu = estimate_points([make_spec(), make_spec(device="cpu")], tmp_path, LIMIT_MIN, None)
+    assert (gpu.as_row()["gpu_hours_at_limit"], gpu.as_row()["process_hours_at_limit"]) == (0.5, None)
+    assert (cpu.as_row()["gpu_hours_at_limit"], cpu.as_row()["process_hours_at_limit"]) == (None, 0.5)
+    assert cpu.sentence().startswith("process-hours unknown: no earlier record is like any of the 1 points")
+    assert estimate_points([], tmp_path, LIMIT_MIN, None) == []
+
+
+@pytest.mark.parametrize(("max_gpu_hours", "is_refused"), [(0.99, True), (1.0, False), (2.0, False)])
+def test_more_than_allowed_is_refused_and_points_without_an_earlier_one_count_at_their_limit(
+    max_gpu_hours: float, is_refused: bool
+) -> None:
+    mixed = [Estimate("cuda", 3, 2, 0.5, 0.5), Estimate("cpu", 1, 1, 100.0, 0.0)]
+    if not is_refused:
+        refuse_above(mixed, max_gpu_hours)
+        return
+    with pytest.raises(Refusal, match=r"may take 1 GPU-hours, more than --max-gpu-hours 0\.99") as refusal:
+        refuse_above(mixed, max_gpu_hours)
+    assert refusal.value.code == 2
+
+
+def test_where_nothing_ends_a_point_that_nothing_tells_of_the_limit_cannot_be_kept() -> None:
+    with pytest.raises(Refusal, match="1 of 3 points have no earlier record like them and nothing limits their time"):
+        refuse_above([Estimate("cuda", 3, 2, 0.5, None)], 1000)
+    refuse_above([Estimate("cpu", 3, 2, 0.5, None)], 0)  # no GPU
+
+
+GRID = """
+name: planned
+base: {model: resnet18, dataset: synthetic, input: synthetic, precision: tf32}
+points:
+  - {strategy: [single], num_gpus: [1], batch_size_per_gpu: [8], repeat: [0, 1], device: [cuda, cpu]}
+resources: {time: "00:30:00"}
+"""
+
+
+@pytest.mark.parametrize(("max_gpu_hours", "is_refused"), [("1", False), ("0.9", True)])
+def test_a_dry_run_says_what_the_points_may_take_and_what_would_be_refused(
+    pipeline: Command, tmp_path: Path, max_gpu_hours: str, is_refused: bool
+) -> None:
+    (tmp_path / "grid.yaml").write_text(GRID)
+    experiment = Experiment(tmp_path / "out" / "earlier")
+    experiment.create()
+    spec = make_spec(dataset="synthetic", input="synthetic", batch_size_per_gpu=8)
+    publish(took_half_an_hour(spec), experiment.records)
+    arguments = ("--grid", tmp_path / "grid.yaml", "--outputs", tmp_path / "out", "--cluster", "slurm", "--dry-run")
+    answer = pipeline("submit", *arguments, "--gpu-type", "h100", "--json", "--max-gpu-hours", max_gpu_hours)
+    assert answer.returncode == 0, answer.stderr
+    gpu, cpu = json.loads(answer.stdout)["cost"]
+    assert (gpu["num_points"], gpu["num_estimated"], gpu["gpu_hours"], gpu["process_hours"]) == (2, 2, 1.0, None)
+    assert (cpu["num_points"], cpu["num_estimated"], cpu["process_hours"]) == (2, 0, None)
+    assert cpu["process_hours_at_limit"] == 1.0
+    assert ("Would be refused" in answer.stderr) is is_refused
+    text = pipeline("submit", *arguments, "--gpu-type", "h100").stdout
+    assert f"GPU-hours: about 1 for 2 of 2 points, by 1 earlier record on {H100} (earlier/{spec.run_id()}.0)\n" in text
+    text = pipeline("submit", *arguments).stdout
+    assert (
+        "the GPU model is not known (on Slurm --gpu-type names it), so no earlier record counts for the 2 points"
+        in text
+    )
+
+
+def test_a_submission_that_may_take_more_is_2_and_nothing_is_written(pipeline: Command, tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_text(GRID)
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    answers = {"scontrol": "echo 'Slurmctld(primary) at here is UP'", "sbatch": f"touch {folder}/called"}
+    for name, line in {**answers, "sinfo": "echo 'main*|64|512000|gpu:8|4'", "squeue": ""}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+        (folder / name).chmod(0o755)
+    env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    arguments = ("--grid", tmp_path / "grid.yaml", "--outputs", tmp_path / "out", "--max-gpu-hours", "0.5")
+    answer = pipeline("submit", *arguments, env=env)
+    assert (answer.returncode, answer.stdout) == (2, ""), answer.stderr
+    assert "may take 1 GPU-hours, more than --max-gpu-hours 0.5" in answer.stderr
+    assert not (tmp_path / "out").exists()
+    assert not (folder / "called").exists()

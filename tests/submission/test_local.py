@@ -1,0 +1,215 @@
+"""Points on this machine: nothing is left running when the driver goes, and a rank that dies costs its point alone."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Command, wait_for
+from factories import LENET, make_experiment, make_record, make_spec
+
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.record_store import publish, read_folder
+from pipeline.runner.launch_options import LaunchOptions, launch_command
+from pipeline.submission.local import how_it_ended
+from pipeline.system import host
+
+GRID = """
+name: two
+base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, strategy: ddp, num_gpus: 2}
+points:
+  - {num_samples: [1000000], batch_size_per_gpu: [1]}
+  - {num_samples: [64], batch_size_per_gpu: [8]}
+"""
+
+
+def workers_of(folder: Path) -> list[int]:
+    """The ranks that run points of this folder, which TEST_FOLDER names."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            is_rank = entry.name.isdecimal() and (entry / "comm").read_text().startswith("rank")
+            if is_rank and f"TEST_FOLDER={folder}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def start_driver(tmp_path: Path) -> subprocess.Popen[str]:
+    (tmp_path / "grid.yaml").write_text(GRID)
+    command = [sys.executable, "-m", "pipeline.submit", "--grid", str(tmp_path / "grid.yaml"), "--cluster", "local"]
+    env = {**os.environ, "TEST_FOLDER": str(tmp_path)}
+    return subprocess.Popen(
+        [*command, "--outputs", str(tmp_path)],
+        cwd=ROOT,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def both_ranks_train(tmp_path: Path) -> bool:
+    return bool(list(tmp_path.glob("two/logs/scratch/*/environment.json"))) and len(workers_of(tmp_path)) >= 2
+
+
+def test_a_rank_that_is_killed_costs_its_point_alone(tmp_path: Path) -> None:
+    driver = start_driver(tmp_path)
+    wait_for(lambda: both_ranks_train(tmp_path))
+    os.kill(workers_of(tmp_path)[0], signal.SIGKILL)
+    _, said = driver.communicate(timeout=120)
+    assert driver.returncode == 1, said
+    assert "1 of 2 points left no result; see python -m pipeline.status" in said
+    first, second = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("two/records/*.json")))
+    ends = {record["spec"]["num_samples"]: record for record in (first, second)}
+    assert (ends[1_000_000]["status"], ends[1_000_000]["failure"]["kind"]) == ("failed", "signal")
+    assert "SIGKILL" in ends[1_000_000]["reason"]
+    assert ends[64]["status"] == "ok"
+    assert workers_of(tmp_path) == []
+
+
+def test_a_point_past_its_limit_is_ended_with_its_ranks_and_the_points_around_it_are_measured(tmp_path: Path) -> None:
+    """The first begins the processes that the second shares; the second would take hours; the third has new ones."""
+    sizes = {64: 8, 1_000_000: 1, 128: 8}
+    small = {**LENET, "input": "synthetic", "strategy": "ddp", "num_gpus": 2}
+    points = [make_spec(**small | {"num_samples": count, "batch_size_per_gpu": size}) for count, size in sizes.items()]
+    experiment = make_experiment(tmp_path / "x", missing=points)
+    options = LaunchOptions(tmp_path, point_limit_s=20)
+    command = launch_command(experiment.manifest, [spec.run_id() for spec in points], options)
+    started_s = time.monotonic()
+    env = {**os.environ, "TEST_FOLDER": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert time.monotonic() - started_s < 2 * 20 + 60
+    assert workers_of(tmp_path) == []
+    found, rejected = read_folder(experiment.records)
+    assert (len(found), rejected) == (3, [])
+    first, second, third = (next(part for part in found if part.spec == spec) for spec in points)
+    assert [record.status for record in (first, second, third)] == ["ok", "failed", "ok"]
+    assert second.failure is not None
+    assert second.failure.kind == "timeout"
+    assert "limit of 20 s" in second.reason
+    assert second.environment.nodes == first.environment.nodes
+    assert second.environment.boot_ids == first.environment.boot_ids == (host.boot_id(),)  # of two ranks, one boot
+    assert first.launch_id == second.launch_id != third.launch_id
+
+
+def test_a_driver_that_is_killed_leaves_no_rank_behind_and_can_be_run_again(pipeline: Command, tmp_path: Path) -> None:
+    driver = start_driver(tmp_path)
+    wait_for(lambda: both_ranks_train(tmp_path))
+    driver.kill()
+    driver.communicate()
+    wait_for(lambda: not workers_of(tmp_path), timeout_s=10)
+    assert not list(tmp_path.glob("two/records/*.json"))
+    again = pipeline("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--dry-run")
+    assert "2 points to run" in again.stdout
+
+
+def test_a_launcher_that_is_killed_leaves_no_rank_behind(tmp_path: Path) -> None:
+    """Its ranks are children of multiprocessing's fork server, which lives as long as they do."""
+    driver = start_driver(tmp_path)
+    wait_for(lambda: both_ranks_train(tmp_path))
+    (launcher,) = (int(pid) for pid in Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split())
+    ranks = workers_of(tmp_path)
+    os.kill(launcher, signal.SIGKILL)
+    wait_for(lambda: not {str(pid) for pid in ranks} & set(os.listdir("/proc")), timeout_s=10)
+    _, said = driver.communicate(timeout=120)
+    (log,) = re.findall(r"no record; see (.*\.log) after", said)
+    assert Path(log).is_file()
+    assert driver.returncode == 1, said
+    assert "1 of 2 points left no result; see python -m pipeline.status" in said
+    (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("two/records/*.json")]  # of the second point
+    assert (record["status"], record["spec"]["num_samples"]) == ("ok", 64)
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_nothing_is_left_in_tmpdir_also_where_its_path_is_too_long_for_a_socket(
+    pipeline: Command, tmp_path: Path, long: bool
+) -> None:
+    (tmp_path / "grid.yaml").write_text(GRID)
+    submit = ("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--cluster", "local")
+    small = ("--set", "num_samples=64", "batch_size_per_gpu=8")
+    with tempfile.TemporaryDirectory(prefix="x" * 100 if long else "x") as folder:
+        answer = pipeline(*submit, *small, env={**os.environ, "TMPDIR": folder})
+        left = [name for name in os.listdir(folder) if not name.startswith("torchinductor_")]  # a cache of torch's
+    assert left == []
+    assert answer.returncode == 0, answer.stderr
+    (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("two/records/*.json")]
+    assert record["status"] == "ok"
+    (log,) = tmp_path.glob("two/logs/*/*.log")
+    assert ("imports torch anew" in log.read_text()) == long
+
+
+def test_slurms_variables_of_a_surrounding_job_do_not_reach_a_local_point(pipeline: Command, tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_text(GRID)
+    submit = ("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--cluster", "local")
+    env = {**os.environ, "SLURM_NODEID": "1", "PIPELINE_LAUNCH_ID": "x"}
+    answer = pipeline(
+        *submit, "--set", "num_samples=64", "batch_size_per_gpu=8", "strategy=single", "num_gpus=1", env=env
+    )
+    assert answer.returncode == 0
+    (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("two/records/*.json")]
+    assert (record["status"], record["launch_id"].startswith("here-")) == ("ok", True)
+
+
+def test_a_result_that_is_too_large_to_publish_is_a_failed_point_and_no_silence(tmp_path: Path) -> None:
+    experiment = Experiment(tmp_path / "x")
+    experiment.create()
+    spec = make_spec(
+        device="cpu",
+        model="lenet",
+        dataset="synthetic",
+        input="synthetic",
+        num_samples=4,
+        batch_size_per_gpu=4,
+        epochs=40,
+    )
+    with experiment.edit_manifest() as manifest:
+        manifest.points = [spec]
+    code = (
+        "import sys; from pipeline import launch; from pipeline.experiment import record_store;"
+        "record_store.MAX_RECORD_BYTES = 5000; sys.exit(launch.main())"
+    )
+    arguments = ["--manifest", str(experiment.manifest), "--run-id", spec.run_id()]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    (text,) = [path.read_text() for path in experiment.records.glob("*.json")]
+    assert "could not be published" in json.loads(text)["reason"]
+
+
+def test_an_element_of_several_points_shares_processes_here_too_and_each_is_said_as_it_ends(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "grid.yaml").write_text(
+        GRID.replace("[1000000], batch_size_per_gpu: [1]", "[64], batch_size_per_gpu: [16]")
+    )
+    grid = ("submit", "--grid", tmp_path / "grid.yaml", "--cluster", "local", "--outputs", tmp_path)
+    said = pipeline(*grid, "--points-per-element", "2").stderr
+    first, second = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("two/records/*.json")))
+    assert first["launch_id"] == second["launch_id"]
+    assert {record["measurement"].get("num_points_before", 0) for record in (first, second)} == {0, 1}
+    assert [line.split(": ")[1].split(" ")[0] for line in said.splitlines() if line.startswith("[")] == [
+        "running",
+        "ok",
+        "running",
+        "ok",
+    ]
+    logs = sorted(tmp_path.glob("two/logs/*/*.log"))
+    assert len({path.read_text() for path in logs}) == 1
+    assert {path.stem for path in logs} == {record["run_id"] for record in (first, second)}
+
+
+def test_an_earlier_record_is_not_taken_for_the_ending_of_a_point_that_left_none(tmp_path: Path) -> None:
+    experiment = Experiment(tmp_path / "x")
+    experiment.create()
+    spec = make_spec()
+    publish(make_record(spec), experiment.records)
+    assert how_it_ended(experiment, spec, num_before=0) == "ok"
+    assert how_it_ended(experiment, spec, num_before=1) is None

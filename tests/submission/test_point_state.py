@@ -1,0 +1,290 @@
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from factories import make_record, make_spec
+
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.manifest import Array, Manifest, add_points, start_submission
+from pipeline.experiment.outcomes import Outcome, PointStatus
+from pipeline.experiment.record import Status
+from pipeline.experiment.record_store import publish
+from pipeline.experiment.spec import Spec
+from pipeline.submission import point_state, slurm_queries
+from pipeline.submission.point_state import ENDED_AS, HELD, RUNNING, WAITING, State, decide
+from pipeline.submission.progress import Standing, pick_job, read_tail, standings
+from pipeline.submission.slurm_queries import JobKey, JobState
+
+NOW = datetime(2025, 6, 1, 12, 0, 0)
+NO_RECORD = Outcome(make_spec(), "missing", None, "no record")
+
+# every JOB STATE CODE of squeue(1) and sacct(1), Slurm 22.05, and what later ones add
+STATE_NAMES = [
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "CONFIGURING", "COMPLETING", "DEADLINE"),
+    *("FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PENDING", "PREEMPTED", "RUNNING"),
+    *("RESV_DEL_HOLD", "REQUEUE_FED", "REQUEUE_HOLD", "REQUEUED", "RESIZING", "REVOKED"),
+    *("SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "SUSPENDED", "TIMEOUT"),
+    *("LAUNCH_FAILED", "POWER_UP_NODE", "RECONFIG_FAIL", "REQUEUED_CRON", "EXPEDITING"),
+]
+DECIDED_ONE_BY_ONE = {"OUT_OF_MEMORY", "FAILED", "COMPLETED"}
+
+
+def job(state: str, exit_code: int = 0, *, ended_s_ago: float | None = None, reason: str = "None") -> JobState:
+    end = None if ended_s_ago is None else (NOW - timedelta(seconds=ended_s_ago)).isoformat()
+    return JobState(state, exit_code, end, reason)
+
+
+def word(state: JobState | None, log_tail: str = "", *, was_submitted: bool = True) -> str:
+    return decide(NO_RECORD, state, was_submitted, log_tail, NOW).word
+
+
+@pytest.mark.parametrize("name", STATE_NAMES)
+def test_every_state_name_of_slurm_is_in_exactly_one_bucket(name: str) -> None:
+    buckets = (WAITING, HELD, RUNNING, set(ENDED_AS), DECIDED_ONE_BY_ONE)
+    assert sum(name in bucket for bucket in buckets) == 1
+    assert word(job(name)) != "unknown"
+
+
+@pytest.mark.parametrize("name", ["", "running", "RUNNINGG", "TELEPORTED", "CANCELLED+"])
+def test_a_state_name_that_no_manual_has_is_unknown_and_named(name: str) -> None:
+    state = decide(NO_RECORD, job(name), True, "", NOW)
+    assert state.word == "unknown"
+    assert name in state.reason
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("PENDING", "pending"),
+        ("CONFIGURING", "pending"),
+        ("REQUEUED", "pending"),
+        ("SUSPENDED", "pending"),
+        ("REQUEUE_HOLD", "held"),
+        ("SPECIAL_EXIT", "held"),
+        ("RUNNING", "running"),
+        ("COMPLETING", "running"),
+        ("STAGE_OUT", "running"),
+        ("SIGNALING", "running"),
+        ("OUT_OF_MEMORY", "host_oom"),
+        ("FAILED", "failed"),
+        ("TIMEOUT", "timeout"),
+        ("DEADLINE", "timeout"),
+        ("PREEMPTED", "preempted"),
+        ("NODE_FAIL", "node_fail"),
+        ("BOOT_FAIL", "node_fail"),
+        ("CANCELLED", "cancelled"),
+    ],
+)
+def test_without_a_record_the_state_is_the_jobs(state: str, expected: str) -> None:
+    assert word(job(state, 1)) == expected
+
+
+OOM_KILL = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0."
+OVER_LIMIT = "slurmstepd-node1: error: StepId=7.0 exceeded memory limit (342581248 > 209715200), being killed"
+
+
+@pytest.mark.parametrize("exit_code", [137, -9])
+@pytest.mark.parametrize("line", [OOM_KILL, OVER_LIMIT])
+def test_a_job_that_was_killed_and_of_whose_memory_slurm_itself_wrote_ran_out_of_it(exit_code: int, line: str) -> None:
+    assert word(job("FAILED", exit_code), f"epoch 1\n{line}\n") == "host_oom"
+
+
+@pytest.mark.parametrize(
+    ("log_tail", "exit_code"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory.", 1),
+        ("RuntimeError: CUDA out of memory. Tried to allocate", 137),
+        ("RuntimeError: DefaultCPUAllocator: can't allocate memory", -9),
+        ("my loader: oom-kill", 137),  # anybody may write that
+        ("my loader: slurmstepd: error: oom-kill", 137),
+        (OOM_KILL, 1),  # it ended otherwise
+        (OVER_LIMIT, -15),
+    ],
+)
+def test_a_log_that_suggests_out_of_memory_is_a_failure_and_no_result(log_tail: str, exit_code: int) -> None:
+    state = decide(NO_RECORD, job("FAILED", exit_code), True, log_tail, NOW)
+    assert (state.word, state.reason.partition(";")[0]) == ("failed", "its log suggests out of memory")
+
+
+@pytest.mark.parametrize("log_tail", ["a mushroom grew", ""])
+def test_a_log_without_such_a_word_says_nothing_of_memory(log_tail: str) -> None:
+    state = decide(NO_RECORD, job("FAILED", 137), True, log_tail, NOW)
+    assert (state.word, "memory" in state.reason) == ("failed", False)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "words"), [(3, "exited 3"), (-9, "ended by signal 9"), (None, "ended without a record")]
+)
+def test_a_failure_says_how_the_job_ended(exit_code: int | None, words: str) -> None:
+    assert words in decide(NO_RECORD, JobState("FAILED", exit_code, None, ""), True, "", NOW).reason
+
+
+@pytest.mark.parametrize(
+    ("ended_s_ago", "expected"),
+    [(0, "settling"), (59, "settling"), (60, "lost"), (86_400, "lost"), (None, "lost"), (-5, "settling")],
+)
+def test_a_completed_job_settles_for_a_minute_and_then_is_lost(ended_s_ago: float | None, expected: str) -> None:
+    assert word(job("COMPLETED", ended_s_ago=ended_s_ago)) == expected
+
+
+@pytest.mark.parametrize("end", ["", "Unknown", "N/A", "NONE"])
+def test_an_end_time_that_is_none_is_long_ago(end: str) -> None:
+    assert word(JobState("COMPLETED", 0, end, "")) == "lost"
+
+
+def test_what_slurm_does_not_know_is_lost_if_a_driver_submitted_it_and_else_missing() -> None:
+    assert word(None, was_submitted=True) == "lost"
+    assert word(None, was_submitted=False) == "missing"
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected", "advice"),
+    [
+        ("PartitionDown", "pending", "--partition"),
+        ("PartitionNodeLimit", "pending", "num_nodes"),
+        ("Resources", "pending", "become free"),
+        ("JobHeldUser", "held", ""),
+        ("JobHeldAdmin", "held", ""),
+        ("SomethingNew", "pending", ""),
+    ],
+)
+def test_a_point_that_waits_says_why_with_advice_where_there_is_any(reason: str, expected: str, advice: str) -> None:
+    state = decide(NO_RECORD, job("PENDING", reason=reason), True, "", NOW)
+    assert state.word == expected
+    assert state.reason.startswith(reason)
+    assert advice in state.reason
+
+
+@pytest.mark.parametrize("status", ["ok", "oom", "failed"])
+@pytest.mark.parametrize("name", [*STATE_NAMES, None])
+def test_a_valid_record_decides_whatever_slurm_says(status: Status, name: str | None) -> None:
+    record = make_record(status=status)
+    state = decide(
+        Outcome(record.spec, status, record, "as recorded"), job(name) if name else None, True, "oom-kill", NOW
+    )
+    assert state.word == status
+    assert "as recorded" in state.reason
+
+
+def test_a_record_that_slurm_contradicts_is_noted() -> None:
+    record = make_record()
+    assert "NODE_FAIL" in decide(Outcome(record.spec, "ok", record, ""), job("NODE_FAIL"), True, "", NOW).reason
+
+
+@pytest.mark.parametrize("name", ["COMPLETED", "FAILED", "TIMEOUT", "RUNNING", None])
+def test_an_invalid_record_is_rejected_with_its_reason_whatever_slurm_says(name: str | None) -> None:
+    outcome = Outcome(make_spec(), "rejected", None, "its only record is truncated")
+    state = decide(outcome, job(name) if name else None, True, "CUDA out of memory", NOW)
+    assert state == State("rejected", "its only record is truncated")
+
+
+@pytest.mark.parametrize(
+    ("known", "picked"),
+    [
+        ({}, None),
+        ({("1", 0): job("COMPLETED")}, ("1", 0)),
+        ({("1", 0): job("COMPLETED"), ("2", None): job("FAILED")}, ("2", None)),  # the later one
+        ({("1", 0): job("RUNNING"), ("2", None): job("FAILED")}, ("1", 0)),  # one that may still write
+        ({("9", 0): job("RUNNING")}, None),  # another's
+    ],
+)
+def test_the_job_that_speaks_is_one_under_way_else_the_latest_known(
+    known: dict[JobKey, JobState], picked: JobKey | None
+) -> None:
+    assert pick_job([("1", 0), ("2", None)], known) == picked
+
+
+@pytest.fixture
+def submitted(tmp_path: Path) -> tuple[Experiment, Manifest]:
+    """Two points of one array (job 7), and one point that nobody submitted."""
+    experiment = Experiment(tmp_path / "x")
+    experiment.create()
+    points = [make_spec(repeat=repeat) for repeat in range(3)]
+    submission = start_submission("s" * 8, "slurm")
+    submission.arrays.append(Array("x-0", [[spec.run_id()] for spec in points[:2]], job_id="7"))
+    with experiment.edit_manifest() as manifest:
+        add_points(manifest, points)
+        manifest.submissions.append(submission)
+    return experiment, manifest
+
+
+def words(parts: list[Standing]) -> list[str]:
+    return [part.state.word for part in parts]
+
+
+@pytest.mark.parametrize("presence", ["absent", "silent"])
+def test_where_slurm_cannot_be_asked_a_submitted_point_is_unknown_and_never_failed(
+    submitted: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch, presence: str
+) -> None:
+    monkeypatch.setattr(slurm_queries, "find_slurm", lambda: presence)
+    publish(make_record(make_spec(repeat=1)), submitted[0].records)
+    parts = standings(*submitted)
+    assert words(parts) == ["unknown", "ok", "missing"]
+    assert presence in parts[0].state.reason
+
+
+def test_an_invalid_record_is_named_also_where_slurm_cannot_be_asked(
+    submitted: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_queries, "find_slurm", lambda: "absent")
+    submitted[0].records.mkdir(exist_ok=True)
+    (submitted[0].records / f"{make_spec().run_id()}.0.json").write_text('{"schema_version"')
+    part, *others = standings(*submitted)
+    assert words([part, *others]) == ["rejected", "unknown", "missing"]
+    assert part.state.reason.startswith("its only record was not read: ")
+    assert part.state.reason.endswith("; remove it and submit again")
+
+
+def test_each_element_has_the_state_of_its_own_job_and_its_own_log(
+    submitted: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_queries, "find_slurm", lambda: "up")
+    known = {("7", 0): job("RUNNING"), ("7", 1): job("FAILED", 1)}
+    monkeypatch.setattr(slurm_queries, "job_states", lambda _: known)
+    folder = submitted[0].log_folder("s" * 8) / "x-0"
+    folder.mkdir(parents=True)
+    (folder / "7_1_0_log.err").write_text("CUDA out of memory")
+    parts = standings(*submitted)
+    assert words(parts) == ["running", "failed", "missing"]
+    assert parts[1].state.reason.startswith("its log suggests out of memory")
+    assert [part.is_in_flight for part in parts] == [True, False, False]
+    assert [part.log for part in parts] == [None, folder / "7_1_0_log.err", None]
+
+
+def test_a_point_with_a_record_that_is_queued_again_keeps_its_word_and_says_so(
+    submitted: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_queries, "find_slurm", lambda: "up")
+    known = {("7", 0): job("PENDING", reason="PartitionDown"), ("7", 1): job("COMPLETING")}
+    monkeypatch.setattr(slurm_queries, "job_states", lambda _: known)
+    publish(make_record(make_spec(), launch_id="ea411e40-3-0"), submitted[0].records)
+    publish(make_record(make_spec(repeat=1), launch_id="ssssssss-8-0"), submitted[0].records)  # this job's own
+    first, second, _ = (part.state for part in standings(*submitted))
+    assert first.word == "ok"
+    assert first.reason.startswith("being run again: pending, PartitionDown: the partition is down")
+    assert second == State("ok", "")
+
+
+def test_only_the_end_of_a_log_is_read_and_any_bytes_will_do(tmp_path: Path) -> None:
+    log = tmp_path / "7_0_0_log.err"
+    log.write_bytes(b"oom-kill" + b"\xff" * 100_000 + b"the end")
+    tail = read_tail(log)
+    assert tail.endswith("the end")
+    assert "oom-kill" not in tail
+    (tmp_path / "7_0_1_log.err").write_text("of the other node")
+    assert "of the other node" in read_tail(log)
+    assert read_tail(None) == read_tail(tmp_path / "absent") == ""
+
+
+def test_every_status_of_an_outcome_has_a_state() -> None:
+    def state_of(status: PointStatus, spec: Spec) -> str:
+        return decide(Outcome(spec, status, None, "why"), None, False, "", NOW).word
+
+    statuses: list[PointStatus] = ["ok", "oom", "failed", "rejected", "missing"]
+    assert [state_of(status, make_spec()) for status in statuses] == statuses
+
+
+def test_a_state_under_way_is_one_of_those_that_a_driver_waits_for() -> None:
+    under_way = {name for name in STATE_NAMES if point_state.is_unfinished(job(name))}
+    assert {word(job(name)) for name in under_way} == set(point_state.IN_FLIGHT)
+    assert not under_way & {*ENDED_AS, *DECIDED_ONE_BY_ONE}

@@ -1,0 +1,285 @@
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.submission import slurm_queries
+from pipeline.submission.slurm_queries import (
+    JobState,
+    NodeType,
+    count_gpus,
+    count_gpus_by_type,
+    exit_code_of,
+    find_jobs_named,
+    find_slurm,
+    job_states,
+    max_array_size,
+    node_types,
+    partition_limit_min,
+)
+from pipeline.system.errors import Refusal
+
+Fake = Callable[..., None]
+FORGOTTEN = "slurm_load_jobs error: Invalid job id specified"
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Put a command of that name on a PATH that has no other; it says what it is told and notes its arguments."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+
+    def make(name: str, stdout: str = "", stderr: str = "", code: int = 0, delay_s: float = 0) -> None:
+        wait = f"/bin/sleep {delay_s}\n" * bool(delay_s)
+        path = folder / name
+        path.write_text(
+            f'#!/bin/sh\n{wait}printf "%s\\n" "$*" >> {shlex.quote(str(path))}.calls\n'
+            f"printf %s {shlex.quote(stdout)}\nprintf %s {shlex.quote(stderr)} >&2\nexit {code}\n"
+        )
+        path.chmod(0o755)
+
+    return make
+
+
+def calls(folder: Path, name: str) -> list[str]:
+    path = folder / "bin" / f"{name}.calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("gres", "number"),
+    [
+        ("(null)", 0),
+        ("", 0),
+        ("gpu:4", 4),
+        ("gpu:0", 0),
+        ("gpu:a100:4", 4),
+        ("gpu:a100:4(S:0-1)", 4),
+        ("gpu:a100:4(S:0,1)", 4),
+        ("gpu:a100:4(S:0-1),nvme:1", 4),
+        ("nvme:8,gpu:h200:2", 2),
+        ("gpu:a100:4,gpu:v100:2", 6),
+        ("gpu:a100:2(S:0),gpu:a100:2(S:1)", 4),
+        ("gpu:a100_3g.20gb:7", 7),
+        ("gpu:no_consume:2", 2),
+        ("nvme:4", 0),
+        ("mygpu:4", 0),
+        ("gpumem:80", 0),
+        ("shard:16,gpu:1", 1),
+        ("craynetwork:4,gpu:16(IDX:0-15)", 16),
+    ],
+)
+def test_the_gpus_of_a_node_are_counted_from_its_gres(gres: str, number: int) -> None:
+    assert count_gpus(gres) == number
+
+
+@pytest.mark.parametrize(
+    ("gres", "types"),
+    [
+        ("(null)", {}),
+        ("gpu:4", {}),
+        ("gpu:no_consume:2", {}),
+        ("gpu:a40:4(S:0-1)", {"a40": 4}),
+        ("nvme:8,gpu:a40:2(S:0,1),gpu:v100:1,gpu:a40:1,mygpu:x:3", {"a40": 3, "v100": 1}),
+        ("gpu:a100_3g.20gb:7", {"a100_3g.20gb": 7}),
+        ("gpu:a40:no_consume:2", {"a40": 2}),
+    ],
+)
+def test_the_gpus_of_a_node_are_counted_by_type(gres: str, types: dict[str, int]) -> None:
+    assert count_gpus_by_type(gres) == types
+
+
+@pytest.mark.parametrize(
+    ("wait_status", "exit_code"),
+    [(0, 0), (256, 1), (768, 3), (137 << 8, 137), (9, -9), (15, -15), (139, -11)],  # 139 = SIGSEGV with a core file
+)
+def test_a_wait_status_becomes_an_exit_code_or_minus_the_signal(wait_status: int, exit_code: int) -> None:
+    assert exit_code_of(str(wait_status)) == exit_code
+
+
+@pytest.mark.parametrize(
+    ("partition", "limit_min"),
+    [
+        (None, 90),
+        ("long", 1 * 24 * 60 + 125),
+        ("open", None),
+        ("long,short", 30),
+        ("open,short", 30),
+        ("nowhere", None),
+    ],
+)
+def test_the_limit_of_a_partition_is_that_of_the_shortest_named(
+    fake: Fake, partition: str | None, limit_min: int | None
+) -> None:
+    fake("sinfo", "main*|1:30:00\nlong|1-02:05:59\nopen|infinite\nshort|30:00\n")
+    assert partition_limit_min(partition) == limit_min
+
+
+def test_squeue_gives_the_state_of_every_element_and_of_plain_jobs(fake: Fake, tmp_path: Path) -> None:
+    fake(
+        "squeue",
+        "7|0|8|RUNNING|0|2025-01-01T00:00:00|None|x-0\n"
+        "7|1|7|FAILED|768|2025-01-01T00:00:01|NonZeroExitCode|x-0\n"
+        "9|N/A|9|CANCELLED|9|N/A|None|name|with|bars\n",
+    )
+    assert job_states(["9", "7", "9"]) == {
+        ("7", 0): JobState("RUNNING", 0, "2025-01-01T00:00:00", "None"),
+        ("7", 1): JobState("FAILED", 3, "2025-01-01T00:00:01", "NonZeroExitCode"),
+        ("9", None): JobState("CANCELLED", -9, "N/A", "None"),
+    }
+    (call,) = calls(tmp_path, "squeue")
+    assert "-t all" in call  # those that ended too
+    assert "-j 7,9" in call  # one call for all, each once
+
+
+def test_no_job_needs_no_call(fake: Fake, tmp_path: Path) -> None:
+    fake("squeue")
+    assert job_states([]) == {}
+    assert calls(tmp_path, "squeue") == []
+
+
+def test_a_job_that_the_controller_forgot_is_not_there(fake: Fake) -> None:
+    fake("squeue", stderr=FORGOTTEN, code=1)
+    assert job_states(["7"]) == {}
+
+
+def test_accounting_fills_in_what_the_controller_forgot_and_never_overrules_it(fake: Fake) -> None:
+    fake("squeue", "7|0|8|RUNNING|0|N/A|None|x-0\n")
+    fake(
+        "sacct",
+        "7_0|PENDING|0:0|Unknown|None\n"
+        "7_1|CANCELLED by 1000|0:15|2025-01-01T00:00:00|None\n"
+        "7_2|FAILED|3:0|2025-01-01T00:00:00|NonZeroExitCode\n"
+        "7_[3-9%4]|PENDING|0:0|Unknown|Resources\n"
+        "8|COMPLETED|0:0|2025-01-01T00:00:00|None\n",
+    )
+    found = job_states(["7", "8"])
+    assert {key: (job.state, job.exit_code) for key, job in found.items()} == {
+        ("7", 0): ("RUNNING", 0),
+        ("7", 1): ("CANCELLED", -15),
+        ("7", 2): ("FAILED", 3),
+        ("8", None): ("COMPLETED", 0),
+    }
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_accounting_that_is_off_is_ignored(fake: Fake, code: int) -> None:
+    fake("squeue", "7|0|8|RUNNING|0|N/A|None|x-0\n")
+    fake("sacct", stderr="Slurm accounting storage is disabled", code=code)
+    assert list(job_states(["7"])) == [("7", 0)]
+
+
+def test_an_squeue_that_fails_is_a_refusal_and_no_state(fake: Fake) -> None:
+    fake("squeue", stderr="slurm_load_jobs error:\n Unable to contact slurm controller", code=1)
+    with pytest.raises(Refusal, match=r"Unable to contact slurm controller.*; try again\.$") as refusal:
+        job_states(["7"])
+    assert refusal.value.code == 4
+
+
+def test_an_squeue_that_does_not_answer_is_a_refusal_and_no_state(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(*command: str, **_: object) -> subprocess.CompletedProcess[str]:
+        raise subprocess.TimeoutExpired(command, 60)
+
+    monkeypatch.setattr(slurm_queries, "run", hang)
+    with pytest.raises(Refusal) as refusal:
+        job_states(["7"])
+    assert refusal.value.code == 4
+
+
+def test_an_squeue_that_is_not_installed_is_a_refusal_and_no_state(fake: Fake) -> None:
+    with pytest.raises(Refusal) as refusal:
+        job_states(["7"])
+    assert refusal.value.code == 4
+
+
+def test_slurm_is_absent_without_its_commands_or_a_configuration(fake: Fake) -> None:
+    assert find_slurm() == "absent"
+    fake("sbatch")
+    assert find_slurm() == "absent"
+    fake("scontrol", stderr="fatal: Could not establish a configuration source", code=1)
+    assert find_slurm() == "absent"
+
+
+@pytest.mark.parametrize(
+    ("said", "presence"),
+    [
+        ("Slurmctld(primary) at here is UP\n", "up"),
+        ("Slurmctld(primary) at here is DOWN\nSlurmctld(backup) at there is UP\n", "up"),
+        ("Slurmctld(primary) at here is DOWN\n", "silent"),
+        ("", "silent"),
+    ],
+)
+def test_slurm_is_up_where_a_controller_answers_and_else_silent(fake: Fake, said: str, presence: str) -> None:
+    fake("sbatch")
+    fake("scontrol", said, code=int(presence == "silent"))
+    assert find_slurm() == presence
+
+
+def test_slurm_is_silent_where_its_named_configuration_is_absent(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake("sbatch")
+    fake("scontrol", "Slurmctld(primary) at here is UP\n")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "absent.conf"))
+    assert find_slurm() == "silent"
+
+
+def test_slurm_is_silent_where_ping_hangs(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake("sbatch")
+    fake("scontrol", "Slurmctld(primary) at here is UP\n", delay_s=1)
+    monkeypatch.setattr(slurm_queries, "PING_TIMEOUT_S", 0.1)
+    assert find_slurm() == "silent"
+
+
+SINFO = "main*|64+|515000+|gpu:a100:4(S:0-1)|3\nmain*|16|64000|(null)|1\nfat|128|2000000|gpu:8|2\n"
+
+
+@pytest.mark.parametrize(
+    ("partition", "found"),
+    [
+        (None, [NodeType(3, 64, 515_000, 4, {"a100": 4}), NodeType(1, 16, 64_000, 0)]),
+        ("main", [NodeType(3, 64, 515_000, 4, {"a100": 4}), NodeType(1, 16, 64_000, 0)]),
+        ("fat", [NodeType(2, 128, 2_000_000, 8)]),
+    ],
+)
+def test_the_nodes_are_those_of_the_partition_else_of_the_default_one(
+    fake: Fake, partition: str | None, found: list[NodeType]
+) -> None:
+    fake("sinfo", SINFO)
+    assert node_types(partition) == found
+
+
+@pytest.mark.parametrize("partition", ["absent", "main*", "mai"])
+def test_a_partition_that_slurm_does_not_know_is_refused_with_those_it_does(fake: Fake, partition: str) -> None:
+    fake("sinfo", SINFO)
+    with pytest.raises(Refusal, match="choose --partition from fat, main") as refusal:
+        node_types(partition)
+    assert refusal.value.code == 4
+
+
+@pytest.mark.parametrize(
+    ("said", "size"), [("MaxArraySize            = 20\nMaxJobCount = 9\n", 20), ("MaxJobCount = 9\n", 1001)]
+)
+def test_the_longest_array_is_read_from_the_configuration_else_slurms_own_default(
+    fake: Fake, said: str, size: int
+) -> None:
+    fake("scontrol", said)
+    assert max_array_size() == size
+
+
+def test_a_question_that_slurm_refuses_is_a_refusal_with_its_words(fake: Fake) -> None:
+    fake("scontrol", stderr="Unable to contact slurm controller", code=1)
+    with pytest.raises(Refusal, match=r"Unable to contact .* --cluster local\.$") as refusal:
+        max_array_size()
+    assert refusal.value.code == 4
+
+
+def test_an_array_is_found_by_its_name_and_others_are_left_out(fake: Fake, tmp_path: Path) -> None:
+    fake("squeue", "7|x-0\n7|x-0\n9|other\n")
+    assert find_jobs_named(["x-0", "x-1"]) == {"x-0": "7"}
+    assert find_jobs_named([]) == {}
+    assert len(calls(tmp_path, "squeue")) == 1

@@ -1,0 +1,250 @@
+from typing import Any
+
+import pytest
+from factories import make_spec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.experiment.resources import Resources, Shape
+from pipeline.submission.plan import cut
+from pipeline.submission.slurm_queries import NodeType
+from pipeline.submission.slurm_request import (
+    SAFE_TEXT,
+    Memory,
+    SiteOptions,
+    add_up_limits,
+    build_request,
+    check_site_options,
+    name_by_reason,
+    refuse_unsatisfiable,
+    signal_delay_s,
+    unsatisfiable_here,
+    unsatisfiable_on_slurm,
+)
+from pipeline.system.errors import Refusal
+
+FOUR_GPUS = Shape("cuda", 1, 4)
+NOWHERE = SiteOptions()
+
+
+@pytest.mark.parametrize("option", SiteOptions._fields)
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "a b", "a\tb", "a\nb", "a\n", "a\0", "a\x1b[0m", "\\''\nid"),
+        *("'a'", 'a"b', "`id`", "$(id)", "a;b", "a&b", "a|b", "a>b", "a{b}", "a!b", "a#b", "~", "%j"),
+        *("-x", "--wrap=id", "/a", "ü", "٣", "a" * 129),
+    ],
+)
+def test_a_site_option_that_could_be_more_than_a_name_is_refused(option: str, text: str) -> None:
+    given: dict[str, Any] = {option: text}
+    with pytest.raises(Refusal, match=rf"^--{option.replace('_', '-')} ") as refusal:
+        check_site_options(SiteOptions(**given))
+    assert refusal.value.code == 2
+
+
+@pytest.mark.parametrize("text", ["gpu", "a100-80gb", "team_x", "u@host", "a,b", "x:y=z+1/2.3", "0", "a" * 128])
+def test_a_site_option_that_is_a_name_is_taken_as_it_is(text: str) -> None:
+    site = SiteOptions(text, text, text, text)
+    check_site_options(site)
+    options = build_request(FOUR_GPUS, Resources(), site, None, None).options
+    names = ("partition", "account", "qos", "constraint")
+    assert {name: options[name] for name in names} == site.named() == dict.fromkeys(names, text)
+
+
+@pytest.mark.parametrize("text", ["a40:4", "a40,v100", "a40=1", "a40/2", "a40+v100"])
+def test_a_gpu_type_that_could_be_more_than_a_type_is_refused(text: str) -> None:
+    with pytest.raises(Refusal, match=r"^--gpu-type "):
+        check_site_options(SiteOptions(gpu_type=text))
+
+
+@pytest.mark.parametrize("text", ["a40", "a100-sxm4-80gb", "a100_3g.20gb", "NVIDIA_A40", "3090"])
+def test_a_gpu_type_that_is_a_name_is_taken(text: str) -> None:
+    check_site_options(SiteOptions(gpu_type=text))
+
+
+@pytest.mark.parametrize(
+    ("site", "asked"),
+    [
+        (SiteOptions(), {"gpus-per-node": "4"}),
+        (SiteOptions(gpu_type="a40"), {"gpus-per-node": "a40:4"}),
+        (SiteOptions(gres=True), {"gres": "gpu:4"}),
+        (SiteOptions(gpu_type="a40", gres=True), {"gres": "gpu:a40:4"}),
+    ],
+)
+def test_gpus_are_asked_for_by_type_and_by_the_option_that_the_site_knows(
+    site: SiteOptions, asked: dict[str, str]
+) -> None:
+    options = build_request(FOUR_GPUS, Resources(), site, None, None).options
+    assert {name: options[name] for name in ("gpus-per-node", "gres") if name in options} == asked
+    of_the_cpu = build_request(Shape("cpu", 1, 4), Resources(), site, None, None).options
+    assert not {"gpus-per-node", "gres"} & of_the_cpu.keys()
+
+
+SMALL = NodeType(1, 64, 1024, 4)
+
+
+@pytest.mark.parametrize(("mem", "asked", "notices"), [(None, "1024M", 1), ("0", "0", 0), ("default", None, 0)])
+def test_memory_is_the_grids_or_all_of_the_node_or_what_the_site_gives(
+    mem: Memory | None, asked: str | None, notices: int
+) -> None:
+    request = build_request(FOUR_GPUS, Resources(), SiteOptions(mem=mem), [SMALL], None)
+    assert (request.options.get("mem"), len(request.notices)) == (asked, notices)
+
+
+MIXED = [NodeType(1, 32, 99_000, 4, {"a40": 4}), NodeType(1, 64, 99_000, 8, {"v100": 8})]
+
+
+@pytest.mark.parametrize(("gpu_type", "cpus"), [("a40", "32"), ("v100", "64"), (None, "64")])
+def test_only_nodes_that_have_the_gpu_type_count_as_fitting(gpu_type: str | None, cpus: str) -> None:
+    options = build_request(FOUR_GPUS, Resources(cpus_per_gpu=99), SiteOptions(gpu_type=gpu_type), MIXED, None).options
+    assert options["cpus-per-task"] == cpus
+
+
+def test_a_point_that_needs_more_gpus_of_a_type_than_a_node_has_is_named_with_the_type() -> None:
+    eight = make_spec(strategy="ddp", num_gpus=8)
+    assert unsatisfiable_on_slurm([eight], MIXED, gpu_type="v100") == {}
+    (reason,) = unsatisfiable_on_slurm([eight], MIXED, gpu_type="a40").values()
+    assert reason == "needs 8 a40 GPUs a node and the largest node has 4"
+    two_nodes = make_spec(strategy="ddp", num_gpus=2, num_nodes=2)
+    (reason,) = unsatisfiable_on_slurm([two_nodes], MIXED, gpu_type="a40").values()
+    assert reason == "needs 2 nodes and the partition has 1 that fit"
+
+
+def test_whole_nodes_are_a_flag() -> None:
+    assert build_request(FOUR_GPUS, Resources(), SiteOptions(exclusive=True), None, None).options["exclusive"] == ""
+
+
+@given(st.text(max_size=20))
+def test_no_text_with_a_character_of_the_shell_or_of_slurm_is_a_name(text: str) -> None:
+    accepted = SAFE_TEXT.fullmatch(text) is not None
+    assert not (
+        accepted and (set(text) & set(" '\"$()\n\r\t%`;&|<>\\*?#!~{}[]^") or not text.isascii() or text[0] == "-")
+    )
+
+
+def test_a_site_option_that_is_not_given_is_left_to_the_site() -> None:
+    options = build_request(FOUR_GPUS, Resources(), NOWHERE, None, None).options
+    assert set(SiteOptions._fields) & options.keys() == {"mem"}  # the grid's
+
+
+def test_a_request_is_one_task_a_node_with_the_cpus_and_memory_of_its_gpus() -> None:
+    options = build_request(
+        Shape("cuda", 2, 4), Resources(cpus_per_gpu=6, mem_per_gpu_gib=16), NOWHERE, None, 3
+    ).options
+    assert (options["nodes"], options["ntasks-per-node"], options["gpus-per-node"]) == ("2", "1", "4")
+    assert (options["cpus-per-task"], options["mem"]) == ("24", "65536M")  # 4 x 6, 4 x 16 x 1024
+    assert (options["time"], options["open-mode"], options["no-requeue"]) == ("20", "append", "")
+
+
+def test_processes_on_the_cpu_ask_for_no_gpus() -> None:
+    options = build_request(Shape("cpu", 1, 4), Resources(), NOWHERE, None, None).options
+    assert not any("gpu" in name or "gres" in name for name in options)
+
+
+def test_cpus_and_memory_are_cut_to_one_node_that_has_the_gpus_and_said() -> None:
+    nodes = [NodeType(1, 8, 32_000, 4), NodeType(1, 12, 24_000, 8), NodeType(1, 256, 4_000_000, 2)]
+    request = build_request(FOUR_GPUS, Resources(cpus_per_gpu=4, mem_per_gpu_gib=16), NOWHERE, nodes, None)
+    assert (request.options["cpus-per-task"], request.options["mem"]) == ("12", "24000M")  # of 16 and 65,536
+    # 12/16 x 24000/65536 is more than 8/16 x 32000/65536; 12 CPUs and 32000 MiB is a node that nobody has
+    assert request.options["gpus-per-node"] == "4"
+    assert len(request.notices) == 2
+    assert "12 CPUs" in request.notices[0]
+    assert "instead of 16" in request.notices[0]
+    assert "24000 MiB" in request.notices[1]
+    assert "instead of 65536" in request.notices[1]
+
+
+@pytest.mark.parametrize("nodes", [None, [NodeType(1, 16, 65_536, 4)], [NodeType(1, 1, 1, 2)]])
+def test_a_request_that_fits_or_that_no_node_could_take_is_left_as_it_is(nodes: list[NodeType] | None) -> None:
+    request = build_request(FOUR_GPUS, Resources(), NOWHERE, nodes, None)
+    assert request.notices == ()
+    assert [request.options[name] for name in ("gpus-per-node", "cpus-per-task", "mem")] == ["4", "16", "65536M"]
+
+
+@pytest.mark.parametrize(
+    ("time", "delay_s"), [("00:01:00", 6), ("00:04:00", 24), ("00:05:00", 30), ("00:20:00", 30), ("7-00:00:00", 30)]
+)
+def test_slurm_warns_a_tenth_of_the_limit_ahead_and_at_most_30_seconds(time: str, delay_s: int) -> None:
+    assert signal_delay_s(Resources(time=time).time_min()) == delay_s
+    options = build_request(FOUR_GPUS, Resources(time=time), NOWHERE, None, None).options
+    assert options["signal"] == f"USR2@{delay_s}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "nodes", "why"),
+    [
+        ({"num_gpus": 4}, [NodeType(9, 64, 1, 2)], "needs 4 GPUs a node and the largest node has 2"),
+        ({"num_gpus": 4, "num_nodes": 2}, [NodeType(1, 64, 1, 2)], "needs 2 nodes and the partition has 1"),
+        ({"num_gpus": 4, "num_nodes": 2}, [NodeType(1, 64, 1, 2), NodeType(9, 64, 1, 1)], "partition has 1 that fit"),
+        ({"num_gpus": 1}, [], "needs 1 GPU"),
+    ],
+)
+def test_a_point_that_no_node_can_run_is_named_with_what_it_needs(
+    fields: dict[str, int], nodes: list[NodeType], why: str
+) -> None:
+    spec = make_spec(strategy="ddp", **fields)
+    (reason,) = unsatisfiable_on_slurm([spec], nodes).values()
+    assert why in reason
+
+
+def test_a_point_that_some_node_can_run_is_not_named() -> None:
+    nodes = [NodeType(1, 64, 1, 2), NodeType(1, 64, 1, 8)]
+    points = [make_spec(strategy="ddp", num_gpus=4), make_spec(strategy="ddp", num_gpus=4, num_nodes=2)]
+    assert unsatisfiable_on_slurm([*points, make_spec(device="cpu")], nodes) == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "can_run"),
+    [
+        ({"num_gpus": 2}, True),
+        ({"num_gpus": 3}, False),
+        ({"num_gpus": 2, "num_nodes": 2}, False),
+        ({"num_gpus": 64, "device": "cpu"}, True),  # processes may share CPUs
+    ],
+)
+def test_this_machine_runs_one_node_and_no_more_gpus_than_it_has(fields: dict[str, object], can_run: bool) -> None:
+    spec = make_spec(strategy="ddp", **fields)
+    assert (spec.run_id() not in unsatisfiable_here([spec], num_gpus=2)) is can_run
+
+
+def test_points_that_cannot_run_are_refused_before_anything_starts() -> None:
+    refuse_unsatisfiable({}, 5)
+    with pytest.raises(Refusal, match="2 of 5 points cannot run here") as refusal:
+        refuse_unsatisfiable({"run-a": "needs 4 GPUs", "run-b": "needs 8 GPUs"}, 5)
+    assert refusal.value.code == 2
+    assert all(word in str(refusal.value) for word in ("run-a", "run-b", "needs 4 GPUs", "--skip-unsatisfiable"))
+
+
+@pytest.mark.parametrize(
+    ("count", "ends"), [(8, "run-6, run-7"), (9, "run-7 and 1 more"), (1000, "run-7 and 992 more")]
+)
+def test_of_many_points_that_cannot_run_the_first_are_named(count: int, ends: str) -> None:
+    reasons = {f"run-{number}": "needs 4 GPUs" for number in range(count)}
+    (named,) = name_by_reason(reasons)
+    assert named.startswith("needs 4 GPUs: run-0, run-1, ")
+    assert named.endswith(ends)
+
+
+@pytest.mark.parametrize(
+    ("partition_limit_min", "limit_min", "cut_to"),
+    [(None, 80, None), (80, 80, None), (79, 79, "cut to 79 min"), (5, 20, "cut to 20 min")],  # of 4 points of 20 min
+)
+def test_an_element_of_several_points_gets_the_sum_of_their_limits_within_the_partitions_and_says_so(
+    partition_limit_min: int | None, limit_min: int, cut_to: str | None
+) -> None:
+    alone = build_request(FOUR_GPUS, Resources(), NOWHERE, None, None)
+    packed = add_up_limits(alone, FOUR_GPUS, 4, partition_limit_min)
+    assert packed.options == alone.options | {"time": str(limit_min), "signal": "USR2@30"}
+    (notice,) = packed.notices
+    assert notice.startswith("1 node x 4 GPUs: up to 4 points in sequence an element, limit 4 x 20 = 80 min")
+    assert cut_to in notice if cut_to else "cut" not in notice
+
+
+@given(st.integers(0, 50), st.integers(1, 20))
+def test_arrays_hold_every_point_once_in_order_and_none_is_longer_than_the_site_allows(number: int, most: int) -> None:
+    points = [make_spec(repeat=repeat) for repeat in range(number)]
+    arrays = cut([[spec] for spec in points], most)
+    assert [spec for array in arrays for element in array for spec in element] == points
+    assert all(len(array) <= most for array in arrays)
+    assert all(len(array) == most for array in arrays[:-1])

@@ -1,0 +1,297 @@
+"""What a real Slurm is asked for, and what it may answer: limits, refusals, a controller that is gone."""
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from conftest import CPU_SIZE, Command, wait_for
+from slurm_queue import MIXED, Env, queued, states, write_grid
+
+from pipeline.submission import slurm_submit
+
+
+def with_sbatch(folder: Path, env: Env, script: str) -> Env:
+    """The environment with an sbatch of our own, whose script may call the {real} one."""
+    real = shutil.which("sbatch")
+    shim = folder / "bin" / "sbatch"
+    shim.parent.mkdir()
+    shim.write_text(f"#!/bin/sh\n{script.format(real=real)}\n")
+    shim.chmod(0o755)
+    return {**env, "PATH": f"{shim.parent}:{env['PATH']}"}
+
+
+def test_arrays_are_cut_to_the_sites_limit_and_a_down_partition_is_named(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    sizes = ",".join(str(size) for size in range(1, 46))
+    submit = ("submit", "--grid", "smoke", "--outputs", tmp_path, "--partition", "down", "--set", *CPU_SIZE)
+    points = ("strategy=ddp", "num_gpus=1", "max_steps=null", "epochs=2", f"batch_size_per_gpu={sizes}")
+    sent = pipeline(*submit, *points, "--max-parallel", "3", env=on_slurm)
+    assert [line.split(": ")[1].split(",")[0] for line in sent.stdout.splitlines()[:-1]] == [
+        "20 elements",
+        "20 elements",
+        "5 elements",
+    ]
+    found = states(pipeline, tmp_path, on_slurm)
+    assert len(found) == 45
+    assert {part["state"] for part in found.values()} == {"pending"}
+    assert all(part["reason"].startswith("PartitionDown: the partition is down") for part in found.values())
+    assert len({part["job"] for part in found.values()}) == 45
+    assert "0 points to run, 45 queued or running" in pipeline(*submit, *points, env=on_slurm).stderr
+    cluster.run("scancel", next(iter(found.values()))["job"])
+    after = states(pipeline, tmp_path, on_slurm)
+    assert (
+        sorted(part["state"] for part in after.values()) == ["lost"] + ["pending"] * 44
+    )  # without accounting, a waiting element that is cancelled is forgotten
+    assert "1 point to run, 44 queued or running" in pipeline(*submit, *points, env=on_slurm).stderr
+
+
+def test_what_no_node_has_is_refused_by_name_before_anything_is_submitted(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    submit = ("submit", "--grid", "scaling", "--outputs", tmp_path, "--set", "dataset=synthetic", "strategy=ddp")
+    refused = pipeline(*submit, "num_gpus=1,8", "batch_size_per_gpu=32", env=on_slurm)
+    assert refused.returncode == 2
+    assert "needs 8 GPUs a node and the largest node has 4: ddp-8gpu-b32-" in refused.stderr
+    assert "--skip-unsatisfiable" in refused.stderr
+    assert not queued(cluster)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_partition_that_does_not_exist_is_refused(pipeline: Command, on_slurm: Env, tmp_path: Path) -> None:
+    answer = pipeline("submit", "--grid", "smoke", "--outputs", tmp_path, "--partition", "nowhere", env=on_slurm)
+    assert answer.returncode == 4
+    assert "choose --partition from down, high, main" in answer.stderr
+
+
+@pytest.mark.parametrize("option", ["--partition=a b", "--account=$(touch x)", "--qos=-x", "--constraint=a\nb"])
+def test_site_options_that_could_be_more_than_a_name_are_refused(
+    pipeline: Command, on_slurm: Env, tmp_path: Path, option: str
+) -> None:
+    answer = pipeline("submit", "--grid", "smoke", "--outputs", tmp_path, option, env=on_slurm)
+    assert answer.returncode == 2
+    assert len(answer.stderr.splitlines()) == 1 or "\n" in option
+
+
+def test_the_dry_run_says_what_submitit_writes(pipeline: Command, on_slurm: Env, tmp_path: Path) -> None:
+    prologue = tmp_path / "prologue.sh"
+    prologue.write_text('export FROM_PROLOGUE=yes\n[ -n "${UNSET:-}" ] && export OTHER=1\n')  # a test that is false
+    submit = ("submit", "--grid", "smoke", "--outputs", tmp_path / "out", "--partition", "down", "--set", "device=cpu")
+    plan = json.loads(pipeline(*submit, "--dry-run", "--json", env=on_slurm).stdout)
+    assert not (tmp_path / "out").exists()
+    assert pipeline(*submit, "--prologue", prologue, env=on_slurm).returncode == 0
+    written = sorted((tmp_path / "out").glob("smoke/logs/*/*/*submission.sh"))
+    assert len(written) == len(plan["arrays"]) == 2
+    for script, array in zip(written, plan["arrays"], strict=True):
+        lines = script.read_text().splitlines()
+        promised = [line for line in array["sbatch"].splitlines() if line.startswith("#SBATCH")]
+        assert [line for line in promised if line not in lines and "job-name" not in line] == []
+        assert any("--kill-on-bad-exit=1" in line for line in lines)
+        assert any(line.startswith("source ") and "prologue.sh;" in line for line in lines)
+    assert oct(script.parent.stat().st_mode)[-3:] == "700"
+
+
+def test_a_controller_that_does_not_answer_ends_with_4_and_never_trains_here(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    changes = (*CPU_SIZE, "max_steps=null", "epochs=2", "batch_size_per_gpu=8")
+    submit = ("submit", "--grid", "smoke", "--outputs", tmp_path, "--set", *changes)
+    sent = pipeline(*submit, "--partition", "down", env=on_slurm)
+    assert sent.returncode == 0, sent.stderr
+    cluster.stop_controller()
+    try:
+        for arguments in ((), ("--cluster", "slurm")):
+            answer = pipeline(*submit, *arguments, env=on_slurm)
+            assert answer.returncode == 4
+            assert "--cluster local" in answer.stderr
+        assert pipeline(*submit, "--dry-run", "--only", "x", env=on_slurm).returncode == 3
+        assert {part["state"] for part in states(pipeline, tmp_path, on_slurm).values()} == {"unknown"}
+        local = pipeline(*submit, "--cluster", "local", env=on_slurm)
+        assert local.returncode == 4
+        assert "may still be running" in local.stderr
+    finally:
+        cluster.start_controller()
+
+
+def test_a_configuration_that_is_absent_is_not_taken_for_no_slurm(
+    pipeline: Command, cluster: Cluster, tmp_path: Path
+) -> None:
+    env = {**cluster.env, "SLURM_CONF": str(tmp_path / "nowhere.conf")}
+    started_s = time.monotonic()
+    answer = pipeline("submit", "--grid", "smoke", "--outputs", tmp_path, env=env)
+    assert answer.returncode == 4
+    assert time.monotonic() - started_s < 5
+
+
+def test_a_refused_array_leaves_nothing_behind(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    submit = ("submit", "--grid", "smoke", "--outputs", tmp_path, "--set", "device=cpu", "--account", "x", "--qos", "y")
+    env = with_sbatch(tmp_path, on_slurm, "echo 'sbatch: error: Invalid qos specification' >&2; exit 1")
+    answer = pipeline(*submit, env=env)
+    assert answer.returncode == 4
+    assert "Invalid qos specification" in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert not list(tmp_path.glob("smoke/logs/*/*"))
+    manifest = json.loads((tmp_path / "smoke" / "manifest.json").read_text())
+    assert [array for submission in manifest["submissions"] for array in submission["arrays"]] == []
+
+
+def test_an_array_that_sbatch_took_and_then_failed_is_not_submitted_twice(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    ending = "{real} \"$@\" >/dev/null; echo 'sbatch: error: Socket timed out' >&2; exit 1"
+    env = with_sbatch(tmp_path, on_slurm, ending)
+    submit = ("submit", "--grid", "smoke", "--outputs", tmp_path, "--partition", "down", "--set", "device=cpu")
+    answer = pipeline(*submit, env=env)
+    assert answer.returncode == 0, answer.stderr
+    assert len(queued(cluster)) == 5
+    assert "0 points to run, 5 queued or running" in pipeline(*submit, env=on_slurm).stderr
+
+
+@pytest.mark.parametrize(
+    "ending", ['exec {real} "$@"', '{real} "$@" >/dev/null; exit 1'], ids=["taken", "taken, said not"]
+)
+def test_an_array_is_one_sbatch_and_every_element_runs_its_own_point(
+    pipeline: Command, on_slurm: Env, tmp_path: Path, ending: str
+) -> None:
+    env = with_sbatch(tmp_path, on_slurm, f"echo called >> {tmp_path}/calls\n{ending}")
+    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--wait")
+    answer = pipeline(*submit, "--set", "num_gpus=1", "num_nodes=1", "batch_size_per_gpu=4,8,16", env=env)
+    assert answer.returncode == 0, answer.stderr
+    assert (tmp_path / "calls").read_text().split() == ["called"]
+    assert [part["state"] for part in states(pipeline, tmp_path, on_slurm).values()] == ["ok"] * 3
+
+
+def test_an_array_whose_driver_died_before_it_was_named_is_found_again(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    submit = ("submit", "--grid", "smoke", "--outputs", tmp_path, "--partition", "down", "--set", "device=cpu")
+    assert pipeline(*submit, env=on_slurm).returncode == 0
+    path = tmp_path / "smoke" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    first, second = manifest["submissions"][0]["arrays"]
+    number = first["job_id"]
+    first["job_id"] = None  # as it stands between the announcement and the naming
+    second["job_id"], second["job_name"] = None, "never-submitted"
+    path.write_text(json.dumps(manifest))
+    words = [part["state"] for part in states(pipeline, tmp_path, on_slurm).values()]
+    assert sorted(words) == ["missing", "missing", "pending", "pending", "pending"]
+    again = pipeline(*submit, env=on_slurm)
+    assert "2 points to run, 3 queued or running" in again.stderr
+    (kept, *_) = json.loads(path.read_text())["submissions"][0]["arrays"]
+    assert kept["job_id"] == number
+
+
+ONE_NODE = ("num_gpus=1", "num_nodes=1", "batch_size_per_gpu=4,8,16")
+TWO_NODES = ("num_gpus=2", "num_nodes=2", "batch_size_per_gpu=8")
+
+
+@pytest.mark.parametrize("changes", [ONE_NODE, TWO_NODES], ids=["an array", "a job over two nodes"])
+def test_an_array_whose_driver_was_killed_once_sbatch_had_taken_it_runs_to_its_end_and_once(
+    pipeline: Command, on_slurm: Env, tmp_path: Path, changes: tuple[str, ...]
+) -> None:
+    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--wait", "--set")
+    killing = with_sbatch(tmp_path, on_slurm, '{real} "$@"; kill -KILL $PPID')
+    assert pipeline(*submit, *changes, env=killing).returncode == -signal.SIGKILL
+    again = pipeline(*submit, *changes, env=on_slurm)
+    assert "0 points to run" in again.stderr
+    found = states(pipeline, tmp_path, on_slurm)
+    assert {part["state"] for part in found.values()} == {"ok"}, found
+    assert again.returncode == 0, again.stderr
+    records = sorted(path.name for path in tmp_path.glob("mixed/records/*.json"))
+    assert records == sorted(f"{run_id}.0.json" for run_id in found)
+
+
+def test_waiting_ends_with_1_while_a_point_has_no_result_also_where_nothing_is_to_submit(
+    pipeline: Command, on_slurm: Env, tmp_path: Path
+) -> None:
+    prologue = tmp_path / "prologue.sh"
+    # they run while the next driver looks, and leave a word of memory and no record
+    prologue.write_text("sleep 20\necho 'torch.OutOfMemoryError: CUDA out of memory' >&2\nfalse\n")
+    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--set", *ONE_NODE)
+    assert pipeline(*submit, "--prologue", prologue, env=on_slurm).returncode == 0
+    answer = pipeline(*submit, "--wait", env=on_slurm)
+    assert "0 points to run, 3 queued or running" in answer.stderr
+    assert "3 failed" in answer.stderr
+    assert answer.returncode == 1
+    assert "3 of 3 points left no result" in answer.stderr
+    found = states(pipeline, tmp_path, on_slurm).values()
+    assert all(part["reason"].startswith("its log suggests out of memory; exited 1") for part in found), found
+    assert pipeline("status", tmp_path, "--strict", env=on_slurm).returncode == 1
+    assert pipeline("collect", tmp_path, "--strict").returncode == 1
+
+
+def test_an_array_that_slurm_said_nothing_of_stays_announced_and_is_found_by_the_next_driver(
+    pipeline: Command, on_slurm: Env, tmp_path: Path
+) -> None:
+    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--wait", "--set", *ONE_NODE)
+    env = with_sbatch(tmp_path, on_slurm, f'{{real}} "$@" >/dev/null; touch {tmp_path}/taken; exit 1')
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.write_text(f'#!/bin/sh\ntest -e {tmp_path}/taken && exit 1\nexec {shutil.which("squeue")} "$@"\n')
+    squeue.chmod(0o755)
+    answer = pipeline(*submit, env=env)
+    assert answer.returncode == 4
+    assert "submit again" in answer.stderr.splitlines()[-1]
+    (array,) = json.loads((tmp_path / "mixed" / "manifest.json").read_text())["submissions"][0]["arrays"]
+    assert (array["job_id"], len(array["elements"])) == (None, 3)
+    again = pipeline(*submit, env=on_slurm)
+    assert again.returncode == 0, again.stderr
+    assert "0 points to run" in again.stderr
+    assert_each_ran_once(tmp_path, 3)
+
+
+def test_an_array_that_sbatch_submits_after_its_driver_was_killed_and_replaced_runs_nothing(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--wait", "--set", *ONE_NODE)
+    wait = f"until test -e {tmp_path}/go; do sleep 0.1; done"
+    late = f'cp "$1" {tmp_path}/late.sh; kill -KILL $PPID; {wait}; {{real}} {tmp_path}/late.sh; touch {tmp_path}/sent'
+    assert pipeline(*submit, env=with_sbatch(tmp_path, on_slurm, late)).returncode == -signal.SIGKILL
+    again = pipeline(*submit, env=on_slurm)
+    assert "3 points to run" in again.stderr
+    assert again.returncode == 0, again.stderr
+    (tmp_path / "go").touch()
+    wait_for((tmp_path / "sent").exists)
+    cluster.wait_idle(timeout_s=60)
+    assert_each_ran_once(tmp_path, 3)
+
+
+def assert_each_ran_once(outputs: Path, num_points: int) -> None:
+    """Every point has one attempt, and it ended ok."""
+    records = [json.loads(path.read_text()) for path in outputs.glob("mixed/records/*.json")]
+    assert [(record["attempt"], record["status"]) for record in records] == [(0, "ok")] * num_points
+
+
+@pytest.mark.parametrize("name", ["7_1_submitted.pkl", "7_submitted.pkl"])
+def test_an_announced_array_that_has_begun_is_not_withdrawn(tmp_path: Path, name: str) -> None:
+    (tmp_path / slurm_submit.PICKLE).write_bytes(b"for the elements to come")
+    (tmp_path / name).touch()
+    assert slurm_submit.withdraw(tmp_path) == "7"
+    assert (tmp_path / slurm_submit.PICKLE).read_bytes() == b"for the elements to come"
+
+
+def test_an_announced_array_that_was_never_submitted_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "array"
+    assert slurm_submit.withdraw(folder) is None
+    folder.mkdir()
+    (folder / slurm_submit.PICKLE).touch()
+    assert slurm_submit.withdraw(folder) is None
+    assert not folder.exists()
+
+
+def test_the_status_of_points_that_wait_to_be_run_again_says_so(
+    pipeline: Command, on_slurm: Env, tmp_path: Path
+) -> None:
+    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path)
+    one = ("--set", "num_gpus=1", "num_nodes=1")
+    assert pipeline(*submit, "--cluster", "local", *one, env=on_slurm).returncode == 0
+    assert pipeline(*submit, "--partition", "down", "--rerun", "all", *one, env=on_slurm).returncode == 0
+    (part,) = states(pipeline, tmp_path, on_slurm).values()
+    assert part["state"] == "ok"
+    assert "being run again: pending, PartitionDown: the partition is down" in part["reason"]
+    assert part["reason"] in pipeline("status", tmp_path, env=on_slurm).stdout

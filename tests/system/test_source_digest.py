@@ -1,0 +1,154 @@
+"""A record names the code that ran, which its process imported, whatever was edited since."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, wait_for
+
+from pipeline.experiment.record import Environment
+from pipeline.runner.launch_session import compare_source
+from pipeline.system import source_digest
+
+GRID = """
+name: two
+base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, strategy: single, num_gpus: 1}
+points:
+  - {num_samples: [8192], batch_size_per_gpu: [16]}
+  - {num_samples: [256], batch_size_per_gpu: [64]}
+"""
+EDIT = "\n# edited\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the project without .git, with a grid of two points that one process runs."""
+    shutil.copytree(ROOT / "pipeline", tmp_path / "tree" / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tree" / "grid.yaml").write_text(GRID)
+    return tmp_path / "tree"
+
+
+def git(tree: Path, *arguments: str) -> str:
+    who = ("-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "commit.gpgsign=false")
+    command = ["git", "-C", str(tree), *who, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+
+def commit(tree: Path) -> str:
+    """Commit the tree as it is; the commit."""
+    if not (tree / ".git").exists():
+        git(tree, "init", "--quiet")
+    git(tree, "add", "pipeline")
+    git(tree, "commit", "--quiet", "--message", "x")
+    return git(tree, "rev-parse", "HEAD")
+
+
+def digest_of(tree: Path) -> str:
+    """The digest by its definition: names and bytes of the package's Python files, each with its length before it."""
+    names = sorted(str(path.relative_to(tree / "pipeline")) for path in (tree / "pipeline").rglob("*.py"))
+    found = hashlib.sha256()
+    for part in (part for name in names for part in (name.encode(), (tree / "pipeline" / name).read_bytes())):
+        found.update(len(part).to_bytes(8, "big") + part)
+    return found.hexdigest()
+
+
+def run(tree: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
+    plain = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE", "PYTHONPATH"))}
+    plain["OMP_NUM_THREADS"] = "1"
+    command = [sys.executable, "-m", f"pipeline.{name}", *arguments]
+    return subprocess.Popen(command, cwd=tree, env=plain, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def submit(tree: Path, *more: str) -> subprocess.Popen[str]:
+    """The driver, which runs both points in one element."""
+    fixed = ("--grid", "grid.yaml", "--cluster", "local", "--outputs", "out", "--points-per-element", "2")
+    return run(tree, "submit", *fixed, *more)
+
+
+def first_point_runs(tree: Path) -> bool:
+    return bool(list(tree.glob("out/two/logs/scratch/*/environment.json")))
+
+
+def environments(tree: Path) -> dict[int, dict[str, Any]]:
+    """Where each point ran, by the points that its processes ran before."""
+    found = [json.loads(path.read_text()) for path in tree.glob("out/two/records/*.json")]
+    return {record["measurement"]["num_points_before"]: record["environment"] for record in found}
+
+
+@pytest.mark.parametrize(("has_git", "is_committed"), [(True, True), (True, False), (False, False)])
+def test_points_after_an_edit_name_the_code_that_was_imported_before_it(
+    tree: Path, has_git: bool, is_committed: bool
+) -> None:
+    before, head = digest_of(tree), commit(tree) if has_git else None
+    driver = submit(tree)
+    wait_for(lambda: first_point_runs(tree))
+    with (tree / "pipeline" / "training" / "loop.py").open("a") as file:
+        file.write(EDIT)
+    if is_committed:
+        commit(tree)
+    assert not list(tree.glob("out/two/records/*.json")), "edited while the first point ran"
+    _, said = driver.communicate(timeout=200)
+    assert driver.returncode == 0, said
+    found = environments(tree)
+    assert sorted(found) == [0, 1], "one process ran both"
+    for environment in found.values():
+        assert environment.get("git_commit") == head
+        assert environment.get("git_dirty") is (False if has_git else None)
+        assert environment["source_digest"] == before
+        assert environment["source_changed"] is True
+
+
+def test_a_submission_runs_the_code_of_its_start_and_rows_of_several_sources_are_marked(tree: Path) -> None:
+    """Of the second submission alone the source is another; that its grid is edited too changes no point."""
+    first_head, first = commit(tree), digest_of(tree)
+    _, said = submit(tree, "--set", "num_samples=256", "batch_size_per_gpu=32").communicate(timeout=200)
+    with (tree / "pipeline" / "training" / "loop.py").open("a") as file:
+        file.write(EDIT)
+    second = digest_of(tree)
+    driver = submit(tree, "--set", "num_samples=8192", "batch_size_per_gpu=64")
+    wait_for(lambda: len(list(tree.glob("out/two/logs/scratch/*/environment.json"))) == 2)
+    (tree / "grid.yaml").write_text("name: two\npoints: []\n")
+    _, said = driver.communicate(timeout=200)
+    assert driver.returncode == 0, said
+    found = [json.loads(path.read_text()) for path in tree.glob("out/two/records/*.json")]
+    seen = {record["spec"]["batch_size_per_gpu"]: record["environment"] for record in found}
+    assert (seen[32]["source_digest"], seen[64]["source_digest"]) == (first, second)
+    assert (seen[32]["source_changed"], seen[64]["source_changed"]) == (False, False)
+    assert (seen[32]["git_commit"], seen[64]["git_commit"]) == (first_head, first_head)
+    assert (seen[32]["git_dirty"], seen[64]["git_dirty"]) == (False, True)
+    shown, said = run(tree, "collect", "out", "--format", "json").communicate(timeout=60)
+    notes = {row["batch_size_per_gpu"]: row["note"] for row in json.loads(shown)["experiments"]["two"]["Q1"]}
+    assert f"source {first[:12]}, elsewhere in this table {second[:12]}" in notes[32]
+    assert f"source {second[:12]}, elsewhere in this table {first[:12]}" in notes[64]
+
+
+def test_a_digest_tells_names_and_bytes_apart(tmp_path: Path) -> None:
+    def digest(**files: str) -> str:
+        shutil.rmtree(tmp_path / "pipeline", ignore_errors=True)
+        for name, text in files.items():
+            path = tmp_path / "pipeline" / name.replace("__", "/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_suffix(".py").write_text(text)
+        (tmp_path / "pipeline" / "notes.txt").write_text("no code")
+        assert source_digest.digest_source(tmp_path / "pipeline") == digest_of(tmp_path)
+        return source_digest.digest_source(tmp_path / "pipeline")
+
+    found = [digest(a="x"), digest(a="y"), digest(b="x"), digest(a="x", b=""), digest(inner__a="x"), digest(a="xb")]
+    assert len(set(found)) == len(found)
+
+
+def test_a_process_that_imported_another_source_than_its_ranks_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launch began before an edit and its ranks after it."""
+    now = source_digest.digest_source()
+    assert compare_source(Environment(source_digest=now)).source_changed is False
+    assert compare_source(Environment(source_digest=now, source_changed=True)).source_changed is True
+    assert compare_source(Environment(source_digest="another")).source_changed is True
+    assert compare_source(Environment()).source_changed is None, "no rank came to say what it imported"
+    monkeypatch.setattr(source_digest, "AT_START", "another")
+    assert compare_source(Environment(source_digest=now)).source_changed is True

@@ -1,0 +1,356 @@
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from factories import LENET, make_measurement, make_record, make_spec
+from torch import nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from pipeline.analysis.pooling import timed_epochs
+from pipeline.data import augmentation
+from pipeline.data.batches import build_batches
+from pipeline.data.images import Images, synthetic_images
+from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch
+from pipeline.experiment.record import MAX_STEP_TIMES
+from pipeline.experiment.record_store import encode
+from pipeline.experiment.spec import Spec
+from pipeline.training import process_group
+from pipeline.training.loop import (
+    RankSeries,
+    drop_long_series,
+    evaluate,
+    is_settled,
+    run_epoch,
+    set_precision,
+    summarize,
+    train_point,
+)
+from pipeline.training.models import build_model
+from pipeline.training.process_group import Rank
+from pipeline.training.step import EagerStep, learning_rate, place, unmarked
+from pipeline.training.step_timer import PARTS, Series
+
+ALONE = Rank(0, 0, 1, torch.device("cpu"))
+SMALL: dict[str, Any] = {
+    **LENET,
+    "num_samples": 320,
+    "learning_rate": 0.01,
+}
+
+
+@pytest.fixture(autouse=True)
+def settings_of_torch() -> Iterator[None]:
+    """One thread, since cores are shared; and torch's process-wide settings left as they were found."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    backends = torch.backends
+    before = backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark
+    yield
+    backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark = before
+    torch.set_num_threads(num_threads)
+
+
+def train(**fields: Any) -> tuple[Measurement, list[list[Series]]]:
+    return train_point(make_spec(**{**SMALL, **fields}), ALONE, None)
+
+
+@pytest.mark.parametrize(
+    ("remedies", "update", "rate"),
+    [
+        ((), 0, 0.1),
+        (("linear_scaling",), 0, 6.4),  # global batch 4 x 2048 = 8192: 0.1 x 8192/128
+        (("warmup",), 0, 0.1 / 14),  # 7 updates an epoch, 2 epochs of warm-up
+        (("warmup",), 6, 0.05),  # the 7th of 14
+        (("warmup",), 13, 0.1),
+        (("warmup",), 14, 0.1),
+        (("linear_scaling", "warmup"), 6, 3.2),
+        (("warmup", "linear_scaling", "zero_gamma"), 34, 6.4),
+    ],
+)
+def test_the_learning_rate_of_an_update(remedies: tuple[str, ...], update: int, rate: float) -> None:
+    spec = make_spec(strategy="ddp", num_gpus=4, batch_size_per_gpu=2048, epochs=5, remedies=remedies)
+    assert learning_rate(spec, update) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("fields", [{"layout": "channels_last"}, {"fused_optimizer": True}, {"input": "gpu"}])
+def test_axes_of_the_step_train_as_the_usual_one_does(fields: dict[str, Any]) -> None:
+    """Not bit by bit: sums are taken in another order, and `input: gpu` draws other crops."""
+    usual = train(epochs=3)[0].epochs
+    other = train(epochs=3, **fields)[0].epochs
+    tolerance = 0.05 if "input" in fields else 1e-4
+    assert [e.loss for e in other] == pytest.approx([e.loss for e in usual], rel=tolerance)
+
+
+def test_channels_last_lays_out_images_and_weights_alike() -> None:
+    """ResNet-18 on one small batch: every input of a convolution and every weight has its channels last."""
+    spec = make_spec(**{**SMALL, "model": "resnet18", "layout": "channels_last"})
+    seen: list[bool] = []
+    model = place(build_model("resnet18", 10), spec, ALONE)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(lambda _, inputs, output: seen.append(is_channels_last(inputs[0])))
+    images, labels = torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.int64)
+    EagerStep(model, spec, ALONE)(images, labels, unmarked)
+    assert seen == [True] * 20
+    assert all(is_channels_last(weight) for weight in model.parameters() if weight.dim() == 4)
+
+
+def is_channels_last(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_losses_of_resnet18_agree_between_layouts() -> None:
+    def losses(**fields: Any) -> list[float | None]:
+        small = {"model": "resnet18", "num_samples": 24, "batch_size_per_gpu": 8, "input": "synthetic", "epochs": 2}
+        return [epoch.loss for epoch in train(**small, **fields)[0].epochs]
+
+    assert losses(layout="channels_last") == pytest.approx(losses(), rel=1e-2)
+
+
+def test_the_augmentation_on_the_device_lies_inside_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of one batch: 50 ms of augmentation appear in the data part of every step, and in the epoch's time."""
+    crop_and_flip = augmentation.crop_and_flip
+
+    def slow(*arguments: Any) -> torch.Tensor:
+        time.sleep(0.05)
+        return crop_and_flip(*arguments)
+
+    monkeypatch.setattr(augmentation, "crop_and_flip", slow)
+    monkeypatch.setattr("pipeline.data.batches.AUGMENTED_BYTES", 1)
+    measurement, series = train(epochs=1, input="gpu")
+    assert (series[0][0][:, PARTS.index("data")] >= 50_000_000).all()
+    assert (measurement.epochs[0].ranks[0].epoch_time_ns or 0) >= 5 * 50_000_000
+
+
+def test_the_loss_falls() -> None:
+    """One batch given again and again is learnt by heart; ln 10 = 2.3 is the loss of a guess."""
+    measurement, _ = train(epochs=5, batch_size_per_gpu=32, input="synthetic")
+    losses = [epoch.loss or math.nan for epoch in measurement.epochs]
+    assert losses[0] == pytest.approx(2.3, abs=0.2)
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_every_epoch_says_what_it_did_and_what_was_learnt() -> None:
+    measurement, series = train(epochs=3, evaluate=True)
+    assert [epoch.epoch for epoch in measurement.epochs] == [1, 2, 3]
+    assert [epoch.num_updates for epoch in measurement.epochs] == [5, 10, 15]  # 320 / 64 = 5 an epoch
+    for epoch in measurement.epochs:
+        assert epoch.num_samples == 320
+        assert epoch.loss is not None
+        assert epoch.test_loss is not None
+        assert epoch.accuracy is not None
+        assert epoch.test_accuracy is not None
+        assert (epoch.accuracy * 320).is_integer()
+        assert (epoch.test_accuracy * 64).is_integer()  # one test image for five of training
+        assert 0 <= min(epoch.accuracy, epoch.test_accuracy) <= max(epoch.accuracy, epoch.test_accuracy) <= 1
+    assert [[part.shape for part in parts] for parts in series] == [[(5, len(PARTS))]] * 3
+    assert encode(make_record(make_spec(**SMALL, epochs=3, evaluate=True), measurement=measurement))
+
+
+def test_the_parts_of_an_epoch_agree_with_its_wall_time_within_one_per_cent() -> None:
+    measurement, series = train(epochs=2)
+    for epoch, parts in zip(measurement.epochs, series, strict=True):
+        (rank,) = epoch.ranks
+        assert rank.epoch_time_ns is not None
+        assert rank.compute_time_ns is not None
+        assert rank.data_time_ns is not None
+        assert rank.compute_time_ns + rank.data_time_ns == parts[0].sum()
+        assert parts[0].sum() == pytest.approx(rank.epoch_time_ns, rel=0.01)
+        assert sum(epoch.step_times_ns or ()) == parts[0].sum()
+
+
+def test_the_same_point_twice_learns_the_same() -> None:
+    once, again = (train(epochs=2)[0] for _ in range(2))
+    assert [epoch.loss for epoch in once.epochs] == [epoch.loss for epoch in again.epochs]
+    assert once.epochs[0].loss != train(epochs=1, seed=1)[0].epochs[0].loss
+
+
+def test_a_loss_that_is_not_finite_is_a_result_with_the_update_where_it_happened() -> None:
+    measurement, _ = train(learning_rate=1e9, epochs=2, evaluate=True)
+    first, second = measurement.epochs
+    assert (first.loss, second.loss, second.test_loss) == (None, None, None)
+    assert first.diverged_at_update in range(1, 5)  # the first loss is that of fresh weights
+    assert second.diverged_at_update == 5
+    assert encode(make_record(make_spec(**SMALL), measurement=measurement))
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_updates", "num_samples"),
+    [
+        ({"max_steps": 2}, 2, 128),  # cut: 2 x 64
+        ({"input": "synthetic"}, 5, 320),
+        ({"input": "synthetic", "max_steps": 3, "num_samples": 10}, 3, 192),  # a probe: 3 x 64
+    ],
+)
+def test_an_epoch_counts_the_samples_that_it_saw(fields: dict[str, Any], num_updates: int, num_samples: int) -> None:
+    (epoch,) = train(epochs=1, **fields)[0].epochs
+    assert (epoch.num_updates, epoch.num_samples, epoch.ranks[0].num_samples) == (num_updates, num_samples, num_samples)
+
+
+def test_what_was_computed_in_is_recorded_and_not_what_was_asked_for() -> None:
+    assert train(epochs=1, precision="tf32")[0].precision_used == "fp32"  # no CPU has TF32
+    assert train(epochs=1, precision="bf16")[0].precision_used == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision", "allows_tf32"),
+    [("single", "tf32", True), ("single", "fp32", False), ("dp", "bf16", False)],
+)
+def test_tf32_is_allowed_only_where_asked_for_and_cudnn_does_not_tune_yet(
+    strategy: str, precision: str, allows_tf32: bool
+) -> None:
+    set_precision(make_spec(strategy=strategy, precision=precision))
+    assert torch.backends.cudnn.allow_tf32 is allows_tf32
+    assert torch.backends.cuda.matmul.allow_tf32 is allows_tf32
+    assert torch.backends.cudnn.benchmark is False
+
+
+def epochs_of(*times_s: float, spec: Spec) -> list[Epoch]:
+    return list(make_measurement(spec, times_s).epochs)
+
+
+@pytest.mark.parametrize(
+    ("times_s", "settled"),
+    [
+        ((9.0, *[1.0] * 5), False),  # five windows have no interval
+        ((9.0, *[1.0] * 6), True),  # the first epoch is no window
+        ((9.0, *[1.0] * 5, 1.03), True),  # from 1.00 to 1.03: 1.5 %
+        ((9.0, *[1.0] * 5, 1.05), False),  # 2.5 %
+        ((9.0, *[1.0] * 7, 1.05), False),  # eight values still take minimum and maximum
+        ((9.0, *[1.0] * 8, 1.05), True),  # of nine the second and the eighth
+    ],
+)
+def test_windows_are_settled_once_their_interval_is_within_two_per_cent(
+    times_s: tuple[float, ...], settled: bool
+) -> None:
+    spec = make_spec(strategy="ddp", num_gpus=2, windows=20, epochs=21)
+    assert is_settled(spec, epochs_of(*times_s, spec=spec)) is settled
+
+
+def test_windows_are_settled_by_the_slowest_rank_on_every_rank_alike() -> None:
+    spec = make_spec(strategy="ddp", num_gpus=2, windows=20, epochs=21)
+    steady = epochs_of(9.0, *[1.0] * 6, spec=spec)
+    assert is_settled(spec, steady)
+    for slow in (0, 1):  # whichever rank it is, and whichever rank asks
+        ranks = [
+            msgspec.structs.replace(rank, epoch_time_ns=1_100_000_000) for rank in steady[3].ranks[slow : slow + 1]
+        ]
+        ranks.insert(1 - slow, steady[3].ranks[1 - slow])
+        epochs = [*steady[:3], msgspec.structs.replace(steady[3], ranks=tuple(ranks)), *steady[4:]]
+        assert not is_settled(spec, epochs)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"windows": 20, "epochs": 22},  # the epoch after the windows was asked for, for what it learns
+        {"windows": 1, "epochs": 21},
+        {"windows": 20, "epochs": 21, "evaluate": True},
+        {"windows": 20, "epochs": 21, "remedies": ("zero_gamma",)},
+    ],
+)
+def test_a_point_that_asks_for_more_than_windows_runs_every_epoch(fields: dict[str, Any]) -> None:
+    spec = make_spec(**fields)
+    assert not is_settled(spec, epochs_of(*[1.0] * 12, spec=spec))
+
+
+def test_a_settled_point_leaves_out_the_epochs_that_remain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.analysis.stopping_rule.TIME_HALF_WIDTH", 100.0)  # a busy machine settles too
+    fields = {"windows": 9, "epochs": 10, "num_samples": 64, "input": "synthetic"}
+    measurement, series = train(**fields)
+    assert [epoch.epoch for epoch in measurement.epochs] == [1, 2, 3, 4, 5, 6, 7]  # 1 + 6, never fewer
+    assert len(series) == 7
+    record = make_record(make_spec(**{**SMALL, **fields}), measurement=measurement)
+    assert record.status == "ok"
+    assert [epoch.epoch for epoch in timed_epochs(record)] == [2, 3, 4, 5, 6, 7]
+    assert encode(record)
+
+
+def test_a_point_that_never_settles_runs_all_of_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.analysis.stopping_rule.TIME_HALF_WIDTH", 0.0)
+    measurement, _ = train(windows=8, epochs=9, num_samples=64, input="synthetic")
+    assert len(measurement.epochs) == 9
+
+
+def series_of(rank: int, losses: list[float], sizes: list[int], num_correct: int = 0) -> RankSeries:
+    parts_ns = np.full((len(losses), len(PARTS)), rank + 1, dtype=np.int64)
+    return RankSeries(RankEpoch(rank=rank), parts_ns, losses, sizes, num_correct)
+
+
+def test_the_loss_is_the_mean_over_samples_and_not_over_steps_or_ranks() -> None:
+    spec = make_spec(strategy="ddp", num_gpus=2, num_samples=8, batch_size_per_gpu=3)
+    ranks = [series_of(0, [1.0, 5.0], [3, 1], 1), series_of(1, [2.0, 6.0], [3, 1], 3)]
+    epoch = summarize(2, spec, ranks, None, None)
+    assert epoch.loss == (3 * 1 + 5 + 3 * 2 + 6) / 8 == 2.5
+    assert (epoch.accuracy, epoch.num_updates, epoch.step_times_ns) == (0.5, 4, (5, 5))  # rank 0's steps
+
+
+def test_an_epoch_diverges_where_the_first_rank_does() -> None:
+    spec = make_spec(strategy="ddp", num_gpus=2, num_samples=12, batch_size_per_gpu=2)
+    ranks = [series_of(0, [1.0, 1.0, math.nan], [2] * 3), series_of(1, [1.0, math.inf, 1.0], [2] * 3)]
+    epoch = summarize(3, spec, ranks, None, None)
+    assert (epoch.loss, epoch.diverged_at_update) == (None, 7)  # two epochs of 3 updates, then the second
+
+
+def test_step_times_leave_the_record_where_they_would_make_it_unreadable() -> None:
+    (epoch,) = make_measurement(make_spec(), (1.0,), step_times_ns=(1,) * (MAX_STEP_TIMES // 2 + 1)).epochs
+    long = [epoch, epoch]
+    assert drop_long_series(long[:1])[0].step_times_ns is not None
+    assert [epoch.step_times_ns for epoch in drop_long_series(long)] == [None, None]
+
+
+class SaysClassZero(nn.Module):
+    """Is certain of class 0, in evaluation mode alone."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        assert not self.training
+        return torch.tensor([[100.0, 0.0]]).expand(len(images), 2)
+
+
+def test_evaluation_is_the_mean_over_the_whole_test_set_in_evaluation_mode() -> None:
+    labels = np.array([0] * 900 + [1] * 300)  # more than one batch of evaluation; a loss of 0 and of 100
+    images = Images(np.zeros((1200, 1, 1, 3), dtype=np.uint8), labels, 2)
+    loss, accuracy = evaluate(SaysClassZero(), images, ALONE, 1000)
+    assert (loss, accuracy) == (25.0, 0.75)
+
+
+def test_a_measurement_says_the_size_of_its_model() -> None:
+    """LeNet: 6x75+6, 16x150+16, 400x120+120, 120x84+84, 84x10+10 parameters of 4 bytes."""
+    measurement, _ = train(epochs=1)
+    assert measurement.num_parameters == 456 + 2416 + 48_120 + 10_164 + 850 == 62_006
+    assert measurement.gradient_bytes == 4 * 62_006
+    assert [memory.device for memory in measurement.memory] == ["cpu"]
+    assert measurement.memory[0].peak_allocated_bytes > 2**20
+
+
+def test_training_goes_on_in_training_mode_after_an_evaluation() -> None:
+    spec = make_spec(**SMALL)
+    norm = nn.BatchNorm1d(3 * 32 * 32)
+    model = nn.Sequential(nn.Flatten(), norm, nn.Linear(3 * 32 * 32, 10))
+    evaluate(model, synthetic_images(50, "test", 0), ALONE, 7)
+    run_epoch(1, spec, ALONE, build_batches(spec, ALONE.shard, None), EagerStep(model, spec, ALONE))
+    assert norm.num_batches_tracked == spec.steps_per_epoch
+
+
+@pytest.fixture
+def alone_in_a_group() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone_in_a_group")
+def test_ddp_is_wrapped_as_the_spec_says() -> None:
+    fields = {"broadcast_buffers": False, "bucket_cap_mb": 100.0, "gradient_as_bucket_view": True}
+    model = process_group.wrap(build_model("lenet", 10), make_spec(**{**SMALL, "strategy": "ddp", **fields}), ALONE)
+    assert isinstance(model, nn.parallel.DistributedDataParallel)
+    assert (model.broadcast_buffers, model.bucket_bytes_cap) == (False, 100 * 2**20)
+    assert model.gradient_as_bucket_view
+    model(torch.zeros(2, 3, 32, 32)).sum().backward()
+    assert all(parameter.grad._base is not None for parameter in model.parameters() if parameter.grad is not None)

@@ -1,0 +1,76 @@
+import json
+
+import pytest
+from conftest import ROOT
+
+from pipeline.training.recorded_variables import MAX_VALUE, allowed_variables
+
+MEASURED = {
+    "CUDA_VISIBLE_DEVICES": "0,1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_ALGO": "ring;allreduce:tree,ring",
+    "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SOCKET_IFNAME": "^lo,docker0",
+    "OMP_NUM_THREADS": "4",
+    "OMP_PLACES": "{0:4}:4:4",
+    "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING": "1",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+}
+SECRET = "hunter2"
+
+
+def test_a_record_keeps_the_variables_that_change_what_is_measured_and_no_others() -> None:
+    others = {
+        "HOME": "/home/me",
+        "MY_NCCL_NOTES": "1",
+        "TORCHELASTIC_RUN_ID": "7",
+        "TORCHINDUCTOR_CACHE_DIR": "/home/me/cache",
+        "TORCH_HOME": "/home/me/models",
+    }
+    assert allowed_variables(MEASURED | others) == MEASURED
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_NET_AUTH", SECRET),
+        ("NCCL_TOKEN", SECRET),
+        ("TORCH_COOKIE", SECRET),
+        ("OMP_X", f"Bearer {SECRET}"),
+        ("NCCL_BAR", f"user:{SECRET}"),
+        ("GLOO_URL", f"https://host/?token={SECRET}"),
+    ],
+)
+def test_a_variable_that_no_library_reads_is_not_recorded_whatever_it_begins_with(name: str, value: str) -> None:
+    assert allowed_variables({name: value}) == {}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        f"http://me:{SECRET}@host/models",
+        f"https://{SECRET}@host",
+        f"me:{SECRET}",
+        f"a,me:{SECRET}",
+        f"Bearer {SECRET}",
+        f"bearer:{SECRET}",
+        f"https://host/x?a=1&token={SECRET}",
+        f"api_key={SECRET}",
+        f"PASSWORD = {SECRET}",
+    ],
+)
+def test_a_value_that_looks_like_a_credential_is_not_recorded(value: str) -> None:
+    assert allowed_variables({"NCCL_TOPO_FILE": value}) == {"NCCL_TOPO_FILE": "redacted"}
+
+
+def test_long_values_are_cut() -> None:
+    assert allowed_variables({"NCCL_TOPO_FILE": "x" * (MAX_VALUE + 1)}) == {"NCCL_TOPO_FILE": "x" * MAX_VALUE}
+
+
+def test_every_variable_of_the_published_records_is_still_recorded_as_it_was() -> None:
+    found = [json.loads(path.read_text()) for path in (ROOT / "outputs").glob("**/records/*.json")]
+    seen = {pair for record in found for pair in record.get("environment", {}).get("variables", {}).items()}
+    assert len(seen) > 5
+    assert {pair for name, value in seen for pair in allowed_variables({name: value}).items()} == seen

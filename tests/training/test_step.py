@@ -1,0 +1,322 @@
+"""The step in its executions; what needs CUDA is replaced by a recorder that runs the work again."""
+
+import contextlib
+import functools
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+import pytest
+import torch
+from factories import LENET, make_spec
+from torch import Tensor, nn
+
+from pipeline.communication.step_variants import build_variant, build_workbench
+from pipeline.data.batches import build_batches
+from pipeline.experiment.measurement import Measurement
+from pipeline.experiment.spec import Execution, Spec, Strategy
+from pipeline.training import cuda_graph, process_group, step_setup
+from pipeline.training.compilation import Compiled
+from pipeline.training.cuda_graph import (
+    DDP_WARM_UP_STEPS,
+    WARM_UP_STEPS,
+    CapturedStep,
+    Recorder,
+    Replay,
+    Work,
+    example_batch,
+)
+from pipeline.training.loop import run_epoch, train_point
+from pipeline.training.models import build_model
+from pipeline.training.process_group import Rank
+from pipeline.training.step import EagerStep, cross_entropy, learning_rate, unmarked
+from pipeline.training.step_setup import choose_execution, fastest_execution, has_compiler, prepare_step, preserved
+from pipeline.training.step_timer import PARTS, Series
+
+ALONE = Rank(0, 0, 1, torch.device("cpu"))
+SMALL: dict[str, Any] = {
+    **LENET,
+    "num_samples": 160,  # 64 + 64 + 32: the last batch is smaller
+    "learning_rate": 0.05,
+    "input": "gpu",
+    "epochs": 2,
+}
+BLACK = torch.zeros(64, 3, 32, 32), torch.zeros(64, dtype=torch.int64)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def lenet(**fields: Any) -> Spec:
+    return make_spec(**{**SMALL, **fields})
+
+
+def losses(measurement: Measurement) -> list[float | None]:
+    return [epoch.loss for epoch in measurement.epochs]
+
+
+def train(**fields: Any) -> tuple[Measurement, list[list[Series]]]:
+    return train_point(lenet(**fields), ALONE, None)
+
+
+def play_again(work: Work) -> Replay:
+    """What a graph does, without one: the same work on the same tensors."""
+    return work
+
+
+class BatchNormNet(nn.Sequential):
+    """Small, with buffers and with random numbers in its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(3600, 10)
+        )
+
+
+@pytest.fixture
+def graphs_anywhere(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
+    """Let CPU points be captured by the recorder above; what was recorded."""
+    recorded: list[Work] = []
+
+    def record(work: Work) -> Replay:
+        recorded.append(work)
+        return work
+
+    monkeypatch.setattr("pipeline.training.loop.choose_execution", lambda spec, rank: "graph")
+    monkeypatch.setattr(cuda_graph, "graph_recorder", lambda: record)
+    monkeypatch.setattr("pipeline.training.loop.stream_of", lambda execution, rank: contextlib.nullcontext())
+    return recorded
+
+
+@pytest.mark.parametrize("fields", [{}, {"input": "dataloader"}, {"layout": "channels_last", "precision": "bf16"}])
+def test_a_captured_step_learns_what_the_eager_one_learns(graphs_anywhere: list[Work], fields: dict[str, Any]) -> None:
+    captured, series = train(**fields)
+    assert len(graphs_anywhere) == 2
+    assert (captured.execution_used, captured.captured_batch_sizes) == ("graph", (64, 32))
+    assert captured.compile_time_s
+    eager, _ = eagerly(**fields)
+    assert losses(captured) == losses(eager)
+    assert [epoch.accuracy for epoch in captured.epochs] == [epoch.accuracy for epoch in eager.epochs]
+    assert series[1][0].shape == (3, 1)
+
+
+def eagerly(**fields: Any) -> tuple[Measurement, list[list[Series]]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.training.loop.choose_execution", lambda spec, rank: "eager")
+        return train(**fields)
+
+
+def test_a_captured_step_has_times_and_no_parts(graphs_anywhere: list[Work]) -> None:
+    for epoch in train()[0].epochs:
+        (rank,) = epoch.ranks
+        assert rank.epoch_time_ns is not None
+        assert rank.loader_wait_ns is not None
+        assert sum(epoch.step_times_ns or ()) == pytest.approx(rank.epoch_time_ns, rel=0.05)
+        parts = (rank.copy_ns, rank.forward_ns, rank.backward_ns, rank.optimizer_ns)
+        assert (rank.compute_time_ns, rank.data_time_ns, *parts) == (None,) * 6
+
+
+@pytest.mark.parametrize(("strategy", "steps"), [("single", WARM_UP_STEPS), ("ddp", DDP_WARM_UP_STEPS)])
+def test_every_size_is_warmed_up_and_recorded_once(strategy: str, steps: int) -> None:
+    spec = lenet(strategy=strategy)
+    log: list[str] = []
+
+    class LoggedStep(EagerStep):
+        def __call__(self, images: Tensor, labels: Tensor, mark: Callable[[str], None]) -> Tensor:
+            log.append(f"step of {len(labels)}")
+            return super().__call__(images, labels, mark)
+
+    def record(work: Work) -> Replay:
+        log.append("record")
+        return work
+
+    captured = CapturedStep(LoggedStep(build_model("lenet", 10), spec, ALONE), (64, 32), spec, ALONE, record)
+    assert log == ["step of 64"] * steps + ["record"] + ["step of 32"] * steps + ["record"]
+    assert captured.sizes == (64, 32)
+
+
+def test_the_loss_that_a_captured_step_returns_is_not_overwritten_by_the_next() -> None:
+    spec = lenet()
+    step = CapturedStep(EagerStep(build_model("lenet", 10), spec, ALONE), (64,), spec, ALONE, play_again)
+    first = step(*BLACK, unmarked)
+    before = float(first)
+    assert float(step(*BLACK, unmarked)) != before == float(first)
+
+
+def test_a_learning_rate_that_changes_needs_an_optimizer_that_reads_it_from_the_device() -> None:
+    frozen = EagerStep(build_model("lenet", 10), lenet(), ALONE)
+    captured = CapturedStep(frozen, (64,), lenet(), ALONE, play_again)
+    captured.set_learning_rate(0.05)
+    with pytest.raises(RuntimeError, match=r"has the learning rate 0.05 and cannot take 0.1"):
+        captured.set_learning_rate(0.1)
+    spec = lenet(fused_optimizer=True)
+    fused = EagerStep(build_model("lenet", 10), spec, ALONE, rate_on_device=True)
+    place_of_rate = fused.optimizer.param_groups[0]["lr"]
+    CapturedStep(fused, (64,), spec, ALONE, play_again).set_learning_rate(0.1)
+    assert fused.optimizer.param_groups[0]["lr"] is place_of_rate
+    assert float(place_of_rate) == pytest.approx(0.1)
+
+
+def test_warm_up_of_the_learning_rate_goes_through_a_captured_step(graphs_anywhere: list[Work]) -> None:
+    fields = {"fused_optimizer": True, "remedies": ("warmup", "linear_scaling"), "epochs": 3}
+    assert losses(train(**fields)[0]) == pytest.approx(losses(eagerly(**fields)[0]), rel=1e-5)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_trains_before_the_clock_leaves_no_trace(fused: bool) -> None:
+    spec = lenet(fused_optimizer=fused)
+
+    def first_steps(warm: bool) -> tuple[list[float], list[Tensor], Tensor]:
+        torch.manual_seed(0)
+        step = EagerStep(BatchNormNet(), spec, ALONE)
+        step.begin_epoch()
+        if warm:
+            with preserved(step, ALONE):
+                for _ in range(5):
+                    step(*BLACK, unmarked)
+        images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+        step.begin_epoch()
+        seen = [float(step(images, torch.arange(8), unmarked)) for _ in range(3)]
+        return seen, [tensor.detach().clone() for tensor in step.model.state_dict().values()], step.num_correct
+
+    (plain, plain_state, plain_correct), (warmed, warmed_state, warmed_correct) = first_steps(False), first_steps(True)
+    assert warmed == pytest.approx(plain, rel=1e-6)
+    for one, other in zip(plain_state, warmed_state, strict=True):
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-7)
+    assert plain_correct == warmed_correct
+
+
+def test_an_example_is_a_batch_as_the_step_meets_it() -> None:
+    for fields in ({}, {"precision": "bf16"}, {"layout": "channels_last"}, {"input": "synthetic"}):
+        spec = lenet(**fields)
+        images, labels = next(build_batches(spec, ALONE.shard, None).epoch(1))
+        example, example_labels = example_batch(64, spec, ALONE)
+        assert (example.shape, example.stride(), example.dtype) == (images.shape, images.stride(), images.dtype)
+        assert (example_labels.shape, example_labels.dtype) == (labels.shape, labels.dtype)
+
+
+def test_a_variant_of_the_step_is_captured_too_and_can_still_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = make_spec(model="lenet", batch_size_per_gpu=8, input="synthetic", device="cpu", precision="fp32")
+    recorded: list[Work] = []
+
+    def record(work: Work) -> Replay:
+        recorded.append(work)
+        return work
+
+    monkeypatch.setattr("pipeline.communication.step_variants.graph_recorder", lambda: record)
+    bench = build_workbench(spec, ALONE, example_batch(8, spec, ALONE))
+    variant = build_variant(bench, "plain", execution="graph")
+    assert recorded == [variant.eager]
+    before = [parameter.detach().clone() for parameter in variant.model.parameters()]
+    variant.step()
+    assert any(not torch.equal(a, b) for a, b in zip(before, variant.model.parameters(), strict=True))
+    eager = build_variant(bench, "plain")
+    assert eager.eager is eager.step
+
+
+def traced_only(model: nn.Module, *_: object) -> Compiled:
+    """torch.compile without the C++ compiler: TorchDynamo and its guards, and the operations as they were."""
+    torch.compiler.reset()
+    trace = functools.partial(torch.compile, dynamic=False, backend="eager")
+    return Compiled(trace(model), trace(cross_entropy))
+
+
+@pytest.mark.parametrize("fields", [{}, {"layout": "channels_last"}, {"input": "dataloader"}, {"precision": "bf16"}])
+def test_nothing_compiles_inside_the_clock(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> None:
+    monkeypatch.setattr(step_setup, "compile_model", traced_only)
+    spec = lenet(**fields)
+    ready = prepare_step("compile", build_model("lenet", 10), spec, ALONE)
+    batches = build_batches(spec, ALONE.shard, None)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for epoch in (1, 2):
+            assert len(run_epoch(epoch, spec, ALONE, batches, ready.step).losses) == 3
+
+
+def test_a_model_of_which_nothing_is_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchDynamo goes on eagerly where it cannot trace; the times would be those of another execution."""
+    monkeypatch.setattr(step_setup, "compile_model", lambda model, *_: Compiled(model, traced_only(model).score))
+    with pytest.raises(RuntimeError, match="found nothing to compile in model 'lenet' under strategy 'single'"):
+        prepare_step("compile", build_model("lenet", 10), lenet(), ALONE)
+
+
+@pytest.mark.skipif(not has_compiler("cpu"), reason="torch.compile needs a C++ compiler, and none is on PATH")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch about itself, as its compiler is imported
+def test_a_compiled_step_learns_what_the_eager_one_learns() -> None:
+    compiled, series = train(execution="compile")
+    assert losses(compiled) == pytest.approx(losses(train()[0]), rel=1e-4)
+    assert (compiled.execution_used, compiled.captured_batch_sizes) == ("compile", ())
+    assert (compiled.compile_time_s or 0) > (compiled.epochs[0].ranks[0].epoch_time_ns or 0) / 1e9
+    assert series[0][0].shape == (3, len(PARTS))
+
+
+@pytest.mark.parametrize("execution", get_args(Execution))
+@pytest.mark.parametrize("strategy", ["single", "ddp"])
+def test_ddp_fills_its_buckets_aside_where_weight_gradients_come_from_aside(
+    execution: Execution, strategy: Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[object] = []
+
+    @contextlib.contextmanager
+    def on_stream(stream: object, _: Rank) -> Iterator[None]:
+        entered.append(stream)
+        yield
+
+    monkeypatch.setattr(cuda_graph, "on_stream", on_stream)
+    monkeypatch.setattr(process_group, "bucket_stream", lambda device: "the buckets'")
+    with step_setup.bucketing(execution, make_spec(strategy=strategy, num_gpus=1), ALONE):
+        assert entered == ["the buckets'"] * (strategy == "ddp" and execution == "compiled_graph")
+
+
+def test_an_eager_step_takes_no_making_ready() -> None:
+    measurement, _ = train()
+    assert (measurement.execution_used, measurement.compile_time_s) == ("eager", None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "able", "picked"),
+    [
+        ({}, True, "compiled_graph"),
+        ({}, False, "graph"),
+        ({"strategy": "ddp", "num_gpus": 4}, True, "compiled_graph"),
+        ({"strategy": "dp", "num_gpus": 2}, True, "eager"),
+        ({"device": "cpu"}, True, "eager"),
+        ({"remedies": ("warmup",)}, True, "compile"),  # the learning rate would be frozen in the graph
+        ({"remedies": ("warmup",)}, False, "eager"),
+        ({"remedies": ("warmup",), "fused_optimizer": True}, True, "compiled_graph"),
+        ({"strategy": "ddp", "num_gpus": 2, "sync_batchnorm": True}, True, "graph"),
+        ({"strategy": "ddp", "num_gpus": 2, "measure": "communication", "input": "synthetic"}, True, "graph"),
+    ],
+)
+def test_auto_is_the_fastest_that_the_point_and_the_machine_allow(
+    fields: dict[str, Any], able: bool, picked: str
+) -> None:
+    spec = make_spec(execution="auto", **fields)
+    assert fastest_execution(spec, able) == picked
+    assert spec.is_captured is (picked in ("graph", "compiled_graph"))
+
+
+def test_auto_says_what_it_used() -> None:
+    assert train(execution="auto")[0].execution_used == "eager"  # on the CPU
+
+
+def test_a_machine_without_a_compiler_is_told_so_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(RuntimeError, match=r"execution='compile' needs a C\+\+ compiler on every node; install it"):
+        choose_execution(lenet(execution="compile"), ALONE)
+    assert choose_execution(lenet(execution="auto"), ALONE) == "eager"
+
+
+def test_the_learning_rate_of_a_step_follows_the_updates() -> None:
+    spec = lenet(remedies=("warmup",))
+    step = EagerStep(build_model("lenet", 10), spec, ALONE)
+    for update in range(8):
+        step.set_learning_rate(learning_rate(spec, update))
+        assert step.optimizer.param_groups[0]["lr"] == learning_rate(spec, update)
+
+
+_: Recorder = play_again
