@@ -18,37 +18,45 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pipeline.analysis.pooling import TIMED_EPOCH
+from pipeline.analysis.pooling import FIRST_TIMED_EPOCH
 from pipeline.experiment import folder as experiments
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.manifest import add_points
-from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch, Share
+from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch, UnitFraction
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
-from pipeline.experiment.spec import CIFAR10_SAMPLES, Count, Index, Precision, Spec, Strategy
-from pipeline.system.errors import FINE, Refusal, counted, printable, run_command, some_of, talk
-from pipeline.system.files import Unreadable, read_bounded
+from pipeline.experiment.spec import CIFAR10_SAMPLES, NonNegativeInt, PositiveInt, Precision, Spec, Strategy
+from pipeline.system.errors import (
+    EXIT_OK,
+    CommandError,
+    log_line,
+    pluralize,
+    replace_control_characters,
+    run_command,
+    shorten_list,
+)
+from pipeline.system.files import UnreadableFile, read_bounded
 
-MAX_FILE_BYTES = 16_000_000
+MAX_CSV_BYTES = 16_000_000
 BYTES_PER_PARAMETER = 4  # gradients in fp32, as DistributedDataParallel sends them
 
-Seconds = Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)]
+PositiveSeconds = Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)]
 
 
 class CsvRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A row of the file; the columns without a default must be in its header, and may be empty where None is."""
 
     strategy: Strategy
-    num_gpus: Count
-    batch_size_per_gpu: Count
-    epoch: Count | None
-    epoch_time_s: Seconds | None
-    compute_time_s: Seconds | None
+    num_gpus: PositiveInt
+    batch_size_per_gpu: PositiveInt
+    epoch: PositiveInt | None
+    epoch_time_s: PositiveSeconds | None
+    compute_time_s: PositiveSeconds | None
     loss: float | None
-    accuracy: Share | None
+    accuracy: UnitFraction | None
     status: Literal["ok", "oom"]
-    num_nodes: Count = 1
-    repeat: Index = 0
+    num_nodes: PositiveInt = 1
+    repeat: NonNegativeInt = 0
     precision: Precision | None = None
 
     def point(self) -> tuple[Any, ...]:
@@ -56,7 +64,7 @@ class CsvRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return (self.strategy, self.num_nodes, self.num_gpus, self.batch_size_per_gpu, self.precision, self.repeat)
 
 
-COLUMNS = {field.name: field for field in msgspec.structs.fields(CsvRow)}
+CSV_COLUMNS = {field.name: field for field in msgspec.structs.fields(CsvRow)}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -69,15 +77,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--outputs", type=Path, required=True, help="the experiment's folder, such as outputs/a40-ddp")
     parser.add_argument("--gpu", help="the GPU's name; left out, it is printed as not stated")
     parser.add_argument(
-        "--num-samples", type=positive, default=CIFAR10_SAMPLES, help="samples an epoch (default: %(default)s)"
+        "--num-samples", type=positive_integer, default=CIFAR10_SAMPLES, help="samples an epoch (default: %(default)s)"
     )
     parser.add_argument(
-        "--num-parameters", type=positive, default=11_173_962, help="trained parameters (default: %(default)s)"
+        "--num-parameters", type=positive_integer, default=11_173_962, help="trained parameters (default: %(default)s)"
     )
     return parser.parse_args()
 
 
-def positive(text: str) -> int:
+def positive_integer(text: str) -> int:
     """A whole number of at least 1, for argparse."""
     number = int(text)
     if number < 1:
@@ -91,103 +99,105 @@ def main() -> int:
     raw = read_file(arguments.file)
     points = group_rows(read_rows(raw, arguments.file.name))
     gpus = (Gpu(name=arguments.gpu),) if arguments.gpu else ()
-    environment = Environment(gpus=gpus, source=experiments.readable(arguments.file.name))
+    environment = Environment(gpus=gpus, source=experiments.displayable_name(arguments.file.name))
     sizes = (arguments.num_samples, arguments.num_parameters)
     stated = repr((raw, arguments.gpu, *sizes)).encode(errors="surrogateescape")  # all that the records are made of
     launch_id = f"ingest-{hashlib.sha256(stated).hexdigest()[:16]}"
     found = [build_record(rows, *sizes, launch_id, environment) for rows in points]
-    check_all(found)
+    check_encodable(found)
     num_new = publish_all(found, Experiment(arguments.outputs))
-    talk(f"{counted(num_new, 'record')} new, {len(found) - num_new} known, in {arguments.outputs}.")
-    return FINE
+    log_line(f"{pluralize(num_new, 'record')} new, {len(found) - num_new} known, in {arguments.outputs}.")
+    return EXIT_OK
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of the file. Raises Refusal."""
+    """The bytes of the file. Raises CommandError."""
     try:
-        return read_bounded(path, MAX_FILE_BYTES, follow_links=True)
-    except Unreadable as error:
-        raise Refusal(f"{path} {error}; give a CSV file.") from error
+        return read_bounded(path, MAX_CSV_BYTES, follow_links=True)
+    except UnreadableFile as error:
+        raise CommandError(f"{path} {error}; give a CSV file.") from error
 
 
 def read_rows(raw: bytes, name: str) -> list[CsvRow]:
-    """Every row, strictly typed. Raises Refusal with the line and the column."""
+    """Every row, strictly typed. Raises CommandError with the line and the column."""
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise Refusal(f"{name} is not UTF-8 text; save it as CSV in UTF-8.") from error
+        raise CommandError(f"{name} is not UTF-8 text; save it as CSV in UTF-8.") from error
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = [column.strip() for column in next(reader, [])]
         check_header(header, name)
         rows = [read_row(header, cells, f"{name} line {reader.line_num}") for cells in reader if cells]
     except csv.Error as error:
-        raise Refusal(f"{name} line {reader.line_num} is not CSV: {error}.") from error
+        raise CommandError(f"{name} line {reader.line_num} is not CSV: {error}.") from error
     if not rows:
-        raise Refusal(f"{name} has no rows below its header; give at least one point.")
+        raise CommandError(f"{name} has no rows below its header; give at least one point.")
     return rows
 
 
 def check_header(header: list[str], name: str) -> None:
-    """Raise Refusal for a column that is missing, unknown or there twice."""
-    missing = [column for column, field in COLUMNS.items() if field.required and column not in header]
-    unknown = [column for column in header if column not in COLUMNS]
+    """Raise CommandError for a column that is missing, unknown or there twice."""
+    missing = [column for column, field in CSV_COLUMNS.items() if field.required and column not in header]
+    unknown = [column for column in header if column not in CSV_COLUMNS]
     twice = sorted({column for column in header if header.count(column) > 1})
     for problem, columns in (("lacks", missing), ("has the unknown", unknown), ("repeats", twice)):
         if columns:
-            named = printable(", ".join(columns))
-            raise Refusal(f"the header of {name} {problem} {named}; the columns are {', '.join(COLUMNS)}.")
+            named = replace_control_characters(", ".join(columns))
+            raise CommandError(f"the header of {name} {problem} {named}; the columns are {', '.join(CSV_COLUMNS)}.")
 
 
 def read_row(header: list[str], cells: list[str], where: str) -> CsvRow:
     """One row; an empty cell is None, or the column's default."""
     if len(cells) != len(header):
-        raise Refusal(
+        raise CommandError(
             f"{where} has {len(cells)} cells for {len(header)} columns; write an empty cell for what is absent."
         )
     values: dict[str, str | None] = {}
     for column, cell in zip(header, (cell.strip() for cell in cells), strict=True):
         if cell.lower() in ("nan", "inf", "-inf", "+inf", "infinity", "-infinity", "null", "none"):
-            raise Refusal(f"{where}: {column}={cell!r} is no number; leave the cell empty where it was not measured.")
-        if cell or COLUMNS[column].required:
+            raise CommandError(
+                f"{where}: {column}={cell!r} is no number; leave the cell empty where it was not measured."
+            )
+        if cell or CSV_COLUMNS[column].required:
             values[column] = cell or None
     try:
         row = msgspec.convert(values, CsvRow, strict=False)
     except msgspec.ValidationError as error:
-        raise Refusal(f"{where}: {str(error).replace('$.', '')}.") from error
+        raise CommandError(f"{where}: {str(error).replace('$.', '')}.") from error
     check_row(row, where)
     return row
 
 
 def check_row(row: CsvRow, where: str) -> None:
-    """Raise Refusal for a row that contradicts itself."""
+    """Raise CommandError for a row that contradicts itself."""
     if row.loss is not None and not math.isfinite(row.loss):
-        raise Refusal(f"{where}: loss={row.loss} is no number; leave the cell empty where it was not measured.")
+        raise CommandError(f"{where}: loss={row.loss} is no number; leave the cell empty where it was not measured.")
     if row.status == "oom" and (row.epoch_time_s or row.compute_time_s or row.loss is not None):
-        raise Refusal(f"{where} is oom and gives a measurement; a point that ran out of memory has none.")
+        raise CommandError(f"{where} is oom and gives a measurement; a point that ran out of memory has none.")
     if row.compute_time_s and row.epoch_time_s and row.compute_time_s > row.epoch_time_s:
-        raise Refusal(f"{where}: compute_time_s is longer than epoch_time_s, which includes it; correct the row.")
+        raise CommandError(f"{where}: compute_time_s is longer than epoch_time_s, which includes it; correct the row.")
 
 
 def group_rows(rows: Iterable[CsvRow]) -> list[list[CsvRow]]:
-    """The rows of each point by epoch. Raises Refusal for an epoch given twice, or ok and oom for one point."""
+    """The rows of each point by epoch. Raises CommandError for an epoch given twice, or ok and oom for one point."""
     points: dict[tuple[Any, ...], list[CsvRow]] = {}
     for row in rows:
         points.setdefault(row.point(), []).append(row)
     for parts in points.values():
         where = f"{parts[0].strategy} on {parts[0].num_gpus}, batch_size_per_gpu {parts[0].batch_size_per_gpu}"
         if len({row.status for row in parts}) > 1:
-            raise Refusal(f"{where} is both ok and oom; keep what happened.")
+            raise CommandError(f"{where} is both ok and oom; keep what happened.")
         numbers = [epoch_number(row) for row in parts]
         if len(set(numbers)) < len(numbers):
-            raise Refusal(f"{where} gives an epoch twice; remove one, or number them with a repeat column.")
+            raise CommandError(f"{where} gives an epoch twice; remove one, or number them with a repeat column.")
         parts.sort(key=epoch_number)
     return list(points.values())
 
 
 def epoch_number(row: CsvRow) -> int:
     """The row's epoch; one that is left out is the timed one."""
-    return row.epoch or TIMED_EPOCH
+    return row.epoch or FIRST_TIMED_EPOCH
 
 
 def build_record(
@@ -204,14 +214,14 @@ def build_record(
             precision=first.precision,
             repeat=first.repeat,
             num_samples=num_samples,
-            epochs=max(TIMED_EPOCH, *(epoch_number(row) for row in rows)),
+            epochs=max(FIRST_TIMED_EPOCH, *(epoch_number(row) for row in rows)),
             model=None,
             dataset=None,
             input=None,
             num_workers=None,
         )
     except ValueError as error:
-        raise Refusal(str(error)) from error
+        raise CommandError(str(error)) from error
     if first.status == "oom":
         failure = Failure(kind="stated_oom", message="stated as out of memory")
         return record_store.new_record(
@@ -248,49 +258,51 @@ def nanoseconds(time_s: float | None) -> int | None:
     return None if time_s is None else round(time_s * 1e9)
 
 
-def check_all(found: list[Record]) -> None:
-    """Raise Refusal for a record that could not be loaded again, before anything is written."""
+def check_encodable(found: list[Record]) -> None:
+    """Raise CommandError for a record that could not be loaded again, before anything is written."""
     for record in found:
         try:
-            record_store.encode(record)
+            record_store.encode_record(record)
         except (ValueError, TypeError) as error:  # also a name that is no UTF-8
-            raise Refusal(f"{printable(str(error))}; correct the file or the option.") from error
+            raise CommandError(f"{replace_control_characters(str(error))}; correct the file or the option.") from error
 
 
 def publish_all(found: list[Record], experiment: Experiment) -> int:
-    """Publish what is new; returns how many records were. Raises Refusal where others were measured there."""
+    """Publish what is new; returns how many records were. Raises CommandError where others were measured there."""
     refuse_holder(experiment.folder)
     experiment.create()
-    known, _ = record_store.read_folder(experiment.records)
+    known, _ = record_store.load_folder(experiment.records_folder)
     if any(record.measured for record in known):
-        raise Refusal(f"{experiment.folder} holds points measured here; give the report a folder of its own.")
-    published = {(record.run_id, msgspec.json.encode(content(record))) for record in known}
-    new = [record for record in found if (record.run_id, msgspec.json.encode(content(record))) not in published]
+        raise CommandError(f"{experiment.folder} holds points measured here; give the report a folder of its own.")
+    published = {(record.run_id, msgspec.json.encode(comparable_content(record))) for record in known}
+    new = [
+        record for record in found if (record.run_id, msgspec.json.encode(comparable_content(record))) not in published
+    ]
     with experiment.edit_manifest() as manifest:
         add_points(manifest, [record.spec for record in found])
     try:
         for record in new:
-            record_store.publish(record, experiment.records)
+            record_store.publish_record(record, experiment.records_folder)
     except OSError as error:
-        raise Refusal(
-            f"cannot write to {experiment.records}: {error.strerror}; choose another with --outputs."
+        raise CommandError(
+            f"cannot write to {experiment.records_folder}: {error.strerror}; choose another with --outputs."
         ) from error
     return len(new)
 
 
 def refuse_holder(folder: Path) -> None:
-    """Raise Refusal for a folder that holds experiments: it is not one itself."""
+    """Raise CommandError for a folder that holds experiments: it is not one itself."""
     held = (
         [name for name, found in find_experiments(folder).items() if found.folder != folder] if folder.is_dir() else []
     )
     if held:
-        raise Refusal(
-            f"{folder} holds experiments ({some_of(held, 3)}); give the report a folder of its own, such as "
+        raise CommandError(
+            f"{folder} holds experiments ({shorten_list(held, 3)}); give the report a folder of its own, such as "
             f"--outputs {folder / 'NAME'}."
         )
 
 
-def content(record: Record) -> Record:
+def comparable_content(record: Record) -> Record:
     """The record without what differs between two readings of the same timings."""
     return msgspec.structs.replace(record, attempt=0, launch_id="", started_at=None, ended_at=None)
 

@@ -16,17 +16,26 @@ from pathlib import Path
 from pipeline.experiment import implied_oom, record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import expand_grid
-from pipeline.experiment.manifest import Array, add_points, start_submission
-from pipeline.experiment.packing import first_shared
+from pipeline.experiment.manifest import SlurmArray, add_points, start_submission
+from pipeline.experiment.packing import points_for_same_processes
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
-from pipeline.runner.launch_options import RERUN_CHOICES, LaunchOptions, add_point_arguments, launch_options
-from pipeline.runner.launch_session import Launch
+from pipeline.runner.launch_options import RERUN_CHOICES, LaunchOptions, add_point_arguments, read_launch_options
+from pipeline.runner.launch_session import LaunchSession
 from pipeline.runner.memory_search import search_memory
-from pipeline.runner.rank_files import Following, Point
+from pipeline.runner.rank_files import FollowingPoint, PointTask
 from pipeline.runner.torchrun import run_ranks
-from pipeline.system.deadline import Expired
-from pipeline.system.errors import FINE, GAPS, RANK_PACKAGES, Refusal, counted, require_packages, run_command, talk
+from pipeline.system.deadline import DeadlineExpired
+from pipeline.system.errors import (
+    EXIT_GAPS,
+    EXIT_OK,
+    RANK_PACKAGES,
+    CommandError,
+    log_line,
+    pluralize,
+    require_packages,
+    run_command,
+)
 from pipeline.system.host import gpu_names, node_rank, num_job_gpus, num_visible_gpus
 
 
@@ -63,21 +72,21 @@ def main() -> int:
         points = [spec for spec in points if is_to_run(spec, experiment, arguments.rerun)]
         for spec in points:
             warn_of_idle_gpus(spec, arguments.grid)
-    options = launch_options(arguments, arguments.point_limit_s)
+    options = read_launch_options(arguments, arguments.point_limit_s)
     points = [spec for spec in points if node_rank() < spec.num_nodes]
     refuse_second_launch(points, experiment)
-    return run_points(points, experiment, options)
+    return run_launch(points, experiment, options)
 
 
-def run_points(points: Sequence[Spec], experiment: Experiment, options: LaunchOptions) -> int:
+def run_launch(points: Sequence[Spec], experiment: Experiment, options: LaunchOptions) -> int:
     """Run the points in their order, several in the same processes where that changes no result; the exit code."""
-    code = FINE
+    code = EXIT_OK
     while points:
-        implied = imply_oom(points[0], experiment, options)
-        shared = [points[0]] if implied else first_shared(points)
+        implied = publish_implied_oom(points[0], experiment, options)
+        shared = [points[0]] if implied else points_for_same_processes(points)
         results = [implied] if implied else launch_points(shared, experiment, options)
         if any(record is not None and record.status != "ok" for record in results):
-            code = GAPS
+            code = EXIT_GAPS
             if points[0].num_nodes > 1:  # the other nodes may still be inside this point: end the step with it
                 return code
         points = points[len(results) :]
@@ -85,25 +94,25 @@ def run_points(points: Sequence[Spec], experiment: Experiment, options: LaunchOp
 
 
 def resolve_manifest(path: Path, run_ids: list[str]) -> tuple[Experiment, list[Spec]]:
-    """The points of the manifest with those ids. Raises Refusal for one that it does not hold."""
+    """The points of the manifest with those ids. Raises CommandError for one that it does not hold."""
     experiment = Experiment(path.parent)
     manifest = experiment.read_manifest()
     if manifest is None:
-        raise Refusal(f"{path} is absent; submit the experiment first.")
+        raise CommandError(f"{path} is absent; submit the experiment first.")
     known = {spec.run_id(): spec for spec in manifest.points}
     missing = [run_id for run_id in run_ids if run_id not in known]
     if missing or not run_ids:
-        raise Refusal(f"{path} has no point {', '.join(missing) or '(none was named)'}; see its points.")
+        raise CommandError(f"{path} has no point {', '.join(missing) or '(none was named)'}; see its points.")
     return experiment, [known[run_id] for run_id in run_ids]
 
 
 def resolve_grid(name: str, index: int | None, changes: list[str], outputs: Path) -> tuple[Experiment, list[Spec]]:
     """The point of the grid at the index (none past its end); publishes the manifest if it lacks the points."""
     if index is None or index < 0:
-        raise Refusal("--grid needs --index, the number of a point from 0.")
+        raise CommandError("--grid needs --index, the number of a point from 0.")
     array_id = os.environ.get("SLURM_ARRAY_JOB_ID")
     if array_id and not (array_id.isascii() and array_id.isdigit()):  # the manifest would not be readable again
-        raise Refusal(f"SLURM_ARRAY_JOB_ID={array_id!r} is no job id; unset it.")
+        raise CommandError(f"SLURM_ARRAY_JOB_ID={array_id!r} is no job id; unset it.")
     grid = expand_grid(name, changes, has_gpus=num_visible_gpus() > 0)
     experiment = Experiment(outputs / grid.name)
     experiment.create()
@@ -113,17 +122,17 @@ def resolve_grid(name: str, index: int | None, changes: list[str], outputs: Path
     if manifest is None or not announced or not all(spec.run_id() in known for spec in grid.points):
         publish_manifest(experiment, grid.name, list(grid.points), array_id)
     if index >= len(grid.points):
-        talk(f"grid {grid.name} has {counted(len(grid.points), 'point')}; element {index} has nothing to do.")
+        log_line(f"grid {grid.name} has {pluralize(len(grid.points), 'point')}; element {index} has nothing to do.")
         return experiment, []
     return experiment, [grid.points[index]]
 
 
 def is_to_run(spec: Spec, experiment: Experiment, rerun: str | None) -> bool:
     """Whether a point has no record yet, or one that is to be run again: a second sbatch fills the gaps."""
-    attempts = record_store.read_attempts(experiment.records, spec.run_id())
-    if not attempts or rerun in ("all", status := record_store.choose(attempts).status):
+    attempts = record_store.load_attempts(experiment.records_folder, spec.run_id())
+    if not attempts or rerun in ("all", status := record_store.choose_attempt(attempts).status):
         return True
-    talk(f"{spec.run_id()}: recorded as {status}, nothing to do; --rerun {status} runs it again.")
+    log_line(f"{spec.run_id()}: recorded as {status}, nothing to do; --rerun {status} runs it again.")
     return False
 
 
@@ -132,7 +141,7 @@ def warn_of_idle_gpus(spec: Spec, grid: str) -> None:
     held, used = num_job_gpus(), spec.gpus_per_node if spec.device == "cuda" else 0
     if node_rank() == 0 and held > used:
         cure = f"python -m pipeline.submit --grid {grid} asks for one array a shape"
-        talk(f"Notice: this element holds {counted(held, 'GPU')} and uses {used}; {cure}.")
+        log_line(f"Notice: this element holds {pluralize(held, 'GPU')} and uses {used}; {cure}.")
 
 
 def publish_manifest(experiment: Experiment, name: str, points: list[Spec], array_id: str | None) -> None:
@@ -144,12 +153,12 @@ def publish_manifest(experiment: Experiment, name: str, points: list[Spec], arra
         if array_id and all(submission.id != submission_id for submission in manifest.submissions):
             submission = start_submission(submission_id, "sbatch")
             elements = [[spec.run_id()] for spec in points]
-            submission.arrays.append(Array(name, elements, array_id))
+            submission.arrays.append(SlurmArray(name, elements, array_id))
             manifest.submissions.append(submission)
 
 
 def refuse_second_launch(points: Sequence[Spec], experiment: Experiment) -> None:
-    """Raise Refusal for a point that was launched under this launch's id before: its attempts would pass for one.
+    """Raise CommandError for a point that was launched under this launch's id before: its attempts would pass for one.
 
     Over several nodes another of them may have left the folder a moment ago, and only a record tells.
     """
@@ -158,22 +167,24 @@ def refuse_second_launch(points: Sequence[Spec], experiment: Experiment) -> None
         run_id = spec.run_id()
         is_begun = spec.num_nodes == 1 and experiment.launch_folder(run_id, str(launch_id)).exists()
         if is_begun or any(
-            found.launch_id == launch_id for found in record_store.read_attempts(experiment.records, run_id)
+            found.launch_id == launch_id for found in record_store.load_attempts(experiment.records_folder, run_id)
         ):
-            raise Refusal(f"{run_id} was launched before as PIPELINE_LAUNCH_ID={launch_id}; unset it to run it again.")
+            raise CommandError(
+                f"{run_id} was launched before as PIPELINE_LAUNCH_ID={launch_id}; unset it to run it again."
+            )
 
 
-def imply_oom(spec: Spec, experiment: Experiment, options: LaunchOptions) -> Record | None:
+def publish_implied_oom(spec: Spec, experiment: Experiment, options: LaunchOptions) -> Record | None:
     """Publish that a point runs out of memory where a smaller batch's record says so; None where it has to run."""
     manifest = experiment.read_manifest()
     if options.rerun in ("oom", "all") or manifest is None:
         return None
-    cause = implied_oom.find_implying(spec, manifest.points, experiment.records, gpu_names())
+    cause = implied_oom.find_implying_oom(spec, manifest.points, experiment.records_folder, gpu_names())
     if cause is None:
         return None
-    record = implied_oom.implied(spec, cause, read_launch_id())
-    record_store.publish(record, experiment.records)
-    talk(f"{spec.run_id()}: {record.ending()}")
+    record = implied_oom.implied_oom_record(spec, cause, read_launch_id())
+    record_store.publish_record(record, experiment.records_folder)
+    log_line(f"{spec.run_id()}: {record.status_line()}")
     return record
 
 
@@ -188,18 +199,18 @@ def launch_points(specs: Sequence[Spec], experiment: Experiment, options: Launch
     Returns the records of the points that were begun, which are the first: the others are left where one ended badly,
     or had better have fresh processes. None is a record that another node publishes.
     """
-    launch = Launch(experiment, read_launch_id(), specs, options.point_limit_s)
-    first = launch.handovers[0]
+    launch = LaunchSession(experiment, read_launch_id(), specs, options.point_limit_s)
+    first = launch.rank_files_by_point[0]
     try:
         if specs[0].measure == "memory":
             with launch.deadline:
                 record = search_memory(specs[0], first, launch.id, run_ranks)
             launch.publish(record)
             return launch.published
-        leave_points(launch, options)
-        with launch.publishing_as_they_end(), launch.deadline:
+        write_points(launch, options)
+        with launch.publish_while_running(), launch.deadline:
             exits = run_ranks(specs[0], first, launch.id)
-    except Expired:
+    except DeadlineExpired:
         launch.publish_overdue()
     except (RuntimeError, TimeoutError) as error:  # torchrun's own: its ranks did not meet
         launch.publish_failure(f"the ranks could not be started: {error}")
@@ -208,13 +219,13 @@ def launch_points(specs: Sequence[Spec], experiment: Experiment, options: Launch
     return launch.published
 
 
-def leave_points(launch: Launch, options: LaunchOptions) -> None:
+def write_points(launch: LaunchSession, options: LaunchOptions) -> None:
     """Hand the points to the ranks: the first, and those that follow it."""
-    points = [Point(spec, str(options.data.resolve()), options.keep_trace) for spec in launch.specs]
-    folders = [str(handover.folder.resolve()) for handover in launch.handovers]
-    first = launch.handovers[0]
-    first.leave_following([Following(*pair) for pair in zip(folders[1:], points[1:], strict=True)])
-    first.leave_point(points[0])
+    points = [PointTask(spec, str(options.data.resolve()), options.keep_trace) for spec in launch.specs]
+    folders = [str(rank_files.folder.resolve()) for rank_files in launch.rank_files_by_point]
+    first = launch.rank_files_by_point[0]
+    first.write_following([FollowingPoint(*pair) for pair in zip(folders[1:], points[1:], strict=True)])
+    first.write_point(points[0])
 
 
 if __name__ == "__main__":

@@ -17,16 +17,24 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from pipeline.experiment.spec import MIN_WINDOWS, Model, Spec
-from pipeline.system.errors import FINE, GAPS, RANK_PACKAGES, Refusal, require_packages, run_command, talk
+from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Model, Spec
+from pipeline.system.errors import (
+    EXIT_GAPS,
+    EXIT_OK,
+    RANK_PACKAGES,
+    CommandError,
+    log_line,
+    require_packages,
+    run_command,
+)
 from pipeline.system.host import num_visible_gpus
 
 if TYPE_CHECKING:
-    from pipeline.communication.selftest_checks import Answer, Findings
+    from pipeline.communication.selftest_checks import CheckResult, Findings
     from pipeline.runner.rank_files import Task
 
-SOCKETS_ALONE = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
-MAX_FILE_BYTES = 10_000_000
+SOCKETS_ONLY_VARIABLES = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+MAX_SELFTEST_BYTES = 10_000_000
 DEFAULT_BATCH = {"cuda": 512, "cpu": 8}
 
 
@@ -49,59 +57,59 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure three times, judge, print."""
     arguments = parse_arguments()
-    from pipeline.communication.selftest_checks import judge, summary
+    from pipeline.communication.selftest_checks import check_answers, count_verdicts
 
-    runs = read_runs(arguments.judge) if arguments.judge else measure_runs(build_spec(arguments))
+    runs = read_runs(arguments.judge) if arguments.judge else measure_runs(selftest_spec(arguments))
     try:
-        answers = judge(runs["known_answers"], runs["again"], runs.get("sockets"))
+        answers = check_answers(runs["known_answers"], runs["again"], runs.get("sockets"))
     except (LookupError, ValueError, ZeroDivisionError) as error:
         if arguments.judge is None:
             raise
-        raise Refusal(f"{arguments.judge} lacks findings ({error}); give what --json printed.") from error
-    counts = summary(answers)
-    print(as_json(answers, runs) if arguments.json else as_text(answers))
-    talk(", ".join(f"{count} {word}" for word, count in counts.items()))
-    return GAPS if counts["fail"] else FINE
+        raise CommandError(f"{arguments.judge} lacks findings ({error}); give what --json printed.") from error
+    counts = count_verdicts(answers)
+    print(results_as_json(answers, runs) if arguments.json else results_as_text(answers))
+    log_line(", ".join(f"{count} {word}" for word, count in counts.items()))
+    return EXIT_GAPS if counts["fail"] else EXIT_OK
 
 
 def measure_runs(spec: Spec) -> dict[str, "Findings"]:
     """What every run found, by name."""
     require_packages(*RANK_PACKAGES)
-    runs = {"known_answers": measure(spec, "known_answers"), "again": measure(spec, "exposure")}
+    runs = {"known_answers": run_selftest_task(spec, "known_answers"), "again": run_selftest_task(spec, "exposure")}
     if spec.device == "cuda":
-        with variables(SOCKETS_ALONE):
-            runs["sockets"] = measure(spec, "exposure")
+        with environment_variables(SOCKETS_ONLY_VARIABLES):
+            runs["sockets"] = run_selftest_task(spec, "exposure")
     return runs
 
 
 def read_runs(path: Path) -> dict[str, "Findings"]:
-    """The runs of an earlier self-test. Raises Refusal where the file does not hold them."""
+    """The runs of an earlier self-test. Raises CommandError where the file does not hold them."""
     import msgspec
 
-    from pipeline.communication.selftest_checks import Saved
-    from pipeline.system.files import Unreadable, read_bounded
+    from pipeline.communication.selftest_checks import SavedRuns
+    from pipeline.system.files import UnreadableFile, read_bounded
 
     try:
-        runs = msgspec.json.decode(read_bounded(path, MAX_FILE_BYTES, follow_links=True), type=Saved).runs
-    except (Unreadable, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Refusal(f"{path} does not hold a self-test ({error}); give what --json printed.") from error
+        runs = msgspec.json.decode(read_bounded(path, MAX_SELFTEST_BYTES, follow_links=True), type=SavedRuns).runs
+    except (UnreadableFile, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CommandError(f"{path} does not hold a self-test ({error}); give what --json printed.") from error
     if not {"known_answers", "again"} <= set(runs):
-        raise Refusal(f"{path} lacks the runs known_answers and again; give what --json printed.")
+        raise CommandError(f"{path} lacks the runs known_answers and again; give what --json printed.")
     return runs
 
 
-def build_spec(arguments: argparse.Namespace) -> Spec:
-    """The point that is measured. Raises Refusal where this machine or the numbers cannot make one."""
+def selftest_spec(arguments: argparse.Namespace) -> Spec:
+    """The point that is measured. Raises CommandError where this machine or the numbers cannot make one."""
     visible = num_visible_gpus()
     device = "cuda" if visible else "cpu"
     num_gpus = visible or 2 if arguments.num_gpus is None else arguments.num_gpus
     batch_size = DEFAULT_BATCH[device] if arguments.batch_size_per_gpu is None else arguments.batch_size_per_gpu
     if min(num_gpus, batch_size) < 1:
-        raise Refusal("--num-gpus and --batch-size-per-gpu count from 1; raise them.")
+        raise CommandError("--num-gpus and --batch-size-per-gpu count from 1; raise them.")
     if visible and num_gpus > visible:
-        raise Refusal(f"--num-gpus {num_gpus} is more than the {visible} that are visible here; lower it.")
-    if arguments.windows < MIN_WINDOWS:
-        raise Refusal(f"--windows {arguments.windows} gives no interval; {MIN_WINDOWS} are needed.")
+        raise CommandError(f"--num-gpus {num_gpus} is more than the {visible} that are visible here; lower it.")
+    if arguments.windows < MIN_WINDOWS_FOR_INTERVAL:
+        raise CommandError(f"--windows {arguments.windows} gives no interval; {MIN_WINDOWS_FOR_INTERVAL} are needed.")
     try:
         return Spec(
             strategy="ddp",
@@ -115,28 +123,28 @@ def build_spec(arguments: argparse.Namespace) -> Spec:
             windows=arguments.windows,
         )
     except ValueError as error:
-        raise Refusal(f"the self-test needs two GPUs or processes: {error}") from error
+        raise CommandError(f"the self-test needs two GPUs or processes: {error}") from error
 
 
-def measure(spec: Spec, task: "Task") -> "Findings":
-    """Run the task in a process group of its own. Raises Refusal with the cause where a rank failed."""
+def run_selftest_task(spec: Spec, task: "Task") -> "Findings":
+    """Run the task in a process group of its own. Raises CommandError with the cause where a rank failed."""
     from pipeline.runner import failed_record
-    from pipeline.runner.rank_files import Handover, Point
+    from pipeline.runner.rank_files import PointTask, RankFiles
     from pipeline.runner.torchrun import run_ranks
 
-    talk(f"{task} on {spec.num_gpus} x {spec.device}, {spec.batch_size_per_gpu} per GPU: running")
+    log_line(f"{task} on {spec.num_gpus} x {spec.device}, {spec.batch_size_per_gpu} per GPU: running")
     with tempfile.TemporaryDirectory(prefix="pipeline-selftest-") as folder:
-        handover = Handover(Path(folder) / "point")
-        handover.leave_point(Point(spec, None, task=task))
-        exits = run_ranks(spec, handover, f"selftest-{uuid.uuid4().hex[:12]}")
-        found = handover.read_findings()
+        rank_files = RankFiles(Path(folder) / "point")
+        rank_files.write_point(PointTask(spec, None, task=task))
+        exits = run_ranks(spec, rank_files, f"selftest-{uuid.uuid4().hex[:12]}")
+        found = rank_files.read_findings()
         if exits or found is None:
-            raise Refusal(f"{task} ended badly: {failed_record.find_cause(handover, exits).message}")
+            raise CommandError(f"{task} ended badly: {failed_record.find_root_cause(rank_files, exits).message}")
         return found
 
 
 @contextlib.contextmanager
-def variables(changes: Mapping[str, str]) -> Iterator[None]:
+def environment_variables(changes: Mapping[str, str]) -> Iterator[None]:
     """The environment with these variables set."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
@@ -149,12 +157,12 @@ def variables(changes: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def as_text(answers: list["Answer"]) -> str:
+def results_as_text(answers: list["CheckResult"]) -> str:
     """A line a check."""
     return "\n".join(f"{answer.verdict:<14}  {answer.check}: {answer.sentence}" for answer in answers)
 
 
-def as_json(answers: list["Answer"], runs: Mapping[str, "Findings"]) -> str:
+def results_as_json(answers: list["CheckResult"], runs: Mapping[str, "Findings"]) -> str:
     """The answers, and the raw findings they rest on."""
     import msgspec
 

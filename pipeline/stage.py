@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline.data import staging
 from pipeline.runner.launch_options import DEFAULT_DATA
-from pipeline.system.errors import FINE, Refusal, run_command, talk
+from pipeline.system.errors import EXIT_OK, CommandError, log_line, run_command
 
 
 def main() -> int:
@@ -27,11 +27,11 @@ def main() -> int:
     folder: Path = parser.parse_args().data
     try:
         is_new = staging.stage_cifar10(folder)
-        staging.check_cifar10(folder)
-    except staging.NotStaged as error:
-        raise Refusal(str(error)) from error
-    talk(f"CIFAR-10 {'staged' if is_new else 'was there already'} in {folder}.")
-    return FINE
+        staging.check_cifar10_md5(folder)
+    except staging.DataNotStaged as error:
+        raise CommandError(str(error)) from error
+    log_line(f"CIFAR-10 {'staged' if is_new else 'was there already'} in {folder}.")
+    return EXIT_OK
 
 
 if __name__ == "__main__":

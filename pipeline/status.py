@@ -11,10 +11,20 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.system.errors import FINE, GAPS, NOTHING, USAGE, Refusal, counted, printable, run_command, talk
+from pipeline.system.errors import (
+    EXIT_GAPS,
+    EXIT_NOTHING_FOUND,
+    EXIT_OK,
+    EXIT_USAGE,
+    CommandError,
+    log_line,
+    pluralize,
+    replace_control_characters,
+    run_command,
+)
 
 if TYPE_CHECKING:
-    from pipeline.submission.progress import Standing
+    from pipeline.submission.progress import PointProgress
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -34,7 +44,7 @@ def main() -> int:
     arguments = parse_arguments()
     # after the command line is read: --help answers at once
     from pipeline.experiment.folder import find_experiments, warn_of_open_folders
-    from pipeline.submission.progress import standings
+    from pipeline.submission.progress import read_progress
 
     left_out: list[Exception] = []
     followed, unannounced = {}, []
@@ -46,49 +56,53 @@ def main() -> int:
             if manifest is None:
                 unannounced.append(name)
             else:
-                followed[name] = standings(experiment, manifest)
-        except (Refusal, OSError) as error:  # the other experiments still have states
-            if isinstance(error, Refusal) and error.code != USAGE:
+                followed[name] = read_progress(experiment, manifest)
+        except (CommandError, OSError) as error:  # the other experiments still have states
+            if isinstance(error, CommandError) and error.code != EXIT_USAGE:
                 raise
-            talk(f"error: {error}")
+            log_line(f"error: {error}")
             left_out.append(error)
     if not followed and left_out:
-        return USAGE
+        return EXIT_USAGE
     if not followed:
-        raise Refusal(f"no manifest under {arguments.folder}; submit an experiment first.", NOTHING)
+        raise CommandError(f"no manifest under {arguments.folder}; submit an experiment first.", EXIT_NOTHING_FOUND)
     for name in unannounced:
-        talk(f"Notice: {name} has no manifest that says what was expected; collect shows its records.")
+        log_line(f"Notice: {name} has no manifest that says what was expected; collect shows its records.")
     if arguments.json:
-        shape = {name: [as_json(part) for part in parts] for name, parts in followed.items()}
+        shape = {name: [point_as_json(part) for part in parts] for name, parts in followed.items()}
         print(json.dumps({"experiments": shape}, indent=1))
     else:
-        print("\n\n".join(render(name, parts) for name, parts in followed.items()))
+        print("\n\n".join(render_status(name, parts) for name, parts in followed.items()))
     gaps = any(part.state.word not in ("ok", "oom") for parts in followed.values() for part in parts)
-    return USAGE if left_out else GAPS if arguments.strict and (gaps or is_open) else FINE
+    return EXIT_USAGE if left_out else EXIT_GAPS if arguments.strict and (gaps or is_open) else EXIT_OK
 
 
-def as_json(standing: "Standing") -> dict[str, Any]:
+def point_as_json(progress: "PointProgress") -> dict[str, Any]:
     """A point for a script."""
-    job = standing.job
+    job = progress.job
     return {
-        "run_id": standing.spec.run_id(),
-        "state": standing.state.word,
-        "reason": standing.state.reason,
+        "run_id": progress.spec.run_id(),
+        "state": progress.state.word,
+        "reason": progress.state.reason,
         "job": None if job is None else job[0] if job[1] is None else f"{job[0]}_{job[1]}",
-        "log": str(standing.log) if standing.log else None,
+        "log": str(progress.log) if progress.log else None,
     }
 
 
-def render(name: str, parts: "list[Standing]") -> str:
+def render_status(name: str, parts: "list[PointProgress]") -> str:
     """The experiment in a line, and a line a point."""
     counts = Counter(part.state.word for part in parts)
     total = ", ".join(f"{count} {word}" for word, count in counts.most_common())
     width = max((len(part.state.word) for part in parts), default=0)
-    lines = [printable(f"{name}: {counted(len(parts), 'point')}: {total}")]
+    lines = [replace_control_characters(f"{name}: {pluralize(len(parts), 'point')}: {total}")]
     for part in parts:
         why = f"  {part.state.reason}" if part.state.reason else ""
         log = f"  [{part.log}]" if part.log and part.state.word not in ("ok", "oom", "pending", "running") else ""
-        lines.append(printable(f"  {part.state.word:<{width}}  {part.spec.run_id()}{why}{log}").replace("\n", " "))
+        lines.append(
+            replace_control_characters(f"  {part.state.word:<{width}}  {part.spec.run_id()}{why}{log}").replace(
+                "\n", " "
+            )
+        )
     return "\n".join(lines)
 
 

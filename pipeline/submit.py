@@ -15,14 +15,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.runner.launch_options import RERUN_CHOICES, add_point_arguments, launch_options
+from pipeline.runner.launch_options import RERUN_CHOICES, add_point_arguments, read_launch_options
 from pipeline.system import files
-from pipeline.system.errors import FINE, GAPS, RANK_PACKAGES, Refusal, counted, require_packages, run_command, talk
+from pipeline.system.errors import (
+    EXIT_GAPS,
+    EXIT_OK,
+    RANK_PACKAGES,
+    CommandError,
+    log_line,
+    pluralize,
+    require_packages,
+    run_command,
+)
 
 if TYPE_CHECKING:
     from pipeline.experiment.grid import Grid
     from pipeline.submission.gpu_hours_estimate import Estimate
-    from pipeline.submission.plan import Selection, Site, Wishes
+    from pipeline.submission.plan import Cluster, PointSelection, SubmitOptions
 
 MAX_PROLOGUE_BYTES = 1_000_000
 
@@ -88,35 +97,37 @@ def main() -> int:
     from pipeline.experiment.folder import Experiment
     from pipeline.submission import gpu_hours_estimate, plan, slurm_submit
 
-    wishes = read_wishes(arguments)
-    grid = plan.expand(wishes)
-    site = plan.survey(wishes)
-    experiment = Experiment(wishes.outputs / grid.name)
+    submit_options = read_submit_options(arguments)
+    grid = plan.expand_submission(submit_options)
+    site = plan.inspect_cluster(submit_options)
+    experiment = Experiment(submit_options.outputs / grid.name)
     experiment.require_place()
-    if site.place == "slurm":
+    if site.kind == "slurm":
         slurm_submit.refuse_unsafe_paths(experiment)
     prologue = read_prologue(arguments.prologue)
-    todo = plan.select(grid.points, experiment, wishes).todo
-    points, left_out = plan.leave_out(grid.points, plan.find_unsatisfiable(todo, site, wishes), wishes)
+    todo = plan.select_points(grid.points, experiment, submit_options).todo
+    points, left_out = plan.drop_unsatisfiable(
+        grid.points, plan.find_unsatisfiable(todo, site, submit_options), submit_options
+    )
     grid = grid._replace(points=tuple(points))
-    for notice in (*site.notices, *left_out, *idle_options(arguments, site.place)):
-        talk(notice)
+    for notice in (*site.notices, *left_out, *ignored_option_notices(arguments, site.kind)):
+        log_line(notice)
     estimates: list[Estimate] = []
-    if wishes.is_dry_run or arguments.max_gpu_hours is not None:
-        selected = plan.select(points, experiment, wishes).todo
-        is_limited = site.place == "slurm"  # here nothing ends a point alone
+    if submit_options.is_dry_run or arguments.max_gpu_hours is not None:
+        selected = plan.select_points(points, experiment, submit_options).todo
+        is_limited = site.kind == "slurm"  # here nothing ends a point alone
         limit_min = grid.resources.time_min() if is_limited else None
-        gpu_model = plan.gpu_model(site, wishes.site)
-        estimates = gpu_hours_estimate.estimate_points(selected, wishes.outputs, limit_min, gpu_model)
-    if wishes.is_dry_run:
-        show(arguments, wishes, grid, site, estimates)
-        return FINE
+        gpu_model = plan.gpu_model(site, submit_options.slurm_options)
+        estimates = gpu_hours_estimate.estimate_points(selected, submit_options.outputs, limit_min, gpu_model)
+    if submit_options.is_dry_run:
+        print_plan(arguments, submit_options, grid, site, estimates)
+        return EXIT_OK
     if arguments.max_gpu_hours is not None:
-        gpu_hours_estimate.refuse_above(estimates, arguments.max_gpu_hours)
-    return carry_out(arguments, wishes, grid, site, prologue)
+        gpu_hours_estimate.check_gpu_hours_limit(estimates, arguments.max_gpu_hours)
+    return submit_or_run(arguments, submit_options, grid, site, prologue)
 
 
-def idle_options(arguments: argparse.Namespace, place: str) -> list[str]:
+def ignored_option_notices(arguments: argparse.Namespace, place: str) -> list[str]:
     """A notice of the options that say nothing to this place."""
     names = ["partition", "account", "qos", "constraint", "exclusive", "gpu_type", "gres", "mem", "prologue"]
     names += ["max_parallel"]
@@ -125,62 +136,70 @@ def idle_options(arguments: argparse.Namespace, place: str) -> list[str]:
     return [f"Notice: without Slurm {', '.join(given)} changes nothing."] if given and place == "local" else []
 
 
-def show(
-    arguments: argparse.Namespace, wishes: "Wishes", grid: "Grid", site: "Site", estimates: "Sequence[Estimate]"
+def print_plan(
+    arguments: argparse.Namespace,
+    submit_options: "SubmitOptions",
+    grid: "Grid",
+    site: "Cluster",
+    estimates: "Sequence[Estimate]",
 ) -> None:
     """Print the plan, and say what a submission would be refused for."""
     from pipeline.experiment.folder import Experiment
     from pipeline.submission import dry_run, plan
-    from pipeline.submission.gpu_hours_estimate import refuse_above
+    from pipeline.submission.gpu_hours_estimate import check_gpu_hours_limit
 
-    experiment = Experiment(wishes.outputs / grid.name)
-    selection = plan.select(grid.points, experiment, wishes)
-    arrays = plan.plan_arrays(selection.todo, grid.resources, site, wishes)
-    options = launch_options(arguments, grid.resources.time_min() * 60)
-    shape = dry_run.describe(experiment, site, selection, arrays, options, arguments.prologue, estimates)
-    print(json.dumps(shape, indent=1) if arguments.json else dry_run.render(shape))
+    experiment = Experiment(submit_options.outputs / grid.name)
+    selection = plan.select_points(grid.points, experiment, submit_options)
+    arrays = plan.plan_arrays(selection.todo, grid.resources, site, submit_options)
+    options = read_launch_options(arguments, grid.resources.time_min() * 60)
+    shape = dry_run.describe_plan(experiment, site, selection, arrays, options, arguments.prologue, estimates)
+    print(json.dumps(shape, indent=1) if arguments.json else dry_run.render_plan(shape))
     if arguments.max_gpu_hours is not None:
         try:
-            refuse_above(estimates, arguments.max_gpu_hours)
-        except Refusal as refusal:
-            talk(f"Would be refused: {refusal}")
+            check_gpu_hours_limit(estimates, arguments.max_gpu_hours)
+        except CommandError as refusal:
+            log_line(f"Would be refused: {refusal}")
 
 
-def carry_out(
-    arguments: argparse.Namespace, wishes: "Wishes", grid: "Grid", site: "Site", prologue: bytes | None
+def submit_or_run(
+    arguments: argparse.Namespace,
+    submit_options: "SubmitOptions",
+    grid: "Grid",
+    site: "Cluster",
+    prologue: bytes | None,
 ) -> int:
     """Run the points here, or submit their arrays, while no other driver does so in this experiment; the exit code."""
     from pipeline.experiment.folder import Experiment, warn_of_open_folders
     from pipeline.experiment.manifest import add_points
-    from pipeline.experiment.packing import pack
+    from pipeline.experiment.packing import pack_elements
     from pipeline.submission import executor, plan
 
-    experiment = Experiment(wishes.outputs / grid.name)
-    options = launch_options(arguments, grid.resources.time_min() * 60)
-    require_packages(*(RANK_PACKAGES if site.place == "local" else ("submitit",)))
-    staged = plan.select(grid.points, experiment, wishes).todo
+    experiment = Experiment(submit_options.outputs / grid.name)
+    options = read_launch_options(arguments, grid.resources.time_min() * 60)
+    require_packages(*(RANK_PACKAGES if site.kind == "local" else ("submitit",)))
+    staged = plan.select_points(grid.points, experiment, submit_options).todo
     executor.stage_data(staged, options.data)  # before the folders: where it fails, no empty experiment is left
     experiment.create()
     warn_of_open_folders([experiment])
     with experiment.submission_lock():
-        executor.adopt_announced(experiment)
-        selection = plan.select(grid.points, experiment, wishes)
+        executor.recover_unnamed_arrays(experiment)
+        selection = plan.select_points(grid.points, experiment, submit_options)
         report_selection(selection)
         executor.stage_data([spec for spec in selection.todo if spec not in set(staged)], options.data)
         with experiment.edit_manifest() as manifest:
             manifest.name = grid.name
             add_points(manifest, grid.points)
-        if site.place == "local":
-            executor.run_here(experiment, pack(selection.todo, wishes.points_per_element), options)
+        if site.kind == "local":
+            executor.run_locally(experiment, pack_elements(selection.todo, submit_options.points_per_element), options)
         else:
-            arrays = plan.plan_arrays(selection.todo, grid.resources, site, wishes)
+            arrays = plan.plan_arrays(selection.todo, grid.resources, site, submit_options)
             executor.submit_arrays(experiment, arrays, prologue, options)
     print(f"folder {experiment.folder}")
-    if site.place == "slurm":
+    if site.kind == "slurm":
         if not arguments.wait:
-            return FINE
-        executor.wait(experiment)
-    asked_for = plan.choose_points(grid.points, wishes.only)
+            return EXIT_OK
+        executor.wait_until_finished(experiment)
+    asked_for = plan.named_points(grid.points, submit_options.only)
     expected = [spec for spec in grid.points if spec.run_id() in asked_for] if arguments.wait else selection.todo
     return report_gaps(executor.count_gaps(experiment, expected), len(expected), experiment.folder)
 
@@ -188,22 +207,22 @@ def carry_out(
 def report_gaps(num_gaps: int, num_points: int, folder: Path) -> int:
     """Say how many of the points have no result; the exit code."""
     if not num_gaps:
-        return FINE
-    talk(f"{num_gaps} of {counted(num_points, 'point')} left no result; see python -m pipeline.status {folder}")
-    return GAPS
+        return EXIT_OK
+    log_line(f"{num_gaps} of {pluralize(num_points, 'point')} left no result; see python -m pipeline.status {folder}")
+    return EXIT_GAPS
 
 
-def read_wishes(arguments: argparse.Namespace) -> "Wishes":
+def read_submit_options(arguments: argparse.Namespace) -> "SubmitOptions":
     """The command line as the planner takes it."""
-    from pipeline.submission.plan import Wishes
-    from pipeline.submission.slurm_request import SiteOptions
+    from pipeline.submission.plan import SubmitOptions
+    from pipeline.submission.slurm_request import SlurmOptions
 
-    return Wishes(
+    return SubmitOptions(
         grid=arguments.grid,
-        changes=arguments.set,
+        overrides=arguments.set,
         outputs=arguments.outputs,
         cluster=arguments.cluster,
-        site=SiteOptions(
+        slurm_options=SlurmOptions(
             arguments.partition,
             arguments.account,
             arguments.qos,
@@ -224,27 +243,27 @@ def read_wishes(arguments: argparse.Namespace) -> "Wishes":
 
 
 def read_prologue(path: Path | None) -> bytes | None:
-    """The text that every job sources first. Raises Refusal unless it is a file of this user's own."""
+    """The text that every job sources first. Raises CommandError unless it is a file of this user's own."""
     if path is None:
         return None
     try:
         owner = path.stat().st_uid
         text = files.read_bounded(path, MAX_PROLOGUE_BYTES, follow_links=True)
     except OSError as error:
-        raise Refusal(f"cannot read the prologue {path}: {error.strerror}; give a file of shell lines.") from error
-    except files.Unreadable as error:
-        raise Refusal(f"the prologue {path} {error}; give a file of shell lines.") from error
+        raise CommandError(f"cannot read the prologue {path}: {error.strerror}; give a file of shell lines.") from error
+    except files.UnreadableFile as error:
+        raise CommandError(f"the prologue {path} {error}; give a file of shell lines.") from error
     if owner != os.getuid():
-        raise Refusal(f"the prologue {path} belongs to another user, and your jobs would run it; copy it first.")
+        raise CommandError(f"the prologue {path} belongs to another user, and your jobs would run it; copy it first.")
     return text
 
 
-def report_selection(selection: "Selection") -> None:
+def report_selection(selection: "PointSelection") -> None:
     """Say how many points are to run, and how many are not."""
     skipped = "".join(f", {count} {reason}" for reason, count in sorted(selection.skipped.items()))
-    talk(f"{counted(len(selection.todo), 'point')} to run{skipped}.")
+    log_line(f"{pluralize(len(selection.todo), 'point')} to run{skipped}.")
     if "recorded as failed" in selection.skipped:
-        talk("--rerun failed runs those that failed again.")
+        log_line("--rerun failed runs those that failed again.")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from cluster import Cluster, missing_parts, throwaway_cluster
 from factories import COLOURS
 from PIL import Image
 
-from pipeline.data.images import SIZE
+from pipeline.data.images import IMAGE_SIZE_PX
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU_SIZE = ("device=cpu", "model=lenet", "dataset=synthetic", "input=synthetic", "num_samples=64")
@@ -73,7 +73,9 @@ def image_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for split, name, count in (("train", "cat", 2), ("train", "dog", 3), ("test", "cat", 1), ("test", "dog", 1)):
         (root / split / name).mkdir(parents=True)
         for index in range(count):
-            Image.new("RGB", (SIZE + 8 * index, SIZE), COLOURS[name]).save(root / split / name / f"{index}.png")
+            Image.new("RGB", (IMAGE_SIZE_PX + 8 * index, IMAGE_SIZE_PX), COLOURS[name]).save(
+                root / split / name / f"{index}.png"
+            )
     return root
 
 

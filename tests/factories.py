@@ -16,10 +16,10 @@ from pipeline.experiment.measurement import (
     RankEpoch,
     StepSeries,
     TransferKind,
-    Variant,
+    VariantName,
 )
 from pipeline.experiment.record import SCHEMA_VERSION, Failure, FailureKind, Record, Status
-from pipeline.experiment.record_store import publish
+from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,7 +99,7 @@ def make_record(
 
 
 def make_communication(
-    step_times_us: Mapping[Variant, Sequence[float]] | None = None,
+    step_times_us: Mapping[VariantName, Sequence[float]] | None = None,
     *,
     num_ranks: int = 2,
     steps_per_window: int = 10,
@@ -145,5 +145,5 @@ def make_experiment(folder: Path, *found: Record, missing: Sequence[Spec] = ()) 
     with experiment.edit_manifest() as manifest:
         add_points(manifest, [*(record.spec for record in found), *missing])
     for number, record in enumerate(found):
-        publish(msgspec.structs.replace(record, launch_id=str(number)), experiment.records)
+        publish_record(msgspec.structs.replace(record, launch_id=str(number)), experiment.records_folder)
     return experiment

@@ -43,7 +43,7 @@ def test_a_folder_that_may_not_be_read_is_2(pipeline: Command, tmp_path: Path, c
 def test_records_without_a_manifest_are_tables_to_collect_and_nothing_to_status(
     pipeline: Command, tmp_path: Path
 ) -> None:
-    make_experiment(tmp_path / "x", make_record()).manifest.unlink()
+    make_experiment(tmp_path / "x", make_record()).manifest_path.unlink()
     assert_refused(pipeline("status", tmp_path), 3, "manifest")
     answer = pipeline("collect", tmp_path, "--format", "json")
     assert json.loads(answer.stdout)["experiments"]["x"]["coverage"]["expected"] == 1
@@ -56,7 +56,7 @@ def test_records_without_a_manifest_are_tables_to_collect_and_nothing_to_status(
 def test_records_without_a_manifest_stand_by_gpus_and_batch_and_not_by_name(pipeline: Command, tmp_path: Path) -> None:
     ddp = [make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=size) for size in (8, 16, 128)]
     alone = [make_spec(batch_size_per_gpu=size) for size in (64, 512)]
-    make_experiment(tmp_path / "x", *map(make_record, [*ddp, *alone])).manifest.unlink()
+    make_experiment(tmp_path / "x", *map(make_record, [*ddp, *alone])).manifest_path.unlink()
     tables = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["x"]
     assert [row["batch_size_per_gpu"] for row in tables["Q1"]] == [64, 512]
     assert [row["batch_size_per_gpu"] for row in tables["Q3"]] == [8, 16, 128]
@@ -65,7 +65,7 @@ def test_records_without_a_manifest_stand_by_gpus_and_batch_and_not_by_name(pipe
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'{"schema_version": 9}'])
 @pytest.mark.parametrize("command", ["collect", "status"])
 def test_a_manifest_that_is_none_is_2_and_named(pipeline: Command, tmp_path: Path, command: str, raw: bytes) -> None:
-    make_experiment(tmp_path / "x", make_record()).manifest.write_bytes(raw)
+    make_experiment(tmp_path / "x", make_record()).manifest_path.write_bytes(raw)
     assert_refused(pipeline(command, tmp_path), 2, "manifest.json")
 
 
@@ -78,7 +78,7 @@ def test_strict_is_1_where_a_point_has_no_result(
     found = [make_record()] + ([make_record(spec, status=status)] if status in ("ok", "oom", "failed") else [])
     experiment = make_experiment(tmp_path / "x", *found, missing=[spec])
     if status == "rejected":
-        (experiment.records / f"{spec.run_id()}.0.json").write_text("{")
+        (experiment.records_folder / f"{spec.run_id()}.0.json").write_text("{")
     answer = pipeline(command, tmp_path, "--strict")
     assert (answer.returncode, answer.stderr) == (code, "")
 
@@ -147,14 +147,14 @@ def test_files_that_cannot_be_written_beside_the_records_are_2_and_the_tables_ar
 def test_junk_among_the_records_is_named_and_nothing_else_is_lost(pipeline: Command, tmp_path: Path) -> None:
     spoilt = make_record(make_spec(batch_size_per_gpu=64))
     experiment = make_experiment(tmp_path / "x", make_record(), spoilt)
-    path = experiment.records / f"{spoilt.run_id}.0.json"
+    path = experiment.records_folder / f"{spoilt.run_id}.0.json"
     path.write_bytes(path.read_bytes()[:100])
-    (experiment.records / "foreign.json").write_text('{"hello": [1, 2, 3]}')
-    (experiment.records / "deep.json").write_text("[" * 100_000)
-    (experiment.records / "binary.json").write_bytes(bytes(range(256)))
-    (experiment.records / "folder.json").mkdir()
-    (experiment.records / "link.json").symlink_to(experiment.manifest)
-    os.mkfifo(experiment.records / "fifo.json")
+    (experiment.records_folder / "foreign.json").write_text('{"hello": [1, 2, 3]}')
+    (experiment.records_folder / "deep.json").write_text("[" * 100_000)
+    (experiment.records_folder / "binary.json").write_bytes(bytes(range(256)))
+    (experiment.records_folder / "folder.json").mkdir()
+    (experiment.records_folder / "link.json").symlink_to(experiment.manifest_path)
+    os.mkfifo(experiment.records_folder / "fifo.json")
     answer = pipeline("collect", tmp_path)
     assert (answer.returncode, answer.stderr) == (0, "")
     for name in (path.name, "foreign.json", "deep.json", "binary.json", "folder.json", "link.json", "fifo.json"):
@@ -165,7 +165,7 @@ def test_junk_among_the_records_is_named_and_nothing_else_is_lost(pipeline: Comm
 
 def test_a_record_whose_epoch_took_no_time_ends_in_no_traceback(pipeline: Command, tmp_path: Path) -> None:
     experiment = make_experiment(tmp_path / "x", make_record())
-    (path,) = experiment.records.iterdir()
+    (path,) = experiment.records_folder.iterdir()
     path.write_text(path.read_text().replace('"epoch_time_ns": 1000000000', '"epoch_time_ns": 0'))
     answer = pipeline("collect", tmp_path, "--format", "json")
     assert (answer.returncode, "Traceback" in answer.stderr) == (0, False)
@@ -205,7 +205,7 @@ def test_one_bad_manifest_leaves_the_other_experiments_their_answer(
     pipeline: Command, tmp_path: Path, command: str
 ) -> None:
     make_experiment(tmp_path / "good", make_record())
-    make_experiment(tmp_path / "bad", make_record()).manifest.write_text("{")
+    make_experiment(tmp_path / "bad", make_record()).manifest_path.write_text("{")
     answer = pipeline(command, tmp_path)
     assert answer.returncode == 2
     assert "bad/manifest.json is no manifest" in answer.stderr
@@ -226,9 +226,9 @@ def test_a_folder_below_that_cannot_be_read_is_2(pipeline: Command, tmp_path: Pa
 
 def test_a_point_that_a_manifest_names_twice_counts_once(pipeline: Command, tmp_path: Path) -> None:
     experiment = make_experiment(tmp_path / "x", make_record())
-    manifest = json.loads(experiment.manifest.read_text())
+    manifest = json.loads(experiment.manifest_path.read_text())
     manifest["points"] *= 2
-    experiment.manifest.write_text(json.dumps(manifest))
+    experiment.manifest_path.write_text(json.dumps(manifest))
     tables = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["x"]
     assert (tables["coverage"]["expected"], tables["Q1"][0]["n"]) == (1, 1)
 
@@ -267,7 +267,7 @@ def test_a_folder_that_may_not_be_written_has_its_tables_printed_alone(tmp_path:
 
 def test_a_record_that_may_not_be_read_is_not_to_be_thrown_away(tmp_path: Path) -> None:
     experiment = make_experiment(tmp_path / "scaling", make_record())
-    (path,) = experiment.records.iterdir()
+    (path,) = experiment.records_folder.iterdir()
     path.chmod(0)
     answer = run_unprivileged("collect", tmp_path)
     assert "its only record was not read: cannot be read: Permission denied; make it readable" in answer.stdout

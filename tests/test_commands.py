@@ -10,7 +10,7 @@ from conftest import CPU_SIZE, Command, assert_refused, everything_in, run_comma
 from factories import ROOT, make_experiment, make_record, make_spec
 
 from pipeline.experiment import record_store
-from pipeline.experiment.manifest import Array, start_submission
+from pipeline.experiment.manifest import SlurmArray, start_submission
 from pipeline.experiment.spec import Spec
 
 COMMANDS = ("submit", "status", "collect", "ingest", "stage", "launch")
@@ -93,7 +93,7 @@ def test_a_dry_run_works_where_earlier_jobs_cannot_be_asked_for(pipeline: Comman
     points = planned_points()
     experiment = make_experiment(tmp_path / "out" / "planned", make_record(points[0]), missing=points)
     submission = start_submission("s" * 8, "slurm")
-    submission.arrays.append(Array("x-0", [[spec.run_id()] for spec in points], job_id="7"))
+    submission.arrays.append(SlurmArray("x-0", [[spec.run_id()] for spec in points], job_id="7"))
     with experiment.edit_manifest() as manifest:
         manifest.submissions.append(submission)
     grid = write_grid(tmp_path, PLANNED)
@@ -150,7 +150,7 @@ def test_a_grid_runs_to_its_end_on_this_machine(tiny: tuple[Path, Answer]) -> No
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout == f"folder {folder / 'out' / 'tiny'}\n"
     assert "Traceback" not in answer.stderr
-    found, rejected = record_store.read_folder(folder / "out" / "tiny" / "records")
+    found, rejected = record_store.load_folder(folder / "out" / "tiny" / "records")
     assert {(record.spec.batch_size_per_gpu, record.status) for record in found} == {(8, "ok"), (65_536, "oom")}
     assert rejected == []
 
@@ -189,7 +189,7 @@ def test_rerun_oom_is_a_second_attempt_and_keeps_the_first(pipeline: Command, ti
     folder, _ = tiny
     answer = pipeline(*submit_tiny(folder), "--rerun", "oom")
     assert answer.returncode == 0, answer.stderr
-    found, _ = record_store.read_folder(folder / "out" / "tiny" / "records")
+    found, _ = record_store.load_folder(folder / "out" / "tiny" / "records")
     attempts = [(record.spec.batch_size_per_gpu, record.attempt, record.status) for record in found]
     assert sorted(attempts) == [(8, 0, "ok"), (65_536, 0, "oom"), (65_536, 1, "oom")]
 

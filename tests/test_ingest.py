@@ -14,7 +14,7 @@ from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.report.build_tables import Tables
 from pipeline.report.rows import Row
-from pipeline.system.errors import Refusal
+from pipeline.system.errors import CommandError
 
 HEADER = "strategy,num_gpus,batch_size_per_gpu,epoch,epoch_time_s,compute_time_s,loss,accuracy,status"
 GOOD = "dp,1,32,2,24.94,23.76,,,ok"
@@ -177,7 +177,7 @@ def test_the_same_file_again_changes_no_byte_and_exits_0(tmp_path: Path) -> None
 
 
 def run_ingest(*arguments: str | Path) -> None:
-    """The command in this process, where a Refusal can be looked at."""
+    """The command in this process, where a CommandError can be looked at."""
     before = sys.argv
     sys.argv = ["ingest", *map(str, arguments)]
     try:
@@ -230,7 +230,7 @@ def test_the_extra_columns_are_axes_of_the_point(tmp_path: Path) -> None:
 
 def test_rows_equal_but_for_the_epoch_are_one_record_in_any_order(tmp_path: Path) -> None:
     folder = ingest_text(tmp_path, "dp,1,32,3,1,,2.5,,ok", "dp,1,32,1,9,,4.5,,ok", "dp,1,32,,2,,3.5,,ok")
-    ((record,), _) = record_store.read_folder(folder / "records")
+    ((record,), _) = record_store.load_folder(folder / "records")
     assert record.measurement is not None
     assert [(epoch.epoch, epoch.loss) for epoch in record.measurement.epochs] == [(1, 4.5), (2, 3.5), (3, 2.5)]
     assert (record.spec.epochs, record.measured) == (3, False)
@@ -246,7 +246,7 @@ def test_what_an_option_corrects_is_a_new_attempt(tmp_path: Path) -> None:
     ingest_text(tmp_path, GOOD)
     for options in (["--gpu", "NVIDIA A40"], ["--gpu", "NVIDIA A40", "--num-parameters", "1000"]):
         run_ingest(tmp_path / "file.csv", "--outputs", tmp_path / "out", *options)
-    found, _ = record_store.read_folder(tmp_path / "out" / "records")
+    found, _ = record_store.load_folder(tmp_path / "out" / "records")
     assert [record.attempt for record in found] == [0, 1, 2]
     assert [[gpu.name for gpu in record.environment.gpus] for record in found] == [[], ["NVIDIA A40"], ["NVIDIA A40"]]
     assert found[2].measurement is not None
@@ -255,11 +255,11 @@ def test_what_an_option_corrects_is_a_new_attempt(tmp_path: Path) -> None:
 
 def test_a_report_does_not_mix_with_points_that_were_measured_here(tmp_path: Path) -> None:
     measured = make_experiment(tmp_path / "out", make_record())
-    before = measured.manifest.read_bytes()
-    with pytest.raises(Refusal, match="give the report a folder of its own"):
+    before = measured.manifest_path.read_bytes()
+    with pytest.raises(CommandError, match="give the report a folder of its own"):
         ingest_text(tmp_path, GOOD)
-    assert measured.manifest.read_bytes() == before
-    assert len(list(measured.records.iterdir())) == 1
+    assert measured.manifest_path.read_bytes() == before
+    assert len(list(measured.records_folder.iterdir())) == 1
 
 
 def test_a_corrected_file_is_a_new_attempt_and_the_old_record_stays(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def is_one_sentence(text: str) -> bool:
 def test_a_bad_file_is_refused_in_a_sentence_and_nothing_is_written(tmp_path: Path, text: str) -> None:
     file = tmp_path / "file.csv"
     file.write_text(text)
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(CommandError) as refusal:
         run_ingest(file, "--outputs", tmp_path / "out")
     assert refusal.value.code == 2
     assert is_one_sentence(str(refusal.value))
@@ -339,7 +339,7 @@ def test_a_bad_file_is_refused_in_a_sentence_and_nothing_is_written(tmp_path: Pa
 
 
 def test_a_refusal_names_the_line_and_the_column(tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match=r"file\.csv line 3: .*accuracy"):
+    with pytest.raises(CommandError, match=r"file\.csv line 3: .*accuracy"):
         ingest_text(tmp_path, GOOD, "dp,2,32,2,24,,,50.9,ok")
 
 
@@ -399,7 +399,7 @@ def test_a_file_name_that_is_not_utf8_ends_without_a_traceback(tmp_path: Path) -
 
 def test_outputs_that_are_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(Refusal, match="--outputs") as refusal:
+    with pytest.raises(CommandError, match="--outputs") as refusal:
         ingest_text(tmp_path, GOOD)
     assert refusal.value.code == 2
     assert (tmp_path / "out").read_text() == "mine"

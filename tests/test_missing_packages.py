@@ -9,7 +9,7 @@ from conftest import Command, assert_refused, everything_in, without_slurm
 from factories import ROOT, make_experiment, make_record
 from test_commands import PLANNED, write_grid
 
-from pipeline.system.errors import DISTRIBUTIONS, INSTALL, of_import
+from pipeline.system.errors import DISTRIBUTIONS, INSTALL, import_error_as_command_error
 
 HIDE = """
 import os, sys
@@ -96,5 +96,8 @@ def test_a_submission_without_submitit_is_refused_before_anything_is_written(
 
 
 def test_a_module_of_ours_that_is_absent_is_no_package_to_install() -> None:
-    assert of_import(ModuleNotFoundError("No module named 'pipeline.gone'", name="pipeline.gone")) is None
-    assert INSTALL in str(of_import(ImportError("libcudart.so.13: cannot open shared object file")))
+    assert (
+        import_error_as_command_error(ModuleNotFoundError("No module named 'pipeline.gone'", name="pipeline.gone"))
+        is None
+    )
+    assert INSTALL in str(import_error_as_command_error(ImportError("libcudart.so.13: cannot open shared object file")))

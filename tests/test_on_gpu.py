@@ -56,7 +56,7 @@ def submit(folder: Path, grid: str | Path, *arguments: str) -> list[Record]:
     """Run a grid here and return its records in the order of batch sizes."""
     run_command("submit", "--grid", grid, "--outputs", folder, "--cluster", "local", *arguments, env=on_gpu_0())
     (experiment,) = folder.iterdir()
-    found, rejected = record_store.read_folder(experiment / "records")
+    found, rejected = record_store.load_folder(experiment / "records")
     assert not rejected
     return sorted(found, key=lambda record: record.spec.batch_size_per_gpu)
 

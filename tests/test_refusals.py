@@ -153,7 +153,7 @@ def test_launch_writes_no_job_id_that_is_none_into_the_manifest(pipeline: Comman
 
 
 def test_launch_refuses_a_run_id_that_the_manifest_does_not_hold(pipeline: Command, tmp_path: Path) -> None:
-    manifest = make_experiment(tmp_path / "x", missing=[make_spec()]).manifest
+    manifest = make_experiment(tmp_path / "x", missing=[make_spec()]).manifest_path
     for chosen in (("--run-id", "ddp-9gpu-b1-0123456789abcdef"), ()):
         assert_refused(pipeline("launch", "--manifest", manifest, *chosen), 2, str(manifest))
 
@@ -220,7 +220,7 @@ def test_a_second_driver_is_refused_while_the_first_is_at_work(pipeline: Command
     with experiment.submission_lock():
         answer = pipeline("submit", "--grid", grid, "--outputs", tmp_path / "out", "--cluster", "local")
     assert_refused(answer, 2, "another submit is at work")
-    assert list(experiment.records.iterdir()) == []
+    assert list(experiment.records_folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)

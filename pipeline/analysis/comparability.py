@@ -7,14 +7,14 @@ import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from pipeline.experiment.record import Record
-from pipeline.system.errors import some_of
+from pipeline.system.errors import shorten_list
 
 Fact = Callable[[Record], str | None]
 
-MAX_VALUES = 3  # that a note lists
-MAX_VALUE = 40  # characters
+MAX_LISTED_VALUES = 3  # that a note lists
+MAX_VALUE_CHARS = 40  # characters
 
-FACTS: dict[str, Fact] = {
+COMPARED_FACTS: dict[str, Fact] = {
     "commit": lambda record: (record.environment.git_commit or "")[:12],
     "source": lambda record: (record.environment.source_digest or "")[:12],
     "torch": lambda record: record.environment.torch,
@@ -27,32 +27,37 @@ FACTS: dict[str, Fact] = {
 }
 
 
-def kind_of(record: Record) -> tuple[object, ...]:
+def environment_key(record: Record) -> tuple[object, ...]:
     """What decides every fact of a record; environments that are shared are one."""
-    return id(record.environment), FACTS["precision"](record), FACTS["execution"](record), record.measured
+    return (
+        id(record.environment),
+        COMPARED_FACTS["precision"](record),
+        COMPARED_FACTS["execution"](record),
+        record.measured,
+    )
 
 
-def mixtures(records: Sequence[Record], but: Collection[str] = ()) -> list[str]:
+def mixed_environment_notes(records: Sequence[Record], but: Collection[str] = ()) -> list[str]:
     """A note for every fact in which records that are pooled differ, but for those that do not matter here."""
-    found = {name: facts_of(records, fact) for name, fact in all_facts(records).items() if name not in but}
-    return [f"mixed {name}: {listed(values)}" for name, values in found.items() if len(values) > 1]
+    found = {name: distinct_values(records, fact) for name, fact in compared_facts(records).items() if name not in but}
+    return [f"mixed {name}: {join_values(values)}" for name, values in found.items() if len(values) > 1]
 
 
-def unlike(what: str, others: Sequence[Record], records: Sequence[Record]) -> list[str]:
+def environment_difference_notes(what: str, others: Sequence[Record], records: Sequence[Record]) -> list[str]:
     """A note for every fact in which other records, by `what` they are, differ from those compared with them.
 
     Their nodes may be some of the records': a point over several nodes includes the one that its baseline ran on. A
     node of the same name is another boot after a restart, or another machine: clouds call all of theirs alike.
     """
     notes = []
-    for name, fact in all_facts([*records, *others]).items():
-        ours, theirs = facts_of(records, fact), facts_of(others, fact)
+    for name, fact in compared_facts([*records, *others]).items():
+        ours, theirs = distinct_values(records, fact), distinct_values(others, fact)
         if ours and theirs and ours != theirs:
-            notes.append(f"{what} with another {name} ({listed(theirs)} against {listed(ours)})")
+            notes.append(f"{what} with another {name} ({join_values(theirs)} against {join_values(ours)})")
     ours, theirs = nodes_of(records), nodes_of(others)
     our_boots, their_boots = boots_of(records), boots_of(others)
     if ours and not theirs <= ours:
-        notes.append(f"{what} from another node ({listed(theirs)} against {listed(ours)})")
+        notes.append(f"{what} from another node ({join_values(theirs)} against {join_values(ours)})")
     elif our_boots and not their_boots <= our_boots:
         notes.append(f"{what} from another boot of its node")
     return notes
@@ -60,26 +65,26 @@ def unlike(what: str, others: Sequence[Record], records: Sequence[Record]) -> li
 
 def source_notes(records: Sequence[Record], sources: Collection[str]) -> list[str]:
     """A note where these records ran another source than some of a table's, and where it was edited while they ran."""
-    ours = facts_of(records, FACTS["source"])
+    ours = distinct_values(records, COMPARED_FACTS["source"])
     others = set(sources) - ours
-    notes = [f"source {listed(ours)}, elsewhere in this table {listed(others)}"] * bool(ours and others)
+    notes = [f"source {join_values(ours)}, elsewhere in this table {join_values(others)}"] * bool(ours and others)
     if any(record.environment.source_changed for record in records):
         notes.append("source edited after it was imported")
     return notes
 
 
-def all_facts(records: Sequence[Record]) -> Mapping[str, Fact]:
+def compared_facts(records: Sequence[Record]) -> Mapping[str, Fact]:
     """The facts of any record, and each variable that some of these were measured under."""
-    settings = {name for record in records for name in record.environment.settings}
-    return FACTS | {name: functools.partial(setting_of, name) for name in sorted(settings)}
+    settings = {name for record in records for name in record.environment.timing_variables}
+    return COMPARED_FACTS | {name: functools.partial(timing_variable, name) for name in sorted(settings)}
 
 
-def setting_of(name: str, record: Record) -> str | None:
+def timing_variable(name: str, record: Record) -> str | None:
     """A variable's value; None where the record says nothing of its environment."""
     return record.environment.variables.get(name, "not set") if record.environment.torch else None
 
 
-def facts_of(records: Sequence[Record], fact: Fact) -> set[str]:
+def distinct_values(records: Sequence[Record], fact: Fact) -> set[str]:
     """The values that occur among the records measured here."""
     return {value for record in records if record.measured and (value := fact(record))}
 
@@ -94,6 +99,6 @@ def boots_of(records: Sequence[Record]) -> set[str]:
     return {boot_id for record in records if record.measured for boot_id in record.environment.boot_ids}
 
 
-def listed(values: set[str]) -> str:
+def join_values(values: set[str]) -> str:
     """The values in order, few enough and short enough for a note."""
-    return some_of([value[:MAX_VALUE] for value in sorted(values)], MAX_VALUES)
+    return shorten_list([value[:MAX_VALUE_CHARS] for value in sorted(values)], MAX_LISTED_VALUES)

@@ -4,12 +4,12 @@ import statistics
 from collections.abc import Sequence
 
 from pipeline.analysis import formulas
-from pipeline.analysis.pooling import Cell, once_a_cell, timed_epochs
+from pipeline.analysis.pooling import PooledPoint, once_a_cell, timed_epochs
 from pipeline.experiment.measurement import GpuWindow
 from pipeline.experiment.record import Record
 
 
-def energy_figures(cell: Cell) -> dict[str, float | None]:
+def energy_figures(cell: PooledPoint) -> dict[str, float | None]:
     """What Q1 and Q2 say of the energy: of all GPUs used, boards alone, without host and switches."""
     energy_j = cell.median(energy_j_of)
     per_sample_j = None if energy_j is None else formulas.energy_per_sample_j(energy_j, cell.spec.num_samples)
@@ -21,9 +21,9 @@ def energy_figures(cell: Cell) -> dict[str, float | None]:
 
 
 @once_a_cell
-def energy_notes(cell: Cell) -> list[str]:
+def energy_notes(cell: PooledPoint) -> list[str]:
     """What held the clocks down, and why there is no energy where GPUs were sampled."""
-    windows = [window for record in cell.measured for window in timed_windows(record)]
+    windows = [window for record in cell.ok_records for window in timed_windows(record)]
     reasons = sorted({reason for window in windows for reason in window.throttle_reasons or ()})
     notes = [f"throttled: {', '.join(reasons)}"] if reasons else []
     if windows and cell.median(energy_j_of) is None:

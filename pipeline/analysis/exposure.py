@@ -10,13 +10,13 @@ from operator import add, sub
 from typing import NamedTuple
 
 from pipeline.analysis import intervals
-from pipeline.analysis.intervals import Interval, Over
-from pipeline.analysis.stopping_rule import is_difference_settled, is_time_settled, tolerance_s
-from pipeline.experiment.measurement import Collective, Communication, Profile, TransferKind, Variant
+from pipeline.analysis.intervals import Interval, IntervalBasis
+from pipeline.analysis.stopping_rule import difference_tolerance_s, is_difference_precise_enough, is_time_precise_enough
+from pipeline.experiment.measurement import Collective, Communication, Profile, TransferKind, VariantName
 from pipeline.experiment.record import Record
 
 
-def chosen(profile: Profile, kinds: Iterable[TransferKind] | None = None) -> list[Collective]:
+def collectives_of_kinds(profile: Profile, kinds: Iterable[TransferKind] | None = None) -> list[Collective]:
     """The collectives of those kinds; all of them by default."""
     wanted = None if kinds is None else set(kinds)
     return [collective for collective in profile.collectives if wanted is None or collective.kind in wanted]
@@ -38,7 +38,7 @@ def _median_step(collectives: Iterable[Collective], figure: Callable[[tuple[int,
     return statistics.median(sums) if sums else 0.0
 
 
-class Traced(NamedTuple):
+class TracedExposure(NamedTuple):
     """Exposed communication of a step by the trace, what of it are slowed kernels, and the noise of that, in seconds.
 
     None where it was not traced or not recorded.
@@ -49,7 +49,7 @@ class Traced(NamedTuple):
     noise_s: float | None = None
 
 
-def least_exposed(profile: Profile) -> Traced:
+def least_exposed_rank(profile: Profile) -> TracedExposure:
     """The exposure of the rank where it is least, in a step: the others wait for it.
 
     It is the time in which neither compute nor a launch covers the reduction of gradients, and by how much compute
@@ -57,123 +57,129 @@ def least_exposed(profile: Profile) -> Traced:
     recorded (before schema 8), it is what no compute covers.
     """
     if not any(profile.compute_ns):
-        return Traced()
+        return TracedExposure()
     unit_ns = profile.num_steps * 1e9
     if not all((profile.covered_ns, profile.quiet_compute_ns, profile.quiet_again_compute_ns)):
-        return Traced(min(map(sub, profile.comm_ns, profile.overlap_ns)) / unit_ns)
+        return TracedExposure(min(map(sub, profile.comm_ns, profile.overlap_ns)) / unit_ns)
     alone_ns = map(sub, profile.comm_ns, profile.covered_ns)
     quiet_ns = list(zip(profile.quiet_compute_ns, profile.quiet_again_compute_ns, strict=True))
     slowed_ns = list(map(sub, profile.compute_ns, map(statistics.fmean, quiet_ns)))
     noise_ns = (abs(before - after) for before, after in quiet_ns)
     by_rank = zip(map(add, alone_ns, slowed_ns), slowed_ns, noise_ns, strict=True)
-    return Traced(*(figure_ns / unit_ns for figure_ns in min(by_rank)))
+    return TracedExposure(*(figure_ns / unit_ns for figure_ns in min(by_rank)))
 
 
-BUSY = 0.9  # a device below this share of the step waits for its host
+MIN_BUSY_FRACTION = 0.9  # a device below this share of the step waits for its host
 
 
-class Figure(NamedTuple):
+class MedianTime(NamedTuple):
     """A median over the repeats, each of its rounds, with its interval and what that is over."""
 
     value_s: float
     interval: Interval | None
-    over: Over | None = None
+    basis: IntervalBasis | None = None
 
     def noise_floor(self) -> float | None:
         """Half the interval's width over the median, a fraction: how far two runs of it differ without a cause."""
-        return intervals.half_width(self.interval, self.value_s) if self.interval else None
+        return intervals.relative_half_width(self.interval, self.value_s) if self.interval else None
 
-    def distance_from_zero(self) -> float:
+    def max_abs_bound(self) -> float:
         """How far from 0 the interval reaches: of a difference between equals, what is noise. 0 without interval."""
         return max(abs(self.interval.low), abs(self.interval.high)) if self.interval else 0.0
 
 
-def communications(records: Sequence[Record]) -> list[Communication]:
+def communications_of(records: Sequence[Record]) -> list[Communication]:
     """What those of the records that measured communication found."""
     found = [record.measurement.communication for record in records if record.measurement]
     return [part for part in found if part is not None]
 
 
-def measured_notes(found: Sequence[Communication]) -> list[str]:
+def job_notes(found: Sequence[Communication]) -> list[str]:
     """What the jobs themselves said that they could not measure."""
     return list(dict.fromkeys(note for part in found for note in part.notes))
 
 
-def step_times_s(found: Communication, variant: Variant) -> list[float]:
+def step_times_s(found: Communication, variant: VariantName) -> list[float]:
     """The slowest rank's step time in each window; none where the variant was not run."""
     series = [series for series in found.series if series.variant == variant]
     return [max(ranks) / found.steps_per_window / 1e9 for part in series for ranks in part.window_times_ns]
 
 
-def step_time(found: Sequence[Communication], variant: Variant) -> Figure | None:
+def median_step_time(found: Sequence[Communication], variant: VariantName) -> MedianTime | None:
     """A variant's step time."""
-    return figure_of([step_times_s(part, variant) for part in found])
+    return median_time([step_times_s(part, variant) for part in found])
 
 
-def difference(found: Sequence[Communication], variant: Variant, other: Variant) -> Figure | None:
+def median_difference(found: Sequence[Communication], variant: VariantName, other: VariantName) -> MedianTime | None:
     """One variant's step time less another's, over the records that ran both."""
-    return figure_of([differences_s(part, variant, other) for part in found])
+    return median_time([step_time_differences_s(part, variant, other) for part in found])
 
 
-def differences_s(found: Communication, variant: Variant, other: Variant) -> list[float]:
+def step_time_differences_s(found: Communication, variant: VariantName, other: VariantName) -> list[float]:
     """One variant's step time less another's, round by round; none where one of them was not run."""
     ones, others = step_times_s(found, variant), step_times_s(found, other)
     return [one - two for one, two in zip(ones, others, strict=True)] if ones and others else []
 
 
-def figure_of(by_repeat: Sequence[Sequence[float]]) -> Figure | None:
+def median_time(by_repeat: Sequence[Sequence[float]]) -> MedianTime | None:
     """The median of the repeats' medians and its interval; None of no values."""
     known = [values for values in by_repeat if values]
     if not known:
         return None
-    return Figure(statistics.median(map(statistics.median, known)), *intervals.interval_over(known))
+    return MedianTime(statistics.median(map(statistics.median, known)), *intervals.interval_by_repeat(known))
 
 
-def exposed_in(found: Sequence[Communication]) -> tuple[Figure | None, float | None]:
+def exposed_communication(found: Sequence[Communication]) -> tuple[MedianTime | None, float | None]:
     """Exposed communication of a step, DDP less the no-op hook, and its noise floor: how far two equal DDPs differ.
 
     The floor is None where there are too few rounds for an interval.
     """
-    exposed, noise = difference(found, "ddp", "no_op_hook"), difference(found, "ddp", "ddp_again")
-    return exposed, noise.distance_from_zero() if noise and noise.interval else None
+    exposed, noise = median_difference(found, "ddp", "no_op_hook"), median_difference(found, "ddp", "ddp_again")
+    return exposed, noise.max_abs_bound() if noise and noise.interval else None
 
 
-def is_settled(found: Communication) -> bool:
+def is_communication_precise_enough(found: Communication) -> bool:
     """Whether the rounds so far tell each step time, and exposed communication within what a trace may differ by."""
     times_s = [step_times_s(found, series.variant) for series in found.series]
-    exposed_s = differences_s(found, "ddp", "no_op_hook")
-    return all(map(is_time_settled, times_s)) and (not exposed_s or is_difference_settled(exposed_s))
+    exposed_s = step_time_differences_s(found, "ddp", "no_op_hook")
+    return all(map(is_time_precise_enough, times_s)) and (not exposed_s or is_difference_precise_enough(exposed_s))
 
 
 def drifted_exposure_notes(found: Sequence[Communication]) -> list[str]:
     """That exposed communication itself changed while it was measured, by more than it must be known to."""
-    apart = [intervals.halves_apart(differences_s(part, "ddp", "no_op_hook")) for part in found]
-    changed = [halves for halves in apart if halves and abs(halves[1] - halves[0]) > tolerance_s(halves[0])]
+    apart = [intervals.drifted_halves(step_time_differences_s(part, "ddp", "no_op_hook")) for part in found]
+    changed = [halves for halves in apart if halves and abs(halves[1] - halves[0]) > difference_tolerance_s(halves[0])]
     return [
         f"exposed communication went from {before * 1e6:.0f} to {after * 1e6:.0f} us while measured"
         for before, after in changed[:1]
     ]
 
 
-def is_noise(exposed: Figure, floor_s: float | None) -> bool:
+def is_within_noise(exposed: MedianTime, floor_s: float | None) -> bool:
     """Whether exposed communication is no more than what two equal series differ by."""
     return floor_s is not None and abs(exposed.value_s) <= floor_s
 
 
-def profiled_s(found: Sequence[Communication], kinds: Sequence[TransferKind], waiting: bool = False) -> float | None:
+def profiled_transfer_s(
+    found: Sequence[Communication], kinds: Sequence[TransferKind], waiting: bool = False
+) -> float | None:
     """The transfers of those kinds in a profiled step, or with `waiting` the mean rank's wait in them."""
     measure = straggler_wait_ns if waiting else total_comm_ns
-    values = [measure(chosen(part.profile, kinds)) for part in found if part.profile and part.profile.collectives]
+    values = [
+        measure(collectives_of_kinds(part.profile, kinds))
+        for part in found
+        if part.profile and part.profile.collectives
+    ]
     return statistics.median(values) / 1e9 if values else None
 
 
-def traced_exposure(found: Sequence[Communication]) -> Traced:
+def traced_exposure(found: Sequence[Communication]) -> TracedExposure:
     """Exposed reduction of gradients by the trace, the second way; where some profiles know all of it, they speak."""
-    known = [least_exposed(part.profile) for part in found if part.profile and part.profile.collectives]
+    known = [least_exposed_rank(part.profile) for part in found if part.profile and part.profile.collectives]
     whole = [traced for traced in known if traced.slowed_s is not None]
     columns = zip(*(whole or known), strict=True)
     medians = ([value for value in column if value is not None] for column in columns)
-    return Traced(*(statistics.median(values) if values else None for values in medians))
+    return TracedExposure(*(statistics.median(values) if values else None for values in medians))
 
 
 def busy_share(found: Sequence[Communication], step_s: float) -> float | None:
@@ -186,18 +192,20 @@ def busy_share(found: Sequence[Communication], step_s: float) -> float | None:
     return statistics.median(values) if values else None
 
 
-def disagreement(exposed_s: float, traced: Traced, busy: float | None) -> str | None:
+def explain_trace_disagreement(exposed_s: float, traced: TracedExposure, busy: float | None) -> str | None:
     """Why the two ways of measuring exposed communication differ, where they do."""
-    if traced.exposed_s is None or abs(exposed_s - traced.exposed_s) <= tolerance_s(max(exposed_s, traced.exposed_s)):
+    if traced.exposed_s is None or abs(exposed_s - traced.exposed_s) <= difference_tolerance_s(
+        max(exposed_s, traced.exposed_s)
+    ):
         return None
     said = f"the trace shows {traced.exposed_s * 1e6:.0f} us exposed, the step times {exposed_s * 1e6:.0f}"
-    if traced.noise_s is not None and traced.noise_s > tolerance_s(exposed_s):
+    if traced.noise_s is not None and traced.noise_s > difference_tolerance_s(exposed_s):
         return f"{said}: kernels took {traced.noise_s * 1e6:.0f} us more or less in two profiles without it"
     if traced.slowed_s is not None and traced.exposed_s - traced.slowed_s <= exposed_s < traced.exposed_s:
         return f"{said}: a kernel that is slowed need not lengthen the step"
     if traced.exposed_s > exposed_s:
         return f"{said}: the profiler slows the host, and ranks that start apart wait inside the collectives"
-    if busy is not None and busy < BUSY:
+    if busy is not None and busy < MIN_BUSY_FRACTION:
         return f"{said}: the device computes {busy:.0%} of the step, the host's issue of collectives is exposed too"
     if traced.slowed_s is None:
         return f"{said}: kernels may run slower beside a collective, which this trace cannot show"

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 CONFIDENCE = 0.95
-MIN_DRIFT = 0.001  # of the median: less is no finding, however surely it is there
+MIN_RELATIVE_DRIFT = 0.001  # of the median: less is no finding, however surely it is there
 
-Over = Literal["windows", "repeats"]
+IntervalBasis = Literal["windows", "repeats"]
 
 
 class Interval(NamedTuple):
@@ -27,12 +27,12 @@ class Interval(NamedTuple):
     coverage: float
     n: int
 
-    def holds(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         """Whether the value lies inside, ends included."""
         return self.low <= value <= self.high
 
 
-def values_needed(confidence: float = CONFIDENCE) -> int:
+def min_values(confidence: float = CONFIDENCE) -> int:
     """How many values it takes until minimum and maximum hold the median that surely: 1 - 2^(1-n) >= confidence.
 
     Raises ValueError where the confidence is not between 0 and 1.
@@ -74,13 +74,13 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     n, ordered = len(values), sorted(values)
     if not all(math.isfinite(value) for value in ordered):
         raise ValueError("an interval needs finite values.")
-    if n < values_needed(confidence):
+    if n < min_values(confidence):
         return None
     rank = innermost_rank(n, confidence)
     return Interval(ordered[rank - 1], ordered[-rank], coverage_of_ranks(rank, n), n)
 
 
-def halves_apart(values: Sequence[float]) -> tuple[float, float] | None:
+def drifted_halves(values: Sequence[float]) -> tuple[float, float] | None:
     """The medians of the earlier and the later half, in the order of measuring, where their intervals do not meet.
 
     Such values are not alike, and an interval over all of them is too narrow. None where the intervals meet, or there
@@ -95,15 +95,15 @@ def halves_apart(values: Sequence[float]) -> tuple[float, float] | None:
 
 def drift_notes(what: str, by_repeat: Sequence[Sequence[float]]) -> list[str]:
     """That positive times drifted within some repeats, by the most of them; none where none did."""
-    apart = [found for values in by_repeat if (found := halves_apart(values))]
-    drifts = [drift for before, after in apart if abs(drift := after / before - 1) >= MIN_DRIFT]
+    apart = [found for values in by_repeat if (found := drifted_halves(values))]
+    drifts = [drift for before, after in apart if abs(drift := after / before - 1) >= MIN_RELATIVE_DRIFT]
     if not drifts:
         return []
     where = f" in {len(drifts)} of {len(by_repeat)} repeats" if len(by_repeat) > 1 else ""
     return [f"{what} drifted by {max(drifts, key=abs):+.1%} while measured{where}: its interval is too narrow"]
 
 
-def interval_over(by_repeat: Sequence[Sequence[float]]) -> tuple[Interval | None, Over | None]:
+def interval_by_repeat(by_repeat: Sequence[Sequence[float]]) -> tuple[Interval | None, IntervalBasis | None]:
     """The interval over repeats, one value a repeat, where there are enough; else over the windows of them all.
 
     Windows of one process share its luck (placement, clocks), repeats do not, so repeats come first. An interval over
@@ -118,13 +118,13 @@ def interval_over(by_repeat: Sequence[Sequence[float]]) -> tuple[Interval | None
     return None, None
 
 
-def pooled_notes(by_repeat: Sequence[Sequence[float]], over: Over | None) -> list[str]:
+def pooled_notes(by_repeat: Sequence[Sequence[float]], over: IntervalBasis | None) -> list[str]:
     """That an interval is over windows of several processes, which need not be alike."""
     is_pooled = over == "windows" and len(by_repeat) > 1
     return [f"interval over the windows of {len(by_repeat)} repeats together"] * is_pooled
 
 
-def half_width(interval: Interval, median: float) -> float:
+def relative_half_width(interval: Interval, median: float) -> float:
     """Half the interval's width over the median, a fraction. Raises ValueError where the median is not positive."""
     if median <= 0:
         raise ValueError(f"a relative width needs a positive median, got {median}.")

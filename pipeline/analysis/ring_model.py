@@ -16,14 +16,14 @@ class Link(NamedTuple):
     bandwidth_bytes_per_s: float
 
 
-class Fit(NamedTuple):
+class LinkFit(NamedTuple):
     """The link that the sweeps suggest, and how far the worst of them lies from it, a fraction."""
 
     link: Link
     worst_error: float
 
 
-class Sample(NamedTuple):
+class SweepSample(NamedTuple):
     """One measured all-reduce."""
 
     num_gpus: int
@@ -37,7 +37,7 @@ def all_reduce_time_s(link: Link, num_gpus: int, num_bytes: float) -> float:
     return hops * link.latency_s + hops / num_gpus * num_bytes / link.bandwidth_bytes_per_s
 
 
-def fit_link(samples: Sequence[Sample]) -> Fit | None:
+def fit_link(samples: Sequence[SweepSample]) -> LinkFit | None:
     """Least squares of relative errors over (latency, 1/bandwidth).
 
     None for fewer than two sizes, or where no positive link explains them.
@@ -57,10 +57,10 @@ def fit_link(samples: Sequence[Sample]) -> Fit | None:
         return None
     link = Link(latency_s, 1 / seconds_per_byte)
     errors = (abs(all_reduce_time_s(link, n, size) / time_s - 1) for n, size, time_s in samples)
-    return Fit(link, max(errors))
+    return LinkFit(link, max(errors))
 
 
-class Measured(NamedTuple):
+class MeasuredStep(NamedTuple):
     """A step on N0 GPUs as it was measured: alone on one GPU, without collectives, with them; and its buckets."""
 
     num_gpus: int
@@ -70,28 +70,28 @@ class Measured(NamedTuple):
     bucket_bytes: tuple[int, ...]
 
 
-def predict_step_s(measured: Measured, link: Link, num_gpus: int, measured_link: Link | None = None) -> float:
+def predict_step_s(measured: MeasuredStep, link: Link, num_gpus: int, measured_link: Link | None = None) -> float:
     """The step on N GPUs: the measured one, plus what the all-reduces take longer, none of it hidden.
 
     `measured_link` is the link of the measurement, `link` the one of the prediction (by default the same).
     Never below the step without collectives.
     """
-    before_s = comm_time_s(measured, measured_link or link, measured.num_gpus)
-    after_s = comm_time_s(measured, link, num_gpus)
+    before_s = all_reduces_time_s(measured, measured_link or link, measured.num_gpus)
+    after_s = all_reduces_time_s(measured, link, num_gpus)
     return max(measured.no_op_step_s, measured.step_s + after_s - before_s)
 
 
-def predict_least_step_s(measured: Measured, link: Link, num_gpus: int, measured_link: Link | None = None) -> float:
+def predict_min_step_s(measured: MeasuredStep, link: Link, num_gpus: int, measured_link: Link | None = None) -> float:
     """The step on N GPUs if computation hid all that the all-reduces take longer; it is no shorter than they are."""
     exposed_s = predict_step_s(measured, link, num_gpus, measured_link)
-    return min(exposed_s, max(measured.step_s, comm_time_s(measured, link, num_gpus)))
+    return min(exposed_s, max(measured.step_s, all_reduces_time_s(measured, link, num_gpus)))
 
 
-def comm_time_s(measured: Measured, link: Link, num_gpus: int) -> float:
+def all_reduces_time_s(measured: MeasuredStep, link: Link, num_gpus: int) -> float:
     """All all-reduces of a step, one after another."""
     return sum(all_reduce_time_s(link, num_gpus, size) for size in measured.bucket_bytes)
 
 
-def predict_efficiency(measured: Measured, predicted_step_s: float) -> float:
+def predict_efficiency(measured: MeasuredStep, predicted_step_s: float) -> float:
     """Weak scaling: the step alone on one GPU over the predicted one, a fraction."""
     return measured.one_gpu_step_s / predicted_step_s

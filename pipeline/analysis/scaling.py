@@ -5,51 +5,57 @@ from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis import comparability, formulas, intervals
 from pipeline.analysis.intervals import Interval
-from pipeline.analysis.pooling import POOLED_AXES, Cell, drifted_notes, epoch_time_s_of, spread_of
+from pipeline.analysis.pooling import (
+    POOLED_AXES,
+    PooledPoint,
+    epoch_time_drift_notes,
+    epoch_time_interval,
+    median_epoch_time_s,
+)
 from pipeline.experiment.spec import AXES, Spec
 
 Scaling = Literal["weak", "strong"]
 
 
-INVARIANTS: dict[Scaling, str] = {"weak": "batch_size_per_gpu", "strong": "global_batch_size"}
+FIXED_AXIS: dict[Scaling, str] = {"weak": "batch_size_per_gpu", "strong": "global_batch_size"}
 """What stays fixed as N grows: a property of the point."""
 
 
 BASELINE_MAY_DIFFER = ("strategy", "num_nodes", "num_gpus", "epochs", "windows", *POOLED_AXES)
 
 
-SHARED_AXES = tuple(axis for axis in AXES if axis not in (*BASELINE_MAY_DIFFER, "batch_size_per_gpu"))
+BASELINE_AXES = tuple(axis for axis in AXES if axis not in (*BASELINE_MAY_DIFFER, "batch_size_per_gpu"))
 
 
-Index = dict[tuple[Any, ...], list[Cell]]
+BaselineIndex = dict[tuple[Any, ...], list[PooledPoint]]
 
 
 class Baseline(NamedTuple):
     """The cell on one GPU that a cell is compared with and its time; why there is none, or how they are unlike."""
 
-    cell: Cell | None
+    point: PooledPoint | None
     time_s: float | None
     notes: tuple[str, ...] = ()
 
     @property
     def strategy(self) -> str | None:
         """Whose time it is."""
-        return self.cell.spec.strategy if self.cell else None
+        return self.point.spec.strategy if self.point else None
 
     @property
     def batch_size_per_gpu(self) -> int | None:
         """The batch size of the one GPU."""
-        return self.cell.spec.batch_size_per_gpu if self.cell else None
+        return self.point.spec.batch_size_per_gpu if self.point else None
 
 
 def baseline_key(spec: Spec, scaling: Scaling) -> tuple[Any, ...]:
     """What a point and its baseline have in common: the invariant, and every axis that they may not differ in."""
-    return getattr(spec, INVARIANTS[scaling]), *(getattr(spec, axis) for axis in SHARED_AXES)
+    return getattr(spec, FIXED_AXIS[scaling]), *(getattr(spec, axis) for axis in BASELINE_AXES)
 
 
-def index_baselines(cells: Iterable[Cell], scaling: Scaling) -> Index:
+def index_baselines(cells: Iterable[PooledPoint], scaling: Scaling) -> BaselineIndex:
     """The N=1 cells by what they share with the points they are a baseline of."""
-    index: Index = {}
+    index: BaselineIndex = {}
     for cell in cells:
         if cell.spec.num_gpus == 1:
             index.setdefault(baseline_key(cell.spec, scaling), []).append(cell)
@@ -58,7 +64,7 @@ def index_baselines(cells: Iterable[Cell], scaling: Scaling) -> Index:
 
 def check_invariant(spec: Spec, baseline: Spec, scaling: Scaling) -> None:
     """Raise ValueError where a baseline differs in what the scaling holds fixed, or is not on one GPU."""
-    invariant = INVARIANTS[scaling]
+    invariant = FIXED_AXIS[scaling]
     fixed, found = getattr(spec, invariant), getattr(baseline, invariant)
     if fixed != found:
         raise ValueError(f"{scaling} scaling holds {invariant} fixed: {fixed} against a baseline of {found}.")
@@ -66,7 +72,7 @@ def check_invariant(spec: Spec, baseline: Spec, scaling: Scaling) -> None:
         raise ValueError(f"a baseline runs on 1 GPU, got {baseline.num_gpus}.")
 
 
-def find_baseline(cell: Cell, index: Index, scaling: Scaling = "weak") -> Baseline:
+def find_baseline(cell: PooledPoint, index: BaselineIndex, scaling: Scaling = "weak") -> Baseline:
     """The N=1 cell of the same strategy, else of `single`; one that has a time before one that has none.
 
     Of several the one with as many epochs and windows.
@@ -76,42 +82,50 @@ def find_baseline(cell: Cell, index: Index, scaling: Scaling = "weak") -> Baseli
     if not candidates:
         return Baseline(None, None, ("no baseline: the experiment has no point on 1 GPU with these axes",))
 
-    def preference(other: Cell) -> tuple[bool, int, bool, bool]:
+    def preference(other: PooledPoint) -> tuple[bool, int, bool, bool]:
         spec = other.spec
-        untimed = epoch_time_s_of(other) is None
+        untimed = median_epoch_time_s(other) is None
         return untimed, order[spec.strategy], spec.epochs != cell.spec.epochs, spec.windows != cell.spec.windows
 
     best = min(candidates, key=preference)
     check_invariant(cell.spec, best.spec, scaling)
-    time_s = epoch_time_s_of(best)
+    time_s = median_epoch_time_s(best)
     if time_s is None:
         return Baseline(best, None, (f"no baseline: {best.spec.strategy} on 1 is {why_untimed(best)}",))
-    return Baseline(best, time_s, tuple(comparability.unlike("baseline", best.kinds, cell.kinds)))
+    return Baseline(
+        best,
+        time_s,
+        tuple(
+            comparability.environment_difference_notes(
+                "baseline", best.records_by_environment, cell.records_by_environment
+            )
+        ),
+    )
 
 
-def why_untimed(cell: Cell) -> str:
+def why_untimed(cell: PooledPoint) -> str:
     """A baseline's state in a word."""
     return "not timed" if cell.status == "ok" else cell.status
 
 
-def weak_pairs(cells: Sequence[Cell]) -> list[tuple[Cell, Baseline]]:
+def weak_pairs(cells: Sequence[PooledPoint]) -> list[tuple[PooledPoint, Baseline]]:
     """Every cell and the one-GPU cell of the same batch size per GPU, in the order of the grid."""
     index = index_baselines(cells, "weak")
     return [(cell, find_baseline(cell, index, "weak")) for cell in cells]
 
 
-def strong_pairs(cells: Sequence[Cell]) -> list[tuple[Cell, Baseline]]:
+def strong_pairs(cells: Sequence[PooledPoint]) -> list[tuple[PooledPoint, Baseline]]:
     """Every cell for which one GPU ran the same global batch, and those one-GPU cells, in the order of the grid."""
     whole = [cell for cell in cells if cell.spec.is_whole_epoch]
     index = index_baselines(whole, "strong")
     pairs = [(cell, find_baseline(cell, index, "strong")) for cell in whole]
-    serving = {baseline.cell.spec for cell, baseline in pairs if baseline.cell and cell.spec.num_gpus > 1}
-    return [(cell, found) for cell, found in pairs if found.cell and (cell.spec.num_gpus > 1 or cell.spec in serving)]
+    serving = {baseline.point.spec for cell, baseline in pairs if baseline.point and cell.spec.num_gpus > 1}
+    return [(cell, found) for cell, found in pairs if found.point and (cell.spec.num_gpus > 1 or cell.spec in serving)]
 
 
-def scaling_figures(cell: Cell, baseline: Baseline, scaling: Scaling) -> dict[str, Any]:
+def scaling_figures(cell: PooledPoint, baseline: Baseline, scaling: Scaling) -> dict[str, Any]:
     """Speed-up and efficiency with their intervals, and under strong scaling the serial fraction; `notes` besides."""
-    time_s, num_gpus = epoch_time_s_of(cell), cell.spec.num_gpus
+    time_s, num_gpus = median_epoch_time_s(cell), cell.spec.num_gpus
     speedup = formulas.speedup(baseline.time_s, time_s) if time_s is not None and baseline.time_s is not None else None
     interval = speedup_interval(cell, baseline)
     serial_fraction = None
@@ -132,20 +146,20 @@ def scaling_figures(cell: Cell, baseline: Baseline, scaling: Scaling) -> dict[st
     }
 
 
-def speedup_interval(cell: Cell, baseline: Baseline) -> Interval | None:
+def speedup_interval(cell: PooledPoint, baseline: Baseline) -> Interval | None:
     """T(1)/T(N) by the intervals of both; None where either has none, and on one GPU, which is its own baseline."""
-    if baseline.cell is None or cell.spec.num_gpus == 1:
+    if baseline.point is None or cell.spec.num_gpus == 1:
         return None
-    above, below = spread_of(baseline.cell).interval, spread_of(cell).interval
+    above, below = epoch_time_interval(baseline.point).interval, epoch_time_interval(cell).interval
     return intervals.ratio_interval(above, below) if above and below else None
 
 
 def scaling_notes(baseline: Baseline, interval: Interval | None, speedup: float | None, num_gpus: int) -> list[str]:
     """What the reader of a point on several GPUs must know."""
     notes = [*baseline.notes]
-    if interval and baseline.cell:
-        notes += [f"baseline: {note}" for note in drifted_notes(baseline.cell)]
-    if interval and interval.holds(1):
+    if interval and baseline.point:
+        notes += [f"baseline: {note}" for note in epoch_time_drift_notes(baseline.point)]
+    if interval and interval.contains(1):
         notes.append("no difference from the baseline: 1 lies inside the interval")
     if speedup is not None and speedup > num_gpus:
         notes.append("superlinear: noise, a slowed baseline, or a difference besides the GPUs")

@@ -10,26 +10,30 @@ from collections.abc import Sequence
 
 from pipeline.analysis.intervals import median_interval
 
-TIME_HALF_WIDTH = 0.02  # of the median: narrower, and more windows are not worth their time
-DIFFERENCE_SHARE, DIFFERENCE_S = 0.15, 20e-6
+MAX_TIME_HALF_WIDTH = 0.02  # of the median: narrower, and more windows are not worth their time
+DIFFERENCE_TOLERANCE_FRACTION, DIFFERENCE_TOLERANCE_S = 0.15, 20e-6
 
 
-def is_time_settled(times: Sequence[float]) -> bool:
+def is_time_precise_enough(times: Sequence[float]) -> bool:
     """Whether the median time is known within 2 %."""
-    return is_known(times, TIME_HALF_WIDTH * statistics.median(times)) if times else False
+    return is_half_width_below(times, MAX_TIME_HALF_WIDTH * statistics.median(times)) if times else False
 
 
-def is_difference_settled(differences_s: Sequence[float]) -> bool:
+def is_difference_precise_enough(differences_s: Sequence[float]) -> bool:
     """Whether the median difference of step times is known within its tolerance."""
-    return is_known(differences_s, tolerance_s(statistics.median(differences_s))) if differences_s else False
+    return (
+        is_half_width_below(differences_s, difference_tolerance_s(statistics.median(differences_s)))
+        if differences_s
+        else False
+    )
 
 
-def is_known(values: Sequence[float], within: float) -> bool:
+def is_half_width_below(values: Sequence[float], within: float) -> bool:
     """Whether half the width of the median's interval is less, in the unit of the values; never below six of them."""
     interval = median_interval(values)
     return interval is not None and (interval.high - interval.low) / 2 < within
 
 
-def tolerance_s(difference_s: float) -> float:
+def difference_tolerance_s(difference_s: float) -> float:
     """How far off a difference of step times may be before it matters: the larger of 15 % and 20 us."""
-    return max(DIFFERENCE_SHARE * abs(difference_s), DIFFERENCE_S)
+    return max(DIFFERENCE_TOLERANCE_FRACTION * abs(difference_s), DIFFERENCE_TOLERANCE_S)

@@ -24,8 +24,8 @@ from pipeline.experiment.record import Environment
 MIN_SAMPLES = 2  # inside a window: fewer say nothing of it
 # the energy counter of an H200 moves ten times a second: a shorter window's ends would weigh more than a fifth each
 MIN_ENERGY_SAMPLES = 5
-MAX_WINDOWS = 200  # of GPUs in a record, so that it stays small: the first epochs, which hold the timed ones
-MAX_NOTES, MAX_NOTE = 20, 400
+MAX_GPU_WINDOWS = 200  # of GPUs in a record, so that it stays small: the first epochs, which hold the timed ones
+MAX_NOTES, MAX_NOTE_CHARS = 20, 400
 # the bits of NVML's clocks event reasons (nvml.h); not throttling: 0x1 idle, 0x2 clocks set by hand, 0x100 display
 REASON_BITS: dict[int, ThrottleReason] = {
     0x4: "sw_power_cap",
@@ -37,9 +37,9 @@ REASON_BITS: dict[int, ThrottleReason] = {
     0x200: "board_limit",
     0x400: "reliability",
 }
-HARMLESS_BITS = 0x1 | 0x2 | 0x100
+NOT_THROTTLING_BITS = 0x1 | 0x2 | 0x100
 
-Points = list[tuple[int, float]]  # unix_ns, value; in the order of time
+CounterSeries = list[tuple[int, float]]  # unix_ns, value; in the order of time
 
 
 class GpuSample(msgspec.Struct, frozen=True, array_like=True):
@@ -54,20 +54,20 @@ class GpuSample(msgspec.Struct, frozen=True, array_like=True):
     reasons: int | None
 
 
-class Header(msgspec.Struct, frozen=True, array_like=True, tag="header"):
+class SamplerHeader(msgspec.Struct, frozen=True, array_like=True, tag="header"):
     """The first line of a sampler: the UUIDs of its GPUs."""
 
     interval_s: float
     gpus: tuple[str, ...]
 
 
-class Note(msgspec.Struct, frozen=True, array_like=True, tag="note"):
+class SamplerNote(msgspec.Struct, frozen=True, array_like=True, tag="note"):
     """Why something was not sampled."""
 
     text: str
 
 
-class Tick(msgspec.Struct, frozen=True, array_like=True, tag="tick"):
+class SamplingRound(msgspec.Struct, frozen=True, array_like=True, tag="tick"):
     """One round: the CPUs' ticks since boot (busy, all), and every GPU."""
 
     unix_ns: int
@@ -75,16 +75,16 @@ class Tick(msgspec.Struct, frozen=True, array_like=True, tag="tick"):
     gpus: tuple[GpuSample, ...]
 
 
-class Samples(NamedTuple):
+class NodeSamples(NamedTuple):
     """Everything that the sampler of one node wrote; GPUs by their plain UUID."""
 
     interval_s: float | None
-    ticks: list[Tick]
+    ticks: list[SamplingRound]
     gpus: dict[str, list[GpuSample]]
     notes: list[str]
 
 
-class Window(NamedTuple):
+class TimeSpan(NamedTuple):
     """A span of a node's own clock."""
 
     start_ns: int
@@ -94,25 +94,25 @@ class Window(NamedTuple):
         return self.start_ns <= unix_ns <= self.end_ns
 
 
-_decoder = msgspec.json.Decoder(Header | Note | Tick)
+_line_decoder = msgspec.json.Decoder(SamplerHeader | SamplerNote | SamplingRound)
 
 
-def plain_uuid(uuid: str) -> str:
+def normalize_uuid(uuid: str) -> str:
     """A UUID as torch gives it; the driver puts `GPU-` before it."""
     return uuid.lower().removeprefix("gpu-")
 
 
-def read_samples(path: Path) -> Samples:
+def read_node_samples(path: Path) -> NodeSamples:
     """The file of one node in the order of time; lines that were cut off are left out. Raises OSError."""
-    header, ticks, notes = Header(0, ()), [], []
-    for line in read_lines(path):
-        if isinstance(line, Header):
+    header, ticks, notes = SamplerHeader(0, ()), [], []
+    for line in read_sampler_lines(path):
+        if isinstance(line, SamplerHeader):
             header = line
-        elif isinstance(line, Note):
+        elif isinstance(line, SamplerNote):
             notes.append(line.text)
         else:
             ticks.append(line)
-    gpus: dict[str, list[GpuSample]] = {plain_uuid(uuid): [] for uuid in header.gpus}
+    gpus: dict[str, list[GpuSample]] = {normalize_uuid(uuid): [] for uuid in header.gpus}
     names = list(gpus)
     for sample in (sample for tick in ticks for sample in tick.gpus):
         if sample.gpu < len(names):
@@ -120,26 +120,26 @@ def read_samples(path: Path) -> Samples:
     ticks.sort(key=lambda tick: tick.unix_ns)  # the node's clock may have been set back
     for samples in gpus.values():
         samples.sort(key=lambda sample: sample.unix_ns)
-    return Samples(header.interval_s or None, ticks, gpus, notes)
+    return NodeSamples(header.interval_s or None, ticks, gpus, notes)
 
 
-def read_lines(path: Path) -> Iterator[Header | Note | Tick]:
+def read_sampler_lines(path: Path) -> Iterator[SamplerHeader | SamplerNote | SamplingRound]:
     """The lines that are whole."""
     with path.open("rb") as file:
         for raw in file:
             with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                yield _decoder.decode(raw)
+                yield _line_decoder.decode(raw)
 
 
-def summarize(
-    epochs: Sequence[Epoch], environment: Environment, nodes: Sequence[Samples], max_epochs: int
+def summarize_telemetry(
+    epochs: Sequence[Epoch], environment: Environment, nodes: Sequence[NodeSamples], max_epochs: int
 ) -> Telemetry:
     """Every GPU that the point used and every node, by epoch, for the first `max_epochs`.
 
     A rank's window is on the clock of its own node, whose sampler saw its GPUs.
     """
     found = {uuid: samples for node in nodes for uuid, samples in node.gpus.items()}
-    uuids = [plain_uuid(gpu.uuid or "") for gpu in environment.gpus]
+    uuids = [normalize_uuid(gpu.uuid or "") for gpu in environment.gpus]
     sampled = {place: found[uuid] for place, uuid in enumerate(uuids) if found.get(uuid)}
     notes = [f"node {place}: {note}" for place, node in enumerate(nodes) for note in node.notes]
     notes += [f"gpu {place} was not sampled" for place in range(len(uuids)) if place not in sampled]
@@ -150,48 +150,48 @@ def summarize(
         for place, samples in sampled.items():
             # under DataParallel one rank drives every GPU
             rank = epoch.ranks[place if len(epoch.ranks) == len(uuids) else 0]
-            if window := window_of(rank):
+            if window := timed_span(rank):
                 gpus.append(gpu_window(epoch.epoch, place, samples, window))
         for place, node in enumerate(nodes):
             rank = epoch.ranks[place * len(epoch.ranks) // len(nodes)]
-            if node.ticks and (window := window_of(rank)):
+            if node.ticks and (window := timed_span(rank)):
                 hosts.append(host_window(epoch.epoch, place, node.ticks, window))
     return Telemetry(
         interval_s=max((node.interval_s or 0 for node in nodes), default=0),
         gpus=tuple(gpus),
         hosts=tuple(hosts),
-        notes=tuple(note[:MAX_NOTE] for note in notes[:MAX_NOTES]),
+        notes=tuple(note[:MAX_NOTE_CHARS] for note in notes[:MAX_NOTES]),
     )
 
 
-def window_of(rank: RankEpoch) -> Window | None:
+def timed_span(rank: RankEpoch) -> TimeSpan | None:
     """When the rank's clock ran; None where its start or its time is not known."""
     if rank.started_unix_ns is None or rank.epoch_time_ns is None:
         return None
-    return Window(rank.started_unix_ns, rank.started_unix_ns + rank.epoch_time_ns)
+    return TimeSpan(rank.started_unix_ns, rank.started_unix_ns + rank.epoch_time_ns)
 
 
-def gpu_window(epoch: int, gpu: int, samples: Sequence[GpuSample], window: Window) -> GpuWindow:
+def gpu_window(epoch: int, gpu: int, samples: Sequence[GpuSample], window: TimeSpan) -> GpuWindow:
     """What a GPU's samples inside the window come to; None for what too few of them say."""
     inside = [sample for sample in samples if window.holds(sample.unix_ns)]
     reasons = [sample.reasons for sample in inside if sample.reasons is not None]
     energy_j, method = energy_of(samples, window) if len(inside) >= MIN_ENERGY_SAMPLES else (None, None)
-    power_mw = over([sample.power_mw for sample in inside], statistics.fmean)
+    power_mw = aggregate_if_enough([sample.power_mw for sample in inside], statistics.fmean)
     return GpuWindow(
         epoch=epoch,
         gpu=gpu,
         num_samples=len(inside),
-        median_sm_clock_mhz=over([sample.sm_clock_mhz for sample in inside], statistics.median),
-        min_sm_clock_mhz=over([sample.sm_clock_mhz for sample in inside], min),
+        median_sm_clock_mhz=aggregate_if_enough([sample.sm_clock_mhz for sample in inside], statistics.median),
+        min_sm_clock_mhz=aggregate_if_enough([sample.sm_clock_mhz for sample in inside], min),
         mean_power_w=None if power_mw is None else round(power_mw / 1e3, 3),
-        max_temperature_c=over([sample.temperature_c for sample in inside], max),
+        max_temperature_c=aggregate_if_enough([sample.temperature_c for sample in inside], max),
         throttle_reasons=name_reasons(reasons) if reasons else None,
         energy_j=energy_j,
         energy_method=method,
     )
 
 
-def over(values: Iterable[int | None], figure: Callable[[list[float]], float]) -> float | None:
+def aggregate_if_enough(values: Iterable[int | None], figure: Callable[[list[float]], float]) -> float | None:
     """The figure of the values that are there; None where they are too few."""
     there = [float(value) for value in values if value is not None]
     return figure(there) if len(there) >= MIN_SAMPLES else None
@@ -202,18 +202,20 @@ def name_reasons(masks: Iterable[int]) -> tuple[ThrottleReason, ...]:
     seen: set[ThrottleReason] = set()
     for mask in masks:
         seen |= {name for bit, name in REASON_BITS.items() if mask & bit}
-        if mask & ~(HARMLESS_BITS | sum(REASON_BITS)):
+        if mask & ~(NOT_THROTTLING_BITS | sum(REASON_BITS)):
             seen.add("other")
     return tuple(sorted(seen, key=get_args(ThrottleReason).index))
 
 
-def energy_of(samples: Sequence[GpuSample], window: Window) -> tuple[float | None, EnergyMethod | None]:
+def energy_of(samples: Sequence[GpuSample], window: TimeSpan) -> tuple[float | None, EnergyMethod | None]:
     """Joules over the window: by the counter, else by the power; None where the samples do not span the window."""
-    counted = cut(moves([(s.unix_ns, s.energy_mj) for s in samples if s.energy_mj is not None]), window)
+    counted = clip_to_span(
+        counter_changes([(s.unix_ns, s.energy_mj) for s in samples if s.energy_mj is not None]), window
+    )
     # a counter that fell was reset by the driver
     if counted and all(before[1] <= after[1] for before, after in itertools.pairwise(counted)):
         return round((counted[-1][1] - counted[0][1]) / 1e3, 3), "counter"
-    powers = cut([(s.unix_ns, s.power_mw) for s in samples if s.power_mw is not None], window)
+    powers = clip_to_span([(s.unix_ns, s.power_mw) for s in samples if s.power_mw is not None], window)
     if not powers:
         return None, None
     pairs = itertools.pairwise(powers)
@@ -221,21 +223,21 @@ def energy_of(samples: Sequence[GpuSample], window: Window) -> tuple[float | Non
     return round(joules, 3), "power"
 
 
-def moves(points: Points) -> Points:
+def counter_changes(points: CounterSeries) -> CounterSeries:
     """The points at which a counter was first seen with a new value: between them it stands still, its source not."""
     return points[:1] + [after for before, after in itertools.pairwise(points) if after[1] != before[1]]
 
 
-def cut(points: Points, window: Window) -> Points:
+def clip_to_span(points: CounterSeries, window: TimeSpan) -> CounterSeries:
     """The points inside the window, and its two ends by linear interpolation; none where they do not span it."""
-    ends = [value_at(points, unix_ns) for unix_ns in window]
+    ends = [interpolate(points, unix_ns) for unix_ns in window]
     if ends[0] is None or ends[1] is None:
         return []
     inside = [point for point in points if window.start_ns < point[0] < window.end_ns]
     return [(window.start_ns, ends[0]), *inside, (window.end_ns, ends[1])]
 
 
-def value_at(points: Points, unix_ns: int) -> float | None:
+def interpolate(points: CounterSeries, unix_ns: int) -> float | None:
     """The value at a moment, linear between its neighbours; None before the first and after the last."""
     place = bisect.bisect_left(points, unix_ns, key=lambda point: point[0])
     if place < len(points) and points[place][0] == unix_ns:
@@ -246,10 +248,10 @@ def value_at(points: Points, unix_ns: int) -> float | None:
     return start + (end - start) * (unix_ns - start_ns) / (end_ns - start_ns)
 
 
-def host_window(epoch: int, node: int, ticks: Sequence[Tick], window: Window) -> HostWindow:
+def host_window(epoch: int, node: int, ticks: Sequence[SamplingRound], window: TimeSpan) -> HostWindow:
     """The share of the CPUs' ticks that were busy, interpolated at the window's ends."""
     inside = sum(window.holds(tick.unix_ns) for tick in ticks)
-    busy, total = (cut([(t.unix_ns, t.cpu[part]) for t in ticks if t.cpu], window) for part in (0, 1))
+    busy, total = (clip_to_span([(t.unix_ns, t.cpu[part]) for t in ticks if t.cpu], window) for part in (0, 1))
     share = None
     if inside >= MIN_SAMPLES and total and total[-1][1] > total[0][1]:
         share = (busy[-1][1] - busy[0][1]) / (total[-1][1] - total[0][1])

@@ -14,11 +14,11 @@ import torch.distributed as dist
 from pipeline.communication.interleaved_timing import time_window
 from pipeline.experiment.measurement import AllReduce
 from pipeline.training import process_group
-from pipeline.training.cuda_graph import Recorder, graph_recorder, on_stream, warm_up_and_record
+from pipeline.training.cuda_graph import GraphCapturer, graph_capturer, on_stream, warm_up_and_capture
 from pipeline.training.process_group import Rank
 
 KIB, MIB = 2**10, 2**20
-SIZES = {
+SWEEP_BYTES = {
     "cuda": [8 * KIB * 4**power for power in range(8)] + [256 * MIB],  # 8 KiB to 128 MiB, and 256 MiB
     "cpu": [8 * KIB * 4**power for power in range(6)],  # to 8 MiB: gloo's time only grows in proportion from there
 }
@@ -31,30 +31,30 @@ SMALL_BYTES, SMALL_FACTOR = 2 * MIB, 5  # short calls need more of them to fill 
 def sweep_all_reduce(bucket_bytes: Iterable[int], rank: Rank) -> tuple[AllReduce, ...]:
     """All-reduces from 8 KiB up and at the sizes of real buckets; called by all ranks, in float32 as gradients are."""
     buckets = set(bucket_bytes)
-    sizes = sorted({*SIZES[rank.device.type], *buckets, sum(buckets)} - {0})
-    with capturing(rank) as record:
+    sizes = sorted({*SWEEP_BYTES[rank.device.type], *buckets, sum(buckets)} - {0})
+    with capture_stream(rank) as record:
         return tuple(time_all_reduce(num_bytes, num_bytes in buckets, rank, record) for num_bytes in sizes)
 
 
 @contextlib.contextmanager
-def capturing(rank: Rank) -> Iterator[Recorder | None]:
+def capture_stream(rank: Rank) -> Iterator[GraphCapturer | None]:
     """A recorder for what is issued inside, on a stream that can be captured; None on the CPU."""
-    if not captures_calls(rank):
+    if not is_sweep_captured(rank):
         yield None
         return
     with on_stream(torch.cuda.Stream(rank.device), rank):
-        yield graph_recorder()
+        yield graph_capturer()
 
 
-def captures_calls(rank: Rank) -> bool:
+def is_sweep_captured(rank: Rank) -> bool:
     """Whether a sweep captures its calls."""
     return rank.device.type == "cuda"
 
 
-def time_all_reduce(num_bytes: int, is_bucket: bool, rank: Rank, record: Recorder | None = None) -> AllReduce:
+def time_all_reduce(num_bytes: int, is_bucket: bool, rank: Rank, record: GraphCapturer | None = None) -> AllReduce:
     """One size, captured where there is a recorder; without times where a rank has no memory for its buffer."""
-    buffer = allocate(num_bytes, rank)
-    if not all(process_group.gather(buffer is not None)):  # all ranks take part or none does
+    buffer = allocate_buffer(num_bytes, rank)
+    if not all(process_group.all_gather(buffer is not None)):  # all ranks take part or none does
         return AllReduce(num_bytes=num_bytes, is_bucket=is_bucket)
     num_calls = CALLS_PER_WINDOW[rank.device.type] * (SMALL_FACTOR if num_bytes <= SMALL_BYTES else 1)
 
@@ -62,10 +62,10 @@ def time_all_reduce(num_bytes: int, is_bucket: bool, rank: Rank, record: Recorde
         for _ in range(num_calls):
             dist.all_reduce(buffer)
 
-    work = call_all if record is None else warm_up_and_record(call_all, 1, record)
+    work = call_all if record is None else warm_up_and_capture(call_all, 1, record)
     time_window(work, WARM_UP_WINDOWS, rank)
     windows_ns = [time_window(work, 1, rank) for _ in range(NUM_WINDOWS)]
-    slowest_ns = [max(ranks) for ranks in zip(*process_group.gather(windows_ns), strict=True)]
+    slowest_ns = [max(ranks) for ranks in zip(*process_group.all_gather(windows_ns), strict=True)]
     return AllReduce(
         num_bytes=num_bytes,
         is_bucket=is_bucket,
@@ -73,7 +73,7 @@ def time_all_reduce(num_bytes: int, is_bucket: bool, rank: Rank, record: Recorde
     )
 
 
-def allocate(num_bytes: int, rank: Rank) -> torch.Tensor | None:
+def allocate_buffer(num_bytes: int, rank: Rank) -> torch.Tensor | None:
     """A buffer of zeros (sums of them stay finite), or None where memory ends."""
     try:
         return torch.zeros(num_bytes // 4, dtype=torch.float32, device=rank.device)

@@ -17,18 +17,18 @@ from torch.nn.parallel import DataParallel, comm
 from pipeline.data.batches import Batch
 from pipeline.experiment.measurement import SplitPart, Transfer, TransferKind
 from pipeline.experiment.spec import Spec
-from pipeline.training.process_group import Rank, devices_of
+from pipeline.training.process_group import Rank, device_indices
 
-PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
+DATA_PARALLEL_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
 STEPS_PER_WINDOW = 5
-WARM_UP_STEPS = 3
+SPLIT_WARM_UP_STEPS = 3
 
 
 def split_steps(model: DataParallel[nn.Module], spec: Spec, batch: Batch, rank: Rank) -> tuple[SplitPart, ...]:
     """The mean time of each part of a step, by window."""
     optimizer = torch.optim.SGD(model.parameters(), lr=spec.learning_rate, momentum=spec.momentum)
-    windows: dict[str, list[int]] = {part: [] for part in PARTS}
-    split_window(model, optimizer, spec, batch, rank, WARM_UP_STEPS)
+    windows: dict[str, list[int]] = {part: [] for part in DATA_PARALLEL_PARTS}
+    split_window(model, optimizer, spec, batch, rank, SPLIT_WARM_UP_STEPS)
     for _ in range(spec.windows):
         for part, time_ns in split_window(model, optimizer, spec, batch, rank, STEPS_PER_WINDOW).items():
             windows[part].append(time_ns // STEPS_PER_WINDOW)
@@ -44,8 +44,8 @@ def split_window(
     num_steps: int,
 ) -> dict[str, int]:
     """The time of each part over so many steps, in ns."""
-    totals = dict.fromkeys(PARTS, 0)
-    devices = devices_of(spec, rank)
+    totals = dict.fromkeys(DATA_PARALLEL_PARTS, 0)
+    devices = device_indices(spec, rank)
     for _ in range(num_steps):
         synchronize_all(devices)
         ended_ns = time.perf_counter_ns()
@@ -83,7 +83,7 @@ def split_step(
     yield "optimizer"
 
 
-class Ledger:
+class TransferCounter:
     """Calls and bytes by kind, between devices."""
 
     def __init__(self) -> None:
@@ -104,32 +104,32 @@ class Ledger:
 
 def count_data_parallel(step: Callable[[], None], num_steps: int) -> tuple[Transfer, ...]:
     """What so many steps of DataParallel hand from GPU to GPU, counted where torch.nn.parallel calls for it."""
-    ledger = Ledger()
-    with counting(ledger):
+    ledger = TransferCounter()
+    with counting_transfers(ledger):
         for _ in range(num_steps):
             step()
     return ledger.transfers(num_steps)
 
 
 @contextlib.contextmanager
-def counting(ledger: Ledger) -> Iterator[None]:
+def counting_transfers(ledger: TransferCounter) -> Iterator[None]:
     """Count every transfer that torch.nn.parallel asks of torch.nn.parallel.comm."""
-    originals = {name: getattr(comm, name) for name in COUNTS}
+    originals = {name: getattr(comm, name) for name in TRANSFER_COUNTERS}
 
     def counted(name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
-            ledger.add(*COUNTS[name](*arguments, **keywords))
+            ledger.add(*TRANSFER_COUNTERS[name](*arguments, **keywords))
             return originals[name](*arguments, **keywords)
 
         return call
 
     with contextlib.ExitStack() as patches:
-        for name in COUNTS:
+        for name in TRANSFER_COUNTERS:
             patches.enter_context(mock.patch.object(comm, name, counted(name)))
         yield
 
 
-def size_of(tensors: Any) -> int:
+def total_bytes(tensors: Any) -> int:
     """The bytes of some tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -137,26 +137,26 @@ def size_of(tensors: Any) -> int:
 def count_broadcast(tensors: Any, devices: Any, *_: Any, **__: Any) -> tuple[TransferKind, int]:
     """Every tensor to every device but the first, which has it."""
     kind: TransferKind = "parameters" if any(tensor.requires_grad for tensor in tensors) else "buffers"
-    return kind, size_of(tensors) * (len(devices) - 1)
+    return kind, total_bytes(tensors) * (len(devices) - 1)
 
 
 def count_reduce(inputs: Any, destination: Any = None, *_: Any, **__: Any) -> tuple[TransferKind, int]:
     """The gradients of every device but the one that sums them."""
-    return "gradients", sum(size_of(tensors) for tensors in inputs[1:])
+    return "gradients", sum(total_bytes(tensors) for tensors in inputs[1:])
 
 
 def count_scatter(tensor: Tensor, devices: Any = None, *_: Any, **__: Any) -> tuple[TransferKind, int]:
     """Images going out in forward, gradients of outputs in backward: all but the first device's share."""
     kind: TransferKind = "inputs" if tensor.dim() == len(("batch", "channel", "row", "column")) else "outputs"
-    return kind, size_of([tensor]) * (len(devices) - 1) // len(devices)
+    return kind, total_bytes([tensor]) * (len(devices) - 1) // len(devices)
 
 
 def count_gather(tensors: Any, *_: Any, **__: Any) -> tuple[TransferKind, int]:
     """Outputs of every device but the first."""
-    return "outputs", size_of(tensors[1:])
+    return "outputs", total_bytes(tensors[1:])
 
 
-COUNTS: dict[str, Callable[..., tuple[TransferKind, int]]] = {
+TRANSFER_COUNTERS: dict[str, Callable[..., tuple[TransferKind, int]]] = {
     "broadcast_coalesced": count_broadcast,
     "reduce_add_coalesced": count_reduce,
     "scatter": count_scatter,

@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from pipeline.communication.trace import (
     RankTrace,
-    SeenCollective,
+    TracedCollective,
     TraceUnreadable,
     carries_gradients,
     read_trace,
@@ -19,8 +19,8 @@ from pipeline.experiment.measurement import Collective, Profile, Transfer, Trans
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank
 
-NUM_STEPS = {"cuda": 10, "cpu": 3}
-WARM_UP_STEPS = 2
+NUM_PROFILED_STEPS = {"cuda": 10, "cpu": 3}
+PROFILER_WARM_UP_STEPS = 2
 MAX_TRACE_BYTES = 400_000_000  # of a rank, as text
 
 TRACE_NAME = "rank{rank}.pt.trace.json.gz"  # as Holistic Trace Analysis looks for it; Perfetto opens it too
@@ -39,14 +39,14 @@ def profile_steps(
     trace.TraceUnreadable (TraceTooLarge past MAX_TRACE_BYTES), and RuntimeError where the profiler cannot start.
     """
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (rank.device.type == "cuda")
-    num_steps = NUM_STEPS[rank.device.type]
-    plan = schedule(wait=0, warmup=WARM_UP_STEPS, active=num_steps, repeat=1)
+    num_steps = NUM_PROFILED_STEPS[rank.device.type]
+    plan = schedule(wait=0, warmup=PROFILER_WARM_UP_STEPS, active=num_steps, repeat=1)
     with profile(activities=activities, schedule=plan, record_shapes=True, acc_events=True) as profiler:
-        for number in range(WARM_UP_STEPS + num_steps):
+        for number in range(PROFILER_WARM_UP_STEPS + num_steps):
             step()
-            if number == WARM_UP_STEPS - 1:
+            if number == PROFILER_WARM_UP_STEPS - 1:
                 process_group.barrier(rank)
-            if number in (WARM_UP_STEPS - 1, WARM_UP_STEPS + num_steps - 1):
+            if number in (PROFILER_WARM_UP_STEPS - 1, PROFILER_WARM_UP_STEPS + num_steps - 1):
                 process_group.synchronize(rank)  # no work of the warm-up may fall into the first profiled step
             profiler.step()
     with tempfile.TemporaryDirectory(prefix="pipeline-trace-") as scratch:
@@ -75,15 +75,17 @@ def profile_ranks(
         if isinstance(error, torch.OutOfMemoryError):
             raise
         problem = f"rank {rank.rank}: no profile: {error}"
-    gathered = process_group.gather((trace, problem))
+    gathered = process_group.all_gather((trace, problem))
     problems = [text for _, text in gathered if text]
     if problems:
         return None, tuple(problems)
-    profile, note = combine([part for part, _ in gathered if part], NUM_STEPS[rank.device.type], buckets)
+    profile, note = combine_traces(
+        [part for part, _ in gathered if part], NUM_PROFILED_STEPS[rank.device.type], buckets
+    )
     return profile, (note,) if note else ()
 
 
-def combine(traces: Sequence[RankTrace], num_steps: int, buckets: Collection[int]) -> tuple[Profile, str | None]:
+def combine_traces(traces: Sequence[RankTrace], num_steps: int, buckets: Collection[int]) -> tuple[Profile, str | None]:
     """All ranks' traces as one profile, and a note where their collectives cannot be matched."""
     counts = {len(trace.collectives) for trace in traces}
     note = None
@@ -94,7 +96,7 @@ def combine(traces: Sequence[RankTrace], num_steps: int, buckets: Collection[int
         note = f"the ranks' profiled collectives ({sorted(counts)}) do not divide into {num_steps} steps: no figures"
     else:
         per_step = min(counts) // num_steps
-    collectives = [match(traces, place, per_step, num_steps, buckets) for place in range(per_step)]
+    collectives = [match_collective(traces, place, per_step, num_steps, buckets) for place in range(per_step)]
     return (
         Profile(
             num_steps=num_steps,
@@ -108,7 +110,7 @@ def combine(traces: Sequence[RankTrace], num_steps: int, buckets: Collection[int
     )
 
 
-def match(
+def match_collective(
     traces: Sequence[RankTrace], place: int, per_step: int, num_steps: int, buckets: Collection[int]
 ) -> Collective:
     """The collective at one place of the step, over all steps and ranks: every rank issues them in the same order."""
@@ -118,11 +120,14 @@ def match(
         for step in range(num_steps)
     )
     return Collective(
-        kind=kind_of(first, buckets), operation=first.operation, num_bytes=first.num_bytes, durations_ns=durations_ns
+        kind=transfer_kind(first, buckets),
+        operation=first.operation,
+        num_bytes=first.num_bytes,
+        durations_ns=durations_ns,
     )
 
 
-def kind_of(seen: SeenCollective, buckets: Collection[int]) -> TransferKind:
+def transfer_kind(seen: TracedCollective, buckets: Collection[int]) -> TransferKind:
     """Gradients travel in buckets, buffers are broadcast, the rest are SyncBatchNorm's statistics."""
     if carries_gradients(seen, buckets):
         return "gradients"
@@ -142,7 +147,7 @@ def count_transfers(found: Profile) -> tuple[Transfer, ...]:
     )
 
 
-def bucket_bytes(model: torch.nn.parallel.DistributedDataParallel) -> list[int]:
+def ddp_bucket_bytes(model: torch.nn.parallel.DistributedDataParallel) -> list[int]:
     """The sizes of DDP's buckets as it rebuilt them after the first step, in bytes."""
     logged = model._get_ddp_logging_data()  # torch has no public name for it
     text = str(logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or "")

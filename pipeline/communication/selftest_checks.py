@@ -11,22 +11,22 @@ import msgspec
 
 from pipeline.analysis.formulas import ring_bytes_per_step
 from pipeline.analysis.intervals import median_interval
-from pipeline.analysis.stopping_rule import is_difference_settled, is_known
+from pipeline.analysis.stopping_rule import is_difference_precise_enough, is_half_width_below
 
 NOISE_FLOOR_US = 10.0
 LARGE_BUCKET_RATIO = 1.5
 USUAL_BUCKET_BYTES = 25 * 2**20
 SOCKET_RATIO = 10.0
-EXTRA_TOLERANCE = 0.20
+INJECTED_TOLERANCE = 0.20
 REPEAT_TOLERANCE = 0.01
 WAIT_SHARE = 0.8  # of the sleep, that must appear as waiting
 BANDWIDTH_TOLERANCE = 0.20
 BARE_LOOP_TOLERANCE = 0.05
-PARTS_TOLERANCE = 0.01
+CLOCK_PARTS_TOLERANCE = 0.01
 CLOCK_TOLERANCE = {"large": 0.01, "small": 0.03}  # of a step
 
 Verdict = Literal["pass", "fail", "not applicable"]
-Windows = dict[str, list[list[int]]]  # ns, [window][rank], by name
+WindowTimesNs = dict[str, list[list[int]]]  # ns, [window][rank], by name
 
 
 class Findings(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class Findings(msgspec.Struct, frozen=True):
     batch_size_per_gpu: int
     gradient_bytes: int
     steps_per_window: int
-    windows: Windows
+    windows: WindowTimesNs
     swept_ns: list[int]  # an all-reduce of all gradients: a call, by window
     bare_ns: list[int] = []  # the same as a bare loop
     extra_bytes: int = 0
@@ -52,13 +52,13 @@ class Findings(msgspec.Struct, frozen=True):
     clock_batches: dict[str, int] = {}
 
 
-class Saved(msgspec.Struct):
+class SavedRuns(msgspec.Struct):
     """What `selftest --json` prints; the answers are computed again from the runs."""
 
     runs: dict[str, Findings]
 
 
-class Answer(NamedTuple):
+class CheckResult(NamedTuple):
     """One check: what was found, in a sentence with its limit, and the figures it rests on."""
 
     check: str
@@ -67,18 +67,18 @@ class Answer(NamedTuple):
     figures: dict[str, float]
 
 
-def judge(found: Findings, again: Findings, sockets: Findings | None) -> list[Answer]:
+def check_answers(found: Findings, again: Findings, sockets: Findings | None) -> list[CheckResult]:
     """Every answer; `again` is the same point in new processes, `sockets` the same over sockets (None: no NCCL)."""
     return [
-        judge_no_op_series(found),
-        judge_large_bucket(found),
-        judge_sockets(found, sockets),
-        judge_extra(found),
-        judge_repeat(found, again),
-        judge_straggler(found),
-        judge_bare_loop(found),
-        judge_parts(found),
-        *(judge_clock(found, name) for name in found.clock_windows),
+        check_no_op_series(found),
+        check_large_bucket(found),
+        check_sockets(found, sockets),
+        check_injected(found),
+        check_repeat(found, again),
+        check_straggler(found),
+        check_bare_loop(found),
+        check_parts(found),
+        *(check_clock(found, name) for name in found.clock_windows),
     ]
 
 
@@ -97,18 +97,18 @@ def exposed_us(found: Findings, name: str = "ddp") -> float:
     return statistics.median(difference_us(found, name, "no_op_hook"))
 
 
-def are_settled(found: Findings) -> bool:
+def is_precise_enough(found: Findings) -> bool:
     """Whether the rounds so far tell every series from that of the no-op hook, and how long DDP's step takes."""
     differences = [difference_us(found, name, "no_op_hook") for name in found.windows if name != "no_op_hook"]
     differences += [difference_us(found, "extra", "ddp")] if "extra" in found.windows else []
     times_us = step_us(found, "ddp")
-    is_repeatable = is_known(times_us, REPEAT_TOLERANCE / 2 * statistics.median(times_us))
-    return is_repeatable and all(is_difference_settled([us / 1e6 for us in series]) for series in differences)
+    is_repeatable = is_half_width_below(times_us, REPEAT_TOLERANCE / 2 * statistics.median(times_us))
+    return is_repeatable and all(is_difference_precise_enough([us / 1e6 for us in series]) for series in differences)
 
 
-def is_clock_settled(name: str, clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> bool:
+def is_clock_cost_precise_enough(name: str, clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> bool:
     """Whether what the marks cost is known within half of its limit."""
-    return is_known(clock_costs(clocked_ns, silent_ns), CLOCK_TOLERANCE[name] / 2)
+    return is_half_width_below(clock_costs(clocked_ns, silent_ns), CLOCK_TOLERANCE[name] / 2)
 
 
 def clock_costs(clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> list[float]:
@@ -116,7 +116,7 @@ def clock_costs(clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> list[flo
     return [clocked / silent - 1 for clocked, silent in zip(clocked_ns, silent_ns, strict=True)]
 
 
-def far_end(values: Sequence[float]) -> float:
+def max_abs_bound(values: Sequence[float]) -> float:
     """How far from 0 the interval of the values' median reaches, in their unit. Raises ValueError below six values."""
     interval = median_interval(values)
     if interval is None:
@@ -124,96 +124,96 @@ def far_end(values: Sequence[float]) -> float:
     return max(abs(interval.low), abs(interval.high))
 
 
-def verdict(is_met: bool) -> Verdict:
+def pass_or_fail(is_met: bool) -> Verdict:
     """A check's outcome as a word."""
     return "pass" if is_met else "fail"
 
 
-def judge_no_op_series(found: Findings) -> Answer:
+def check_no_op_series(found: Findings) -> CheckResult:
     """Two interleaved no-op series differ by no more than the larger of 10 us and the A/A interval.
 
     The A/A interval is that of the difference between two equal series of the whole step: what it reaches is noise.
     """
     differences = difference_us(found, "no_op_hook", "no_op_hook_again")
     difference = abs(statistics.median(differences))
-    floor = far_end(difference_us(found, "ddp", "ddp_again"))
+    floor = max_abs_bound(difference_us(found, "ddp", "ddp_again"))
     limit = max(NOISE_FLOOR_US, floor)
-    return Answer(
+    return CheckResult(
         "two no-op series",
-        verdict(difference <= limit),
+        pass_or_fail(difference <= limit),
         f"two interleaved series of the no-op hook differ by {difference:.1f} us a step (limit {limit:.1f})",
         {"difference_us": difference, "limit_us": limit, "step_us": statistics.median(step_us(found, "no_op_hook"))},
     )
 
 
-def judge_large_bucket(found: Findings) -> Answer:
+def check_large_bucket(found: Findings) -> CheckResult:
     """One bucket for all gradients cannot overlap with backward: exposed communication rises."""
     if found.gradient_bytes <= USUAL_BUCKET_BYTES:
-        return Answer("bucket cap of 100 MB", "not applicable", "the gradients fill one bucket in any case", {})
+        return CheckResult("bucket cap of 100 MB", "not applicable", "the gradients fill one bucket in any case", {})
     usual, large = exposed_us(found), exposed_us(found, "one_bucket")
-    return Answer(
+    return CheckResult(
         "bucket cap of 100 MB",
-        verdict(large >= LARGE_BUCKET_RATIO * max(usual, NOISE_FLOOR_US)),
+        pass_or_fail(large >= LARGE_BUCKET_RATIO * max(usual, NOISE_FLOOR_US)),
         f"exposed communication goes from {usual:.1f} to {large:.1f} us a step (at least x{LARGE_BUCKET_RATIO})",
         {"exposed_us": usual, "exposed_one_bucket_us": large},
     )
 
 
-def judge_sockets(found: Findings, sockets: Findings | None) -> Answer:
+def check_sockets(found: Findings, sockets: Findings | None) -> CheckResult:
     """Over sockets exposed communication rises ten times and the bandwidth collapses."""
     if sockets is None:
-        return Answer("sockets", "not applicable", "only NCCL between GPUs has a faster way than sockets", {})
+        return CheckResult("sockets", "not applicable", "only NCCL between GPUs has a faster way than sockets", {})
     fast, slow = exposed_us(found), exposed_us(sockets)
-    peak, collapsed = busbw_gb_s(found), busbw_gb_s(sockets)
-    return Answer(
+    peak, collapsed = gradients_busbw_gb_s(found), gradients_busbw_gb_s(sockets)
+    return CheckResult(
         "sockets",
-        verdict(slow >= SOCKET_RATIO * max(fast, NOISE_FLOOR_US) and collapsed < peak / 2),
+        pass_or_fail(slow >= SOCKET_RATIO * max(fast, NOISE_FLOOR_US) and collapsed < peak / 2),
         f"without P2P and shared memory exposed communication goes from {fast:.1f} to {slow:.1f} us a step (at least "
         f"x{SOCKET_RATIO:.0f}) and the bus bandwidth from {peak:.1f} to {collapsed:.2f} GB/s (below half)",
         {"exposed_us": fast, "exposed_sockets_us": slow, "busbw_gb_s": peak, "busbw_sockets_gb_s": collapsed},
     )
 
 
-def busbw_gb_s(found: Findings) -> float:
+def gradients_busbw_gb_s(found: Findings) -> float:
     """Bus bandwidth of an all-reduce of all gradients (nccl-tests, doc/PERFORMANCE.md)."""
     return ring_bytes_per_step(found.gradient_bytes, found.num_ranks) / statistics.median(found.swept_ns)
 
 
-def judge_extra(found: Findings) -> Answer:
+def check_injected(found: Findings) -> CheckResult:
     """An injected all-reduce costs a step what it costs alone."""
     injected = statistics.median(difference_us(found, "extra", "ddp"))
     alone = statistics.median(found.extra_ns) / 1e3
     error = abs(injected - alone) / alone
-    return Answer(
+    return CheckResult(
         "injected all-reduce",
-        verdict(error <= EXTRA_TOLERANCE),
+        pass_or_fail(error <= INJECTED_TOLERANCE),
         f"an extra all-reduce of {found.extra_bytes / 1e6:.1f} MB adds {injected:.0f} us to a step and takes "
-        f"{alone:.0f} us alone: {error:.1%} apart (limit {EXTRA_TOLERANCE:.0%})",
+        f"{alone:.0f} us alone: {error:.1%} apart (limit {INJECTED_TOLERANCE:.0%})",
         {"injected_us": injected, "isolated_us": alone, "error": error},
     )
 
 
-def judge_repeat(found: Findings, again: Findings) -> Answer:
+def check_repeat(found: Findings, again: Findings) -> CheckResult:
     """The same point in new processes differs by no more than 1 %."""
     one, other = (statistics.median(step_us(run, "ddp")) for run in (found, again))
     difference = abs(one - other) / one
-    return Answer(
+    return CheckResult(
         "the same point twice",
-        verdict(difference <= REPEAT_TOLERANCE),
+        pass_or_fail(difference <= REPEAT_TOLERANCE),
         f"a step takes {one:.1f} us, and {other:.1f} us in new processes: {difference:.2%} apart "
         f"(limit {REPEAT_TOLERANCE:.0%})",
         {"step_us": one, "step_again_us": other, "difference": difference},
     )
 
 
-def judge_straggler(found: Findings) -> Answer:
+def check_straggler(found: Findings) -> CheckResult:
     """A rank that sleeps shows as the others' wait and not as a slower link."""
     expected_us = found.sleep_ns * (found.num_ranks - 1) / found.num_ranks / 1e3
     wait_us = (found.wait_ns[1] - found.wait_ns[0]) / 1e3
     change = found.shortest_ns[1] / found.shortest_ns[0] - 1
-    return Answer(
+    return CheckResult(
         "a rank asleep",
-        verdict(wait_us >= WAIT_SHARE * expected_us and change <= BANDWIDTH_TOLERANCE),
+        pass_or_fail(wait_us >= WAIT_SHARE * expected_us and change <= BANDWIDTH_TOLERANCE),
         f"{found.sleep_ns / 1e6:.0f} ms of sleep in one rank add {wait_us:.0f} us to the mean rank's wait (at least "
         f"{WAIT_SHARE * expected_us:.0f}), and the shortest all-reduces change by {change:+.1%} (limit "
         f"+{BANDWIDTH_TOLERANCE:.0%})",
@@ -221,50 +221,50 @@ def judge_straggler(found: Findings) -> Answer:
     )
 
 
-def judge_bare_loop(found: Findings) -> Answer:
+def check_bare_loop(found: Findings) -> CheckResult:
     """The sweep's all-reduce of all gradients takes as long as a bare loop's."""
     swept, bare = statistics.median(found.swept_ns) / 1e3, statistics.median(found.bare_ns) / 1e3
     error = abs(swept - bare) / bare
-    return Answer(
+    return CheckResult(
         "sweep against a bare loop",
-        verdict(error <= BARE_LOOP_TOLERANCE),
+        pass_or_fail(error <= BARE_LOOP_TOLERANCE),
         f"an all-reduce of {found.gradient_bytes / 1e6:.1f} MB takes {swept:.1f} us in the sweep and {bare:.1f} us in "
         f"a bare loop: {error:.1%} apart (limit {BARE_LOOP_TOLERANCE:.0%})",
-        {"sweep_us": swept, "bare_loop_us": bare, "error": error, "busbw_gb_s": busbw_gb_s(found)},
+        {"sweep_us": swept, "bare_loop_us": bare, "error": error, "busbw_gb_s": gradients_busbw_gb_s(found)},
     )
 
 
-def judge_parts(found: Findings) -> Answer:
+def check_parts(found: Findings) -> CheckResult:
     """The parts of a step sum to the wall clock."""
     worst = max(abs(share - 1) for share in found.parts_share)
-    return Answer(
+    return CheckResult(
         "parts against the wall clock",
-        verdict(worst <= PARTS_TOLERANCE),
-        f"the sum of the parts differs from the wall clock by {worst:.2%} at worst (limit {PARTS_TOLERANCE:.0%})",
+        pass_or_fail(worst <= CLOCK_PARTS_TOLERANCE),
+        f"the sum of the parts differs from the wall clock by {worst:.2%} at worst (limit {CLOCK_PARTS_TOLERANCE:.0%})",
         {"worst_difference": worst},
     )
 
 
-def judge_clock(found: Findings, name: str) -> Answer:
+def check_clock(found: Findings, name: str) -> CheckResult:
     """What the marks cost, against the same loop without them; where windows are too uneven to tell, it is no pass."""
     costs = clock_costs(found.clock_windows[name], found.silent_windows[name])
     cost, interval = statistics.median(costs), median_interval(costs)
     low, high = (interval.low, interval.high) if interval else (min(costs), max(costs))
     limit = CLOCK_TOLERANCE[name]
-    is_close, is_settled = low <= limit < high, is_known(costs, limit / 2)
+    is_close, is_settled = low <= limit < high, is_half_width_below(costs, limit / 2)
     doubt = ""
     if is_close:
         uneven = "; windows of this host differ by too much to tell, raise --windows"
         doubt = "; too close to tell" if is_settled else uneven
-    return Answer(
+    return CheckResult(
         f"cost of the clock, {name} batch",
-        verdict(cost <= limit and (is_settled or not is_close)),
+        pass_or_fail(cost <= limit and (is_settled or not is_close)),
         f"at {found.clock_batches[name]} per GPU the marks cost {cost:+.2%} of a step, {low:+.2%} to {high:+.2%} "
         f"(limit {limit:.0%}){doubt}",
         {"cost": cost, "cost_low": low, "cost_high": high},
     )
 
 
-def summary(answers: Sequence[Answer]) -> Mapping[str, int]:
+def count_verdicts(answers: Sequence[CheckResult]) -> Mapping[str, int]:
     """How many checks came to which verdict."""
     return {word: sum(answer.verdict == word for answer in answers) for word in ("pass", "fail", "not applicable")}

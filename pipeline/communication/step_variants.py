@@ -11,81 +11,81 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pipeline.data.batches import Batch
-from pipeline.experiment.spec import CAPTURED, COMPILED, Execution, Spec
-from pipeline.training.cuda_graph import graph_recorder, warm_up_and_record, warm_up_steps
+from pipeline.experiment.spec import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, Execution, Spec
+from pipeline.training.cuda_graph import graph_capturer, num_capture_warm_up_steps, warm_up_and_capture
 from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank, wrap_ddp
-from pipeline.training.step import EagerStep, place, unmarked
+from pipeline.training.step import EagerStep, ignore_mark, place_model
 
 DDP_VARIANTS = ("plain", "ddp_one", "ddp", "ddp_again", "no_op_hook", "no_sync")
 DP_VARIANTS = ("plain", "dp", "dp_again")
 
-Step = Callable[[], None]
+StepFunction = Callable[[], None]
 
 
-class Variant(NamedTuple):
+class StepVariant(NamedTuple):
     """A model of its own, as one form of the step trains it; `eager` is that step as the host would issue it."""
 
     name: str
     model: nn.Module
-    step: Step
-    eager: Step
+    step: StepFunction
+    eager: StepFunction
 
 
-class Workbench(NamedTuple):
+class StepContext(NamedTuple):
     """What all variants share: the point, this rank, its batch, and a process group of this rank alone."""
 
     spec: Spec
     rank: Rank
     batch: Batch
-    alone: dist.ProcessGroup | None
+    single_rank_group: dist.ProcessGroup | None
 
 
-def build_workbench(spec: Spec, rank: Rank, batch: Batch) -> Workbench:
-    """The workbench of a rank; called by all ranks, since each takes part in making every group."""
+def build_step_context(spec: Spec, rank: Rank, batch: Batch) -> StepContext:
+    """The context of a rank; called by all ranks, since each takes part in making every group."""
     groups = [dist.new_group([member]) for member in range(rank.world_size)] if dist.is_initialized() else []
-    return Workbench(spec, rank, batch, groups[rank.rank] if groups else None)
+    return StepContext(spec, rank, batch, groups[rank.rank] if groups else None)
 
 
 def build_variant(
-    bench: Workbench,
+    bench: StepContext,
     name: str,
     spec: Spec | None = None,
-    after_backward: Step | None = None,
+    after_backward: StepFunction | None = None,
     execution: Execution = "eager",
-) -> Variant:
+) -> StepVariant:
     """The variant of that name, with parameters of its own that begin alike everywhere.
 
     `plain` is the bare module, `ddp_one` DDP on this rank alone, `ddp` over all ranks, `no_op_hook` the same
     with the collectives left out (hooks and bucket copies run, without the division by N), `no_sync` DDP that
     reduces nothing, `dp` DataParallel; a name's `_again` is the same form a second time, whose difference is
-    noise. `spec` replaces the workbench's, `after_backward` runs between backward and optimizer. Called by all
-    ranks inside prepare.stream_of(execution), which is eager or a graph.
+    noise. `spec` replaces the context's, `after_backward` runs between backward and optimizer. Called by all
+    ranks inside prepare.execution_stream(execution), which is eager or a graph.
     """
-    assert execution not in COMPILED, "forms of one model would share what was compiled for the first"
+    assert execution not in COMPILED_EXECUTIONS, "forms of one model would share what was compiled for the first"
     spec = spec or bench.spec
     torch.manual_seed(spec.seed)
-    bare = place(build_model(spec.model or "resnet18", num_classes=10), spec, bench.rank)
+    bare = place_model(build_model(spec.model or "resnet18", num_classes=10), spec, bench.rank)
     form = name.removesuffix("_again")
-    model = wrap(bare, form, spec, bench)
+    model = wrap_variant(bare, form, spec, bench)
     if form == "no_op_hook":
         assert isinstance(model, DistributedDataParallel)
         model.register_comm_hook(None, noop_hook)
-    quiet = (
+    without_communication = (
         model.no_sync if form == "no_sync" and isinstance(model, DistributedDataParallel) else contextlib.nullcontext
     )
-    eager = build_step(model, spec, bench, quiet, after_backward)
-    step = record_step(eager, spec) if execution in CAPTURED else eager
-    return Variant(name, model, step, eager)
+    eager = build_step(model, spec, bench, without_communication, after_backward)
+    step = capture_step(eager, spec) if execution in CAPTURED_EXECUTIONS else eager
+    return StepVariant(name, model, step, eager)
 
 
-def wrap(bare: nn.Module, form: str, spec: Spec, bench: Workbench) -> nn.Module:
+def wrap_variant(bare: nn.Module, form: str, spec: Spec, bench: StepContext) -> nn.Module:
     """The bare module as the form trains it."""
     if form == "plain":
         return bare
     if form == "dp":
         return DataParallel(bare, device_ids=list(range(spec.num_gpus)))
-    group = bench.alone if form == "ddp_one" else None
+    group = bench.single_rank_group if form == "ddp_one" else None
     if spec.sync_batchnorm:
         bare = nn.SyncBatchNorm.convert_sync_batchnorm(bare, group)
     return wrap_ddp(bare, spec, bench.rank, group)
@@ -94,24 +94,26 @@ def wrap(bare: nn.Module, form: str, spec: Spec, bench: Workbench) -> nn.Module:
 def build_step(
     model: nn.Module,
     spec: Spec,
-    bench: Workbench,
-    quiet: Callable[[], contextlib.AbstractContextManager[Any]],
-    after_backward: Step | None,
-) -> Step:
+    bench: StepContext,
+    without_communication: Callable[[], contextlib.AbstractContextManager[Any]],
+    after_backward: StepFunction | None,
+) -> StepFunction:
     """One training step as train.run_epoch makes it, without the clock's marks."""
     images, labels = select_batch(model, spec, bench.batch)
-    trained = EagerStep(model, spec, bench.rank, quiet=quiet, after_backward=after_backward)
+    trained = EagerStep(
+        model, spec, bench.rank, without_communication=without_communication, after_backward=after_backward
+    )
     trained.begin_epoch()
 
     def step() -> None:
-        trained(images, labels, unmarked)
+        trained(images, labels, ignore_mark)
 
     return step
 
 
-def record_step(step: Step, spec: Spec) -> Step:
+def capture_step(step: StepFunction, spec: Spec) -> StepFunction:
     """The step as a CUDA graph that is replayed."""
-    replay = warm_up_and_record(step, warm_up_steps(spec), graph_recorder())
+    replay = warm_up_and_capture(step, num_capture_warm_up_steps(spec), graph_capturer())
 
     def replayed() -> None:
         replay()

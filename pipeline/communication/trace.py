@@ -48,7 +48,7 @@ class TraceFile(msgspec.Struct):
     traceEvents: list[TraceEvent]
 
 
-class SeenCollective(NamedTuple):
+class TracedCollective(NamedTuple):
     """One collective as a rank ran it."""
 
     operation: str
@@ -64,7 +64,7 @@ class RankTrace(NamedTuple):
     both at once, `covered_ns` of collectives beside other work or in a gap of at most LAUNCH_GAP_US of it.
     """
 
-    collectives: list[SeenCollective]
+    collectives: list[TracedCollective]
     comm_ns: int
     compute_ns: int
     overlap_ns: int
@@ -94,28 +94,28 @@ def summarize_trace(
     `like` are operation and bytes of each collective of a step, for a step inside a graph: kernels carry no sizes
     there. Raises TraceUnreadable where the trace holds others.
     """
-    collectives = sorted(filter(None, map(see_collective, events)), key=lambda seen: seen.start_us)
+    collectives = sorted(filter(None, map(parse_collective, events)), key=lambda seen: seen.start_us)
     if like:
-        collectives = with_sizes(collectives, like)
+        collectives = add_sizes(collectives, like)
     compute = [
         (event.ts, event.ts + event.dur)
         for event in events
         if event.cat in DEVICE_WORK and not NCCL_KERNEL.match(event.name)
     ]
-    comm = union(
+    comm = merge_intervals(
         [(seen.start_us, seen.start_us + seen.duration_us) for seen in collectives if carries_gradients(seen, buckets)]
     )
-    work = union(compute)
+    work = merge_intervals(compute)
     return RankTrace(
         collectives,
         comm_ns=length_ns(comm),
         compute_ns=length_ns(work),
         overlap_ns=overlap_ns(comm, work),
-        covered_ns=overlap_ns(comm, union(compute, LAUNCH_GAP_US)),
+        covered_ns=overlap_ns(comm, merge_intervals(compute, LAUNCH_GAP_US)),
     )
 
 
-def with_sizes(seen: Sequence[SeenCollective], like: Sequence[tuple[str, int]]) -> list[SeenCollective]:
+def add_sizes(seen: Sequence[TracedCollective], like: Sequence[tuple[str, int]]) -> list[TracedCollective]:
     """The collectives of some steps with the sizes that those of one step have, place by place.
 
     Raises TraceUnreadable where they are not whole steps of the same operations.
@@ -126,19 +126,19 @@ def with_sizes(seen: Sequence[SeenCollective], like: Sequence[tuple[str, int]]) 
     return [part._replace(num_bytes=num_bytes) for part, (_, num_bytes) in zip(seen, expected, strict=True)]
 
 
-def carries_gradients(seen: SeenCollective, buckets: Collection[int]) -> bool:
+def carries_gradients(seen: TracedCollective, buckets: Collection[int]) -> bool:
     """Whether a collective is the reduction of a bucket of gradients."""
     return seen.operation == "all_reduce" and seen.num_bytes in buckets
 
 
-def see_collective(event: TraceEvent) -> SeenCollective | None:
+def parse_collective(event: TraceEvent) -> TracedCollective | None:
     """The collective that an event is, if it is one."""
     kernel = NCCL_KERNEL.match(event.name) if event.cat == "kernel" else None
     if kernel is not None:
         operation = str(event.args.get("Collective name") or kernel["operation"])
-        return SeenCollective(plain_name(operation), nccl_bytes(event.args), event.ts, event.dur)
+        return TracedCollective(plain_name(operation), nccl_bytes(event.args), event.ts, event.dur)
     if event.cat == "user_annotation" and event.name.startswith("gloo:"):
-        return SeenCollective(event.name.removeprefix("gloo:"), gloo_bytes(event.args), event.ts, event.dur)
+        return TracedCollective(event.name.removeprefix("gloo:"), gloo_bytes(event.args), event.ts, event.dur)
     return None
 
 
@@ -170,7 +170,7 @@ def item_bytes(kind: object) -> int:
         raise TraceUnreadable(f"the trace of a rank has elements of an unknown type {str(kind)[:40]!r}") from None
 
 
-def union(intervals: list[tuple[float, float]], gap_us: float = 0.0) -> Intervals:
+def merge_intervals(intervals: list[tuple[float, float]], gap_us: float = 0.0) -> Intervals:
     """The intervals merged where no more than the gap lies between them, in order: [n, 2]."""
     merged: list[list[float]] = []
     for start, end in sorted(intervals):
@@ -188,5 +188,5 @@ def length_ns(intervals: Intervals) -> int:
 
 def overlap_ns(one: Intervals, other: Intervals) -> int:
     """How long two sets of disjoint intervals go on at once, in ns."""
-    both = union([(float(start), float(end)) for start, end in (*one, *other)])
+    both = merge_intervals([(float(start), float(end)) for start, end in (*one, *other)])
     return length_ns(one) + length_ns(other) - length_ns(both)

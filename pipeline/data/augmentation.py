@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-PADDING = 4  # black pixels on each side, out of which a crop is taken
+PADDING_PX = 4  # black pixels on each side, out of which a crop is taken
 
 
-class Draws(NamedTuple):
+class AugmentationDraws(NamedTuple):
     """What chance decides for each of n images: the crop's corner in the padded image, and whether it is flipped."""
 
     tops: Tensor  # [n] int64, 0 to 2 x PADDING
@@ -19,19 +19,19 @@ class Draws(NamedTuple):
 
 def pad(pixels: Tensor) -> Tensor:
     """Images with their borders: [n, side, side, 3] -> [n, side + 2 x PADDING, side + 2 x PADDING, 3]."""
-    return nn.functional.pad(pixels, (0, 0, PADDING, PADDING, PADDING, PADDING))
+    return nn.functional.pad(pixels, (0, 0, PADDING_PX, PADDING_PX, PADDING_PX, PADDING_PX))
 
 
-def draw(count: int, generator: torch.Generator) -> Draws:
+def draw_augmentation(count: int, generator: torch.Generator) -> AugmentationDraws:
     """The draws of so many images, on the generator's device."""
-    corners = torch.randint(2 * PADDING + 1, (2, count), generator=generator, device=generator.device)
+    corners = torch.randint(2 * PADDING_PX + 1, (2, count), generator=generator, device=generator.device)
     flips = torch.rand(count, generator=generator, device=generator.device) < 0.5
-    return Draws(corners[0], corners[1], flips)
+    return AugmentationDraws(corners[0], corners[1], flips)
 
 
-def crop_and_flip(padded: Tensor, chosen: Tensor, draws: Draws) -> Tensor:
+def crop_and_flip(padded: Tensor, chosen: Tensor, draws: AugmentationDraws) -> Tensor:
     """The chosen images, each cropped and flipped as drawn, in one gather: [n, side, side, 3]."""
-    side = padded.shape[1] - 2 * PADDING
+    side = padded.shape[1] - 2 * PADDING_PX
     pixels = torch.arange(side, device=padded.device)
     rows = draws.tops[:, None] + pixels
     columns = draws.lefts[:, None] + torch.where(draws.flips[:, None], pixels.flip(0), pixels)

@@ -11,13 +11,13 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_co
 from torchvision import transforms
 
 from pipeline.data import augmentation
-from pipeline.data.images import NUM_SYNTHETIC_CLASSES, SIZE, Images, load_images
+from pipeline.data.images import IMAGE_SIZE_PX, NUM_SYNTHETIC_CLASSES, Images, load_images
 from pipeline.experiment.spec import Spec
 from pipeline.system.host import name_shared_memory
 
-MEAN = (0.4914, 0.4822, 0.4465)
-STD = (0.2023, 0.1994, 0.2010)
-AUGMENTED_BYTES = 256 * 2**20  # of augmented images (as fp32) at a time: CIFAR-10's epoch is three such chunks
+CHANNEL_MEANS = (0.4914, 0.4822, 0.4465)
+CHANNEL_STDS = (0.2023, 0.1994, 0.2010)
+AUGMENTATION_CHUNK_BYTES = 256 * 2**20  # of augmented images (as fp32) at a time: CIFAR-10's epoch is three such chunks
 
 Batch = tuple[Tensor, Tensor]  # images [batch, 3, 32, 32] of image_dtype(), labels [batch] int64
 
@@ -37,10 +37,10 @@ class AugmentedImages(Dataset[tuple[Tensor, int]]):
         self._images = images
         self._transform = transforms.Compose(
             [
-                transforms.RandomCrop(SIZE, padding=4),
+                transforms.RandomCrop(IMAGE_SIZE_PX, padding=4),
                 transforms.RandomHorizontalFlip(),
                 transforms.ToTensor(),
-                transforms.Normalize(MEAN, STD),
+                transforms.Normalize(CHANNEL_MEANS, CHANNEL_STDS),
             ]
         )
 
@@ -103,7 +103,7 @@ def build_sampler(num_samples: int, world_size: int, rank: int, seed: int) -> Di
     return DistributedSampler(placeholder, num_replicas=world_size, rank=rank, seed=seed)
 
 
-class ResidentBatches:
+class SyntheticBatches:
     """`input: synthetic`: one batch that lies on the device, given again each step; the last one may be smaller."""
 
     num_classes = NUM_SYNTHETIC_CLASSES
@@ -111,7 +111,7 @@ class ResidentBatches:
     def __init__(self, spec: Spec, shard: Shard) -> None:
         batch_size = spec.global_batch_size // shard.world_size
         generator = torch.Generator(shard.device).manual_seed(spec.seed * 1_000_003 + shard.rank)
-        shape = (batch_size, 3, SIZE, SIZE)
+        shape = (batch_size, 3, IMAGE_SIZE_PX, IMAGE_SIZE_PX)
         self._labels = torch.randint(NUM_SYNTHETIC_CLASSES, shape[:1], generator=generator, device=shard.device)
         self._images = torch.randn(shape, generator=generator, device=shard.device)
         self._images += (self._labels / NUM_SYNTHETIC_CLASSES).view(-1, 1, 1, 1)
@@ -122,7 +122,7 @@ class ResidentBatches:
         return ((self._images[:size], self._labels[:size]) for size in self._sizes)
 
 
-class AugmentedBatches:
+class DeviceAugmentedBatches:
     """`input: gpu`: the whole data set lies on the device as bytes, and is augmented there once an epoch.
 
     The epoch's order is drawn before the clock, as a DataLoader's is. The augmentation falls into the clock: it
@@ -139,7 +139,7 @@ class AugmentedBatches:
         self._seed = spec.seed * 1_000_003 + shard.rank
         self._num_images = sum(batch_sizes(spec, shard.world_size))
         self._batch_size = spec.global_batch_size // shard.world_size
-        self._normalization = augmentation.normalization(MEAN, STD, shard.device)
+        self._normalization = augmentation.normalization(CHANNEL_MEANS, CHANNEL_STDS, shard.device)
         self._dtype, self._memory_format = image_dtype(spec), memory_format(spec)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
@@ -149,9 +149,12 @@ class AugmentedBatches:
         return self._batches(order)
 
     def _batches(self, order: Tensor) -> Iterator[Batch]:
-        chunk_size = max(1, AUGMENTED_BYTES // (3 * SIZE * SIZE * 4) // self._batch_size) * self._batch_size
+        chunk_size = (
+            max(1, AUGMENTATION_CHUNK_BYTES // (3 * IMAGE_SIZE_PX * IMAGE_SIZE_PX * 4) // self._batch_size)
+            * self._batch_size
+        )
         for chosen in order.split(chunk_size):
-            draws = augmentation.draw(len(chosen), self._generator)
+            draws = augmentation.draw_augmentation(len(chosen), self._generator)
             pixels = augmentation.crop_and_flip(self._padded, chosen, draws)
             images = augmentation.normalize(pixels, self._normalization, self._dtype, self._memory_format)
             del pixels
@@ -178,8 +181,8 @@ def batch_sizes(spec: Spec, world_size: int) -> list[int]:
 
 
 def build_batches(spec: Spec, shard: Shard, folder: Path | None) -> TrainingBatches:
-    """The training input that the spec names. Raises staging.NotStaged."""
+    """The training input that the spec names. Raises staging.DataNotStaged."""
     if spec.input == "synthetic":
-        return ResidentBatches(spec, shard)
+        return SyntheticBatches(spec, shard)
     images = load_images(spec, "train", folder)
-    return AugmentedBatches(spec, shard, images) if spec.input == "gpu" else LoaderBatches(spec, shard, images)
+    return DeviceAugmentedBatches(spec, shard, images) if spec.input == "gpu" else LoaderBatches(spec, shard, images)

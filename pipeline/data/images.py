@@ -19,7 +19,7 @@ from pipeline.data import staging
 from pipeline.experiment.spec import Spec
 from pipeline.system import files
 
-SIZE = 32  # images are SIZE x SIZE; an image folder's are resized when it is decoded
+IMAGE_SIZE_PX = 32  # images are SIZE x SIZE; an image folder's are resized when it is decoded
 NUM_SYNTHETIC_CLASSES = 10
 SYNTHETIC_TEST_SHARE = 5  # one test image for so many of training
 
@@ -38,33 +38,33 @@ class Images(NamedTuple):
 def load_images(spec: Spec, split: str, folder: Path | None) -> Images:
     """The `train` or `test` split; of `train` exactly `num_samples` images. What was loaded last stays in memory.
 
-    Raises staging.NotStaged where the data folder lacks them; never downloads.
+    Raises staging.DataNotStaged where the data folder lacks them; never downloads.
     """
     if spec.dataset == "synthetic":
         return synthetic_images(spec.num_samples, split, spec.seed)
     root = staging.require_folder(folder)
     images = load_split(spec.dataset, split, root)
-    return images if split == "test" else first_samples(images, spec.num_samples, root)
+    return images if split == "test" else balanced_subset(images, spec.num_samples, root)
 
 
 @functools.lru_cache(maxsize=2)  # both splits, for the points that the same process runs next
 def load_split(dataset: str | None, split: str, root: Path) -> Images:
-    """All images of a split. Raises staging.NotStaged."""
+    """All images of a split. Raises staging.DataNotStaged."""
     return cifar10_images(root, split) if dataset == "cifar10" else cached_folder_images(root, split)
 
 
-def warm_cache(spec: Spec, folder: Path | None) -> None:
-    """Decode an image folder's splits on this node, where the point reads them. Raises staging.NotStaged."""
+def decode_ahead(spec: Spec, folder: Path | None) -> None:
+    """Decode an image folder's splits on this node, where the point reads them. Raises staging.DataNotStaged."""
     if spec.dataset == "imagefolder" and spec.reads_data:
         for split in ("train", "test") if spec.evaluate else ("train",):
             cached_folder_images(staging.require_folder(folder), split)
 
 
-def first_samples(images: Images, num_samples: int, root: Path) -> Images:
+def balanced_subset(images: Images, num_samples: int, root: Path) -> Images:
     """So many of the images, of every class alike: a fixed shuffle, since a folder lists class after class."""
     available = len(images.labels)
     if num_samples > available:
-        raise staging.NotStaged(
+        raise staging.DataNotStaged(
             f"{root} has {available} training images and the point needs {num_samples}; complete the folder, "
             "or lower num_samples."
         )
@@ -76,7 +76,7 @@ def first_samples(images: Images, num_samples: int, root: Path) -> Images:
 
 def cifar10_images(root: Path, split: str) -> Images:
     """CIFAR-10 as torchvision reads the staged archive (which it checks file by file)."""
-    staging.require_cifar10(root)
+    staging.check_cifar10_files(root)
     source = datasets.CIFAR10(str(root), train=split == "train", download=False)
     return Images(source.data, np.array(source.targets, dtype=np.int64), len(source.classes))
 
@@ -84,14 +84,16 @@ def cifar10_images(root: Path, split: str) -> Images:
 def synthetic_images(num_samples: int, split: str, seed: int) -> Images:
     """Noise around a pattern for each class, so that a loss can fall; the patterns are those of every seed."""
     coarse = np.random.default_rng(1).integers(64, 192, (NUM_SYNTHETIC_CLASSES, 2, 2, 3))
-    patterns = coarse.repeat(SIZE // 2, axis=1).repeat(SIZE // 2, axis=2)  # in quarters, so that a crop keeps them
+    patterns = coarse.repeat(IMAGE_SIZE_PX // 2, axis=1).repeat(
+        IMAGE_SIZE_PX // 2, axis=2
+    )  # in quarters, so that a crop keeps them
     count = num_samples if split == "train" else max(1, num_samples // SYNTHETIC_TEST_SHARE)
     generator = np.random.default_rng((seed, split == "test"))
     labels = generator.integers(0, NUM_SYNTHETIC_CLASSES, count)
-    pixels = np.empty((count, SIZE, SIZE, 3), dtype=np.uint8)
+    pixels = np.empty((count, IMAGE_SIZE_PX, IMAGE_SIZE_PX, 3), dtype=np.uint8)
     for start in range(0, count, 4096):  # noise in slices: it is four times the size of the pixels
         part = labels[start : start + 4096]
-        noise = generator.integers(-64, 64, (len(part), SIZE, SIZE, 3), dtype=np.int16)
+        noise = generator.integers(-64, 64, (len(part), IMAGE_SIZE_PX, IMAGE_SIZE_PX, 3), dtype=np.int16)
         pixels[start : start + 4096] = patterns[part] + noise
     return Images(pixels, labels, NUM_SYNTHETIC_CLASSES)
 
@@ -102,18 +104,18 @@ def cached_folder_images(root: Path, split: str) -> Images:
     try:
         source = datasets.ImageFolder(str(root / split))
     except FileNotFoundError as error:  # a class without an image that it knows
-        raise staging.NotStaged(f"{root / split}: {error}; complete the folder, or remove the class.") from error
-    cache = private_cache_folder() / f"{split}-{fingerprint(source)}.npy"
+        raise staging.DataNotStaged(f"{root / split}: {error}; complete the folder, or remove the class.") from error
+    cache = private_cache_folder() / f"{split}-{folder_fingerprint(source)}.npy"
     with filelock.FileLock(cache.with_suffix(".lock")):
         if not cache.exists():
-            decode(source, cache)
+            decode_folder(source, cache)
     pixels = np.load(cache, mmap_mode="r", allow_pickle=False)
     return Images(pixels, np.array(source.targets, dtype=np.int64), len(source.classes))
 
 
-def fingerprint(source: datasets.ImageFolder) -> str:
+def folder_fingerprint(source: datasets.ImageFolder) -> str:
     """A digest of what the decoded pixels depend on: every file's name, size and time of change, and SIZE."""
-    digest = hashlib.sha256(str(SIZE).encode())
+    digest = hashlib.sha256(str(IMAGE_SIZE_PX).encode())
     for path, _ in source.samples:
         facts = os.stat(path)
         digest.update(f"\n{path} {facts.st_size} {facts.st_mtime_ns}".encode(errors="surrogateescape"))
@@ -131,13 +133,16 @@ def private_cache_folder() -> Path:
     return folder
 
 
-def decode(source: datasets.ImageFolder, cache: Path) -> None:
-    """Write every image of the folder, under a name of its own first. Raises staging.NotStaged and OSError."""
+def decode_folder(source: datasets.ImageFolder, cache: Path) -> None:
+    """Write every image of the folder, under a name of its own first. Raises staging.DataNotStaged and OSError."""
     scratch = cache.with_suffix(".decoding")
-    shape = (len(source.samples), SIZE, SIZE, 3)
+    shape = (len(source.samples), IMAGE_SIZE_PX, IMAGE_SIZE_PX, 3)
     try:
         pixels = np.lib.format.open_memmap(scratch, mode="w+", dtype=np.uint8, shape=shape)
-        with files.naming(cache), scratch.open("rb+") as file:  # a hole that the disk cannot fill would be a SIGBUS
+        with (
+            files.add_path_to_errors(cache),
+            scratch.open("rb+") as file,
+        ):  # a hole that the disk cannot fill would be a SIGBUS
             os.posix_fallocate(file.fileno(), 0, scratch.stat().st_size)
         for index, (path, _) in enumerate(source.samples):
             pixels[index] = decode_image(path)
@@ -148,12 +153,14 @@ def decode(source: datasets.ImageFolder, cache: Path) -> None:
 
 
 def decode_image(path: str) -> Pixels:
-    """One image as SIZE x SIZE pixels in RGB. Raises staging.NotStaged with the file's name."""
+    """One image as SIZE x SIZE pixels in RGB. Raises staging.DataNotStaged with the file's name."""
     try:
         with Image.open(path) as image:
             if image.mode.startswith(("I", "F")):  # which Pillow cuts off at 255
                 raise ValueError(f"more than 8 bits a channel, mode {image.mode}")
             rgb = image.convert("RGB")
-            return np.asarray(rgb if rgb.size == (SIZE, SIZE) else rgb.resize((SIZE, SIZE)))
+            return np.asarray(
+                rgb if rgb.size == (IMAGE_SIZE_PX, IMAGE_SIZE_PX) else rgb.resize((IMAGE_SIZE_PX, IMAGE_SIZE_PX))
+            )
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise staging.NotStaged(f"{path} cannot be decoded ({error}); replace or remove it.") from error
+        raise staging.DataNotStaged(f"{path} cannot be decoded ({error}); replace or remove it.") from error

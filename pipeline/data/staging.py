@@ -24,79 +24,81 @@ CIFAR10_FILES = {  # with the MD5 that the data set's authors and torchvision gi
     "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
-LOCK = ".stage.lock"
+STAGE_LOCK_NAME = ".stage.lock"
 MAX_ARCHIVE_BYTES = 400_000_000
-TIMEOUT_S = 60
+DOWNLOAD_TIMEOUT_S = 60
 
 
-class NotStaged(RuntimeError):
+class DataNotStaged(RuntimeError):
     """The data folder lacks what a point needs; the text says the cure."""
 
 
 def require_folder(folder: Path | None) -> Path:
-    """The data folder. Raises NotStaged where none was named or it is absent."""
+    """The data folder. Raises DataNotStaged where none was named or it is absent."""
     if folder is None:
-        raise NotStaged("no data folder was named; give --data DIR, or set PIPELINE_DATA.")
+        raise DataNotStaged("no data folder was named; give --data DIR, or set PIPELINE_DATA.")
     if not folder.is_dir():
-        raise NotStaged(
+        raise DataNotStaged(
             f"the data folder {folder} is absent; name another with --data, or stage CIFAR-10 there with "
             f"python -m pipeline.stage --data {folder}."
         )
     return folder
 
 
-def require_cifar10(folder: Path) -> None:
+def check_cifar10_files(folder: Path) -> None:
     """Check that the batches are there, and that nobody else can have written them: they are pickles.
 
-    Raises NotStaged.
+    Raises DataNotStaged.
     """
     batches = folder / CIFAR10_FOLDER
     missing = [name for name in CIFAR10_FILES if not (batches / name).is_file()]
     if missing:
-        raise NotStaged(
+        raise DataNotStaged(
             f"{folder} lacks CIFAR-10 ({', '.join(missing)}); fetch it with python -m pipeline.stage --data {folder}."
         )
     for path in (folder, batches, *(batches / name for name in CIFAR10_FILES)):
         facts = path.stat()
         if facts.st_uid not in (0, os.getuid()) or facts.st_mode & 0o022:
-            raise NotStaged(
+            raise DataNotStaged(
                 f"{path} can be written by others, and reading it runs what they wrote; chmod go-w it, or stage anew."
             )
 
 
-def check_cifar10(folder: Path) -> None:
-    """Check what the batches hold, as torchvision does before each point reads them. Raises NotStaged."""
+def check_cifar10_md5(folder: Path) -> None:
+    """Check what the batches hold, as torchvision does before each point reads them. Raises DataNotStaged."""
     for name, expected in CIFAR10_FILES.items():
         with (folder / CIFAR10_FOLDER / name).open("rb") as file:
             found = hashlib.file_digest(file, functools.partial(hashlib.md5, usedforsecurity=False)).hexdigest()
         if found != expected:
-            raise NotStaged(
+            raise DataNotStaged(
                 f"{folder / CIFAR10_FOLDER / name} is not CIFAR-10's (MD5 {found}, expected {expected}); remove it, "
                 f"and fetch it with python -m pipeline.stage --data {folder}."
             )
 
 
 def require_image_folder(folder: Path) -> None:
-    """Check that both splits have classes with images. Raises NotStaged."""
+    """Check that both splits have classes with images. Raises DataNotStaged."""
     for split in ("train", "test"):
         classes = sorted(path for path in (folder / split).glob("*") if path.is_dir())
         if not classes:
-            raise NotStaged(f"{folder / split} has no class folders; an image folder is <split>/<class>/<image>.")
+            raise DataNotStaged(f"{folder / split} has no class folders; an image folder is <split>/<class>/<image>.")
         for path in classes:
             if next(path.iterdir(), None) is None:
-                raise NotStaged(f"{path} has no images; complete the folder, or remove the class.")
+                raise DataNotStaged(f"{path} has no images; complete the folder, or remove the class.")
     different = class_names(folder / "train") ^ class_names(folder / "test")
     if different:  # each split numbers its own classes, so that labels would not mean the same
-        raise NotStaged(f"{folder} has the classes {sorted(different)} in one split alone; give both the same classes.")
+        raise DataNotStaged(
+            f"{folder} has the classes {sorted(different)} in one split alone; give both the same classes."
+        )
 
 
 def require_images(folder: Path, num_samples: int) -> None:
-    """Check that an image folder has so many images to train on. Raises NotStaged."""
+    """Check that an image folder has so many images to train on. Raises DataNotStaged."""
     require_image_folder(folder)
     classes = [path for path in (folder / "train").iterdir() if path.is_dir()]
     available = sum(not entry.name.startswith(".") for path in classes for entry in os.scandir(path))
     if available < num_samples:
-        raise NotStaged(
+        raise DataNotStaged(
             f"{folder} has {available} training images and the points need {num_samples}; complete the folder, or "
             f"use --set num_samples={available}."
         )
@@ -110,22 +112,22 @@ def class_names(split: Path) -> set[str]:
 def stage_cifar10(folder: Path, url: str = CIFAR10_URL, sha256: str = CIFAR10_SHA256) -> bool:
     """Fetch, check and unpack CIFAR-10, one process at a time; False where it was there already.
 
-    Raises NotStaged when it cannot be fetched or is not the archive that was expected.
+    Raises DataNotStaged when it cannot be fetched or is not the archive that was expected.
     """
     try:
-        with made(folder), filelock.FileLock(folder / LOCK):
+        with folder_removed_on_error(folder), filelock.FileLock(folder / STAGE_LOCK_NAME):
             if all((folder / CIFAR10_FOLDER / name).is_file() for name in CIFAR10_FILES):
-                require_cifar10(folder)
+                check_cifar10_files(folder)
                 return False
             fetch_and_unpack(folder, url, sha256)
     except (OSError, tarfile.TarError) as error:
-        raise NotStaged(f"cannot stage CIFAR-10 in {folder}: {error}.") from error
-    require_cifar10(folder)
+        raise DataNotStaged(f"cannot stage CIFAR-10 in {folder}: {error}.") from error
+    check_cifar10_files(folder)
     return True
 
 
 @contextlib.contextmanager
-def made(folder: Path) -> Iterator[None]:
+def folder_removed_on_error(folder: Path) -> Iterator[None]:
     """The folder, made where it is absent, and removed again where what needs it fails: its path may be mistyped."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -136,7 +138,7 @@ def made(folder: Path) -> Iterator[None]:
     except BaseException:
         if is_new:
             with contextlib.suppress(OSError):  # more than our lock is in it
-                (folder / LOCK).unlink(missing_ok=True)
+                (folder / STAGE_LOCK_NAME).unlink(missing_ok=True)
                 folder.rmdir()
         raise
 
@@ -147,7 +149,7 @@ def fetch_and_unpack(folder: Path, url: str, sha256: str) -> None:
         archive = Path(scratch, "archive.tar.gz")
         digest = download(url, archive)
         if digest != sha256:
-            raise NotStaged(f"{url} gave an archive with SHA-256 {digest}, expected {sha256}; it was not unpacked.")
+            raise DataNotStaged(f"{url} gave an archive with SHA-256 {digest}, expected {sha256}; it was not unpacked.")
         batches = Path(scratch, CIFAR10_FOLDER)
         unpack(archive, batches)
         if (folder / CIFAR10_FOLDER).exists():  # incomplete, else we would not be here
@@ -156,7 +158,7 @@ def fetch_and_unpack(folder: Path, url: str, sha256: str) -> None:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """Write the archive's files, which are plain files of one folder. Raises NotStaged for any other member."""
+    """Write the archive's files, which are plain files of one folder. Raises DataNotStaged for any other member."""
     target.mkdir()
     target.chmod(0o755)
     with tarfile.open(archive) as tar:
@@ -166,7 +168,9 @@ def unpack(archive: Path, target: Path) -> None:
                 continue
             source = tar.extractfile(member) if member.isreg() else None
             if source is None or len(parts) != 2 or parts[0] != CIFAR10_FOLDER or parts[1] in (".", ".."):
-                raise NotStaged(f"cannot stage CIFAR-10: the archive holds {member.name!r}, which is no batch of it.")
+                raise DataNotStaged(
+                    f"cannot stage CIFAR-10: the archive holds {member.name!r}, which is no batch of it."
+                )
             path = target / parts[1]
             with source, path.open("xb") as file:
                 shutil.copyfileobj(source, file)
@@ -174,7 +178,7 @@ def unpack(archive: Path, target: Path) -> None:
 
 
 def download(url: str, target: Path) -> str:
-    """Save a URL to a file and return the SHA-256 of its bytes. Raises NotStaged with the cure."""
+    """Save a URL to a file and return the SHA-256 of its bytes. Raises DataNotStaged with the cure."""
     # only where something is fetched: a driver that finds the data staged answers sooner
     import http.client
     import urllib.error
@@ -183,15 +187,15 @@ def download(url: str, target: Path) -> str:
     digest = hashlib.sha256()
     size = 0
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as source, target.open("wb") as file:
+        with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT_S) as source, target.open("wb") as file:
             while chunk := source.read(1 << 20):
                 size += len(chunk)
                 if size > MAX_ARCHIVE_BYTES:
-                    raise NotStaged(f"{url} gave more than {MAX_ARCHIVE_BYTES} bytes; it was not kept.")
+                    raise DataNotStaged(f"{url} gave more than {MAX_ARCHIVE_BYTES} bytes; it was not kept.")
                 digest.update(chunk)
                 file.write(chunk)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError) as error:
-        raise NotStaged(
+        raise DataNotStaged(
             f"cannot fetch {url}: {getattr(error, 'reason', error)}; on a machine without a network, put "
             f"{CIFAR10_FOLDER} into the data folder by hand."
         ) from error

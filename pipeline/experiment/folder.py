@@ -13,7 +13,7 @@ import msgspec
 
 from pipeline.experiment.manifest import MANIFEST_VERSION, MAX_MANIFEST_BYTES, Manifest
 from pipeline.system import files
-from pipeline.system.errors import Refusal, talk
+from pipeline.system.errors import CommandError, log_line
 
 OWN_FOLDERS = ("records", "logs", "traces")
 
@@ -25,11 +25,11 @@ class Experiment:
     folder: Path
 
     @property
-    def manifest(self) -> Path:
+    def manifest_path(self) -> Path:
         return self.folder / "manifest.json"
 
     @property
-    def records(self) -> Path:
+    def records_folder(self) -> Path:
         return self.folder / "records"
 
     @property
@@ -37,13 +37,13 @@ class Experiment:
         return self.folder / "logs"
 
     @property
-    def scratch(self) -> Path:
+    def scratch_folder(self) -> Path:
         """What launches and their ranks leave for each other, a folder a launch and point."""
         return self.logs / "scratch"
 
     def launch_folder(self, run_id: str, launch_id: str) -> Path:
         """What a launch and its ranks leave for each other over one point."""
-        return self.scratch / f"{run_id}.{launch_id}"
+        return self.scratch_folder / f"{run_id}.{launch_id}"
 
     @property
     def traces(self) -> Path:
@@ -59,27 +59,29 @@ class Experiment:
         return self.logs / submission_id
 
     def create(self) -> None:
-        """Make the folders. Raises Refusal where that is not possible, or no record could be published there."""
+        """Make the folders. Raises CommandError where that is not possible, or no record could be published there."""
         self.refuse_links()
         try:
-            for folder in (self.folder, self.records, self.logs):
+            for folder in (self.folder, self.records_folder, self.logs):
                 folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-            files.probe_exclusive(self.records)
+            files.probe_exclusive(self.records_folder)
         except OSError as error:
             raise self._unwritable(error) from error
 
     def refuse_links(self) -> None:
-        """Raise Refusal where a folder of the experiment is a link: another may lead it anywhere.
+        """Raise CommandError where a folder of the experiment is a link: another may lead it anywhere.
 
         The folder that holds experiments may be one, since people link it to a file system with room.
         """
-        for folder in (self.folder, self.records, self.logs, self.traces):
+        for folder in (self.folder, self.records_folder, self.logs, self.traces):
             if folder.is_symlink():
-                raise Refusal(f"{folder} is a link; give the folder that it leads to, or put a folder in its place.")
+                raise CommandError(
+                    f"{folder} is a link; give the folder that it leads to, or put a folder in its place."
+                )
 
     def require_place(self) -> None:
-        """Raise Refusal where `create` would, as far as that can be told without writing."""
-        for folder in (self.folder, self.records, self.logs):
+        """Raise CommandError where `create` would, as far as that can be told without writing."""
+        for folder in (self.folder, self.records_folder, self.logs):
             present = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
             if not present.is_dir():
                 raise self._unwritable(NotADirectoryError(errno.ENOTDIR, f"{present} is no folder"))
@@ -88,34 +90,36 @@ class Experiment:
                 raise self._unwritable(OSError(number, os.strerror(number)))
 
     def read_manifest(self) -> Manifest | None:
-        """The manifest, or None where there is none. Raises Refusal when it cannot be read, or a folder is a link."""
+        """The manifest, or None where there is none. Raises CommandError when it cannot be read, or a folder is a link."""
         self.refuse_links()
-        if not self.manifest.exists():
+        if not self.manifest_path.exists():
             return None
         try:
-            raw = files.read_bounded(self.manifest, MAX_MANIFEST_BYTES)
-            files.refuse_newer(raw, MANIFEST_VERSION)
+            raw = files.read_bounded(self.manifest_path, MAX_MANIFEST_BYTES)
+            files.check_schema_version(raw, MANIFEST_VERSION)
             return msgspec.json.decode(raw, type=Manifest)
-        except files.Newer as error:
-            raise Refusal(f"{self.manifest} {error}.") from error
-        except (files.Unreadable, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise Refusal(f"{self.manifest} is no manifest ({error}); restore it, or move it away.") from error
+        except files.NewerSchema as error:
+            raise CommandError(f"{self.manifest_path} {error}.") from error
+        except (files.UnreadableFile, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise CommandError(
+                f"{self.manifest_path} is no manifest ({error}); restore it, or move it away."
+            ) from error
 
     @contextlib.contextmanager
     def edit_manifest(self) -> Iterator[Manifest]:
-        """The manifest to change; written back whole at the end, one writer at a time. Raises Refusal."""
+        """The manifest to change; written back whole at the end, one writer at a time. Raises CommandError."""
         with self._lock("manifest", timeout_s=60):
             manifest = self.read_manifest() or Manifest(MANIFEST_VERSION, self.folder.name)
             yield manifest
             raw = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
             try:
-                files.replace(self.manifest, raw)
+                files.replace_file_atomically(self.manifest_path, raw)
             except OSError as error:
                 raise self._unwritable(error) from error
 
     @contextlib.contextmanager
     def submission_lock(self) -> Iterator[None]:
-        """Held while a driver submits or runs points here. Raises Refusal when another holds it."""
+        """Held while a driver submits or runs points here. Raises CommandError when another holds it."""
         with self._lock("submit", timeout_s=2):  # another may only be looking whether it is held
             yield
 
@@ -138,7 +142,7 @@ class Experiment:
         try:
             lock.acquire()
         except filelock.Timeout as error:
-            raise Refusal(
+            raise CommandError(
                 f"another {purpose} is at work in {self.folder}; wait for it, or end it and try again."
             ) from error
         except OSError as error:
@@ -148,29 +152,31 @@ class Experiment:
         finally:
             lock.release()
 
-    def _unwritable(self, error: OSError) -> Refusal:
-        return Refusal(f"cannot write to {self.folder}: {error.strerror}; choose another folder with --outputs.")
+    def _unwritable(self, error: OSError) -> CommandError:
+        return CommandError(f"cannot write to {self.folder}: {error.strerror}; choose another folder with --outputs.")
 
 
-def find_experiments(root: Path, on_left_out: Callable[[OSError], None] = lambda _: None) -> dict[str, Experiment]:
+def find_experiments(root: Path, on_unreadable: Callable[[OSError], None] = lambda _: None) -> dict[str, Experiment]:
     """Every experiment at or under the folder, at any depth: name (relative to the folder) -> experiment.
 
     The folder itself has its own name, or "." where an experiment in it has that name.
 
-    Names each folder below that cannot be read, and calls `on_left_out`. Raises Refusal (usage) where the folder itself
+    Names each folder below that cannot be read, and calls `on_unreadable`. Raises CommandError (usage) where the folder itself
     is absent, unreadable or a file.
     """
     try:
         if not stat.S_ISDIR(root.stat().st_mode):
-            raise Refusal(f"{root} is a file; give the folder that holds the experiments.")
+            raise CommandError(f"{root} is a file; give the folder that holds the experiments.")
         os.listdir(root)
     except OSError as error:
-        raise Refusal(f"cannot read {root}: {error.strerror}; give the folder that holds the experiments.") from error
+        raise CommandError(
+            f"cannot read {root}: {error.strerror}; give the folder that holds the experiments."
+        ) from error
     found = {}
 
     def leave_out(error: OSError) -> None:
-        talk(f"left out: {error.filename}: {error.strerror}.")
-        on_left_out(error)
+        log_line(f"left out: {error.filename}: {error.strerror}.")
+        on_unreadable(error)
 
     for path, folders, _ in os.walk(root, followlinks=False, onerror=leave_out):
         folder = Path(path)
@@ -180,10 +186,10 @@ def find_experiments(root: Path, on_left_out: Callable[[OSError], None] = lambda
                 leave_out(OSError(errno.ELOOP, "it is a link; give the folder that it leads to", str(folder / name)))
         folders[:] = [name for name in inside if not (folder / name).is_symlink()]
         if is_experiment(folder):
-            found[readable(str(folder.relative_to(root)))] = Experiment(folder)
+            found[displayable_name(str(folder.relative_to(root)))] = Experiment(folder)
             # its own folders are not searched, but for an experiment of such a name
             folders[:] = [name for name in folders if name not in OWN_FOLDERS or is_experiment(folder / name)]
-    own_name = readable(root.resolve().name)
+    own_name = displayable_name(root.resolve().name)
     if "." in found and own_name not in found:
         found[own_name] = found.pop(".")
     return dict(sorted(found.items()))
@@ -191,13 +197,13 @@ def find_experiments(root: Path, on_left_out: Callable[[OSError], None] = lambda
 
 def warn_of_open_folders(experiments: Iterable[Experiment]) -> int:
     """Name every folder at or above these experiments where anyone may replace what is recorded; how many they are."""
-    found = {files.find_open_folder(experiment.records) for experiment in experiments} - {None}
+    found = {files.find_open_folder(experiment.records_folder) for experiment in experiments} - {None}
     for folder in sorted(map(str, found)):
-        talk(f"Warning: {folder}: anyone may write there and replace records; chmod o-w it.")
+        log_line(f"Warning: {folder}: anyone may write there and replace records; chmod o-w it.")
     return len(found)
 
 
-def readable(name: str) -> str:
+def displayable_name(name: str) -> str:
     """A folder's name as text: names need not be UTF-8."""
     return name.encode(errors="surrogateescape").decode(errors="replace")
 

@@ -13,14 +13,14 @@ import yaml
 
 from pipeline.experiment.resources import Resources
 from pipeline.experiment.spec import AXES, CIFAR10_SAMPLES, Device, Spec
-from pipeline.system.errors import Refusal
+from pipeline.system.errors import CommandError
 from pipeline.system.files import read_bounded
 
-MAX_FILE_BYTES = 64 * 1024
+MAX_GRID_BYTES = 64 * 1024
 MAX_POINTS = 200_000
-NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+GRID_NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 AXIS_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Spec)}
-MUST_BE_STATED = ("precision", "input", "num_workers", "dataset", "model")
+REQUIRED_AXES = ("precision", "input", "num_workers", "dataset", "model")
 
 
 class Grid(NamedTuple):
@@ -73,40 +73,44 @@ StrictLoader.add_implicit_resolver(  # as YAML 1.2 and people write it; PyYAML a
 def expand_grid(name_or_path: str, changes: Sequence[str] = (), *, has_gpus: bool = False) -> Grid:
     """The grid of that name or path, with each change (`axis=value[,value]`) put in every block first.
 
-    `has_gpus` decides what `device: auto` means. Raises Refusal for anything that is not a grid.
+    `has_gpus` decides what `device: auto` means. Raises CommandError for anything that is not a grid.
     """
     file = load_grid_file(name_or_path)
-    axes = parse_changes(changes)
+    axes = parse_overrides(changes)
     auto: Device = "cuda" if has_gpus else "cpu"
     points: dict[Spec, int] = {}  # with the block that has each
     for number, block in enumerate(file.points):
         for spec in expand_block(file.base, block, axes, auto, f"points[{number}]"):
             # with changes, blocks that differed in a changed axis alone fall together, which is what was asked
             if spec in points and (not axes or points[spec] == number):
-                raise Refusal(f"grid {file.name!r} has the point {spec.run_id()} twice; remove one.")
+                raise CommandError(f"grid {file.name!r} has the point {spec.run_id()} twice; remove one.")
             points.setdefault(spec, number)
             if len(points) > MAX_POINTS:
-                raise Refusal(f"grid {file.name!r} has more than {MAX_POINTS} points; split it.")
+                raise CommandError(f"grid {file.name!r} has more than {MAX_POINTS} points; split it.")
     if not points:
-        raise Refusal(f"grid {file.name!r} has no points; give every axis of a block at least one value.")
+        raise CommandError(f"grid {file.name!r} has no points; give every axis of a block at least one value.")
     return Grid(file.name, tuple(points), file.resources)
 
 
 def load_grid_file(name_or_path: str) -> GridFile:
-    """Read and decode a grid strictly. Raises Refusal, naming the key that is wrong."""
+    """Read and decode a grid strictly. Raises CommandError, naming the key that is wrong."""
     text = read_grid_text(name_or_path)
     try:
         file = msgspec.convert(yaml.load(text, StrictLoader), GridFile)
     except (yaml.YAMLError, msgspec.ValidationError) as error:
-        raise Refusal(f"grid {name_or_path!r}: {' '.join(str(error).split())}.") from error
+        raise CommandError(f"grid {name_or_path!r}: {' '.join(str(error).split())}.") from error
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:  # as PyYAML raises for tags
-        raise Refusal(f"grid {name_or_path!r} holds a value that YAML cannot build; write plain values.") from error
-    if not NAME_PATTERN.fullmatch(file.name):
-        raise Refusal(f"grid name {file.name!r} must be 1 to 64 of a-z, 0-9, '-' and '_', since it names a folder.")
+        raise CommandError(
+            f"grid {name_or_path!r} holds a value that YAML cannot build; write plain values."
+        ) from error
+    if not GRID_NAME_PATTERN.fullmatch(file.name):
+        raise CommandError(
+            f"grid name {file.name!r} must be 1 to 64 of a-z, 0-9, '-' and '_', since it names a folder."
+        )
     for where, axes in (("base", file.base), *((f"points[{i}]", block) for i, block in enumerate(file.points))):
         check_axes(axes, f"grid {file.name!r}: {where}")
     for number, block in enumerate(file.points):
-        check_lists(block, f"grid {file.name!r}: points[{number}]")
+        check_axis_lists(block, f"grid {file.name!r}: points[{number}]")
     return file
 
 
@@ -114,18 +118,18 @@ def read_grid_text(name_or_path: str) -> str:
     """The text of a shipped grid (by name) or of a file (a path ends in .yaml or has a slash)."""
     if is_path(name_or_path):
         try:
-            raw = read_bounded(Path(name_or_path), MAX_FILE_BYTES, follow_links=True)
+            raw = read_bounded(Path(name_or_path), MAX_GRID_BYTES, follow_links=True)
         except ValueError as error:  # Unreadable, or a name that no file can have
-            raise Refusal(f"grid {name_or_path!r} {error}; give a shipped grid's name or a path.") from error
+            raise CommandError(f"grid {name_or_path!r} {error}; give a shipped grid's name or a path.") from error
     else:
         shipped = shipped_grids()
         if name_or_path not in shipped:
-            raise Refusal(f"unknown grid {name_or_path!r}; choose one of {', '.join(shipped)}, or give a path.")
+            raise CommandError(f"unknown grid {name_or_path!r}; choose one of {', '.join(shipped)}, or give a path.")
         raw = (package_files.files("pipeline") / "templates" / "grids" / f"{name_or_path}.yaml").read_bytes()
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise Refusal(f"grid {name_or_path!r} is not UTF-8 text.") from error
+        raise CommandError(f"grid {name_or_path!r} is not UTF-8 text.") from error
 
 
 def is_path(name_or_path: str) -> bool:
@@ -140,41 +144,41 @@ def shipped_grids() -> list[str]:
 
 
 def check_axes(axes: Iterable[str], where: str) -> None:
-    """Raise Refusal for a key that is no axis, with the nearest one."""
+    """Raise CommandError for a key that is no axis, with the nearest one."""
     for axis in axes:
         if axis not in AXES:
             near = difflib.get_close_matches(axis, AXES, n=1)
             cure = f"did you mean {near[0]!r}?" if near else f"the axes are {', '.join(AXES)}."
-            raise Refusal(f"{where} names an unknown axis {axis!r}; {cure}")
+            raise CommandError(f"{where} names an unknown axis {axis!r}; {cure}")
 
 
-def check_lists(block: Mapping[str, Any], where: str) -> None:
-    """Raise Refusal for an axis of a block whose value is no list."""
+def check_axis_lists(block: Mapping[str, Any], where: str) -> None:
+    """Raise CommandError for an axis of a block whose value is no list."""
     for axis, values in block.items():
         if not isinstance(values, list):
             as_list = "[[linear_scaling, warmup]]" if axis == "remedies" else "[...]"
-            raise Refusal(
+            raise CommandError(
                 f"{where}.{axis} must be a list of values, written {axis}: {as_list}; one value that all points share "
                 "may stand in base."
             )
 
 
-def parse_changes(changes: Sequence[str]) -> dict[str, list[Any]]:
+def parse_overrides(changes: Sequence[str]) -> dict[str, list[Any]]:
     """`axis=value[,value]` -> {axis: values of the axis's own type}; remedies are joined by `+`, `none` is none."""
     parsed: dict[str, list[Any]] = {}
     for change in changes:
         axis, equals, values = change.partition("=")
         if not equals or not values:
-            raise Refusal(f"--set {change!r} must be axis=value[,value].")
+            raise CommandError(f"--set {change!r} must be axis=value[,value].")
         check_axes([axis], "--set")
         if axis in parsed:
-            raise Refusal(f"--set names {axis!r} twice; give all values at once, as {axis}=a,b.")
+            raise CommandError(f"--set names {axis!r} twice; give all values at once, as {axis}=a,b.")
         try:
             parsed[axis] = [parse_value(axis, text, AXIS_TYPES[axis]) for text in values.split(",")]
         except msgspec.ValidationError as error:
-            raise Refusal(f"--set {change!r}: {explain(error, axis)}") from error
+            raise CommandError(f"--set {change!r}: {explain_type_error(error, axis)}") from error
         except UnicodeEncodeError as error:  # bytes of the command line that are no text
-            raise Refusal(f"--set {change!r} is not UTF-8 text; type it again.") from error
+            raise CommandError(f"--set {change!r} is not UTF-8 text; type it again.") from error
     return parsed
 
 
@@ -191,41 +195,41 @@ def parse_value(axis: str, text: str, axis_type: Any) -> Any:
 def expand_block(
     base: Mapping[str, Any], block: Mapping[str, list[Any]], changes: Mapping[str, list[Any]], auto: Device, where: str
 ) -> Iterable[Spec]:
-    """The product of a block's lists, the last axis fastest. Raises Refusal for a bad or repeated point."""
+    """The product of a block's lists, the last axis fastest. Raises CommandError for a bad or repeated point."""
     lists = {**{axis: [value] for axis, value in base.items()}, **block, **changes}
     for axis, values in lists.items():
         if not values:
-            raise Refusal(f"{where}.{axis} has no value; give it at least one, or leave the axis out.")
+            raise CommandError(f"{where}.{axis} has no value; give it at least one, or leave the axis out.")
         if len({repr(value) for value in values}) < len(values):
-            raise Refusal(f"{where}.{axis} gives a value twice, which would be a duplicate point; remove one.")
+            raise CommandError(f"{where}.{axis} gives a value twice, which would be a duplicate point; remove one.")
     for combination in itertools.product(*lists.values()):
         fields = dict(zip(lists, combination, strict=True))
         if fields.get("device") == "auto":
             fields["device"] = auto
-        yield build_spec(fields, where)
+        yield spec_from_fields(fields, where)
 
 
-def build_spec(fields: Mapping[str, Any], where: str) -> Spec:
-    """One point from its fields, strictly typed. Raises Refusal with the key that is wrong.
+def spec_from_fields(fields: Mapping[str, Any], where: str) -> Spec:
+    """One point from its fields, strictly typed. Raises CommandError with the key that is wrong.
 
     What is refused here alone was taken by earlier versions, whose manifests stay readable.
     """
-    for axis in MUST_BE_STATED:
+    for axis in REQUIRED_AXES:
         if axis in fields and fields[axis] is None:
-            raise Refusal(f"{where}.{axis} is null; a point that runs must state it.")
+            raise CommandError(f"{where}.{axis} is null; a point that runs must state it.")
     try:
         spec = msgspec.convert(fields, Spec)
     except msgspec.ValidationError as error:
-        raise Refusal(f"{where} ({describe(fields)}): {explain(error)}") from error
+        raise CommandError(f"{where} ({short_point_label(fields)}): {explain_type_error(error)}") from error
     if spec.dataset == "cifar10" and spec.input != "synthetic" and spec.num_samples > CIFAR10_SAMPLES:
-        raise Refusal(
-            f"{where} ({describe(fields)}): num_samples={spec.num_samples} is more than the {CIFAR10_SAMPLES} training "
+        raise CommandError(
+            f"{where} ({short_point_label(fields)}): num_samples={spec.num_samples} is more than the {CIFAR10_SAMPLES} training "
             "images of cifar10; lower it."
         )
     return spec
 
 
-def explain(error: msgspec.ValidationError, axis: str | None = None) -> str:
+def explain_type_error(error: msgspec.ValidationError, axis: str | None = None) -> str:
     """The sentence of a typing error, with the values that the axis takes where they are few."""
     sentence = str(error).removesuffix(".")
     named = re.search(r"`\$\.(\w+)", sentence)
@@ -241,6 +245,6 @@ def literal_values(axis_type: Any) -> list[str]:
     return [value for part in get_args(axis_type) for value in literal_values(part)]
 
 
-def describe(fields: Mapping[str, Any]) -> str:
+def short_point_label(fields: Mapping[str, Any]) -> str:
     """The axes of a point that a person looks for first."""
     return ", ".join(f"{axis}={fields[axis]!r}" for axis in AXES[:3] if axis in fields)

@@ -10,7 +10,9 @@ from pipeline.experiment.record import Failure, Record
 from pipeline.experiment.spec import Spec
 
 
-def find_implying(spec: Spec, points: Iterable[Spec], folder: Path, gpus_here: Collection[str]) -> Record | None:
+def find_implying_oom(
+    spec: Spec, points: Iterable[Spec], folder: Path, local_gpu_names: Collection[str]
+) -> Record | None:
     """The OOM that implies this point's, of the smallest batch size; None where the point has to run.
 
     It must be of a point equal in every axis but batch_size_per_gpu, seed and repeat. On `cuda` it is the device's
@@ -18,34 +20,35 @@ def find_implying(spec: Spec, points: Iterable[Spec], folder: Path, gpus_here: C
     `cpu` a `memory_limit_gib`, since the host's own memory is other jobs' too. Nothing is implied past a batch that
     one of these points did fit.
     """
-    ladder = [other for other in points if ladder_of(other) == ladder_of(spec)]
-    attempts = record_store.read_points(folder, {other.run_id() for other in ladder})
-    chosen = [record_store.choose(found) for found in attempts if found]
+    ladder = [other for other in points if batch_ladder_key(other) == batch_ladder_key(spec)]
+    attempts = record_store.load_attempts_by_point(folder, {other.run_id() for other in ladder})
+    chosen = [record_store.choose_attempt(found) for found in attempts if found]
     fitted = max((record.spec.batch_size_per_gpu for record in chosen if record.status == "ok"), default=0)
     ooms = [
         record
         for record in chosen
-        if fitted < record.spec.batch_size_per_gpu < spec.batch_size_per_gpu and ends_memory_of(record, gpus_here)
+        if fitted < record.spec.batch_size_per_gpu < spec.batch_size_per_gpu
+        and is_oom_of_same_memory(record, local_gpu_names)
     ]
     return min(ooms, key=lambda record: record.spec.batch_size_per_gpu, default=None)
 
 
-def ladder_of(spec: Spec) -> Spec:
+def batch_ladder_key(spec: Spec) -> Spec:
     """What points share that differ in batch size, seed and repeat alone."""
     return msgspec.structs.replace(spec, batch_size_per_gpu=1, seed=0, repeat=0)
 
 
-def ends_memory_of(record: Record, gpus_here: Collection[str]) -> bool:
+def is_oom_of_same_memory(record: Record, local_gpu_names: Collection[str]) -> bool:
     """Whether the record is an OOM that was measured, of a memory that is the same here."""
     if record.failure is None or not record.measured:
         return False
     if record.spec.device == "cpu":
         return record.failure.kind == "host_oom" and record.spec.memory_limit_gib is not None
     names = {gpu.name for gpu in record.environment.gpus}
-    return record.failure.kind == "cuda_oom" and bool(names) and names == set(gpus_here)
+    return record.failure.kind == "cuda_oom" and bool(names) and names == set(local_gpu_names)
 
 
-def implied(spec: Spec, cause: Record, launch_id: str) -> Record:
+def implied_oom_record(spec: Spec, cause: Record, launch_id: str) -> Record:
     """The record of a point that was not run."""
     sizes = f"batch_size_per_gpu {cause.spec.batch_size_per_gpu} ran out of memory, so {spec.batch_size_per_gpu} does"
     message = f"not run: {sizes}; --rerun oom runs it ({cause.run_id}, attempt {cause.attempt})"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from pipeline.experiment.spec import Spec
-from pipeline.system.host import now
+from pipeline.system.host import utc_timestamp
 
 # Schema history
 #   1  first form: points, and for every submission the arrays and which element runs which points
@@ -22,7 +22,7 @@ JobId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]+\Z")]  # it becomes an arg
 JobName = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x1f]*\Z")]  # likewise
 
 
-class Array(msgspec.Struct, forbid_unknown_fields=True):
+class SlurmArray(msgspec.Struct, forbid_unknown_fields=True):
     """One Slurm array: element i runs the points `elements[i]` one after another.
 
     `job_id` is None from the moment the array is announced until Slurm has named it; `job_name` finds it
@@ -35,7 +35,7 @@ class Array(msgspec.Struct, forbid_unknown_fields=True):
     is_array: bool = True
     num_lanes: int = 1  # of earlier versions, which ran one-GPU points at once
 
-    def element_ids(self) -> dict[str, tuple[str, int | None]]:
+    def job_keys(self) -> dict[str, tuple[str, int | None]]:
         """run id -> (job id, index in the array; None for a plain job)."""
         if self.job_id is None:
             return {}
@@ -52,12 +52,12 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     id: str
     backend: Backend
     submitted_at: str
-    arrays: list[Array] = []
+    arrays: list[SlurmArray] = []
     prologue_sha256: str | None = None
     host: str | None = None
 
     @property
-    def launch_name(self) -> str:
+    def launch_id_prefix(self) -> str:
         """What the launch ids of its elements begin with."""
         return self.id[:8]
 
@@ -78,4 +78,4 @@ def add_points(manifest: Manifest, points: Iterable[Spec]) -> None:
 
 def start_submission(submission_id: str, backend: Backend) -> Submission:
     """A submission that begins now, on this host."""
-    return Submission(submission_id, backend, now(), host=socket.gethostname())
+    return Submission(submission_id, backend, utc_timestamp(), host=socket.gethostname())

@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from pipeline.experiment.spec import Count, Execution, Index
+from pipeline.experiment.spec import Execution, NonNegativeInt, PositiveInt
 
-Variant = Literal["plain", "ddp_one", "ddp", "ddp_again", "no_op_hook", "no_sync", "dp", "dp_again"]
+VariantName = Literal["plain", "ddp_one", "ddp", "ddp_again", "no_op_hook", "no_sync", "dp", "dp_again"]
 TransferKind = Literal["gradients", "buffers", "batchnorm_statistics", "parameters", "inputs", "outputs"]
 EnergyMethod = Literal["counter", "power"]
 ThrottleReason = Literal[
@@ -23,17 +23,17 @@ ThrottleReason = Literal[
 Text = Annotated[str, msgspec.Meta(max_length=4000)]
 ShortText = Annotated[str, msgspec.Meta(max_length=400)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-Duration = Annotated[int, msgspec.Meta(ge=1, le=2**62)]  # nanoseconds; nothing takes no time
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Quantity = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+PositiveNanoseconds = Annotated[int, msgspec.Meta(ge=1, le=2**62)]  # nanoseconds; nothing takes no time
+UnitFraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+class RecordStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """Without garbage collection: records are trees, and collecting 100,000 of them again and again takes longer
     than to read them."""
 
 
-class RankEpoch(Part, frozen=True):
+class RankEpoch(RecordStruct, frozen=True):
     """One rank's clock over one epoch, in nanoseconds; None is "not measured" (or "not stated").
 
     `compute_time_ns` is copy + forward + backward + optimizer; `data_time_ns` is the time the device lay
@@ -41,8 +41,8 @@ class RankEpoch(Part, frozen=True):
     All parts are None where the whole step is one CUDA graph.
     """
 
-    rank: Index
-    epoch_time_ns: Duration | None = None
+    rank: NonNegativeInt
+    epoch_time_ns: PositiveNanoseconds | None = None
     compute_time_ns: Nanoseconds | None = None
     copy_ns: Nanoseconds | None = None
     forward_ns: Nanoseconds | None = None
@@ -50,30 +50,30 @@ class RankEpoch(Part, frozen=True):
     optimizer_ns: Nanoseconds | None = None
     data_time_ns: Nanoseconds | None = None
     loader_wait_ns: Nanoseconds | None = None
-    num_samples: Index | None = None
+    num_samples: NonNegativeInt | None = None
     started_unix_ns: Nanoseconds | None = None  # where telemetry finds the window
 
 
-class Epoch(Part, frozen=True):
+class Epoch(RecordStruct, frozen=True):
     """One epoch: every rank's clock, and what was learnt. Accuracies are fractions; `epoch` counts from 1.
 
     `num_updates` counts from the start of training to the end of this epoch. `loss` is None with
     `diverged_at_update` set where it was not finite. `num_samples` counts distinct samples over all ranks.
     """
 
-    epoch: Count
+    epoch: PositiveInt
     ranks: Annotated[tuple[RankEpoch, ...], msgspec.Meta(min_length=1)]
-    num_updates: Index
-    num_samples: Index | None = None
+    num_updates: NonNegativeInt
+    num_samples: NonNegativeInt | None = None
     loss: float | None = None
-    accuracy: Share | None = None
+    accuracy: UnitFraction | None = None
     test_loss: float | None = None
-    test_accuracy: Share | None = None
-    diverged_at_update: Index | None = None
+    test_accuracy: UnitFraction | None = None
+    diverged_at_update: NonNegativeInt | None = None
     step_times_ns: tuple[Nanoseconds, ...] | None = None
 
     @property
-    def slowest(self) -> RankEpoch | None:
+    def slowest_rank(self) -> RankEpoch | None:
         """The rank whose clock is the epoch's; None where no time was measured."""
         timed = [rank for rank in self.ranks if rank.epoch_time_ns is not None]
         if len(timed) == 1:
@@ -81,29 +81,29 @@ class Epoch(Part, frozen=True):
         return max(timed, key=lambda rank: rank.epoch_time_ns or 0, default=None)
 
 
-class DeviceMemory(Part, frozen=True):
+class DeviceMemory(RecordStruct, frozen=True):
     """Peak memory of one device of one rank, in bytes; on the CPU the process's peak resident set.
 
     `usable_bytes` is what the process held at its end and what it could still get: the card less its other users
     and CUDA's own, or `memory_limit_gib`. None on a CPU without that limit.
     """
 
-    rank: Index
+    rank: NonNegativeInt
     device: ShortText
-    peak_allocated_bytes: Index
-    peak_reserved_bytes: Index | None = None
-    num_alloc_retries: Index | None = None
-    usable_bytes: Index | None = None
+    peak_allocated_bytes: NonNegativeInt
+    peak_reserved_bytes: NonNegativeInt | None = None
+    num_alloc_retries: NonNegativeInt | None = None
+    usable_bytes: NonNegativeInt | None = None
 
 
-class StepSeries(Part, frozen=True):
+class StepSeries(RecordStruct, frozen=True):
     """The step times of one variant of the model: wall time of each window by rank, [window][rank]."""
 
-    variant: Variant
-    window_times_ns: tuple[tuple[Duration, ...], ...]
+    variant: VariantName
+    window_times_ns: tuple[tuple[PositiveNanoseconds, ...], ...]
 
 
-class Collective(Part, frozen=True):
+class Collective(RecordStruct, frozen=True):
     """One collective at its place in a profiled step; its durations are [step][rank], in issue order.
 
     `num_bytes` is what one rank hands in. A rank's duration includes its wait for the others.
@@ -111,11 +111,11 @@ class Collective(Part, frozen=True):
 
     kind: TransferKind
     operation: ShortText
-    num_bytes: Index
+    num_bytes: NonNegativeInt
     durations_ns: tuple[tuple[Nanoseconds, ...], ...] = ()
 
 
-class Profile(Part, frozen=True):
+class Profile(RecordStruct, frozen=True):
     """A profiled pass, apart from timed steps. Per rank, over all its steps, unions of intervals on the device.
 
     `comm_ns` is of the reductions of gradients, `compute_ns` of all work but collectives, `overlap_ns` of both at
@@ -125,7 +125,7 @@ class Profile(Part, frozen=True):
     are empty where not recorded.
     """
 
-    num_steps: Count
+    num_steps: PositiveInt
     collectives: tuple[Collective, ...]
     comm_ns: tuple[Nanoseconds, ...] = ()
     compute_ns: tuple[Nanoseconds, ...] = ()
@@ -144,15 +144,15 @@ class Profile(Part, frozen=True):
             raise ValueError("a profile needs every rank in every total, and in every step of every collective")
 
 
-class AllReduce(Part, frozen=True):
+class AllReduce(RecordStruct, frozen=True):
     """An isolated all-reduce of one size: the slowest rank's time a call, by window; none where memory ended."""
 
-    num_bytes: Count
-    times_ns: tuple[Duration, ...] = ()
+    num_bytes: PositiveInt
+    times_ns: tuple[PositiveNanoseconds, ...] = ()
     is_bucket: bool = False
 
 
-class Transfer(Part, frozen=True):
+class Transfer(RecordStruct, frozen=True):
     """What one rank hands to the others in one step, by kind: counted, not computed."""
 
     kind: TransferKind
@@ -160,21 +160,21 @@ class Transfer(Part, frozen=True):
     bytes_per_step: Annotated[float, msgspec.Meta(ge=0, le=2**50)]
 
 
-class SplitPart(Part, frozen=True):
+class SplitPart(RecordStruct, frozen=True):
     """One part of a DataParallel step that is synchronized after every part: mean time a step, by window."""
 
     part: ShortText
-    times_ns: Annotated[tuple[Duration, ...], msgspec.Meta(min_length=1)]
+    times_ns: Annotated[tuple[PositiveNanoseconds, ...], msgspec.Meta(min_length=1)]
 
 
-class Communication(Part, frozen=True):
+class Communication(RecordStruct, frozen=True):
     """What `measure: communication` found, raw; `notes` says what could not be measured and why.
 
     `sweep_captured` says whether the sweep's calls were one CUDA graph. None where there was no sweep, and in earlier
     records, where they were beside captured steps alone.
     """
 
-    steps_per_window: Count
+    steps_per_window: PositiveInt
     series: tuple[StepSeries, ...]
     transfers: tuple[Transfer, ...] = ()
     profile: Profile | None = None
@@ -192,20 +192,20 @@ class Communication(Part, frozen=True):
             raise ValueError("a variant has one series")
 
 
-class MemoryTrial(Part, frozen=True):
+class MemoryTrial(RecordStruct, frozen=True):
     """One trial of a search, in processes of its own, and the memory of the fullest device of any rank, in bytes.
 
     On the CPU both peak and usable count from where `memory_limit_gib` was set. None where it did not fit; `reason`
     says why where that was no out-of-memory (since schema 9).
     """
 
-    batch_size_per_gpu: Count
+    batch_size_per_gpu: PositiveInt
     fits: bool
     time_ns: Nanoseconds  # from starting the processes to their end
-    peak_allocated_bytes: Index | None = None
-    peak_reserved_bytes: Index | None = None
-    usable_bytes: Index | None = None
-    num_alloc_retries: Index | None = None
+    peak_allocated_bytes: NonNegativeInt | None = None
+    peak_reserved_bytes: NonNegativeInt | None = None
+    usable_bytes: NonNegativeInt | None = None
+    num_alloc_retries: NonNegativeInt | None = None
     reason: Text | None = None
 
     @property
@@ -214,7 +214,7 @@ class MemoryTrial(Part, frozen=True):
         return not self.fits and self.reason is None
 
 
-class MemorySearch(Part, frozen=True):
+class MemorySearch(RecordStruct, frozen=True):
     """What `measure: memory` found: the trials in order, and three numbers of samples a GPU that follow from them.
 
     `predicted` is what the line through the first two runs said; None where no two gave a line before the end.
@@ -222,12 +222,12 @@ class MemorySearch(Part, frozen=True):
     """
 
     trials: tuple[MemoryTrial, ...]
-    predicted: Count | None
-    largest_fitting: Count
-    smallest_failing: Count | None
+    predicted: PositiveInt | None
+    largest_fitting: PositiveInt
+    smallest_failing: PositiveInt | None
 
 
-class Measurement(Part, frozen=True):
+class Measurement(RecordStruct, frozen=True):
     """What a point that ended well measured; raw values only, everything claimed is computed from them.
 
     `num_points_before` is how many points the same processes ran before this one. `compile_time_s` is the slowest
@@ -236,21 +236,21 @@ class Measurement(Part, frozen=True):
     """
 
     epochs: tuple[Epoch, ...]
-    num_parameters: Count
-    gradient_bytes: Count
+    num_parameters: PositiveInt
+    gradient_bytes: PositiveInt
     memory: tuple[DeviceMemory, ...] = ()
-    num_points_before: Index = 0
+    num_points_before: NonNegativeInt = 0
     precision_used: ShortText | None = None
     cudnn_benchmark: bool | None = None
-    num_threads: Count | None = None
+    num_threads: PositiveInt | None = None
     execution_used: Execution | None = None
-    compile_time_s: Quantity | None = None
-    captured_batch_sizes: tuple[Count, ...] = ()
+    compile_time_s: NonNegativeFloat | None = None
+    captured_batch_sizes: tuple[PositiveInt, ...] = ()
     communication: Communication | None = None
     memory_search: MemorySearch | None = None
 
 
-class GpuWindow(Part, frozen=True):
+class GpuWindow(RecordStruct, frozen=True):
     """One GPU while its rank's epoch was timed; `gpu` is its place in `environment.gpus`. None is "not measured".
 
     `num_samples` lie inside the window. `energy_j` is the board's: by its own energy counter, or by integrating
@@ -258,31 +258,31 @@ class GpuWindow(Part, frozen=True):
     `throttle_reasons` are those seen in any sample, without the harmless (an idle GPU, clocks set by hand).
     """
 
-    epoch: Count
-    gpu: Index
-    num_samples: Index
-    median_sm_clock_mhz: Quantity | None = None
-    min_sm_clock_mhz: Quantity | None = None
-    mean_power_w: Quantity | None = None
-    max_temperature_c: Quantity | None = None
+    epoch: PositiveInt
+    gpu: NonNegativeInt
+    num_samples: NonNegativeInt
+    median_sm_clock_mhz: NonNegativeFloat | None = None
+    min_sm_clock_mhz: NonNegativeFloat | None = None
+    mean_power_w: NonNegativeFloat | None = None
+    max_temperature_c: NonNegativeFloat | None = None
     throttle_reasons: tuple[ThrottleReason, ...] | None = None
-    energy_j: Quantity | None = None
+    energy_j: NonNegativeFloat | None = None
     energy_method: EnergyMethod | None = None
 
 
-class HostWindow(Part, frozen=True):
+class HostWindow(RecordStruct, frozen=True):
     """One node's CPUs while its first rank's epoch was timed: the busy share of all of them, other jobs' work too."""
 
-    epoch: Count
-    node: Index
-    num_samples: Index
-    cpu_share: Share | None = None
+    epoch: PositiveInt
+    node: NonNegativeInt
+    num_samples: NonNegativeInt
+    cpu_share: UnitFraction | None = None
 
 
-class Telemetry(Part, frozen=True):
+class Telemetry(RecordStruct, frozen=True):
     """What a process of its own sampled beside the ranks, by epoch; `notes` says what is missing and why."""
 
-    interval_s: Quantity
+    interval_s: NonNegativeFloat
     gpus: tuple[GpuWindow, ...] = ()
     hosts: tuple[HostWindow, ...] = ()
     notes: tuple[ShortText, ...] = ()

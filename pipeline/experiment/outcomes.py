@@ -8,14 +8,14 @@ import msgspec
 
 from pipeline.experiment import record_store
 from pipeline.experiment.record import Record
-from pipeline.experiment.record_store import Rejected
+from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Spec
 from pipeline.system.files import CANNOT_READ
 
 PointStatus = Literal["ok", "oom", "failed", "rejected", "missing"]
 
 
-class Outcome(NamedTuple):
+class PointOutcome(NamedTuple):
     """One expected point, what became of it, and why where it is not ok; the attempts that do not speak for it."""
 
     spec: Spec
@@ -44,56 +44,61 @@ class Coverage(msgspec.Struct, frozen=True):
         return self.failed + self.missing + self.rejected
 
 
-class Collected(NamedTuple):
+class CollectedOutcomes(NamedTuple):
     """The outcomes of an experiment, its coverage, and a sentence for every file that speaks for no point."""
 
-    outcomes: list[Outcome]
+    outcomes: list[PointOutcome]
     coverage: Coverage
     notes: list[str]
 
 
-def resolve(expected: Sequence[Spec], found: Iterable[Record], rejected: Sequence[Rejected]) -> Collected:
+def resolve_outcomes(
+    expected: Sequence[Spec], found: Iterable[Record], rejected: Sequence[RejectedFile]
+) -> CollectedOutcomes:
     """The state of every expected point. Timestamps play no part: attempts are numbered."""
     attempts: dict[str, list[Record]] = defaultdict(list)
     for record in found:
         attempts[record.run_id].append(record)
     bad_files = {file.run_id: file for file in rejected if file.run_id is not None}
     known = {spec.run_id(): spec for spec in expected}  # once each, however often a manifest was edited
-    outcomes = [judge(spec, attempts.get(run_id, []), bad_files.get(run_id)) for run_id, spec in known.items()]
-    strangers = [record for run_id, parts in attempts.items() if run_id not in known for record in parts]
-    copies = {file for file in rejected if file.copy_of and is_there(*file.copy_of, attempts)}
+    outcomes = [resolve_point(spec, attempts.get(run_id, []), bad_files.get(run_id)) for run_id, spec in known.items()]
+    unexpected_records = [record for run_id, parts in attempts.items() if run_id not in known for record in parts]
+    copies = {file for file in rejected if file.copy_of and has_attempt(*file.copy_of, attempts)}
     foreign_files = [file for file in rejected if file.run_id not in known and file not in copies]
     coverage = Coverage(
         expected=len(outcomes),
         **{status: sum(outcome.status == status for outcome in outcomes) for status in get_args(PointStatus)},
         duplicate=len(copies),
         superseded=sum(len(outcome.superseded) for outcome in outcomes),
-        foreign=len(strangers) + len(foreign_files),
+        foreign=len(unexpected_records) + len(foreign_files),
     )
     notes = [f"records/{file.path.name} was not read: {file.reason}." for file in rejected]
     notes += [
-        f"{record.run_id} (attempt {record.attempt}) belongs to no point of this experiment." for record in strangers
+        f"{record.run_id} (attempt {record.attempt}) belongs to no point of this experiment."
+        for record in unexpected_records
     ]
-    return Collected(outcomes, coverage, notes)
+    return CollectedOutcomes(outcomes, coverage, notes)
 
 
-def is_there(run_id: str, attempt: int, attempts: Mapping[str, list[Record]]) -> bool:
+def has_attempt(run_id: str, attempt: int, attempts: Mapping[str, list[Record]]) -> bool:
     """Whether that attempt has a record."""
     return any(record.attempt == attempt for record in attempts.get(run_id, []))
 
 
-def judge(spec: Spec, attempts: list[Record], bad: Rejected | None) -> Outcome:
+def resolve_point(spec: Spec, attempts: list[Record], bad: RejectedFile | None) -> PointOutcome:
     """The state of one point by its attempts; a point whose only file is invalid is rejected, not missing."""
     if attempts:
-        record = record_store.choose(attempts)
+        record = record_store.choose_attempt(attempts)
         superseded = [other for other in attempts if other is not record]
-        return Outcome(spec, record.status, record, record.reason, superseded)
+        return PointOutcome(spec, record.status, record, record.reason, superseded)
     if bad is not None:
-        return Outcome(spec, "rejected", None, f"its only record was not read: {bad.reason}{cure_of(bad)}")
-    return Outcome(spec, "missing", None, "no record")
+        return PointOutcome(
+            spec, "rejected", None, f"its only record was not read: {bad.reason}{cure_for_rejected(bad)}"
+        )
+    return PointOutcome(spec, "missing", None, "no record")
 
 
-def cure_of(bad: Rejected) -> str:
+def cure_for_rejected(bad: RejectedFile) -> str:
     """What to do about a point's only file: not to throw a sound one away."""
     if bad.copy_of:
         run_id, attempt = bad.copy_of

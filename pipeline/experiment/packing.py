@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pipeline.experiment.measurement import DeviceMemory
-from pipeline.experiment.spec import Spec, stated_fields
+from pipeline.experiment.spec import Spec, non_default_fields
 
 ORDER_SEED = 0
 
 
-def pack(specs: Sequence[Spec], points_per_element: int) -> list[list[Spec]]:
+def pack_elements(specs: Sequence[Spec], points_per_element: int) -> list[list[Spec]]:
     """Elements of up to so many points, one after another.
 
     Alone in their elements, points keep the grid's order. Packed, those that can share processes lie together, a block
@@ -20,46 +20,46 @@ def pack(specs: Sequence[Spec], points_per_element: int) -> list[list[Spec]]:
     (clocks, heat, neighbours) falls together with no axis, and that of the layouts. Probes run last and by batch size,
     so that the first OOM stands before the larger ones. The manifest holds the order.
     """
-    ordered = list(specs) if points_per_element == 1 else sorted(specs, key=place_in_order)
+    ordered = list(specs) if points_per_element == 1 else sorted(specs, key=order_key)
     return [ordered[start : start + points_per_element] for start in range(0, len(ordered), points_per_element)]
 
 
-def place_in_order(spec: Spec) -> tuple[bool, int, bytes, tuple[int, int], bool, bytes]:
+def order_key(spec: Spec) -> tuple[bool, int, bytes, tuple[int, int], bool, bytes]:
     """Before or after other points: by the seed and the point alone, whichever points are packed with it."""
     return (
         spec.is_probe,
         spec.batch_size_per_gpu if spec.is_probe else 0,
-        draw(process_layout(spec)),
+        random_order_key(process_layout(spec)),
         (spec.repeat, spec.seed),
-        not may_share(spec),
-        draw(spec.run_id()),
+        not may_share_processes(spec),
+        random_order_key(spec.run_id()),
     )
 
 
-def draw(what: object) -> bytes:
+def random_order_key(what: object) -> bytes:
     """A place that follows from the seed and nothing else."""
     return hashlib.sha256(f"{ORDER_SEED} {what}".encode()).digest()
 
 
-ROOM = 0.5  # of a device's memory: a point that may need more gets fresh processes
+MAX_SHARED_MEMORY_FRACTION = 0.5  # of a device's memory: a point that may need more gets fresh processes
 
 
-def first_shared(points: Sequence[Spec]) -> list[Spec]:
+def points_for_same_processes(points: Sequence[Spec]) -> list[Spec]:
     """The points from the first one on that its processes may run, in their order; at least that one.
 
     A repeat or another seed asks for new processes, so the same point comes only once.
     """
     first, *others = points
     shared = [first]
-    for spec in others if may_share(first) else []:
+    for spec in others if may_share_processes(first) else []:
         is_repeat = without_repeat(spec) in map(without_repeat, shared)
-        if not may_share(spec) or process_layout(spec) != process_layout(first) or is_repeat:
+        if not may_share_processes(spec) or process_layout(spec) != process_layout(first) or is_repeat:
             break
         shared.append(spec)
     return shared
 
 
-def may_share(spec: Spec) -> bool:
+def may_share_processes(spec: Spec) -> bool:
     """Whether a point may run in processes that ran others before, and others after it."""
     near_boundary = spec.is_probe or spec.measure == "memory" or spec.memory_limit_gib is not None
     profiles = spec.measure == "communication"
@@ -76,19 +76,19 @@ def without_repeat(spec: Spec) -> Spec:
     return msgspec.structs.replace(spec, repeat=0, seed=0)
 
 
-class Predecessor(NamedTuple):
+class EarlierPoint(NamedTuple):
     """A point that ran before in these processes, and the peak memory of every rank's devices."""
 
     spec: Spec
     memory: Sequence[DeviceMemory]
 
 
-def has_room(spec: Spec, before: Sequence[Predecessor]) -> bool:
+def has_memory_headroom(spec: Spec, before: Sequence[EarlierPoint]) -> bool:
     """Whether a point is far enough from the memory boundary to follow others in their processes."""
-    return expected_share(spec, before) <= ROOM
+    return expected_memory_fraction(spec, before) <= MAX_SHARED_MEMORY_FRACTION
 
 
-def expected_share(spec: Spec, before: Sequence[Predecessor]) -> float:
+def expected_memory_fraction(spec: Spec, before: Sequence[EarlierPoint]) -> float:
     """The share of a device's memory that a point is expected to take, by those that ran before it.
 
     By one that differs in its batch alone, its peak as the batch grows: more than it will be, since weights and data
@@ -96,18 +96,18 @@ def expected_share(spec: Spec, before: Sequence[Predecessor]) -> float:
     (another precision takes twice as much: hence ROOM). 0 where none says of how much memory its peak was a part, as on
     the CPU.
     """
-    alike = [part for part in before if what_else(part.spec) == what_else(spec)]
-    shares = [share for part in alike or before if (share := scaled_share(spec, part)) is not None]
+    alike = [part for part in before if memory_key(part.spec) == memory_key(spec)]
+    shares = [share for part in alike or before if (share := scaled_memory_fraction(spec, part)) is not None]
     return (min if alike else max)(shares, default=0.0)
 
 
-def what_else(spec: Spec) -> dict[str, Any]:
+def memory_key(spec: Spec) -> dict[str, Any]:
     """All that a point states but its batch size and what says how long it runs."""
     lengths = ("batch_size_per_gpu", "repeat", "seed", "epochs", "windows", "max_steps")
-    return {axis: value for axis, value in stated_fields(spec).items() if axis not in lengths}
+    return {axis: value for axis, value in non_default_fields(spec).items() if axis not in lengths}
 
 
-def scaled_share(spec: Spec, before: Predecessor) -> float | None:
+def scaled_memory_fraction(spec: Spec, before: EarlierPoint) -> float | None:
     """The share of its fullest device that a point took, as the batch grows to that of another point."""
     shares = [part.peak_allocated_bytes / part.usable_bytes for part in before.memory if part.usable_bytes]
     growth = max(1.0, spec.batch_size_per_gpu / before.spec.batch_size_per_gpu)

@@ -4,8 +4,8 @@ from typing import Literal
 
 import msgspec
 
-from pipeline.experiment.measurement import Measurement, Part, ShortText, Telemetry, Text
-from pipeline.experiment.spec import Index, Spec
+from pipeline.experiment.measurement import Measurement, RecordStruct, ShortText, Telemetry, Text
+from pipeline.experiment.spec import NonNegativeInt, Spec
 
 # Schema history
 #   1  first form: spec, status, measurement by epoch and rank, failure, environment
@@ -26,11 +26,15 @@ from pipeline.experiment.spec import Index, Spec
 SCHEMA_VERSION: Literal[10] = 10
 
 MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
-MAX_CLOCKS = 1_000  # epochs x ranks beside which step times still fit
-MAX_MESSAGE = 3900  # of a failure; Text leaves room for what is put before it
-MAX_PATH = 400
-SETTINGS = ("NCCL_", "GLOO_", "TORCHINDUCTOR_")  # what variables that may change a step's time begin with
-IDLE = ("NCCL_VERSION", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")  # and these do not
+MAX_RANK_EPOCHS = 1_000  # epochs x ranks beside which step times still fit
+MAX_MESSAGE_CHARS = 3900  # of a failure; Text leaves room for what is put before it
+MAX_PATH_CHARS = 400
+TIMING_VARIABLE_PREFIXES = (
+    "NCCL_",
+    "GLOO_",
+    "TORCHINDUCTOR_",
+)  # what variables that may change a step's time begin with
+TIMING_NEUTRAL_VARIABLES = ("NCCL_VERSION", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")  # and these do not
 
 Status = Literal["ok", "oom", "failed"]
 FailureKind = Literal[
@@ -48,7 +52,7 @@ FailureKind = Literal[
 ]
 
 
-class Failure(Part, frozen=True):
+class Failure(RecordStruct, frozen=True):
     """How an attempt ended otherwise: which rank on which node, and the message it left.
 
     `memory_of_others_bytes` is what other processes held of each of that rank's GPUs after an out-of-memory; None is
@@ -57,34 +61,34 @@ class Failure(Part, frozen=True):
 
     kind: FailureKind
     message: Text
-    rank: Index | None = None
+    rank: NonNegativeInt | None = None
     node: ShortText | None = None
     exit_code: int | None = None
-    memory_of_others_bytes: tuple[Index | None, ...] = ()
+    memory_of_others_bytes: tuple[NonNegativeInt | None, ...] = ()
 
 
-class Gpu(Part, frozen=True):
+class Gpu(RecordStruct, frozen=True):
     """One GPU as the driver names it, and what other processes held of it when the point began (None: not known)."""
 
     name: ShortText
     node: ShortText | None = None
     uuid: ShortText | None = None
-    memory_bytes: Index | None = None
-    memory_of_others_bytes: Index | None = None
+    memory_bytes: NonNegativeInt | None = None
+    memory_of_others_bytes: NonNegativeInt | None = None
 
 
-class Environment(Part, frozen=True):
+class Environment(RecordStruct, frozen=True):
     """Where an attempt ran: recorded, and not part of the run id. `variables` is an allow-list, redacted.
 
     Commit and digest are of the code that the ranks imported; `source_changed` where its files were edited by the end.
     """
 
     gpus: tuple[Gpu, ...] = ()
-    num_gpus_allocated: Index | None = None
+    num_gpus_allocated: NonNegativeInt | None = None
     nodes: tuple[ShortText, ...] = ()
     boot_ids: tuple[ShortText, ...] = ()
     cpu: ShortText | None = None
-    num_cpus: Index | None = None
+    num_cpus: NonNegativeInt | None = None
     driver: ShortText | None = None
     cuda: ShortText | None = None
     cudnn: ShortText | None = None
@@ -97,19 +101,23 @@ class Environment(Part, frozen=True):
     git_dirty: bool | None = None
     source_digest: ShortText | None = None
     source_changed: bool | None = None
-    sm_clock_mhz: Index | None = None
+    sm_clock_mhz: NonNegativeInt | None = None
     slurm: dict[str, ShortText] = msgspec.field(default_factory=dict)
     variables: dict[str, ShortText] = msgspec.field(default_factory=dict)
     data: ShortText | None = None
     source: ShortText | None = None
 
     @property
-    def settings(self) -> dict[str, str]:
+    def timing_variables(self) -> dict[str, str]:
         """The variables of libraries that may change a step's time."""
-        return {name: value for name, value in self.variables.items() if name.startswith(SETTINGS) and name not in IDLE}
+        return {
+            name: value
+            for name, value in self.variables.items()
+            if name.startswith(TIMING_VARIABLE_PREFIXES) and name not in TIMING_NEUTRAL_VARIABLES
+        }
 
 
-class Record(Part, frozen=True):
+class Record(RecordStruct, frozen=True):
     """One attempt. `launch_id` names the launch that ran it; timestamps are UTC; only what it cost is read from them.
 
     Raises ValueError where status and content contradict each other.
@@ -117,7 +125,7 @@ class Record(Part, frozen=True):
 
     schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
     run_id: ShortText
-    attempt: Index
+    attempt: NonNegativeInt
     spec: Spec
     status: Status
     reason: Text
@@ -145,10 +153,8 @@ class Record(Part, frozen=True):
         spec, epochs, ranks = self.spec, measurement.epochs, list(range(self.spec.world_size))
         if [epoch.epoch for epoch in epochs] != list(range(1, len(epochs) + 1)):
             raise ValueError("epochs count from 1, one after another")
-        if spec.measure == "epochs" and not spec.least_epochs <= len(epochs) <= spec.epochs:
-            raise ValueError(
-                f"the point has at least {spec.least_epochs} of {spec.epochs} epochs, and not {len(epochs)}"
-            )
+        if spec.measure == "epochs" and not spec.min_epochs <= len(epochs) <= spec.epochs:
+            raise ValueError(f"the point has at least {spec.min_epochs} of {spec.epochs} epochs, and not {len(epochs)}")
         for epoch in epochs:
             if [clock.rank for clock in epoch.ranks] != ranks or any(not clock.epoch_time_ns for clock in epoch.ranks):
                 raise ValueError(f"epoch {epoch.epoch} needs the time of each of {len(ranks)} ranks, in their order")
@@ -161,6 +167,6 @@ class Record(Part, frozen=True):
             if any(len(window) != num_ranks for window in series.window_times_ns):
                 raise ValueError(f"every window of {series.variant} needs the times of {num_ranks} ranks")
 
-    def ending(self) -> str:
+    def status_line(self) -> str:
         """The status in a line, with the reason where there is one."""
         return f"{self.status}: {self.reason}" if self.reason else self.status

@@ -12,15 +12,21 @@ import msgspec
 
 from pipeline.experiment.record import SCHEMA_VERSION, Environment, Record, Status
 from pipeline.experiment.spec import Spec
-from pipeline.system.files import Newer, Unreadable, link_exclusively, read_bounded, refuse_newer
+from pipeline.system.files import (
+    NewerSchema,
+    UnreadableFile,
+    check_schema_version,
+    create_file_atomically,
+    read_bounded,
+)
 
 MAX_RECORD_BYTES = 1_000_000
-NAME_PATTERN = re.compile(r"([a-z0-9-]{1,120})\.(\d{1,6})\.json")
+RECORD_NAME_PATTERN = re.compile(r"([a-z0-9-]{1,120})\.(\d{1,6})\.json")
 # the line breaks inside a series of numbers, which is easier to read on one line; strings are left alone
-SERIES_BREAK = re.compile(rb'("(?:[^"\\]|\\.)*")|(?<=[\[,])\s+(?=-?\d)|(?<=\d)\s+(?=\])')
+NUMBER_LIST_LINE_BREAK = re.compile(rb'("(?:[^"\\]|\\.)*")|(?<=[\[,])\s+(?=-?\d)|(?<=\d)\s+(?=\])')
 
 
-class Rejected(NamedTuple):
+class RejectedFile(NamedTuple):
     """A file that is not the record its name says, the point it claims to be (None: foreign), and why.
 
     `copy_of` is set where it holds a sound record of another name: run id and attempt. `is_newer` where a later version
@@ -34,7 +40,7 @@ class Rejected(NamedTuple):
     is_newer: bool = False
 
 
-class InvalidRecord(Unreadable):
+class InvalidRecord(UnreadableFile):
     """The file is not a record; the text says why. `record` is what it holds where only its name is wrong."""
 
     def __init__(self, reason: str, record: Record | None = None, is_newer: bool = False) -> None:
@@ -42,7 +48,7 @@ class InvalidRecord(Unreadable):
         self.record, self.is_newer = record, is_newer
 
 
-_decoder = msgspec.json.Decoder(Record)
+_record_decoder = msgspec.json.Decoder(Record)
 
 
 def new_record(spec: Spec, status: Status, launch_id: str, **fields: Any) -> Record:
@@ -58,7 +64,7 @@ def new_record(spec: Spec, status: Status, launch_id: str, **fields: Any) -> Rec
     )
 
 
-def publish(record: Record, folder: Path) -> Path:
+def publish_record(record: Record, folder: Path) -> Path:
     """Write the record under the smallest free attempt number, whole or not at all, and return its path.
 
     Several nodes may publish the ending of one launch: the first wins, and the others get its path.
@@ -68,36 +74,36 @@ def publish(record: Record, folder: Path) -> Path:
     while True:
         path = folder / f"{record.run_id}.{attempt}.json"
         try:
-            link_exclusively(encode(msgspec.structs.replace(record, attempt=attempt)), path)
+            create_file_atomically(encode_record(msgspec.structs.replace(record, attempt=attempt)), path)
         except FileExistsError:
-            if published_by(path) == record.launch_id:
+            if launch_id_of_file(path) == record.launch_id:
                 return path
             attempt += 1
         else:
             return path
 
 
-def published_by(path: Path) -> str | None:
+def launch_id_of_file(path: Path) -> str | None:
     """The launch whose record the file holds; None where it is no valid record."""
     try:
-        return load(path).launch_id
+        return load_record(path).launch_id
     except InvalidRecord:
         return None
 
 
-def encode(record: Record) -> bytes:
+def encode_record(record: Record) -> bytes:
     """The record as JSON for people and git. Raises ValueError where JSON could not say it or it is too large."""
     for where, number in _floats(msgspec.to_builtins(record), "record"):
         if not math.isfinite(number):  # msgspec would write null without a word
             raise ValueError(f"{where} is {number}; a record holds finite numbers only")
     compact = msgspec.json.encode(record)
-    raw = SERIES_BREAK.sub(lambda match: match[1] or b"", msgspec.json.format(compact, indent=1)) + b"\n"
+    raw = NUMBER_LIST_LINE_BREAK.sub(lambda match: match[1] or b"", msgspec.json.format(compact, indent=1)) + b"\n"
     if len(raw) > MAX_RECORD_BYTES:
         raw = compact
     if len(raw) > MAX_RECORD_BYTES:
         raise ValueError(f"the record of {record.run_id} has {len(raw)} bytes, more than {MAX_RECORD_BYTES}")
     try:
-        _decoder.decode(raw)  # what could not be loaded again is not published: limits are checked here
+        _record_decoder.decode(raw)  # what could not be loaded again is not published: limits are checked here
     except msgspec.ValidationError as error:
         raise ValueError(f"the record of {record.run_id} could not be loaded again: {error}") from error
     return raw
@@ -114,43 +120,43 @@ def _floats(value: Any, where: str) -> Iterator[tuple[str, float]]:
             yield from _floats(part, f"{where}[{index}]")
 
 
-def load(path: Path) -> Record:
+def load_record(path: Path) -> Record:
     """The record in the file. Raises InvalidRecord, saying why it is none."""
-    return load_named(str(path), path.name)
+    return load_record_named(str(path), path.name)
 
 
-def load_named(path: str, name: str) -> Record:
+def load_record_named(path: str, name: str) -> Record:
     """The record in the file of that name; a Path a file costs a twentieth of reading it."""
     try:
         raw = read_bounded(path, MAX_RECORD_BYTES)
-    except Unreadable as error:
+    except UnreadableFile as error:
         raise InvalidRecord(str(error)) from error
     try:
-        record = _decoder.decode(raw)
+        record = _record_decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid(raw, error) from error
+        raise invalid_record(raw, error) from error
     if name != f"{record.run_id}.{record.attempt}.json":
         raise InvalidRecord(f"holds attempt {record.attempt} of {record.run_id}, which its name does not say", record)
     return record
 
 
-def invalid(raw: bytes, error: Exception) -> InvalidRecord:
+def invalid_record(raw: bytes, error: Exception) -> InvalidRecord:
     """What is wrong with the bytes of a record."""
     try:
-        refuse_newer(raw, SCHEMA_VERSION)
-    except Newer as newer:
+        check_schema_version(raw, SCHEMA_VERSION)
+    except NewerSchema as newer:
         return InvalidRecord(str(newer), is_newer=True)
     return InvalidRecord(str(error) or type(error).__name__)
 
 
-def read_folder(folder: Path, *, for_tables: bool = False) -> tuple[list[Record], list[Rejected]]:
+def load_folder(folder: Path, *, for_tables: bool = False) -> tuple[list[Record], list[RejectedFile]]:
     """Every record of a folder in the order of run id and attempt, and every file that is none.
 
     Names that start with a dot are publications under way. With `for_tables` a record is checked whole, and what no
     table reads of it is dropped. Raises OSError when the folder cannot be listed.
     """
     found: list[Record] = []
-    rejected: list[Rejected] = []
+    rejected: list[RejectedFile] = []
     places: dict[bytes, Environment] = {}
     if not folder.exists():
         return found, rejected
@@ -158,18 +164,18 @@ def read_folder(folder: Path, *, for_tables: bool = False) -> tuple[list[Record]
         if name.startswith(".") or not name.endswith(".json"):
             continue
         try:
-            record = load_named(f"{folder}/{name}", name)
+            record = load_record_named(f"{folder}/{name}", name)
         except InvalidRecord as error:
-            rejected.append(reject(folder / name, error))
+            rejected.append(rejected_file(folder / name, error))
         else:
             if for_tables:
-                drop_unread(record, places)
+                drop_fields_without_table(record, places)
             found.append(record)
     found.sort(key=lambda record: (record.run_id, record.attempt))
     return found, rejected
 
 
-def drop_unread(record: Record, places: dict[bytes, Environment]) -> None:
+def drop_fields_without_table(record: Record, places: dict[bytes, Environment]) -> None:
     """Take from a record that nobody else holds yet what no table reads, and share an environment seen before.
 
     Most of a record is its step times and where it ran: without them 100,000 fit into 1 GiB.
@@ -178,41 +184,41 @@ def drop_unread(record: Record, places: dict[bytes, Environment]) -> None:
         msgspec.structs.force_setattr(epoch, "step_times_ns", None)
     gpus = tuple(msgspec.structs.replace(gpu, memory_of_others_bytes=None) for gpu in record.environment.gpus)
     environment = msgspec.structs.replace(
-        record.environment, gpus=gpus, slurm={}, variables=record.environment.settings
+        record.environment, gpus=gpus, slurm={}, variables=record.environment.timing_variables
     )
     shared = places.setdefault(msgspec.msgpack.encode(environment), environment)
     msgspec.structs.force_setattr(record, "environment", shared)
 
 
-def read_attempts(folder: Path, run_id: str) -> list[Record]:
+def load_attempts(folder: Path, run_id: str) -> list[Record]:
     """The valid records of one point, in the order of attempts."""
     found = []
     for path in folder.glob(f"{run_id}.*.json"):
         with contextlib.suppress(InvalidRecord):
-            found.append(load(path))
+            found.append(load_record(path))
     return sorted(found, key=lambda record: record.attempt)
 
 
-def read_points(folder: Path, run_ids: Collection[str]) -> list[list[Record]]:
+def load_attempts_by_point(folder: Path, run_ids: Collection[str]) -> list[list[Record]]:
     """The valid attempts of each of these points that has any; the folder is listed once."""
     found: dict[str, list[Record]] = {}
     for name in os.listdir(folder) if folder.exists() else []:
-        match = NAME_PATTERN.fullmatch(name)
+        match = RECORD_NAME_PATTERN.fullmatch(name)
         if match and match[1] in run_ids:
             with contextlib.suppress(InvalidRecord):
-                found.setdefault(match[1], []).append(load(folder / name))
+                found.setdefault(match[1], []).append(load_record(folder / name))
     return list(found.values())
 
 
-def reject(path: Path, error: InvalidRecord) -> Rejected:
+def rejected_file(path: Path, error: InvalidRecord) -> RejectedFile:
     """Why a file was refused, and which point it speaks of: by its content where that is sound, else by its name."""
     if error.record is not None:
-        return Rejected(path, error.record.run_id, str(error), (error.record.run_id, error.record.attempt))
-    match = NAME_PATTERN.fullmatch(path.name)
-    return Rejected(path, match[1] if match else None, str(error), is_newer=error.is_newer)
+        return RejectedFile(path, error.record.run_id, str(error), (error.record.run_id, error.record.attempt))
+    match = RECORD_NAME_PATTERN.fullmatch(path.name)
+    return RejectedFile(path, match[1] if match else None, str(error), is_newer=error.is_newer)
 
 
-def choose(attempts: list[Record]) -> Record:
+def choose_attempt(attempts: list[Record]) -> Record:
     """The attempt that speaks for its point: the latest `ok`, else the latest `oom`, else the latest `failed`."""
     rank = {"failed": 0, "oom": 1, "ok": 2}
     return max(attempts, key=lambda record: (rank[record.status], record.attempt))

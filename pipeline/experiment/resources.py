@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.experiment.spec import Count, Device, Positive, Spec
+from pipeline.experiment.spec import Device, PositiveFloat, PositiveInt, Spec
 
 TIME_PATTERN = re.compile(r"(?:(\d{1,3})-)?(\d{1,3}):([0-5]\d):([0-5]\d)", re.ASCII)
 
@@ -14,8 +14,8 @@ TIME_PATTERN = re.compile(r"(?:(\d{1,3})-)?(\d{1,3}):([0-5]\d):([0-5]\d)", re.AS
 class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a point asks of a node, for each GPU; `time` is the limit as [days-]hours:minutes:seconds."""
 
-    cpus_per_gpu: Count = 4
-    mem_per_gpu_gib: Positive = 16
+    cpus_per_gpu: PositiveInt = 4
+    mem_per_gpu_gib: PositiveFloat = 16
     time: str = "00:20:00"
 
     def __post_init__(self) -> None:
@@ -31,7 +31,7 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (days * 24 + hours) * 60 + minutes + (seconds > 0)
 
 
-class Shape(NamedTuple):
+class ResourceShape(NamedTuple):
     """What one Slurm array asks for: every element of an array has the same."""
 
     device: Device
@@ -44,9 +44,9 @@ class Shape(NamedTuple):
         return f"{self.num_nodes} node{'s' * (self.num_nodes > 1)} x {self.gpus_per_node} {unit}{plural}"
 
 
-def group_by_shape(points: Iterable[Spec]) -> dict[Shape, list[Spec]]:
+def group_by_shape(points: Iterable[Spec]) -> dict[ResourceShape, list[Spec]]:
     """The points of each resource shape, shapes and points in the order of the grid."""
-    groups: dict[Shape, list[Spec]] = {}
+    groups: dict[ResourceShape, list[Spec]] = {}
     for spec in points:
-        groups.setdefault(Shape(spec.device, spec.num_nodes, spec.gpus_per_node), []).append(spec)
+        groups.setdefault(ResourceShape(spec.device, spec.num_nodes, spec.gpus_per_node), []).append(spec)
     return groups

@@ -11,7 +11,7 @@ Device = Literal["cuda", "cpu"]
 Strategy = Literal["single", "dp", "ddp"]
 Precision = Literal["fp32", "tf32", "bf16"]
 Input = Literal["dataloader", "synthetic", "gpu"]  # `gpu`: images and augmentation on the device, whichever it is
-Layout = Literal["contiguous", "channels_last"]  # of images and weights in memory
+MemoryLayout = Literal["contiguous", "channels_last"]  # of images and weights in memory
 # who issues a step's operations: the host one by one, compiled ones likewise, a CUDA graph of either all at once
 Execution = Literal["eager", "compile", "graph", "compiled_graph"]
 Dataset = Literal["cifar10", "imagefolder", "synthetic"]
@@ -19,16 +19,16 @@ Model = Literal["resnet18", "lenet"]  # each is a function of the same name in p
 Remedy = Literal["linear_scaling", "warmup", "zero_gamma"]
 Measure = Literal["epochs", "communication", "memory"]
 
-Count = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
-Index = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
-Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
-Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+PositiveFloat = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+FractionBelowOne = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
-COMPILED: tuple[Execution, ...] = ("compile", "compiled_graph")
-CAPTURED: tuple[Execution, ...] = ("graph", "compiled_graph")
+COMPILED_EXECUTIONS: tuple[Execution, ...] = ("compile", "compiled_graph")
+CAPTURED_EXECUTIONS: tuple[Execution, ...] = ("graph", "compiled_graph")
 FLOAT_AXES = ("learning_rate", "momentum", "weight_decay", "bucket_cap_mb", "memory_limit_gib")
-TRIAL_STEPS = 3  # of a search for the memory boundary: the optimizer's state exists only after the first
-MIN_WINDOWS = 6  # of fewer there is no interval
+NUM_TRIAL_STEPS = 3  # of a search for the memory boundary: the optimizer's state exists only after the first
+MIN_WINDOWS_FOR_INTERVAL = 6  # of fewer there is no interval
 CIFAR10_SAMPLES = 50_000  # of training
 REFERENCE_GLOBAL_BATCH_SIZE = 128  # the learning rate is quoted for this one
 
@@ -48,36 +48,36 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     strategy: Strategy
-    num_gpus: Count
-    batch_size_per_gpu: Count
+    num_gpus: PositiveInt
+    batch_size_per_gpu: PositiveInt
     device: Device = "cuda"
-    num_nodes: Count = 1
+    num_nodes: PositiveInt = 1
     model: Model | None = "resnet18"
     dataset: Dataset | None = "cifar10"
-    num_samples: Count = CIFAR10_SAMPLES
+    num_samples: PositiveInt = CIFAR10_SAMPLES
     input: Input | None = "dataloader"
-    num_workers: Index | None = 2
+    num_workers: NonNegativeInt | None = 2
     precision: Precision | None = "tf32"
-    epochs: Count = 2
-    max_steps: Count | None = None
+    epochs: PositiveInt = 2
+    max_steps: PositiveInt | None = None
     evaluate: bool = False
-    learning_rate: Positive = 0.1
-    momentum: Fraction = 0.9
+    learning_rate: PositiveFloat = 0.1
+    momentum: FractionBelowOne = 0.9
     weight_decay: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 5e-4
     remedies: tuple[Remedy, ...] = ()
-    warmup_epochs: Count = 2
+    warmup_epochs: PositiveInt = 2
     broadcast_buffers: bool = True
     sync_batchnorm: bool = False
-    bucket_cap_mb: Positive | None = None  # MiB of gradients an all-reduce; None is torch's: 25, the first 1
+    bucket_cap_mb: PositiveFloat | None = None  # MiB of gradients an all-reduce; None is torch's: 25, the first 1
     gradient_as_bucket_view: bool = False  # the optimizer reads DDP's buckets, and nothing is copied out of them
     measure: Measure = "epochs"
-    windows: Count = 1
-    memory_limit_gib: Positive | None = None
-    layout: Layout = "contiguous"
+    windows: PositiveInt = 1
+    memory_limit_gib: PositiveFloat | None = None
+    layout: MemoryLayout = "contiguous"
     fused_optimizer: bool = False
     execution: Literal[Execution, "auto"] = "eager"  # auto: the fastest legal one, recorded as execution_used
-    seed: Index = 0
-    repeat: Index = 0
+    seed: NonNegativeInt = 0
+    repeat: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         for axis in FLOAT_AXES:  # 1 and 1.0, 0.0 and -0.0 are one point
@@ -178,7 +178,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "number of nodes; use the GPUs of one."
             )
         if self.max_steps is not None:
-            problems.append(f"measure='memory' runs trials of {TRIAL_STEPS} steps; leave out max_steps.")
+            problems.append(f"measure='memory' runs trials of {NUM_TRIAL_STEPS} steps; leave out max_steps.")
         if self.device == "cpu" and self.memory_limit_gib is None:
             problems.append("measure='memory' on device='cpu' would fill the whole machine; set memory_limit_gib.")
         return problems
@@ -196,18 +196,18 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             return (
                 f"{stated} does not go with strategy='dp', which starts new threads each step; use 'eager' or 'auto'."
             )
-        if execution in CAPTURED and self.device == "cpu":
+        if execution in CAPTURED_EXECUTIONS and self.device == "cpu":
             return f"{stated} needs device='cuda': a graph is captured from CUDA streams; use 'eager' or 'compile'."
-        if execution in CAPTURED and "warmup" in self.remedies and not self.fused_optimizer:
+        if execution in CAPTURED_EXECUTIONS and "warmup" in self.remedies and not self.fused_optimizer:
             return (
                 f"{stated} with remedies=['warmup'] needs fused_optimizer=true: the learning rate changes with every "
                 "update, and only the fused optimizer reads it from the device."
             )
-        if execution in COMPILED and self.sync_batchnorm:
+        if execution in COMPILED_EXECUTIONS and self.sync_batchnorm:
             return f"{stated} does not go with sync_batchnorm=true, whose collectives break the graph; use 'graph'."
-        if execution in COMPILED and self.bucket_cap_mb is not None and self.bucket_cap_mb < 1:
+        if execution in COMPILED_EXECUTIONS and self.bucket_cap_mb is not None and self.bucket_cap_mb < 1:
             return f"{stated} needs bucket_cap_mb>=1, got {self.bucket_cap_mb}: DDP's first bucket is 1 MiB; raise it."
-        if execution in COMPILED and self.measure == "communication":
+        if execution in COMPILED_EXECUTIONS and self.measure == "communication":
             return (
                 f"{stated} does not go with measure='communication': several forms of one model in one process would "
                 "share what was compiled for the first; use 'eager' or 'graph'."
@@ -217,7 +217,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def is_captured(self) -> bool:
         """Whether the step is a CUDA graph: named so, or what `auto` comes to, be there a compiler or not."""
-        return self.execution in CAPTURED or (self.execution == "auto" and self.execution_problem("graph") is None)
+        return self.execution in CAPTURED_EXECUTIONS or (
+            self.execution == "auto" and self.execution_problem("graph") is None
+        )
 
     @property
     def is_probe(self) -> bool:
@@ -276,9 +278,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return is_windows_alone and not self.evaluate and not self.remedies
 
     @property
-    def least_epochs(self) -> int:
+    def min_epochs(self) -> int:
         """How many epochs the point has at least."""
-        return min(self.epochs, 1 + MIN_WINDOWS) if self.may_stop_early else self.epochs
+        return min(self.epochs, 1 + MIN_WINDOWS_FOR_INTERVAL) if self.may_stop_early else self.epochs
 
     @property
     def is_whole_epoch(self) -> bool:
@@ -287,10 +289,15 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             return self.measure == "epochs"
         return self.measure == "epochs" and not self.is_probe and self.max_steps >= self.full_steps_per_epoch
 
-    def trial(self, batch_size_per_gpu: int) -> "Spec":
+    def trial_spec(self, batch_size_per_gpu: int) -> "Spec":
         """The probe that a search for the memory boundary runs at a batch size: three full steps."""
         return msgspec.structs.replace(
-            self, measure="epochs", batch_size_per_gpu=batch_size_per_gpu, epochs=1, windows=1, max_steps=TRIAL_STEPS
+            self,
+            measure="epochs",
+            batch_size_per_gpu=batch_size_per_gpu,
+            epochs=1,
+            windows=1,
+            max_steps=NUM_TRIAL_STEPS,
         )
 
     @property
@@ -300,11 +307,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def run_id(self) -> str:
         """A readable prefix and 16 hex digits of the digest of what differs from the defaults."""
-        return digest(self)
+        return compute_run_id(self)
 
 
 @functools.cache  # a record, the manifest and every table ask for the same point's; equal specs have equal ids
-def digest(spec: Spec) -> str:
+def compute_run_id(spec: Spec) -> str:
     """The run id of a spec."""
     prefix = f"{spec.strategy}-{spec.num_gpus}{spec.unit}-b{spec.batch_size_per_gpu}"
     return f"{prefix}-{hashlib.sha256(canonical_json(spec)).hexdigest()[:16]}"
@@ -312,15 +319,15 @@ def digest(spec: Spec) -> str:
 
 def canonical_json(spec: Spec) -> bytes:
     """The fields that differ from their defaults, sorted by name: what a run id digests."""
-    return msgspec.json.encode(stated_fields(spec), order="sorted")
+    return msgspec.json.encode(non_default_fields(spec), order="sorted")
 
 
-def stated_fields(spec: Spec) -> dict[str, Any]:
+def non_default_fields(spec: Spec) -> dict[str, Any]:
     """The fields of a spec that differ from their defaults, in the order of declaration."""
-    values = ((axis, getattr(spec, axis), default) for axis, default in DEFAULTS.items())
+    values = ((axis, getattr(spec, axis), default) for axis, default in AXIS_DEFAULTS.items())
     return {axis: value for axis, value, default in values if default is msgspec.NODEFAULT or value != default}
 
 
-DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(Spec)}
-AXES: tuple[str, ...] = tuple(DEFAULTS)
+AXIS_DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(Spec)}
+AXES: tuple[str, ...] = tuple(AXIS_DEFAULTS)
 """Every axis a grid may name, in the order in which tables show them."""

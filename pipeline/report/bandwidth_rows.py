@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pipeline.analysis import comparability, formulas
-from pipeline.analysis.exposure import chosen, communications
-from pipeline.analysis.pooling import Cell
+from pipeline.analysis.exposure import collectives_of_kinds, communications_of
+from pipeline.analysis.pooling import PooledPoint
 from pipeline.experiment.measurement import AllReduce, Collective, Communication
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import CAPTURED
+from pipeline.experiment.spec import CAPTURED_EXECUTIONS
 from pipeline.report.rows import Row, start_row
 
 OF_STEPS = ("precision", "execution")  # facts that say nothing of isolated all-reduces
@@ -19,7 +19,7 @@ FASTER_IN_TRAINING = {  # whether the isolated all-reduces were captured
 }
 
 
-class Place(NamedTuple):
+class SweepKey(NamedTuple):
     """Where collectives ran: one node's link is not that between nodes, and captured calls do not wait for the host."""
 
     device: str
@@ -28,21 +28,21 @@ class Place(NamedTuple):
     execution: str
 
 
-def bandwidth_rows(cell: Cell, axes: Sequence[str]) -> list[Row]:
+def bandwidth_rows(cell: PooledPoint, axes: Sequence[str]) -> list[Row]:
     """Q3.2: each bucket's bus bandwidth in training, that of an isolated all-reduce of its size, and the share."""
-    found = communications(cell.measured)
+    found = communications_of(cell.ok_records)
     buckets: dict[tuple[int, int], list[Collective]] = {}  # repeats need not have the same ones
     for profile in (part.profile for part in found if part.profile):
-        for number, collective in enumerate(chosen(profile, ["gradients"]), 1):
+        for number, collective in enumerate(collectives_of_kinds(profile, ["gradients"]), 1):
             buckets.setdefault((number, collective.num_bytes), []).append(collective)
     return [
-        bandwidth_row(cell, axes, number, seen, isolated_s(found, num_bytes))
+        bandwidth_row(cell, axes, number, seen, isolated_all_reduce_s(found, num_bytes))
         for (number, num_bytes), seen in sorted(buckets.items())
     ]
 
 
 def bandwidth_row(
-    cell: Cell, axes: Sequence[str], bucket: int, seen: Sequence[Collective], alone_s: float | None
+    cell: PooledPoint, axes: Sequence[str], bucket: int, seen: Sequence[Collective], alone_s: float | None
 ) -> Row:
     """One bucket; its duration is the shortest over ranks, the median over steps."""
     duration_s = statistics.median(min(ranks) for part in seen for ranks in part.durations_ns) / 1e9
@@ -52,8 +52,8 @@ def bandwidth_row(
     share = achieved / peak if achieved and peak else None
     notes = [] if peak else ["no isolated all-reduce of this size was timed"]
     if share is not None and share > 1:
-        notes.append(FASTER_IN_TRAINING[place_of(cell.measured[0]).execution in CAPTURED])
-    if len({place_of(record) for record in cell.measured}) > 1:
+        notes.append(FASTER_IN_TRAINING[sweep_key(cell.ok_records[0]).execution in CAPTURED_EXECUTIONS])
+    if len({sweep_key(record) for record in cell.ok_records}) > 1:
         notes.append("isolated all-reduces of some repeats were captured, of others not")
     return start_row(
         cell,
@@ -68,25 +68,25 @@ def bandwidth_row(
     )
 
 
-def isolated_s(found: Sequence[Communication], num_bytes: int) -> float | None:
+def isolated_all_reduce_s(found: Sequence[Communication], num_bytes: int) -> float | None:
     """An isolated all-reduce of that size in the same jobs: the median over windows."""
     times_ns = [time for part in found for size in part.sweep if size.num_bytes == num_bytes for time in size.times_ns]
     return statistics.median(times_ns) / 1e9 if times_ns else None
 
 
-def sweep_rows(cells: Iterable[Cell]) -> list[Row]:
+def sweep_rows(cells: Iterable[PooledPoint]) -> list[Row]:
     """The link's own limit by place and size, over all points that swept there."""
-    sweeps: dict[tuple[Place, int], list[tuple[Record, AllReduce]]] = {}
-    for record in (record for cell in cells for record in cell.measured):
-        for size in (size for part in communications([record]) for size in part.sweep):
-            sweeps.setdefault((place_of(record), size.num_bytes), []).append((record, size))
+    sweeps: dict[tuple[SweepKey, int], list[tuple[Record, AllReduce]]] = {}
+    for record in (record for cell in cells for record in cell.ok_records):
+        for size in (size for part in communications_of([record]) for size in part.sweep):
+            sweeps.setdefault((sweep_key(record), size.num_bytes), []).append((record, size))
     return [sweep_row(*key, found) for key, found in sorted(sweeps.items())]
 
 
-def place_of(record: Record) -> Place:
+def sweep_key(record: Record) -> SweepKey:
     """Where a record's sweep ran, and whether its calls were captured: by earlier records, if its steps were."""
     spec = record.spec
-    return Place(spec.device, spec.num_nodes, spec.num_gpus, execution_of_calls(record))
+    return SweepKey(spec.device, spec.num_nodes, spec.num_gpus, execution_of_calls(record))
 
 
 def execution_of_calls(record: Record) -> str:
@@ -98,11 +98,11 @@ def execution_of_calls(record: Record) -> str:
     return "graph" if captured else "eager"
 
 
-def sweep_row(place: Place, num_bytes: int, found: Sequence[tuple[Record, AllReduce]]) -> Row:
+def sweep_row(place: SweepKey, num_bytes: int, found: Sequence[tuple[Record, AllReduce]]) -> Row:
     """One size, `n` the jobs that timed it; without figures where its buffer did not fit."""
     times_ns = [time_ns for _, part in found for time_ns in part.times_ns]
     time_s = statistics.median(times_ns) / 1e9 if times_ns else None
-    notes = comparability.mixtures([record for record, part in found if part.times_ns], but=OF_STEPS)
+    notes = comparability.mixed_environment_notes([record for record, part in found if part.times_ns], but=OF_STEPS)
     return {
         **place._asdict(),
         "num_bytes": num_bytes,

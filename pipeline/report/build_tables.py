@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import msgspec
 
 from pipeline.analysis.pooling import (
-    pool,
+    pool_outcomes,
 )
 from pipeline.analysis.ring_model import Link
 from pipeline.analysis.scaling import strong_pairs, weak_pairs
-from pipeline.experiment.outcomes import Outcome
+from pipeline.experiment.outcomes import PointOutcome
 from pipeline.report.bandwidth_rows import bandwidth_rows, sweep_rows
 from pipeline.report.communication_rows import exposed_row, split_row, transfer_row
 from pipeline.report.cost_rows import cost_rows
@@ -41,9 +41,9 @@ class Tables(msgspec.Struct, frozen=True):
     cost: list[Row] = []
 
 
-def build_tables(outcomes: Sequence[Outcome], link: Link | None = None) -> Tables:
+def build_tables(outcomes: Sequence[PointOutcome], link: Link | None = None) -> Tables:
     """Every table of an experiment, rows in the order of the grid; `link` is what predictions are made for."""
-    pooled = pool(outcomes)
+    pooled = pool_outcomes(outcomes)
     axes = shown_axes([cell.spec for cell in pooled])
     cells = [cell for cell in pooled if cell.spec.measure == "epochs"]
     measured = [cell for cell in pooled if cell.spec.measure == "communication"]

@@ -9,29 +9,29 @@ from collections.abc import Sequence
 
 from pipeline.analysis import comparability
 from pipeline.analysis.exposure import (
-    Figure,
-    Traced,
+    MedianTime,
+    TracedExposure,
     busy_share,
-    communications,
-    difference,
-    disagreement,
+    communications_of,
     drifted_exposure_notes,
-    exposed_in,
-    is_noise,
-    measured_notes,
-    profiled_s,
-    step_time,
+    explain_trace_disagreement,
+    exposed_communication,
+    is_within_noise,
+    job_notes,
+    median_difference,
+    median_step_time,
+    profiled_transfer_s,
     step_times_s,
     traced_exposure,
 )
-from pipeline.analysis.intervals import drift_notes, pooled_notes, values_needed
-from pipeline.analysis.pooling import Cell, epoch_time_s_of
-from pipeline.experiment.measurement import Communication, TransferKind, Variant
+from pipeline.analysis.intervals import drift_notes, min_values, pooled_notes
+from pipeline.analysis.pooling import PooledPoint, median_epoch_time_s
+from pipeline.experiment.measurement import Communication, TransferKind, VariantName
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import AXES, Spec
 from pipeline.report.rows import Row, start_row
 
-STEP_TIMES: dict[str, Variant] = {
+STEP_TIMES: dict[str, VariantName] = {
     "plain_step_time_s": "plain",
     "ddp_one_step_time_s": "ddp_one",
     "no_sync_step_time_s": "no_sync",
@@ -40,20 +40,20 @@ STEP_TIMES: dict[str, Variant] = {
 }
 
 
-def exposed_row(cell: Cell, axes: Sequence[str]) -> Row:
+def exposed_row(cell: PooledPoint, axes: Sequence[str]) -> Row:
     """Q3.1, measured: DDP's step with and without its collectives, and what the link itself takes of it."""
-    found = communications(cell.measured)
-    times = {name: step_time(found, variant) for name, variant in STEP_TIMES.items()}
-    (exposed, floor_s), overhead = exposed_in(found), difference(found, "no_op_hook", "no_sync")
-    comm_s = profiled_s(found, ["gradients"]) or None  # a step without any all-reduce of gradients was misread
-    traced = traced_exposure(found) if comm_s else Traced()
+    found = communications_of(cell.ok_records)
+    times = {name: median_step_time(found, variant) for name, variant in STEP_TIMES.items()}
+    (exposed, floor_s), overhead = exposed_communication(found), median_difference(found, "no_op_hook", "no_sync")
+    comm_s = profiled_transfer_s(found, ["gradients"]) or None  # a step without any all-reduce of gradients was misread
+    traced = traced_exposure(found) if comm_s else TracedExposure()
     split = split_exposed(exposed, comm_s, floor_s)
     return start_row(
         cell,
         axes,
         **{name: figure.value_s if figure else None for name, figure in times.items()},
         noise_floor=step.noise_floor() if (step := times["step_time_s"]) else None,
-        interval_over=step.over if step else None,
+        interval_over=step.basis if step else None,
         **with_interval("exposed_comm_time", exposed),
         **with_interval("ddp_overhead_time", overhead),
         noise_floor_time_s=floor_s,
@@ -61,8 +61,8 @@ def exposed_row(cell: Cell, axes: Sequence[str]) -> Row:
         **split,
         traced_exposed_comm_time_s=traced.exposed_s,
         slowed_compute_time_s=traced.slowed_s,
-        buffer_comm_time_s=profiled_s(found, ["buffers", "batchnorm_statistics"]),
-        straggler_wait_time_s=profiled_s(found, ["gradients"], waiting=True) if comm_s else None,
+        buffer_comm_time_s=profiled_transfer_s(found, ["buffers", "batchnorm_statistics"]),
+        straggler_wait_time_s=profiled_transfer_s(found, ["gradients"], waiting=True) if comm_s else None,
         num_windows=num_rounds(found),
         notes=[
             *exposed_notes(found, times["step_time_s"], exposed, floor_s, split),
@@ -76,7 +76,7 @@ def num_rounds(found: Sequence[Communication]) -> int:
     return sum(len(part.series[0].window_times_ns) for part in found if part.series)
 
 
-def with_interval(name: str, figure: Figure | None) -> Row:
+def with_interval(name: str, figure: MedianTime | None) -> Row:
     """A figure under its name, and the ends of its interval."""
     interval = figure.interval if figure else None
     return {
@@ -86,37 +86,39 @@ def with_interval(name: str, figure: Figure | None) -> Row:
     }
 
 
-def split_exposed(exposed: Figure | None, comm_s: float | None, floor_s: float | None) -> Row:
+def split_exposed(exposed: MedianTime | None, comm_s: float | None, floor_s: float | None) -> Row:
     """The share of communication that compute hides; where more is exposed than the link takes, the host's cost.
 
     Neither where exposed communication is noise, and noise could hide all of it; nor where it is below 0 and no noise.
     """
     hidden = launch_s = None
-    if exposed is not None and comm_s and not (is_noise(exposed, floor_s) and (floor_s or 0.0) >= comm_s):
+    if exposed is not None and comm_s and not (is_within_noise(exposed, floor_s) and (floor_s or 0.0) >= comm_s):
         if exposed.value_s > comm_s:
             launch_s = exposed.value_s - comm_s
-        elif exposed.value_s >= 0 or is_noise(exposed, floor_s):
+        elif exposed.value_s >= 0 or is_within_noise(exposed, floor_s):
             hidden = 1 - max(exposed.value_s, 0.0) / comm_s
     return {"hidden_share": hidden, "collective_launch_time_s": launch_s}
 
 
 def exposed_notes(
     found: Sequence[Communication],
-    step: Figure | None,
-    exposed: Figure | None,
+    step: MedianTime | None,
+    exposed: MedianTime | None,
     floor_s: float | None,
     split: Row,
 ) -> list[str]:
     """What the reader of a row must know of its figures."""
-    notes = measured_notes(found)
-    if any(part.profile and part.profile.collectives for part in found) and not profiled_s(found, ["gradients"]):
+    notes = job_notes(found)
+    if any(part.profile and part.profile.collectives for part in found) and not profiled_transfer_s(
+        found, ["gradients"]
+    ):
         notes.append("the profile shows no all-reduce of a bucket of gradients")
     if exposed is None or step is None:
         return notes
     if exposed.interval is None:
-        notes.append(f"an interval needs {values_needed()} windows, got {num_rounds(found)}")
+        notes.append(f"an interval needs {min_values()} windows, got {num_rounds(found)}")
     notes += time_notes(found, "ddp", step) + drifted_exposure_notes(found)
-    if is_noise(exposed, floor_s):
+    if is_within_noise(exposed, floor_s):
         notes.append("exposed communication lies inside the noise floor")
     elif exposed.value_s < 0:
         notes.append("DDP was faster than with the no-op hook, which nothing here explains")
@@ -126,38 +128,42 @@ def exposed_notes(
 
 
 def apart_notes(
-    spec: Spec, found: Sequence[Communication], step: Figure | None, exposed: Figure | None, traced: Traced
+    spec: Spec,
+    found: Sequence[Communication],
+    step: MedianTime | None,
+    exposed: MedianTime | None,
+    traced: TracedExposure,
 ) -> list[str]:
     """Why the two ways of measuring exposed communication differ, where they do; a captured step waits for no host."""
     if step is None or exposed is None:
         return []
     busy = None if spec.is_captured else busy_share(found, step.value_s)
-    reason = disagreement(exposed.value_s, traced, busy)
+    reason = explain_trace_disagreement(exposed.value_s, traced, busy)
     return [reason] if reason else []
 
 
-def time_notes(found: Sequence[Communication], variant: Variant, step: Figure) -> list[str]:
+def time_notes(found: Sequence[Communication], variant: VariantName, step: MedianTime) -> list[str]:
     """What the reader must know of the interval of a variant's step time."""
     by_repeat = [times_s for part in found if (times_s := step_times_s(part, variant))]
-    drifted = drift_notes("step_time_s", by_repeat) if step.over == "windows" else []
-    return pooled_notes(by_repeat, step.over) + drifted
+    drifted = drift_notes("step_time_s", by_repeat) if step.basis == "windows" else []
+    return pooled_notes(by_repeat, step.basis) + drifted
 
 
-def split_row(cell: Cell, axes: Sequence[str]) -> Row:
+def split_row(cell: PooledPoint, axes: Sequence[str]) -> Row:
     """DataParallel's parts, each synchronized, and the step that overlaps some of them."""
-    found = communications(cell.measured)
+    found = communications_of(cell.ok_records)
     parts: dict[str, list[int]] = {}
     for part in (part for communication in found for part in communication.split):
         parts.setdefault(part.part, []).extend(part.times_ns)
     medians = {f"{name}_time_s": statistics.median(times_ns) / 1e9 for name, times_ns in parts.items()}
-    step, plain = step_time(found, "dp"), step_time(found, "plain")
+    step, plain = median_step_time(found, "dp"), median_step_time(found, "plain")
     return start_row(
         cell,
         axes,
         plain_step_time_s=plain.value_s if plain else None,
         step_time_s=step.value_s if step else None,
         noise_floor=step.noise_floor() if step else None,
-        interval_over=step.over if step else None,
+        interval_over=step.basis if step else None,
         **{name: medians.get(name) for name in SPLIT_TIMES},
         parts_time_s=sum(medians.values()) if medians else None,
         notes=time_notes(found, "dp", step) if step else [],
@@ -182,9 +188,9 @@ KINDS: tuple[TransferKind, ...] = (
 TRAINED_MAY_DIFFER = ("measure", "windows", "epochs", "input", "num_workers", "max_steps", "evaluate", "dataset")
 
 
-def transfer_row(cell: Cell, axes: Sequence[str], trained: Sequence[Cell]) -> Row:
+def transfer_row(cell: PooledPoint, axes: Sequence[str], trained: Sequence[PooledPoint]) -> Row:
     """The ledger: what a rank hands on in a step, by kind, beside the formula; time and accuracy where trained too."""
-    found = communications(cell.measured)
+    found = communications_of(cell.ok_records)
     counted = {transfer.kind: transfer for part in found for transfer in part.transfers}
     figures: Row = {}
     for kind in KINDS:
@@ -192,21 +198,28 @@ def transfer_row(cell: Cell, axes: Sequence[str], trained: Sequence[Cell]) -> Ro
         absent = 0.0 if counted else None
         figures[f"{kind}_calls_per_step"] = transfer.calls_per_step if transfer else absent
         figures[f"{kind}_bytes_per_step"] = transfer.bytes_per_step if transfer else absent
-    gradient_bytes = next((record.measurement.gradient_bytes for record in cell.measured if record.measurement), None)
+    gradient_bytes = next((record.measurement.gradient_bytes for record in cell.ok_records if record.measurement), None)
     replicas = cell.spec.num_gpus - 1 if cell.spec.strategy == "dp" else 1
-    step = step_time(found, "ddp" if cell.spec.strategy == "ddp" else "dp")
-    twins = [other for other in trained if is_twin(other.spec, cell.spec)]
-    twin = next((other for other in twins if epoch_time_s_of(other) is not None), None)  # a probe has no epoch time
-    notes = [] if counted else measured_notes(found)
+    step = median_step_time(found, "ddp" if cell.spec.strategy == "ddp" else "dp")
+    twins = [other for other in trained if is_same_point_trained(other.spec, cell.spec)]
+    twin = next((other for other in twins if median_epoch_time_s(other) is not None), None)  # a probe has no epoch time
+    notes = [] if counted else job_notes(found)
     return start_row(
         cell,
         axes,
         **figures,
         gradients_bytes_formula=None if gradient_bytes is None else float(gradient_bytes * replicas),
         step_time_s=step.value_s if step else None,
-        epoch_time_s=epoch_time_s_of(twin) if twin else None,
+        epoch_time_s=median_epoch_time_s(twin) if twin else None,
         test_accuracy=twin.median(last_test_accuracy) if twin else None,
-        notes=notes + (comparability.unlike("training", twin.kinds, cell.kinds) if twin else []),
+        notes=notes
+        + (
+            comparability.environment_difference_notes(
+                "training", twin.records_by_environment, cell.records_by_environment
+            )
+            if twin
+            else []
+        ),
     )
 
 
@@ -216,6 +229,6 @@ def last_test_accuracy(record: Record) -> float | None:
     return epochs[-1].test_accuracy if epochs else None
 
 
-def is_twin(trained: Spec, measured: Spec) -> bool:
+def is_same_point_trained(trained: Spec, measured: Spec) -> bool:
     """Whether a trained point is the measured one, but for how it was measured."""
     return all(getattr(trained, axis) == getattr(measured, axis) for axis in AXES if axis not in TRAINED_MAY_DIFFER)

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
-from pipeline.analysis.gpu_hours_spent import ENDINGS, Attempt, attempt_s, hours_by_ending, in_unit
-from pipeline.experiment.outcomes import Outcome
+from pipeline.analysis.gpu_hours_spent import ENDINGS, AttemptEnding, attempt_duration_s, hours_by_ending, hours_columns
+from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.spec import Device
 from pipeline.report.rows import Row
 
 
-def cost_rows(outcomes: Iterable[Outcome]) -> list[Row]:
+def cost_rows(outcomes: Iterable[PointOutcome]) -> list[Row]:
     """A row for every device and ending; none where nothing was run here.
 
     ok_timed is the timed windows on the GPUs that were used; ok_other all else that ok attempts took: start-up,
@@ -17,8 +17,8 @@ def cost_rows(outcomes: Iterable[Outcome]) -> list[Row]:
     """
     attempts = []
     for outcome in outcomes:
-        attempts += [Attempt(outcome.status, outcome.record)] if outcome.record is not None else []
-        attempts += [Attempt("superseded", record) for record in outcome.superseded]
+        attempts += [AttemptEnding(outcome.status, outcome.record)] if outcome.record is not None else []
+        attempts += [AttemptEnding("superseded", record) for record in outcome.superseded]
     rows = []
     for device in get_args(Device):
         own = [part for part in attempts if part.record.spec.device == device and part.record.measured]
@@ -26,7 +26,7 @@ def cost_rows(outcomes: Iterable[Outcome]) -> list[Row]:
     return rows
 
 
-def device_rows(device: Device, attempts: Sequence[Attempt]) -> list[Row]:
+def device_rows(device: Device, attempts: Sequence[AttemptEnding]) -> list[Row]:
     """The rows of one device, with the share that each ending has in all that was allocated."""
     hours = hours_by_ending(attempts)
     total = sum(hours.values())
@@ -34,11 +34,11 @@ def device_rows(device: Device, attempts: Sequence[Attempt]) -> list[Row]:
     for ending in ENDINGS:
         own = [part for part in attempts if part.ending == ending.partition("_")[0]]
         run = [part.record for part in own if not part.is_implied]
-        unknown = sum(attempt_s(record) is None for record in run)
+        unknown = sum(attempt_duration_s(record) is None for record in run)
         known = hours[ending] if unknown < len(run) or not run else None
         notes = [f"{unknown} without their times"] * bool(unknown)
         notes += [f"{len(own) - len(run)} more implied, not run"] * (len(own) > len(run))
-        row: Row = {"device": device, "ending": ending, **in_unit(device, known)}
+        row: Row = {"device": device, "ending": ending, **hours_columns(device, known)}
         row["allocated_share"] = known / total if known is not None and total else None
         rows.append(row | {"n": len(run), "note": "; ".join(notes) or None})
     return rows

@@ -7,46 +7,46 @@ from typing import Any
 
 import tabulate
 
-from pipeline.analysis.stopping_rule import TIME_HALF_WIDTH
-from pipeline.experiment.outcomes import Collected
+from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
+from pipeline.experiment.outcomes import CollectedOutcomes
 from pipeline.experiment.record import Environment, Record
 from pipeline.experiment.spec import AXES
 from pipeline.report.build_tables import Tables
 from pipeline.report.rows import Row
-from pipeline.report.table_definitions import LAYOUTS, LEGENDS, Layout
-from pipeline.system.errors import counted
+from pipeline.report.table_definitions import LEGENDS, TABLE_DEFINITIONS, TableDefinition
+from pipeline.system.errors import pluralize
 
 NOT_STATED = "not stated"
 ABSENT = "-"
 LARGE_LOSS = 1e5  # its digits say nothing
 AXES_WITH_ABSENCE = {"max_steps": "whole epoch", "memory_limit_gib": "none", "bucket_cap_mb": "default"}
-NAMES = {"noise_floor": "interval"}  # of columns, where a person reads another word than a script
+COLUMN_HEADINGS = {"noise_floor": "interval"}  # of columns, where a person reads another word than a script
 SHOWN_IF_ABSENT = re.compile(r"^(epoch|compute|data)_time_s$|_subtraction_s$")
-BREAKS_OUT = re.compile(r"[|<>`\[\]\\]")
+UNSAFE_CHARACTERS = re.compile(r"[|<>`\[\]\\]")
 RARE_TRANSFER = re.compile(r"^(batchnorm_statistics|parameters|inputs|outputs)_\w+_per_step$")
 STATE_COLUMNS = (
     *("epoch_time_s", "epoch", "plain_step_time_s", "step_time_s", "gradients_calls_per_step", "time_s"),
     "largest_batch_size_per_gpu",
 )
-WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
+STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 
 
-def render_experiment(name: str, tables: Tables, collected: Collected) -> str:
+def render_experiment(name: str, tables: Tables, collected: CollectedOutcomes) -> str:
     """The report of one experiment."""
-    source = provenance(outcome.record for outcome in collected.outcomes if outcome.record)
-    parts = [f"# {escape(name)}", render_coverage(collected), *render_precision(tables)]
-    for layout in LAYOUTS:
+    source = render_provenance(outcome.record for outcome in collected.outcomes if outcome.record)
+    parts = [f"# {escape_markdown(name)}", render_coverage(collected), *render_precision(tables)]
+    for layout in TABLE_DEFINITIONS:
         rows = rows_of(layout, tables)
         if rows and (layout.table != "Q2" or any(row["num_gpus"] > 1 for row in rows)):
             parts.append(render_table(layout, rows, "" if layout.table == "cost" else source))
     if tables.oom:
         parts.append(render_oom(tables.oom))
     if collected.notes:
-        parts.append("Files left out:\n\n" + "\n".join(f"- {escape(note)}" for note in collected.notes))
+        parts.append("Files left out:\n\n" + "\n".join(f"- {escape_markdown(note)}" for note in collected.notes))
     return "\n\n".join(parts) + "\n"
 
 
-def rows_of(layout: Layout, tables: Tables) -> list[Row]:
+def rows_of(layout: TableDefinition, tables: Tables) -> list[Row]:
     """The rows of one table for people; under strong scaling those of one global batch stand together, by N."""
     rows: list[Row] = getattr(tables, layout.table)
     if layout.scaling:
@@ -56,16 +56,16 @@ def rows_of(layout: Layout, tables: Tables) -> list[Row]:
     return rows
 
 
-def render_coverage(collected: Collected) -> str:
+def render_coverage(collected: CollectedOutcomes) -> str:
     """How many points came to what, and by name those without a result."""
     coverage = collected.coverage
     line = (
-        f"{counted(coverage.expected, 'point')} expected: {coverage.ok} ok, {coverage.oom} OOM, "
+        f"{pluralize(coverage.expected, 'point')} expected: {coverage.ok} ok, {coverage.oom} OOM, "
         f"{coverage.failed} failed, {coverage.missing} missing, {coverage.rejected} rejected. "
         f"Files besides: {coverage.superseded} superseded, {coverage.duplicate} duplicate, {coverage.foreign} foreign."
     )
     gaps = [
-        f"- {outcome.spec.run_id()}: {outcome.status}, {escape(outcome.reason)}"
+        f"- {outcome.spec.run_id()}: {outcome.status}, {escape_markdown(outcome.reason)}"
         for outcome in collected.outcomes
         if outcome.status not in ("ok", "oom")
     ]
@@ -76,12 +76,12 @@ def render_precision(tables: Tables) -> list[str]:
     """How many points have an interval that is narrow enough; nothing where no point has one."""
     timed = [row for row in (*tables.Q2, *tables.communication, *tables.split) if row.get("scaling") != "strong"]
     floors = [row["noise_floor"] for row in timed if row["noise_floor"] is not None]
-    narrow = sum(floor <= TIME_HALF_WIDTH for floor in floors)
-    within = f"±{100 * TIME_HALF_WIDTH:.0f} %"
+    narrow = sum(floor <= MAX_TIME_HALF_WIDTH for floor in floors)
+    within = f"±{100 * MAX_TIME_HALF_WIDTH:.0f} %"
     return [f"Intervals: {narrow} of {len(floors)} points lie within {within} of their median."] * bool(floors)
 
 
-def render_table(layout: Layout, rows: Sequence[Row], source: str) -> str:
+def render_table(layout: TableDefinition, rows: Sequence[Row], source: str) -> str:
     """Heading, what holds for all rows, the table, what the figures mean, and where they come from."""
     columns = [axis for axis in AXES if axis in rows[0] and axis not in (*layout.figures, *layout.hidden)]
     common = [axis for axis in columns if all(row[axis] == rows[0][axis] for row in rows)]
@@ -90,7 +90,7 @@ def render_table(layout: Layout, rows: Sequence[Row], source: str) -> str:
     header += [
         figure
         for figure in layout.figures
-        if any(is_worth_showing(row, figure) or (figure == state and row["status"] in WORDS) for row in rows)
+        if any(is_worth_showing(row, figure) or (figure == state and row["status"] in STATUS_WORDS) for row in rows)
     ]
     header += ["num_windows"] * any(row.get("num_windows", 0) > row["n"] for row in rows)
     header += [extra for extra in ("n", "note") if any(row[extra] not in (None, 1) for row in rows)]
@@ -98,7 +98,7 @@ def render_table(layout: Layout, rows: Sequence[Row], source: str) -> str:
     said_once = f"All rows: {', '.join(f'{axis} {format_value(axis, rows[0][axis])}' for axis in common)}." * bool(
         common
     )
-    names = [NAMES.get(column, column) for column in header]
+    names = [COLUMN_HEADINGS.get(column, column) for column in header]
     table = tabulate.tabulate(cells, headers=names, tablefmt="pipe", disable_numparse=True, colalign=alignment(header))
     legend = " ".join(
         [layout.legend, *(text.format(windows=layout.windows) for column, text in LEGENDS.items() if column in header)]
@@ -128,15 +128,15 @@ def render_oom(rows: Sequence[Row]) -> str:
     for row in rows:
         probe = f", probe of {row['max_steps']} steps" if row["max_steps"] else ""
         where = f"{row['strategy']} on {row['num_gpus']}, batch_size_per_gpu {row['batch_size_per_gpu']}"
-        lines.append(f"- {where}{probe}: OOM ({escape(row['reason'])})")
+        lines.append(f"- {where}{probe}: OOM ({escape_markdown(row['reason'])})")
     return "\n\n".join(["## Out of memory", "\n".join(lines)])
 
 
 def format_cell(row: Row, column: str, holds_state: bool) -> str:
     """A figure for people; where the point has none, its state stands in the one that holds it."""
     value = row[column]
-    if value is None and holds_state and row["status"] in WORDS:
-        return WORDS[row["status"]]
+    if value is None and holds_state and row["status"] in STATUS_WORDS:
+        return STATUS_WORDS[row["status"]]
     if value is None and column == "loss" and row.get("diverged_at_update") is not None:
         return f"diverged at update {row['diverged_at_update']}"
     if value is None and re.search(rf"{NOT_STATED}: [^;]*\b{column}\b", row["note"] or ""):
@@ -150,10 +150,10 @@ def format_value(column: str, value: Any) -> str:
         missing = NOT_STATED if column in AXES else ABSENT
         return "" if column == "note" else AXES_WITH_ABSENCE.get(column, missing)
     if isinstance(value, list):
-        return escape(" + ".join(value)) or "none"
+        return escape_markdown(" + ".join(value)) or "none"
     if isinstance(value, float):
         return format_of(column)(value)
-    return escape(str(value))
+    return escape_markdown(str(value))
 
 
 @functools.cache  # a column has as many cells as there are points
@@ -182,13 +182,13 @@ FORMATS: tuple[tuple[str, Callable[[float], str]], ...] = (
 )
 
 
-def escape(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Text that cannot break out of a Markdown cell or become HTML, a link or a terminal escape."""
     printable = text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
-    return re.sub(r"([\\|<>`*_\[\]])", r"\\\1", printable) if BREAKS_OUT.search(printable) else printable
+    return re.sub(r"([\\|<>`*_\[\]])", r"\\\1", printable) if UNSAFE_CHARACTERS.search(printable) else printable
 
 
-def provenance(records: Iterable[Record]) -> str:
+def render_provenance(records: Iterable[Record]) -> str:
     """Where the figures of a table come from; what differs between records is listed, never hidden."""
     found = [record for record in records if record.status == "ok"]
     if not found:
@@ -234,5 +234,5 @@ def software(places: Sequence[Environment]) -> str:
 def distinct(values: Iterable[str | None]) -> str:
     """The values that occur, once each; several are marked as mixed."""
     seen = sorted({value for value in values if value})
-    text = escape(", ".join(seen))
+    text = escape_markdown(", ".join(seen))
     return f"{text} (mixed)" if len(seen) > 1 else text

@@ -6,8 +6,8 @@ Keys are the JSON contract; a figure that cannot be computed is None and the row
 from collections.abc import Callable, Sequence
 
 from pipeline.analysis import formulas
-from pipeline.analysis.memory_boundary import tolerance
-from pipeline.analysis.pooling import Cell, thrash_notes
+from pipeline.analysis.memory_boundary import bracket_tolerance
+from pipeline.analysis.pooling import PooledPoint, allocator_retry_notes
 from pipeline.experiment.measurement import MemorySearch, MemoryTrial
 from pipeline.experiment.record import Record
 from pipeline.report.rows import Row, start_row
@@ -15,17 +15,17 @@ from pipeline.report.rows import Row, start_row
 MAX_ELEMENTS = 2**31  # of an activation whose convolution is not split
 LARGEST_ACTIVATION = {"resnet18": 64 * 32 * 32}  # elements an image
 
-Figure = Callable[[MemorySearch], float | None]
+SearchFigure = Callable[[MemorySearch], float | None]
 
 
-def memory_row(cell: Cell, axes: Sequence[str]) -> Row:
+def memory_row(cell: PooledPoint, axes: Sequence[str]) -> Row:
     """One search; the medians of several repeats."""
     return start_row(
         cell,
         axes,
         largest_batch_size_per_gpu=whole(median(cell, lambda found: found.largest_fitting)),
         smallest_failing_batch_size_per_gpu=whole(median(cell, lambda found: found.smallest_failing)),
-        peak_memory_gib=median(cell, peak_memory_gib),
+        peak_memory_gib=median(cell, search_peak_memory_gib),
         head_room_gib=median(cell, head_room_gib),
         predicted_batch_size_per_gpu=whole(median(cell, lambda found: found.predicted)),
         prediction_error=median(cell, prediction_error),
@@ -41,7 +41,7 @@ def search_of(record: Record) -> MemorySearch | None:
     return record.measurement.memory_search if record.measurement else None
 
 
-def median(cell: Cell, figure: Figure) -> float | None:
+def median(cell: PooledPoint, figure: SearchFigure) -> float | None:
     """The median of a figure over the searches that have it."""
     return cell.median(lambda record: figure(found) if (found := search_of(record)) else None)
 
@@ -56,7 +56,7 @@ def largest_trial(found: MemorySearch) -> MemoryTrial:
     return next(trial for trial in found.trials if trial.batch_size_per_gpu == found.largest_fitting)
 
 
-def peak_memory_gib(found: MemorySearch) -> float | None:
+def search_peak_memory_gib(found: MemorySearch) -> float | None:
     """The peak of the largest batch that fits, on its fullest device."""
     peak_bytes = largest_trial(found).peak_allocated_bytes
     return None if peak_bytes is None else peak_bytes / formulas.GIB
@@ -85,14 +85,14 @@ def search_time_s(found: MemorySearch) -> float:
     return sum(trial.time_ns for trial in found.trials) / 1e9
 
 
-def memory_notes(cell: Cell) -> list[str]:
+def memory_notes(cell: PooledPoint) -> list[str]:
     """What the reader must know of the boundary."""
-    notes = thrash_notes(cell)
-    searches = [found for record in cell.measured if (found := search_of(record))]
+    notes = allocator_retry_notes(cell)
+    searches = [found for record in cell.ok_records if (found := search_of(record))]
     for found in searches:
         if found.smallest_failing is None:
             notes.append(f"nothing failed in {len(found.trials)} trials")
-        elif found.smallest_failing - found.largest_fitting > tolerance(found.largest_fitting):
+        elif found.smallest_failing - found.largest_fitting > bracket_tolerance(found.largest_fitting):
             notes.append(f"not narrowed to 1 % in {len(found.trials)} trials")
         notes += [f"failed at {trial.batch_size_per_gpu}: {trial.reason}" for trial in found.trials if trial.reason]
     elements = LARGEST_ACTIVATION.get(str(cell.spec.model))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.analysis.pooling import POOLED_AXES, Cell
+from pipeline.analysis.pooling import POOLED_AXES, PooledPoint
 from pipeline.experiment.spec import AXES, Spec
 
 Row = dict[str, Any]
@@ -18,17 +18,17 @@ def shown_axes(pooled: Sequence[Spec]) -> list[str]:
     return [*ALWAYS_SHOWN, *(axis for axis in varying if axis not in ALWAYS_SHOWN)]
 
 
-def start_row(cell: Cell, axes: Sequence[str], **figures: Any) -> Row:
+def start_row(cell: PooledPoint, axes: Sequence[str], **figures: Any) -> Row:
     """The axes, the status and the figures of a cell; `note` joins what figures give as `notes`."""
     notes = [*cell.notes(), *figures.pop("notes", [])]
     absent = [name for name, value in figures.items() if value is None and name in STATED_FIGURES]
-    if absent and cell.measured and not any(record.measured for record in cell.measured):
+    if absent and cell.ok_records and not any(record.measured for record in cell.ok_records):
         notes.append(f"not stated: {', '.join(absent)}")
     row: Row = {axis: to_json(getattr(cell.spec, axis)) for axis in axes}
     row["global_batch_size"] = cell.spec.global_batch_size
     row["status"] = cell.status
     row |= figures
-    row["n"] = len(cell.measured)
+    row["n"] = len(cell.ok_records)
     row["note"] = "; ".join(notes) or None
     return row
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from pipeline.analysis.intervals import CONFIDENCE
-from pipeline.analysis.pooling import TIMED_EPOCH
+from pipeline.analysis.pooling import FIRST_TIMED_EPOCH
 from pipeline.analysis.scaling import Scaling
 
 TIMES = ("epoch_time_s", "noise_floor", "interval_over")
@@ -11,7 +11,7 @@ GAINS = ("speedup", "parallel_efficiency")
 ENERGY = ("energy_j", "energy_per_sample_j", "sm_clock_mhz")
 
 
-class Layout(NamedTuple):
+class TableDefinition(NamedTuple):
     """A table of the report: whose rows it shows, its heading, its figures in order, and how to read them."""
 
     table: str
@@ -19,14 +19,14 @@ class Layout(NamedTuple):
     figures: tuple[str, ...]
     legend: str
     scaling: Scaling | None = None
-    windows: str = f"timed epochs, from epoch {TIMED_EPOCH} on"
+    windows: str = f"timed epochs, from epoch {FIRST_TIMED_EPOCH} on"
     hidden: tuple[str, ...] = ()  # axes that would mislead a person here
 
 
 WINDOWS_OF_STEPS = "windows of steps"
 
-LAYOUTS = (
-    Layout(
+TABLE_DEFINITIONS = (
+    TableDefinition(
         "Q1",
         "Q1: epoch time against batch size, one GPU",
         (
@@ -36,7 +36,7 @@ LAYOUTS = (
         "epoch_time_s with data loading, compute_time_s without; peak_memory_gib of "
         "the fullest GPU, on the CPU of the largest process.",
     ),
-    Layout(
+    TableDefinition(
         "memory",
         "The memory boundary",
         (
@@ -57,7 +57,7 @@ LAYOUTS = (
         "and which may be the smallest that fails. search_time_s holds all trials and the starts of their processes.",
         hidden=("batch_size_per_gpu",),
     ),
-    Layout(
+    TableDefinition(
         "Q2",
         "Q2: weak scaling, speed-up against one GPU with the per-GPU batch fixed",
         (*TIMES, "throughput_samples_per_s", *GAINS, "baseline", *ENERGY),
@@ -65,7 +65,7 @@ LAYOUTS = (
         "baseline's batch_size_per_gpu; the global batch grows with N: this is not strong scaling.",
         "weak",
     ),
-    Layout(
+    TableDefinition(
         "Q2",
         "Q2: strong scaling, global batch fixed",
         (
@@ -77,7 +77,7 @@ LAYOUTS = (
         "N > 1.",
         "strong",
     ),
-    Layout(
+    TableDefinition(
         "Q3",
         "Q3: computation against communication, estimated by subtraction",
         (
@@ -93,7 +93,7 @@ LAYOUTS = (
         "compute = T(1)/N and comm = T(N) - T(1)/N, so every cost that does not divide by N counts as communication. "
         "Bytes and time are those of the whole epoch: steps x 2(N-1)/N x gradient bytes.",
     ),
-    Layout(
+    TableDefinition(
         "communication",
         "Q3.1: five step times",
         (
@@ -105,7 +105,7 @@ LAYOUTS = (
         "Windows of each in turn, in one process group on the same GPUs.",
         windows=WINDOWS_OF_STEPS,
     ),
-    Layout(
+    TableDefinition(
         "communication",
         "Q3.1: communication of one step, measured",
         (
@@ -134,21 +134,21 @@ LAYOUTS = (
         "ddp_overhead_time_s = no-op hook less no_sync, which leaves out the broadcast of buffers too.",
         windows=WINDOWS_OF_STEPS,
     ),
-    Layout(
+    TableDefinition(
         "bandwidth",
         "Q3.2: bandwidth of the gradients' buckets, and how much of the link that is",
         ("bucket", "num_bytes", "comm_time_s", "busbw_gb_s", "peak_busbw_gb_s", "link_share"),
         "busbw = S/t x 2(N-1)/N (nccl-tests) with t the shortest all-reduce over ranks in training; the peak is that "
         "of an isolated all-reduce of the same size in the same job.",
     ),
-    Layout(
+    TableDefinition(
         "sweep",
         "Q3.2: the link's own limit, isolated all-reduces",
         ("num_bytes", "time_s", "algbw_gb_s", "busbw_gb_s"),
         "algbw = S/t, busbw = S/t x 2(N-1)/N; t is the slowest rank's time a call. execution is that of the calls.",
         windows="windows of calls",
     ),
-    Layout(
+    TableDefinition(
         "transfers",
         "Q3: what travels in a step, counted",
         (
@@ -171,7 +171,7 @@ LAYOUTS = (
         "formula is the model's gradients (x N-1 under DataParallel). epoch_time_s and test_accuracy are those of the "
         "point that trained with the same axes, where the experiment has one.",
     ),
-    Layout(
+    TableDefinition(
         "split",
         "Q3: DataParallel's step, part by part",
         (
@@ -189,7 +189,7 @@ LAYOUTS = (
         "plain is the bare module on one GPU with that GPU's share of the batch. Every device is synchronized after "
         "each part, so the parts sum to more than the step. backward holds the reduction onto the first GPU.",
     ),
-    Layout(
+    TableDefinition(
         "prediction",
         "Prediction: weak scaling on more GPUs",
         (
@@ -210,13 +210,13 @@ LAYOUTS = (
         "hidden at all (low and high: hidden as long as they are no longer than the step), and that the rest stays as "
         "it was on from_num_gpus. Efficiency against one GPU alone. Rows with a measured step test the model.",
     ),
-    Layout(
+    TableDefinition(
         "Q4",
         "Q4: loss and accuracy by epoch",
         ("remedies", "epoch", "num_updates", "loss", "accuracy", "test_loss", "test_accuracy"),
         "loss and accuracy are of the training set as it was seen; num_updates counts from the start.",
     ),
-    Layout(
+    TableDefinition(
         "cost",
         "Cost: what the attempts took, by how they ended",
         ("ending", "gpu_hours", "process_hours", "allocated_share"),

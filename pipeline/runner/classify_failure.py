@@ -19,25 +19,25 @@ CUDA_OOM_SIGNS = (
 
 
 # what torch says where no convolution of cuDNN found memory for its workspace, and where none supports the shape
-NO_ENGINE = "unable to find an engine to execute this computation"
+CUDNN_NO_ENGINE_SIGN = "unable to find an engine to execute this computation"
 
 
 # what oneDNN says where it found no memory, and where it has no implementation
-NO_PRIMITIVE = "could not create a primitive"
+ONEDNN_NO_PRIMITIVE_SIGN = "could not create a primitive"
 
 
-def classify(error: BaseException) -> FailureKind:
+def classify_error(error: BaseException) -> FailureKind:
     """`cuda_oom`, `host_oom`, a GPU's own problem, `collective` (another rank may be to blame) or `exception`."""
     text = str(error)
     if isinstance(error, GpuProblem):
         return error.kind
     if isinstance(error, torch.OutOfMemoryError) or any(sign in text for sign in CUDA_OOM_SIGNS):
         return "cuda_oom"
-    if NO_ENGINE in text and ran_out_of_memory():
+    if CUDNN_NO_ENGINE_SIGN in text and ran_out_of_memory():
         return "cuda_oom"
     if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in text:
         return "host_oom"
-    if NO_PRIMITIVE in text and resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:
+    if ONEDNN_NO_PRIMITIVE_SIGN in text and resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:
         return "host_oom"
     lost_peer = any(phrase in text for phrase in ("onnection closed by peer", "onnection reset by peer", "Broken pipe"))
     if isinstance(error, dist.DistError) or lost_peer:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pipeline.experiment import record_store
 from pipeline.experiment.record import Failure, Record
 from pipeline.experiment.spec import Spec
-from pipeline.runner.rank_files import Handover, RankError
+from pipeline.runner.rank_files import RankError, RankFiles
 from pipeline.system import host
 
 OOM_REASONS = {"cuda_oom": "out of GPU memory", "host_oom": "out of host memory"}
@@ -29,9 +29,9 @@ class RankExit(NamedTuple):
     time_s: float
 
 
-def success(spec: Spec, handover: Handover, launch_id: str) -> Record | None:
+def ok_record(spec: Spec, rank_files: RankFiles, launch_id: str) -> Record | None:
     """The record of a launch whose ranks all ended well; None where none of them left a result."""
-    result = handover.read_result()
+    result = rank_files.read_result()
     if result is None:
         return None
     return record_store.new_record(
@@ -39,7 +39,7 @@ def success(spec: Spec, handover: Handover, launch_id: str) -> Record | None:
     )
 
 
-def failed(spec: Spec, handover: Handover, launch_id: str, failure: Failure) -> Record:
+def failure_record(spec: Spec, rank_files: RankFiles, launch_id: str, failure: Failure) -> Record:
     """The record of a launch that ended otherwise: an out-of-memory is a result of its own."""
     is_oom = failure.kind in OOM_REASONS
     return record_store.new_record(
@@ -48,7 +48,7 @@ def failed(spec: Spec, handover: Handover, launch_id: str, failure: Failure) -> 
         launch_id,
         reason=OOM_REASONS.get(failure.kind, first_line(failure)),
         failure=failure,
-        environment=handover.read_environment(),
+        environment=rank_files.read_environment(),
     )
 
 
@@ -57,22 +57,22 @@ def first_line(failure: Failure) -> str:
     return failure.message.split("\n")[0]
 
 
-def find_cause(handover: Handover, exits: Mapping[int, RankExit]) -> Failure:
+def find_root_cause(rank_files: RankFiles, exits: Mapping[int, RankExit]) -> Failure:
     """The first failure that is not another's consequence.
 
     In this order: an error that a rank left about itself, a rank that a signal ended (not the agent's own
     SIGTERM), a rank that lost its peers, a rank that only exited.
     """
-    errors = sorted(handover.read_errors(), key=lambda error: error.time_ns)
+    errors = sorted(rank_files.read_errors(), key=lambda error: error.time_ns)
     in_time = sorted(exits.items(), key=lambda item: item[1].time_s)
     for error in errors:
         if error.kind != "collective":
-            return own_error(error)
+            return failure_from_error(error)
     for rank, exit in in_time:
         if exit.exit_code < 0 and exit.exit_code != -signal.SIGTERM:
-            return ended_by_signal(rank, -exit.exit_code)
+            return failure_from_signal(rank, -exit.exit_code)
     for error in errors:
-        return own_error(error)
+        return failure_from_error(error)
     for rank, exit in in_time:
         code = exit.exit_code
         how = f"was ended by {signal_name(-code)}" if code < 0 else f"exited with {code}"
@@ -80,21 +80,21 @@ def find_cause(handover: Handover, exits: Mapping[int, RankExit]) -> Failure:
     return Failure(kind="exit", message="every rank exited 0 and none left a result", exit_code=0)
 
 
-def find_overdue_cause(handover: Handover, limit_s: float | None) -> Failure:
+def find_timeout_cause(rank_files: RankFiles, limit_s: float | None) -> Failure:
     """Why a point was not done within its limit: an error that a rank left about itself, else the limit alone."""
-    cause = find_cause(handover, {})
-    if not is_consequence(cause):
+    cause = find_root_cause(rank_files, {})
+    if not may_be_consequence(cause):
         return cause
     message = f"ended after its limit of {limit_s} s, so that the points behind it run; raise --time"
     return Failure(kind="timeout", message=message)
 
 
-def is_consequence(failure: Failure) -> bool:
+def may_be_consequence(failure: Failure) -> bool:
     """Whether another node's rank may be to blame."""
     return failure.kind in ("collective", "exit")
 
 
-def describe(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """The error's type and text; where shared memory failed, below a line that names its folder and size."""
     text = f"{type(error).__name__}: {error}"
     if not is_of_shared_memory(error):
@@ -125,7 +125,7 @@ def shared_memory_hint() -> str:
     )
 
 
-def own_error(error: RankError) -> Failure:
+def failure_from_error(error: RankError) -> Failure:
     """The failure that a rank wrote down itself."""
     message = f"rank {error.rank}: {error.message}"
     return Failure(
@@ -137,7 +137,7 @@ def own_error(error: RankError) -> Failure:
     )
 
 
-def ended_by_signal(rank: int, number: int) -> Failure:
+def failure_from_signal(rank: int, number: int) -> Failure:
     """A rank that a signal ended."""
     hint = "; where the node ran out of memory, raise mem_per_gpu_gib" if number == signal.SIGKILL else ""
     if number == signal.SIGBUS:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-ROOT = Path(__file__).resolve().parent.parent.parent  # goes on the process's PYTHONPATH, whatever folder it starts in
+PYTHONPATH_ROOT = (
+    Path(__file__).resolve().parent.parent.parent
+)  # goes on the process's PYTHONPATH, whatever folder it starts in
 
 
 class LaunchOptions(NamedTuple):
@@ -21,7 +23,7 @@ class LaunchOptions(NamedTuple):
     rerun: str | None = None
     point_limit_s: int | None = None
 
-    def of_element(self, num_points: int) -> "LaunchOptions":
+    def for_element(self, num_points: int) -> "LaunchOptions":
         """The options of an element with so many points: alone, a point has its element's own limit."""
         limit_s = self.point_limit_s if num_points > 1 else None
         return self._replace(point_limit_s=limit_s)
@@ -41,7 +43,7 @@ def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOption
 def exec_element(manifest: Path, elements: Sequence[Sequence[str]], options: LaunchOptions) -> NoReturn:
     """Become the launch of the element that this process is of its array; called in the job."""
     index = int(os.environ["SLURM_ARRAY_TASK_ID"]) if len(elements) > 1 else 0  # one element is a plain job
-    command = launch_command(manifest, elements[index], options.of_element(len(elements[index])))
+    command = launch_command(manifest, elements[index], options.for_element(len(elements[index])))
     os.execvp(command[0], command)
 
 
@@ -68,12 +70,12 @@ def add_point_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="the data folder (default: PIPELINE_DATA, else data)")
 
 
-def launch_options(arguments: argparse.Namespace, point_limit_s: int | None) -> LaunchOptions:
+def read_launch_options(arguments: argparse.Namespace, point_limit_s: int | None) -> LaunchOptions:
     """What the launches are told."""
-    return LaunchOptions(data_folder(arguments), arguments.keep_trace, arguments.rerun, point_limit_s)
+    return LaunchOptions(choose_data_folder(arguments), arguments.keep_trace, arguments.rerun, point_limit_s)
 
 
-def data_folder(arguments: argparse.Namespace) -> Path:
+def choose_data_folder(arguments: argparse.Namespace) -> Path:
     """The data folder that was named, or the default one."""
     named: Path | None = arguments.data
     return named or Path(os.environ.get("PIPELINE_DATA") or DEFAULT_DATA)

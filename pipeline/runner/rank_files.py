@@ -16,7 +16,7 @@ from pipeline.system import files
 Task = Literal["measure", "known_answers", "exposure"]
 
 
-class Point(msgspec.Struct, frozen=True):
+class PointTask(msgspec.Struct, frozen=True):
     """What launch hands to its ranks: the spec, the data folder, whether the profiler's trace is kept, and the task.
 
     `measure` is what the spec says; the others are the self-test's. `needs_free_gpus` refuses GPUs that other
@@ -30,14 +30,14 @@ class Point(msgspec.Struct, frozen=True):
     needs_free_gpus: bool = False
 
 
-class Following(msgspec.Struct, frozen=True):
+class FollowingPoint(msgspec.Struct, frozen=True):
     """A point that the same ranks run after another, and its folder, which is made when it begins."""
 
     folder: str
-    point: Point
+    point: PointTask
 
 
-class Result(msgspec.Struct, frozen=True):
+class PointResult(msgspec.Struct, frozen=True):
     """What rank 0 leaves when all went well."""
 
     measurement: Measurement
@@ -56,7 +56,7 @@ class RankError(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Handover:
+class RankFiles:
     """The folder of one launch of one point, shared by the nodes that run it."""
 
     folder: Path
@@ -78,31 +78,31 @@ class Handover:
         """What the sampler of a node wrote, once it has ended; before that it has the suffix .part."""
         return self.folder / f"samples.{node}.jsonl"
 
-    def leave_point(self, point: Point) -> None:
-        self._leave("point.json", point)
+    def write_point(self, point: PointTask) -> None:
+        self._write("point.json", point)
 
-    def leave_following(self, following: Sequence[Following]) -> None:
-        self._leave("following.json", following)
+    def write_following(self, following: Sequence[FollowingPoint]) -> None:
+        self._write("following.json", following)
 
-    def leave_findings(self, findings: Findings) -> None:
-        self._leave("findings.json", findings)
+    def write_findings(self, findings: Findings) -> None:
+        self._write("findings.json", findings)
 
-    def leave_environment(self, environment: Environment) -> None:
-        self._leave("environment.json", environment)
+    def write_environment(self, environment: Environment) -> None:
+        self._write("environment.json", environment)
 
-    def leave_result(self, result: Result) -> None:
-        self._leave("result.json", result)
+    def write_result(self, result: PointResult) -> None:
+        self._write("result.json", result)
 
-    def leave_error(self, error: RankError) -> None:
-        self._leave(f"rank{error.rank}.error.json", error)
+    def write_error(self, error: RankError) -> None:
+        self._write(f"rank{error.rank}.error.json", error)
 
-    def read_point(self) -> Point:
-        return msgspec.json.decode((self.folder / "point.json").read_bytes(), type=Point)
+    def read_point(self) -> PointTask:
+        return msgspec.json.decode((self.folder / "point.json").read_bytes(), type=PointTask)
 
-    def read_following(self) -> list[Following]:
+    def read_following(self) -> list[FollowingPoint]:
         """The points that the same ranks run next, in their order."""
         path = self.folder / "following.json"
-        return msgspec.json.decode(path.read_bytes(), type=list[Following]) if path.exists() else []
+        return msgspec.json.decode(path.read_bytes(), type=list[FollowingPoint]) if path.exists() else []
 
     def has_begun(self) -> bool:
         """Whether the point's ranks are at it, which means that they are done with the one before it."""
@@ -113,10 +113,10 @@ class Handover:
         path = self.folder / "environment.json"
         return msgspec.json.decode(path.read_bytes(), type=Environment) if path.exists() else Environment()
 
-    def read_result(self) -> Result | None:
+    def read_result(self) -> PointResult | None:
         """The result, or None where no rank left one."""
         path = self.folder / "result.json"
-        return msgspec.json.decode(path.read_bytes(), type=Result) if path.exists() else None
+        return msgspec.json.decode(path.read_bytes(), type=PointResult) if path.exists() else None
 
     def read_findings(self) -> Findings | None:
         """What a self-test's launch found, or None where its ranks left nothing."""
@@ -128,6 +128,6 @@ class Handover:
         for path in self.folder.glob("rank*.error.json"):
             yield msgspec.json.decode(path.read_bytes(), type=RankError)
 
-    def _leave(self, name: str, value: msgspec.Struct | Sequence[msgspec.Struct]) -> None:
+    def _write(self, name: str, value: msgspec.Struct | Sequence[msgspec.Struct]) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files.replace(self.folder / name, msgspec.json.encode(value))
+        files.replace_file_atomically(self.folder / name, msgspec.json.encode(value))

@@ -2,7 +2,7 @@
 
     python -m pipeline.runner.telemetry_sampler FOLDER --node 0 --interval-s 0.1
 
-Started and ended by pipeline.launch; FOLDER is the point's handover. It appends a line a round (the CPUs, and the
+Started and ended by pipeline.launch; FOLDER is the point's rank_files. It appends a line a round (the CPUs, and the
 GPUs that the point uses, by nvidia-ml-py) until a SIGTERM. Whatever becomes of it, the point goes on without it.
 """
 
@@ -20,27 +20,35 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from pipeline.analysis.telemetry_summary import GpuSample, Header, Note, Samples, Tick, plain_uuid, read_samples
+from pipeline.analysis.telemetry_summary import (
+    GpuSample,
+    NodeSamples,
+    SamplerHeader,
+    SamplerNote,
+    SamplingRound,
+    normalize_uuid,
+    read_node_samples,
+)
 from pipeline.experiment.spec import Spec
-from pipeline.runner.rank_files import Handover
+from pipeline.runner.rank_files import RankFiles
 from pipeline.system import host
 
-INTERVAL_S = 0.1
-FULL_RATE_TICKS = 36_000  # an hour; after it ten times slower, so that a day of samples fits beside its point
+SAMPLING_INTERVAL_S = 0.1
+FULL_RATE_ROUNDS = 36_000  # an hour; after it ten times slower, so that a day of samples fits beside its point
 NICENESS = 10
 ENDING_GRACE_S = 5
-OTHER_NODES_GRACE_S = 5
+OTHER_SAMPLES_GRACE_S = 5
 
 
 @contextlib.contextmanager
-def sampling(handover: Handover, node: int) -> Iterator[None]:
+def sample_meanwhile(rank_files: RankFiles, node: int) -> Iterator[None]:
     """Sample this node while the body runs; no failure of it reaches the body."""
-    path = handover.samples(node)
+    path = rank_files.samples(node)
     note = None
     with contextlib.suppress(OSError):
         for stale in (path, path.with_suffix(".part")):  # of the launch that Slurm requeued
             stale.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pipeline.runner.telemetry_sampler", str(handover.folder), "--node", str(node)]
+    command = [sys.executable, "-m", "pipeline.runner.telemetry_sampler", str(rank_files.folder), "--node", str(node)]
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     except OSError as error:
@@ -73,28 +81,28 @@ def close_samples(path: Path, note: str | None) -> None:
     part = path.with_suffix(".part")
     with part.open("ab") as file:
         if note:
-            file.write(b"\n" + msgspec.json.encode(Note(note)) + b"\n")  # the last line may have been cut off
+            file.write(b"\n" + msgspec.json.encode(SamplerNote(note)) + b"\n")  # the last line may have been cut off
     part.rename(path)
 
 
-def read_nodes(handover: Handover, num_nodes: int) -> list[Samples]:
+def read_all_nodes(rank_files: RankFiles, num_nodes: int) -> list[NodeSamples]:
     """What every node sampled; the others' files may appear a little later than this node's."""
-    deadline = time.monotonic() + OTHER_NODES_GRACE_S
-    paths = [handover.samples(node) for node in range(num_nodes)]
+    deadline = time.monotonic() + OTHER_SAMPLES_GRACE_S
+    paths = [rank_files.samples(node) for node in range(num_nodes)]
     while not all(path.exists() for path in paths) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return [read_node(path) for path in paths]
+    return [read_samples_or_note(path) for path in paths]
 
 
-def read_node(path: Path) -> Samples:
+def read_samples_or_note(path: Path) -> NodeSamples:
     """What a node sampled, or why that is not known."""
     try:
-        return read_samples(path)
+        return read_node_samples(path)
     except OSError as error:
-        return Samples(None, [], {}, [f"its samples cannot be read: {error.strerror}"])
+        return NodeSamples(None, [], {}, [f"its samples cannot be read: {error.strerror}"])
 
 
-class Gpus:
+class NvmlGpus:
     """The GPUs of this node that the point uses, through nvidia-ml-py; none, with a note, where that cannot be."""
 
     def __init__(self, spec: Spec) -> None:
@@ -116,8 +124,8 @@ class Gpus:
     def _find(self, num_gpus: int) -> None:
         nvml = self._nvml
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        uuids = [plain_uuid(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-        places = visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))[:num_gpus]
+        uuids = [normalize_uuid(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        places = visible_gpu_indices(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))[:num_gpus]
         self.uuids, self._handles = [uuids[place] for place in places], [handles[place] for place in places]
         if not places:
             self.note = "no GPU was sampled: CUDA_VISIBLE_DEVICES names no whole GPU that the driver knows"
@@ -151,7 +159,7 @@ class Gpus:
             return None
 
 
-def visible_gpus(uuids: Sequence[str], mask: str | None) -> list[int]:
+def visible_gpu_indices(uuids: Sequence[str], mask: str | None) -> list[int]:
     """The places of the GPUs that CUDA_VISIBLE_DEVICES shows, in its order: by number, or by the start of a UUID.
 
     As in CUDA, whatever follows an entry that names no GPU is hidden.
@@ -163,7 +171,7 @@ def visible_gpus(uuids: Sequence[str], mask: str | None) -> list[int]:
         if entry.isdecimal():
             found = [int(entry)] if int(entry) < len(uuids) else []
         else:
-            named = plain_uuid(entry) if entry.startswith("gpu-") else None
+            named = normalize_uuid(entry) if entry.startswith("gpu-") else None
             found = [place for place, uuid in enumerate(uuids) if named and uuid.startswith(named)]
         if len(found) != 1:
             break
@@ -181,18 +189,18 @@ def read_cpu() -> tuple[int, int] | None:
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
 
-def sample(gpus: Gpus, file: BinaryIO, interval_s: float) -> None:
+def sample_until_sigterm(gpus: NvmlGpus, file: BinaryIO, interval_s: float) -> None:
     """Write a line a round until a SIGTERM comes, and one more then: the last window ends before it."""
     asked_to_end = False
     count, due_s = 0, time.monotonic()
     while not asked_to_end:
-        due_s = max(due_s + interval_s * (10 if count > FULL_RATE_TICKS else 1), time.monotonic())
+        due_s = max(due_s + interval_s * (10 if count > FULL_RATE_ROUNDS else 1), time.monotonic())
         asked_to_end = signal.sigtimedwait([signal.SIGTERM], max(0, due_s - time.monotonic())) is not None
-        write(file, Tick(time.time_ns(), read_cpu(), gpus.read()))
+        write_line(file, SamplingRound(time.time_ns(), read_cpu(), gpus.read()))
         count += 1
 
 
-def write(file: BinaryIO, line: Header | Note | Tick) -> None:
+def write_line(file: BinaryIO, line: SamplerHeader | SamplerNote | SamplingRound) -> None:
     """One line in one write, so that it is whole for whoever reads it."""
     file.write(msgspec.json.encode(line) + b"\n")
 
@@ -203,22 +211,22 @@ def main() -> None:
         prog="python -m pipeline.runner.telemetry_sampler",
         description="Sample the GPUs and CPUs of this node until asked to end.",
     )
-    parser.add_argument("folder", type=Path, help="the handover folder of a launch")
+    parser.add_argument("folder", type=Path, help="the rank_files folder of a launch")
     parser.add_argument("--node", type=int, default=0, help="the node's rank, from 0")
-    parser.add_argument("--interval-s", type=float, default=INTERVAL_S, help="seconds between samples")
+    parser.add_argument("--interval-s", type=float, default=SAMPLING_INTERVAL_S, help="seconds between samples")
     arguments = parser.parse_args()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # taken by sample() between two lines
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which launch gets too
     host.die_with_parent()
     os.nice(NICENESS)
-    handover = Handover(arguments.folder)
-    part = handover.samples(arguments.node).with_suffix(".part")
+    rank_files = RankFiles(arguments.folder)
+    part = rank_files.samples(arguments.node).with_suffix(".part")
     with part.open("wb", buffering=0) as file:
-        gpus = Gpus(handover.read_point().spec)
-        write(file, Header(arguments.interval_s, tuple(gpus.uuids)))
+        gpus = NvmlGpus(rank_files.read_point().spec)
+        write_line(file, SamplerHeader(arguments.interval_s, tuple(gpus.uuids)))
         if gpus.note:
-            write(file, Note(gpus.note))
-        sample(gpus, file, arguments.interval_s)
+            write_line(file, SamplerNote(gpus.note))
+        sample_until_sigterm(gpus, file, arguments.interval_s)
 
 
 if __name__ == "__main__":

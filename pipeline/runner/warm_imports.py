@@ -12,4 +12,4 @@ from pipeline.system import host, source_digest
 host.die_with_parent()  # and its ranks with it
 with contextlib.suppress(Exception):
     importlib.import_module("pipeline.runner.worker")
-    source_digest.imported()  # once for all ranks, and before an edit that none of them runs
+    source_digest.imported_source()  # once for all ranks, and before an edit that none of them runs

@@ -5,18 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.spec import stated_fields
+from pipeline.experiment.spec import non_default_fields
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.submission import slurm_submit
 from pipeline.submission.gpu_hours_estimate import Estimate
-from pipeline.submission.plan import PlannedArray, Selection, Site
-from pipeline.system.errors import counted
+from pipeline.submission.plan import Cluster, PlannedArray, PointSelection
+from pipeline.system.errors import pluralize
 
 
-def describe(
+def describe_plan(
     experiment: Experiment,
-    site: Site,
-    selection: Selection,
+    site: Cluster,
+    selection: PointSelection,
     arrays: Sequence[PlannedArray],
     options: LaunchOptions,
     prologue: Path | None,
@@ -28,9 +28,9 @@ def describe(
         run_ids = [[spec.run_id() for spec in element] for element in array.elements]
         most = max(len(element) for element in run_ids)
         named = ["$RUN_ID"] if most == 1 else [f"$RUN_ID_{number}" for number in range(1, most + 1)]
-        command = launch_command(experiment.manifest, named, options.of_element(most))
+        command = launch_command(experiment.manifest_path, named, options.for_element(most))
         name = f"{experiment.folder.name}-{number}"
-        setup = slurm_submit.setup_lines("<submission>", prologue)
+        setup = slurm_submit.batch_setup_lines("<submission>", prologue)
         described.append(
             {
                 "shape": array.shape._asdict(),
@@ -42,18 +42,18 @@ def describe(
         )
     return {
         "folder": str(experiment.folder),
-        "place": site.place,
-        "points": [{"run_id": spec.run_id(), **stated_fields(spec)} for spec in selection.todo],
+        "place": site.kind,
+        "points": [{"run_id": spec.run_id(), **non_default_fields(spec)} for spec in selection.todo],
         "skipped": selection.skipped,
         "cost": [estimate.as_row() for estimate in estimates],
         "arrays": described,
     }
 
 
-def render(shape: dict[str, Any]) -> str:
+def render_plan(shape: dict[str, Any]) -> str:
     """The plan for people."""
     skipped = "".join(f", {count} {reason}" for reason, count in sorted(shape["skipped"].items()))
-    lines = [f"{counted(len(shape['points']), 'point')} to run{skipped}, {shape['place']}, into {shape['folder']}"]
+    lines = [f"{pluralize(len(shape['points']), 'point')} to run{skipped}, {shape['place']}, into {shape['folder']}"]
     for point in shape["points"]:
         fields = " ".join(f"{axis}={value}" for axis, value in point.items() if axis != "run_id")
         lines.append(f"  {point['run_id']}  {fields}")
@@ -61,7 +61,7 @@ def render(shape: dict[str, Any]) -> str:
     for number, array in enumerate(shape["arrays"]):
         lines += [
             "",
-            f"array {number}: {counted(len(array['elements']), 'element')}",
+            f"array {number}: {pluralize(len(array['elements']), 'element')}",
             *(f"  {n}" for n in array["notices"]),
         ]
         packed = [element for element in array["elements"] if len(element) > 1]

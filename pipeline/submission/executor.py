@@ -11,14 +11,14 @@ from pathlib import Path
 from pipeline.data import staging
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import Array, Submission, start_submission
-from pipeline.experiment.outcomes import resolve
+from pipeline.experiment.manifest import SlurmArray, Submission, start_submission
+from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.spec import Spec
 from pipeline.runner.launch_options import LaunchOptions
 from pipeline.submission import local, slurm_queries, slurm_submit
 from pipeline.submission.plan import PlannedArray
-from pipeline.submission.progress import standings
-from pipeline.system.errors import Refusal, counted, talk
+from pipeline.submission.progress import read_progress
+from pipeline.system.errors import CommandError, log_line, pluralize
 
 FIRST_POLL_S, LAST_POLL_S = 2, 30  # asking oftener annoys those who run the cluster
 
@@ -29,14 +29,14 @@ def stage_data(todo: Sequence[Spec], folder: Path) -> None:
     num_images = max((spec.num_samples for spec in reading if spec.dataset == "imagefolder"), default=None)
     try:
         if any(spec.dataset == "cifar10" for spec in reading) and staging.stage_cifar10(folder):
-            talk(f"CIFAR-10 staged in {folder}.")
+            log_line(f"CIFAR-10 staged in {folder}.")
         if num_images is not None:
             staging.require_images(staging.require_folder(folder), num_images)
-    except staging.NotStaged as error:
-        raise Refusal(str(error)) from error
+    except staging.DataNotStaged as error:
+        raise CommandError(str(error)) from error
 
 
-def run_here(experiment: Experiment, elements: Sequence[Sequence[Spec]], options: LaunchOptions) -> None:
+def run_locally(experiment: Experiment, elements: Sequence[Sequence[Spec]], options: LaunchOptions) -> None:
     """Run the elements one after another on this machine, as a submission of their own."""
     if not elements:
         return
@@ -49,7 +49,7 @@ def run_here(experiment: Experiment, elements: Sequence[Sequence[Spec]], options
 def submit_arrays(
     experiment: Experiment, arrays: Sequence[PlannedArray], prologue: bytes | None, options: LaunchOptions
 ) -> None:
-    """Submit every array, all announced in the manifest before and each named in it after. Raises Refusal."""
+    """Submit every array, all announced in the manifest before and each named in it after. Raises CommandError."""
     if not arrays:
         return
     submission = start_submission(uuid.uuid4().hex, "slurm")
@@ -59,15 +59,15 @@ def submit_arrays(
     if frozen is not None and prologue is not None:
         frozen.write_bytes(prologue)
         submission.prologue_sha256 = hashlib.sha256(prologue).hexdigest()
-    setup = slurm_submit.setup_lines(submission.launch_name, frozen)
+    setup = slurm_submit.batch_setup_lines(submission.launch_id_prefix, frozen)
     notices = dict.fromkeys(notice for array in arrays for notice in array.request.notices)
     for notice in notices:
-        talk(f"Notice: {notice}.")
-    announce(experiment, submission, arrays)
+        log_line(f"Notice: {notice}.")
+    add_planned_arrays(experiment, submission, arrays)
     for number, (planned, array) in enumerate(zip(arrays, tuple(submission.arrays), strict=True)):
         try:
             array.job_id = slurm_submit.submit_array(experiment, submission, array, planned.request, setup, options)
-        except Refusal as refusal:
+        except CommandError as refusal:
             may_be_there = isinstance(refusal, slurm_submit.Unanswered)
             del submission.arrays[number + may_be_there :]
             raise
@@ -75,14 +75,14 @@ def submit_arrays(
             write_submission(experiment, submission)
         count, num_points = len(array.elements), sum(len(element) for element in array.elements)
         points = f", {num_points} points" if num_points > count else ""
-        print(f"array {array.job_id}: {counted(count, 'element')}, {planned.shape}{points}", flush=True)
+        print(f"array {array.job_id}: {pluralize(count, 'element')}, {planned.shape}{points}", flush=True)
 
 
-def adopt_announced(experiment: Experiment) -> None:
+def recover_unnamed_arrays(experiment: Experiment) -> None:
     """Find the arrays that an earlier driver announced and did not name; forget those that Slurm does not know.
 
     None of the latter can run afterwards, also where an sbatch that outlived its driver submits it now.
-    Raises Refusal (scheduler) where there are some and Slurm cannot be asked.
+    Raises CommandError (scheduler) where there are some and Slurm cannot be asked.
     """
     manifest = experiment.read_manifest()
     arrays = [array for submission in manifest.submissions for array in submission.arrays] if manifest else []
@@ -99,12 +99,12 @@ def adopt_announced(experiment: Experiment) -> None:
             submission.arrays = [array for array in submission.arrays if array.job_id is not None]
 
 
-def announce(experiment: Experiment, submission: Submission, arrays: Sequence[PlannedArray]) -> None:
+def add_planned_arrays(experiment: Experiment, submission: Submission, arrays: Sequence[PlannedArray]) -> None:
     """Write down the arrays before they are submitted: if we die in between, their names find them again."""
     for number, planned in enumerate(arrays):
         elements = [[spec.run_id() for spec in element] for element in planned.elements]
         name = slurm_submit.job_name(experiment.folder.name, submission.id, number)
-        submission.arrays.append(Array(name, elements, is_array=len(elements) > 1))
+        submission.arrays.append(SlurmArray(name, elements, is_array=len(elements) > 1))
     write_submission(experiment, submission)
 
 
@@ -116,21 +116,21 @@ def write_submission(experiment: Experiment, submission: Submission) -> None:
 
 def count_gaps(experiment: Experiment, specs: Sequence[Spec]) -> int:
     """How many of the points have no result by their records."""
-    attempts = record_store.read_points(experiment.records, {spec.run_id() for spec in specs})
-    return resolve(specs, chain.from_iterable(attempts), ()).coverage.num_gaps
+    attempts = record_store.load_attempts_by_point(experiment.records_folder, {spec.run_id() for spec in specs})
+    return resolve_outcomes(specs, chain.from_iterable(attempts), ()).coverage.num_gaps
 
 
-def wait(experiment: Experiment) -> None:
+def wait_until_finished(experiment: Experiment) -> None:
     """Return when no point is queued, running or settling."""
     poll_s, last = FIRST_POLL_S, ""
     while True:
         manifest = experiment.read_manifest()
         assert manifest is not None, "it was written above"
-        parts = standings(experiment, manifest)
+        parts = read_progress(experiment, manifest)
         counts = Counter(part.state.word for part in parts)
         now = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
         if now != last:
-            talk(now)
+            log_line(now)
             last = now
         if not any(part.is_in_flight or part.state.word in ("settling", "unknown") for part in parts):
             return

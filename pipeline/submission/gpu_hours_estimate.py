@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from pipeline.analysis.gpu_hours_spent import attempt_s, in_unit
+from pipeline.analysis.gpu_hours_spent import attempt_duration_s, hours_columns
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import AXES, Device, Spec
 from pipeline.report.rows import Row
-from pipeline.system.errors import Refusal, counted, printable, some_of
+from pipeline.system.errors import CommandError, pluralize, replace_control_characters, shorten_list
 
 CostKey = tuple[object, ...]
 
@@ -23,12 +23,12 @@ BRAND = re.compile(r"nvidia|tesla|geforce|quadro|rtx|gtx")  # what of a GPU's na
 FORM = re.compile(r"sxm\d?|pcie|hbm\d\w?|\d+gb")  # and its words of form and memory
 
 
-class Sample(NamedTuple):
+class CostSample(NamedTuple):
     """What an earlier ok record took: training by the sample, and all else (start-up, evaluation) as it was."""
 
     record: str
     gpu: str | None
-    sample_s: float
+    seconds_per_sample: float
     other_s: float
 
 
@@ -55,19 +55,21 @@ class Estimate(NamedTuple):
     def as_row(self) -> Row:
         """The estimate for a script."""
         counts = {"device": self.device, "num_points": self.num_points, "num_estimated": self.num_estimated}
-        at_limit = in_unit(self.device, self.hours_at_limit, "_at_limit")
+        at_limit = hours_columns(self.device, self.hours_at_limit, "_at_limit")
         by = {"gpu": self.gpu, "records": list(self.records)}
-        return {**counts, **in_unit(self.device, self.hours), **at_limit, **by, "note": self.sentence()}
+        return {**counts, **hours_columns(self.device, self.hours), **at_limit, **by, "note": self.sentence()}
 
     def sentence(self) -> str:
         """The estimate for people."""
         unit = "GPU-hours" if self.device == "cuda" else "process-hours"
-        most = "" if self.hours_at_limit is None else f", at most {in_words(self.hours_at_limit)} by their time limit"
+        most = (
+            "" if self.hours_at_limit is None else f", at most {format_hours(self.hours_at_limit)} by their time limit"
+        )
         if self.hours is None:
             return f"{unit} unknown: {self.why_unknown()}{most}"
-        known = f"{unit}: about {in_words(self.hours)} for {self.num_estimated} of {self.num_points} points"
+        known = f"{unit}: about {format_hours(self.hours)} for {self.num_estimated} of {self.num_points} points"
         on = f" on {self.gpu}" if self.gpu else ""
-        by = f", by {counted(len(self.records), 'earlier record')}{on} ({some_of(self.records, MAX_RECORDS)})"
+        by = f", by {pluralize(len(self.records), 'earlier record')}{on} ({shorten_list(self.records, MAX_RECORDS)})"
         others = f"; {self.num_unknown} have none like them{most}" if self.num_unknown else ""
         return f"{known}{by}{others}"
 
@@ -80,7 +82,7 @@ class Estimate(NamedTuple):
         return f"no earlier record{on} is like any of the {self.num_points} points"
 
 
-def in_words(hours: float) -> str:
+def format_hours(hours: float) -> str:
     """Three digits, or all before the point."""
     return f"{hours:.3g}" if hours < 100 else f"{hours:,.0f}"
 
@@ -99,19 +101,19 @@ def estimate_points(
         asked = gpu_model if device == "cuda" else None
         told = own if device == "cpu" or asked is not None else []
         if own:
-            estimates.append(estimate_device(device, own, read_samples(told, outputs, asked), limit_min, asked))
+            estimates.append(estimate_device(device, own, load_cost_samples(told, outputs, asked), limit_min, asked))
     return estimates
 
 
 def estimate_device(
     device: Device,
     points: Sequence[Spec],
-    earlier: dict[CostKey, list[Sample]],
+    earlier: dict[CostKey, list[CostSample]],
     limit_min: int | None,
     asked: str | None,
 ) -> Estimate:
     """The estimate for the points of one device."""
-    known = [(spec, predict_s(spec, earlier.get(cost_key(spec), []))) for spec in points]
+    known = [(spec, predict_duration_s(spec, earlier.get(cost_key(spec), []))) for spec in points]
     hours = [seconds * spec.num_gpus / 3600 for spec, seconds in known if seconds is not None]
     unknown_gpus = sum(spec.num_gpus for spec, seconds in known if seconds is None)
     at_limit = 0.0 if not unknown_gpus else None if limit_min is None else unknown_gpus * limit_min / 60
@@ -121,20 +123,20 @@ def estimate_device(
     return Estimate(device, len(points), len(hours), sum(hours) if hours else None, at_limit, asked, gpu, names)
 
 
-def read_samples(points: Sequence[Spec], outputs: Path, asked: str | None) -> dict[CostKey, list[Sample]]:
+def load_cost_samples(points: Sequence[Spec], outputs: Path, asked: str | None) -> dict[CostKey, list[CostSample]]:
     """What the ok records like the points took, of every experiment in the folder; nothing where there is no folder.
 
     Of GPUs only those of the model that was asked for.
     """
-    found: dict[CostKey, list[Sample]] = {}
+    found: dict[CostKey, list[CostSample]] = {}
     try:
         experiments = find_experiments(outputs) if points else {}
-    except Refusal:
+    except CommandError:
         return {}
     for name, experiment in experiments.items():
-        with contextlib.suppress(OSError, Refusal):  # one that cannot be listed, or has no sound manifest
+        with contextlib.suppress(OSError, CommandError):  # one that cannot be listed, or has no sound manifest
             for record in read_alike(experiment, points):
-                if (sample := take_sample(record, printable(name))) is not None:
+                if (sample := cost_sample(record, replace_control_characters(name))) is not None:
                     found.setdefault(cost_key(record.spec), []).append(sample)
     if asked is None:
         return found
@@ -147,12 +149,12 @@ def read_alike(experiment: Experiment, points: Sequence[Spec]) -> Iterator[Recor
     """The records that tell of the points; no other file is opened, as far as names and the manifest say."""
     keys = {cost_key(spec) for spec in points}
     prefixes = {prefix_of(spec.run_id()) for spec in points}
-    matches = map(record_store.NAME_PATTERN.fullmatch, os.listdir(experiment.records))
+    matches = map(record_store.RECORD_NAME_PATTERN.fullmatch, os.listdir(experiment.records_folder))
     run_ids = {match[1] for match in matches if match and prefix_of(match[1]) in prefixes}
     manifest = experiment.read_manifest() if run_ids else None
     if manifest is not None:
         run_ids &= {spec.run_id() for spec in manifest.points if cost_key(spec) in keys}
-    for attempts in record_store.read_points(experiment.records, run_ids) if run_ids else ():
+    for attempts in record_store.load_attempts_by_point(experiment.records_folder, run_ids) if run_ids else ():
         yield from (record for record in attempts if cost_key(record.spec) in keys)
 
 
@@ -161,18 +163,18 @@ def prefix_of(run_id: str) -> str:
     return run_id.rpartition("-")[0]
 
 
-def take_sample(record: Record, experiment: str) -> Sample | None:
+def cost_sample(record: Record, experiment: str) -> CostSample | None:
     """What a record tells of others like it; None where it did not end well here, or does not say when."""
-    total_s = attempt_s(record)
+    total_s = attempt_duration_s(record)
     if record.measurement is None or not record.measured or total_s is None:
         return None
-    slowest = [epoch.slowest for epoch in record.measurement.epochs]
+    slowest = [epoch.slowest_rank for epoch in record.measurement.epochs]
     trained_s = sum(rank.epoch_time_ns or 0 for rank in slowest if rank) / 1e9
     num_samples = len(slowest) * samples_per_epoch(record.spec)
     sample_s = trained_s / num_samples if num_samples else 0.0
     gpus = {gpu.name for gpu in record.environment.gpus}
     name = f"{experiment}/{record.run_id}.{record.attempt}"
-    return Sample(name, gpus.pop() if len(gpus) == 1 else None, sample_s, max(0.0, total_s - trained_s))
+    return CostSample(name, gpus.pop() if len(gpus) == 1 else None, sample_s, max(0.0, total_s - trained_s))
 
 
 def choose_gpu(names: Collection[str], asked: str) -> str | None:
@@ -209,27 +211,27 @@ def cost_key(spec: Spec) -> CostKey:
     return (spec.is_probe, *(getattr(spec, axis) for axis in AXES if axis not in but))
 
 
-def predict_s(spec: Spec, samples: Sequence[Sample]) -> float | None:
+def predict_duration_s(spec: Spec, samples: Sequence[CostSample]) -> float | None:
     """Seconds that a point will take: the median by the earlier ones like it."""
     num_samples = spec.epochs * samples_per_epoch(spec) if spec.measure == "epochs" else 0
-    seconds = [sample.other_s + sample.sample_s * num_samples for sample in samples]
+    seconds = [sample.other_s + sample.seconds_per_sample * num_samples for sample in samples]
     return statistics.median(seconds) if seconds else None
 
 
-def refuse_above(estimates: Iterable[Estimate], max_gpu_hours: float) -> None:
-    """Raise Refusal where the points may take more GPU-hours than that, or nothing says that they do not."""
+def check_gpu_hours_limit(estimates: Iterable[Estimate], max_gpu_hours: float) -> None:
+    """Raise CommandError where the points may take more GPU-hours than that, or nothing says that they do not."""
     for estimate in estimates:
         if estimate.device != "cuda":
             continue
         if estimate.hours_at_limit is None:
-            raise Refusal(
+            raise CommandError(
                 f"--max-gpu-hours {max_gpu_hours:g} cannot be kept: {estimate.num_unknown} of {estimate.num_points} "
                 "points have no earlier record like them and nothing limits their time here; run one of them first "
                 "with --only, or leave the option out."
             )
         most_hours = (estimate.hours or 0.0) + estimate.hours_at_limit
         if most_hours > max_gpu_hours:
-            raise Refusal(
-                f"the points to run may take {in_words(most_hours)} GPU-hours, more than --max-gpu-hours "
+            raise CommandError(
+                f"the points to run may take {format_hours(most_hours)} GPU-hours, more than --max-gpu-hours "
                 f"{max_gpu_hours:g} ({estimate.sentence()}); choose fewer with --only or --set, or raise the option."
             )

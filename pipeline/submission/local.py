@@ -12,11 +12,11 @@ from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import Submission
 from pipeline.experiment.spec import Spec
-from pipeline.runner.launch_options import ROOT, LaunchOptions, launch_command
-from pipeline.system.errors import talk
+from pipeline.runner.launch_options import PYTHONPATH_ROOT, LaunchOptions, launch_command
+from pipeline.system.errors import log_line
 from pipeline.system.host import die_with_parent
 
-POLL_S = 0.2
+RECORD_POLL_S = 0.2
 
 
 def run_elements(
@@ -29,15 +29,15 @@ def run_elements(
     for element in elements:
         num_before = {spec: num_attempts(experiment, spec) for spec in element}
         log = open_log(folder, element)
-        with launched(experiment, element, log, options) as process:
+        with launch_process(experiment, element, log, options) as process:
             for spec in element:
                 started_s = time.monotonic()
                 progress = f"[{next(numbers)}/{total}] {spec.run_id()}"
-                talk(f"{progress}: running")
+                log_line(f"{progress}: running")
                 while process.poll() is None and num_attempts(experiment, spec) == num_before[spec]:
-                    time.sleep(POLL_S)
-                ended = how_it_ended(experiment, spec, num_before[spec]) or f"no record; see {log}"
-                talk(f"{progress}: {ended} after {time.monotonic() - started_s:.0f} s")
+                    time.sleep(RECORD_POLL_S)
+                ended = latest_status_line(experiment, spec, num_before[spec]) or f"no record; see {log}"
+                log_line(f"{progress}: {ended} after {time.monotonic() - started_s:.0f} s")
 
 
 def open_log(folder: Path, element: Sequence[Spec]) -> Path:
@@ -52,15 +52,15 @@ def open_log(folder: Path, element: Sequence[Spec]) -> Path:
 
 
 @contextlib.contextmanager
-def launched(
+def launch_process(
     experiment: Experiment, element: Sequence[Spec], log: Path, options: LaunchOptions
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Launch the points and wait; an interruption reaches them first, and then us."""
     run_ids = [spec.run_id() for spec in element]
-    command = launch_command(experiment.manifest, run_ids, options.of_element(len(run_ids)))
+    command = launch_command(experiment.manifest_path, run_ids, options.for_element(len(run_ids)))
     inherited = ("PIPELINE_LAUNCH_ID", "SLURM_NODEID")  # of a job that this driver may be running in
     environ = {key: value for key, value in os.environ.items() if key not in inherited}
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PYTHONPATH_ROOT), os.environ.get("PYTHONPATH")]))
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environ, preexec_fn=die_with_parent)
         try:
@@ -74,10 +74,10 @@ def launched(
 
 def num_attempts(experiment: Experiment, spec: Spec) -> int:
     """How many records the point has."""
-    return len(record_store.read_attempts(experiment.records, spec.run_id()))
+    return len(record_store.load_attempts(experiment.records_folder, spec.run_id()))
 
 
-def how_it_ended(experiment: Experiment, spec: Spec, num_before: int) -> str | None:
+def latest_status_line(experiment: Experiment, spec: Spec, num_before: int) -> str | None:
     """The status of the point's latest attempt past the earlier ones, by its record and nothing else; None without."""
-    attempts = record_store.read_attempts(experiment.records, spec.run_id())[num_before:]
-    return attempts[-1].ending() if attempts else None
+    attempts = record_store.load_attempts(experiment.records_folder, spec.run_id())[num_before:]
+    return attempts[-1].status_line() if attempts else None

@@ -11,30 +11,30 @@ from pipeline.experiment import packing
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import Grid, expand_grid
 from pipeline.experiment.manifest import MANIFEST_VERSION, Manifest, add_points
-from pipeline.experiment.resources import Resources, Shape, group_by_shape
+from pipeline.experiment.resources import Resources, ResourceShape, group_by_shape
 from pipeline.experiment.spec import Spec
 from pipeline.submission import point_state, slurm_queries, slurm_request
-from pipeline.submission.progress import standings
+from pipeline.submission.progress import read_progress
 from pipeline.submission.slurm_queries import NodeType
-from pipeline.submission.slurm_request import Request, SiteOptions
+from pipeline.submission.slurm_request import SlurmOptions, SlurmRequest
 from pipeline.system import slurm_commands
-from pipeline.system.errors import NOTHING, SCHEDULER, Refusal
+from pipeline.system.errors import EXIT_NOTHING_FOUND, EXIT_SCHEDULER, CommandError
 from pipeline.system.host import gpu_names, num_visible_gpus
 
-Place = Literal["slurm", "local"]
+ClusterKind = Literal["slurm", "local"]
 Rerun = Literal["failed", "oom", "all"]
 
 NOT_PACKED = "since over several nodes only the end of the whole element ends a point that fails"
 
 
-class Wishes(NamedTuple):
+class SubmitOptions(NamedTuple):
     """What the person asked for on the command line."""
 
     grid: str
-    changes: Sequence[str]
+    overrides: Sequence[str]
     outputs: Path
     cluster: Literal["auto", "slurm", "local"]
-    site: SiteOptions
+    slurm_options: SlurmOptions
     time: str | None
     max_parallel: int | None
     points_per_element: int
@@ -44,13 +44,13 @@ class Wishes(NamedTuple):
     is_dry_run: bool
 
 
-class Site(NamedTuple):
+class Cluster(NamedTuple):
     """Where points will run: `nodes` is None where Slurm cannot be asked (a dry run) or is not used.
 
     `partition_limit_min` is None where the partition has no limit, or was not asked for one.
     """
 
-    place: Place
+    kind: ClusterKind
     nodes: list[NodeType] | None
     max_array_size: int
     num_gpus_here: int
@@ -61,63 +61,74 @@ class Site(NamedTuple):
 class PlannedArray(NamedTuple):
     """One Slurm array to be: its points' shape, what it asks for, each element's points."""
 
-    shape: Shape
-    request: Request
+    shape: ResourceShape
+    request: SlurmRequest
     elements: list[list[Spec]]
 
 
-class Selection(NamedTuple):
+class PointSelection(NamedTuple):
     """The points to run now, and how many are not for which reason."""
 
     todo: list[Spec]
     skipped: dict[str, int]
 
 
-def expand(wishes: Wishes) -> Grid:
-    """The grid as the person changed it. Raises Refusal."""
-    slurm_request.check_site_options(wishes.site)
-    grid = expand_grid(wishes.grid, wishes.changes, has_gpus=num_visible_gpus() > 0)
-    if wishes.time is None:
+def expand_submission(submit_options: SubmitOptions) -> Grid:
+    """The grid as the person changed it. Raises CommandError."""
+    slurm_request.check_slurm_options(submit_options.slurm_options)
+    grid = expand_grid(submit_options.grid, submit_options.overrides, has_gpus=num_visible_gpus() > 0)
+    if submit_options.time is None:
         return grid
     try:
-        return grid._replace(resources=msgspec.structs.replace(grid.resources, time=wishes.time))
+        return grid._replace(resources=msgspec.structs.replace(grid.resources, time=submit_options.time))
     except ValueError as error:
-        raise Refusal(f"--time: {error}") from error
+        raise CommandError(f"--time: {error}") from error
 
 
-def survey(wishes: Wishes) -> Site:
+def inspect_cluster(submit_options: SubmitOptions) -> Cluster:
     """Where points would run, and what is there.
 
-    Raises Refusal (scheduler) where Slurm is configured and silent: a login node never starts training by itself.
+    Raises CommandError (scheduler) where Slurm is configured and silent: a login node never starts training by itself.
     A dry run goes on without its nodes.
     """
     here = num_visible_gpus()
-    if wishes.cluster == "local":
-        return Site("local", None, slurm_queries.DEFAULT_MAX_ARRAY_SIZE, here, [])
-    presence = slurm_queries.find_slurm()
+    if submit_options.cluster == "local":
+        return Cluster("local", None, slurm_queries.DEFAULT_MAX_ARRAY_SIZE, here, [])
+    presence = slurm_queries.probe_slurm()
     if presence == "up":
-        nodes = slurm_queries.node_types(wishes.site.partition)
-        slurm_request.check_gpu_type(wishes.site.gpu_type, nodes)
-        limit_min = slurm_queries.partition_limit_min(wishes.site.partition) if wishes.points_per_element > 1 else None
-        return Site("slurm", nodes, slurm_queries.max_array_size(), here, slurm_commands.notices(), limit_min)
-    if presence == "absent" and wishes.cluster == "auto":
+        nodes = slurm_queries.query_node_types(submit_options.slurm_options.partition)
+        slurm_request.check_gpu_type(submit_options.slurm_options.gpu_type, nodes)
+        limit_min = (
+            slurm_queries.query_partition_limit_min(submit_options.slurm_options.partition)
+            if submit_options.points_per_element > 1
+            else None
+        )
+        return Cluster(
+            "slurm",
+            nodes,
+            slurm_queries.query_max_array_size(),
+            here,
+            slurm_commands.ignored_variables_notice(),
+            limit_min,
+        )
+    if presence == "absent" and submit_options.cluster == "auto":
         notice = "No Slurm here: the points run on this machine, one after another."
-        return Site("local", None, slurm_queries.DEFAULT_MAX_ARRAY_SIZE, here, [notice])
+        return Cluster("local", None, slurm_queries.DEFAULT_MAX_ARRAY_SIZE, here, [notice])
     problem = "Slurm is configured and its controller does not answer" if presence == "silent" else "no Slurm here"
-    if wishes.is_dry_run:
-        return Site(
+    if submit_options.is_dry_run:
+        return Cluster(
             "slurm", None, slurm_queries.DEFAULT_MAX_ARRAY_SIZE, here, [f"Notice: {problem}; its nodes are unknown."]
         )
     wait = "wait for it, or " if presence == "silent" else ""
-    raise Refusal(f"{problem}; {wait}run on this machine with --cluster local.", SCHEDULER)
+    raise CommandError(f"{problem}; {wait}run on this machine with --cluster local.", EXIT_SCHEDULER)
 
 
-def gpu_model(site: Site, options: SiteOptions) -> str | None:
+def gpu_model(site: Cluster, options: SlurmOptions) -> str | None:
     """The one GPU model that points will run on, in the words of this machine or of Slurm; None where it is not known.
 
     On Slurm it is the type asked for, else that of all GPUs of the partition.
     """
-    if site.place == "local":
+    if site.kind == "local":
         names = gpu_names()
     elif options.gpu_type is not None:
         names = {options.gpu_type}
@@ -128,94 +139,106 @@ def gpu_model(site: Site, options: SiteOptions) -> str | None:
     return next(iter(names)) if len(names) == 1 else None
 
 
-def find_unsatisfiable(points: Sequence[Spec], site: Site, wishes: Wishes) -> dict[str, str]:
+def find_unsatisfiable(points: Sequence[Spec], site: Cluster, submit_options: SubmitOptions) -> dict[str, str]:
     """run id -> why this place cannot run it."""
-    if site.place == "local":
+    if site.kind == "local":
         return slurm_request.unsatisfiable_here(points, site.num_gpus_here)
     if site.nodes is None:
         return {}
-    return slurm_request.unsatisfiable_on_slurm(points, site.nodes, wishes.site.gpu_type)
+    return slurm_request.unsatisfiable_on_slurm(points, site.nodes, submit_options.slurm_options.gpu_type)
 
 
-def leave_out(points: Sequence[Spec], reasons: Mapping[str, str], wishes: Wishes) -> tuple[list[Spec], list[str]]:
+def drop_unsatisfiable(
+    points: Sequence[Spec], reasons: Mapping[str, str], submit_options: SubmitOptions
+) -> tuple[list[Spec], list[str]]:
     """The points without those that cannot run, each named; refuses them unless the person said to skip."""
     if not reasons:
         return list(points), []
-    if wishes.is_dry_run and not wishes.skip_unsatisfiable:
-        return list(points), [f"Could not run here, {named}." for named in slurm_request.name_by_reason(reasons)]
-    if not wishes.skip_unsatisfiable:
+    if submit_options.is_dry_run and not submit_options.skip_unsatisfiable:
+        return list(points), [f"Could not run here, {named}." for named in slurm_request.lines_by_reason(reasons)]
+    if not submit_options.skip_unsatisfiable:
         slurm_request.refuse_unsatisfiable(reasons, len(points))
     kept = [spec for spec in points if spec.run_id() not in reasons]
     if not kept:
-        raise Refusal("this place can run none of the points; change them with --set.")
-    return kept, [f"Left out, {named}." for named in slurm_request.name_by_reason(reasons)]
+        raise CommandError("this place can run none of the points; change them with --set.")
+    return kept, [f"Left out, {named}." for named in slurm_request.lines_by_reason(reasons)]
 
 
-def select(points: Sequence[Spec], experiment: Experiment, wishes: Wishes) -> Selection:
+def select_points(points: Sequence[Spec], experiment: Experiment, submit_options: SubmitOptions) -> PointSelection:
     """The points that lack a record and are not under way, and those to be run again.
 
-    Raises Refusal: nothing where --only names no point of the grid or --rerun selects none, scheduler where the
+    Raises CommandError: nothing where --only names no point of the grid or --rerun selects none, scheduler where the
     state of an earlier submission cannot be read.
     """
     manifest = experiment.read_manifest() or Manifest(MANIFEST_VERSION, experiment.folder.name)
     add_points(manifest, points)
-    wanted = choose_points(points, wishes.only)
+    wanted = named_points(points, submit_options.only)
     todo, skipped = [], Counter[str]()
-    for standing in standings(experiment, manifest, holds_lock=True):
-        if standing.spec.run_id() not in wanted:
+    for progress in read_progress(experiment, manifest, holds_lock=True):
+        if progress.spec.run_id() not in wanted:
             continue
-        word, status = standing.state.word, standing.outcome.status
-        if word == "unknown" and wishes.is_dry_run:
+        word, status = progress.state.word, progress.outcome.status
+        if word == "unknown" and submit_options.is_dry_run:
             skipped["in a state that cannot be read"] += 1
         elif word == "unknown":
-            raise Refusal(
-                f"the state of {standing.spec.run_id()} cannot be read ({standing.state.reason}), and it may still be "
+            raise CommandError(
+                f"the state of {progress.spec.run_id()} cannot be read ({progress.state.reason}), and it may still be "
                 "running; try again when Slurm answers, or use another --outputs.",
-                SCHEDULER,
+                EXIT_SCHEDULER,
             )
-        elif standing.is_in_flight:
+        elif progress.is_in_flight:
             skipped["queued or running"] += 1
-        elif status in point_state.MEASURED and wishes.rerun not in ("all", status):
+        elif status in point_state.RECORDED_STATUSES and submit_options.rerun not in ("all", status):
             skipped[f"recorded as {status}"] += 1
         else:
-            todo.append(standing.spec)
-    if not todo and wishes.rerun and not skipped.get("queued or running"):
-        raise Refusal("--rerun selects nothing that is to run; see python -m pipeline.status.", NOTHING)
-    return Selection(todo, dict(skipped))
+            todo.append(progress.spec)
+    if not todo and submit_options.rerun and not skipped.get("queued or running"):
+        raise CommandError("--rerun selects nothing that is to run; see python -m pipeline.status.", EXIT_NOTHING_FOUND)
+    return PointSelection(todo, dict(skipped))
 
 
-def choose_points(points: Sequence[Spec], only: Sequence[str]) -> set[str]:
-    """The run ids that the person named, else all. Raises Refusal (nothing) for one that is not in the grid."""
+def named_points(points: Sequence[Spec], only: Sequence[str]) -> set[str]:
+    """The run ids that the person named, else all. Raises CommandError (nothing) for one that is not in the grid."""
     known = {spec.run_id() for spec in points}
     unknown = [run_id for run_id in only if run_id not in known]
     if unknown:
-        raise Refusal(f"--only names {unknown[0]!r}, which the grid does not have; see --dry-run.", NOTHING)
+        raise CommandError(
+            f"--only names {unknown[0]!r}, which the grid does not have; see --dry-run.", EXIT_NOTHING_FOUND
+        )
     return set(only) or known
 
 
-def plan_arrays(todo: Sequence[Spec], resources: Resources, site: Site, wishes: Wishes) -> list[PlannedArray]:
+def plan_arrays(
+    todo: Sequence[Spec], resources: Resources, site: Cluster, submit_options: SubmitOptions
+) -> list[PlannedArray]:
     """One array a resource shape, cut to what the site allows; points over several nodes are not packed."""
     arrays = []
     for shape, specs in group_by_shape(todo).items():
-        packed = packing.pack(specs, wishes.points_per_element if shape.num_nodes == 1 else 1)
-        request = request_for(shape, packed, resources, site, wishes)
-        arrays += [PlannedArray(shape, request, part) for part in cut(packed, site.max_array_size)]
+        packed = packing.pack_elements(specs, submit_options.points_per_element if shape.num_nodes == 1 else 1)
+        request = array_request(shape, packed, resources, site, submit_options)
+        arrays += [PlannedArray(shape, request, part) for part in split_to_max_array_size(packed, site.max_array_size)]
     return arrays
 
 
-def request_for(
-    shape: Shape, elements: Sequence[Sequence[Spec]], resources: Resources, site: Site, wishes: Wishes
-) -> Request:
+def array_request(
+    shape: ResourceShape,
+    elements: Sequence[Sequence[Spec]],
+    resources: Resources,
+    site: Cluster,
+    submit_options: SubmitOptions,
+) -> SlurmRequest:
     """What an array of these elements asks for, and for how long."""
-    request = slurm_request.build_request(shape, resources, wishes.site, site.nodes, wishes.max_parallel)
+    request = slurm_request.build_request(
+        shape, resources, submit_options.slurm_options, site.nodes, submit_options.max_parallel
+    )
     num_points = max(len(element) for element in elements)
     if num_points > 1:
-        return slurm_request.add_up_limits(request, shape, num_points, site.partition_limit_min)
-    if shape.num_nodes > 1 and wishes.points_per_element > 1:
+        return slurm_request.sum_time_limits(request, shape, num_points, site.partition_limit_min)
+    if shape.num_nodes > 1 and submit_options.points_per_element > 1:
         return request._replace(notices=(*request.notices, f"{shape}: one point an element, {NOT_PACKED}"))
     return request
 
 
-def cut(elements: Sequence[list[Spec]], max_elements: int) -> list[list[list[Spec]]]:
+def split_to_max_array_size(elements: Sequence[list[Spec]], max_elements: int) -> list[list[list[Spec]]]:
     """Arrays of elements, none longer than the site allows."""
     return [list(elements[i : i + max_elements]) for i in range(0, len(elements), max_elements)]

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pipeline.system.errors import SCHEDULER, Refusal
-from pipeline.system.slurm_commands import ask, run
+from pipeline.system.errors import EXIT_SCHEDULER, CommandError
+from pipeline.system.slurm_commands import ask_slurm, run_slurm
 
 PING_TIMEOUT_S = 20
 NO_CONFIGURATION = ("Could not establish a configuration source", "DNS SRV lookup failed")
@@ -20,7 +20,7 @@ UP = re.compile(r"^Slurmctld\(.*\) at .* is UP\s*$", re.MULTILINE)
 NUMBER = re.compile(r"[0-9]{1,12}")  # int() refuses 4,300 digits, and takes digits of other scripts
 NO_STATE = "no state"  # of a job whose line does not have one
 
-Presence = Literal["absent", "silent", "up"]
+SlurmPresence = Literal["absent", "silent", "up"]
 
 
 class JobState(NamedTuple):
@@ -49,7 +49,7 @@ class NodeType(NamedTuple):
 JobKey = tuple[str, int | None]  # job id (an array's own), index in the array (None: a plain job)
 
 
-def find_slurm() -> Presence:
+def probe_slurm() -> SlurmPresence:
     """`absent`: no commands or no configuration; `silent`: configured and without an answer; `up`."""
     if shutil.which("sbatch") is None or shutil.which("scontrol") is None:
         return "absent"
@@ -57,7 +57,7 @@ def find_slurm() -> Presence:
     if named and not Path(named).is_file():  # Slurm's own commands would retry for a minute
         return "silent"
     try:
-        ping = run("scontrol", "ping", timeout_s=PING_TIMEOUT_S)
+        ping = run_slurm("scontrol", "ping", timeout_s=PING_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return "silent"
     if UP.search(ping.stdout):
@@ -65,10 +65,10 @@ def find_slurm() -> Presence:
     return "absent" if any(phrase in ping.stderr for phrase in NO_CONFIGURATION) else "silent"
 
 
-def not_understood(command: str, line: str) -> Refusal:
+def not_understood(command: str, line: str) -> CommandError:
     """The refusal of an answer that cannot be read without guessing."""
     shown = line.strip()[:80]
-    return Refusal(f"{command} printed {shown!r}, which this tool does not understand; try again.", SCHEDULER)
+    return CommandError(f"{command} printed {shown!r}, which this tool does not understand; try again.", EXIT_SCHEDULER)
 
 
 def whole_number(text: str) -> int | None:
@@ -76,12 +76,12 @@ def whole_number(text: str) -> int | None:
     return int(text) if NUMBER.fullmatch(text) else None
 
 
-def max_array_size() -> int:
+def query_max_array_size() -> int:
     """How many elements an array may have: indices run from 0 to MaxArraySize - 1.
 
-    0 turns arrays off, so that every job stands alone: 1. Raises Refusal for a size that is not understood.
+    0 turns arrays off, so that every job stands alone: 1. Raises CommandError for a size that is not understood.
     """
-    match = re.search(r"^MaxArraySize\b.*$", ask("scontrol", "show", "config"), re.MULTILINE)
+    match = re.search(r"^MaxArraySize\b.*$", ask_slurm("scontrol", "show", "config"), re.MULTILINE)
     if match is None:
         return DEFAULT_MAX_ARRAY_SIZE
     size = whole_number(match[0].partition("=")[2].strip())
@@ -91,7 +91,7 @@ def max_array_size() -> int:
 
 
 def read_table(command: str, answer: str, num_columns: int) -> list[list[str]]:
-    """The rows of an answer, without blank lines and a site's banner. Raises Refusal where all lines are banners."""
+    """The rows of an answer, without blank lines and a site's banner. Raises CommandError where all lines are banners."""
     lines = [line for line in answer.splitlines() if line.strip()]
     rows = [line.split("|") for line in lines if "|" in line]
     damaged = ["|".join(row) for row in rows if len(row) != num_columns] or (lines if not rows else [])
@@ -100,25 +100,27 @@ def read_table(command: str, answer: str, num_columns: int) -> list[list[str]]:
     return rows
 
 
-def node_types(partition: str | None) -> list[NodeType]:
-    """The nodes of a partition, or of several as `a,b` (None: the default one). Raises Refusal for an unknown one."""
+def query_node_types(partition: str | None) -> list[NodeType]:
+    """The nodes of a partition, or of several as `a,b` (None: the default one). Raises CommandError for an unknown one."""
     # without --noconvert sinfo writes 1024 CPUs as 1K
-    answer = ask("sinfo", "--noconvert", "-h", "-e", "-o", "%P|%c|%m|%G|%D")
+    answer = ask_slurm("sinfo", "--noconvert", "-h", "-e", "-o", "%P|%c|%m|%G|%D")
     rows = read_table("sinfo", answer, num_columns=5)
     names = {row[0].rstrip("*") for row in rows}
     wanted = choose_partitions([row[0] for row in rows], partition)
     if not wanted or not wanted <= names:
         which = f"partition {partition!r}" if partition else "default partition"
-        raise Refusal(f"Slurm has no {which}; choose --partition from {', '.join(sorted(names)) or 'none'}.", SCHEDULER)
+        raise CommandError(
+            f"Slurm has no {which}; choose --partition from {', '.join(sorted(names)) or 'none'}.", EXIT_SCHEDULER
+        )
     return [read_nodes(row) for row in rows if row[0].rstrip("*") in wanted]
 
 
 def read_nodes(row: Sequence[str]) -> NodeType:
-    """Nodes of one kind, from their row; `8+` is the least of several. Raises Refusal for what is not understood."""
+    """Nodes of one kind, from their row; `8+` is the least of several. Raises CommandError for what is not understood."""
     _, cpus, memory_mib, gres, nodes = row
     numbers = whole_number(nodes), whole_number(cpus.removesuffix("+")), whole_number(memory_mib.removesuffix("+"))
     num_nodes, num_cpus, least_mib = numbers
-    num_gpus = count_gpus(gres)
+    num_gpus = parse_gres_gpus(gres)
     if num_nodes is None or num_cpus is None or least_mib is None or num_gpus is None:
         raise not_understood("sinfo", "|".join(row))
     return NodeType(num_nodes, num_cpus, least_mib, num_gpus, count_gpus_by_type(gres))
@@ -129,18 +131,18 @@ def choose_partitions(shown: Sequence[str], partition: str | None) -> set[str]:
     return set(partition.split(",")) if partition else {name.rstrip("*") for name in shown if name.endswith("*")}
 
 
-def partition_limit_min(partition: str | None) -> int | None:
+def query_partition_limit_min(partition: str | None) -> int | None:
     """The longest limit, in minutes, that the partition gives a job (of several, the least); None where it has none."""
-    rows = read_table("sinfo", ask("sinfo", "-h", "-o", "%P|%l"), num_columns=2)
+    rows = read_table("sinfo", ask_slurm("sinfo", "-h", "-o", "%P|%l"), num_columns=2)
     wanted = choose_partitions([row[0] for row in rows], partition)
-    limits = [limit_min(row[1].strip()) for row in rows if row[0].rstrip("*") in wanted]
+    limits = [parse_limit_min(row[1].strip()) for row in rows if row[0].rstrip("*") in wanted]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def limit_min(text: str) -> int | None:
+def parse_limit_min(text: str) -> int | None:
     """`[days-]hours:minutes:seconds` or `minutes:seconds`, as sinfo has it, in whole minutes; None for `infinite`.
 
-    Raises Refusal for any other text.
+    Raises CommandError for any other text.
     """
     if text == "infinite":
         return None
@@ -167,7 +169,7 @@ def read_gpus(gres: str) -> list[tuple[str, int]] | None:
     return found
 
 
-def count_gpus(gres: str) -> int | None:
+def parse_gres_gpus(gres: str) -> int | None:
     """`gpu:4`, `gpu:a100:4(S:0-1),nvme:1` -> 4; `(null)` -> 0; None where a count of GPUs is not understood."""
     gpus = read_gpus(gres)
     return None if gpus is None else sum(number for _, number in gpus)
@@ -182,10 +184,10 @@ def count_gpus_by_type(gres: str) -> dict[str, int]:
     return dict(counts)
 
 
-def job_states(job_ids: Collection[str]) -> dict[JobKey, JobState]:
+def query_job_states(job_ids: Collection[str]) -> dict[JobKey, JobState]:
     """The state of every element of these jobs that Slurm still knows, from squeue and, for older ones, sacct.
 
-    Raises Refusal (scheduler) where squeue does not answer: no state is inferred from silence.
+    Raises CommandError (scheduler) where squeue does not answer: no state is inferred from silence.
     """
     wanted = sorted(set(job_ids))
     if not wanted:
@@ -198,13 +200,13 @@ def job_states(job_ids: Collection[str]) -> dict[JobKey, JobState]:
 def read_squeue(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
     """The jobs that the controller remembers (for MinJobAge after their end)."""
     try:
-        answer = run("squeue", "-h", "-r", "-t", "all", "-j", ",".join(job_ids), "-O", SQUEUE_FIELDS)
+        answer = run_slurm("squeue", "-h", "-r", "-t", "all", "-j", ",".join(job_ids), "-O", SQUEUE_FIELDS)
     except (subprocess.TimeoutExpired, OSError) as error:
-        raise Refusal(f"squeue does not answer ({error}); try again.", SCHEDULER) from error
+        raise CommandError(f"squeue does not answer ({error}); try again.", EXIT_SCHEDULER) from error
     if answer.returncode and "Invalid job id specified" in answer.stderr:
         return  # it has forgotten the only job that was asked for
     if answer.returncode:
-        raise Refusal(f"squeue failed: {' '.join(answer.stderr.split())}; try again.", SCHEDULER)
+        raise CommandError(f"squeue failed: {' '.join(answer.stderr.split())}; try again.", EXIT_SCHEDULER)
     lines = [line for line in answer.stdout.splitlines() if line.strip()]
     ours = [line for line in lines if line.partition("|")[0] in job_ids]
     if lines and not ours:  # banners, and no answer
@@ -238,7 +240,7 @@ def read_sacct(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
     """The jobs that accounting remembers; nothing where accounting is off."""
     command = ("sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode,End,Reason", "-j", ",".join(job_ids))
     try:
-        answer = run(*command)
+        answer = run_slurm(*command)
     except (OSError, subprocess.TimeoutExpired):
         return
     if answer.returncode:
@@ -256,11 +258,11 @@ def read_sacct(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
 def find_jobs_named(names: Collection[str]) -> dict[str, str]:
     """job name -> job id (an array's own), of the jobs that the controller remembers under these names.
 
-    Raises Refusal (scheduler) where squeue does not answer, or not in these terms.
+    Raises CommandError (scheduler) where squeue does not answer, or not in these terms.
     """
     if not names:
         return {}
-    answer = ask("squeue", "-h", "-t", "all", "-n", ",".join(sorted(names)), "-O", "ArrayJobID:|,Name:")
+    answer = ask_slurm("squeue", "-h", "-t", "all", "-n", ",".join(sorted(names)), "-O", "ArrayJobID:|,Name:")
     rows = [line.partition("|")[::2] for line in answer.splitlines() if line.strip()]
     found = {name: job_id for job_id, name in rows if name in names}
     damaged = [job_id for job_id in found.values() if whole_number(job_id) is None]

@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from pipeline.experiment.resources import Resources, Shape, group_by_shape
+from pipeline.experiment.resources import Resources, ResourceShape, group_by_shape
 from pipeline.experiment.spec import Spec
 from pipeline.submission.slurm_queries import NodeType
-from pipeline.system.errors import SCHEDULER, Refusal, some_of
+from pipeline.system.errors import EXIT_SCHEDULER, CommandError, shorten_list
 
-SAFE_TEXT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,:=+@/-]{0,127}")
+SAFE_OPTION_VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,:=+@/-]{0,127}")
 GPU_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MAX_SIGNAL_DELAY_S = 30
 MAX_NAMES = 8  # of points, in one line
@@ -19,7 +19,7 @@ MAX_NAMES = 8  # of points, in one line
 Memory = Literal["0", "default"]
 
 
-class SiteOptions(NamedTuple):
+class SlurmOptions(NamedTuple):
     """What a person chooses of the site; None leaves the site's default.
 
     `exclusive` asks for whole nodes, so that no other work runs beside a point. `gres` asks for GPUs by --gres, for
@@ -49,7 +49,7 @@ class SiteOptions(NamedTuple):
 PASSED_ON = ("partition", "account", "qos", "constraint")
 
 
-class Request(NamedTuple):
+class SlurmRequest(NamedTuple):
     """One array's options of sbatch: long name -> value; an empty value is a flag."""
 
     options: dict[str, str]
@@ -57,29 +57,33 @@ class Request(NamedTuple):
     notices: tuple[str, ...]
 
 
-def check_site_options(site: SiteOptions) -> None:
-    """Raise Refusal for a text that could be more than a name: #SBATCH lines are not shell."""
+def check_slurm_options(site: SlurmOptions) -> None:
+    """Raise CommandError for a text that could be more than a name: #SBATCH lines are not shell."""
     for field, value in site._asdict().items():
-        pattern, marks = (GPU_TYPE, "._-") if field == "gpu_type" else (SAFE_TEXT, "._,:=+@/-")
+        pattern, marks = (GPU_TYPE, "._-") if field == "gpu_type" else (SAFE_OPTION_VALUE, "._,:=+@/-")
         if isinstance(value, str) and not pattern.fullmatch(value):
-            raise Refusal(
+            raise CommandError(
                 f"--{field.replace('_', '-')} {value!r} must be 1 to 128 letters, digits or {marks} and start with a "
                 "letter or digit."
             )
 
 
 def check_gpu_type(gpu_type: str | None, nodes: Sequence[NodeType]) -> None:
-    """Raise Refusal (scheduler) for a GPU type that no node of the partition has."""
+    """Raise CommandError (scheduler) for a GPU type that no node of the partition has."""
     known = sorted({name for node in nodes for name in node.gpus_by_type})
     if gpu_type is None or gpu_type in known:
         return
     cure = f"choose one of {', '.join(known)}" if known else "its GPUs have no type; leave --gpu-type out"
-    raise Refusal(f"--gpu-type {gpu_type!r} is no GPU type of the partition; {cure}.", SCHEDULER)
+    raise CommandError(f"--gpu-type {gpu_type!r} is no GPU type of the partition; {cure}.", EXIT_SCHEDULER)
 
 
 def build_request(
-    shape: Shape, resources: Resources, site: SiteOptions, nodes: Sequence[NodeType] | None, max_parallel: int | None
-) -> Request:
+    shape: ResourceShape,
+    resources: Resources,
+    site: SlurmOptions,
+    nodes: Sequence[NodeType] | None,
+    max_parallel: int | None,
+) -> SlurmRequest:
     """What an array of the shape asks for: one task a node, torchrun starts the ranks inside it.
 
     CPUs and memory are cut to what the best of the nodes with enough GPUs of the type has; GPUs and nodes never are.
@@ -114,10 +118,10 @@ def build_request(
     options |= site.named()
     if site.exclusive:
         options["exclusive"] = ""
-    return Request(options, max_parallel, tuple(notices))
+    return SlurmRequest(options, max_parallel, tuple(notices))
 
 
-def gpus_needed(shape: Shape) -> int:
+def gpus_needed(shape: ResourceShape) -> int:
     """GPUs that a node must have for the shape."""
     return shape.gpus_per_node if shape.device == "cuda" else 0
 
@@ -127,7 +131,9 @@ def signal_delay_s(limit_min: int) -> int:
     return min(MAX_SIGNAL_DELAY_S, limit_min * 60 // 10)
 
 
-def add_up_limits(request: Request, shape: Shape, num_points: int, partition_limit_min: int | None) -> Request:
+def sum_time_limits(
+    request: SlurmRequest, shape: ResourceShape, num_points: int, partition_limit_min: int | None
+) -> SlurmRequest:
     """The request for elements of several points: the sum of their limits, or what the partition allows if less."""
     point_min = int(request.options["time"])
     sum_min = num_points * point_min
@@ -150,7 +156,7 @@ def unsatisfiable_on_slurm(
         fitting = sum(node.num_nodes for node in nodes if node.count_gpus(gpu_type) >= gpus_needed(shape))
         reason = None
         if gpus_needed(shape) > most_gpus:
-            needed = count_gpus(shape.gpus_per_node, gpu_type)
+            needed = gpu_count_text(shape.gpus_per_node, gpu_type)
             reason = f"needs {needed} a node and the largest node has {most_gpus}"
         elif shape.num_nodes > fitting:
             reason = f"needs {shape.num_nodes} nodes and the partition has {fitting} that fit"
@@ -166,29 +172,29 @@ def unsatisfiable_here(points: Iterable[Spec], num_gpus: int) -> dict[str, str]:
         if spec.num_nodes > 1:
             reasons[spec.run_id()] = f"needs {spec.num_nodes} nodes and this is one; submit it to Slurm"
         elif spec.device == "cuda" and spec.num_gpus > num_gpus:
-            reasons[spec.run_id()] = f"needs {count_gpus(spec.num_gpus)} and this machine has {num_gpus}"
+            reasons[spec.run_id()] = f"needs {gpu_count_text(spec.num_gpus)} and this machine has {num_gpus}"
     return reasons
 
 
-def count_gpus(number: int, gpu_type: str | None = None) -> str:
+def gpu_count_text(number: int, gpu_type: str | None = None) -> str:
     """`1 GPU`, `2 GPUs`, `2 a40 GPUs`."""
     return f"{number} {gpu_type or ''} GPU{'s' * (number != 1)}".replace("  ", " ")
 
 
 def refuse_unsatisfiable(reasons: Mapping[str, str], num_points: int) -> None:
-    """Raise Refusal that names the points that cannot run, before anything is submitted."""
+    """Raise CommandError that names the points that cannot run, before anything is submitted."""
     if not reasons:
         return
-    named = "; ".join(name_by_reason(reasons))
-    raise Refusal(
+    named = "; ".join(lines_by_reason(reasons))
+    raise CommandError(
         f"{len(reasons)} of {num_points} points cannot run here; leave them out with --skip-unsatisfiable, or change "
         f"them with --set ({named})."
     )
 
 
-def name_by_reason(reasons: Mapping[str, str]) -> list[str]:
+def lines_by_reason(reasons: Mapping[str, str]) -> list[str]:
     """A line a reason, with the points it holds for; of many only the first are named."""
     groups: dict[str, list[str]] = {}
     for run_id, reason in reasons.items():
         groups.setdefault(reason, []).append(run_id)
-    return [f"{reason}: {some_of(run_ids, MAX_NAMES)}" for reason, run_ids in groups.items()]
+    return [f"{reason}: {shorten_list(run_ids, MAX_NAMES)}" for reason, run_ids in groups.items()]

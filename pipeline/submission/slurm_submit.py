@@ -7,19 +7,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.experiment.folder import Experiment, readable
-from pipeline.experiment.manifest import Array, Submission
-from pipeline.runner.launch_options import ROOT, LaunchOptions, exec_element
+from pipeline.experiment.folder import Experiment, displayable_name
+from pipeline.experiment.manifest import SlurmArray, Submission
+from pipeline.runner.launch_options import PYTHONPATH_ROOT, LaunchOptions, exec_element
 from pipeline.submission import slurm_queries
-from pipeline.submission.slurm_request import Request
+from pipeline.submission.slurm_request import SlurmRequest
 from pipeline.system import slurm_commands
-from pipeline.system.errors import CONTROL_CHARACTER, SCHEDULER, Refusal
+from pipeline.system.errors import CONTROL_CHARACTER, EXIT_SCHEDULER, CommandError
 
 SUBMITIT_DEFAULT_PARALLEL = 256
 PICKLE = "elements.pkl"  # what all elements of an array read; without it none begins
 
 
-class Unanswered(Refusal):
+class Unanswered(CommandError):
     """Slurm may have taken an array, and did not say so."""
 
 
@@ -29,30 +29,30 @@ def job_name(experiment_name: str, submission_id: str, number: int) -> str:
 
 
 def refuse_unsafe_paths(experiment: Experiment) -> None:
-    """Raise Refusal for a path that a batch script cannot hold; every other one is quoted there.
+    """Raise CommandError for a path that a batch script cannot hold; every other one is quoted there.
 
     Slurm takes % and \\ in the names of logs for its own signs, and no quoting holds a line break in an #SBATCH line.
     """
     folder = str(experiment.folder.absolute())
     for path, cure in (
         (folder, "choose another --outputs"),
-        (str(ROOT), "install the pipeline elsewhere"),
+        (str(PYTHONPATH_ROOT), "install the pipeline elsewhere"),
         (sys.executable, "install Python elsewhere"),
     ):
-        if CONTROL_CHARACTER.search(path) or readable(path) != path:
-            raise Refusal(f"the path {path!r} has a control character, or is not UTF-8; {cure}.")
+        if CONTROL_CHARACTER.search(path) or displayable_name(path) != path:
+            raise CommandError(f"the path {path!r} has a control character, or is not UTF-8; {cure}.")
     sign = next((sign for sign in "%\\" if sign in folder), None)
     if sign:
-        raise Refusal(f"the folder {folder} has a {sign!r}, which Slurm would replace; choose another --outputs.")
+        raise CommandError(f"the folder {folder} has a {sign!r}, which Slurm would replace; choose another --outputs.")
 
 
-def setup_lines(submission_name: str, prologue: Path | None) -> list[str]:
+def batch_setup_lines(submission_name: str, prologue: Path | None) -> list[str]:
     """What the batch script does before it starts the tasks; a failing line ends the job."""
     lines = [
         "set -euo pipefail",
-        *slurm_commands.clean_step(),
+        *slurm_commands.clean_step_lines(),
         f'export PIPELINE_LAUNCH_ID="{submission_name}-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}"',
-        f'export PYTHONPATH={shlex.quote(str(ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+        f'export PYTHONPATH={shlex.quote(str(PYTHONPATH_ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
     ]
     if prologue is not None:
         path = shlex.quote(str(prologue.resolve()))
@@ -67,21 +67,23 @@ def setup_lines(submission_name: str, prologue: Path | None) -> list[str]:
     return lines
 
 
-def srun_arguments(request: Request) -> list[str]:
+def srun_arguments(request: SlurmRequest) -> list[str]:
     """A rank that dies ends the whole step; srun does not inherit the CPUs of the job."""
     return ["--kill-on-bad-exit=1", f"--cpus-per-task={request.options['cpus-per-task']}"]
 
 
-def sbatch_text(name: str, request: Request, num_elements: int, setup: Sequence[str], command: Sequence[str]) -> str:
+def sbatch_text(
+    name: str, request: SlurmRequest, num_elements: int, setup: Sequence[str], command: Sequence[str]
+) -> str:
     """The batch script that submitit is told to write, but for its own folder and its way to start the command."""
     options = {"job-name": name, **request.options}
     if num_elements > 1:
-        options["array"] = f"0-{num_elements - 1}%{parallelism(request, num_elements)}"
+        options["array"] = f"0-{num_elements - 1}%{max_running_elements(request, num_elements)}"
     lines = ["#!/bin/bash", *(f"#SBATCH --{key}{'=' * bool(value)}{value}" for key, value in sorted(options.items()))]
     return "\n".join([*lines, *setup, shlex.join(["srun", *srun_arguments(request), *command])]) + "\n"
 
 
-def parallelism(request: Request, num_elements: int) -> int:
+def max_running_elements(request: SlurmRequest, num_elements: int) -> int:
     """How many elements may run at once."""
     return min(num_elements, request.max_parallel or SUBMITIT_DEFAULT_PARALLEL)
 
@@ -89,8 +91,8 @@ def parallelism(request: Request, num_elements: int) -> int:
 def submit_array(
     experiment: Experiment,
     submission: Submission,
-    array: Array,
-    request: Request,
+    array: SlurmArray,
+    request: SlurmRequest,
     setup: list[str],
     options: LaunchOptions,
 ) -> str:
@@ -98,7 +100,7 @@ def submit_array(
 
     submitit only submits: each element's process becomes pipeline.launch (exec), so that exit codes, signals and
     logs are those of the point. All elements read one pickle, which is there before sbatch is called: no element
-    needs this process any more. Raises Refusal (scheduler) where sbatch refuses, and what it left is removed then;
+    needs this process any more. Raises CommandError (scheduler) where sbatch refuses, and what it left is removed then;
     Unanswered where Slurm may have the array.
     """
     import submitit
@@ -111,15 +113,15 @@ def submit_array(
     if array.is_array:
         executor.parameters["map_count"] = len(array.elements)  # what makes an array of a submission in submitit
     absolute = options._replace(data=options.data.resolve())
-    element = (exec_element, experiment.manifest.resolve(), array.elements, absolute)
+    element = (exec_element, experiment.manifest_path.resolve(), array.elements, absolute)
     submitit.core.utils.DelayedSubmission(*element).dump(folder / PICKLE)
     try:
-        with slurm_commands.as_command_environment():
+        with slurm_commands.clean_environment():
             return str(executor.submit(*element).job_id)
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError, OSError) as error:
         job_id = find_taken(array.job_name, folder, last_line(str(error)))
         if job_id is None:
-            raise Refusal(f"sbatch refused {array.job_name}: {last_line(str(error))}.", SCHEDULER) from error
+            raise CommandError(f"sbatch refused {array.job_name}: {last_line(str(error))}.", EXIT_SCHEDULER) from error
         return job_id  # sbatch failed after the controller had taken the job
 
 
@@ -127,11 +129,11 @@ def find_taken(name: str, folder: Path, problem: str) -> str | None:
     """The job id of an array whose sbatch had a problem; None where Slurm does not have it. Raises Unanswered."""
     try:
         found = slurm_queries.find_jobs_named([name])
-    except Refusal as refusal:
+    except CommandError as refusal:
         raise Unanswered(
             f"sbatch failed for {name} ({problem or 'without a word'}) and Slurm does not say whether it has the "
             f"array ({str(refusal).partition(';')[0]}); submit again, which asks for it first.",
-            SCHEDULER,
+            EXIT_SCHEDULER,
         ) from refusal
     return found.get(name) or withdraw(folder)
 
@@ -161,7 +163,7 @@ def link_line(folder: Path, is_array: bool) -> str:
     return f"ln -f {pickle} {own} 2>/dev/null || cp {pickle} {own} || exit"  # some file systems have no hard links
 
 
-def submitit_parameters(name: str, request: Request, num_elements: int, setup: list[str]) -> dict[str, object]:
+def submitit_parameters(name: str, request: SlurmRequest, num_elements: int, setup: list[str]) -> dict[str, object]:
     """The request in submitit's words."""
     options = dict(request.options)
     signal_delay_s = int(options.pop("signal").partition("@")[2])
@@ -173,7 +175,7 @@ def submitit_parameters(name: str, request: Request, num_elements: int, setup: l
         **{key.replace("-", "_"): int(value) if value.isdecimal() else value for key, value in options.items()},
         "signal_delay_s": signal_delay_s,
         "wckey": "",
-        "array_parallelism": parallelism(request, num_elements),
+        "array_parallelism": max_running_elements(request, num_elements),
         "exclusive": True if is_exclusive else None,
         "additional_parameters": {"no-requeue": True},
         "setup": setup,

@@ -5,7 +5,7 @@ import signal
 import time
 
 
-class Expired(BaseException):
+class DeadlineExpired(BaseException):
     """The time is over. No Exception, so that nothing on the way takes it for an error of its own and goes on."""
 
 
@@ -25,7 +25,7 @@ class Deadline:
         self._due_s = time.monotonic() + (math.inf if self.limit_s is None else self.limit_s)
 
     @property
-    def is_over(self) -> bool:
+    def is_expired(self) -> bool:
         """Whether the time is over."""
         return time.monotonic() >= self._due_s
 
@@ -47,4 +47,4 @@ class Deadline:
             signal.setitimer(signal.ITIMER_REAL, left_s)
         elif self._is_armed:
             self._is_armed = False
-            raise Expired
+            raise DeadlineExpired

@@ -21,16 +21,16 @@ CLAIM_TIMEOUT_S = 2  # between a claim and its rename lie microseconds; after th
 CANNOT_READ = "cannot be read: "  # what is in such a file nobody knows
 
 
-class Unreadable(ValueError):
+class UnreadableFile(ValueError):
     """The file cannot be taken as it is; the text goes on from its name."""
 
 
-def link_exclusively(raw: bytes, path: Path) -> None:
+def create_file_atomically(raw: bytes, path: Path) -> None:
     """Write beside, fsync, link into place: the name is absent or whole, and never overwritten.
 
     Raises FileExistsError when the name is taken.
     """
-    with written_beside(path, raw) as scratch:
+    with temporary_file_beside(path, raw) as scratch:
         place_exclusively(scratch, path)
         sync_folder(path.parent)
 
@@ -95,11 +95,11 @@ def probe_exclusive(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def written_beside(path: Path, raw: bytes) -> Iterator[str]:
+def temporary_file_beside(path: Path, raw: bytes) -> Iterator[str]:
     """The bytes in a scratch file of the same folder, safe on the disk; gone at the end whatever happens."""
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=".publishing-")
     try:
-        with naming(path), os.fdopen(handle, "wb") as file:
+        with add_path_to_errors(path), os.fdopen(handle, "wb") as file:
             file.write(raw)
             file.flush()
             allow_reading(file.fileno())
@@ -120,7 +120,7 @@ def allow_reading(handle: int) -> None:
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def add_path_to_errors(path: Path) -> Iterator[None]:
     """An OSError inside names the file: of a full disk the system names none."""
     try:
         yield
@@ -133,7 +133,7 @@ def sync_folder(folder: Path) -> None:
     """Make a new name in the folder survive a crash of the machine."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with naming(folder):
+        with add_path_to_errors(folder):
             os.fsync(handle)
     except OSError as error:
         if error.errno != errno.EINVAL:  # some network file systems cannot
@@ -148,13 +148,13 @@ def read_bounded(path: Path | str, max_bytes: int, *, follow_links: bool = False
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW))
     except OSError as error:
         reason = "is a link" if error.errno == errno.ELOOP else f"{CANNOT_READ}{error.strerror}"
-        raise Unreadable(reason) from error
+        raise UnreadableFile(reason) from error
     try:
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode):
-            raise Unreadable("is not a regular file")
+            raise UnreadableFile("is not a regular file")
         if facts.st_size > max_bytes:
-            raise Unreadable(f"has {facts.st_size} bytes, more than {max_bytes}")
+            raise UnreadableFile(f"has {facts.st_size} bytes, more than {max_bytes}")
         # without a file object, which costs as much as all the rest
         return b"".join(iter(lambda: os.read(handle, facts.st_size + 1), b""))
     finally:
@@ -171,28 +171,30 @@ def find_open_folder(folder: Path) -> Path | None:
     return None
 
 
-def replace(path: Path, raw: bytes) -> None:
+def replace_file_atomically(path: Path, raw: bytes) -> None:
     """Write beside, fsync, rename over: readers see the old bytes or the new. Raises OSError."""
-    with written_beside(path, raw) as scratch:
+    with temporary_file_beside(path, raw) as scratch:
         os.replace(scratch, path)
     sync_folder(path.parent)
 
 
-class Newer(Unreadable):
+class NewerSchema(UnreadableFile):
     """A later version of this project wrote it: the file is sound, and we are old."""
 
 
-class Versioned(msgspec.Struct):
+class SchemaHeader(msgspec.Struct):
     """What every file of ours says of its own form, whatever else it holds."""
 
     schema_version: int
 
 
-def refuse_newer(raw: bytes, newest: int) -> None:
+def check_schema_version(raw: bytes, newest: int) -> None:
     """Raise Newer where the JSON has a schema past the newest that is known."""
     try:
-        version = msgspec.json.decode(raw, type=Versioned).schema_version
+        version = msgspec.json.decode(raw, type=SchemaHeader).schema_version
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return
     if version > newest:
-        raise Newer(f"has schema {version} of a later version, and this one reads up to {newest}; update this one")
+        raise NewerSchema(
+            f"has schema {version} of a later version, and this one reads up to {newest}; update this one"
+        )

@@ -9,8 +9,8 @@ import socket
 from datetime import UTC, datetime
 from pathlib import Path
 
-PROC_GPUS = Path("/proc/driver/nvidia/gpus")
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+NVIDIA_GPUS_PATH = Path("/proc/driver/nvidia/gpus")
+BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -19,7 +19,7 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
-def name_process(name: str) -> None:
+def set_process_name(name: str) -> None:
     """What ps and top call this process; a forked one has the command line of the one that it was forked from."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name)
@@ -28,14 +28,14 @@ def name_process(name: str) -> None:
 def gpu_names() -> set[str]:
     """The names of all NVIDIA GPUs of this machine, by the kernel module; empty where it does not say."""
     found = set()
-    for path in PROC_GPUS.glob("*/information"):
+    for path in NVIDIA_GPUS_PATH.glob("*/information"):
         with contextlib.suppress(OSError):
             lines = path.read_text(errors="replace").splitlines()
             found |= {line.partition(":")[2].strip() for line in lines if line.startswith("Model:")}
     return found
 
 
-def visible_gpus() -> list[str]:
+def visible_gpu_ids() -> list[str]:
     """NVIDIA GPUs of this machine that CUDA_VISIBLE_DEVICES leaves visible, as it names them; by number without it."""
     present = sum(path.name.removeprefix("nvidia").isdecimal() for path in Path("/dev").glob("nvidia[0-9]*"))
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -47,7 +47,7 @@ def visible_gpus() -> list[str]:
 
 def num_visible_gpus() -> int:
     """How many GPUs are visible."""
-    return len(visible_gpus())
+    return len(visible_gpu_ids())
 
 
 def num_job_gpus() -> int:
@@ -64,7 +64,7 @@ def node_name() -> str:
 def boot_id() -> str | None:
     """What the kernel draws anew at every boot, and no other machine of that name has; None where it does not say."""
     try:
-        return BOOT_ID.read_text().strip()
+        return BOOT_ID_PATH.read_text().strip()
     except OSError:
         return None
 
@@ -91,6 +91,6 @@ def node_rank() -> int:
     return rank if rank < int(os.environ.get("SLURM_STEP_NUM_NODES", "1")) else 0
 
 
-def now() -> str:
+def utc_timestamp() -> str:
     """The time in UTC, to the second."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

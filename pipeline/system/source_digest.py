@@ -28,13 +28,13 @@ def digest_source(package: Path = PACKAGE) -> str:
     Grids are no part of it: each record holds its point.
     """
     found = hashlib.sha256()
-    for path in sorted(find_files(package)):
-        for part in (path.encode(errors="surrogateescape"), read(package / path)):
+    for path in sorted(find_python_files(package)):
+        for part in (path.encode(errors="surrogateescape"), read_or_empty(package / path)):
             found.update(len(part).to_bytes(8, "big") + part)
     return found.hexdigest()
 
 
-def find_files(package: Path) -> list[str]:
+def find_python_files(package: Path) -> list[str]:
     """The Python files of the package, by their names relative to it."""
     return [
         os.path.relpath(os.path.join(folder, name), package)
@@ -44,7 +44,7 @@ def find_files(package: Path) -> list[str]:
     ]
 
 
-def read(path: Path) -> bytes:
+def read_or_empty(path: Path) -> bytes:
     """The bytes of the file; none where it has gone since it was listed."""
     try:
         return path.read_bytes()
@@ -52,19 +52,19 @@ def read(path: Path) -> bytes:
         return b""
 
 
-AT_START = digest_source()  # before the modules that take long to import
+DIGEST_AT_START = digest_source()  # before the modules that take long to import
 
 
 @functools.cache
-def imported() -> Source:
+def imported_source() -> Source:
     """The source of this process. Call it as soon as all modules are imported; a forked process keeps the answer."""
     commit, is_dirty = git_state(PACKAGE.parent)
-    return Source(AT_START, commit, is_dirty, is_changed=digest_source() != AT_START)
+    return Source(DIGEST_AT_START, commit, is_dirty, is_changed=digest_source() != DIGEST_AT_START)
 
 
-def differs_from(digest: str) -> bool:
+def is_source_changed(digest: str) -> bool:
     """Whether that is not the source which this process imported, or not the one on the disk now."""
-    return {digest} != {AT_START, digest_source()}
+    return {digest} != {DIGEST_AT_START, digest_source()}
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:

@@ -8,21 +8,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline.data.images import SIZE
-from pipeline.experiment.spec import CAPTURED, COMPILED, Execution, Spec
-from pipeline.training.step import Score, cross_entropy
+from pipeline.data.images import IMAGE_SIZE_PX
+from pipeline.experiment.spec import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, Execution, Spec
+from pipeline.training.step import LossAndNumCorrect, cross_entropy
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-class Compiled(NamedTuple):
+class CompiledModel(NamedTuple):
     """What a step calls instead of the model, and of the loss of its outputs."""
 
     forward: Callable[[Tensor], Tensor]
-    score: Score
+    score: LossAndNumCorrect
 
 
-def compile_model(model: nn.Module, execution: Execution, spec: Spec) -> Compiled:
+def compile_model(model: nn.Module, execution: Execution, spec: Spec) -> CompiledModel:
     """The model and its loss through torch.compile, anew: forms of one model would share what was compiled for one.
 
     DDP is compiled as it wraps the model, and not the model inside it: only so does TorchDynamo cut the backward
@@ -31,13 +31,13 @@ def compile_model(model: nn.Module, execution: Execution, spec: Spec) -> Compile
     """
     torch.compiler.reset()
     options = inductor_options(execution, model) if spec.device == "cuda" else {}
-    return Compiled(
+    return CompiledModel(
         cast(Callable[[Tensor], Tensor], torch.compile(model, dynamic=False, options=options)),
-        cast(Score, torch.compile(cross_entropy, dynamic=False)),
+        cast(LossAndNumCorrect, torch.compile(cross_entropy, dynamic=False)),
     )
 
 
-def are_convolved_once(model: nn.Module) -> bool:
+def is_each_weight_read_once(model: nn.Module) -> bool:
     """Whether the weight of every convolution is a parameter that a forward pass reads once.
 
     Only then is its gradient accumulated nowhere but where it leaves the backward pass.
@@ -49,7 +49,7 @@ def are_convolved_once(model: nn.Module) -> bool:
     hooks = [module.register_forward_hook(lambda read, *_: num_reads.update([read.weight])) for module in convolutions]
     is_training, device = model.training, next(model.parameters()).device
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=False):  # not tuned for it
-        model.eval()(torch.zeros(1, 3, SIZE, SIZE, device=device))
+        model.eval()(torch.zeros(1, 3, IMAGE_SIZE_PX, IMAGE_SIZE_PX, device=device))
     model.train(is_training)
     for hook in hooks:
         hook.remove()
@@ -61,10 +61,10 @@ def inductor_options(execution: Execution, model: nn.Module) -> dict[str, Any]:
     step the weight gradients beside the rest of the backward pass, and the pointwise kernels tuned on this GPU.
     """
     options: dict[str, Any] = {"combo_kernels": True}
-    if execution in CAPTURED:
+    if execution in CAPTURED_EXECUTIONS:
         from pipeline.training import weight_gradient_overlap  # imports TorchInductor, which takes a second
 
-        to_buckets = isinstance(model, DistributedDataParallel) and are_convolved_once(model.module)
+        to_buckets = isinstance(model, DistributedDataParallel) and is_each_weight_read_once(model.module)
         aside = weight_gradient_overlap.OverlapWeightGradients(to_buckets)
         options |= weight_gradient_overlap.INDUCTOR_OPTIONS | {
             "post_grad_custom_post_pass": aside,
@@ -78,11 +78,11 @@ def num_compiled_graphs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])  # torch has no public name for it
 
 
-def tune_convolutions(execution: Execution) -> None:
+def set_cudnn_benchmark(execution: Execution) -> None:
     """Let cuDNN try all its algorithms for a compiled step, before the clock; else it goes by its rules, as by default.
 
     A step that is not compiled keeps PyTorch's default, which is what people run, and the only setting that is fair
     to DataParallel: it starts new threads each step, which do not keep the tuned plans (hundreds of milliseconds).
     """
-    torch.backends.cudnn.benchmark = execution in COMPILED
+    torch.backends.cudnn.benchmark = execution in COMPILED_EXECUTIONS
     torch.backends.cudnn.benchmark_limit = 0  # all of them: among the first ten is no faster one

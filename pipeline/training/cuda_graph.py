@@ -11,29 +11,29 @@ import torch
 from torch import Tensor
 
 from pipeline.data.batches import Batch, image_dtype, memory_format
-from pipeline.data.images import SIZE
-from pipeline.experiment.spec import COMPILED, Execution, Spec
+from pipeline.data.images import IMAGE_SIZE_PX
+from pipeline.experiment.spec import COMPILED_EXECUTIONS, Execution, Spec
 from pipeline.training.process_group import Rank
-from pipeline.training.step import EagerStep, Mark, unmarked
-from pipeline.training.step_timer import WHOLE
+from pipeline.training.step import EagerStep, MarkPart, ignore_mark
+from pipeline.training.step_timer import WHOLE_STEP
 
-WARM_UP_STEPS = 3
+CAPTURE_WARM_UP_STEPS = 3
 # DDP rebuilds its buckets after the first step, and synchronizes for its own log in each of the first ten
-DDP_WARM_UP_STEPS = 11
+DDP_CAPTURE_WARM_UP_STEPS = 11
 
 Work = Callable[[], object]
 Replay = Callable[[], object]
-Recorder = Callable[[Work], Replay]
+GraphCapturer = Callable[[Work], Replay]
 
 
-def warm_up_steps(spec: Spec) -> int:
+def num_capture_warm_up_steps(spec: Spec) -> int:
     """How many steps must have run before one can be captured."""
-    return DDP_WARM_UP_STEPS if spec.strategy == "ddp" else WARM_UP_STEPS
+    return DDP_CAPTURE_WARM_UP_STEPS if spec.strategy == "ddp" else CAPTURE_WARM_UP_STEPS
 
 
 def new_stream(execution: Execution, rank: Rank) -> torch.cuda.Stream:
     """A stream for a captured step: of high priority where weight gradients run beside it, which nothing waits for."""
-    return torch.cuda.Stream(rank.device, priority=-1 if execution in COMPILED else 0)
+    return torch.cuda.Stream(rank.device, priority=-1 if execution in COMPILED_EXECUTIONS else 0)
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def on_stream(stream: torch.cuda.Stream, rank: Rank) -> Iterator[None]:
     outside.wait_stream(stream)
 
 
-def graph_recorder() -> Recorder:
+def graph_capturer() -> GraphCapturer:
     """A recorder of CUDA graphs on the current stream, which share one pool of memory.
 
     They may share it because nothing passes from one replay to the next through it: what outlives a step
@@ -70,14 +70,14 @@ def graph_recorder() -> Recorder:
     return record
 
 
-def warm_up_and_record(work: Work, num_warm_up_steps: int, record: Recorder) -> Replay:
+def warm_up_and_capture(work: Work, num_warm_up_steps: int, record: GraphCapturer) -> Replay:
     """Run the work so many times, then record it; recording runs nothing on the device."""
     for _ in range(num_warm_up_steps):
         work()
     return record(work)
 
 
-class Recorded(NamedTuple):
+class CapturedGraph(NamedTuple):
     """The step for one size of batch, and the tensors that it reads and writes wherever it is replayed."""
 
     images: Tensor
@@ -93,21 +93,21 @@ class CapturedStep:
     is part of the graph unless the optimizer reads it from the device (`fused_optimizer`).
     """
 
-    parts: tuple[str, ...] = WHOLE
+    parts: tuple[str, ...] = WHOLE_STEP
 
-    def __init__(self, step: EagerStep, sizes: Sequence[int], spec: Spec, rank: Rank, record: Recorder) -> None:
+    def __init__(self, step: EagerStep, sizes: Sequence[int], spec: Spec, rank: Rank, record: GraphCapturer) -> None:
         self.num_correct = step.num_correct
         self._step = step
         self._recorded = {size: self._record(size, spec, rank, record) for size in sizes}
 
-    def _record(self, size: int, spec: Spec, rank: Rank, record: Recorder) -> Recorded:
-        images, labels = example_batch(size, spec, rank)
+    def _record(self, size: int, spec: Spec, rank: Rank, record: GraphCapturer) -> CapturedGraph:
+        images, labels = blank_batch(size, spec, rank)
         loss = torch.zeros((), device=rank.device)
 
         def work() -> None:
-            loss.copy_(self._step(images, labels, unmarked))
+            loss.copy_(self._step(images, labels, ignore_mark))
 
-        return Recorded(images, labels, loss, warm_up_and_record(work, warm_up_steps(spec), record))
+        return CapturedGraph(images, labels, loss, warm_up_and_capture(work, num_capture_warm_up_steps(spec), record))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -122,7 +122,7 @@ class CapturedStep:
             raise RuntimeError(f"the captured step has the learning rate {self._step.rate} and cannot take {rate}")
         self._step.set_learning_rate(rate)
 
-    def __call__(self, images: Tensor, labels: Tensor, mark: Mark) -> Tensor:
+    def __call__(self, images: Tensor, labels: Tensor, mark: MarkPart) -> Tensor:
         recorded = self._recorded[len(labels)]
         recorded.images.copy_(images, non_blocking=True)
         recorded.labels.copy_(labels, non_blocking=True)
@@ -131,8 +131,8 @@ class CapturedStep:
         return recorded.loss.clone()
 
 
-def example_batch(size: int, spec: Spec, rank: Rank) -> Batch:
+def blank_batch(size: int, spec: Spec, rank: Rank) -> Batch:
     """A batch of that size as the step meets it, of black images."""
-    shape = (size, 3, SIZE, SIZE)
+    shape = (size, 3, IMAGE_SIZE_PX, IMAGE_SIZE_PX)
     images = torch.empty(shape, dtype=image_dtype(spec), device=rank.device, memory_format=memory_format(spec))
     return images.zero_(), torch.zeros(size, dtype=torch.int64, device=rank.device)

@@ -11,10 +11,10 @@ from pipeline.analysis.formulas import GIB
 from pipeline.experiment.measurement import DeviceMemory
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
-from pipeline.training.process_group import Rank, devices_of
+from pipeline.training.process_group import Rank, device_indices
 
 
-def forget_point(spec: Spec, rank: Rank) -> bool:
+def reset_memory_statistics(spec: Spec, rank: Rank) -> bool:
     """Count this process's memory from here, and give back what it does not use; False where it cannot."""
     gc.collect()
     if rank.device.type == "cpu":
@@ -25,13 +25,13 @@ def forget_point(spec: Spec, rank: Rank) -> bool:
             return False
         return True
     torch.cuda.empty_cache()
-    for index in devices_of(spec, rank):
+    for index in device_indices(spec, rank):
         torch.cuda.reset_peak_memory_stats(index)
         torch.cuda.reset_accumulated_memory_stats(index)
     return True
 
 
-def limit_memory(spec: Spec, rank: Rank) -> None:
+def set_memory_limit(spec: Spec, rank: Rank) -> None:
     """Let this process use no more than `memory_limit_gib`, so that any machine can play a smaller one.
 
     On CUDA a fraction of the card for each of its devices; on the CPU a limit on data (RLIMIT_DATA) above
@@ -40,15 +40,15 @@ def limit_memory(spec: Spec, rank: Rank) -> None:
     if spec.memory_limit_gib is None:
         return
     if spec.device == "cpu":
-        limit_bytes = held_data_bytes() + int(spec.memory_limit_gib * GIB)
+        limit_bytes = data_segment_bytes() + int(spec.memory_limit_gib * GIB)
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
         return
-    for index in devices_of(spec, rank):
+    for index in device_indices(spec, rank):
         total_bytes = torch.cuda.get_device_properties(index).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, spec.memory_limit_gib * GIB / total_bytes), index)
 
 
-def usable_bytes(spec: Spec, index: int) -> int:
+def usable_device_bytes(spec: Spec, index: int) -> int:
     """What this process holds of a CUDA device and could still get: all but CUDA's own and other processes'."""
     free_bytes, _ = torch.cuda.mem_get_info(index)
     usable = free_bytes + torch.cuda.memory_reserved(index)
@@ -60,26 +60,26 @@ def usable_host_bytes(spec: Spec) -> int | None:
     if spec.memory_limit_gib is None:
         return None
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    return host_bytes("VmRSS") + max(0, limit_bytes - held_data_bytes())
+    return process_memory_bytes("VmRSS") + max(0, limit_bytes - data_segment_bytes())
 
 
-def held_data_bytes() -> int:
+def data_segment_bytes() -> int:
     """The size of this process's data segment now, which is what RLIMIT_DATA counts."""
-    return host_bytes("VmData")
+    return process_memory_bytes("VmData")
 
 
-def host_bytes(field: str) -> int:
+def process_memory_bytes(field: str) -> int:
     """A size of this process as the kernel gives it (proc(5), status): VmData, VmRSS, or its peak VmHWM."""
     with open("/proc/self/status") as file:
         line = next(line for line in file if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024
 
 
-def peak_memory(spec: Spec, rank: Rank) -> list[DeviceMemory]:
+def read_peak_memory(spec: Spec, rank: Rank) -> list[DeviceMemory]:
     """The peak of each device of this rank; on the CPU the peak resident set of the process."""
     if spec.device == "cpu":
         # not ru_maxrss, which starts with the size of the process that started this one
-        peak_bytes, limit_bytes = host_bytes("VmHWM"), usable_host_bytes(spec)
+        peak_bytes, limit_bytes = process_memory_bytes("VmHWM"), usable_host_bytes(spec)
         return [DeviceMemory(rank=rank.rank, device="cpu", peak_allocated_bytes=peak_bytes, usable_bytes=limit_bytes)]
     return [
         DeviceMemory(
@@ -88,7 +88,7 @@ def peak_memory(spec: Spec, rank: Rank) -> list[DeviceMemory]:
             peak_allocated_bytes=torch.cuda.max_memory_allocated(index),
             peak_reserved_bytes=torch.cuda.max_memory_reserved(index),
             num_alloc_retries=torch.cuda.memory_stats(index).get("num_alloc_retries", 0),
-            usable_bytes=usable_bytes(spec, index),
+            usable_bytes=usable_device_bytes(spec, index),
         )
-        for index in process_group.devices_of(spec, rank)
+        for index in process_group.device_indices(spec, rank)
     ]

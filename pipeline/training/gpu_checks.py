@@ -28,7 +28,7 @@ class GpuProblem(RuntimeError):
         self.kind = kind
 
 
-def require_support(spec: Spec, devices: Sequence[int]) -> None:
+def check_gpu_supported(spec: Spec, devices: Sequence[int]) -> None:
     """Raise GpuProblem where this torch has no kernels for one of the devices, or the device no bf16."""
     arch_list = torch.cuda.get_arch_list() if devices else []
     for index in devices:
@@ -44,13 +44,13 @@ def kernel_problem(name: str, capability: Capability, arch_list: Sequence[str]) 
     A binary (sm_80) runs on its own and later minor versions (8.6), intermediate code (compute_90) on every later GPU.
     A torch that names none is not judged.
     """
-    if not arch_list or any(runs_on(arch, capability) for arch in arch_list):
+    if not arch_list or any(has_kernels_for(arch, capability) for arch in arch_list):
         return None
     cure = "install with -c constraints-volta.txt" if capability == VOLTA else "install one that was built for it"
     return f"this torch has no kernels for sm_{capability[0]}{capability[1]} ({name}); {cure}"
 
 
-def runs_on(arch: str, capability: Capability) -> bool:
+def has_kernels_for(arch: str, capability: Capability) -> bool:
     """Return if code for the architecture runs on such a GPU. The suffix a or f ties it to one model or family."""
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
     if match is None:
@@ -74,7 +74,7 @@ def precision_problem(name: str, capability: Capability, precision: str | None) 
     return f"bf16 needs compute capability 8.0 or later; {has}; use precision=fp32"
 
 
-def require_free(others_bytes: Mapping[int, int | None]) -> None:
+def check_gpu_free(others_bytes: Mapping[int, int | None]) -> None:
     """Raise GpuProblem where other processes hold memory of one of the GPUs."""
     problem = neighbour_problem(others_bytes, "holds")
     if problem:
@@ -91,7 +91,7 @@ def neighbour_problem(others_bytes: Mapping[int, int | None], verb: str) -> str 
     return f"another process {verb} {', '.join(held)}; run again on a free GPU" if held else None
 
 
-def memory_of_others(spec: Spec, index: int) -> int | None:
+def memory_of_others_bytes(spec: Spec, index: int) -> int | None:
     """Return the bytes of a GPU that other processes hold now; None where CUDA cannot say.
 
     This process is the only one of its job on the GPU. Its own use is the driver's count of it; where the driver does
@@ -103,13 +103,13 @@ def memory_of_others(spec: Spec, index: int) -> int | None:
         if "out of memory" not in str(error):
             return None
         return torch.cuda.get_device_properties(index).total_memory  # no room for a context: this process holds nothing
-    own_bytes = counted_by_driver(index)
+    own_bytes = nvml_process_bytes(index)
     if own_bytes is None:
         own_bytes = torch.cuda.memory_reserved(index) + CONTEXT_BYTES + (NCCL_BYTES if spec.num_gpus > 1 else 0)
     return max(0, total_bytes - free_bytes - own_bytes)
 
 
-def counted_by_driver(index: int) -> int | None:
+def nvml_process_bytes(index: int) -> int | None:
     """Return the bytes of a GPU that this process holds, as the driver counts them; None where it does not say."""
     try:
         nvml = importlib.import_module("pynvml")

@@ -10,63 +10,63 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.analysis.stopping_rule import is_time_settled
-from pipeline.data.batches import MEAN, STD, TrainingBatches, build_batches
+from pipeline.analysis.stopping_rule import is_time_precise_enough
+from pipeline.data.batches import CHANNEL_MEANS, CHANNEL_STDS, TrainingBatches, build_batches
 from pipeline.data.images import Images, load_images
 from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch
-from pipeline.experiment.record import MAX_CLOCKS, MAX_STEP_TIMES
+from pipeline.experiment.record import MAX_RANK_EPOCHS, MAX_STEP_TIMES
 from pipeline.experiment.spec import Spec
 from pipeline.training import device_memory, process_group
-from pipeline.training.device_memory import peak_memory
+from pipeline.training.device_memory import read_peak_memory
 from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank
-from pipeline.training.step import Step, learning_rate
-from pipeline.training.step_setup import choose_execution, prepare_step, stream_of
-from pipeline.training.step_timer import PARTS, Series, StepClock
+from pipeline.training.step import TrainingStep, learning_rate_at
+from pipeline.training.step_setup import choose_execution, execution_stream, prepare_step
+from pipeline.training.step_timer import STEP_PARTS, PartTimesNs, StepTimer
 
 MAX_EVALUATION_BATCH_SIZE = 1000
 
 
-class RankSeries(NamedTuple):
+class RankEpochSeries(NamedTuple):
     """One rank's raw epoch: parts [num_steps, number of parts] in ns, and the loss of each step."""
 
     clock: RankEpoch
-    parts_ns: Series
+    parts_ns: PartTimesNs
     losses: list[float]
     sizes: list[int]
     num_correct: int
 
 
-class Setup(NamedTuple):
+class TrainingSetup(NamedTuple):
     """What a rank trains on and what it trains, with every random state as the point's seed says."""
 
     batches: TrainingBatches
     bare_model: nn.Module
 
 
-def set_up(spec: Spec, rank: Rank, data: Path | None) -> Setup:
-    """The batches and the model of a point; all ranks begin with the same weights. Raises staging.NotStaged."""
+def build_training_setup(spec: Spec, rank: Rank, data: Path | None) -> TrainingSetup:
+    """The batches and the model of a point; all ranks begin with the same weights. Raises staging.DataNotStaged."""
     set_precision(spec)
     torch.manual_seed(spec.seed)
     batches = build_batches(spec, rank.shard, data)
     bare_model = build_model(spec.model or "resnet18", batches.num_classes, "zero_gamma" in spec.remedies)
     torch.manual_seed(spec.seed * 1_000_003 + rank.rank)  # augmentation in this process differs by rank
-    return Setup(batches, bare_model)
+    return TrainingSetup(batches, bare_model)
 
 
-def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement, list[list[Series]]]:
+def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement, list[list[PartTimesNs]]]:
     """Run every epoch of a point and return what was measured, and parts_ns by epoch and rank.
 
     A point whose windows are settled before the last epoch ends there; its record holds the epochs that were run.
     """
-    batches, bare_model = set_up(spec, rank, data)
+    batches, bare_model = build_training_setup(spec, rank, data)
     test_images = load_images(spec, "test", data) if spec.evaluate and rank.rank == 0 else None
-    device_memory.limit_memory(spec, rank)
+    device_memory.set_memory_limit(spec, rank)
     execution = choose_execution(spec, rank)
-    with stream_of(execution, rank):
+    with execution_stream(execution, rank):
         ready = prepare_step(execution, bare_model, spec, rank)
         epochs, series = run_epochs(spec, rank, batches, ready.step, bare_model, test_images)
-    measurement = describe(
+    measurement = build_measurement(
         spec,
         rank,
         bare_model,
@@ -79,32 +79,37 @@ def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement,
 
 
 def run_epochs(
-    spec: Spec, rank: Rank, batches: TrainingBatches, step: Step, bare_model: nn.Module, test_images: Images | None
-) -> tuple[list[Epoch], list[list[Series]]]:
+    spec: Spec,
+    rank: Rank,
+    batches: TrainingBatches,
+    step: TrainingStep,
+    bare_model: nn.Module,
+    test_images: Images | None,
+) -> tuple[list[Epoch], list[list[PartTimesNs]]]:
     """Every epoch in turn, until the last or until the windows are settled."""
     epochs: list[Epoch] = []
-    series: list[list[Series]] = []
+    series: list[list[PartTimesNs]] = []
     for number in range(1, spec.epochs + 1):
-        gathered = process_group.gather(run_epoch(number, spec, rank, batches, step))
+        gathered = process_group.all_gather(run_epoch(number, spec, rank, batches, step))
         # in batches no larger than the training's, so that the peak memory is the training's
         batch_size = min(MAX_EVALUATION_BATCH_SIZE, spec.batch_size_per_gpu)
         tested = evaluate(bare_model, test_images, rank, batch_size) if test_images else (None, None)
-        epochs.append(summarize(number, spec, gathered, *tested))
+        epochs.append(summarize_epoch(number, spec, gathered, *tested))
         series.append([part.parts_ns for part in gathered])
-        if is_settled(spec, epochs):
+        if may_stop_now(spec, epochs):
             break
     return epochs, series
 
 
-def is_settled(spec: Spec, epochs: Sequence[Epoch]) -> bool:
+def may_stop_now(spec: Spec, epochs: Sequence[Epoch]) -> bool:
     """Whether the windows so far give the epoch time well enough, so that the rest may go.
 
     Only where the epochs after the first are windows and nothing else (spec.may_stop_early).
     """
     if not spec.may_stop_early:
         return False
-    return is_time_settled(
-        [rank.epoch_time_ns for epoch in epochs[1:] if (rank := epoch.slowest) and rank.epoch_time_ns]
+    return is_time_precise_enough(
+        [rank.epoch_time_ns for epoch in epochs[1:] if (rank := epoch.slowest_rank) and rank.epoch_time_ns]
     )
 
 
@@ -113,9 +118,9 @@ def run_epoch(
     spec: Spec,
     rank: Rank,
     batches: TrainingBatches,
-    step: Step,
-    clock_type: type[StepClock] = StepClock,
-) -> RankSeries:
+    step: TrainingStep,
+    clock_type: type[StepTimer] = StepTimer,
+) -> RankEpochSeries:
     """One epoch on the clock: nothing between start and stop prints, reads a value back or synchronizes."""
     num_steps = spec.steps_per_epoch
     clock = clock_type(num_steps, rank.device, step.parts)
@@ -127,15 +132,15 @@ def run_epoch(
 
     clock.start()
     for index in range(num_steps):
-        step.set_learning_rate(learning_rate(spec, (number - 1) * num_steps + index))
+        step.set_learning_rate(learning_rate_at(spec, (number - 1) * num_steps + index))
         images, labels = next(batch_iterator)
         clock.mark("data")
         losses.append(step(images, labels, clock.mark))
         sizes.append(len(labels))
     clock.stop()
 
-    return RankSeries(
-        read_clock(clock, rank, sum(sizes)),
+    return RankEpochSeries(
+        read_rank_epoch(clock, rank, sum(sizes)),
         clock.parts_ns(),
         [float(loss) for loss in torch.stack(losses).float().cpu()],
         sizes,
@@ -143,13 +148,15 @@ def run_epoch(
     )
 
 
-def read_clock(clock: StepClock, rank: Rank, num_samples: int) -> RankEpoch:
+def read_rank_epoch(clock: StepTimer, rank: Rank, num_samples: int) -> RankEpoch:
     """The totals of an epoch; its parts are None where the step could not be marked inside."""
     totals = {part: int(time_ns) for part, time_ns in zip(clock.parts, clock.parts_ns().sum(axis=0), strict=True)}
     return RankEpoch(
         rank=rank.rank,
         epoch_time_ns=clock.epoch_time_ns,
-        compute_time_ns=sum(totals[part] for part in PARTS if part != "data") if clock.parts == PARTS else None,
+        compute_time_ns=sum(totals[part] for part in STEP_PARTS if part != "data")
+        if clock.parts == STEP_PARTS
+        else None,
         data_time_ns=totals.get("data"),
         copy_ns=totals.get("copy"),
         forward_ns=totals.get("forward"),
@@ -179,7 +186,7 @@ def precision_used(spec: Spec, rank: Rank) -> str:
 def evaluate(model: nn.Module, images: Images, rank: Rank, batch_size: int) -> tuple[float | None, float]:
     """Mean loss (None where it is not finite) and accuracy over the test set, on rank 0 and outside the clock."""
     model.eval()
-    mean, std = (torch.tensor(values, device=rank.device).view(1, 3, 1, 1) for values in (MEAN, STD))
+    mean, std = (torch.tensor(values, device=rank.device).view(1, 3, 1, 1) for values in (CHANNEL_MEANS, CHANNEL_STDS))
     loss_sum, num_correct = 0.0, 0
     for start in range(0, len(images.labels), batch_size):
         pixels = np.array(images.pixels[start : start + batch_size])  # a copy: the cache is read-only
@@ -192,8 +199,8 @@ def evaluate(model: nn.Module, images: Images, rank: Rank, batch_size: int) -> t
     return loss if math.isfinite(loss) else None, num_correct / len(images.labels)
 
 
-def summarize(
-    number: int, spec: Spec, ranks: list[RankSeries], test_loss: float | None, test_accuracy: float | None
+def summarize_epoch(
+    number: int, spec: Spec, ranks: list[RankEpochSeries], test_loss: float | None, test_accuracy: float | None
 ) -> Epoch:
     """Every rank's clock, and loss and accuracy over all samples that were seen."""
     num_seen = sum(sum(part.sizes) for part in ranks)
@@ -217,12 +224,12 @@ def summarize(
 def drop_long_series(epochs: list[Epoch]) -> tuple[Epoch, ...]:
     """Keep step times in the record only where they leave it small and readable; steps.npz has them all."""
     num_clocks = sum(len(epoch.ranks) for epoch in epochs)
-    if sum(len(epoch.step_times_ns or ()) for epoch in epochs) <= MAX_STEP_TIMES and num_clocks <= MAX_CLOCKS:
+    if sum(len(epoch.step_times_ns or ()) for epoch in epochs) <= MAX_STEP_TIMES and num_clocks <= MAX_RANK_EPOCHS:
         return tuple(epochs)
     return tuple(msgspec.structs.replace(epoch, step_times_ns=None) for epoch in epochs)
 
 
-def describe(spec: Spec, rank: Rank, model: nn.Module, epochs: tuple[Epoch, ...], **facts: Any) -> Measurement:
+def build_measurement(spec: Spec, rank: Rank, model: nn.Module, epochs: tuple[Epoch, ...], **facts: Any) -> Measurement:
     """What was measured with every rank's memory and the model's size; called by all ranks.
 
     `facts` are further fields of the measurement.
@@ -232,7 +239,7 @@ def describe(spec: Spec, rank: Rank, model: nn.Module, epochs: tuple[Epoch, ...]
         epochs=epochs,
         num_parameters=sum(parameter.numel() for parameter in parameters),
         gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
-        memory=tuple(part for parts in process_group.gather(peak_memory(spec, rank)) for part in parts),
+        memory=tuple(part for parts in process_group.all_gather(read_peak_memory(spec, rank)) for part in parts),
         precision_used=precision_used(spec, rank),
         cudnn_benchmark=torch.backends.cudnn.benchmark if spec.device == "cuda" else None,
         num_threads=torch.get_num_threads(),

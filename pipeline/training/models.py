@@ -66,11 +66,11 @@ class Stem(nn.Conv2d):
     def forward(self, images: Tensor) -> Tensor:
         """The convolution of images [batch, channels, height, width]."""
         if torch.compiler.is_compiling() and images.is_cuda:
-            return multiply_patches(images, self.weight, int(self.padding[0]))
+            return im2col_convolution(images, self.weight, int(self.padding[0]))
         return super().forward(images)
 
 
-def multiply_patches(images: Tensor, weight: Tensor, padding: int) -> Tensor:
+def im2col_convolution(images: Tensor, weight: Tensor, padding: int) -> Tensor:
     """A convolution of stride 1 without bias, as one matrix product; its output lies in memory channels last.
 
     The rows of both matrices are padded to a multiple of 8, which tensor cores ask for.

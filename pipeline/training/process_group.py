@@ -47,7 +47,7 @@ def take_place(spec: Spec) -> Rank:
     return Rank(rank, local_rank, world_size, device)
 
 
-def join(spec: Spec) -> Rank:
+def join_process_group(spec: Spec) -> Rank:
     """Take this process's device and, under DDP, join the process group that torchrun laid out."""
     found = take_place(spec)
     device = found.device
@@ -64,7 +64,7 @@ def join(spec: Spec) -> Rank:
     return found
 
 
-def leave() -> None:
+def leave_process_group() -> None:
     """Leave the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -82,7 +82,7 @@ def synchronize(rank: Rank) -> None:
         torch.cuda.synchronize(rank.device)
 
 
-def gather(value: T) -> list[T]:
+def all_gather(value: T) -> list[T]:
     """Every rank's value, in the order of ranks; the caller's alone outside DDP."""
     if not dist.is_initialized():
         return [value]
@@ -91,7 +91,7 @@ def gather(value: T) -> list[T]:
     return [part for part in values if part is not None]
 
 
-def wrap(model: nn.Module, spec: Spec, rank: Rank) -> nn.Module:
+def wrap_for_strategy(model: nn.Module, spec: Spec, rank: Rank) -> nn.Module:
     """The model as the strategy trains it: bare, DataParallel over the first GPUs, or DDP."""
     if spec.strategy == "dp":
         return DataParallel(model, device_ids=list(range(spec.num_gpus)))
@@ -122,7 +122,7 @@ def wrap_ddp(
     )
 
 
-def devices_of(spec: Spec, rank: Rank) -> list[int]:
+def device_indices(spec: Spec, rank: Rank) -> list[int]:
     """The CUDA devices that this process uses, as indices into the visible ones; none on the CPU."""
     if spec.device == "cpu":
         return []

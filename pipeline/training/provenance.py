@@ -13,9 +13,9 @@ from pipeline.experiment.record import Environment, Gpu
 from pipeline.experiment.spec import Spec
 from pipeline.system import source_digest
 from pipeline.system.host import boot_id, node_name
-from pipeline.training.gpu_checks import memory_of_others
-from pipeline.training.process_group import Rank, devices_of
-from pipeline.training.recorded_variables import allowed_variables
+from pipeline.training.gpu_checks import memory_of_others_bytes
+from pipeline.training.process_group import Rank, device_indices
+from pipeline.training.recorded_variables import recorded_variables
 
 SLURM_VARIABLES = (
     "SLURM_CLUSTER_NAME",
@@ -29,17 +29,17 @@ SLURM_VARIABLES = (
     "SLURM_CPUS_PER_TASK",
     "SLURM_MEM_PER_NODE",
 )
-MAX_TEXT = 400
+MAX_TEXT_CHARS = 400
 
 
-def capture(spec: Spec, rank: Rank) -> Environment:
+def describe_environment(spec: Spec, rank: Rank) -> Environment:
     """This rank's view; rank 0's is published with every rank's GPUs, nodes and boot ids put in."""
-    code = source_digest.imported()
+    code = source_digest.imported_source()
     return Environment(
-        gpus=tuple(describe_gpu(spec, index) for index in devices_of(spec, rank)),
+        gpus=tuple(describe_gpu(spec, index) for index in device_indices(spec, rank)),
         num_gpus_allocated=torch.cuda.device_count() * spec.num_nodes if spec.device == "cuda" else None,
         nodes=(node_name(),),
-        boot_ids=(known_boot[:MAX_TEXT],) if (known_boot := boot_id()) else (),
+        boot_ids=(known_boot[:MAX_TEXT_CHARS],) if (known_boot := boot_id()) else (),
         cpu=cpu_model(),
         num_cpus=len(os.sched_getaffinity(0)),
         driver=driver_version() if spec.device == "cuda" else None,
@@ -54,8 +54,8 @@ def capture(spec: Spec, rank: Rank) -> Environment:
         git_dirty=code.is_dirty,
         source_digest=code.digest,
         source_changed=code.is_changed,
-        slurm={name: os.environ[name][:MAX_TEXT] for name in SLURM_VARIABLES if name in os.environ},
-        variables=allowed_variables(os.environ),
+        slurm={name: os.environ[name][:MAX_TEXT_CHARS] for name in SLURM_VARIABLES if name in os.environ},
+        variables=recorded_variables(os.environ),
     )
 
 
@@ -67,7 +67,7 @@ def describe_gpu(spec: Spec, index: int) -> Gpu:
         node=node_name(),
         uuid=str(facts.uuid),
         memory_bytes=facts.total_memory,
-        memory_of_others_bytes=memory_of_others(spec, index),
+        memory_of_others_bytes=memory_of_others_bytes(spec, index),
     )
 
 
@@ -77,7 +77,9 @@ def cpu_model() -> str | None:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return None
-    return next((line.split(":", 1)[1].strip()[:MAX_TEXT] for line in lines if line.startswith("model name")), None)
+    return next(
+        (line.split(":", 1)[1].strip()[:MAX_TEXT_CHARS] for line in lines if line.startswith("model name")), None
+    )
 
 
 def driver_version() -> str | None:

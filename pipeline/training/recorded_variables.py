@@ -55,7 +55,7 @@ NAMES_BY_PREFIX = {
         USE_FAST_MATH USE_STATIC_CUDA_LAUNCHER WORKER_START
     """,
 }
-NAMES = frozenset(f"{prefix}_{name}" for prefix, names in NAMES_BY_PREFIX.items() for name in names.split())
+RECORDED_NAMES = frozenset(f"{prefix}_{name}" for prefix, names in NAMES_BY_PREFIX.items() for name in names.split())
 
 # NCCL_ALGO="ring;allreduce:tree" names collectives before a colon
 COLLECTIVE = re.compile(r"\b(?:all_?gather|all_?reduce|broadcast|reduce|reduce_?scatter):", re.IGNORECASE)
@@ -68,11 +68,11 @@ CREDENTIAL = re.compile(
 )
 
 
-def allowed_variables(environ: Mapping[str, str]) -> dict[str, str]:
+def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that change what is measured; a value that looks like a credential is redacted whole."""
-    return {name: redacted(value)[:MAX_VALUE] for name, value in sorted(environ.items()) if name in NAMES}
+    return {name: redact(value)[:MAX_VALUE] for name, value in sorted(environ.items()) if name in RECORDED_NAMES}
 
 
-def redacted(value: str) -> str:
+def redact(value: str) -> str:
     """The value, or that it was taken out."""
     return "redacted" if CREDENTIAL.search(COLLECTIVE.sub("", value)) else value

@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from pipeline.data.batches import memory_format
 from pipeline.experiment.spec import REFERENCE_GLOBAL_BATCH_SIZE, Spec
 from pipeline.training.process_group import Rank
-from pipeline.training.step_timer import PARTS
+from pipeline.training.step_timer import STEP_PARTS
 
-Mark = Callable[[str], None]
-Score = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+MarkPart = Callable[[str], None]
+LossAndNumCorrect = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def unmarked(part: str) -> None:
+def ignore_mark(part: str) -> None:
     """The mark of a step that no clock runs beside."""
 
 
-class Step(Protocol):
+class TrainingStep(Protocol):
     """A training step. `parts` are those that it marks after `data`; `num_correct` counts over the epoch."""
 
     parts: tuple[str, ...]
@@ -32,7 +32,7 @@ class Step(Protocol):
     def set_learning_rate(self, rate: float) -> None:
         """The rate of the steps that follow."""
 
-    def __call__(self, images: Tensor, labels: Tensor, mark: Mark) -> Tensor:
+    def __call__(self, images: Tensor, labels: Tensor, mark: MarkPart) -> Tensor:
         """One update; returns the loss, on the device and detached. Nothing here waits for the device."""
 
 
@@ -40,12 +40,12 @@ class EagerStep:
     """Every operation issued by the host, one after another.
 
     `forward` is what is called with the images where that is not the model itself, and `score` what makes loss and
-    correct answers of its outputs; `quiet` is a context around forward and backward, and `after_backward` runs between
+    correct answers of its outputs; `without_communication` is a context around forward and backward, and `after_backward` runs between
     backward and optimizer. `rate_on_device` lets a fused optimizer read the learning rate from the device's memory,
     where a captured step finds a new one.
     """
 
-    parts: tuple[str, ...] = PARTS
+    parts: tuple[str, ...] = STEP_PARTS
 
     def __init__(
         self,
@@ -54,20 +54,20 @@ class EagerStep:
         rank: Rank,
         *,
         forward: Callable[[Tensor], Tensor] | None = None,
-        score: Score | None = None,
-        quiet: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        score: LossAndNumCorrect | None = None,
+        without_communication: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         after_backward: Callable[[], object] | None = None,
         rate_on_device: bool = False,
     ) -> None:
         self.model = model
-        self.rate = learning_rate(spec, 0)
+        self.rate = learning_rate_at(spec, 0)
         self.rate_is_on_device = rate_on_device
         rate = torch.tensor(self.rate, device=rank.device) if rate_on_device else self.rate
         self.optimizer = build_optimizer(model, spec, rate)
         self.num_correct = torch.zeros((), dtype=torch.int64, device=rank.device)
         self._forward: Callable[[Tensor], Tensor] = model if forward is None else forward
         self._score = cross_entropy if score is None else score
-        self._quiet = quiet
+        self._without_communication = without_communication
         self._after_backward = after_backward
         self._device = rank.device
         self._memory_format = memory_format(spec)
@@ -87,11 +87,11 @@ class EagerStep:
             else:
                 group["lr"] = rate
 
-    def __call__(self, images: Tensor, labels: Tensor, mark: Mark) -> Tensor:
+    def __call__(self, images: Tensor, labels: Tensor, mark: MarkPart) -> Tensor:
         images = images.to(self._device, non_blocking=True).contiguous(memory_format=self._memory_format)
         labels = labels.to(self._device, non_blocking=True)
         mark("copy")
-        with self._quiet():
+        with self._without_communication():
             with self._autocast:
                 loss, num_correct = self._score(self._forward(images), labels)
             self.num_correct += num_correct
@@ -111,7 +111,7 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return nn.functional.cross_entropy(outputs, labels), (outputs.detach().argmax(1) == labels).sum()
 
 
-def place(model: nn.Module, spec: Spec, rank: Rank) -> nn.Module:
+def place_model(model: nn.Module, spec: Spec, rank: Rank) -> nn.Module:
     """The model on the rank's device, its weights laid out as the spec says; before any wrapping."""
     placed: nn.Module = model.to(rank.device, memory_format=memory_format(spec))  # type: ignore[call-overload]
     return placed
@@ -128,7 +128,7 @@ def build_optimizer(model: nn.Module, spec: Spec, rate: float | Tensor) -> torch
     )
 
 
-def learning_rate(spec: Spec, update: int) -> float:
+def learning_rate_at(spec: Spec, update: int) -> float:
     """The rate of an update from 0: linear scaling and gradual warm-up (Goyal et al. 2017).
 
     x global_batch_size/128 with linear scaling, ramped up over the warm-up's updates.

@@ -13,21 +13,21 @@ import torch
 from torch import nn
 
 from pipeline.data.batches import batch_sizes
-from pipeline.experiment.spec import CAPTURED, COMPILED, Execution, Spec
+from pipeline.experiment.spec import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, Execution, Spec
 from pipeline.training import cuda_graph, device_memory, process_group
-from pipeline.training.compilation import compile_model, num_compiled_graphs, tune_convolutions
-from pipeline.training.cuda_graph import CapturedStep, example_batch
+from pipeline.training.compilation import compile_model, num_compiled_graphs, set_cudnn_benchmark
+from pipeline.training.cuda_graph import CapturedStep, blank_batch
 from pipeline.training.process_group import Rank
-from pipeline.training.step import EagerStep, Step, place, unmarked
+from pipeline.training.step import EagerStep, TrainingStep, ignore_mark, place_model
 
-FASTEST_FIRST: tuple[Execution, ...] = ("compiled_graph", "graph", "compile", "eager")
+EXECUTIONS_FASTEST_FIRST: tuple[Execution, ...] = ("compiled_graph", "graph", "compile", "eager")
 """As `make bench-gpu` found them on an H200 (bf16, one GPU, B=32 to 2048): what `execution: auto` goes by."""
 
 
-class Prepared(NamedTuple):
+class PreparedStep(NamedTuple):
     """A step that is ready, and what that took: None and nothing where there was nothing to do."""
 
-    step: Step
+    step: TrainingStep
     compile_time_s: float | None = None
     captured_batch_sizes: tuple[int, ...] = ()
 
@@ -39,10 +39,10 @@ def choose_execution(spec: Spec, rank: Rank) -> Execution:
     """
     if spec.execution == "eager":
         return "eager"
-    able = all(process_group.gather(has_compiler(rank.device.type)))
+    able = all(process_group.all_gather(has_compiler(rank.device.type)))
     if spec.execution == "auto":
         return fastest_execution(spec, able)
-    if spec.execution in COMPILED and not able:
+    if spec.execution in COMPILED_EXECUTIONS and not able:
         needs = "Triton and a C compiler" if spec.device == "cuda" else "a C++ compiler"
         raise RuntimeError(f"execution={spec.execution!r} needs {needs} on every node; install it, or use 'auto'.")
     return spec.execution
@@ -52,8 +52,8 @@ def fastest_execution(spec: Spec, able_to_compile: bool) -> Execution:
     """The first of FASTEST_FIRST that the spec and the machine allow; on the CPU, where none was measured, eager."""
     if spec.device == "cpu":
         return "eager"
-    allowed = (execution for execution in FASTEST_FIRST if spec.execution_problem(execution) is None)
-    return next(execution for execution in allowed if able_to_compile or execution not in COMPILED)
+    allowed = (execution for execution in EXECUTIONS_FASTEST_FIRST if spec.execution_problem(execution) is None)
+    return next(execution for execution in allowed if able_to_compile or execution not in COMPILED_EXECUTIONS)
 
 
 def has_compiler(device: str) -> bool:
@@ -64,55 +64,55 @@ def has_compiler(device: str) -> bool:
     return importlib.util.find_spec("triton") is not None and any(shutil.which(name) for name in c_compilers)
 
 
-def stream_of(execution: Execution, rank: Rank) -> contextlib.AbstractContextManager[None]:
+def execution_stream(execution: Execution, rank: Rank) -> contextlib.AbstractContextManager[None]:
     """Where everything of that execution is issued, the model's wrapping included (compiled: see bucketing)."""
-    if execution not in CAPTURED:
+    if execution not in CAPTURED_EXECUTIONS:
         return contextlib.nullcontext()
     return cuda_graph.on_stream(cuda_graph.new_stream(execution, rank), rank)
 
 
-def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: Rank) -> Prepared:
-    """The model placed, wrapped, and its step ready; called by all ranks inside stream_of(execution).
+def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: Rank) -> PreparedStep:
+    """The model placed, wrapped, and its step ready; called by all ranks inside execution_stream(execution).
 
     Compiling and capturing train a few steps, of which nothing stays.
     """
-    tune_convolutions(execution)
-    placed = place(bare_model, spec, rank)
-    with bucketing(execution, spec, rank):
-        model = process_group.wrap(placed, spec, rank)
-    is_captured = execution in CAPTURED
-    compiled = compile_model(model, execution, spec)._asdict() if execution in COMPILED else {}
+    set_cudnn_benchmark(execution)
+    placed = place_model(bare_model, spec, rank)
+    with ddp_wrapping_stream(execution, spec, rank):
+        model = process_group.wrap_for_strategy(placed, spec, rank)
+    is_captured = execution in CAPTURED_EXECUTIONS
+    compiled = compile_model(model, execution, spec)._asdict() if execution in COMPILED_EXECUTIONS else {}
     step = EagerStep(model, spec, rank, rate_on_device=is_captured and spec.fused_optimizer, **compiled)
     if execution == "eager":
-        return Prepared(step)
+        return PreparedStep(step)
     started = time.perf_counter()
     sizes = tuple(dict.fromkeys(batch_sizes(spec, rank.world_size)))
-    ready: Step = step
+    ready: TrainingStep = step
     step.begin_epoch()
-    with preserved(step, rank), quiet():
-        if execution in COMPILED:
+    with restored_afterwards(step, rank), ignore_expected_warnings():
+        if execution in COMPILED_EXECUTIONS:
             num_before = num_compiled_graphs()
             train_examples(step, sizes, spec, rank)
-            device_memory.forget_point(spec, rank)  # cuDNN's trials took more memory than any step will
+            device_memory.reset_memory_statistics(spec, rank)  # cuDNN's trials took more memory than any step will
             if num_compiled_graphs() - num_before <= len(sizes):  # the losses alone
                 raise RuntimeError(
                     f"torch.compile found nothing to compile in model {spec.model!r} under strategy {spec.strategy!r}; "
                     "give the model a forward of its own, or use execution: eager."
                 )
         if is_captured:
-            ready = CapturedStep(step, sizes, spec, rank, cuda_graph.graph_recorder())
+            ready = CapturedStep(step, sizes, spec, rank, cuda_graph.graph_capturer())
         process_group.synchronize(rank)
-    compile_time_s = max(process_group.gather(time.perf_counter() - started))
-    return Prepared(ready, compile_time_s, sizes if is_captured else ())
+    compile_time_s = max(process_group.all_gather(time.perf_counter() - started))
+    return PreparedStep(ready, compile_time_s, sizes if is_captured else ())
 
 
-def bucketing(execution: Execution, spec: Spec, rank: Rank) -> contextlib.AbstractContextManager[None]:
+def ddp_wrapping_stream(execution: Execution, spec: Spec, rank: Rank) -> contextlib.AbstractContextManager[None]:
     """Where the model is wrapped: DDP fills its buckets on the stream on which it was.
 
     That is one that the backward pass does not wait for, where weight gradients come from another
     (pipeline.training.weight_gradient_overlap).
     """
-    if spec.strategy != "ddp" or execution not in CAPTURED or execution not in COMPILED:
+    if spec.strategy != "ddp" or execution not in CAPTURED_EXECUTIONS or execution not in COMPILED_EXECUTIONS:
         return contextlib.nullcontext()
     return cuda_graph.on_stream(process_group.bucket_stream(rank.device), rank)
 
@@ -120,13 +120,13 @@ def bucketing(execution: Execution, spec: Spec, rank: Rank) -> contextlib.Abstra
 def train_examples(step: EagerStep, sizes: tuple[int, ...], spec: Spec, rank: Rank) -> None:
     """A few steps of each size, which compile whatever they meet."""
     for size in sizes:
-        images, labels = example_batch(size, spec, rank)
-        for _ in range(cuda_graph.WARM_UP_STEPS):
-            step(images, labels, unmarked)
+        images, labels = blank_batch(size, spec, rank)
+        for _ in range(cuda_graph.CAPTURE_WARM_UP_STEPS):
+            step(images, labels, ignore_mark)
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def ignore_expected_warnings() -> Iterator[None]:
     """Without the warnings of what is meant here."""
     with warnings.catch_warnings():
         # TorchDynamo looks whether the outputs, which the loss is made of, have a gradient
@@ -137,7 +137,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def preserved(step: EagerStep, rank: Rank) -> Iterator[None]:
+def restored_afterwards(step: EagerStep, rank: Rank) -> Iterator[None]:
     """Whatever trains inside leaves no trace in parameters, buffers, momentum and random state.
 
     Put back in place, since a graph reads where they lie. Momentum is left at 0, from which the first update goes
@@ -156,4 +156,4 @@ def preserved(step: EagerStep, rank: Rank) -> Iterator[None]:
                 value.zero_()
 
 
-assert set(FASTEST_FIRST) == set(get_args(Execution)), "auto knows every execution"
+assert set(EXECUTIONS_FASTEST_FIRST) == set(get_args(Execution)), "auto knows every execution"

@@ -12,22 +12,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-PARTS = ("data", "copy", "forward", "backward", "optimizer")
+STEP_PARTS = ("data", "copy", "forward", "backward", "optimizer")
 """The parts of a step; the mark of a part is its end. `data` begins where the step before it ended."""
 
-WHOLE = ("step",)
+WHOLE_STEP = ("step",)
 """The one part of a step that cannot be marked inside; it begins where the step before it ended."""
 
-Series = npt.NDArray[np.int64]  # nanoseconds
+PartTimesNs = npt.NDArray[np.int64]  # nanoseconds
 
 
-class StepClock:
+class StepTimer:
     """A mark a part on the device's own timeline, and the wall clock from synchronize to synchronize.
 
     Use: start(), then for every step mark() "data" and once each of `parts` in their order, then stop().
     """
 
-    def __init__(self, num_steps: int, device: torch.device, parts: tuple[str, ...] = PARTS) -> None:
+    def __init__(self, num_steps: int, device: torch.device, parts: tuple[str, ...] = STEP_PARTS) -> None:
         self.parts = parts
         self._device = device
         self._num_steps = num_steps
@@ -85,7 +85,7 @@ class StepClock:
         """Wall time from synchronize to synchronize."""
         return self._stopped_ns - self._started_ns
 
-    def parts_ns(self) -> Series:
+    def parts_ns(self) -> PartTimesNs:
         """The duration of each part of each step: [num_steps, len(parts)], in nanoseconds."""
         if self._device.type == "cpu":
             marks = np.array(self._marks, dtype=np.int64)
@@ -100,7 +100,7 @@ class StepClock:
         return int(np.diff(np.array(self._host_ns, dtype=np.int64))[::2].sum())
 
 
-class SilentClock(StepClock):
+class UnmarkedTimer(StepTimer):
     """The wall clock alone: what the marks cost is the difference. Its parts are zeros."""
 
     def mark(self, part: str) -> None:
@@ -111,6 +111,6 @@ class SilentClock(StepClock):
         self._synchronize()
         self._stopped_ns = time.perf_counter_ns()
 
-    def parts_ns(self) -> Series:
+    def parts_ns(self) -> PartTimesNs:
         """Zeros: [num_steps, len(parts)]."""
         return np.zeros((self._num_steps, len(self.parts)), dtype=np.int64)

@@ -24,7 +24,9 @@ aten = torch.ops.aten
 INDUCTOR_OPTIONS = {"allow_buffer_reuse": False, "inplace_buffers": False}
 """What the pass asks of Inductor: it knows one stream, and would write over what the other one still reads."""
 
-_still_read: list[Tensor] = []  # what the side stream reads, kept from the allocator until another has waited for it
+_tensors_in_use: list[
+    Tensor
+] = []  # what the side stream reads, kept from the allocator until another has waited for it
 
 
 @functools.cache
@@ -51,43 +53,43 @@ def convolution_gradients(
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         of_weight = aten.convolution_backward(gradient, inputs, weight, *shape, [False, True, False])[1]
-    _still_read.extend((gradient, inputs))
+    _tensors_in_use.extend((gradient, inputs))
     of_inputs = aten.convolution_backward(gradient, inputs, weight, *shape, [True, False, False])[0]
     return of_inputs, of_weight
 
 
-def join(of_weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+def wait_for_weight_gradients(of_weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Wait for every weight gradient, and give them in the type that the optimizer takes."""
     if of_weights[0].is_cuda:
         torch.cuda.current_stream().wait_stream(side_stream(of_weights[0].device))
-    _still_read.clear()
+    _tensors_in_use.clear()
     return convert(of_weights, dtype)
 
 
-def hand_over(of_weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+def send_to_bucket_stream(of_weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """As `join`, where bucket_stream alone waits: nothing else may read what is returned before the backward pass is
     over, at whose end autograd waits for the streams that gradients were accumulated on.
 
     Until then all that the side stream read is kept: more memory than `join` at each bucket needs.
     """
     if not of_weights[0].is_cuda:
-        return join(of_weights, dtype)
+        return wait_for_weight_gradients(of_weights, dtype)
     side = side_stream(of_weights[0].device)
     with torch.cuda.stream(side):
         joined = convert(of_weights, dtype)
     bucket_stream(of_weights[0].device).wait_stream(side)
-    Variable._execution_engine.queue_callback(_still_read.clear)  # the backward pass is not over
+    Variable._execution_engine.queue_callback(_tensors_in_use.clear)  # the backward pass is not over
     return joined
 
 
 def convert(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Copies of the tensors in that type."""
-    converted = allocate(tensors, dtype)
+    converted = empty_like_all(tensors, dtype)
     torch._foreach_copy_(converted, tensors)
     return converted
 
 
-def allocate(like: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+def empty_like_all(like: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Tensors of that type which lie in memory as the others do."""
     return [torch.empty_like(tensor, dtype=dtype) for tensor in like]
 
@@ -96,8 +98,8 @@ define = functools.partial(torch.library.custom_op, mutates_args=(), tags=[torch
 define("pipeline::convolution_gradients")(convolution_gradients).register_fake(
     lambda gradient, inputs, weight, *_: (torch.empty_like(inputs), torch.empty_like(weight))
 )
-define("pipeline::join")(join).register_fake(allocate)
-define("pipeline::hand_over")(hand_over).register_fake(allocate)
+define("pipeline::join")(wait_for_weight_gradients).register_fake(empty_like_all)
+define("pipeline::hand_over")(send_to_bucket_stream).register_fake(empty_like_all)
 
 
 class OverlapWeightGradients(CustomGraphPass):

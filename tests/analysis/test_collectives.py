@@ -2,7 +2,13 @@ import msgspec
 import pytest
 from factories import make_collective
 
-from pipeline.analysis.exposure import Traced, chosen, least_exposed, straggler_wait_ns, total_comm_ns
+from pipeline.analysis.exposure import (
+    TracedExposure,
+    collectives_of_kinds,
+    least_exposed_rank,
+    straggler_wait_ns,
+    total_comm_ns,
+)
 from pipeline.experiment.measurement import Profile
 
 US = 1e-6
@@ -38,10 +44,10 @@ def test_of_no_collectives_nothing_is_summed() -> None:
 
 def test_collectives_are_chosen_by_kind_and_stay_in_order() -> None:
     found = Profile(num_steps=3, collectives=(BUFFERS, FIRST, SECOND))
-    assert chosen(found) == [BUFFERS, FIRST, SECOND]
-    assert chosen(found, ["gradients"]) == [FIRST, SECOND]
-    assert chosen(found, ["buffers", "batchnorm_statistics"]) == [BUFFERS]
-    assert chosen(found, ["parameters"]) == chosen(found, []) == []
+    assert collectives_of_kinds(found) == [BUFFERS, FIRST, SECOND]
+    assert collectives_of_kinds(found, ["gradients"]) == [FIRST, SECOND]
+    assert collectives_of_kinds(found, ["buffers", "batchnorm_statistics"]) == [BUFFERS]
+    assert collectives_of_kinds(found, ["parameters"]) == collectives_of_kinds(found, []) == []
 
 
 TRACED = Profile(
@@ -54,7 +60,7 @@ TRACED = Profile(
 
 
 def test_the_least_exposed_rank_is_the_one_that_waited_least() -> None:
-    assert least_exposed(TRACED) == Traced(28_000 / 4e9)  # (40 - 12) us in 4 steps; the other rank 60
+    assert least_exposed_rank(TRACED) == TracedExposure(28_000 / 4e9)  # (40 - 12) us in 4 steps; the other rank 60
 
 
 def test_kernels_slowed_beside_a_reduction_are_exposed_and_gaps_that_launches_fill_are_not() -> None:
@@ -63,13 +69,13 @@ def test_kernels_slowed_beside_a_reduction_are_exposed_and_gaps_that_launches_fi
         "quiet_compute_ns": (70_000, 67_000),
         "quiet_again_compute_ns": (70_000, 69_000),
     }
-    found = least_exposed(msgspec.structs.replace(TRACED, **fields))
+    found = least_exposed_rank(msgspec.structs.replace(TRACED, **fields))
     assert found == pytest.approx((3 * US, 1 * US, 0.5 * US))  # (90 - 82 + 72 - 68) / 4; the other rank 28 / 4
     for missing in fields:  # gaps cannot be told from slower kernels
         without = msgspec.structs.replace(TRACED, **fields | {missing: ()})
-        assert least_exposed(without) == least_exposed(TRACED)
+        assert least_exposed_rank(without) == least_exposed_rank(TRACED)
 
 
 def test_without_computation_in_the_trace_nothing_is_known_to_be_exposed() -> None:
     found = Profile(num_steps=4, collectives=(), comm_ns=(4_000, 4_000), compute_ns=(0, 0), overlap_ns=(0, 0))
-    assert least_exposed(found) == least_exposed(Profile(num_steps=4, collectives=())) == Traced()
+    assert least_exposed_rank(found) == least_exposed_rank(Profile(num_steps=4, collectives=())) == TracedExposure()

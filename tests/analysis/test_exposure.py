@@ -2,27 +2,27 @@ import pytest
 from factories import make_collective, make_communication, make_communication_record, make_record, make_spec
 
 from pipeline.analysis.exposure import (
-    Figure,
-    Traced,
+    MedianTime,
+    TracedExposure,
     busy_share,
-    communications,
-    difference,
-    disagreement,
-    figure_of,
-    is_settled,
-    profiled_s,
-    step_time,
+    communications_of,
+    explain_trace_disagreement,
+    is_communication_precise_enough,
+    median_difference,
+    median_step_time,
+    median_time,
+    profiled_transfer_s,
     step_times_s,
     traced_exposure,
 )
 from pipeline.analysis.intervals import Interval
-from pipeline.experiment.measurement import Communication, Profile, StepSeries, Variant
+from pipeline.experiment.measurement import Communication, Profile, StepSeries, VariantName
 
 US = 1e-6
 DRIFT_US = (0.0, 100.0, 200.0, 300.0, 400.0, 500.0)  # a machine that slows down from round to round
 DDP_US = [1000 + drift + extra for drift, extra in zip(DRIFT_US, (30, 31, 32, 33, 34, 35), strict=True)]
 NO_OP_US = [1000 + drift for drift in DRIFT_US]
-DRIFTING: dict[Variant, list[float]] = {"ddp": DDP_US, "no_op_hook": NO_OP_US}
+DRIFTING: dict[VariantName, list[float]] = {"ddp": DDP_US, "no_op_hook": NO_OP_US}
 
 
 def profiled(**fields: tuple[int, ...]) -> Communication:
@@ -40,17 +40,17 @@ def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
     found = Communication(steps_per_window=10, series=(series,))
     assert step_times_s(found, "ddp") == [pytest.approx(100e-9), pytest.approx(300e-9)]
     assert step_times_s(found, "plain") == []
-    assert step_time([found], "ddp") == pytest.approx((200e-9, None, None))
-    assert step_time([found], "plain") is None
+    assert median_step_time([found], "ddp") == pytest.approx((200e-9, None, None))
+    assert median_step_time([found], "plain") is None
 
 
 def test_a_difference_is_taken_round_by_round_so_that_drift_falls_out() -> None:
-    exposed = difference([make_communication(DRIFTING)], "ddp", "no_op_hook")
+    exposed = median_difference([make_communication(DRIFTING)], "ddp", "no_op_hook")
     assert exposed is not None
     assert exposed.interval is not None
     assert exposed.value_s == pytest.approx(32.5 * US)
     assert (exposed.interval.low, exposed.interval.high) == pytest.approx((30 * US, 35 * US))
-    step = step_time([make_communication(DRIFTING)], "ddp")
+    step = median_step_time([make_communication(DRIFTING)], "ddp")
     assert step is not None
     assert step.interval is not None
     assert step.interval.high - step.interval.low == pytest.approx(505 * US), "the drift is a hundred times the noise"
@@ -58,7 +58,7 @@ def test_a_difference_is_taken_round_by_round_so_that_drift_falls_out() -> None:
 
 def test_the_median_of_differences_is_not_the_difference_of_medians() -> None:
     found = make_communication({"ddp": (10, 20, 90), "no_op_hook": (9, 30, 50)})
-    exposed = difference([found], "ddp", "no_op_hook")
+    exposed = median_difference([found], "ddp", "no_op_hook")
     assert exposed == pytest.approx((1 * US, None, None))  # of 1, -10, 40; medians differ by 20 - 30
 
 
@@ -67,8 +67,8 @@ def test_records_pool_their_rounds() -> None:
         make_communication({"ddp": DDP_US[:3], "no_op_hook": NO_OP_US[:3]}, steps_per_window=5),
         make_communication({"ddp": DDP_US[3:], "no_op_hook": NO_OP_US[3:]}, steps_per_window=50),
     ]
-    pooled = difference(halves, "ddp", "no_op_hook")
-    whole = difference([make_communication(DRIFTING)], "ddp", "no_op_hook")
+    pooled = median_difference(halves, "ddp", "no_op_hook")
+    whole = median_difference([make_communication(DRIFTING)], "ddp", "no_op_hook")
     assert pooled is not None
     assert whole is not None
     assert pooled.value_s == pytest.approx(whole.value_s)
@@ -77,48 +77,52 @@ def test_records_pool_their_rounds() -> None:
 
 
 def test_a_variant_that_was_not_run_leaves_no_difference() -> None:
-    assert difference([make_communication({"plain": [1.0]})], "ddp", "no_op_hook") is None
-    assert difference([], "ddp", "no_op_hook") is None
+    assert median_difference([make_communication({"plain": [1.0]})], "ddp", "no_op_hook") is None
+    assert median_difference([], "ddp", "no_op_hook") is None
     halves = [make_communication({"ddp": [1.0]}), make_communication({"ddp": [5.0], "no_op_hook": [3.0]})]
-    assert difference(halves, "ddp", "no_op_hook") == pytest.approx((2 * US, None, None)), "of the record that ran both"
+    assert median_difference(halves, "ddp", "no_op_hook") == pytest.approx((2 * US, None, None)), (
+        "of the record that ran both"
+    )
 
 
 def test_what_is_noise_reaches_to_the_far_end_of_the_interval() -> None:
-    assert Figure(1.0, Interval(-3.0, 2.0, 0.97, 6)).distance_from_zero() == 3.0
-    assert Figure(1.0, Interval(-3.0, 5.0, 0.97, 6)).distance_from_zero() == 5.0
-    assert Figure(1.0, None).distance_from_zero() == 0.0
+    assert MedianTime(1.0, Interval(-3.0, 2.0, 0.97, 6)).max_abs_bound() == 3.0
+    assert MedianTime(1.0, Interval(-3.0, 5.0, 0.97, 6)).max_abs_bound() == 5.0
+    assert MedianTime(1.0, None).max_abs_bound() == 0.0
 
 
 def test_six_values_give_an_interval_and_five_do_not() -> None:
-    assert figure_of([[1, 2, 3, 4, 5]]) == Figure(3, None)
-    assert figure_of([[1, 2, 3, 4, 5, 6]]) == Figure(3.5, Interval(1, 6, 0.96875, 6), "windows")
-    assert figure_of([]) is figure_of([[]]) is None
+    assert median_time([[1, 2, 3, 4, 5]]) == MedianTime(3, None)
+    assert median_time([[1, 2, 3, 4, 5, 6]]) == MedianTime(3.5, Interval(1, 6, 0.96875, 6), "windows")
+    assert median_time([]) is median_time([[]]) is None
 
 
 def test_an_interval_is_over_repeats_where_there_are_six() -> None:
     rounds = [[time - 0.1, time, time + 0.1] for time in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]
-    assert figure_of(rounds) == Figure(3.5, Interval(1, 6, 0.96875, 6), "repeats")
-    five = figure_of(rounds[:5])
+    assert median_time(rounds) == MedianTime(3.5, Interval(1, 6, 0.96875, 6), "repeats")
+    five = median_time(rounds[:5])
     assert five is not None
-    assert (five.value_s, five.over) == (3.0, "windows")
-    assert figure_of([]) is None
+    assert (five.value_s, five.basis) == (3.0, "windows")
+    assert median_time([]) is None
 
 
 def test_only_records_that_measured_communication_have_it() -> None:
     spec = make_spec(strategy="ddp", num_gpus=2, measure="communication", input="synthetic")
     found = make_communication({"ddp": [1.0]})
     others = [make_record(make_spec()), make_record(make_spec(), status="oom")]
-    assert communications([*others, make_communication_record(spec, found)]) == [found]
+    assert communications_of([*others, make_communication_record(spec, found)]) == [found]
 
 
 def test_transfers_and_waiting_by_kind() -> None:
     found = [profiled(), make_communication()]  # the second has no profile, and does not count as 0
-    assert profiled_s(found, ["gradients"]) == pytest.approx(100 * US)
-    assert profiled_s(found, ["gradients"], waiting=True) == pytest.approx(20 * US)  # two collectives x (20 / 2)
-    assert profiled_s(found, ["buffers", "batchnorm_statistics"]) == pytest.approx(7 * US)
-    assert profiled_s(found, ["parameters"]) == 0, "seen, and there were none"
-    assert profiled_s([make_communication()], ["gradients"]) is None
-    assert profiled_s([], ["gradients"]) is None
+    assert profiled_transfer_s(found, ["gradients"]) == pytest.approx(100 * US)
+    assert profiled_transfer_s(found, ["gradients"], waiting=True) == pytest.approx(
+        20 * US
+    )  # two collectives x (20 / 2)
+    assert profiled_transfer_s(found, ["buffers", "batchnorm_statistics"]) == pytest.approx(7 * US)
+    assert profiled_transfer_s(found, ["parameters"]) == 0, "seen, and there were none"
+    assert profiled_transfer_s([make_communication()], ["gradients"]) is None
+    assert profiled_transfer_s([], ["gradients"]) is None
 
 
 def test_the_trace_is_a_second_way() -> None:
@@ -127,16 +131,16 @@ def test_the_trace_is_a_second_way() -> None:
     assert traced.exposed_s == pytest.approx(20 * US)  # (200 - 160) us in two steps
     assert traced.slowed_s is traced.noise_s is None
     assert busy_share([found], 500 * US) == pytest.approx(0.8)  # (900 + 700) / 2 us in two steps of 500
-    assert traced_exposure([make_communication()]) == traced_exposure([]) == Traced()
+    assert traced_exposure([make_communication()]) == traced_exposure([]) == TracedExposure()
     untraced = profiled(comm_ns=(200_000, 240_000), compute_ns=(0, 0), overlap_ns=(0, 0))
-    assert traced_exposure([untraced]) == Traced()
+    assert traced_exposure([untraced]) == TracedExposure()
     assert busy_share([make_communication()], 500 * US) is busy_share([untraced], 500 * US) is None
 
 
 def test_what_kernels_take_longer_beside_a_reduction_is_part_of_the_second_way() -> None:
     fields = {"comm_ns": (200_000, 240_000), "overlap_ns": (160_000, 180_000), "compute_ns": (900_000, 700_000)}
-    quiet = {"quiet_compute_ns": (820_000, 640_000), "quiet_again_compute_ns": (820_000, 636_000)}
-    found = profiled(**fields, **quiet, covered_ns=(170_000, 220_000))
+    without_communication = {"quiet_compute_ns": (820_000, 640_000), "quiet_again_compute_ns": (820_000, 636_000)}
+    found = profiled(**fields, **without_communication, covered_ns=(170_000, 220_000))
     before = profiled(**fields)  # of a record that knows no slower kernels, and does not water the figure down
     traced = traced_exposure([found, make_communication(), before, before])
     assert traced.exposed_s == pytest.approx(41 * US)  # (240 - 220 + 700 - 638) us in two steps; the other rank 55
@@ -150,7 +154,7 @@ def test_what_kernels_take_longer_beside_a_reduction_is_part_of_the_second_way()
     ids=["20 us above", "20 us below", "small", "15 % below", "15 % above", "negative"],
 )
 def test_two_ways_agree_within_20_us_or_15_per_cent(exposed_us: float, traced_us: float) -> None:
-    assert disagreement(exposed_us * US, Traced(traced_us * US), 0.5) is None
+    assert explain_trace_disagreement(exposed_us * US, TracedExposure(traced_us * US), 0.5) is None
 
 
 @pytest.mark.parametrize(
@@ -193,8 +197,12 @@ def test_two_ways_agree_within_20_us_or_15_per_cent(exposed_us: float, traced_us
 def test_where_they_do_not_the_reason_fits_the_direction(
     exposed_us: float, traced_us: float, slowed_us: float | None, noise_us: float, busy: float | None, reason: str
 ) -> None:
-    traced = Traced(traced_us * US) if slowed_us is None else Traced(traced_us * US, slowed_us * US, noise_us * US)
-    note = disagreement(exposed_us * US, traced, busy)
+    traced = (
+        TracedExposure(traced_us * US)
+        if slowed_us is None
+        else TracedExposure(traced_us * US, slowed_us * US, noise_us * US)
+    )
+    note = explain_trace_disagreement(exposed_us * US, traced, busy)
     assert note == f"the trace shows {traced_us:.0f} us exposed, the step times {exposed_us:.0f}: {reason}"
 
 
@@ -209,12 +217,14 @@ def test_where_they_do_not_the_reason_fits_the_direction(
     ],
 )
 def test_rounds_are_settled_once_every_step_and_exposed_communication_are_known(
-    changed: dict[Variant, list[float]], settled: bool
+    changed: dict[VariantName, list[float]], settled: bool
 ) -> None:
-    steady: dict[Variant, list[float]] = {"plain": [900.0] * 6, "ddp": [1000.0] * 6, "no_op_hook": [950.0] * 6}
-    assert is_settled(make_communication(steady | changed)) is settled
+    steady: dict[VariantName, list[float]] = {"plain": [900.0] * 6, "ddp": [1000.0] * 6, "no_op_hook": [950.0] * 6}
+    assert is_communication_precise_enough(make_communication(steady | changed)) is settled
 
 
 def test_data_parallel_is_settled_by_its_step_times_alone() -> None:
-    assert is_settled(make_communication({"plain": [900.0] * 6, "dp": [1000.0] * 6}))
-    assert not is_settled(make_communication({"plain": [900.0] * 6, "dp": [1000.0] * 5 + [1100.0]}))
+    assert is_communication_precise_enough(make_communication({"plain": [900.0] * 6, "dp": [1000.0] * 6}))
+    assert not is_communication_precise_enough(
+        make_communication({"plain": [900.0] * 6, "dp": [1000.0] * 5 + [1100.0]})
+    )

@@ -10,11 +10,11 @@ from pipeline.analysis.intervals import (
     Interval,
     coverage_of_ranks,
     drift_notes,
-    half_width,
-    halves_apart,
+    drifted_halves,
     median_interval,
+    min_values,
     ratio_interval,
-    values_needed,
+    relative_half_width,
 )
 
 TIMES = st.floats(min_value=1e-3, max_value=1e3)
@@ -34,7 +34,7 @@ SAMPLES = st.lists(TIMES, min_size=6, max_size=60)
     ],  # 1 - 1/2, 1 - 1/4, ... 1 - 1/2^(n-1)
 )
 def test_so_many_values_are_needed(confidence: float, count: int) -> None:
-    assert values_needed(confidence) == count
+    assert min_values(confidence) == count
     assert median_interval([1.0] * (count - 1), confidence) is None
     assert median_interval([1.0] * count, confidence) is not None
 
@@ -101,7 +101,7 @@ def test_the_coverage_is_kept_by_skewed_values() -> None:
     """Of samples of ten exponential values 1 - 2 x 11/1024 = 97.9 % hold the true median, ln 2."""
     rng = random.Random(0)
     intervals = [median_interval([rng.expovariate(1) for _ in range(10)]) for _ in range(2000)]
-    share = sum(interval is not None and interval.holds(math.log(2)) for interval in intervals) / 2000
+    share = sum(interval is not None and interval.contains(math.log(2)) for interval in intervals) / 2000
     assert share == pytest.approx(1 - 2 * (1 + 10) / 1024, abs=0.015)
 
 
@@ -118,15 +118,15 @@ def test_a_value_that_is_not_finite_is_refused(value: float) -> None:
 
 
 def test_the_half_width_is_relative_to_the_median() -> None:
-    assert half_width(Interval(9.0, 11.0, 0.95, 6), 10.0) == 0.1
+    assert relative_half_width(Interval(9.0, 11.0, 0.95, 6), 10.0) == 0.1
     with pytest.raises(ValueError, match="positive median"):
-        half_width(Interval(-1.0, 1.0, 0.95, 6), 0.0)
+        relative_half_width(Interval(-1.0, 1.0, 0.95, 6), 0.0)
 
 
 def test_a_ratio_spans_the_worst_of_both_and_is_less_sure_than_either() -> None:
     ratio = ratio_interval(Interval(8, 12, 0.96875, 6), Interval(4, 5, 0.96875, 7))
     assert ratio == Interval(8 / 5, 12 / 4, 0.9375, 6)  # 2 x 0.96875 - 1
-    assert (ratio.holds(1.6), ratio.holds(1.59)) == (True, False)
+    assert (ratio.contains(1.6), ratio.contains(1.59)) == (True, False)
 
 
 @given(SAMPLES, SAMPLES)
@@ -161,12 +161,12 @@ def test_halves_are_apart_where_their_intervals_do_not_meet(
     later: list[float], found: tuple[float, float] | None
 ) -> None:
     values = [*SIX, *later] if len(later) == 6 else [*SIX[:5], *later]
-    assert halves_apart(values) == (None if found is None else pytest.approx(found))
+    assert drifted_halves(values) == (None if found is None else pytest.approx(found))
 
 
 def test_values_around_one_pace_are_rarely_said_to_drift() -> None:
     generator = random.Random(1)
-    drifting = [bool(halves_apart([generator.gauss(1, 0.1) for _ in range(40)])) for _ in range(500)]
+    drifting = [bool(drifted_halves([generator.gauss(1, 0.1) for _ in range(40)])) for _ in range(500)]
     assert sum(drifting) <= 10  # expected: about 1 in 200
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.analysis.memory_boundary import MAX_TRIALS, conclude_search, next_batch_size, tolerance
+from pipeline.analysis.memory_boundary import MAX_TRIALS, bracket_tolerance, next_batch_size, search_result
 from pipeline.experiment.measurement import MemorySearch, MemoryTrial
 
 USABLE_BYTES = 139 * 2**30  # of an H200
@@ -35,7 +35,7 @@ def search(device: Device, first: int = 128, usable_bytes: int = USABLE_BYTES) -
                 usable_bytes=None if peak is None else usable_bytes,
             )
         )
-    return conclude_search(trials), [trial.batch_size_per_gpu for trial in trials]
+    return search_result(trials), [trial.batch_size_per_gpu for trial in trials]
 
 
 def limited(peak: Callable[[int], float], limit_bytes: float = USABLE_BYTES) -> Device:
@@ -165,7 +165,7 @@ def test_whatever_the_trials_say_it_ends(first: int, answers: list[tuple[bool, i
         memory: dict[str, Any] = {"peak_allocated_bytes": peak, "usable_bytes": usable} if fits else {}
         trials.append(MemoryTrial(batch_size_per_gpu=size, fits=fits, time_ns=1, **memory))
     assert next_batch_size(trials, first) is None
-    conclude_search(trials)
+    search_result(trials)
 
 
 def test_where_not_one_sample_fits_there_is_no_boundary() -> None:
@@ -200,4 +200,4 @@ def test_a_small_boundary_is_found_to_the_sample() -> None:
 
 @pytest.mark.parametrize(("size", "width"), [(1, 1), (199, 1), (200, 2), (31_073, 310)])
 def test_the_bracket_is_one_percent_or_one_sample(size: int, width: int) -> None:
-    assert tolerance(size) == width
+    assert bracket_tolerance(size) == width

@@ -7,18 +7,18 @@ from factories import make_measurement, make_record, make_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.analysis.intervals import Interval, interval_over
+from pipeline.analysis.intervals import Interval, interval_by_repeat
 from pipeline.analysis.pooling import (
-    Cell,
-    drifted_notes,
-    epoch_time_s_of,
+    PooledPoint,
+    epoch_time_drift_notes,
+    epoch_time_interval,
+    median_epoch_time_s,
+    median_window_s,
     parts_notes,
-    pool,
-    seconds,
-    spread_of,
+    pool_outcomes,
     timed_epochs,
 )
-from pipeline.experiment.outcomes import resolve
+from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Record
 
 
@@ -28,9 +28,9 @@ def windowed(*times_s: float, **fields: Any) -> Record:
     return make_record(spec, (90.0, *times_s, 80.0))
 
 
-def cell_of(*found: Record, **missing: Any) -> Cell:
+def cell_of(*found: Record, **missing: Any) -> PooledPoint:
     expected = [*(record.spec for record in found), *([make_spec(**missing)] if missing else [])]
-    (cell,) = pool(resolve(expected, found, []).outcomes)
+    (cell,) = pool_outcomes(resolve_outcomes(expected, found, []).outcomes)
     return cell
 
 
@@ -41,9 +41,9 @@ def test_the_epoch_time_is_the_median_of_the_windows_and_of_no_other_epoch(
     times_s: Sequence[float], median_s: float
 ) -> None:
     cell = cell_of(windowed(*times_s))
-    assert epoch_time_s_of(cell) == median_s
-    assert cell.median(seconds("compute_time_ns")) == median_s * 0.75
-    assert [epoch.epoch for epoch in timed_epochs(cell.measured[0])] == list(range(2, 2 + len(times_s)))
+    assert median_epoch_time_s(cell) == median_s
+    assert cell.median(median_window_s("compute_time_ns")) == median_s * 0.75
+    assert [epoch.epoch for epoch in timed_epochs(cell.ok_records[0])] == list(range(2, 2 + len(times_s)))
 
 
 def test_every_window_is_its_slowest_ranks() -> None:
@@ -56,28 +56,28 @@ def test_every_window_is_its_slowest_ranks() -> None:
         ranks[rank] = msgspec.structs.replace(ranks[rank], epoch_time_ns=int(time_s * 1e9))
         epochs[number - 1] = msgspec.structs.replace(epochs[number - 1], ranks=tuple(ranks))
     record = make_record(spec, measurement=msgspec.structs.replace(measured, epochs=tuple(epochs)))
-    assert epoch_time_s_of(cell_of(record)) == 4.0  # of 5, 4, 3: every window is slow on one rank alone
+    assert median_epoch_time_s(cell_of(record)) == 4.0  # of 5, 4, 3: every window is slow on one rank alone
 
 
 def test_a_point_that_stopped_early_reports_the_windows_that_were_run() -> None:
     spec = make_spec(windows=20, epochs=21)
     cell = cell_of(make_record(spec, (9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)))
-    assert (cell.status, cell.notes(), epoch_time_s_of(cell)) == ("ok", [], 3.5)
-    spread = spread_of(cell)
+    assert (cell.status, cell.notes(), median_epoch_time_s(cell)) == ("ok", [], 3.5)
+    spread = epoch_time_interval(cell)
     assert (spread.interval, spread.over, spread.num_windows) == (Interval(1.0, 6.0, 0.96875, 6), "windows", 6)
 
 
 def test_the_interval_is_over_repeats_where_there_are_six_and_each_counts_once() -> None:
     # medians 1 to 6, though the windows reach from 0.5 to 9
     found = [windowed(0.5, number, 9.0, repeat=number) for number in range(1, 7)]
-    spread = spread_of(cell_of(*found))
+    spread = epoch_time_interval(cell_of(*found))
     assert (spread.interval, spread.over) == (Interval(1.0, 6.0, 0.96875, 6), "repeats")
     assert (spread.num_windows, spread.notes) == (18, [])
 
 
 def test_else_it_is_over_the_windows_of_all_repeats_and_says_so() -> None:
     found = [windowed(1.0, 2.0, 3.0), windowed(4.0, 5.0, 6.0, repeat=1)]
-    spread = spread_of(cell_of(*found))
+    spread = epoch_time_interval(cell_of(*found))
     assert (spread.interval, spread.over) == (Interval(1.0, 6.0, 0.96875, 6), "windows")
     assert spread.notes == ["interval over the windows of 2 repeats together"]
 
@@ -95,30 +95,30 @@ def test_else_it_is_over_the_windows_of_all_repeats_and_says_so() -> None:
 def test_fewer_than_six_values_have_no_interval_and_say_why_where_one_was_asked_for(
     found: list[Record], missing: dict[str, Any], notes: list[str]
 ) -> None:
-    spread = spread_of(cell_of(*found, **missing))
+    spread = epoch_time_interval(cell_of(*found, **missing))
     assert (spread.interval, spread.over, spread.notes) == (None, None, notes)
     assert spread.noise_floor(1.0) is None
 
 
 def test_a_point_without_a_time_says_nothing_of_intervals() -> None:
-    spread = spread_of(cell_of(make_record(make_spec(windows=9, epochs=10), status="oom")))
+    spread = epoch_time_interval(cell_of(make_record(make_spec(windows=9, epochs=10), status="oom")))
     assert (spread.interval, spread.num_windows, spread.notes) == (None, 0, [])
 
 
 def test_windows_that_drift_are_not_alike_and_the_interval_says_so() -> None:
     slowed = windowed(*[1.0, 1.01, 1.02] * 2, *[1.1, 1.12, 1.13] * 2)
     note = "epoch_time_s drifted by +10.9% while measured: its interval is too narrow"
-    assert drifted_notes(cell_of(slowed)) == [note]
+    assert epoch_time_drift_notes(cell_of(slowed)) == [note]
     steady = windowed(*[1.0, 1.01, 1.13] * 2, *[1.1, 1.12, 1.02] * 2)
-    assert drifted_notes(cell_of(steady)) == []
-    together = spread_of(cell_of(windowed(*[1.0] * 6, repeat=0), windowed(*[1.1] * 6, repeat=1)))
+    assert epoch_time_drift_notes(cell_of(steady)) == []
+    together = epoch_time_interval(cell_of(windowed(*[1.0] * 6, repeat=0), windowed(*[1.1] * 6, repeat=1)))
     assert together.notes == ["interval over the windows of 2 repeats together"], (
         "another process may have another pace"
     )
 
 
 def test_the_noise_floor_is_the_half_width_over_the_median() -> None:
-    spread = spread_of(cell_of(windowed(9.0, 10.0, 10.0, 10.0, 10.0, 11.0)))
+    spread = epoch_time_interval(cell_of(windowed(9.0, 10.0, 10.0, 10.0, 10.0, 11.0)))
     assert spread.noise_floor(10.0) == 0.1
 
 
@@ -128,15 +128,15 @@ def test_the_epoch_time_lies_inside_its_interval_however_unequal_the_repeats(tim
     spec = {"windows": windows, "epochs": windows + 1}
     found = [make_record(make_spec(repeat=number, **spec), (90.0, *part)) for number, part in enumerate(times_s)]
     cell = cell_of(*found)
-    spread, time_s = spread_of(cell), epoch_time_s_of(cell)
+    spread, time_s = epoch_time_interval(cell), median_epoch_time_s(cell)
     assert time_s is not None
     assert spread.interval is not None
-    assert spread.interval.holds(time_s)
+    assert spread.interval.contains(time_s)
 
 
 def test_an_interval_is_widened_to_reach_the_median_of_unequal_repeats() -> None:
     many, *few = [1.0] * 17, [5.0], [5.0]  # of 19 values the fifth smallest and largest are 1
-    interval, over = interval_over([many, *few])
+    interval, over = interval_by_repeat([many, *few])
     assert interval is not None
     assert (interval.low, interval.high, over) == (1.0, 5.0, "windows")
 

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from pipeline.analysis.ring_model import (
     Link,
-    Measured,
-    Sample,
+    MeasuredStep,
+    SweepSample,
     all_reduce_time_s,
     fit_link,
     predict_efficiency,
-    predict_least_step_s,
+    predict_min_step_s,
     predict_step_s,
 )
 
@@ -21,8 +21,8 @@ NVLINK = Link(latency_s=5 * US, bandwidth_bytes_per_s=300e9)
 BUCKETS = (26_000_000, 9_000_000)
 
 
-def exact_samples(link: Link, *num_gpus: int, sizes: Sequence[int] = SIZES) -> list[Sample]:
-    return [Sample(n, size, all_reduce_time_s(link, n, size)) for n in num_gpus for size in sizes]
+def exact_samples(link: Link, *num_gpus: int, sizes: Sequence[int] = SIZES) -> list[SweepSample]:
+    return [SweepSample(n, size, all_reduce_time_s(link, n, size)) for n in num_gpus for size in sizes]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_any_link_that_both_terms_can_be_seen_of_is_found_again(
 
 def test_a_fit_minds_small_sizes_as_much_as_large_ones_and_names_its_worst() -> None:
     low, high = (
-        Sample(2, size, time_s * error)
+        SweepSample(2, size, time_s * error)
         for (_, size, time_s), error in zip(
             exact_samples(NVLINK, 2, sizes=(8_192, 268_435_456)), (1.1, 0.9), strict=True
         )
@@ -74,7 +74,7 @@ def test_a_fit_minds_small_sizes_as_much_as_large_ones_and_names_its_worst() -> 
     assert exact_through_two is not None
     assert exact_through_two.worst_error < 1e-9  # two samples, two unknowns
     fit = fit_link(
-        [low, high, Sample(2, 8_192, low.time_s / 1.1 * 0.9), Sample(2, 268_435_456, high.time_s / 0.9 * 1.1)]
+        [low, high, SweepSample(2, 8_192, low.time_s / 1.1 * 0.9), SweepSample(2, 268_435_456, high.time_s / 0.9 * 1.1)]
     )
     assert fit is not None
     assert 0.08 < fit.worst_error < 0.12  # 10 % to either side at both ends
@@ -84,11 +84,11 @@ def test_a_fit_minds_small_sizes_as_much_as_large_ones_and_names_its_worst() -> 
     "samples",
     [
         [],
-        [Sample(2, 8_192, 10 * US)],
-        [Sample(2, 8_192, 10 * US), Sample(2, 8_192, 11 * US)],
-        [Sample(1, 8_192, 10 * US), Sample(1, 131_072, 20 * US)],
-        [Sample(2, 8_192, 100 * US), Sample(2, 131_072, 10 * US)],
-        [Sample(2, 1_000_000, 1 * US), Sample(2, 2_000_000, 10 * US)],
+        [SweepSample(2, 8_192, 10 * US)],
+        [SweepSample(2, 8_192, 10 * US), SweepSample(2, 8_192, 11 * US)],
+        [SweepSample(1, 8_192, 10 * US), SweepSample(1, 131_072, 20 * US)],
+        [SweepSample(2, 8_192, 100 * US), SweepSample(2, 131_072, 10 * US)],
+        [SweepSample(2, 1_000_000, 1 * US), SweepSample(2, 2_000_000, 10 * US)],
     ],
     ids=[
         "none",
@@ -99,11 +99,11 @@ def test_a_fit_minds_small_sizes_as_much_as_large_ones_and_names_its_worst() -> 
         "steeper than in proportion: latency below 0",
     ],
 )
-def test_what_no_link_explains_has_no_fit(samples: list[Sample]) -> None:
+def test_what_no_link_explains_has_no_fit(samples: list[SweepSample]) -> None:
     assert fit_link(samples) is None
 
 
-MEASURED = Measured(2, one_gpu_step_s=900 * US, no_op_step_s=950 * US, step_s=1000 * US, bucket_bytes=BUCKETS)
+MEASURED = MeasuredStep(2, one_gpu_step_s=900 * US, no_op_step_s=950 * US, step_s=1000 * US, bucket_bytes=BUCKETS)
 
 
 def test_a_step_grows_by_what_its_all_reduces_take_longer() -> None:
@@ -114,17 +114,17 @@ def test_a_step_grows_by_what_its_all_reduces_take_longer() -> None:
 
 
 def test_the_least_step_hides_what_all_reduces_take_longer_until_they_are_longer_than_it() -> None:
-    assert predict_least_step_s(MEASURED, NVLINK, 2) == MEASURED.step_s
-    assert predict_least_step_s(MEASURED, NVLINK, 4) == MEASURED.step_s  # 60 + 175 us of all-reduces fit into 1000
+    assert predict_min_step_s(MEASURED, NVLINK, 2) == MEASURED.step_s
+    assert predict_min_step_s(MEASURED, NVLINK, 4) == MEASURED.step_s  # 60 + 175 us of all-reduces fit into 1000
     # 1024 GPUs: two buckets x 2046 hops x 5 us, and 35 MB x 2046/1024 at 300 GB/s: 20,693 us
-    assert predict_least_step_s(MEASURED, NVLINK, 1024) == pytest.approx((20_460 + 35 * 2046 / 1024 / 0.3) * US)
+    assert predict_min_step_s(MEASURED, NVLINK, 1024) == pytest.approx((20_460 + 35 * 2046 / 1024 / 0.3) * US)
     fast = Link(latency_s=1e-12, bandwidth_bytes_per_s=1e18)
-    assert predict_least_step_s(MEASURED, fast, 4, NVLINK) == MEASURED.no_op_step_s
+    assert predict_min_step_s(MEASURED, fast, 4, NVLINK) == MEASURED.no_op_step_s
 
 
 @given(st.integers(2, 4096))
 def test_the_least_step_is_no_longer_than_the_predicted_one(num_gpus: int) -> None:
-    assert predict_least_step_s(MEASURED, NVLINK, num_gpus) <= predict_step_s(MEASURED, NVLINK, num_gpus)
+    assert predict_min_step_s(MEASURED, NVLINK, num_gpus) <= predict_step_s(MEASURED, NVLINK, num_gpus)
 
 
 def test_on_another_link_the_step_loses_what_it_took_on_its_own() -> None:

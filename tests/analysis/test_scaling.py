@@ -5,8 +5,8 @@ import msgspec
 import pytest
 from factories import make_record, make_spec
 
-from pipeline.analysis.scaling import BASELINE_MAY_DIFFER, INVARIANTS, Scaling, check_invariant
-from pipeline.experiment.outcomes import resolve
+from pipeline.analysis.scaling import BASELINE_MAY_DIFFER, FIXED_AXIS, Scaling, check_invariant
+from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Record
 from pipeline.experiment.spec import Spec
 from pipeline.report.build_tables import build_tables
@@ -17,7 +17,7 @@ WINDOWS: dict[str, Any] = {"windows": 6, "epochs": 7}
 
 def q2(*found: Record, missing: Sequence[Spec] = ()) -> list[Row]:
     expected = dict.fromkeys([*(record.spec for record in found), *missing])
-    return build_tables(resolve(list(expected), found, []).outcomes).Q2
+    return build_tables(resolve_outcomes(list(expected), found, []).outcomes).Q2
 
 
 def rows_of(scaling: Scaling, *found: Record, missing: Sequence[Spec] = ()) -> list[Row]:
@@ -138,13 +138,13 @@ def test_a_baseline_without_a_time_stands_in_the_strong_rows_and_the_others_say_
     assert second["note"] == f"no baseline: single on 1 is {status}"
 
 
-@pytest.mark.parametrize("scaling", INVARIANTS)
+@pytest.mark.parametrize("scaling", FIXED_AXIS)
 def test_the_invariant_is_equal_in_every_row_and_its_baseline(scaling: Scaling) -> None:
     found = LADDER + tuple(msgspec.structs.replace(record) for record in (timed(5, 512, 2), timed(3, 512, 4)))
     compared = [row for row in rows_of(scaling, *found) if row["baseline"]]
     assert len(compared) >= 5
     for row in compared:
-        assert row[INVARIANTS[scaling]] == row["baseline_batch_size_per_gpu"]  # on one GPU it is the global one too
+        assert row[FIXED_AXIS[scaling]] == row["baseline_batch_size_per_gpu"]  # on one GPU it is the global one too
 
 
 def test_a_baseline_that_breaks_the_invariant_is_refused() -> None:
@@ -196,7 +196,7 @@ def test_a_baseline_from_another_node_or_version_is_marked_in_every_table_that_u
     here, there = {"nodes": ("b",), "torch": "2.11.0"}, {"nodes": ("a",), "torch": "2.10.0"}
     found = [timed(8, 128, facts=there), timed(5, 128, 2, facts=here)]
     note = "baseline with another torch (2.10.0 against 2.11.0); baseline from another node (a against b)"
-    tables = build_tables(resolve([record.spec for record in found], found, []).outcomes)
+    tables = build_tables(resolve_outcomes([record.spec for record in found], found, []).outcomes)
     assert [row["note"] for row in tables.Q2] == [None, note]
     assert [row["note"] for row in tables.Q3] == [note]
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from pipeline.analysis.intervals import median_interval
-from pipeline.analysis.stopping_rule import is_difference_settled, is_time_settled, tolerance_s
+from pipeline.analysis.stopping_rule import difference_tolerance_s, is_difference_precise_enough, is_time_precise_enough
 
 US = 1e-6
 
@@ -20,7 +20,7 @@ US = 1e-6
     ],
 )
 def test_a_time_is_settled_within_two_per_cent_of_itself(times: list[float], settled: bool) -> None:
-    assert is_time_settled(times) is settled
+    assert is_time_precise_enough(times) is settled
 
 
 @pytest.mark.parametrize(
@@ -38,14 +38,14 @@ def test_a_difference_is_settled_within_the_larger_of_20_us_and_15_per_cent(
 ) -> None:
     half_s = spread_us / 2 * US
     values_s = [around_us * US + offset for offset in (-half_s, *[0.0] * 4, half_s)]
-    assert is_difference_settled(values_s) is settled
-    assert not is_difference_settled(values_s[1:])
+    assert is_difference_precise_enough(values_s) is settled
+    assert not is_difference_precise_enough(values_s[1:])
 
 
 def test_the_tolerance_of_a_difference_never_falls_as_it_grows() -> None:
-    tolerances = [tolerance_s(us * US) for us in range(0, 1000, 10)]
+    tolerances = [difference_tolerance_s(us * US) for us in range(0, 1000, 10)]
     assert all(one <= other for one, other in pairwise(tolerances))
-    assert (tolerances[0], tolerance_s(1000 * US)) == pytest.approx((20 * US, 150 * US))
+    assert (tolerances[0], difference_tolerance_s(1000 * US)) == pytest.approx((20 * US, 150 * US))
 
 
 @pytest.mark.parametrize(("share", "least"), [(0.01, 0.95), (0.06, 0.90)])
@@ -55,9 +55,9 @@ def test_looking_after_each_window_costs_little_of_the_coverage(share: float, le
     held = 0
     for _ in range(400):
         times: list[float] = []
-        while len(times) < 120 and not is_time_settled(times):
+        while len(times) < 120 and not is_time_precise_enough(times):
             times.append(generator.gauss(1, share))
         interval = median_interval(times)
         assert interval is not None
-        held += interval.holds(1)
+        held += interval.contains(1)
     assert held / 400 >= least

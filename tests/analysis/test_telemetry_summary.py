@@ -10,17 +10,17 @@ import pytest
 from factories import make_measurement, make_record, make_spec
 
 from pipeline.analysis.telemetry_summary import (
-    MAX_WINDOWS,
+    MAX_GPU_WINDOWS,
     GpuSample,
-    Samples,
-    Tick,
-    Window,
+    NodeSamples,
+    SamplingRound,
+    TimeSpan,
     energy_of,
     gpu_window,
     host_window,
     name_reasons,
-    read_samples,
-    summarize,
+    read_node_samples,
+    summarize_telemetry,
 )
 from pipeline.experiment import record_store
 from pipeline.experiment.measurement import Epoch, Telemetry
@@ -47,12 +47,12 @@ def every(interval_s: float, until_s: float, **fields: Any) -> list[GpuSample]:
     return [at(step * interval_s, **fields) for step in range(round(until_s / interval_s) + 1)]
 
 
-def window(start_s: float, end_s: float) -> Window:
-    return Window(T0 + round(start_s * S), T0 + round(end_s * S))
+def window(start_s: float, end_s: float) -> TimeSpan:
+    return TimeSpan(T0 + round(start_s * S), T0 + round(end_s * S))
 
 
-def tick(time_s: float, cpu: tuple[int, int] | None, gpus: Sequence[GpuSample] = ()) -> Tick:
-    return Tick(T0 + round(time_s * S), cpu, tuple(gpus))
+def tick(time_s: float, cpu: tuple[int, int] | None, gpus: Sequence[GpuSample] = ()) -> SamplingRound:
+    return SamplingRound(T0 + round(time_s * S), cpu, tuple(gpus))
 
 
 def test_the_counter_gives_the_energy_interpolated_at_both_ends() -> None:
@@ -150,14 +150,14 @@ def test_the_cpu_share_is_that_of_the_ticks_between_the_ends() -> None:
     assert host_window(2, 0, [tick(t, None) for t in range(4)], window(0.5, 2.5)).cpu_share is None
 
 
-def make_node(uuids: Sequence[str], power_w: Sequence[int], until_s: float = 6) -> Samples:
+def make_node(uuids: Sequence[str], power_w: Sequence[int], until_s: float = 6) -> NodeSamples:
     """A node whose GPUs draw so much steadily, sampled ten times a second; its CPUs are half busy."""
     gpus: dict[str, list[GpuSample]] = {}
     for uuid, watts in zip(uuids, power_w, strict=True):
         steps = range(round(until_s * 10) + 1)
         gpus[uuid] = [at(step / 10, energy_mj=100 * watts * step, power_mw=1000 * watts) for step in steps]
     ticks = [tick(step / 10, (step, 2 * step)) for step in range(round(until_s * 10) + 1)]
-    return Samples(0.1, ticks, gpus, [])
+    return NodeSamples(0.1, ticks, gpus, [])
 
 
 def started(epochs: Sequence[Epoch], starts_s: Sequence[float]) -> list[Epoch]:
@@ -182,7 +182,7 @@ def environment(*numbers: int) -> Environment:
 
 def test_every_epoch_of_every_gpu_that_was_used_is_a_window_and_no_other_gpu_counts() -> None:
     node = make_node([UUID.format(number) for number in range(4)], [100, 200, 300, 400])
-    found = summarize(two_epochs(), environment(3, 1), [node], 10)
+    found = summarize_telemetry(two_epochs(), environment(3, 1), [node], 10)
     assert [(w.epoch, w.gpu, w.energy_j) for w in found.gpus] == [(1, 0, 800), (1, 1, 400), (2, 0, 400), (2, 1, 200)]
     assert [(host.epoch, host.node, host.cpu_share) for host in found.hosts] == [(1, 0, 0.5), (2, 0, 0.5)]
     assert (found.interval_s, found.notes) == (0.1, ())
@@ -190,7 +190,7 @@ def test_every_epoch_of_every_gpu_that_was_used_is_a_window_and_no_other_gpu_cou
 
 def test_under_data_parallel_one_rank_has_every_gpu() -> None:
     node = make_node([UUID.format(0), UUID.format(1)], [100, 200])
-    found = summarize(two_epochs(strategy="dp"), environment(0, 1), [node], 10)
+    found = summarize_telemetry(two_epochs(strategy="dp"), environment(0, 1), [node], 10)
     assert [(w.gpu, w.energy_j) for w in found.gpus if w.epoch == 2] == [(0, 100), (1, 200)]
 
 
@@ -206,14 +206,14 @@ def test_each_node_has_its_own_clock() -> None:
         },
         ticks=[msgspec.structs.replace(one, unix_ns=one.unix_ns + 96 * S) for one in ahead.ticks],
     )
-    found = summarize([first, second], environment(0, 1), [make_node([UUID.format(0)], [100]), ahead], 10)
+    found = summarize_telemetry([first, second], environment(0, 1), [make_node([UUID.format(0)], [100]), ahead], 10)
     assert [(w.gpu, w.energy_j) for w in found.gpus if w.epoch == 2] == [(0, 100), (1, 200)]
     assert [(host.node, host.cpu_share) for host in found.hosts if host.epoch == 2] == [(0, 0.5), (1, 0.5)]
 
 
 def test_what_is_missing_is_said() -> None:
     node = make_node([UUID.format(0)], [100])._replace(notes=["the sampler ended early (signal 9)"])
-    found = summarize(two_epochs(), environment(0, 1), [node], 1)
+    found = summarize_telemetry(two_epochs(), environment(0, 1), [node], 1)
     assert found.notes == (
         "node 0: the sampler ended early (signal 9)",
         "gpu 1 was not sampled",
@@ -221,7 +221,7 @@ def test_what_is_missing_is_said() -> None:
     )
     assert {window.epoch for window in found.gpus} == {1}
     untimed = make_measurement(make_spec()).epochs  # without the start of its clock
-    assert summarize(untimed, environment(0), [node], 10).gpus == ()
+    assert summarize_telemetry(untimed, environment(0), [node], 10).gpus == ()
 
 
 def test_a_file_is_read_as_far_as_its_lines_are_whole(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_file_is_read_as_far_as_its_lines_are_whole(tmp_path: Path) -> None:
     ]
     whole = "\n".join(json.dumps(line) for line in lines)
     path.write_bytes(whole.encode() + b'\n["tick", 17\n\xff\xfe\n["note", "why"]\n["tick", 1')
-    found = read_samples(path)
+    found = read_node_samples(path)
     assert (found.interval_s, found.notes) == (0.1, ["why"])
     assert [one.cpu for one in found.ticks] == [(0, 1), (1, 2)]  # in the order of time
     assert {uuid: [one.energy_mj for one in samples] for uuid, samples in found.gpus.items()} == {
@@ -246,14 +246,14 @@ def test_a_record_of_many_gpus_and_epochs_stays_small_and_is_loaded_as_it_was(tm
     measurement = make_measurement(spec, [0.9] * 100)
     epochs = started(measurement.epochs, range(100))
     node = make_node([UUID.format(number) for number in range(8)], [101 + number for number in range(8)], 100)
-    found = summarize(epochs, environment(*range(8)), [node], MAX_WINDOWS // 8)
-    assert len(found.gpus) == MAX_WINDOWS
-    alone = len(record_store.encode(make_record(spec, measurement=measurement)))
+    found = summarize_telemetry(epochs, environment(*range(8)), [node], MAX_GPU_WINDOWS // 8)
+    assert len(found.gpus) == MAX_GPU_WINDOWS
+    alone = len(record_store.encode_record(make_record(spec, measurement=measurement)))
     record = make_record(spec, measurement=measurement, telemetry=found)
-    assert len(record_store.encode(record)) - alone < 150_000
-    assert record_store.load(record_store.publish(record, tmp_path)).telemetry == found
+    assert len(record_store.encode_record(record)) - alone < 150_000
+    assert record_store.load_record(record_store.publish_record(record, tmp_path)).telemetry == found
 
 
 def test_a_telemetry_that_is_no_number_is_refused() -> None:
     with pytest.raises(ValueError, match="finite"):
-        record_store.encode(make_record(telemetry=Telemetry(interval_s=float("nan"))))
+        record_store.encode_record(make_record(telemetry=Telemetry(interval_s=float("nan"))))

@@ -63,7 +63,7 @@ def report_collect(folder: Path, num_points: int) -> None:
     By turns, so that whatever else the machine does meets both, and from the page cache: the files were just written.
     """
     experiment, num_records = write_folder(folder / "many-repeats", num_points), num_points * NUM_REPEATS
-    bare = (sys.executable, str(ROOT / "tests" / "bench_folder.py"), str(experiment.records))
+    bare = (sys.executable, str(ROOT / "tests" / "bench_folder.py"), str(experiment.records_folder))
     collect = (*PYTHON, "pipeline.collect", str(experiment.folder))
     pairs = [(run(bare, folder), run(collect, folder)) for _ in range(NUM_PAIRS)]
     coverage = msgspec.json.decode((experiment.folder / "tables.json").read_bytes())["coverage"]
@@ -87,7 +87,7 @@ def write_experiment(folder: Path) -> None:
     for seed in range(NUM_POINTS // 10):
         for batch_size in range(1, 11):
             spec = make_spec(batch_size_per_gpu=batch_size, learning_rate=0.1 + seed / 1000)
-            record_store.publish(make_record(spec, [1.5, 1.25]), experiment.records)
+            record_store.publish_record(make_record(spec, [1.5, 1.25]), experiment.records_folder)
             add_points(manifest, [spec])
     with experiment.edit_manifest() as written:
         written.points = manifest.points

@@ -4,14 +4,14 @@ import tabulate
 import torch
 from bench_epochs import NUM_WINDOWS, by_turns, ours
 
-from pipeline.experiment.spec import Layout, Spec
+from pipeline.experiment.spec import MemoryLayout, Spec
 from pipeline.training.process_group import Rank
 
 BATCH_SIZE, NUM_STEPS = 32, 3
-LAYOUTS: tuple[Layout, ...] = ("contiguous", "channels_last")
+LAYOUTS: tuple[MemoryLayout, ...] = ("contiguous", "channels_last")
 
 
-def point(layout: Layout) -> Spec:
+def point(layout: MemoryLayout) -> Spec:
     """A few steps of ResNet-18 in fp32 on synthetic images."""
     return Spec(
         strategy="single",

@@ -90,8 +90,8 @@ def main() -> None:
     num_gpus = int(os.environ.get("WORLD_SIZE", "1"))
     ddp = {"strategy": "ddp", "num_gpus": num_gpus, "gradient_as_bucket_view": True, "broadcast_buffers": False}
     specs = [point(batch_size_per_gpu=size, **ddp) for size in sizes]
-    rank = process_group.join(specs[0])
-    bench = Bench(provenance.capture(specs[0], rank), num_gpus, [])
+    rank = process_group.join_process_group(specs[0])
+    bench = Bench(provenance.describe_environment(specs[0], rank), num_gpus, [])
     for spec in specs:
         bench.rows += measure(spec, rank, arguments.data, arguments.windows)
         torch.cuda.empty_cache()
@@ -99,7 +99,7 @@ def main() -> None:
             arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(bench), indent=1))
     if rank.rank == 0:
         print_bench(bench)
-    process_group.leave()
+    process_group.leave_process_group()
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from pipeline.experiment.spec import CAPTURED, Spec
+from pipeline.experiment.spec import CAPTURED_EXECUTIONS, Spec
 from pipeline.training import process_group
-from pipeline.training.compilation import tune_convolutions
+from pipeline.training.compilation import set_cudnn_benchmark
 from pipeline.training.cuda_graph import new_stream
-from pipeline.training.loop import run_epoch, set_precision, set_up
+from pipeline.training.loop import build_training_setup, run_epoch, set_precision
 from pipeline.training.process_group import Rank
 from pipeline.training.step_setup import choose_execution, prepare_step
 
@@ -53,19 +53,21 @@ class Row(msgspec.Struct):
 
 def ours(name: str, spec: Spec, rank: Rank, data: Path | None) -> Contender:
     """The tool's own training loop, as a point of that spec runs it, on a stream of its own where that is captured."""
-    batches, model = set_up(spec, rank, data)
+    batches, model = build_training_setup(spec, rank, data)
     execution = choose_execution(spec, rank)
-    stream = new_stream(execution, rank) if execution in CAPTURED else None  # kept, so that it can be entered again
+    stream = (
+        new_stream(execution, rank) if execution in CAPTURED_EXECUTIONS else None
+    )  # kept, so that it can be entered again
     process_group.synchronize(rank)
     with torch.cuda.stream(stream):
         ready = prepare_step(execution, model, spec, rank)
 
     def run(number: int) -> Window:
         set_precision(spec)
-        tune_convolutions(execution)
+        set_cudnn_benchmark(execution)
         with torch.cuda.stream(stream):
             series = run_epoch(number, spec, rank, batches, ready.step)
-        times_ns = process_group.gather(series.clock.epoch_time_ns or 0)
+        times_ns = process_group.all_gather(series.clock.epoch_time_ns or 0)
         return Window(max(times_ns) / 1e9, statistics.fmean(series.losses))
 
     return Contender(name, spec, run, ready.compile_time_s)

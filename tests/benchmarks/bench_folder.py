@@ -152,15 +152,15 @@ def write_folder(folder: Path, num_points: int) -> Experiment:
     experiment.create()
     points = list(points_of(num_points))
     first = {spec.num_gpus: spec for spec in reversed(points)}
-    models = {num_gpus: record_store.encode(full_record(spec)).decode() for num_gpus, spec in first.items()}
+    models = {num_gpus: record_store.encode_record(full_record(spec)).decode() for num_gpus, spec in first.items()}
     for place, spec in enumerate(points):
         model, run_id = first[spec.num_gpus], spec.run_id()
         text = models[spec.num_gpus].replace(model.run_id(), run_id, 1)
         text = text.replace(f'"learning_rate": {model.learning_rate}', f'"learning_rate": {spec.learning_rate}', 1)
         text = text.replace('"repeat": 0', f'"repeat": {spec.repeat}', 1)
         text = text.replace(f'_ns": {SECOND_EPOCH_NS}', f'_ns": {SECOND_EPOCH_NS + 7919 * (place % 1009)}', 1)
-        (experiment.records / f"{run_id}.0.json").write_text(text)
-    experiment.manifest.write_bytes(msgspec.json.encode(Manifest(MANIFEST_VERSION, folder.name, points)))
+        (experiment.records_folder / f"{run_id}.0.json").write_text(text)
+    experiment.manifest_path.write_bytes(msgspec.json.encode(Manifest(MANIFEST_VERSION, folder.name, points)))
     return experiment
 
 

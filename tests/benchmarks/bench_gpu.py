@@ -84,7 +84,7 @@ class Runner:
 
     def __init__(self, rank: Rank, data: Path, num_windows: int, path: Path | None) -> None:
         self.rank, self.data, self.num_windows, self._path = rank, data, num_windows, path
-        self.bench = Bench(provenance.capture(point(batch_size_per_gpu=1), rank), [], [], [])
+        self.bench = Bench(provenance.describe_environment(point(batch_size_per_gpu=1), rank), [], [], [])
 
     def attempt(self, what: str, work: Callable[[], None]) -> None:
         try:

@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import add_points
 from pipeline.experiment.measurement import MemoryTrial
-from pipeline.experiment.record_store import read_folder
-from pipeline.experiment.spec import TRIAL_STEPS, Spec
+from pipeline.experiment.record_store import load_folder
+from pipeline.experiment.spec import NUM_TRIAL_STEPS, Spec
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.training.loop import set_precision
 from pipeline.training.models import build_model
@@ -52,12 +52,12 @@ def ours() -> Search:
         experiment.create()
         with experiment.edit_manifest() as manifest:
             add_points(manifest, [SPEC])
-        command = launch_command(experiment.manifest, [SPEC.run_id()], LaunchOptions(Path(folder)))
+        command = launch_command(experiment.manifest_path, [SPEC.run_id()], LaunchOptions(Path(folder)))
         time_s = run(command)
-        ((record,), _) = read_folder(experiment.records)
+        ((record,), _) = load_folder(experiment.records_folder)
     found = record.measurement.memory_search if record.measurement else None
     if found is None:
-        raise RuntimeError(record.ending())
+        raise RuntimeError(record.status_line())
     trials = ", ".join(describe(trial) for trial in found.trials)
     error = abs((found.predicted or 0) - found.largest_fitting) / found.largest_fitting
     return Search("ours", time_s, found.largest_fitting, f"{trials}; first prediction {error:.1%} off")
@@ -89,7 +89,7 @@ def train_steps(model: nn.Module, optimizer: torch.optim.Optimizer, batch_size: 
     """Three steps of a full synthetic batch."""
     images = torch.randn(batch_size, 3, 32, 32, device="cuda")
     labels = torch.randint(10, (batch_size,), device="cuda")
-    for _ in range(TRIAL_STEPS):
+    for _ in range(NUM_TRIAL_STEPS):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
@@ -136,8 +136,8 @@ def search_with_lightning(spec: Spec) -> tuple[int, str]:
 
         def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
             tried.append(self.batch_size)
-            count = self.batch_size * TRIAL_STEPS
-            images = torch.randn(self.batch_size, 3, 32, 32).repeat(TRIAL_STEPS, 1, 1, 1)
+            count = self.batch_size * NUM_TRIAL_STEPS
+            images = torch.randn(self.batch_size, 3, 32, 32).repeat(NUM_TRIAL_STEPS, 1, 1, 1)
             return DataLoader(TensorDataset(images, torch.zeros(count, dtype=torch.int64)), self.batch_size)
 
         def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
@@ -151,7 +151,7 @@ def search_with_lightning(spec: Spec) -> tuple[int, str]:
     trainer = lightning.Trainer(
         accelerator="gpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False
     )
-    found = Tuner(trainer).scale_batch_size(Module(), mode="binsearch", steps_per_trial=TRIAL_STEPS)
+    found = Tuner(trainer).scale_batch_size(Module(), mode="binsearch", steps_per_trial=NUM_TRIAL_STEPS)
     return int(found or 0), f"loaders made: {len(tried)}"
 
 

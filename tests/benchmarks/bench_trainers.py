@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
-from pipeline.data.batches import MEAN, STD, TrainingBatches, build_batches
+from pipeline.data.batches import CHANNEL_MEANS, CHANNEL_STDS, TrainingBatches, build_batches
 from pipeline.data.images import Images, load_images
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.loop import set_precision
 from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank
-from pipeline.training.step import place
+from pipeline.training.step import place_model
 
 
 def by_hand(spec: Spec, rank: Rank, data: Path) -> Contender:
@@ -36,7 +36,7 @@ def by_hand(spec: Spec, rank: Rank, data: Path) -> Contender:
             transforms.RandomCrop(32, padding=4),
             transforms.RandomHorizontalFlip(),
             transforms.ToTensor(),
-            transforms.Normalize(MEAN, STD),
+            transforms.Normalize(CHANNEL_MEANS, CHANNEL_STDS),
         ]
     )
     images = InMemory(load_images(spec, "train", data), transform)
@@ -101,7 +101,7 @@ def accelerated(spec: Spec, rank: Rank, data: Path) -> Contender:
     accelerator = Accelerator(mixed_precision="bf16" if spec.precision == "bf16" else "no")
     batches = Batches(spec, rank, data)
     torch.manual_seed(spec.seed)
-    bare = place(build_model("resnet18", 10), spec, rank)
+    bare = place_model(build_model("resnet18", 10), spec, rank)
     model, optimizer = accelerator.prepare(bare, build_sgd(bare, spec))
 
     def run(number: int) -> Window:
@@ -130,7 +130,7 @@ def lightning(spec: Spec, rank: Rank, data: Path) -> Contender:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     batches = Batches(spec, rank, data)
     torch.manual_seed(spec.seed)
-    bare = place(build_model("resnet18", 10), spec, rank)
+    bare = place_model(build_model("resnet18", 10), spec, rank)
 
     class Module(lightning.LightningModule):  # type: ignore[misc]
         """The model, and the epoch's clock."""

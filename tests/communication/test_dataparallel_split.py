@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import comm
 
-from pipeline.communication.dataparallel_split import COUNTS, count_data_parallel
+from pipeline.communication.dataparallel_split import TRANSFER_COUNTERS, count_data_parallel
 
 
 @pytest.fixture(autouse=True)
 def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in COUNTS:
+    for name in TRANSFER_COUNTERS:
         monkeypatch.setattr(comm, name, lambda *_, **__: "moved")
 
 
@@ -42,8 +42,8 @@ def test_every_transfer_of_a_step_is_counted_by_kind_and_still_made() -> None:
 
 
 def test_torchs_functions_are_put_back() -> None:
-    before = {name: getattr(comm, name) for name in COUNTS}
+    before = {name: getattr(comm, name) for name in TRANSFER_COUNTERS}
     with pytest.raises(ZeroDivisionError):
         count_data_parallel(lambda: 1 / 0, 1)  # type: ignore[arg-type]
-    assert {name: getattr(comm, name) for name in COUNTS} == before
+    assert {name: getattr(comm, name) for name in TRANSFER_COUNTERS} == before
     assert isinstance(torch.zeros(1), Tensor)

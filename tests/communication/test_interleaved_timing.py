@@ -6,24 +6,24 @@ import torch
 from pipeline.communication.interleaved_timing import (
     MAX_STEPS,
     MIN_STEPS,
-    WARM_UP_STEPS,
-    Step,
-    Windows,
-    interleave,
-    warm_up,
+    WARM_UP_STEPS_PER_VARIANT,
+    StepFunction,
+    WindowTimesNs,
+    time_interleaved,
+    warm_up_and_size_windows,
 )
 from pipeline.training.process_group import Rank
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"))
 
 
-def logging_steps(log: list[str], *names: str) -> dict[str, Step]:
+def logging_steps(log: list[str], *names: str) -> dict[str, StepFunction]:
     return {name: (lambda name=name: log.append(name)) for name in names}  # type: ignore[misc]
 
 
 def test_every_round_has_one_window_of_each_step_in_an_order_that_changes() -> None:
     log: list[str] = []
-    windows = interleave(logging_steps(log, "a", "b", "c"), 8, 2, ALONE)
+    windows = time_interleaved(logging_steps(log, "a", "b", "c"), 8, 2, ALONE)
     rounds = [log[start : start + 6] for start in range(0, len(log), 6)]
     assert len(rounds) == 8
     assert all(sorted(names) == ["a", "a", "b", "b", "c", "c"] for names in rounds)
@@ -35,27 +35,27 @@ def test_every_round_has_one_window_of_each_step_in_an_order_that_changes() -> N
 def test_every_rank_and_every_run_has_the_same_order() -> None:
     first: list[str] = []
     second: list[str] = []
-    interleave(logging_steps(first, "a", "b", "c"), 5, 1, ALONE)
-    interleave(logging_steps(second, "a", "b", "c"), 5, 1, ALONE)
+    time_interleaved(logging_steps(first, "a", "b", "c"), 5, 1, ALONE)
+    time_interleaved(logging_steps(second, "a", "b", "c"), 5, 1, ALONE)
     assert first == second
 
 
 def test_rounds_end_once_their_windows_are_settled() -> None:
     asked: list[tuple[int, int]] = []
 
-    def are_settled(windows: Windows) -> bool:
+    def is_precise_enough(windows: WindowTimesNs) -> bool:
         asked.append((len(windows["a"]), len(windows["b"])))
         return len(windows["a"]) == 3
 
     log: list[str] = []
-    windows = interleave(logging_steps(log, "a", "b"), 8, 1, ALONE, are_settled)
+    windows = time_interleaved(logging_steps(log, "a", "b"), 8, 1, ALONE, is_precise_enough)
     assert asked == [(1, 1), (2, 2), (3, 3)], "whole rounds, and after each of them"
     assert [len(values) for values in windows.values()] == [3, 3]
     assert len(log) == 6
 
 
 def test_a_window_is_as_long_as_its_steps() -> None:
-    windows = interleave({"nap": lambda: time.sleep(0.002)}, 3, 5, ALONE)
+    windows = time_interleaved({"nap": lambda: time.sleep(0.002)}, 3, 5, ALONE)
     assert all(ranks[0] >= 5 * 2_000_000 for ranks in windows["nap"])
 
 
@@ -67,5 +67,5 @@ def test_windows_are_filled_within_bounds(nap_s: float, fewest: int, most: int) 
         calls.append(None)
         time.sleep(nap_s)
 
-    assert fewest <= warm_up({"step": step}, ALONE) <= most
-    assert len(calls) == WARM_UP_STEPS + MIN_STEPS
+    assert fewest <= warm_up_and_size_windows({"step": step}, ALONE) <= most
+    assert len(calls) == WARM_UP_STEPS_PER_VARIANT + MIN_STEPS

@@ -34,7 +34,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def find(outputs: Path) -> tuple[Record, Communication]:
-    found, rejected = record_store.read_folder(outputs / "records")
+    found, rejected = record_store.load_folder(outputs / "records")
     assert not rejected
     (record,) = found
     assert record.measurement is not None, record.reason

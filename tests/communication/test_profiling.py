@@ -17,9 +17,9 @@ from pipeline.communication.allreduce_sweep import (
     time_all_reduce,
 )
 from pipeline.communication.measure_point import NOT_TRACED, profile_collectives
-from pipeline.communication.profiling import NUM_STEPS, combine, count_transfers
-from pipeline.communication.step_variants import Variant
-from pipeline.communication.trace import RankTrace, SeenCollective, TraceTooLarge, TraceUnreadable
+from pipeline.communication.profiling import NUM_PROFILED_STEPS, combine_traces, count_transfers
+from pipeline.communication.step_variants import StepVariant
+from pipeline.communication.trace import RankTrace, TracedCollective, TraceTooLarge, TraceUnreadable
 from pipeline.training.cuda_graph import Replay, Work
 from pipeline.training.process_group import Rank
 
@@ -43,15 +43,15 @@ def quiet_inside() -> None:
     """The same step as a graph."""
 
 
-DDP = Variant("ddp", nn.Identity(), outside, outside)
-CAPTURED = Variant("ddp", nn.Identity(), inside, outside)
-QUIET = Variant("no_op_hook", nn.Identity(), quiet_inside, quiet_outside)
+DDP = StepVariant("ddp", nn.Identity(), outside, outside)
+CAPTURED = StepVariant("ddp", nn.Identity(), inside, outside)
+QUIET = StepVariant("no_op_hook", nn.Identity(), quiet_inside, quiet_outside)
 
 
 def rank_trace(*steps: list[tuple[str, int, float]], compute_ns: int = 900) -> RankTrace:
     """A rank's collectives, step after step, as (operation, bytes, duration in us)."""
     flat = [part for step in steps for part in step]
-    seen = [SeenCollective(name, size, 10.0 * place, us) for place, (name, size, us) in enumerate(flat)]
+    seen = [TracedCollective(name, size, 10.0 * place, us) for place, (name, size, us) in enumerate(flat)]
     return RankTrace(seen, 300, compute_ns, 100, 150)
 
 
@@ -67,7 +67,7 @@ def test_collectives_are_matched_by_their_place_in_the_step_over_all_ranks() -> 
     late = rank_trace(
         [("broadcast", 80, 3.0), ("all_reduce", BUCKET, 5.0)], [("broadcast", 80, 4.0), ("all_reduce", BUCKET, 6.0)]
     )
-    profile, note = combine([early, late], 2, [BUCKET])
+    profile, note = combine_traces([early, late], 2, [BUCKET])
     assert note is None
     assert [part.kind for part in profile.collectives] == ["buffers", "gradients"]
     assert profile.collectives[0].durations_ns == ((1000, 3000), (2000, 4000))
@@ -81,7 +81,7 @@ def test_collectives_are_matched_by_their_place_in_the_step_over_all_ranks() -> 
 
 def test_an_all_reduce_that_is_no_bucket_carries_batchnorm_statistics() -> None:
     step = [("all_gather", 516, 1.0), ("all_reduce", BUCKET, 1.0), ("all_reduce", 1024, 1.0)]
-    profile, _ = combine([rank_trace(step)], 1, [BUCKET])
+    profile, _ = combine_traces([rank_trace(step)], 1, [BUCKET])
     assert [part.kind for part in profile.collectives] == ["batchnorm_statistics", "gradients", "batchnorm_statistics"]
 
 
@@ -94,7 +94,7 @@ def test_an_all_reduce_that_is_no_bucket_carries_batchnorm_statistics() -> None:
     ],
 )
 def test_what_cannot_be_matched_is_said_and_gives_no_figures(traces: list[RankTrace], said: str) -> None:
-    profile, note = combine(traces, 2, [BUCKET])
+    profile, note = combine_traces(traces, 2, [BUCKET])
     assert profile.collectives == ()
     assert said in (note or "")
 
@@ -113,8 +113,8 @@ def test_a_point_without_a_profile_says_why(error: Exception, monkeypatch: pytes
 
 
 TRACES = {
-    outside: rank_trace(*[step_of(3.0, 9.0)] * NUM_STEPS["cpu"], compute_ns=1200),
-    inside: rank_trace(*[step_of(2.0, 5.0)] * NUM_STEPS["cpu"], compute_ns=900),
+    outside: rank_trace(*[step_of(3.0, 9.0)] * NUM_PROFILED_STEPS["cpu"], compute_ns=1200),
+    inside: rank_trace(*[step_of(2.0, 5.0)] * NUM_PROFILED_STEPS["cpu"], compute_ns=900),
     quiet_outside: rank_trace(compute_ns=1100),
     quiet_inside: rank_trace(compute_ns=700),
 }
@@ -171,7 +171,7 @@ def test_what_is_computed_without_collectives_is_left_out_where_it_cannot_be_see
     def profile(step: Any, *_: Any) -> RankTrace:
         if step is quiet_outside and next(num_quiet) == failing:
             raise RuntimeError("no CUPTI any more")
-        return rank_trace(*[step_of(3.0, 9.0)] * NUM_STEPS["cpu"], compute_ns=compute_ns)
+        return rank_trace(*[step_of(3.0, 9.0)] * NUM_PROFILED_STEPS["cpu"], compute_ns=compute_ns)
 
     monkeypatch.setattr(profiling, "profile_steps", profile)
     found, notes = profile_collectives(DDP, QUIET, [BUCKET], ALONE, None)
@@ -210,12 +210,12 @@ def test_on_a_gpu_a_sweep_is_captured_on_a_stream_of_its_own(monkeypatch: pytest
     recorder = object()
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"a stream of {device}")
     monkeypatch.setattr(allreduce_sweep, "on_stream", on_stream)
-    monkeypatch.setattr(allreduce_sweep, "graph_recorder", lambda: recorder)
+    monkeypatch.setattr(allreduce_sweep, "graph_capturer", lambda: recorder)
     gpu = Rank(1, 1, 2, torch.device("cuda", 1))
-    with allreduce_sweep.capturing(gpu) as record:
+    with allreduce_sweep.capture_stream(gpu) as record:
         assert entered == [("a stream of cuda:1", gpu)]
     assert record is recorder
-    with allreduce_sweep.capturing(ALONE) as record:
+    with allreduce_sweep.capture_stream(ALONE) as record:
         assert record is None
 
 

@@ -5,27 +5,27 @@ import msgspec
 import pytest
 
 from pipeline.communication.selftest_checks import (
-    Answer,
+    CheckResult,
     Findings,
     Verdict,
-    are_settled,
-    busbw_gb_s,
+    check_answers,
+    check_bare_loop,
+    check_clock,
+    check_injected,
+    check_large_bucket,
+    check_no_op_series,
+    check_parts,
+    check_repeat,
+    check_sockets,
+    check_straggler,
+    count_verdicts,
     difference_us,
     exposed_us,
-    far_end,
-    is_clock_settled,
-    judge,
-    judge_bare_loop,
-    judge_clock,
-    judge_extra,
-    judge_large_bucket,
-    judge_no_op_series,
-    judge_parts,
-    judge_repeat,
-    judge_sockets,
-    judge_straggler,
+    gradients_busbw_gb_s,
+    is_clock_cost_precise_enough,
+    is_precise_enough,
+    max_abs_bound,
     step_us,
-    summary,
 )
 
 STEPS = 10
@@ -79,7 +79,7 @@ SOCKETS = make_findings({"ddp": 1000.0}, swept_ns=[44_695_848])  # ten times wha
 
 
 def test_all_checks_pass_on_a_sound_instrument() -> None:
-    answers = judge(make_findings(), make_findings(), SOCKETS)
+    answers = check_answers(make_findings(), make_findings(), SOCKETS)
     assert {answer.check: answer.verdict for answer in answers} == dict.fromkeys(
         (
             "two no-op series",
@@ -109,7 +109,7 @@ def test_a_step_takes_as_long_as_its_slowest_rank_and_drift_falls_out() -> None:
     ("difference_us", "verdict"), [(10.0, "pass"), (-10.0, "pass"), (10.1, "fail"), (-10.1, "fail")]
 )
 def test_two_no_op_series_differ_by_10_us_at_most(difference_us: float, verdict: Verdict) -> None:
-    answer = judge_no_op_series(make_findings({"no_op_hook_again": -difference_us}))
+    answer = check_no_op_series(make_findings({"no_op_hook_again": -difference_us}))
     assert answer.verdict == verdict
     assert answer.figures["difference_us"] == pytest.approx(abs(difference_us))
     assert answer.figures["step_us"] == 1250  # the median of the drift
@@ -121,17 +121,17 @@ def test_two_no_op_series_differ_by_10_us_at_most(difference_us: float, verdict:
 @pytest.mark.parametrize(("difference_us", "verdict"), [(39.9, "pass"), (40.1, "fail")])
 def test_or_by_what_the_same_series_twice_differ_by(difference_us: float, verdict: Verdict) -> None:
     again = (100, 90, 110, 105, 95, 140)  # differences of 0, 10, -10, -5, 5, -40: the interval reaches to -40
-    answer = judge_no_op_series(make_findings({"no_op_hook_again": difference_us, "ddp_again": again}))
+    answer = check_no_op_series(make_findings({"no_op_hook_again": difference_us, "ddp_again": again}))
     assert answer.verdict == verdict
     assert answer.figures["limit_us"] == pytest.approx(40)
     assert answer.sentence.endswith("(limit 40.0)")
 
 
 def test_an_interval_reaches_to_its_far_end_and_needs_six_values() -> None:
-    assert far_end([1, 2, 3, -4, 0, 0]) == 4
-    assert far_end([1, 2, 3, -4, 0, 5]) == 5
+    assert max_abs_bound([1, 2, 3, -4, 0, 0]) == 4
+    assert max_abs_bound([1, 2, 3, -4, 0, 5]) == 5
     with pytest.raises(ValueError, match="an interval needs six values, got 5"):
-        far_end([1, 2, 3, 4, 5])
+        max_abs_bound([1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_an_interval_reaches_to_its_far_end_and_needs_six_values() -> None:
     ],
 )
 def test_one_bucket_exposes_half_as_much_again(usual_us: float, large_us: float, verdict: Verdict) -> None:
-    answer = judge_large_bucket(make_findings({"ddp": usual_us, "one_bucket": large_us}))
+    answer = check_large_bucket(make_findings({"ddp": usual_us, "one_bucket": large_us}))
     assert answer.verdict == verdict
     assert answer.figures == {
         "exposed_us": pytest.approx(usual_us),
@@ -158,7 +158,7 @@ def test_one_bucket_exposes_half_as_much_again(usual_us: float, large_us: float,
 
 @pytest.mark.parametrize(("num_bytes", "verdict"), [(25 * 2**20, "not applicable"), (25 * 2**20 + 4, "pass")])
 def test_gradients_that_fill_one_bucket_anyway_answer_nothing(num_bytes: int, verdict: Verdict) -> None:
-    answer = judge_large_bucket(make_findings(gradient_bytes=num_bytes))
+    answer = check_large_bucket(make_findings(gradient_bytes=num_bytes))
     assert answer.verdict == verdict
     assert (answer.figures == {}) == (verdict == "not applicable")
 
@@ -175,26 +175,30 @@ def test_gradients_that_fill_one_bucket_anyway_answer_nothing(num_bytes: int, ve
 def test_over_sockets_ten_times_as_much_is_exposed_and_the_bandwidth_collapses(
     exposed: float, swept_ns: int, verdict: Verdict
 ) -> None:
-    answer = judge_sockets(make_findings(), make_findings({"ddp": exposed}, swept_ns=[swept_ns]))
+    answer = check_sockets(make_findings(), make_findings({"ddp": exposed}, swept_ns=[swept_ns]))
     assert answer.verdict == verdict
-    assert answer.figures["busbw_gb_s"] == pytest.approx(44_695_848 / 178_000)  # 251.1, of the median; 2(1)/2 = 1
+    assert answer.figures["gradients_busbw_gb_s"] == pytest.approx(
+        44_695_848 / 178_000
+    )  # 251.1, of the median; 2(1)/2 = 1
     assert answer.figures["exposed_sockets_us"] == pytest.approx(exposed)
 
 
 def test_the_sentence_of_the_sockets_has_both_figures_and_both_limits() -> None:
-    assert judge_sockets(make_findings(), SOCKETS).sentence == (
+    assert check_sockets(make_findings(), SOCKETS).sentence == (
         "without P2P and shared memory exposed communication goes from 100.0 to 1000.0 us a step (at least x10) and "
         "the bus bandwidth from 251.1 to 1.00 GB/s (below half)"
     )
 
 
 def test_without_nccl_there_are_no_sockets_to_compare_with() -> None:
-    answer = judge_sockets(make_findings(), None)
+    answer = check_sockets(make_findings(), None)
     assert (answer.verdict, answer.figures) == ("not applicable", {})
 
 
 def test_bus_bandwidth_has_the_rings_factor() -> None:
-    assert busbw_gb_s(make_findings(num_ranks=4, swept_ns=[224_000])) == pytest.approx(299.3, abs=0.05)  # the probe's
+    assert gradients_busbw_gb_s(make_findings(num_ranks=4, swept_ns=[224_000])) == pytest.approx(
+        299.3, abs=0.05
+    )  # the probe's
 
 
 @pytest.mark.parametrize(
@@ -202,14 +206,14 @@ def test_bus_bandwidth_has_the_rings_factor() -> None:
     [(1000, "pass"), (1200, "pass"), (1200.1, "fail"), (800, "pass"), (799.9, "fail")],
 )
 def test_an_injected_all_reduce_costs_what_it_takes_alone(added_us: float, verdict: Verdict) -> None:
-    answer = judge_extra(make_findings({"extra": 100 + added_us}))
+    answer = check_injected(make_findings({"extra": 100 + added_us}))
     assert answer.verdict == verdict
     assert answer.figures["isolated_us"] == 1000
     assert answer.figures["error"] == pytest.approx(abs(added_us - 1000) / 1000)
 
 
 def test_the_sentence_of_the_injected_all_reduce() -> None:
-    assert judge_extra(make_findings({"extra": 1250.0})).sentence == (
+    assert check_injected(make_findings({"extra": 1250.0})).sentence == (
         "an extra all-reduce of 268.4 MB adds 1150 us to a step and takes 1000 us alone: 15.0% apart (limit 20%)"
     )
 
@@ -218,13 +222,13 @@ def test_the_sentence_of_the_injected_all_reduce() -> None:
     ("again_us", "verdict"), [(113.5, "pass"), (113.6, "fail"), (86.5, "pass"), (86.4, "fail"), (100, "pass")]
 )
 def test_the_same_point_twice_differs_by_one_per_cent_at_most(again_us: float, verdict: Verdict) -> None:
-    answer = judge_repeat(make_findings(), make_findings({"ddp": again_us}))  # medians of 1,350 and 1,250 + again
+    answer = check_repeat(make_findings(), make_findings({"ddp": again_us}))  # medians of 1,350 and 1,250 + again
     assert answer.verdict == verdict
     assert answer.figures["difference"] == pytest.approx(abs(again_us - 100) / 1350)
 
 
 def test_the_sentence_of_the_same_point_twice() -> None:
-    assert judge_repeat(make_findings(), make_findings({"ddp": 127.0})).sentence == (
+    assert check_repeat(make_findings(), make_findings({"ddp": 127.0})).sentence == (
         "a step takes 1350.0 us, and 1377.0 us in new processes: 2.00% apart (limit 1%)"
     )
 
@@ -246,13 +250,13 @@ def test_a_sleeping_rank_is_waiting_and_no_slower_link(
     found = make_findings(
         num_ranks=num_ranks, wait_ns=[20_000.0, wait_us * 1e3], shortest_ns=[200_000.0, shortest_us * 1e3]
     )
-    answer = judge_straggler(found)
+    answer = check_straggler(found)
     assert answer.verdict == verdict
     assert answer.figures["expected_wait_us"] == 5_000 * (num_ranks - 1) / num_ranks
 
 
 def test_the_sentence_of_the_sleeping_rank() -> None:
-    assert judge_straggler(make_findings()).sentence == (
+    assert check_straggler(make_findings()).sentence == (
         "5 ms of sleep in one rank add 2500 us to the mean rank's wait (at least 2000), and the shortest all-reduces "
         "change by +5.0% (limit +20%)"
     )
@@ -263,13 +267,13 @@ def test_the_sentence_of_the_sleeping_rank() -> None:
     [(178_000, "pass"), (169_524, "pass"), (169_523, "fail"), (187_368, "pass"), (187_369, "fail")],
 )  # 178 / 1.05 = 169.5238, 178 / 0.95 = 187.3684
 def test_the_sweep_takes_as_long_as_a_bare_loop_within_5_per_cent(bare_ns: int, verdict: Verdict) -> None:
-    answer = judge_bare_loop(make_findings(bare_ns=[1, bare_ns, 10**9]))
+    answer = check_bare_loop(make_findings(bare_ns=[1, bare_ns, 10**9]))
     assert answer.verdict == verdict
     assert answer.figures["error"] == pytest.approx(abs(178_000 - bare_ns) / bare_ns)
 
 
 def test_the_sentence_of_the_bare_loop() -> None:
-    assert judge_bare_loop(make_findings(bare_ns=[172_816])).sentence == (
+    assert check_bare_loop(make_findings(bare_ns=[172_816])).sentence == (
         "an all-reduce of 44.7 MB takes 178.0 us in the sweep and 172.8 us in a bare loop: 3.0% apart (limit 5%)"
     )
 
@@ -279,13 +283,13 @@ def test_the_sentence_of_the_bare_loop() -> None:
     [([1.0, 1.0099], "pass"), ([1.0, 1.0101], "fail"), ([0.9901, 1.0], "pass"), ([0.9899, 1.0, 1.0], "fail")],
 )
 def test_the_parts_sum_to_the_wall_clock_in_every_window(shares: list[float], verdict: Verdict) -> None:
-    answer = judge_parts(make_findings(parts_share=shares))
+    answer = check_parts(make_findings(parts_share=shares))
     assert answer.verdict == verdict
     assert answer.figures["worst_difference"] == pytest.approx(max(abs(share - 1) for share in shares))
 
 
 def test_the_sentence_of_the_parts() -> None:
-    assert judge_parts(make_findings(parts_share=[0.995, 1.001])).sentence == (
+    assert check_parts(make_findings(parts_share=[0.995, 1.001])).sentence == (
         "the sum of the parts differs from the wall clock by 0.50% at worst (limit 1%)"
     )
 
@@ -306,7 +310,7 @@ def test_the_marks_cost_1_per_cent_of_a_large_step_and_3_of_a_small_one(
     # a pair that was disturbed as a whole, and one in which the marks alone were: neither is in the interval's way
     clocks, silents = [2 * clocked, 99_999, *[clocked] * 9], [20_000, *[10_000] * 10]
     found = make_findings(clock_windows={name: clocks}, silent_windows={name: silents})
-    answer = judge_clock(found, name)
+    answer = check_clock(found, name)
     assert (answer.verdict, answer.check) == (verdict, f"cost of the clock, {name} batch")
     assert answer.figures["cost"] == pytest.approx(clocked / 10_000 - 1)
     batch, limit = {"large": (512, "1%"), "small": (32, "3%")}[name]
@@ -324,7 +328,7 @@ def test_an_interval_that_reaches_past_the_limit_is_said_to_decide_nothing(
     found = make_findings(
         clock_windows={"small": [*clocks] * 3, "large": [1] * 6}, silent_windows={"small": [10_000] * 6}
     )
-    answer = judge_clock(found, "small")
+    answer = check_clock(found, "small")
     assert ("differ by too much to tell, raise --windows" in answer.sentence) is is_undecided
     assert answer.verdict == ("fail" if is_undecided else "pass")
 
@@ -332,7 +336,7 @@ def test_an_interval_that_reaches_past_the_limit_is_said_to_decide_nothing(
 @pytest.mark.parametrize(("median", "verdict"), [(10_290, "pass"), (10_310, "fail")])
 def test_a_cost_near_its_limit_that_is_known_well_is_told_by_its_median(median: int, verdict: Verdict) -> None:
     clocks = [10_200, *[median] * 4, 10_400]
-    answer = judge_clock(
+    answer = check_clock(
         make_findings(clock_windows={"small": clocks}, silent_windows={"small": [10_000] * 6}), "small"
     )
     assert answer.verdict == verdict
@@ -340,30 +344,30 @@ def test_a_cost_near_its_limit_that_is_known_well_is_told_by_its_median(median: 
 
 
 def test_the_summary_counts_every_verdict_also_those_that_do_not_occur() -> None:
-    def answered(verdict: Verdict) -> Answer:
-        return Answer("a check", verdict, "", {})
+    def answered(verdict: Verdict) -> CheckResult:
+        return CheckResult("a check", verdict, "", {})
 
-    assert summary([]) == {"pass": 0, "fail": 0, "not applicable": 0}
-    assert summary([answered("pass"), answered("fail"), answered("pass")]) == {
+    assert count_verdicts([]) == {"pass": 0, "fail": 0, "not applicable": 0}
+    assert count_verdicts([answered("pass"), answered("fail"), answered("pass")]) == {
         "pass": 2,
         "fail": 1,
         "not applicable": 0,
     }
-    sound = judge(make_findings(gradient_bytes=1000, bare_ns=[178_000]), make_findings(), None)
-    assert summary(sound) == {"pass": 8, "fail": 0, "not applicable": 2}
+    sound = check_answers(make_findings(gradient_bytes=1000, bare_ns=[178_000]), make_findings(), None)
+    assert count_verdicts(sound) == {"pass": 8, "fail": 0, "not applicable": 2}
 
 
 def test_findings_survive_their_file_and_each_failure_is_its_own() -> None:
     found = make_findings({"extra": 5000.0})
     assert msgspec.json.decode(msgspec.json.encode(found), type=Findings) == found
-    answers = judge(found, make_findings(), SOCKETS)
+    answers = check_answers(found, make_findings(), SOCKETS)
     assert [answer.check for answer in answers if answer.verdict == "fail"] == ["injected all-reduce"]
 
 
 def test_rounds_go_on_until_every_series_is_told_from_the_no_op_hook() -> None:
     def settled(**last_us: float) -> bool:
         steady = {name: [added] * 5 + [last_us.get(name, added)] for name, added in ADDED_US.items()}
-        return are_settled(make_findings({name: undrifted(values) for name, values in steady.items()}))
+        return is_precise_enough(make_findings({name: undrifted(values) for name, values in steady.items()}))
 
     assert settled()
     assert not settled(one_bucket=400.0)  # half of 100 us, where 45 are 15 %
@@ -374,7 +378,7 @@ def test_rounds_go_on_until_every_series_is_told_from_the_no_op_hook() -> None:
 def test_rounds_go_on_until_the_step_is_known_within_half_of_what_two_runs_may_differ_by() -> None:
     def settled(together_us: float) -> bool:
         paced = {name: undrifted([added] * 5 + [added + together_us]) for name, added in ADDED_US.items()}
-        return are_settled(make_findings(paced))
+        return is_precise_enough(make_findings(paced))
 
     assert settled(10.0)  # half of it is 0.45 % of 1,100 us
     assert not settled(12.0)
@@ -392,5 +396,5 @@ def test_pairs_go_on_until_the_clocks_cost_is_known_within_half_of_its_limit(
     name: str, last_ns: int, settled: bool
 ) -> None:
     clocked_ns, silent_ns = [1_000] * 5 + [last_ns], [1_000] * 6
-    assert is_clock_settled(name, clocked_ns, silent_ns) is settled
-    assert not is_clock_settled(name, clocked_ns[1:], silent_ns[1:])
+    assert is_clock_cost_precise_enough(name, clocked_ns, silent_ns) is settled
+    assert not is_clock_cost_precise_enough(name, clocked_ns[1:], silent_ns[1:])

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from pipeline.communication.trace import (
     RankTrace,
-    SeenCollective,
+    TracedCollective,
     TraceEvent,
     TraceTooLarge,
     TraceUnreadable,
     item_bytes,
     length_ns,
+    merge_intervals,
     nccl_bytes,
     overlap_ns,
+    parse_collective,
     plain_name,
     read_trace,
-    see_collective,
     summarize_trace,
-    union,
 )
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -111,9 +111,9 @@ def test_a_file_that_is_no_trace_is_refused_in_one_way(tmp_path: Path, raw: byte
 def test_collectives_stand_in_the_order_in_which_they_began() -> None:
     seen = summarize_trace(events_of(TRACE), {4000}).collectives
     assert seen == [
-        SeenCollective("all_gather", 516, 0.0, 3.0),  # 129 x 4 B: SyncBatchNorm's statistics
-        SeenCollective("all_reduce", 4000, 10.0, 28.0),
-        SeenCollective("broadcast", 256, 60.0, 5.0),
+        TracedCollective("all_gather", 516, 0.0, 3.0),  # 129 x 4 B: SyncBatchNorm's statistics
+        TracedCollective("all_reduce", 4000, 10.0, 28.0),
+        TracedCollective("broadcast", 256, 60.0, 5.0),
     ]
 
 
@@ -149,16 +149,16 @@ def test_gloo_is_seen_by_its_spans() -> None:
     ]
     found = summarize_trace(events_of(spans), {2000})
     assert found.collectives == [
-        SeenCollective("all_reduce", 2000, 0.0, 5.5),
-        SeenCollective("all_reduce", 4, 6.0, 2.0),
-        SeenCollective("broadcast", 512, 9.0, 1.0),  # 64 counters of 8 B
+        TracedCollective("all_reduce", 2000, 0.0, 5.5),
+        TracedCollective("all_reduce", 4, 6.0, 2.0),
+        TracedCollective("broadcast", 512, 9.0, 1.0),  # 64 counters of 8 B
     ]
     assert (found.comm_ns, found.compute_ns, found.overlap_ns) == (5_500, 0, 0)
 
 
 def test_all_tensors_of_a_gloo_span_are_counted() -> None:
     (event,) = events_of([gloo("all_reduce", 0, 1, [[3, 5], [], [7]])])
-    seen = see_collective(event)
+    seen = parse_collective(event)
     assert seen is not None
     assert seen.num_bytes == 4 * (15 + 1 + 7)  # a tensor without dimensions holds one element
 
@@ -183,7 +183,7 @@ def test_all_tensors_of_a_gloo_span_are_counted() -> None:
 def test_an_element_is_as_large_as_its_type_however_it_is_spelled(kind: str, size: int) -> None:
     assert item_bytes(kind) == size
     (kernel, span) = events_of([nccl(ALL_REDUCE, 0, 1, "allreduce", 10, kind), gloo("all_reduce", 0, 1, [[10]], kind)])
-    assert [seen.num_bytes for seen in map(see_collective, (kernel, span)) if seen] == [10 * size] * 2
+    assert [seen.num_bytes for seen in map(parse_collective, (kernel, span)) if seen] == [10 * size] * 2
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_collective_has_one_name(spelled: str, name: str) -> None:
 )
 def test_a_kernel_without_annotations_is_a_collective_of_unknown_size_and_no_computation(kernel: str) -> None:
     found = summarize_trace(events_of([device(3, 4, kernel)]), {4000})
-    assert found.collectives == [SeenCollective("all_reduce", 0, 3.0, 4.0)]
+    assert found.collectives == [TracedCollective("all_reduce", 0, 3.0, 4.0)]
     assert (found.comm_ns, found.compute_ns) == (0, 0)
 
 
@@ -280,8 +280,8 @@ def test_other_collectives_inside_the_graph_get_no_sizes(like: list[tuple[str, i
     ids=["none", "touching", "nested", "disjoint", "overlapping", "empty"],
 )
 def test_a_union_by_hand(intervals: list[tuple[float, float]], merged: list[list[float]]) -> None:
-    assert union(intervals).tolist() == merged
-    assert union(intervals).shape == (len(merged), 2)
+    assert merge_intervals(intervals).tolist() == merged
+    assert merge_intervals(intervals).shape == (len(merged), 2)
 
 
 INTERVALS = st.lists(
@@ -294,7 +294,7 @@ INTERVALS = st.lists(
 @given(INTERVALS)
 def test_a_union_is_no_longer_than_all_and_no_shorter_than_any(intervals: list[tuple[float, float]]) -> None:
     lengths = [end - start for start, end in intervals]
-    merged = union(intervals)
+    merged = merge_intervals(intervals)
     assert max(lengths) * 1000 <= length_ns(merged) <= sum(lengths) * 1000
     assert all(merged[1:, 0] > merged[:-1, 1]), "disjoint and in order"
     covered = {unit for start, end in intervals for unit in range(int(start), int(end))}
@@ -305,7 +305,7 @@ def test_a_union_is_no_longer_than_all_and_no_shorter_than_any(intervals: list[t
 def test_two_unions_overlap_by_no_more_than_the_shorter(
     one: list[tuple[float, float]], other: list[tuple[float, float]]
 ) -> None:
-    first, second = union(one), union(other)
+    first, second = merge_intervals(one), merge_intervals(other)
     assert 0 <= overlap_ns(first, second) <= min(length_ns(first), length_ns(second))
     assert overlap_ns(first, second) == overlap_ns(second, first)
     assert overlap_ns(first, first) == length_ns(first)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.data import batches
-from pipeline.data.batches import AugmentedBatches, AugmentedImages, batch_sizes, build_batches, build_sampler
-from pipeline.data.images import SIZE, Images, synthetic_images
+from pipeline.data.batches import AugmentedImages, DeviceAugmentedBatches, batch_sizes, build_batches, build_sampler
+from pipeline.data.images import IMAGE_SIZE_PX, Images, synthetic_images
 from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
 
@@ -102,7 +102,7 @@ def test_the_samples_come_in_the_same_order_whatever_the_input_path(
 
 def pixels_of(images: torch.Tensor) -> npt.NDArray[np.uint8]:
     """Normalised images as bytes again: [n, 32, 32, 3]."""
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (batches.MEAN, batches.STD))
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (batches.CHANNEL_MEANS, batches.CHANNEL_STDS))
     pixels: npt.NDArray[np.uint8] = ((images.float() * std + mean) * 255).round().byte().permute(0, 2, 3, 1).numpy()
     return pixels
 
@@ -110,7 +110,11 @@ def pixels_of(images: torch.Tensor) -> npt.NDArray[np.uint8]:
 def crops_of(image: npt.NDArray[np.uint8]) -> dict[bytes, tuple[int, int, bool]]:
     """Every crop of an image padded by 4, and every mirror image of one."""
     padded = np.pad(image, ((4, 4), (4, 4), (0, 0)))
-    crops = {(top, left): padded[top : top + SIZE, left : left + SIZE] for top in range(9) for left in range(9)}
+    crops = {
+        (top, left): padded[top : top + IMAGE_SIZE_PX, left : left + IMAGE_SIZE_PX]
+        for top in range(9)
+        for left in range(9)
+    }
     return {
         part.tobytes(): (*corner, flipped)
         for corner, crop in crops.items()
@@ -124,7 +128,7 @@ def test_every_crop_on_the_device_is_one_that_the_dataloader_could_have_made() -
     image = synthetic_images(1, "train", 0).pixels
     images = Images(image.repeat(4000, axis=0), np.zeros(4000, dtype=np.int64), 10)
     crops = crops_of(image[0])
-    batches = AugmentedBatches(spec, ALONE.shard, images)
+    batches = DeviceAugmentedBatches(spec, ALONE.shard, images)
     seen = [crops[part.tobytes()] for batch, _ in batches.epoch(1) for part in pixels_of(batch)]
     counts = np.zeros((9, 9, 2), dtype=int)
     for top, left, flipped in seen:
@@ -138,7 +142,7 @@ def test_an_image_and_its_label_stay_together_on_the_device() -> None:
     spec = make_spec(dataset="synthetic", input="gpu", num_samples=50, batch_size_per_gpu=8)
     images = synthetic_images(50, "train", 0)
     owners = {crop: index for index in range(50) for crop in crops_of(images.pixels[index])}
-    for batch, labels in AugmentedBatches(spec, ALONE.shard, images).epoch(1):
+    for batch, labels in DeviceAugmentedBatches(spec, ALONE.shard, images).epoch(1):
         found = [owners[part.tobytes()] for part in pixels_of(batch)]
         assert images.labels[found].tolist() == labels.tolist()
 
@@ -156,7 +160,7 @@ def test_augmentation_differs_by_epoch_rank_and_seed_and_repeats_itself() -> Non
         )
         same = synthetic_images(1, "train", 0).pixels.repeat(64, axis=0)
         images = Images(same, np.zeros(64, dtype=np.int64), 10)
-        batches = AugmentedBatches(spec, Rank(rank, rank, 2, torch.device("cpu")).shard, images)
+        batches = DeviceAugmentedBatches(spec, Rank(rank, rank, 2, torch.device("cpu")).shard, images)
         return next(batches.epoch(epoch))[0]
 
     assert torch.equal(first_image(), first_image())
@@ -166,12 +170,12 @@ def test_augmentation_differs_by_epoch_rank_and_seed_and_repeats_itself() -> Non
 
 @pytest.mark.parametrize("chunk_images", [1, 8, 20, 1000])
 def test_chunks_bound_the_memory_and_lose_no_sample(monkeypatch: pytest.MonkeyPatch, chunk_images: int) -> None:
-    monkeypatch.setattr(batches, "AUGMENTED_BYTES", chunk_images * 3 * SIZE * SIZE * 4)
+    monkeypatch.setattr(batches, "AUGMENTATION_CHUNK_BYTES", chunk_images * 3 * IMAGE_SIZE_PX * IMAGE_SIZE_PX * 4)
     spec = make_spec(dataset="synthetic", input="gpu", num_samples=50, batch_size_per_gpu=8, num_workers=0)
     drawn = list(build_batches(spec, ALONE.shard, None).epoch(1))
     assert [len(labels) for _, labels in drawn] == [8] * 6 + [2]
     held = {images.untyped_storage().data_ptr(): images.untyped_storage().nbytes() for images, _ in drawn}
-    assert max(held.values()) <= max(chunk_images, 8) * 3 * SIZE * SIZE * 4  # never less than a batch
+    assert max(held.values()) <= max(chunk_images, 8) * 3 * IMAGE_SIZE_PX * IMAGE_SIZE_PX * 4  # never less than a batch
     expected = labels_of(msgspec.structs.replace(spec, input="dataloader"), 0, 1)
     assert torch.cat([labels for _, labels in drawn]).tolist() == expected
 
@@ -182,7 +186,11 @@ def test_chunks_bound_the_memory_and_lose_no_sample(monkeypatch: pytest.MonkeyPa
 def test_images_on_the_device_come_as_the_step_computes(precision: str, dtype: torch.dtype) -> None:
     spec = make_spec(dataset="synthetic", input="gpu", num_samples=16, batch_size_per_gpu=8, precision=precision)
     images, labels = next(build_batches(spec, ALONE.shard, None).epoch(1))
-    assert (images.dtype, labels.dtype, tuple(images.shape)) == (dtype, torch.int64, (8, 3, SIZE, SIZE))
+    assert (images.dtype, labels.dtype, tuple(images.shape)) == (
+        dtype,
+        torch.int64,
+        (8, 3, IMAGE_SIZE_PX, IMAGE_SIZE_PX),
+    )
     assert images.is_contiguous()
 
 
@@ -191,14 +199,14 @@ def test_images_that_only_others_may_write_can_lie_on_the_device(image_folder: P
     ((images, labels),) = build_batches(spec, ALONE.shard, image_folder).epoch(1)  # the cache is mapped read-only
     assert sorted(labels.tolist()) == [0, 0, 1, 1, 1]
     for image, label in zip(pixels_of(images), labels.tolist(), strict=True):
-        assert (image[SIZE // 2, SIZE // 2] == list(COLOURS.values())[label]).all()
+        assert (image[IMAGE_SIZE_PX // 2, IMAGE_SIZE_PX // 2] == list(COLOURS.values())[label]).all()
 
 
 def test_an_augmented_image_is_normalised_by_channel() -> None:
     """A mid-grey image: (0.5 - 0.4914) / 0.2023 = 0.0425 in the middle, which cropping leaves alone."""
-    pixels = np.full((1, SIZE, SIZE, 3), 0.5 * 255, dtype=np.float64).round().astype(np.uint8)
+    pixels = np.full((1, IMAGE_SIZE_PX, IMAGE_SIZE_PX, 3), 0.5 * 255, dtype=np.float64).round().astype(np.uint8)
     image, label = AugmentedImages(Images(pixels, np.array([7]), 10))[0]
-    middle = image[:, SIZE // 2, SIZE // 2]
-    expected = [(128 / 255 - mean) / std for mean, std in zip(batches.MEAN, batches.STD, strict=True)]
+    middle = image[:, IMAGE_SIZE_PX // 2, IMAGE_SIZE_PX // 2]
+    expected = [(128 / 255 - mean) / std for mean, std in zip(batches.CHANNEL_MEANS, batches.CHANNEL_STDS, strict=True)]
     assert middle.tolist() == pytest.approx(expected, abs=1e-5)
     assert label == 7

@@ -9,15 +9,15 @@ from PIL import Image
 
 from pipeline.data import images
 from pipeline.data.images import (
-    SIZE,
+    IMAGE_SIZE_PX,
     Images,
+    balanced_subset,
     cached_folder_images,
-    first_samples,
     load_images,
     private_cache_folder,
     synthetic_images,
 )
-from pipeline.data.staging import NotStaged
+from pipeline.data.staging import DataNotStaged
 
 
 def test_synthetic_images_tell_their_class() -> None:
@@ -41,24 +41,24 @@ def test_the_first_samples_are_of_every_class_alike_and_always_the_same() -> Non
     labels = np.repeat(np.arange(10), 100)  # as a folder lists them: class after class
     pixels = np.zeros((1000, 1, 1, 3), dtype=np.uint8) + labels[:, None, None, None].astype(np.uint8)
     images = Images(pixels, labels, 10)
-    some = first_samples(images, 200, Path("root"))
+    some = balanced_subset(images, 200, Path("root"))
     counts = np.bincount(some.labels, minlength=10)
     assert counts.sum() == 200
     assert counts.min() >= 8  # 20 expected of each, standard deviation 4: three of them
     assert np.array_equal(some.pixels[:, 0, 0, 0], some.labels)
-    assert np.array_equal(some.labels, first_samples(images, 200, Path("root")).labels)
-    assert first_samples(images, 1000, Path("root")) is images
+    assert np.array_equal(some.labels, balanced_subset(images, 200, Path("root")).labels)
+    assert balanced_subset(images, 1000, Path("root")) is images
 
 
 def test_more_samples_than_there_are_is_refused_with_the_numbers() -> None:
-    with pytest.raises(NotStaged, match=r"root has 50 training images and the point needs 51; complete the folder"):
-        first_samples(synthetic_images(50, "train", 0), 51, Path("root"))
+    with pytest.raises(DataNotStaged, match=r"root has 50 training images and the point needs 51; complete the folder"):
+        balanced_subset(synthetic_images(50, "train", 0), 51, Path("root"))
 
 
 def test_an_image_folder_gives_its_images_and_labels(image_folder: Path) -> None:
     images = cached_folder_images(image_folder, "train")
     assert (images.labels.tolist(), images.num_classes) == ([0, 0, 1, 1, 1], 2)
-    assert images.pixels.shape == (5, SIZE, SIZE, 3)
+    assert images.pixels.shape == (5, IMAGE_SIZE_PX, IMAGE_SIZE_PX, 3)
     for pixels, label in zip(images.pixels, images.labels, strict=True):
         assert (pixels == list(COLOURS.values())[label]).all()
 
@@ -69,7 +69,7 @@ def test_an_image_folder_is_decoded_once(image_folder: Path, monkeypatch: pytest
     def decode_again(*_: object) -> None:
         pytest.fail("the cache was there")
 
-    monkeypatch.setattr(images, "decode", decode_again)
+    monkeypatch.setattr(images, "decode_folder", decode_again)
     again = cached_folder_images(image_folder, "train").pixels
     assert isinstance(again, np.memmap)
     assert np.array_equal(first, again)
@@ -93,7 +93,7 @@ def test_an_image_that_cannot_be_decoded_is_named(image_folder: Path, content: b
     path = image_folder / "train" / "cat" / "0.png"
     whole = path.read_bytes()
     path.write_bytes(content if isinstance(content, bytes) else whole[: len(whole) // 2])
-    with pytest.raises(NotStaged, match=rf"{path} cannot be decoded \(.*\); replace or remove it"):
+    with pytest.raises(DataNotStaged, match=rf"{path} cannot be decoded \(.*\); replace or remove it"):
         cached_folder_images(image_folder, "train")
     path.write_bytes(whole)
     assert len(cached_folder_images(image_folder, "train").pixels) == 5
@@ -102,8 +102,8 @@ def test_an_image_that_cannot_be_decoded_is_named(image_folder: Path, content: b
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
 def test_an_image_of_more_than_8_bits_is_refused_and_not_cut_off(image_folder: Path, mode: str) -> None:
     path = image_folder / "train" / "cat" / "0.tiff"
-    Image.new(mode, (SIZE, SIZE), 40_000).save(path)
-    with pytest.raises(NotStaged, match=rf"{path} cannot be decoded \(more than 8 bits a channel, mode {mode}.*\)"):
+    Image.new(mode, (IMAGE_SIZE_PX, IMAGE_SIZE_PX), 40_000).save(path)
+    with pytest.raises(DataNotStaged, match=rf"{path} cannot be decoded \(more than 8 bits a channel, mode {mode}.*\)"):
         cached_folder_images(image_folder, "train")
 
 
@@ -123,7 +123,7 @@ def test_a_class_without_an_image_is_named_with_its_split(image_folder: Path) ->
     for path in (image_folder / "train" / "cat").iterdir():
         path.rename(path.with_suffix(".txt"))
     with pytest.raises(
-        NotStaged, match=rf"{image_folder / 'train'}: .*cat.*; complete the folder, or remove the class"
+        DataNotStaged, match=rf"{image_folder / 'train'}: .*cat.*; complete the folder, or remove the class"
     ):
         cached_folder_images(image_folder, "train")
 
@@ -131,7 +131,7 @@ def test_a_class_without_an_image_is_named_with_its_split(image_folder: Path) ->
 def test_an_image_that_changes_is_decoded_anew(image_folder: Path) -> None:
     cached_folder_images(image_folder, "train")
     path = image_folder / "train" / "cat" / "0.png"
-    Image.new("RGB", (SIZE, SIZE), (0, 255, 0)).save(path)
+    Image.new("RGB", (IMAGE_SIZE_PX, IMAGE_SIZE_PX), (0, 255, 0)).save(path)
     os.utime(path, ns=(0, 0))
     assert cached_folder_images(image_folder, "train").pixels[0, 0, 0].tolist() == [0, 255, 0]
 
@@ -147,6 +147,6 @@ def test_the_cache_is_private(image_folder: Path) -> None:
 @pytest.mark.parametrize("dataset", ["cifar10", "imagefolder"])
 def test_data_that_is_not_staged_is_refused_and_never_downloaded(tmp_path: Path, dataset: str) -> None:
     for folder in (None, tmp_path / "absent", tmp_path):
-        with pytest.raises(NotStaged):
+        with pytest.raises(DataNotStaged):
             load_images(make_spec(dataset=dataset), "train", folder)
     assert list(tmp_path.iterdir()) == []

@@ -18,9 +18,9 @@ from pipeline.data import staging
 from pipeline.data.staging import (
     CIFAR10_FILES,
     CIFAR10_FOLDER,
-    NotStaged,
-    check_cifar10,
-    require_cifar10,
+    DataNotStaged,
+    check_cifar10_files,
+    check_cifar10_md5,
     require_folder,
     require_image_folder,
     require_images,
@@ -114,7 +114,7 @@ def test_the_archive_is_fetched_and_unpacked_once(tmp_path: Path, server: Archiv
     assert stage(folder, server) is True
     assert files_under(folder) == sorted(f"{CIFAR10_FOLDER}/{name}" for name in CIFAR10_FILES)
     assert (folder / CIFAR10_FOLDER / "test_batch").read_text() == "test_batch"
-    require_cifar10(folder)
+    check_cifar10_files(folder)
     assert stage(folder, server) is False
     assert server.num_requests == 1
 
@@ -125,18 +125,18 @@ def test_what_lies_there_already_is_checked_by_its_content(
     stage(tmp_path, server)
     sums = {name: hashlib.md5(name.encode(), usedforsecurity=False).hexdigest() for name in CIFAR10_FILES}
     monkeypatch.setattr(staging, "CIFAR10_FILES", sums)
-    check_cifar10(tmp_path)
+    check_cifar10_md5(tmp_path)
     altered = tmp_path / CIFAR10_FOLDER / "data_batch_3"
     altered.write_text("data_batch_4")
-    with pytest.raises(NotStaged, match=r"data_batch_3 is not CIFAR-10's .*; remove it, and fetch it"):
-        check_cifar10(tmp_path)
+    with pytest.raises(DataNotStaged, match=r"data_batch_3 is not CIFAR-10's .*; remove it, and fetch it"):
+        check_cifar10_md5(tmp_path)
 
 
 def test_stage_says_that_the_data_was_there(
     tmp_path: Path, server: ArchiveServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage(tmp_path, server)
-    monkeypatch.setattr(staging, "check_cifar10", lambda folder: None)
+    monkeypatch.setattr(staging, "check_cifar10_md5", lambda folder: None)
     monkeypatch.setattr(sys, "argv", ["stage", "--data", str(tmp_path)])
     assert stage_command.main() == 0
     assert capsys.readouterr().err == f"CIFAR-10 was there already in {tmp_path}.\n"
@@ -156,7 +156,7 @@ def test_an_archive_with_another_checksum_is_not_unpacked(tmp_path: Path, server
     flipped = bytearray(server.archive)
     flipped[len(flipped) // 2] ^= 1
     server.archive = bytes(flipped)
-    with pytest.raises(NotStaged, match=f"expected {server.sha256}; it was not unpacked"):
+    with pytest.raises(DataNotStaged, match=f"expected {server.sha256}; it was not unpacked"):
         stage(tmp_path, server)
     assert files_under(tmp_path) == []
 
@@ -179,7 +179,7 @@ def test_a_member_that_would_leave_the_folder_or_is_no_file_is_refused(
 ) -> None:
     server.archive = pack(member)
     server.sha256 = hashlib.sha256(server.archive).hexdigest()
-    with pytest.raises(NotStaged, match="cannot stage CIFAR-10"):
+    with pytest.raises(DataNotStaged, match="cannot stage CIFAR-10"):
         stage(tmp_path / "data", server)
     assert files_under(tmp_path) == []
 
@@ -189,51 +189,53 @@ def test_a_member_that_would_leave_the_folder_or_is_no_file_is_refused(
 def test_batches_that_others_can_write_are_refused(tmp_path: Path, server: ArchiveServer, name: str, mode: int) -> None:
     stage(tmp_path, server)
     (tmp_path / CIFAR10_FOLDER / name).chmod(mode)
-    with pytest.raises(NotStaged, match=r"can be written by others.*; chmod go-w it, or stage anew"):
-        require_cifar10(tmp_path)
-    with pytest.raises(NotStaged, match="can be written by others"):
+    with pytest.raises(DataNotStaged, match=r"can be written by others.*; chmod go-w it, or stage anew"):
+        check_cifar10_files(tmp_path)
+    with pytest.raises(DataNotStaged, match="can be written by others"):
         stage(tmp_path, server)
 
 
 def test_a_data_folder_that_others_can_write_is_refused(tmp_path: Path, server: ArchiveServer) -> None:
     stage(tmp_path, server)
     tmp_path.chmod(0o777)
-    with pytest.raises(NotStaged, match="can be written by others"):
-        require_cifar10(tmp_path)
+    with pytest.raises(DataNotStaged, match="can be written by others"):
+        check_cifar10_files(tmp_path)
 
 
 def test_a_folder_that_lost_a_batch_is_whole_again_after_staging(tmp_path: Path, server: ArchiveServer) -> None:
     stage(tmp_path, server)
     (tmp_path / CIFAR10_FOLDER / "data_batch_3").unlink()
-    with pytest.raises(NotStaged, match=r"lacks CIFAR-10 \(data_batch_3\); fetch it with python -m pipeline\.stage"):
-        require_cifar10(tmp_path)
+    with pytest.raises(
+        DataNotStaged, match=r"lacks CIFAR-10 \(data_batch_3\); fetch it with python -m pipeline\.stage"
+    ):
+        check_cifar10_files(tmp_path)
     assert stage(tmp_path, server) is True
-    require_cifar10(tmp_path)
+    check_cifar10_files(tmp_path)
 
 
 def test_a_folder_that_is_not_named_or_absent_is_said_with_the_cure(tmp_path: Path) -> None:
-    with pytest.raises(NotStaged, match=r"^no data folder was named; give --data DIR, or set PIPELINE_DATA\.$"):
+    with pytest.raises(DataNotStaged, match=r"^no data folder was named; give --data DIR, or set PIPELINE_DATA\.$"):
         require_folder(None)
     with pytest.raises(
-        NotStaged,
+        DataNotStaged,
         match=r"absent is absent; name another with --data, or stage CIFAR-10 there with python -m pipeline\.stage",
     ):
         require_folder(tmp_path / "absent")
 
 
 def test_an_image_folder_needs_classes_with_images_in_both_splits(tmp_path: Path) -> None:
-    with pytest.raises(NotStaged, match=r"train has no class folders; an image folder is <split>/<class>/<image>"):
+    with pytest.raises(DataNotStaged, match=r"train has no class folders; an image folder is <split>/<class>/<image>"):
         require_image_folder(tmp_path)
     for split in ("train", "test"):
         (tmp_path / split / "cat").mkdir(parents=True)
-        with pytest.raises(NotStaged, match="cat has no images; complete the folder, or remove the class"):
+        with pytest.raises(DataNotStaged, match="cat has no images; complete the folder, or remove the class"):
             require_image_folder(tmp_path)
         (tmp_path / split / "cat" / "1.png").write_bytes(b"")
     require_image_folder(tmp_path)
 
 
 def test_a_server_that_lacks_the_archive_is_said_with_the_cure(tmp_path: Path, server: ArchiveServer) -> None:
-    with pytest.raises(NotStaged, match=rf"Not Found; on a machine without a network, put {CIFAR10_FOLDER} into"):
+    with pytest.raises(DataNotStaged, match=rf"Not Found; on a machine without a network, put {CIFAR10_FOLDER} into"):
         stage_cifar10(tmp_path, server.url + ".old", server.sha256)
     assert files_under(tmp_path) == []
 
@@ -248,7 +250,7 @@ def test_a_server_that_speaks_no_http_is_said_in_a_sentence(tmp_path: Path) -> N
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(NotStaged, match="cannot fetch"):
+        with pytest.raises(DataNotStaged, match="cannot fetch"):
             stage_cifar10(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}/", "0" * 64)
         thread.join()
 
@@ -257,7 +259,7 @@ def test_a_folder_that_was_not_there_is_not_left_behind_by_a_stage_that_fails(
     tmp_path: Path, server: ArchiveServer
 ) -> None:
     for folder, is_left in ((tmp_path / "mistyped", False), (tmp_path, True)):
-        with pytest.raises(NotStaged, match="cannot fetch"):
+        with pytest.raises(DataNotStaged, match="cannot fetch"):
             stage_cifar10(folder, server.url + ".old", server.sha256)
         assert folder.exists() is is_left
 
@@ -280,7 +282,7 @@ def test_six_processes_at_once_download_once(tmp_path: Path, server: ArchiveServ
     printed = [process.communicate(timeout=60)[0] for process in processes]
     assert sorted(printed) == ["False\n"] * 5 + ["True\n"]
     assert server.num_requests == 1
-    require_cifar10(tmp_path / "data")
+    check_cifar10_files(tmp_path / "data")
 
 
 def test_a_stager_that_is_killed_while_it_downloads_is_in_nobodys_way(tmp_path: Path, server: ArchiveServer) -> None:
@@ -289,8 +291,8 @@ def test_a_stager_that_is_killed_while_it_downloads_is_in_nobodys_way(tmp_path: 
     assert server.half_sent.wait(30)
     process.kill()
     process.communicate(timeout=10)
-    with pytest.raises(NotStaged, match="lacks CIFAR-10"):
-        require_cifar10(tmp_path)
+    with pytest.raises(DataNotStaged, match="lacks CIFAR-10"):
+        check_cifar10_files(tmp_path)
     server.is_cut = server.stalls = False
     assert stage(tmp_path, server) is True
 
@@ -300,7 +302,7 @@ def test_splits_with_different_classes_are_refused_since_their_labels_would_diff
         for name in classes:
             (tmp_path / split / name).mkdir(parents=True)
             (tmp_path / split / name / "1.png").write_bytes(b"")
-    with pytest.raises(NotStaged, match=r"has the classes \['cat'\] in one split alone"):
+    with pytest.raises(DataNotStaged, match=r"has the classes \['cat'\] in one split alone"):
         require_image_folder(tmp_path)
 
 
@@ -310,5 +312,5 @@ def test_fewer_images_than_the_points_need_are_refused_before_anything_runs(tmp_
         for name in ("1.png", "2.png"):
             (tmp_path / split / "cat" / name).write_bytes(b"")
     require_images(tmp_path, 2)
-    with pytest.raises(NotStaged, match=r"has 2 training images and the points need 3; .*--set num_samples=2"):
+    with pytest.raises(DataNotStaged, match=r"has 2 training images and the points need 3; .*--set num_samples=2"):
         require_images(tmp_path, 3)

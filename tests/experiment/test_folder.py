@@ -12,8 +12,8 @@ import pytest
 from factories import ROOT, make_spec
 
 from pipeline.experiment.folder import Experiment, find_experiments
-from pipeline.experiment.manifest import Array, Manifest, add_points, start_submission
-from pipeline.system.errors import Refusal
+from pipeline.experiment.manifest import Manifest, SlurmArray, add_points, start_submission
+from pipeline.system.errors import CommandError
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_an_absent_folder_and_a_file_are_refused_as_usage_and_an_empty_one_is_em
         ("file", "is a file"),
         ("file/below", "Not a directory"),
     ):
-        with pytest.raises(Refusal, match=said) as refusal:
+        with pytest.raises(CommandError, match=said) as refusal:
             find_experiments(tmp_path / name)
         assert refusal.value.code == 2
         assert str(refusal.value).endswith("give the folder that holds the experiments.")
@@ -83,14 +83,14 @@ def test_an_absent_folder_and_a_file_are_refused_as_usage_and_an_empty_one_is_em
 def test_folders_are_made_closed_to_strangers_and_making_them_again_is_fine(experiment: Experiment) -> None:
     experiment.create()
     assert all(
-        folder.stat().st_mode & 0o007 == 0 for folder in (experiment.folder, experiment.records, experiment.logs)
+        folder.stat().st_mode & 0o007 == 0 for folder in (experiment.folder, experiment.records_folder, experiment.logs)
     )
 
 
 def test_a_manifest_is_read_back_as_it_was(experiment: Experiment) -> None:
     spec = make_spec()
     submission = start_submission("s1", "slurm")
-    submission.arrays.append(Array("job", [[spec.run_id()]], job_id="7"))
+    submission.arrays.append(SlurmArray("job", [[spec.run_id()]], job_id="7"))
     with experiment.edit_manifest() as manifest:
         add_points(manifest, [spec])
         manifest.submissions.append(submission)
@@ -107,14 +107,14 @@ def test_points_are_only_ever_added_and_keep_their_places() -> None:
 
 def test_elements_resolve_to_job_ids_once_slurm_has_named_the_array() -> None:
     elements = [["a", "b"], ["c"]]
-    assert Array("job", elements).element_ids() == {}
-    assert Array("job", elements, job_id="7").element_ids() == {"a": ("7", 0), "b": ("7", 0), "c": ("7", 1)}
-    assert Array("job", [["a"]], job_id="7", is_array=False).element_ids() == {"a": ("7", None)}
+    assert SlurmArray("job", elements).job_keys() == {}
+    assert SlurmArray("job", elements, job_id="7").job_keys() == {"a": ("7", 0), "b": ("7", 0), "c": ("7", 1)}
+    assert SlurmArray("job", [["a"]], job_id="7", is_array=False).job_keys() == {"a": ("7", None)}
 
 
 def test_an_edit_that_fails_changes_nothing(experiment: Experiment) -> None:
     make_experiment(experiment.folder)
-    before = experiment.manifest.read_bytes()
+    before = experiment.manifest_path.read_bytes()
 
     def fail() -> None:
         with experiment.edit_manifest() as manifest:
@@ -123,7 +123,7 @@ def test_an_edit_that_fails_changes_nothing(experiment: Experiment) -> None:
 
     with pytest.raises(RuntimeError, match="in the middle"):
         fail()
-    assert experiment.manifest.read_bytes() == before
+    assert experiment.manifest_path.read_bytes() == before
 
 
 @pytest.mark.parametrize("step", ["fsync", "fchmod", "replace"])
@@ -131,7 +131,7 @@ def test_an_edit_that_cannot_be_written_is_refused_and_leaves_the_manifest_and_n
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     make_experiment(experiment.folder)
-    before = experiment.manifest.read_bytes(), names(experiment.folder)
+    before = experiment.manifest_path.read_bytes(), names(experiment.folder)
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -141,9 +141,9 @@ def test_an_edit_that_cannot_be_written_is_refused_and_leaves_the_manifest_and_n
             add_points(manifest, [make_spec()])
             monkeypatch.setattr(os, step, fail)
 
-    with pytest.raises(Refusal, match="No space left on device"):
+    with pytest.raises(CommandError, match="No space left on device"):
         edit()
-    assert (experiment.manifest.read_bytes(), names(experiment.folder)) == before
+    assert (experiment.manifest_path.read_bytes(), names(experiment.folder)) == before
 
 
 @pytest.mark.parametrize(
@@ -152,24 +152,24 @@ def test_an_edit_that_cannot_be_written_is_refused_and_leaves_the_manifest_and_n
     ids=lambda raw: repr(raw[:40]),
 )
 def test_a_manifest_that_is_none_is_refused_and_left_in_place(experiment: Experiment, raw: bytes) -> None:
-    experiment.manifest.write_bytes(raw)
+    experiment.manifest_path.write_bytes(raw)
 
     def edit() -> None:
         with experiment.edit_manifest():
             pytest.fail("there is nothing to edit")
 
     for call in (experiment.read_manifest, edit):
-        with pytest.raises(Refusal, match=r"is no manifest .*; restore it, or move it away\.$"):
+        with pytest.raises(CommandError, match=r"is no manifest .*; restore it, or move it away\.$"):
             call()
-    assert experiment.manifest.read_bytes() == raw
+    assert experiment.manifest_path.read_bytes() == raw
 
 
 @pytest.mark.parametrize("job_id", ["--help", "-1", "", "7 8", "7,8", "7\n", "7_0", "²", "7\0"])
 def test_a_job_id_of_a_manifest_that_is_not_digits_reaches_no_command(experiment: Experiment, job_id: str) -> None:
     array = {"job_name": "x-0", "elements": [["a"]], "job_id": job_id}
     submission = {"id": "s1", "backend": "slurm", "submitted_at": "2025-01-01T00:00:00Z", "arrays": [array]}
-    experiment.manifest.write_text(json.dumps({"schema_version": 1, "name": "x", "submissions": [submission]}))
-    with pytest.raises(Refusal, match=r"is no manifest \(.*job_id.*\); restore it") as refusal:
+    experiment.manifest_path.write_text(json.dumps({"schema_version": 1, "name": "x", "submissions": [submission]}))
+    with pytest.raises(CommandError, match=r"is no manifest \(.*job_id.*\); restore it") as refusal:
         experiment.read_manifest()
     assert refusal.value.code == 2
 
@@ -177,29 +177,29 @@ def test_a_job_id_of_a_manifest_that_is_not_digits_reaches_no_command(experiment
 @pytest.mark.parametrize("name", ["x\0", "x\ny"])
 def test_a_job_name_of_a_manifest_without_an_id_holds_no_control_character(experiment: Experiment, name: str) -> None:
     submission = start_submission("s1", "slurm")
-    submission.arrays.append(Array(name, [["a"]]))
+    submission.arrays.append(SlurmArray(name, [["a"]]))
     manifest = Manifest(1, "x", submissions=[submission])
-    experiment.manifest.write_bytes(msgspec.json.encode(manifest))
-    with pytest.raises(Refusal, match=r"is no manifest \(.*job_name.*\); restore it"):
+    experiment.manifest_path.write_bytes(msgspec.json.encode(manifest))
+    with pytest.raises(CommandError, match=r"is no manifest \(.*job_name.*\); restore it"):
         experiment.read_manifest()
 
 
 def test_a_manifest_of_a_later_version_is_not_called_damaged(experiment: Experiment) -> None:
-    experiment.manifest.write_text('{"schema_version": 2, "name": "x", "colour": "blue"}')
-    with pytest.raises(Refusal) as refused:
+    experiment.manifest_path.write_text('{"schema_version": 2, "name": "x", "colour": "blue"}')
+    with pytest.raises(CommandError) as refused:
         experiment.read_manifest()
     said = "has schema 2 of a later version, and this one reads up to 1; update this one."
-    assert str(refused.value) == f"{experiment.manifest} {said}"
+    assert str(refused.value) == f"{experiment.manifest_path} {said}"
 
 
 def test_a_manifest_that_is_a_link_or_a_folder_is_refused(experiment: Experiment, tmp_path: Path) -> None:
     make_experiment(tmp_path / "other")
-    experiment.manifest.symlink_to(tmp_path / "other" / "manifest.json")
-    with pytest.raises(Refusal, match="is a link"):
+    experiment.manifest_path.symlink_to(tmp_path / "other" / "manifest.json")
+    with pytest.raises(CommandError, match="is a link"):
         experiment.read_manifest()
-    experiment.manifest.unlink()
-    experiment.manifest.mkdir()
-    with pytest.raises(Refusal, match="is not a regular file"):
+    experiment.manifest_path.unlink()
+    experiment.manifest_path.mkdir()
+    with pytest.raises(CommandError, match="is not a regular file"):
         experiment.read_manifest()
 
 
@@ -240,7 +240,9 @@ def test_a_second_driver_is_refused_until_the_first_is_done(experiment: Experime
     assert not second.is_being_submitted()
     with experiment.submission_lock():
         assert second.is_being_submitted()
-        with pytest.raises(Refusal, match=r"another submit is at work in .*; wait for it, or end it and try again"):
+        with pytest.raises(
+            CommandError, match=r"another submit is at work in .*; wait for it, or end it and try again"
+        ):
             hold(second)
         make_experiment(second.folder)  # its points may be read and written meanwhile
     assert not second.is_being_submitted()
@@ -298,11 +300,11 @@ def test_a_folder_that_cannot_be_listed_is_handed_on(tmp_path: Path, monkeypatch
 def test_a_manifest_of_a_version_that_ran_points_at_once_is_read(experiment: Experiment) -> None:
     with experiment.edit_manifest() as manifest:
         submission = start_submission("5ub0ab1e", "slurm")
-        submission.arrays.append(Array("scaling-0", [["a", "b"]], job_id="7", is_array=False))
+        submission.arrays.append(SlurmArray("scaling-0", [["a", "b"]], job_id="7", is_array=False))
         manifest.submissions.append(submission)
-    shape = json.loads(experiment.manifest.read_text())
+    shape = json.loads(experiment.manifest_path.read_text())
     shape["submissions"][0]["arrays"][0]["num_lanes"] = 2
-    experiment.manifest.write_text(json.dumps(shape))
+    experiment.manifest_path.write_text(json.dumps(shape))
     found = experiment.read_manifest()
     assert found is not None
-    assert found.submissions[0].arrays[0].element_ids() == {"a": ("7", None), "b": ("7", None)}
+    assert found.submissions[0].arrays[0].job_keys() == {"a": ("7", None), "b": ("7", None)}

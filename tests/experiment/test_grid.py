@@ -12,7 +12,7 @@ from pipeline.experiment import grid
 from pipeline.experiment.grid import Grid, expand_grid, shipped_grids
 from pipeline.experiment.resources import Resources, group_by_shape
 from pipeline.experiment.spec import AXES
-from pipeline.system.errors import Refusal
+from pipeline.system.errors import CommandError
 
 HEAD = "name: t\nbase: {strategy: single, num_gpus: 1, batch_size_per_gpu: 32}\n"
 
@@ -36,7 +36,7 @@ def points(*blocks: str, head: str = HEAD) -> str:
 
 
 def refusal_of(call: Callable[[], object]) -> str:
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(CommandError) as refusal:
         call()
     assert refusal.value.code == 2
     return one_sentence(str(refusal.value))
@@ -286,7 +286,7 @@ def test_whatever_the_file_says_it_is_a_grid_or_a_refusal(tmp_path_factory: pyte
     path.write_text(text)
     try:
         assert expand_grid(str(path)).points
-    except Refusal as refusal:
+    except CommandError as refusal:
         one_sentence(str(refusal))
 
 

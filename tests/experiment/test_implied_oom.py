@@ -7,10 +7,10 @@ from factories import make_record, make_spec
 
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.implied_oom import find_implying, implied
-from pipeline.experiment.outcomes import resolve
+from pipeline.experiment.implied_oom import find_implying_oom, implied_oom_record
+from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
-from pipeline.experiment.record_store import publish
+from pipeline.experiment.record_store import publish_record
 from pipeline.report.build_tables import build_tables
 from pipeline.report.markdown import render_experiment
 from pipeline.runner.failed_record import first_line
@@ -39,10 +39,10 @@ def beside_a_neighbour(size: int, **fields: Any) -> Record:
 def implying(tmp_path: Path, *found: Record, gpus: frozenset[str] = frozenset({"NVIDIA H200"}), **fields: Any) -> Any:
     """The batch size whose OOM implies that of 4096 (None: it runs), where those records are."""
     for record in found:
-        publish(record, tmp_path)
+        publish_record(record, tmp_path)
     spec = make_spec(**{"batch_size_per_gpu": 4096, **fields})
     points = {*(record.spec for record in found), *(make_spec(batch_size_per_gpu=size) for size in SIZES), spec}
-    cause = find_implying(spec, points, tmp_path, gpus)
+    cause = find_implying_oom(spec, points, tmp_path, gpus)
     return cause.spec.batch_size_per_gpu if cause else None
 
 
@@ -122,11 +122,11 @@ def test_on_the_cpu_only_a_stated_limit_is_the_same_everywhere(
 
 def test_an_implied_oom_is_a_record_and_the_tables_name_what_implies_it(tmp_path: Path) -> None:
     cause = oom(2048)
-    record = implied(make_spec(batch_size_per_gpu=4096), cause, "launch")
-    assert record_store.load(publish(record, tmp_path)) == record
+    record = implied_oom_record(make_spec(batch_size_per_gpu=4096), cause, "launch")
+    assert record_store.load_record(publish_record(record, tmp_path)) == record
     assert (record.status, record.failure and record.failure.kind) == ("oom", "implied_oom")
     assert (record.started_at, record.environment) == (None, Environment())  # it ran nowhere
-    collected = resolve([cause.spec, record.spec], [cause, record], [])
+    collected = resolve_outcomes([cause.spec, record.spec], [cause, record], [])
     tables = build_tables(collected.outcomes)
     said = f"implied by {cause.run_id}"
     assert [(row["status"], row["note"]) for row in tables.Q1] == [("oom", None), ("oom", said)]
@@ -138,8 +138,8 @@ def test_an_implied_oom_is_a_record_and_the_tables_name_what_implies_it(tmp_path
 
 def test_a_point_beside_a_neighbour_is_no_oom_in_the_tables_and_its_reason_names_the_neighbour(tmp_path: Path) -> None:
     record = beside_a_neighbour(8192)
-    assert record_store.load(publish(record, tmp_path)) == record
-    collected = resolve([record.spec], [record], [])
+    assert record_store.load_record(publish_record(record, tmp_path)) == record
+    collected = resolve_outcomes([record.spec], [record], [])
     tables = build_tables(collected.outcomes)
     assert (tables.oom, collected.coverage.oom, collected.coverage.failed) == ([], 0, 1)
     text = render_experiment("x", tables, collected)
@@ -148,7 +148,7 @@ def test_a_point_beside_a_neighbour_is_no_oom_in_the_tables_and_its_reason_names
 
 
 def test_the_names_of_gpus_are_read_from_the_kernel_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "PROC_GPUS", tmp_path)
+    monkeypatch.setattr(host, "NVIDIA_GPUS_PATH", tmp_path)
     assert host.gpu_names() == set()
     for number, name in enumerate(("NVIDIA H200", "NVIDIA H200", "NVIDIA A40")):
         (tmp_path / f"0000:0{number}").mkdir()
@@ -173,12 +173,12 @@ def test_launch_records_what_is_implied_without_running_it_unless_it_is_asked_to
     with experiment.edit_manifest() as manifest:
         manifest.points = [small, large]
     failure = Failure(kind="host_oom", message="rank 0: out")
-    publish(make_record(small, status="oom", failure=failure), experiment.records)
-    launch = ("launch", "--manifest", experiment.manifest, "--run-id", large.run_id())
+    publish_record(make_record(small, status="oom", failure=failure), experiment.records_folder)
+    launch = ("launch", "--manifest", experiment.manifest_path, "--run-id", large.run_id())
     answer = pipeline(*launch)
     assert (answer.returncode, f"oom: implied by {small.run_id()}" in answer.stderr) == (1, True)
-    assert not experiment.scratch.exists()
+    assert not experiment.scratch_folder.exists()
     asked = pipeline(*launch, "--rerun", "oom")
     assert asked.returncode == 0, asked.stderr
-    attempts = record_store.read_attempts(experiment.records, large.run_id())
+    attempts = record_store.load_attempts(experiment.records_folder, large.run_id())
     assert [record.status for record in attempts] == ["oom", "ok"]

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.experiment import record_store
-from pipeline.experiment.outcomes import Collected, resolve
+from pipeline.experiment.outcomes import CollectedOutcomes, resolve_outcomes
 from pipeline.experiment.record import Record, Status
-from pipeline.experiment.record_store import Rejected, publish, read_folder
+from pipeline.experiment.record_store import RejectedFile, load_folder, publish_record
 from pipeline.experiment.spec import Spec
 
 POINTS = [make_spec(batch_size_per_gpu=2**power) for power in range(4)]
@@ -24,13 +24,13 @@ def make_attempts(spec: Spec, statuses: Sequence[Status]) -> list[Record]:
     return [make_record(spec, status=status, attempt=attempt) for attempt, status in enumerate(statuses)]
 
 
-def spoilt(spec: Spec) -> Rejected:
-    return Rejected(Path(f"{spec.run_id()}.7.json"), spec.run_id(), "is truncated")
+def spoilt(spec: Spec) -> RejectedFile:
+    return RejectedFile(Path(f"{spec.run_id()}.7.json"), spec.run_id(), "is truncated")
 
 
-def resolve_folder(expected: Sequence[Spec], folder: Path) -> Collected:
-    found, rejected = read_folder(folder)
-    return resolve(expected, found, rejected)
+def resolve_folder(expected: Sequence[Spec], folder: Path) -> CollectedOutcomes:
+    found, rejected = load_folder(folder)
+    return resolve_outcomes(expected, found, rejected)
 
 
 @given(
@@ -45,7 +45,7 @@ def test_every_point_is_in_exactly_one_state_and_every_record_counts_once(
     found = [record for spec, parts in zip(POINTS, statuses, strict=True) for record in make_attempts(spec, parts)]
     found += make_attempts(STRANGER, strange)
     found.sort(key=lambda record: record.attempt, reverse=newest_first)
-    outcomes, coverage, notes = resolve(POINTS, found, [spoilt(POINTS[i]) for i in sorted(bad)])
+    outcomes, coverage, notes = resolve_outcomes(POINTS, found, [spoilt(POINTS[i]) for i in sorted(bad)])
     by_rule = [
         next((status for status in BEST_FIRST if status in parts), "rejected" if i in bad else "missing")
         for i, parts in enumerate(statuses)
@@ -73,7 +73,7 @@ def test_every_point_is_in_exactly_one_state_and_every_record_counts_once(
 def test_the_latest_ok_speaks_for_a_point_else_the_latest_oom_else_the_latest_failed(
     statuses: Attempts, status: Status, attempt: int
 ) -> None:
-    (outcome,), coverage, _ = resolve(POINTS[:1], make_attempts(POINTS[0], statuses), [])
+    (outcome,), coverage, _ = resolve_outcomes(POINTS[:1], make_attempts(POINTS[0], statuses), [])
     assert outcome.record is not None
     assert (outcome.status, outcome.record.attempt) == (status, attempt)
     assert coverage.superseded == len(statuses) - 1
@@ -81,16 +81,16 @@ def test_the_latest_ok_speaks_for_a_point_else_the_latest_oom_else_the_latest_fa
 
 def test_an_oom_is_a_result_and_the_rest_are_gaps() -> None:
     found = [make_record(spec, status=status) for spec, status in zip(POINTS, BEST_FIRST, strict=False)]
-    coverage = resolve([*POINTS, STRANGER], found, [spoilt(STRANGER)]).coverage
+    coverage = resolve_outcomes([*POINTS, STRANGER], found, [spoilt(STRANGER)]).coverage
     assert coverage.num_gaps == 3  # failed, missing and rejected; not ok, not oom
 
 
 def test_files_count_as_duplicate_superseded_or_foreign_and_lose_nothing(tmp_path: Path) -> None:
-    first = publish(make_record(POINTS[0], status="failed"), tmp_path)
-    publish(make_record(POINTS[0], launch_id="again"), tmp_path)  # attempt 1: the first is superseded
+    first = publish_record(make_record(POINTS[0], status="failed"), tmp_path)
+    publish_record(make_record(POINTS[0], launch_id="again"), tmp_path)  # attempt 1: the first is superseded
     (tmp_path / "backup.json").write_bytes(first.read_bytes())  # a copy: duplicate
     (tmp_path / "notes.json").write_text("{}")  # junk: foreign
-    publish(make_record(STRANGER), tmp_path)  # of another experiment: foreign
+    publish_record(make_record(STRANGER), tmp_path)  # of another experiment: foreign
     (tmp_path / f"{POINTS[1].run_id()}.0.json").write_text('{"schema')  # its only record is invalid
     outcomes, coverage, notes = resolve_folder(POINTS, tmp_path)
     assert [outcome.status for outcome in outcomes] == ["ok", "rejected", "missing", "missing"]
@@ -101,7 +101,7 @@ def test_files_count_as_duplicate_superseded_or_foreign_and_lose_nothing(tmp_pat
 
 
 def test_a_copy_of_nothing_that_is_there_is_the_point_rejected(tmp_path: Path) -> None:
-    path = publish(make_record(POINTS[0]), tmp_path)
+    path = publish_record(make_record(POINTS[0]), tmp_path)
     path.rename(tmp_path / f"{POINTS[0].run_id()}.3.json")  # says attempt 3, holds attempt 0
     (outcome,), coverage, _ = resolve_folder(POINTS[:1], tmp_path)
     assert outcome.status == "rejected"
@@ -110,7 +110,7 @@ def test_a_copy_of_nothing_that_is_there_is_the_point_rejected(tmp_path: Path) -
 
 
 def test_a_spoilt_attempt_beside_a_sound_one_is_named_and_changes_no_state(tmp_path: Path) -> None:
-    publish(make_record(POINTS[0]), tmp_path)
+    publish_record(make_record(POINTS[0]), tmp_path)
     (tmp_path / f"{POINTS[0].run_id()}.1.json").write_text("")
     (outcome,), coverage, notes = resolve_folder(POINTS[:1], tmp_path)
     assert (outcome.status, coverage.ok, coverage.rejected) == ("ok", 1, 0)
@@ -119,15 +119,15 @@ def test_a_spoilt_attempt_beside_a_sound_one_is_named_and_changes_no_state(tmp_p
 
 def test_a_failure_keeps_its_reason_and_a_missing_point_says_that_it_has_no_record() -> None:
     found = [make_record(POINTS[0], status="failed", reason="rank 1 exited with 3")]
-    assert [outcome.reason for outcome in resolve(POINTS[:2], found, []).outcomes] == [
+    assert [outcome.reason for outcome in resolve_outcomes(POINTS[:2], found, []).outcomes] == [
         "rank 1 exited with 3",
         "no record",
     ]
 
 
 def test_each_attempt_number_is_taken_once_so_that_ties_cannot_happen(tmp_path: Path) -> None:
-    paths = [publish(make_record(POINTS[0], status=status, launch_id=status), tmp_path) for status in BEST_FIRST]
-    assert [record_store.load(path).attempt for path in paths] == [0, 1, 2]
+    paths = [publish_record(make_record(POINTS[0], status=status, launch_id=status), tmp_path) for status in BEST_FIRST]
+    assert [record_store.load_record(path).attempt for path in paths] == [0, 1, 2]
     assert resolve_folder(POINTS[:1], tmp_path).coverage.superseded == 2
 
 
@@ -146,6 +146,6 @@ def test_each_attempt_number_is_taken_once_so_that_ties_cannot_happen(tmp_path: 
         ),
     ],
 )
-def test_a_sound_file_is_not_to_be_thrown_away(file: Rejected, cure: str) -> None:
-    (outcome,) = resolve(POINTS[:1], [], [file]).outcomes
+def test_a_sound_file_is_not_to_be_thrown_away(file: RejectedFile, cure: str) -> None:
+    (outcome,) = resolve_outcomes(POINTS[:1], [], [file]).outcomes
     assert outcome.reason == f"its only record was not read: {cure}"

@@ -5,18 +5,18 @@ from factories import make_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.experiment.packing import pack
+from pipeline.experiment.packing import pack_elements
 from pipeline.experiment.resources import Resources
 from pipeline.experiment.spec import Spec
-from pipeline.submission.plan import Site, Wishes, plan_arrays
-from pipeline.submission.slurm_request import SiteOptions
+from pipeline.submission.plan import Cluster, SubmitOptions, plan_arrays
+from pipeline.submission.slurm_request import SlurmOptions
 
 SIZES = [2**power for power in range(3, 13)]
 POINTS = [make_spec(batch_size_per_gpu=size) for size in SIZES]
 PROBES = [make_spec(batch_size_per_gpu=size, input="synthetic", max_steps=3) for size in (65_536, 16_384, 32_768)]
 
 
-WISHES = Wishes("", (), None, "slurm", SiteOptions(), None, None, 4, (), None, False, True)  # type: ignore[arg-type]
+SUBMIT_OPTIONS = SubmitOptions("", (), None, "slurm", SlurmOptions(), None, None, 4, (), None, False, True)  # type: ignore[arg-type]
 
 
 def sizes_of(element: Sequence[Spec]) -> list[int]:
@@ -25,7 +25,7 @@ def sizes_of(element: Sequence[Spec]) -> list[int]:
 
 @given(st.integers(1, 12), st.sets(st.sampled_from([*POINTS, *PROBES]), min_size=1))
 def test_every_point_is_in_one_element_and_elements_are_full_but_the_last(most: int, points: set[Spec]) -> None:
-    elements = pack(sorted(points, key=Spec.run_id), most)
+    elements = pack_elements(sorted(points, key=Spec.run_id), most)
     assert {spec for element in elements for spec in element} == points
     assert sum(len(element) for element in elements) == len(points)
     assert all(len(element) == most for element in elements[:-1])
@@ -33,26 +33,28 @@ def test_every_point_is_in_one_element_and_elements_are_full_but_the_last(most: 
 
 
 def test_points_that_are_alone_keep_the_order_of_the_grid() -> None:
-    assert pack([*PROBES, *POINTS], 1) == [[spec] for spec in [*PROBES, *POINTS]]
+    assert pack_elements([*PROBES, *POINTS], 1) == [[spec] for spec in [*PROBES, *POINTS]]
 
 
 def test_packed_points_are_in_an_order_that_follows_no_axis_and_is_the_same_again() -> None:
-    (element,) = pack(POINTS, 10)
+    (element,) = pack_elements(POINTS, 10)
     assert sizes_of(element) not in (SIZES, SIZES[::-1])
-    assert pack(POINTS[::-1], 10) == [element]  # whatever order the grid has
+    assert pack_elements(POINTS[::-1], 10) == [element]  # whatever order the grid has
     without = [spec for spec in POINTS if spec != element[3]]
-    assert pack(without, 10) == [[spec for spec in element if spec != element[3]]]  # a resumed grid keeps the order
+    assert pack_elements(without, 10) == [
+        [spec for spec in element if spec != element[3]]
+    ]  # a resumed grid keeps the order
 
 
 def test_probes_come_last_and_by_batch_size_so_that_the_first_oom_stands_before_the_larger() -> None:
-    (element,) = pack([*PROBES, *POINTS], 13)
+    (element,) = pack_elements([*PROBES, *POINTS], 13)
     assert sizes_of(element[-3:]) == [16_384, 32_768, 65_536]
 
 
 def plan(points: Sequence[Spec], partition_limit_min: int | None = None) -> list[tuple[list[int], str, str]]:
     """The sizes of the elements of each array, its limit in minutes and its notices."""
-    site = Site("slurm", None, 2, 0, [], partition_limit_min)
-    arrays = plan_arrays(points, Resources(), site, WISHES)
+    site = Cluster("slurm", None, 2, 0, [], partition_limit_min)
+    arrays = plan_arrays(points, Resources(), site, SUBMIT_OPTIONS)
     return [([len(e) for e in a.elements], a.request.options["time"], "; ".join(a.request.notices)) for a in arrays]
 
 

@@ -10,7 +10,7 @@ import pytest
 from factories import make_communication, make_communication_record, make_record, make_spec
 
 from pipeline.experiment.measurement import AllReduce, Communication, SplitPart
-from pipeline.experiment.record_store import publish, read_folder
+from pipeline.experiment.record_store import load_folder, publish_record
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_a_variant_has_one_series() -> None:
 
 def damaged(path: Path, change: Callable[[list[dict[str, Any]]], object]) -> str:
     """Why a record of two ranks over two epochs is rejected, once its epochs were changed by hand."""
-    written = publish(make_record(make_spec(strategy="ddp", num_gpus=2)), path)
+    written = publish_record(make_record(make_spec(strategy="ddp", num_gpus=2)), path)
     shape = json.loads(written.read_text())
     change(shape["measurement"]["epochs"])
     written.write_text(json.dumps(shape))
-    _, (rejected,) = read_folder(path)
+    _, (rejected,) = load_folder(path)
     return rejected.reason
 
 
@@ -109,10 +109,10 @@ def test_a_point_that_may_stop_early_has_the_windows_of_an_interval(num_windows:
 
 def test_a_round_from_which_a_rank_was_cut_is_no_result(tmp_path: Path) -> None:
     spec = make_spec(strategy="ddp", num_gpus=2, input="synthetic", measure="communication")
-    path = publish(make_communication_record(spec, make_communication({"ddp": [1.0, 2.0]})), tmp_path)
+    path = publish_record(make_communication_record(spec, make_communication({"ddp": [1.0, 2.0]})), tmp_path)
     shape = json.loads(path.read_text())
     windows = shape["measurement"]["communication"]["series"][0]["window_times_ns"]
     shape["measurement"]["communication"]["series"][0]["window_times_ns"] = [window[:1] for window in windows]
     path.write_text(json.dumps(shape))
-    _, (rejected,) = read_folder(tmp_path)
+    _, (rejected,) = load_folder(tmp_path)
     assert "every window of ddp needs the times of 2 ranks" in rejected.reason

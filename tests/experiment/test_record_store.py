@@ -11,7 +11,15 @@ from factories import (
 )
 from test_publication import NAME, RUN_ID
 
-from pipeline.experiment.record_store import MAX_RECORD_BYTES, InvalidRecord, choose, encode, load, publish, read_folder
+from pipeline.experiment.record_store import (
+    MAX_RECORD_BYTES,
+    InvalidRecord,
+    choose_attempt,
+    encode_record,
+    load_folder,
+    load_record,
+    publish_record,
+)
 
 
 @pytest.fixture
@@ -19,7 +27,7 @@ def spoil(tmp_path: Path) -> Callable[[Callable[[str], str]], Path]:
     """Publish a record and change its text."""
 
     def change(edit: Callable[[str], str]) -> Path:
-        path = publish(make_record(), tmp_path)
+        path = publish_record(make_record(), tmp_path)
         text = path.read_text()
         assert edit(text) != text
         path.write_text(edit(text))
@@ -29,16 +37,16 @@ def spoil(tmp_path: Path) -> Callable[[Callable[[str], str]], Path]:
 
 
 def test_a_record_cut_at_any_byte_is_invalid(tmp_path: Path) -> None:
-    raw = encode(make_record())
+    raw = encode_record(make_record())
     path = tmp_path / NAME
     for size in range(len(raw) - 1):  # without its last byte, a line break, it is still whole
         path.write_bytes(raw[:size])
         with pytest.raises(InvalidRecord):
-            load(path)
+            load_record(path)
 
 
 def test_a_record_with_a_flipped_bit_is_invalid_or_still_a_record_of_its_point(tmp_path: Path) -> None:
-    raw = encode(make_record())
+    raw = encode_record(make_record())
     path = tmp_path / NAME
     num_invalid = 0
     for index in range(len(raw)):
@@ -46,7 +54,7 @@ def test_a_record_with_a_flipped_bit_is_invalid_or_still_a_record_of_its_point(t
         flipped[index] ^= 1 << index % 8
         path.write_bytes(flipped)
         try:
-            assert load(path).run_id == RUN_ID
+            assert load_record(path).run_id == RUN_ID
         except InvalidRecord:
             num_invalid += 1
     assert num_invalid > len(raw) / 2
@@ -83,7 +91,7 @@ def test_a_record_that_breaks_the_schema_is_refused_by_name(
 ) -> None:
     path = spoil(lambda text: text.replace(old, new, 1))
     with pytest.raises(InvalidRecord) as refusal:
-        load(path)
+        load_record(path)
     assert said in str(refusal.value)
 
 
@@ -101,7 +109,7 @@ def test_a_record_that_breaks_the_schema_is_refused_by_name(
 )
 def test_a_file_that_is_no_record_is_rejected_with_the_reason(tmp_path: Path, raw: bytes, said: str) -> None:
     (tmp_path / NAME).write_bytes(raw)
-    found, (rejected,) = read_folder(tmp_path)
+    found, (rejected,) = load_folder(tmp_path)
     assert (found, rejected.path, rejected.run_id) == ([], tmp_path / NAME, RUN_ID)
     assert said == "." or said in rejected.reason
 
@@ -111,7 +119,7 @@ def make_fifo(path: Path) -> None:
 
 
 def make_link(path: Path) -> None:
-    path.symlink_to(publish(make_record(), path.parent.parent))
+    path.symlink_to(publish_record(make_record(), path.parent.parent))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +133,7 @@ def test_what_is_no_regular_file_is_rejected_and_never_waited_for(
     folder.mkdir()
     make(folder / NAME)
     results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(read_folder(folder)), daemon=True)
+    thread = threading.Thread(target=lambda: results.append(load_folder(folder)), daemon=True)
     thread.start()
     thread.join(timeout=10)
     assert not thread.is_alive(), "reading waits for a writer"
@@ -135,8 +143,8 @@ def test_what_is_no_regular_file_is_rejected_and_never_waited_for(
 
 @pytest.mark.parametrize("name", [f"{RUN_ID}.1.json", f"{RUN_ID}.00.json", f"{RUN_ID}.\u0660.json", "copy.json"])
 def test_a_record_under_another_name_is_rejected(tmp_path: Path, name: str) -> None:
-    publish(make_record(), tmp_path).rename(tmp_path / name)
-    found, (rejected,) = read_folder(tmp_path)
+    publish_record(make_record(), tmp_path).rename(tmp_path / name)
+    found, (rejected,) = load_folder(tmp_path)
     assert (found, rejected.run_id) == ([], RUN_ID)
     assert f"holds attempt 0 of {RUN_ID}" in rejected.reason
 
@@ -145,11 +153,11 @@ def test_a_folder_gives_records_in_order_and_passes_over_what_does_not_claim_to_
     late, early = make_spec(batch_size_per_gpu=64), make_spec(batch_size_per_gpu=32)
     for spec in (late, early):
         for launch in "abcdefghijk":  # attempt 10 comes after attempt 9
-            publish(make_record(spec, launch_id=launch), tmp_path)
+            publish_record(make_record(spec, launch_id=launch), tmp_path)
     (tmp_path / ".publishing-x").write_text("half a rec")
     (tmp_path / f"{late.run_id()}.0.steps.npz").write_bytes(b"PK")
     (tmp_path / "notes.json").write_text("[]")
-    found, rejected = read_folder(tmp_path)
+    found, rejected = load_folder(tmp_path)
     order = [(record.spec.batch_size_per_gpu, record.attempt) for record in found]
     assert order == [(batch, attempt) for batch in (32, 64) for attempt in range(11)]
     assert [(part.path.name, part.run_id) for part in rejected] == [("notes.json", None)]
@@ -169,4 +177,4 @@ def test_the_latest_ok_speaks_for_a_point_else_the_latest_oom_else_the_latest_fa
     statuses: list[Any], chosen: int
 ) -> None:
     attempts = [make_record(status=status, attempt=attempt) for attempt, status in enumerate(statuses)]
-    assert choose(attempts).attempt == choose(attempts[::-1]).attempt == chosen
+    assert choose_attempt(attempts).attempt == choose_attempt(attempts[::-1]).attempt == chosen

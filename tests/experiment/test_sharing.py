@@ -20,22 +20,22 @@ from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import add_points
 from pipeline.experiment.measurement import DeviceMemory
 from pipeline.experiment.packing import (
-    Predecessor,
-    expected_share,
-    first_shared,
-    has_room,
-    may_share,
-    pack,
+    EarlierPoint,
+    expected_memory_fraction,
+    has_memory_headroom,
+    may_share_processes,
+    pack_elements,
+    points_for_same_processes,
     process_layout,
 )
 from pipeline.experiment.record import Environment, Record
-from pipeline.experiment.record_store import read_folder
+from pipeline.experiment.record_store import load_folder
 from pipeline.experiment.spec import Spec
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.launch_options import LaunchOptions, launch_command
-from pipeline.runner.launch_session import POLL_S, Launch
-from pipeline.runner.rank_files import Point, RankError, Result
-from pipeline.training.device_memory import forget_point
+from pipeline.runner.launch_session import RANK_FILES_POLL_S, LaunchSession
+from pipeline.runner.rank_files import PointResult, PointTask, RankError
+from pipeline.training.device_memory import reset_memory_statistics
 from pipeline.training.process_group import Rank
 
 SMALL: dict[str, Any] = {"device": "cpu", "model": "lenet", "dataset": "synthetic", "precision": "fp32"}
@@ -56,22 +56,22 @@ SMALL: dict[str, Any] = {"device": "cpu", "model": "lenet", "dataset": "syntheti
 )
 def test_what_others_could_change_or_would_change_has_processes_of_its_own(fields: dict[str, Any]) -> None:
     point, plain = make_spec(**fields), make_spec(repeat=1)
-    assert may_share(plain)
-    assert not may_share(point)
-    assert first_shared([point, plain]) == [point]
-    assert first_shared([plain, point]) == [plain]
+    assert may_share_processes(plain)
+    assert not may_share_processes(point)
+    assert points_for_same_processes([point, plain]) == [point]
+    assert points_for_same_processes([plain, point]) == [plain]
 
 
 @pytest.mark.parametrize("fields", [{"strategy": "ddp"}, {"model": "lenet"}, {"input": "synthetic"}, {"device": "cpu"}])
 def test_points_of_another_layout_of_processes_are_not_shared(fields: dict[str, Any]) -> None:
-    assert first_shared([make_spec(), make_spec(batch_size_per_gpu=64, **fields)]) == [make_spec()]
+    assert points_for_same_processes([make_spec(), make_spec(batch_size_per_gpu=64, **fields)]) == [make_spec()]
 
 
 @pytest.mark.parametrize("fields", [{"repeat": 1}, {"seed": 1}])
 def test_a_repeat_is_in_new_processes(fields: dict[str, Any]) -> None:
     first, repeat = make_spec(), make_spec(**fields)
     other = make_spec(batch_size_per_gpu=64, **fields)
-    assert first_shared([first, other, repeat]) == [first, other]
+    assert points_for_same_processes([first, other, repeat]) == [first, other]
 
 
 POINTS = [
@@ -85,15 +85,15 @@ POINTS = [
 
 @given(st.sets(st.sampled_from(POINTS), min_size=1))
 def test_a_packed_element_starts_processes_at_most_once_for_each_layout_and_repeat(points: set[Spec]) -> None:
-    (element,) = pack(list(points), len(POINTS))
+    (element,) = pack_elements(list(points), len(POINTS))
     starts: list[Sequence[Spec]] = []
     left = element
     while left:
-        starts.append(first_shared(left))
+        starts.append(points_for_same_processes(left))
         left = left[len(starts[-1]) :]
     assert [spec for shared in starts for spec in shared] == element
-    groups = {(process_layout(spec), spec.repeat) for spec in points if may_share(spec)}
-    assert len(starts) <= len(groups) + sum(not may_share(spec) for spec in points)
+    groups = {(process_layout(spec), spec.repeat) for spec in points if may_share_processes(spec)}
+    assert len(starts) <= len(groups) + sum(not may_share_processes(spec) for spec in points)
 
 
 def memory(peak_gib: float, usable_gib: float | None) -> list[DeviceMemory]:
@@ -103,14 +103,14 @@ def memory(peak_gib: float, usable_gib: float | None) -> list[DeviceMemory]:
 
 def test_the_least_bound_of_points_that_differ_in_batch_alone_holds() -> None:
     """12 GiB of 100 at 128 say at most 24 at 256, whatever 3 GiB at 8 would allow."""
-    ended = [Predecessor(make_spec(batch_size_per_gpu=8), memory(3, 100)), Predecessor(make_spec(), memory(12, 100))]
-    assert expected_share(make_spec(batch_size_per_gpu=256), ended) == pytest.approx(0.24)
-    assert expected_share(make_spec(batch_size_per_gpu=64, epochs=7), ended) == pytest.approx(0.12)
+    ended = [EarlierPoint(make_spec(batch_size_per_gpu=8), memory(3, 100)), EarlierPoint(make_spec(), memory(12, 100))]
+    assert expected_memory_fraction(make_spec(batch_size_per_gpu=256), ended) == pytest.approx(0.24)
+    assert expected_memory_fraction(make_spec(batch_size_per_gpu=64, epochs=7), ended) == pytest.approx(0.12)
 
 
 def test_where_no_point_is_alike_the_most_of_what_all_say_holds() -> None:
-    ended = [Predecessor(make_spec(batch_size_per_gpu=8), memory(3, 100)), Predecessor(make_spec(), memory(12, 100))]
-    assert expected_share(make_spec(batch_size_per_gpu=256, precision="fp32"), ended) == pytest.approx(0.96)
+    ended = [EarlierPoint(make_spec(batch_size_per_gpu=8), memory(3, 100)), EarlierPoint(make_spec(), memory(12, 100))]
+    assert expected_memory_fraction(make_spec(batch_size_per_gpu=256, precision="fp32"), ended) == pytest.approx(0.96)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,9 @@ def test_a_point_that_may_need_more_than_half_the_memory_does_not_follow(
     batch_size: int, usable_gib: float | None, expected: bool
 ) -> None:
     assert (
-        has_room(make_spec(batch_size_per_gpu=batch_size), [Predecessor(make_spec(), memory(10, usable_gib))])
+        has_memory_headroom(
+            make_spec(batch_size_per_gpu=batch_size), [EarlierPoint(make_spec(), memory(10, usable_gib))]
+        )
         is expected
     )
 
@@ -131,10 +133,12 @@ def run(folder: Path, points: Sequence[Spec]) -> tuple[int, dict[str, Record]]:
     experiment.create()
     with experiment.edit_manifest() as manifest:
         add_points(manifest, points)
-    command = launch_command(experiment.manifest, [spec.run_id() for spec in points], LaunchOptions(folder / "data"))
+    command = launch_command(
+        experiment.manifest_path, [spec.run_id() for spec in points], LaunchOptions(folder / "data")
+    )
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PIPELINE_CACHE": str(folder / "cache")}
     ended = subprocess.run(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    found, rejected = read_folder(experiment.records)
+    found, rejected = load_folder(experiment.records_folder)
     assert rejected == [], ended.stderr
     return ended.returncode, {record.run_id: record for record in found}
 
@@ -194,12 +198,12 @@ def test_an_ok_point_stays_ok_where_the_next_one_fails_before_anybody_looked(tmp
     experiment = Experiment(tmp_path / "x")
     experiment.create()
     points = [make_spec(batch_size_per_gpu=size) for size in (32, 64)]
-    launch = Launch(experiment, "launch", points)
-    launch.handovers[0].leave_point(Point(points[0], None))
-    launch.handovers[0].leave_result(Result(make_measurement(points[0]), Environment()))
-    with launch.publishing_as_they_end():
-        time.sleep(POLL_S / 4)  # it has looked, and waits
-        launch.handovers[1].leave_error(RankError("exception", "no data", 0, "node", 1))
+    launch = LaunchSession(experiment, "launch", points)
+    launch.rank_files_by_point[0].write_point(PointTask(points[0], None))
+    launch.rank_files_by_point[0].write_result(PointResult(make_measurement(points[0]), Environment()))
+    with launch.publish_while_running():
+        time.sleep(RANK_FILES_POLL_S / 4)  # it has looked, and waits
+        launch.rank_files_by_point[1].write_error(RankError("exception", "no data", 0, "node", 1))
     launch.publish_ended({0: RankExit(1, 0.0)})
     first, second = launch.published
     assert first is not None
@@ -216,6 +220,6 @@ def test_a_process_whose_peak_memory_cannot_be_reset_is_not_used_again(monkeypat
 
     spec = make_spec(device="cpu")
     rank = Rank(0, 0, 1, torch.device("cpu"))
-    assert forget_point(spec, rank)
+    assert reset_memory_statistics(spec, rank)
     monkeypatch.setattr(Path, "write_text", refuse)
-    assert not forget_point(spec, rank)
+    assert not reset_memory_statistics(spec, rank)

@@ -7,8 +7,8 @@ from factories import make_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.analysis.intervals import values_needed
-from pipeline.experiment.spec import AXES, MIN_WINDOWS, Spec, canonical_json, stated_fields
+from pipeline.analysis.intervals import min_values
+from pipeline.experiment.spec import AXES, MIN_WINDOWS_FOR_INTERVAL, Spec, canonical_json, non_default_fields
 
 BASE: dict[str, Any] = {"strategy": "ddp", "num_gpus": 4, "batch_size_per_gpu": 64, "epochs": 5, "input": "synthetic"}
 OTHER_VALUES: dict[str, Any] = {
@@ -88,7 +88,7 @@ def test_run_ids_of_published_records_stay_good(fields: dict[str, Any], run_id: 
 
 def test_run_id_does_not_depend_on_the_order_of_fields_or_on_a_default_that_is_stated() -> None:
     stated = msgspec.structs.asdict(make_spec())
-    assert len(stated) > len(stated_fields(make_spec())) == 3
+    assert len(stated) > len(non_default_fields(make_spec())) == 3
     assert Spec(**dict(reversed(stated.items()))).run_id() == make_spec().run_id()
 
 
@@ -160,7 +160,7 @@ def test_a_search_runs_on_one_gpu_too_and_begins_anywhere() -> None:
 
 def test_a_trial_is_a_probe_of_three_full_steps_that_differs_in_nothing_else() -> None:
     spec = Spec(**MEMORY, precision="bf16", memory_limit_gib=2, seed=3, windows=4, epochs=7)
-    trial = spec.trial(99_999)
+    trial = spec.trial_spec(99_999)
     assert trial.is_probe
     assert (trial.steps_per_epoch, trial.epochs, trial.batch_size_per_gpu) == (3, 1, 99_999)
     same = [axis for axis in AXES if getattr(trial, axis) == getattr(spec, axis)]
@@ -309,4 +309,4 @@ def test_the_axes_of_the_step_leave_earlier_run_ids_as_they_were() -> None:
 
 
 def test_as_few_windows_as_a_point_may_stop_at_are_those_of_an_interval() -> None:
-    assert values_needed() == MIN_WINDOWS
+    assert min_values() == MIN_WINDOWS_FOR_INTERVAL

@@ -11,9 +11,9 @@ from pipeline.collect import collect_experiment
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.measurement import DeviceMemory, Epoch, GpuWindow, HostWindow, Telemetry
-from pipeline.experiment.outcomes import resolve
+from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.experiment.record_store import publish
+from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
 from pipeline.report.build_tables import Tables, build_tables
 from pipeline.report.markdown import render_experiment
@@ -25,7 +25,7 @@ GIB = 2**30
 def build(*found: Record, missing: Sequence[Spec] = ()) -> Tables:
     """The tables of an experiment that expects the records' points and the missing ones."""
     expected = dict.fromkeys([*(record.spec for record in found), *missing])
-    return build_tables(resolve(list(expected), found, []).outcomes)
+    return build_tables(resolve_outcomes(list(expected), found, []).outcomes)
 
 
 def ddp(num_gpus: int, **fields: Any) -> Spec:
@@ -368,7 +368,7 @@ def test_timestamps_play_no_part_but_in_what_it_cost(tmp_path: Path, clocks: lis
         experiment.create()
         for attempt, clock in enumerate(clocks):
             record = make_record(make_spec(), (9, attempt + 1), launch_id=str(attempt))
-            publish(stamp(record, clock), experiment.records)
+            publish_record(stamp(record, clock), experiment.records_folder)
         parts, tables = collect_experiment(experiment)
         free = msgspec.structs.replace(tables, cost=[])
         return msgspec.json.encode(free), render_experiment("x", free, parts)
@@ -382,9 +382,9 @@ def test_timestamps_play_no_part_but_in_what_it_cost(tmp_path: Path, clocks: lis
 
 def test_what_is_not_kept_for_tables_is_in_no_table() -> None:
     for experiment in find_experiments(ROOT / "outputs").values():
-        manifest, (found, rejected) = experiment.read_manifest(), record_store.read_folder(experiment.records)
+        manifest, (found, rejected) = experiment.read_manifest(), record_store.load_folder(experiment.records_folder)
         assert manifest is not None
-        collected = resolve(manifest.points, found, rejected)
+        collected = resolve_outcomes(manifest.points, found, rejected)
         whole = msgspec.json.encode(build_tables(collected.outcomes))
         assert msgspec.json.encode(collect_experiment(experiment)[1]) == whole
 
@@ -464,7 +464,7 @@ def test_throttling_in_the_timed_epoch_is_said_in_the_row() -> None:
 
 def test_energies_are_columns_where_a_row_has_one_and_only_there() -> None:
     def header(record: Record) -> str:
-        collected = resolve([record.spec], [record], [])
+        collected = resolve_outcomes([record.spec], [record], [])
         text = render_experiment("x", build_tables(collected.outcomes), collected)
         return next(line for line in text.splitlines() if line.startswith("|"))
 

@@ -11,11 +11,11 @@ from factories import (
     make_spec,
 )
 
-from pipeline.analysis.exposure import Figure
-from pipeline.experiment.measurement import AllReduce, Communication, Profile, SplitPart, Variant
-from pipeline.experiment.outcomes import resolve
+from pipeline.analysis.exposure import MedianTime
+from pipeline.experiment.measurement import AllReduce, Communication, Profile, SplitPart, VariantName
+from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Record
-from pipeline.experiment.record_store import encode
+from pipeline.experiment.record_store import encode_record
 from pipeline.experiment.spec import Spec
 from pipeline.report.build_tables import Tables, build_tables
 from pipeline.report.communication_rows import split_exposed
@@ -28,7 +28,7 @@ LARGE, SMALL = 26_000_000, 8_000_000  # of two buckets, in bytes
 
 def build(*found: Record, missing: Sequence[Spec] = ()) -> Tables:
     expected = dict.fromkeys([*(record.spec for record in found), *missing])
-    return build_tables(resolve(list(expected), found, []).outcomes)
+    return build_tables(resolve_outcomes(list(expected), found, []).outcomes)
 
 
 def point(strategy: str = "ddp", num_gpus: int = 2, **fields: Any) -> Spec:
@@ -54,13 +54,13 @@ def profile(traced_us: int = 40) -> Profile:
 
 def five_times(
     exposed_us: Sequence[float] = (38, 39, 40, 40, 41, 42), again_us: Sequence[float] = ()
-) -> dict[Variant, Sequence[float]]:
+) -> dict[VariantName, Sequence[float]]:
     """Window times by variant; `exposed_us` is what the collectives add round by round, `again_us` A/A differences."""
     rounds = range(len(exposed_us))
     no_op_us = [900.0 + DRIFT_US[number] for number in rounds]
     ddp_us = [no_op_us[number] + exposed_us[number] for number in rounds]
     noise_us = again_us or (3, -1, 0, 0, 1, -2)
-    times: dict[Variant, Sequence[float]] = {
+    times: dict[VariantName, Sequence[float]] = {
         "plain": [800.0] * len(rounds),
         "ddp_one": [820.0] * len(rounds),
         "no_sync": [time_us - 50 for time_us in no_op_us],
@@ -142,7 +142,7 @@ def test_where_more_is_exposed_than_the_link_takes_the_rest_is_the_hosts() -> No
 def test_exposed_communication_is_split_at_what_the_link_takes(
     exposed_s: float | None, comm_s: float | None, floor_s: float | None, hidden: float | None, launch_s: float | None
 ) -> None:
-    exposed = None if exposed_s is None else Figure(exposed_s, None)
+    exposed = None if exposed_s is None else MedianTime(exposed_s, None)
     assert split_exposed(exposed, comm_s, floor_s) == {"hidden_share": hidden, "collective_launch_time_s": launch_s}
 
 
@@ -252,7 +252,7 @@ def test_the_parts_of_dataparallel_by_hand() -> None:
 
 def test_a_record_of_communication_survives_its_file() -> None:
     record = make_communication_record(point(), measured())
-    assert msgspec.json.decode(encode(record), type=Record) == record
+    assert msgspec.json.decode(encode_record(record), type=Record) == record
 
 
 def test_measured_points_do_not_change_the_tables_of_epochs() -> None:
@@ -301,11 +301,15 @@ def test_exposed_communication_that_changes_while_measured_is_said() -> None:
 def steady(*exposed_us: float) -> Communication:
     """Rounds of a step of 5 ms that does not drift, of which the collectives take so much."""
     ddp_us = [5000 + value for value in exposed_us]
-    times: dict[Variant, Sequence[float]] = {"no_op_hook": [5000.0] * len(ddp_us), "ddp": ddp_us, "ddp_again": ddp_us}
+    times: dict[VariantName, Sequence[float]] = {
+        "no_op_hook": [5000.0] * len(ddp_us),
+        "ddp": ddp_us,
+        "ddp_again": ddp_us,
+    }
     return make_communication(times)
 
 
 def test_a_dataparallel_step_that_drifts_is_said() -> None:
-    times: dict[Variant, Sequence[float]] = {"plain": [700.0] * 12, "dp": [1000.0] * 6 + [1500.0] * 6}
+    times: dict[VariantName, Sequence[float]] = {"plain": [700.0] * 12, "dp": [1000.0] * 6 + [1500.0] * 6}
     (row,) = build(make_communication_record(point("dp"), make_communication(times))).split
     assert row["note"] == "step_time_s drifted by +50.0% while measured: its interval is too narrow"

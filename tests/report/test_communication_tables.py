@@ -11,7 +11,7 @@ from factories import (
 from test_communication_rows import measured, point
 from test_markdown import report, table_of
 
-from pipeline.experiment.measurement import SplitPart, Transfer, Variant
+from pipeline.experiment.measurement import SplitPart, Transfer, VariantName
 
 
 def test_the_measured_tables_for_people() -> None:
@@ -73,7 +73,7 @@ def test_a_dataparallel_table_for_people() -> None:
         Transfer(kind="inputs", calls_per_step=1, bytes_per_step=1_572_864 / 2),
         Transfer(kind="outputs", calls_per_step=2, bytes_per_step=7.5),
     )
-    times: dict[Variant, Sequence[float]] = {"plain": [700.0] * 6, "dp": [31_000.0] * 6}
+    times: dict[VariantName, Sequence[float]] = {"plain": [700.0] * 6, "dp": [31_000.0] * 6}
     found = make_communication(times, split=parts, transfers=transfers)
     text = report(make_communication_record(point("dp"), found))
     (row,) = table_of(text, "Q3: DataParallel's step")

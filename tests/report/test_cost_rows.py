@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from factories import make_measurement, make_record, make_spec
 
-from pipeline.analysis.gpu_hours_spent import ENDINGS, attempt_s
+from pipeline.analysis.gpu_hours_spent import ENDINGS, attempt_duration_s
 from pipeline.experiment.measurement import Communication, StepSeries
-from pipeline.experiment.outcomes import resolve
+from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Failure, Record
 from pipeline.experiment.spec import Spec
 from pipeline.report.build_tables import build_tables
@@ -26,7 +26,7 @@ def took(seconds: int, spec: Spec, *, allocated: int | None = None, **fields: An
 
 def cost(*found: Record) -> dict[str, Row]:
     """The rows of the one device, by ending."""
-    rows = cost_rows(resolve(list(dict.fromkeys(record.spec for record in found)), found, []).outcomes)
+    rows = cost_rows(resolve_outcomes(list(dict.fromkeys(record.spec for record in found)), found, []).outcomes)
     assert len(rows) == len(ENDINGS)
     return {row["ending"]: row for row in rows}
 
@@ -93,17 +93,17 @@ def test_attempts_without_their_times_are_said_and_are_not_free() -> None:
 
 @pytest.mark.parametrize("ended_at", [None, "", "soon", "2025-06-01T11:59:59Z", "2025-06-01T12:00:09"])
 def test_times_that_say_nothing_are_unknown(ended_at: str | None) -> None:
-    assert attempt_s(make_record(started_at=START, ended_at=ended_at)) is None
+    assert attempt_duration_s(make_record(started_at=START, ended_at=ended_at)) is None
 
 
 def test_what_was_measured_elsewhere_cost_nothing_here() -> None:
-    outcomes = resolve([make_spec()], [make_record(measured=False)], []).outcomes
+    outcomes = resolve_outcomes([make_spec()], [make_record(measured=False)], []).outcomes
     assert cost_rows(outcomes) == []
 
 
 def test_the_report_shows_the_cost_and_the_share_that_was_timed() -> None:
     record = took(3600, make_spec(), epoch_times_s=(2.0, 900.0))
-    collected = resolve([record.spec], [record], [])
+    collected = resolve_outcomes([record.spec], [record], [])
     text = render_experiment("x", build_tables(collected.outcomes), collected)
     section = text.partition("## Cost")[2]
     assert "| ok_timed   |        0.25 |            25.0 % |   1 |" in section

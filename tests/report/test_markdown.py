@@ -9,12 +9,12 @@ from factories import make_measurement, make_record, make_spec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.experiment.outcomes import resolve
+from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.experiment.record_store import Rejected
+from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Spec
 from pipeline.report.build_tables import Tables, build_tables
-from pipeline.report.markdown import escape, format_value, render_experiment, render_precision, software
+from pipeline.report.markdown import escape_markdown, format_value, render_experiment, render_precision, software
 from pipeline.report.rows import Row
 
 EVIL = (
@@ -36,9 +36,9 @@ EVIL = (
 PLAIN_TAGS = {"h1", "h2", "p", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "strong", "em"}
 
 
-def report(*found: Record, missing: Sequence[Spec] = (), bad: Sequence[Rejected] = (), name: str = "x") -> str:
+def report(*found: Record, missing: Sequence[Spec] = (), bad: Sequence[RejectedFile] = (), name: str = "x") -> str:
     expected = dict.fromkeys([*(record.spec for record in found), *missing])
-    collected = resolve(list(expected), found, bad)
+    collected = resolve_outcomes(list(expected), found, bad)
     return render_experiment(name, build_tables(collected.outcomes), collected)
 
 
@@ -60,7 +60,7 @@ def report_with(text: str) -> str:
         make_record(make_spec(batch_size_per_gpu=64), status="oom", reason=text),
         make_record(make_spec(batch_size_per_gpu=32), status="failed", reason=text),
     ]
-    return report(*found, bad=[Rejected(Path(text.replace("/", "-") or "-"), None, text)], name=text)
+    return report(*found, bad=[RejectedFile(Path(text.replace("/", "-") or "-"), None, text)], name=text)
 
 
 def as_html(text: str) -> str:
@@ -94,7 +94,7 @@ def test_a_hostile_text_is_shown_as_text(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["plain words", "T(N) = 1/2, 100 % of 3 GB", "snake_case and 2*3"])
 def test_a_harmless_text_is_left_as_it_is(text: str) -> None:
-    assert escape(text) == text
+    assert escape_markdown(text) == text
 
 
 def test_a_fraction_is_printed_in_percent_and_kept_as_a_fraction() -> None:
@@ -118,7 +118,7 @@ def test_a_slowdown_is_printed_as_such() -> None:
 def test_a_point_without_a_time_says_its_state_in_the_cell_of_the_time(status: Any, word: str) -> None:
     spec = make_spec(batch_size_per_gpu=64)
     found = [make_record(make_spec())] + ([make_record(spec, status=status)] if status in ("oom", "failed") else [])
-    bad = [Rejected(Path(f"{spec.run_id()}.0.json"), spec.run_id(), "is truncated")] if status == "rejected" else []
+    bad = [RejectedFile(Path(f"{spec.run_id()}.0.json"), spec.run_id(), "is truncated")] if status == "rejected" else []
     row = table_of(report(*found, missing=[spec], bad=bad), "Q1")[1]
     assert (row["batch_size_per_gpu"], row["epoch_time_s"]) == ("64", word)
 
@@ -211,7 +211,7 @@ def test_every_gap_is_listed_by_name_with_its_reason() -> None:
 
 
 def test_a_file_that_was_not_read_is_named() -> None:
-    text = report(make_record(), bad=[Rejected(Path("notes.json"), None, "is not a record")])
+    text = report(make_record(), bad=[RejectedFile(Path("notes.json"), None, "is not a record")])
     assert "- records/notes.json was not read: is not a record." in text
 
 

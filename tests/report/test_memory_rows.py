@@ -9,15 +9,15 @@ from factories import make_measurement, make_record, make_spec
 
 from pipeline.analysis.formulas import GIB
 from pipeline.experiment.measurement import DeviceMemory, MemorySearch, MemoryTrial
-from pipeline.experiment.outcomes import Collected, resolve
+from pipeline.experiment.outcomes import CollectedOutcomes, resolve_outcomes
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
 from pipeline.report.build_tables import Tables, build_tables
 from pipeline.report.markdown import render_experiment
 
 
-def collect(*found: Record) -> Collected:
-    return resolve(list(dict.fromkeys(record.spec for record in found)), found, [])
+def collect(*found: Record) -> CollectedOutcomes:
+    return resolve_outcomes(list(dict.fromkeys(record.spec for record in found)), found, [])
 
 
 def build(*found: Record) -> Tables:

@@ -14,20 +14,20 @@ from pipeline.analysis.ring_model import (
     Link,
     all_reduce_time_s,
 )
-from pipeline.collect import given_link
-from pipeline.experiment.measurement import AllReduce, Profile, Variant
-from pipeline.experiment.outcomes import resolve
+from pipeline.collect import read_link_options
+from pipeline.experiment.measurement import AllReduce, Profile, VariantName
+from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Record
 from pipeline.report.build_tables import build_tables
-from pipeline.report.prediction_rows import LARGER
+from pipeline.report.prediction_rows import PREDICTED_NUM_GPUS
 from pipeline.report.rows import Row
-from pipeline.system.errors import USAGE, Refusal
+from pipeline.system.errors import EXIT_USAGE, CommandError
 
 
 def swept(num_gpus: int, step_us: float, link: Link = NVLINK, **fields: Any) -> Record:
     """A point whose step took so long, and whose sweep is exactly that of the link."""
     spec: dict[str, Any] = {"measure": "communication", "input": "synthetic", "windows": 6, **fields}
-    times: dict[Variant, list[float]] = {
+    times: dict[VariantName, list[float]] = {
         "plain": [920.0] * 6,
         "ddp_one": [900.0] * 6,
         "no_op_hook": [950.0] * 6,
@@ -47,7 +47,7 @@ def swept(num_gpus: int, step_us: float, link: Link = NVLINK, **fields: Any) -> 
 
 
 def predictions(*found: Record, link: Link | None = None) -> list[Row]:
-    return build_tables(resolve([record.spec for record in found], found, []).outcomes, link).prediction
+    return build_tables(resolve_outcomes([record.spec for record in found], found, []).outcomes, link).prediction
 
 
 def test_four_gpus_are_predicted_from_two_and_compared_with_what_was_measured() -> None:
@@ -65,7 +65,7 @@ def test_four_gpus_are_predicted_from_two_and_compared_with_what_was_measured() 
     assert row["predicted_parallel_efficiency_high"] == pytest.approx(0.9)
     assert [(part["from_num_gpus"], part["measured_step_time_s"], part["prediction_error"]) for part in larger] == [
         (4, None, None)
-    ] * len(LARGER)
+    ] * len(PREDICTED_NUM_GPUS)
 
 
 def test_larger_numbers_take_longer_and_are_less_efficient() -> None:
@@ -168,9 +168,9 @@ def arguments(latency_us: float | None, bandwidth_gb_s: float | None) -> argpars
 
 
 def test_a_link_is_given_in_microseconds_and_gigabytes() -> None:
-    link = given_link(arguments(5.0, 25.0))
+    link = read_link_options(arguments(5.0, 25.0))
     assert link == pytest.approx((5e-6, 25e9))
-    assert given_link(arguments(None, None)) is None
+    assert read_link_options(arguments(None, None)) is None
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,11 @@ def test_a_link_is_given_in_microseconds_and_gigabytes() -> None:
     [(5.0, None), (None, 25.0), (0.0, 25.0), (5.0, 0.0), (-5.0, 25.0), (5.0, -25.0), (math.nan, 25.0), (5.0, math.nan)],
 )
 def test_half_a_link_is_refused_with_the_cure(latency_us: float | None, bandwidth_gb_s: float | None) -> None:
-    with pytest.raises(Refusal, match="--link-latency-us and --link-gb-s together, both finite and above 0") as refused:
-        given_link(arguments(latency_us, bandwidth_gb_s))
-    assert refused.value.code == USAGE
+    with pytest.raises(
+        CommandError, match="--link-latency-us and --link-gb-s together, both finite and above 0"
+    ) as refused:
+        read_link_options(arguments(latency_us, bandwidth_gb_s))
+    assert refused.value.code == EXIT_USAGE
 
 
 def test_collect_refuses_half_a_link_before_it_reads_anything(pipeline: Command, tmp_path: Path) -> None:

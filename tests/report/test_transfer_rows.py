@@ -4,7 +4,7 @@ import pytest
 from factories import make_communication, make_communication_record, make_record, make_spec
 from test_communication_rows import US, build, five_times, measured, point, steady
 
-from pipeline.experiment.measurement import Transfer, Variant
+from pipeline.experiment.measurement import Transfer, VariantName
 from pipeline.experiment.record import Environment, Gpu
 from pipeline.report.communication_rows import KINDS
 
@@ -18,7 +18,7 @@ def test_the_ledger_stands_beside_the_formula(strategy: str, num_gpus: int, form
         Transfer(kind="gradients", calls_per_step=3, bytes_per_step=formula),
         Transfer(kind="buffers", calls_per_step=0.5, bytes_per_step=38_560),
     )
-    times: dict[Variant, Sequence[float]] = {"plain": [700.0] * 6, "dp": [31_000.0] * 6}
+    times: dict[VariantName, Sequence[float]] = {"plain": [700.0] * 6, "dp": [31_000.0] * 6}
     times = five_times() if strategy == "ddp" else times
     found = make_communication(times, transfers=transfers)
     (row,) = build(make_communication_record(point(strategy, num_gpus), found)).transfers

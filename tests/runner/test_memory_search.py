@@ -17,7 +17,7 @@ from pipeline.experiment.record import Environment, FailureKind, Record
 from pipeline.experiment.spec import Spec
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.memory_search import MAX_OTHER_FAILURES, fitting_trial, search_memory
-from pipeline.runner.rank_files import Handover, RankError, Result
+from pipeline.runner.rank_files import PointResult, RankError, RankFiles
 
 USABLE_BYTES = 139 * GIB
 BYTES_PER_SAMPLE = 5 * 2**20
@@ -45,25 +45,25 @@ class Ranks:
         self._limit_bytes = limit_bytes
         self._odd, self._otherwise = odd, otherwise  # where a rank ends in another way: its error or exit code
 
-    def __call__(self, spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankExit]:
-        assert handover.read_point().spec == spec
-        assert handover.read_result() is None, "nothing is left of an earlier launch"
+    def __call__(self, spec: Spec, rank_files: RankFiles, launch_id: str) -> dict[int, RankExit]:
+        assert rank_files.read_point().spec == spec
+        assert rank_files.read_result() is None, "nothing is left of an earlier launch"
         self.specs.append(spec)
         self.launch_ids.append(launch_id)
-        handover.leave_environment(Environment(nodes=("node0",)))
+        rank_files.write_environment(Environment(nodes=("node0",)))
         peak_bytes = spec.batch_size_per_gpu * BYTES_PER_SAMPLE
         if peak_bytes > self._limit_bytes:
-            handover.leave_error(RankError("collective", "connection reset by peer", 0, "node0", 0))
-            handover.leave_error(RankError(self._failure, "what happened", 1, "node0", 1))
+            rank_files.write_error(RankError("collective", "connection reset by peer", 0, "node0", 0))
+            rank_files.write_error(RankError(self._failure, "what happened", 1, "node0", 1))
             return {0: RankExit(-15, 0.0), 1: RankExit(1, 0.1)}
         if spec.batch_size_per_gpu in self._odd:
             if isinstance(self._otherwise, int):
                 return {1: RankExit(self._otherwise, 0.1)}
-            handover.leave_error(self._otherwise)
+            rank_files.write_error(self._otherwise)
             return {1: RankExit(1, 0.1)}
         memory = tuple(self.memory(rank, peak_bytes) for rank in range(spec.num_gpus))
         measurement = msgspec.structs.replace(make_measurement(spec), memory=memory)
-        handover.leave_result(Result(measurement, Environment(nodes=("node0",))))
+        rank_files.write_result(PointResult(measurement, Environment(nodes=("node0",))))
         return {}
 
     def memory(self, rank: int, peak_bytes: int) -> DeviceMemory:
@@ -83,8 +83,8 @@ def point(**fields: Any) -> Spec:
 
 
 @pytest.fixture
-def handover(tmp_path: Path) -> Handover:
-    return Handover(tmp_path / "point")
+def rank_files(tmp_path: Path) -> RankFiles:
+    return RankFiles(tmp_path / "point")
 
 
 def found_by(record: Record) -> MemorySearch:
@@ -94,18 +94,18 @@ def found_by(record: Record) -> MemorySearch:
     return record.measurement.memory_search
 
 
-def test_a_search_is_probes_of_three_full_steps_each_launched_by_itself(handover: Handover) -> None:
+def test_a_search_is_probes_of_three_full_steps_each_launched_by_itself(rank_files: RankFiles) -> None:
     ranks = Ranks()
-    found = found_by(search_memory(point(), handover, "launch", ranks))
+    found = found_by(search_memory(point(), rank_files, "launch", ranks))
     assert [spec.batch_size_per_gpu for spec in ranks.specs] == [trial.batch_size_per_gpu for trial in found.trials]
     assert all(spec.is_probe and spec.steps_per_epoch == 3 and spec.epochs == 1 for spec in ranks.specs)
     assert all(spec.strategy == "ddp" and spec.num_gpus == 2 for spec in ranks.specs)
     assert len(set(ranks.launch_ids)) == len(ranks.specs) == 4
-    assert all((handover.folder / f"trial{number}" / "point.json").exists() for number in range(4))
+    assert all((rank_files.folder / f"trial{number}" / "point.json").exists() for number in range(4))
 
 
-def test_the_record_lists_the_trials_and_is_of_the_largest_batch_that_fits(handover: Handover) -> None:
-    record = search_memory(point(), handover, "launch", Ranks())
+def test_the_record_lists_the_trials_and_is_of_the_largest_batch_that_fits(rank_files: RankFiles) -> None:
+    record = search_memory(point(), rank_files, "launch", Ranks())
     found = found_by(record)
     assert found.predicted == BOUNDARY
     assert found.largest_fitting <= BOUNDARY < (found.smallest_failing or 0) <= found.largest_fitting * 1.01
@@ -113,12 +113,12 @@ def test_the_record_lists_the_trials_and_is_of_the_largest_batch_that_fits(hando
     assert record.measurement.epochs == ()
     assert record.measurement.memory[1].peak_allocated_bytes == found.largest_fitting * BYTES_PER_SAMPLE
     assert record.environment.nodes == ("node0",)
-    assert len(record_store.encode(record)) < 10_000
-    assert msgspec.json.decode(record_store.encode(record), type=Record) == record
+    assert len(record_store.encode_record(record)) < 10_000
+    assert msgspec.json.decode(record_store.encode_record(record), type=Record) == record
 
 
-def test_a_trial_tells_of_the_fullest_device_and_of_the_retries_of_any(handover: Handover) -> None:
-    found = found_by(search_memory(point(), handover, "launch", Ranks()))
+def test_a_trial_tells_of_the_fullest_device_and_of_the_retries_of_any(rank_files: RankFiles) -> None:
+    found = found_by(search_memory(point(), rank_files, "launch", Ranks()))
     largest = next(trial for trial in found.trials if trial.batch_size_per_gpu == found.largest_fitting)
     assert largest.peak_allocated_bytes == found.largest_fitting * BYTES_PER_SAMPLE
     assert largest.peak_reserved_bytes == found.largest_fitting * BYTES_PER_SAMPLE + 1
@@ -143,17 +143,17 @@ def test_on_the_cpu_peak_and_usable_count_from_where_the_limit_was_set() -> None
     assert (trial.peak_allocated_bytes, trial.usable_bytes) == (300 * 2**20, GIB)
 
 
-def test_where_not_one_sample_fits_the_point_is_oom_and_says_at_which_batch(handover: Handover) -> None:
-    record = search_memory(point(batch_size_per_gpu=8), handover, "launch", Ranks(limit_bytes=0))
+def test_where_not_one_sample_fits_the_point_is_oom_and_says_at_which_batch(rank_files: RankFiles) -> None:
+    record = search_memory(point(batch_size_per_gpu=8), rank_files, "launch", Ranks(limit_bytes=0))
     assert (record.status, record.reason) == ("oom", "out of GPU memory at batch_size_per_gpu 1")
     assert record.failure is not None
     assert record.failure.message == "at batch_size_per_gpu 1: rank 1: what happened"
     assert record.environment.nodes == ("node0",)
 
 
-def test_a_failure_that_is_no_oom_ends_the_search_and_says_what_fitted(handover: Handover) -> None:
+def test_a_failure_that_is_no_oom_ends_the_search_and_says_what_fitted(rank_files: RankFiles) -> None:
     ranks = Ranks(failure="exception")
-    record = search_memory(point(), handover, "launch", ranks)
+    record = search_memory(point(), rank_files, "launch", ranks)
     first_failing = next(spec.batch_size_per_gpu for spec in ranks.specs if spec.batch_size_per_gpu > BOUNDARY)
     largest_before = ranks.specs[-2].batch_size_per_gpu
     assert record.status == "failed"
@@ -165,10 +165,10 @@ LIMIT_BYTES = int(0.98 * USABLE_BYTES)  # less than the ranks report: the predic
 OOM_FROM = LIMIT_BYTES // BYTES_PER_SAMPLE + 1  # 27,898
 
 
-def test_another_failure_close_below_an_oom_is_one_more_batch_that_does_not_fit(handover: Handover) -> None:
+def test_another_failure_close_below_an_oom_is_one_more_batch_that_does_not_fit(rank_files: RankFiles) -> None:
     """As a launch failure of DataParallel in bf16 on two H200s, 2 % below a batch that ran out of memory."""
     odd = range(27_500, OOM_FROM)
-    found = found_by(search_memory(point(), handover, "launch", Ranks(limit_bytes=LIMIT_BYTES, odd=odd)))
+    found = found_by(search_memory(point(), rank_files, "launch", Ranks(limit_bytes=LIMIT_BYTES, odd=odd)))
     reasons = {trial.batch_size_per_gpu: trial.reason for trial in found.trials if trial.reason}
     assert list(reasons.values()) == ["rank 1: AcceleratorError: launch failure"] * len(reasons)
     assert set(reasons) == {trial.batch_size_per_gpu for trial in found.trials} & set(odd) != set()
@@ -185,11 +185,11 @@ def test_another_failure_close_below_an_oom_is_one_more_batch_that_does_not_fit(
     ],
 )
 def test_a_search_ends_where_a_failure_says_nothing_of_memory(
-    handover: Handover, lowest: int, otherwise: RankError | int, num_failures: int
+    rank_files: RankFiles, lowest: int, otherwise: RankError | int, num_failures: int
 ) -> None:
     odd = range(lowest, OOM_FROM)
     ranks = Ranks(limit_bytes=LIMIT_BYTES, odd=odd, otherwise=otherwise)
-    record = search_memory(point(), handover, "launch", ranks)
+    record = search_memory(point(), rank_files, "launch", ranks)
     sizes = [spec.batch_size_per_gpu for spec in ranks.specs]
     assert sum(size in odd for size in sizes) == num_failures
     assert record.status == "failed"
@@ -198,33 +198,33 @@ def test_a_search_ends_where_a_failure_says_nothing_of_memory(
     assert record.reason.startswith(f"at batch_size_per_gpu {sizes[-1]} {known}: rank 1")
 
 
-def test_a_crash_close_below_an_oom_is_one_more_batch_that_does_not_fit(handover: Handover) -> None:
+def test_a_crash_close_below_an_oom_is_one_more_batch_that_does_not_fit(rank_files: RankFiles) -> None:
     """As oneDNN's, where memory_limit_gib bounds what it may have."""
     ranks = Ranks(limit_bytes=LIMIT_BYTES, odd=range(27_500, OOM_FROM), otherwise=-signal.SIGSEGV)
-    found = found_by(search_memory(point(), handover, "launch", ranks))
+    found = found_by(search_memory(point(), rank_files, "launch", ranks))
     assert "rank 1 was ended by SIGSEGV" in [trial.reason for trial in found.trials]
 
 
-def test_a_failure_far_below_an_oom_ends_a_search(handover: Handover) -> None:
+def test_a_failure_far_below_an_oom_ends_a_search(rank_files: RankFiles) -> None:
     """The first trial runs out of memory, and on the way down one fails otherwise."""
     ranks = Ranks(odd=range(1, 20_000))
-    record = search_memory(point(batch_size_per_gpu=50_000), handover, "launch", ranks)
+    record = search_memory(point(batch_size_per_gpu=50_000), rank_files, "launch", ranks)
     assert [spec.batch_size_per_gpu for spec in ranks.specs] == [50_000, 12_500]
     assert record.reason == "at batch_size_per_gpu 12500 (50000 does not): rank 1: AcceleratorError: launch failure"
 
 
-def test_a_search_asks_for_free_gpus_and_ends_at_once_where_another_process_uses_one(handover: Handover) -> None:
+def test_a_search_asks_for_free_gpus_and_ends_at_once_where_another_process_uses_one(rank_files: RankFiles) -> None:
     ranks = Ranks(odd=range(1, 50_000), otherwise=NEIGHBOUR)
-    record = search_memory(point(batch_size_per_gpu=8192), handover, "launch", ranks)
+    record = search_memory(point(batch_size_per_gpu=8192), rank_files, "launch", ranks)
     assert [spec.batch_size_per_gpu for spec in ranks.specs] == [8192]
-    assert Handover(handover.folder / "trial0").read_point().needs_free_gpus
+    assert RankFiles(rank_files.folder / "trial0").read_point().needs_free_gpus
     assert (record.status, record.failure and record.failure.kind) == ("failed", "gpu_shared")
     assert record.reason == f"at batch_size_per_gpu 8192: rank 1: {NEIGHBOUR.message}"
 
 
-def test_a_launch_that_slurm_requeued_starts_over(handover: Handover) -> None:
-    first = search_memory(point(), handover, "launch", Ranks())
-    second = search_memory(point(), handover, "launch", Ranks(limit_bytes=USABLE_BYTES // 2))
+def test_a_launch_that_slurm_requeued_starts_over(rank_files: RankFiles) -> None:
+    first = search_memory(point(), rank_files, "launch", Ranks())
+    second = search_memory(point(), rank_files, "launch", Ranks(limit_bytes=USABLE_BYTES // 2))
     assert found_by(first).largest_fitting > found_by(second).largest_fitting
 
 
@@ -240,7 +240,7 @@ def test_on_a_cpu_the_boundary_is_found_through_the_commands(tmp_path: Path) -> 
     (tmp_path / "grid.yaml").write_text(GRID)
     done = run_command("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--cluster", "local")
     assert done.returncode == 0, done.stderr
-    (record,), rejected = record_store.read_folder(tmp_path / "boundary" / "records")
+    (record,), rejected = record_store.load_folder(tmp_path / "boundary" / "records")
     assert not rejected
     found = found_by(record)
     fits = {trial.batch_size_per_gpu: trial.fits for trial in found.trials}

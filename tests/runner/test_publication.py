@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import MAX_STEP_TIMES, Environment, Failure, Record
-from pipeline.experiment.record_store import MAX_RECORD_BYTES, encode, load, publish, read_folder
+from pipeline.experiment.record_store import MAX_RECORD_BYTES, encode_record, load_folder, load_record, publish_record
 from pipeline.system import files
-from pipeline.system.errors import Refusal
+from pipeline.system.errors import CommandError
 
 RUN_ID = "single-1gpu-b128-aeb2c5a6c2c56133"
 NAME = f"{RUN_ID}.0.json"
@@ -92,8 +92,8 @@ def fat(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_published_record_is_read_back_as_it_was(tmp_path: Path) -> None:
     record = make_record(make_spec(strategy="ddp", num_gpus=4, remedies=("warmup",)), loss=0.25)
-    path = publish(record, tmp_path)
-    assert load(path) == record
+    path = publish_record(record, tmp_path)
+    assert load_record(path) == record
     assert path.name == f"{record.run_id}.0.json"
     assert json.loads(path.read_text())["measurement"]["epochs"][1]["loss"] == 0.25
 
@@ -110,13 +110,13 @@ def test_no_text_and_no_finite_number_is_changed_by_publication(
     failure = Failure(kind="exception", message=message)
     failed = make_record(status="failed", failure=failure, environment=Environment(variables=variables))
     ok = make_record(loss=loss)
-    assert msgspec.json.decode(encode(failed), type=Record) == failed
-    assert msgspec.json.decode(encode(ok), type=Record) == ok
+    assert msgspec.json.decode(encode_record(failed), type=Record) == failed
+    assert msgspec.json.decode(encode_record(ok), type=Record) == ok
 
 
 def test_a_record_is_readable_in_git_a_field_a_line_and_a_series_a_line(tmp_path: Path) -> None:
     record = make_record(step_times_ns=tuple(range(1000)), environment=Environment(nodes=("a", "b")))
-    lines = publish(record, tmp_path).read_text().splitlines()
+    lines = publish_record(record, tmp_path).read_text().splitlines()
     assert ' "status": "ok",' in lines
     assert sum("998,999]" in line for line in lines) == 2  # one series for each of two epochs
     assert len(lines) < 200
@@ -126,12 +126,12 @@ def test_the_longest_step_series_fit_a_record() -> None:
     ten_seconds_ns = 10_000_000_000  # 11 digits and a comma: 40,000 x 12 = 480,000 bytes
     spec = make_spec(epochs=1)
     epochs = make_measurement(spec, (1.0,), step_times_ns=(ten_seconds_ns,) * MAX_STEP_TIMES)
-    assert 480_000 < len(encode(make_record(spec, measurement=epochs))) < MAX_RECORD_BYTES
+    assert 480_000 < len(encode_record(make_record(spec, measurement=epochs))) < MAX_RECORD_BYTES
 
 
 def test_a_record_past_the_limit_is_refused_before_it_is_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"more than {MAX_RECORD_BYTES}"):
-        publish(make_record(step_times_ns=(10**18,) * MAX_STEP_TIMES), tmp_path)
+        publish_record(make_record(step_times_ns=(10**18,) * MAX_STEP_TIMES), tmp_path)
     assert names(tmp_path) == []
 
 
@@ -139,7 +139,7 @@ def test_a_record_past_the_limit_is_refused_before_it_is_written(tmp_path: Path)
 def test_a_number_that_is_not_finite_is_refused_by_name_before_it_is_written(tmp_path: Path, number: float) -> None:
     record = make_record(loss=number)
     with pytest.raises(ValueError, match=r"^record\.measurement\.epochs\[0\]\.loss is -?(nan|inf); "):
-        publish(record, tmp_path)
+        publish_record(record, tmp_path)
     assert names(tmp_path) == []
 
 
@@ -149,22 +149,22 @@ def test_a_number_that_is_not_finite_is_refused_by_name_before_it_is_written(tmp
 def test_what_could_not_be_loaded_again_is_not_published(tmp_path: Path, fields: dict[str, Any]) -> None:
     record = make_record(status="failed", failure=Failure(kind="exception", **fields))
     with pytest.raises(ValueError, match="failure"):
-        publish(record, tmp_path)
+        publish_record(record, tmp_path)
     assert names(tmp_path) == []
 
 
 def test_two_launches_are_two_attempts_and_one_launch_is_one_however_often_it_publishes(tmp_path: Path) -> None:
-    first, again, other = (publish(make_record(launch_id=launch), tmp_path) for launch in ("a", "a", "b"))
+    first, again, other = (publish_record(make_record(launch_id=launch), tmp_path) for launch in ("a", "a", "b"))
     assert (first.name, again, other.name) == (NAME, first, f"{RUN_ID}.1.json")
-    assert publish(make_record(launch_id="b"), tmp_path) == other
-    assert [load(path).attempt for path in (first, other)] == [0, 1]
+    assert publish_record(make_record(launch_id="b"), tmp_path) == other
+    assert [load_record(path).attempt for path in (first, other)] == [0, 1]
 
 
 @pytest.mark.parametrize("present", [b"", b"not a record", b"{}"])
 def test_publication_never_overwrites_what_has_the_name(tmp_path: Path, present: bytes) -> None:
     (tmp_path / NAME).write_bytes(present)
     (tmp_path / f"{RUN_ID}.1.json").mkdir()
-    assert publish(make_record(), tmp_path).name == f"{RUN_ID}.2.json"
+    assert publish_record(make_record(), tmp_path).name == f"{RUN_ID}.2.json"
     assert (tmp_path / NAME).read_bytes() == present
 
 
@@ -176,10 +176,10 @@ def publish_at_once(prelude: str, template: Path, folder: Path, launches: list[l
 
 @pytest.mark.parametrize("way", WAYS)
 def test_processes_that_publish_at_once_get_an_attempt_each_and_lose_nothing(tmp_path: Path, way: str) -> None:
-    template, folder = publish(make_record(), tmp_path), tmp_path / "records"
+    template, folder = publish_record(make_record(), tmp_path), tmp_path / "records"
     printed = publish_at_once(WAYS[way], template, folder, [[f"{i}-{j}" for j in range(10)] for i in range(4)])
     assert sorted(printed) == sorted(f"{RUN_ID}.{attempt}.json" for attempt in range(40)) == names(folder)
-    found, rejected = read_folder(folder)
+    found, rejected = load_folder(folder)
     assert [record.attempt for record in found] == list(range(40))
     assert len({record.launch_id for record in found}) == 40
     assert rejected == []
@@ -187,7 +187,7 @@ def test_processes_that_publish_at_once_get_an_attempt_each_and_lose_nothing(tmp
 
 @pytest.mark.parametrize("way", WAYS)
 def test_nodes_that_publish_the_ending_of_one_launch_leave_one_record(tmp_path: Path, way: str) -> None:
-    template, folder = publish(make_record(), tmp_path), tmp_path / "records"
+    template, folder = publish_record(make_record(), tmp_path), tmp_path / "records"
     assert publish_at_once(WAYS[way], template, folder, [["one-launch"]] * 4) == [NAME] * 4
     assert names(folder) == [NAME]
 
@@ -196,20 +196,20 @@ def test_a_file_system_without_hard_links_keeps_the_promise(fat: Path, tmp_path:
     (fat / "file").touch()
     with pytest.raises(OSError, match="Operation not permitted"):
         os.link(fat / "file", fat / "link")
-    publish(make_record(), tmp_path)
+    publish_record(make_record(), tmp_path)
     experiment = Experiment(fat / "outputs" / "scaling")
     experiment.create()
     printed = publish_at_once("", tmp_path / NAME, fat / "race", [[f"{i}-{j}" for j in range(5)] for i in range(3)])
     assert sorted(printed) == sorted(f"{RUN_ID}.{attempt}.json" for attempt in range(15)) == names(fat / "race")
-    (experiment.records / NAME).write_bytes(b"not a record")
-    assert publish(make_record(), experiment.records).name == f"{RUN_ID}.1.json"
-    assert (experiment.records / NAME).read_bytes() == b"not a record"
+    (experiment.records_folder / NAME).write_bytes(b"not a record")
+    assert publish_record(make_record(), experiment.records_folder).name == f"{RUN_ID}.1.json"
+    assert (experiment.records_folder / NAME).read_bytes() == b"not a record"
 
 
 def test_a_claim_whose_owner_died_burns_its_name_alone(tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / f".claim-{NAME}").touch()
-    process = run_python(WAYS["claim"] + PUBLISH, publish(make_record(), tmp_path), tmp_path / "records", "a")
+    process = run_python(WAYS["claim"] + PUBLISH, publish_record(make_record(), tmp_path), tmp_path / "records", "a")
     assert outputs_of([process]) == [f"{RUN_ID}.1.json"]
 
 
@@ -217,7 +217,9 @@ def test_a_folder_where_nothing_is_exclusive_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "place_exclusively", os.replace)  # some FUSE file systems overwrite whatever is asked
-    with pytest.raises(Refusal, match=r"neither hard links nor another way .*; choose another folder with --outputs"):
+    with pytest.raises(
+        CommandError, match=r"neither hard links nor another way .*; choose another folder with --outputs"
+    ):
         Experiment(tmp_path / "x").create()
     assert names(tmp_path / "x" / "records") == []
 
@@ -233,10 +235,10 @@ def test_publication_that_fails_before_the_link_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(os, step, failing)
         with pytest.raises(OSError, match="No space left") as failed:
-            publish(make_record(), tmp_path)
+            publish_record(make_record(), tmp_path)
         assert names(tmp_path) == []
         assert failed.value.filename == (str(tmp_path / NAME) if step != "link" else None)
-    assert publish(make_record(), tmp_path).name == NAME
+    assert publish_record(make_record(), tmp_path).name == NAME
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 1, 500])
@@ -245,7 +247,7 @@ def test_a_disk_that_fills_up_while_a_record_is_written_leaves_nothing(tmp_path:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))  # a write past it fails with EFBIG
     try:
         with pytest.raises(OSError, match=f"File too large: '{tmp_path / NAME}'"):
-            publish(make_record(), tmp_path)
+            publish_record(make_record(), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert names(tmp_path) == []
@@ -256,6 +258,6 @@ def test_publication_whose_folder_cannot_be_synced_leaves_a_whole_record(
 ) -> None:
     monkeypatch.setattr(files, "sync_folder", failing)
     with pytest.raises(OSError, match="No space left"):
-        publish(make_record(), tmp_path)
+        publish_record(make_record(), tmp_path)
     assert names(tmp_path) == [NAME]
-    assert load(tmp_path / NAME) == make_record()
+    assert load_record(tmp_path / NAME) == make_record()

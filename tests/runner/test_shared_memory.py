@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT, wait_for
 from test_local import workers_of
 
-from pipeline.runner.failed_record import describe, is_of_shared_memory
+from pipeline.runner.failed_record import describe_exception, is_of_shared_memory
 from pipeline.system import host
 
 GRID = """
@@ -108,6 +108,6 @@ def test_an_error_that_came_from_a_bus_error_says_it_and_keeps_its_own_text(
     monkeypatch.setattr(host, "SHARED_MEMORY", tmp_path / "absent")
     error = RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly\nhere")
     error.__cause__ = RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. ")
-    first, *rest = describe(error).splitlines()
+    first, *rest = describe_exception(error).splitlines()
     assert first.startswith(f"here; shared memory is {tmp_path / 'absent'} (No such file or directory); where")
     assert rest == ["RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly", "here"]

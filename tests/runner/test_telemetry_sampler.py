@@ -13,10 +13,10 @@ import pytest
 from conftest import CPU_SIZE, ROOT, Command, wait_for
 from factories import make_spec
 
-from pipeline.analysis.telemetry_summary import Samples, read_samples
+from pipeline.analysis.telemetry_summary import NodeSamples, read_node_samples
 from pipeline.runner import telemetry_sampler
-from pipeline.runner.rank_files import Handover, Point
-from pipeline.runner.telemetry_sampler import read_nodes, sampling, visible_gpus
+from pipeline.runner.rank_files import PointTask, RankFiles
+from pipeline.runner.telemetry_sampler import read_all_nodes, sample_meanwhile, visible_gpu_indices
 
 UUIDS = [f"{letter * 8}-0000-0000-0000-000000000000" for letter in "abcd"]
 # four cards; the last is old: no energy counter, and the reasons under their old name
@@ -41,10 +41,10 @@ def nvmlDeviceGetCurrentClocksThrottleReasons(gpu): return 32
 """
 
 
-def leave_point(tmp_path: Path, **fields: Any) -> Handover:
-    handover = Handover(tmp_path / "handover")
-    handover.leave_point(Point(make_spec(**fields), None))
-    return handover
+def write_point(tmp_path: Path, **fields: Any) -> RankFiles:
+    rank_files = RankFiles(tmp_path / "rank_files")
+    rank_files.write_point(PointTask(make_spec(**fields), None))
+    return rank_files
 
 
 def with_pynvml(tmp_path: Path, text: str, mask: str | None = None) -> dict[str, str]:
@@ -55,24 +55,31 @@ def with_pynvml(tmp_path: Path, text: str, mask: str | None = None) -> dict[str,
     return {**env, "PYTHONPATH": f"{tmp_path / 'fake'}:{ROOT}"} | ({"CUDA_VISIBLE_DEVICES": mask} if mask else {})
 
 
-def start_sampler(handover: Handover, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "pipeline.runner.telemetry_sampler", str(handover.folder), "--interval-s", "0.01"]
+def start_sampler(rank_files: RankFiles, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline.runner.telemetry_sampler",
+        str(rank_files.folder),
+        "--interval-s",
+        "0.01",
+    ]
     return subprocess.Popen(command, cwd=ROOT, env=env)
 
 
-def sample_a_while(handover: Handover, env: Mapping[str, str] | None = None) -> Samples:
+def sample_a_while(rank_files: RankFiles, env: Mapping[str, str] | None = None) -> NodeSamples:
     """What a sampler writes until it is asked to end."""
-    part = handover.samples(0).with_suffix(".part")
-    process = start_sampler(handover, env)
-    wait_for(lambda: part.exists() and len(read_samples(part).ticks) >= 3)
+    part = rank_files.samples(0).with_suffix(".part")
+    process = start_sampler(rank_files, env)
+    wait_for(lambda: part.exists() and len(read_node_samples(part).ticks) >= 3)
     process.terminate()
     assert process.wait(30) == 0
-    return read_samples(part)
+    return read_node_samples(part)
 
 
 def test_the_sampler_reads_the_first_gpus_of_the_mask_that_the_point_uses(tmp_path: Path) -> None:
-    handover = leave_point(tmp_path, strategy="ddp", num_gpus=2)
-    found = sample_a_while(handover, with_pynvml(tmp_path, PYNVML, mask="3,1,0"))
+    rank_files = write_point(tmp_path, strategy="ddp", num_gpus=2)
+    found = sample_a_while(rank_files, with_pynvml(tmp_path, PYNVML, mask="3,1,0"))
     assert list(found.gpus) == [UUIDS[3], UUIDS[1]]
     old, new = found.gpus[UUIDS[3]][-1], found.gpus[UUIDS[1]][-1]
     assert (old.energy_mj, old.power_mw, old.sm_clock_mhz, old.temperature_c, old.reasons) == (
@@ -107,7 +114,7 @@ def test_the_sampler_reads_the_first_gpus_of_the_mask_that_the_point_uses(tmp_pa
 def test_without_gpus_to_read_the_cpus_are_sampled_and_the_reason_is_noted(
     tmp_path: Path, text: str, mask: str | None, note: str
 ) -> None:
-    found = sample_a_while(leave_point(tmp_path), with_pynvml(tmp_path, text, mask))
+    found = sample_a_while(write_point(tmp_path), with_pynvml(tmp_path, text, mask))
     assert found.gpus == {}
     assert len(found.notes) == 1
     assert note in found.notes[0]
@@ -117,26 +124,26 @@ def test_without_gpus_to_read_the_cpus_are_sampled_and_the_reason_is_noted(
 
 
 def test_a_point_on_the_cpu_asks_no_driver(tmp_path: Path) -> None:
-    handover = leave_point(tmp_path, device="cpu")
-    found = sample_a_while(handover, with_pynvml(tmp_path, PYNVML))
+    rank_files = write_point(tmp_path, device="cpu")
+    found = sample_a_while(rank_files, with_pynvml(tmp_path, PYNVML))
     assert (found.gpus, found.notes) == ({}, [])
 
 
 def test_the_sampler_is_nice_and_goes_when_its_parent_does(tmp_path: Path) -> None:
-    handover = leave_point(tmp_path, device="cpu")
+    rank_files = write_point(tmp_path, device="cpu")
     code = (
         "import subprocess, sys; child = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL); "
         "print(child.pid, flush=True); sys.stdin.read()"
     )
-    command = [sys.executable, "-m", "pipeline.runner.telemetry_sampler", str(handover.folder)]
+    command = [sys.executable, "-m", "pipeline.runner.telemetry_sampler", str(rank_files.folder)]
     parent = subprocess.Popen(
         [sys.executable, "-c", code, *command], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert parent.stdout is not None
     sampler = int(parent.stdout.readline())
-    part = handover.samples(0).with_suffix(".part")
+    part = rank_files.samples(0).with_suffix(".part")
     try:
-        wait_for(lambda: part.exists() and read_samples(part).ticks)
+        wait_for(lambda: part.exists() and read_node_samples(part).ticks)
         niceness = os.getpriority(os.PRIO_PROCESS, sampler)
         assert niceness == min(19, os.getpriority(os.PRIO_PROCESS, 0) + telemetry_sampler.NICENESS)
         parent.kill()
@@ -169,29 +176,29 @@ def samplers_of(handover_folder: Path) -> list[int]:
 
 
 def test_sampling_spans_the_body_and_leaves_a_complete_file(tmp_path: Path) -> None:
-    handover = leave_point(tmp_path, device="cpu")
-    part = handover.samples(0).with_suffix(".part")
-    handover.samples(0).write_text('["note", "of an earlier launch"]')
-    with sampling(handover, 0):
-        wait_for(lambda: part.exists() and read_samples(part).ticks)
-        assert not handover.samples(0).exists()
-    assert samplers_of(handover.folder) == []
-    (node,) = read_nodes(handover, 1)
-    assert (node.interval_s, node.notes) == (telemetry_sampler.INTERVAL_S, [])
+    rank_files = write_point(tmp_path, device="cpu")
+    part = rank_files.samples(0).with_suffix(".part")
+    rank_files.samples(0).write_text('["note", "of an earlier launch"]')
+    with sample_meanwhile(rank_files, 0):
+        wait_for(lambda: part.exists() and read_node_samples(part).ticks)
+        assert not rank_files.samples(0).exists()
+    assert samplers_of(rank_files.folder) == []
+    (node,) = read_all_nodes(rank_files, 1)
+    assert (node.interval_s, node.notes) == (telemetry_sampler.SAMPLING_INTERVAL_S, [])
     assert len(node.ticks) >= 2  # the one that was waited for, and the last
 
 
 def test_a_sampler_that_is_killed_leaves_its_samples_and_a_note(tmp_path: Path) -> None:
-    handover = leave_point(tmp_path, device="cpu")
-    part = handover.samples(0).with_suffix(".part")
-    with sampling(handover, 0):
-        wait_for(lambda: part.exists() and read_samples(part).ticks)
-        (sampler,) = samplers_of(handover.folder)
+    rank_files = write_point(tmp_path, device="cpu")
+    part = rank_files.samples(0).with_suffix(".part")
+    with sample_meanwhile(rank_files, 0):
+        wait_for(lambda: part.exists() and read_node_samples(part).ticks)
+        (sampler,) = samplers_of(rank_files.folder)
         os.kill(sampler, signal.SIGKILL)
         wait_for(lambda: not is_running(sampler))
         with part.open("ab") as file:
             file.write(b'["tick", 17')  # cut off
-    (node,) = read_nodes(handover, 1)
+    (node,) = read_all_nodes(rank_files, 1)
     assert node.notes == ["the sampler ended early (signal 9)"]
     assert node.ticks
 
@@ -200,30 +207,30 @@ def test_a_sampler_that_is_killed_leaves_its_samples_and_a_note(tmp_path: Path) 
 def test_a_sampler_that_does_not_run_costs_the_body_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str
 ) -> None:
-    handover = leave_point(tmp_path, device="cpu")
+    rank_files = write_point(tmp_path, device="cpu")
     monkeypatch.setattr(sys, "executable", python)
     done = []
-    with sampling(handover, 0):
+    with sample_meanwhile(rank_files, 0):
         if python == "/bin/false":
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # it ends by itself
         done.append(True)
-    (node,) = read_nodes(handover, 1)
+    (node,) = read_all_nodes(rank_files, 1)
     assert (done, node.ticks, len(node.notes)) == ([True], [], 1)
     assert node.notes[0].startswith("the sampler ")
 
 
 def test_what_the_body_raises_is_raised_and_the_sampler_ended(tmp_path: Path) -> None:
-    handover = leave_point(tmp_path, device="cpu")
-    with pytest.raises(RuntimeError, match="the ranks"), sampling(handover, 0):
+    rank_files = write_point(tmp_path, device="cpu")
+    with pytest.raises(RuntimeError, match="the ranks"), sample_meanwhile(rank_files, 0):
         raise RuntimeError("the ranks did not meet")
-    assert samplers_of(handover.folder) == []
+    assert samplers_of(rank_files.folder) == []
 
 
 def test_a_node_whose_file_never_comes_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry_sampler, "OTHER_NODES_GRACE_S", 0)
-    handover = leave_point(tmp_path, device="cpu")
-    handover.samples(0).write_text('["header", 0.1, []]\n["tick", 5, [1, 2], []]\n')
-    first, second = read_nodes(handover, 2)
+    monkeypatch.setattr(telemetry_sampler, "OTHER_SAMPLES_GRACE_S", 0)
+    rank_files = write_point(tmp_path, device="cpu")
+    rank_files.samples(0).write_text('["header", 0.1, []]\n["tick", 5, [1, 2], []]\n')
+    first, second = read_all_nodes(rank_files, 2)
     assert (len(first.ticks), first.notes) == (1, [])
     assert (second.ticks, second.notes) == ([], ["its samples cannot be read: No such file or directory"])
 
@@ -245,7 +252,7 @@ def test_a_node_whose_file_never_comes_is_said(tmp_path: Path, monkeypatch: pyte
     ],
 )
 def test_the_mask_names_gpus_by_number_or_uuid(mask: str | None, places: list[int]) -> None:
-    assert visible_gpus(UUIDS, mask) == places
+    assert visible_gpu_indices(UUIDS, mask) == places
 
 
 def launch_on_cpu(pipeline: Command, tmp_path: Path, num_samples: int, **env: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from factories import make_spec
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from pipeline.runner import torchrun
-from pipeline.runner.torchrun import run_rank, threads_of
+from pipeline.runner.torchrun import default_omp_threads, run_rank
 from pipeline.runner.worker import set_num_threads
 
 
@@ -47,11 +47,11 @@ def test_a_rank_sees_the_variables_of_its_launch_and_not_of_an_earlier_one(
     forked_by_a_server: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The self-test turns NCCL's transports off for one launch of several."""
-    monkeypatch.setattr(torchrun, "_environ_ahead", {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0"})
+    monkeypatch.setattr(torchrun, "_fork_server_environ", {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0"})
     launcher = {"KEPT": "0", "CHANGED": "1", "NEW": "2"}
     with monkeypatch.context() as patch:
         patch.setattr(os, "environ", launcher)
-        changes = torchrun.changes_of_environ()
+        changes = torchrun.environ_changes()
     assert changes == ({"CHANGED": "1", "NEW": "2"}, ["NCCL_P2P_DISABLE"])
     forked = {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0", "RANK": "3"}
     monkeypatch.setattr(os, "environ", forked)
@@ -64,13 +64,13 @@ FAILING = """
 import sys
 from pathlib import Path
 from factories import make_spec
-from pipeline.runner.rank_files import Handover, Point
+from pipeline.runner.rank_files import RankFiles, Point
 from pipeline.runner.torchrun import run_ranks
 
 if __name__ == "__main__":
-    spec, handover = make_spec(device="cpu", model="lenet"), Handover(Path(sys.argv[1]) / "point")
-    handover.leave_point(Point(spec, str(Path(sys.argv[1]) / "absent")))
-    print(sorted(run_ranks(spec, handover, "launch")), "torch._dynamo" in sys.modules)
+    spec, rank_files = make_spec(device="cpu", model="lenet"), RankFiles(Path(sys.argv[1]) / "point")
+    rank_files.write_point(Point(spec, str(Path(sys.argv[1]) / "absent")))
+    print(sorted(run_ranks(spec, rank_files, "launch")), "torch._dynamo" in sys.modules)
 """
 
 
@@ -82,7 +82,7 @@ def test_a_rank_that_fails_is_named_at_once_and_without_the_agents_own_traceback
     command = [sys.executable, str(script), str(tmp_path)]
     ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60)
     assert ended.stdout == "[0] False\n", ended.stderr
-    assert "NotStaged" in ended.stderr
+    assert "DataNotStaged" in ended.stderr
     assert "failed (exitcode: 1) local_rank: 0" in ended.stderr
     assert "ProcessExitedException" not in ended.stderr
 
@@ -117,10 +117,10 @@ def test_threads_are_set_for_each_layout_of_processes_and_not_left_behind(monkey
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8))
     seen = []
     for fields in ({}, {"strategy": "ddp", "num_gpus": 4}):
-        with threads_of(make_spec(device="cpu", **fields)):
+        with default_omp_threads(make_spec(device="cpu", **fields)):
             seen.append(os.environ["OMP_NUM_THREADS"])
     assert seen == ["8", "2"]
     assert "OMP_NUM_THREADS" not in os.environ
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # the person's own
-    with threads_of(make_spec(device="cpu")):
+    with default_omp_threads(make_spec(device="cpu")):
         assert os.environ["OMP_NUM_THREADS"] == "3"

@@ -12,13 +12,13 @@ from factories import make_communication, make_communication_record, make_experi
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.experiment.record_store import publish
+from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
-from pipeline.submission.gpu_hours_estimate import Estimate, choose_gpu, estimate_points, refuse_above
-from pipeline.submission.plan import Site, gpu_model
+from pipeline.submission.gpu_hours_estimate import Estimate, check_gpu_hours_limit, choose_gpu, estimate_points
+from pipeline.submission.plan import Cluster, gpu_model
 from pipeline.submission.slurm_queries import NodeType
-from pipeline.submission.slurm_request import SiteOptions
-from pipeline.system.errors import Refusal
+from pipeline.submission.slurm_request import SlurmOptions
+from pipeline.system.errors import CommandError
 
 LIMIT_MIN = 30
 H100 = "NVIDIA H100 80GB HBM3"
@@ -43,7 +43,7 @@ def estimate(
     experiment = Experiment(tmp_path / "deep" / "earlier")
     experiment.create()
     for record in found:
-        publish(record, experiment.records)
+        publish_record(record, experiment.records_folder)
     (only,) = estimate_points(points, tmp_path, limit_min, gpu)
     return only
 
@@ -223,7 +223,7 @@ NODES = [NodeType(2, 64, 1, 4, {"a40": 4}), NodeType(9, 64, 1, 0)]
 def test_on_slurm_the_gpu_model_is_the_type_asked_for_or_the_only_one(
     nodes: list[NodeType] | None, asked: str | None, model: str | None
 ) -> None:
-    assert gpu_model(Site("slurm", nodes, 1001, 0, []), SiteOptions(gpu_type=asked)) == model
+    assert gpu_model(Cluster("slurm", nodes, 1001, 0, []), SlurmOptions(gpu_type=asked)) == model
 
 
 opened: list[str] | None = None
@@ -256,7 +256,7 @@ def test_only_records_that_may_tell_are_opened(tmp_path: Path, has_manifest: boo
     experiment = make_experiment(tmp_path / "earlier", alike, same_prefix, *others)
     make_experiment(tmp_path / "unlike", *others)
     if not has_manifest:
-        experiment.manifest.unlink()
+        experiment.manifest_path.unlink()
     with files_opened() as names:
         (found,) = estimate_points([make_spec(repeat=1)], tmp_path, None, "h100")
     wanted = {f"{record.run_id}.0.json" for record in ([alike] if has_manifest else [alike, same_prefix])}
@@ -269,7 +269,7 @@ def test_only_records_that_may_tell_are_opened(tmp_path: Path, has_manifest: boo
 
 def test_an_experiment_whose_manifest_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
     broken = make_experiment(tmp_path / "broken", took_half_an_hour(make_spec()))
-    broken.manifest.write_text("{")
+    broken.manifest_path.write_text("{")
     assert estimate(tmp_path, [make_spec()]).hours is None
     assert estimate(tmp_path, [make_spec()], took_half_an_hour(make_spec())).hours == 0.5
 
@@ -307,17 +307,19 @@ def test_more_than_allowed_is_refused_and_points_without_an_earlier_one_count_at
 ) -> None:
     mixed = [Estimate("cuda", 3, 2, 0.5, 0.5), Estimate("cpu", 1, 1, 100.0, 0.0)]
     if not is_refused:
-        refuse_above(mixed, max_gpu_hours)
+        check_gpu_hours_limit(mixed, max_gpu_hours)
         return
-    with pytest.raises(Refusal, match=r"may take 1 GPU-hours, more than --max-gpu-hours 0\.99") as refusal:
-        refuse_above(mixed, max_gpu_hours)
+    with pytest.raises(CommandError, match=r"may take 1 GPU-hours, more than --max-gpu-hours 0\.99") as refusal:
+        check_gpu_hours_limit(mixed, max_gpu_hours)
     assert refusal.value.code == 2
 
 
 def test_where_nothing_ends_a_point_that_nothing_tells_of_the_limit_cannot_be_kept() -> None:
-    with pytest.raises(Refusal, match="1 of 3 points have no earlier record like them and nothing limits their time"):
-        refuse_above([Estimate("cuda", 3, 2, 0.5, None)], 1000)
-    refuse_above([Estimate("cpu", 3, 2, 0.5, None)], 0)  # no GPU
+    with pytest.raises(
+        CommandError, match="1 of 3 points have no earlier record like them and nothing limits their time"
+    ):
+        check_gpu_hours_limit([Estimate("cuda", 3, 2, 0.5, None)], 1000)
+    check_gpu_hours_limit([Estimate("cpu", 3, 2, 0.5, None)], 0)  # no GPU
 
 
 GRID = """
@@ -337,7 +339,7 @@ def test_a_dry_run_says_what_the_points_may_take_and_what_would_be_refused(
     experiment = Experiment(tmp_path / "out" / "earlier")
     experiment.create()
     spec = make_spec(dataset="synthetic", input="synthetic", batch_size_per_gpu=8)
-    publish(took_half_an_hour(spec), experiment.records)
+    publish_record(took_half_an_hour(spec), experiment.records_folder)
     arguments = ("--grid", tmp_path / "grid.yaml", "--outputs", tmp_path / "out", "--cluster", "slurm", "--dry-run")
     answer = pipeline("submit", *arguments, "--gpu-type", "h100", "--json", "--max-gpu-hours", max_gpu_hours)
     assert answer.returncode == 0, answer.stderr

@@ -70,8 +70,8 @@ def test_what_the_dry_run_promises_is_written_and_is_what_slurm_takes(
     (script,) = tmp_path.glob("scaling/logs/*/*/*submission.sh")
     wanted = ("#SBATCH --gpus", "#SBATCH --gres", "#SBATCH --mem")
     texts = (script.read_text(), array["sbatch"])
-    written, promised = ([line for line in text.splitlines() if line.startswith(wanted)] for text in texts)
-    assert written == promised
+    written, submitted_run_ids = ([line for line in text.splitlines() if line.startswith(wanted)] for text in texts)
+    assert written == submitted_run_ids
     assert {f"#SBATCH {line}" for line in lines} <= set(written)
     assert any("--mem" in line for line in written) is ("default" not in options)
     job = job_of(two_types, sent.stdout)

@@ -15,9 +15,9 @@ from conftest import ROOT, Command, wait_for
 from factories import LENET, make_experiment, make_record, make_spec
 
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.record_store import publish, read_folder
+from pipeline.experiment.record_store import load_folder, publish_record
 from pipeline.runner.launch_options import LaunchOptions, launch_command
-from pipeline.submission.local import how_it_ended
+from pipeline.submission.local import latest_status_line
 from pipeline.system import host
 
 GRID = """
@@ -82,14 +82,14 @@ def test_a_point_past_its_limit_is_ended_with_its_ranks_and_the_points_around_it
     points = [make_spec(**small | {"num_samples": count, "batch_size_per_gpu": size}) for count, size in sizes.items()]
     experiment = make_experiment(tmp_path / "x", missing=points)
     options = LaunchOptions(tmp_path, point_limit_s=20)
-    command = launch_command(experiment.manifest, [spec.run_id() for spec in points], options)
+    command = launch_command(experiment.manifest_path, [spec.run_id() for spec in points], options)
     started_s = time.monotonic()
     env = {**os.environ, "TEST_FOLDER": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     assert time.monotonic() - started_s < 2 * 20 + 60
     assert workers_of(tmp_path) == []
-    found, rejected = read_folder(experiment.records)
+    found, rejected = load_folder(experiment.records_folder)
     assert (len(found), rejected) == (3, [])
     first, second, third = (next(part for part in found if part.spec == spec) for spec in points)
     assert [record.status for record in (first, second, third)] == ["ok", "failed", "ok"]
@@ -177,10 +177,10 @@ def test_a_result_that_is_too_large_to_publish_is_a_failed_point_and_no_silence(
         "import sys; from pipeline import launch; from pipeline.experiment import record_store;"
         "record_store.MAX_RECORD_BYTES = 5000; sys.exit(launch.main())"
     )
-    arguments = ["--manifest", str(experiment.manifest), "--run-id", spec.run_id()]
+    arguments = ["--manifest", str(experiment.manifest_path), "--run-id", spec.run_id()]
     done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
-    (text,) = [path.read_text() for path in experiment.records.glob("*.json")]
+    (text,) = [path.read_text() for path in experiment.records_folder.glob("*.json")]
     assert "could not be published" in json.loads(text)["reason"]
 
 
@@ -210,6 +210,6 @@ def test_an_earlier_record_is_not_taken_for_the_ending_of_a_point_that_left_none
     experiment = Experiment(tmp_path / "x")
     experiment.create()
     spec = make_spec()
-    publish(make_record(spec), experiment.records)
-    assert how_it_ended(experiment, spec, num_before=0) == "ok"
-    assert how_it_ended(experiment, spec, num_before=1) is None
+    publish_record(make_record(spec), experiment.records_folder)
+    assert latest_status_line(experiment, spec, num_before=0) == "ok"
+    assert latest_status_line(experiment, spec, num_before=1) is None

@@ -5,18 +5,25 @@ import pytest
 from factories import make_record, make_spec
 
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import Array, Manifest, add_points, start_submission
-from pipeline.experiment.outcomes import Outcome, PointStatus
+from pipeline.experiment.manifest import Manifest, SlurmArray, add_points, start_submission
+from pipeline.experiment.outcomes import PointOutcome, PointStatus
 from pipeline.experiment.record import Status
-from pipeline.experiment.record_store import publish
+from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
 from pipeline.submission import point_state, slurm_queries
-from pipeline.submission.point_state import ENDED_AS, HELD, RUNNING, WAITING, State, decide
-from pipeline.submission.progress import Standing, pick_job, read_tail, standings
+from pipeline.submission.point_state import (
+    HELD_JOB_STATES,
+    RUNNING_JOB_STATES,
+    WAITING_JOB_STATES,
+    WORD_BY_ENDED_JOB_STATE,
+    PointState,
+    decide_state,
+)
+from pipeline.submission.progress import PointProgress, choose_job, read_log_tail, read_progress
 from pipeline.submission.slurm_queries import JobKey, JobState
 
 NOW = datetime(2025, 6, 1, 12, 0, 0)
-NO_RECORD = Outcome(make_spec(), "missing", None, "no record")
+NO_RECORD = PointOutcome(make_spec(), "missing", None, "no record")
 
 # every JOB STATE CODE of squeue(1) and sacct(1), Slurm 22.05, and what later ones add
 STATE_NAMES = [
@@ -35,19 +42,25 @@ def job(state: str, exit_code: int = 0, *, ended_s_ago: float | None = None, rea
 
 
 def word(state: JobState | None, log_tail: str = "", *, was_submitted: bool = True) -> str:
-    return decide(NO_RECORD, state, was_submitted, log_tail, NOW).word
+    return decide_state(NO_RECORD, state, was_submitted, log_tail, NOW).word
 
 
 @pytest.mark.parametrize("name", STATE_NAMES)
 def test_every_state_name_of_slurm_is_in_exactly_one_bucket(name: str) -> None:
-    buckets = (WAITING, HELD, RUNNING, set(ENDED_AS), DECIDED_ONE_BY_ONE)
+    buckets = (
+        WAITING_JOB_STATES,
+        HELD_JOB_STATES,
+        RUNNING_JOB_STATES,
+        set(WORD_BY_ENDED_JOB_STATE),
+        DECIDED_ONE_BY_ONE,
+    )
     assert sum(name in bucket for bucket in buckets) == 1
     assert word(job(name)) != "unknown"
 
 
 @pytest.mark.parametrize("name", ["", "running", "RUNNINGG", "TELEPORTED", "CANCELLED+"])
 def test_a_state_name_that_no_manual_has_is_unknown_and_named(name: str) -> None:
-    state = decide(NO_RECORD, job(name), True, "", NOW)
+    state = decide_state(NO_RECORD, job(name), True, "", NOW)
     assert state.word == "unknown"
     assert name in state.reason
 
@@ -102,13 +115,13 @@ def test_a_job_that_was_killed_and_of_whose_memory_slurm_itself_wrote_ran_out_of
     ],
 )
 def test_a_log_that_suggests_out_of_memory_is_a_failure_and_no_result(log_tail: str, exit_code: int) -> None:
-    state = decide(NO_RECORD, job("FAILED", exit_code), True, log_tail, NOW)
+    state = decide_state(NO_RECORD, job("FAILED", exit_code), True, log_tail, NOW)
     assert (state.word, state.reason.partition(";")[0]) == ("failed", "its log suggests out of memory")
 
 
 @pytest.mark.parametrize("log_tail", ["a mushroom grew", ""])
 def test_a_log_without_such_a_word_says_nothing_of_memory(log_tail: str) -> None:
-    state = decide(NO_RECORD, job("FAILED", 137), True, log_tail, NOW)
+    state = decide_state(NO_RECORD, job("FAILED", 137), True, log_tail, NOW)
     assert (state.word, "memory" in state.reason) == ("failed", False)
 
 
@@ -116,7 +129,7 @@ def test_a_log_without_such_a_word_says_nothing_of_memory(log_tail: str) -> None
     ("exit_code", "words"), [(3, "exited 3"), (-9, "ended by signal 9"), (None, "ended without a record")]
 )
 def test_a_failure_says_how_the_job_ended(exit_code: int | None, words: str) -> None:
-    assert words in decide(NO_RECORD, JobState("FAILED", exit_code, None, ""), True, "", NOW).reason
+    assert words in decide_state(NO_RECORD, JobState("FAILED", exit_code, None, ""), True, "", NOW).reason
 
 
 @pytest.mark.parametrize(
@@ -149,7 +162,7 @@ def test_what_slurm_does_not_know_is_lost_if_a_driver_submitted_it_and_else_miss
     ],
 )
 def test_a_point_that_waits_says_why_with_advice_where_there_is_any(reason: str, expected: str, advice: str) -> None:
-    state = decide(NO_RECORD, job("PENDING", reason=reason), True, "", NOW)
+    state = decide_state(NO_RECORD, job("PENDING", reason=reason), True, "", NOW)
     assert state.word == expected
     assert state.reason.startswith(reason)
     assert advice in state.reason
@@ -159,8 +172,8 @@ def test_a_point_that_waits_says_why_with_advice_where_there_is_any(reason: str,
 @pytest.mark.parametrize("name", [*STATE_NAMES, None])
 def test_a_valid_record_decides_whatever_slurm_says(status: Status, name: str | None) -> None:
     record = make_record(status=status)
-    state = decide(
-        Outcome(record.spec, status, record, "as recorded"), job(name) if name else None, True, "oom-kill", NOW
+    state = decide_state(
+        PointOutcome(record.spec, status, record, "as recorded"), job(name) if name else None, True, "oom-kill", NOW
     )
     assert state.word == status
     assert "as recorded" in state.reason
@@ -168,14 +181,16 @@ def test_a_valid_record_decides_whatever_slurm_says(status: Status, name: str | 
 
 def test_a_record_that_slurm_contradicts_is_noted() -> None:
     record = make_record()
-    assert "NODE_FAIL" in decide(Outcome(record.spec, "ok", record, ""), job("NODE_FAIL"), True, "", NOW).reason
+    assert (
+        "NODE_FAIL" in decide_state(PointOutcome(record.spec, "ok", record, ""), job("NODE_FAIL"), True, "", NOW).reason
+    )
 
 
 @pytest.mark.parametrize("name", ["COMPLETED", "FAILED", "TIMEOUT", "RUNNING", None])
 def test_an_invalid_record_is_rejected_with_its_reason_whatever_slurm_says(name: str | None) -> None:
-    outcome = Outcome(make_spec(), "rejected", None, "its only record is truncated")
-    state = decide(outcome, job(name) if name else None, True, "CUDA out of memory", NOW)
-    assert state == State("rejected", "its only record is truncated")
+    outcome = PointOutcome(make_spec(), "rejected", None, "its only record is truncated")
+    state = decide_state(outcome, job(name) if name else None, True, "CUDA out of memory", NOW)
+    assert state == PointState("rejected", "its only record is truncated")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +206,7 @@ def test_an_invalid_record_is_rejected_with_its_reason_whatever_slurm_says(name:
 def test_the_job_that_speaks_is_one_under_way_else_the_latest_known(
     known: dict[JobKey, JobState], picked: JobKey | None
 ) -> None:
-    assert pick_job([("1", 0), ("2", None)], known) == picked
+    assert choose_job([("1", 0), ("2", None)], known) == picked
 
 
 @pytest.fixture
@@ -201,14 +216,14 @@ def submitted(tmp_path: Path) -> tuple[Experiment, Manifest]:
     experiment.create()
     points = [make_spec(repeat=repeat) for repeat in range(3)]
     submission = start_submission("s" * 8, "slurm")
-    submission.arrays.append(Array("x-0", [[spec.run_id()] for spec in points[:2]], job_id="7"))
+    submission.arrays.append(SlurmArray("x-0", [[spec.run_id()] for spec in points[:2]], job_id="7"))
     with experiment.edit_manifest() as manifest:
         add_points(manifest, points)
         manifest.submissions.append(submission)
     return experiment, manifest
 
 
-def words(parts: list[Standing]) -> list[str]:
+def words(parts: list[PointProgress]) -> list[str]:
     return [part.state.word for part in parts]
 
 
@@ -216,9 +231,9 @@ def words(parts: list[Standing]) -> list[str]:
 def test_where_slurm_cannot_be_asked_a_submitted_point_is_unknown_and_never_failed(
     submitted: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch, presence: str
 ) -> None:
-    monkeypatch.setattr(slurm_queries, "find_slurm", lambda: presence)
-    publish(make_record(make_spec(repeat=1)), submitted[0].records)
-    parts = standings(*submitted)
+    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: presence)
+    publish_record(make_record(make_spec(repeat=1)), submitted[0].records_folder)
+    parts = read_progress(*submitted)
     assert words(parts) == ["unknown", "ok", "missing"]
     assert presence in parts[0].state.reason
 
@@ -226,10 +241,10 @@ def test_where_slurm_cannot_be_asked_a_submitted_point_is_unknown_and_never_fail
 def test_an_invalid_record_is_named_also_where_slurm_cannot_be_asked(
     submitted: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm_queries, "find_slurm", lambda: "absent")
-    submitted[0].records.mkdir(exist_ok=True)
-    (submitted[0].records / f"{make_spec().run_id()}.0.json").write_text('{"schema_version"')
-    part, *others = standings(*submitted)
+    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "absent")
+    submitted[0].records_folder.mkdir(exist_ok=True)
+    (submitted[0].records_folder / f"{make_spec().run_id()}.0.json").write_text('{"schema_version"')
+    part, *others = read_progress(*submitted)
     assert words([part, *others]) == ["rejected", "unknown", "missing"]
     assert part.state.reason.startswith("its only record was not read: ")
     assert part.state.reason.endswith("; remove it and submit again")
@@ -238,13 +253,13 @@ def test_an_invalid_record_is_named_also_where_slurm_cannot_be_asked(
 def test_each_element_has_the_state_of_its_own_job_and_its_own_log(
     submitted: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm_queries, "find_slurm", lambda: "up")
+    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "up")
     known = {("7", 0): job("RUNNING"), ("7", 1): job("FAILED", 1)}
-    monkeypatch.setattr(slurm_queries, "job_states", lambda _: known)
+    monkeypatch.setattr(slurm_queries, "query_job_states", lambda _: known)
     folder = submitted[0].log_folder("s" * 8) / "x-0"
     folder.mkdir(parents=True)
     (folder / "7_1_0_log.err").write_text("CUDA out of memory")
-    parts = standings(*submitted)
+    parts = read_progress(*submitted)
     assert words(parts) == ["running", "failed", "missing"]
     assert parts[1].state.reason.startswith("its log suggests out of memory")
     assert [part.is_in_flight for part in parts] == [True, False, False]
@@ -254,31 +269,33 @@ def test_each_element_has_the_state_of_its_own_job_and_its_own_log(
 def test_a_point_with_a_record_that_is_queued_again_keeps_its_word_and_says_so(
     submitted: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm_queries, "find_slurm", lambda: "up")
+    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "up")
     known = {("7", 0): job("PENDING", reason="PartitionDown"), ("7", 1): job("COMPLETING")}
-    monkeypatch.setattr(slurm_queries, "job_states", lambda _: known)
-    publish(make_record(make_spec(), launch_id="ea411e40-3-0"), submitted[0].records)
-    publish(make_record(make_spec(repeat=1), launch_id="ssssssss-8-0"), submitted[0].records)  # this job's own
-    first, second, _ = (part.state for part in standings(*submitted))
+    monkeypatch.setattr(slurm_queries, "query_job_states", lambda _: known)
+    publish_record(make_record(make_spec(), launch_id="ea411e40-3-0"), submitted[0].records_folder)
+    publish_record(
+        make_record(make_spec(repeat=1), launch_id="ssssssss-8-0"), submitted[0].records_folder
+    )  # this job's own
+    first, second, _ = (part.state for part in read_progress(*submitted))
     assert first.word == "ok"
     assert first.reason.startswith("being run again: pending, PartitionDown: the partition is down")
-    assert second == State("ok", "")
+    assert second == PointState("ok", "")
 
 
 def test_only_the_end_of_a_log_is_read_and_any_bytes_will_do(tmp_path: Path) -> None:
     log = tmp_path / "7_0_0_log.err"
     log.write_bytes(b"oom-kill" + b"\xff" * 100_000 + b"the end")
-    tail = read_tail(log)
+    tail = read_log_tail(log)
     assert tail.endswith("the end")
     assert "oom-kill" not in tail
     (tmp_path / "7_0_1_log.err").write_text("of the other node")
-    assert "of the other node" in read_tail(log)
-    assert read_tail(None) == read_tail(tmp_path / "absent") == ""
+    assert "of the other node" in read_log_tail(log)
+    assert read_log_tail(None) == read_log_tail(tmp_path / "absent") == ""
 
 
 def test_every_status_of_an_outcome_has_a_state() -> None:
     def state_of(status: PointStatus, spec: Spec) -> str:
-        return decide(Outcome(spec, status, None, "why"), None, False, "", NOW).word
+        return decide_state(PointOutcome(spec, status, None, "why"), None, False, "", NOW).word
 
     statuses: list[PointStatus] = ["ok", "oom", "failed", "rejected", "missing"]
     assert [state_of(status, make_spec()) for status in statuses] == statuses
@@ -287,4 +304,4 @@ def test_every_status_of_an_outcome_has_a_state() -> None:
 def test_a_state_under_way_is_one_of_those_that_a_driver_waits_for() -> None:
     under_way = {name for name in STATE_NAMES if point_state.is_unfinished(job(name))}
     assert {word(job(name)) for name in under_way} == set(point_state.IN_FLIGHT)
-    assert not under_way & {*ENDED_AS, *DECIDED_ONE_BY_ONE}
+    assert not under_way & {*WORD_BY_ENDED_JOB_STATE, *DECIDED_ONE_BY_ONE}

@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_point_state import NOW
 
-from pipeline.submission.point_state import decide_by_job, is_unfinished
+from pipeline.submission.point_state import decide_state_by_job, is_unfinished
 from pipeline.submission.slurm_queries import (
     JobState,
     NodeType,
-    count_gpus,
     find_jobs_named,
-    find_slurm,
-    job_states,
-    max_array_size,
-    node_types,
-    partition_limit_min,
+    parse_gres_gpus,
+    probe_slurm,
+    query_job_states,
+    query_max_array_size,
+    query_node_types,
+    query_partition_limit_min,
 )
-from pipeline.system.errors import SCHEDULER, Refusal
+from pipeline.system.errors import EXIT_SCHEDULER, CommandError
 
 BANNER = "Welcome to the cluster. Maintenance is on Monday."
 HUGE = "9" * 4300  # int() takes 4,300 digits at most, and Slurm's numbers have 10
@@ -57,19 +57,19 @@ def answering(answer: bytes, *, accounting: bytes = b"", code: int = 0) -> Itera
 def ask_all() -> dict[str, object]:
     """What each question gives; a refusal of the scheduler counts as an answer, anything else is raised."""
     questions: dict[str, Callable[[], object]] = {
-        "presence": find_slurm,
-        "array size": max_array_size,
-        "nodes": lambda: node_types(None),
-        "named nodes": lambda: node_types("main"),
-        "limit": lambda: partition_limit_min("main"),
-        "jobs": lambda: job_states(["7", "8"]),
+        "presence": probe_slurm,
+        "array size": query_max_array_size,
+        "nodes": lambda: query_node_types(None),
+        "named nodes": lambda: query_node_types("main"),
+        "limit": lambda: query_partition_limit_min("main"),
+        "jobs": lambda: query_job_states(["7", "8"]),
         "found": lambda: find_jobs_named(["x-0"]),
     }
     given: dict[str, object] = {}
     for name, question in questions.items():
         try:
             given[name] = question()
-        except Refusal as refusal:
+        except CommandError as refusal:
             given[name] = refusal
     return given
 
@@ -79,8 +79,8 @@ def ask_all() -> dict[str, object]:
 def test_any_answer_gives_a_value_or_one_sentence(answer: bytes) -> None:
     with answering(answer, accounting=answer):
         told = ask_all()
-    assert all(told_as.code == SCHEDULER for told_as in told.values() if isinstance(told_as, Refusal))
-    assert all("\n" not in str(told_as) for told_as in told.values() if isinstance(told_as, Refusal))
+    assert all(told_as.code == EXIT_SCHEDULER for told_as in told.values() if isinstance(told_as, CommandError))
+    assert all("\n" not in str(told_as) for told_as in told.values() if isinstance(told_as, CommandError))
     jobs = told["jobs"]
     if isinstance(jobs, dict):
         assert jobs or not answer.decode(errors="replace").strip()  # words that are no job are not read as "no job"
@@ -89,9 +89,9 @@ def test_any_answer_gives_a_value_or_one_sentence(answer: bytes) -> None:
             assert index is None or index >= 0
             assert isinstance(job, JobState)
             assert job.state
-            decide_by_job(job, "", NOW)
+            decide_state_by_job(job, "", NOW)
     size = told["array size"]
-    assert isinstance(size, Refusal) or (isinstance(size, int) and size >= 1)
+    assert isinstance(size, CommandError) or (isinstance(size, int) and size >= 1)
 
 
 JOB = "7|0|7|RUNNING|0|N/A|None|x-0\n"
@@ -100,27 +100,27 @@ JOB = "7|0|7|RUNNING|0|N/A|None|x-0\n"
 @pytest.mark.parametrize("answer", ["", "\n", "\n\n  \n"])
 def test_an_empty_answer_names_no_job(answer: str) -> None:
     with answering(answer.encode()):
-        assert job_states(["7"]) == {}
+        assert query_job_states(["7"]) == {}
         assert find_jobs_named(["x-0"]) == {}
 
 
 @pytest.mark.parametrize("answer", [f"\n{JOB}", f"{BANNER}\n\n{JOB}", f"CLUSTER: here\n{JOB}", f"{JOB}\n\n"])
 def test_lines_around_an_answer_are_left_out(answer: str) -> None:
     with answering(answer.encode()):
-        assert {key: job.state for key, job in job_states(["7"]).items()} == {("7", 0): "RUNNING"}
+        assert {key: job.state for key, job in query_job_states(["7"]).items()} == {("7", 0): "RUNNING"}
 
 
 @pytest.mark.parametrize("answer", [BANNER, "squeue is down for maintenance\n", "8|0|8|RUNNING|0|N/A|None|other\n"])
 def test_words_that_are_no_answer_are_not_read_as_no_job(answer: str) -> None:
-    with answering(answer.encode()), pytest.raises(Refusal, match="does not understand") as refusal:
-        job_states(["7"])
-    assert refusal.value.code == SCHEDULER
+    with answering(answer.encode()), pytest.raises(CommandError, match="does not understand") as refusal:
+        query_job_states(["7"])
+    assert refusal.value.code == EXIT_SCHEDULER
 
 
 def test_words_that_are_no_answer_do_not_forget_an_announced_array() -> None:
-    with answering(BANNER.encode()), pytest.raises(Refusal, match="does not understand"):
+    with answering(BANNER.encode()), pytest.raises(CommandError, match="does not understand"):
         find_jobs_named(["x-0"])
-    with answering(b"none|x-0\n"), pytest.raises(Refusal, match="does not understand"):
+    with answering(b"none|x-0\n"), pytest.raises(CommandError, match="does not understand"):
         find_jobs_named(["x-0"])
     with answering(f"{BANNER}\n7|x-0\n9|other\n".encode()):
         assert find_jobs_named(["x-0"]) == {"x-0": "7"}
@@ -129,15 +129,18 @@ def test_words_that_are_no_answer_do_not_forget_an_announced_array() -> None:
 @pytest.mark.parametrize("line", ["7|0", "7|0|7", "7|0|7||0|N/A|None|x-0", "7|0|7| |0", "7|0|7|?|0|N/A|None|x-0"])
 def test_a_job_whose_state_is_not_there_is_unknown_and_not_taken_for_ended(line: str) -> None:
     with answering(f"{line}\n".encode()):
-        job = job_states(["7"])["7", 0]
-    assert decide_by_job(job, "", NOW).word == "unknown"
+        job = query_job_states(["7"])["7", 0]
+    assert decide_state_by_job(job, "", NOW).word == "unknown"
     assert is_unfinished(job)
 
 
 @pytest.mark.parametrize("index", ["", "x", "[0-5]", "0-5%2", "-1", HUGE, "²"])
 def test_a_job_whose_element_cannot_be_told_is_one_sentence(index: str) -> None:
-    with answering(f"7|{index}|7|RUNNING|0|N/A|None|x-0\n".encode()), pytest.raises(Refusal, match="does not under"):
-        job_states(["7"])
+    with (
+        answering(f"7|{index}|7|RUNNING|0|N/A|None|x-0\n".encode()),
+        pytest.raises(CommandError, match="does not under"),
+    ):
+        query_job_states(["7"])
 
 
 @pytest.mark.parametrize(
@@ -146,13 +149,13 @@ def test_a_job_whose_element_cannot_be_told_is_one_sentence(index: str) -> None:
 )
 def test_an_exit_code_that_is_not_understood_is_none(text: str, exit_code: int | None) -> None:
     with answering(f"7|0|7|FAILED|{text}|N/A|None|x-0\n".encode()):
-        assert job_states(["7"]) == {("7", 0): JobState("FAILED", exit_code, "N/A", "None")}
+        assert query_job_states(["7"]) == {("7", 0): JobState("FAILED", exit_code, "N/A", "None")}
 
 
 def test_a_damaged_line_of_accounting_is_a_state_or_left_out() -> None:
     lines = ["", BANNER, "7_0|||", "7_1|FAILED|3:=0", "7_x|FAILED|1:0|N/A|None", "7_2", "9|COMPLETED|0:0|N/A|None"]
     with answering(b"", accounting="\n".join(lines).encode()):
-        jobs = job_states(["7"])
+        jobs = query_job_states(["7"])
     found = {key: (job.state, job.exit_code) for key, job in jobs.items()}
     assert found == {("7", 0): ("no state", None), ("7", 1): ("FAILED", None), ("7", 2): ("no state", None)}
 
@@ -166,42 +169,45 @@ def test_a_damaged_line_of_accounting_is_a_state_or_left_out() -> None:
     ],
 )
 def test_nodes_that_are_not_understood_are_one_sentence(row: str) -> None:
-    with answering(f"{BANNER}\n{row}\n".encode()), pytest.raises(Refusal, match=r"^sinfo .* understand") as error:
-        node_types(None)
-    assert error.value.code == SCHEDULER
+    with answering(f"{BANNER}\n{row}\n".encode()), pytest.raises(CommandError, match=r"^sinfo .* understand") as error:
+        query_node_types(None)
+    assert error.value.code == EXIT_SCHEDULER
     assert len(str(error.value)) < 250
 
 
 def test_nodes_of_other_partitions_need_not_be_understood() -> None:
     with answering(f"{BANNER}\n\nmain*|8|12000|gpu:4|2\nother|x|y|gpu:z:w4w|v\n".encode()):
-        assert [nodes.num_gpus for nodes in node_types(None)] == [4]
+        assert [nodes.num_gpus for nodes in query_node_types(None)] == [4]
 
 
 @pytest.mark.parametrize("limit", ["x", "", "n/a", "1:2:3:4", f"{HUGE}:00", "-1:00"])
 def test_a_limit_that_is_not_understood_is_one_sentence(limit: str) -> None:
-    with answering(f"main*|{limit}\n".encode()), pytest.raises(Refusal, match=r"^sinfo printed '.*understand"):
-        partition_limit_min(None)
+    with answering(f"main*|{limit}\n".encode()), pytest.raises(CommandError, match=r"^sinfo printed '.*understand"):
+        query_partition_limit_min(None)
 
 
 @pytest.mark.parametrize(("gres", "number"), [("gpu", 1), ("gpu:tesla", 1), (f"gpu:{HUGE}", None), ("gpu:4x", None)])
 def test_a_count_of_gpus_follows_slurms_own_rule_or_is_not_known(gres: str, number: int | None) -> None:
-    assert count_gpus(gres) == number
+    assert parse_gres_gpus(gres) == number
 
 
 def test_where_arrays_are_off_every_job_stands_alone() -> None:
     with answering(b"MaxArraySize            = 0\n"):
-        assert max_array_size() == 1
+        assert query_max_array_size() == 1
 
 
 @pytest.mark.parametrize("size", ["x", "", HUGE, "-1"])
 def test_an_array_size_that_is_not_understood_is_one_sentence(size: str) -> None:
-    with answering(f"{BANNER}\nMaxArraySize = {size}\n".encode()), pytest.raises(Refusal, match="does not understand"):
-        max_array_size()
+    with (
+        answering(f"{BANNER}\nMaxArraySize = {size}\n".encode()),
+        pytest.raises(CommandError, match="does not understand"),
+    ):
+        query_max_array_size()
 
 
 def test_a_banner_that_says_up_is_no_controller() -> None:
     with answering(b"The cluster is UP since Monday\n", code=1):
-        assert find_slurm() == "silent"
+        assert probe_slurm() == "silent"
 
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "data" / "slurm_answers").glob("*.txt"))
@@ -243,22 +249,22 @@ def test_every_version_has_its_transcript() -> None:
 
 
 def test_each_version_is_up_and_says_how_long_an_array_may_be(version: str) -> None:
-    assert find_slurm() == "up"
-    assert max_array_size() == 4001
+    assert probe_slurm() == "up"
+    assert query_max_array_size() == 4001
 
 
 def test_the_nodes_of_each_version(version: str) -> None:
-    assert node_types(None) == [
+    assert query_node_types(None) == [
         NodeType(3, 64, 515_000, 4),
         NodeType(2, 32, 191_000, 4),
         NodeType(1024, 1024, 4_096_000, 2),
     ]
-    assert node_types("cpu") == [NodeType(10, 128, 256_000, 0)]
-    assert node_types("plain") == [NodeType(1, 48, 192_000, 8)]
+    assert query_node_types("cpu") == [NodeType(10, 128, 256_000, 0)]
+    assert query_node_types("plain") == [NodeType(1, 48, 192_000, 8)]
     if version >= "21.08":
-        assert node_types("mig") == [NodeType(2, 128, 1_031_000, 8)]
+        assert query_node_types("mig") == [NodeType(2, 128, 1_031_000, 8)]
     if version >= "22.05":
-        assert node_types("shared") == [NodeType(4, 64, 515_000, 8)]  # a shard is a part of a GPU, not one more
+        assert query_node_types("shared") == [NodeType(4, 64, 515_000, 8)]  # a shard is a part of a GPU, not one more
 
 
 @pytest.mark.parametrize(
@@ -266,11 +272,11 @@ def test_the_nodes_of_each_version(version: str) -> None:
     [(None, 2880), ("cpu", None), ("plain", 30), ("mig", 480), ("shared", 1)],
 )
 def test_the_limits_of_each_version(version: str, partition: str | None, minutes: int | None) -> None:
-    assert partition_limit_min(partition) == minutes
+    assert query_partition_limit_min(partition) == minutes
 
 
 def test_the_jobs_of_each_version(version: str) -> None:
-    jobs = job_states(["7", "9", "20"])
+    jobs = query_job_states(["7", "9", "20"])
     assert {key: (job.state, job.exit_code, job.end_time) for key, job in jobs.items()} == {
         ("7", 7): ("PENDING", 0, "N/A"),
         ("7", 6): ("RUNNING", 0, "NONE"),
@@ -285,20 +291,20 @@ def test_the_jobs_of_each_version(version: str) -> None:
         ("9", 1): ("CANCELLED", -15, "2025-05-01T11:00:01"),
         ("9", 2): ("FAILED", 9, "2025-05-01T11:00:02"),
     }
-    assert decide_by_job(jobs["7", 7], "", NOW).reason.endswith("the nodes are reserved or down")
-    assert decide_by_job(jobs["7", 1], "", NOW).reason.startswith("exited 3")
+    assert decide_state_by_job(jobs["7", 7], "", NOW).reason.endswith("the nodes are reserved or down")
+    assert decide_state_by_job(jobs["7", 1], "", NOW).reason.startswith("exited 3")
 
 
 def test_every_state_that_a_version_can_print_has_its_word(version: str) -> None:
-    jobs = job_states(["30"])  # accounting is off
-    words = {job.state: decide_by_job(job, "", NOW).word for job in jobs.values()}
+    jobs = query_job_states(["30"])  # accounting is off
+    words = {job.state: decide_state_by_job(job, "", NOW).word for job in jobs.values()}
     assert words == {
         state: word for state, word in WORDS_OF_STATES.items() if version in ONLY_IN.get(state, (version,))
     }
 
 
 def test_a_job_that_each_version_forgot_is_not_there(version: str) -> None:
-    assert job_states(["40"]) == {}
+    assert query_job_states(["40"]) == {}
 
 
 def test_an_announced_array_is_found_on_each_version(version: str) -> None:

@@ -9,17 +9,17 @@ from pipeline.submission import slurm_queries
 from pipeline.submission.slurm_queries import (
     JobState,
     NodeType,
-    count_gpus,
     count_gpus_by_type,
     exit_code_of,
     find_jobs_named,
-    find_slurm,
-    job_states,
-    max_array_size,
-    node_types,
-    partition_limit_min,
+    parse_gres_gpus,
+    probe_slurm,
+    query_job_states,
+    query_max_array_size,
+    query_node_types,
+    query_partition_limit_min,
 )
-from pipeline.system.errors import Refusal
+from pipeline.system.errors import CommandError
 
 Fake = Callable[..., None]
 FORGOTTEN = "slurm_load_jobs error: Invalid job id specified"
@@ -74,7 +74,7 @@ def calls(folder: Path, name: str) -> list[str]:
     ],
 )
 def test_the_gpus_of_a_node_are_counted_from_its_gres(gres: str, number: int) -> None:
-    assert count_gpus(gres) == number
+    assert parse_gres_gpus(gres) == number
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_the_limit_of_a_partition_is_that_of_the_shortest_named(
     fake: Fake, partition: str | None, limit_min: int | None
 ) -> None:
     fake("sinfo", "main*|1:30:00\nlong|1-02:05:59\nopen|infinite\nshort|30:00\n")
-    assert partition_limit_min(partition) == limit_min
+    assert query_partition_limit_min(partition) == limit_min
 
 
 def test_squeue_gives_the_state_of_every_element_and_of_plain_jobs(fake: Fake, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_squeue_gives_the_state_of_every_element_and_of_plain_jobs(fake: Fake, t
         "7|1|7|FAILED|768|2025-01-01T00:00:01|NonZeroExitCode|x-0\n"
         "9|N/A|9|CANCELLED|9|N/A|None|name|with|bars\n",
     )
-    assert job_states(["9", "7", "9"]) == {
+    assert query_job_states(["9", "7", "9"]) == {
         ("7", 0): JobState("RUNNING", 0, "2025-01-01T00:00:00", "None"),
         ("7", 1): JobState("FAILED", 3, "2025-01-01T00:00:01", "NonZeroExitCode"),
         ("9", None): JobState("CANCELLED", -9, "N/A", "None"),
@@ -138,13 +138,13 @@ def test_squeue_gives_the_state_of_every_element_and_of_plain_jobs(fake: Fake, t
 
 def test_no_job_needs_no_call(fake: Fake, tmp_path: Path) -> None:
     fake("squeue")
-    assert job_states([]) == {}
+    assert query_job_states([]) == {}
     assert calls(tmp_path, "squeue") == []
 
 
 def test_a_job_that_the_controller_forgot_is_not_there(fake: Fake) -> None:
     fake("squeue", stderr=FORGOTTEN, code=1)
-    assert job_states(["7"]) == {}
+    assert query_job_states(["7"]) == {}
 
 
 def test_accounting_fills_in_what_the_controller_forgot_and_never_overrules_it(fake: Fake) -> None:
@@ -157,7 +157,7 @@ def test_accounting_fills_in_what_the_controller_forgot_and_never_overrules_it(f
         "7_[3-9%4]|PENDING|0:0|Unknown|Resources\n"
         "8|COMPLETED|0:0|2025-01-01T00:00:00|None\n",
     )
-    found = job_states(["7", "8"])
+    found = query_job_states(["7", "8"])
     assert {key: (job.state, job.exit_code) for key, job in found.items()} == {
         ("7", 0): ("RUNNING", 0),
         ("7", 1): ("CANCELLED", -15),
@@ -170,13 +170,13 @@ def test_accounting_fills_in_what_the_controller_forgot_and_never_overrules_it(f
 def test_accounting_that_is_off_is_ignored(fake: Fake, code: int) -> None:
     fake("squeue", "7|0|8|RUNNING|0|N/A|None|x-0\n")
     fake("sacct", stderr="Slurm accounting storage is disabled", code=code)
-    assert list(job_states(["7"])) == [("7", 0)]
+    assert list(query_job_states(["7"])) == [("7", 0)]
 
 
 def test_an_squeue_that_fails_is_a_refusal_and_no_state(fake: Fake) -> None:
     fake("squeue", stderr="slurm_load_jobs error:\n Unable to contact slurm controller", code=1)
-    with pytest.raises(Refusal, match=r"Unable to contact slurm controller.*; try again\.$") as refusal:
-        job_states(["7"])
+    with pytest.raises(CommandError, match=r"Unable to contact slurm controller.*; try again\.$") as refusal:
+        query_job_states(["7"])
     assert refusal.value.code == 4
 
 
@@ -185,23 +185,23 @@ def test_an_squeue_that_does_not_answer_is_a_refusal_and_no_state(fake: Fake, mo
         raise subprocess.TimeoutExpired(command, 60)
 
     monkeypatch.setattr(slurm_queries, "run", hang)
-    with pytest.raises(Refusal) as refusal:
-        job_states(["7"])
+    with pytest.raises(CommandError) as refusal:
+        query_job_states(["7"])
     assert refusal.value.code == 4
 
 
 def test_an_squeue_that_is_not_installed_is_a_refusal_and_no_state(fake: Fake) -> None:
-    with pytest.raises(Refusal) as refusal:
-        job_states(["7"])
+    with pytest.raises(CommandError) as refusal:
+        query_job_states(["7"])
     assert refusal.value.code == 4
 
 
 def test_slurm_is_absent_without_its_commands_or_a_configuration(fake: Fake) -> None:
-    assert find_slurm() == "absent"
+    assert probe_slurm() == "absent"
     fake("sbatch")
-    assert find_slurm() == "absent"
+    assert probe_slurm() == "absent"
     fake("scontrol", stderr="fatal: Could not establish a configuration source", code=1)
-    assert find_slurm() == "absent"
+    assert probe_slurm() == "absent"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_slurm_is_absent_without_its_commands_or_a_configuration(fake: Fake) -> 
 def test_slurm_is_up_where_a_controller_answers_and_else_silent(fake: Fake, said: str, presence: str) -> None:
     fake("sbatch")
     fake("scontrol", said, code=int(presence == "silent"))
-    assert find_slurm() == presence
+    assert probe_slurm() == presence
 
 
 def test_slurm_is_silent_where_its_named_configuration_is_absent(
@@ -225,14 +225,14 @@ def test_slurm_is_silent_where_its_named_configuration_is_absent(
     fake("sbatch")
     fake("scontrol", "Slurmctld(primary) at here is UP\n")
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "absent.conf"))
-    assert find_slurm() == "silent"
+    assert probe_slurm() == "silent"
 
 
 def test_slurm_is_silent_where_ping_hangs(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     fake("sbatch")
     fake("scontrol", "Slurmctld(primary) at here is UP\n", delay_s=1)
     monkeypatch.setattr(slurm_queries, "PING_TIMEOUT_S", 0.1)
-    assert find_slurm() == "silent"
+    assert probe_slurm() == "silent"
 
 
 SINFO = "main*|64+|515000+|gpu:a100:4(S:0-1)|3\nmain*|16|64000|(null)|1\nfat|128|2000000|gpu:8|2\n"
@@ -250,14 +250,14 @@ def test_the_nodes_are_those_of_the_partition_else_of_the_default_one(
     fake: Fake, partition: str | None, found: list[NodeType]
 ) -> None:
     fake("sinfo", SINFO)
-    assert node_types(partition) == found
+    assert query_node_types(partition) == found
 
 
 @pytest.mark.parametrize("partition", ["absent", "main*", "mai"])
 def test_a_partition_that_slurm_does_not_know_is_refused_with_those_it_does(fake: Fake, partition: str) -> None:
     fake("sinfo", SINFO)
-    with pytest.raises(Refusal, match="choose --partition from fat, main") as refusal:
-        node_types(partition)
+    with pytest.raises(CommandError, match="choose --partition from fat, main") as refusal:
+        query_node_types(partition)
     assert refusal.value.code == 4
 
 
@@ -268,13 +268,13 @@ def test_the_longest_array_is_read_from_the_configuration_else_slurms_own_defaul
     fake: Fake, said: str, size: int
 ) -> None:
     fake("scontrol", said)
-    assert max_array_size() == size
+    assert query_max_array_size() == size
 
 
 def test_a_question_that_slurm_refuses_is_a_refusal_with_its_words(fake: Fake) -> None:
     fake("scontrol", stderr="Unable to contact slurm controller", code=1)
-    with pytest.raises(Refusal, match=r"Unable to contact .* --cluster local\.$") as refusal:
-        max_array_size()
+    with pytest.raises(CommandError, match=r"Unable to contact .* --cluster local\.$") as refusal:
+        query_max_array_size()
     assert refusal.value.code == 4
 
 

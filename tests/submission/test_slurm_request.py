@@ -5,29 +5,29 @@ from factories import make_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.experiment.resources import Resources, Shape
-from pipeline.submission.plan import cut
+from pipeline.experiment.resources import Resources, ResourceShape
+from pipeline.submission.plan import split_to_max_array_size
 from pipeline.submission.slurm_queries import NodeType
 from pipeline.submission.slurm_request import (
-    SAFE_TEXT,
+    SAFE_OPTION_VALUE,
     Memory,
-    SiteOptions,
-    add_up_limits,
+    SlurmOptions,
     build_request,
-    check_site_options,
-    name_by_reason,
+    check_slurm_options,
+    lines_by_reason,
     refuse_unsatisfiable,
     signal_delay_s,
+    sum_time_limits,
     unsatisfiable_here,
     unsatisfiable_on_slurm,
 )
-from pipeline.system.errors import Refusal
+from pipeline.system.errors import CommandError
 
-FOUR_GPUS = Shape("cuda", 1, 4)
-NOWHERE = SiteOptions()
+FOUR_GPUS = ResourceShape("cuda", 1, 4)
+NOWHERE = SlurmOptions()
 
 
-@pytest.mark.parametrize("option", SiteOptions._fields)
+@pytest.mark.parametrize("option", SlurmOptions._fields)
 @pytest.mark.parametrize(
     "text",
     [
@@ -38,15 +38,15 @@ NOWHERE = SiteOptions()
 )
 def test_a_site_option_that_could_be_more_than_a_name_is_refused(option: str, text: str) -> None:
     given: dict[str, Any] = {option: text}
-    with pytest.raises(Refusal, match=rf"^--{option.replace('_', '-')} ") as refusal:
-        check_site_options(SiteOptions(**given))
+    with pytest.raises(CommandError, match=rf"^--{option.replace('_', '-')} ") as refusal:
+        check_slurm_options(SlurmOptions(**given))
     assert refusal.value.code == 2
 
 
 @pytest.mark.parametrize("text", ["gpu", "a100-80gb", "team_x", "u@host", "a,b", "x:y=z+1/2.3", "0", "a" * 128])
 def test_a_site_option_that_is_a_name_is_taken_as_it_is(text: str) -> None:
-    site = SiteOptions(text, text, text, text)
-    check_site_options(site)
+    site = SlurmOptions(text, text, text, text)
+    check_slurm_options(site)
     options = build_request(FOUR_GPUS, Resources(), site, None, None).options
     names = ("partition", "account", "qos", "constraint")
     assert {name: options[name] for name in names} == site.named() == dict.fromkeys(names, text)
@@ -54,30 +54,30 @@ def test_a_site_option_that_is_a_name_is_taken_as_it_is(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["a40:4", "a40,v100", "a40=1", "a40/2", "a40+v100"])
 def test_a_gpu_type_that_could_be_more_than_a_type_is_refused(text: str) -> None:
-    with pytest.raises(Refusal, match=r"^--gpu-type "):
-        check_site_options(SiteOptions(gpu_type=text))
+    with pytest.raises(CommandError, match=r"^--gpu-type "):
+        check_slurm_options(SlurmOptions(gpu_type=text))
 
 
 @pytest.mark.parametrize("text", ["a40", "a100-sxm4-80gb", "a100_3g.20gb", "NVIDIA_A40", "3090"])
 def test_a_gpu_type_that_is_a_name_is_taken(text: str) -> None:
-    check_site_options(SiteOptions(gpu_type=text))
+    check_slurm_options(SlurmOptions(gpu_type=text))
 
 
 @pytest.mark.parametrize(
     ("site", "asked"),
     [
-        (SiteOptions(), {"gpus-per-node": "4"}),
-        (SiteOptions(gpu_type="a40"), {"gpus-per-node": "a40:4"}),
-        (SiteOptions(gres=True), {"gres": "gpu:4"}),
-        (SiteOptions(gpu_type="a40", gres=True), {"gres": "gpu:a40:4"}),
+        (SlurmOptions(), {"gpus-per-node": "4"}),
+        (SlurmOptions(gpu_type="a40"), {"gpus-per-node": "a40:4"}),
+        (SlurmOptions(gres=True), {"gres": "gpu:4"}),
+        (SlurmOptions(gpu_type="a40", gres=True), {"gres": "gpu:a40:4"}),
     ],
 )
 def test_gpus_are_asked_for_by_type_and_by_the_option_that_the_site_knows(
-    site: SiteOptions, asked: dict[str, str]
+    site: SlurmOptions, asked: dict[str, str]
 ) -> None:
     options = build_request(FOUR_GPUS, Resources(), site, None, None).options
     assert {name: options[name] for name in ("gpus-per-node", "gres") if name in options} == asked
-    of_the_cpu = build_request(Shape("cpu", 1, 4), Resources(), site, None, None).options
+    of_the_cpu = build_request(ResourceShape("cpu", 1, 4), Resources(), site, None, None).options
     assert not {"gpus-per-node", "gres"} & of_the_cpu.keys()
 
 
@@ -88,7 +88,7 @@ SMALL = NodeType(1, 64, 1024, 4)
 def test_memory_is_the_grids_or_all_of_the_node_or_what_the_site_gives(
     mem: Memory | None, asked: str | None, notices: int
 ) -> None:
-    request = build_request(FOUR_GPUS, Resources(), SiteOptions(mem=mem), [SMALL], None)
+    request = build_request(FOUR_GPUS, Resources(), SlurmOptions(mem=mem), [SMALL], None)
     assert (request.options.get("mem"), len(request.notices)) == (asked, notices)
 
 
@@ -97,7 +97,7 @@ MIXED = [NodeType(1, 32, 99_000, 4, {"a40": 4}), NodeType(1, 64, 99_000, 8, {"v1
 
 @pytest.mark.parametrize(("gpu_type", "cpus"), [("a40", "32"), ("v100", "64"), (None, "64")])
 def test_only_nodes_that_have_the_gpu_type_count_as_fitting(gpu_type: str | None, cpus: str) -> None:
-    options = build_request(FOUR_GPUS, Resources(cpus_per_gpu=99), SiteOptions(gpu_type=gpu_type), MIXED, None).options
+    options = build_request(FOUR_GPUS, Resources(cpus_per_gpu=99), SlurmOptions(gpu_type=gpu_type), MIXED, None).options
     assert options["cpus-per-task"] == cpus
 
 
@@ -112,12 +112,12 @@ def test_a_point_that_needs_more_gpus_of_a_type_than_a_node_has_is_named_with_th
 
 
 def test_whole_nodes_are_a_flag() -> None:
-    assert build_request(FOUR_GPUS, Resources(), SiteOptions(exclusive=True), None, None).options["exclusive"] == ""
+    assert build_request(FOUR_GPUS, Resources(), SlurmOptions(exclusive=True), None, None).options["exclusive"] == ""
 
 
 @given(st.text(max_size=20))
 def test_no_text_with_a_character_of_the_shell_or_of_slurm_is_a_name(text: str) -> None:
-    accepted = SAFE_TEXT.fullmatch(text) is not None
+    accepted = SAFE_OPTION_VALUE.fullmatch(text) is not None
     assert not (
         accepted and (set(text) & set(" '\"$()\n\r\t%`;&|<>\\*?#!~{}[]^") or not text.isascii() or text[0] == "-")
     )
@@ -125,12 +125,12 @@ def test_no_text_with_a_character_of_the_shell_or_of_slurm_is_a_name(text: str) 
 
 def test_a_site_option_that_is_not_given_is_left_to_the_site() -> None:
     options = build_request(FOUR_GPUS, Resources(), NOWHERE, None, None).options
-    assert set(SiteOptions._fields) & options.keys() == {"mem"}  # the grid's
+    assert set(SlurmOptions._fields) & options.keys() == {"mem"}  # the grid's
 
 
 def test_a_request_is_one_task_a_node_with_the_cpus_and_memory_of_its_gpus() -> None:
     options = build_request(
-        Shape("cuda", 2, 4), Resources(cpus_per_gpu=6, mem_per_gpu_gib=16), NOWHERE, None, 3
+        ResourceShape("cuda", 2, 4), Resources(cpus_per_gpu=6, mem_per_gpu_gib=16), NOWHERE, None, 3
     ).options
     assert (options["nodes"], options["ntasks-per-node"], options["gpus-per-node"]) == ("2", "1", "4")
     assert (options["cpus-per-task"], options["mem"]) == ("24", "65536M")  # 4 x 6, 4 x 16 x 1024
@@ -138,7 +138,7 @@ def test_a_request_is_one_task_a_node_with_the_cpus_and_memory_of_its_gpus() -> 
 
 
 def test_processes_on_the_cpu_ask_for_no_gpus() -> None:
-    options = build_request(Shape("cpu", 1, 4), Resources(), NOWHERE, None, None).options
+    options = build_request(ResourceShape("cpu", 1, 4), Resources(), NOWHERE, None, None).options
     assert not any("gpu" in name or "gres" in name for name in options)
 
 
@@ -210,7 +210,7 @@ def test_this_machine_runs_one_node_and_no_more_gpus_than_it_has(fields: dict[st
 
 def test_points_that_cannot_run_are_refused_before_anything_starts() -> None:
     refuse_unsatisfiable({}, 5)
-    with pytest.raises(Refusal, match="2 of 5 points cannot run here") as refusal:
+    with pytest.raises(CommandError, match="2 of 5 points cannot run here") as refusal:
         refuse_unsatisfiable({"run-a": "needs 4 GPUs", "run-b": "needs 8 GPUs"}, 5)
     assert refusal.value.code == 2
     assert all(word in str(refusal.value) for word in ("run-a", "run-b", "needs 4 GPUs", "--skip-unsatisfiable"))
@@ -221,7 +221,7 @@ def test_points_that_cannot_run_are_refused_before_anything_starts() -> None:
 )
 def test_of_many_points_that_cannot_run_the_first_are_named(count: int, ends: str) -> None:
     reasons = {f"run-{number}": "needs 4 GPUs" for number in range(count)}
-    (named,) = name_by_reason(reasons)
+    (named,) = lines_by_reason(reasons)
     assert named.startswith("needs 4 GPUs: run-0, run-1, ")
     assert named.endswith(ends)
 
@@ -234,7 +234,7 @@ def test_an_element_of_several_points_gets_the_sum_of_their_limits_within_the_pa
     partition_limit_min: int | None, limit_min: int, cut_to: str | None
 ) -> None:
     alone = build_request(FOUR_GPUS, Resources(), NOWHERE, None, None)
-    packed = add_up_limits(alone, FOUR_GPUS, 4, partition_limit_min)
+    packed = sum_time_limits(alone, FOUR_GPUS, 4, partition_limit_min)
     assert packed.options == alone.options | {"time": str(limit_min), "signal": "USR2@30"}
     (notice,) = packed.notices
     assert notice.startswith("1 node x 4 GPUs: up to 4 points in sequence an element, limit 4 x 20 = 80 min")
@@ -244,7 +244,7 @@ def test_an_element_of_several_points_gets_the_sum_of_their_limits_within_the_pa
 @given(st.integers(0, 50), st.integers(1, 20))
 def test_arrays_hold_every_point_once_in_order_and_none_is_longer_than_the_site_allows(number: int, most: int) -> None:
     points = [make_spec(repeat=repeat) for repeat in range(number)]
-    arrays = cut([[spec] for spec in points], most)
+    arrays = split_to_max_array_size([[spec] for spec in points], most)
     assert [spec for array in arrays for element in array for spec in element] == points
     assert all(len(array) <= most for array in arrays)
     assert all(len(array) == most for array in arrays[:-1])

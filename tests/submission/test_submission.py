@@ -88,8 +88,8 @@ def test_the_dry_run_says_what_submitit_writes(pipeline: Command, on_slurm: Env,
     assert len(written) == len(plan["arrays"]) == 2
     for script, array in zip(written, plan["arrays"], strict=True):
         lines = script.read_text().splitlines()
-        promised = [line for line in array["sbatch"].splitlines() if line.startswith("#SBATCH")]
-        assert [line for line in promised if line not in lines and "job-name" not in line] == []
+        submitted_run_ids = [line for line in array["sbatch"].splitlines() if line.startswith("#SBATCH")]
+        assert [line for line in submitted_run_ids if line not in lines and "job-name" not in line] == []
         assert any("--kill-on-bad-exit=1" in line for line in lines)
         assert any(line.startswith("source ") and "prologue.sh;" in line for line in lines)
     assert oct(script.parent.stat().st_mode)[-3:] == "700"

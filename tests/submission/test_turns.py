@@ -4,12 +4,12 @@ import pytest
 from factories import make_record, make_spec
 
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import Array, Manifest, add_points, start_submission
+from pipeline.experiment.manifest import Manifest, SlurmArray, add_points, start_submission
 from pipeline.experiment.record import Status
-from pipeline.experiment.record_store import publish
+from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
 from pipeline.submission import slurm_queries
-from pipeline.submission.progress import Standing, read_tail, standings
+from pipeline.submission.progress import PointProgress, read_log_tail, read_progress
 from pipeline.submission.slurm_queries import JobState
 
 SUBMISSION = "5ub0ab1e" + "0" * 24
@@ -23,7 +23,7 @@ def packed(tmp_path: Path) -> tuple[Experiment, Manifest]:
     experiment = Experiment(tmp_path / "x")
     experiment.create()
     submission = start_submission(SUBMISSION, "slurm")
-    submission.arrays.append(Array("x-0", [[spec.run_id() for spec in POINTS]], job_id="7", is_array=False))
+    submission.arrays.append(SlurmArray("x-0", [[spec.run_id() for spec in POINTS]], job_id="7", is_array=False))
     with experiment.edit_manifest() as manifest:
         add_points(manifest, POINTS)
         manifest.submissions.append(submission)
@@ -32,22 +32,22 @@ def packed(tmp_path: Path) -> tuple[Experiment, Manifest]:
 
 def begin(experiment: Experiment, *points: Spec, launch_id: str = LAUNCH) -> None:
     for spec in points:
-        (experiment.scratch / f"{spec.run_id()}.{launch_id}").mkdir(parents=True)
+        (experiment.scratch_folder / f"{spec.run_id()}.{launch_id}").mkdir(parents=True)
 
 
 def end(experiment: Experiment, spec: Spec, status: Status = "ok", launch_id: str = LAUNCH) -> None:
-    publish(make_record(spec, status=status, launch_id=launch_id), experiment.records)
+    publish_record(make_record(spec, status=status, launch_id=launch_id), experiment.records_folder)
 
 
 def follow(
     packed: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch, state: str, code: int = 0
-) -> list[Standing]:
-    monkeypatch.setattr(slurm_queries, "find_slurm", lambda: "up")
-    monkeypatch.setattr(slurm_queries, "job_states", lambda _: {("7", None): JobState(state, code, None, "None")})
-    return standings(*packed)
+) -> list[PointProgress]:
+    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "up")
+    monkeypatch.setattr(slurm_queries, "query_job_states", lambda _: {("7", None): JobState(state, code, None, "None")})
+    return read_progress(*packed)
 
 
-def words(parts: list[Standing]) -> list[str]:
+def words(parts: list[PointProgress]) -> list[str]:
     return [part.state.word for part in parts]
 
 
@@ -134,4 +134,4 @@ def test_an_oom_in_the_log_is_that_of_the_point_that_left_it(
     parts = follow(packed, monkeypatch, "FAILED", 1)
     assert words(parts) == ["oom", "failed", "missing", "missing"]
     assert parts[1].state.reason == "exited 1 without a record; see its log"
-    assert read_tail(log, since=second) == "\na mushroom grew\n"
+    assert read_log_tail(log, since=second) == "\na mushroom grew\n"

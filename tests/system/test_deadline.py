@@ -13,13 +13,13 @@ from factories import make_measurement, make_spec
 from pipeline import launch as launching
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Environment, FailureKind, Record
-from pipeline.experiment.record_store import read_folder
+from pipeline.experiment.record_store import load_folder
 from pipeline.experiment.spec import Spec
-from pipeline.launch import launch_points, run_points
+from pipeline.launch import launch_points, run_launch
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.launch_options import LaunchOptions, launch_command
-from pipeline.runner.rank_files import Handover, Point, RankError, Result
-from pipeline.system.deadline import Deadline, Expired
+from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
+from pipeline.system.deadline import Deadline, DeadlineExpired
 
 LIMIT_S = 1
 SOON_S = 0.2
@@ -28,10 +28,10 @@ SOON_S = 0.2
 def test_what_takes_longer_is_ended_and_what_comes_after_is_left_alone() -> None:
     deadline = Deadline(SOON_S)
     started_s = time.monotonic()
-    with pytest.raises(Expired), deadline:
+    with pytest.raises(DeadlineExpired), deadline:
         time.sleep(60)
     assert SOON_S <= time.monotonic() - started_s < 30
-    assert deadline.is_over
+    assert deadline.is_expired
     time.sleep(2 * SOON_S)
 
 
@@ -39,7 +39,7 @@ def test_what_ends_in_time_is_not_ended_later() -> None:
     handler = signal.getsignal(signal.SIGALRM)
     deadline = Deadline(SOON_S)
     with deadline:
-        assert not deadline.is_over
+        assert not deadline.is_expired
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     assert signal.getsignal(signal.SIGALRM) == handler
     time.sleep(2 * SOON_S)
@@ -50,7 +50,7 @@ def test_no_handler_of_errors_on_the_way_takes_it_for_its_own() -> None:
         with contextlib.suppress(Exception):
             time.sleep(60)
 
-    with pytest.raises(Expired), Deadline(SOON_S):
+    with pytest.raises(DeadlineExpired), Deadline(SOON_S):
         handle_errors()
 
 
@@ -58,7 +58,7 @@ def test_another_thread_restarts_it_and_it_still_comes() -> None:
     deadline = Deadline(2 * SOON_S)
     started_s = time.monotonic()
     threading.Timer(SOON_S, deadline.restart).start()
-    with pytest.raises(Expired), deadline:
+    with pytest.raises(DeadlineExpired), deadline:
         time.sleep(60)
     assert time.monotonic() - started_s >= 3 * SOON_S
 
@@ -69,7 +69,7 @@ def test_a_restart_after_the_end_sets_no_alarm() -> None:
         pass
     deadline.restart()
     time.sleep(2 * SOON_S)
-    assert deadline.is_over
+    assert deadline.is_expired
 
 
 def test_an_alarm_that_comes_after_the_end_rings_in_vain() -> None:
@@ -87,13 +87,13 @@ def test_without_a_limit_it_never_comes_and_uses_no_signal() -> None:
     deadline = Deadline(None)
     with deadline:
         assert signal.getsignal(signal.SIGALRM) == handler
-    assert not deadline.is_over
+    assert not deadline.is_expired
 
 
 @pytest.mark.parametrize("run_ids", [["a"], ["a", "b"]])
 def test_the_limit_is_passed_where_an_element_runs_several_points(run_ids: list[str]) -> None:
     options = LaunchOptions(Path("data"), point_limit_s=1200)
-    command = launch_command(Path("manifest.json"), run_ids, options.of_element(len(run_ids)))
+    command = launch_command(Path("manifest.json"), run_ids, options.for_element(len(run_ids)))
     assert (command[-2:] == ["--point-limit-s", "1200"]) == (len(run_ids) > 1)
 
 
@@ -104,8 +104,8 @@ def experiment(tmp_path: Path) -> Experiment:
     return experiment
 
 
-def leave_result(handover: Handover, spec: Spec) -> None:
-    handover.leave_result(Result(make_measurement(spec), Environment()))
+def write_result(rank_files: RankFiles, spec: Spec) -> None:
+    rank_files.write_result(PointResult(make_measurement(spec), Environment()))
 
 
 class Ranks:
@@ -116,25 +116,25 @@ class Ranks:
         self._experiment = experiment
         self._how = how
 
-    def __call__(self, spec: Spec, first: Handover, launch_id: str) -> dict[int, RankExit]:
+    def __call__(self, spec: Spec, first: RankFiles, launch_id: str) -> dict[int, RankExit]:
         self.launched.append(spec.batch_size_per_gpu)
-        handovers = [first, *(Handover(Path(part.folder)) for part in first.read_following())]
+        rank_files_by_point = [first, *(RankFiles(Path(part.folder)) for part in first.read_following())]
         points = [first.read_point(), *(part.point for part in first.read_following())]
-        for handover, point in zip(handovers, points, strict=True):
-            self.run(handover, point)
+        for rank_files, point in zip(rank_files_by_point, points, strict=True):
+            self.run(rank_files, point)
         return {}
 
-    def run(self, handover: Handover, point: Point) -> None:
+    def run(self, rank_files: RankFiles, point: PointTask) -> None:
         how = self._how[point.spec.batch_size_per_gpu]
-        handover.leave_point(point)
+        rank_files.write_point(point)
         if how == "hang with a result":
-            leave_result(handover, point.spec)
+            write_result(rank_files, point.spec)
         elif how.startswith("hang with "):
             kind: FailureKind = "cuda_oom" if how.endswith("oom") else "collective"
-            handover.leave_error(RankError(kind, "what happened", 0, "node1", 0))
+            rank_files.write_error(RankError(kind, "what happened", 0, "node1", 0))
         if how.startswith("hang"):
             time.sleep(60)
-        leave_result(handover, point.spec)
+        write_result(rank_files, point.spec)
 
 
 def run(
@@ -145,8 +145,8 @@ def run(
     ranks = Ranks(experiment, how)
     monkeypatch.setattr(launching, "run_ranks", ranks)
     monkeypatch.setenv("PIPELINE_LAUNCH_ID", "launch")  # as Slurm's elements have: one id, and so one folder a point
-    code = run_points(points, experiment, LaunchOptions(Path("data"), point_limit_s=LIMIT_S))
-    found, rejected = read_folder(experiment.records)
+    code = run_launch(points, experiment, LaunchOptions(Path("data"), point_limit_s=LIMIT_S))
+    found, rejected = load_folder(experiment.records_folder)
     assert rejected == []
     assert [record.attempt for record in found] == [0] * len(points), "each point is published once"
     by_id = {record.run_id: record for record in found}
@@ -168,10 +168,10 @@ def test_a_point_that_hangs_fails_by_name_and_those_behind_it_are_launched_anew(
 def test_each_point_of_shared_processes_has_the_whole_limit(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_slowly(ranks: Ranks, handover: Handover, point: Point) -> None:
-        handover.leave_point(point)
+    def run_slowly(ranks: Ranks, rank_files: RankFiles, point: PointTask) -> None:
+        rank_files.write_point(point)
         time.sleep(0.7 * LIMIT_S)
-        leave_result(handover, point.spec)
+        write_result(rank_files, point.spec)
 
     monkeypatch.setattr(Ranks, "run", run_slowly)
     code, records, launched = run(experiment, {8: "ok", 16: "ok", 32: "ok"}, monkeypatch)
@@ -205,13 +205,13 @@ def test_a_point_that_begins_while_the_one_before_it_is_ended_is_launched_anew(
     """The agent takes a moment to end the ranks: in it the point whose time is over ends well and the next begins."""
     first, second = points = [make_spec(batch_size_per_gpu=size) for size in (8, 16)]
 
-    def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankExit]:
-        (following,) = handover.read_following()
+    def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str) -> dict[int, RankExit]:
+        (following,) = rank_files.read_following()
         try:
             time.sleep(60)
         finally:
-            leave_result(handover, spec)
-            Handover(Path(following.folder)).leave_error(RankError("collective", "lost its peer", 1, "node1", 0))
+            write_result(rank_files, spec)
+            RankFiles(Path(following.folder)).write_error(RankError("collective", "lost its peer", 1, "node1", 0))
         return {}
 
     monkeypatch.setattr(launching, "run_ranks", run_ranks)
@@ -219,8 +219,8 @@ def test_a_point_that_begins_while_the_one_before_it_is_ended_is_launched_anew(
     (record,) = launch_points(points, experiment, LaunchOptions(Path("data"), point_limit_s=LIMIT_S))
     assert record is not None
     assert (record.run_id, record.status) == (first.run_id(), "ok")
-    assert [name.partition(".")[0] for name in os.listdir(experiment.scratch)] == [first.run_id()]
-    assert not list(experiment.records.glob(f"{second.run_id()}.*"))
+    assert [name.partition(".")[0] for name in os.listdir(experiment.scratch_folder)] == [first.run_id()]
+    assert not list(experiment.records_folder.glob(f"{second.run_id()}.*"))
 
 
 def test_the_limit_covers_a_whole_search_for_the_memory_boundary(
@@ -228,11 +228,11 @@ def test_the_limit_covers_a_whole_search_for_the_memory_boundary(
 ) -> None:
     num_trials = 0
 
-    def run_ranks(spec: Spec, handover: Handover, launch_id: str) -> dict[int, RankExit]:
+    def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str) -> dict[int, RankExit]:
         nonlocal num_trials
         num_trials += 1
         time.sleep(0.4 * LIMIT_S)
-        handover.leave_error(RankError("cuda_oom", "out", 0, "node1", 0))
+        rank_files.write_error(RankError("cuda_oom", "out", 0, "node1", 0))
         return {0: RankExit(1, 0.0)}
 
     monkeypatch.setattr(launching, "run_ranks", run_ranks)

@@ -43,9 +43,9 @@ def git(tree: Path, *arguments: str) -> str:
 def commit(tree: Path) -> str:
     """Commit the tree as it is; the commit."""
     if not (tree / ".git").exists():
-        git(tree, "init", "--quiet")
+        git(tree, "init", "--without_communication")
     git(tree, "add", "pipeline")
-    git(tree, "commit", "--quiet", "--message", "x")
+    git(tree, "commit", "--without_communication", "--message", "x")
     return git(tree, "rev-parse", "HEAD")
 
 
@@ -150,5 +150,5 @@ def test_a_process_that_imported_another_source_than_its_ranks_is_marked(monkeyp
     assert compare_source(Environment(source_digest=now, source_changed=True)).source_changed is True
     assert compare_source(Environment(source_digest="another")).source_changed is True
     assert compare_source(Environment()).source_changed is None, "no rank came to say what it imported"
-    monkeypatch.setattr(source_digest, "AT_START", "another")
+    monkeypatch.setattr(source_digest, "DIGEST_AT_START", "another")
     assert compare_source(Environment(source_digest=now)).source_changed is True

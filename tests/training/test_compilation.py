@@ -10,7 +10,7 @@ from factories import make_spec
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline.experiment.spec import COMPILED
+from pipeline.experiment.spec import COMPILED_EXECUTIONS
 from pipeline.training import compilation
 from pipeline.training.models import build_model
 from pipeline.training.step import cross_entropy
@@ -22,7 +22,7 @@ needs_compiler = pytest.mark.skipif(not has_compiler("cpu"), reason="torch.compi
 @pytest.fixture(autouse=True)
 def untuned() -> Iterator[None]:
     yield
-    compilation.tune_convolutions("eager")
+    compilation.set_cudnn_benchmark("eager")
 
 
 class Wrapped(DistributedDataParallel):
@@ -75,7 +75,7 @@ def test_the_compiler_is_told_where_ddp_alone_reads_the_gradients(wrapped: bool,
 )
 def test_only_weights_that_are_read_once_go_to_the_buckets(model: nn.Module, expected: bool) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert compilation.are_convolved_once(model) is expected
+    assert compilation.is_each_weight_read_once(model) is expected
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(module._forward_hooks for module in model.modules())
@@ -96,9 +96,9 @@ def test_a_model_is_compiled_with_the_options_of_its_device(
 
 
 def test_only_a_compiled_step_has_its_convolutions_tuned() -> None:
-    for execution in COMPILED:
-        compilation.tune_convolutions(execution)
+    for execution in COMPILED_EXECUTIONS:
+        compilation.set_cudnn_benchmark(execution)
         assert torch.backends.cudnn.benchmark
         assert torch.backends.cudnn.benchmark_limit == 0
-    compilation.tune_convolutions("graph")
+    compilation.set_cudnn_benchmark("graph")
     assert not torch.backends.cudnn.benchmark

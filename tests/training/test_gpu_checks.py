@@ -12,13 +12,13 @@ from factories import make_spec
 from pipeline.analysis.formulas import GIB
 from pipeline.training.gpu_checks import (
     GpuProblem,
+    check_gpu_free,
+    check_gpu_supported,
+    has_kernels_for,
     kernel_problem,
-    memory_of_others,
+    memory_of_others_bytes,
     neighbour_problem,
     precision_problem,
-    require_free,
-    require_support,
-    runs_on,
 )
 
 TORCH_2_11 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]  # of its wheel for CUDA 13.0
@@ -45,7 +45,7 @@ UUID = "aaaaaaaa-0000-0000-0000-000000000000"
     ],
 )
 def test_what_code_for_an_architecture_runs_on(arch: str, capability: tuple[int, int], runs: bool) -> None:
-    assert runs_on(arch, capability) == runs
+    assert has_kernels_for(arch, capability) == runs
 
 
 def test_a_torch_without_kernels_for_the_gpu_says_how_to_install_another() -> None:
@@ -87,10 +87,10 @@ def test_a_rank_is_refused_before_it_touches_a_gpu_that_cannot_run_the_point(mon
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: TORCH_2_11)
     monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
     monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.__getitem__)
-    require_support(make_spec(), [0])
-    require_support(make_spec(device="cpu", precision="bf16"), [])
+    check_gpu_supported(make_spec(), [0])
+    check_gpu_supported(make_spec(device="cpu", precision="bf16"), [])
     with pytest.raises(GpuProblem, match=r"no kernels for sm_70 \(Tesla V100\)") as refused:
-        require_support(make_spec(), [0, 1])
+        check_gpu_supported(make_spec(), [0, 1])
     assert refused.value.kind == "unsupported_gpu"
 
 
@@ -111,11 +111,11 @@ def test_more_than_a_gib_of_others_is_a_neighbour(others: dict[int, int | None],
 
 
 def test_a_search_refuses_a_shared_gpu() -> None:
-    require_free({0: GIB, 1: None})
+    check_gpu_free({0: GIB, 1: None})
     with pytest.raises(
         GpuProblem, match=r"^another process holds 70\.0 GiB of GPU 0; run again on a free GPU$"
     ) as found:
-        require_free({0: 70 * GIB})
+        check_gpu_free({0: 70 * GIB})
     assert found.value.kind == "gpu_shared"
 
 
@@ -151,7 +151,7 @@ def pretend_driver(monkeypatch: pytest.MonkeyPatch, processes: dict[int, int | N
 def test_what_the_driver_does_not_count_as_this_process_is_others(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, used_gib=79, reserved_gib=4)
     pretend_driver(monkeypatch, {os.getpid(): 9 * GIB, 1: 70 * GIB})  # 4 of torch, 5 of NCCL and CUDA
-    assert memory_of_others(make_spec(), 0) == 70 * GIB
+    assert memory_of_others_bytes(make_spec(), 0) == 70 * GIB
 
 
 @pytest.mark.parametrize("processes", [None, {}, {1: 70 * GIB}, {os.getpid(): None}])
@@ -163,13 +163,13 @@ def test_where_the_driver_does_not_know_this_process_its_own_use_is_estimated(
     pretend_gpu(monkeypatch, used_gib=79, reserved_gib=4)
     pretend_driver(monkeypatch, processes)
     spec = make_spec(strategy="ddp", num_gpus=num_gpus)
-    assert memory_of_others(spec, 0) == expected_gib * GIB
+    assert memory_of_others_bytes(spec, 0) == expected_gib * GIB
 
 
 def test_without_the_drivers_library_it_is_estimated_too(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, used_gib=79, reserved_gib=78.5)
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert memory_of_others(make_spec(), 0) == 0
+    assert memory_of_others_bytes(make_spec(), 0) == 0
 
 
 @pytest.mark.parametrize(
@@ -183,4 +183,4 @@ def test_a_gpu_without_room_for_a_context_is_all_others(
 
     pretend_gpu(monkeypatch, used_gib=0, reserved_gib=0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
-    assert memory_of_others(make_spec(), 0) == expected
+    assert memory_of_others_bytes(make_spec(), 0) == expected

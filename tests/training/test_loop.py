@@ -17,23 +17,23 @@ from pipeline.data.batches import build_batches
 from pipeline.data.images import Images, synthetic_images
 from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch
 from pipeline.experiment.record import MAX_STEP_TIMES
-from pipeline.experiment.record_store import encode
+from pipeline.experiment.record_store import encode_record
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.loop import (
-    RankSeries,
+    RankEpochSeries,
     drop_long_series,
     evaluate,
-    is_settled,
+    may_stop_now,
     run_epoch,
     set_precision,
-    summarize,
+    summarize_epoch,
     train_point,
 )
 from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank
-from pipeline.training.step import EagerStep, learning_rate, place, unmarked
-from pipeline.training.step_timer import PARTS, Series
+from pipeline.training.step import EagerStep, ignore_mark, learning_rate_at, place_model
+from pipeline.training.step_timer import STEP_PARTS, PartTimesNs
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"))
 SMALL: dict[str, Any] = {
@@ -55,7 +55,7 @@ def settings_of_torch() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-def train(**fields: Any) -> tuple[Measurement, list[list[Series]]]:
+def train(**fields: Any) -> tuple[Measurement, list[list[PartTimesNs]]]:
     return train_point(make_spec(**{**SMALL, **fields}), ALONE, None)
 
 
@@ -74,7 +74,7 @@ def train(**fields: Any) -> tuple[Measurement, list[list[Series]]]:
 )
 def test_the_learning_rate_of_an_update(remedies: tuple[str, ...], update: int, rate: float) -> None:
     spec = make_spec(strategy="ddp", num_gpus=4, batch_size_per_gpu=2048, epochs=5, remedies=remedies)
-    assert learning_rate(spec, update) == pytest.approx(rate)
+    assert learning_rate_at(spec, update) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("fields", [{"layout": "channels_last"}, {"fused_optimizer": True}, {"input": "gpu"}])
@@ -90,12 +90,12 @@ def test_channels_last_lays_out_images_and_weights_alike() -> None:
     """ResNet-18 on one small batch: every input of a convolution and every weight has its channels last."""
     spec = make_spec(**{**SMALL, "model": "resnet18", "layout": "channels_last"})
     seen: list[bool] = []
-    model = place(build_model("resnet18", 10), spec, ALONE)
+    model = place_model(build_model("resnet18", 10), spec, ALONE)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.register_forward_hook(lambda _, inputs, output: seen.append(is_channels_last(inputs[0])))
     images, labels = torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.int64)
-    EagerStep(model, spec, ALONE)(images, labels, unmarked)
+    EagerStep(model, spec, ALONE)(images, labels, ignore_mark)
     assert seen == [True] * 20
     assert all(is_channels_last(weight) for weight in model.parameters() if weight.dim() == 4)
 
@@ -121,9 +121,9 @@ def test_the_augmentation_on_the_device_lies_inside_the_clock(monkeypatch: pytes
         return crop_and_flip(*arguments)
 
     monkeypatch.setattr(augmentation, "crop_and_flip", slow)
-    monkeypatch.setattr("pipeline.data.batches.AUGMENTED_BYTES", 1)
+    monkeypatch.setattr("pipeline.data.batches.AUGMENTATION_CHUNK_BYTES", 1)
     measurement, series = train(epochs=1, input="gpu")
-    assert (series[0][0][:, PARTS.index("data")] >= 50_000_000).all()
+    assert (series[0][0][:, STEP_PARTS.index("data")] >= 50_000_000).all()
     assert (measurement.epochs[0].ranks[0].epoch_time_ns or 0) >= 5 * 50_000_000
 
 
@@ -149,8 +149,8 @@ def test_every_epoch_says_what_it_did_and_what_was_learnt() -> None:
         assert (epoch.accuracy * 320).is_integer()
         assert (epoch.test_accuracy * 64).is_integer()  # one test image for five of training
         assert 0 <= min(epoch.accuracy, epoch.test_accuracy) <= max(epoch.accuracy, epoch.test_accuracy) <= 1
-    assert [[part.shape for part in parts] for parts in series] == [[(5, len(PARTS))]] * 3
-    assert encode(make_record(make_spec(**SMALL, epochs=3, evaluate=True), measurement=measurement))
+    assert [[part.shape for part in parts] for parts in series] == [[(5, len(STEP_PARTS))]] * 3
+    assert encode_record(make_record(make_spec(**SMALL, epochs=3, evaluate=True), measurement=measurement))
 
 
 def test_the_parts_of_an_epoch_agree_with_its_wall_time_within_one_per_cent() -> None:
@@ -177,7 +177,7 @@ def test_a_loss_that_is_not_finite_is_a_result_with_the_update_where_it_happened
     assert (first.loss, second.loss, second.test_loss) == (None, None, None)
     assert first.diverged_at_update in range(1, 5)  # the first loss is that of fresh weights
     assert second.diverged_at_update == 5
-    assert encode(make_record(make_spec(**SMALL), measurement=measurement))
+    assert encode_record(make_record(make_spec(**SMALL), measurement=measurement))
 
 
 @pytest.mark.parametrize(
@@ -230,20 +230,20 @@ def test_windows_are_settled_once_their_interval_is_within_two_per_cent(
     times_s: tuple[float, ...], settled: bool
 ) -> None:
     spec = make_spec(strategy="ddp", num_gpus=2, windows=20, epochs=21)
-    assert is_settled(spec, epochs_of(*times_s, spec=spec)) is settled
+    assert may_stop_now(spec, epochs_of(*times_s, spec=spec)) is settled
 
 
 def test_windows_are_settled_by_the_slowest_rank_on_every_rank_alike() -> None:
     spec = make_spec(strategy="ddp", num_gpus=2, windows=20, epochs=21)
     steady = epochs_of(9.0, *[1.0] * 6, spec=spec)
-    assert is_settled(spec, steady)
+    assert may_stop_now(spec, steady)
     for slow in (0, 1):  # whichever rank it is, and whichever rank asks
         ranks = [
             msgspec.structs.replace(rank, epoch_time_ns=1_100_000_000) for rank in steady[3].ranks[slow : slow + 1]
         ]
         ranks.insert(1 - slow, steady[3].ranks[1 - slow])
         epochs = [*steady[:3], msgspec.structs.replace(steady[3], ranks=tuple(ranks)), *steady[4:]]
-        assert not is_settled(spec, epochs)
+        assert not may_stop_now(spec, epochs)
 
 
 @pytest.mark.parametrize(
@@ -257,11 +257,11 @@ def test_windows_are_settled_by_the_slowest_rank_on_every_rank_alike() -> None:
 )
 def test_a_point_that_asks_for_more_than_windows_runs_every_epoch(fields: dict[str, Any]) -> None:
     spec = make_spec(**fields)
-    assert not is_settled(spec, epochs_of(*[1.0] * 12, spec=spec))
+    assert not may_stop_now(spec, epochs_of(*[1.0] * 12, spec=spec))
 
 
 def test_a_settled_point_leaves_out_the_epochs_that_remain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.analysis.stopping_rule.TIME_HALF_WIDTH", 100.0)  # a busy machine settles too
+    monkeypatch.setattr("pipeline.analysis.stopping_rule.MAX_TIME_HALF_WIDTH", 100.0)  # a busy machine settles too
     fields = {"windows": 9, "epochs": 10, "num_samples": 64, "input": "synthetic"}
     measurement, series = train(**fields)
     assert [epoch.epoch for epoch in measurement.epochs] == [1, 2, 3, 4, 5, 6, 7]  # 1 + 6, never fewer
@@ -269,24 +269,24 @@ def test_a_settled_point_leaves_out_the_epochs_that_remain(monkeypatch: pytest.M
     record = make_record(make_spec(**{**SMALL, **fields}), measurement=measurement)
     assert record.status == "ok"
     assert [epoch.epoch for epoch in timed_epochs(record)] == [2, 3, 4, 5, 6, 7]
-    assert encode(record)
+    assert encode_record(record)
 
 
 def test_a_point_that_never_settles_runs_all_of_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.analysis.stopping_rule.TIME_HALF_WIDTH", 0.0)
+    monkeypatch.setattr("pipeline.analysis.stopping_rule.MAX_TIME_HALF_WIDTH", 0.0)
     measurement, _ = train(windows=8, epochs=9, num_samples=64, input="synthetic")
     assert len(measurement.epochs) == 9
 
 
-def series_of(rank: int, losses: list[float], sizes: list[int], num_correct: int = 0) -> RankSeries:
-    parts_ns = np.full((len(losses), len(PARTS)), rank + 1, dtype=np.int64)
-    return RankSeries(RankEpoch(rank=rank), parts_ns, losses, sizes, num_correct)
+def series_of(rank: int, losses: list[float], sizes: list[int], num_correct: int = 0) -> RankEpochSeries:
+    parts_ns = np.full((len(losses), len(STEP_PARTS)), rank + 1, dtype=np.int64)
+    return RankEpochSeries(RankEpoch(rank=rank), parts_ns, losses, sizes, num_correct)
 
 
 def test_the_loss_is_the_mean_over_samples_and_not_over_steps_or_ranks() -> None:
     spec = make_spec(strategy="ddp", num_gpus=2, num_samples=8, batch_size_per_gpu=3)
     ranks = [series_of(0, [1.0, 5.0], [3, 1], 1), series_of(1, [2.0, 6.0], [3, 1], 3)]
-    epoch = summarize(2, spec, ranks, None, None)
+    epoch = summarize_epoch(2, spec, ranks, None, None)
     assert epoch.loss == (3 * 1 + 5 + 3 * 2 + 6) / 8 == 2.5
     assert (epoch.accuracy, epoch.num_updates, epoch.step_times_ns) == (0.5, 4, (5, 5))  # rank 0's steps
 
@@ -294,7 +294,7 @@ def test_the_loss_is_the_mean_over_samples_and_not_over_steps_or_ranks() -> None
 def test_an_epoch_diverges_where_the_first_rank_does() -> None:
     spec = make_spec(strategy="ddp", num_gpus=2, num_samples=12, batch_size_per_gpu=2)
     ranks = [series_of(0, [1.0, 1.0, math.nan], [2] * 3), series_of(1, [1.0, math.inf, 1.0], [2] * 3)]
-    epoch = summarize(3, spec, ranks, None, None)
+    epoch = summarize_epoch(3, spec, ranks, None, None)
     assert (epoch.loss, epoch.diverged_at_update) == (None, 7)  # two epochs of 3 updates, then the second
 
 
@@ -348,7 +348,9 @@ def alone_in_a_group() -> Iterator[None]:
 @pytest.mark.usefixtures("alone_in_a_group")
 def test_ddp_is_wrapped_as_the_spec_says() -> None:
     fields = {"broadcast_buffers": False, "bucket_cap_mb": 100.0, "gradient_as_bucket_view": True}
-    model = process_group.wrap(build_model("lenet", 10), make_spec(**{**SMALL, "strategy": "ddp", **fields}), ALONE)
+    model = process_group.wrap_for_strategy(
+        build_model("lenet", 10), make_spec(**{**SMALL, "strategy": "ddp", **fields}), ALONE
+    )
     assert isinstance(model, nn.parallel.DistributedDataParallel)
     assert (model.broadcast_buffers, model.bucket_bytes_cap) == (False, 100 * 2**20)
     assert model.gradient_as_bucket_view

@@ -6,7 +6,7 @@ from factories import RESNET18_GRADIENT_BYTES, RESNET18_PARAMETERS
 from torch import nn
 
 from pipeline.experiment.spec import Model
-from pipeline.training.models import Stem, build_model, multiply_patches
+from pipeline.training.models import Stem, build_model, im2col_convolution
 
 
 def test_resnet18_for_cifar_has_the_published_size() -> None:
@@ -37,7 +37,7 @@ def test_patches_times_the_weight_are_the_convolution(channels: int, kernel_size
     convolution = nn.Conv2d(channels, 16, kernel_size, padding=1, bias=False)
     images = torch.randn(2, channels, 8, 8)
     expected = convolution(images)
-    found = multiply_patches(images, convolution.weight, 1)
+    found = im2col_convolution(images, convolution.weight, 1)
     assert torch.allclose(found, expected, atol=1e-5)
     assert found.is_contiguous(memory_format=torch.channels_last)
     (of_convolution,) = torch.autograd.grad(expected.square().sum(), convolution.weight)

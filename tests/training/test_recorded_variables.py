@@ -3,7 +3,7 @@ import json
 import pytest
 from conftest import ROOT
 
-from pipeline.training.recorded_variables import MAX_VALUE, allowed_variables
+from pipeline.training.recorded_variables import MAX_VALUE, recorded_variables
 
 MEASURED = {
     "CUDA_VISIBLE_DEVICES": "0,1",
@@ -29,7 +29,7 @@ def test_a_record_keeps_the_variables_that_change_what_is_measured_and_no_others
         "TORCHINDUCTOR_CACHE_DIR": "/home/me/cache",
         "TORCH_HOME": "/home/me/models",
     }
-    assert allowed_variables(MEASURED | others) == MEASURED
+    assert recorded_variables(MEASURED | others) == MEASURED
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_record_keeps_the_variables_that_change_what_is_measured_and_no_others
     ],
 )
 def test_a_variable_that_no_library_reads_is_not_recorded_whatever_it_begins_with(name: str, value: str) -> None:
-    assert allowed_variables({name: value}) == {}
+    assert recorded_variables({name: value}) == {}
 
 
 @pytest.mark.parametrize(
@@ -62,15 +62,15 @@ def test_a_variable_that_no_library_reads_is_not_recorded_whatever_it_begins_wit
     ],
 )
 def test_a_value_that_looks_like_a_credential_is_not_recorded(value: str) -> None:
-    assert allowed_variables({"NCCL_TOPO_FILE": value}) == {"NCCL_TOPO_FILE": "redacted"}
+    assert recorded_variables({"NCCL_TOPO_FILE": value}) == {"NCCL_TOPO_FILE": "redacted"}
 
 
 def test_long_values_are_cut() -> None:
-    assert allowed_variables({"NCCL_TOPO_FILE": "x" * (MAX_VALUE + 1)}) == {"NCCL_TOPO_FILE": "x" * MAX_VALUE}
+    assert recorded_variables({"NCCL_TOPO_FILE": "x" * (MAX_VALUE + 1)}) == {"NCCL_TOPO_FILE": "x" * MAX_VALUE}
 
 
 def test_every_variable_of_the_published_records_is_still_recorded_as_it_was() -> None:
     found = [json.loads(path.read_text()) for path in (ROOT / "outputs").glob("**/records/*.json")]
     seen = {pair for record in found for pair in record.get("environment", {}).get("variables", {}).items()}
     assert len(seen) > 5
-    assert {pair for name, value in seen for pair in allowed_variables({name: value}).items()} == seen
+    assert {pair for name, value in seen for pair in recorded_variables({name: value}).items()} == seen

@@ -11,27 +11,33 @@ import torch
 from factories import LENET, make_spec
 from torch import Tensor, nn
 
-from pipeline.communication.step_variants import build_variant, build_workbench
+from pipeline.communication.step_variants import build_step_context, build_variant
 from pipeline.data.batches import build_batches
 from pipeline.experiment.measurement import Measurement
 from pipeline.experiment.spec import Execution, Spec, Strategy
 from pipeline.training import cuda_graph, process_group, step_setup
-from pipeline.training.compilation import Compiled
+from pipeline.training.compilation import CompiledModel
 from pipeline.training.cuda_graph import (
-    DDP_WARM_UP_STEPS,
-    WARM_UP_STEPS,
+    CAPTURE_WARM_UP_STEPS,
+    DDP_CAPTURE_WARM_UP_STEPS,
     CapturedStep,
-    Recorder,
+    GraphCapturer,
     Replay,
     Work,
-    example_batch,
+    blank_batch,
 )
 from pipeline.training.loop import run_epoch, train_point
 from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank
-from pipeline.training.step import EagerStep, cross_entropy, learning_rate, unmarked
-from pipeline.training.step_setup import choose_execution, fastest_execution, has_compiler, prepare_step, preserved
-from pipeline.training.step_timer import PARTS, Series
+from pipeline.training.step import EagerStep, cross_entropy, ignore_mark, learning_rate_at
+from pipeline.training.step_setup import (
+    choose_execution,
+    fastest_execution,
+    has_compiler,
+    prepare_step,
+    restored_afterwards,
+)
+from pipeline.training.step_timer import STEP_PARTS, PartTimesNs
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"))
 SMALL: dict[str, Any] = {
@@ -60,7 +66,7 @@ def losses(measurement: Measurement) -> list[float | None]:
     return [epoch.loss for epoch in measurement.epochs]
 
 
-def train(**fields: Any) -> tuple[Measurement, list[list[Series]]]:
+def train(**fields: Any) -> tuple[Measurement, list[list[PartTimesNs]]]:
     return train_point(lenet(**fields), ALONE, None)
 
 
@@ -88,8 +94,8 @@ def graphs_anywhere(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
         return work
 
     monkeypatch.setattr("pipeline.training.loop.choose_execution", lambda spec, rank: "graph")
-    monkeypatch.setattr(cuda_graph, "graph_recorder", lambda: record)
-    monkeypatch.setattr("pipeline.training.loop.stream_of", lambda execution, rank: contextlib.nullcontext())
+    monkeypatch.setattr(cuda_graph, "graph_capturer", lambda: record)
+    monkeypatch.setattr("pipeline.training.loop.execution_stream", lambda execution, rank: contextlib.nullcontext())
     return recorded
 
 
@@ -105,7 +111,7 @@ def test_a_captured_step_learns_what_the_eager_one_learns(graphs_anywhere: list[
     assert series[1][0].shape == (3, 1)
 
 
-def eagerly(**fields: Any) -> tuple[Measurement, list[list[Series]]]:
+def eagerly(**fields: Any) -> tuple[Measurement, list[list[PartTimesNs]]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.training.loop.choose_execution", lambda spec, rank: "eager")
         return train(**fields)
@@ -121,7 +127,7 @@ def test_a_captured_step_has_times_and_no_parts(graphs_anywhere: list[Work]) -> 
         assert (rank.compute_time_ns, rank.data_time_ns, *parts) == (None,) * 6
 
 
-@pytest.mark.parametrize(("strategy", "steps"), [("single", WARM_UP_STEPS), ("ddp", DDP_WARM_UP_STEPS)])
+@pytest.mark.parametrize(("strategy", "steps"), [("single", CAPTURE_WARM_UP_STEPS), ("ddp", DDP_CAPTURE_WARM_UP_STEPS)])
 def test_every_size_is_warmed_up_and_recorded_once(strategy: str, steps: int) -> None:
     spec = lenet(strategy=strategy)
     log: list[str] = []
@@ -143,9 +149,9 @@ def test_every_size_is_warmed_up_and_recorded_once(strategy: str, steps: int) ->
 def test_the_loss_that_a_captured_step_returns_is_not_overwritten_by_the_next() -> None:
     spec = lenet()
     step = CapturedStep(EagerStep(build_model("lenet", 10), spec, ALONE), (64,), spec, ALONE, play_again)
-    first = step(*BLACK, unmarked)
+    first = step(*BLACK, ignore_mark)
     before = float(first)
-    assert float(step(*BLACK, unmarked)) != before == float(first)
+    assert float(step(*BLACK, ignore_mark)) != before == float(first)
 
 
 def test_a_learning_rate_that_changes_needs_an_optimizer_that_reads_it_from_the_device() -> None:
@@ -176,12 +182,12 @@ def test_what_trains_before_the_clock_leaves_no_trace(fused: bool) -> None:
         step = EagerStep(BatchNormNet(), spec, ALONE)
         step.begin_epoch()
         if warm:
-            with preserved(step, ALONE):
+            with restored_afterwards(step, ALONE):
                 for _ in range(5):
-                    step(*BLACK, unmarked)
+                    step(*BLACK, ignore_mark)
         images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
         step.begin_epoch()
-        seen = [float(step(images, torch.arange(8), unmarked)) for _ in range(3)]
+        seen = [float(step(images, torch.arange(8), ignore_mark)) for _ in range(3)]
         return seen, [tensor.detach().clone() for tensor in step.model.state_dict().values()], step.num_correct
 
     (plain, plain_state, plain_correct), (warmed, warmed_state, warmed_correct) = first_steps(False), first_steps(True)
@@ -195,7 +201,7 @@ def test_an_example_is_a_batch_as_the_step_meets_it() -> None:
     for fields in ({}, {"precision": "bf16"}, {"layout": "channels_last"}, {"input": "synthetic"}):
         spec = lenet(**fields)
         images, labels = next(build_batches(spec, ALONE.shard, None).epoch(1))
-        example, example_labels = example_batch(64, spec, ALONE)
+        example, example_labels = blank_batch(64, spec, ALONE)
         assert (example.shape, example.stride(), example.dtype) == (images.shape, images.stride(), images.dtype)
         assert (example_labels.shape, example_labels.dtype) == (labels.shape, labels.dtype)
 
@@ -208,8 +214,8 @@ def test_a_variant_of_the_step_is_captured_too_and_can_still_be_traced(monkeypat
         recorded.append(work)
         return work
 
-    monkeypatch.setattr("pipeline.communication.step_variants.graph_recorder", lambda: record)
-    bench = build_workbench(spec, ALONE, example_batch(8, spec, ALONE))
+    monkeypatch.setattr("pipeline.communication.step_variants.graph_capturer", lambda: record)
+    bench = build_step_context(spec, ALONE, blank_batch(8, spec, ALONE))
     variant = build_variant(bench, "plain", execution="graph")
     assert recorded == [variant.eager]
     before = [parameter.detach().clone() for parameter in variant.model.parameters()]
@@ -219,11 +225,11 @@ def test_a_variant_of_the_step_is_captured_too_and_can_still_be_traced(monkeypat
     assert eager.eager is eager.step
 
 
-def traced_only(model: nn.Module, *_: object) -> Compiled:
+def traced_only(model: nn.Module, *_: object) -> CompiledModel:
     """torch.compile without the C++ compiler: TorchDynamo and its guards, and the operations as they were."""
     torch.compiler.reset()
     trace = functools.partial(torch.compile, dynamic=False, backend="eager")
-    return Compiled(trace(model), trace(cross_entropy))
+    return CompiledModel(trace(model), trace(cross_entropy))
 
 
 @pytest.mark.parametrize("fields", [{}, {"layout": "channels_last"}, {"input": "dataloader"}, {"precision": "bf16"}])
@@ -239,7 +245,7 @@ def test_nothing_compiles_inside_the_clock(monkeypatch: pytest.MonkeyPatch, fiel
 
 def test_a_model_of_which_nothing_is_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """TorchDynamo goes on eagerly where it cannot trace; the times would be those of another execution."""
-    monkeypatch.setattr(step_setup, "compile_model", lambda model, *_: Compiled(model, traced_only(model).score))
+    monkeypatch.setattr(step_setup, "compile_model", lambda model, *_: CompiledModel(model, traced_only(model).score))
     with pytest.raises(RuntimeError, match="found nothing to compile in model 'lenet' under strategy 'single'"):
         prepare_step("compile", build_model("lenet", 10), lenet(), ALONE)
 
@@ -251,7 +257,7 @@ def test_a_compiled_step_learns_what_the_eager_one_learns() -> None:
     assert losses(compiled) == pytest.approx(losses(train()[0]), rel=1e-4)
     assert (compiled.execution_used, compiled.captured_batch_sizes) == ("compile", ())
     assert (compiled.compile_time_s or 0) > (compiled.epochs[0].ranks[0].epoch_time_ns or 0) / 1e9
-    assert series[0][0].shape == (3, len(PARTS))
+    assert series[0][0].shape == (3, len(STEP_PARTS))
 
 
 @pytest.mark.parametrize("execution", get_args(Execution))
@@ -268,7 +274,7 @@ def test_ddp_fills_its_buckets_aside_where_weight_gradients_come_from_aside(
 
     monkeypatch.setattr(cuda_graph, "on_stream", on_stream)
     monkeypatch.setattr(process_group, "bucket_stream", lambda device: "the buckets'")
-    with step_setup.bucketing(execution, make_spec(strategy=strategy, num_gpus=1), ALONE):
+    with step_setup.ddp_wrapping_stream(execution, make_spec(strategy=strategy, num_gpus=1), ALONE):
         assert entered == ["the buckets'"] * (strategy == "ddp" and execution == "compiled_graph")
 
 
@@ -315,8 +321,8 @@ def test_the_learning_rate_of_a_step_follows_the_updates() -> None:
     spec = lenet(remedies=("warmup",))
     step = EagerStep(build_model("lenet", 10), spec, ALONE)
     for update in range(8):
-        step.set_learning_rate(learning_rate(spec, update))
-        assert step.optimizer.param_groups[0]["lr"] == learning_rate(spec, update)
+        step.set_learning_rate(learning_rate_at(spec, update))
+        assert step.optimizer.param_groups[0]["lr"] == learning_rate_at(spec, update)
 
 
-_: Recorder = play_again
+_: GraphCapturer = play_again

@@ -3,17 +3,17 @@ import time
 import pytest
 import torch
 
-from pipeline.training.step_timer import PARTS, WHOLE, StepClock
+from pipeline.training.step_timer import STEP_PARTS, WHOLE_STEP, StepTimer
 
 CPU = torch.device("cpu")
 MS = 1_000_000  # nanoseconds
 
 
-def tick(clock: StepClock, num_steps: int, **sleeps_s: float) -> StepClock:
+def tick(clock: StepTimer, num_steps: int, **sleeps_s: float) -> StepTimer:
     """Run the clock over so many steps whose parts sleep so long, a millisecond where nothing is said."""
     clock.start()
     for _ in range(num_steps):
-        for part in PARTS:
+        for part in STEP_PARTS:
             time.sleep(sleeps_s.get(part, 0.001))
             clock.mark(part)
     clock.stop()
@@ -21,31 +21,31 @@ def tick(clock: StepClock, num_steps: int, **sleeps_s: float) -> StepClock:
 
 
 def test_the_parts_and_the_wall_clock_agree_within_one_per_cent() -> None:
-    clock = tick(StepClock(5, CPU), 5)
-    assert clock.epoch_time_ns >= 5 * len(PARTS) * MS
+    clock = tick(StepTimer(5, CPU), 5)
+    assert clock.epoch_time_ns >= 5 * len(STEP_PARTS) * MS
     assert clock.parts_ns().sum() == pytest.approx(clock.epoch_time_ns, rel=0.01)
 
 
 def test_every_part_of_every_step_gets_its_own_time() -> None:
     slow = {"data": 0.02, "copy": 0.0, "forward": 0.01, "backward": 0.03, "optimizer": 0.005}
-    parts_ns = tick(StepClock(2, CPU), 2, **slow).parts_ns()
-    assert parts_ns.shape == (2, len(PARTS))
+    parts_ns = tick(StepTimer(2, CPU), 2, **slow).parts_ns()
+    assert parts_ns.shape == (2, len(STEP_PARTS))
     for step_ns in parts_ns:
-        for part, part_ns in zip(PARTS, step_ns, strict=True):
+        for part, part_ns in zip(STEP_PARTS, step_ns, strict=True):
             assert part_ns >= slow[part] * 1e9
 
 
 def test_the_loader_wait_is_the_hosts_wait_for_batches() -> None:
-    clock = tick(StepClock(3, CPU), 3, data=0.03, backward=0.02)
+    clock = tick(StepTimer(3, CPU), 3, data=0.03, backward=0.02)
     assert 90 * MS <= clock.loader_wait_ns() <= clock.epoch_time_ns - 60 * MS
-    assert clock.loader_wait_ns() == pytest.approx(clock.parts_ns()[:, PARTS.index("data")].sum(), rel=0.01)
+    assert clock.loader_wait_ns() == pytest.approx(clock.parts_ns()[:, STEP_PARTS.index("data")].sum(), rel=0.01)
 
 
-@pytest.mark.parametrize("missing", PARTS)
+@pytest.mark.parametrize("missing", STEP_PARTS)
 def test_a_part_that_is_not_marked_is_an_error_and_not_a_wrong_time(missing: str) -> None:
-    clock = StepClock(1, CPU)
+    clock = StepTimer(1, CPU)
     clock.start()
-    for part in PARTS:
+    for part in STEP_PARTS:
         if part != missing:
             clock.mark(part)
     with pytest.raises(AssertionError, match="every step is marked once a part"):
@@ -53,7 +53,7 @@ def test_a_part_that_is_not_marked_is_an_error_and_not_a_wrong_time(missing: str
 
 
 def test_a_step_that_cannot_be_marked_inside_still_has_its_time_and_the_hosts_wait() -> None:
-    clock = StepClock(3, CPU, WHOLE)
+    clock = StepTimer(3, CPU, WHOLE_STEP)
     clock.start()
     for _ in range(3):
         time.sleep(0.02)

@@ -173,13 +173,13 @@ def test_on_a_gpu_the_weights_gradient_is_computed_aside_and_waited_for_at_the_e
             "[False, True, False] on side",
             "[True, False, False] on main",
         ]
-        assert list(map(id, weight_gradient_overlap._still_read)) == [
+        assert list(map(id, weight_gradient_overlap._tensors_in_use)) == [
             id(gradient),
             id(inputs),
         ]  # the allocator's when they are read
-        (joined,) = weight_gradient_overlap.join([of_weight], torch.float32)
+        (joined,) = weight_gradient_overlap.wait_for_weight_gradients([of_weight], torch.float32)
     assert streams.log[-2:] == ["main waits for side", "_foreach_copy_ on main"]
-    assert weight_gradient_overlap._still_read == []
+    assert weight_gradient_overlap._tensors_in_use == []
     assert (joined.dtype, joined.stride()) == (torch.float32, of_weight.stride())
 
 
@@ -199,9 +199,9 @@ def test_under_ddp_the_stream_of_the_buckets_alone_waits_for_the_weights_gradien
         def backward(ctx: Any, *gradients: Tensor) -> Tensor:
             with FakeTensorMode(), Issued(streams):
                 _, of_weight = weight_gradient_overlap.convolution_gradients(*a_convolution())
-                (handed,) = weight_gradient_overlap.hand_over([of_weight], torch.float32)
+                (handed,) = weight_gradient_overlap.send_to_bucket_stream([of_weight], torch.float32)
             assert (handed.dtype, handed.stride()) == (torch.float32, of_weight.stride())
-            kept.append(len(weight_gradient_overlap._still_read))
+            kept.append(len(weight_gradient_overlap._tensors_in_use))
             return gradients[0]
 
     outputs: Tensor = Convolution.apply(torch.ones(1, requires_grad=True))  # type: ignore[no-untyped-call]
@@ -214,4 +214,4 @@ def test_under_ddp_the_stream_of_the_buckets_alone_waits_for_the_weights_gradien
         "buckets waits for side",
     ]
     assert kept == [2]
-    assert weight_gradient_overlap._still_read == []
+    assert weight_gradient_overlap._tensors_in_use == []
