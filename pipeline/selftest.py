@@ -1,10 +1,10 @@
-"""Test the instrument on this machine's GPUs: what it measures against things whose size is known.
+"""Test the instrument on this machine's GPUs against quantities whose size is known.
 
     python -m pipeline.selftest --json > selftest.json
-    python -m pipeline.selftest --judge selftest.json            judge what was measured again, on any machine
+    python -m pipeline.selftest --judge selftest.json            repeat the checks on any machine, without measuring
 
-Runs one point three times: with every check's variant in one process group, again in new processes, and over
-sockets. Exit codes: 0 every check passed (or does not apply here), 1 one failed, 2 usage or a run that ended badly.
+Runs one point three times: with the variants of all checks in one process group, again in new processes, and over
+sockets. Exit codes: 0 every check passed or does not apply, 1 a check failed, 2 wrong usage or a failed run.
 """
 
 import argparse
@@ -39,23 +39,26 @@ DEFAULT_BATCH = {"cuda": 512, "cpu": 8}
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.selftest", description="Test the instrument against things whose size is known."
+        prog="python -m pipeline.selftest", description="Test the instrument against quantities whose size is known."
     )
-    parser.add_argument("--num-gpus", type=int, help="GPUs to use (default: all that are visible; 2 processes on CPU)")
-    parser.add_argument("--batch-size-per-gpu", type=int, help="samples a GPU and step (default: 512; 8 on CPU)")
-    parser.add_argument("--model", choices=get_args(Model), default="resnet18", help="what is trained")
-    parser.add_argument("--windows", type=int, default=120, help="rounds of interleaved windows at most, six or more")
+    parser.add_argument("--num-gpus", type=int, help="GPUs to use (default: all visible ones; 2 processes on CPU)")
+    parser.add_argument("--batch-size-per-gpu", type=int, help="samples per GPU and step (default: 512; 8 on CPU)")
+    parser.add_argument("--model", choices=get_args(Model), default="resnet18", help="the model to train")
+    parser.add_argument("--windows", type=int, default=120, help="maximum rounds of interleaved windows, six or more")
     parser.add_argument(
-        "--judge", type=Path, metavar="FILE", help="measure nothing: judge the runs of an earlier --json"
+        "--judge",
+        type=Path,
+        metavar="FILE",
+        help="repeat the checks on the output of an earlier --json; measure nothing",
     )
-    parser.add_argument("--json", action="store_true", help="answers and raw findings as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print answers and raw findings as one JSON object")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Measure three times, judge, print."""
+    """Run the point three times (or read the runs), check the answers, and print them."""
     arguments = parse_arguments()
     from pipeline.communication.selftest_checks import check_answers, count_verdicts
 
@@ -73,7 +76,7 @@ def main() -> int:
 
 
 def measure_runs(spec: Spec) -> dict[str, "Findings"]:
-    """What every run found, by name."""
+    """Run the point three times. Return the findings by name of the run."""
     require_packages(*RANK_PACKAGES)
     runs = {"known_answers": run_selftest_task(spec, "known_answers"), "again": run_selftest_task(spec, "exposure")}
     if spec.device == "cuda":
@@ -83,7 +86,7 @@ def measure_runs(spec: Spec) -> dict[str, "Findings"]:
 
 
 def read_runs(path: Path) -> dict[str, "Findings"]:
-    """The runs of an earlier self-test. Raises CommandError where the file does not hold them."""
+    """Read the runs of an earlier self-test. Raises CommandError if the file does not hold them."""
     import msgspec
 
     from pipeline.communication.selftest_checks import SavedRuns
@@ -99,7 +102,7 @@ def read_runs(path: Path) -> dict[str, "Findings"]:
 
 
 def selftest_spec(arguments: argparse.Namespace) -> Spec:
-    """The point that is measured. Raises CommandError where this machine or the numbers cannot make one."""
+    """Return the point to measure. Raises CommandError if the options do not make a point for this machine."""
     visible = num_visible_gpus()
     device = "cuda" if visible else "cpu"
     num_gpus = visible or 2 if arguments.num_gpus is None else arguments.num_gpus
@@ -127,7 +130,7 @@ def selftest_spec(arguments: argparse.Namespace) -> Spec:
 
 
 def run_selftest_task(spec: Spec, task: "Task") -> "Findings":
-    """Run the task in a process group of its own. Raises CommandError with the cause where a rank failed."""
+    """Run the task in a new process group. Raises CommandError with the cause if a rank failed."""
     from pipeline.runner import failed_record
     from pipeline.runner.rank_files import PointTask, RankFiles
     from pipeline.runner.torchrun import run_ranks
@@ -139,13 +142,13 @@ def run_selftest_task(spec: Spec, task: "Task") -> "Findings":
         exits = run_ranks(spec, rank_files, f"selftest-{uuid.uuid4().hex[:12]}")
         found = rank_files.read_findings()
         if exits or found is None:
-            raise CommandError(f"{task} ended badly: {failed_record.find_root_cause(rank_files, exits).message}")
+            raise CommandError(f"{task} failed: {failed_record.find_root_cause(rank_files, exits).message}")
         return found
 
 
 @contextlib.contextmanager
 def environment_variables(changes: Mapping[str, str]) -> Iterator[None]:
-    """The environment with these variables set."""
+    """Set environment variables during the block."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:
@@ -158,16 +161,16 @@ def environment_variables(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 def results_as_text(answers: list["CheckResult"]) -> str:
-    """A line a check."""
+    """Format the answers, one line each."""
     return "\n".join(f"{answer.verdict:<14}  {answer.check}: {answer.sentence}" for answer in answers)
 
 
 def results_as_json(answers: list["CheckResult"], runs: Mapping[str, "Findings"]) -> str:
-    """The answers, and the raw findings they rest on."""
+    """Format the answers and the raw findings as JSON."""
     import msgspec
 
-    shape = {"answers": [answer._asdict() for answer in answers], "runs": msgspec.to_builtins(dict(runs))}
-    return json.dumps(shape, indent=1)
+    content = {"answers": [answer._asdict() for answer in answers], "runs": msgspec.to_builtins(dict(runs))}
+    return json.dumps(content, indent=1)
 
 
 if __name__ == "__main__":

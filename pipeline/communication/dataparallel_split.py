@@ -1,7 +1,7 @@
-"""DataParallel's step taken apart: what scattering, replicating, gathering and reducing cost, and what they move.
+"""The parts of a DataParallel step: the time of each, and the bytes that are moved between GPUs.
 
-Method: the parts of torch.nn.parallel.DataParallel.forward called one by one, every device synchronized after
-each; the parts therefore sum to more than the step, which overlaps some of them.
+Method: the parts of torch.nn.parallel.DataParallel.forward are called one by one, with all devices synchronized after
+each. Their sum is therefore longer than the step, which overlaps some of them.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from pipeline.data.batches import Batch
 from pipeline.experiment.measurement import SplitPart, Transfer, TransferKind
 from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank, device_indices
+from pipeline.training.step import StepFunction
 
 DATA_PARALLEL_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
 STEPS_PER_WINDOW = 5
@@ -25,7 +26,7 @@ SPLIT_WARM_UP_STEPS = 3
 
 
 def split_steps(model: DataParallel[nn.Module], spec: Spec, batch: Batch, rank: Rank) -> tuple[SplitPart, ...]:
-    """The mean time of each part of a step, by window."""
+    """Time each part of a step: the mean of each window, in ns."""
     optimizer = torch.optim.SGD(model.parameters(), lr=spec.learning_rate, momentum=spec.momentum)
     windows: dict[str, list[int]] = {part: [] for part in DATA_PARALLEL_PARTS}
     split_window(model, optimizer, spec, batch, rank, SPLIT_WARM_UP_STEPS)
@@ -43,7 +44,7 @@ def split_window(
     rank: Rank,
     num_steps: int,
 ) -> dict[str, int]:
-    """The time of each part over so many steps, in ns."""
+    """Return the time of each part, summed over `num_steps` steps, in ns."""
     totals = dict.fromkeys(DATA_PARALLEL_PARTS, 0)
     devices = device_indices(spec, rank)
     for _ in range(num_steps):
@@ -56,7 +57,7 @@ def split_window(
 
 
 def synchronize_all(devices: Sequence[int]) -> None:
-    """Wait for each of the devices."""
+    """Wait for each device."""
     for index in devices:
         torch.cuda.synchronize(index)
 
@@ -64,7 +65,7 @@ def synchronize_all(devices: Sequence[int]) -> None:
 def split_step(
     model: DataParallel[nn.Module], optimizer: torch.optim.Optimizer, spec: Spec, batch: Batch
 ) -> Iterator[str]:
-    """One step; yields the name of each part once it is issued."""
+    """Run one step. Yield the name of each part once it is issued."""
     images, labels = batch
     with torch.autocast("cuda", torch.bfloat16, enabled=spec.precision == "bf16"):
         inputs, keywords = model.scatter((images,), {}, model.device_ids)
@@ -84,7 +85,7 @@ def split_step(
 
 
 class TransferCounter:
-    """Calls and bytes by kind, between devices."""
+    """A counter of calls and bytes between devices, by kind of transfer."""
 
     def __init__(self) -> None:
         self.calls: dict[TransferKind, int] = {}
@@ -95,30 +96,30 @@ class TransferCounter:
         self.num_bytes[kind] = self.num_bytes.get(kind, 0) + num_bytes
 
     def transfers(self, num_steps: int) -> tuple[Transfer, ...]:
-        """The means of a step."""
+        """Return the means per step."""
         return tuple(
             Transfer(kind=kind, calls_per_step=calls / num_steps, bytes_per_step=self.num_bytes[kind] / num_steps)
             for kind, calls in self.calls.items()
         )
 
 
-def count_data_parallel(step: Callable[[], None], num_steps: int) -> tuple[Transfer, ...]:
-    """What so many steps of DataParallel hand from GPU to GPU, counted where torch.nn.parallel calls for it."""
-    ledger = TransferCounter()
-    with counting_transfers(ledger):
+def count_data_parallel(step: StepFunction, num_steps: int) -> tuple[Transfer, ...]:
+    """Count the transfers between GPUs in `num_steps` steps of DataParallel. Return the means per step."""
+    counter = TransferCounter()
+    with counting_transfers(counter):
         for _ in range(num_steps):
             step()
-    return ledger.transfers(num_steps)
+    return counter.transfers(num_steps)
 
 
 @contextlib.contextmanager
-def counting_transfers(ledger: TransferCounter) -> Iterator[None]:
-    """Count every transfer that torch.nn.parallel asks of torch.nn.parallel.comm."""
+def counting_transfers(counter: TransferCounter) -> Iterator[None]:
+    """Count every call of torch.nn.parallel to a transfer function of torch.nn.parallel.comm."""
     originals = {name: getattr(comm, name) for name in TRANSFER_COUNTERS}
 
     def counted(name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
-            ledger.add(*TRANSFER_COUNTERS[name](*arguments, **keywords))
+            counter.add(*TRANSFER_COUNTERS[name](*arguments, **keywords))
             return originals[name](*arguments, **keywords)
 
         return call
@@ -130,29 +131,29 @@ def counting_transfers(ledger: TransferCounter) -> Iterator[None]:
 
 
 def total_bytes(tensors: Any) -> int:
-    """The bytes of some tensors."""
+    """Return the bytes of all tensors together."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def count_broadcast(tensors: Any, devices: Any, *_: Any, **__: Any) -> tuple[TransferKind, int]:
-    """Every tensor to every device but the first, which has it."""
+    """Count a broadcast: every tensor goes to every device but the first, which has it."""
     kind: TransferKind = "parameters" if any(tensor.requires_grad for tensor in tensors) else "buffers"
     return kind, total_bytes(tensors) * (len(devices) - 1)
 
 
 def count_reduce(inputs: Any, destination: Any = None, *_: Any, **__: Any) -> tuple[TransferKind, int]:
-    """The gradients of every device but the one that sums them."""
+    """Count a reduction: gradients come from every device but the one that sums them."""
     return "gradients", sum(total_bytes(tensors) for tensors in inputs[1:])
 
 
 def count_scatter(tensor: Tensor, devices: Any = None, *_: Any, **__: Any) -> tuple[TransferKind, int]:
-    """Images going out in forward, gradients of outputs in backward: all but the first device's share."""
+    """Count a scatter of images (forward) or output gradients (backward): all but the first device's share."""
     kind: TransferKind = "inputs" if tensor.dim() == len(("batch", "channel", "row", "column")) else "outputs"
     return kind, total_bytes([tensor]) * (len(devices) - 1) // len(devices)
 
 
 def count_gather(tensors: Any, *_: Any, **__: Any) -> tuple[TransferKind, int]:
-    """Outputs of every device but the first."""
+    """Count a gather: outputs come from every device but the first."""
     return "outputs", total_bytes(tensors[1:])
 
 

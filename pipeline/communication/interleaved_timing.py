@@ -1,6 +1,6 @@
-"""Several steps timed side by side: window after window of each in turn, so that drift falls on all alike.
+"""Interleaved timing of several steps: each round has one window of each, so that drift affects all alike.
 
-Method: every window is wall time from synchronize to synchronize after a barrier, and holds nothing but steps.
+Method: a window is the wall time of some steps, from synchronize to synchronize, after a barrier.
 """
 
 import math
@@ -8,20 +8,23 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from pipeline.experiment.measurement import WindowTimesNs
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank
+from pipeline.training.step import StepFunction
 
-WARM_UP_STEPS_PER_VARIANT = 6  # DDP rebuilds its buckets after the first, and the allocator settles
+WARM_UP_STEPS_PER_VARIANT = (
+    6  # DDP rebuilds its buckets after the first step, and the allocator reaches its steady state
+)
 MIN_STEPS, MAX_STEPS = 5, 500
 TARGET_WINDOW_S = 0.25
 
-WindowTimesNs = dict[str, list[list[int]]]  # nanoseconds, [window][rank], by name
-StepFunction = Callable[[], object]
+
 IsPreciseEnough = Callable[[WindowTimesNs], bool]
 
 
 def time_window(step: StepFunction, num_steps: int, rank: Rank) -> int:
-    """Wall time of so many steps on this rank, in ns; all ranks begin together."""
+    """Return the wall time of `num_steps` steps on this rank, in ns. All ranks begin together."""
     process_group.barrier(rank)
     process_group.synchronize(rank)
     started_ns = time.perf_counter_ns()
@@ -32,14 +35,14 @@ def time_window(step: StepFunction, num_steps: int, rank: Rank) -> int:
 
 
 def warm_up_and_size_windows(steps: Mapping[str, StepFunction], rank: Rank) -> int:
-    """Run every step a few times, and return how many fill a window of the target's length for the slowest."""
+    """Run every step a few times. Return how many of the slowest fill a window of TARGET_WINDOW_S."""
     longest_ns = 0
     for step in steps.values():
         time_window(step, WARM_UP_STEPS_PER_VARIANT, rank)
         longest_ns = max(longest_ns, time_window(step, MIN_STEPS, rank))
     longest_ns = max(process_group.all_gather(longest_ns))
-    wanted = math.ceil(TARGET_WINDOW_S / (longest_ns / 1e9 / MIN_STEPS))
-    return min(MAX_STEPS, max(MIN_STEPS, wanted))
+    num_steps = math.ceil(TARGET_WINDOW_S / (longest_ns / 1e9 / MIN_STEPS))
+    return min(MAX_STEPS, max(MIN_STEPS, num_steps))
 
 
 def time_interleaved(
@@ -49,9 +52,10 @@ def time_interleaved(
     rank: Rank,
     is_precise_enough: IsPreciseEnough = lambda _: False,
 ) -> WindowTimesNs:
-    """So many windows of each step in turn, their order shuffled anew each round and alike on every rank.
+    """Time up to `num_windows` rounds with one window of each step. Return the windows of all ranks.
 
-    Fewer where they are settled before: asked after each round, of every rank's windows.
+    Each round has a new random order, the same on every rank. `is_precise_enough` gets all windows after each round;
+    timing ends once it returns True.
     """
     order = list(steps)
     shuffle = random.Random(0).shuffle
@@ -67,5 +71,5 @@ def time_interleaved(
 
 
 def times_by_name(rounds: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
-    """Every rank's round -> the ranks' times by name."""
+    """Turn one mapping per rank into one list of all ranks' times per name."""
     return {name: [part[name] for part in rounds] for name in rounds[0]}

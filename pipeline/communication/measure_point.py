@@ -1,4 +1,4 @@
-"""What communication costs, measured: step times with and without it, a profiled pass, and the link's own limit."""
+"""Measurement of communication: step times with and without it, a profiled pass, and the limit of the link."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,32 +9,32 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from pipeline.analysis import exposure
 from pipeline.communication.allreduce_sweep import is_sweep_captured, sweep_all_reduce
 from pipeline.communication.dataparallel_split import count_data_parallel, split_steps
-from pipeline.communication.interleaved_timing import WindowTimesNs, time_interleaved, warm_up_and_size_windows
+from pipeline.communication.interleaved_timing import time_interleaved, warm_up_and_size_windows
 from pipeline.communication.profiling import count_transfers, ddp_bucket_bytes, profile_ranks
 from pipeline.communication.step_variants import (
     DDP_VARIANTS,
     DP_VARIANTS,
     StepContext,
-    StepFunction,
     StepVariant,
     build_step_context,
     build_variant,
 )
 from pipeline.data.batches import SyntheticBatches
-from pipeline.experiment.measurement import Communication, Measurement, Profile, StepSeries
+from pipeline.experiment.measurement import Communication, Measurement, Profile, StepSeries, WindowTimesNs
 from pipeline.experiment.spec import Execution, Spec
 from pipeline.training import device_memory
 from pipeline.training.loop import build_measurement, set_precision
 from pipeline.training.process_group import Rank
+from pipeline.training.step import StepFunction
 from pipeline.training.step_setup import choose_execution, execution_stream
 
 NUM_COUNTED_STEPS = 3
-OUTSIDE_GRAPH_FOLDER = "outside_graph"  # where traces of a captured step's eager form are kept
-NOT_TRACED = "profile and ledger are of the same step outside its graph"
+OUTSIDE_GRAPH_FOLDER = "outside_graph"  # holds traces of the eager form of a captured step
+NOT_TRACED = "profile and transfers are those of the same step outside its CUDA graph"
 
 
 def measure_communication(spec: Spec, rank: Rank, traces: Path | None) -> Measurement:
-    """Everything `measure: communication` asks for; `traces` is where the profiler's files stay, if they do."""
+    """Measure a point of `measure: communication`. Profiler traces are kept in the folder `traces`, if given."""
     set_precision(spec)
     device_memory.set_memory_limit(spec, rank)
     execution = choose_execution(spec, rank)
@@ -43,44 +43,38 @@ def measure_communication(spec: Spec, rank: Rank, traces: Path | None) -> Measur
 
 
 def measure_variants(execution: Execution, spec: Spec, rank: Rank, traces: Path | None) -> Measurement:
-    """The variants of the step in that execution, timed side by side, and what is seen of their transfers."""
+    """Time the variants of the step in that execution, and measure their transfers."""
     batch = next(SyntheticBatches(spec, rank.shard).epoch(1))
-    bench = build_step_context(spec, rank, batch)
+    context = build_step_context(spec, rank, batch)
     names = DDP_VARIANTS if spec.strategy == "ddp" else DP_VARIANTS
-    variants = [build_variant(bench, name, execution=execution) for name in names]
+    variants = [build_variant(context, name, execution=execution) for name in names]
     found = time_step_variants(variants, spec, rank)
     if spec.strategy == "ddp":
-        found = add_collectives(
-            found, find_variant(variants, "ddp"), find_variant(variants, "no_op_hook"), rank, traces
-        )
+        ddp, without_communication = find_variant(variants, "ddp"), find_variant(variants, "no_op_hook")
+        found = add_collectives(found, ddp, without_communication, rank, traces)
     else:
-        found = add_split(found, find_variant(variants, "dp"), bench)
+        found = add_split(found, find_variant(variants, "dp"), context)
     model = find_variant(variants, "plain").model
     return build_measurement(spec, rank, model, (), communication=found, execution_used=execution)
 
 
 def time_step_variants(variants: list[StepVariant], spec: Spec, rank: Rank) -> Communication:
-    """Windows of every variant side by side, until they are settled or as many as the point asks for."""
+    """Time interleaved windows of every variant until they are precise enough, at most `spec.windows` of each."""
     steps = {variant.name: variant.step for variant in variants}
-    fitting = warm_up_and_size_windows(steps, rank)
-    num_steps = spec.max_steps or fitting
+    steps_filling_window = warm_up_and_size_windows(steps, rank)
+    num_steps = spec.max_steps or steps_filling_window
 
-    def collect(windows: WindowTimesNs) -> Communication:
+    def to_communication(windows: WindowTimesNs) -> Communication:
         return Communication(steps_per_window=num_steps, series=as_series(windows))
 
-    return collect(
-        time_interleaved(
-            steps,
-            spec.windows,
-            num_steps,
-            rank,
-            lambda windows: exposure.is_communication_precise_enough(collect(windows)),
-        )
-    )
+    def is_precise_enough(windows: WindowTimesNs) -> bool:
+        return exposure.is_communication_precise_enough(to_communication(windows))
+
+    return to_communication(time_interleaved(steps, spec.windows, num_steps, rank, is_precise_enough))
 
 
 def as_series(windows: WindowTimesNs) -> tuple[StepSeries, ...]:
-    """The windows by variant, as the record holds them."""
+    """Convert the windows of each variant to the record's type."""
     return tuple(
         StepSeries(variant=name, window_times_ns=tuple(map(tuple, values)))  # type: ignore[arg-type]
         for name, values in windows.items()
@@ -88,14 +82,14 @@ def as_series(windows: WindowTimesNs) -> tuple[StepSeries, ...]:
 
 
 def find_variant(variants: list[StepVariant], name: str) -> StepVariant:
-    """The variant of that name."""
+    """Return the variant of that name."""
     return next(variant for variant in variants if variant.name == name)
 
 
 def add_collectives(
     found: Communication, ddp: StepVariant, without_communication: StepVariant, rank: Rank, traces: Path | None
 ) -> Communication:
-    """The sweep at the sizes of DDP's buckets, and the profiled pass: last, as the profiler may stay attached."""
+    """Add the all-reduce sweep and the profiled pass, which comes last since the profiler may stay attached."""
     assert isinstance(ddp.model, DistributedDataParallel)
     buckets = ddp_bucket_bytes(ddp.model)
     sweep = sweep_all_reduce(buckets, rank)
@@ -110,23 +104,23 @@ def add_collectives(
     )
 
 
-def add_split(found: Communication, dp: StepVariant, bench: StepContext) -> Communication:
-    """DataParallel's own parts, and what it hands from GPU to GPU."""
+def add_split(found: Communication, dp: StepVariant, context: StepContext) -> Communication:
+    """Add the times of DataParallel's parts, and its transfers between GPUs."""
     assert isinstance(dp.model, DataParallel)
     return msgspec.structs.replace(
         found,
         transfers=count_data_parallel(dp.step, NUM_COUNTED_STEPS),
-        split=split_steps(dp.model, bench.spec, bench.batch, bench.rank),
+        split=split_steps(dp.model, context.spec, context.batch, context.rank),
     )
 
 
 def profile_collectives(
     ddp: StepVariant, without_communication: StepVariant, buckets: list[int], rank: Rank, traces: Path | None
 ) -> tuple[Profile | None, tuple[str, ...]]:
-    """The profile of all ranks, or why there is none; `without_communication` is the same step where no gradients travel.
+    """Profile DDP's step on all ranks. Return the profile (None without one), and notes on what is missing.
 
-    Of a step that is captured: what its collectives are is seen outside the graph first, as kernels inside it carry no
-    sizes; what they take is seen inside.
+    `without_communication` is the same step without the reduction of gradients. A captured step is profiled twice:
+    outside its graph for the sizes of its collectives, which kernels inside do not carry, then inside for their times.
     """
     if ddp.step is ddp.eager:
         return profile_between(ddp.eager, without_communication.eager, rank, buckets, traces)
@@ -135,8 +129,8 @@ def profile_collectives(
         return None, notes
     if not outside.collectives:
         return outside, (NOT_TRACED, *notes)
-    like = [(collective.operation, collective.num_bytes) for collective in outside.collectives]
-    inside, notes = profile_between(ddp.step, without_communication.step, rank, buckets, traces, like)
+    expected = [(collective.operation, collective.num_bytes) for collective in outside.collectives]
+    inside, notes = profile_between(ddp.step, without_communication.step, rank, buckets, traces, expected)
     if inside is None or not inside.collectives:
         return outside, (NOT_TRACED, *notes)
     return inside, notes
@@ -148,18 +142,18 @@ def profile_between(
     rank: Rank,
     buckets: list[int],
     traces: Path | None,
-    like: Sequence[tuple[str, int]] = (),
+    expected: Sequence[tuple[str, int]] = (),
 ) -> tuple[Profile | None, tuple[str, ...]]:
-    """The profile of a step between two of where no gradients travel, which tell how much longer kernels take in it.
+    """Profile a step, and before and after it the step without communication. Return the profile and notes.
 
-    With a note where these two were not seen; what differs between them is noise.
+    The comparison shows how much communication slows down compute kernels; the two profiles without it differ by noise.
     """
     before, problems = profile_ranks(without_communication, rank, [])
-    found, notes = profile_ranks(step, rank, buckets, traces, like)
+    found, notes = profile_ranks(step, rank, buckets, traces, expected)
     if found is None or not any(found.compute_ns):
         return found, notes
-    after, more = profile_ranks(without_communication, rank, [])
+    after, later_problems = profile_ranks(without_communication, rank, [])
     if before is None or after is None:
-        return found, (*notes, *(f"no-op hook, {problem}" for problem in dict.fromkeys((*problems, *more))))
-    both = {"quiet_compute_ns": before.compute_ns, "quiet_again_compute_ns": after.compute_ns}
-    return msgspec.structs.replace(found, **both), notes
+        return found, (*notes, *(f"no-op hook, {problem}" for problem in dict.fromkeys((*problems, *later_problems))))
+    without = {"quiet_compute_ns": before.compute_ns, "quiet_again_compute_ns": after.compute_ns}
+    return msgspec.structs.replace(found, **without), notes

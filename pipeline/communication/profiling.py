@@ -1,7 +1,7 @@
-"""A short profiled pass, kept apart from timed steps: what each rank's device did, rank by rank and step by step."""
+"""A short profiled pass, apart from timed steps: the collectives and the compute of each rank's device."""
 
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -18,27 +18,30 @@ from pipeline.communication.trace import (
 from pipeline.experiment.measurement import Collective, Profile, Transfer, TransferKind
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank
+from pipeline.training.step import StepFunction
 
 NUM_PROFILED_STEPS = {"cuda": 10, "cpu": 3}
 PROFILER_WARM_UP_STEPS = 2
-MAX_TRACE_BYTES = 400_000_000  # of a rank, as text
+MAX_TRACE_BYTES = 400_000_000  # per rank, uncompressed
 
-TRACE_NAME = "rank{rank}.pt.trace.json.gz"  # as Holistic Trace Analysis looks for it; Perfetto opens it too
+TRACE_NAME = "rank{rank}.pt.trace.json.gz"  # the name that Holistic Trace Analysis expects; Perfetto opens it too
 
 
 def profile_steps(
-    step: Callable[[], None],
+    step: StepFunction,
     rank: Rank,
     buckets: Collection[int],
     folder: Path | None = None,
-    like: Sequence[tuple[str, int]] = (),
+    expected: Sequence[tuple[str, int]] = (),
 ) -> RankTrace:
-    """Profile a few steps on this rank, all ranks beginning together; the trace stays in `folder` if there is one.
+    """Profile a few steps on this rank; all ranks begin together. The trace is kept in `folder`, if given.
 
-    `like`: what the step's collectives are, where it is inside a graph (trace.summarize_trace). Raises
-    trace.TraceUnreadable (TraceTooLarge past MAX_TRACE_BYTES), and RuntimeError where the profiler cannot start.
+    `expected` are the operations and bytes of the collectives of a captured step (see trace.summarize_trace).
+    Raises trace.TraceUnreadable (TraceTooLarge above MAX_TRACE_BYTES), and RuntimeError if the profiler cannot start.
     """
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (rank.device.type == "cuda")
+    activities = [ProfilerActivity.CPU]
+    if rank.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
     num_steps = NUM_PROFILED_STEPS[rank.device.type]
     plan = schedule(wait=0, warmup=PROFILER_WARM_UP_STEPS, active=num_steps, repeat=1)
     with profile(activities=activities, schedule=plan, record_shapes=True, acc_events=True) as profiler:
@@ -47,30 +50,30 @@ def profile_steps(
             if number == PROFILER_WARM_UP_STEPS - 1:
                 process_group.barrier(rank)
             if number in (PROFILER_WARM_UP_STEPS - 1, PROFILER_WARM_UP_STEPS + num_steps - 1):
-                process_group.synchronize(rank)  # no work of the warm-up may fall into the first profiled step
+                process_group.synchronize(rank)  # keeps work of the warm-up out of the profiled steps
             profiler.step()
     with tempfile.TemporaryDirectory(prefix="pipeline-trace-") as scratch:
         if folder:
             folder.mkdir(exist_ok=True)
         path = (folder or Path(scratch)) / TRACE_NAME.format(rank=rank.rank)
         profiler.export_chrome_trace(str(path))
-        return summarize_trace(read_trace(path, MAX_TRACE_BYTES), buckets, like)
+        return summarize_trace(read_trace(path, MAX_TRACE_BYTES), buckets, expected)
 
 
 def profile_ranks(
-    step: Callable[[], None],
+    step: StepFunction,
     rank: Rank,
     buckets: Collection[int],
     folder: Path | None = None,
-    like: Sequence[tuple[str, int]] = (),
+    expected: Sequence[tuple[str, int]] = (),
 ) -> tuple[Profile | None, tuple[str, ...]]:
-    """The profile of all ranks, or why there is none; no rank goes on where another failed. Arguments as profile_steps.
+    """Profile a step on all ranks. Return the profile and notes; None if the profile of any rank failed.
 
-    Raises torch.OutOfMemoryError, which is a point's ending.
+    Arguments are those of profile_steps. Raises torch.OutOfMemoryError, which ends the point.
     """
     trace, problem = None, None
     try:
-        trace = profile_steps(step, rank, buckets, folder, like)
+        trace = profile_steps(step, rank, buckets, folder, expected)
     except (TraceUnreadable, RuntimeError, OSError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
@@ -86,7 +89,7 @@ def profile_ranks(
 
 
 def combine_traces(traces: Sequence[RankTrace], num_steps: int, buckets: Collection[int]) -> tuple[Profile, str | None]:
-    """All ranks' traces as one profile, and a note where their collectives cannot be matched."""
+    """Combine the ranks' traces into one profile. Return it with a note if their collectives cannot be matched."""
     counts = {len(trace.collectives) for trace in traces}
     note = None
     per_step = 0
@@ -113,7 +116,7 @@ def combine_traces(traces: Sequence[RankTrace], num_steps: int, buckets: Collect
 def match_collective(
     traces: Sequence[RankTrace], place: int, per_step: int, num_steps: int, buckets: Collection[int]
 ) -> Collective:
-    """The collective at one place of the step, over all steps and ranks: every rank issues them in the same order."""
+    """Return the collective at one place of the step, with its durations in all steps and on all ranks."""
     first = traces[0].collectives[place]
     durations_ns = tuple(
         tuple(round(trace.collectives[step * per_step + place].duration_us * 1e3) for trace in traces)
@@ -128,14 +131,14 @@ def match_collective(
 
 
 def transfer_kind(seen: TracedCollective, buckets: Collection[int]) -> TransferKind:
-    """Gradients travel in buckets, buffers are broadcast, the rest are SyncBatchNorm's statistics."""
+    """Return the kind of data that a collective moves: gradients, buffers, or the statistics of SyncBatchNorm."""
     if carries_gradients(seen, buckets):
         return "gradients"
     return "buffers" if seen.operation == "broadcast" else "batchnorm_statistics"
 
 
 def count_transfers(found: Profile) -> tuple[Transfer, ...]:
-    """Calls and bytes of a step by kind, as they were seen."""
+    """Count calls and bytes of a profiled step by kind."""
     kinds = dict.fromkeys(collective.kind for collective in found.collectives)
     return tuple(
         Transfer(
@@ -148,7 +151,7 @@ def count_transfers(found: Profile) -> tuple[Transfer, ...]:
 
 
 def ddp_bucket_bytes(model: torch.nn.parallel.DistributedDataParallel) -> list[int]:
-    """The sizes of DDP's buckets as it rebuilt them after the first step, in bytes."""
-    logged = model._get_ddp_logging_data()  # torch has no public name for it
+    """Return the sizes of DDP's buckets in bytes, as rebuilt after the first step."""
+    logged = model._get_ddp_logging_data()  # torch has no public function for it
     text = str(logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or "")
     return [int(size) for size in text.replace(",", " ").split()]

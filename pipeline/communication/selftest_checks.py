@@ -1,6 +1,6 @@
-"""Known answers: what the instrument must find of itself, from what a self-test measured.
+"""Checks of the self-test: each compares findings of the ranks with a known answer.
 
-Pure functions of the findings; each answer carries its figures, its limit and a sentence.
+Pure functions of the findings. Each result has its figures and a sentence with the limit.
 """
 
 import statistics
@@ -9,9 +9,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from pipeline.analysis.formulas import ring_bytes_per_step
+from pipeline.analysis.formulas import busbw_gb_s
 from pipeline.analysis.intervals import median_interval
 from pipeline.analysis.stopping_rule import is_difference_precise_enough, is_half_width_below
+from pipeline.experiment.measurement import WindowTimesNs
 
 NOISE_FLOOR_US = 10.0
 LARGE_BUCKET_RATIO = 1.5
@@ -19,18 +20,17 @@ USUAL_BUCKET_BYTES = 25 * 2**20
 SOCKET_RATIO = 10.0
 INJECTED_TOLERANCE = 0.20
 REPEAT_TOLERANCE = 0.01
-WAIT_SHARE = 0.8  # of the sleep, that must appear as waiting
+WAIT_SHARE = 0.8  # share of the sleep that must appear as waiting
 BANDWIDTH_TOLERANCE = 0.20
 BARE_LOOP_TOLERANCE = 0.05
 CLOCK_PARTS_TOLERANCE = 0.01
-CLOCK_TOLERANCE = {"large": 0.01, "small": 0.03}  # of a step
+CLOCK_TOLERANCE = {"large": 0.01, "small": 0.03}  # share of a step
 
 Verdict = Literal["pass", "fail", "not applicable"]
-WindowTimesNs = dict[str, list[list[int]]]  # ns, [window][rank], by name
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """What the ranks of one self-test launch measured, raw. Times in ns unless a name says otherwise."""
+    """Raw findings of the ranks in one run of the self-test."""
 
     device: str
     gpu: str
@@ -39,27 +39,29 @@ class Findings(msgspec.Struct, frozen=True):
     gradient_bytes: int
     steps_per_window: int
     windows: WindowTimesNs
-    swept_ns: list[int]  # an all-reduce of all gradients: a call, by window
-    bare_ns: list[int] = []  # the same as a bare loop
+    swept_ns: list[int]  # time of one all-reduce of all gradients, by window
+    bare_ns: list[int] = []  # the same, timed by a bare loop
     extra_bytes: int = 0
-    extra_ns: list[int] = []  # the injected all-reduce alone
+    extra_ns: list[int] = []  # time of the injected all-reduce alone, by window
     sleep_ns: int = 0
-    shortest_ns: list[float] = []  # gradients of a profiled step: undisturbed, with one rank asleep
-    wait_ns: list[float] = []
-    clock_windows: dict[str, list[int]] = {}  # wall time with all marks: by batch, as "large", "small"
-    silent_windows: dict[str, list[int]] = {}  # the same loop without
-    parts_share: list[float] = []  # sum of the parts over the wall clock, by window
-    clock_batches: dict[str, int] = {}
+    shortest_ns: list[
+        float
+    ] = []  # all-reduces of a profiled step on the fastest rank: undisturbed, with one rank asleep
+    wait_ns: list[float] = []  # the mean rank's wait in them: undisturbed, with one rank asleep
+    clock_windows: dict[str, list[int]] = {}  # wall time of the training loop with marks, by batch ("large", "small")
+    silent_windows: dict[str, list[int]] = {}  # the same without marks
+    parts_share: list[float] = []  # sum of the parts over the wall time, by window
+    clock_batches: dict[str, int] = {}  # samples per GPU of "large" and "small"
 
 
 class SavedRuns(msgspec.Struct):
-    """What `selftest --json` prints; the answers are computed again from the runs."""
+    """The output of `selftest --json`. Its answers are not read: they are computed again from the runs."""
 
     runs: dict[str, Findings]
 
 
 class CheckResult(NamedTuple):
-    """One check: what was found, in a sentence with its limit, and the figures it rests on."""
+    """The result of one check: a verdict, a sentence with the limit, and the figures."""
 
     check: str
     verdict: Verdict
@@ -68,7 +70,7 @@ class CheckResult(NamedTuple):
 
 
 def check_answers(found: Findings, again: Findings, sockets: Findings | None) -> list[CheckResult]:
-    """Every answer; `again` is the same point in new processes, `sockets` the same over sockets (None: no NCCL)."""
+    """Run every check. `again` is the same point in new processes, `sockets` the same over sockets (None: no NCCL)."""
     return [
         check_no_op_series(found),
         check_large_bucket(found),
@@ -83,22 +85,22 @@ def check_answers(found: Findings, again: Findings, sockets: Findings | None) ->
 
 
 def step_us(found: Findings, name: str) -> list[float]:
-    """The slowest rank's step time in each window, in us."""
+    """Return the slowest rank's step time in each window, in us."""
     return [max(ranks) / found.steps_per_window / 1e3 for ranks in found.windows[name]]
 
 
 def difference_us(found: Findings, name: str, other: str) -> list[float]:
-    """One series less the other, round by round: drift falls out."""
+    """Return the difference of two step times round by round, in us. Drift cancels."""
     return [a - b for a, b in zip(step_us(found, name), step_us(found, other), strict=True)]
 
 
 def exposed_us(found: Findings, name: str = "ddp") -> float:
-    """Exposed communication of a step: the series less the no-op hook, median over rounds, in us."""
+    """Return the exposed communication of a step: median difference to the no-op hook over rounds, in us."""
     return statistics.median(difference_us(found, name, "no_op_hook"))
 
 
 def is_precise_enough(found: Findings) -> bool:
-    """Whether the rounds so far tell every series from that of the no-op hook, and how long DDP's step takes."""
+    """True once DDP's step time and every difference to the no-op hook are precise enough to stop."""
     differences = [difference_us(found, name, "no_op_hook") for name in found.windows if name != "no_op_hook"]
     differences += [difference_us(found, "extra", "ddp")] if "extra" in found.windows else []
     times_us = step_us(found, "ddp")
@@ -107,17 +109,17 @@ def is_precise_enough(found: Findings) -> bool:
 
 
 def is_clock_cost_precise_enough(name: str, clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> bool:
-    """Whether what the marks cost is known within half of its limit."""
+    """True once the cost of the marks is known within half of its limit."""
     return is_half_width_below(clock_costs(clocked_ns, silent_ns), CLOCK_TOLERANCE[name] / 2)
 
 
 def clock_costs(clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> list[float]:
-    """What the marks cost, as a share of the loop without them, pair by pair."""
+    """Return the cost of the marks as a share of the loop without them, for each pair of windows."""
     return [clocked / silent - 1 for clocked, silent in zip(clocked_ns, silent_ns, strict=True)]
 
 
 def max_abs_bound(values: Sequence[float]) -> float:
-    """How far from 0 the interval of the values' median reaches, in their unit. Raises ValueError below six values."""
+    """Return the largest absolute value in the interval of the median. Raises ValueError below six values."""
     interval = median_interval(values)
     if interval is None:
         raise ValueError(f"an interval needs six values, got {len(values)}.")
@@ -125,19 +127,19 @@ def max_abs_bound(values: Sequence[float]) -> float:
 
 
 def pass_or_fail(is_met: bool) -> Verdict:
-    """A check's outcome as a word."""
+    """Return the verdict of a check that applies."""
     return "pass" if is_met else "fail"
 
 
 def check_no_op_series(found: Findings) -> CheckResult:
-    """Two interleaved no-op series differ by no more than the larger of 10 us and the A/A interval.
+    """Check that two interleaved no-op series differ by no more than NOISE_FLOOR_US, or than the noise if it is larger.
 
-    The A/A interval is that of the difference between two equal series of the whole step: what it reaches is noise.
+    The noise is the largest value in the interval of the difference between two equal DDP series (an A/A comparison).
     """
     differences = difference_us(found, "no_op_hook", "no_op_hook_again")
     difference = abs(statistics.median(differences))
-    floor = max_abs_bound(difference_us(found, "ddp", "ddp_again"))
-    limit = max(NOISE_FLOOR_US, floor)
+    noise = max_abs_bound(difference_us(found, "ddp", "ddp_again"))
+    limit = max(NOISE_FLOOR_US, noise)
     return CheckResult(
         "two no-op series",
         pass_or_fail(difference <= limit),
@@ -147,7 +149,7 @@ def check_no_op_series(found: Findings) -> CheckResult:
 
 
 def check_large_bucket(found: Findings) -> CheckResult:
-    """One bucket for all gradients cannot overlap with backward: exposed communication rises."""
+    """Check that exposed communication rises with one bucket for all gradients, which cannot overlap with backward."""
     if found.gradient_bytes <= USUAL_BUCKET_BYTES:
         return CheckResult("bucket cap of 100 MB", "not applicable", "the gradients fill one bucket in any case", {})
     usual, large = exposed_us(found), exposed_us(found, "one_bucket")
@@ -160,7 +162,7 @@ def check_large_bucket(found: Findings) -> CheckResult:
 
 
 def check_sockets(found: Findings, sockets: Findings | None) -> CheckResult:
-    """Over sockets exposed communication rises ten times and the bandwidth collapses."""
+    """Check that over sockets exposed communication rises at least tenfold and the bandwidth falls below half."""
     if sockets is None:
         return CheckResult("sockets", "not applicable", "only NCCL between GPUs has a faster way than sockets", {})
     fast, slow = exposed_us(found), exposed_us(sockets)
@@ -175,12 +177,12 @@ def check_sockets(found: Findings, sockets: Findings | None) -> CheckResult:
 
 
 def gradients_busbw_gb_s(found: Findings) -> float:
-    """Bus bandwidth of an all-reduce of all gradients (nccl-tests, doc/PERFORMANCE.md)."""
-    return ring_bytes_per_step(found.gradient_bytes, found.num_ranks) / statistics.median(found.swept_ns)
+    """Return the bus bandwidth of an all-reduce of all gradients."""
+    return busbw_gb_s(found.gradient_bytes, statistics.median(found.swept_ns) / 1e9, found.num_ranks)
 
 
 def check_injected(found: Findings) -> CheckResult:
-    """An injected all-reduce costs a step what it costs alone."""
+    """Check that an injected all-reduce lengthens a step by the time that it takes alone."""
     injected = statistics.median(difference_us(found, "extra", "ddp"))
     alone = statistics.median(found.extra_ns) / 1e3
     error = abs(injected - alone) / alone
@@ -194,7 +196,7 @@ def check_injected(found: Findings) -> CheckResult:
 
 
 def check_repeat(found: Findings, again: Findings) -> CheckResult:
-    """The same point in new processes differs by no more than 1 %."""
+    """Check that the step time in new processes differs by at most REPEAT_TOLERANCE."""
     one, other = (statistics.median(step_us(run, "ddp")) for run in (found, again))
     difference = abs(one - other) / one
     return CheckResult(
@@ -207,7 +209,7 @@ def check_repeat(found: Findings, again: Findings) -> CheckResult:
 
 
 def check_straggler(found: Findings) -> CheckResult:
-    """A rank that sleeps shows as the others' wait and not as a slower link."""
+    """Check that a sleeping rank appears as waiting of the others and not as a slower link."""
     expected_us = found.sleep_ns * (found.num_ranks - 1) / found.num_ranks / 1e3
     wait_us = (found.wait_ns[1] - found.wait_ns[0]) / 1e3
     change = found.shortest_ns[1] / found.shortest_ns[0] - 1
@@ -222,7 +224,7 @@ def check_straggler(found: Findings) -> CheckResult:
 
 
 def check_bare_loop(found: Findings) -> CheckResult:
-    """The sweep's all-reduce of all gradients takes as long as a bare loop's."""
+    """Check that an all-reduce of all gradients takes as long in the sweep as in a bare loop."""
     swept, bare = statistics.median(found.swept_ns) / 1e3, statistics.median(found.bare_ns) / 1e3
     error = abs(swept - bare) / bare
     return CheckResult(
@@ -235,7 +237,7 @@ def check_bare_loop(found: Findings) -> CheckResult:
 
 
 def check_parts(found: Findings) -> CheckResult:
-    """The parts of a step sum to the wall clock."""
+    """Check that the parts of a step sum to its wall time."""
     worst = max(abs(share - 1) for share in found.parts_share)
     return CheckResult(
         "parts against the wall clock",
@@ -246,19 +248,19 @@ def check_parts(found: Findings) -> CheckResult:
 
 
 def check_clock(found: Findings, name: str) -> CheckResult:
-    """What the marks cost, against the same loop without them; where windows are too uneven to tell, it is no pass."""
+    """Check the cost of the marks against the loop without them. Windows too uneven to decide are no pass."""
     costs = clock_costs(found.clock_windows[name], found.silent_windows[name])
     cost, interval = statistics.median(costs), median_interval(costs)
     low, high = (interval.low, interval.high) if interval else (min(costs), max(costs))
     limit = CLOCK_TOLERANCE[name]
-    is_close, is_settled = low <= limit < high, is_half_width_below(costs, limit / 2)
+    is_close, is_precise = low <= limit < high, is_half_width_below(costs, limit / 2)
     doubt = ""
     if is_close:
         uneven = "; windows of this host differ by too much to tell, raise --windows"
-        doubt = "; too close to tell" if is_settled else uneven
+        doubt = "; too close to tell" if is_precise else uneven
     return CheckResult(
         f"cost of the clock, {name} batch",
-        pass_or_fail(cost <= limit and (is_settled or not is_close)),
+        pass_or_fail(cost <= limit and (is_precise or not is_close)),
         f"at {found.clock_batches[name]} per GPU the marks cost {cost:+.2%} of a step, {low:+.2%} to {high:+.2%} "
         f"(limit {limit:.0%}){doubt}",
         {"cost": cost, "cost_low": low, "cost_high": high},
@@ -266,5 +268,5 @@ def check_clock(found: Findings, name: str) -> CheckResult:
 
 
 def count_verdicts(answers: Sequence[CheckResult]) -> Mapping[str, int]:
-    """How many checks came to which verdict."""
+    """Count the checks by verdict."""
     return {word: sum(answer.verdict == word for answer in answers) for word in ("pass", "fail", "not applicable")}

@@ -1,4 +1,4 @@
-"""What the ranks of a self-test measure: the instrument against things whose size is known."""
+"""Measurements by the ranks of a self-test: the instrument against quantities whose size is known."""
 
 import math
 import random
@@ -14,28 +14,23 @@ from torch.nn.parallel import DistributedDataParallel
 from pipeline.analysis.exposure import collectives_of_kinds, straggler_wait_ns, total_comm_ns
 from pipeline.communication import selftest_checks
 from pipeline.communication.allreduce_sweep import capture_stream, time_all_reduce
-from pipeline.communication.interleaved_timing import (
-    TARGET_WINDOW_S,
-    WindowTimesNs,
-    time_interleaved,
-    warm_up_and_size_windows,
-)
+from pipeline.communication.interleaved_timing import TARGET_WINDOW_S, time_interleaved, warm_up_and_size_windows
 from pipeline.communication.profiling import ddp_bucket_bytes, profile_ranks
 from pipeline.communication.selftest_checks import Findings
 from pipeline.communication.step_variants import (
     StepContext,
-    StepFunction,
     StepVariant,
     build_step_context,
     build_variant,
 )
 from pipeline.data.batches import SyntheticBatches
+from pipeline.experiment.measurement import WindowTimesNs
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.loop import run_epoch, set_precision
 from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank
-from pipeline.training.step import EagerStep
+from pipeline.training.step import EagerStep, StepFunction
 from pipeline.training.step_timer import StepTimer, UnmarkedTimer
 
 INJECTED_BYTES = {"cuda": 256 * 2**20, "cpu": 32 * 2**20}
@@ -47,29 +42,29 @@ BARE_WINDOWS = 7
 
 
 def measure_exposure(spec: Spec, rank: Rank) -> Findings:
-    """The step with and without its collectives, and one all-reduce of all gradients; called by all ranks."""
+    """Time the step with and without collectives, and one all-reduce of all gradients. Called by all ranks."""
     set_precision(spec)
-    bench = build_step_context(spec, rank, next(SyntheticBatches(spec, rank.shard).epoch(1)))
-    variants = [build_variant(bench, name) for name in ("ddp", "no_op_hook")]
-    return time_selftest_variants(variants, bench)
+    context = build_step_context(spec, rank, next(SyntheticBatches(spec, rank.shard).epoch(1)))
+    variants = [build_variant(context, name) for name in ("ddp", "no_op_hook")]
+    return time_selftest_variants(variants, context)
 
 
 def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
-    """Everything that one process group can find out; called by all ranks."""
+    """Measure everything that one process group can measure. Called by all ranks."""
     set_precision(spec)
-    bench = build_step_context(spec, rank, next(SyntheticBatches(spec, rank.shard).epoch(1)))
+    context = build_step_context(spec, rank, next(SyntheticBatches(spec, rank.shard).epoch(1)))
     extra = torch.zeros(INJECTED_BYTES[rank.device.type] // 4, device=rank.device)
     one_bucket = msgspec.structs.replace(spec, bucket_cap_mb=LARGE_BUCKET_MB)
-    variants = [build_variant(bench, name) for name in ("ddp", "ddp_again", "no_op_hook", "no_op_hook_again")]
+    variants = [build_variant(context, name) for name in ("ddp", "ddp_again", "no_op_hook", "no_op_hook_again")]
     variants += [
-        build_variant(bench, "ddp", spec=one_bucket)._replace(name="one_bucket"),
-        build_variant(bench, "ddp", after_backward=partial(dist.all_reduce, extra))._replace(name="extra"),
+        build_variant(context, "ddp", spec=one_bucket)._replace(name="one_bucket"),
+        build_variant(context, "ddp", after_backward=partial(dist.all_reduce, extra))._replace(name="extra"),
     ]
-    found = time_selftest_variants(variants, bench)
-    clocked = {"large": spec.batch_size_per_gpu, "small": min(SMALL_BATCH_SIZE_PER_GPU, spec.batch_size_per_gpu)}
-    marks = {
-        name: measure_clock_cost(name, msgspec.structs.replace(spec, batch_size_per_gpu=b), rank)
-        for name, b in clocked.items()
+    found = time_selftest_variants(variants, context)
+    batch_sizes = {"large": spec.batch_size_per_gpu, "small": min(SMALL_BATCH_SIZE_PER_GPU, spec.batch_size_per_gpu)}
+    clock_costs = {
+        name: measure_clock_cost(name, msgspec.structs.replace(spec, batch_size_per_gpu=batch_size), rank)
+        for name, batch_size in batch_sizes.items()
     }
     bare_ns = time_bare_loop(found.gradient_bytes, rank)
     extra_ns = list(time_all_reduce(INJECTED_BYTES[rank.device.type], False, rank).times_ns)
@@ -82,16 +77,16 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
         sleep_ns=round(SLEEP_S[rank.device.type] * 1e9),
         shortest_ns=shortest_ns,
         wait_ns=wait_ns,
-        clock_windows={name: windows for name, (windows, _, _) in marks.items()},
-        silent_windows={name: windows for name, (_, windows, _) in marks.items()},
-        parts_share=marks["large"][2],
-        clock_batches=clocked,
+        clock_windows={name: windows for name, (windows, _, _) in clock_costs.items()},
+        silent_windows={name: windows for name, (_, windows, _) in clock_costs.items()},
+        parts_share=clock_costs["large"][2],
+        clock_batches=batch_sizes,
     )
 
 
-def time_selftest_variants(variants: list[StepVariant], bench: StepContext) -> Findings:
-    """The variants' windows, interleaved until they are settled, and the isolated all-reduce of all gradients."""
-    spec, rank = bench.spec, bench.rank
+def time_selftest_variants(variants: list[StepVariant], context: StepContext) -> Findings:
+    """Time interleaved windows of the variants until precise enough, and an isolated all-reduce of all gradients."""
+    spec, rank = context.spec, context.rank
     steps = {variant.name: variant.step for variant in variants}
     steps_per_window = warm_up_and_size_windows(steps, rank)
     parameters = variants[0].model.parameters()
@@ -111,13 +106,13 @@ def time_selftest_variants(variants: list[StepVariant], bench: StepContext) -> F
         return selftest_checks.is_precise_enough(msgspec.structs.replace(found, windows=windows))
 
     windows = time_interleaved(steps, spec.windows, steps_per_window, rank, is_precise_enough)
-    with capture_stream(rank) as record:
-        swept_ns = list(time_all_reduce(gradient_bytes, False, rank, record).times_ns)
+    with capture_stream(rank) as capture:
+        swept_ns = list(time_all_reduce(gradient_bytes, False, rank, capture).times_ns)
     return msgspec.structs.replace(found, windows=windows, swept_ns=swept_ns)
 
 
 def time_bare_loop(num_bytes: int, rank: Rank) -> list[int]:
-    """All-reduces as a person would time them: a loop and a clock, the slowest rank's; ns a call, by window."""
+    """Time all-reduces with a plain loop and a clock. Return the slowest rank's ns per call, by window."""
     buffer = torch.zeros(num_bytes // 4, device=rank.device)
     num_calls = BARE_CALLS[rank.device.type]
     times_ns = []
@@ -129,11 +124,13 @@ def time_bare_loop(num_bytes: int, rank: Rank) -> list[int]:
             dist.all_reduce(buffer)
         process_group.synchronize(rank)
         times_ns.append((time.perf_counter_ns() - started_ns) // num_calls)
-    return [max(ranks) for ranks in zip(*process_group.all_gather(times_ns), strict=True)][1:]  # the first warms up
+    return [max(ranks) for ranks in zip(*process_group.all_gather(times_ns), strict=True)][
+        1:
+    ]  # the first window warms up
 
 
 def profile_sleeping_rank(ddp: StepVariant, rank: Rank) -> tuple[list[float], list[float]]:
-    """Transfer and wait of a profiled step's gradients, undisturbed and with the last rank asleep, in ns."""
+    """Profile the step undisturbed and with the last rank asleep. Return transfer and wait of gradients, in ns."""
     assert isinstance(ddp.model, DistributedDataParallel)
     buckets = ddp_bucket_bytes(ddp.model)
     shortest_ns, wait_ns = [], []
@@ -148,7 +145,7 @@ def profile_sleeping_rank(ddp: StepVariant, rank: Rank) -> tuple[list[float], li
 
 
 def sleeping_rank(step: StepFunction, rank: Rank) -> StepFunction:
-    """The step, before which the last rank sleeps with its device idle."""
+    """Return a step before which the last rank sleeps with its device idle."""
 
     def sleep_and_step() -> None:
         if rank.rank == rank.world_size - 1:
@@ -160,9 +157,9 @@ def sleeping_rank(step: StepFunction, rank: Rank) -> StepFunction:
 
 
 def measure_clock_cost(name: str, spec: Spec, rank: Rank) -> tuple[list[int], list[int], list[float]]:
-    """Wall time of the training loop with and without its marks, by window, and the parts' share of it.
+    """Time the training loop with and without marks, in pairs of windows, until their cost is precise enough.
 
-    Pairs of windows, until what the marks cost is known well enough to judge it.
+    Return the wall times with and without marks in ns, and the sum of the parts over the wall time, by window.
     """
     num_windows = spec.windows
     spec = msgspec.structs.replace(spec, measure="epochs", windows=1, epochs=1, max_steps=10)

@@ -1,7 +1,7 @@
-"""A profiler's trace read for what travels: the collectives of each step, and what they overlap.
+"""Reading of a profiler's trace: the collectives of each step, and their overlap with compute.
 
-Understands the chrome trace that torch.profiler exports (kineto): NCCL kernels with their collective's name and
-size, and gloo's spans on the CPU.
+The format is the chrome trace that torch.profiler exports (kineto): NCCL kernels with name and size of their
+collective, and gloo's spans on the CPU.
 """
 
 import gzip
@@ -20,20 +20,20 @@ DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 ITEM_BYTES = {"float": 4, "long": 8, "long int": 8, "int": 4, "c10::half": 2, "half": 2, "c10::bfloat16": 2}
 ITEM_BYTES |= {"bfloat16": 2, "double": 8, "bool": 1, "byte": 1, "unsigned char": 1}
 NCCL_KERNEL = re.compile(r"nccl[A-Za-z]*Kernel_(?P<operation>[A-Za-z]+)")  # Dev, SymkDev, ...
-LAUNCH_GAP_US = 5.0  # between kernels that follow each other, most gaps are shorter: launches, there in any step
+LAUNCH_GAP_US = 5.0  # most gaps between consecutive kernels are shorter: they are launches, with or without collectives
 OPERATIONS = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}
 
 
 class TraceUnreadable(ValueError):
-    """The trace is not what kineto should have written."""
+    """The trace is not a valid trace of kineto, or not of the expected step."""
 
 
 class TraceTooLarge(TraceUnreadable):
-    """The trace is larger than the limit, in bytes."""
+    """The trace has more bytes than the limit."""
 
 
 class TraceEvent(msgspec.Struct):
-    """One event as kineto writes it; times in us."""
+    """An event as kineto writes it; times in us."""
 
     name: str = ""
     cat: str = ""
@@ -43,13 +43,13 @@ class TraceEvent(msgspec.Struct):
 
 
 class TraceFile(msgspec.Struct):
-    """The file: everything else in it is for viewers."""
+    """A trace file. Its other fields are for viewers."""
 
     traceEvents: list[TraceEvent]
 
 
 class TracedCollective(NamedTuple):
-    """One collective as a rank ran it."""
+    """One collective as one rank ran it."""
 
     operation: str
     num_bytes: int
@@ -58,10 +58,10 @@ class TracedCollective(NamedTuple):
 
 
 class RankTrace(NamedTuple):
-    """One rank's profiled steps: collectives in order, and unions of intervals on the device, in ns.
+    """One rank's profiled steps: collectives in order, and device time in ns (lengths of unions of intervals).
 
-    `comm_ns` is of the collectives that reduce gradients, `compute_ns` of all other work on the device, `overlap_ns` of
-    both at once, `covered_ns` of collectives beside other work or in a gap of at most LAUNCH_GAP_US of it.
+    comm_ns: reductions of gradients. compute_ns: all work but NCCL's. overlap_ns: both at once.
+    covered_ns: reductions beside compute, or in a gap of at most LAUNCH_GAP_US between compute.
     """
 
     collectives: list[TracedCollective]
@@ -72,7 +72,10 @@ class RankTrace(NamedTuple):
 
 
 def read_trace(path: Path, max_bytes: int) -> list[TraceEvent]:
-    """The events of a trace, gzipped or not. Raises TraceTooLarge past `max_bytes` of text, else TraceUnreadable."""
+    """Read the events of a trace, gzipped or not.
+
+    Raises TraceTooLarge if it has more than `max_bytes` uncompressed, TraceUnreadable if it is not valid.
+    """
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         raw = file.read(max_bytes + 1)
     if len(raw) > max_bytes:
@@ -87,23 +90,23 @@ def read_trace(path: Path, max_bytes: int) -> list[TraceEvent]:
 
 
 def summarize_trace(
-    events: list[TraceEvent], buckets: Collection[int], like: Sequence[tuple[str, int]] = ()
+    events: list[TraceEvent], buckets: Collection[int], expected: Sequence[tuple[str, int]] = ()
 ) -> RankTrace:
-    """What one rank's trace says of communication; `buckets` are the sizes in which gradients travel, in bytes.
+    """Summarize the communication in one rank's trace; `buckets` are the sizes of gradient buckets in bytes.
 
-    `like` are operation and bytes of each collective of a step, for a step inside a graph: kernels carry no sizes
-    there. Raises TraceUnreadable where the trace holds others.
+    `expected` has operation and bytes of each collective of one step. Give it for a captured step, since kernels inside
+    a graph carry no sizes. Raises TraceUnreadable if the trace holds other collectives.
     """
-    collectives = sorted(filter(None, map(parse_collective, events)), key=lambda seen: seen.start_us)
-    if like:
-        collectives = add_sizes(collectives, like)
+    collectives = sorted(filter(None, map(parse_collective, events)), key=lambda collective: collective.start_us)
+    if expected:
+        collectives = add_sizes(collectives, expected)
     compute = [
         (event.ts, event.ts + event.dur)
         for event in events
         if event.cat in DEVICE_WORK and not NCCL_KERNEL.match(event.name)
     ]
     comm = merge_intervals(
-        [(seen.start_us, seen.start_us + seen.duration_us) for seen in collectives if carries_gradients(seen, buckets)]
+        [(one.start_us, one.start_us + one.duration_us) for one in collectives if carries_gradients(one, buckets)]
     )
     work = merge_intervals(compute)
     return RankTrace(
@@ -115,54 +118,54 @@ def summarize_trace(
     )
 
 
-def add_sizes(seen: Sequence[TracedCollective], like: Sequence[tuple[str, int]]) -> list[TracedCollective]:
-    """The collectives of some steps with the sizes that those of one step have, place by place.
+def add_sizes(traced: Sequence[TracedCollective], of_step: Sequence[tuple[str, int]]) -> list[TracedCollective]:
+    """Return the collectives of some steps with the sizes of those of one step, place by place.
 
-    Raises TraceUnreadable where they are not whole steps of the same operations.
+    Raises TraceUnreadable unless they are whole steps of the same operations.
     """
-    expected = [like[place % len(like)] for place in range(len(seen))]
-    if len(seen) % len(like) or [part.operation for part in seen] != [operation for operation, _ in expected]:
+    expected = [of_step[place % len(of_step)] for place in range(len(traced))]
+    if len(traced) % len(of_step) or [part.operation for part in traced] != [operation for operation, _ in expected]:
         raise TraceUnreadable("the collectives inside the graph are not those of the same step outside it")
-    return [part._replace(num_bytes=num_bytes) for part, (_, num_bytes) in zip(seen, expected, strict=True)]
+    return [part._replace(num_bytes=num_bytes) for part, (_, num_bytes) in zip(traced, expected, strict=True)]
 
 
-def carries_gradients(seen: TracedCollective, buckets: Collection[int]) -> bool:
-    """Whether a collective is the reduction of a bucket of gradients."""
-    return seen.operation == "all_reduce" and seen.num_bytes in buckets
+def carries_gradients(collective: TracedCollective, buckets: Collection[int]) -> bool:
+    """True if the collective reduces a bucket of gradients."""
+    return collective.operation == "all_reduce" and collective.num_bytes in buckets
 
 
 def parse_collective(event: TraceEvent) -> TracedCollective | None:
-    """The collective that an event is, if it is one."""
+    """Return the collective of an event; None if the event is another."""
     kernel = NCCL_KERNEL.match(event.name) if event.cat == "kernel" else None
     if kernel is not None:
         operation = str(event.args.get("Collective name") or kernel["operation"])
-        return TracedCollective(plain_name(operation), nccl_bytes(event.args), event.ts, event.dur)
+        return TracedCollective(torch_operation_name(operation), nccl_bytes(event.args), event.ts, event.dur)
     if event.cat == "user_annotation" and event.name.startswith("gloo:"):
         return TracedCollective(event.name.removeprefix("gloo:"), gloo_bytes(event.args), event.ts, event.dur)
     return None
 
 
-def plain_name(operation: str) -> str:
-    """A collective's name as torch.distributed spells it."""
+def torch_operation_name(operation: str) -> str:
+    """Return a collective's name in the spelling of torch.distributed."""
     bare = operation.strip("_").lower().removesuffix("_base").replace("_", "")
     return next((name for start, name in OPERATIONS.items() if bare.startswith(start)), bare)
 
 
 def nccl_bytes(args: dict[str, Any]) -> int:
-    """What one rank hands in, from the annotations that torch puts on NCCL's kernels; 0 of a kernel without them."""
+    """Return the input bytes of one rank, from torch's annotations of an NCCL kernel; 0 if it has none."""
     return int(args["In msg nelems"]) * item_bytes(args.get("dtype")) if "In msg nelems" in args else 0
 
 
 def gloo_bytes(args: dict[str, Any]) -> int:
-    """The same from the shapes of gloo's spans."""
+    """Return the input bytes of one rank, from the shapes in a span of gloo."""
     dims, types = args.get("Input Dims", []), args.get("Input type", [])
     return sum(int(np.prod(shape)) * item_bytes(kind) for shape, kind in zip(dims, types, strict=False))
 
 
 def item_bytes(kind: object) -> int:
-    """The size of an element, from its type as NCCL's annotations or gloo's spans spell it.
+    """Return the bytes of an element from its type, as spelled by NCCL's annotations or gloo's spans.
 
-    Raises TraceUnreadable for one that is not known: a guess would be a wrong number of bytes.
+    Raises TraceUnreadable for an unknown type.
     """
     try:
         return ITEM_BYTES[str(kind).lower()]
@@ -171,7 +174,7 @@ def item_bytes(kind: object) -> int:
 
 
 def merge_intervals(intervals: list[tuple[float, float]], gap_us: float = 0.0) -> Intervals:
-    """The intervals merged where no more than the gap lies between them, in order: [n, 2]."""
+    """Merge intervals that are at most `gap_us` apart. Return them in order: [n, 2]."""
     merged: list[list[float]] = []
     for start, end in sorted(intervals):
         if merged and start - merged[-1][1] <= gap_us:
@@ -182,11 +185,11 @@ def merge_intervals(intervals: list[tuple[float, float]], gap_us: float = 0.0) -
 
 
 def length_ns(intervals: Intervals) -> int:
-    """The summed length of disjoint intervals, us -> ns."""
+    """Return the total length of disjoint intervals, us -> ns."""
     return round(float((intervals[:, 1] - intervals[:, 0]).sum()) * 1e3)
 
 
 def overlap_ns(one: Intervals, other: Intervals) -> int:
-    """How long two sets of disjoint intervals go on at once, in ns."""
+    """Return the length of the intersection of two sets of disjoint intervals, us -> ns."""
     both = merge_intervals([(float(start), float(end)) for start, end in (*one, *other)])
     return length_ns(one) + length_ns(other) - length_ns(both)

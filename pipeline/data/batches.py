@@ -1,4 +1,4 @@
-"""The batches made of the images: the same seeds give the same order whatever the input path."""
+"""Training batches from images. Equal seeds give equal sample order on every input path."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +17,13 @@ from pipeline.system.host import name_shared_memory
 
 CHANNEL_MEANS = (0.4914, 0.4822, 0.4465)
 CHANNEL_STDS = (0.2023, 0.1994, 0.2010)
-AUGMENTATION_CHUNK_BYTES = 256 * 2**20  # of augmented images (as fp32) at a time: CIFAR-10's epoch is three such chunks
+AUGMENTATION_CHUNK_BYTES = 256 * 2**20  # of augmented fp32 images at a time; an epoch of CIFAR-10 is three chunks
 
 Batch = tuple[Tensor, Tensor]  # images [batch, 3, 32, 32] of image_dtype(), labels [batch] int64
 
 
 class Shard(NamedTuple):
-    """One rank's share of the images, and the device that its batches go to."""
+    """The share of the images that one rank trains on, and the device of its batches."""
 
     rank: int
     world_size: int
@@ -31,7 +31,7 @@ class Shard(NamedTuple):
 
 
 class AugmentedImages(Dataset[tuple[Tensor, int]]):
-    """Random crop with padding 4, flip with probability 0.5, normalised: an image at a time, as workers do it."""
+    """Images augmented one at a time by loader workers: crop with padding 4, flip with probability 0.5, normalise."""
 
     def __init__(self, images: Images) -> None:
         self._images = images
@@ -53,12 +53,12 @@ class AugmentedImages(Dataset[tuple[Tensor, int]]):
 
 
 class TrainingBatches(Protocol):
-    """The batches of an epoch for one rank; `num_classes` is the data set's."""
+    """The batches of one rank. `num_classes` counts the classes of the data set."""
 
     num_classes: int
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """The epoch's batches on the host or the device; counting from 1."""
+        """Return the batches of an epoch, on the host or the device. Epochs count from 1."""
 
 
 class LoaderBatches:
@@ -84,27 +84,28 @@ class LoaderBatches:
         try:
             return iter(self._loader)
         except OSError as error:
-            name_shared_memory(error)  # its queues have semaphores
+            name_shared_memory(error)  # the workers' queues need semaphores in shared memory
             raise
 
 
 def collate_shared(samples: list[tuple[Tensor, int]]) -> list[Tensor]:
-    """The samples as a batch; a loader's worker puts all of it into shared memory here.
+    """Collate samples into a batch; in a loader's worker, move the labels into shared memory as well.
 
-    Where that is full the error reaches the rank. The thread that sends the labels would lose it, and the rank wait.
+    When shared memory is full, an error raised here reaches the rank. By default a background thread moves the labels;
+    its error would be lost and the rank would wait forever.
     """
     images, labels = default_collate(samples)
     return [images, labels.share_memory_() if get_worker_info() else labels]
 
 
 def build_sampler(num_samples: int, world_size: int, rank: int, seed: int) -> DistributedSampler[int]:
-    """The order of an epoch: one permutation of all samples, dealt to the ranks in turn, padded to equal shares."""
+    """Return a sampler that permutes all samples once an epoch and deals them to the ranks, padded to equal shares."""
     placeholder: Dataset[int] = range(num_samples)  # type: ignore[assignment]  # only its length is used
     return DistributedSampler(placeholder, num_replicas=world_size, rank=rank, seed=seed)
 
 
 class SyntheticBatches:
-    """`input: synthetic`: one batch that lies on the device, given again each step; the last one may be smaller."""
+    """Batches of `input: synthetic`: one batch on the device, repeated each step. The last batch may be smaller."""
 
     num_classes = NUM_SYNTHETIC_CLASSES
 
@@ -123,11 +124,11 @@ class SyntheticBatches:
 
 
 class DeviceAugmentedBatches:
-    """`input: gpu`: the whole data set lies on the device as bytes, and is augmented there once an epoch.
+    """Batches of `input: gpu`: the data set lies on the device as uint8 and is augmented there once an epoch.
 
-    The epoch's order is drawn before the clock, as a DataLoader's is. The augmentation falls into the clock: it
-    runs in that order, chunk by chunk, when the first batch of a chunk is asked for (the `data` part of that
-    step), so that every batch is a slice. Under DataParallel the global batch lies on GPU 0.
+    The sample order is drawn before the clock starts, as by a DataLoader. Augmentation runs while the clock runs: the
+    first batch of a chunk augments the whole chunk (in the `data` part of its step), and each batch is a slice of it.
+    Under DataParallel the global batch lies on GPU 0.
     """
 
     def __init__(self, spec: Spec, shard: Shard, images: Images) -> None:
@@ -139,7 +140,7 @@ class DeviceAugmentedBatches:
         self._seed = spec.seed * 1_000_003 + shard.rank
         self._num_images = sum(batch_sizes(spec, shard.world_size))
         self._batch_size = spec.global_batch_size // shard.world_size
-        self._normalization = augmentation.normalization(CHANNEL_MEANS, CHANNEL_STDS, shard.device)
+        self._normalization = augmentation.build_normalization(CHANNEL_MEANS, CHANNEL_STDS, shard.device)
         self._dtype, self._memory_format = image_dtype(spec), memory_format(spec)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
@@ -162,17 +163,17 @@ class DeviceAugmentedBatches:
 
 
 def image_dtype(spec: Spec) -> torch.dtype:
-    """What images arrive in: `input: gpu` rounds once to bf16 where autocast would round them in every step."""
+    """Return the type of a batch's images. `input: gpu` rounds to bf16 once; autocast would round in every step."""
     return torch.bfloat16 if spec.input == "gpu" and spec.precision == "bf16" else torch.float32
 
 
 def memory_format(spec: Spec) -> torch.memory_format:
-    """How images and weights lie in memory."""
+    """Return the memory format of images and weights."""
     return torch.channels_last if spec.layout == "channels_last" else torch.contiguous_format
 
 
 def batch_sizes(spec: Spec, world_size: int) -> list[int]:
-    """The size of each batch of one rank's epoch; a probe's are all full, an epoch's last may be smaller."""
+    """Return the size of each batch in one rank's epoch. Only the last may be smaller; in a probe all are full."""
     batch_size = spec.global_batch_size // world_size
     if spec.is_probe:
         return [batch_size] * spec.steps_per_epoch
@@ -181,7 +182,7 @@ def batch_sizes(spec: Spec, world_size: int) -> list[int]:
 
 
 def build_batches(spec: Spec, shard: Shard, folder: Path | None) -> TrainingBatches:
-    """The training input that the spec names. Raises staging.DataNotStaged."""
+    """Build the training input that the spec names. Raises staging.DataNotStaged."""
     if spec.input == "synthetic":
         return SyntheticBatches(spec, shard)
     images = load_images(spec, "train", folder)

@@ -1,4 +1,4 @@
-"""The data archive: fetched once on a login node, checked before it is unpacked; jobs only ever read it."""
+"""Staging of data: CIFAR-10 is fetched once on a login node and verified before it is unpacked; jobs only read."""
 
 import contextlib
 import functools
@@ -15,7 +15,7 @@ import filelock
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 CIFAR10_SHA256 = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
 CIFAR10_FOLDER = "cifar-10-batches-py"
-CIFAR10_FILES = {  # with the MD5 that the data set's authors and torchvision give
+CIFAR10_FILES = {  # name and MD5, as published by the authors and checked by torchvision
     "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
@@ -30,11 +30,11 @@ DOWNLOAD_TIMEOUT_S = 60
 
 
 class DataNotStaged(RuntimeError):
-    """The data folder lacks what a point needs; the text says the cure."""
+    """The data folder lacks data that a point needs. The message names the cure."""
 
 
 def require_folder(folder: Path | None) -> Path:
-    """The data folder. Raises DataNotStaged where none was named or it is absent."""
+    """Return the data folder. Raises DataNotStaged if none was named or it does not exist."""
     if folder is None:
         raise DataNotStaged("no data folder was named; give --data DIR, or set PIPELINE_DATA.")
     if not folder.is_dir():
@@ -46,9 +46,9 @@ def require_folder(folder: Path | None) -> Path:
 
 
 def check_cifar10_files(folder: Path) -> None:
-    """Check that the batches are there, and that nobody else can have written them: they are pickles.
+    """Raise DataNotStaged if a batch file is missing, or if another user could have written it.
 
-    Raises DataNotStaged.
+    The files are pickles: reading one runs the code inside.
     """
     batches = folder / CIFAR10_FOLDER
     missing = [name for name in CIFAR10_FILES if not (batches / name).is_file()]
@@ -60,12 +60,12 @@ def check_cifar10_files(folder: Path) -> None:
         facts = path.stat()
         if facts.st_uid not in (0, os.getuid()) or facts.st_mode & 0o022:
             raise DataNotStaged(
-                f"{path} can be written by others, and reading it runs what they wrote; chmod go-w it, or stage anew."
+                f"{path} can be written by others, and reading it runs their code; chmod go-w it, or stage anew."
             )
 
 
 def check_cifar10_md5(folder: Path) -> None:
-    """Check what the batches hold, as torchvision does before each point reads them. Raises DataNotStaged."""
+    """Raise DataNotStaged if the MD5 of a batch file is wrong. torchvision checks the same before each point."""
     for name, expected in CIFAR10_FILES.items():
         with (folder / CIFAR10_FOLDER / name).open("rb") as file:
             found = hashlib.file_digest(file, functools.partial(hashlib.md5, usedforsecurity=False)).hexdigest()
@@ -77,7 +77,7 @@ def check_cifar10_md5(folder: Path) -> None:
 
 
 def require_image_folder(folder: Path) -> None:
-    """Check that both splits have classes with images. Raises DataNotStaged."""
+    """Raise DataNotStaged unless both splits have the same classes, each with at least one file."""
     for split in ("train", "test"):
         classes = sorted(path for path in (folder / split).glob("*") if path.is_dir())
         if not classes:
@@ -86,14 +86,14 @@ def require_image_folder(folder: Path) -> None:
             if next(path.iterdir(), None) is None:
                 raise DataNotStaged(f"{path} has no images; complete the folder, or remove the class.")
     different = class_names(folder / "train") ^ class_names(folder / "test")
-    if different:  # each split numbers its own classes, so that labels would not mean the same
+    if different:  # each split numbers its own classes: equal labels would name different classes
         raise DataNotStaged(
             f"{folder} has the classes {sorted(different)} in one split alone; give both the same classes."
         )
 
 
 def require_images(folder: Path, num_samples: int) -> None:
-    """Check that an image folder has so many images to train on. Raises DataNotStaged."""
+    """Raise DataNotStaged if an image folder has fewer than `num_samples` training images."""
     require_image_folder(folder)
     classes = [path for path in (folder / "train").iterdir() if path.is_dir()]
     available = sum(not entry.name.startswith(".") for path in classes for entry in os.scandir(path))
@@ -105,14 +105,14 @@ def require_images(folder: Path, num_samples: int) -> None:
 
 
 def class_names(split: Path) -> set[str]:
-    """The class folders of a split."""
+    """Return the names of the class folders of a split."""
     return {path.name for path in split.iterdir() if path.is_dir()}
 
 
 def stage_cifar10(folder: Path, url: str = CIFAR10_URL, sha256: str = CIFAR10_SHA256) -> bool:
-    """Fetch, check and unpack CIFAR-10, one process at a time; False where it was there already.
+    """Fetch, verify and unpack CIFAR-10. Return False if it was staged already. One process at a time does this.
 
-    Raises DataNotStaged when it cannot be fetched or is not the archive that was expected.
+    Raises DataNotStaged when the archive cannot be fetched or has another SHA-256.
     """
     try:
         with folder_removed_on_error(folder), filelock.FileLock(folder / STAGE_LOCK_NAME):
@@ -128,23 +128,23 @@ def stage_cifar10(folder: Path, url: str = CIFAR10_URL, sha256: str = CIFAR10_SH
 
 @contextlib.contextmanager
 def folder_removed_on_error(folder: Path) -> Iterator[None]:
-    """The folder, made where it is absent, and removed again where what needs it fails: its path may be mistyped."""
+    """Make the folder if it is absent, and remove it again if the block fails: its path may be mistyped."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     if is_new:
-        folder.chmod(0o755)  # the data is public, and the umask of a command is not
+        folder.chmod(0o755)  # readable by all whatever the umask: the data is public
     try:
         yield
     except BaseException:
         if is_new:
-            with contextlib.suppress(OSError):  # more than our lock is in it
+            with contextlib.suppress(OSError):  # the folder holds more than the lock
                 (folder / STAGE_LOCK_NAME).unlink(missing_ok=True)
                 folder.rmdir()
         raise
 
 
 def fetch_and_unpack(folder: Path, url: str, sha256: str) -> None:
-    """Download beside, verify, extract beside, then rename into place."""
+    """Download, verify and unpack in a scratch folder, then rename into place. Raises DataNotStaged."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".staging-") as scratch:
         archive = Path(scratch, "archive.tar.gz")
         digest = download(url, archive)
@@ -152,13 +152,13 @@ def fetch_and_unpack(folder: Path, url: str, sha256: str) -> None:
             raise DataNotStaged(f"{url} gave an archive with SHA-256 {digest}, expected {sha256}; it was not unpacked.")
         batches = Path(scratch, CIFAR10_FOLDER)
         unpack(archive, batches)
-        if (folder / CIFAR10_FOLDER).exists():  # incomplete, else we would not be here
+        if (folder / CIFAR10_FOLDER).exists():  # incomplete: a complete one is not fetched again
             (folder / CIFAR10_FOLDER).rename(Path(scratch, "incomplete"))
         batches.rename(folder / CIFAR10_FOLDER)
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """Write the archive's files, which are plain files of one folder. Raises DataNotStaged for any other member."""
+    """Unpack the plain files of the archive's one folder. Raises DataNotStaged for any other member."""
     target.mkdir()
     target.chmod(0o755)
     with tarfile.open(archive) as tar:
@@ -169,7 +169,7 @@ def unpack(archive: Path, target: Path) -> None:
             source = tar.extractfile(member) if member.isreg() else None
             if source is None or len(parts) != 2 or parts[0] != CIFAR10_FOLDER or parts[1] in (".", ".."):
                 raise DataNotStaged(
-                    f"cannot stage CIFAR-10: the archive holds {member.name!r}, which is no batch of it."
+                    f"cannot stage CIFAR-10: the archive holds {member.name!r}, which is not one of its files."
                 )
             path = target / parts[1]
             with source, path.open("xb") as file:
@@ -179,7 +179,7 @@ def unpack(archive: Path, target: Path) -> None:
 
 def download(url: str, target: Path) -> str:
     """Save a URL to a file and return the SHA-256 of its bytes. Raises DataNotStaged with the cure."""
-    # only where something is fetched: a driver that finds the data staged answers sooner
+    # imported here, so that a command that finds the data staged starts faster
     import http.client
     import urllib.error
     import urllib.request

@@ -26,6 +26,7 @@ Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 PositiveNanoseconds = Annotated[int, msgspec.Meta(ge=1, le=2**62)]  # nanoseconds; nothing takes no time
 UnitFraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+WindowTimesNs = dict[str, list[list[int]]]  # wall time of each window in ns, [window][rank], by name of the step
 
 
 class RecordStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):

@@ -33,7 +33,7 @@ from pipeline.training.gpu_checks import (
     check_gpu_free,
     check_gpu_supported,
     memory_of_others_bytes,
-    neighbour_problem,
+    other_process_problem,
 )
 from pipeline.training.loop import train_point
 from pipeline.training.process_group import Rank, device_indices
@@ -58,7 +58,7 @@ def run_rank_points(first: RankFiles) -> None:
     """
     with record_rank_errors(first):
         point = first.read_point()
-        check_gpu_supported(point.spec, device_indices(point.spec, process_group.take_place(point.spec)))
+        check_gpu_supported(point.spec, device_indices(point.spec, process_group.find_rank(point.spec)))
         decode_ahead(point.spec, Path(point.data) if point.data else None)  # before the others wait in a collective
         rank = process_group.join_process_group(point.spec)
         before = [EarlierPoint(point.spec, run_point(point, rank, first, 0))]
@@ -103,10 +103,10 @@ def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
 def name_neighbour(failure: RankError, spec: Spec) -> RankError:
     """Return the out-of-memory with what other processes hold of the rank's GPUs; where that is much, they are why."""
     others = {
-        index: memory_of_others_bytes(spec, index) for index in device_indices(spec, process_group.take_place(spec))
+        index: memory_of_others_bytes(spec, index) for index in device_indices(spec, process_group.find_rank(spec))
     }
     found = msgspec.structs.replace(failure, memory_of_others_bytes=tuple(others.values()))
-    problem = neighbour_problem(others, "held")
+    problem = other_process_problem(others, "held")
     if problem is None:
         return found
     return msgspec.structs.replace(

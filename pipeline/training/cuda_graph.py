@@ -1,4 +1,4 @@
-"""A whole training step as a CUDA graph: recorded once for each size of batch, then replayed in one launch.
+"""A whole training step as a CUDA graph: captured once for each batch size, then replayed with one launch.
 
 Method: pytorch.org/docs/stable/notes/cuda.html, "Whole-network capture" and "Usage with DistributedDataParallel".
 """
@@ -14,35 +14,34 @@ from pipeline.data.batches import Batch, image_dtype, memory_format
 from pipeline.data.images import IMAGE_SIZE_PX
 from pipeline.experiment.spec import COMPILED_EXECUTIONS, Execution, Spec
 from pipeline.training.process_group import Rank
-from pipeline.training.step import EagerStep, MarkPart, ignore_mark
+from pipeline.training.step import EagerStep, MarkPart, StepFunction, ignore_mark
 from pipeline.training.step_timer import WHOLE_STEP
 
 CAPTURE_WARM_UP_STEPS = 3
-# DDP rebuilds its buckets after the first step, and synchronizes for its own log in each of the first ten
+# DDP rebuilds its buckets after the first step, and synchronizes for its log in each of the first ten steps
 DDP_CAPTURE_WARM_UP_STEPS = 11
 
-Work = Callable[[], object]
-Replay = Callable[[], object]
-GraphCapturer = Callable[[Work], Replay]
+
+GraphCapturer = Callable[[StepFunction], StepFunction]
 
 
 def num_capture_warm_up_steps(spec: Spec) -> int:
-    """How many steps must have run before one can be captured."""
+    """Return how many steps must run before one can be captured."""
     return DDP_CAPTURE_WARM_UP_STEPS if spec.strategy == "ddp" else CAPTURE_WARM_UP_STEPS
 
 
 def new_stream(execution: Execution, rank: Rank) -> torch.cuda.Stream:
-    """A stream for a captured step: of high priority where weight gradients run beside it, which nothing waits for."""
+    """Return a stream for a captured step. If compiled it has high priority over the stream of weight gradients."""
     return torch.cuda.Stream(rank.device, priority=-1 if execution in COMPILED_EXECUTIONS else 0)
 
 
 @contextlib.contextmanager
 def on_stream(stream: torch.cuda.Stream, rank: Rank) -> Iterator[None]:
-    """Everything inside is issued on that one stream: the default one cannot be captured.
+    """Issue all work of the block on `stream`, since the default stream cannot be captured.
 
-    DDP must be wrapped in here too, or on a stream that joins this one (prepare.bucketing): it keeps the nodes that
-    accumulate gradients, and these keep the stream on which they were made. Warm-up, capture and replay then need no
-    waiting for each other.
+    The model must be wrapped in DDP inside the block too, or on a stream that joins this one
+    (step_setup.ddp_wrapping_stream): DDP keeps the nodes that accumulate gradients, and they keep the stream on which
+    they were made. Warm-up, capture and replay then need no synchronization between them.
     """
     outside = torch.cuda.current_stream(rank.device)
     stream.wait_stream(outside)
@@ -52,67 +51,67 @@ def on_stream(stream: torch.cuda.Stream, rank: Rank) -> Iterator[None]:
 
 
 def graph_capturer() -> GraphCapturer:
-    """A recorder of CUDA graphs on the current stream, which share one pool of memory.
+    """Return a function that captures CUDA graphs on the current stream. All its graphs share one memory pool.
 
-    They may share it because nothing passes from one replay to the next through it: what outlives a step
-    (weights, momentum, loss, count, the batch) was allocated before, and gradients are made anew in each.
-    Unsafe calls are errors in this thread alone: NCCL's watchdog asks after its events in another.
+    Sharing is safe, since no data passes from one replay to the next through the pool: weights, momentum, loss, count
+    and batch were allocated before, and gradients are made anew in each step. Calls that are unsafe during capture are
+    errors in this thread only, because NCCL's watchdog queries its events from another.
     """
     pool = torch.cuda.graph_pool_handle()
 
-    def record(work: Work) -> Replay:
+    def capture(work: StepFunction) -> StepFunction:
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             work()
         return graph.replay
 
-    return record
+    return capture
 
 
-def warm_up_and_capture(work: Work, num_warm_up_steps: int, record: GraphCapturer) -> Replay:
-    """Run the work so many times, then record it; recording runs nothing on the device."""
+def warm_up_and_capture(work: StepFunction, num_warm_up_steps: int, capture: GraphCapturer) -> StepFunction:
+    """Run the work `num_warm_up_steps` times, then capture it (which runs nothing). Return the replay."""
     for _ in range(num_warm_up_steps):
         work()
-    return record(work)
+    return capture(work)
 
 
 class CapturedGraph(NamedTuple):
-    """The step for one size of batch, and the tensors that it reads and writes wherever it is replayed."""
+    """A captured step for one batch size, and the tensors that every replay reads and writes."""
 
     images: Tensor
     labels: Tensor
     loss: Tensor
-    replay: Replay
+    replay: StepFunction
 
 
 class CapturedStep:
-    """A step replayed from its graph, one for each size: the epoch's last, smaller batch has its own.
+    """A step that replays a CUDA graph. Each batch size has its own graph, as the last batch of an epoch is smaller.
 
-    The host hands over a batch and launches once; where the parts inside end cannot be marked. The learning rate
-    is part of the graph unless the optimizer reads it from the device (`fused_optimizer`).
+    The host copies a batch and launches once, so the parts of a step cannot be marked. The learning rate is fixed in
+    the graph unless the optimizer reads it from the device (`fused_optimizer`).
     """
 
     parts: tuple[str, ...] = WHOLE_STEP
 
-    def __init__(self, step: EagerStep, sizes: Sequence[int], spec: Spec, rank: Rank, record: GraphCapturer) -> None:
+    def __init__(self, step: EagerStep, sizes: Sequence[int], spec: Spec, rank: Rank, capture: GraphCapturer) -> None:
         self.num_correct = step.num_correct
         self._step = step
-        self._recorded = {size: self._record(size, spec, rank, record) for size in sizes}
+        self._graphs = {size: self._capture(size, spec, rank, capture) for size in sizes}
 
-    def _record(self, size: int, spec: Spec, rank: Rank, record: GraphCapturer) -> CapturedGraph:
+    def _capture(self, size: int, spec: Spec, rank: Rank, capture: GraphCapturer) -> CapturedGraph:
         images, labels = blank_batch(size, spec, rank)
         loss = torch.zeros((), device=rank.device)
 
         def work() -> None:
             loss.copy_(self._step(images, labels, ignore_mark))
 
-        return CapturedGraph(images, labels, loss, warm_up_and_capture(work, num_capture_warm_up_steps(spec), record))
+        return CapturedGraph(images, labels, loss, warm_up_and_capture(work, num_capture_warm_up_steps(spec), capture))
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes of batch that were captured."""
-        return tuple(self._recorded)
+        """The batch sizes that were captured."""
+        return tuple(self._graphs)
 
     def begin_epoch(self) -> None:
         self._step.begin_epoch()
@@ -123,16 +122,16 @@ class CapturedStep:
         self._step.set_learning_rate(rate)
 
     def __call__(self, images: Tensor, labels: Tensor, mark: MarkPart) -> Tensor:
-        recorded = self._recorded[len(labels)]
-        recorded.images.copy_(images, non_blocking=True)
-        recorded.labels.copy_(labels, non_blocking=True)
-        recorded.replay()
+        graph = self._graphs[len(labels)]
+        graph.images.copy_(images, non_blocking=True)
+        graph.labels.copy_(labels, non_blocking=True)
+        graph.replay()
         mark("step")
-        return recorded.loss.clone()
+        return graph.loss.clone()
 
 
 def blank_batch(size: int, spec: Spec, rank: Rank) -> Batch:
-    """A batch of that size as the step meets it, of black images."""
+    """Return a batch of black images in the type and layout of training batches."""
     shape = (size, 3, IMAGE_SIZE_PX, IMAGE_SIZE_PX)
     images = torch.empty(shape, dtype=image_dtype(spec), device=rank.device, memory_format=memory_format(spec))
     return images.zero_(), torch.zeros(size, dtype=torch.int64, device=rank.device)

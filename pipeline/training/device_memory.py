@@ -1,4 +1,4 @@
-"""The memory that a rank may use, uses and has used: on its CUDA devices, or on the host."""
+"""Memory limits, use and peaks of a rank: on its CUDA devices, or on the host."""
 
 import ctypes
 import gc
@@ -15,12 +15,12 @@ from pipeline.training.process_group import Rank, device_indices
 
 
 def reset_memory_statistics(spec: Spec, rank: Rank) -> bool:
-    """Count this process's memory from here, and give back what it does not use; False where it cannot."""
+    """Release unused memory and restart the peak counters of this process. Return False if the kernel refuses."""
     gc.collect()
     if rank.device.type == "cpu":
         ctypes.CDLL(None).malloc_trim(0)
         try:
-            Path("/proc/self/clear_refs").write_text("5")  # the peak resident set counts from here (proc(5))
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak resident set (proc(5))
         except OSError:
             return False
         return True
@@ -32,10 +32,10 @@ def reset_memory_statistics(spec: Spec, rank: Rank) -> bool:
 
 
 def set_memory_limit(spec: Spec, rank: Rank) -> None:
-    """Let this process use no more than `memory_limit_gib`, so that any machine can play a smaller one.
+    """Limit this process to `memory_limit_gib`, so that a machine can stand in for a smaller one.
 
-    On CUDA a fraction of the card for each of its devices; on the CPU a limit on data (RLIMIT_DATA) above
-    what the process holds after its imports.
+    On CUDA the limit holds for each device (a memory fraction). On the CPU it is RLIMIT_DATA, and counts on top of the
+    data segment that the process has after its imports.
     """
     if spec.memory_limit_gib is None:
         return
@@ -49,14 +49,14 @@ def set_memory_limit(spec: Spec, rank: Rank) -> None:
 
 
 def usable_device_bytes(spec: Spec, index: int) -> int:
-    """What this process holds of a CUDA device and could still get: all but CUDA's own and other processes'."""
+    """Return the bytes of a device that this process's allocator holds or could still get."""
     free_bytes, _ = torch.cuda.mem_get_info(index)
     usable = free_bytes + torch.cuda.memory_reserved(index)
     return usable if spec.memory_limit_gib is None else min(usable, int(spec.memory_limit_gib * GIB))
 
 
 def usable_host_bytes(spec: Spec) -> int | None:
-    """What this process holds of the host's memory and could still get under RLIMIT_DATA; None without a limit."""
+    """Return the bytes that this process holds or could still get under RLIMIT_DATA; None without a limit."""
     if spec.memory_limit_gib is None:
         return None
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_DATA)
@@ -64,21 +64,21 @@ def usable_host_bytes(spec: Spec) -> int | None:
 
 
 def data_segment_bytes() -> int:
-    """The size of this process's data segment now, which is what RLIMIT_DATA counts."""
+    """Return the size of this process's data segment, which RLIMIT_DATA limits."""
     return process_memory_bytes("VmData")
 
 
 def process_memory_bytes(field: str) -> int:
-    """A size of this process as the kernel gives it (proc(5), status): VmData, VmRSS, or its peak VmHWM."""
+    """Return a memory size of this process from /proc/self/status (proc(5)): VmData, VmRSS, or the peak VmHWM."""
     with open("/proc/self/status") as file:
         line = next(line for line in file if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024
 
 
 def read_peak_memory(spec: Spec, rank: Rank) -> list[DeviceMemory]:
-    """The peak of each device of this rank; on the CPU the peak resident set of the process."""
+    """Return the peak memory of each device of this rank; on the CPU the process's peak resident set."""
     if spec.device == "cpu":
-        # not ru_maxrss, which starts with the size of the process that started this one
+        # not ru_maxrss: it begins with the size of the parent process
         peak_bytes, limit_bytes = process_memory_bytes("VmHWM"), usable_host_bytes(spec)
         return [DeviceMemory(rank=rank.rank, device="cpu", peak_allocated_bytes=peak_bytes, usable_bytes=limit_bytes)]
     return [

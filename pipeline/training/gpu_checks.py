@@ -1,4 +1,4 @@
-"""Checks of the GPUs that a rank uses: if this torch can run there, and what other processes hold of their memory."""
+"""Checks of a rank's GPUs: support by this torch, and memory held by other processes."""
 
 import importlib
 import os
@@ -11,9 +11,9 @@ from pipeline.analysis.formulas import GIB
 from pipeline.experiment.record import FailureKind
 from pipeline.experiment.spec import Spec
 
-NEIGHBOUR_BYTES = GIB  # of other processes: less is a display, a monitor, or the error of the estimate
-# what a process holds besides torch's allocator: its CUDA context and kernels, and NCCL's buffers. On H200s 0.8 GiB,
-# and up to 2.0 under DDP over 2 and 4 GPUs (the published records: memory of the GPU less `usable_bytes`)
+MIN_OTHER_PROCESS_BYTES = GIB  # less is a display, a monitor, or the error of the estimate
+# Memory of a process outside torch's allocator: CUDA context and kernels, and NCCL's buffers. On H200s 0.8 GiB,
+# and up to 2.0 GiB under DDP over 2 and 4 GPUs (published records: memory of the GPU less `usable_bytes`).
 CONTEXT_BYTES, NCCL_BYTES = GIB, GIB
 VOLTA, AMPERE = (7, 0), (8, 0)  # compute capabilities
 
@@ -21,7 +21,7 @@ Capability = tuple[int, int]
 
 
 class GpuProblem(RuntimeError):
-    """The GPU cannot give the point's result; the text is the reason with its cure, `kind` the failure's."""
+    """The GPU cannot run the point. The message names the reason and the cure; `kind` is the kind of failure."""
 
     def __init__(self, kind: FailureKind, text: str) -> None:
         super().__init__(text)
@@ -29,7 +29,7 @@ class GpuProblem(RuntimeError):
 
 
 def check_gpu_supported(spec: Spec, devices: Sequence[int]) -> None:
-    """Raise GpuProblem where this torch has no kernels for one of the devices, or the device no bf16."""
+    """Raise GpuProblem if this torch has no kernels for a device, or a device lacks the precision of the point."""
     arch_list = torch.cuda.get_arch_list() if devices else []
     for index in devices:
         name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
@@ -39,10 +39,10 @@ def check_gpu_supported(spec: Spec, devices: Sequence[int]) -> None:
 
 
 def kernel_problem(name: str, capability: Capability, arch_list: Sequence[str]) -> str | None:
-    """Return why a torch built for those architectures cannot run on the GPU, with the cure; None where it can.
+    """Return why a torch built for `arch_list` cannot run on the GPU, with the cure; None if it can.
 
     A binary (sm_80) runs on its own and later minor versions (8.6), intermediate code (compute_90) on every later GPU.
-    A torch that names none is not judged.
+    An empty list is no problem.
     """
     if not arch_list or any(has_kernels_for(arch, capability) for arch in arch_list):
         return None
@@ -51,7 +51,7 @@ def kernel_problem(name: str, capability: Capability, arch_list: Sequence[str]) 
 
 
 def has_kernels_for(arch: str, capability: Capability) -> bool:
-    """Return if code for the architecture runs on such a GPU. The suffix a or f ties it to one model or family."""
+    """True if code for `arch` runs on a GPU of that capability. Suffix a: only that capability; f: only its family."""
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
     if match is None:
         return False
@@ -64,9 +64,10 @@ def has_kernels_for(arch: str, capability: Capability) -> bool:
 
 
 def precision_problem(name: str, capability: Capability, precision: str | None) -> str | None:
-    """Return why the GPU does not compute in the precision, with the cure; None where it does.
+    """Return why the GPU cannot compute in the precision, with the cure; None if it can.
 
-    torch emulates bf16 on older GPUs, slower than fp32. TF32 is a permission; `precision_used` says what became of it.
+    torch emulates bf16 on older GPUs, slower than fp32. TF32 is only a permission: a record's `precision_used` has the
+    precision that was used.
     """
     if precision != "bf16" or capability >= AMPERE:
         return None
@@ -75,34 +76,34 @@ def precision_problem(name: str, capability: Capability, precision: str | None) 
 
 
 def check_gpu_free(others_bytes: Mapping[int, int | None]) -> None:
-    """Raise GpuProblem where other processes hold memory of one of the GPUs."""
-    problem = neighbour_problem(others_bytes, "holds")
+    """Raise GpuProblem if other processes hold more than 1 GiB of one of the GPUs."""
+    problem = other_process_problem(others_bytes, "holds")
     if problem:
         raise GpuProblem("gpu_shared", problem)
 
 
-def neighbour_problem(others_bytes: Mapping[int, int | None], verb: str) -> str | None:
-    """Return which GPUs other processes hold more than 1 GiB of, with the cure; None without any."""
+def other_process_problem(others_bytes: Mapping[int, int | None], verb: str) -> str | None:
+    """Return on which GPUs other processes hold over 1 GiB, with the cure; None if on no GPU."""
     held = [
         f"{num_bytes / GIB:.1f} GiB of GPU {index}"
         for index, num_bytes in others_bytes.items()
-        if num_bytes is not None and num_bytes > NEIGHBOUR_BYTES
+        if num_bytes is not None and num_bytes > MIN_OTHER_PROCESS_BYTES
     ]
     return f"another process {verb} {', '.join(held)}; run again on a free GPU" if held else None
 
 
 def memory_of_others_bytes(spec: Spec, index: int) -> int | None:
-    """Return the bytes of a GPU that other processes hold now; None where CUDA cannot say.
+    """Return the bytes of a GPU that other processes hold now; None if CUDA gives no answer.
 
-    This process is the only one of its job on the GPU. Its own use is the driver's count of it; where the driver does
-    not know it (no nvidia-ml-py, or the process numbers of a container), torch's memory and what comes besides.
+    Assumes that this process is the only one of its job on the GPU. Its own use comes from the driver. If the driver
+    does not know it (no nvidia-ml-py, or process ids of a container), it is estimated from torch's memory.
     """
     try:
         free_bytes, total_bytes = torch.cuda.mem_get_info(index)
     except RuntimeError as error:
         if "out of memory" not in str(error):
             return None
-        return torch.cuda.get_device_properties(index).total_memory  # no room for a context: this process holds nothing
+        return torch.cuda.get_device_properties(index).total_memory  # this process has no context there
     own_bytes = nvml_process_bytes(index)
     if own_bytes is None:
         own_bytes = torch.cuda.memory_reserved(index) + CONTEXT_BYTES + (NCCL_BYTES if spec.num_gpus > 1 else 0)
@@ -110,7 +111,7 @@ def memory_of_others_bytes(spec: Spec, index: int) -> int | None:
 
 
 def nvml_process_bytes(index: int) -> int | None:
-    """Return the bytes of a GPU that this process holds, as the driver counts them; None where it does not say."""
+    """Return the bytes of a GPU that this process holds, from the driver; None if it gives no answer."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:

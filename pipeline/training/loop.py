@@ -1,4 +1,10 @@
-"""The training loop of one rank: warm up for an epoch, then time the next ones."""
+"""The training loop of one rank.
+
+An epoch is `spec.steps_per_epoch` steps: one pass over the rank's share of the data, or fewer steps for a probe.
+The clock starts after a barrier, once the loader has begun the epoch, and stops when the device has done its last step;
+evaluation and the exchange of results come after. Epoch 1 warms up: it is recorded like the others, but the analysis
+computes times from the epochs after it.
+"""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +34,7 @@ MAX_EVALUATION_BATCH_SIZE = 1000
 
 
 class RankEpochSeries(NamedTuple):
-    """One rank's raw epoch: parts [num_steps, number of parts] in ns, and the loss of each step."""
+    """Raw results of one rank's epoch: part times [num_steps, num_parts] in ns; loss and batch size of each step."""
 
     clock: RankEpoch
     parts_ns: PartTimesNs
@@ -38,26 +44,26 @@ class RankEpochSeries(NamedTuple):
 
 
 class TrainingSetup(NamedTuple):
-    """What a rank trains on and what it trains, with every random state as the point's seed says."""
+    """The batches and the model of a rank, made from the seed of the point."""
 
     batches: TrainingBatches
     bare_model: nn.Module
 
 
 def build_training_setup(spec: Spec, rank: Rank, data: Path | None) -> TrainingSetup:
-    """The batches and the model of a point; all ranks begin with the same weights. Raises staging.DataNotStaged."""
+    """Build the batches and the model of a point. All ranks begin with equal weights. Raises staging.DataNotStaged."""
     set_precision(spec)
     torch.manual_seed(spec.seed)
     batches = build_batches(spec, rank.shard, data)
     bare_model = build_model(spec.model or "resnet18", batches.num_classes, "zero_gamma" in spec.remedies)
-    torch.manual_seed(spec.seed * 1_000_003 + rank.rank)  # augmentation in this process differs by rank
+    torch.manual_seed(spec.seed * 1_000_003 + rank.rank)  # each rank draws its own augmentation
     return TrainingSetup(batches, bare_model)
 
 
 def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement, list[list[PartTimesNs]]]:
-    """Run every epoch of a point and return what was measured, and parts_ns by epoch and rank.
+    """Train a point. Return its measurement, and part times in ns as [epoch][rank].
 
-    A point whose windows are settled before the last epoch ends there; its record holds the epochs that were run.
+    Training ends early when the epoch time is precise enough (may_stop_now); the measurement holds the epochs run.
     """
     batches, bare_model = build_training_setup(spec, rank, data)
     test_images = load_images(spec, "test", data) if spec.evaluate and rank.rank == 0 else None
@@ -86,12 +92,12 @@ def run_epochs(
     bare_model: nn.Module,
     test_images: Images | None,
 ) -> tuple[list[Epoch], list[list[PartTimesNs]]]:
-    """Every epoch in turn, until the last or until the windows are settled."""
+    """Run all epochs, or fewer if may_stop_now. Return their summaries, and part times in ns as [epoch][rank]."""
     epochs: list[Epoch] = []
     series: list[list[PartTimesNs]] = []
     for number in range(1, spec.epochs + 1):
         gathered = process_group.all_gather(run_epoch(number, spec, rank, batches, step))
-        # in batches no larger than the training's, so that the peak memory is the training's
+        # evaluation batches are no larger than training batches, so that the peak memory is that of training
         batch_size = min(MAX_EVALUATION_BATCH_SIZE, spec.batch_size_per_gpu)
         tested = evaluate(bare_model, test_images, rank, batch_size) if test_images else (None, None)
         epochs.append(summarize_epoch(number, spec, gathered, *tested))
@@ -102,9 +108,9 @@ def run_epochs(
 
 
 def may_stop_now(spec: Spec, epochs: Sequence[Epoch]) -> bool:
-    """Whether the windows so far give the epoch time well enough, so that the rest may go.
+    """True if the epochs so far give a precise epoch time, and the point may stop early (spec.may_stop_early).
 
-    Only where the epochs after the first are windows and nothing else (spec.may_stop_early).
+    The first epoch, which warms up, does not count.
     """
     if not spec.may_stop_early:
         return False
@@ -121,13 +127,13 @@ def run_epoch(
     step: TrainingStep,
     clock_type: type[StepTimer] = StepTimer,
 ) -> RankEpochSeries:
-    """One epoch on the clock: nothing between start and stop prints, reads a value back or synchronizes."""
+    """Run and time one epoch. Between start and stop nothing prints, synchronizes or reads a value from the device."""
     num_steps = spec.steps_per_epoch
     clock = clock_type(num_steps, rank.device, step.parts)
     losses: list[Tensor] = []
     sizes: list[int] = []
     step.begin_epoch()
-    batch_iterator = iter(batches.epoch(number))  # starts the loader's workers, so it comes before the clock
+    batch_iterator = iter(batches.epoch(number))  # starts the workers of the loader: before the clock
     process_group.barrier(rank)
 
     clock.start()
@@ -149,14 +155,13 @@ def run_epoch(
 
 
 def read_rank_epoch(clock: StepTimer, rank: Rank, num_samples: int) -> RankEpoch:
-    """The totals of an epoch; its parts are None where the step could not be marked inside."""
+    """Return the clock totals of an epoch. Parts that the step does not mark are None."""
     totals = {part: int(time_ns) for part, time_ns in zip(clock.parts, clock.parts_ns().sum(axis=0), strict=True)}
+    has_parts = clock.parts == STEP_PARTS
     return RankEpoch(
         rank=rank.rank,
         epoch_time_ns=clock.epoch_time_ns,
-        compute_time_ns=sum(totals[part] for part in STEP_PARTS if part != "data")
-        if clock.parts == STEP_PARTS
-        else None,
+        compute_time_ns=sum(totals[part] for part in STEP_PARTS if part != "data") if has_parts else None,
         data_time_ns=totals.get("data"),
         copy_ns=totals.get("copy"),
         forward_ns=totals.get("forward"),
@@ -169,7 +174,7 @@ def read_rank_epoch(clock: StepTimer, rank: Rank, num_samples: int) -> RankEpoch
 
 
 def set_precision(spec: Spec) -> None:
-    """Let convolutions and matrix products use TF32 only where the point says so; cuDNN does not tune itself yet."""
+    """Allow TF32 in convolutions and matrix products only if the point asks for it; turn off cuDNN's benchmark."""
     allow_tf32 = spec.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     torch.backends.cudnn.allow_tf32 = allow_tf32
@@ -177,19 +182,22 @@ def set_precision(spec: Spec) -> None:
 
 
 def precision_used(spec: Spec, rank: Rank) -> str:
-    """What the device computes in: TF32 is a permission that only some GPUs can use."""
+    """Return the precision that the device computes in. TF32 becomes fp32 on GPUs before Ampere and on the CPU."""
     has_tf32 = rank.device.type == "cuda" and torch.cuda.get_device_capability(rank.device) >= (8, 0)
     return "fp32" if spec.precision == "tf32" and not has_tf32 else str(spec.precision)
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, images: Images, rank: Rank, batch_size: int) -> tuple[float | None, float]:
-    """Mean loss (None where it is not finite) and accuracy over the test set, on rank 0 and outside the clock."""
+    """Return the mean loss (None if not finite) and the accuracy (a fraction) over the test set.
+
+    Runs on rank 0 only, while no clock runs.
+    """
     model.eval()
     mean, std = (torch.tensor(values, device=rank.device).view(1, 3, 1, 1) for values in (CHANNEL_MEANS, CHANNEL_STDS))
     loss_sum, num_correct = 0.0, 0
     for start in range(0, len(images.labels), batch_size):
-        pixels = np.array(images.pixels[start : start + batch_size])  # a copy: the cache is read-only
+        pixels = np.array(images.pixels[start : start + batch_size])  # a copy, since the memory map is read-only
         batch = torch.from_numpy(pixels).to(rank.device).permute(0, 3, 1, 2)
         labels = torch.from_numpy(images.labels[start : start + batch_size]).to(rank.device)
         outputs = model((batch.float() / 255 - mean) / std)
@@ -202,7 +210,7 @@ def evaluate(model: nn.Module, images: Images, rank: Rank, batch_size: int) -> t
 def summarize_epoch(
     number: int, spec: Spec, ranks: list[RankEpochSeries], test_loss: float | None, test_accuracy: float | None
 ) -> Epoch:
-    """Every rank's clock, and loss and accuracy over all samples that were seen."""
+    """Combine the ranks of an epoch: every rank's clock, and loss and accuracy over all samples seen."""
     num_seen = sum(sum(part.sizes) for part in ranks)
     loss = sum(loss * size for part in ranks for loss, size in zip(part.losses, part.sizes, strict=True)) / num_seen
     diverged = [step for part in ranks for step, loss in enumerate(part.losses) if not math.isfinite(loss)]
@@ -222,17 +230,19 @@ def summarize_epoch(
 
 
 def drop_long_series(epochs: list[Epoch]) -> tuple[Epoch, ...]:
-    """Keep step times in the record only where they leave it small and readable; steps.npz has them all."""
+    """Return the epochs without step times if these would make the record too long. steps.npz holds all of them."""
     num_clocks = sum(len(epoch.ranks) for epoch in epochs)
     if sum(len(epoch.step_times_ns or ()) for epoch in epochs) <= MAX_STEP_TIMES and num_clocks <= MAX_RANK_EPOCHS:
         return tuple(epochs)
     return tuple(msgspec.structs.replace(epoch, step_times_ns=None) for epoch in epochs)
 
 
-def build_measurement(spec: Spec, rank: Rank, model: nn.Module, epochs: tuple[Epoch, ...], **facts: Any) -> Measurement:
-    """What was measured with every rank's memory and the model's size; called by all ranks.
+def build_measurement(
+    spec: Spec, rank: Rank, model: nn.Module, epochs: tuple[Epoch, ...], **fields: Any
+) -> Measurement:
+    """Build a measurement with the memory of every rank and the size of the model. Called by all ranks.
 
-    `facts` are further fields of the measurement.
+    `fields` are further fields of the measurement.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return Measurement(
@@ -243,5 +253,5 @@ def build_measurement(spec: Spec, rank: Rank, model: nn.Module, epochs: tuple[Ep
         precision_used=precision_used(spec, rank),
         cudnn_benchmark=torch.backends.cudnn.benchmark if spec.device == "cuda" else None,
         num_threads=torch.get_num_threads(),
-        **facts,
+        **fields,
     )

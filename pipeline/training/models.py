@@ -1,4 +1,4 @@
-"""The networks: a function a model, named as the `model` axis names it.
+"""The models: one function each, named like its value of the `model` axis.
 
 To add one, write a function here that takes `num_classes` and `zero_gamma` and returns a module for images
 of shape [batch, 3, 32, 32], and add its name to `Model` in pipeline.experiment.spec.
@@ -16,13 +16,16 @@ from pipeline.experiment.spec import Model
 
 
 def build_model(name: Model, num_classes: int, zero_gamma: bool = False) -> nn.Module:
-    """The model of that name; `zero_gamma` zeroes the last BatchNorm gamma of each residual block."""
+    """Build the model of that name. `zero_gamma` zeroes the last BatchNorm gamma of each residual block."""
     builder = cast(Callable[[int, bool], nn.Module], getattr(sys.modules[__name__], name))
     return builder(num_classes, zero_gamma)
 
 
 def resnet18(num_classes: int, zero_gamma: bool) -> nn.Module:
-    """ResNet-18 (He et al. 2016) with the CIFAR stem: 3x3 stride-1 convolution, no max-pool; 11,173,962 parameters."""
+    """Build ResNet-18 (He et al. 2016) with the CIFAR stem: 3x3 convolution of stride 1, no max-pool.
+
+    It has 11,173,962 parameters with ten classes.
+    """
     model = torchvision.models.resnet18(num_classes=num_classes, zero_init_residual=zero_gamma)
     model.conv1 = Stem(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
@@ -31,7 +34,7 @@ def resnet18(num_classes: int, zero_gamma: bool) -> nn.Module:
 
 
 def lenet(num_classes: int, zero_gamma: bool) -> nn.Module:
-    """LeNet-5 (LeCun et al. 1998) on three channels, with ReLU and max-pool: for quick tests; it has no gamma."""
+    """Build LeNet-5 (LeCun et al. 1998) for three channels, with ReLU and max-pool, for quick tests (no gamma)."""
     return Sequential(
         nn.Conv2d(3, 6, kernel_size=5),  # [batch, 6, 28, 28]
         nn.ReLU(),
@@ -49,31 +52,31 @@ def lenet(num_classes: int, zero_gamma: bool) -> nn.Module:
 
 
 class Sequential(nn.Sequential):
-    """As torch's, with a forward of its own: under DDP, torch.compile passes over a forward that is torch's."""
+    """torch's Sequential with its own forward: under DDP, torch.compile skips a forward that belongs to torch."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Every layer in turn."""
+        """Apply every layer in turn."""
         outputs: Tensor = super().forward(images)  # type: ignore[no-untyped-call]
         return outputs
 
 
 class Stem(nn.Conv2d):
-    """A convolution of stride 1 over few channels; compiled for a GPU it is a product of patches with the weight.
+    """A convolution of stride 1 over few channels. Compiled for a GPU it is a product of patches and weight.
 
-    Where the channels are 3, cuDNN pads and copies them, or takes kernels without tensor cores.
+    For 3 channels cuDNN would pad and copy the input, or use kernels without tensor cores.
     """
 
     def forward(self, images: Tensor) -> Tensor:
-        """The convolution of images [batch, channels, height, width]."""
+        """Convolve images [batch, channels, height, width]."""
         if torch.compiler.is_compiling() and images.is_cuda:
             return im2col_convolution(images, self.weight, int(self.padding[0]))
         return super().forward(images)
 
 
 def im2col_convolution(images: Tensor, weight: Tensor, padding: int) -> Tensor:
-    """A convolution of stride 1 without bias, as one matrix product; its output lies in memory channels last.
+    """Convolve with stride 1 and without bias as one matrix product. The output is channels last in memory.
 
-    The rows of both matrices are padded to a multiple of 8, which tensor cores ask for.
+    The rows of both matrices are padded to a multiple of 8, as tensor cores require.
     """
     height, width = weight.shape[2:]
     padded = nn.functional.pad(images, (padding,) * 4)

@@ -1,4 +1,4 @@
-"""One rank's place among the others: its device, its process group, and the model wrapped for the strategy."""
+"""The rank of this process, its device and process group, and the model wrapped for the strategy."""
 
 import functools
 import os
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Rank(NamedTuple):
-    """Which process this is. `device` indexes into the GPUs that the job was given, never into the node's."""
+    """The identity of this process. `device` is an index into the GPUs visible to the job, not into the node's."""
 
     rank: int
     local_rank: int
@@ -28,14 +28,14 @@ class Rank(NamedTuple):
 
     @property
     def shard(self) -> Shard:
-        """This rank's share of the images."""
+        """The share of the images that this rank trains on."""
         return Shard(self.rank, self.world_size, self.device)
 
 
-def take_place(spec: Spec) -> Rank:
-    """Return which rank torchrun made of this process, and its device, which it does not touch yet.
+def find_rank(spec: Spec) -> Rank:
+    """Return the rank of this process from torchrun's variables, with its device. The device is not used yet.
 
-    Raises RuntimeError when fewer GPUs are visible than the point uses.
+    Raises RuntimeError if fewer GPUs are visible than the point uses.
     """
     rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
     device = torch.device("cpu")
@@ -48,20 +48,20 @@ def take_place(spec: Spec) -> Rank:
 
 
 def join_process_group(spec: Spec) -> Rank:
-    """Take this process's device and, under DDP, join the process group that torchrun laid out."""
-    found = take_place(spec)
-    device = found.device
+    """Select this process's device and, under DDP, join the process group. Return the rank."""
+    rank = find_rank(spec)
+    device = rank.device
     if spec.device == "cuda":
         torch.cuda.set_device(device)
     if spec.strategy == "ddp":
-        if spec.is_captured:  # as pytorch.org/docs/stable/notes/cuda.html asks for before DDP's step is captured
+        if spec.is_captured:  # required to capture a DDP step (pytorch.org/docs/stable/notes/cuda.html)
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         dist.init_process_group(
             "nccl" if spec.device == "cuda" else "gloo",
             timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
             device_id=device if spec.device == "cuda" else None,
         )
-    return found
+    return rank
 
 
 def leave_process_group() -> None:
@@ -71,19 +71,19 @@ def leave_process_group() -> None:
 
 
 def barrier(rank: Rank) -> None:
-    """Wait for every rank; nothing to wait for outside DDP."""
+    """Wait for every rank. Return at once outside DDP."""
     if dist.is_initialized():
         dist.barrier(device_ids=[rank.local_rank] if rank.device.type == "cuda" else None)
 
 
 def synchronize(rank: Rank) -> None:
-    """Wait for the rank's device; under DataParallel for the first one, on which every step ends."""
+    """Wait for the rank's device; under DataParallel for the first GPU, on which every step ends."""
     if rank.device.type == "cuda":
         torch.cuda.synchronize(rank.device)
 
 
 def all_gather(value: T) -> list[T]:
-    """Every rank's value, in the order of ranks; the caller's alone outside DDP."""
+    """Return the values of all ranks in rank order; outside DDP only the caller's. None values are left out."""
     if not dist.is_initialized():
         return [value]
     values: list[T | None] = [None] * dist.get_world_size()
@@ -92,7 +92,7 @@ def all_gather(value: T) -> list[T]:
 
 
 def wrap_for_strategy(model: nn.Module, spec: Spec, rank: Rank) -> nn.Module:
-    """The model as the strategy trains it: bare, DataParallel over the first GPUs, or DDP."""
+    """Return the model as the strategy trains it: bare, in DataParallel over the first GPUs, or in DDP."""
     if spec.strategy == "dp":
         return DataParallel(model, device_ids=list(range(spec.num_gpus)))
     if spec.strategy == "ddp":
@@ -104,14 +104,14 @@ def wrap_for_strategy(model: nn.Module, spec: Spec, rank: Rank) -> nn.Module:
 
 @functools.cache
 def bucket_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of the device on which DDP fills its buckets, where the backward pass is not to wait for that."""
+    """Return the device's stream on which DDP fills its buckets while the backward pass goes on."""
     return torch.cuda.Stream(device, priority=-1)
 
 
 def wrap_ddp(
     model: nn.Module, spec: Spec, rank: Rank, group: dist.ProcessGroup | None = None
 ) -> DistributedDataParallel:
-    """DDP as the spec sets it, over all ranks or a group of them."""
+    """Wrap the model in DDP with the options of the spec, over all ranks or over `group`."""
     return DistributedDataParallel(
         model,
         device_ids=[rank.local_rank] if rank.device.type == "cuda" else None,
@@ -123,7 +123,7 @@ def wrap_ddp(
 
 
 def device_indices(spec: Spec, rank: Rank) -> list[int]:
-    """The CUDA devices that this process uses, as indices into the visible ones; none on the CPU."""
+    """Return the indices of the visible CUDA devices that this process uses; none on the CPU."""
     if spec.device == "cpu":
         return []
     return list(range(spec.num_gpus)) if spec.strategy == "dp" else [rank.local_rank]

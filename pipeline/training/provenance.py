@@ -1,4 +1,4 @@
-"""Where an attempt ran: hardware, versions, commit, Slurm ids, and an allow-list of variables, redacted."""
+"""Provenance of an attempt: hardware, versions, commit, Slurm ids, and an allow-list of redacted variables."""
 
 import os
 import platform
@@ -33,8 +33,8 @@ MAX_TEXT_CHARS = 400
 
 
 def describe_environment(spec: Spec, rank: Rank) -> Environment:
-    """This rank's view; rank 0's is published with every rank's GPUs, nodes and boot ids put in."""
-    code = source_digest.imported_source()
+    """Describe the environment of this rank. Records hold rank 0's, with the GPUs, nodes and boot ids of all ranks."""
+    source = source_digest.imported_source()
     return Environment(
         gpus=tuple(describe_gpu(spec, index) for index in device_indices(spec, rank)),
         num_gpus_allocated=torch.cuda.device_count() * spec.num_nodes if spec.device == "cuda" else None,
@@ -50,29 +50,29 @@ def describe_environment(spec: Spec, rank: Rank) -> Environment:
         torchvision=metadata.version("torchvision"),
         python=platform.python_version(),
         pipeline=pipeline.__version__,
-        git_commit=code.commit,
-        git_dirty=code.is_dirty,
-        source_digest=code.digest,
-        source_changed=code.is_changed,
+        git_commit=source.commit,
+        git_dirty=source.is_dirty,
+        source_digest=source.digest,
+        source_changed=source.is_changed,
         slurm={name: os.environ[name][:MAX_TEXT_CHARS] for name in SLURM_VARIABLES if name in os.environ},
         variables=recorded_variables(os.environ),
     )
 
 
 def describe_gpu(spec: Spec, index: int) -> Gpu:
-    """A visible GPU by its name and UUID, with what other processes hold of it now."""
-    facts = torch.cuda.get_device_properties(index)
+    """Describe a visible GPU, with the bytes that other processes hold of it now."""
+    properties = torch.cuda.get_device_properties(index)
     return Gpu(
-        name=facts.name,
+        name=properties.name,
         node=node_name(),
-        uuid=str(facts.uuid),
-        memory_bytes=facts.total_memory,
+        uuid=str(properties.uuid),
+        memory_bytes=properties.total_memory,
         memory_of_others_bytes=memory_of_others_bytes(spec, index),
     )
 
 
 def cpu_model() -> str | None:
-    """The processor's name, as the kernel gives it."""
+    """Return the processor's name from /proc/cpuinfo; None if it is not there."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -83,7 +83,7 @@ def cpu_model() -> str | None:
 
 
 def driver_version() -> str | None:
-    """The NVIDIA driver's version, as the kernel module gives it."""
+    """Return the version of the NVIDIA kernel module; None without one."""
     try:
         match = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", Path("/proc/driver/nvidia/version").read_text())
     except OSError:
@@ -92,5 +92,5 @@ def driver_version() -> str | None:
 
 
 def nccl_version() -> str:
-    """The version of the NCCL that torch was built with."""
+    """Return the version of the NCCL that torch was built with."""
     return ".".join(str(part) for part in torch.cuda.nccl.version())

@@ -1,11 +1,11 @@
-"""The environment variables that a record keeps: exact names, since anyone may set one that begins like a library's."""
+"""Environment variables that a record keeps, by exact name: a prefix would also match variables of other origin."""
 
 import re
 from collections.abc import Mapping
 
-MAX_VALUE = 400
+MAX_VALUE_CHARS = 400
 
-# what each library reads that may change a result or its time; paths of logs, caches and keys are left out
+# variables of each library that may change a result or its time; paths of logs, caches and keys are left out
 NAMES_BY_PREFIX = {
     "CUDA": "DEVICE_ORDER VISIBLE_DEVICES",
     "GLOO": "DEVICE_TRANSPORT DISABLE_CONNECTION_RETRIES ENABLE_RANK_AS_SEQUENCE_NUMBER SOCKET_IFNAME",
@@ -57,22 +57,22 @@ NAMES_BY_PREFIX = {
 }
 RECORDED_NAMES = frozenset(f"{prefix}_{name}" for prefix, names in NAMES_BY_PREFIX.items() for name in names.split())
 
-# NCCL_ALGO="ring;allreduce:tree" names collectives before a colon
+# NCCL_ALGO="ring;allreduce:tree" has a collective before each colon: not a user and password
 COLLECTIVE = re.compile(r"\b(?:all_?gather|all_?reduce|broadcast|reduce|reduce_?scatter):", re.IGNORECASE)
 CREDENTIAL = re.compile(
-    r"://[^/\s]*@"  # a URL's user
+    r"://[^/\s]*@"  # the user of a URL
     r"|\bbearer\b"
     r"|(?:token|key|secret|pass\w*|auth\w*|credentials?|cookie|signature)\s*="
-    r"|\b[a-z_][\w.@-]*:(?!:|//|\d{1,3}(?!\w))[^\s,;]",  # user:pass; what has a number there is a port: mlx5_0:1
+    r"|\b[a-z_][\w.@-]*:(?!:|//|\d{1,3}(?!\w))[^\s,;]",  # user:password; a number after the colon is a port (mlx5_0:1)
     re.IGNORECASE,
 )
 
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that change what is measured; a value that looks like a credential is redacted whole."""
-    return {name: redact(value)[:MAX_VALUE] for name, value in sorted(environ.items()) if name in RECORDED_NAMES}
+    """Return the variables that may change a measurement. A value that looks like a credential is redacted whole."""
+    return {name: redact(value)[:MAX_VALUE_CHARS] for name, value in sorted(environ.items()) if name in RECORDED_NAMES}
 
 
 def redact(value: str) -> str:
-    """The value, or that it was taken out."""
+    """Return the value, or "redacted" if it looks like a credential."""
     return "redacted" if CREDENTIAL.search(COLLECTIVE.sub("", value)) else value

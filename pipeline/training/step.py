@@ -1,4 +1,4 @@
-"""One update of the parameters from one batch, with a mark where each of its parts ends."""
+"""One training step: an update of the parameters from one batch, with a mark at the end of each part."""
 
 import contextlib
 from collections.abc import Callable
@@ -13,36 +13,37 @@ from pipeline.training.process_group import Rank
 from pipeline.training.step_timer import STEP_PARTS
 
 MarkPart = Callable[[str], None]
+StepFunction = Callable[[], object]  # issues one training step, or other work that is timed or captured like one
 LossAndNumCorrect = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def ignore_mark(part: str) -> None:
-    """The mark of a step that no clock runs beside."""
+    """Do nothing: the mark of a step that is not timed part by part."""
 
 
 class TrainingStep(Protocol):
-    """A training step. `parts` are those that it marks after `data`; `num_correct` counts over the epoch."""
+    """A training step. It marks the end of each of its `parts` but `data`; `num_correct` counts over the epoch."""
 
     parts: tuple[str, ...]
     num_correct: Tensor  # int64, on the device
 
     def begin_epoch(self) -> None:
-        """Put the model into training mode and the count of correct answers to 0."""
+        """Set the model to training mode and the count of correct predictions to 0."""
 
     def set_learning_rate(self, rate: float) -> None:
-        """The rate of the steps that follow."""
+        """Set the learning rate of the next steps."""
 
     def __call__(self, images: Tensor, labels: Tensor, mark: MarkPart) -> Tensor:
-        """One update; returns the loss, on the device and detached. Nothing here waits for the device."""
+        """Update the parameters without waiting for the device. Return the loss, detached and on the device."""
 
 
 class EagerStep:
-    """Every operation issued by the host, one after another.
+    """A step whose operations the host issues one by one.
 
-    `forward` is what is called with the images where that is not the model itself, and `score` what makes loss and
-    correct answers of its outputs; `without_communication` is a context around forward and backward, and `after_backward` runs between
-    backward and optimizer. `rate_on_device` lets a fused optimizer read the learning rate from the device's memory,
-    where a captured step finds a new one.
+    `forward` replaces the model when it is called with the images. `compute_loss` maps outputs and labels to the loss
+    and the number of correct predictions. `sync_context` is entered around forward and backward, as DDP's no_sync
+    requires. `after_backward` runs between backward and optimizer. With `rate_on_device` a fused optimizer reads the
+    learning rate from device memory, so that a captured step follows changes of the rate.
     """
 
     parts: tuple[str, ...] = STEP_PARTS
@@ -54,8 +55,8 @@ class EagerStep:
         rank: Rank,
         *,
         forward: Callable[[Tensor], Tensor] | None = None,
-        score: LossAndNumCorrect | None = None,
-        without_communication: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        compute_loss: LossAndNumCorrect | None = None,
+        sync_context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         after_backward: Callable[[], object] | None = None,
         rate_on_device: bool = False,
     ) -> None:
@@ -66,8 +67,8 @@ class EagerStep:
         self.optimizer = build_optimizer(model, spec, rate)
         self.num_correct = torch.zeros((), dtype=torch.int64, device=rank.device)
         self._forward: Callable[[Tensor], Tensor] = model if forward is None else forward
-        self._score = cross_entropy if score is None else score
-        self._without_communication = without_communication
+        self._compute_loss = cross_entropy if compute_loss is None else compute_loss
+        self._sync_context = sync_context
         self._after_backward = after_backward
         self._device = rank.device
         self._memory_format = memory_format(spec)
@@ -91,9 +92,9 @@ class EagerStep:
         images = images.to(self._device, non_blocking=True).contiguous(memory_format=self._memory_format)
         labels = labels.to(self._device, non_blocking=True)
         mark("copy")
-        with self._without_communication():
+        with self._sync_context():
             with self._autocast:
-                loss, num_correct = self._score(self._forward(images), labels)
+                loss, num_correct = self._compute_loss(self._forward(images), labels)
             self.num_correct += num_correct
             mark("forward")
             self.optimizer.zero_grad(set_to_none=True)
@@ -107,18 +108,18 @@ class EagerStep:
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean loss of a batch, and how many of its answers are correct."""
+    """Return the mean loss of a batch and the number of correct predictions."""
     return nn.functional.cross_entropy(outputs, labels), (outputs.detach().argmax(1) == labels).sum()
 
 
 def place_model(model: nn.Module, spec: Spec, rank: Rank) -> nn.Module:
-    """The model on the rank's device, its weights laid out as the spec says; before any wrapping."""
+    """Move the bare model to the rank's device, its weights in the memory layout of the spec."""
     placed: nn.Module = model.to(rank.device, memory_format=memory_format(spec))  # type: ignore[call-overload]
     return placed
 
 
 def build_optimizer(model: nn.Module, spec: Spec, rate: float | Tensor) -> torch.optim.SGD:
-    """SGD as the spec sets it; where it is not fused, in the form that torch picks for the device."""
+    """Build SGD from the spec. If it is not fused, torch picks the implementation for the device."""
     return torch.optim.SGD(
         model.parameters(),
         lr=rate,
@@ -129,9 +130,10 @@ def build_optimizer(model: nn.Module, spec: Spec, rate: float | Tensor) -> torch
 
 
 def learning_rate_at(spec: Spec, update: int) -> float:
-    """The rate of an update from 0: linear scaling and gradual warm-up (Goyal et al. 2017).
+    """Return the learning rate of an update, counted from 0 (Goyal et al. 2017).
 
-    x global_batch_size/128 with linear scaling, ramped up over the warm-up's updates.
+    Linear scaling multiplies the rate by global_batch_size / REFERENCE_GLOBAL_BATCH_SIZE; warm-up ramps it up linearly
+    over the updates of the warm-up epochs.
     """
     rate = spec.learning_rate
     if "linear_scaling" in spec.remedies:

@@ -1,4 +1,4 @@
-"""The training step made ready before the clock starts: which execution is used, compiled and captured."""
+"""Preparation of the training step before the clock starts: choice of the execution, compilation, capture."""
 
 import contextlib
 import importlib.util
@@ -21,11 +21,11 @@ from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, TrainingStep, ignore_mark, place_model
 
 EXECUTIONS_FASTEST_FIRST: tuple[Execution, ...] = ("compiled_graph", "graph", "compile", "eager")
-"""As `make bench-gpu` found them on an H200 (bf16, one GPU, B=32 to 2048): what `execution: auto` goes by."""
+"""The order in which `execution: auto` tries them, from `make bench-gpu` on an H200 (bf16, one GPU, B=32 to 2048)."""
 
 
 class PreparedStep(NamedTuple):
-    """A step that is ready, and what that took: None and nothing where there was nothing to do."""
+    """A step that is ready to be timed; `compile_time_s` is None for an eager step, which needs no preparation."""
 
     step: TrainingStep
     compile_time_s: float | None = None
@@ -33,31 +33,31 @@ class PreparedStep(NamedTuple):
 
 
 def choose_execution(spec: Spec, rank: Rank) -> Execution:
-    """The execution that the spec names; for `auto` the fastest legal one. All ranks answer alike.
+    """Return the execution that the spec names; for `auto` the fastest allowed one. All ranks return the same.
 
-    Raises RuntimeError where this machine cannot compile what is to be compiled.
+    Raises RuntimeError if the execution needs a compiler and a node has none.
     """
     if spec.execution == "eager":
         return "eager"
-    able = all(process_group.all_gather(has_compiler(rank.device.type)))
+    can_compile = all(process_group.all_gather(has_compiler(rank.device.type)))
     if spec.execution == "auto":
-        return fastest_execution(spec, able)
-    if spec.execution in COMPILED_EXECUTIONS and not able:
+        return fastest_execution(spec, can_compile)
+    if spec.execution in COMPILED_EXECUTIONS and not can_compile:
         needs = "Triton and a C compiler" if spec.device == "cuda" else "a C++ compiler"
         raise RuntimeError(f"execution={spec.execution!r} needs {needs} on every node; install it, or use 'auto'.")
     return spec.execution
 
 
-def fastest_execution(spec: Spec, able_to_compile: bool) -> Execution:
-    """The first of FASTEST_FIRST that the spec and the machine allow; on the CPU, where none was measured, eager."""
+def fastest_execution(spec: Spec, can_compile: bool) -> Execution:
+    """Return the fastest execution that the spec and the machine allow; eager on the CPU, where none was measured."""
     if spec.device == "cpu":
         return "eager"
     allowed = (execution for execution in EXECUTIONS_FASTEST_FIRST if spec.execution_problem(execution) is None)
-    return next(execution for execution in allowed if able_to_compile or execution not in COMPILED_EXECUTIONS)
+    return next(execution for execution in allowed if can_compile or execution not in COMPILED_EXECUTIONS)
 
 
 def has_compiler(device: str) -> bool:
-    """Whether torch.compile finds what it builds kernels with: Triton and a C compiler, on the CPU a C++ compiler."""
+    """True if torch.compile can build kernels: it needs Triton and a C compiler, on the CPU a C++ compiler."""
     if device == "cpu":
         return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
     c_compilers = (os.environ.get("CC", "gcc"), "gcc", "clang", "cc")
@@ -65,16 +65,18 @@ def has_compiler(device: str) -> bool:
 
 
 def execution_stream(execution: Execution, rank: Rank) -> contextlib.AbstractContextManager[None]:
-    """Where everything of that execution is issued, the model's wrapping included (compiled: see bucketing)."""
+    """Return the stream context for all work of the execution. Wrap the model in it too (see ddp_wrapping_stream)."""
     if execution not in CAPTURED_EXECUTIONS:
         return contextlib.nullcontext()
     return cuda_graph.on_stream(cuda_graph.new_stream(execution, rank), rank)
 
 
 def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: Rank) -> PreparedStep:
-    """The model placed, wrapped, and its step ready; called by all ranks inside execution_stream(execution).
+    """Place and wrap the model, and prepare its step. Called by all ranks inside execution_stream(execution).
 
-    Compiling and capturing train a few steps, of which nothing stays.
+    Compiling and capturing train a few steps; the training state is restored after them.
+
+    Raises RuntimeError if torch.compile finds nothing to compile.
     """
     set_cudnn_benchmark(execution)
     placed = place_model(bare_model, spec, rank)
@@ -89,12 +91,12 @@ def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: 
     sizes = tuple(dict.fromkeys(batch_sizes(spec, rank.world_size)))
     ready: TrainingStep = step
     step.begin_epoch()
-    with restored_afterwards(step, rank), ignore_expected_warnings():
+    with restore_training_state(step, rank), ignore_expected_warnings():
         if execution in COMPILED_EXECUTIONS:
             num_before = num_compiled_graphs()
-            train_examples(step, sizes, spec, rank)
-            device_memory.reset_memory_statistics(spec, rank)  # cuDNN's trials took more memory than any step will
-            if num_compiled_graphs() - num_before <= len(sizes):  # the losses alone
+            run_compilation_steps(step, sizes, spec, rank)
+            device_memory.reset_memory_statistics(spec, rank)  # cuDNN's trials use more memory than a step
+            if num_compiled_graphs() - num_before <= len(sizes):  # only the loss function was compiled
                 raise RuntimeError(
                     f"torch.compile found nothing to compile in model {spec.model!r} under strategy {spec.strategy!r}; "
                     "give the model a forward of its own, or use execution: eager."
@@ -107,18 +109,18 @@ def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: 
 
 
 def ddp_wrapping_stream(execution: Execution, spec: Spec, rank: Rank) -> contextlib.AbstractContextManager[None]:
-    """Where the model is wrapped: DDP fills its buckets on the stream on which it was.
+    """Return the stream context in which to wrap the model: DDP fills its buckets on the stream current at wrapping.
 
-    That is one that the backward pass does not wait for, where weight gradients come from another
-    (pipeline.training.weight_gradient_overlap).
+    If weight gradients come from a side stream (pipeline.training.weight_gradient_overlap), this is a separate stream,
+    so that the backward pass does not wait for the buckets.
     """
     if spec.strategy != "ddp" or execution not in CAPTURED_EXECUTIONS or execution not in COMPILED_EXECUTIONS:
         return contextlib.nullcontext()
     return cuda_graph.on_stream(process_group.bucket_stream(rank.device), rank)
 
 
-def train_examples(step: EagerStep, sizes: tuple[int, ...], spec: Spec, rank: Rank) -> None:
-    """A few steps of each size, which compile whatever they meet."""
+def run_compilation_steps(step: EagerStep, sizes: tuple[int, ...], spec: Spec, rank: Rank) -> None:
+    """Run a few steps of each batch size, which makes torch.compile compile them."""
     for size in sizes:
         images, labels = blank_batch(size, spec, rank)
         for _ in range(cuda_graph.CAPTURE_WARM_UP_STEPS):
@@ -127,33 +129,33 @@ def train_examples(step: EagerStep, sizes: tuple[int, ...], spec: Spec, rank: Ra
 
 @contextlib.contextmanager
 def ignore_expected_warnings() -> Iterator[None]:
-    """Without the warnings of what is meant here."""
+    """Silence warnings about things that are intended here."""
     with warnings.catch_warnings():
-        # TorchDynamo looks whether the outputs, which the loss is made of, have a gradient
+        # TorchDynamo reads .grad of the outputs, which are not leaves
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-        # see bucketing
+        # see ddp_wrapping_stream
         warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
         yield
 
 
 @contextlib.contextmanager
-def restored_afterwards(step: EagerStep, rank: Rank) -> Iterator[None]:
-    """Whatever trains inside leaves no trace in parameters, buffers, momentum and random state.
+def restore_training_state(step: EagerStep, rank: Rank) -> Iterator[None]:
+    """Restore parameters, buffers, momentum and random state after the block, as if it had trained nothing.
 
-    Put back in place, since a graph reads where they lie. Momentum is left at 0, from which the first update goes
-    on as from none: 0 x momentum + gradient.
+    Tensors are restored in place, since a graph reads them at fixed addresses. Momentum buffers stay, with value 0: the
+    first update is then the same as without them (0 x momentum + gradient).
     """
     assert not step.optimizer.state, "the step has not trained yet"
-    held = [*step.model.parameters(), *step.model.buffers()]
-    saved = [tensor.detach().clone() for tensor in held]
+    tensors = [*step.model.parameters(), *step.model.buffers()]
+    saved = [tensor.detach().clone() for tensor in tensors]
     with torch.random.fork_rng(devices=[rank.device] if rank.device.type == "cuda" else []):
         yield
     with torch.no_grad():
-        for tensor, value in zip(held, saved, strict=True):
+        for tensor, value in zip(tensors, saved, strict=True):
             tensor.copy_(value)
         for state in step.optimizer.state.values():
             for value in state.values():
                 value.zero_()
 
 
-assert set(EXECUTIONS_FASTEST_FIRST) == set(get_args(Execution)), "auto knows every execution"
+assert set(EXECUTIONS_FASTEST_FIRST) == set(get_args(Execution)), "auto must know every execution"

@@ -1,7 +1,7 @@
-"""The clock of one epoch: when each part of each step ended, without synchronizing inside the window.
+"""The clock of one epoch. It marks the end of each part of each step, without synchronizing while it runs.
 
-Method: CUDA events at batch ready, after the copy to the GPU, after forward, after backward and after the
-optimizer, read once the epoch is over; on the CPU the same five marks come from perf_counter.
+Method: CUDA events after the batch is ready, the copy to the GPU, forward, backward and the optimizer, read when the
+epoch is over. On the CPU the same five marks come from perf_counter.
 """
 
 import itertools
@@ -13,16 +13,16 @@ import numpy.typing as npt
 import torch
 
 STEP_PARTS = ("data", "copy", "forward", "backward", "optimizer")
-"""The parts of a step; the mark of a part is its end. `data` begins where the step before it ended."""
+"""The parts of a step. A mark ends its part; `data` begins when the step before has ended."""
 
 WHOLE_STEP = ("step",)
-"""The one part of a step that cannot be marked inside; it begins where the step before it ended."""
+"""The one part of a step that cannot be marked inside (a CUDA graph); it begins when the step before has ended."""
 
 PartTimesNs = npt.NDArray[np.int64]  # nanoseconds
 
 
 class StepTimer:
-    """A mark a part on the device's own timeline, and the wall clock from synchronize to synchronize.
+    """A timer of one epoch: marks on the device's timeline, and wall time between synchronizations at start and stop.
 
     Use: start(), then for every step mark() "data" and once each of `parts` in their order, then stop().
     """
@@ -32,11 +32,11 @@ class StepTimer:
         self._device = device
         self._num_steps = num_steps
         self._marks: list[Any] = self._new_marks(num_steps * len(parts) + 1)
-        self._host_ns = [0] * (num_steps * 2 + 1)  # batch ready and step issued, as the host saw them
+        self._host_ns = [0] * (num_steps * 2 + 1)  # the host's times of batch ready and of step issued, in turn
         self._next = 0
         self._next_host = 0
         self._started_ns = self._stopped_ns = 0
-        self.started_unix_ns = 0  # the same moment in time.time_ns(), for what others sampled meanwhile
+        self.started_unix_ns = 0  # the start in Unix time, to match telemetry samples
 
     def _new_marks(self, count: int) -> list[Any]:
         if self._device.type == "cpu":
@@ -44,21 +44,21 @@ class StepTimer:
         return [torch.cuda.Event(enable_timing=True) for _ in range(count)]
 
     def start(self) -> None:
-        """Begin the window: the device is idle from here."""
+        """Wait until the device is idle, then start the clock."""
         self._synchronize()
         self.started_unix_ns = time.time_ns()
         self._started_ns = self._host_mark()
         self._mark()
 
     def mark(self, part: str) -> None:
-        """End a part of the current step; `data` ends for the host even where it is no part on the device."""
+        """End a part of the current step. The host's clock notes `data` even if it is not one of `parts`."""
         if part in self.parts:
             self._mark()
         if part in ("data", self.parts[-1]):
             self._host_mark()
 
     def stop(self) -> None:
-        """End the window once the device has done all its work."""
+        """Stop the clock when the device has done all its work."""
         assert self._next == len(self._marks), "every step is marked once a part"
         self._synchronize()
         self._stopped_ns = time.perf_counter_ns()
@@ -82,35 +82,35 @@ class StepTimer:
 
     @property
     def epoch_time_ns(self) -> int:
-        """Wall time from synchronize to synchronize."""
+        """Wall time from start to stop; the device is idle at both."""
         return self._stopped_ns - self._started_ns
 
     def parts_ns(self) -> PartTimesNs:
-        """The duration of each part of each step: [num_steps, len(parts)], in nanoseconds."""
+        """Return the duration of each part of each step: [num_steps, len(parts)], in ns."""
         if self._device.type == "cpu":
             marks = np.array(self._marks, dtype=np.int64)
             parts = marks[1:] - marks[:-1]
-        else:  # from each mark to the next: elapsed_time is a float32, too coarse from the start of a long epoch
+        else:  # from mark to mark: elapsed_time is a float32, too coarse for times since the start of a long epoch
             pairs = itertools.pairwise(self._marks)
             parts = np.array([round(start.elapsed_time(end) * 1e6) for start, end in pairs], dtype=np.int64)
         return parts.reshape(self._num_steps, len(self.parts))
 
     def loader_wait_ns(self) -> int:
-        """How long the host waited for batches, hidden behind the device's work or not."""
+        """Return how long the host waited for batches, also while the device was busy, in ns."""
         return int(np.diff(np.array(self._host_ns, dtype=np.int64))[::2].sum())
 
 
 class UnmarkedTimer(StepTimer):
-    """The wall clock alone: what the marks cost is the difference. Its parts are zeros."""
+    """A timer without marks, to measure what the marks of StepTimer cost. Its parts are zeros."""
 
     def mark(self, part: str) -> None:
-        """Mark nothing."""
+        """Do nothing."""
 
     def stop(self) -> None:
-        """End the window once the device has done all its work."""
+        """Stop the clock when the device has done all its work."""
         self._synchronize()
         self._stopped_ns = time.perf_counter_ns()
 
     def parts_ns(self) -> PartTimesNs:
-        """Zeros: [num_steps, len(parts)]."""
+        """Return zeros: [num_steps, len(parts)]."""
         return np.zeros((self._num_steps, len(self.parts)), dtype=np.int64)

@@ -1,9 +1,9 @@
-"""Weight gradients of convolutions beside the rest of a compiled backward pass, on a stream of their own.
+"""Overlap of weight gradients with the rest of a compiled backward pass: convolutions compute them on a side stream.
 
-Nothing waits for a weight gradient until the optimizer reads it, while the gradient of the input is what the next
-layer down waits for. A pass over the compiled graph sends the former to a side stream, and one operation at the end
-waits for it. In a captured step the two become branches of one CUDA graph: small kernels fill the GPU together.
-Under DDP the backward pass has an end at each bucket, and there only the stream that fills the bucket waits.
+The layer below needs the input gradient at once; a weight gradient is first read by the optimizer. A pass over the
+compiled graph therefore moves weight gradients to a side stream, and one operation at the end waits for them. In a
+captured step both become branches of one CUDA graph, and small kernels share the GPU. Under DDP the backward pass is
+split at the buckets; at each split only the stream that fills the bucket waits.
 """
 
 import functools
@@ -22,16 +22,14 @@ from pipeline.training.process_group import bucket_stream
 aten = torch.ops.aten
 
 INDUCTOR_OPTIONS = {"allow_buffer_reuse": False, "inplace_buffers": False}
-"""What the pass asks of Inductor: it knows one stream, and would write over what the other one still reads."""
+"""Options that the pass requires: Inductor assumes one stream, and would reuse memory that the side stream reads."""
 
-_tensors_in_use: list[
-    Tensor
-] = []  # what the side stream reads, kept from the allocator until another has waited for it
+_tensors_in_use: list[Tensor] = []  # read by the side stream; kept from the allocator until it has been waited for
 
 
 @functools.cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of the device on which weight gradients are computed."""
+    """Return the device's stream on which weight gradients are computed."""
     return torch.cuda.Stream(device)
 
 
@@ -44,7 +42,7 @@ def convolution_gradients(
     dilation: list[int],
     groups: int,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of a convolution's inputs and of its weight; the latter is not there before it is joined."""
+    """Return the gradients of a convolution's inputs and weight. Wait for the weight's before reading it."""
     shape = (None, stride, padding, dilation, False, [0] * len(stride), groups)
     if not gradient.is_cuda:
         gradients = aten.convolution_backward(gradient, inputs, weight, *shape, [True, True, False])
@@ -52,82 +50,83 @@ def convolution_gradients(
     side = side_stream(gradient.device)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        of_weight = aten.convolution_backward(gradient, inputs, weight, *shape, [False, True, False])[1]
+        weight_gradient = aten.convolution_backward(gradient, inputs, weight, *shape, [False, True, False])[1]
     _tensors_in_use.extend((gradient, inputs))
-    of_inputs = aten.convolution_backward(gradient, inputs, weight, *shape, [True, False, False])[0]
-    return of_inputs, of_weight
+    input_gradient = aten.convolution_backward(gradient, inputs, weight, *shape, [True, False, False])[0]
+    return input_gradient, weight_gradient
 
 
-def wait_for_weight_gradients(of_weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Wait for every weight gradient, and give them in the type that the optimizer takes."""
-    if of_weights[0].is_cuda:
-        torch.cuda.current_stream().wait_stream(side_stream(of_weights[0].device))
+def wait_for_weight_gradients(weight_gradients: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Let the current stream wait for all weight gradients. Return them in `dtype`."""
+    if weight_gradients[0].is_cuda:
+        torch.cuda.current_stream().wait_stream(side_stream(weight_gradients[0].device))
     _tensors_in_use.clear()
-    return convert(of_weights, dtype)
+    return convert(weight_gradients, dtype)
 
 
-def send_to_bucket_stream(of_weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """As `join`, where bucket_stream alone waits: nothing else may read what is returned before the backward pass is
-    over, at whose end autograd waits for the streams that gradients were accumulated on.
+def send_to_bucket_stream(weight_gradients: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Let only bucket_stream wait for all weight gradients. Return them in `dtype`.
 
-    Until then all that the side stream read is kept: more memory than `join` at each bucket needs.
+    Nothing else may read them before the end of the backward pass, when autograd waits for the streams on which
+    gradients were accumulated. Inputs of the side stream are kept until then, which takes more memory than
+    wait_for_weight_gradients.
     """
-    if not of_weights[0].is_cuda:
-        return wait_for_weight_gradients(of_weights, dtype)
-    side = side_stream(of_weights[0].device)
+    if not weight_gradients[0].is_cuda:
+        return wait_for_weight_gradients(weight_gradients, dtype)
+    side = side_stream(weight_gradients[0].device)
     with torch.cuda.stream(side):
-        joined = convert(of_weights, dtype)
-    bucket_stream(of_weights[0].device).wait_stream(side)
-    Variable._execution_engine.queue_callback(_tensors_in_use.clear)  # the backward pass is not over
+        joined = convert(weight_gradients, dtype)
+    bucket_stream(weight_gradients[0].device).wait_stream(side)
+    Variable._execution_engine.queue_callback(_tensors_in_use.clear)  # runs at the end of the backward pass
     return joined
 
 
 def convert(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Copies of the tensors in that type."""
+    """Return copies of the tensors in `dtype`."""
     converted = empty_like_all(tensors, dtype)
     torch._foreach_copy_(converted, tensors)
     return converted
 
 
 def empty_like_all(like: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Tensors of that type which lie in memory as the others do."""
+    """Return empty tensors of `dtype` with the shapes and strides of `like`."""
     return [torch.empty_like(tensor, dtype=dtype) for tensor in like]
 
 
-define = functools.partial(torch.library.custom_op, mutates_args=(), tags=[torch.Tag.needs_fixed_stride_order])
-define("pipeline::convolution_gradients")(convolution_gradients).register_fake(
+register = functools.partial(torch.library.custom_op, mutates_args=(), tags=[torch.Tag.needs_fixed_stride_order])
+register("pipeline::convolution_gradients")(convolution_gradients).register_fake(
     lambda gradient, inputs, weight, *_: (torch.empty_like(inputs), torch.empty_like(weight))
 )
-define("pipeline::join")(wait_for_weight_gradients).register_fake(empty_like_all)
-define("pipeline::hand_over")(send_to_bucket_stream).register_fake(empty_like_all)
+register("pipeline::wait_for_weight_gradients")(wait_for_weight_gradients).register_fake(empty_like_all)
+register("pipeline::send_to_bucket_stream")(send_to_bucket_stream).register_fake(empty_like_all)
 
 
 class OverlapWeightGradients(CustomGraphPass):
-    """The pass, as Inductor's `post_grad_custom_post_pass`; it changes nothing where there is no backward pass.
+    """The pass over a compiled graph, for Inductor's `post_grad_custom_post_pass`. Forward graphs stay as they are.
 
-    `to_buckets`: DDP was wrapped on bucket_stream, and what leaves the graph goes there alone.
+    With `to_buckets`, DDP was wrapped on bucket_stream, and gradients that leave the graph go there only.
     """
 
     def __init__(self, to_buckets: bool) -> None:
         self.to_buckets = to_buckets
 
     def __call__(self, graph: Graph) -> None:
-        """Replace every backward of a convolution that gives both gradients, and join their weights' after the last."""
+        """Replace each convolution backward that gives both gradients; wait for weight gradients after the last one."""
         ends = [end for node in find_backwards(graph) if (end := replace_backward(graph, node)) is not None]
         for dtype in dict.fromkeys(end.meta["val"].dtype for end in ends):
             of_dtype = [end for end in ends if end.meta["val"].dtype == dtype]
-            leave = all(user.op == "output" for end in of_dtype for user in end.users)  # nothing in here reads them
-            joining = torch.ops.pipeline.hand_over if self.to_buckets and leave else torch.ops.pipeline.join
-            join_weight_gradients(graph, of_dtype, dtype, joining.default)
+            is_read_outside_only = all(user.op == "output" for end in of_dtype for user in end.users)
+            name = "send_to_bucket_stream" if self.to_buckets and is_read_outside_only else "wait_for_weight_gradients"
+            insert_wait(graph, of_dtype, dtype, getattr(torch.ops.pipeline, name).default)
         graph.lint()
 
     def uuid(self) -> Any:
-        """What a cached graph depends on: this file, and where the gradients go."""
+        """Return a cache key: a digest of this file and of `to_buckets`."""
         return get_hash_for_files((__file__,), extra=str(self.to_buckets))
 
 
 def find_backwards(graph: Graph) -> list[Node]:
-    """The backward passes of convolutions whose inputs and weights both take a gradient, and no bias."""
+    """Return the nodes of convolution backwards that give gradients of input and weight but not of a bias."""
     return [
         node
         for node in graph.nodes
@@ -138,18 +137,19 @@ def find_backwards(graph: Graph) -> list[Node]:
 
 
 def replace_backward(graph: Graph, node: Node) -> Node | None:
-    """Put our operation in a backward pass's place.
+    """Replace one convolution backward by convolution_gradients.
 
-    Returns where the weight's gradient ends, which `join` is to replace: its conversion if that is all that reads it.
+    Return the last node of its weight gradient: the type conversion if that is the only reader, else the gradient
+    itself. None if nothing reads it.
     """
     gradient, inputs, weight, _, stride, padding, dilation, _, _, groups, _ = node.args
     with graph.inserting_before(node):
-        ours = graph.call_function(
+        replacement = graph.call_function(
             torch.ops.pipeline.convolution_gradients.default,
             (gradient, inputs, weight, stride, padding, dilation, groups),
         )
-        parts = [graph.call_function(operator.getitem, (ours, index)) for index in (0, 1)]
-    ours.meta["val"] = node.meta["val"][:2]
+        parts = [graph.call_function(operator.getitem, (replacement, index)) for index in (0, 1)]
+    replacement.meta["val"] = node.meta["val"][:2]
     for index, part in enumerate(parts):
         part.meta["val"] = node.meta["val"][index]
     for user in list(node.users):
@@ -163,13 +163,15 @@ def replace_backward(graph: Graph, node: Node) -> Node | None:
     return readers[0] if is_conversion else parts[1]
 
 
-def join_weight_gradients(graph: Graph, ends: list[Node], dtype: torch.dtype, joining: OpOverload) -> None:
-    """Join the gradients after the last of them, and let what reads them read what was joined."""
-    of_weights = [end.args[0] if end.target is torch.ops.prims.convert_element_type.default else end for end in ends]
+def insert_wait(graph: Graph, ends: list[Node], dtype: torch.dtype, wait: OpOverload) -> None:
+    """Insert one wait after the last weight gradient. Readers of the gradients then read the results of the wait."""
+    weight_gradients = [
+        end.args[0] if end.target is torch.ops.prims.convert_element_type.default else end for end in ends
+    ]
     last = [node for node in graph.nodes if node in set(ends)][-1]
     readers = [list(end.users) for end in ends]
     with graph.inserting_after(last):
-        joined = graph.call_function(joining, (of_weights, dtype))
+        joined = graph.call_function(wait, (weight_gradients, dtype))
     joined.meta["val"] = [end.meta["val"] for end in ends]
     for index, (end, users) in enumerate(zip(ends, readers, strict=True)):
         with graph.inserting_after(joined):
@@ -177,5 +179,5 @@ def join_weight_gradients(graph: Graph, ends: list[Node], dtype: torch.dtype, jo
         part.meta["val"] = end.meta["val"]
         for user in users:
             user.replace_input_with(end, part)
-        if end not in of_weights:
+        if end not in weight_gradients:
             graph.erase_node(end)

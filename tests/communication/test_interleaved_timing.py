@@ -7,12 +7,12 @@ from pipeline.communication.interleaved_timing import (
     MAX_STEPS,
     MIN_STEPS,
     WARM_UP_STEPS_PER_VARIANT,
-    StepFunction,
-    WindowTimesNs,
     time_interleaved,
     warm_up_and_size_windows,
 )
+from pipeline.experiment.measurement import WindowTimesNs
 from pipeline.training.process_group import Rank
+from pipeline.training.step import StepFunction
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"))
 

@@ -20,8 +20,8 @@ from pipeline.communication.measure_point import NOT_TRACED, profile_collectives
 from pipeline.communication.profiling import NUM_PROFILED_STEPS, combine_traces, count_transfers
 from pipeline.communication.step_variants import StepVariant
 from pipeline.communication.trace import RankTrace, TracedCollective, TraceTooLarge, TraceUnreadable
-from pipeline.training.cuda_graph import Replay, Work
 from pipeline.training.process_group import Rank
+from pipeline.training.step import StepFunction
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"))
 BUCKET = 4000
@@ -244,7 +244,7 @@ def test_a_windows_calls_are_issued_one_by_one_or_captured_once_and_replayed(
     replays: list[int] = []
     monkeypatch.setattr("torch.distributed.all_reduce", lambda buffer: calls.append(buffer.numel() * 4))
 
-    def record(work: Work) -> Replay:
+    def record(work: StepFunction) -> StepFunction:
         work()
         return lambda: replays.append(1)
 

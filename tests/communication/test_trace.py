@@ -20,9 +20,9 @@ from pipeline.communication.trace import (
     nccl_bytes,
     overlap_ns,
     parse_collective,
-    plain_name,
     read_trace,
     summarize_trace,
+    torch_operation_name,
 )
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -202,7 +202,7 @@ def test_an_element_is_as_large_as_its_type_however_it_is_spelled(kind: str, siz
     ],
 )
 def test_a_collective_has_one_name(spelled: str, name: str) -> None:
-    assert plain_name(spelled) == name
+    assert torch_operation_name(spelled) == name
 
 
 @pytest.mark.parametrize(

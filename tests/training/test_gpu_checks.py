@@ -17,7 +17,7 @@ from pipeline.training.gpu_checks import (
     has_kernels_for,
     kernel_problem,
     memory_of_others_bytes,
-    neighbour_problem,
+    other_process_problem,
     precision_problem,
 )
 
@@ -106,7 +106,7 @@ def test_a_rank_is_refused_before_it_touches_a_gpu_that_cannot_run_the_point(mon
     ],
 )
 def test_more_than_a_gib_of_others_is_a_neighbour(others: dict[int, int | None], said: str | None) -> None:
-    found = neighbour_problem(others, "held")
+    found = other_process_problem(others, "held")
     assert (found is None) if said is None else str(found).startswith(said)
 
 

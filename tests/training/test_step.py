@@ -22,20 +22,18 @@ from pipeline.training.cuda_graph import (
     DDP_CAPTURE_WARM_UP_STEPS,
     CapturedStep,
     GraphCapturer,
-    Replay,
-    Work,
     blank_batch,
 )
 from pipeline.training.loop import run_epoch, train_point
 from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank
-from pipeline.training.step import EagerStep, cross_entropy, ignore_mark, learning_rate_at
+from pipeline.training.step import EagerStep, StepFunction, cross_entropy, ignore_mark, learning_rate_at
 from pipeline.training.step_setup import (
     choose_execution,
     fastest_execution,
     has_compiler,
     prepare_step,
-    restored_afterwards,
+    restore_training_state,
 )
 from pipeline.training.step_timer import STEP_PARTS, PartTimesNs
 
@@ -70,7 +68,7 @@ def train(**fields: Any) -> tuple[Measurement, list[list[PartTimesNs]]]:
     return train_point(lenet(**fields), ALONE, None)
 
 
-def play_again(work: Work) -> Replay:
+def play_again(work: StepFunction) -> StepFunction:
     """What a graph does, without one: the same work on the same tensors."""
     return work
 
@@ -85,11 +83,11 @@ class BatchNormNet(nn.Sequential):
 
 
 @pytest.fixture
-def graphs_anywhere(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
+def graphs_anywhere(monkeypatch: pytest.MonkeyPatch) -> list[StepFunction]:
     """Let CPU points be captured by the recorder above; what was recorded."""
-    recorded: list[Work] = []
+    recorded: list[StepFunction] = []
 
-    def record(work: Work) -> Replay:
+    def record(work: StepFunction) -> StepFunction:
         recorded.append(work)
         return work
 
@@ -100,7 +98,9 @@ def graphs_anywhere(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
 
 
 @pytest.mark.parametrize("fields", [{}, {"input": "dataloader"}, {"layout": "channels_last", "precision": "bf16"}])
-def test_a_captured_step_learns_what_the_eager_one_learns(graphs_anywhere: list[Work], fields: dict[str, Any]) -> None:
+def test_a_captured_step_learns_what_the_eager_one_learns(
+    graphs_anywhere: list[StepFunction], fields: dict[str, Any]
+) -> None:
     captured, series = train(**fields)
     assert len(graphs_anywhere) == 2
     assert (captured.execution_used, captured.captured_batch_sizes) == ("graph", (64, 32))
@@ -117,7 +117,7 @@ def eagerly(**fields: Any) -> tuple[Measurement, list[list[PartTimesNs]]]:
         return train(**fields)
 
 
-def test_a_captured_step_has_times_and_no_parts(graphs_anywhere: list[Work]) -> None:
+def test_a_captured_step_has_times_and_no_parts(graphs_anywhere: list[StepFunction]) -> None:
     for epoch in train()[0].epochs:
         (rank,) = epoch.ranks
         assert rank.epoch_time_ns is not None
@@ -137,7 +137,7 @@ def test_every_size_is_warmed_up_and_recorded_once(strategy: str, steps: int) ->
             log.append(f"step of {len(labels)}")
             return super().__call__(images, labels, mark)
 
-    def record(work: Work) -> Replay:
+    def record(work: StepFunction) -> StepFunction:
         log.append("record")
         return work
 
@@ -168,7 +168,7 @@ def test_a_learning_rate_that_changes_needs_an_optimizer_that_reads_it_from_the_
     assert float(place_of_rate) == pytest.approx(0.1)
 
 
-def test_warm_up_of_the_learning_rate_goes_through_a_captured_step(graphs_anywhere: list[Work]) -> None:
+def test_warm_up_of_the_learning_rate_goes_through_a_captured_step(graphs_anywhere: list[StepFunction]) -> None:
     fields = {"fused_optimizer": True, "remedies": ("warmup", "linear_scaling"), "epochs": 3}
     assert losses(train(**fields)[0]) == pytest.approx(losses(eagerly(**fields)[0]), rel=1e-5)
 
@@ -182,7 +182,7 @@ def test_what_trains_before_the_clock_leaves_no_trace(fused: bool) -> None:
         step = EagerStep(BatchNormNet(), spec, ALONE)
         step.begin_epoch()
         if warm:
-            with restored_afterwards(step, ALONE):
+            with restore_training_state(step, ALONE):
                 for _ in range(5):
                     step(*BLACK, ignore_mark)
         images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
@@ -208,20 +208,20 @@ def test_an_example_is_a_batch_as_the_step_meets_it() -> None:
 
 def test_a_variant_of_the_step_is_captured_too_and_can_still_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_spec(model="lenet", batch_size_per_gpu=8, input="synthetic", device="cpu", precision="fp32")
-    recorded: list[Work] = []
+    recorded: list[StepFunction] = []
 
-    def record(work: Work) -> Replay:
+    def record(work: StepFunction) -> StepFunction:
         recorded.append(work)
         return work
 
     monkeypatch.setattr("pipeline.communication.step_variants.graph_capturer", lambda: record)
-    bench = build_step_context(spec, ALONE, blank_batch(8, spec, ALONE))
-    variant = build_variant(bench, "plain", execution="graph")
+    context = build_step_context(spec, ALONE, blank_batch(8, spec, ALONE))
+    variant = build_variant(context, "plain", execution="graph")
     assert recorded == [variant.eager]
     before = [parameter.detach().clone() for parameter in variant.model.parameters()]
     variant.step()
     assert any(not torch.equal(a, b) for a, b in zip(before, variant.model.parameters(), strict=True))
-    eager = build_variant(bench, "plain")
+    eager = build_variant(context, "plain")
     assert eager.eager is eager.step
 
 
@@ -245,7 +245,9 @@ def test_nothing_compiles_inside_the_clock(monkeypatch: pytest.MonkeyPatch, fiel
 
 def test_a_model_of_which_nothing_is_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """TorchDynamo goes on eagerly where it cannot trace; the times would be those of another execution."""
-    monkeypatch.setattr(step_setup, "compile_model", lambda model, *_: CompiledModel(model, traced_only(model).score))
+    monkeypatch.setattr(
+        step_setup, "compile_model", lambda model, *_: CompiledModel(model, traced_only(model).compute_loss)
+    )
     with pytest.raises(RuntimeError, match="found nothing to compile in model 'lenet' under strategy 'single'"):
         prepare_step("compile", build_model("lenet", 10), lenet(), ALONE)
 
@@ -284,7 +286,7 @@ def test_an_eager_step_takes_no_making_ready() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "able", "picked"),
+    ("fields", "can_compile", "picked"),
     [
         ({}, True, "compiled_graph"),
         ({}, False, "graph"),
@@ -299,10 +301,10 @@ def test_an_eager_step_takes_no_making_ready() -> None:
     ],
 )
 def test_auto_is_the_fastest_that_the_point_and_the_machine_allow(
-    fields: dict[str, Any], able: bool, picked: str
+    fields: dict[str, Any], can_compile: bool, picked: str
 ) -> None:
     spec = make_spec(execution="auto", **fields)
-    assert fastest_execution(spec, able) == picked
+    assert fastest_execution(spec, can_compile) == picked
     assert spec.is_captured is (picked in ("graph", "compiled_graph"))
 
 

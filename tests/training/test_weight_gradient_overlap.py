@@ -50,14 +50,19 @@ def options_that_tell(targets: list[str], to_buckets: bool) -> dict[str, object]
 
 
 def ends_of(targets: list[str]) -> list[str]:
-    return [target for target in targets if target in ("pipeline.join.default", "pipeline.hand_over.default")]
+    return [
+        target
+        for target in targets
+        if target in ("pipeline.wait_for_weight_gradients.default", "pipeline.send_to_bucket_stream.default")
+    ]
 
 
 @needs_compiler
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("to_buckets", "end"), [(False, "pipeline.join.default"), (True, "pipeline.hand_over.default")]
+    ("to_buckets", "end"),
+    [(False, "pipeline.wait_for_weight_gradients.default"), (True, "pipeline.send_to_bucket_stream.default")],
 )
 def test_the_pass_changes_the_order_of_the_work_and_no_gradient(
     precision: torch.dtype, to_buckets: bool, end: str
@@ -79,7 +84,9 @@ def test_the_pass_changes_the_order_of_the_work_and_no_gradient(
 
 @needs_compiler
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(("times", "end"), [(1, "pipeline.hand_over.default"), (2, "pipeline.join.default")])
+@pytest.mark.parametrize(
+    ("times", "end"), [(1, "pipeline.send_to_bucket_stream.default"), (2, "pipeline.wait_for_weight_gradients.default")]
+)
 def test_a_weight_gradient_that_the_graph_itself_reads_is_waited_for(times: int, end: str) -> None:
     targets: list[str] = []
     gradients(Repeated(times), options_that_tell(targets, to_buckets=True))
