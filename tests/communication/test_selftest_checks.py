@@ -177,7 +177,7 @@ def test_over_sockets_ten_times_as_much_is_exposed_and_the_bandwidth_collapses(
 ) -> None:
     answer = check_sockets(make_findings(), make_findings({"ddp": exposed}, swept_ns=[swept_ns]))
     assert answer.verdict == verdict
-    assert answer.figures["gradients_busbw_gb_s"] == pytest.approx(
+    assert answer.figures["busbw_gb_s"] == pytest.approx(
         44_695_848 / 178_000
     )  # 251.1, of the median; 2(1)/2 = 1
     assert answer.figures["exposed_sockets_us"] == pytest.approx(exposed)
