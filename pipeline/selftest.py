@@ -53,24 +53,24 @@ def parse_arguments() -> argparse.Namespace:
         metavar="FILE",
         help="repeat the checks on the output of an earlier --json; measure nothing",
     )
-    parser.add_argument("--json", action="store_true", help="print answers and raw findings as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print results and raw findings as one JSON object")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Run the point three times (or read the runs), check the answers, and print them."""
+    """Run the point three times (or read the runs), check the results, and print them."""
     arguments = parse_arguments()
     from pipeline.communication.selftest_checks import check_answers, count_verdicts
 
     runs = read_runs(arguments.judge) if arguments.judge else measure_runs(selftest_spec(arguments))
     try:
-        answers = check_answers(runs["known_answers"], runs["again"], runs.get("sockets"))
+        results = check_answers(runs["known_answers"], runs["again"], runs.get("sockets"))
     except (LookupError, ValueError, ZeroDivisionError) as error:
         if arguments.judge is None:
             raise
         raise CommandError(f"{arguments.judge} lacks findings ({error}); give what --json printed.") from error
-    counts = count_verdicts(answers)
-    print(results_as_json(answers, runs) if arguments.json else results_as_text(answers))
+    counts = count_verdicts(results)
+    print(results_as_json(results, runs) if arguments.json else results_as_text(results))
     log_line(", ".join(f"{count} {word}" for word, count in counts.items()))
     return EXIT_GAPS if counts["fail"] else EXIT_OK
 
@@ -140,10 +140,10 @@ def run_selftest_task(spec: Spec, task: "Task") -> "Findings":
         rank_files = RankFiles(Path(folder) / "point")
         rank_files.write_point(PointTask(spec, None, task=task))
         exits = run_ranks(spec, rank_files, f"selftest-{uuid.uuid4().hex[:12]}")
-        found = rank_files.read_findings()
-        if exits or found is None:
+        findings = rank_files.read_findings()
+        if exits or findings is None:
             raise CommandError(f"{task} failed: {failed_record.find_root_cause(rank_files, exits).message}")
-        return found
+        return findings
 
 
 @contextlib.contextmanager
@@ -160,16 +160,16 @@ def environment_variables(changes: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def results_as_text(answers: list["CheckResult"]) -> str:
-    """Format the answers, one line each."""
-    return "\n".join(f"{answer.verdict:<14}  {answer.check}: {answer.sentence}" for answer in answers)
+def results_as_text(results: list["CheckResult"]) -> str:
+    """Format the results, one line each."""
+    return "\n".join(f"{result.verdict:<14}  {result.check}: {result.sentence}" for result in results)
 
 
-def results_as_json(answers: list["CheckResult"], runs: Mapping[str, "Findings"]) -> str:
-    """Format the answers and the raw findings as JSON."""
+def results_as_json(results: list["CheckResult"], runs: Mapping[str, "Findings"]) -> str:
+    """Format the results and the raw findings as JSON."""
     import msgspec
 
-    content = {"answers": [answer._asdict() for answer in answers], "runs": msgspec.to_builtins(dict(runs))}
+    content = {"answers": [result._asdict() for result in results], "runs": msgspec.to_builtins(dict(runs))}
     return json.dumps(content, indent=1)
 
 

@@ -1,4 +1,4 @@
-"""The self-test on two CPU processes: the checks that gloo can answer, and what it refuses."""
+"""The self-test on two CPU processes: checks that gloo can answer, and refusals."""
 
 import json
 from pathlib import Path

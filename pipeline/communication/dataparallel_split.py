@@ -25,18 +25,18 @@ STEPS_PER_WINDOW = 5
 SPLIT_WARM_UP_STEPS = 3
 
 
-def split_steps(model: DataParallel[nn.Module], spec: Spec, batch: Batch, rank: Rank) -> tuple[SplitPart, ...]:
+def time_step_parts(model: DataParallel[nn.Module], spec: Spec, batch: Batch, rank: Rank) -> tuple[SplitPart, ...]:
     """Time each part of a step: the mean of each window, in ns."""
     optimizer = torch.optim.SGD(model.parameters(), lr=spec.learning_rate, momentum=spec.momentum)
     windows: dict[str, list[int]] = {part: [] for part in DATA_PARALLEL_PARTS}
-    split_window(model, optimizer, spec, batch, rank, SPLIT_WARM_UP_STEPS)
+    time_window_parts(model, optimizer, spec, batch, rank, SPLIT_WARM_UP_STEPS)
     for _ in range(spec.windows):
-        for part, time_ns in split_window(model, optimizer, spec, batch, rank, STEPS_PER_WINDOW).items():
+        for part, time_ns in time_window_parts(model, optimizer, spec, batch, rank, STEPS_PER_WINDOW).items():
             windows[part].append(time_ns // STEPS_PER_WINDOW)
     return tuple(SplitPart(part=part, times_ns=tuple(times_ns)) for part, times_ns in windows.items())
 
 
-def split_window(
+def time_window_parts(
     model: DataParallel[nn.Module],
     optimizer: torch.optim.Optimizer,
     spec: Spec,
@@ -50,7 +50,7 @@ def split_window(
     for _ in range(num_steps):
         synchronize_all(devices)
         ended_ns = time.perf_counter_ns()
-        for part in split_step(model, optimizer, spec, batch):
+        for part in run_step_in_parts(model, optimizer, spec, batch):
             synchronize_all(devices)
             totals[part] -= ended_ns - (ended_ns := time.perf_counter_ns())
     return totals
@@ -62,7 +62,7 @@ def synchronize_all(devices: Sequence[int]) -> None:
         torch.cuda.synchronize(index)
 
 
-def split_step(
+def run_step_in_parts(
     model: DataParallel[nn.Module], optimizer: torch.optim.Optimizer, spec: Spec, batch: Batch
 ) -> Iterator[str]:
     """Run one step. Yield the name of each part once it is issued."""
@@ -103,7 +103,7 @@ class TransferCounter:
         )
 
 
-def count_data_parallel(step: StepFunction, num_steps: int) -> tuple[Transfer, ...]:
+def count_data_parallel_transfers(step: StepFunction, num_steps: int) -> tuple[Transfer, ...]:
     """Count the transfers between GPUs in `num_steps` steps of DataParallel. Return the means per step."""
     counter = TransferCounter()
     with counting_transfers(counter):

@@ -13,9 +13,7 @@ from pipeline.training import process_group
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
 
-WARM_UP_STEPS_PER_VARIANT = (
-    6  # DDP rebuilds its buckets after the first step, and the allocator reaches its steady state
-)
+WARM_UP_STEPS_PER_VARIANT = 6  # DDP rebuilds its buckets after the first step; the allocator needs a few to settle
 MIN_STEPS, MAX_STEPS = 5, 500
 TARGET_WINDOW_S = 0.25
 

@@ -8,7 +8,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pipeline.analysis import exposure
 from pipeline.communication.allreduce_sweep import is_sweep_captured, sweep_all_reduce
-from pipeline.communication.dataparallel_split import count_data_parallel, split_steps
+from pipeline.communication.dataparallel_split import count_data_parallel_transfers, time_step_parts
 from pipeline.communication.interleaved_timing import time_interleaved, warm_up_and_size_windows
 from pipeline.communication.profiling import count_transfers, ddp_bucket_bytes, profile_ranks
 from pipeline.communication.step_variants import (
@@ -48,14 +48,14 @@ def measure_variants(execution: Execution, spec: Spec, rank: Rank, traces: Path 
     context = build_step_context(spec, rank, batch)
     names = DDP_VARIANTS if spec.strategy == "ddp" else DP_VARIANTS
     variants = [build_variant(context, name, execution=execution) for name in names]
-    found = time_step_variants(variants, spec, rank)
+    communication = time_step_variants(variants, spec, rank)
     if spec.strategy == "ddp":
         ddp, without_communication = find_variant(variants, "ddp"), find_variant(variants, "no_op_hook")
-        found = add_collectives(found, ddp, without_communication, rank, traces)
+        communication = add_sweep_and_profile(communication, ddp, without_communication, rank, traces)
     else:
-        found = add_split(found, find_variant(variants, "dp"), context)
+        communication = add_step_parts(communication, find_variant(variants, "dp"), context)
     model = find_variant(variants, "plain").model
-    return build_measurement(spec, rank, model, (), communication=found, execution_used=execution)
+    return build_measurement(spec, rank, model, (), communication=communication, execution_used=execution)
 
 
 def time_step_variants(variants: list[StepVariant], spec: Spec, rank: Rank) -> Communication:
@@ -86,8 +86,8 @@ def find_variant(variants: list[StepVariant], name: str) -> StepVariant:
     return next(variant for variant in variants if variant.name == name)
 
 
-def add_collectives(
-    found: Communication, ddp: StepVariant, without_communication: StepVariant, rank: Rank, traces: Path | None
+def add_sweep_and_profile(
+    communication: Communication, ddp: StepVariant, without_communication: StepVariant, rank: Rank, traces: Path | None
 ) -> Communication:
     """Add the all-reduce sweep and the profiled pass, which comes last since the profiler may stay attached."""
     assert isinstance(ddp.model, DistributedDataParallel)
@@ -95,22 +95,22 @@ def add_collectives(
     sweep = sweep_all_reduce(buckets, rank)
     profile, notes = profile_collectives(ddp, without_communication, buckets, rank, traces)
     return msgspec.structs.replace(
-        found,
+        communication,
         transfers=count_transfers(profile) if profile else (),
         profile=profile,
         sweep=sweep,
         sweep_captured=is_sweep_captured(rank),
-        notes=found.notes + notes,
+        notes=communication.notes + notes,
     )
 
 
-def add_split(found: Communication, dp: StepVariant, context: StepContext) -> Communication:
+def add_step_parts(communication: Communication, dp: StepVariant, context: StepContext) -> Communication:
     """Add the times of DataParallel's parts, and its transfers between GPUs."""
     assert isinstance(dp.model, DataParallel)
     return msgspec.structs.replace(
-        found,
-        transfers=count_data_parallel(dp.step, NUM_COUNTED_STEPS),
-        split=split_steps(dp.model, context.spec, context.batch, context.rank),
+        communication,
+        transfers=count_data_parallel_transfers(dp.step, NUM_COUNTED_STEPS),
+        split=time_step_parts(dp.model, context.spec, context.batch, context.rank),
     )
 
 
@@ -123,20 +123,20 @@ def profile_collectives(
     outside its graph for the sizes of its collectives, which kernels inside do not carry, then inside for their times.
     """
     if ddp.step is ddp.eager:
-        return profile_between(ddp.eager, without_communication.eager, rank, buckets, traces)
+        return profile_beside_reference(ddp.eager, without_communication.eager, rank, buckets, traces)
     outside, notes = profile_ranks(ddp.eager, rank, buckets, traces and traces / OUTSIDE_GRAPH_FOLDER)
     if outside is None:
         return None, notes
     if not outside.collectives:
         return outside, (NOT_TRACED, *notes)
     expected = [(collective.operation, collective.num_bytes) for collective in outside.collectives]
-    inside, notes = profile_between(ddp.step, without_communication.step, rank, buckets, traces, expected)
+    inside, notes = profile_beside_reference(ddp.step, without_communication.step, rank, buckets, traces, expected)
     if inside is None or not inside.collectives:
         return outside, (NOT_TRACED, *notes)
     return inside, notes
 
 
-def profile_between(
+def profile_beside_reference(
     step: StepFunction,
     without_communication: StepFunction,
     rank: Rank,
@@ -149,11 +149,11 @@ def profile_between(
     The comparison shows how much communication slows down compute kernels; the two profiles without it differ by noise.
     """
     before, problems = profile_ranks(without_communication, rank, [])
-    found, notes = profile_ranks(step, rank, buckets, traces, expected)
-    if found is None or not any(found.compute_ns):
-        return found, notes
+    profile, notes = profile_ranks(step, rank, buckets, traces, expected)
+    if profile is None or not any(profile.compute_ns):
+        return profile, notes
     after, later_problems = profile_ranks(without_communication, rank, [])
     if before is None or after is None:
-        return found, (*notes, *(f"no-op hook, {problem}" for problem in dict.fromkeys((*problems, *later_problems))))
+        return profile, (*notes, *(f"no-op hook, {problem}" for problem in dict.fromkeys((*problems, *later_problems))))
     without = {"quiet_compute_ns": before.compute_ns, "quiet_again_compute_ns": after.compute_ns}
-    return msgspec.structs.replace(found, **without), notes
+    return msgspec.structs.replace(profile, **without), notes

@@ -137,14 +137,14 @@ def transfer_kind(seen: TracedCollective, buckets: Collection[int]) -> TransferK
     return "buffers" if seen.operation == "broadcast" else "batchnorm_statistics"
 
 
-def count_transfers(found: Profile) -> tuple[Transfer, ...]:
+def count_transfers(profile: Profile) -> tuple[Transfer, ...]:
     """Count calls and bytes of a profiled step by kind."""
-    kinds = dict.fromkeys(collective.kind for collective in found.collectives)
+    kinds = dict.fromkeys(collective.kind for collective in profile.collectives)
     return tuple(
         Transfer(
             kind=kind,
-            calls_per_step=sum(collective.kind == kind for collective in found.collectives),
-            bytes_per_step=sum(collective.num_bytes for collective in found.collectives if collective.kind == kind),
+            calls_per_step=sum(collective.kind == kind for collective in profile.collectives),
+            bytes_per_step=sum(collective.num_bytes for collective in profile.collectives if collective.kind == kind),
         )
         for kind in kinds
     )

@@ -1,4 +1,4 @@
-"""Checks of the self-test: each compares findings of the ranks with a known answer.
+"""Checks of the self-test: each compares findings of the ranks with a known value.
 
 Pure functions of the findings. Each result has its figures and a sentence with the limit.
 """
@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from pipeline.analysis.formulas import busbw_gb_s
+from pipeline.analysis.formulas import ring_bytes_per_step
 from pipeline.analysis.intervals import median_interval
 from pipeline.analysis.stopping_rule import is_difference_precise_enough, is_half_width_below
 from pipeline.experiment.measurement import WindowTimesNs
@@ -44,10 +44,9 @@ class Findings(msgspec.Struct, frozen=True):
     extra_bytes: int = 0
     extra_ns: list[int] = []  # time of the injected all-reduce alone, by window
     sleep_ns: int = 0
-    shortest_ns: list[
-        float
-    ] = []  # all-reduces of a profiled step on the fastest rank: undisturbed, with one rank asleep
-    wait_ns: list[float] = []  # the mean rank's wait in them: undisturbed, with one rank asleep
+    # of the gradients in a profiled step, undisturbed and with one rank asleep:
+    shortest_ns: list[float] = []  # shortest rank's time in all-reduces
+    wait_ns: list[float] = []  # mean rank's wait in them
     clock_windows: dict[str, list[int]] = {}  # wall time of the training loop with marks, by batch ("large", "small")
     silent_windows: dict[str, list[int]] = {}  # the same without marks
     parts_share: list[float] = []  # sum of the parts over the wall time, by window
@@ -55,7 +54,7 @@ class Findings(msgspec.Struct, frozen=True):
 
 
 class SavedRuns(msgspec.Struct):
-    """The output of `selftest --json`. Its answers are not read: they are computed again from the runs."""
+    """The output of `selftest --json`. Its `answers` are not read: they are computed again from the runs."""
 
     runs: dict[str, Findings]
 
@@ -69,41 +68,41 @@ class CheckResult(NamedTuple):
     figures: dict[str, float]
 
 
-def check_answers(found: Findings, again: Findings, sockets: Findings | None) -> list[CheckResult]:
+def check_answers(findings: Findings, again: Findings, sockets: Findings | None) -> list[CheckResult]:
     """Run every check. `again` is the same point in new processes, `sockets` the same over sockets (None: no NCCL)."""
     return [
-        check_no_op_series(found),
-        check_large_bucket(found),
-        check_sockets(found, sockets),
-        check_injected(found),
-        check_repeat(found, again),
-        check_straggler(found),
-        check_bare_loop(found),
-        check_parts(found),
-        *(check_clock(found, name) for name in found.clock_windows),
+        check_no_op_series(findings),
+        check_large_bucket(findings),
+        check_sockets(findings, sockets),
+        check_injected(findings),
+        check_repeat(findings, again),
+        check_straggler(findings),
+        check_bare_loop(findings),
+        check_parts(findings),
+        *(check_clock(findings, name) for name in findings.clock_windows),
     ]
 
 
-def step_us(found: Findings, name: str) -> list[float]:
+def step_us(findings: Findings, name: str) -> list[float]:
     """Return the slowest rank's step time in each window, in us."""
-    return [max(ranks) / found.steps_per_window / 1e3 for ranks in found.windows[name]]
+    return [max(ranks) / findings.steps_per_window / 1e3 for ranks in findings.windows[name]]
 
 
-def difference_us(found: Findings, name: str, other: str) -> list[float]:
+def difference_us(findings: Findings, name: str, other: str) -> list[float]:
     """Return the difference of two step times round by round, in us. Drift cancels."""
-    return [a - b for a, b in zip(step_us(found, name), step_us(found, other), strict=True)]
+    return [a - b for a, b in zip(step_us(findings, name), step_us(findings, other), strict=True)]
 
 
-def exposed_us(found: Findings, name: str = "ddp") -> float:
+def exposed_us(findings: Findings, name: str = "ddp") -> float:
     """Return the exposed communication of a step: median difference to the no-op hook over rounds, in us."""
-    return statistics.median(difference_us(found, name, "no_op_hook"))
+    return statistics.median(difference_us(findings, name, "no_op_hook"))
 
 
-def is_precise_enough(found: Findings) -> bool:
+def is_precise_enough(findings: Findings) -> bool:
     """True once DDP's step time and every difference to the no-op hook are precise enough to stop."""
-    differences = [difference_us(found, name, "no_op_hook") for name in found.windows if name != "no_op_hook"]
-    differences += [difference_us(found, "extra", "ddp")] if "extra" in found.windows else []
-    times_us = step_us(found, "ddp")
+    differences = [difference_us(findings, name, "no_op_hook") for name in findings.windows if name != "no_op_hook"]
+    differences += [difference_us(findings, "extra", "ddp")] if "extra" in findings.windows else []
+    times_us = step_us(findings, "ddp")
     is_repeatable = is_half_width_below(times_us, REPEAT_TOLERANCE / 2 * statistics.median(times_us))
     return is_repeatable and all(is_difference_precise_enough([us / 1e6 for us in series]) for series in differences)
 
@@ -131,28 +130,28 @@ def pass_or_fail(is_met: bool) -> Verdict:
     return "pass" if is_met else "fail"
 
 
-def check_no_op_series(found: Findings) -> CheckResult:
+def check_no_op_series(findings: Findings) -> CheckResult:
     """Check that two interleaved no-op series differ by no more than NOISE_FLOOR_US, or than the noise if it is larger.
 
     The noise is the largest value in the interval of the difference between two equal DDP series (an A/A comparison).
     """
-    differences = difference_us(found, "no_op_hook", "no_op_hook_again")
+    differences = difference_us(findings, "no_op_hook", "no_op_hook_again")
     difference = abs(statistics.median(differences))
-    noise = max_abs_bound(difference_us(found, "ddp", "ddp_again"))
+    noise = max_abs_bound(difference_us(findings, "ddp", "ddp_again"))
     limit = max(NOISE_FLOOR_US, noise)
     return CheckResult(
         "two no-op series",
         pass_or_fail(difference <= limit),
         f"two interleaved series of the no-op hook differ by {difference:.1f} us a step (limit {limit:.1f})",
-        {"difference_us": difference, "limit_us": limit, "step_us": statistics.median(step_us(found, "no_op_hook"))},
+        {"difference_us": difference, "limit_us": limit, "step_us": statistics.median(step_us(findings, "no_op_hook"))},
     )
 
 
-def check_large_bucket(found: Findings) -> CheckResult:
+def check_large_bucket(findings: Findings) -> CheckResult:
     """Check that exposed communication rises with one bucket for all gradients, which cannot overlap with backward."""
-    if found.gradient_bytes <= USUAL_BUCKET_BYTES:
+    if findings.gradient_bytes <= USUAL_BUCKET_BYTES:
         return CheckResult("bucket cap of 100 MB", "not applicable", "the gradients fill one bucket in any case", {})
-    usual, large = exposed_us(found), exposed_us(found, "one_bucket")
+    usual, large = exposed_us(findings), exposed_us(findings, "one_bucket")
     return CheckResult(
         "bucket cap of 100 MB",
         pass_or_fail(large >= LARGE_BUCKET_RATIO * max(usual, NOISE_FLOOR_US)),
@@ -161,12 +160,12 @@ def check_large_bucket(found: Findings) -> CheckResult:
     )
 
 
-def check_sockets(found: Findings, sockets: Findings | None) -> CheckResult:
+def check_sockets(findings: Findings, sockets: Findings | None) -> CheckResult:
     """Check that over sockets exposed communication rises at least tenfold and the bandwidth falls below half."""
     if sockets is None:
         return CheckResult("sockets", "not applicable", "only NCCL between GPUs has a faster way than sockets", {})
-    fast, slow = exposed_us(found), exposed_us(sockets)
-    peak, collapsed = gradients_busbw_gb_s(found), gradients_busbw_gb_s(sockets)
+    fast, slow = exposed_us(findings), exposed_us(sockets)
+    peak, collapsed = gradients_busbw_gb_s(findings), gradients_busbw_gb_s(sockets)
     return CheckResult(
         "sockets",
         pass_or_fail(slow >= SOCKET_RATIO * max(fast, NOISE_FLOOR_US) and collapsed < peak / 2),
@@ -176,28 +175,31 @@ def check_sockets(found: Findings, sockets: Findings | None) -> CheckResult:
     )
 
 
-def gradients_busbw_gb_s(found: Findings) -> float:
-    """Return the bus bandwidth of an all-reduce of all gradients."""
-    return busbw_gb_s(found.gradient_bytes, statistics.median(found.swept_ns) / 1e9, found.num_ranks)
+def gradients_busbw_gb_s(findings: Findings) -> float:
+    """Return the bus bandwidth of an all-reduce of all gradients (nccl-tests, doc/PERFORMANCE.md).
+
+    It equals formulas.busbw_gb_s but for rounding: published self-tests hold every digit of this form.
+    """
+    return ring_bytes_per_step(findings.gradient_bytes, findings.num_ranks) / statistics.median(findings.swept_ns)
 
 
-def check_injected(found: Findings) -> CheckResult:
+def check_injected(findings: Findings) -> CheckResult:
     """Check that an injected all-reduce lengthens a step by the time that it takes alone."""
-    injected = statistics.median(difference_us(found, "extra", "ddp"))
-    alone = statistics.median(found.extra_ns) / 1e3
+    injected = statistics.median(difference_us(findings, "extra", "ddp"))
+    alone = statistics.median(findings.extra_ns) / 1e3
     error = abs(injected - alone) / alone
     return CheckResult(
         "injected all-reduce",
         pass_or_fail(error <= INJECTED_TOLERANCE),
-        f"an extra all-reduce of {found.extra_bytes / 1e6:.1f} MB adds {injected:.0f} us to a step and takes "
+        f"an extra all-reduce of {findings.extra_bytes / 1e6:.1f} MB adds {injected:.0f} us to a step and takes "
         f"{alone:.0f} us alone: {error:.1%} apart (limit {INJECTED_TOLERANCE:.0%})",
         {"injected_us": injected, "isolated_us": alone, "error": error},
     )
 
 
-def check_repeat(found: Findings, again: Findings) -> CheckResult:
+def check_repeat(findings: Findings, again: Findings) -> CheckResult:
     """Check that the step time in new processes differs by at most REPEAT_TOLERANCE."""
-    one, other = (statistics.median(step_us(run, "ddp")) for run in (found, again))
+    one, other = (statistics.median(step_us(run, "ddp")) for run in (findings, again))
     difference = abs(one - other) / one
     return CheckResult(
         "the same point twice",
@@ -208,37 +210,37 @@ def check_repeat(found: Findings, again: Findings) -> CheckResult:
     )
 
 
-def check_straggler(found: Findings) -> CheckResult:
+def check_straggler(findings: Findings) -> CheckResult:
     """Check that a sleeping rank appears as waiting of the others and not as a slower link."""
-    expected_us = found.sleep_ns * (found.num_ranks - 1) / found.num_ranks / 1e3
-    wait_us = (found.wait_ns[1] - found.wait_ns[0]) / 1e3
-    change = found.shortest_ns[1] / found.shortest_ns[0] - 1
+    expected_us = findings.sleep_ns * (findings.num_ranks - 1) / findings.num_ranks / 1e3
+    wait_us = (findings.wait_ns[1] - findings.wait_ns[0]) / 1e3
+    change = findings.shortest_ns[1] / findings.shortest_ns[0] - 1
     return CheckResult(
         "a rank asleep",
         pass_or_fail(wait_us >= WAIT_SHARE * expected_us and change <= BANDWIDTH_TOLERANCE),
-        f"{found.sleep_ns / 1e6:.0f} ms of sleep in one rank add {wait_us:.0f} us to the mean rank's wait (at least "
+        f"{findings.sleep_ns / 1e6:.0f} ms of sleep in one rank add {wait_us:.0f} us to the mean rank's wait (at least "
         f"{WAIT_SHARE * expected_us:.0f}), and the shortest all-reduces change by {change:+.1%} (limit "
         f"+{BANDWIDTH_TOLERANCE:.0%})",
         {"wait_us": wait_us, "expected_wait_us": expected_us, "shortest_change": change},
     )
 
 
-def check_bare_loop(found: Findings) -> CheckResult:
+def check_bare_loop(findings: Findings) -> CheckResult:
     """Check that an all-reduce of all gradients takes as long in the sweep as in a bare loop."""
-    swept, bare = statistics.median(found.swept_ns) / 1e3, statistics.median(found.bare_ns) / 1e3
+    swept, bare = statistics.median(findings.swept_ns) / 1e3, statistics.median(findings.bare_ns) / 1e3
     error = abs(swept - bare) / bare
     return CheckResult(
         "sweep against a bare loop",
         pass_or_fail(error <= BARE_LOOP_TOLERANCE),
-        f"an all-reduce of {found.gradient_bytes / 1e6:.1f} MB takes {swept:.1f} us in the sweep and {bare:.1f} us in "
-        f"a bare loop: {error:.1%} apart (limit {BARE_LOOP_TOLERANCE:.0%})",
-        {"sweep_us": swept, "bare_loop_us": bare, "error": error, "busbw_gb_s": gradients_busbw_gb_s(found)},
+        f"an all-reduce of {findings.gradient_bytes / 1e6:.1f} MB takes {swept:.1f} us in the sweep and {bare:.1f} us "
+        f"in a bare loop: {error:.1%} apart (limit {BARE_LOOP_TOLERANCE:.0%})",
+        {"sweep_us": swept, "bare_loop_us": bare, "error": error, "busbw_gb_s": gradients_busbw_gb_s(findings)},
     )
 
 
-def check_parts(found: Findings) -> CheckResult:
+def check_parts(findings: Findings) -> CheckResult:
     """Check that the parts of a step sum to its wall time."""
-    worst = max(abs(share - 1) for share in found.parts_share)
+    worst = max(abs(share - 1) for share in findings.parts_share)
     return CheckResult(
         "parts against the wall clock",
         pass_or_fail(worst <= CLOCK_PARTS_TOLERANCE),
@@ -247,9 +249,9 @@ def check_parts(found: Findings) -> CheckResult:
     )
 
 
-def check_clock(found: Findings, name: str) -> CheckResult:
+def check_clock(findings: Findings, name: str) -> CheckResult:
     """Check the cost of the marks against the loop without them. Windows too uneven to decide are no pass."""
-    costs = clock_costs(found.clock_windows[name], found.silent_windows[name])
+    costs = clock_costs(findings.clock_windows[name], findings.silent_windows[name])
     cost, interval = statistics.median(costs), median_interval(costs)
     low, high = (interval.low, interval.high) if interval else (min(costs), max(costs))
     limit = CLOCK_TOLERANCE[name]
@@ -261,12 +263,12 @@ def check_clock(found: Findings, name: str) -> CheckResult:
     return CheckResult(
         f"cost of the clock, {name} batch",
         pass_or_fail(cost <= limit and (is_precise or not is_close)),
-        f"at {found.clock_batches[name]} per GPU the marks cost {cost:+.2%} of a step, {low:+.2%} to {high:+.2%} "
+        f"at {findings.clock_batches[name]} per GPU the marks cost {cost:+.2%} of a step, {low:+.2%} to {high:+.2%} "
         f"(limit {limit:.0%}){doubt}",
         {"cost": cost, "cost_low": low, "cost_high": high},
     )
 
 
-def count_verdicts(answers: Sequence[CheckResult]) -> Mapping[str, int]:
+def count_verdicts(results: Sequence[CheckResult]) -> Mapping[str, int]:
     """Count the checks by verdict."""
-    return {word: sum(answer.verdict == word for answer in answers) for word in ("pass", "fail", "not applicable")}
+    return {word: sum(result.verdict == word for result in results) for word in ("pass", "fail", "not applicable")}

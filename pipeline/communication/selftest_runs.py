@@ -60,17 +60,17 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
         build_variant(context, "ddp", spec=one_bucket)._replace(name="one_bucket"),
         build_variant(context, "ddp", after_backward=partial(dist.all_reduce, extra))._replace(name="extra"),
     ]
-    found = time_selftest_variants(variants, context)
+    findings = time_selftest_variants(variants, context)
     batch_sizes = {"large": spec.batch_size_per_gpu, "small": min(SMALL_BATCH_SIZE_PER_GPU, spec.batch_size_per_gpu)}
     clock_costs = {
         name: measure_clock_cost(name, msgspec.structs.replace(spec, batch_size_per_gpu=batch_size), rank)
         for name, batch_size in batch_sizes.items()
     }
-    bare_ns = time_bare_loop(found.gradient_bytes, rank)
+    bare_ns = time_bare_loop(findings.gradient_bytes, rank)
     extra_ns = list(time_all_reduce(INJECTED_BYTES[rank.device.type], False, rank).times_ns)
     shortest_ns, wait_ns = profile_sleeping_rank(variants[0], rank)  # last: the profiler may stay attached
     return msgspec.structs.replace(
-        found,
+        findings,
         bare_ns=bare_ns,
         extra_bytes=INJECTED_BYTES[rank.device.type],
         extra_ns=extra_ns,
@@ -91,7 +91,7 @@ def time_selftest_variants(variants: list[StepVariant], context: StepContext) ->
     steps_per_window = warm_up_and_size_windows(steps, rank)
     parameters = variants[0].model.parameters()
     gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-    found = Findings(
+    findings = Findings(
         device=rank.device.type,
         gpu=torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else "",
         num_ranks=rank.world_size,
@@ -103,12 +103,12 @@ def time_selftest_variants(variants: list[StepVariant], context: StepContext) ->
     )
 
     def is_precise_enough(windows: WindowTimesNs) -> bool:
-        return selftest_checks.is_precise_enough(msgspec.structs.replace(found, windows=windows))
+        return selftest_checks.is_precise_enough(msgspec.structs.replace(findings, windows=windows))
 
     windows = time_interleaved(steps, spec.windows, steps_per_window, rank, is_precise_enough)
     with capture_stream(rank) as capture:
         swept_ns = list(time_all_reduce(gradient_bytes, False, rank, capture).times_ns)
-    return msgspec.structs.replace(found, windows=windows, swept_ns=swept_ns)
+    return msgspec.structs.replace(findings, windows=windows, swept_ns=swept_ns)
 
 
 def time_bare_loop(num_bytes: int, rank: Rank) -> list[int]:
@@ -124,9 +124,8 @@ def time_bare_loop(num_bytes: int, rank: Rank) -> list[int]:
             dist.all_reduce(buffer)
         process_group.synchronize(rank)
         times_ns.append((time.perf_counter_ns() - started_ns) // num_calls)
-    return [max(ranks) for ranks in zip(*process_group.all_gather(times_ns), strict=True)][
-        1:
-    ]  # the first window warms up
+    slowest_ns = [max(ranks) for ranks in zip(*process_group.all_gather(times_ns), strict=True)]
+    return slowest_ns[1:]  # the first window warms up
 
 
 def profile_sleeping_rank(ddp: StepVariant, rank: Rank) -> tuple[list[float], list[float]]:

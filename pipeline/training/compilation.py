@@ -87,4 +87,4 @@ def set_cudnn_benchmark(execution: Execution) -> None:
     which starts new threads each step: they do not keep the tuned plans, and tuning takes hundreds of milliseconds.
     """
     torch.backends.cudnn.benchmark = execution in COMPILED_EXECUTIONS
-    torch.backends.cudnn.benchmark_limit = 0  # no limit: none of the first ten is faster than the default
+    torch.backends.cudnn.benchmark_limit = 0  # try all: none of the first ten (the default limit) is faster

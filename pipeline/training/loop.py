@@ -1,9 +1,9 @@
 """The training loop of one rank.
 
-An epoch is `spec.steps_per_epoch` steps: one pass over the rank's share of the data, or fewer steps for a probe.
-The clock starts after a barrier, once the loader has begun the epoch, and stops when the device has done its last step;
-evaluation and the exchange of results come after. Epoch 1 warms up: it is recorded like the others, but the analysis
-computes times from the epochs after it.
+An epoch is `spec.steps_per_epoch` steps: one pass over the rank's share of the samples, unless `max_steps` cuts it.
+The clock (run_epoch) starts after the loader has begun the epoch and all ranks have met at a barrier. It stops when the
+device has finished the last step; the exchange of results and the evaluation follow, untimed. Epoch 1 warms up: it is
+recorded like every other, but tables use only the `windows` epochs after it.
 """
 
 import math

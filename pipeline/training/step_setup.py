@@ -133,7 +133,7 @@ def ignore_expected_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         # TorchDynamo reads .grad of the outputs, which are not leaves
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-        # see ddp_wrapping_stream
+        # ddp_wrapping_stream is another stream than the step's
         warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
         yield
 

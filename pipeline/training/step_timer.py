@@ -59,7 +59,7 @@ class StepTimer:
 
     def stop(self) -> None:
         """Stop the clock when the device has done all its work."""
-        assert self._next == len(self._marks), "every step is marked once a part"
+        assert self._next == len(self._marks), "every part of every step needs one mark"
         self._synchronize()
         self._stopped_ns = time.perf_counter_ns()
 

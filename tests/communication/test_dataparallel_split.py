@@ -1,4 +1,4 @@
-"""What DataParallel moves, counted at torch's own functions: with stand-ins for these, since they need GPUs."""
+"""Transfers of DataParallel, counted at torch's functions: stand-ins replace these, since they need GPUs."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import comm
 
-from pipeline.communication.dataparallel_split import TRANSFER_COUNTERS, count_data_parallel
+from pipeline.communication.dataparallel_split import TRANSFER_COUNTERS, count_data_parallel_transfers
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def test_every_transfer_of_a_step_is_counted_by_kind_and_still_made() -> None:
         answers.append(comm.scatter(torch.zeros(8, 10), devices, None, 0, None))
         answers.append(comm.reduce_add_coalesced([weights] * 4, 0))
 
-    counted = {part.kind: (part.calls_per_step, part.bytes_per_step) for part in count_data_parallel(step, 2)}
+    counted = {part.kind: (part.calls_per_step, part.bytes_per_step) for part in count_data_parallel_transfers(step, 2)}
     assert counted == {
         "inputs": (1, 8 * 3 * 4 * 4 * 4 * 3 / 4),
         "parameters": (1, 15 * 4 * 3),
@@ -44,6 +44,6 @@ def test_every_transfer_of_a_step_is_counted_by_kind_and_still_made() -> None:
 def test_torchs_functions_are_put_back() -> None:
     before = {name: getattr(comm, name) for name in TRANSFER_COUNTERS}
     with pytest.raises(ZeroDivisionError):
-        count_data_parallel(lambda: 1 / 0, 1)
+        count_data_parallel_transfers(lambda: 1 / 0, 1)
     assert {name: getattr(comm, name) for name in TRANSFER_COUNTERS} == before
     assert isinstance(torch.zeros(1), Tensor)

@@ -1,4 +1,4 @@
-"""What `measure: communication` finds on two CPU processes, through the commands."""
+"""`measure: communication` on two CPU processes, through the commands."""
 
 import gzip
 import json
@@ -57,7 +57,7 @@ def test_every_variant_has_a_window_a_round_of_every_rank(outputs: Path) -> None
     assert found.steps_per_window == 1
 
 
-def test_the_ledger_counts_gradients_and_buffers(outputs: Path) -> None:
+def test_transfers_count_gradients_and_buffers(outputs: Path) -> None:
     _, found = find(outputs)
     counted = {transfer.kind: transfer for transfer in found.transfers}
     assert counted["gradients"].bytes_per_step == RESNET18_GRADIENT_BYTES

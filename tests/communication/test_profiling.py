@@ -28,19 +28,19 @@ BUCKET = 4000
 
 
 def outside() -> None:
-    """The step as the host issues it."""
+    """Stand in for the step as issued by the host."""
 
 
 def inside() -> None:
-    """The same step as a graph."""
+    """Stand in for the same step in a CUDA graph."""
 
 
 def quiet_outside() -> None:
-    """The step that reduces no gradients, as the host issues it."""
+    """Stand in for the step without communication, as issued by the host."""
 
 
 def quiet_inside() -> None:
-    """The same step as a graph."""
+    """Stand in for the same step in a CUDA graph."""
 
 
 DDP = StepVariant("ddp", nn.Identity(), outside, outside)
@@ -49,14 +49,14 @@ QUIET = StepVariant("no_op_hook", nn.Identity(), quiet_inside, quiet_outside)
 
 
 def rank_trace(*steps: list[tuple[str, int, float]], compute_ns: int = 900) -> RankTrace:
-    """A rank's collectives, step after step, as (operation, bytes, duration in us)."""
+    """Build a rank's trace from collectives in order: (operation, bytes, duration in us)."""
     flat = [part for step in steps for part in step]
     seen = [TracedCollective(name, size, 10.0 * place, us) for place, (name, size, us) in enumerate(flat)]
     return RankTrace(seen, 300, compute_ns, 100, 150)
 
 
 def step_of(buffers_us: float, gradients_us: float) -> list[tuple[str, int, float]]:
-    """DDP's step: buffers are broadcast, one bucket is reduced."""
+    """Return the collectives of a DDP step: buffers are broadcast, one bucket is reduced."""
     return [("broadcast", 80, buffers_us), ("all_reduce", BUCKET, gradients_us)]
 
 

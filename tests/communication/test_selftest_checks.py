@@ -41,7 +41,7 @@ ADDED_US: dict[str, float] = {
 
 
 def windows_of(added_us: Mapping[str, float | Sequence[float]]) -> dict[str, list[list[int]]]:
-    """Six drifting rounds of two ranks by series: the slower takes 1,000 us a step and what is added."""
+    """Build six drifting rounds of two ranks: the slower takes 1,000 us a step plus the given time."""
     windows = {}
     for name, added in added_us.items():
         values = list(added) if isinstance(added, Sequence) else [added] * 6
@@ -51,7 +51,7 @@ def windows_of(added_us: Mapping[str, float | Sequence[float]]) -> dict[str, lis
 
 
 def make_findings(added_us: Mapping[str, float | Sequence[float]] | None = None, **fields: Any) -> Findings:
-    """Findings that pass every check, but for what is said."""
+    """Build findings that pass every check, with the given changes."""
     given: dict[str, Any] = {
         "device": "cuda",
         "gpu": "NVIDIA H200",
@@ -177,9 +177,7 @@ def test_over_sockets_ten_times_as_much_is_exposed_and_the_bandwidth_collapses(
 ) -> None:
     answer = check_sockets(make_findings(), make_findings({"ddp": exposed}, swept_ns=[swept_ns]))
     assert answer.verdict == verdict
-    assert answer.figures["busbw_gb_s"] == pytest.approx(
-        44_695_848 / 178_000
-    )  # 251.1, of the median; 2(1)/2 = 1
+    assert answer.figures["busbw_gb_s"] == pytest.approx(44_695_848 / 178_000)  # 251.1, of the median; 2(1)/2 = 1
     assert answer.figures["exposed_sockets_us"] == pytest.approx(exposed)
 
 

@@ -31,7 +31,7 @@ ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
 def nccl(name: str, ts: float, dur: float, collective: str, nelems: int, dtype: str = "Float") -> dict[str, Any]:
-    """A kernel of NCCL as kineto writes it."""
+    """Build an event for an NCCL kernel as kineto writes it."""
     args = {"stream": 20, "Collective name": collective, "In msg nelems": nelems, "dtype": dtype, "Group size": 2}
     return {"ph": "X", "cat": "kernel", "name": name, "ts": ts, "dur": dur, "args": args}
 
@@ -68,7 +68,7 @@ def events_of(trace: list[dict[str, Any]]) -> list[TraceEvent]:
 
 
 def write(path: Path, events: list[dict[str, Any]]) -> int:
-    """The file as the profiler leaves it, and how many bytes of text it holds."""
+    """Write a trace as the profiler does. Return its path and its uncompressed bytes."""
     shape = {"schemaVersion": 1, "deviceProperties": [{"id": 0}], "traceEvents": events, "traceName": "x"}
     raw = json.dumps(shape).encode()
     path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)

@@ -101,14 +101,14 @@ def test_the_samples_come_in_the_same_order_whatever_the_input_path(
 
 
 def pixels_of(images: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """Normalised images as bytes again: [n, 32, 32, 3]."""
+    """Undo the normalisation: return uint8 pixels [n, 32, 32, 3]."""
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (batches.CHANNEL_MEANS, batches.CHANNEL_STDS))
     pixels: npt.NDArray[np.uint8] = ((images.float() * std + mean) * 255).round().byte().permute(0, 2, 3, 1).numpy()
     return pixels
 
 
 def crops_of(image: npt.NDArray[np.uint8]) -> dict[bytes, tuple[int, int, bool]]:
-    """Every crop of an image padded by 4, and every mirror image of one."""
+    """Return every crop of an image padded by 4, and its mirror image."""
     padded = np.pad(image, ((4, 4), (4, 4), (0, 0)))
     crops = {
         (top, left): padded[top : top + IMAGE_SIZE_PX, left : left + IMAGE_SIZE_PX]
@@ -203,7 +203,7 @@ def test_images_that_only_others_may_write_can_lie_on_the_device(image_folder: P
 
 
 def test_an_augmented_image_is_normalised_by_channel() -> None:
-    """A mid-grey image: (0.5 - 0.4914) / 0.2023 = 0.0425 in the middle, which cropping leaves alone."""
+    """A mid-grey image: (0.5 - 0.4914) / 0.2023 = 0.0425 in the middle, which no crop changes."""
     pixels = np.full((1, IMAGE_SIZE_PX, IMAGE_SIZE_PX, 3), 0.5 * 255, dtype=np.float64).round().astype(np.uint8)
     image, label = AugmentedImages(Images(pixels, np.array([7]), 10))[0]
     middle = image[:, IMAGE_SIZE_PX // 2, IMAGE_SIZE_PX // 2]

@@ -21,7 +21,7 @@ from pipeline.data.staging import DataNotStaged
 
 
 def test_synthetic_images_tell_their_class() -> None:
-    """The nearest class mean of training finds the class of nearly every test image; chance is one in ten."""
+    """Classify test images by the nearest class mean of training images; a guess is right for one in ten."""
     train, test = (synthetic_images(1000, split, seed=0) for split in ("train", "test"))
     means = np.stack([train.pixels[train.labels == label].mean(axis=0) for label in range(train.num_classes)])
     distances = ((test.pixels[:, None].astype(np.float32) - means) ** 2).sum(axis=(2, 3, 4))

@@ -29,7 +29,7 @@ from pipeline.data.staging import (
 
 
 class ArchiveServer(ThreadingHTTPServer):
-    """Serves one archive on this machine alone and counts how often it is asked for."""
+    """A local server of one archive that counts its requests."""
 
     daemon_threads = True
 
@@ -69,7 +69,7 @@ class ArchiveHandler(BaseHTTPRequestHandler):
 
 
 def pack(*members: tarfile.TarInfo, files: Iterable[str] = CIFAR10_FILES) -> bytes:
-    """A batches archive in small, its files writable by all, and whatever else is given."""
+    """Build a small archive of batches whose files all can write, plus the given members."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name in files:

@@ -1,4 +1,4 @@
-"""What the compiler is told of a step."""
+"""Options of the compiler for a step."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,7 +26,7 @@ def untuned() -> Iterator[None]:
 
 
 class Wrapped(DistributedDataParallel):
-    """A model as DDP holds it, without a process group."""
+    """A stand-in for DDP that holds a module, without a process group."""
 
     def __init__(self, model: nn.Module) -> None:
         nn.Module.__init__(self)

@@ -1,4 +1,4 @@
-"""The GPUs of a rank: what runs on them, and what others hold of them; the driver and its library are made up."""
+"""Checks of a rank's GPUs. Driver and NVML are stand-ins."""
 
 import os
 import sys
@@ -124,7 +124,7 @@ class MadeUpNvmlError(Exception):
 
 
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch, *, used_gib: float, reserved_gib: float) -> None:
-    """An 80 GiB card of which all processes hold `used_gib`, and torch in this one `reserved_gib`."""
+    """Simulate an 80 GiB card: all processes hold `used_gib`, torch in this one `reserved_gib`."""
     total_bytes = 80 * GIB
     facts = SimpleNamespace(uuid=UUID, total_memory=total_bytes)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (total_bytes - int(used_gib * GIB), total_bytes))
@@ -133,7 +133,7 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch, *, used_gib: float, reserved_gi
 
 
 def pretend_driver(monkeypatch: pytest.MonkeyPatch, processes: dict[int, int | None] | None) -> None:
-    """A pynvml that knows those processes on the card of that UUID; None: it knows no card."""
+    """Simulate pynvml with those processes on the card of that UUID; None: no card."""
 
     def find(uuid: str) -> str:
         if processes is None or uuid != f"GPU-{UUID}":
@@ -159,7 +159,7 @@ def test_what_the_driver_does_not_count_as_this_process_is_others(monkeypatch: p
 def test_where_the_driver_does_not_know_this_process_its_own_use_is_estimated(
     monkeypatch: pytest.MonkeyPatch, processes: dict[int, int | None] | None, num_gpus: int, expected_gib: int
 ) -> None:
-    """79 GiB, less 4 of torch, less 1 of a context, and 1 of NCCL where there are several GPUs."""
+    """79 GiB less 4 of torch, less 1 of a context, less 1 of NCCL if there are several GPUs."""
     pretend_gpu(monkeypatch, used_gib=79, reserved_gib=4)
     pretend_driver(monkeypatch, processes)
     spec = make_spec(strategy="ddp", num_gpus=num_gpus)

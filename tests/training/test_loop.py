@@ -45,7 +45,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def settings_of_torch() -> Iterator[None]:
-    """One thread, since cores are shared; and torch's process-wide settings left as they were found."""
+    """Use one thread, since cores are shared, and restore torch's process-wide settings."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     backends = torch.backends
@@ -79,7 +79,7 @@ def test_the_learning_rate_of_an_update(remedies: tuple[str, ...], update: int, 
 
 @pytest.mark.parametrize("fields", [{"layout": "channels_last"}, {"fused_optimizer": True}, {"input": "gpu"}])
 def test_axes_of_the_step_train_as_the_usual_one_does(fields: dict[str, Any]) -> None:
-    """Not bit by bit: sums are taken in another order, and `input: gpu` draws other crops."""
+    """Losses agree approximately: sums have another order, and `input: gpu` draws other crops."""
     usual = train(epochs=3)[0].epochs
     other = train(epochs=3, **fields)[0].epochs
     tolerance = 0.05 if "input" in fields else 1e-4
@@ -87,7 +87,7 @@ def test_axes_of_the_step_train_as_the_usual_one_does(fields: dict[str, Any]) ->
 
 
 def test_channels_last_lays_out_images_and_weights_alike() -> None:
-    """ResNet-18 on one small batch: every input of a convolution and every weight has its channels last."""
+    """Every convolution of ResNet-18 sees inputs and weights with channels last."""
     spec = make_spec(**{**SMALL, "model": "resnet18", "layout": "channels_last"})
     seen: list[bool] = []
     model = place_model(build_model("resnet18", 10), spec, ALONE)
@@ -128,7 +128,7 @@ def test_the_augmentation_on_the_device_lies_inside_the_clock(monkeypatch: pytes
 
 
 def test_the_loss_falls() -> None:
-    """One batch given again and again is learnt by heart; ln 10 = 2.3 is the loss of a guess."""
+    """A model memorizes one repeated batch; ln 10 = 2.3 is the loss of a guess."""
     measurement, _ = train(epochs=5, batch_size_per_gpu=32, input="synthetic")
     losses = [epoch.loss or math.nan for epoch in measurement.epochs]
     assert losses[0] == pytest.approx(2.3, abs=0.2)
@@ -306,7 +306,7 @@ def test_step_times_leave_the_record_where_they_would_make_it_unreadable() -> No
 
 
 class SaysClassZero(nn.Module):
-    """Is certain of class 0, in evaluation mode alone."""
+    """A model that is certain of class 0, in evaluation mode only."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         assert not self.training

@@ -1,4 +1,4 @@
-"""The step in its executions; what needs CUDA is replaced by a recorder that runs the work again."""
+"""Executions of the step. In place of a CUDA graph, a stand-in runs the work again."""
 
 import contextlib
 import functools
@@ -69,12 +69,12 @@ def train(**fields: Any) -> tuple[Measurement, list[list[PartTimesNs]]]:
 
 
 def play_again(work: StepFunction) -> StepFunction:
-    """What a graph does, without one: the same work on the same tensors."""
+    """Stand in for a graph: replay the same work on the same tensors."""
     return work
 
 
 class BatchNormNet(nn.Sequential):
-    """Small, with buffers and with random numbers in its forward pass."""
+    """A small model with buffers and with random numbers in its forward pass."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -84,7 +84,7 @@ class BatchNormNet(nn.Sequential):
 
 @pytest.fixture
 def graphs_anywhere(monkeypatch: pytest.MonkeyPatch) -> list[StepFunction]:
-    """Let CPU points be captured by the recorder above; what was recorded."""
+    """Let CPU points be captured by play_again; return the captured work."""
     recorded: list[StepFunction] = []
 
     def record(work: StepFunction) -> StepFunction:
@@ -226,7 +226,7 @@ def test_a_variant_of_the_step_is_captured_too_and_can_still_be_traced(monkeypat
 
 
 def traced_only(model: nn.Module, *_: object) -> CompiledModel:
-    """torch.compile without the C++ compiler: TorchDynamo and its guards, and the operations as they were."""
+    """Compile without a C++ compiler: TorchDynamo and its guards run, operations stay as they are."""
     torch.compiler.reset()
     trace = functools.partial(torch.compile, dynamic=False, backend="eager")
     return CompiledModel(trace(model), trace(cross_entropy))
@@ -244,7 +244,7 @@ def test_nothing_compiles_inside_the_clock(monkeypatch: pytest.MonkeyPatch, fiel
 
 
 def test_a_model_of_which_nothing_is_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TorchDynamo goes on eagerly where it cannot trace; the times would be those of another execution."""
+    """TorchDynamo runs untraceable code eagerly: the times would be those of another execution."""
     monkeypatch.setattr(
         step_setup, "compile_model", lambda model, *_: CompiledModel(model, traced_only(model).compute_loss)
     )

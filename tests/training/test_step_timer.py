@@ -10,7 +10,7 @@ MS = 1_000_000  # nanoseconds
 
 
 def tick(clock: StepTimer, num_steps: int, **sleeps_s: float) -> StepTimer:
-    """Run the clock over so many steps whose parts sleep so long, a millisecond where nothing is said."""
+    """Run the clock over steps whose parts sleep for the given times, by default a millisecond."""
     clock.start()
     for _ in range(num_steps):
         for part in STEP_PARTS:
@@ -48,7 +48,7 @@ def test_a_part_that_is_not_marked_is_an_error_and_not_a_wrong_time(missing: str
     for part in STEP_PARTS:
         if part != missing:
             clock.mark(part)
-    with pytest.raises(AssertionError, match="every step is marked once a part"):
+    with pytest.raises(AssertionError, match="every part of every step needs one mark"):
         clock.stop()
 
 

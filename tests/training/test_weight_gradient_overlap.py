@@ -1,4 +1,4 @@
-"""The pass that overlaps weight gradients, and the streams it issues them on (on the CPU they are computed in turn)."""
+"""The pass that overlaps weight gradients, and its streams (on the CPU gradients are computed in turn)."""
 
 import contextlib
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ needs_compiler = pytest.mark.skipif(not has_compiler("cpu"), reason="torch.compi
 
 
 def gradients(model: nn.Module, options: dict[str, object], precision: torch.dtype = torch.float32) -> list[Tensor]:
-    """Of every parameter after one compiled backward pass."""
+    """Return the gradient of every parameter after one compiled backward pass."""
     torch.compiler.reset()
     forward = torch.compile(model, dynamic=False, options=options)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(1)
@@ -35,7 +35,7 @@ def gradients(model: nn.Module, options: dict[str, object], precision: torch.dty
 
 
 def options_that_tell(targets: list[str], to_buckets: bool) -> dict[str, object]:
-    """Those of the pass, which writes down what the graphs that it has changed call."""
+    """Return Inductor options with a pass that records the calls of the graphs that it changed."""
     from pipeline.training import weight_gradient_overlap
 
     class Told(weight_gradient_overlap.OverlapWeightGradients):
@@ -103,7 +103,7 @@ def test_a_graph_in_the_cache_is_of_one_way_to_end() -> None:
 
 
 class Streams:
-    """Three streams that say what is issued: `main`, on which we are, `side` and `buckets`."""
+    """Replace the streams by three that log their work: `main` (the current one), `side` and `buckets`."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -118,7 +118,7 @@ class Streams:
 
 
 class StreamNamed:
-    """A stream that is not there."""
+    """A stand-in for a CUDA stream."""
 
     def __init__(self, name: str, streams: Streams) -> None:
         self.name, self._streams = name, streams
@@ -128,7 +128,7 @@ class StreamNamed:
 
 
 class Issued(TorchDispatchMode):
-    """Writes down which gradients are computed and copied, and on which stream."""
+    """A log of gradients computed and copied, with their streams."""
 
     def __init__(self, streams: Streams) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -148,7 +148,7 @@ Arguments = tuple[Tensor, Tensor, Tensor, list[int], list[int], list[int], int]
 
 
 def a_convolution() -> Arguments:
-    """Gradient, inputs, weight (they have a device and no memory, since there is no GPU here) and its shape."""
+    """Return gradient, inputs and weight on a fake GPU, without memory, and the shape of the convolution."""
     inputs = torch.empty(2, 8, 16, 16, device="cuda", dtype=torch.bfloat16)
     weight = torch.empty(16, 8, 3, 3, device="cuda", dtype=torch.bfloat16)
     gradient = torch.empty(2, 16, 16, 16, device="cuda", dtype=torch.bfloat16)
@@ -157,7 +157,7 @@ def a_convolution() -> Arguments:
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
-    """In place of the GPU's."""
+    """Stand in for the GPU's operation."""
     from pipeline.training import weight_gradient_overlap
 
     streams = Streams()
@@ -192,7 +192,7 @@ def test_on_a_gpu_the_weights_gradient_is_computed_aside_and_waited_for_at_the_e
 
 @needs_fake_gpu
 def test_under_ddp_the_stream_of_the_buckets_alone_waits_for_the_weights_gradient(streams: Streams) -> None:
-    """What is handed over is made aside, and what the side stream reads is kept until the backward pass is over."""
+    """Gradients are copied on the side stream; tensors that it reads are kept until the backward pass is over."""
     from pipeline.training import weight_gradient_overlap
 
     kept: list[int] = []
