@@ -31,13 +31,13 @@ class Shard(NamedTuple):
 
 
 class AugmentedImages(Dataset[tuple[Tensor, int]]):
-    """Images augmented one at a time by loader workers: crop with padding 4, flip with probability 0.5, normalise."""
+    """Images augmented one at a time by loader workers: random crop, flip with probability 0.5, normalisation."""
 
     def __init__(self, images: Images) -> None:
         self._images = images
         self._transform = transforms.Compose(
             [
-                transforms.RandomCrop(IMAGE_SIZE_PX, padding=4),
+                transforms.RandomCrop(IMAGE_SIZE_PX, padding=augmentation.PADDING_PX),
                 transforms.RandomHorizontalFlip(),
                 transforms.ToTensor(),
                 transforms.Normalize(CHANNEL_MEANS, CHANNEL_STDS),

@@ -118,7 +118,10 @@ class CapturedStep:
 
     def set_learning_rate(self, rate: float) -> None:
         if not self._step.rate_is_on_device and rate != self._step.rate:
-            raise RuntimeError(f"the captured step has the learning rate {self._step.rate} and cannot take {rate}")
+            raise RuntimeError(
+                f"the captured step has the learning rate {self._step.rate} and cannot take {rate}; "
+                "set fused_optimizer: true."
+            )
         self._step.set_learning_rate(rate)
 
     def __call__(self, images: Tensor, labels: Tensor, mark: MarkPart) -> Tensor:

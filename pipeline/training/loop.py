@@ -3,7 +3,7 @@
 An epoch is `spec.steps_per_epoch` steps: one pass over the rank's share of the samples, unless `max_steps` cuts it.
 The clock (run_epoch) starts after the loader has begun the epoch and all ranks have met at a barrier. It stops when the
 device has finished the last step; the exchange of results and the evaluation follow, untimed. Epoch 1 warms up: it is
-recorded like every other, but tables use only the `windows` epochs after it.
+recorded like every other, but tables take times only from the `windows` epochs after it.
 """
 
 import math
@@ -24,6 +24,7 @@ from pipeline.experiment.record import MAX_RANK_EPOCHS, MAX_STEP_TIMES
 from pipeline.experiment.spec import Spec
 from pipeline.training import device_memory, process_group
 from pipeline.training.device_memory import read_peak_memory
+from pipeline.training.gpu_checks import AMPERE
 from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank
 from pipeline.training.step import TrainingStep, learning_rate_at
@@ -183,7 +184,7 @@ def set_precision(spec: Spec) -> None:
 
 def precision_used(spec: Spec, rank: Rank) -> str:
     """Return the precision that the device computes in. TF32 becomes fp32 on GPUs before Ampere and on the CPU."""
-    has_tf32 = rank.device.type == "cuda" and torch.cuda.get_device_capability(rank.device) >= (8, 0)
+    has_tf32 = rank.device.type == "cuda" and torch.cuda.get_device_capability(rank.device) >= AMPERE
     return "fp32" if spec.precision == "tf32" and not has_tf32 else str(spec.precision)
 
 

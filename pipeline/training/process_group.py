@@ -42,7 +42,10 @@ def find_rank(spec: Spec) -> Rank:
     if spec.device == "cuda":
         visible = torch.cuda.device_count()
         if visible < spec.gpus_per_node:
-            raise RuntimeError(f"the point uses {spec.gpus_per_node} GPUs a node and {visible} are visible here")
+            raise RuntimeError(
+                f"the point uses {spec.gpus_per_node} GPUs per node, of which {visible} are visible here; request more "
+                "GPUs, or lower num_gpus."
+            )
         device = torch.device("cuda", local_rank)
     return Rank(rank, local_rank, world_size, device)
 

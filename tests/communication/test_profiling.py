@@ -125,8 +125,8 @@ def test_a_captured_step_is_profiled_as_it_runs_with_the_sizes_seen_outside_its_
 ) -> None:
     calls: list[tuple[Any, Path | None, Any]] = []
 
-    def profile(step: Any, _: Rank, buckets: Any, folder: Path | None, like: Any) -> RankTrace:
-        calls.append((step, folder, like))
+    def profile(step: Any, _: Rank, buckets: Any, folder: Path | None, expected: Any) -> RankTrace:
+        calls.append((step, folder, expected))
         return TRACES[step]._replace(compute_ns=TRACES[step].compute_ns + len(calls))
 
     monkeypatch.setattr(profiling, "profile_steps", profile)

@@ -245,9 +245,9 @@ def test_a_captured_step_of_two_gpus_as_kineto_writes_it() -> None:
     """One rank's ten steps at 128 per GPU, on two H200s: half of what nothing overlaps lies in gaps of launches."""
     path = ROOT / "tests/recorded/captured-ddp-step.pt.trace.json.gz"
     buckets = [9_461_800, 26_494_976, 8_739_072]
-    like = [("broadcast", 38_400), ("broadcast", 160), *(("all_reduce", size) for size in buckets)]
-    found = summarize_trace(read_trace(path, 10_000_000), buckets, like)
-    assert [(part.operation, part.num_bytes) for part in found.collectives] == 10 * like
+    expected = [("broadcast", 38_400), ("broadcast", 160), *(("all_reduce", size) for size in buckets)]
+    found = summarize_trace(read_trace(path, 10_000_000), buckets, expected)
+    assert [(part.operation, part.num_bytes) for part in found.collectives] == 10 * expected
     assert (found.comm_ns, found.compute_ns, found.overlap_ns) == (2_534_271, 32_176_938, 2_038_680)
     assert found.covered_ns == 2_295_040
     with pytest.raises(TraceTooLarge, match="larger than 4000000 bytes"):
@@ -255,16 +255,16 @@ def test_a_captured_step_of_two_gpus_as_kineto_writes_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "like",
+    "expected",
     [
         [("broadcast", 256), ("all_gather", 4000)],
         [("all_reduce", 4000), ("broadcast", 256)],
         [("broadcast", 256), ("all_reduce", 4000), ("all_reduce", 4000)],
     ],
 )
-def test_other_collectives_inside_the_graph_get_no_sizes(like: list[tuple[str, int]]) -> None:
+def test_other_collectives_inside_the_graph_get_no_sizes(expected: list[tuple[str, int]]) -> None:
     with pytest.raises(TraceUnreadable, match="inside the graph are not those of the same step outside it"):
-        summarize_trace(events_of(INSIDE), {4000}, like)
+        summarize_trace(events_of(INSIDE), {4000}, expected)
 
 
 @pytest.mark.parametrize(
