@@ -1,50 +1,71 @@
-"""What kind of failure an exception in a rank is: the one place that says out of memory."""
+"""The kind of a failure: the one place that decides what counts as out of memory.
+
+It judges an exception by its text and by the names of its types, because `submission` uses this module and never
+imports torch. A caller that has torch passes in the only fact that torch alone knows.
+"""
 
 import resource
-
-import torch
-import torch.distributed as dist
+from collections.abc import Callable, Mapping
 
 from pipeline.experiment.record import FailureKind
-from pipeline.training.gpu_checks import GpuProblem
 
-# what CUDA's libraries (NCCL last) say where torch's allocator has left them no memory
-CUDA_OOM_SIGNS = (
+# the kinds of failure that make a record `oom`, with its reason; a trial of a memory search then counts as too large
+OOM_REASONS: Mapping[FailureKind, str] = {"cuda_oom": "out of GPU memory", "host_oom": "out of host memory"}
+
+TORCH_OOM_TYPE = "OutOfMemoryError"
+CPU_ALLOCATOR_SIGN = "DefaultCPUAllocator: can't allocate memory"
+# texts of CUDA's libraries, NCCL's last, when torch's allocator has left them no memory
+CUDA_LIBRARY_SIGNS = (
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "Cuda failure 'out of memory'",
     "Cuda failure 2 'out of memory'",
 )
-
-
-# what torch says where no convolution of cuDNN found memory for its workspace, and where none supports the shape
+# torch's text for two causes: no convolution of cuDNN found memory for its workspace, or none supports the shape
 CUDNN_NO_ENGINE_SIGN = "unable to find an engine to execute this computation"
-
-
-# what oneDNN says where it found no memory, and where it has no implementation
+# oneDNN's text for two causes: it found no memory, or it has no implementation
 ONEDNN_NO_PRIMITIVE_SIGN = "could not create a primitive"
 
+LOST_PEER_TYPE = "DistError"  # the base of torch.distributed's exceptions
+LOST_PEER_SIGNS = ("onnection closed by peer", "onnection reset by peer", "Broken pipe")
 
-def classify_error(error: BaseException) -> FailureKind:
-    """`cuda_oom`, `host_oom`, a GPU's own problem, `collective` (another rank may be to blame) or `exception`."""
+SLURM_OOM_SIGNS = ("oom-kill", "oom_kill", "exceeded memory limit")  # proof only in a line of Slurm's own daemon
+LOG_OOM_SIGNS = (TORCH_OOM_TYPE, "CUDA out of memory", CPU_ALLOCATOR_SIGN, *SLURM_OOM_SIGNS)
+
+
+def classify_error(error: BaseException, did_allocator_refuse: Callable[[], bool]) -> FailureKind:
+    """Return the kind of failure of an exception that ended a rank.
+
+    `cuda_oom` and `host_oom` are out of memory. `collective` means that a peer was lost, so another rank may be to
+    blame. Everything else is `exception`. `did_allocator_refuse` tells if torch's allocator ever refused this process
+    GPU memory. It is called only for an error that has another possible cause.
+    """
     text = str(error)
-    if isinstance(error, GpuProblem):
-        return error.kind
-    if isinstance(error, torch.OutOfMemoryError) or any(sign in text for sign in CUDA_OOM_SIGNS):
+    type_names = {kind.__name__ for kind in type(error).__mro__}
+    if TORCH_OOM_TYPE in type_names or contains_any(text, CUDA_LIBRARY_SIGNS):
         return "cuda_oom"
-    if CUDNN_NO_ENGINE_SIGN in text and ran_out_of_memory():
+    if CUDNN_NO_ENGINE_SIGN in text and did_allocator_refuse():
         return "cuda_oom"
-    if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in text:
+    if isinstance(error, MemoryError) or CPU_ALLOCATOR_SIGN in text:
         return "host_oom"
-    if ONEDNN_NO_PRIMITIVE_SIGN in text and resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:
+    if ONEDNN_NO_PRIMITIVE_SIGN in text and is_host_memory_limited():
         return "host_oom"
-    lost_peer = any(phrase in text for phrase in ("onnection closed by peer", "onnection reset by peer", "Broken pipe"))
-    if isinstance(error, dist.DistError) or lost_peer:
+    if LOST_PEER_TYPE in type_names or contains_any(text, LOST_PEER_SIGNS):
         return "collective"
     return "exception"
 
 
-def ran_out_of_memory() -> bool:
-    """Whether torch's allocator refused memory to this process, also where the caller tried something else then."""
-    return any(torch.cuda.memory_stats(index).get("num_ooms", 0) for index in range(torch.cuda.device_count()))
+def is_host_memory_limited() -> bool:
+    """True if this process has a limit of its data segment, which `memory_limit_gib` sets on the CPU."""
+    return resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
+
+
+def suggests_oom(log: str) -> bool:
+    """True if a log mentions out of memory. This is a hint for the user, never a result: anybody can print it."""
+    return contains_any(log, LOG_OOM_SIGNS)
+
+
+def contains_any(text: str, signs: tuple[str, ...]) -> bool:
+    """True if the text contains one of the signs."""
+    return any(sign in text for sign in signs)

@@ -1,60 +1,61 @@
-"""How points are launched: the options that commands share, and the command of a process that runs points."""
+"""How points are launched: the options that commands share, and the command line of a process that runs points."""
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Literal, NamedTuple, NoReturn, get_args
 
-PYTHONPATH_ROOT = (
-    Path(__file__).resolve().parent.parent.parent
-)  # goes on the process's PYTHONPATH, whatever folder it starts in
+DEFAULT_DATA = "data"
+# the PYTHONPATH of a launch, which then finds the package from any working directory
+PYTHONPATH_ROOT = Path(__file__).resolve().parent.parent.parent
+
+Rerun = Literal["failed", "oom", "all"]
+RERUN_CHOICES: tuple[Rerun, ...] = get_args(Rerun)
 
 
 class LaunchOptions(NamedTuple):
-    """What a launch is told: where the data lies, whether traces are kept, what runs again.
+    """The options of a launch: the data folder, if traces are kept, and the kind of recorded points to run again.
 
-    `point_limit_s` holds for each point of an element that runs several.
+    `point_limit_s` limits each point of an element that runs several.
     """
 
     data: Path
     keep_trace: bool = False
-    rerun: str | None = None
+    rerun: Rerun | None = None
     point_limit_s: int | None = None
 
     def for_element(self, num_points: int) -> "LaunchOptions":
-        """The options of an element with so many points: alone, a point has its element's own limit."""
+        """Return the options of an element of `num_points` points. A single point has the job's limit alone."""
         limit_s = self.point_limit_s if num_points > 1 else None
         return self._replace(point_limit_s=limit_s)
 
 
 def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOptions) -> list[str]:
-    """What an array element, or this machine, runs for these points, as words."""
+    """Return the command that runs these points, as a list of words."""
     command = [sys.executable, "-u", "-m", "pipeline.launch", "--manifest", str(manifest.resolve())]
     for run_id in run_ids:
         command += ["--run-id", run_id]
     command += ["--data", str(options.data.resolve())]
-    command += ["--rerun", options.rerun] if options.rerun else []
-    command += ["--point-limit-s", str(options.point_limit_s)] if options.point_limit_s is not None else []
-    return command + ["--keep-trace"] * options.keep_trace
+    if options.rerun:
+        command += ["--rerun", options.rerun]
+    if options.point_limit_s is not None:
+        command += ["--point-limit-s", str(options.point_limit_s)]
+    if options.keep_trace:
+        command.append("--keep-trace")
+    return command
 
 
 def exec_element(manifest: Path, elements: Sequence[Sequence[str]], options: LaunchOptions) -> NoReturn:
-    """Become the launch of the element that this process is of its array; called in the job."""
-    index = int(os.environ["SLURM_ARRAY_TASK_ID"]) if len(elements) > 1 else 0  # one element is a plain job
+    """Replace this process with the launch of its array element. Slurm runs this inside the job."""
+    index = int(os.environ["SLURM_ARRAY_TASK_ID"]) if len(elements) > 1 else 0  # one element is a job without array
     command = launch_command(manifest, elements[index], options.for_element(len(elements[index])))
     os.execvp(command[0], command)
 
 
-DEFAULT_DATA = "data"
-
-
-RERUN_CHOICES = ("failed", "oom", "all")
-
-
 def add_point_arguments(parser: argparse.ArgumentParser) -> None:
-    """What changes points, where they are written and where their data lies."""
+    """Add the options that change the points, name their data folder and say what is written where."""
     parser.add_argument(
         "--set",
         nargs="+",
@@ -71,11 +72,11 @@ def add_point_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_launch_options(arguments: argparse.Namespace, point_limit_s: int | None) -> LaunchOptions:
-    """What the launches are told."""
+    """Return the launch options that the command line gives."""
     return LaunchOptions(choose_data_folder(arguments), arguments.keep_trace, arguments.rerun, point_limit_s)
 
 
 def choose_data_folder(arguments: argparse.Namespace) -> Path:
-    """The data folder that was named, or the default one."""
+    """Return the data folder: `--data`, else PIPELINE_DATA, else `data`."""
     named: Path | None = arguments.data
     return named or Path(os.environ.get("PIPELINE_DATA") or DEFAULT_DATA)

@@ -1,7 +1,7 @@
-"""One rank of a launch: join the others, run a point or several in turn, and leave each's result or error as a file.
+"""One rank of a launch: it joins the others, runs its points one by one, and writes each result or error to a file.
 
-Run by pipeline.runner.torchrun under its agent, in a process of its own. pipeline.runner.rank_files says what lies
-in the folder of a point, and where those are that follow it.
+pipeline.runner.torchrun starts it under torchrun's agent, in its own process. pipeline.runner.rank_files lists the
+files of a point's folder.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from pipeline.communication.selftest_runs import SELFTEST_TASKS
 from pipeline.data.images import decode_ahead
 from pipeline.experiment.measurement import DeviceMemory, Measurement
 from pipeline.experiment.packing import EarlierPoint, has_memory_headroom
-from pipeline.experiment.record import MAX_MESSAGE_CHARS, MAX_PATH_CHARS
+from pipeline.experiment.record import MAX_MESSAGE_CHARS, MAX_PATH_CHARS, Environment
 from pipeline.experiment.spec import Spec
 from pipeline.runner.classify_failure import classify_error
 from pipeline.runner.failed_record import describe_exception
@@ -39,60 +39,66 @@ from pipeline.training.loop import train_point
 from pipeline.training.process_group import Rank, device_indices
 from pipeline.training.step_timer import PartTimesNs
 
-LOST_PEER_GRACE_S = 1  # in which the agent, which names only the first rank that ends, meets the one that this one lost
+# the agent names only the first rank that exits: a rank that lost its peer exits this much later than the peer
+LOST_PEER_GRACE_S = 1
 
 
 def save_part_times(series: list[list[PartTimesNs]], path: Path) -> None:
-    """Every epoch's parts by rank, as arrays epoch<k> of [num_ranks, num_steps, parts] in ns.
+    """Save the time of each part of each step, in ns: an array epoch<k> of [num_ranks, num_steps, num_parts].
 
-    One part, the whole step, where it is a CUDA graph; else timing.PARTS.
+    The parts are step_timer.STEP_PARTS. A step that is one CUDA graph has a single part, the whole step.
     """
     np.savez_compressed(path, **{f"epoch{i}": np.stack(parts) for i, parts in enumerate(series, 1)})  # type: ignore[arg-type]
 
 
 def run_rank_points(first: RankFiles) -> None:
-    """Run the point that was handed over and those that follow it, for which this process need not start anew.
+    """Run the first point, then the points that may follow it in the same processes.
 
-    Ends before a point that may come near the memory boundary, which fragments of those before it would move, and
-    where a process cannot forget them.
+    Stop early before a point that may come near the memory boundary, which fragments of earlier points would move, and
+    when a rank cannot reset its memory statistics. The launcher then starts new processes for the remaining points.
     """
     with record_rank_errors(first):
         point = first.read_point()
         check_gpu_supported(point.spec, device_indices(point.spec, process_group.find_rank(point.spec)))
-        decode_ahead(point.spec, Path(point.data) if point.data else None)  # before the others wait in a collective
+        decode_ahead(point.spec, Path(point.data) if point.data else None)  # before others wait for this rank
         rank = process_group.join_process_group(point.spec)
-        before = [EarlierPoint(point.spec, run_point(point, rank, first, 0))]
+        earlier = [EarlierPoint(point.spec, run_point(point, rank, first, 0))]
     rank_files = first
     for following in first.read_following():
         point, next_rank_files = following.point, RankFiles(Path(following.folder))
         with record_rank_errors(next_rank_files):
-            is_as_new = process_group.all_gather(device_memory.reset_memory_statistics(point.spec, rank))
-            if not has_memory_headroom(point.spec, before) or not all(is_as_new):
+            is_reset = process_group.all_gather(device_memory.reset_memory_statistics(point.spec, rank))
+            if not has_memory_headroom(point.spec, earlier) or not all(is_reset):
                 break
             rank_files = next_rank_files
             if rank.rank == 0:
                 rank_files.write_point(point)
-            check_gpu_supported(point.spec, device_indices(point.spec, rank))  # another precision than the first's, say
+            check_gpu_supported(point.spec, device_indices(point.spec, rank))  # may need another precision
             decode_ahead(point.spec, Path(point.data) if point.data else None)
-            before.append(EarlierPoint(point.spec, run_point(point, rank, rank_files, len(before))))
+            earlier.append(EarlierPoint(point.spec, run_point(point, rank, rank_files, len(earlier))))
     with record_rank_errors(rank_files):
         process_group.leave_process_group()
 
 
 @contextlib.contextmanager
 def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
-    """Whatever ends this rank inside is left as a file first, since the clean-up after an OOM can hang."""
+    """Write any exception of the body to a file, then exit the process with 1.
+
+    The file comes first and no clean-up follows, because clean-up after an out-of-memory can hang.
+    """
     try:
         yield
     except BaseException as error:
-        text = str(error) if isinstance(error, GpuProblem) else describe_exception(error)
-        kind = classify_error(error)
+        if isinstance(error, GpuProblem):
+            kind, text = error.kind, str(error)
+        else:
+            kind, text = classify_error(error, did_gpu_allocator_refuse), describe_exception(error)
         failure = RankError(kind, text[:MAX_MESSAGE_CHARS], int(os.environ["RANK"]), host.node_name(), time.time_ns())
         with contextlib.suppress(OSError):
             rank_files.write_error(failure)
         if kind == "cuda_oom":
             with contextlib.suppress(OSError, RuntimeError):
-                rank_files.write_error(name_neighbour(failure, rank_files.read_point().spec))
+                rank_files.write_error(add_memory_of_others(failure, rank_files.read_point().spec))
         sys.excepthook(type(error), error, error.__traceback__)
         sys.stderr.flush()
         if failure.kind == "collective":
@@ -100,8 +106,16 @@ def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
         os._exit(1)
 
 
-def name_neighbour(failure: RankError, spec: Spec) -> RankError:
-    """Return the out-of-memory with what other processes hold of the rank's GPUs; where that is much, they are why."""
+def did_gpu_allocator_refuse() -> bool:
+    """True if torch's allocator refused GPU memory to this process, even if the caller then found another way."""
+    return any(torch.cuda.memory_stats(index).get("num_ooms", 0) for index in range(torch.cuda.device_count()))
+
+
+def add_memory_of_others(failure: RankError, spec: Spec) -> RankError:
+    """Return the out-of-memory error with the bytes that other processes hold of the rank's GPUs.
+
+    If they hold more than 1 GiB of one, they are the cause: the kind becomes `gpu_shared` and the message names it.
+    """
     others = {
         index: memory_of_others_bytes(spec, index) for index in device_indices(spec, process_group.find_rank(spec))
     }
@@ -115,35 +129,45 @@ def name_neighbour(failure: RankError, spec: Spec) -> RankError:
 
 
 def run_point(point: PointTask, rank: Rank, rank_files: RankFiles, num_points_before: int) -> Sequence[DeviceMemory]:
-    """Run a point to its end, of which rank 0 leaves the result; returns the peak memory of every rank's devices."""
-    seen = process_group.all_gather(provenance.describe_environment(point.spec, rank))
-    where = msgspec.structs.replace(
-        seen[0],
-        gpus=tuple(gpu for part in seen for gpu in part.gpus),
-        nodes=tuple(dict.fromkeys(node for part in seen for node in part.nodes)),
-        boot_ids=tuple(dict.fromkeys(boot_id for part in seen for boot_id in part.boot_ids)),
-        source_changed=any(part.source_changed or part.source_digest != seen[0].source_digest for part in seen),
+    """Run a point; rank 0 writes its result. Return the peak memory of every rank's devices, empty for a self-test."""
+    environment = merge_environments(point, process_group.all_gather(provenance.describe_environment(point.spec, rank)))
+    if rank.rank == 0:
+        rank_files.write_environment(environment)
+    if point.needs_free_gpus:
+        check_gpu_free({index: gpu.memory_of_others_bytes for index, gpu in enumerate(environment.gpus)})
+    memory: Sequence[DeviceMemory] = ()
+    if point.task == "measure":
+        measurement = run_measurement(point, rank, rank_files)
+        memory = measurement.memory
+        if rank.rank == 0:
+            measurement = msgspec.structs.replace(measurement, num_points_before=num_points_before)
+            rank_files.write_result(PointResult(measurement, environment))
+    else:
+        findings = SELFTEST_TASKS[point.task](point.spec, rank)
+        if rank.rank == 0:
+            rank_files.write_findings(findings)
+    process_group.barrier(rank)
+    return memory
+
+
+def merge_environments(point: PointTask, by_rank: Sequence[Environment]) -> Environment:
+    """Return rank 0's environment with the GPUs and nodes of all ranks.
+
+    `source_changed` is set if any rank imported source that changed, or other source than rank 0.
+    """
+    first = by_rank[0]
+    return msgspec.structs.replace(
+        first,
+        gpus=tuple(gpu for part in by_rank for gpu in part.gpus),
+        nodes=tuple(dict.fromkeys(node for part in by_rank for node in part.nodes)),
+        boot_ids=tuple(dict.fromkeys(boot_id for part in by_rank for boot_id in part.boot_ids)),
+        source_changed=any(part.source_changed or part.source_digest != first.source_digest for part in by_rank),
         data=point.data[:MAX_PATH_CHARS] if point.data and point.spec.reads_data else None,
     )
-    if rank.rank == 0:
-        rank_files.write_environment(where)
-    if point.needs_free_gpus:
-        check_gpu_free({index: gpu.memory_of_others_bytes for index, gpu in enumerate(where.gpus)})
-    if point.task == "measure":
-        measured = run_measurement(point, rank, rank_files)
-        measurement = msgspec.structs.replace(measured, num_points_before=num_points_before)
-        if rank.rank == 0:
-            rank_files.write_result(PointResult(measurement, where))
-    else:
-        found = SELFTEST_TASKS[point.task](point.spec, rank)
-        if rank.rank == 0:
-            rank_files.write_findings(found)
-    process_group.barrier(rank)
-    return measurement.memory if point.task == "measure" else ()
 
 
 def run_measurement(point: PointTask, rank: Rank, rank_files: RankFiles) -> Measurement:
-    """What the point asks for: trained epochs, or the cost of communication."""
+    """Train the point's epochs, or measure what communication costs, as its `measure` says."""
     if point.spec.measure == "communication":
         traces = rank_files.create_traces() if point.keep_trace else None
         return measure_communication(point.spec, rank, traces)
@@ -153,23 +177,24 @@ def run_measurement(point: PointTask, rank: Rank, rank_files: RankFiles) -> Meas
     return measurement
 
 
-def set_num_threads(wanted: str) -> None:
-    """Take as many threads as OMP_NUM_THREADS says now; torch was imported before the rank had its share of the CPUs.
+def set_num_threads(omp_num_threads: str) -> None:
+    """Set torch's number of threads from the value of OMP_NUM_THREADS.
 
-    It may be a list, whose first number counts (openmp.org, "OMP_NUM_THREADS"); anything else changes nothing.
+    torch read the variable at import, before the rank's share of the CPUs was known. The first number of a list counts
+    (openmp.org, "OMP_NUM_THREADS"). Any other value changes nothing.
     """
-    count = wanted.partition(",")[0].strip()
+    count = omp_num_threads.partition(",")[0].strip()
     if count.isdecimal() and int(count) > 0:
         torch.set_num_threads(int(count))
 
 
 def main(folder: Path) -> None:
-    """Run a rank whose first point is in that folder."""
+    """Run a rank. `folder` holds its first point."""
     host.die_with_parent()
-    source_digest.imported_source()  # known already where this process was forked from one that had imported all
-    os.dup2(2, 1)  # stdout is the command's data, and Gloo prints on it (in torch 2.8)
+    source_digest.imported_source()  # already computed if this process was forked after warm_imports
+    os.dup2(2, 1)  # the command's stdout carries data, and Gloo prints to it (torch 2.8)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # else a rank that fails loses what it printed
+        sys.stdout.reconfigure(line_buffering=True)  # else os._exit drops the last lines
     host.set_process_name(f"rank{os.environ['RANK']}")
     set_num_threads(os.environ.get("OMP_NUM_THREADS", ""))
     run_rank_points(RankFiles(folder))

@@ -13,6 +13,7 @@ from pipeline.experiment.grid import Grid, expand_grid
 from pipeline.experiment.manifest import MANIFEST_VERSION, Manifest, add_points
 from pipeline.experiment.resources import Resources, ResourceShape, group_by_shape
 from pipeline.experiment.spec import Spec
+from pipeline.runner.launch_options import Rerun
 from pipeline.submission import point_state, slurm_queries, slurm_request
 from pipeline.submission.progress import read_progress
 from pipeline.submission.slurm_queries import NodeType
@@ -22,7 +23,6 @@ from pipeline.system.errors import EXIT_NOTHING_FOUND, EXIT_SCHEDULER, CommandEr
 from pipeline.system.host import gpu_names, num_visible_gpus
 
 ClusterKind = Literal["slurm", "local"]
-Rerun = Literal["failed", "oom", "all"]
 
 NOT_PACKED = "since over several nodes only the end of the whole element ends a point that fails"
 

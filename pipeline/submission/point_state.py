@@ -11,6 +11,7 @@ from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import Manifest
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.record import Record
+from pipeline.runner.classify_failure import SLURM_OOM_SIGNS, suggests_oom
 from pipeline.submission.slurm_queries import JobKey, JobState
 
 RECORD_GRACE_S = 60  # how long a network file system may hide a record that was written
@@ -40,10 +41,8 @@ WORD_BY_ENDED_JOB_STATE = {
     "REVOKED": "cancelled",
 }
 ENDED = {*WORD_BY_ENDED_JOB_STATE, "COMPLETED", "FAILED", "OUT_OF_MEMORY"}
-HOST_OOM_SIGNS = ("oom-kill", "oom_kill", "exceeded memory limit")
 SLURMSTEPD_ERROR = re.compile(r"slurmstepd(-\S+)?: error: ")  # some name the node
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the batch script by it, and by srun's word of a task
-OOM_SIGNS = ("OutOfMemoryError", "CUDA out of memory", "DefaultCPUAllocator: can't allocate")
 ADVICE_BY_WAIT_REASON = {
     "PartitionDown": "the partition is down; choose another with --partition",
     "PartitionNodeLimit": "the partition has too few nodes; lower num_nodes or choose another",
@@ -111,8 +110,7 @@ def decide_state_by_job(job: JobState, log_tail: str, now: datetime) -> PointSta
         return PointState("host_oom", "the node's memory ran out; raise mem_per_gpu_gib")
     if job.state == "FAILED":
         ended = f"{describe_exit(job.exit_code)} without a record; see its log"
-        suggests_oom = any(sign in log_tail for sign in (*OOM_SIGNS, *HOST_OOM_SIGNS))
-        return PointState("failed", f"its log suggests out of memory; {ended}" if suggests_oom else ended)
+        return PointState("failed", f"its log suggests out of memory; {ended}" if suggests_oom(log_tail) else ended)
     if job.state in WORD_BY_ENDED_JOB_STATE:
         return PointState(WORD_BY_ENDED_JOB_STATE[job.state], f"Slurm says {job.state}")
     if job.state == "COMPLETED":
@@ -125,7 +123,7 @@ def decide_state_by_job(job: JobState, log_tail: str, now: datetime) -> PointSta
 def is_memory_kill(job: JobState, log_tail: str) -> bool:
     """Whether the job was killed and Slurm's own daemon wrote that it was for its memory: other lines prove nothing."""
     lines = (line for line in log_tail.splitlines() if SLURMSTEPD_ERROR.match(line))
-    return job.exit_code in KILLED and any(sign in line for line in lines for sign in HOST_OOM_SIGNS)
+    return job.exit_code in KILLED and any(sign in line for line in lines for sign in SLURM_OOM_SIGNS)
 
 
 def explain_wait_reason(reason: str) -> str:

@@ -14,7 +14,7 @@ from pipeline.experiment.record_store import publish_record
 from pipeline.report.build_tables import build_tables
 from pipeline.report.markdown import render_experiment
 from pipeline.runner.failed_record import first_line
-from pipeline.runner.launch_options import LaunchOptions, launch_command
+from pipeline.runner.launch_options import LaunchOptions, Rerun, launch_command
 from pipeline.system import host
 
 H200 = Environment(gpus=(Gpu(name="NVIDIA H200"),))
@@ -157,7 +157,7 @@ def test_the_names_of_gpus_are_read_from_the_kernel_module(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("rerun", [None, "failed", "oom", "all"])
-def test_what_reruns_is_passed_to_every_launch(rerun: str | None) -> None:
+def test_what_reruns_is_passed_to_every_launch(rerun: Rerun | None) -> None:
     command = launch_command(Path("manifest.json"), ["x"], LaunchOptions(Path("data"), rerun=rerun))
     assert command[-2:] == (["--rerun", rerun] if rerun else ["--data", str(Path("data").resolve())])
 

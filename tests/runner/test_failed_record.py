@@ -17,19 +17,19 @@ def rank_files(tmp_path: Path) -> RankFiles:
     return RankFiles(tmp_path)
 
 
-def leave(rank_files: RankFiles, rank: int, kind: str, time_ns: int = 0, message: str = "what happened") -> None:
+def write_error(rank_files: RankFiles, rank: int, kind: str, time_ns: int = 0, message: str = "boom") -> None:
     rank_files.write_error(RankError(cast(FailureKind, kind), message, rank, "node1", time_ns))
 
 
 def test_the_first_rank_that_failed_by_itself_is_the_cause(rank_files: RankFiles) -> None:
-    leave(rank_files, 0, "exception", time_ns=2)
-    leave(rank_files, 1, "cuda_oom", time_ns=1)
+    write_error(rank_files, 0, "exception", time_ns=2)
+    write_error(rank_files, 1, "cuda_oom", time_ns=1)
     cause = find_root_cause(rank_files, {0: RankExit(1, 1.0), 1: RankExit(1, 2.0)})
     assert (cause.kind, cause.rank, cause.node) == ("cuda_oom", 1, "node1")
-    assert cause.message == "rank 1: what happened"
+    assert cause.message == "rank 1: boom"
 
 
-def test_what_others_held_of_the_gpu_is_kept_with_the_failure(rank_files: RankFiles) -> None:
+def test_the_memory_of_other_processes_is_kept_with_the_failure(rank_files: RankFiles) -> None:
     rank_files.write_error(RankError("gpu_shared", "another process held 2.0 GiB of GPU 1\nOOM", 1, "n", 1, (0, 2**31)))
     rank_files.write_error(RankError("collective", "connection reset by peer", 0, "n", 0))
     record = failed_record.failure_record(
@@ -41,13 +41,13 @@ def test_what_others_held_of_the_gpu_is_kept_with_the_failure(rank_files: RankFi
 
 
 def test_a_rank_that_lost_its_peer_is_a_consequence_however_early_it_noticed(rank_files: RankFiles) -> None:
-    leave(rank_files, 0, "collective", time_ns=1)
-    leave(rank_files, 1, "exception", time_ns=2)
+    write_error(rank_files, 0, "collective", time_ns=1)
+    write_error(rank_files, 1, "exception", time_ns=2)
     assert find_root_cause(rank_files, {}).rank == 1
 
 
 def test_a_rank_that_a_signal_ended_goes_before_one_that_lost_its_peer(rank_files: RankFiles) -> None:
-    leave(rank_files, 0, "collective")
+    write_error(rank_files, 0, "collective")
     cause = find_root_cause(rank_files, {0: RankExit(1, 1.0), 1: RankExit(-signal.SIGKILL, 2.0)})
     assert (cause.kind, cause.rank, cause.exit_code) == ("signal", 1, -9)
     assert "SIGKILL" in cause.message
@@ -55,14 +55,14 @@ def test_a_rank_that_a_signal_ended_goes_before_one_that_lost_its_peer(rank_file
 
 
 def test_an_error_of_its_own_goes_before_a_signal(rank_files: RankFiles) -> None:
-    leave(rank_files, 0, "exception")
+    write_error(rank_files, 0, "exception")
     assert find_root_cause(rank_files, {1: RankExit(-signal.SIGSEGV, 1.0)}).kind == "exception"
 
 
 def test_the_agents_own_sigterm_is_no_cause_where_there_is_another(rank_files: RankFiles) -> None:
     exits = {0: RankExit(-signal.SIGTERM, 1.0), 1: RankExit(-signal.SIGABRT, 2.0)}
-    assert find_root_cause(rank_files, exits).message == "rank 1 was ended by SIGABRT"
-    leave(rank_files, 1, "collective")
+    assert find_root_cause(rank_files, exits).message == "rank 1 was killed by SIGABRT"
+    write_error(rank_files, 1, "collective")
     assert find_root_cause(rank_files, {0: RankExit(-signal.SIGTERM, 1.0)}).kind == "collective"
 
 
@@ -72,18 +72,18 @@ def test_without_an_error_the_first_exit_is_the_cause(rank_files: RankFiles) -> 
     assert failed_record.may_be_consequence(cause)
 
 
-def test_a_rank_that_was_asked_to_end_says_by_what(rank_files: RankFiles) -> None:
+def test_a_rank_that_got_sigterm_is_named_with_the_signal(rank_files: RankFiles) -> None:
     cause = find_root_cause(rank_files, {1: RankExit(-signal.SIGTERM, 1.0)})
-    assert (cause.kind, cause.message, cause.exit_code) == ("exit", "rank 1 was ended by SIGTERM", -signal.SIGTERM)
+    assert (cause.kind, cause.message, cause.exit_code) == ("exit", "rank 1 was killed by SIGTERM", -signal.SIGTERM)
 
 
-def test_silence_is_a_failure(rank_files: RankFiles) -> None:
+def test_ranks_that_leave_neither_result_nor_error_failed(rank_files: RankFiles) -> None:
     assert find_root_cause(rank_files, {}).message == "every rank exited 0 and none left a result"
     assert failed_record.ok_record(make_spec(), rank_files, "launch") is None
 
 
 @pytest.mark.parametrize("number", [int(signal.SIGRTMIN), 40, int(signal.SIGRTMAX)])
-def test_every_signal_has_an_ending_also_those_without_a_name(rank_files: RankFiles, number: int) -> None:
+def test_a_signal_without_a_name_is_reported_by_its_number(rank_files: RankFiles, number: int) -> None:
     cause = find_root_cause(rank_files, {0: RankExit(-number, 1.0)})
     assert (cause.kind, cause.exit_code) == ("signal", -number)
 
@@ -100,13 +100,13 @@ def test_every_signal_has_an_ending_also_those_without_a_name(rank_files: RankFi
 def test_an_out_of_memory_is_a_result_and_other_errors_are_failures(
     rank_files: RankFiles, tmp_path: Path, kind: str, status: str, reason: str
 ) -> None:
-    leave(rank_files, 0, kind, message="boom\nand the rest")
+    write_error(rank_files, 0, kind, message="boom\nand the rest")
     record = failed_record.failure_record(make_spec(), rank_files, "launch", find_root_cause(rank_files, {}))
     assert (record.status, record.reason) == (status, reason)
     assert publish_record(record, tmp_path).is_file()
 
 
-def test_where_ranks_ran_is_recorded_of_success_and_of_failure(rank_files: RankFiles) -> None:
+def test_the_environment_is_recorded_for_success_and_for_failure(rank_files: RankFiles) -> None:
     spec, where = make_spec(), Environment(nodes=("node1",))
     rank_files.write_environment(where)
     assert (

@@ -202,7 +202,7 @@ def test_a_crash_close_below_an_oom_is_one_more_batch_that_does_not_fit(rank_fil
     """As oneDNN's, where memory_limit_gib bounds what it may have."""
     ranks = Ranks(limit_bytes=LIMIT_BYTES, odd=range(27_500, OOM_FROM), otherwise=-signal.SIGSEGV)
     found = found_by(search_memory(point(), rank_files, "launch", ranks))
-    assert "rank 1 was ended by SIGSEGV" in [trial.reason for trial in found.trials]
+    assert "rank 1 was killed by SIGSEGV" in [trial.reason for trial in found.trials]
 
 
 def test_a_failure_far_below_an_oom_ends_a_search(rank_files: RankFiles) -> None:

@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT, wait_for
 from test_local import workers_of
 
-from pipeline.runner.failed_record import describe_exception, is_of_shared_memory
+from pipeline.runner.failed_record import describe_exception, is_shared_memory_error
 from pipeline.system import host
 
 GRID = """
@@ -26,8 +26,8 @@ points:
 
 
 @contextlib.contextmanager
-def started(folder: Path, epochs: int, mount: str = "true") -> Iterator[subprocess.Popen[str]]:
-    """The point with two loader's workers a rank, in a mount namespace of its own, after a shell line."""
+def running_point(folder: Path, epochs: int, mount: str = "true") -> Iterator[subprocess.Popen[str]]:
+    """Run the point, with two loader workers a rank, in a new mount namespace after the shell line `mount`."""
     (folder / "grid.yaml").write_text(GRID.replace("EPOCHS", str(epochs)))
     submit = f"{sys.executable} -m pipeline.submit --grid {folder}/grid.yaml --outputs {folder} --cluster local"
     driver = subprocess.Popen(
@@ -46,8 +46,8 @@ def started(folder: Path, epochs: int, mount: str = "true") -> Iterator[subproce
 
 
 def record_of(folder: Path, driver: subprocess.Popen[str]) -> dict[str, Any]:
-    said = driver.communicate(timeout=300)[1]
-    assert driver.returncode == 1, said
+    stderr = driver.communicate(timeout=300)[1]
+    assert driver.returncode == 1, stderr
     (path,) = folder.glob("loading/records/*.json")
     record: dict[str, Any] = json.loads(path.read_text())
     return record
@@ -58,7 +58,7 @@ def record_of(folder: Path, driver: subprocess.Popen[str]) -> dict[str, Any]:
 )
 def test_shared_memory_that_is_too_small_is_named_with_its_size(tmp_path: Path, size_kib: int, filled_kib: int) -> None:
     mount = f"mount -t tmpfs -o size={size_kib}k tmpfs /dev/shm && head -c {filled_kib}k /dev/zero > /dev/shm/other"
-    with started(tmp_path, 1, mount) as driver:
+    with running_point(tmp_path, 1, mount) as driver:
         record = record_of(tmp_path, driver)
     assert record["status"] == "failed"
     assert f"shared memory is /dev/shm of {size_kib:,} KiB, " in record["reason"]
@@ -67,7 +67,7 @@ def test_shared_memory_that_is_too_small_is_named_with_its_size(tmp_path: Path, 
 
 @pytest.mark.parametrize("victim", ["worker", "rank"])
 def test_a_process_that_dies_of_sigbus_names_shared_memory(tmp_path: Path, victim: str) -> None:
-    with started(tmp_path, 1000) as driver:
+    with running_point(tmp_path, 1000) as driver:
         worker, rank = wait_for(lambda: find_loader_worker(tmp_path), 200)
         os.kill(worker if victim == "worker" else rank, signal.SIGBUS)
         record = record_of(tmp_path, driver)
@@ -76,18 +76,18 @@ def test_a_process_that_dies_of_sigbus_names_shared_memory(tmp_path: Path, victi
 
 
 def find_loader_worker(folder: Path) -> tuple[int, int] | None:
-    """A loader's worker, which torch gives its name, and the rank that it works for."""
+    """Return the process ids of a loader worker, found by the name that torch gives it, and of its rank."""
     for rank in workers_of(folder):
         for path in Path(f"/proc/{rank}/task").glob("*/children"):
             for child in path.read_text().split():
-                with contextlib.suppress(OSError):  # a child that was there for a moment
+                with contextlib.suppress(OSError):  # the child has ended since
                     if Path(f"/proc/{child}/comm").read_text().startswith("pt_data_worker"):
                         return int(child), rank
     return None
 
 
 @pytest.mark.parametrize(
-    ("text", "is_of_it"),
+    ("text", "expected"),
     [
         ("unable to open shared memory object </torch_1_2> in read-write mode: No space left on device (28)", True),
         ("unable to write to file </torch_1_2>: No space left on device (28)", True),
@@ -95,19 +95,19 @@ def find_loader_worker(folder: Path) -> tuple[int, int] | None:
         ("DataLoader worker (pid(s) 7) exited unexpectedly", True),
         ("Error while creating shared memory segment /dev/shm/nccl-x (size 9637888)", True),
         ("DataLoader worker (pid 7) is killed by signal: Killed. ", False),
-        ("out of resource: shared memory, Required: 131072, Hardware limit: 101376", False),  # a GPU's own
+        ("out of resource: shared memory, Required: 131072, Hardware limit: 101376", False),  # the GPU's shared memory
     ],
 )
-def test_an_error_of_shared_memory_is_known_by_its_words(text: str, is_of_it: bool) -> None:
-    assert is_of_shared_memory(RuntimeError(text)) == is_of_it
+def test_a_shared_memory_error_is_recognised_by_its_text(text: str, expected: bool) -> None:
+    assert is_shared_memory_error(RuntimeError(text)) == expected
 
 
-def test_an_error_that_came_from_a_bus_error_says_it_and_keeps_its_own_text(
+def test_an_error_caused_by_a_bus_error_names_shared_memory_and_keeps_its_own_text(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(host, "SHARED_MEMORY", tmp_path / "absent")
     error = RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly\nhere")
     error.__cause__ = RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. ")
     first, *rest = describe_exception(error).splitlines()
-    assert first.startswith(f"here; shared memory is {tmp_path / 'absent'} (No such file or directory); where")
+    assert first.startswith(f"here; shared memory is {tmp_path / 'absent'} (No such file or directory); if")
     assert rest == ["RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly", "here"]

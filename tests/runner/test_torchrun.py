@@ -64,12 +64,12 @@ FAILING = """
 import sys
 from pathlib import Path
 from factories import make_spec
-from pipeline.runner.rank_files import RankFiles, Point
+from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.runner.torchrun import run_ranks
 
 if __name__ == "__main__":
     spec, rank_files = make_spec(device="cpu", model="lenet"), RankFiles(Path(sys.argv[1]) / "point")
-    rank_files.write_point(Point(spec, str(Path(sys.argv[1]) / "absent")))
+    rank_files.write_point(PointTask(spec, str(Path(sys.argv[1]) / "absent")))
     print(sorted(run_ranks(spec, rank_files, "launch")), "torch._dynamo" in sys.modules)
 """
 

@@ -162,7 +162,7 @@ def test_a_point_that_hangs_fails_by_name_and_those_behind_it_are_launched_anew(
     failure = records[1].failure
     assert failure is not None
     assert failure.kind == "timeout"
-    assert records[1].reason == "ended after its limit of 1 s, so that the points behind it run; raise --time"
+    assert records[1].reason == "ended at its limit of 1 s, so that the points after it can run; raise --time"
 
 
 def test_each_point_of_shared_processes_has_the_whole_limit(
