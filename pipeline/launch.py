@@ -1,9 +1,9 @@
-"""One array element: its points run one after another, and every ending turned into a record.
+"""The launcher, which an array element runs: it runs points one after another, and publishes a record of each.
 
     python -m pipeline.launch --grid q4 --index 3                    a point of a grid (jobs/*.sbatch)
     python -m pipeline.launch --manifest PATH --run-id ID ...        points of a manifest (the driver's elements)
 
-Exit codes: 0 every point ended ok, 1 one did not (its record says how), 2 usage.
+Exit codes: 0 every point is ok, 1 a point is not (its record says why), 2 usage.
 """
 
 import argparse
@@ -40,18 +40,18 @@ from pipeline.system.host import gpu_names, node_rank, num_job_gpus, num_visible
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.launch",
-        description="Run the points of one array element, and turn every ending into a record.",
+        description="Run the points of one array element, and publish a record of each.",
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--grid", help="a shipped grid's name, or a path")
     source.add_argument("--manifest", type=Path, help="the manifest.json that holds the points")
-    parser.add_argument("--index", type=int, help="which point of the grid, from 0")
+    parser.add_argument("--index", type=int, help="the index of the point in the grid, from 0")
     parser.add_argument("--run-id", action="append", default=[], help="a point of the manifest; may be repeated")
-    parser.add_argument("--rerun", choices=RERUN_CHOICES, help="run a point that has such a record")
-    parser.add_argument("--point-limit-s", type=int, metavar="S", help="end a point that takes longer; run the next")
+    parser.add_argument("--rerun", choices=RERUN_CHOICES, help="run the point even if it has a record of this status")
+    parser.add_argument("--point-limit-s", type=int, metavar="S", help="stop a point that takes longer; run the next")
     add_point_arguments(parser)
     arguments = parser.parse_args()
     if arguments.point_limit_s is not None and arguments.point_limit_s < 1:
@@ -63,38 +63,40 @@ def main() -> int:
     """Run the points that the command line names, one after another."""
     arguments = parse_arguments()
     require_packages(*RANK_PACKAGES)
-    # Slurm sends USR2 to every process of the step ahead of the time limit; without this the ranks die of it
+    # Slurm sends USR2 to every process of the step before the time limit; it would kill the ranks
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     if arguments.manifest:
         experiment, points = resolve_manifest(arguments.manifest, arguments.run_id)
     else:
         experiment, points = resolve_grid(arguments.grid, arguments.index, arguments.set, arguments.outputs)
-        points = [spec for spec in points if is_to_run(spec, experiment, arguments.rerun)]
+        points = [spec for spec in points if needs_run(spec, experiment, arguments.rerun)]
         for spec in points:
             warn_of_idle_gpus(spec, arguments.grid)
     options = read_launch_options(arguments, arguments.point_limit_s)
     points = [spec for spec in points if node_rank() < spec.num_nodes]
-    refuse_second_launch(points, experiment)
+    refuse_reused_launch_id(points, experiment)
     return run_launch(points, experiment, options)
 
 
 def run_launch(points: Sequence[Spec], experiment: Experiment, options: LaunchOptions) -> int:
-    """Run the points in their order, several in the same processes where that changes no result; the exit code."""
-    code = EXIT_OK
+    """Run the points in order, and return the exit code.
+
+    Several points share their processes if that changes no result.
+    """
+    exit_code = EXIT_OK
     while points:
         implied = publish_implied_oom(points[0], experiment, options)
-        shared = [points[0]] if implied else points_for_same_processes(points)
-        results = [implied] if implied else launch_points(shared, experiment, options)
+        results = [implied] if implied else launch_points(points_for_same_processes(points), experiment, options)
         if any(record is not None and record.status != "ok" for record in results):
-            code = EXIT_GAPS
-            if points[0].num_nodes > 1:  # the other nodes may still be inside this point: end the step with it
-                return code
+            exit_code = EXIT_GAPS
+            if points[0].num_nodes > 1:  # other nodes may still run this point: end the job step with it
+                return exit_code
         points = points[len(results) :]
-    return code
+    return exit_code
 
 
 def resolve_manifest(path: Path, run_ids: list[str]) -> tuple[Experiment, list[Spec]]:
-    """The points of the manifest with those ids. Raises CommandError for one that it does not hold."""
+    """Return the points of the manifest with these run ids. Raises CommandError for an unknown one."""
     experiment = Experiment(path.parent)
     manifest = experiment.read_manifest()
     if manifest is None:
@@ -102,24 +104,29 @@ def resolve_manifest(path: Path, run_ids: list[str]) -> tuple[Experiment, list[S
     known = {spec.run_id(): spec for spec in manifest.points}
     missing = [run_id for run_id in run_ids if run_id not in known]
     if missing or not run_ids:
-        raise CommandError(f"{path} has no point {', '.join(missing) or '(none was named)'}; see its points.")
+        raise CommandError(
+            f"{path} has no point {', '.join(missing) or '(none was named)'}; give --run-id one of its points."
+        )
     return experiment, [known[run_id] for run_id in run_ids]
 
 
 def resolve_grid(name: str, index: int | None, changes: list[str], outputs: Path) -> tuple[Experiment, list[Spec]]:
-    """The point of the grid at the index (none past its end); publishes the manifest if it lacks the points."""
+    """Return the point of the grid at the index (none past its end). Publish the manifest if it lacks the points.
+
+    Raises CommandError without a valid index or array id.
+    """
     if index is None or index < 0:
         raise CommandError("--grid needs --index, the number of a point from 0.")
     array_id = os.environ.get("SLURM_ARRAY_JOB_ID")
-    if array_id and not (array_id.isascii() and array_id.isdigit()):  # the manifest would not be readable again
-        raise CommandError(f"SLURM_ARRAY_JOB_ID={array_id!r} is no job id; unset it.")
+    if array_id and not (array_id.isascii() and array_id.isdigit()):  # the manifest would become unreadable
+        raise CommandError(f"SLURM_ARRAY_JOB_ID={array_id!r} is not a job id; unset it.")
     grid = expand_grid(name, changes, has_gpus=num_visible_gpus() > 0)
     experiment = Experiment(outputs / grid.name)
     experiment.create()
     manifest = experiment.read_manifest()
     known = {spec.run_id() for spec in manifest.points} if manifest else set()
-    announced = not array_id or (manifest and any(s.id == f"sbatch-{array_id}" for s in manifest.submissions))
-    if manifest is None or not announced or not all(spec.run_id() in known for spec in grid.points):
+    is_listed = not array_id or (manifest and any(s.id == f"sbatch-{array_id}" for s in manifest.submissions))
+    if manifest is None or not is_listed or not all(spec.run_id() in known for spec in grid.points):
         publish_manifest(experiment, grid.name, list(grid.points), array_id)
     if index >= len(grid.points):
         log_line(f"grid {grid.name} has {pluralize(len(grid.points), 'point')}; element {index} has nothing to do.")
@@ -127,8 +134,8 @@ def resolve_grid(name: str, index: int | None, changes: list[str], outputs: Path
     return experiment, [grid.points[index]]
 
 
-def is_to_run(spec: Spec, experiment: Experiment, rerun: str | None) -> bool:
-    """Whether a point has no record yet, or one that is to be run again: a second sbatch fills the gaps."""
+def needs_run(spec: Spec, experiment: Experiment, rerun: str | None) -> bool:
+    """True if the point has no record, or one that `rerun` selects. A second sbatch thus fills the gaps."""
     attempts = record_store.load_attempts(experiment.records_folder, spec.run_id())
     if not attempts or rerun in ("all", status := record_store.choose_attempt(attempts).status):
         return True
@@ -137,7 +144,7 @@ def is_to_run(spec: Spec, experiment: Experiment, rerun: str | None) -> bool:
 
 
 def warn_of_idle_gpus(spec: Spec, grid: str) -> None:
-    """Say that the job holds GPUs which its point does not use, as plain sbatch asks for the grid's largest shape."""
+    """Log a notice if the job holds more GPUs than the point uses: plain sbatch asks for the grid's largest shape."""
     held, used = num_job_gpus(), spec.gpus_per_node if spec.device == "cuda" else 0
     if node_rank() == 0 and held > used:
         cure = f"python -m pipeline.submit --grid {grid} asks for one array a shape"
@@ -145,7 +152,7 @@ def warn_of_idle_gpus(spec: Spec, grid: str) -> None:
 
 
 def publish_manifest(experiment: Experiment, name: str, points: list[Spec], array_id: str | None) -> None:
-    """Expect the grid's points, and remember which Slurm array runs them, so that a driver does not run them too."""
+    """Add the points to the manifest with the Slurm array that runs them, so that `submit` does not run them too."""
     with experiment.edit_manifest() as manifest:
         manifest.name = name
         add_points(manifest, points)
@@ -157,25 +164,25 @@ def publish_manifest(experiment: Experiment, name: str, points: list[Spec], arra
             manifest.submissions.append(submission)
 
 
-def refuse_second_launch(points: Sequence[Spec], experiment: Experiment) -> None:
-    """Raise CommandError for a point that was launched under this launch's id before: its attempts would pass for one.
+def refuse_reused_launch_id(points: Sequence[Spec], experiment: Experiment) -> None:
+    """Raise CommandError for a point that was already launched with this launch id: two attempts would look like one.
 
-    Over several nodes another of them may have left the folder a moment ago, and only a record tells.
+    A point over several nodes needs a record as proof, because another node may have just created the folder.
     """
     launch_id = os.environ.get("PIPELINE_LAUNCH_ID")
     for spec in points if launch_id else ():
         run_id = spec.run_id()
-        is_begun = spec.num_nodes == 1 and experiment.launch_folder(run_id, str(launch_id)).exists()
-        if is_begun or any(
+        has_folder = spec.num_nodes == 1 and experiment.launch_folder(run_id, str(launch_id)).exists()
+        if has_folder or any(
             found.launch_id == launch_id for found in record_store.load_attempts(experiment.records_folder, run_id)
         ):
             raise CommandError(
-                f"{run_id} was launched before as PIPELINE_LAUNCH_ID={launch_id}; unset it to run it again."
+                f"{run_id} was already launched with PIPELINE_LAUNCH_ID={launch_id}; unset it to run again."
             )
 
 
 def publish_implied_oom(spec: Spec, experiment: Experiment, options: LaunchOptions) -> Record | None:
-    """Publish that a point runs out of memory where a smaller batch's record says so; None where it has to run."""
+    """Publish an `oom` record if the record of a smaller batch implies it. Return it, or None if the point must run."""
     manifest = experiment.read_manifest()
     if options.rerun in ("oom", "all") or manifest is None:
         return None
@@ -189,15 +196,15 @@ def publish_implied_oom(spec: Spec, experiment: Experiment, options: LaunchOptio
 
 
 def read_launch_id() -> str:
-    """What names this launch in its records: the submission and its job, or one of its own."""
+    """Return the id of this launch in its records: the submission's id and job, or a new one."""
     return os.environ.get("PIPELINE_LAUNCH_ID") or f"here-{uuid.uuid4().hex[:12]}"
 
 
 def launch_points(specs: Sequence[Spec], experiment: Experiment, options: LaunchOptions) -> list[Record | None]:
-    """Run this node's ranks for the points, one after another, and publish how each ended.
+    """Run this node's ranks for the points, one after another, and publish a record of each.
 
-    Returns the records of the points that were begun, which are the first: the others are left where one ended badly,
-    or had better have fresh processes. None is a record that another node publishes.
+    Return the records of the points that were started; None is a record that another node publishes. The remaining
+    points need new processes, because a point failed or the ranks stopped before one.
     """
     launch = LaunchSession(experiment, read_launch_id(), specs, options.point_limit_s)
     first = launch.rank_files_by_point[0]
@@ -211,16 +218,16 @@ def launch_points(specs: Sequence[Spec], experiment: Experiment, options: Launch
         with launch.publish_while_running(), launch.deadline:
             exits = run_ranks(specs[0], first, launch.id)
     except DeadlineExpired:
-        launch.publish_overdue()
-    except (RuntimeError, TimeoutError) as error:  # torchrun's own: its ranks did not meet
+        launch.publish_timed_out()
+    except (RuntimeError, TimeoutError) as error:  # of torchrun: the ranks did not meet
         launch.publish_failure(f"the ranks could not be started: {error}")
     else:
-        launch.publish_ended(exits)
+        launch.publish_finished(exits)
     return launch.published
 
 
 def write_points(launch: LaunchSession, options: LaunchOptions) -> None:
-    """Hand the points to the ranks: the first, and those that follow it."""
+    """Write the points for the ranks into the first point's folder."""
     points = [PointTask(spec, str(options.data.resolve()), options.keep_trace) for spec in launch.specs]
     folders = [str(rank_files.folder.resolve()) for rank_files in launch.rank_files_by_point]
     first = launch.rank_files_by_point[0]

@@ -1,4 +1,8 @@
-"""A launch: the points that the same ranks run, and how each ended, published as soon as it has."""
+"""The launcher's session: the points that one set of ranks runs, and the record of each, published when it ends.
+
+The launcher process publishes every record; ranks only write files (see rank_files). While the ranks run, a thread of
+the launcher watches the folders: when the next point has started, it publishes the one before.
+"""
 
 import contextlib
 import shutil
@@ -24,14 +28,14 @@ from pipeline.system.errors import log_line
 from pipeline.system.host import node_rank, utc_timestamp
 
 RANK_FILES_POLL_S = 0.1
-ROOT_CAUSE_GRACE_S = 5  # for the node that knows the cause to publish it first
+ROOT_CAUSE_GRACE_S = 5  # time for the node that knows the cause to write it
 
 
 class LaunchSession:
-    """The points of a launch with their folders, and `published`: of those that have ended, None where another node's.
+    """The points of a launch, their folders, and `published`: the records of the points that have ended.
 
-    A point's time begins where the one before it ended, so that all that was allocated to its launch belongs to a
-    point; `deadline` is how much of it each may have.
+    An entry of `published` is None if another node publishes the record. A point's time starts when the point before it
+    ends, so that every second of the job belongs to a point. `deadline` limits the time of each point.
     """
 
     def __init__(
@@ -49,70 +53,74 @@ class LaunchSession:
 
     @property
     def spec(self) -> Spec:
-        """The point that the ranks are at."""
+        """The point that the ranks run now."""
         return self.specs[len(self.published)]
 
     @property
     def rank_files(self) -> RankFiles:
-        """The folder of the point that the ranks are at."""
+        """The files of the point that the ranks run now."""
         return self.rank_files_by_point[len(self.published)]
 
     @contextlib.contextmanager
     def publish_while_running(self) -> Iterator[None]:
-        """While the body runs the ranks: sample beside them, and publish every point that they have left behind."""
-        is_over = threading.Event()
-        self._sample()
+        """While the body runs the ranks, sample this node and publish each point that they have finished."""
+        has_ended = threading.Event()
+        self._start_sampler()
         with ThreadPoolExecutor(1) as pool:
-            publishing = pool.submit(self._publish_until, is_over)
+            publishing = pool.submit(self._publish_until, has_ended)
             try:
                 yield
             finally:
-                is_over.set()
+                has_ended.set()
                 wait([publishing])
-                self._sampler.close()  # before the pool: a sampler dies with the thread that started it
-                publishing.result()  # raises what it raised, also where the body raised
+                self._sampler.close()  # before the pool ends: a sampler ends with the thread that started it
+                publishing.result()  # raises the error of that thread, if any
 
-    def _sample(self) -> None:
-        self._sampler.enter_context(telemetry_sampler.sample_meanwhile(self.rank_files, node_rank()))
+    def _start_sampler(self) -> None:
+        self._sampler.enter_context(telemetry_sampler.sample_in_background(self.rank_files, node_rank()))
 
-    def _publish_until(self, is_over: threading.Event) -> None:
+    def _publish_until(self, has_ended: threading.Event) -> None:
         for following in self.rank_files_by_point[1:]:
-            while not following.has_begun():
-                if is_over.wait(RANK_FILES_POLL_S) and not following.has_begun():
+            while not following.has_started():
+                if has_ended.wait(RANK_FILES_POLL_S) and not following.has_started():
                     return
             self.deadline.restart()
             self._sampler.close()
-            self.publish_ended({})
+            self.publish_finished({})
             log_line(f"{self.spec.run_id()}: starting")
-            self._sample()
+            self._start_sampler()
 
-    def publish_ended(self, exits: Mapping[int, RankExit]) -> None:
-        """Publish how the point ended that the ranks are done with, and what was sampled beside them."""
-        record = launch_record(self.spec, self.rank_files, self.id, exits)
+    def publish_finished(self, exits: Mapping[int, RankExit]) -> None:
+        """Publish the record of the current point, whose ranks have finished it, with its telemetry if it is ok."""
+        record = build_record(self.spec, self.rank_files, self.id, exits)
         if record is not None and record.status == "ok":
             record = add_telemetry(record, self.rank_files)
         self.publish(record)
 
-    def publish_overdue(self) -> None:
-        """Publish how the point ended whose ranks were ended since its time was over; a result that it left counts.
+    def publish_timed_out(self) -> None:
+        """Publish the record of the current point, whose ranks were stopped at the deadline. A complete result counts.
 
-        Nothing where its time had only begun, since the point before it ended at that moment: it is launched anew.
+        If the point before it ended at that very moment, the current one has just started: publish nothing and remove
+        its folder, so that it is launched again.
         """
         if not self.deadline.is_expired:
             shutil.rmtree(self.rank_files.folder)
         elif self.rank_files.read_result() is not None:
-            self.publish_ended({})
+            self.publish_finished({})
         else:
             failure = failed_record.find_timeout_cause(self.rank_files, self.deadline.limit_s)
             self.publish(failed_record.failure_record(self.spec, self.rank_files, self.id, failure))
 
     def publish_failure(self, message: str) -> None:
-        """Publish that this tool, and no rank, could not bring the point to its end."""
+        """Publish the current point as failed, for an error of the launcher and not of a rank."""
         failure = Failure(kind="exception", message=message[:MAX_MESSAGE_CHARS])
         self.publish(failed_record.failure_record(self.spec, self.rank_files, self.id, failure))
 
     def publish(self, record: Record | None) -> None:
-        """Publish the record, and put what the ranks left beside it; None is left to another node."""
+        """Publish the record of the current point, and move its step times and traces beside it.
+
+        None means that another node publishes it.
+        """
         rank_files, started_at, self._started_at = self.rank_files, self._started_at, utc_timestamp()
         if record is None:
             self.published.append(None)
@@ -141,9 +149,9 @@ class LaunchSession:
 
 
 def compare_source(environment: Environment) -> Environment:
-    """The environment, marked where the source that its ranks imported is not this launch's or not on the disk now.
+    """Return the environment; `source_changed` is set if its ranks' source is not the launcher's or not that on disk.
 
-    What is imported after an edit is another version: the sampler of a later point, the workers of a loader.
+    After an edit, later imports are of another version: the sampler of a later point, the workers of a loader.
     """
     if environment.source_digest is None:
         return environment
@@ -151,17 +159,17 @@ def compare_source(environment: Environment) -> Environment:
     return msgspec.structs.replace(environment, source_changed=is_changed)
 
 
-def move_traces(found: Path, kept: Path) -> None:
-    """Move the traces of a launch beside its experiment's records. Raises FileNotFoundError where there are none."""
-    kept.parent.mkdir(mode=0o750, exist_ok=True)
-    found.rename(kept)
+def move_traces(source: Path, target: Path) -> None:
+    """Move the traces of a launch into the experiment's folder. Raises FileNotFoundError if there are none."""
+    target.parent.mkdir(mode=0o750, exist_ok=True)
+    source.rename(target)
 
 
 def add_telemetry(record: Record, rank_files: RankFiles) -> Record:
-    """The record with what was sampled beside its ranks; without, where that would make it one that cannot be kept."""
+    """Return the record with the telemetry of all nodes; without it if the record would then be invalid."""
     assert record.measurement is not None, "an ok record has a measurement"
     nodes = telemetry_sampler.read_all_nodes(rank_files, record.spec.num_nodes)
-    # the timed epochs are kept whatever their number; past them the record has to stay small
+    # keep all timed epochs, and more only as far as the record stays small
     num_epochs = max(record.spec.windows + 1, telemetry_summary.MAX_GPU_WINDOWS // record.spec.num_gpus)
     sampled = telemetry_summary.summarize_telemetry(record.measurement.epochs, record.environment, nodes, num_epochs)
     full = msgspec.structs.replace(record, telemetry=sampled)
@@ -173,8 +181,8 @@ def add_telemetry(record: Record, rank_files: RankFiles) -> Record:
     return full
 
 
-def launch_record(spec: Spec, rank_files: RankFiles, launch_id: str, exits: Mapping[int, RankExit]) -> Record | None:
-    """The record of how the launch ended; None on a later node whose ranks ended well: the first node concludes."""
+def build_record(spec: Spec, rank_files: RankFiles, launch_id: str, exits: Mapping[int, RankExit]) -> Record | None:
+    """Return the record of a launch; None on a later node whose ranks succeeded: the first node publishes it."""
     if not exits and node_rank() > 0:
         return None
     record = None if exits else failed_record.ok_record(spec, rank_files, launch_id)

@@ -1,4 +1,19 @@
-"""What launch and its ranks leave for each other in a folder: the point, and how it went."""
+"""The files that the launcher, its ranks and the sampler exchange in the folder of one launch of one point.
+
+    file                   written by                               read by
+    point.json             launcher (first point), rank 0 (others)  ranks, sampler; launcher, to see that it has started
+    following.json         launcher, in the first point's folder    ranks
+    environment.json       rank 0                                   launcher
+    result.json            rank 0, if the point succeeds            launcher
+    rank<k>.error.json     rank k, if it fails                      launcher of every node
+    steps.npz, traces/     rank 0, every rank                       moved beside the record by the launcher
+    samples.<node>.jsonl   sampler of the node                      launcher of the first node
+    findings.json          rank 0 of a self-test                    pipeline.selftest
+    trial<k>/              the same files, for one trial of a memory search
+
+The launcher is the process of pipeline.launch (on every node), a rank is pipeline.runner.worker, the sampler is
+pipeline.runner.telemetry_sampler. Every JSON file appears whole or not at all.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,10 +32,10 @@ Task = Literal["measure", "known_answers", "exposure"]
 
 
 class PointTask(msgspec.Struct, frozen=True):
-    """What launch hands to its ranks: the spec, the data folder, whether the profiler's trace is kept, and the task.
+    """The launcher's order to its ranks: point.json.
 
-    `measure` is what the spec says; the others are the self-test's. `needs_free_gpus` refuses GPUs that other
-    processes use.
+    The task `measure` runs the spec; the other tasks belong to the self-test. `keep_trace` keeps the profiler's trace.
+    With `needs_free_gpus` the point fails if other processes use its GPUs.
     """
 
     spec: Spec
@@ -31,21 +46,21 @@ class PointTask(msgspec.Struct, frozen=True):
 
 
 class FollowingPoint(msgspec.Struct, frozen=True):
-    """A point that the same ranks run after another, and its folder, which is made when it begins."""
+    """A later point for the same ranks, with the folder that rank 0 creates when the point starts."""
 
     folder: str
     point: PointTask
 
 
 class PointResult(msgspec.Struct, frozen=True):
-    """What rank 0 leaves when all went well."""
+    """The measurement of a point that succeeded, and the environment of its ranks: result.json."""
 
     measurement: Measurement
     environment: Environment
 
 
 class RankError(msgspec.Struct, frozen=True):
-    """What a rank that fails leaves; after an out-of-memory with what other processes held of its GPUs."""
+    """The error that ended a rank; after a CUDA out-of-memory with the bytes that other processes held of its GPUs."""
 
     kind: FailureKind
     message: str
@@ -57,25 +72,27 @@ class RankError(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class RankFiles:
-    """The folder of one launch of one point, shared by the nodes that run it."""
+    """The files in the folder of one launch of one point, which all of its nodes share."""
 
     folder: Path
 
     @property
     def series(self) -> Path:
+        """The step times of every part and rank."""
         return self.folder / "steps.npz"
 
     @property
     def traces(self) -> Path:
+        """The folder of the profiler's traces."""
         return self.folder / "traces"
 
     def create_traces(self) -> Path:
-        """The folder where every rank leaves its trace."""
+        """Create the folder of the traces, one file per rank, and return it."""
         self.traces.mkdir(exist_ok=True)
         return self.traces
 
     def samples(self, node: int) -> Path:
-        """What the sampler of a node wrote, once it has ended; before that it has the suffix .part."""
+        """Return the path of a node's samples. Until the sampler has ended, the file has the suffix .part instead."""
         return self.folder / f"samples.{node}.jsonl"
 
     def write_point(self, point: PointTask) -> None:
@@ -100,31 +117,31 @@ class RankFiles:
         return msgspec.json.decode((self.folder / "point.json").read_bytes(), type=PointTask)
 
     def read_following(self) -> list[FollowingPoint]:
-        """The points that the same ranks run next, in their order."""
+        """Return the points that the same ranks run next, in order."""
         path = self.folder / "following.json"
         return msgspec.json.decode(path.read_bytes(), type=list[FollowingPoint]) if path.exists() else []
 
-    def has_begun(self) -> bool:
-        """Whether the point's ranks are at it, which means that they are done with the one before it."""
+    def has_started(self) -> bool:
+        """True if the ranks have started this point, so they have finished the one before it."""
         return (self.folder / "point.json").exists() or any(self.read_errors())
 
     def read_environment(self) -> Environment:
-        """Where the ranks ran, as far as rank 0 came to say it."""
+        """Return the environment of the ranks; an empty one if rank 0 failed before it wrote it."""
         path = self.folder / "environment.json"
         return msgspec.json.decode(path.read_bytes(), type=Environment) if path.exists() else Environment()
 
     def read_result(self) -> PointResult | None:
-        """The result, or None where no rank left one."""
+        """Return the result, or None if there is none."""
         path = self.folder / "result.json"
         return msgspec.json.decode(path.read_bytes(), type=PointResult) if path.exists() else None
 
     def read_findings(self) -> Findings | None:
-        """What a self-test's launch found, or None where its ranks left nothing."""
+        """Return the findings of a self-test, or None if there are none."""
         path = self.folder / "findings.json"
         return msgspec.json.decode(path.read_bytes(), type=Findings) if path.exists() else None
 
     def read_errors(self) -> Iterator[RankError]:
-        """The errors that ranks of any node left."""
+        """Yield the errors of the ranks of all nodes."""
         for path in self.folder.glob("rank*.error.json"):
             yield msgspec.json.decode(path.read_bytes(), type=RankError)
 

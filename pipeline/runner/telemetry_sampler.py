@@ -1,9 +1,9 @@
-"""The sampler of a node: a process of its own beside the ranks, so that it costs the timed processes nothing.
+"""The telemetry sampler of a node: a separate process beside the ranks, so that it does not slow the timed ones.
 
     python -m pipeline.runner.telemetry_sampler FOLDER --node 0 --interval-s 0.1
 
-Started and ended by pipeline.launch; FOLDER is the point's rank_files. It appends a line a round (the CPUs, and the
-GPUs that the point uses, by nvidia-ml-py) until a SIGTERM. Whatever becomes of it, the point goes on without it.
+The launcher starts and stops it. FOLDER holds the point's rank_files. Each round appends one line with the state of the
+CPUs and, through nvidia-ml-py, of the point's GPUs, until SIGTERM. If the sampler fails, the point runs on without it.
 """
 
 import argparse
@@ -34,19 +34,19 @@ from pipeline.runner.rank_files import RankFiles
 from pipeline.system import host
 
 SAMPLING_INTERVAL_S = 0.1
-FULL_RATE_ROUNDS = 36_000  # an hour; after it ten times slower, so that a day of samples fits beside its point
+FULL_RATE_ROUNDS = 36_000  # one hour at the default interval; ten times slower later, to bound the file of a day
 NICENESS = 10
-ENDING_GRACE_S = 5
+STOP_GRACE_S = 5
 OTHER_SAMPLES_GRACE_S = 5
 
 
 @contextlib.contextmanager
-def sample_meanwhile(rank_files: RankFiles, node: int) -> Iterator[None]:
-    """Sample this node while the body runs; no failure of it reaches the body."""
+def sample_in_background(rank_files: RankFiles, node: int) -> Iterator[None]:
+    """Sample this node while the body runs. A failure of the sampler never reaches the body."""
     path = rank_files.samples(node)
     note = None
     with contextlib.suppress(OSError):
-        for stale in (path, path.with_suffix(".part")):  # of the launch that Slurm requeued
+        for stale in (path, path.with_suffix(".part")):  # left by the same launch before Slurm requeued it
             stale.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pipeline.runner.telemetry_sampler", str(rank_files.folder), "--node", str(node)]
     try:
@@ -57,36 +57,36 @@ def sample_meanwhile(rank_files: RankFiles, node: int) -> Iterator[None]:
         yield
     finally:
         if process is not None:
-            note = end_sampler(process)
+            note = stop_sampler(process)
         with contextlib.suppress(OSError):
-            close_samples(path, note)
+            finish_samples_file(path, note)
 
 
-def end_sampler(process: subprocess.Popen[bytes]) -> str | None:
-    """End the sampler; says so where it had ended by itself, or did not end when asked."""
-    early = process.poll()
-    if early is not None:
-        return f"the sampler ended early ({'signal' if early < 0 else 'exit code'} {abs(early)})"
+def stop_sampler(process: subprocess.Popen[bytes]) -> str | None:
+    """Stop the sampler. Return a note if it had ended early or does not stop; None if all went well."""
+    exit_code = process.poll()
+    if exit_code is not None:
+        return f"the sampler ended early ({'signal' if exit_code < 0 else 'exit code'} {abs(exit_code)})"
     process.terminate()
     try:
-        process.wait(ENDING_GRACE_S)
+        process.wait(STOP_GRACE_S)
     except subprocess.TimeoutExpired:
-        process.kill()  # not waited for: a process inside a stuck driver may never go
-        return f"the sampler did not end within {ENDING_GRACE_S} s"
+        process.kill()  # no wait: a process inside a stuck driver may never end
+        return f"the sampler did not stop within {STOP_GRACE_S} s"
     return None
 
 
-def close_samples(path: Path, note: str | None) -> None:
-    """Give the file its final name, which tells the first node that it is complete."""
+def finish_samples_file(path: Path, note: str | None) -> None:
+    """Append the note, and give the file its final name, which tells the first node that it is complete."""
     part = path.with_suffix(".part")
     with part.open("ab") as file:
         if note:
-            file.write(b"\n" + msgspec.json.encode(SamplerNote(note)) + b"\n")  # the last line may have been cut off
+            file.write(b"\n" + msgspec.json.encode(SamplerNote(note)) + b"\n")  # the last line may be incomplete
     part.rename(path)
 
 
 def read_all_nodes(rank_files: RankFiles, num_nodes: int) -> list[NodeSamples]:
-    """What every node sampled; the others' files may appear a little later than this node's."""
+    """Return the samples of every node. Wait up to OTHER_SAMPLES_GRACE_S for the files of other nodes."""
     deadline = time.monotonic() + OTHER_SAMPLES_GRACE_S
     paths = [rank_files.samples(node) for node in range(num_nodes)]
     while not all(path.exists() for path in paths) and time.monotonic() < deadline:
@@ -95,7 +95,7 @@ def read_all_nodes(rank_files: RankFiles, num_nodes: int) -> list[NodeSamples]:
 
 
 def read_samples_or_note(path: Path) -> NodeSamples:
-    """What a node sampled, or why that is not known."""
+    """Return the samples of a node, or a note that says why its file cannot be read."""
     try:
         return read_node_samples(path)
     except OSError as error:
@@ -103,7 +103,7 @@ def read_samples_or_note(path: Path) -> NodeSamples:
 
 
 class NvmlGpus:
-    """The GPUs of this node that the point uses, through nvidia-ml-py; none, with a note, where that cannot be."""
+    """The GPUs of this node that the point uses, read through nvidia-ml-py. `note` says why there are none."""
 
     def __init__(self, spec: Spec) -> None:
         self.uuids: list[str] = []
@@ -125,24 +125,24 @@ class NvmlGpus:
         nvml = self._nvml
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         uuids = [normalize_uuid(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-        places = visible_gpu_indices(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))[:num_gpus]
-        self.uuids, self._handles = [uuids[place] for place in places], [handles[place] for place in places]
-        if not places:
+        indices = visible_gpu_indices(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))[:num_gpus]
+        self.uuids, self._handles = [uuids[i] for i in indices], [handles[i] for i in indices]
+        if not indices:
             self.note = "no GPU was sampled: CUDA_VISIBLE_DEVICES names no whole GPU that the driver knows"
 
     def read(self) -> tuple[GpuSample, ...]:
-        """Every GPU, now."""
-        return tuple(self._read_one(place, handle) for place, handle in enumerate(self._handles))
+        """Return a sample of every GPU."""
+        return tuple(self._read_one(index, handle) for index, handle in enumerate(self._handles))
 
-    def _read_one(self, place: int, handle: Any) -> GpuSample:
+    def _read_one(self, index: int, handle: Any) -> GpuSample:
         nvml = self._nvml
         energy_mj = self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
-        unix_ns = time.time_ns()  # beside the energy: asking for all five takes milliseconds
+        unix_ns = time.time_ns()  # right after the energy: all five queries take milliseconds
         reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
-        if reasons is None:  # its name in drivers before 535
+        if reasons is None:  # the name before driver 535
             reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         return GpuSample(
-            gpu=place,
+            gpu=index,
             unix_ns=unix_ns,
             energy_mj=energy_mj,
             power_mw=self._ask("nvmlDeviceGetPowerUsage", handle),
@@ -151,36 +151,39 @@ class NvmlGpus:
             reasons=reasons,
         )
 
-    def _ask(self, question: str, *arguments: Any) -> int | None:
-        """What the driver answers; None where this card, driver or library does not know."""
+    def _ask(self, function: str, *arguments: Any) -> int | None:
+        """Return the result of a function of NVML, or None if this GPU, driver or library does not support it."""
         try:
-            return int(getattr(self._nvml, question)(*arguments))
+            return int(getattr(self._nvml, function)(*arguments))
         except (AttributeError, self._nvml.NVMLError):
             return None
 
 
 def visible_gpu_indices(uuids: Sequence[str], mask: str | None) -> list[int]:
-    """The places of the GPUs that CUDA_VISIBLE_DEVICES shows, in its order: by number, or by the start of a UUID.
+    """Return the indices of the GPUs that CUDA_VISIBLE_DEVICES shows, in its order.
 
-    As in CUDA, whatever follows an entry that names no GPU is hidden.
+    An entry is an index or the start of a UUID. As in CUDA, the first entry that names no GPU hides all later ones.
     """
     if mask is None:
         return list(range(len(uuids)))
-    places: list[int] = []
+    indices: list[int] = []
     for entry in (entry.strip().lower() for entry in mask.split(",")):
         if entry.isdecimal():
             found = [int(entry)] if int(entry) < len(uuids) else []
         else:
-            named = normalize_uuid(entry) if entry.startswith("gpu-") else None
-            found = [place for place, uuid in enumerate(uuids) if named and uuid.startswith(named)]
+            prefix = normalize_uuid(entry) if entry.startswith("gpu-") else None
+            found = [index for index, uuid in enumerate(uuids) if prefix and uuid.startswith(prefix)]
         if len(found) != 1:
             break
-        places += found
-    return places
+        indices += found
+    return indices
 
 
 def read_cpu() -> tuple[int, int] | None:
-    """Busy and all ticks of the node's CPUs since boot (proc(5): user nice system idle iowait irq softirq steal)."""
+    """Return the busy ticks and all ticks of the node's CPUs since boot; None without /proc/stat.
+
+    Its fields are user nice system idle iowait irq softirq steal (proc(5)).
+    """
     try:
         with open("/proc/stat", "rb") as file:
             ticks = [int(field) for field in file.readline().split()[1:9]]
@@ -190,33 +193,33 @@ def read_cpu() -> tuple[int, int] | None:
 
 
 def sample_until_sigterm(gpus: NvmlGpus, file: BinaryIO, interval_s: float) -> None:
-    """Write a line a round until a SIGTERM comes, and one more then: the last window ends before it."""
-    asked_to_end = False
-    count, due_s = 0, time.monotonic()
-    while not asked_to_end:
-        due_s = max(due_s + interval_s * (10 if count > FULL_RATE_ROUNDS else 1), time.monotonic())
-        asked_to_end = signal.sigtimedwait([signal.SIGTERM], max(0, due_s - time.monotonic())) is not None
+    """Write one line per round until SIGTERM, then a last one, so that the samples cover the end of the last window."""
+    is_stopping = False
+    num_rounds, due_s = 0, time.monotonic()
+    while not is_stopping:
+        due_s = max(due_s + (interval_s if num_rounds <= FULL_RATE_ROUNDS else 10 * interval_s), time.monotonic())
+        is_stopping = signal.sigtimedwait([signal.SIGTERM], max(0, due_s - time.monotonic())) is not None
         write_line(file, SamplingRound(time.time_ns(), read_cpu(), gpus.read()))
-        count += 1
+        num_rounds += 1
 
 
 def write_line(file: BinaryIO, line: SamplerHeader | SamplerNote | SamplingRound) -> None:
-    """One line in one write, so that it is whole for whoever reads it."""
+    """Append one line with a single write, so that a reader sees it whole."""
     file.write(msgspec.json.encode(line) + b"\n")
 
 
 def main() -> None:
-    """Sample until asked to end."""
+    """Sample until SIGTERM."""
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.runner.telemetry_sampler",
-        description="Sample the GPUs and CPUs of this node until asked to end.",
+        description="Sample the GPUs and CPUs of this node until SIGTERM.",
     )
-    parser.add_argument("folder", type=Path, help="the rank_files folder of a launch")
+    parser.add_argument("folder", type=Path, help="the folder of the point's launch")
     parser.add_argument("--node", type=int, default=0, help="the node's rank, from 0")
     parser.add_argument("--interval-s", type=float, default=SAMPLING_INTERVAL_S, help="seconds between samples")
     arguments = parser.parse_args()
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # taken by sample() between two lines
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which launch gets too
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # sample_until_sigterm takes it between two lines
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher too, which then stops this process
     host.die_with_parent()
     os.nice(NICENESS)
     rank_files = RankFiles(arguments.folder)

@@ -1,7 +1,7 @@
-"""This node's ranks of a launch, run under torchrun's agent, which ends them all when one fails.
+"""The launcher's side of torchrun: it starts this node's ranks under torchrun's agent and waits for them.
 
-Every rank is a new process, forked from one that has imported what ranks need and touched nothing else: importing
-torch and torchvision anew takes longer than many a point.
+Every rank is a new process, forked from a fork server that has imported what ranks need (warm_imports) and done nothing
+else. Importing torch and torchvision again for each rank would take longer than many points.
 """
 
 import contextlib
@@ -27,28 +27,27 @@ from pipeline.system.slurm_commands import ask_slurm
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
-WORKER_MODULE, WARM_IMPORTS_MODULE = (
-    "pipeline.runner.worker",
-    "pipeline.runner.warm_imports",
-)  # by name: this process needs none of what they import
+# modules by name, because this process needs none of their imports
+WORKER_MODULE, WARM_IMPORTS_MODULE = "pipeline.runner.worker", "pipeline.runner.warm_imports"
 FIRST_PORT, NUM_PORTS = 15_000, 15_000  # below the ephemeral range
 RENDEZVOUS_TIMEOUT_S = 300
 
-_fork_server_environ: dict[str, str] = {}  # of the process that ranks are forked from, as it began
+_fork_server_environ: dict[str, str] = {}  # as it was when the fork server started
 
 
 def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str) -> dict[int, RankExit]:
     """Run this node's ranks under torchrun's agent, which ends them all when one fails.
 
-    Returns the ranks that ended badly, none when all exited 0. A signal to this process ends the ranks and
-    leaves no record: what Slurm says of the job then says why.
+    Return the exits of the ranks that failed; empty if all exited 0. Raises RuntimeError if the ranks cannot be started
+    or do not meet. A signal to this process ends the ranks and leaves no record: Slurm's job state then gives the
+    reason.
     """
     with default_omp_threads(spec):
         return start_and_wait(spec, rank_files, launch_id, start_fork_server())
 
 
 def start_and_wait(spec: Spec, rank_files: RankFiles, launch_id: str, start_method: str) -> dict[int, RankExit]:
-    """Start the ranks, and wait until all have ended."""
+    """Start the ranks with multiprocessing's start method, and wait until all have ended."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -58,22 +57,23 @@ def start_and_wait(spec: Spec, rank_files: RankFiles, launch_id: str, start_meth
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(drop_traceback)
     try:
         elastic_launch(config, run_rank)(rank_files.folder, *environ_changes())
-    except (RendezvousError, OSError, EOFError) as error:  # the last two where the process to fork from is in trouble
+    except (RendezvousError, OSError, EOFError) as error:  # the last two: the fork server failed
         if isinstance(error, OSError):
             name_shared_memory(error)
         raise RuntimeError(describe_exception(error)) from error
     except ChildFailedError as error:
         return {rank: RankExit(failure.exitcode, failure.timestamp) for rank, failure in error.failures.items()}
     except SignalException as error:
-        log_line(f"{spec.run_id()}: ended by {signal.Signals(error.sigval).name}, no record is written")
+        log_line(f"{spec.run_id()}: stopped by {signal.Signals(error.sigval).name}; no record is written")
         sys.exit(128 + error.sigval)
     return {}
 
 
 def drop_traceback(line: logging.LogRecord) -> bool:
-    """Let the agent say which rank exited without a traceback of its own code; one of the rank's it may print.
+    """Remove the agent's own traceback from its log line about a rank that exited; keep a rank's traceback.
 
-    To print one torch imports TorchDynamo: up to five seconds after the first rank that runs out of memory.
+    A logging filter, so it returns True. To print a traceback torch imports TorchDynamo, which would take up to five
+    seconds after a rank has run out of memory.
     """
     from torch.multiprocessing.spawn import ProcessExitedException
 
@@ -83,11 +83,11 @@ def drop_traceback(line: logging.LogRecord) -> bool:
 
 
 def launch_config(spec: Spec, rank_files: RankFiles, launch_id: str, start_method: str) -> "LaunchConfig":
-    """What torchrun's agent is told: this node's share of the ranks, no restarts, and where they meet."""
+    """Return the configuration of torchrun's agent: this node's ranks, their rendezvous, and no restarts."""
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
-    meeting = choose_rendezvous(spec)
+    rendezvous = choose_rendezvous(spec)
     return LaunchConfig(
         min_nodes=spec.num_nodes,
         max_nodes=spec.num_nodes,
@@ -96,38 +96,41 @@ def launch_config(spec: Spec, rank_files: RankFiles, launch_id: str, start_metho
         max_restarts=0,
         monitor_interval=0.1,
         start_method=start_method,
-        rdzv_backend=meeting.backend,
-        rdzv_endpoint=meeting.endpoint,
-        rdzv_configs=meeting.options,
-        local_addr=meeting.local_address,
-        logs_specs=DefaultLogsSpecs(str(rank_files.folder)),  # not in TMPDIR, where nobody removes it
+        rdzv_backend=rendezvous.backend,
+        rdzv_endpoint=rendezvous.endpoint,
+        rdzv_configs=rendezvous.options,
+        local_addr=rendezvous.local_address,
+        logs_specs=DefaultLogsSpecs(str(rank_files.folder)),  # in TMPDIR nobody would remove them
     )
 
 
 def start_fork_server() -> str:
-    """Start the process that ranks are forked from, once: it imports what they need while this one imports torchrun.
+    """Start the fork server if it does not run yet. It imports what ranks need while this process imports torchrun.
 
-    Returns how multiprocessing is to start ranks: anew where there can be no such process.
+    Return the start method of multiprocessing: "forkserver", or "spawn" if there can be no server.
     """
     multiprocessing.set_forkserver_preload([WARM_IMPORTS_MODULE])
     if not _fork_server_environ:
         _fork_server_environ.update(os.environ)
     try:
         forkserver.ensure_running()
-    except OSError as error:  # its socket lies in TMPDIR, whose path may be too long for one
-        log_line(f"every rank imports torch anew, since TMPDIR={tempfile.gettempdir()} holds no socket: {error}")
+    except OSError as error:  # its socket is in TMPDIR, whose path may be too long
+        log_line(f"every rank imports torch again, as TMPDIR={tempfile.gettempdir()} cannot hold a socket: {error}")
         return "spawn"
     return "forkserver"
 
 
 def environ_changes() -> tuple[dict[str, str], list[str]]:
-    """The variables that were set, and those that were removed, since the process that ranks are forked from began."""
+    """Return the environment variables set, and the names removed, since the fork server started."""
     changed = {name: value for name, value in os.environ.items() if _fork_server_environ.get(name) != value}
     return changed, [name for name in _fork_server_environ if name not in os.environ]
 
 
 def run_rank(folder: Path, changed: dict[str, str], removed: list[str]) -> None:
-    """Run a rank, in the process started for it; loaders start their workers there as they do by default."""
+    """Run a rank in this process, which was started for it.
+
+    The start method goes back to the default, so that data loaders start their workers as usual.
+    """
     os.environ.update(changed)
     for name in removed:
         os.environ.pop(name, None)
@@ -137,7 +140,7 @@ def run_rank(folder: Path, changed: dict[str, str], removed: list[str]) -> None:
 
 @contextlib.contextmanager
 def default_omp_threads(spec: Spec) -> Iterator[None]:
-    """OMP_NUM_THREADS for the ranks that are started inside, where the person has not set it."""
+    """Set OMP_NUM_THREADS for ranks that the body starts, unless the user has set it."""
     if "OMP_NUM_THREADS" in os.environ:
         yield
         return
@@ -149,14 +152,14 @@ def default_omp_threads(spec: Spec) -> Iterator[None]:
 
 
 def threads_per_process(spec: Spec) -> int:
-    """Threads of a rank's own operators: its share of the CPUs on `cpu`, one where a GPU does the work."""
+    """Return the number of threads of a rank's CPU operators: one with a GPU, else its share of the CPUs."""
     if spec.device == "cuda":
         return 1
     return max(1, len(os.sched_getaffinity(0)) // spec.num_processes_per_node)
 
 
 class Rendezvous(NamedTuple):
-    """Where ranks find each other: torchrun's rendezvous backend, its endpoint and options."""
+    """The settings of torchrun's rendezvous, where ranks find each other."""
 
     backend: str
     endpoint: str
@@ -165,7 +168,10 @@ class Rendezvous(NamedTuple):
 
 
 def choose_rendezvous(spec: Spec) -> Rendezvous:
-    """How the ranks find each other: a free port on one node; over several, the first node and the job's own port."""
+    """Return the rendezvous: any free port on one node; for several nodes, the first one and a port from the job id.
+
+    Raises CommandError for several nodes outside a Slurm job.
+    """
     if spec.num_nodes == 1:
         return Rendezvous("c10d", "localhost:0", {}, "localhost")
     nodes = os.environ.get("SLURM_JOB_NODELIST")

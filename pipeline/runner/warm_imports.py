@@ -1,7 +1,7 @@
-"""What the process imports that ranks are forked from: all that a rank needs, and nothing that touches a device.
+"""The imports of a rank, done once in torchrun.py's fork server, from which every rank is forked.
 
-For that process alone: importing this module ends the importer when its parent ends. An import that fails is left to
-the rank, which says so in its record.
+Nothing here touches a device. Import this module nowhere else: it makes the importing process end with its parent. An
+import that fails is not raised here. It fails again in the rank, which reports it in its record.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import importlib
 
 from pipeline.system import host, source_digest
 
-host.die_with_parent()  # and its ranks with it
+host.die_with_parent()  # its ranks end with it
 with contextlib.suppress(Exception):
     importlib.import_module("pipeline.runner.worker")
-    source_digest.imported_source()  # once for all ranks, and before an edit that none of them runs
+    source_digest.imported_source()  # once for all ranks, and early: the source on disk may change later

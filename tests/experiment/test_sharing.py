@@ -204,7 +204,7 @@ def test_an_ok_point_stays_ok_where_the_next_one_fails_before_anybody_looked(tmp
     with launch.publish_while_running():
         time.sleep(RANK_FILES_POLL_S / 4)  # it has looked, and waits
         launch.rank_files_by_point[1].write_error(RankError("exception", "no data", 0, "node", 1))
-    launch.publish_ended({0: RankExit(1, 0.0)})
+    launch.publish_finished({0: RankExit(1, 0.0)})
     first, second = launch.published
     assert first is not None
     assert second is not None

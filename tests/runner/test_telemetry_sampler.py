@@ -16,7 +16,7 @@ from factories import make_spec
 from pipeline.analysis.telemetry_summary import NodeSamples, read_node_samples
 from pipeline.runner import telemetry_sampler
 from pipeline.runner.rank_files import PointTask, RankFiles
-from pipeline.runner.telemetry_sampler import read_all_nodes, sample_meanwhile, visible_gpu_indices
+from pipeline.runner.telemetry_sampler import read_all_nodes, sample_in_background, visible_gpu_indices
 
 UUIDS = [f"{letter * 8}-0000-0000-0000-000000000000" for letter in "abcd"]
 # four cards; the last is old: no energy counter, and the reasons under their old name
@@ -179,7 +179,7 @@ def test_sampling_spans_the_body_and_leaves_a_complete_file(tmp_path: Path) -> N
     rank_files = write_point(tmp_path, device="cpu")
     part = rank_files.samples(0).with_suffix(".part")
     rank_files.samples(0).write_text('["note", "of an earlier launch"]')
-    with sample_meanwhile(rank_files, 0):
+    with sample_in_background(rank_files, 0):
         wait_for(lambda: part.exists() and read_node_samples(part).ticks)
         assert not rank_files.samples(0).exists()
     assert samplers_of(rank_files.folder) == []
@@ -191,7 +191,7 @@ def test_sampling_spans_the_body_and_leaves_a_complete_file(tmp_path: Path) -> N
 def test_a_sampler_that_is_killed_leaves_its_samples_and_a_note(tmp_path: Path) -> None:
     rank_files = write_point(tmp_path, device="cpu")
     part = rank_files.samples(0).with_suffix(".part")
-    with sample_meanwhile(rank_files, 0):
+    with sample_in_background(rank_files, 0):
         wait_for(lambda: part.exists() and read_node_samples(part).ticks)
         (sampler,) = samplers_of(rank_files.folder)
         os.kill(sampler, signal.SIGKILL)
@@ -210,7 +210,7 @@ def test_a_sampler_that_does_not_run_costs_the_body_nothing(
     rank_files = write_point(tmp_path, device="cpu")
     monkeypatch.setattr(sys, "executable", python)
     done = []
-    with sample_meanwhile(rank_files, 0):
+    with sample_in_background(rank_files, 0):
         if python == "/bin/false":
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # it ends by itself
         done.append(True)
@@ -221,7 +221,7 @@ def test_a_sampler_that_does_not_run_costs_the_body_nothing(
 
 def test_what_the_body_raises_is_raised_and_the_sampler_ended(tmp_path: Path) -> None:
     rank_files = write_point(tmp_path, device="cpu")
-    with pytest.raises(RuntimeError, match="the ranks"), sample_meanwhile(rank_files, 0):
+    with pytest.raises(RuntimeError, match="the ranks"), sample_in_background(rank_files, 0):
         raise RuntimeError("the ranks did not meet")
     assert samplers_of(rank_files.folder) == []
 

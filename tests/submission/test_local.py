@@ -144,7 +144,7 @@ def test_nothing_is_left_in_tmpdir_also_where_its_path_is_too_long_for_a_socket(
     (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("two/records/*.json")]
     assert record["status"] == "ok"
     (log,) = tmp_path.glob("two/logs/*/*.log")
-    assert ("imports torch anew" in log.read_text()) == long
+    assert ("imports torch again" in log.read_text()) == long
 
 
 def test_slurms_variables_of_a_surrounding_job_do_not_reach_a_local_point(pipeline: Command, tmp_path: Path) -> None:
