@@ -1,4 +1,4 @@
-"""On a real GPU: what another process does to a point, and what a batch that is too large does."""
+"""Points on a real GPU: beside another process, and with a batch that is too large."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def neighbour(leaves_bytes: int) -> Iterator[int]:
-    """Run another process that leaves so much of GPU 0, and yield how much it holds."""
+    """Run another process that leaves `leaves_bytes` of GPU 0 free. Yield the bytes that it holds."""
     command = [sys.executable, "-c", NEIGHBOUR, str(leaves_bytes)]
     with subprocess.Popen(command, env=on_gpu_0(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -47,13 +47,13 @@ def neighbour(leaves_bytes: int) -> Iterator[int]:
 
 
 def on_gpu_0() -> dict[str, str]:
-    """An environment with that GPU alone, and no Slurm."""
+    """Return an environment that shows GPU 0 alone, and no Slurm."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PIPELINE"))}
     return kept | {"CUDA_VISIBLE_DEVICES": "0"}
 
 
 def submit(folder: Path, grid: str | Path, *arguments: str) -> list[Record]:
-    """Run a grid here and return its records in the order of batch sizes."""
+    """Run a grid on this machine. Return its records by batch size."""
     run_command("submit", "--grid", grid, "--outputs", folder, "--cluster", "local", *arguments, env=on_gpu_0())
     (experiment,) = folder.iterdir()
     found, rejected = record_store.load_folder(experiment / "records")
@@ -62,7 +62,7 @@ def submit(folder: Path, grid: str | Path, *arguments: str) -> list[Record]:
 
 
 def probe(folder: Path, *sizes: int) -> list[Record]:
-    """Run three steps of one GPU at every batch size."""
+    """Run three steps on one GPU at every batch size."""
     grid = folder.with_suffix(".yaml")
     grid.write_text(GRID.replace("SIZES", ", ".join(map(str, sizes))))
     return submit(folder, grid)
@@ -74,22 +74,22 @@ def collect(folder: Path) -> dict[str, Any]:
 
 
 def assert_names_the_neighbour(record: Record, held_bytes: int) -> None:
-    """The record is a failure that says within 2 GiB how much another process held (its context comes on top)."""
+    """Assert that another process made the point fail, and that its memory is named within 2 GiB (its context counts)."""
     assert record.failure is not None
     assert (record.status, record.failure.kind) == ("failed", "gpu_shared"), record.failure.message
     assert "another process h" in record.reason
     assert "of GPU 0; run again on a free GPU" in record.reason
-    said_gib = float(record.reason.partition(" GiB of GPU 0")[0].split()[-1])
-    assert abs(said_gib - held_bytes / GIB) < 2
+    named_gib = float(record.reason.partition(" GiB of GPU 0")[0].split()[-1])
+    assert abs(named_gib - held_bytes / GIB) < 2
 
 
-def test_a_point_beside_a_neighbour_fails_by_its_name_and_implies_nothing(tmp_path: Path) -> None:
-    """At 8192 it takes 37 GiB, and 8 are left."""
+def test_a_point_beside_a_neighbour_fails_and_implies_no_oom(tmp_path: Path) -> None:
+    """A batch of 8192 needs 37 GiB, and 8 are free."""
     with neighbour(leaves_bytes=8 * GIB) as held_bytes:
         found = probe(tmp_path / "beside", 8192, 16384)
         (search,) = submit(tmp_path / "search", "memory", "--set", "precision=tf32", "--skip-unsatisfiable")
     assert [record.spec.batch_size_per_gpu for record in found] == [8192, 16384]
-    for record in [*found, search]:  # so the larger one was run as well
+    for record in [*found, search]:  # the larger one ran too
         assert_names_the_neighbour(record, held_bytes)
     for record in found:
         assert record.failure is not None
@@ -110,7 +110,7 @@ def test_a_neighbour_that_leaves_no_room_for_a_context_is_named_too(tmp_path: Pa
 
 
 def test_a_batch_that_is_too_large_for_a_free_gpu_is_an_oom(tmp_path: Path) -> None:
-    """At 65,536 it takes 295 GiB."""
+    """A batch of 65,536 needs 295 GiB."""
     (record,) = probe(tmp_path / "alone", 65536)
     assert (record.status, record.reason) == ("oom", "out of GPU memory")
     assert record.failure is not None

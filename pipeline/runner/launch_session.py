@@ -49,21 +49,21 @@ class LaunchSession:
         self._experiment = experiment
         self._sampler = contextlib.ExitStack()
         self._started_at = utc_timestamp()
-        log_line(f"{self.spec.run_id()}: starting")
+        log_line(f"{self.current_spec.run_id()}: starting")
 
     @property
-    def spec(self) -> Spec:
+    def current_spec(self) -> Spec:
         """The point that the ranks run now."""
         return self.specs[len(self.published)]
 
     @property
-    def rank_files(self) -> RankFiles:
+    def current_files(self) -> RankFiles:
         """The files of the point that the ranks run now."""
         return self.rank_files_by_point[len(self.published)]
 
     @contextlib.contextmanager
     def publish_while_running(self) -> Iterator[None]:
-        """While the body runs the ranks, sample this node and publish each point that they have finished."""
+        """Sample this node, and publish each point that the ranks have finished, while the body runs them."""
         has_ended = threading.Event()
         self._start_sampler()
         with ThreadPoolExecutor(1) as pool:
@@ -77,9 +77,10 @@ class LaunchSession:
                 publishing.result()  # raises the error of that thread, if any
 
     def _start_sampler(self) -> None:
-        self._sampler.enter_context(telemetry_sampler.sample_in_background(self.rank_files, node_rank()))
+        self._sampler.enter_context(telemetry_sampler.sample_in_background(self.current_files, node_rank()))
 
     def _publish_until(self, has_ended: threading.Event) -> None:
+        """Publish each point once the next one has started, until the ranks have ended. The last point is left."""
         for following in self.rank_files_by_point[1:]:
             while not following.has_started():
                 if has_ended.wait(RANK_FILES_POLL_S) and not following.has_started():
@@ -87,14 +88,14 @@ class LaunchSession:
             self.deadline.restart()
             self._sampler.close()
             self.publish_finished({})
-            log_line(f"{self.spec.run_id()}: starting")
+            log_line(f"{self.current_spec.run_id()}: starting")
             self._start_sampler()
 
     def publish_finished(self, exits: Mapping[int, RankExit]) -> None:
         """Publish the record of the current point, whose ranks have finished it, with its telemetry if it is ok."""
-        record = build_record(self.spec, self.rank_files, self.id, exits)
+        record = build_record(self.current_spec, self.current_files, self.id, exits)
         if record is not None and record.status == "ok":
-            record = add_telemetry(record, self.rank_files)
+            record = add_telemetry(record, self.current_files)
         self.publish(record)
 
     def publish_timed_out(self) -> None:
@@ -104,46 +105,43 @@ class LaunchSession:
         its folder, so that it is launched again.
         """
         if not self.deadline.is_expired:
-            shutil.rmtree(self.rank_files.folder)
-        elif self.rank_files.read_result() is not None:
+            shutil.rmtree(self.current_files.folder)
+        elif self.current_files.read_result() is not None:
             self.publish_finished({})
         else:
-            failure = failed_record.find_timeout_cause(self.rank_files, self.deadline.limit_s)
-            self.publish(failed_record.failure_record(self.spec, self.rank_files, self.id, failure))
+            failure = failed_record.find_timeout_cause(self.current_files, self.deadline.limit_s)
+            self.publish(failed_record.failure_record(self.current_spec, self.current_files, self.id, failure))
 
     def publish_failure(self, message: str) -> None:
         """Publish the current point as failed, for an error of the launcher and not of a rank."""
+        self.publish(self._failure_record(message))
+
+    def _failure_record(self, message: str) -> Record:
         failure = Failure(kind="exception", message=message[:MAX_MESSAGE_CHARS])
-        self.publish(failed_record.failure_record(self.spec, self.rank_files, self.id, failure))
+        return failed_record.failure_record(self.current_spec, self.current_files, self.id, failure)
 
     def publish(self, record: Record | None) -> None:
         """Publish the record of the current point, and move its step times and traces beside it.
 
         None means that another node publishes it.
         """
-        rank_files, started_at, self._started_at = self.rank_files, self._started_at, utc_timestamp()
+        started_at, self._started_at = self._started_at, utc_timestamp()
         if record is None:
             self.published.append(None)
             return
         times = {"started_at": started_at, "ended_at": self._started_at}
-        record = msgspec.structs.replace(record, environment=compare_source(record.environment))
+        record = msgspec.structs.replace(record, environment=compare_source(record.environment), **times)
         try:
-            path = record_store.publish_record(
-                msgspec.structs.replace(record, **times), self._experiment.records_folder
-            )
+            path = record_store.publish_record(record, self._experiment.records_folder)
         except ValueError as error:
-            failure = Failure(
-                kind="exception", message=f"the result could not be published: {error}"[:MAX_MESSAGE_CHARS]
-            )
-            record = failed_record.failure_record(self.spec, rank_files, self.id, failure)
-            path = record_store.publish_record(
-                msgspec.structs.replace(record, **times), self._experiment.records_folder
-            )
+            failed = self._failure_record(f"the result could not be published: {error}")
+            record = msgspec.structs.replace(failed, **times)
+            path = record_store.publish_record(record, self._experiment.records_folder)
         if record.status == "ok":
             with contextlib.suppress(FileNotFoundError):
-                rank_files.series.rename(path.with_suffix(".steps.npz"))
+                self.current_files.series.rename(path.with_suffix(".steps.npz"))
             with contextlib.suppress(FileNotFoundError):
-                move_traces(rank_files.traces, self._experiment.traces / path.stem)
+                move_traces(self.current_files.traces, self._experiment.traces / path.stem)
         log_line(f"{record.run_id}: {record.status_line()}")
         self.published.append(record)
 

@@ -1,4 +1,4 @@
-"""A search for the memory boundary: with made-up ranks, and on a real CPU through the commands."""
+"""The search for the memory boundary, with fake ranks and on a real CPU."""
 
 import json
 import signal
@@ -29,25 +29,25 @@ LOST_PEER = RankError("collective", "connection reset by peer", 1, "node0", 1)
 NEIGHBOUR = RankError("gpu_shared", "another process holds 70.0 GiB of GPU 0; run again on a free GPU", 1, "node0", 1)
 
 
-class Ranks:
-    """Two ranks that leave what real ones would, by the batch size alone; the second one is first out of memory."""
+class FakeRanks:
+    """Two fake ranks that write the files of real ones. The batch size decides; rank 1 runs out of memory first."""
 
     def __init__(
         self,
         failure: FailureKind = "cuda_oom",
         limit_bytes: int = USABLE_BYTES,
-        odd: range = range(0),
-        otherwise: RankError | int = LAUNCH_FAILURE,
+        failing_sizes: range = range(0),
+        other_failure: RankError | int = LAUNCH_FAILURE,
     ) -> None:
         self.specs: list[Spec] = []
         self.launch_ids: list[str] = []
         self._failure: FailureKind = failure
         self._limit_bytes = limit_bytes
-        self._odd, self._otherwise = odd, otherwise  # where a rank ends in another way: its error or exit code
+        self._failing_sizes, self._other_failure = failing_sizes, other_failure  # the error or exit code at these sizes
 
     def __call__(self, spec: Spec, rank_files: RankFiles, launch_id: str) -> dict[int, RankExit]:
         assert rank_files.read_point().spec == spec
-        assert rank_files.read_result() is None, "nothing is left of an earlier launch"
+        assert rank_files.read_result() is None, "an earlier launch left nothing"
         self.specs.append(spec)
         self.launch_ids.append(launch_id)
         rank_files.write_environment(Environment(nodes=("node0",)))
@@ -56,10 +56,10 @@ class Ranks:
             rank_files.write_error(RankError("collective", "connection reset by peer", 0, "node0", 0))
             rank_files.write_error(RankError(self._failure, "what happened", 1, "node0", 1))
             return {0: RankExit(-15, 0.0), 1: RankExit(1, 0.1)}
-        if spec.batch_size_per_gpu in self._odd:
-            if isinstance(self._otherwise, int):
-                return {1: RankExit(self._otherwise, 0.1)}
-            rank_files.write_error(self._otherwise)
+        if spec.batch_size_per_gpu in self._failing_sizes:
+            if isinstance(self._other_failure, int):
+                return {1: RankExit(self._other_failure, 0.1)}
+            rank_files.write_error(self._other_failure)
             return {1: RankExit(1, 0.1)}
         memory = tuple(self.memory(rank, peak_bytes) for rank in range(spec.num_gpus))
         measurement = msgspec.structs.replace(make_measurement(spec), memory=memory)
@@ -67,7 +67,7 @@ class Ranks:
         return {}
 
     def memory(self, rank: int, peak_bytes: int) -> DeviceMemory:
-        """The second GPU is the fuller one; the first one's allocator had to try again near the end."""
+        """GPU 1 is the fuller one. The allocator of GPU 0 retries near the limit."""
         return DeviceMemory(
             rank=rank,
             device=f"cuda:{rank}",
@@ -87,16 +87,16 @@ def rank_files(tmp_path: Path) -> RankFiles:
     return RankFiles(tmp_path / "point")
 
 
-def found_by(record: Record) -> MemorySearch:
+def search_of(record: Record) -> MemorySearch:
     assert record.status == "ok", record.reason
     assert record.measurement is not None
     assert record.measurement.memory_search is not None
     return record.measurement.memory_search
 
 
-def test_a_search_is_probes_of_three_full_steps_each_launched_by_itself(rank_files: RankFiles) -> None:
-    ranks = Ranks()
-    found = found_by(search_memory(point(), rank_files, "launch", ranks))
+def test_each_trial_is_a_launch_of_its_own_with_three_full_steps(rank_files: RankFiles) -> None:
+    ranks = FakeRanks()
+    found = search_of(search_memory(point(), rank_files, "launch", ranks))
     assert [spec.batch_size_per_gpu for spec in ranks.specs] == [trial.batch_size_per_gpu for trial in found.trials]
     assert all(spec.is_probe and spec.steps_per_epoch == 3 and spec.epochs == 1 for spec in ranks.specs)
     assert all(spec.strategy == "ddp" and spec.num_gpus == 2 for spec in ranks.specs)
@@ -104,9 +104,9 @@ def test_a_search_is_probes_of_three_full_steps_each_launched_by_itself(rank_fil
     assert all((rank_files.folder / f"trial{number}" / "point.json").exists() for number in range(4))
 
 
-def test_the_record_lists_the_trials_and_is_of_the_largest_batch_that_fits(rank_files: RankFiles) -> None:
-    record = search_memory(point(), rank_files, "launch", Ranks())
-    found = found_by(record)
+def test_the_record_lists_all_trials_and_holds_the_memory_of_the_largest_batch_that_fits(rank_files: RankFiles) -> None:
+    record = search_memory(point(), rank_files, "launch", FakeRanks())
+    found = search_of(record)
     assert found.predicted == BOUNDARY
     assert found.largest_fitting <= BOUNDARY < (found.smallest_failing or 0) <= found.largest_fitting * 1.01
     assert record.measurement is not None
@@ -117,8 +117,8 @@ def test_the_record_lists_the_trials_and_is_of_the_largest_batch_that_fits(rank_
     assert msgspec.json.decode(record_store.encode_record(record), type=Record) == record
 
 
-def test_a_trial_tells_of_the_fullest_device_and_of_the_retries_of_any(rank_files: RankFiles) -> None:
-    found = found_by(search_memory(point(), rank_files, "launch", Ranks()))
+def test_a_trial_has_the_memory_of_the_fullest_device_and_the_most_retries_of_any(rank_files: RankFiles) -> None:
+    found = search_of(search_memory(point(), rank_files, "launch", FakeRanks()))
     largest = next(trial for trial in found.trials if trial.batch_size_per_gpu == found.largest_fitting)
     assert largest.peak_allocated_bytes == found.largest_fitting * BYTES_PER_SAMPLE
     assert largest.peak_reserved_bytes == found.largest_fitting * BYTES_PER_SAMPLE + 1
@@ -127,12 +127,12 @@ def test_a_trial_tells_of_the_fullest_device_and_of_the_retries_of_any(rank_file
     assert (failing.peak_allocated_bytes, failing.usable_bytes, failing.num_alloc_retries) == (None, None, None)
 
 
-def test_the_smaller_of_two_cards_is_the_fullest_at_the_same_peak() -> None:
-    cards = [
+def test_of_two_gpus_with_the_same_peak_the_smaller_one_is_the_fullest() -> None:
+    gpus = [
         DeviceMemory(rank=rank, device=f"cuda:{rank}", peak_allocated_bytes=30 * GIB, usable_bytes=size * GIB)
         for rank, size in enumerate((80, 40))
     ]
-    assert fitting_trial(point(), 1, 1, tuple(cards)).usable_bytes == 40 * GIB
+    assert fitting_trial(point(), 1, 1, tuple(gpus)).usable_bytes == 40 * GIB
 
 
 def test_on_the_cpu_peak_and_usable_count_from_where_the_limit_was_set() -> None:
@@ -143,16 +143,16 @@ def test_on_the_cpu_peak_and_usable_count_from_where_the_limit_was_set() -> None
     assert (trial.peak_allocated_bytes, trial.usable_bytes) == (300 * 2**20, GIB)
 
 
-def test_where_not_one_sample_fits_the_point_is_oom_and_says_at_which_batch(rank_files: RankFiles) -> None:
-    record = search_memory(point(batch_size_per_gpu=8), rank_files, "launch", Ranks(limit_bytes=0))
+def test_if_not_even_one_sample_fits_the_point_is_oom_at_batch_size_1(rank_files: RankFiles) -> None:
+    record = search_memory(point(batch_size_per_gpu=8), rank_files, "launch", FakeRanks(limit_bytes=0))
     assert (record.status, record.reason) == ("oom", "out of GPU memory at batch_size_per_gpu 1")
     assert record.failure is not None
     assert record.failure.message == "at batch_size_per_gpu 1: rank 1: what happened"
     assert record.environment.nodes == ("node0",)
 
 
-def test_a_failure_that_is_no_oom_ends_the_search_and_says_what_fitted(rank_files: RankFiles) -> None:
-    ranks = Ranks(failure="exception")
+def test_another_failure_ends_the_search_and_the_reason_names_the_largest_that_fits(rank_files: RankFiles) -> None:
+    ranks = FakeRanks(failure="exception")
     record = search_memory(point(), rank_files, "launch", ranks)
     first_failing = next(spec.batch_size_per_gpu for spec in ranks.specs if spec.batch_size_per_gpu > BOUNDARY)
     largest_before = ranks.specs[-2].batch_size_per_gpu
@@ -161,60 +161,62 @@ def test_a_failure_that_is_no_oom_ends_the_search_and_says_what_fitted(rank_file
     assert ranks.specs[-1].batch_size_per_gpu == first_failing
 
 
-LIMIT_BYTES = int(0.98 * USABLE_BYTES)  # less than the ranks report: the prediction is above the boundary
+LIMIT_BYTES = int(0.98 * USABLE_BYTES)  # less than the ranks report, so the prediction is above the boundary
 OOM_FROM = LIMIT_BYTES // BYTES_PER_SAMPLE + 1  # 27,898
 
 
-def test_another_failure_close_below_an_oom_is_one_more_batch_that_does_not_fit(rank_files: RankFiles) -> None:
-    """As a launch failure of DataParallel in bf16 on two H200s, 2 % below a batch that ran out of memory."""
-    odd = range(27_500, OOM_FROM)
-    found = found_by(search_memory(point(), rank_files, "launch", Ranks(limit_bytes=LIMIT_BYTES, odd=odd)))
+def test_another_failure_just_below_an_oom_counts_as_too_large(rank_files: RankFiles) -> None:
+    """Seen with DataParallel in bf16 on two H200s: a launch failure 2 % below a batch that ran out of memory."""
+    failing_sizes = range(27_500, OOM_FROM)
+    found = search_of(
+        search_memory(point(), rank_files, "launch", FakeRanks(limit_bytes=LIMIT_BYTES, failing_sizes=failing_sizes))
+    )
     reasons = {trial.batch_size_per_gpu: trial.reason for trial in found.trials if trial.reason}
     assert list(reasons.values()) == ["rank 1: AcceleratorError: launch failure"] * len(reasons)
-    assert set(reasons) == {trial.batch_size_per_gpu for trial in found.trials} & set(odd) != set()
-    assert found.largest_fitting < odd.start <= (found.smallest_failing or 0) <= found.largest_fitting * 1.01
+    assert set(reasons) == {trial.batch_size_per_gpu for trial in found.trials} & set(failing_sizes) != set()
+    assert found.largest_fitting < failing_sizes.start <= (found.smallest_failing or 0) <= found.largest_fitting * 1.01
 
 
 @pytest.mark.parametrize(
-    ("lowest", "otherwise", "num_failures"),
+    ("lowest", "other_failure", "num_failures"),
     [
-        (20_000, LAUNCH_FAILURE, MAX_OTHER_FAILURES + 1),  # again and again
+        (20_000, LAUNCH_FAILURE, MAX_OTHER_FAILURES + 1),  # too many of them
         (27_500, LOST_PEER, 1),
-        (27_500, -signal.SIGKILL, 1),  # by the host's kernel, say
+        (27_500, -signal.SIGKILL, 1),  # for instance by the host's kernel
         (27_500, NEIGHBOUR, 1),
     ],
 )
-def test_a_search_ends_where_a_failure_says_nothing_of_memory(
-    rank_files: RankFiles, lowest: int, otherwise: RankError | int, num_failures: int
+def test_a_search_ends_at_a_failure_that_says_nothing_about_memory(
+    rank_files: RankFiles, lowest: int, other_failure: RankError | int, num_failures: int
 ) -> None:
-    odd = range(lowest, OOM_FROM)
-    ranks = Ranks(limit_bytes=LIMIT_BYTES, odd=odd, otherwise=otherwise)
+    failing_sizes = range(lowest, OOM_FROM)
+    ranks = FakeRanks(limit_bytes=LIMIT_BYTES, failing_sizes=failing_sizes, other_failure=other_failure)
     record = search_memory(point(), rank_files, "launch", ranks)
     sizes = [spec.batch_size_per_gpu for spec in ranks.specs]
-    assert sum(size in odd for size in sizes) == num_failures
+    assert sum(size in failing_sizes for size in sizes) == num_failures
     assert record.status == "failed"
-    fits = max(size for size in sizes if size < odd.start)
+    fits = max(size for size in sizes if size < failing_sizes.start)
     known = f"({fits} fits, {sizes[-2]} does not)"
     assert record.reason.startswith(f"at batch_size_per_gpu {sizes[-1]} {known}: rank 1")
 
 
-def test_a_crash_close_below_an_oom_is_one_more_batch_that_does_not_fit(rank_files: RankFiles) -> None:
-    """As oneDNN's, where memory_limit_gib bounds what it may have."""
-    ranks = Ranks(limit_bytes=LIMIT_BYTES, odd=range(27_500, OOM_FROM), otherwise=-signal.SIGSEGV)
-    found = found_by(search_memory(point(), rank_files, "launch", ranks))
+def test_a_crash_just_below_an_oom_counts_as_too_large(rank_files: RankFiles) -> None:
+    """Seen with oneDNN under memory_limit_gib."""
+    ranks = FakeRanks(limit_bytes=LIMIT_BYTES, failing_sizes=range(27_500, OOM_FROM), other_failure=-signal.SIGSEGV)
+    found = search_of(search_memory(point(), rank_files, "launch", ranks))
     assert "rank 1 was killed by SIGSEGV" in [trial.reason for trial in found.trials]
 
 
 def test_a_failure_far_below_an_oom_ends_a_search(rank_files: RankFiles) -> None:
-    """The first trial runs out of memory, and on the way down one fails otherwise."""
-    ranks = Ranks(odd=range(1, 20_000))
+    """The first trial runs out of memory, and a smaller one fails for another reason."""
+    ranks = FakeRanks(failing_sizes=range(1, 20_000))
     record = search_memory(point(batch_size_per_gpu=50_000), rank_files, "launch", ranks)
     assert [spec.batch_size_per_gpu for spec in ranks.specs] == [50_000, 12_500]
     assert record.reason == "at batch_size_per_gpu 12500 (50000 does not): rank 1: AcceleratorError: launch failure"
 
 
-def test_a_search_asks_for_free_gpus_and_ends_at_once_where_another_process_uses_one(rank_files: RankFiles) -> None:
-    ranks = Ranks(odd=range(1, 50_000), otherwise=NEIGHBOUR)
+def test_a_search_needs_free_gpus_and_ends_at_once_if_another_process_uses_one(rank_files: RankFiles) -> None:
+    ranks = FakeRanks(failing_sizes=range(1, 50_000), other_failure=NEIGHBOUR)
     record = search_memory(point(batch_size_per_gpu=8192), rank_files, "launch", ranks)
     assert [spec.batch_size_per_gpu for spec in ranks.specs] == [8192]
     assert RankFiles(rank_files.folder / "trial0").read_point().needs_free_gpus
@@ -223,9 +225,9 @@ def test_a_search_asks_for_free_gpus_and_ends_at_once_where_another_process_uses
 
 
 def test_a_launch_that_slurm_requeued_starts_over(rank_files: RankFiles) -> None:
-    first = search_memory(point(), rank_files, "launch", Ranks())
-    second = search_memory(point(), rank_files, "launch", Ranks(limit_bytes=USABLE_BYTES // 2))
-    assert found_by(first).largest_fitting > found_by(second).largest_fitting
+    first = search_memory(point(), rank_files, "launch", FakeRanks())
+    second = search_memory(point(), rank_files, "launch", FakeRanks(limit_bytes=USABLE_BYTES // 2))
+    assert search_of(first).largest_fitting > search_of(second).largest_fitting
 
 
 GRID = """
@@ -242,7 +244,7 @@ def test_on_a_cpu_the_boundary_is_found_through_the_commands(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     (record,), rejected = record_store.load_folder(tmp_path / "boundary" / "records")
     assert not rejected
-    found = found_by(record)
+    found = search_of(record)
     fits = {trial.batch_size_per_gpu: trial.fits for trial in found.trials}
     assert len(fits) == len(found.trials) <= 16
     assert found.smallest_failing is not None
@@ -255,7 +257,7 @@ def test_on_a_cpu_the_boundary_is_found_through_the_commands(tmp_path: Path) -> 
     tables = json.loads(run_command("collect", tmp_path, "--format", "json").stdout)["experiments"]["boundary"]
     (row,) = tables["memory"]
     assert row["largest_batch_size_per_gpu"] == found.largest_fitting
-    # a trial that crashed (oneDNN does, now and then) is no OOM
+    # a crash (oneDNN crashes now and then) is not an OOM
     assert row["num_ooms"] == sum(trial.is_oom for trial in found.trials) >= 1
     assert tables["Q1"] == tables["Q2"] == tables["Q4"] == []
     assert "## The memory boundary" in (tmp_path / "boundary" / "report.md").read_text()

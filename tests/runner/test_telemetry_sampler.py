@@ -1,4 +1,4 @@
-"""The sampler: a real process that reads a made-up driver, and a point that goes on whatever becomes of it."""
+"""The telemetry sampler: a real process with a fake driver, and points that succeed even if it fails."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.runner.telemetry_sampler import read_all_nodes, sample_in_background, visible_gpu_indices
 
 UUIDS = [f"{letter * 8}-0000-0000-0000-000000000000" for letter in "abcd"]
-# four cards; the last is old: no energy counter, and the reasons under their old name
+# four GPUs; the last is old: no energy counter, and throttle reasons under the old name
 PYNVML = f"""
 import time
 NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
@@ -48,7 +48,7 @@ def write_point(tmp_path: Path, **fields: Any) -> RankFiles:
 
 
 def with_pynvml(tmp_path: Path, text: str, mask: str | None = None) -> dict[str, str]:
-    """An environment whose pynvml is that text."""
+    """Return an environment in which pynvml has this source."""
     (tmp_path / "fake").mkdir()
     (tmp_path / "fake" / "pynvml.py").write_text(text)
     env = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
@@ -67,8 +67,8 @@ def start_sampler(rank_files: RankFiles, env: Mapping[str, str] | None = None) -
     return subprocess.Popen(command, cwd=ROOT, env=env)
 
 
-def sample_a_while(rank_files: RankFiles, env: Mapping[str, str] | None = None) -> NodeSamples:
-    """What a sampler writes until it is asked to end."""
+def sample_for_a_while(rank_files: RankFiles, env: Mapping[str, str] | None = None) -> NodeSamples:
+    """Return the samples of a sampler that ran for at least three rounds."""
     part = rank_files.samples(0).with_suffix(".part")
     process = start_sampler(rank_files, env)
     wait_for(lambda: part.exists() and len(read_node_samples(part).ticks) >= 3)
@@ -79,7 +79,7 @@ def sample_a_while(rank_files: RankFiles, env: Mapping[str, str] | None = None) 
 
 def test_the_sampler_reads_the_first_gpus_of_the_mask_that_the_point_uses(tmp_path: Path) -> None:
     rank_files = write_point(tmp_path, strategy="ddp", num_gpus=2)
-    found = sample_a_while(rank_files, with_pynvml(tmp_path, PYNVML, mask="3,1,0"))
+    found = sample_for_a_while(rank_files, with_pynvml(tmp_path, PYNVML, mask="3,1,0"))
     assert list(found.gpus) == [UUIDS[3], UUIDS[1]]
     old, new = found.gpus[UUIDS[3]][-1], found.gpus[UUIDS[1]][-1]
     assert (old.energy_mj, old.power_mw, old.sm_clock_mhz, old.temperature_c, old.reasons) == (
@@ -111,10 +111,10 @@ def test_the_sampler_reads_the_first_gpus_of_the_mask_that_the_point_uses(tmp_pa
     ],
     ids=["absent", "no driver", "hidden", "a slice"],
 )
-def test_without_gpus_to_read_the_cpus_are_sampled_and_the_reason_is_noted(
+def test_without_readable_gpus_the_cpus_are_sampled_and_a_note_says_why(
     tmp_path: Path, text: str, mask: str | None, note: str
 ) -> None:
-    found = sample_a_while(write_point(tmp_path), with_pynvml(tmp_path, text, mask))
+    found = sample_for_a_while(write_point(tmp_path), with_pynvml(tmp_path, text, mask))
     assert found.gpus == {}
     assert len(found.notes) == 1
     assert note in found.notes[0]
@@ -123,13 +123,13 @@ def test_without_gpus_to_read_the_cpus_are_sampled_and_the_reason_is_noted(
     assert all(0 < busy < total for busy, total in cpus)
 
 
-def test_a_point_on_the_cpu_asks_no_driver(tmp_path: Path) -> None:
+def test_a_cpu_point_does_not_query_the_driver(tmp_path: Path) -> None:
     rank_files = write_point(tmp_path, device="cpu")
-    found = sample_a_while(rank_files, with_pynvml(tmp_path, PYNVML))
+    found = sample_for_a_while(rank_files, with_pynvml(tmp_path, PYNVML))
     assert (found.gpus, found.notes) == ({}, [])
 
 
-def test_the_sampler_is_nice_and_goes_when_its_parent_does(tmp_path: Path) -> None:
+def test_the_sampler_has_low_priority_and_ends_with_its_parent(tmp_path: Path) -> None:
     rank_files = write_point(tmp_path, device="cpu")
     code = (
         "import subprocess, sys; child = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL); "
@@ -156,21 +156,21 @@ def test_the_sampler_is_nice_and_goes_when_its_parent_does(tmp_path: Path) -> No
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process is there and not only waits to be collected."""
+    """True if the process exists and is not a zombie."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
 
 
-def samplers_of(handover_folder: Path) -> list[int]:
+def samplers_of(folder: Path) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
             command = (entry / "cmdline").read_bytes() if entry.name.isdecimal() else b""
         except OSError:
             continue
-        if b"pipeline.runner.telemetry_sampler" in command and str(handover_folder).encode() in command:
+        if b"pipeline.runner.telemetry_sampler" in command and str(folder).encode() in command:
             found.append(int(entry.name))
     return found
 
@@ -185,7 +185,7 @@ def test_sampling_spans_the_body_and_leaves_a_complete_file(tmp_path: Path) -> N
     assert samplers_of(rank_files.folder) == []
     (node,) = read_all_nodes(rank_files, 1)
     assert (node.interval_s, node.notes) == (telemetry_sampler.SAMPLING_INTERVAL_S, [])
-    assert len(node.ticks) >= 2  # the one that was waited for, and the last
+    assert len(node.ticks) >= 2  # one from inside the body, and the last one
 
 
 def test_a_sampler_that_is_killed_leaves_its_samples_and_a_note(tmp_path: Path) -> None:
@@ -197,14 +197,14 @@ def test_a_sampler_that_is_killed_leaves_its_samples_and_a_note(tmp_path: Path) 
         os.kill(sampler, signal.SIGKILL)
         wait_for(lambda: not is_running(sampler))
         with part.open("ab") as file:
-            file.write(b'["tick", 17')  # cut off
+            file.write(b'["tick", 17')  # incomplete
     (node,) = read_all_nodes(rank_files, 1)
     assert node.notes == ["the sampler ended early (signal 9)"]
     assert node.ticks
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"], ids=["cannot start", "fails"])
-def test_a_sampler_that_does_not_run_costs_the_body_nothing(
+def test_a_sampler_that_does_not_start_does_not_disturb_the_body(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str
 ) -> None:
     rank_files = write_point(tmp_path, device="cpu")
@@ -212,7 +212,7 @@ def test_a_sampler_that_does_not_run_costs_the_body_nothing(
     done = []
     with sample_in_background(rank_files, 0):
         if python == "/bin/false":
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # it ends by itself
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # it has ended by itself
         done.append(True)
     (node,) = read_all_nodes(rank_files, 1)
     assert (done, node.ticks, len(node.notes)) == ([True], [], 1)
@@ -226,7 +226,7 @@ def test_what_the_body_raises_is_raised_and_the_sampler_ended(tmp_path: Path) ->
     assert samplers_of(rank_files.folder) == []
 
 
-def test_a_node_whose_file_never_comes_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_a_file_has_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry_sampler, "OTHER_SAMPLES_GRACE_S", 0)
     rank_files = write_point(tmp_path, device="cpu")
     rank_files.samples(0).write_text('["header", 0.1, []]\n["tick", 5, [1, 2], []]\n')
@@ -236,27 +236,27 @@ def test_a_node_whose_file_never_comes_is_said(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("mask", "places"),
+    ("mask", "indices"),
     [
         (None, [0, 1, 2, 3]),
         ("2,0", [2, 0]),
         (" 1 , 3 ", [1, 3]),
         ("GPU-bbbb,GPU-" + UUIDS[0], [1, 0]),
-        ("0,-1,1", [0]),  # as in CUDA: what follows an invalid entry is hidden
+        ("0,-1,1", [0]),  # as in CUDA, an invalid entry hides all later ones
         ("0,9,1", [0]),
         ("1,GPU-zzzz,0", [1]),
         ("", []),
         ("NoDevFiles", []),
-        ("GPU-", []),  # names all of them
+        ("GPU-", []),  # matches every UUID
         ("MIG-aaaaaaaa", []),
     ],
 )
-def test_the_mask_names_gpus_by_number_or_uuid(mask: str | None, places: list[int]) -> None:
-    assert visible_gpu_indices(UUIDS, mask) == places
+def test_the_mask_selects_gpus_by_index_or_uuid(mask: str | None, indices: list[int]) -> None:
+    assert visible_gpu_indices(UUIDS, mask) == indices
 
 
 def launch_on_cpu(pipeline: Command, tmp_path: Path, num_samples: int, **env: str) -> dict[str, Any]:
-    """The record of one point on the CPU, of steps of four samples."""
+    """Run one CPU point with four samples per step, and return its record."""
     arguments = ("--grid", "smoke", "--index", "0", "--outputs", tmp_path)
     size = [change for change in CPU_SIZE if not change.startswith("num_samples")]
     sizes = (*size, f"num_samples={num_samples}", "batch_size_per_gpu=4", "strategy=single", "num_gpus=1")
@@ -268,7 +268,7 @@ def launch_on_cpu(pipeline: Command, tmp_path: Path, num_samples: int, **env: st
     return record
 
 
-def test_a_point_on_the_cpu_has_the_hosts_share_of_every_epoch_and_no_gpu(pipeline: Command, tmp_path: Path) -> None:
+def test_a_cpu_point_records_the_cpu_share_of_every_epoch_and_no_gpu(pipeline: Command, tmp_path: Path) -> None:
     record = launch_on_cpu(pipeline, tmp_path, 1600)
     sampled = record["telemetry"]
     assert record["status"] == "ok"
@@ -280,9 +280,9 @@ def test_a_point_on_the_cpu_has_the_hosts_share_of_every_epoch_and_no_gpu(pipeli
     assert all(0 < share <= 1 for share in shares)
 
 
-def test_a_point_ends_well_without_its_sampler(pipeline: Command, tmp_path: Path) -> None:
+def test_a_point_succeeds_without_its_sampler(pipeline: Command, tmp_path: Path) -> None:
     (tmp_path / "fake").mkdir()
-    # python reads this at its start: the sampler, and nothing else, dies of it
+    # Python runs this file at startup; it ends the sampler and nothing else
     (tmp_path / "fake" / "sitecustomize.py").write_text(
         "import os, sys\nif 'pipeline.runner.telemetry_sampler' in ' '.join(sys.orig_argv): os._exit(3)\n"
     )

@@ -1,4 +1,4 @@
-"""The processes that ranks run in."""
+"""The processes of ranks: how they start, their environment, their threads and their log lines."""
 
 import importlib
 import logging
@@ -23,14 +23,14 @@ from pipeline.runner.worker import set_num_threads
 
 @pytest.fixture
 def forked_by_a_server() -> Iterator[None]:
-    """This process's start method as multiprocessing's fork server leaves it in those that it forks."""
+    """Give this process the start method of a process that the fork server has forked."""
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("forkserver", force=True)
     yield
     multiprocessing.set_start_method(before, force=True)
 
 
-def test_the_loaders_of_a_rank_start_their_workers_as_python_does_by_default(
+def test_a_rank_starts_loader_workers_with_the_default_start_method(
     forked_by_a_server: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen: list[tuple[Path, str | None]] = []
@@ -43,10 +43,10 @@ def test_the_loaders_of_a_rank_start_their_workers_as_python_does_by_default(
     assert seen == [(tmp_path, None)]
 
 
-def test_a_rank_sees_the_variables_of_its_launch_and_not_of_an_earlier_one(
+def test_a_rank_sees_the_variables_of_its_own_launch_only(
     forked_by_a_server: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The self-test turns NCCL's transports off for one launch of several."""
+    """The self-test disables transports of NCCL for one of its launches."""
     monkeypatch.setattr(torchrun, "_fork_server_environ", {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0"})
     launcher = {"KEPT": "0", "CHANGED": "1", "NEW": "2"}
     with monkeypatch.context() as patch:
@@ -74,8 +74,8 @@ if __name__ == "__main__":
 """
 
 
-def test_a_rank_that_fails_is_named_at_once_and_without_the_agents_own_traceback(tmp_path: Path) -> None:
-    """For its traceback torch would import TorchDynamo, which takes seconds."""
+def test_a_rank_that_fails_is_logged_without_the_agents_own_traceback(tmp_path: Path) -> None:
+    """To print one, torch would import TorchDynamo, which takes seconds."""
     script = tmp_path / "failing.py"
     script.write_text(FAILING)
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
@@ -89,9 +89,12 @@ def test_a_rank_that_fails_is_named_at_once_and_without_the_agents_own_traceback
 
 @pytest.mark.parametrize(
     ("error", "kept"),
-    [(ProcessExitedException("exit code 1", 0, 1, 1), False), (ProcessRaisedException("of the rank's", 0, 1), True)],
+    [
+        (ProcessExitedException("exit code 1", 0, 1, 1), False),
+        (ProcessRaisedException("a rank's traceback", 0, 1), True),
+    ],
 )
-def test_a_traceback_that_the_agent_has_from_a_rank_is_printed(error: Exception, kept: bool) -> None:
+def test_only_a_ranks_own_traceback_is_kept(error: Exception, kept: bool) -> None:
     line = logging.LogRecord("agent", logging.ERROR, "api.py", 1, "failed", (), (type(error), error, None))
     assert torchrun.drop_traceback(line)
     assert bool(line.exc_info) is kept
@@ -99,14 +102,14 @@ def test_a_traceback_that_the_agent_has_from_a_rank_is_printed(error: Exception,
 
 @pytest.fixture
 def threads() -> Iterator[None]:
-    """Puts torch's number of threads back."""
+    """Restore torch's number of threads after the test."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("wanted", "count"), [("3", 3), (" 2, 1", 2), ("", 5), ("many", 5), ("0", 5), ("-1", 5)])
-def test_a_rank_takes_as_many_threads_as_it_is_told(threads: None, wanted: str, count: int) -> None:
+def test_a_rank_takes_the_first_number_of_omp_num_threads(threads: None, wanted: str, count: int) -> None:
     torch.set_num_threads(5)
     set_num_threads(wanted)
     assert torch.get_num_threads() == count
@@ -121,6 +124,6 @@ def test_threads_are_set_for_each_layout_of_processes_and_not_left_behind(monkey
             seen.append(os.environ["OMP_NUM_THREADS"])
     assert seen == ["8", "2"]
     assert "OMP_NUM_THREADS" not in os.environ
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # the person's own
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # set by the user
     with default_omp_threads(make_spec(device="cpu")):
         assert os.environ["OMP_NUM_THREADS"] == "3"

@@ -1,4 +1,4 @@
-"""A record on its way to its name: whole or absent, and never over another."""
+"""Publishing a record: its file is whole or absent, and never replaces another."""
 
 import errno
 import json
@@ -36,12 +36,12 @@ import sys
 from pathlib import Path
 import msgspec
 from pipeline.experiment import record_store
-template = record_store.load(Path(sys.argv[1]))
+template = record_store.load_record(Path(sys.argv[1]))
 for launch in sys.argv[3:]:
-    print(record_store.publish(msgspec.structs.replace(template, launch_id=launch), Path(sys.argv[2])).name)
+    print(record_store.publish_record(msgspec.structs.replace(template, launch_id=launch), Path(sys.argv[2])).name)
 """
 
-# as FAT, SMB and FUSE answer link(2); the kernel itself refuses the unknown flag of renameat2(2), as it does on FUSE
+# as link(2) fails on FAT, SMB and FUSE; the kernel itself refuses the unknown flag of renameat2(2), as it does on FUSE
 NO_LINKS = """
 import errno, os
 def refuse(*_, **__):
@@ -67,12 +67,12 @@ def outputs_of(processes: list[subprocess.Popen[str]]) -> list[str]:
 
 
 def names(folder: Path) -> list[str]:
-    """What the folder holds, without the claims that stay where nothing else is exclusive."""
+    """Return the sorted file names of the folder, without claim files."""
     return sorted(name for name in os.listdir(folder) if not name.startswith(".claim-"))
 
 
 @pytest.fixture
-def fat(tmp_path: Path) -> Iterator[Path]:
+def fat_folder(tmp_path: Path) -> Iterator[Path]:
     """A mounted file system without hard links, exclusive renames, modes and symbolic links."""
     places = f"{os.environ['PATH']}:/sbin:/usr/sbin"
     tools = {name: shutil.which(name, path=places) for name in ("mkfs.vfat", "fusefat")}
@@ -123,7 +123,7 @@ def test_a_record_is_readable_in_git_a_field_a_line_and_a_series_a_line(tmp_path
 
 
 def test_the_longest_step_series_fit_a_record() -> None:
-    ten_seconds_ns = 10_000_000_000  # 11 digits and a comma: 40,000 x 12 = 480,000 bytes
+    ten_seconds_ns = 10_000_000_000  # 11 digits and a comma each: 40,000 x 12 = 480,000 bytes
     spec = make_spec(epochs=1)
     epochs = make_measurement(spec, (1.0,), step_times_ns=(ten_seconds_ns,) * MAX_STEP_TIMES)
     assert 480_000 < len(encode_record(make_record(spec, measurement=epochs))) < MAX_RECORD_BYTES
@@ -146,7 +146,7 @@ def test_a_number_that_is_not_finite_is_refused_by_name_before_it_is_written(tmp
 @pytest.mark.parametrize(
     "fields", [{"message": "x" * 4001}, {"message": "", "rank": -1}, {"message": "", "node": "x" * 401}]
 )
-def test_what_could_not_be_loaded_again_is_not_published(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_a_record_that_could_not_be_loaded_is_not_published(tmp_path: Path, fields: dict[str, Any]) -> None:
     record = make_record(status="failed", failure=Failure(kind="exception", **fields))
     with pytest.raises(ValueError, match="failure"):
         publish_record(record, tmp_path)
@@ -161,7 +161,7 @@ def test_two_launches_are_two_attempts_and_one_launch_is_one_however_often_it_pu
 
 
 @pytest.mark.parametrize("present", [b"", b"not a record", b"{}"])
-def test_publication_never_overwrites_what_has_the_name(tmp_path: Path, present: bytes) -> None:
+def test_publication_never_overwrites_a_file(tmp_path: Path, present: bytes) -> None:
     (tmp_path / NAME).write_bytes(present)
     (tmp_path / f"{RUN_ID}.1.json").mkdir()
     assert publish_record(make_record(), tmp_path).name == f"{RUN_ID}.2.json"
@@ -169,7 +169,7 @@ def test_publication_never_overwrites_what_has_the_name(tmp_path: Path, present:
 
 
 def publish_at_once(prelude: str, template: Path, folder: Path, launches: list[list[str]]) -> list[str]:
-    """The names that so many processes got, each publishing its launches."""
+    """Return the names of the records that one process per list of launches publishes, all at once."""
     folder.mkdir()
     return outputs_of([run_python(prelude + PUBLISH, template, folder, *part) for part in launches])
 
@@ -186,27 +186,29 @@ def test_processes_that_publish_at_once_get_an_attempt_each_and_lose_nothing(tmp
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nodes_that_publish_the_ending_of_one_launch_leave_one_record(tmp_path: Path, way: str) -> None:
+def test_nodes_that_publish_the_same_launch_leave_one_record(tmp_path: Path, way: str) -> None:
     template, folder = publish_record(make_record(), tmp_path), tmp_path / "records"
     assert publish_at_once(WAYS[way], template, folder, [["one-launch"]] * 4) == [NAME] * 4
     assert names(folder) == [NAME]
 
 
-def test_a_file_system_without_hard_links_keeps_the_promise(fat: Path, tmp_path: Path) -> None:
-    (fat / "file").touch()
+def test_records_are_published_exclusively_without_hard_links(fat_folder: Path, tmp_path: Path) -> None:
+    (fat_folder / "file").touch()
     with pytest.raises(OSError, match="Operation not permitted"):
-        os.link(fat / "file", fat / "link")
+        os.link(fat_folder / "file", fat_folder / "link")
     publish_record(make_record(), tmp_path)
-    experiment = Experiment(fat / "outputs" / "scaling")
+    experiment = Experiment(fat_folder / "outputs" / "scaling")
     experiment.create()
-    printed = publish_at_once("", tmp_path / NAME, fat / "race", [[f"{i}-{j}" for j in range(5)] for i in range(3)])
-    assert sorted(printed) == sorted(f"{RUN_ID}.{attempt}.json" for attempt in range(15)) == names(fat / "race")
+    printed = publish_at_once(
+        "", tmp_path / NAME, fat_folder / "race", [[f"{i}-{j}" for j in range(5)] for i in range(3)]
+    )
+    assert sorted(printed) == sorted(f"{RUN_ID}.{attempt}.json" for attempt in range(15)) == names(fat_folder / "race")
     (experiment.records_folder / NAME).write_bytes(b"not a record")
     assert publish_record(make_record(), experiment.records_folder).name == f"{RUN_ID}.1.json"
     assert (experiment.records_folder / NAME).read_bytes() == b"not a record"
 
 
-def test_a_claim_whose_owner_died_burns_its_name_alone(tmp_path: Path) -> None:
+def test_a_claim_whose_owner_died_blocks_only_its_own_name(tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / f".claim-{NAME}").touch()
     process = run_python(WAYS["claim"] + PUBLISH, publish_record(make_record(), tmp_path), tmp_path / "records", "a")
@@ -216,7 +218,7 @@ def test_a_claim_whose_owner_died_burns_its_name_alone(tmp_path: Path) -> None:
 def test_a_folder_where_nothing_is_exclusive_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "place_exclusively", os.replace)  # some FUSE file systems overwrite whatever is asked
+    monkeypatch.setattr(files, "place_exclusively", os.replace)  # some FUSE file systems always overwrite
     with pytest.raises(
         CommandError, match=r"neither hard links nor another way .*; choose another folder with --outputs"
     ):
