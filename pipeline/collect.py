@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.system.command_line import build_parser
 from pipeline.system.errors import (
     EXIT_GAPS,
     EXIT_NOTHING_FOUND,
@@ -40,10 +41,7 @@ FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline.collect",
-        description="Collect records into the tables of every experiment under a folder.",
-    )
+    parser = build_parser("collect", __doc__)
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
     parser.add_argument("--format", choices=("markdown", "json"), default="markdown", help="what stdout carries")
     parser.add_argument("--strict", action="store_true", help="exit 1 where a point has no result, or anyone may write")

@@ -26,6 +26,7 @@ from pipeline.experiment.manifest import add_points
 from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch, UnitFraction
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
 from pipeline.experiment.spec import CIFAR10_SAMPLES, NonNegativeInt, PositiveInt, Precision, Spec, Strategy
+from pipeline.system.command_line import build_parser
 from pipeline.system.errors import (
     EXIT_OK,
     CommandError,
@@ -69,10 +70,7 @@ CSV_COLUMNS = {field.name: field for field in msgspec.structs.fields(CsvRow)}
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline.ingest",
-        description="Bring in timings measured elsewhere, as records of their own kind.",
-    )
+    parser = build_parser("ingest", __doc__)
     parser.add_argument("file", type=Path, help="a CSV file with the columns that README.md describes")
     parser.add_argument("--outputs", type=Path, required=True, help="the experiment's folder, such as outputs/a40-ddp")
     parser.add_argument("--gpu", help="the GPU's name; left out, it is printed as not stated")

@@ -1,10 +1,8 @@
-"""Render jobs/*.sbatch: the same experiment with no driver, on any cluster.
+"""Render the batch script of a grid, which runs the experiment with plain sbatch.
 
 python -m pipeline.jobfile q4 > jobs/q4.sbatch
 """
 
-import argparse
-import math
 import shlex
 from importlib import resources as package_files
 from pathlib import Path
@@ -12,34 +10,41 @@ from pathlib import Path
 import jinja2
 
 from pipeline.experiment.grid import expand_grid, is_path, load_grid_file
+from pipeline.experiment.resources import ResourceShape
+from pipeline.experiment.spec import Device
 from pipeline.runner.launch_options import PYTHONPATH_ROOT
+from pipeline.submission import batch_script
+from pipeline.system.command_line import build_parser
 from pipeline.system.errors import EXIT_OK, CommandError, replace_control_characters, run_command
-from pipeline.system.slurm_commands import clean_step_lines
 
 
 def render_job(name: str) -> str:
-    """The batch script of a grid: the request of its largest shape, and one command."""
+    """Return the batch script of a grid. It requests the largest shape and runs one point in each element."""
     file = load_grid_file(name)
     points = expand_grid(name).points
-    gpus_per_node = max(spec.gpus_per_node for spec in points)
+    gpus_per_node = [spec.gpus_per_node for spec in points]
+    device: Device = "cuda" if any(spec.device == "cuda" for spec in points) else "cpu"
+    shape = ResourceShape(device, max(spec.num_nodes for spec in points), max(gpus_per_node))
+    options = batch_script.job_file_options(file.name, len(points), shape, file.resources)
     template = (package_files.files("pipeline") / "templates" / "job.sbatch.j2").read_text()
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
     return environment.from_string(template).render(  # a shell script, not HTML
         grid=file,
         description=replace_control_characters(" ".join(file.description.split())),
         argument=grid_argument(name),
-        num_points=len(points),
-        num_nodes=max(spec.num_nodes for spec in points),
-        gpus_per_node=gpus_per_node,
-        least_gpus_per_node=min(spec.gpus_per_node for spec in points),
-        cpus_per_node=file.resources.cpus_per_gpu * gpus_per_node,
-        clean_step="\n".join(clean_step_lines()),
-        mem_per_node_gib=math.ceil(file.resources.mem_per_gpu_gib * gpus_per_node),
+        shape=shape,
+        least_gpus_per_node=min(gpus_per_node),
+        options="\n".join(batch_script.option_lines(options)),
+        start="\n".join(batch_script.start_lines()),
+        srun_arguments=" ".join(batch_script.srun_arguments('"${SLURM_CPUS_PER_TASK:-1}"')),
     )
 
 
 def grid_argument(name: str) -> str:
-    """The grid as launch finds it from the repository's root, quoted. Raises CommandError for a path of no plain text."""
+    """Return the grid's name, or its quoted path, from the repository's root where it lies in there.
+
+    Raises CommandError for a path that cannot be printed.
+    """
     if not is_path(name):
         return name
     path = Path(name).resolve()
@@ -50,8 +55,8 @@ def grid_argument(name: str) -> str:
 
 def main() -> int:
     """Print the batch script of a grid."""
-    parser = argparse.ArgumentParser(prog="python -m pipeline.jobfile", description="Render a grid's batch script.")
-    parser.add_argument("grid", help="a shipped grid's name, or a path to one")
+    parser = build_parser("jobfile", __doc__)
+    parser.add_argument("grid", help="the name of a shipped grid, or a path to a grid file")
     print(render_job(parser.parse_args().grid), end="")
     return EXIT_OK
 

@@ -1,4 +1,4 @@
-"""The launcher, which an array element runs: it runs points one after another, and publishes a record of each.
+"""Run the points of one array element one after another, and publish a record of each.
 
     python -m pipeline.launch --grid q4 --index 3                    a point of a grid (jobs/*.sbatch)
     python -m pipeline.launch --manifest PATH --run-id ID ...        points of a manifest (the driver's elements)
@@ -25,6 +25,7 @@ from pipeline.runner.launch_session import LaunchSession
 from pipeline.runner.memory_search import search_memory
 from pipeline.runner.rank_files import FollowingPoint, PointTask
 from pipeline.runner.torchrun import run_ranks
+from pipeline.system.command_line import build_parser
 from pipeline.system.deadline import DeadlineExpired
 from pipeline.system.errors import (
     EXIT_GAPS,
@@ -41,10 +42,7 @@ from pipeline.system.host import gpu_names, node_rank, num_job_gpus, num_visible
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline.launch",
-        description="Run the points of one array element, and publish a record of each.",
-    )
+    parser = build_parser("launch", __doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--grid", help="a shipped grid's name, or a path")
     source.add_argument("--manifest", type=Path, help="the manifest.json that holds the points")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Model, Spec
+from pipeline.system.command_line import build_parser
 from pipeline.system.errors import (
     EXIT_GAPS,
     EXIT_OK,
@@ -40,9 +41,7 @@ DEFAULT_BATCH = {"cuda": 512, "cpu": 8}
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline.selftest", description="Test the instrument against quantities whose size is known."
-    )
+    parser = build_parser("selftest", __doc__)
     parser.add_argument("--num-gpus", type=int, help="GPUs to use (default: all visible ones; 2 processes on CPU)")
     parser.add_argument("--batch-size-per-gpu", type=int, help="samples per GPU and step (default: 512; 8 on CPU)")
     parser.add_argument("--model", choices=get_args(Model), default="resnet18", help="the model to train")

@@ -5,21 +5,18 @@
 Exit codes: 0 it is there, 2 it could not be fetched or is not what was expected.
 """
 
-import argparse
 import os
 from pathlib import Path
 
 from pipeline.data import staging
 from pipeline.runner.launch_options import DEFAULT_DATA
+from pipeline.system.command_line import build_parser
 from pipeline.system.errors import EXIT_OK, CommandError, log_line, run_command
 
 
 def main() -> int:
     """Stage CIFAR-10."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline.stage",
-        description="Fetch and check CIFAR-10 once, on a login node; jobs only read it.",
-    )
+    parser = build_parser("stage", __doc__)
     default = Path(os.environ.get("PIPELINE_DATA") or DEFAULT_DATA)
     parser.add_argument(
         "--data", type=Path, default=default, help="the data folder (default: PIPELINE_DATA, else data)"

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.system.command_line import build_parser
 from pipeline.system.errors import (
     EXIT_GAPS,
     EXIT_NOTHING_FOUND,
@@ -29,10 +30,7 @@ if TYPE_CHECKING:
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline.status",
-        description="Say where every point stands: one state each, with the reason where it waits or failed.",
-    )
+    parser = build_parser("status", __doc__)
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--strict", action="store_true", help="exit 1 where a point has no result, or anyone may write")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.runner.launch_options import RERUN_CHOICES, add_point_arguments, read_launch_options
 from pipeline.system import files
+from pipeline.system.command_line import build_parser
 from pipeline.system.errors import (
     EXIT_GAPS,
     EXIT_OK,
@@ -38,10 +39,7 @@ MAX_PROLOGUE_BYTES = 1_000_000
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline.submit",
-        description="Expand a grid and run what is not measured yet: as Slurm arrays, or here where there is no Slurm.",
-    )
+    parser = build_parser("submit", __doc__)
     parser.add_argument("--grid", required=True, help="a shipped grid's name, or a path to one")
     add_point_arguments(parser)
     parser.add_argument("--dry-run", action="store_true", help="print points, arrays and batch scripts; write nothing")

@@ -9,11 +9,12 @@ import pytest
 from conftest import CPU_SIZE, Command, assert_refused, everything_in, run_command, without_slurm
 from factories import ROOT, make_experiment, make_record, make_spec
 
+from pipeline import __version__
+from pipeline.__main__ import COMMANDS
 from pipeline.experiment import record_store
 from pipeline.experiment.manifest import SlurmArray, start_submission
 from pipeline.experiment.spec import Spec
 
-COMMANDS = ("submit", "status", "collect", "ingest", "stage", "launch")
 Answer = subprocess.CompletedProcess[str]
 
 # two epochs, and a probe that needs 0.8 GB for its images alone
@@ -231,9 +232,37 @@ def test_a_command_for_a_laptop_or_a_login_node_imports_neither_torch_nor_submit
     assert not imported & {"torch", "torchvision", "submitit", "cloudpickle", "joblib"}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_answers_at_once(tmp_path: Path, command: str) -> None:
-    assert not imports_of(tmp_path, command, "--help") & {"torch", "submitit", "pandas", "numpy", "tabulate"}
+@pytest.mark.parametrize("option", ["--help", "--version"])
+@pytest.mark.parametrize("command", ["__main__", *COMMANDS])
+def test_help_and_version_answer_at_once(tmp_path: Path, command: str, option: str) -> None:
+    late = {"torch", "submitit", "pandas", "numpy", "tabulate"} - ({"numpy"} if command == "selftest" else set())
+    assert not imports_of(tmp_path, command, option) & late
+
+
+def test_the_package_lists_every_command_with_the_line_that_its_help_begins_with(pipeline: Command) -> None:
+    files = {path.stem for path in (ROOT / "pipeline").glob("*.py")}
+    assert files == {*COMMANDS, "__init__", "__main__"}
+    answer = subprocess.run([sys.executable, "-m", "pipeline"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    listed = dict(line.split(maxsplit=3)[2:] for line in answer.stdout.splitlines() if line.startswith("python -m"))
+    assert list(listed) == [f"pipeline.{name}" for name in COMMANDS]
+    for name in COMMANDS:
+        description = pipeline(name, "--help").stdout.partition("\n\n")[2].partition("\n\n")[0]
+        assert " ".join(description.split()) == listed[f"pipeline.{name}"]
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_every_command_prints_the_version_and_the_commit(name: str) -> None:
+    git = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()[:12]
+    command = [sys.executable, "-m", f"pipeline.{name}" if name else "pipeline", "--version"]
+    env = {key: value for key, value in os.environ.items() if key != "PIPELINE_COMMIT"}
+    answer = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    text = answer.stdout.strip()
+    assert text.removesuffix(")").removesuffix(", changed") == (
+        f"ddp-scaling-pipeline {__version__} (commit {commit}" if commit else f"ddp-scaling-pipeline {__version__}"
+    )
 
 
 def test_options_of_slurm_that_change_nothing_here_are_named(pipeline: Command, tmp_path: Path) -> None:

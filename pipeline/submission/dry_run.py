@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.spec import non_default_fields
 from pipeline.runner.launch_options import LaunchOptions, launch_command
-from pipeline.submission import slurm_submit
+from pipeline.submission import batch_script
 from pipeline.submission.gpu_hours_estimate import Estimate
 from pipeline.submission.plan import Cluster, PlannedArray, PointSelection
 from pipeline.system.errors import pluralize
@@ -30,14 +30,14 @@ def describe_plan(
         named = ["$RUN_ID"] if most == 1 else [f"$RUN_ID_{number}" for number in range(1, most + 1)]
         command = launch_command(experiment.manifest_path, named, options.for_element(most))
         name = f"{experiment.folder.name}-{number}"
-        setup = slurm_submit.batch_setup_lines("<submission>", prologue)
+        setup = batch_script.setup_lines("<submission>", prologue)
         described.append(
             {
                 "shape": array.shape._asdict(),
                 "resources": array.request.options,
                 "elements": run_ids,
                 "notices": list(array.request.notices),
-                "sbatch": slurm_submit.sbatch_text(name, array.request, len(run_ids), setup, command),
+                "sbatch": batch_script.render_batch_script(name, array.request, len(run_ids), setup, command),
             }
         )
     return {

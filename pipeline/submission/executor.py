@@ -15,7 +15,7 @@ from pipeline.experiment.manifest import SlurmArray, Submission, start_submissio
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.spec import Spec
 from pipeline.runner.launch_options import LaunchOptions
-from pipeline.submission import local, slurm_queries, slurm_submit
+from pipeline.submission import batch_script, local, slurm_queries, slurm_submit
 from pipeline.submission.plan import PlannedArray
 from pipeline.submission.progress import read_progress
 from pipeline.system.errors import CommandError, log_line, pluralize
@@ -59,7 +59,7 @@ def submit_arrays(
     if frozen is not None and prologue is not None:
         frozen.write_bytes(prologue)
         submission.prologue_sha256 = hashlib.sha256(prologue).hexdigest()
-    setup = slurm_submit.batch_setup_lines(submission.launch_id_prefix, frozen)
+    setup = batch_script.setup_lines(submission.launch_id_prefix, frozen)
     notices = dict.fromkeys(notice for array in arrays for notice in array.request.notices)
     for notice in notices:
         log_line(f"Notice: {notice}.")

@@ -1,21 +1,18 @@
 """Points on Slurm: one array a resource shape, submitted through submitit. The only module that imports it."""
 
 import contextlib
-import shlex
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.experiment.folder import Experiment, displayable_name
 from pipeline.experiment.manifest import SlurmArray, Submission
 from pipeline.runner.launch_options import PYTHONPATH_ROOT, LaunchOptions, exec_element
-from pipeline.submission import slurm_queries
+from pipeline.submission import batch_script, slurm_queries
 from pipeline.submission.slurm_request import SlurmRequest
 from pipeline.system import slurm_commands
 from pipeline.system.errors import CONTROL_CHARACTER, EXIT_SCHEDULER, CommandError
 
-SUBMITIT_DEFAULT_PARALLEL = 256
 PICKLE = "elements.pkl"  # what all elements of an array read; without it none begins
 
 
@@ -46,48 +43,6 @@ def refuse_unsafe_paths(experiment: Experiment) -> None:
         raise CommandError(f"the folder {folder} has a {sign!r}, which Slurm would replace; choose another --outputs.")
 
 
-def batch_setup_lines(submission_name: str, prologue: Path | None) -> list[str]:
-    """What the batch script does before it starts the tasks; a failing line ends the job."""
-    lines = [
-        "set -euo pipefail",
-        *slurm_commands.clean_step_lines(),
-        f'export PIPELINE_LAUNCH_ID="{submission_name}-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}"',
-        f'export PYTHONPATH={shlex.quote(str(PYTHONPATH_ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
-    ]
-    if prologue is not None:
-        path = shlex.quote(str(prologue.resolve()))
-        lines += [
-            "set +eu",  # module systems read unset variables, and what fails inside their functions is their own
-            """trap 'echo "the prologue failed: $BASH_COMMAND" >&2; exit 1' ERR""",
-            f"test -r {path}",  # no source says that of what it reads through cat
-            f"source <(cat {path}; printf '\\n:\\n')",  # its last line may be a test that is false
-            "trap - ERR",
-            "set -eu",
-        ]
-    return lines
-
-
-def srun_arguments(request: SlurmRequest) -> list[str]:
-    """A rank that dies ends the whole step; srun does not inherit the CPUs of the job."""
-    return ["--kill-on-bad-exit=1", f"--cpus-per-task={request.options['cpus-per-task']}"]
-
-
-def sbatch_text(
-    name: str, request: SlurmRequest, num_elements: int, setup: Sequence[str], command: Sequence[str]
-) -> str:
-    """The batch script that submitit is told to write, but for its own folder and its way to start the command."""
-    options = {"job-name": name, **request.options}
-    if num_elements > 1:
-        options["array"] = f"0-{num_elements - 1}%{max_running_elements(request, num_elements)}"
-    lines = ["#!/bin/bash", *(f"#SBATCH --{key}{'=' * bool(value)}{value}" for key, value in sorted(options.items()))]
-    return "\n".join([*lines, *setup, shlex.join(["srun", *srun_arguments(request), *command])]) + "\n"
-
-
-def max_running_elements(request: SlurmRequest, num_elements: int) -> int:
-    """How many elements may run at once."""
-    return min(num_elements, request.max_parallel or SUBMITIT_DEFAULT_PARALLEL)
-
-
 def submit_array(
     experiment: Experiment,
     submission: Submission,
@@ -108,8 +63,9 @@ def submit_array(
     folder = experiment.log_folder(submission.id).absolute() / array.job_name  # submitit would expand a leading ~
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     executor = submitit.SlurmExecutor(folder)
-    setup = [link_line(folder, array.is_array), *setup]
-    executor.update_parameters(**submitit_parameters(array.job_name, request, len(array.elements), setup))
+    setup = [batch_script.link_line(folder.resolve() / PICKLE, array.is_array), *setup]
+    parameters = batch_script.submitit_parameters(array.job_name, request, len(array.elements), setup)
+    executor.update_parameters(**parameters)
     if array.is_array:
         executor.parameters["map_count"] = len(array.elements)  # what makes an array of a submission in submitit
     absolute = options._replace(data=options.data.resolve())
@@ -153,34 +109,6 @@ def withdraw(folder: Path) -> str | None:
     with contextlib.suppress(FileNotFoundError):
         withdrawn.rename(pickle)
     return begun.name.partition("_")[0]
-
-
-def link_line(folder: Path, is_array: bool) -> str:
-    """The line of the batch script that gives the pickle the name under which submitit looks for it in the job."""
-    pickle = shlex.quote(str(folder.resolve() / PICKLE))
-    id = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if is_array else "${SLURM_JOB_ID}"
-    own = f'{shlex.quote(str(folder.resolve()))}/"{id}_submitted.pkl"'
-    return f"ln -f {pickle} {own} 2>/dev/null || cp {pickle} {own} || exit"  # some file systems have no hard links
-
-
-def submitit_parameters(name: str, request: SlurmRequest, num_elements: int, setup: list[str]) -> dict[str, object]:
-    """The request in submitit's words."""
-    options = dict(request.options)
-    signal_delay_s = int(options.pop("signal").partition("@")[2])
-    options.pop("open-mode")  # submitit sets append itself
-    options.pop("no-requeue")
-    is_exclusive = options.pop("exclusive", None) is not None
-    return {
-        "job_name": name,
-        **{key.replace("-", "_"): int(value) if value.isdecimal() else value for key, value in options.items()},
-        "signal_delay_s": signal_delay_s,
-        "wckey": "",
-        "array_parallelism": max_running_elements(request, num_elements),
-        "exclusive": True if is_exclusive else None,
-        "additional_parameters": {"no-requeue": True},
-        "setup": setup,
-        "srun_args": srun_arguments(request),
-    }
 
 
 def last_line(text: str) -> str:

@@ -1,16 +1,20 @@
 """What a real Slurm is asked for, and what it may answer: limits, refusals, a controller that is gone."""
 
 import json
+import re
+import shlex
 import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
+import submitit
 from cluster import Cluster
 from conftest import CPU_SIZE, Command, wait_for
 from slurm_queue import MIXED, Env, queued, states, write_grid
 
+from pipeline.runner.launch_options import exec_element, launch_command
 from pipeline.submission import slurm_submit
 
 
@@ -77,22 +81,62 @@ def test_site_options_that_could_be_more_than_a_name_are_refused(
     assert len(answer.stderr.splitlines()) == 1 or "\n" in option
 
 
-def test_the_dry_run_says_what_submitit_writes(pipeline: Command, on_slurm: Env, tmp_path: Path) -> None:
+# the lines of a script that are submitit's own: logs, the wckey that it would name, headings, and its executor
+SUBMITIT_LINES = re.compile(
+    r"|# Parameters|# setup|# command|export SUBMITIT_EXECUTOR=slurm|#SBATCH --(error|output)=\S+|#SBATCH --wckey=''"
+)
+SUBMITIT_SRUN_ARGUMENT = re.compile(r"--unbuffered|--(output|error)|\S+_log\.(out|err)")
+
+
+def normalized(line: str) -> str:
+    """The line of a script; an option as #SBATCH --name=value with the name in Slurm's spelling."""
+    key, equals, value = line.partition("=")
+    return key.replace("_", "-") + equals + value if line.startswith("#SBATCH") else line
+
+
+@pytest.mark.parametrize("options", [(), ("--points-per-element", "2", "--max-parallel", "1", "--exclusive")])
+def test_the_dry_run_shows_the_script_that_submitit_writes_line_by_line(
+    pipeline: Command, on_slurm: Env, tmp_path: Path, options: tuple[str, ...]
+) -> None:
     prologue = tmp_path / "prologue.sh"
     prologue.write_text('export FROM_PROLOGUE=yes\n[ -n "${UNSET:-}" ] && export OTHER=1\n')  # a test that is false
     submit = ("submit", "--grid", "smoke", "--outputs", tmp_path / "out", "--partition", "down", "--set", "device=cpu")
-    plan = json.loads(pipeline(*submit, "--dry-run", "--json", env=on_slurm).stdout)
+    arguments = (*submit, "--prologue", prologue, *options)
+    plan = json.loads(pipeline(*arguments, "--dry-run", "--json", env=on_slurm).stdout)
     assert not (tmp_path / "out").exists()
-    assert pipeline(*submit, "--prologue", prologue, env=on_slurm).returncode == 0
-    written = sorted((tmp_path / "out").glob("smoke/logs/*/*/*submission.sh"))
-    assert len(written) == len(plan["arrays"]) == 2
-    for script, array in zip(written, plan["arrays"], strict=True):
-        lines = script.read_text().splitlines()
-        submitted_run_ids = [line for line in array["sbatch"].splitlines() if line.startswith("#SBATCH")]
-        assert [line for line in submitted_run_ids if line not in lines and "job-name" not in line] == []
-        assert any("--kill-on-bad-exit=1" in line for line in lines)
-        assert any(line.startswith("source ") and "prologue.sh;" in line for line in lines)
-    assert oct(script.parent.stat().st_mode)[-3:] == "700"
+    assert pipeline(*arguments, env=on_slurm).returncode == 0
+    scripts = sorted((tmp_path / "out").glob("smoke/logs/*/*/*submission.sh"))
+    arrays = json.loads((tmp_path / "out/smoke/manifest.json").read_text())["submissions"][0]["arrays"]
+    assert len(scripts) == len(arrays) == len(plan["arrays"]) == 2
+    for script, array, planned in zip(scripts, arrays, plan["arrays"], strict=True):
+        shown = planned["sbatch"].replace("<submission>", script.parent.parent.name[:8])
+        shown = shown.replace(str(prologue), str(script.parent.parent / "prologue.sh"))
+        *shown_lines, shown_srun = shown.splitlines()
+        shown_lines = [re.sub(r"^(#SBATCH --job-name=).*", rf"\1{array['job_name']}", line) for line in shown_lines]
+        lines = [line for line in script.read_text().splitlines() if not SUBMITIT_LINES.fullmatch(line)]
+        link = next(line for line in lines if line.startswith("ln -f "))
+        written = [normalized(line) for line in lines[:-1] if line != link]
+        assert written == shown_lines
+        assert shown_srun.startswith(arguments_of_srun(lines[-1], script.parent))
+        assert shown_srun.endswith(command_of_element(script.parent, len(planned["elements"][0])))
+        assert oct(script.parent.stat().st_mode)[-3:] == "700"
+
+
+def arguments_of_srun(line: str, folder: Path) -> str:
+    """The start of submitit's last line up to Python, without its own arguments."""
+    words, tail = shlex.split(line), ["-u", "-m", "submitit.core._submit", str(folder)]
+    assert words[-4:] == tail
+    return shlex.join(word for word in words[:-4] if not SUBMITIT_SRUN_ARGUMENT.fullmatch(word))
+
+
+def command_of_element(folder: Path, num_points: int) -> str:
+    """The command that an element of so many points becomes, by the array's pickle."""
+    delayed = submitit.core.utils.DelayedSubmission.load(folder / slurm_submit.PICKLE)
+    assert delayed.function is exec_element
+    manifest, elements, options = delayed.args
+    assert len(elements[0]) == num_points
+    names = ["$RUN_ID"] if num_points == 1 else [f"$RUN_ID_{number}" for number in range(1, num_points + 1)]
+    return shlex.join(launch_command(manifest, names, options.for_element(num_points)))
 
 
 def test_a_controller_that_does_not_answer_ends_with_4_and_never_trains_here(

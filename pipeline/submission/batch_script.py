@@ -1,0 +1,125 @@
+"""The lines of a batch script: for the dry run, for submitit, which writes the script, and for jobs/*.sbatch."""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipeline.experiment.resources import Resources, ResourceShape
+from pipeline.runner.launch_options import PYTHONPATH_ROOT
+from pipeline.submission.slurm_request import SlurmOptions, SlurmRequest, build_request
+from pipeline.system.slurm_commands import clean_step_lines
+
+MAX_RUNNING_ELEMENTS = 256  # without --max-parallel; submitit's default
+JOB_FILE_OPTIONS = (  # in the order of jobs/*.sbatch
+    "job-name",
+    "array",
+    "nodes",
+    "ntasks-per-node",
+    "gpus-per-node",
+    "cpus-per-task",
+    "mem",
+    "time",
+    "signal",
+    "output",
+    "open-mode",
+    "no-requeue",
+)
+
+
+def start_lines() -> list[str]:
+    """Return the first shell lines of every batch script: stop at an error, and remove variables that srun reads."""
+    return ["set -euo pipefail", *clean_step_lines()]
+
+
+def setup_lines(submission_name: str, prologue: Path | None) -> list[str]:
+    """Return the shell lines that run before srun in a submitted array. A line that fails ends the job."""
+    lines = [
+        *start_lines(),
+        f'export PIPELINE_LAUNCH_ID="{submission_name}-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}"',
+        f'export PYTHONPATH={shlex.quote(str(PYTHONPATH_ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+    ]
+    if prologue is not None:
+        path = shlex.quote(str(prologue.resolve()))
+        lines += [
+            "set +eu",  # module systems read unset variables, and commands inside their functions may fail
+            """trap 'echo "the prologue failed: $BASH_COMMAND" >&2; exit 1' ERR""",
+            f"test -r {path}",  # `source` does not report that `cat` could not read
+            f"source <(cat {path}; printf '\\n:\\n')",  # the last line of the prologue may be a test that is false
+            "trap - ERR",
+            "set -eu",
+        ]
+    return lines
+
+
+def link_line(pickle: Path, is_array: bool) -> str:
+    """Return the shell line that gives the array's pickle the name under which submitit looks for it in the job."""
+    job = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if is_array else "${SLURM_JOB_ID}"
+    source = shlex.quote(str(pickle))
+    target = f'{shlex.quote(str(pickle.parent))}/"{job}_submitted.pkl"'
+    return f"ln -f {source} {target} 2>/dev/null || cp {source} {target} || exit"  # not all file systems can link
+
+
+def srun_arguments(cpus_per_task: str) -> list[str]:
+    """Return the arguments of srun: end the step when one task dies, and the CPUs, which srun does not inherit."""
+    return ["--kill-on-bad-exit=1", f"--cpus-per-task={cpus_per_task}"]
+
+
+def max_running_elements(request: SlurmRequest, num_elements: int) -> int:
+    """Return the number of elements that may run at the same time."""
+    return min(num_elements, request.max_parallel or MAX_RUNNING_ELEMENTS)
+
+
+def option_lines(options: Mapping[str, str]) -> list[str]:
+    """Return an #SBATCH line for each option, in the order given; an empty value is a flag."""
+    return [f"#SBATCH --{key}={value}" if value else f"#SBATCH --{key}" for key, value in options.items()]
+
+
+def render_batch_script(
+    job_name: str, request: SlurmRequest, num_elements: int, setup: Sequence[str], command: Sequence[str]
+) -> str:
+    """Return the batch script of an array as a dry run shows it.
+
+    submitit adds its own lines (logs, wckey) and starts `command` through its pickle: see `submitit_parameters`.
+    """
+    options = {"job-name": job_name, **request.options}
+    if num_elements > 1:
+        options["array"] = f"0-{num_elements - 1}%{max_running_elements(request, num_elements)}"
+    srun = shlex.join(["srun", *srun_arguments(request.options["cpus-per-task"]), *command])
+    return "\n".join(["#!/bin/bash", *option_lines(dict(sorted(options.items()))), *setup, srun]) + "\n"
+
+
+def submitit_parameters(job_name: str, request: SlurmRequest, num_elements: int, setup: list[str]) -> dict[str, object]:
+    """Return the parameters with which submitit writes the same script."""
+    options = dict(request.options)
+    signal_delay_s = int(options.pop("signal").partition("@")[2])
+    options.pop("open-mode")  # submitit sets append itself
+    options.pop("no-requeue")
+    is_exclusive = options.pop("exclusive", None) is not None
+    return {
+        "job_name": job_name,
+        **{key.replace("-", "_"): int(value) if value.isdecimal() else value for key, value in options.items()},
+        "signal_delay_s": signal_delay_s,
+        "wckey": "",
+        "array_parallelism": max_running_elements(request, num_elements),
+        "exclusive": True if is_exclusive else None,
+        "additional_parameters": {"no-requeue": True},
+        "setup": setup,
+        "srun_args": srun_arguments(request.options["cpus-per-task"]),
+    }
+
+
+def job_file_options(name: str, num_points: int, shape: ResourceShape, resources: Resources) -> dict[str, str]:
+    """Return the sbatch options of a grid's job file, which runs one point in each element of one array.
+
+    They are those of a submitted array, with memory and time as the grid file writes them.
+    """
+    request = build_request(shape, resources, SlurmOptions(), None, None)
+    options = request.options | {
+        "job-name": name,
+        "array": f"0-{num_points - 1}",
+        "mem": f"{math.ceil(resources.mem_per_gpu_gib * shape.gpus_per_node)}G",
+        "time": resources.time,
+        "output": "outputs/%x-%A_%a.log",
+    }
+    return {key: options[key] for key in JOB_FILE_OPTIONS if key in options}
