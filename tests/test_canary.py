@@ -12,8 +12,9 @@ from conftest import Command
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slurm_queue import MIXED, Env, write_grid
-from test_commands import COMMANDS, PLANNED
+from test_commands import PLANNED
 
+from pipeline.__main__ import COMMANDS
 from pipeline.experiment.folder import Experiment
 from pipeline.submission.slurm_submit import refuse_unsafe_paths
 from pipeline.system.errors import CommandError, run_command

@@ -100,11 +100,11 @@ def test_the_dry_run_shows_the_script_that_submitit_writes_line_by_line(
 ) -> None:
     prologue = tmp_path / "prologue.sh"
     prologue.write_text('export FROM_PROLOGUE=yes\n[ -n "${UNSET:-}" ] && export OTHER=1\n')  # a test that is false
-    submit = ("submit", "--grid", "smoke", "--outputs", tmp_path / "out", "--partition", "down", "--set", "device=cpu")
-    arguments = (*submit, "--prologue", prologue, *options)
-    plan = json.loads(pipeline(*arguments, "--dry-run", "--json", env=on_slurm).stdout)
+    grid = ("--grid", "smoke", "--outputs", tmp_path / "out", "--partition", "down", "--set", "device=cpu")
+    arguments: tuple[str | Path, ...] = (*grid, "--prologue", prologue, *options)
+    plan = json.loads(pipeline("submit", *arguments, "--dry-run", "--json", env=on_slurm).stdout)
     assert not (tmp_path / "out").exists()
-    assert pipeline(*arguments, env=on_slurm).returncode == 0
+    assert pipeline("submit", *arguments, env=on_slurm).returncode == 0
     scripts = sorted((tmp_path / "out").glob("smoke/logs/*/*/*submission.sh"))
     arrays = json.loads((tmp_path / "out/smoke/manifest.json").read_text())["submissions"][0]["arrays"]
     assert len(scripts) == len(arrays) == len(plan["arrays"]) == 2
