@@ -115,7 +115,7 @@ def main() -> int:
         selected = plan.select_points(points, experiment, submit_options).todo
         is_limited = site.kind == "slurm"  # here nothing ends a point alone
         limit_min = grid.resources.time_min() if is_limited else None
-        gpu_model = plan.gpu_model(site, submit_options.slurm_options)
+        gpu_model = plan.find_gpu_model(site, submit_options.slurm_options)
         estimates = gpu_hours_estimate.estimate_points(selected, submit_options.outputs, limit_min, gpu_model)
     if submit_options.is_dry_run:
         print_plan(arguments, submit_options, grid, site, estimates)
@@ -197,7 +197,7 @@ def submit_or_run(
         if not arguments.wait:
             return EXIT_OK
         executor.wait_until_finished(experiment)
-    asked_for = plan.named_points(grid.points, submit_options.only)
+    asked_for = plan.selected_run_ids(grid.points, submit_options.only)
     expected = [spec for spec in grid.points if spec.run_id() in asked_for] if arguments.wait else selection.todo
     return report_gaps(executor.count_gaps(experiment, expected), len(expected), experiment.folder)
 

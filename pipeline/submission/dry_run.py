@@ -1,4 +1,4 @@
-"""What a submission would do, for people and scripts."""
+"""The plan of a submission as a dry run prints it, as text or as JSON."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,20 +15,20 @@ from pipeline.system.errors import pluralize
 
 def describe_plan(
     experiment: Experiment,
-    site: Cluster,
+    cluster: Cluster,
     selection: PointSelection,
     arrays: Sequence[PlannedArray],
     options: LaunchOptions,
     prologue: Path | None,
     estimates: Sequence[Estimate],
 ) -> dict[str, Any]:
-    """The plan as `--dry-run --json` prints it."""
+    """Return the plan as `--dry-run --json` prints it."""
     described = []
     for number, array in enumerate(arrays):
         run_ids = [[spec.run_id() for spec in element] for element in array.elements]
         most = max(len(element) for element in run_ids)
-        named = ["$RUN_ID"] if most == 1 else [f"$RUN_ID_{number}" for number in range(1, most + 1)]
-        command = launch_command(experiment.manifest_path, named, options.for_element(most))
+        variables = ["$RUN_ID"] if most == 1 else [f"$RUN_ID_{number}" for number in range(1, most + 1)]
+        command = launch_command(experiment.manifest_path, variables, options.for_element(most))
         name = f"{experiment.folder.name}-{number}"
         setup = batch_script.setup_lines("<submission>", prologue)
         described.append(
@@ -42,7 +42,7 @@ def describe_plan(
         )
     return {
         "folder": str(experiment.folder),
-        "place": site.kind,
+        "place": cluster.kind,
         "points": [{"run_id": spec.run_id(), **non_default_fields(spec)} for spec in selection.todo],
         "skipped": selection.skipped,
         "cost": [estimate.as_row() for estimate in estimates],
@@ -50,15 +50,15 @@ def describe_plan(
     }
 
 
-def render_plan(shape: dict[str, Any]) -> str:
-    """The plan for people."""
-    skipped = "".join(f", {count} {reason}" for reason, count in sorted(shape["skipped"].items()))
-    lines = [f"{pluralize(len(shape['points']), 'point')} to run{skipped}, {shape['place']}, into {shape['folder']}"]
-    for point in shape["points"]:
+def render_plan(plan: dict[str, Any]) -> str:
+    """Return the plan as text."""
+    skipped = "".join(f", {count} {reason}" for reason, count in sorted(plan["skipped"].items()))
+    lines = [f"{pluralize(len(plan['points']), 'point')} to run{skipped}, {plan['place']}, into {plan['folder']}"]
+    for point in plan["points"]:
         fields = " ".join(f"{axis}={value}" for axis, value in point.items() if axis != "run_id")
         lines.append(f"  {point['run_id']}  {fields}")
-    lines += [row["note"] for row in shape["cost"]]
-    for number, array in enumerate(shape["arrays"]):
+    lines += [row["note"] for row in plan["cost"]]
+    for number, array in enumerate(plan["arrays"]):
         lines += [
             "",
             f"array {number}: {pluralize(len(array['elements']), 'element')}",

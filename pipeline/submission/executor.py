@@ -1,4 +1,4 @@
-"""Carry a plan out: stage the data, then submit its arrays or run its points here, and wait for them."""
+"""Execute a plan: stage the data, submit its arrays or run its points on this machine, and wait for them."""
 
 import hashlib
 import time
@@ -20,11 +20,14 @@ from pipeline.submission.plan import PlannedArray
 from pipeline.submission.progress import read_progress
 from pipeline.system.errors import CommandError, log_line, pluralize
 
-FIRST_POLL_S, LAST_POLL_S = 2, 30  # asking oftener annoys those who run the cluster
+FIRST_POLL_S, LAST_POLL_S = 2, 30  # the interval doubles up to the last: frequent queries load the controller
 
 
 def stage_data(todo: Sequence[Spec], folder: Path) -> None:
-    """Check that the data of the points is there, and fetch CIFAR-10 where it is not: jobs never download."""
+    """Check that the data of the points exists, and download CIFAR-10 if it does not: jobs never download.
+
+    Raises CommandError.
+    """
     reading = [spec for spec in todo if spec.reads_data]
     num_images = max((spec.num_samples for spec in reading if spec.dataset == "imagefolder"), default=None)
     try:
@@ -37,7 +40,7 @@ def stage_data(todo: Sequence[Spec], folder: Path) -> None:
 
 
 def run_locally(experiment: Experiment, elements: Sequence[Sequence[Spec]], options: LaunchOptions) -> None:
-    """Run the elements one after another on this machine, as a submission of their own."""
+    """Run the elements one after another on this machine, as one submission."""
     if not elements:
         return
     submission = start_submission(uuid.uuid4().hex, "local")
@@ -49,7 +52,10 @@ def run_locally(experiment: Experiment, elements: Sequence[Sequence[Spec]], opti
 def submit_arrays(
     experiment: Experiment, arrays: Sequence[PlannedArray], prologue: bytes | None, options: LaunchOptions
 ) -> None:
-    """Submit every array, all announced in the manifest before and each named in it after. Raises CommandError."""
+    """Submit every array. The manifest lists all arrays before, and the job id of each one after it is submitted.
+
+    Raises CommandError; the manifest then holds the arrays that Slurm has or may have.
+    """
     if not arrays:
         return
     submission = start_submission(uuid.uuid4().hex, "slurm")
@@ -68,8 +74,8 @@ def submit_arrays(
         try:
             array.job_id = slurm_submit.submit_array(experiment, submission, array, planned.request, setup, options)
         except CommandError as refusal:
-            may_be_there = isinstance(refusal, slurm_submit.Unanswered)
-            del submission.arrays[number + may_be_there :]
+            may_be_accepted = isinstance(refusal, slurm_submit.SubmissionUnconfirmed)
+            del submission.arrays[number + may_be_accepted :]
             raise
         finally:
             write_submission(experiment, submission)
@@ -79,10 +85,10 @@ def submit_arrays(
 
 
 def recover_unnamed_arrays(experiment: Experiment) -> None:
-    """Find the arrays that an earlier driver announced and did not name; forget those that Slurm does not know.
+    """Find the job ids of arrays whose driver died before it stored them; remove arrays that Slurm does not know.
 
-    None of the latter can run afterwards, also where an sbatch that outlived its driver submits it now.
-    Raises CommandError (scheduler) where there are some and Slurm cannot be asked.
+    A removed array cannot run any more, even if an sbatch that outlived its driver submits it now.
+    Raises CommandError (scheduler) if there are arrays without a job id and Slurm does not answer.
     """
     manifest = experiment.read_manifest()
     arrays = [array for submission in manifest.submissions for array in submission.arrays] if manifest else []
@@ -95,12 +101,12 @@ def recover_unnamed_arrays(experiment: Experiment) -> None:
             for array in submission.arrays:
                 if array.job_id is None:
                     folder = experiment.log_folder(submission.id) / array.job_name
-                    array.job_id = found.get(array.job_name) or slurm_submit.withdraw(folder)
+                    array.job_id = found.get(array.job_name) or slurm_submit.withdraw_array(folder)
             submission.arrays = [array for array in submission.arrays if array.job_id is not None]
 
 
 def add_planned_arrays(experiment: Experiment, submission: Submission, arrays: Sequence[PlannedArray]) -> None:
-    """Write down the arrays before they are submitted: if we die in between, their names find them again."""
+    """Write the arrays into the manifest before they are submitted. Their names find them if this process dies."""
     for number, planned in enumerate(arrays):
         elements = [[spec.run_id() for spec in element] for element in planned.elements]
         name = slurm_submit.job_name(experiment.folder.name, submission.id, number)
@@ -109,30 +115,30 @@ def add_planned_arrays(experiment: Experiment, submission: Submission, arrays: S
 
 
 def write_submission(experiment: Experiment, submission: Submission) -> None:
-    """Put the submission as it is now into the manifest."""
+    """Write the submission into the manifest, in place of its earlier state."""
     with experiment.edit_manifest() as manifest:
         manifest.submissions = [*(other for other in manifest.submissions if other.id != submission.id), submission]
 
 
 def count_gaps(experiment: Experiment, specs: Sequence[Spec]) -> int:
-    """How many of the points have no result by their records."""
+    """Return the number of points whose records hold no result."""
     attempts = record_store.load_attempts_by_point(experiment.records_folder, {spec.run_id() for spec in specs})
     return resolve_outcomes(specs, chain.from_iterable(attempts), ()).coverage.num_gaps
 
 
 def wait_until_finished(experiment: Experiment) -> None:
-    """Return when no point is queued, running or settling."""
-    poll_s, last = FIRST_POLL_S, ""
+    """Wait until no point is queued, running or settling, and log the states when they change."""
+    poll_s, last_summary = FIRST_POLL_S, ""
     while True:
         manifest = experiment.read_manifest()
-        assert manifest is not None, "it was written above"
-        parts = read_progress(experiment, manifest)
-        counts = Counter(part.state.word for part in parts)
-        now = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
-        if now != last:
-            log_line(now)
-            last = now
-        if not any(part.is_in_flight or part.state.word in ("settling", "unknown") for part in parts):
+        assert manifest is not None, "the submission wrote it"
+        points = read_progress(experiment, manifest)
+        counts = Counter(point.state.word for point in points)
+        summary = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+        if summary != last_summary:
+            log_line(summary)
+            last_summary = summary
+        if not any(point.is_in_flight or point.state.word in ("settling", "unknown") for point in points):
             return
         time.sleep(poll_s)
         poll_s = min(LAST_POLL_S, poll_s * 2)

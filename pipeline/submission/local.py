@@ -1,4 +1,4 @@
-"""Points on this machine: element after element, each a process of its own, with progress."""
+"""Run the points on this machine: one process for each element, one element after another, with progress."""
 
 import contextlib
 import itertools
@@ -22,7 +22,7 @@ RECORD_POLL_S = 0.2
 def run_elements(
     experiment: Experiment, submission: Submission, elements: Sequence[Sequence[Spec]], options: LaunchOptions
 ) -> None:
-    """Run every point to its end; how each ended is in its record, and a line of progress says it."""
+    """Run every point until it ends. Its record holds the outcome, and a progress line shows it."""
     folder = experiment.log_folder(submission.id)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     numbers, total = itertools.count(1), sum(len(element) for element in elements)
@@ -36,12 +36,12 @@ def run_elements(
                 log_line(f"{progress}: running")
                 while process.poll() is None and num_attempts(experiment, spec) == num_before[spec]:
                     time.sleep(RECORD_POLL_S)
-                ended = latest_status_line(experiment, spec, num_before[spec]) or f"no record; see {log}"
-                log_line(f"{progress}: {ended} after {time.monotonic() - started_s:.0f} s")
+                outcome = latest_status_line(experiment, spec, num_before[spec]) or f"no record; see {log}"
+                log_line(f"{progress}: {outcome} after {time.monotonic() - started_s:.0f} s")
 
 
 def open_log(folder: Path, element: Sequence[Spec]) -> Path:
-    """The log of an element, which has the names of all its points."""
+    """Return the log of an element, named after its first point, with a link for each other point."""
     log, *others = (folder / f"{spec.run_id()}.log" for spec in element)
     for other in others:
         try:
@@ -55,10 +55,10 @@ def open_log(folder: Path, element: Sequence[Spec]) -> Path:
 def launch_process(
     experiment: Experiment, element: Sequence[Spec], log: Path, options: LaunchOptions
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Launch the points and wait; an interruption reaches them first, and then us."""
+    """Launch the points and wait for them. An interruption terminates them before this process."""
     run_ids = [spec.run_id() for spec in element]
     command = launch_command(experiment.manifest_path, run_ids, options.for_element(len(run_ids)))
-    inherited = ("PIPELINE_LAUNCH_ID", "SLURM_NODEID")  # of a job that this driver may be running in
+    inherited = ("PIPELINE_LAUNCH_ID", "SLURM_NODEID")  # if this driver runs inside a job
     environ = {key: value for key, value in os.environ.items() if key not in inherited}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PYTHONPATH_ROOT), os.environ.get("PYTHONPATH")]))
     with log.open("ab") as output:
@@ -73,11 +73,11 @@ def launch_process(
 
 
 def num_attempts(experiment: Experiment, spec: Spec) -> int:
-    """How many records the point has."""
+    """Return the number of records of the point."""
     return len(record_store.load_attempts(experiment.records_folder, spec.run_id()))
 
 
 def latest_status_line(experiment: Experiment, spec: Spec, num_before: int) -> str | None:
-    """The status of the point's latest attempt past the earlier ones, by its record and nothing else; None without."""
+    """Return the status line of the point's latest record after the first `num_before`, None if there is none."""
     attempts = record_store.load_attempts(experiment.records_folder, spec.run_id())[num_before:]
     return attempts[-1].status_line() if attempts else None

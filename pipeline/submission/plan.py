@@ -1,4 +1,4 @@
-"""What a submission would do: which points are to run, where, and in which arrays. Nothing is written."""
+"""Plan a submission: the points to run, the cluster, and the arrays. Writes nothing."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,11 +24,11 @@ from pipeline.system.host import gpu_names, num_visible_gpus
 
 ClusterKind = Literal["slurm", "local"]
 
-NOT_PACKED = "since over several nodes only the end of the whole element ends a point that fails"
+NOT_PACKED = "since a failed point on several nodes is ended only with its whole element"
 
 
 class SubmitOptions(NamedTuple):
-    """What the person asked for on the command line."""
+    """The options of the command line that decide what is submitted, and where."""
 
     grid: str
     overrides: Sequence[str]
@@ -45,21 +45,22 @@ class SubmitOptions(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """Where points will run: `nodes` is None where Slurm cannot be asked (a dry run) or is not used.
+    """The Slurm cluster, or this machine, where the points will run.
 
-    `partition_limit_min` is None where the partition has no limit, or was not asked for one.
+    `nodes` is None if Slurm is not used, or does not answer in a dry run. `partition_limit_min` is None if the
+    partition has no time limit, or the limit was not queried.
     """
 
     kind: ClusterKind
     nodes: list[NodeType] | None
     max_array_size: int
-    num_gpus_here: int
+    num_local_gpus: int
     notices: list[str]
     partition_limit_min: int | None = None
 
 
 class PlannedArray(NamedTuple):
-    """One Slurm array to be: its points' shape, what it asks for, each element's points."""
+    """A Slurm array before it is submitted; `elements` holds the points of each element."""
 
     shape: ResourceShape
     request: SlurmRequest
@@ -67,14 +68,14 @@ class PlannedArray(NamedTuple):
 
 
 class PointSelection(NamedTuple):
-    """The points to run now, and how many are not for which reason."""
+    """The points to run, and the number of points that are skipped for each reason."""
 
     todo: list[Spec]
     skipped: dict[str, int]
 
 
 def expand_submission(submit_options: SubmitOptions) -> Grid:
-    """The grid as the person changed it. Raises CommandError."""
+    """Return the grid with the changes of the command line. Raises CommandError."""
     slurm_request.check_slurm_options(submit_options.slurm_options)
     grid = expand_grid(submit_options.grid, submit_options.overrides, has_gpus=num_visible_gpus() > 0)
     if submit_options.time is None:
@@ -86,96 +87,97 @@ def expand_submission(submit_options: SubmitOptions) -> Grid:
 
 
 def inspect_cluster(submit_options: SubmitOptions) -> Cluster:
-    """Where points would run, and what is there.
+    """Return the cluster where the points will run.
 
-    Raises CommandError (scheduler) where Slurm is configured and silent: a login node never starts training by itself.
-    A dry run goes on without its nodes.
+    Raises CommandError (scheduler) if Slurm is configured and does not answer, so that a login node never starts
+    training by itself. A dry run continues without the nodes.
     """
-    here = num_visible_gpus()
+    without_nodes = Cluster("local", None, slurm_queries.DEFAULT_MAX_ARRAY_SIZE, num_visible_gpus(), [])
     if submit_options.cluster == "local":
-        return Cluster("local", None, slurm_queries.DEFAULT_MAX_ARRAY_SIZE, here, [])
+        return without_nodes
     presence = slurm_queries.probe_slurm()
     if presence == "up":
-        nodes = slurm_queries.query_node_types(submit_options.slurm_options.partition)
-        slurm_request.check_gpu_type(submit_options.slurm_options.gpu_type, nodes)
-        limit_min = (
-            slurm_queries.query_partition_limit_min(submit_options.slurm_options.partition)
-            if submit_options.points_per_element > 1
-            else None
-        )
-        return Cluster(
-            "slurm",
-            nodes,
-            slurm_queries.query_max_array_size(),
-            here,
-            slurm_commands.ignored_variables_notice(),
-            limit_min,
-        )
+        return query_cluster(without_nodes, submit_options)
     if presence == "absent" and submit_options.cluster == "auto":
-        notice = "No Slurm here: the points run on this machine, one after another."
-        return Cluster("local", None, slurm_queries.DEFAULT_MAX_ARRAY_SIZE, here, [notice])
+        return without_nodes._replace(notices=["No Slurm here: the points run on this machine, one after another."])
     problem = "Slurm is configured and its controller does not answer" if presence == "silent" else "no Slurm here"
     if submit_options.is_dry_run:
-        return Cluster(
-            "slurm", None, slurm_queries.DEFAULT_MAX_ARRAY_SIZE, here, [f"Notice: {problem}; its nodes are unknown."]
-        )
+        return without_nodes._replace(kind="slurm", notices=[f"Notice: {problem}; its nodes are unknown."])
     wait = "wait for it, or " if presence == "silent" else ""
     raise CommandError(f"{problem}; {wait}run on this machine with --cluster local.", EXIT_SCHEDULER)
 
 
-def gpu_model(site: Cluster, options: SlurmOptions) -> str | None:
-    """The one GPU model that points will run on, in the words of this machine or of Slurm; None where it is not known.
+def query_cluster(without_nodes: Cluster, submit_options: SubmitOptions) -> Cluster:
+    """Return the Slurm cluster with its nodes and limits. Raises CommandError (scheduler)."""
+    partition = submit_options.slurm_options.partition
+    nodes = slurm_queries.query_node_types(partition)
+    slurm_request.check_gpu_type(submit_options.slurm_options.gpu_type, nodes)
+    is_packed = submit_options.points_per_element > 1
+    return without_nodes._replace(
+        kind="slurm",
+        nodes=nodes,
+        max_array_size=slurm_queries.query_max_array_size(),
+        notices=slurm_commands.ignored_variables_notice(),
+        partition_limit_min=slurm_queries.query_partition_limit_min(partition) if is_packed else None,
+    )
 
-    On Slurm it is the type asked for, else that of all GPUs of the partition.
+
+def find_gpu_model(cluster: Cluster, slurm_options: SlurmOptions) -> str | None:
+    """Return the GPU model that all points will run on, None if it is not known.
+
+    On Slurm it is the requested type, else the type of all GPUs of the partition. On this machine it is their name.
     """
-    if site.kind == "local":
+    if cluster.kind == "local":
         names = gpu_names()
-    elif options.gpu_type is not None:
-        names = {options.gpu_type}
+    elif slurm_options.gpu_type is not None:
+        names = {slurm_options.gpu_type}
     else:
-        nodes = [node for node in site.nodes or () if node.num_gpus]
+        nodes = [node for node in cluster.nodes or () if node.num_gpus]
         all_typed = all(sum(node.gpus_by_type.values()) == node.num_gpus for node in nodes)
         names = {name for node in nodes for name in node.gpus_by_type} if all_typed else set()
     return next(iter(names)) if len(names) == 1 else None
 
 
-def find_unsatisfiable(points: Sequence[Spec], site: Cluster, submit_options: SubmitOptions) -> dict[str, str]:
-    """run id -> why this place cannot run it."""
-    if site.kind == "local":
-        return slurm_request.unsatisfiable_here(points, site.num_gpus_here)
-    if site.nodes is None:
+def find_unsatisfiable(points: Sequence[Spec], cluster: Cluster, submit_options: SubmitOptions) -> dict[str, str]:
+    """Return run id -> reason, for each point that the cluster cannot run."""
+    if cluster.kind == "local":
+        return slurm_request.unsatisfiable_on_this_machine(points, cluster.num_local_gpus)
+    if cluster.nodes is None:
         return {}
-    return slurm_request.unsatisfiable_on_slurm(points, site.nodes, submit_options.slurm_options.gpu_type)
+    return slurm_request.unsatisfiable_on_slurm(points, cluster.nodes, submit_options.slurm_options.gpu_type)
 
 
 def drop_unsatisfiable(
     points: Sequence[Spec], reasons: Mapping[str, str], submit_options: SubmitOptions
 ) -> tuple[list[Spec], list[str]]:
-    """The points without those that cannot run, each named; refuses them unless the person said to skip."""
+    """Return the points that can run, and a notice for each reason why others cannot.
+
+    A dry run keeps them all. Raises CommandError for a point that cannot run, unless --skip-unsatisfiable is given.
+    """
     if not reasons:
         return list(points), []
     if submit_options.is_dry_run and not submit_options.skip_unsatisfiable:
-        return list(points), [f"Could not run here, {named}." for named in slurm_request.lines_by_reason(reasons)]
+        return list(points), [f"Cannot run here, {line}." for line in slurm_request.group_by_reason(reasons)]
     if not submit_options.skip_unsatisfiable:
         slurm_request.refuse_unsatisfiable(reasons, len(points))
     kept = [spec for spec in points if spec.run_id() not in reasons]
     if not kept:
-        raise CommandError("this place can run none of the points; change them with --set.")
-    return kept, [f"Left out, {named}." for named in slurm_request.lines_by_reason(reasons)]
+        raise CommandError("none of the points can run here; change them with --set.")
+    return kept, [f"Left out, {line}." for line in slurm_request.group_by_reason(reasons)]
 
 
 def select_points(points: Sequence[Spec], experiment: Experiment, submit_options: SubmitOptions) -> PointSelection:
-    """The points that lack a record and are not under way, and those to be run again.
+    """Return the points that have no record and are not queued or running, and those that --rerun selects.
 
-    Raises CommandError: nothing where --only names no point of the grid or --rerun selects none, scheduler where the
-    state of an earlier submission cannot be read.
+    Raises CommandError: "nothing found" if --only or --rerun select no point, "scheduler" if the state of an earlier
+    submission cannot be read.
     """
     manifest = experiment.read_manifest() or Manifest(MANIFEST_VERSION, experiment.folder.name)
     add_points(manifest, points)
-    wanted = named_points(points, submit_options.only)
+    selected = selected_run_ids(points, submit_options.only)
     todo, skipped = [], Counter[str]()
     for progress in read_progress(experiment, manifest, holds_lock=True):
-        if progress.spec.run_id() not in wanted:
+        if progress.spec.run_id() not in selected:
             continue
         word, status = progress.state.word, progress.outcome.status
         if word == "unknown" and submit_options.is_dry_run:
@@ -193,52 +195,54 @@ def select_points(points: Sequence[Spec], experiment: Experiment, submit_options
         else:
             todo.append(progress.spec)
     if not todo and submit_options.rerun and not skipped.get("queued or running"):
-        raise CommandError("--rerun selects nothing that is to run; see python -m pipeline.status.", EXIT_NOTHING_FOUND)
+        raise CommandError("--rerun selects no point; see python -m pipeline.status.", EXIT_NOTHING_FOUND)
     return PointSelection(todo, dict(skipped))
 
 
-def named_points(points: Sequence[Spec], only: Sequence[str]) -> set[str]:
-    """The run ids that the person named, else all. Raises CommandError (nothing) for one that is not in the grid."""
+def selected_run_ids(points: Sequence[Spec], only: Sequence[str]) -> set[str]:
+    """Return the run ids of --only, else all. Raises CommandError (nothing found) for one that is not in the grid."""
     known = {spec.run_id() for spec in points}
     unknown = [run_id for run_id in only if run_id not in known]
     if unknown:
         raise CommandError(
-            f"--only names {unknown[0]!r}, which the grid does not have; see --dry-run.", EXIT_NOTHING_FOUND
+            f"--only names {unknown[0]!r}, which is not in the grid; --dry-run lists its run ids.", EXIT_NOTHING_FOUND
         )
     return set(only) or known
 
 
 def plan_arrays(
-    todo: Sequence[Spec], resources: Resources, site: Cluster, submit_options: SubmitOptions
+    todo: Sequence[Spec], resources: Resources, cluster: Cluster, submit_options: SubmitOptions
 ) -> list[PlannedArray]:
-    """One array a resource shape, cut to what the site allows; points over several nodes are not packed."""
+    """Return the arrays: one for each resource shape, split to MaxArraySize. Points on several nodes are not packed."""
     arrays = []
     for shape, specs in group_by_shape(todo).items():
         packed = packing.pack_elements(specs, submit_options.points_per_element if shape.num_nodes == 1 else 1)
-        request = array_request(shape, packed, resources, site, submit_options)
-        arrays += [PlannedArray(shape, request, part) for part in split_to_max_array_size(packed, site.max_array_size)]
+        request = build_array_request(shape, packed, resources, cluster, submit_options)
+        arrays += [
+            PlannedArray(shape, request, part) for part in split_to_max_array_size(packed, cluster.max_array_size)
+        ]
     return arrays
 
 
-def array_request(
+def build_array_request(
     shape: ResourceShape,
     elements: Sequence[Sequence[Spec]],
     resources: Resources,
-    site: Cluster,
+    cluster: Cluster,
     submit_options: SubmitOptions,
 ) -> SlurmRequest:
-    """What an array of these elements asks for, and for how long."""
+    """Return the request of an array of these elements, with their time limit."""
     request = slurm_request.build_request(
-        shape, resources, submit_options.slurm_options, site.nodes, submit_options.max_parallel
+        shape, resources, submit_options.slurm_options, cluster.nodes, submit_options.max_parallel
     )
     num_points = max(len(element) for element in elements)
     if num_points > 1:
-        return slurm_request.sum_time_limits(request, shape, num_points, site.partition_limit_min)
+        return slurm_request.sum_time_limits(request, shape, num_points, cluster.partition_limit_min)
     if shape.num_nodes > 1 and submit_options.points_per_element > 1:
-        return request._replace(notices=(*request.notices, f"{shape}: one point an element, {NOT_PACKED}"))
+        return request._replace(notices=(*request.notices, f"{shape}: one point per element, {NOT_PACKED}"))
     return request
 
 
 def split_to_max_array_size(elements: Sequence[list[Spec]], max_elements: int) -> list[list[list[Spec]]]:
-    """Arrays of elements, none longer than the site allows."""
+    """Split the elements into arrays of at most `max_elements`."""
     return [list(elements[i : i + max_elements]) for i in range(0, len(elements), max_elements)]

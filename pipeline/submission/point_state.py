@@ -1,4 +1,4 @@
-"""The state of a point: from its record, what Slurm says of its job, its turn in the element, and its log."""
+"""The state of a point, from its record, its job's state in Slurm, its position in the element, and its log."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from pipeline.experiment.record import Record
 from pipeline.runner.classify_failure import SLURM_OOM_SIGNS, suggests_oom
 from pipeline.submission.slurm_queries import JobKey, JobState
 
-RECORD_GRACE_S = 60  # how long a network file system may hide a record that was written
+RECORD_GRACE_S = 60  # a network file system may show a new record this late
 
 WAITING_JOB_STATES = {
     "PENDING",
@@ -26,7 +26,7 @@ WAITING_JOB_STATES = {
     "STOPPED",
     "POWER_UP_NODE",
 }
-WAITING_JOB_STATES |= {"REQUEUED_CRON", "EXPEDITING"}  # of 20.11 alone, and since 25.11
+WAITING_JOB_STATES |= {"REQUEUED_CRON", "EXPEDITING"}  # Slurm 20.11 only; since 25.11
 HELD_JOB_STATES = {"REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 RUNNING_JOB_STATES = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING"}
 WORD_BY_ENDED_JOB_STATE = {
@@ -41,8 +41,8 @@ WORD_BY_ENDED_JOB_STATE = {
     "REVOKED": "cancelled",
 }
 ENDED = {*WORD_BY_ENDED_JOB_STATE, "COMPLETED", "FAILED", "OUT_OF_MEMORY"}
-SLURMSTEPD_ERROR = re.compile(r"slurmstepd(-\S+)?: error: ")  # some name the node
-KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the batch script by it, and by srun's word of a task
+SLURMSTEPD_ERROR = re.compile(r"slurmstepd(-\S+)?: error: ")  # some versions add the node
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # SIGKILL of the batch script; of a task, as srun reports it
 ADVICE_BY_WAIT_REASON = {
     "PartitionDown": "the partition is down; choose another with --partition",
     "PartitionNodeLimit": "the partition has too few nodes; lower num_nodes or choose another",
@@ -61,7 +61,7 @@ RECORDED_STATUSES = ("ok", "oom", "failed")
 
 
 class PointState(NamedTuple):
-    """One word of the list in README.md, and why."""
+    """One of the states that README.md lists, and the reason."""
 
     word: str
     reason: str
@@ -70,7 +70,7 @@ class PointState(NamedTuple):
 def decide_state(
     outcome: PointOutcome, job: JobState | None, was_submitted: bool, log_tail: str, now: datetime
 ) -> PointState:
-    """The state of one point. `job` is None where Slurm, which answered, does not know it."""
+    """Return the state of a point. `job` is None if Slurm answered and does not know the job."""
     if (
         outcome.status == "ok"
         and job is not None
@@ -82,24 +82,24 @@ def decide_state(
     if job is not None:
         return decide_state_by_job(job, log_tail, now)
     if was_submitted:
-        # Slurm forgets an element that is cancelled while it waits, and every job some time after its end
+        # Slurm forgets an element that is cancelled while it waits, and any job some time after it ended
         return PointState("lost", "Slurm no longer knows its job and there is no record; submit again")
     return PointState("missing", "no record")
 
 
-def note_next(state: PointState, coming: PointState) -> PointState:
-    """The state by a record, with what is known of the attempt that is under way."""
-    note = f"being run again: {coming.word}" + (f", {coming.reason}" if coming.reason else "")
+def add_rerun_note(state: PointState, rerun: PointState) -> PointState:
+    """Return the recorded state, with the state of the attempt that is queued or running in its reason."""
+    note = f"being run again: {rerun.word}" + (f", {rerun.reason}" if rerun.reason else "")
     return PointState(state.word, "; ".join(filter(None, (state.reason, note))))
 
 
 def is_unfinished(job: JobState) -> bool:
-    """Whether the job may still write a record; one in a state that this tool does not know may."""
+    """True if the job may still write a record. A job in an unknown state may."""
     return job.state not in ENDED
 
 
 def decide_state_by_job(job: JobState, log_tail: str, now: datetime) -> PointState:
-    """The state of a point without a record by its job's."""
+    """Return the state of a point that has no record, from the state of its job."""
     if job.state in HELD_JOB_STATES or job.reason.startswith("JobHeld"):
         return PointState("held", job.reason)
     if job.state in WAITING_JOB_STATES:
@@ -115,19 +115,22 @@ def decide_state_by_job(job: JobState, log_tail: str, now: datetime) -> PointSta
         return PointState(WORD_BY_ENDED_JOB_STATE[job.state], f"Slurm says {job.state}")
     if job.state == "COMPLETED":
         if seconds_since(job.end_time, now) < RECORD_GRACE_S:
-            return PointState("settling", "ended, its record may still be on its way")
+            return PointState("settling", "its job ended, its record may not be visible yet")
         return PointState("lost", "exited 0 without a record")
     return PointState("unknown", f"Slurm says {job.state}, which this tool does not know")
 
 
 def is_memory_kill(job: JobState, log_tail: str) -> bool:
-    """Whether the job was killed and Slurm's own daemon wrote that it was for its memory: other lines prove nothing."""
+    """True if the job was killed, and the log holds a line of Slurm's daemon that says it exceeded its memory.
+
+    Other lines are no proof: any program may write them.
+    """
     lines = (line for line in log_tail.splitlines() if SLURMSTEPD_ERROR.match(line))
     return job.exit_code in KILLED and any(sign in line for line in lines for sign in SLURM_OOM_SIGNS)
 
 
 def explain_wait_reason(reason: str) -> str:
-    """Slurm's reason for waiting with a line of advice; Slurm says None before it has one."""
+    """Return Slurm's reason for waiting, with advice if there is any; "" while Slurm has no reason yet ("None")."""
     if reason == "None":
         return ""
     advice = next((text for start, text in ADVICE_BY_WAIT_REASON.items() if reason.startswith(start)), None)
@@ -135,54 +138,54 @@ def explain_wait_reason(reason: str) -> str:
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """How a job ended, in words."""
+    """Return the text for an exit code, which is minus the signal if a signal ended the job."""
     if exit_code is None:
         return "ended"
     return f"ended by signal {-exit_code}" if exit_code < 0 else f"exited {exit_code}"
 
 
 def seconds_since(end_time: str | None, now: datetime) -> float:
-    """Seconds from Slurm's time to now, both local; long ago where it names none."""
+    """Return the seconds from Slurm's end time to now, both local; infinity without an end time."""
     try:
         return (now - datetime.fromisoformat(end_time or "")).total_seconds()
     except ValueError:
         return float("inf")
 
 
-PositionInElement = Literal["over", "now", "later"]
+PositionInElement = Literal["passed", "current", "waiting"]  # of a point relative to the one that its job runs now
 
 
 class PackedElement(NamedTuple):
-    """An element of several points: what its launch ids begin with, and its points in the order they run in."""
+    """An element of several points: the prefix of its launch ids, and its run ids in the order in which they run."""
 
     launch_id_prefix: str
     run_ids: list[str]
 
-    def starting_with(self, run_id: str) -> list[str]:
-        """The point and those that follow it."""
+    def run_ids_from(self, run_id: str) -> list[str]:
+        """Return this run id and those that follow it."""
         return self.run_ids[self.run_ids.index(run_id) :]
 
 
 class ElementPositions(NamedTuple):
-    """The elements of several points, and the (run id, launch name) of what they have begun and published."""
+    """The elements of several points, and the (run id, launch id prefix) of points that have started or published."""
 
     elements: dict[JobKey, PackedElement]
-    begun: set[tuple[str, str]]
+    started: set[tuple[str, str]]
     published: set[tuple[str, str]]
 
     def of(self, run_id: str, job: JobKey | None) -> PositionInElement:
-        """A point's turn in its job; a point that has a job to itself is always at it."""
+        """Return the position of a point in its job; "current" for a point that is alone in its job."""
         element = self.elements.get(job) if job is not None else None
         if element is None:
-            return "now"
-        if any((later, element.launch_id_prefix) in self.published for later in element.starting_with(run_id)):
-            return "over"
-        has_begun = run_id == element.run_ids[0] or (run_id, element.launch_id_prefix) in self.begun
-        return "now" if has_begun else "later"
+            return "current"
+        if any((later, element.launch_id_prefix) in self.published for later in element.run_ids_from(run_id)):
+            return "passed"
+        has_started = run_id == element.run_ids[0] or (run_id, element.launch_id_prefix) in self.started
+        return "current" if has_started else "waiting"
 
 
 def read_element_positions(experiment: Experiment, manifest: Manifest, found: Iterable[Record]) -> ElementPositions:
-    """The turns of an experiment by its records, and by the folders that launches leave when they begin a point."""
+    """Return the positions of all points, from the records and from the folder that a launch makes for each point."""
     elements = {
         (array.job_id, index if array.is_array else None): PackedElement(submission.launch_id_prefix, run_ids)
         for submission in manifest.submissions
@@ -193,36 +196,36 @@ def read_element_positions(experiment: Experiment, manifest: Manifest, found: It
     if not elements:
         return ElementPositions({}, set(), set())
     folders = os.listdir(experiment.scratch_folder) if experiment.scratch_folder.is_dir() else []
-    begun = (name.partition(".")[::2] for name in folders)
+    started = (name.partition(".")[::2] for name in folders)
     return ElementPositions(
         elements,
-        {(run_id, launch_id_prefix_of(launch_id)) for run_id, launch_id in begun},
+        {(run_id, launch_id_prefix_of(launch_id)) for run_id, launch_id in started},
         {(record.run_id, launch_id_prefix_of(record.launch_id)) for record in found},
     )
 
 
 def launch_id_prefix_of(launch_id: str) -> str:
-    """What the launch ids of one submission share."""
+    """Return the prefix that all launch ids of a submission share."""
     return launch_id.partition("-")[0]
 
 
 def decide_state_in_element(
     outcome: PointOutcome,
     job: JobState | None,
-    turn: PositionInElement,
+    position: PositionInElement,
     was_submitted: bool,
     log_tail: str,
     now: datetime,
 ) -> PointState:
-    """The state of one point: what Slurm says of a job holds for the point whose turn it is."""
+    """Return the state of a point. The state of a job applies only to the point that the job runs now."""
     has_record = outcome.status != "missing"
-    if turn == "over" and not has_record:
-        return PointState("lost", "its turn is over and there is no record; submit again")
-    if turn == "over":
+    if position == "passed" and not has_record:
+        return PointState("lost", "its element has run a later point and there is no record; submit again")
+    if position == "passed":
         return decide_state(outcome, None, was_submitted, log_tail, now)
-    if turn == "later" and not has_record and job is not None:
+    if position == "waiting" and not has_record and job is not None:
         if job.state in RUNNING_JOB_STATES:
             return PointState("pending", "waits for the points before it in its element")
         if job.state in (*WORD_BY_ENDED_JOB_STATE, "FAILED", "OUT_OF_MEMORY"):
-            return PointState("missing", f"not begun: its element ended before its turn, Slurm says {job.state}")
+            return PointState("missing", f"not started: its element ended before it, Slurm says {job.state}")
     return decide_state(outcome, job, was_submitted, log_tail, now)

@@ -1,4 +1,4 @@
-"""Where every point of an experiment stands: its records, its submissions, and what Slurm says of them."""
+"""The progress of every point of an experiment, from its records, its submissions and Slurm."""
 
 import contextlib
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from pipeline.experiment.outcomes import PointOutcome, resolve_outcomes
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
 from pipeline.submission import point_state, slurm_queries
-from pipeline.submission.point_state import PointState
+from pipeline.submission.point_state import PointState, decide_state_in_element
 from pipeline.submission.slurm_queries import JobKey, JobState
 from pipeline.system.errors import CommandError
 
@@ -21,9 +21,9 @@ LOG_TAIL_BYTES = 16_384
 
 
 class PointProgress(NamedTuple):
-    """One point: its outcome by its records, its state, and its job and log where it has them.
+    """One point: its recorded outcome, its state, and its job and log if it has them.
 
-    `is_in_flight` holds while a job or a driver may still write a record for it, also where it has one already.
+    `is_in_flight` is True while a job or a driver may still write a record, even if the point has one already.
     """
 
     outcome: PointOutcome
@@ -38,73 +38,75 @@ class PointProgress(NamedTuple):
 
 
 def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = False) -> list[PointProgress]:
-    """The progress of every expected point.
+    """Return the progress of every expected point.
 
-    Where Slurm cannot be asked, the points that were submitted to it and have no record are `unknown`.
-    `holds_lock`: the caller is the driver.
+    If Slurm does not answer, points that were submitted to it and have no record are `unknown`. `holds_lock` tells
+    that the caller itself holds the lock of the driver.
     """
     found, rejected = record_store.load_folder(experiment.records_folder)
     outcomes = resolve_outcomes(manifest.points, found, rejected).outcomes
-    known, problem = query_slurm(manifest)
+    job_states, problem = query_slurm(manifest)
     jobs, submitted_run_ids = submitted_jobs(manifest)
-    announced = {run_id for array in arrays_of(manifest) for element in array.elements for run_id in element}
-    elements = point_state.read_element_positions(experiment, manifest, found)
-    to_publish = submitted_again(manifest, found)
+    in_arrays = {run_id for array in list_arrays(manifest) for element in array.elements for run_id in element}
+    positions = point_state.read_element_positions(experiment, manifest, found)
+    unpublished = unpublished_jobs(manifest, found)
     driver_is_here = not holds_lock and experiment.is_being_submitted()
     logs = find_logs(experiment, manifest)
     now = datetime.now()
     result = []
     for outcome in outcomes:
         run_id = outcome.spec.run_id()
-        job = choose_job(jobs.get(run_id, []), known)
-        log, turn = logs.get(run_id), elements.of(run_id, job)
-        unmeasured = outcome.status not in point_state.RECORDED_STATUSES
-        told = known.get(job) if job is not None else None
-        to_come = told is not None and point_state.is_unfinished(told) and turn != "over"
-        if outcome.status == "missing" and run_id in announced and problem:
+        job = choose_job(jobs.get(run_id, []), job_states)
+        log, position = logs.get(run_id), positions.of(run_id, job)
+        has_result = outcome.status in point_state.RECORDED_STATUSES
+        job_state = job_states.get(job) if job is not None else None
+        may_publish = job_state is not None and point_state.is_unfinished(job_state) and position != "passed"
+        if outcome.status == "missing" and run_id in in_arrays and problem:
             state = PointState("unknown", problem)
-        elif unmeasured and run_id not in announced and driver_is_here:
-            state = PointState("pending", "a driver is at work on this machine")
+        elif not has_result and run_id not in in_arrays and driver_is_here:
+            state = PointState("pending", "a driver on this machine is running or submitting it")
         else:
-            tail = read_log_tail(log, since=f"{run_id}: starting") if unmeasured else ""
-            state = point_state.decide_state_in_element(outcome, told, turn, run_id in submitted_run_ids, tail, now)
-        if to_come and not unmeasured and (run_id, job) in to_publish:
-            coming = point_state.decide_state_in_element(outcome._replace(status="missing"), told, turn, True, "", now)
-            state = point_state.note_next(state, coming)
-        result.append(PointProgress(outcome, state, state.word in point_state.IN_FLIGHT or to_come, job, log))
+            tail = "" if has_result else read_log_tail(log, since=f"{run_id}: starting")
+            was_submitted = run_id in submitted_run_ids
+            state = decide_state_in_element(outcome, job_state, position, was_submitted, tail, now)
+        if may_publish and has_result and (run_id, job) in unpublished:
+            no_record = outcome._replace(status="missing")
+            rerun = decide_state_in_element(no_record, job_state, position, True, "", now)
+            state = point_state.add_rerun_note(state, rerun)
+        result.append(PointProgress(outcome, state, state.word in point_state.IN_FLIGHT or may_publish, job, log))
     return result
 
 
 def query_slurm(manifest: Manifest) -> tuple[dict[JobKey, JobState], str | None]:
-    """The states of the manifest's jobs, or why Slurm cannot be asked.
+    """Return the states of the manifest's jobs, and the problem if Slurm cannot be queried.
 
-    An array that was announced and whose driver died before naming it gets its id by its name.
+    Sets the job id of an array whose driver died before it stored the id; the array is found by its job name.
     """
-    arrays = arrays_of(manifest)
+    arrays = list_arrays(manifest)
     if not arrays:
         return {}, None
     presence = slurm_queries.probe_slurm()
     if presence != "up":
-        return {}, f"Slurm is {presence} here, so its jobs cannot be seen"
+        return {}, f"Slurm is {presence} here, so the states of its jobs cannot be read"
     try:
-        nameless = [array for array in arrays if array.job_id is None]
-        found = slurm_queries.find_jobs_named({array.job_name for array in nameless})
-        for array in nameless:
+        without_id = [array for array in arrays if array.job_id is None]
+        found = slurm_queries.find_jobs_named({array.job_name for array in without_id})
+        for array in without_id:
             array.job_id = found.get(array.job_name)
         return slurm_queries.query_job_states({array.job_id for array in arrays if array.job_id is not None}), None
     except CommandError as refusal:
         return {}, str(refusal)
 
 
-def arrays_of(manifest: Manifest) -> list[SlurmArray]:
-    """Every array, in the order of submission."""
+def list_arrays(manifest: Manifest) -> list[SlurmArray]:
+    """Return all arrays in the order of submission."""
     return [array for submission in manifest.submissions for array in submission.arrays]
 
 
 def submitted_jobs(manifest: Manifest) -> tuple[dict[str, list[JobKey]], set[str]]:
-    """run id -> the jobs that were submitted for it, in order; and the points that a driver did submit.
+    """Return run id -> its jobs in the order of submission, and the run ids that a driver submitted.
 
-    A plain sbatch registers every point of its grid, whichever elements it was given.
+    A plain sbatch registers every point of its grid, even if it submits only some of its elements.
     """
     jobs: dict[str, list[JobKey]] = {}
     submitted_run_ids = set()
@@ -117,8 +119,8 @@ def submitted_jobs(manifest: Manifest) -> tuple[dict[str, list[JobKey]], set[str
     return jobs, submitted_run_ids
 
 
-def submitted_again(manifest: Manifest, found: Iterable[Record]) -> set[tuple[str, JobKey]]:
-    """The (run id, job) of which a driver submitted the job for the point, and no record is the job's yet."""
+def unpublished_jobs(manifest: Manifest, found: Iterable[Record]) -> set[tuple[str, JobKey]]:
+    """Return the (run id, job) of every point whose submitted job has not published a record of it yet."""
     published = {(record.run_id, point_state.launch_id_prefix_of(record.launch_id)) for record in found}
     return {
         (run_id, job)
@@ -130,16 +132,16 @@ def submitted_again(manifest: Manifest, found: Iterable[Record]) -> set[tuple[st
     }
 
 
-def choose_job(jobs: list[JobKey], known: dict[JobKey, JobState]) -> JobKey | None:
-    """The job that speaks for a point: one that is not finished, else the latest that Slurm knows."""
-    seen = [job for job in jobs if job in known]
-    unfinished = [job for job in seen if point_state.is_unfinished(known[job])]
-    best = unfinished or seen
+def choose_job(jobs: list[JobKey], job_states: dict[JobKey, JobState]) -> JobKey | None:
+    """Return the job that decides the state of a point: the latest unfinished one, else the latest that Slurm knows."""
+    known = [job for job in jobs if job in job_states]
+    unfinished = [job for job in known if point_state.is_unfinished(job_states[job])]
+    best = unfinished or known
     return best[-1] if best else None
 
 
 def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
-    """run id -> its latest log, as far as this tool placed it."""
+    """Return run id -> its latest log, for points that `submit` submitted or ran."""
     logs: dict[str, Path] = {}
     for submission in manifest.submissions:
         folder = experiment.log_folder(submission.id)
@@ -153,7 +155,7 @@ def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
 
 
 def read_log_tail(log: Path | None, since: str = "") -> str:
-    """The end of a log, and of those of the other nodes beside it; of each what follows the text, if it is there."""
+    """Return the last 16 KiB of a log and of the logs of the other nodes, from the text `since` on where it occurs."""
     if log is None:
         return ""
     tails = []

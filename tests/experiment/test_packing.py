@@ -68,14 +68,14 @@ def test_elements_hold_points_of_one_shape_and_arrays_are_cut_by_elements() -> N
 def test_a_partition_that_allows_less_is_said() -> None:
     (_, limit, notice), _ = plan(POINTS, 60)
     assert limit == "60"
-    assert "4 x 20 = 80 min, cut to 60 min, all the partition allows" in notice
+    assert "4 x 20 = 80 min, reduced to 60 min, the limit of the partition" in notice
 
 
 def test_points_over_several_nodes_are_not_packed_and_it_is_said() -> None:
     points = [make_spec(strategy="ddp", num_gpus=2, num_nodes=2, repeat=repeat) for repeat in range(2)]
     ((elements, limit, notice),) = plan(points)
     assert (elements, limit) == ([1, 1], "20")
-    assert "2 nodes x 1 GPU: one point an element" in notice
+    assert "2 nodes x 1 GPU: one point per element" in notice
 
 
 @pytest.mark.parametrize("limit_min", [None, 60])

@@ -100,7 +100,7 @@ def test_a_gpu_type_that_the_partition_lacks_is_refused_with_those_it_has(
 def test_more_gpus_of_a_type_than_a_node_has_are_refused(pipeline: Command, on_two_types: Env, tmp_path: Path) -> None:
     submit = ("submit", "--grid", "scaling", "--outputs", tmp_path, "--gpu-type", "a40", "--set", "strategy=ddp")
     answer = pipeline(*submit, "num_gpus=4", "batch_size_per_gpu=8", "dataset=synthetic", env=on_two_types)
-    assert_refused(answer, 2, "needs 4 a40 GPUs a node and the largest node has 2")
+    assert_refused(answer, 2, "needs 4 a40 GPUs per node and the largest node has 2")
 
 
 def test_a_plain_job_says_in_its_log_that_it_holds_more_gpus_than_its_point_uses(

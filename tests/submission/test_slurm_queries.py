@@ -10,8 +10,8 @@ from pipeline.submission.slurm_queries import (
     JobState,
     NodeType,
     count_gpus_by_type,
-    exit_code_of,
     find_jobs_named,
+    parse_exit_code,
     parse_gres_gpus,
     probe_slurm,
     query_job_states,
@@ -98,7 +98,7 @@ def test_the_gpus_of_a_node_are_counted_by_type(gres: str, types: dict[str, int]
     [(0, 0), (256, 1), (768, 3), (137 << 8, 137), (9, -9), (15, -15), (139, -11)],  # 139 = SIGSEGV with a core file
 )
 def test_a_wait_status_becomes_an_exit_code_or_minus_the_signal(wait_status: int, exit_code: int) -> None:
-    assert exit_code_of(str(wait_status)) == exit_code
+    assert parse_exit_code(str(wait_status)) == exit_code
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_an_squeue_that_does_not_answer_is_a_refusal_and_no_state(fake: Fake, mo
     def hang(*command: str, **_: object) -> subprocess.CompletedProcess[str]:
         raise subprocess.TimeoutExpired(command, 60)
 
-    monkeypatch.setattr(slurm_queries, "run", hang)
+    monkeypatch.setattr(slurm_queries, "run_slurm", hang)
     with pytest.raises(CommandError) as refusal:
         query_job_states(["7"])
     assert refusal.value.code == 4

@@ -14,12 +14,12 @@ from pipeline.submission.slurm_request import (
     SlurmOptions,
     build_request,
     check_slurm_options,
-    lines_by_reason,
+    group_by_reason,
     refuse_unsatisfiable,
     signal_delay_s,
     sum_time_limits,
-    unsatisfiable_here,
     unsatisfiable_on_slurm,
+    unsatisfiable_on_this_machine,
 )
 from pipeline.system.errors import CommandError
 
@@ -105,7 +105,7 @@ def test_a_point_that_needs_more_gpus_of_a_type_than_a_node_has_is_named_with_th
     eight = make_spec(strategy="ddp", num_gpus=8)
     assert unsatisfiable_on_slurm([eight], MIXED, gpu_type="v100") == {}
     (reason,) = unsatisfiable_on_slurm([eight], MIXED, gpu_type="a40").values()
-    assert reason == "needs 8 a40 GPUs a node and the largest node has 4"
+    assert reason == "needs 8 a40 GPUs per node and the largest node has 4"
     two_nodes = make_spec(strategy="ddp", num_gpus=2, num_nodes=2)
     (reason,) = unsatisfiable_on_slurm([two_nodes], MIXED, gpu_type="a40").values()
     assert reason == "needs 2 nodes and the partition has 1 that fit"
@@ -174,7 +174,7 @@ def test_slurm_warns_a_tenth_of_the_limit_ahead_and_at_most_30_seconds(time: str
 @pytest.mark.parametrize(
     ("fields", "nodes", "why"),
     [
-        ({"num_gpus": 4}, [NodeType(9, 64, 1, 2)], "needs 4 GPUs a node and the largest node has 2"),
+        ({"num_gpus": 4}, [NodeType(9, 64, 1, 2)], "needs 4 GPUs per node and the largest node has 2"),
         ({"num_gpus": 4, "num_nodes": 2}, [NodeType(1, 64, 1, 2)], "needs 2 nodes and the partition has 1"),
         ({"num_gpus": 4, "num_nodes": 2}, [NodeType(1, 64, 1, 2), NodeType(9, 64, 1, 1)], "partition has 1 that fit"),
         ({"num_gpus": 1}, [], "needs 1 GPU"),
@@ -205,7 +205,7 @@ def test_a_point_that_some_node_can_run_is_not_named() -> None:
 )
 def test_this_machine_runs_one_node_and_no_more_gpus_than_it_has(fields: dict[str, object], can_run: bool) -> None:
     spec = make_spec(strategy="ddp", **fields)
-    assert (spec.run_id() not in unsatisfiable_here([spec], num_gpus=2)) is can_run
+    assert (spec.run_id() not in unsatisfiable_on_this_machine([spec], num_gpus=2)) is can_run
 
 
 def test_points_that_cannot_run_are_refused_before_anything_starts() -> None:
@@ -221,14 +221,14 @@ def test_points_that_cannot_run_are_refused_before_anything_starts() -> None:
 )
 def test_of_many_points_that_cannot_run_the_first_are_named(count: int, ends: str) -> None:
     reasons = {f"run-{number}": "needs 4 GPUs" for number in range(count)}
-    (named,) = lines_by_reason(reasons)
+    (named,) = group_by_reason(reasons)
     assert named.startswith("needs 4 GPUs: run-0, run-1, ")
     assert named.endswith(ends)
 
 
 @pytest.mark.parametrize(
     ("partition_limit_min", "limit_min", "cut_to"),
-    [(None, 80, None), (80, 80, None), (79, 79, "cut to 79 min"), (5, 20, "cut to 20 min")],  # of 4 points of 20 min
+    [(None, 80, None), (80, 80, None), (79, 79, "reduced to 79 min"), (5, 20, "cut to 20 min")],  # of 4 points of 20 min
 )
 def test_an_element_of_several_points_gets_the_sum_of_their_limits_within_the_partitions_and_says_so(
     partition_limit_min: int | None, limit_min: int, cut_to: str | None
@@ -237,7 +237,7 @@ def test_an_element_of_several_points_gets_the_sum_of_their_limits_within_the_pa
     packed = sum_time_limits(alone, FOUR_GPUS, 4, partition_limit_min)
     assert packed.options == alone.options | {"time": str(limit_min), "signal": "USR2@30"}
     (notice,) = packed.notices
-    assert notice.startswith("1 node x 4 GPUs: up to 4 points in sequence an element, limit 4 x 20 = 80 min")
+    assert notice.startswith("1 node x 4 GPUs: up to 4 points in sequence per element, limit 4 x 20 = 80 min")
     assert cut_to in notice if cut_to else "cut" not in notice
 
 

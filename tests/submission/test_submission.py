@@ -60,7 +60,7 @@ def test_what_no_node_has_is_refused_by_name_before_anything_is_submitted(
     submit = ("submit", "--grid", "scaling", "--outputs", tmp_path, "--set", "dataset=synthetic", "strategy=ddp")
     refused = pipeline(*submit, "num_gpus=1,8", "batch_size_per_gpu=32", env=on_slurm)
     assert refused.returncode == 2
-    assert "needs 8 GPUs a node and the largest node has 4: ddp-8gpu-b32-" in refused.stderr
+    assert "needs 8 GPUs per node and the largest node has 4: ddp-8gpu-b32-" in refused.stderr
     assert "--skip-unsatisfiable" in refused.stderr
     assert not queued(cluster)
     assert not list(tmp_path.iterdir())
@@ -315,16 +315,16 @@ def assert_each_ran_once(outputs: Path, num_points: int) -> None:
 def test_an_announced_array_that_has_begun_is_not_withdrawn(tmp_path: Path, name: str) -> None:
     (tmp_path / slurm_submit.PICKLE).write_bytes(b"for the elements to come")
     (tmp_path / name).touch()
-    assert slurm_submit.withdraw(tmp_path) == "7"
+    assert slurm_submit.withdraw_array(tmp_path) == "7"
     assert (tmp_path / slurm_submit.PICKLE).read_bytes() == b"for the elements to come"
 
 
 def test_an_announced_array_that_was_never_submitted_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "array"
-    assert slurm_submit.withdraw(folder) is None
+    assert slurm_submit.withdraw_array(folder) is None
     folder.mkdir()
     (folder / slurm_submit.PICKLE).touch()
-    assert slurm_submit.withdraw(folder) is None
+    assert slurm_submit.withdraw_array(folder) is None
     assert not folder.exists()
 
 
