@@ -1,10 +1,11 @@
-"""Bring in timings measured elsewhere, as records of their own kind.
+"""Convert timings that were measured elsewhere into records, which tables mark as not measured here.
 
     python -m pipeline.ingest FILE.csv --outputs outputs/NAME --gpu "NVIDIA A40"
 
-Columns: strategy,num_gpus,batch_size_per_gpu,epoch,epoch_time_s,compute_time_s,loss,accuracy,status, and where
-they are known num_nodes, repeat, precision. An empty cell was not measured; an empty epoch is 2. Rows equal but
-for epoch are one record. The same file again changes nothing. Exit codes: 0 fine, 2 the file or the folder is wrong.
+Columns: strategy,num_gpus,batch_size_per_gpu,epoch,epoch_time_s,compute_time_s,loss,accuracy,status; optional:
+num_nodes, repeat, precision. An empty cell means not measured, an empty epoch means 2. Rows that differ only in epoch
+become one record. Ingesting the same file again changes nothing.
+Exit codes: 0 success, 2 the file or the folder is wrong.
 """
 
 import argparse
@@ -45,7 +46,7 @@ PositiveSeconds = Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)]
 
 
 class CsvRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row of the file; the columns without a default must be in its header, and may be empty where None is."""
+    """A row of the file. Its header must have the columns without a default; cells of `| None` columns may be empty."""
 
     strategy: Strategy
     num_gpus: PositiveInt
@@ -61,7 +62,7 @@ class CsvRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     precision: Precision | None = None
 
     def point(self) -> tuple[Any, ...]:
-        """What names the point: every column that is an axis, but for the epoch."""
+        """Return the columns that identify the point: all that are axes, except the epoch."""
         return (self.strategy, self.num_nodes, self.num_gpus, self.batch_size_per_gpu, self.precision, self.repeat)
 
 
@@ -69,11 +70,11 @@ CSV_COLUMNS = {field.name: field for field in msgspec.structs.fields(CsvRow)}
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = build_parser("ingest", __doc__)
     parser.add_argument("file", type=Path, help="a CSV file with the columns that README.md describes")
     parser.add_argument("--outputs", type=Path, required=True, help="the experiment's folder, such as outputs/a40-ddp")
-    parser.add_argument("--gpu", help="the GPU's name; left out, it is printed as not stated")
+    parser.add_argument("--gpu", help="the GPU's name; without it, tables say not stated")
     parser.add_argument(
         "--num-samples", type=positive_integer, default=CIFAR10_SAMPLES, help="samples an epoch (default: %(default)s)"
     )
@@ -84,7 +85,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def positive_integer(text: str) -> int:
-    """A whole number of at least 1, for argparse."""
+    """Parse an integer of at least 1, for argparse."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} must be at least 1")
@@ -99,7 +100,9 @@ def main() -> int:
     gpus = (Gpu(name=arguments.gpu),) if arguments.gpu else ()
     environment = Environment(gpus=gpus, source=experiments.displayable_name(arguments.file.name))
     sizes = (arguments.num_samples, arguments.num_parameters)
-    stated = repr((raw, arguments.gpu, *sizes)).encode(errors="surrogateescape")  # all that the records are made of
+    stated = repr((raw, arguments.gpu, *sizes)).encode(
+        errors="surrogateescape"
+    )  # everything that the records depend on
     launch_id = f"ingest-{hashlib.sha256(stated).hexdigest()[:16]}"
     found = [build_record(rows, *sizes, launch_id, environment) for rows in points]
     check_encodable(found)
@@ -109,7 +112,7 @@ def main() -> int:
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of the file. Raises CommandError."""
+    """Return the bytes of the file. Raises CommandError."""
     try:
         return read_bounded(path, MAX_CSV_BYTES, follow_links=True)
     except UnreadableFile as error:
@@ -117,7 +120,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_rows(raw: bytes, name: str) -> list[CsvRow]:
-    """Every row, strictly typed. Raises CommandError with the line and the column."""
+    """Return all rows, strictly typed. Raises CommandError with the line and the column."""
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -135,27 +138,27 @@ def read_rows(raw: bytes, name: str) -> list[CsvRow]:
 
 
 def check_header(header: list[str], name: str) -> None:
-    """Raise CommandError for a column that is missing, unknown or there twice."""
+    """Raise CommandError for a column that is missing, unknown or repeated."""
     missing = [column for column, field in CSV_COLUMNS.items() if field.required and column not in header]
     unknown = [column for column in header if column not in CSV_COLUMNS]
     twice = sorted({column for column in header if header.count(column) > 1})
     for problem, columns in (("lacks", missing), ("has the unknown", unknown), ("repeats", twice)):
         if columns:
-            named = replace_control_characters(", ".join(columns))
-            raise CommandError(f"the header of {name} {problem} {named}; the columns are {', '.join(CSV_COLUMNS)}.")
+            listed = replace_control_characters(", ".join(columns))
+            raise CommandError(f"the header of {name} {problem} {listed}; the columns are {', '.join(CSV_COLUMNS)}.")
 
 
 def read_row(header: list[str], cells: list[str], where: str) -> CsvRow:
-    """One row; an empty cell is None, or the column's default."""
+    """Return one row. An empty cell becomes None, or the column's default. Raises CommandError."""
     if len(cells) != len(header):
         raise CommandError(
-            f"{where} has {len(cells)} cells for {len(header)} columns; write an empty cell for what is absent."
+            f"{where} has {len(cells)} cells for {len(header)} columns; leave a cell empty if its value is unknown."
         )
     values: dict[str, str | None] = {}
     for column, cell in zip(header, (cell.strip() for cell in cells), strict=True):
         if cell.lower() in ("nan", "inf", "-inf", "+inf", "infinity", "-infinity", "null", "none"):
             raise CommandError(
-                f"{where}: {column}={cell!r} is no number; leave the cell empty where it was not measured."
+                f"{where}: {column}={cell!r} is not a number; leave the cell empty if it was not measured."
             )
         if cell or CSV_COLUMNS[column].required:
             values[column] = cell or None
@@ -170,22 +173,22 @@ def read_row(header: list[str], cells: list[str], where: str) -> CsvRow:
 def check_row(row: CsvRow, where: str) -> None:
     """Raise CommandError for a row that contradicts itself."""
     if row.loss is not None and not math.isfinite(row.loss):
-        raise CommandError(f"{where}: loss={row.loss} is no number; leave the cell empty where it was not measured.")
+        raise CommandError(f"{where}: loss={row.loss} is not a number; leave the cell empty if it was not measured.")
     if row.status == "oom" and (row.epoch_time_s or row.compute_time_s or row.loss is not None):
-        raise CommandError(f"{where} is oom and gives a measurement; a point that ran out of memory has none.")
+        raise CommandError(f"{where} is oom and gives a measurement; leave its cells empty, or write status ok.")
     if row.compute_time_s and row.epoch_time_s and row.compute_time_s > row.epoch_time_s:
         raise CommandError(f"{where}: compute_time_s is longer than epoch_time_s, which includes it; correct the row.")
 
 
 def group_rows(rows: Iterable[CsvRow]) -> list[list[CsvRow]]:
-    """The rows of each point by epoch. Raises CommandError for an epoch given twice, or ok and oom for one point."""
+    """Return the rows of each point, sorted by epoch. Raises CommandError for a repeated epoch, or ok and oom."""
     points: dict[tuple[Any, ...], list[CsvRow]] = {}
     for row in rows:
         points.setdefault(row.point(), []).append(row)
     for parts in points.values():
         where = f"{parts[0].strategy} on {parts[0].num_gpus}, batch_size_per_gpu {parts[0].batch_size_per_gpu}"
         if len({row.status for row in parts}) > 1:
-            raise CommandError(f"{where} is both ok and oom; keep what happened.")
+            raise CommandError(f"{where} is both ok and oom; remove the wrong rows.")
         numbers = [epoch_number(row) for row in parts]
         if len(set(numbers)) < len(numbers):
             raise CommandError(f"{where} gives an epoch twice; remove one, or number them with a repeat column.")
@@ -194,14 +197,14 @@ def group_rows(rows: Iterable[CsvRow]) -> list[list[CsvRow]]:
 
 
 def epoch_number(row: CsvRow) -> int:
-    """The row's epoch; one that is left out is the timed one."""
+    """Return the row's epoch, the first timed one if the cell is empty."""
     return row.epoch or FIRST_TIMED_EPOCH
 
 
 def build_record(
     rows: list[CsvRow], num_samples: int, num_parameters: int, launch_id: str, environment: Environment
 ) -> Record:
-    """The record of one point; what the file does not state stays open."""
+    """Return the record of one point. Axes that the file does not state are None. Raises CommandError."""
     first = rows[0]
     try:
         spec = Spec(
@@ -236,7 +239,7 @@ def build_record(
 
 
 def build_epochs(rows: list[CsvRow], spec: Spec) -> Iterator[Epoch]:
-    """The epochs of one point, as one clock that speaks for all ranks."""
+    """Yield the epochs of one point. The times of rank 0 stand for all ranks."""
     for row in rows:
         clock = RankEpoch(
             rank=0, epoch_time_ns=nanoseconds(row.epoch_time_s), compute_time_ns=nanoseconds(row.compute_time_s)
@@ -252,26 +255,26 @@ def build_epochs(rows: list[CsvRow], spec: Spec) -> Iterator[Epoch]:
 
 
 def nanoseconds(time_s: float | None) -> int | None:
-    """Seconds as whole nanoseconds."""
+    """Return seconds as integer nanoseconds."""
     return None if time_s is None else round(time_s * 1e9)
 
 
 def check_encodable(found: list[Record]) -> None:
-    """Raise CommandError for a record that could not be loaded again, before anything is written."""
+    """Raise CommandError for a record that could not be loaded again, before any is written."""
     for record in found:
         try:
             record_store.encode_record(record)
-        except (ValueError, TypeError) as error:  # also a name that is no UTF-8
+        except (ValueError, TypeError) as error:  # also for a name that is not UTF-8
             raise CommandError(f"{replace_control_characters(str(error))}; correct the file or the option.") from error
 
 
 def publish_all(found: list[Record], experiment: Experiment) -> int:
-    """Publish what is new; returns how many records were. Raises CommandError where others were measured there."""
-    refuse_holder(experiment.folder)
+    """Publish the new records and return their number. Raises CommandError if the folder has records measured here."""
+    refuse_parent_folder(experiment.folder)
     experiment.create()
     known, _ = record_store.load_folder(experiment.records_folder)
     if any(record.measured for record in known):
-        raise CommandError(f"{experiment.folder} holds points measured here; give the report a folder of its own.")
+        raise CommandError(f"{experiment.folder} has points measured here; give the file a folder of its own.")
     published = {(record.run_id, msgspec.json.encode(comparable_content(record))) for record in known}
     new = [
         record for record in found if (record.run_id, msgspec.json.encode(comparable_content(record))) not in published
@@ -288,20 +291,20 @@ def publish_all(found: list[Record], experiment: Experiment) -> int:
     return len(new)
 
 
-def refuse_holder(folder: Path) -> None:
-    """Raise CommandError for a folder that holds experiments: it is not one itself."""
+def refuse_parent_folder(folder: Path) -> None:
+    """Raise CommandError for a folder that contains experiments, since it cannot be one itself."""
     held = (
         [name for name, found in find_experiments(folder).items() if found.folder != folder] if folder.is_dir() else []
     )
     if held:
         raise CommandError(
-            f"{folder} holds experiments ({shorten_list(held, 3)}); give the report a folder of its own, such as "
+            f"{folder} holds experiments ({shorten_list(held, 3)}); give the file a folder of its own, such as "
             f"--outputs {folder / 'NAME'}."
         )
 
 
 def comparable_content(record: Record) -> Record:
-    """The record without what differs between two readings of the same timings."""
+    """Return the record without the fields that differ when the same file is read again."""
     return msgspec.structs.replace(record, attempt=0, launch_id="", started_at=None, ended_at=None)
 
 

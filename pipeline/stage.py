@@ -1,8 +1,8 @@
-"""Fetch and check the data set once, on a login node; jobs only read it.
+"""Download and check CIFAR-10 once, on a login node; jobs only read it.
 
     python -m pipeline.stage --data DIR
 
-Exit codes: 0 it is there, 2 it could not be fetched or is not what was expected.
+Exit codes: 0 the data is there, 2 the download failed or the data has the wrong checksum.
 """
 
 import os
@@ -27,7 +27,7 @@ def main() -> int:
         staging.check_cifar10_md5(folder)
     except staging.DataNotStaged as error:
         raise CommandError(str(error)) from error
-    log_line(f"CIFAR-10 {'staged' if is_new else 'was there already'} in {folder}.")
+    log_line(f"CIFAR-10 {'staged' if is_new else 'was already staged'} in {folder}.")
     return EXIT_OK
 
 

@@ -1,8 +1,8 @@
-"""Say where every point stands: one state each, with the reason where it waits or failed.
+"""Print the state of every point, and the reason if it waits or failed.
 
     python -m pipeline.status outputs/
 
-Exit codes: 0 fine, 1 points without a result under --strict, 2 the folder cannot be read, 3 no experiment in it.
+Exit codes: 0 success, 1 with --strict if a point has no result, 2 the folder cannot be read, 3 it has no experiment.
 """
 
 import argparse
@@ -29,54 +29,60 @@ if TYPE_CHECKING:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = build_parser("status", __doc__)
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--strict", action="store_true", help="exit 1 where a point has no result, or anyone may write")
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit with 1 if a point has no result, or anyone may write",
+    )
     return parser.parse_args()
 
 
 def main() -> int:
     """Print the state of every point."""
     arguments = parse_arguments()
-    # after the command line is read: --help answers at once
+    # imported after the command line is parsed, so that --help answers at once
     from pipeline.experiment.folder import find_experiments, warn_of_open_folders
     from pipeline.submission.progress import read_progress
 
-    left_out: list[Exception] = []
-    followed, unannounced = {}, []
-    found = find_experiments(arguments.folder, left_out.append)
+    unreadable: list[Exception] = []
+    progress_by_name, without_manifest = {}, []
+    found = find_experiments(arguments.folder, unreadable.append)
     is_open = warn_of_open_folders(found.values()) > 0
     for name, experiment in found.items():
         try:
             manifest = experiment.read_manifest()
             if manifest is None:
-                unannounced.append(name)
+                without_manifest.append(name)
             else:
-                followed[name] = read_progress(experiment, manifest)
-        except (CommandError, OSError) as error:  # the other experiments still have states
+                progress_by_name[name] = read_progress(experiment, manifest)
+        except (CommandError, OSError) as error:  # continue with the other experiments
             if isinstance(error, CommandError) and error.code != EXIT_USAGE:
                 raise
             log_line(f"error: {error}")
-            left_out.append(error)
-    if not followed and left_out:
+            unreadable.append(error)
+    if not progress_by_name and unreadable:
         return EXIT_USAGE
-    if not followed:
+    if not progress_by_name:
         raise CommandError(f"no manifest under {arguments.folder}; submit an experiment first.", EXIT_NOTHING_FOUND)
-    for name in unannounced:
-        log_line(f"Notice: {name} has no manifest that says what was expected; collect shows its records.")
+    for name in without_manifest:
+        log_line(f"Notice: {name} has no manifest, which lists the expected points; collect shows its records.")
     if arguments.json:
-        shape = {name: [point_as_json(part) for part in parts] for name, parts in followed.items()}
-        print(json.dumps({"experiments": shape}, indent=1))
+        described = {name: [point_as_json(point) for point in points] for name, points in progress_by_name.items()}
+        print(json.dumps({"experiments": described}, indent=1))
     else:
-        print("\n\n".join(render_status(name, parts) for name, parts in followed.items()))
-    gaps = any(part.state.word not in ("ok", "oom") for parts in followed.values() for part in parts)
-    return EXIT_USAGE if left_out else EXIT_GAPS if arguments.strict and (gaps or is_open) else EXIT_OK
+        print("\n\n".join(render_status(name, points) for name, points in progress_by_name.items()))
+    if unreadable:
+        return EXIT_USAGE
+    has_gaps = any(point.state.word not in ("ok", "oom") for points in progress_by_name.values() for point in points)
+    return EXIT_GAPS if arguments.strict and (has_gaps or is_open) else EXIT_OK
 
 
 def point_as_json(progress: "PointProgress") -> dict[str, Any]:
-    """A point for a script."""
+    """Return the point as `--json` prints it."""
     job = progress.job
     return {
         "run_id": progress.spec.run_id(),
@@ -87,17 +93,17 @@ def point_as_json(progress: "PointProgress") -> dict[str, Any]:
     }
 
 
-def render_status(name: str, parts: "list[PointProgress]") -> str:
-    """The experiment in a line, and a line a point."""
-    counts = Counter(part.state.word for part in parts)
+def render_status(name: str, points: "list[PointProgress]") -> str:
+    """Return a summary line of the experiment and a line for each point."""
+    counts = Counter(point.state.word for point in points)
     total = ", ".join(f"{count} {word}" for word, count in counts.most_common())
-    width = max((len(part.state.word) for part in parts), default=0)
-    lines = [replace_control_characters(f"{name}: {pluralize(len(parts), 'point')}: {total}")]
-    for part in parts:
-        why = f"  {part.state.reason}" if part.state.reason else ""
-        log = f"  [{part.log}]" if part.log and part.state.word not in ("ok", "oom", "pending", "running") else ""
+    width = max((len(point.state.word) for point in points), default=0)
+    lines = [replace_control_characters(f"{name}: {pluralize(len(points), 'point')}: {total}")]
+    for point in points:
+        why = f"  {point.state.reason}" if point.state.reason else ""
+        log = f"  [{point.log}]" if point.log and point.state.word not in ("ok", "oom", "pending", "running") else ""
         lines.append(
-            replace_control_characters(f"  {part.state.word:<{width}}  {part.spec.run_id()}{why}{log}").replace(
+            replace_control_characters(f"  {point.state.word:<{width}}  {point.spec.run_id()}{why}{log}").replace(
                 "\n", " "
             )
         )

@@ -1,11 +1,11 @@
-"""Expand a grid and run what is not measured yet: as Slurm arrays, or here where there is no Slurm.
+"""Expand a grid and run the points without a record: as Slurm arrays, or on this machine if it has no Slurm.
 
     python -m pipeline.submit --grid scaling
     python -m pipeline.submit --grid scaling --dry-run
 
-Exit codes: 0 fine, also when everything was measured already; 1 a point that ran here, or after --wait any expected
-point, left no result; 2 usage or configuration; 3 a selection that selects nothing; 4 the scheduler refused, or is
-configured and does not answer.
+Exit codes: 0 success, also if every point has a record already; 1 a point that ran on this machine, or any expected
+point after --wait, has no result; 2 wrong usage or configuration; 3 --only or --rerun select no point; 4 Slurm refused
+an array, or is configured and does not answer.
 """
 
 import argparse
@@ -38,43 +38,49 @@ MAX_PROLOGUE_BYTES = 1_000_000
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = build_parser("submit", __doc__)
-    parser.add_argument("--grid", required=True, help="a shipped grid's name, or a path to one")
+    parser.add_argument("--grid", required=True, help="the name of a shipped grid, or a path to a grid file")
     add_point_arguments(parser)
     parser.add_argument("--dry-run", action="store_true", help="print points, arrays and batch scripts; write nothing")
     parser.add_argument("--json", action="store_true", help="with --dry-run: print one JSON object")
-    parser.add_argument("--only", action="append", default=[], metavar="RUN_ID", help="this point; may be repeated")
-    parser.add_argument("--rerun", choices=RERUN_CHOICES, help="also run points that have such a record")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="RUN_ID", help="only this point; may be repeated"
+    )
+    parser.add_argument("--rerun", choices=RERUN_CHOICES, help="also run points whose record has this status")
     parser.add_argument("--cluster", choices=("auto", "slurm", "local"), default="auto", help="where to run")
     for name in ("partition", "account", "qos", "constraint"):
         parser.add_argument(f"--{name}", help=f"Slurm's {name}")
     parser.add_argument(
-        "--exclusive", action="store_true", help="ask Slurm for whole nodes: no other work beside a point"
+        "--exclusive", action="store_true", help="request whole nodes, so that no other job runs beside a point"
     )
-    parser.add_argument("--gpu-type", metavar="TYPE", help="ask for GPUs of this type, by Slurm's name of it (a40)")
+    parser.add_argument("--gpu-type", metavar="TYPE", help="request GPUs of this type, as Slurm names it (a40)")
     parser.add_argument(
-        "--gres", action="store_true", help="ask for GPUs by --gres, where --gpus-per-node is not known"
+        "--gres", action="store_true", help="request GPUs with --gres, for clusters without --gpus-per-node"
     )
     parser.add_argument(
-        "--mem", choices=("0", "default"), help="0: all memory of a node; default: the site's (else: the grid's)"
+        "--mem",
+        choices=("0", "default"),
+        help="0: all memory of a node; default: the cluster's default (without the option: the grid's)",
     )
-    parser.add_argument("--time", help="the limit of a point as [days-]hours:minutes:seconds")
-    parser.add_argument("--prologue", type=Path, help="a file of yours that each job sources first (module loads)")
-    parser.add_argument("--max-parallel", type=int, help="elements of an array that may run at once")
+    parser.add_argument("--time", help="the time limit of a point, as [days-]hours:minutes:seconds")
+    parser.add_argument("--prologue", type=Path, help="a shell file of yours that each job sources first")
+    parser.add_argument("--max-parallel", type=int, help="elements of an array that may run at the same time")
     parser.add_argument(
         "--points-per-element",
         type=int,
         default=1,
         metavar="N",
-        help="points of one shape that an element of an array runs one after another (default: 1)",
+        help="points of one resource shape that an array element runs one after another (default: 1)",
     )
     parser.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help="refuse points that may take more")
-    parser.add_argument("--skip-unsatisfiable", action="store_true", help="leave out what this place cannot run")
+    parser.add_argument(
+        "--skip-unsatisfiable", action="store_true", help="leave out points that the cluster or this machine cannot run"
+    )
     parser.add_argument(
         "--wait",
         action="store_true",
-        help="return when nothing is queued or running any more; 1 while a point has no result",
+        help="return when no point is queued or running; exit code 1 if a point has no result",
     )
     arguments = parser.parse_args()
     if arguments.json and not arguments.dry_run:
@@ -83,75 +89,77 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--max-parallel must be at least 1")
     if arguments.points_per_element < 1:
         parser.error("--points-per-element must be at least 1")
-    if arguments.max_gpu_hours is not None and not arguments.max_gpu_hours >= 0:  # not a number is neither
+    if arguments.max_gpu_hours is not None and not arguments.max_gpu_hours >= 0:  # also refuses nan
         parser.error("--max-gpu-hours must be 0 or more")
     return arguments
 
 
 def main() -> int:
-    """Plan, then print the plan or carry it out."""
+    """Plan the submission, then print the plan or execute it."""
     arguments = parse_arguments()
-    # after the command line is read: --help answers at once
+    # imported after the command line is parsed, so that --help answers at once
     from pipeline.experiment.folder import Experiment
     from pipeline.submission import gpu_hours_estimate, plan, slurm_submit
 
     submit_options = read_submit_options(arguments)
     grid = plan.expand_submission(submit_options)
-    site = plan.inspect_cluster(submit_options)
+    cluster = plan.inspect_cluster(submit_options)
     experiment = Experiment(submit_options.outputs / grid.name)
     experiment.require_place()
-    if site.kind == "slurm":
+    if cluster.kind == "slurm":
         slurm_submit.refuse_unsafe_paths(experiment)
     prologue = read_prologue(arguments.prologue)
     todo = plan.select_points(grid.points, experiment, submit_options).todo
     points, left_out = plan.drop_unsatisfiable(
-        grid.points, plan.find_unsatisfiable(todo, site, submit_options), submit_options
+        grid.points, plan.find_unsatisfiable(todo, cluster, submit_options), submit_options
     )
     grid = grid._replace(points=tuple(points))
-    for notice in (*site.notices, *left_out, *ignored_option_notices(arguments, site.kind)):
+    for notice in (*cluster.notices, *left_out, *ignored_option_notices(arguments, cluster.kind)):
         log_line(notice)
     estimates: list[Estimate] = []
     if submit_options.is_dry_run or arguments.max_gpu_hours is not None:
         selected = plan.select_points(points, experiment, submit_options).todo
-        is_limited = site.kind == "slurm"  # here nothing ends a point alone
-        limit_min = grid.resources.time_min() if is_limited else None
-        gpu_model = plan.find_gpu_model(site, submit_options.slurm_options)
+        limit_min = grid.resources.time_min() if cluster.kind == "slurm" else None  # no limit on this machine
+        gpu_model = plan.find_gpu_model(cluster, submit_options.slurm_options)
         estimates = gpu_hours_estimate.estimate_points(selected, submit_options.outputs, limit_min, gpu_model)
     if submit_options.is_dry_run:
-        print_plan(arguments, submit_options, grid, site, estimates)
+        print_plan(arguments, submit_options, grid, cluster, estimates)
         return EXIT_OK
     if arguments.max_gpu_hours is not None:
         gpu_hours_estimate.check_gpu_hours_limit(estimates, arguments.max_gpu_hours)
-    return submit_or_run(arguments, submit_options, grid, site, prologue)
+    return submit_or_run(arguments, submit_options, grid, cluster, prologue)
 
 
-def ignored_option_notices(arguments: argparse.Namespace, place: str) -> list[str]:
-    """A notice of the options that say nothing to this place."""
+def ignored_option_notices(arguments: argparse.Namespace, cluster_kind: str) -> list[str]:
+    """Return a notice with the given options that have no effect without Slurm, [] if there are none."""
+    if cluster_kind == "slurm":
+        return []
     names = ["partition", "account", "qos", "constraint", "exclusive", "gpu_type", "gres", "mem", "prologue"]
-    names += ["max_parallel"]
-    names += ["time"] * (arguments.points_per_element == 1)
+    names.append("max_parallel")
+    if arguments.points_per_element == 1:
+        names.append("time")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
-    return [f"Notice: without Slurm {', '.join(given)} changes nothing."] if given and place == "local" else []
+    return [f"Notice: without Slurm {', '.join(given)} has no effect."] if given else []
 
 
 def print_plan(
     arguments: argparse.Namespace,
     submit_options: "SubmitOptions",
     grid: "Grid",
-    site: "Cluster",
+    cluster: "Cluster",
     estimates: "Sequence[Estimate]",
 ) -> None:
-    """Print the plan, and say what a submission would be refused for."""
+    """Print the plan, and log why --max-gpu-hours would refuse it."""
     from pipeline.experiment.folder import Experiment
     from pipeline.submission import dry_run, plan
     from pipeline.submission.gpu_hours_estimate import check_gpu_hours_limit
 
     experiment = Experiment(submit_options.outputs / grid.name)
     selection = plan.select_points(grid.points, experiment, submit_options)
-    arrays = plan.plan_arrays(selection.todo, grid.resources, site, submit_options)
+    arrays = plan.plan_arrays(selection.todo, grid.resources, cluster, submit_options)
     options = read_launch_options(arguments, grid.resources.time_min() * 60)
-    shape = dry_run.describe_plan(experiment, site, selection, arrays, options, arguments.prologue, estimates)
-    print(json.dumps(shape, indent=1) if arguments.json else dry_run.render_plan(shape))
+    described = dry_run.describe_plan(experiment, cluster, selection, arrays, options, arguments.prologue, estimates)
+    print(json.dumps(described, indent=1) if arguments.json else dry_run.render_plan(described))
     if arguments.max_gpu_hours is not None:
         try:
             check_gpu_hours_limit(estimates, arguments.max_gpu_hours)
@@ -163,10 +171,13 @@ def submit_or_run(
     arguments: argparse.Namespace,
     submit_options: "SubmitOptions",
     grid: "Grid",
-    site: "Cluster",
+    cluster: "Cluster",
     prologue: bytes | None,
 ) -> int:
-    """Run the points here, or submit their arrays, while no other driver does so in this experiment; the exit code."""
+    """Submit the arrays, or run the points on this machine, and return the exit code.
+
+    A lock keeps other drivers out of the experiment.
+    """
     from pipeline.experiment.folder import Experiment, warn_of_open_folders
     from pipeline.experiment.manifest import add_points
     from pipeline.experiment.packing import pack_elements
@@ -174,9 +185,9 @@ def submit_or_run(
 
     experiment = Experiment(submit_options.outputs / grid.name)
     options = read_launch_options(arguments, grid.resources.time_min() * 60)
-    require_packages(*(RANK_PACKAGES if site.kind == "local" else ("submitit",)))
+    require_packages(*(RANK_PACKAGES if cluster.kind == "local" else ("submitit",)))
     staged = plan.select_points(grid.points, experiment, submit_options).todo
-    executor.stage_data(staged, options.data)  # before the folders: where it fails, no empty experiment is left
+    executor.stage_data(staged, options.data)  # before the folders exist: a failure leaves no empty experiment
     experiment.create()
     warn_of_open_folders([experiment])
     with experiment.submission_lock():
@@ -187,31 +198,31 @@ def submit_or_run(
         with experiment.edit_manifest() as manifest:
             manifest.name = grid.name
             add_points(manifest, grid.points)
-        if site.kind == "local":
+        if cluster.kind == "local":
             executor.run_locally(experiment, pack_elements(selection.todo, submit_options.points_per_element), options)
         else:
-            arrays = plan.plan_arrays(selection.todo, grid.resources, site, submit_options)
+            arrays = plan.plan_arrays(selection.todo, grid.resources, cluster, submit_options)
             executor.submit_arrays(experiment, arrays, prologue, options)
     print(f"folder {experiment.folder}")
-    if site.kind == "slurm":
+    if cluster.kind == "slurm":
         if not arguments.wait:
             return EXIT_OK
         executor.wait_until_finished(experiment)
-    asked_for = plan.selected_run_ids(grid.points, submit_options.only)
-    expected = [spec for spec in grid.points if spec.run_id() in asked_for] if arguments.wait else selection.todo
+    run_ids = plan.selected_run_ids(grid.points, submit_options.only)
+    expected = [spec for spec in grid.points if spec.run_id() in run_ids] if arguments.wait else selection.todo
     return report_gaps(executor.count_gaps(experiment, expected), len(expected), experiment.folder)
 
 
 def report_gaps(num_gaps: int, num_points: int, folder: Path) -> int:
-    """Say how many of the points have no result; the exit code."""
+    """Log the number of points without a result, and return the exit code."""
     if not num_gaps:
         return EXIT_OK
-    log_line(f"{num_gaps} of {pluralize(num_points, 'point')} left no result; see python -m pipeline.status {folder}")
+    log_line(f"{num_gaps} of {pluralize(num_points, 'point')} have no result; see python -m pipeline.status {folder}")
     return EXIT_GAPS
 
 
 def read_submit_options(arguments: argparse.Namespace) -> "SubmitOptions":
-    """The command line as the planner takes it."""
+    """Return the options of the command line in the form that the planner takes."""
     from pipeline.submission.plan import SubmitOptions
     from pipeline.submission.slurm_request import SlurmOptions
 
@@ -241,7 +252,7 @@ def read_submit_options(arguments: argparse.Namespace) -> "SubmitOptions":
 
 
 def read_prologue(path: Path | None) -> bytes | None:
-    """The text that every job sources first. Raises CommandError unless it is a file of this user's own."""
+    """Return the bytes of the prologue, None without one. Raises CommandError unless the user owns the file."""
     if path is None:
         return None
     try:
@@ -257,11 +268,11 @@ def read_prologue(path: Path | None) -> bytes | None:
 
 
 def report_selection(selection: "PointSelection") -> None:
-    """Say how many points are to run, and how many are not."""
+    """Log the number of points to run, and the number of skipped points for each reason."""
     skipped = "".join(f", {count} {reason}" for reason, count in sorted(selection.skipped.items()))
     log_line(f"{pluralize(len(selection.todo), 'point')} to run{skipped}.")
     if "recorded as failed" in selection.skipped:
-        log_line("--rerun failed runs those that failed again.")
+        log_line("To run the failed points again, add --rerun failed.")
 
 
 if __name__ == "__main__":

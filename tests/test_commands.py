@@ -268,10 +268,10 @@ def test_every_command_prints_the_version_and_the_commit(name: str) -> None:
 def test_options_of_slurm_that_change_nothing_here_are_named(pipeline: Command, tmp_path: Path) -> None:
     submit = ("submit", "--grid", "smoke", "--outputs", tmp_path, "--cluster", "local", "--dry-run")
     said = pipeline(*submit, "--set", "device=cpu", "--exclusive", "--partition", "gpu").stderr
-    assert "Notice: without Slurm --partition, --exclusive changes nothing." in said
+    assert "Notice: without Slurm --partition, --exclusive has no effect." in said
     typed = pipeline(*submit, "--set", "device=cpu", "--gpu-type", "a40", "--gres", "--mem", "0").stderr
-    assert "Notice: without Slurm --gpu-type, --gres, --mem changes nothing." in typed
-    assert "changes nothing" not in pipeline(*submit, "--set", "device=cpu").stderr
+    assert "Notice: without Slurm --gpu-type, --gres, --mem has no effect." in typed
+    assert "has no effect" not in pipeline(*submit, "--set", "device=cpu").stderr
 
 
 def test_the_time_of_a_point_is_idle_without_slurm_unless_others_wait_behind_it(
@@ -279,7 +279,7 @@ def test_the_time_of_a_point_is_idle_without_slurm_unless_others_wait_behind_it(
 ) -> None:
     submit = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path, "--cluster", "local")
     asked = (*submit, "--dry-run", "--time", "00:05:00")
-    assert "Notice: without Slurm --time changes nothing." in pipeline(*asked).stderr
+    assert "Notice: without Slurm --time has no effect." in pipeline(*asked).stderr
     packed = pipeline(*asked, "--points-per-element", "2")
-    assert "changes nothing" not in packed.stderr
+    assert "has no effect" not in packed.stderr
     assert "--point-limit-s 300\n" in packed.stdout

@@ -256,7 +256,7 @@ def test_what_an_option_corrects_is_a_new_attempt(tmp_path: Path) -> None:
 def test_a_report_does_not_mix_with_points_that_were_measured_here(tmp_path: Path) -> None:
     measured = make_experiment(tmp_path / "out", make_record())
     before = measured.manifest_path.read_bytes()
-    with pytest.raises(CommandError, match="give the report a folder of its own"):
+    with pytest.raises(CommandError, match="give the file a folder of its own"):
         ingest_text(tmp_path, GOOD)
     assert measured.manifest_path.read_bytes() == before
     assert len(list(measured.records_folder.iterdir())) == 1

@@ -1,4 +1,4 @@
-"""Estimate: what points will take, by earlier records like them, before anything is submitted."""
+"""Estimate the GPU-hours of points from earlier records of comparable points, before anything is submitted."""
 
 import contextlib
 import os
@@ -18,13 +18,13 @@ from pipeline.system.errors import CommandError, pluralize, replace_control_char
 
 CostKey = tuple[object, ...]
 
-MAX_RECORDS = 3  # that a sentence names
-BRAND = re.compile(r"nvidia|tesla|geforce|quadro|rtx|gtx")  # what of a GPU's name tells no model
-FORM = re.compile(r"sxm\d?|pcie|hbm\d\w?|\d+gb")  # and its words of form and memory
+MAX_RECORDS = 3  # named in a sentence
+BRAND = re.compile(r"nvidia|tesla|geforce|quadro|rtx|gtx")  # words of a GPU's name that do not identify its model
+FORM = re.compile(r"sxm\d?|pcie|hbm\d\w?|\d+gb")  # words for its form factor and memory
 
 
 class CostSample(NamedTuple):
-    """What an earlier ok record took: training by the sample, and all else (start-up, evaluation) as it was."""
+    """Duration of an earlier ok record: training seconds per sample, and the rest (start-up, evaluation)."""
 
     record: str
     gpu: str | None
@@ -33,9 +33,10 @@ class CostSample(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """Hours of the points of one device: of those like earlier ones, and of the others if they run to their limit.
+    """GPU-hours (process-hours on cpu) of the points of one device.
 
-    `hours` is None where no point is like an earlier one, `hours_at_limit` where nothing limits the others' time.
+    `hours` covers the points with comparable records, None if there are none. `hours_at_limit` covers the other points
+    if they run until their time limit, None if they have no limit.
     """
 
     device: Device
@@ -43,24 +44,24 @@ class Estimate(NamedTuple):
     num_estimated: int
     hours: float | None
     hours_at_limit: float | None
-    asked: str | None = None  # the GPU model that the points will run on, where it is known
-    gpu: str | None = None  # of the records
+    requested_gpu: str | None = None  # the model that the points will run on, None if unknown
+    gpu: str | None = None  # the model of the records
     records: tuple[str, ...] = ()
 
     @property
     def num_unknown(self) -> int:
-        """Points with no earlier record like them."""
+        """Number of points without a comparable record."""
         return self.num_points - self.num_estimated
 
     def as_row(self) -> Row:
-        """The estimate for a script."""
+        """Return the estimate as a row of `--dry-run --json`."""
         counts = {"device": self.device, "num_points": self.num_points, "num_estimated": self.num_estimated}
         at_limit = hours_columns(self.device, self.hours_at_limit, "_at_limit")
         by = {"gpu": self.gpu, "records": list(self.records)}
         return {**counts, **hours_columns(self.device, self.hours), **at_limit, **by, "note": self.sentence()}
 
     def sentence(self) -> str:
-        """The estimate for people."""
+        """Return the estimate as a sentence."""
         unit = "GPU-hours" if self.device == "cuda" else "process-hours"
         most = (
             "" if self.hours_at_limit is None else f", at most {format_hours(self.hours_at_limit)} by their time limit"
@@ -69,39 +70,41 @@ class Estimate(NamedTuple):
             return f"{unit} unknown: {self.why_unknown()}{most}"
         known = f"{unit}: about {format_hours(self.hours)} for {self.num_estimated} of {self.num_points} points"
         on = f" on {self.gpu}" if self.gpu else ""
-        by = f", by {pluralize(len(self.records), 'earlier record')}{on} ({shorten_list(self.records, MAX_RECORDS)})"
-        others = f"; {self.num_unknown} have none like them{most}" if self.num_unknown else ""
+        by = f", from {pluralize(len(self.records), 'earlier record')}{on} ({shorten_list(self.records, MAX_RECORDS)})"
+        others = f"; {self.num_unknown} have no comparable record{most}" if self.num_unknown else ""
         return f"{known}{by}{others}"
 
     def why_unknown(self) -> str:
-        """Why no earlier record tells of any point."""
-        if self.device == "cuda" and self.asked is None:
-            why = "the GPU model is not known (on Slurm --gpu-type names it), so no earlier record counts for"
+        """Return why no point has an estimate."""
+        if self.device == "cuda" and self.requested_gpu is None:
+            why = "the GPU model is not known (on Slurm, give --gpu-type), so no earlier record is comparable with"
             return f"{why} the {self.num_points} points"
-        on = f" on {self.asked}" if self.device == "cuda" else ""
-        return f"no earlier record{on} is like any of the {self.num_points} points"
+        on = f" on {self.requested_gpu}" if self.device == "cuda" else ""
+        return f"no earlier record{on} is comparable with any of the {self.num_points} points"
 
 
 def format_hours(hours: float) -> str:
-    """Three digits, or all before the point."""
+    """Return the hours with three digits, or as an integer from 100 on."""
     return f"{hours:.3g}" if hours < 100 else f"{hours:,.0f}"
 
 
 def estimate_points(
     points: Sequence[Spec], outputs: Path, limit_min: int | None, gpu_model: str | None
 ) -> list[Estimate]:
-    """An estimate for each device that the points use.
+    """Return an estimate for each device that the points use.
 
-    `limit_min` is what ends a point, None where nothing does. `gpu_model` is what the points will run on, by its name
-    or Slurm's type; where it is None no record of a GPU counts.
+    `limit_min` is the time limit of a point, None without one. `gpu_model` is the name or Slurm's type of the GPUs
+    that the points will run on; if it is None, no record of a GPU is comparable.
     """
     estimates = []
     for device in get_args(Device):
         own = [spec for spec in points if spec.device == device]
-        asked = gpu_model if device == "cuda" else None
-        told = own if device == "cpu" or asked is not None else []
-        if own:
-            estimates.append(estimate_device(device, own, load_cost_samples(told, outputs, asked), limit_min, asked))
+        if not own:
+            continue
+        requested_gpu = gpu_model if device == "cuda" else None
+        is_comparable = device == "cpu" or requested_gpu is not None
+        samples = load_cost_samples(own, outputs, requested_gpu) if is_comparable else {}
+        estimates.append(estimate_device(device, own, samples, limit_min, requested_gpu))
     return estimates
 
 
@@ -110,9 +113,9 @@ def estimate_device(
     points: Sequence[Spec],
     earlier: dict[CostKey, list[CostSample]],
     limit_min: int | None,
-    asked: str | None,
+    requested_gpu: str | None,
 ) -> Estimate:
-    """The estimate for the points of one device."""
+    """Return the estimate for the points of one device."""
     known = [(spec, predict_duration_s(spec, earlier.get(cost_key(spec), []))) for spec in points]
     hours = [seconds * spec.num_gpus / 3600 for spec, seconds in known if seconds is not None]
     unknown_gpus = sum(spec.num_gpus for spec, seconds in known if seconds is None)
@@ -120,13 +123,15 @@ def estimate_device(
     used = [sample for samples in earlier.values() for sample in samples]
     names = tuple(sorted({sample.record for sample in used}))
     gpu = used[0].gpu if used else None
-    return Estimate(device, len(points), len(hours), sum(hours) if hours else None, at_limit, asked, gpu, names)
+    return Estimate(device, len(points), len(hours), sum(hours) if hours else None, at_limit, requested_gpu, gpu, names)
 
 
-def load_cost_samples(points: Sequence[Spec], outputs: Path, asked: str | None) -> dict[CostKey, list[CostSample]]:
-    """What the ok records like the points took, of every experiment in the folder; nothing where there is no folder.
+def load_cost_samples(
+    points: Sequence[Spec], outputs: Path, requested_gpu: str | None
+) -> dict[CostKey, list[CostSample]]:
+    """Return the durations of comparable ok records of all experiments in the folder, {} without a folder.
 
-    Of GPUs only those of the model that was asked for.
+    Records of GPUs count only if they are of the requested model.
     """
     found: dict[CostKey, list[CostSample]] = {}
     try:
@@ -134,23 +139,23 @@ def load_cost_samples(points: Sequence[Spec], outputs: Path, asked: str | None) 
     except CommandError:
         return {}
     for name, experiment in experiments.items():
-        with contextlib.suppress(OSError, CommandError):  # one that cannot be listed, or has no sound manifest
-            for record in read_alike(experiment, points):
+        with contextlib.suppress(OSError, CommandError):  # it cannot be listed, or its manifest is invalid
+            for record in read_comparable_records(experiment, points):
                 if (sample := cost_sample(record, replace_control_characters(name))) is not None:
                     found.setdefault(cost_key(record.spec), []).append(sample)
-    if asked is None:
+    if requested_gpu is None:
         return found
-    gpu = choose_gpu({sample.gpu for samples in found.values() for sample in samples if sample.gpu}, asked)
+    gpu = match_gpu_name({sample.gpu for samples in found.values() for sample in samples if sample.gpu}, requested_gpu)
     own = {key: [sample for sample in samples if gpu and sample.gpu == gpu] for key, samples in found.items()}
     return {key: samples for key, samples in own.items() if samples}
 
 
-def read_alike(experiment: Experiment, points: Sequence[Spec]) -> Iterator[Record]:
-    """The records that tell of the points; no other file is opened, as far as names and the manifest say."""
+def read_comparable_records(experiment: Experiment, points: Sequence[Spec]) -> Iterator[Record]:
+    """Yield the records comparable with the points. File names and the manifest tell which files to open."""
     keys = {cost_key(spec) for spec in points}
-    prefixes = {prefix_of(spec.run_id()) for spec in points}
+    prefixes = {run_id_prefix(spec.run_id()) for spec in points}
     matches = map(record_store.RECORD_NAME_PATTERN.fullmatch, os.listdir(experiment.records_folder))
-    run_ids = {match[1] for match in matches if match and prefix_of(match[1]) in prefixes}
+    run_ids = {match[1] for match in matches if match and run_id_prefix(match[1]) in prefixes}
     manifest = experiment.read_manifest() if run_ids else None
     if manifest is not None:
         run_ids &= {spec.run_id() for spec in manifest.points if cost_key(spec) in keys}
@@ -158,13 +163,13 @@ def read_alike(experiment: Experiment, points: Sequence[Spec]) -> Iterator[Recor
         yield from (record for record in attempts if cost_key(record.spec) in keys)
 
 
-def prefix_of(run_id: str) -> str:
-    """What a run id says of its point before the digest: strategy, GPUs and batch size."""
+def run_id_prefix(run_id: str) -> str:
+    """Return the run id without its digest: strategy, GPUs and batch size."""
     return run_id.rpartition("-")[0]
 
 
 def cost_sample(record: Record, experiment: str) -> CostSample | None:
-    """What a record tells of others like it; None where it did not end well here, or does not say when."""
+    """Return the duration of a record, None if it is not ok, was not measured here, or has no start and end time."""
     total_s = attempt_duration_s(record)
     if record.measurement is None or not record.measured or total_s is None:
         return None
@@ -177,57 +182,61 @@ def cost_sample(record: Record, experiment: str) -> CostSample | None:
     return CostSample(name, gpus.pop() if len(gpus) == 1 else None, sample_s, max(0.0, total_s - trained_s))
 
 
-def choose_gpu(names: Collection[str], asked: str) -> str | None:
-    """The GPU model that is the one asked for, by its name or Slurm's type; None where none is or several may be."""
-    model, form = words_of(asked)
-    fitting = [name for name in names if model and words_of(name)[0] == model and form <= words_of(name)[1]]
-    return asked if asked in names else fitting[0] if len(fitting) == 1 else None
+def match_gpu_name(names: Collection[str], requested_gpu: str) -> str | None:
+    """Return the GPU name that a name or Slurm's type stands for, None if none or several names match."""
+    if requested_gpu in names:
+        return requested_gpu
+    model, form = split_gpu_name(requested_gpu)
+    matching = [
+        name for name in names if model and split_gpu_name(name)[0] == model and form <= split_gpu_name(name)[1]
+    ]
+    return matching[0] if len(matching) == 1 else None
 
 
-def words_of(gpu: str) -> tuple[str, set[str]]:
-    """The model that a GPU's name or type says, and its words of form and memory: a100, {sxm4, 80gb}."""
+def split_gpu_name(gpu: str) -> tuple[str, set[str]]:
+    """Return the model in a GPU's name or type, and the words for form factor and memory: a100, {sxm4, 80gb}."""
     words = re.findall(r"[a-z0-9]+", BRAND.sub(" ", gpu.lower()))
     form = {word for word in words if FORM.fullmatch(word)}
     return "".join(word for word in words if word not in form), form
 
 
 def samples_per_epoch(spec: Spec) -> int:
-    """Samples that an epoch of the point trains on, over all GPUs."""
+    """Return the number of samples that the point trains on in one epoch, over all GPUs."""
     steps = spec.steps_per_epoch * spec.global_batch_size
     return steps if spec.is_probe else min(spec.num_samples, steps)
 
 
 def cost_key(spec: Spec) -> CostKey:
-    """What points must share for one to tell of the other: all that changes the cost and does not scale it.
+    """Return the axes in which comparable points are equal: those that change the cost other than in proportion.
 
-    Training follows the samples. Evaluation, whose time no record holds, does not, nor do the decoding of images and
-    what is compiled or captured for a last part batch.
+    Training time is proportional to the number of samples. Evaluation (no record holds its time), decoding of images,
+    and compilation or capture for a smaller last batch are not.
     """
-    but = ["repeat", "seed", "learning_rate"]
+    free = ["repeat", "seed", "learning_rate"]
     if spec.measure == "epochs" and not spec.evaluate:
-        but += ["epochs", "windows"]
+        free += ["epochs", "windows"]
         if spec.execution == "eager" and spec.dataset != "imagefolder":
-            but += ["num_samples", "max_steps"]
-    return (spec.is_probe, *(getattr(spec, axis) for axis in AXES if axis not in but))
+            free += ["num_samples", "max_steps"]
+    return (spec.is_probe, *(getattr(spec, axis) for axis in AXES if axis not in free))
 
 
 def predict_duration_s(spec: Spec, samples: Sequence[CostSample]) -> float | None:
-    """Seconds that a point will take: the median by the earlier ones like it."""
+    """Return the predicted seconds of a point, the median over its comparable records; None without records."""
     num_samples = spec.epochs * samples_per_epoch(spec) if spec.measure == "epochs" else 0
     seconds = [sample.other_s + sample.seconds_per_sample * num_samples for sample in samples]
     return statistics.median(seconds) if seconds else None
 
 
 def check_gpu_hours_limit(estimates: Iterable[Estimate], max_gpu_hours: float) -> None:
-    """Raise CommandError where the points may take more GPU-hours than that, or nothing says that they do not."""
+    """Raise CommandError if the points may take more GPU-hours than the limit, or their time is not bounded."""
     for estimate in estimates:
         if estimate.device != "cuda":
             continue
         if estimate.hours_at_limit is None:
             raise CommandError(
-                f"--max-gpu-hours {max_gpu_hours:g} cannot be kept: {estimate.num_unknown} of {estimate.num_points} "
-                "points have no earlier record like them and nothing limits their time here; run one of them first "
-                "with --only, or leave the option out."
+                f"--max-gpu-hours {max_gpu_hours:g} cannot be ensured: {estimate.num_unknown} of {estimate.num_points} "
+                "points have no comparable record and no time limit on this machine; run one of them first with "
+                "--only, or omit the option."
             )
         most_hours = (estimate.hours or 0.0) + estimate.hours_at_limit
         if most_hours > max_gpu_hours:

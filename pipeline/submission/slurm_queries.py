@@ -179,7 +179,7 @@ def read_gpus(gres: str) -> list[tuple[str, int]] | None:
 
 
 def parse_gres_gpus(gres: str) -> int | None:
-    """Return the number of GPUs in a gres, None if it cannot be parsed: `gpu:a100:4(S:0-1),nvme:1` -> 4, `(null)` -> 0."""
+    """Return the number of GPUs: `gpu:a100:4(S:0-1),nvme:1` -> 4, `(null)` -> 0; None if it cannot be parsed."""
     gpus = read_gpus(gres)
     return None if gpus is None else sum(number for _, number in gpus)
 

@@ -139,7 +139,7 @@ def test_stage_says_that_the_data_was_there(
     monkeypatch.setattr(staging, "check_cifar10_md5", lambda folder: None)
     monkeypatch.setattr(sys, "argv", ["stage", "--data", str(tmp_path)])
     assert stage_command.main() == 0
-    assert capsys.readouterr().err == f"CIFAR-10 was there already in {tmp_path}.\n"
+    assert capsys.readouterr().err == f"CIFAR-10 was already staged in {tmp_path}.\n"
 
 
 def test_what_is_staged_can_be_written_by_its_owner_alone(tmp_path: Path, server: ArchiveServer) -> None:

@@ -14,7 +14,7 @@ from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
-from pipeline.submission.gpu_hours_estimate import Estimate, check_gpu_hours_limit, choose_gpu, estimate_points
+from pipeline.submission.gpu_hours_estimate import Estimate, check_gpu_hours_limit, estimate_points, match_gpu_name
 from pipeline.submission.plan import Cluster, find_gpu_model
 from pipeline.submission.slurm_queries import NodeType
 from pipeline.submission.slurm_request import SlurmOptions
@@ -164,7 +164,7 @@ def test_six_windows_of_steps_do_not_tell_of_2000(tmp_path: Path, windows: int, 
 def test_a_gpu_type_names_the_records_of_its_model_and_of_no_other(
     asked: str, names: list[str], chosen: str | None
 ) -> None:
-    assert choose_gpu(names, asked) == chosen
+    assert match_gpu_name(names, asked) == chosen
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_the_estimate_names_its_records_and_their_gpu_and_says_why_there_are_non
     name = f"deep/earlier/{record.run_id}.0"
     assert (found.records, found.gpu) == ((name,), H100)
     assert found.sentence() == (
-        f"GPU-hours: about 0.5 for 1 of 2 points, by 1 earlier record on {H100} ({name}); "
-        "1 have none like them, at most 0.5 by their time limit"
+        f"GPU-hours: about 0.5 for 1 of 2 points, from 1 earlier record on {H100} ({name}); "
+        "1 have no comparable record, at most 0.5 by their time limit"
     )
     row = found.as_row()
     assert (row["records"], row["gpu"]) == ([name], H100)
@@ -198,9 +198,10 @@ def test_the_estimate_names_its_records_and_their_gpu_and_says_why_there_are_non
         estimate_points([make_spec(repeat=1)], tmp_path, LIMIT_MIN, asked)[0].sentence() for asked in ("v100", None)
     ]
     assert said == [
-        "GPU-hours unknown: no earlier record on v100 is like any of the 1 points, at most 0.5 by their time limit",
-        "GPU-hours unknown: the GPU model is not known (on Slurm --gpu-type names it), so no earlier record counts "
-        "for the 1 points, at most 0.5 by their time limit",
+        "GPU-hours unknown: no earlier record on v100 is comparable with any of the 1 points, "
+        "at most 0.5 by their time limit",
+        "GPU-hours unknown: the GPU model is not known (on Slurm, give --gpu-type), so no earlier record is "
+        "comparable with the 1 points, at most 0.5 by their time limit",
     ]
 
 
@@ -290,14 +291,14 @@ def test_a_record_that_did_not_run_to_its_end_here_tells_nothing(tmp_path: Path,
 def test_where_there_is_no_folder_nothing_is_known_and_it_is_said(tmp_path: Path) -> None:
     (found,) = estimate_points([make_spec(), make_spec(repeat=1)], tmp_path / "absent", None, "a40")
     assert counts(found) == (2, 0, None, None)
-    assert found.sentence() == "GPU-hours unknown: no earlier record on a40 is like any of the 2 points"
+    assert found.sentence() == "GPU-hours unknown: no earlier record on a40 is comparable with any of the 2 points"
 
 
 def test_the_devices_are_apart_and_named_for_what_they_hold(tmp_path: Path) -> None:
     gpu, cpu = estimate_points([make_spec(), make_spec(device="cpu")], tmp_path, LIMIT_MIN, None)
     assert (gpu.as_row()["gpu_hours_at_limit"], gpu.as_row()["process_hours_at_limit"]) == (0.5, None)
     assert (cpu.as_row()["gpu_hours_at_limit"], cpu.as_row()["process_hours_at_limit"]) == (None, 0.5)
-    assert cpu.sentence().startswith("process-hours unknown: no earlier record is like any of the 1 points")
+    assert cpu.sentence().startswith("process-hours unknown: no earlier record is comparable with any of the 1 points")
     assert estimate_points([], tmp_path, LIMIT_MIN, None) == []
 
 
@@ -315,9 +316,7 @@ def test_more_than_allowed_is_refused_and_points_without_an_earlier_one_count_at
 
 
 def test_where_nothing_ends_a_point_that_nothing_tells_of_the_limit_cannot_be_kept() -> None:
-    with pytest.raises(
-        CommandError, match="1 of 3 points have no earlier record like them and nothing limits their time"
-    ):
+    with pytest.raises(CommandError, match="1 of 3 points have no comparable record and no time limit"):
         check_gpu_hours_limit([Estimate("cuda", 3, 2, 0.5, None)], 1000)
     check_gpu_hours_limit([Estimate("cpu", 3, 2, 0.5, None)], 0)  # no GPU
 
@@ -349,10 +348,12 @@ def test_a_dry_run_says_what_the_points_may_take_and_what_would_be_refused(
     assert cpu["process_hours_at_limit"] == 1.0
     assert ("Would be refused" in answer.stderr) is is_refused
     text = pipeline("submit", *arguments, "--gpu-type", "h100").stdout
-    assert f"GPU-hours: about 1 for 2 of 2 points, by 1 earlier record on {H100} (earlier/{spec.run_id()}.0)\n" in text
+    assert (
+        f"GPU-hours: about 1 for 2 of 2 points, from 1 earlier record on {H100} (earlier/{spec.run_id()}.0)\n" in text
+    )
     text = pipeline("submit", *arguments).stdout
     assert (
-        "the GPU model is not known (on Slurm --gpu-type names it), so no earlier record counts for the 2 points"
+        "the GPU model is not known (on Slurm, give --gpu-type), so no earlier record is comparable with the 2 points"
         in text
     )
 

@@ -66,7 +66,7 @@ def test_a_rank_that_is_killed_costs_its_point_alone(tmp_path: Path) -> None:
     os.kill(workers_of(tmp_path)[0], signal.SIGKILL)
     _, said = driver.communicate(timeout=120)
     assert driver.returncode == 1, said
-    assert "1 of 2 points left no result; see python -m pipeline.status" in said
+    assert "1 of 2 points have no result; see python -m pipeline.status" in said
     first, second = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("two/records/*.json")))
     ends = {record["spec"]["num_samples"]: record for record in (first, second)}
     assert (ends[1_000_000]["status"], ends[1_000_000]["failure"]["kind"]) == ("failed", "signal")
@@ -124,7 +124,7 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind(tmp_path: Path) -> None
     (log,) = re.findall(r"no record; see (.*\.log) after", said)
     assert Path(log).is_file()
     assert driver.returncode == 1, said
-    assert "1 of 2 points left no result; see python -m pipeline.status" in said
+    assert "1 of 2 points have no result; see python -m pipeline.status" in said
     (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("two/records/*.json")]  # of the second point
     assert (record["status"], record["spec"]["num_samples"]) == ("ok", 64)
 

@@ -205,7 +205,7 @@ def test_a_prologue_that_fails_ends_the_job_and_is_named(
     answer = pipeline(*submit, env=on_slurm)
     found = states(pipeline, tmp_path, on_slurm)
     assert answer.returncode == 1
-    assert f"{len(found)} of {len(found)} points left no result" in answer.stderr
+    assert f"{len(found)} of {len(found)} points have no result" in answer.stderr
     assert {part["state"] for part in found.values()} == {"failed"}
     assert all(
         "the prologue failed: module load nothing-of-the-kind" in Path(part["log"]).read_text()

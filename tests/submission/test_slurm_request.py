@@ -228,7 +228,12 @@ def test_of_many_points_that_cannot_run_the_first_are_named(count: int, ends: st
 
 @pytest.mark.parametrize(
     ("partition_limit_min", "limit_min", "cut_to"),
-    [(None, 80, None), (80, 80, None), (79, 79, "reduced to 79 min"), (5, 20, "cut to 20 min")],  # of 4 points of 20 min
+    [
+        (None, 80, None),
+        (80, 80, None),
+        (79, 79, "reduced to 79 min"),
+        (5, 20, "reduced to 20 min"),
+    ],  # of 4 points of 20 min
 )
 def test_an_element_of_several_points_gets_the_sum_of_their_limits_within_the_partitions_and_says_so(
     partition_limit_min: int | None, limit_min: int, cut_to: str | None

@@ -263,7 +263,7 @@ def test_waiting_ends_with_1_while_a_point_has_no_result_also_where_nothing_is_t
     assert "0 points to run, 3 queued or running" in answer.stderr
     assert "3 failed" in answer.stderr
     assert answer.returncode == 1
-    assert "3 of 3 points left no result" in answer.stderr
+    assert "3 of 3 points have no result" in answer.stderr
     found = states(pipeline, tmp_path, on_slurm).values()
     assert all(part["reason"].startswith("its log suggests out of memory; exited 1") for part in found), found
     assert pipeline("status", tmp_path, "--strict", env=on_slurm).returncode == 1
