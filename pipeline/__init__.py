@@ -4,9 +4,8 @@ import sys
 
 __version__ = "0.2.0"
 
-if sys.argv[:1] == [
-    "-m"
-]:  # python -m pipeline.NAME: the command that is imported next may need a package that is not installed
+# Under python -m pipeline.NAME the command is imported next, and a package that it imports may be missing.
+if sys.argv[:1] == ["-m"]:
     from pipeline.system import errors
 
     sys.excepthook = errors.report_uncaught

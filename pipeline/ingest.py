@@ -100,10 +100,8 @@ def main() -> int:
     gpus = (Gpu(name=arguments.gpu),) if arguments.gpu else ()
     environment = Environment(gpus=gpus, source=experiments.displayable_name(arguments.file.name))
     sizes = (arguments.num_samples, arguments.num_parameters)
-    stated = repr((raw, arguments.gpu, *sizes)).encode(
-        errors="surrogateescape"
-    )  # everything that the records depend on
-    launch_id = f"ingest-{hashlib.sha256(stated).hexdigest()[:16]}"
+    inputs = repr((raw, arguments.gpu, *sizes)).encode(errors="surrogateescape")  # all that determines the records
+    launch_id = f"ingest-{hashlib.sha256(inputs).hexdigest()[:16]}"
     found = [build_record(rows, *sizes, launch_id, environment) for rows in points]
     check_encodable(found)
     num_new = publish_all(found, Experiment(arguments.outputs))

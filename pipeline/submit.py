@@ -49,6 +49,31 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rerun", choices=RERUN_CHOICES, help="also run points whose record has this status")
     parser.add_argument("--cluster", choices=("auto", "slurm", "local"), default="auto", help="where to run")
+    add_cluster_arguments(parser)
+    parser.add_argument("--time", help="the time limit of a point, as [days-]hours:minutes:seconds")
+    parser.add_argument("--prologue", type=Path, help="a shell file of yours that each job sources first")
+    parser.add_argument("--max-parallel", type=int, help="elements of an array that may run at the same time")
+    parser.add_argument(
+        "--points-per-element",
+        type=int,
+        default=1,
+        metavar="N",
+        help="points of one resource shape that an array element runs one after another (default: 1)",
+    )
+    parser.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help="refuse points that may take more")
+    parser.add_argument("--skip-unsatisfiable", action="store_true", help="leave out points that cannot run here")
+    parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="return when no point is queued or running; exit code 1 if a point has no result",
+    )
+    arguments = parser.parse_args()
+    check_arguments(parser, arguments)
+    return arguments
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose nodes, GPUs and memory of a Slurm cluster."""
     for name in ("partition", "account", "qos", "constraint"):
         parser.add_argument(f"--{name}", help=f"Slurm's {name}")
     parser.add_argument(
@@ -63,35 +88,18 @@ def parse_arguments() -> argparse.Namespace:
         choices=("0", "default"),
         help="0: all memory of a node; default: the cluster's default (without the option: the grid's)",
     )
-    parser.add_argument("--time", help="the time limit of a point, as [days-]hours:minutes:seconds")
-    parser.add_argument("--prologue", type=Path, help="a shell file of yours that each job sources first")
-    parser.add_argument("--max-parallel", type=int, help="elements of an array that may run at the same time")
-    parser.add_argument(
-        "--points-per-element",
-        type=int,
-        default=1,
-        metavar="N",
-        help="points of one resource shape that an array element runs one after another (default: 1)",
-    )
-    parser.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help="refuse points that may take more")
-    parser.add_argument(
-        "--skip-unsatisfiable", action="store_true", help="leave out points that the cluster or this machine cannot run"
-    )
-    parser.add_argument(
-        "--wait",
-        action="store_true",
-        help="return when no point is queued or running; exit code 1 if a point has no result",
-    )
-    arguments = parser.parse_args()
+
+
+def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """End the command with a usage error for a value out of range, and for --json without --dry-run."""
     if arguments.json and not arguments.dry_run:
-        parser.error("--json goes with --dry-run")
+        parser.error("--json needs --dry-run")
     if arguments.max_parallel is not None and arguments.max_parallel < 1:
         parser.error("--max-parallel must be at least 1")
     if arguments.points_per_element < 1:
         parser.error("--points-per-element must be at least 1")
     if arguments.max_gpu_hours is not None and not arguments.max_gpu_hours >= 0:  # also refuses nan
         parser.error("--max-gpu-hours must be 0 or more")
-    return arguments
 
 
 def main() -> int:
@@ -134,8 +142,8 @@ def ignored_option_notices(arguments: argparse.Namespace, cluster_kind: str) -> 
     """Return a notice with the given options that have no effect without Slurm, [] if there are none."""
     if cluster_kind == "slurm":
         return []
-    names = ["partition", "account", "qos", "constraint", "exclusive", "gpu_type", "gres", "mem", "prologue"]
-    names.append("max_parallel")
+    names = ["partition", "account", "qos", "constraint", "exclusive", "gpu_type", "gres", "mem"]
+    names += ["prologue", "max_parallel"]
     if arguments.points_per_element == 1:
         names.append("time")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
@@ -174,10 +182,7 @@ def submit_or_run(
     cluster: "Cluster",
     prologue: bytes | None,
 ) -> int:
-    """Submit the arrays, or run the points on this machine, and return the exit code.
-
-    A lock keeps other drivers out of the experiment.
-    """
+    """Submit the arrays, or run the points on this machine, while no other driver can; return the exit code."""
     from pipeline.experiment.folder import Experiment, warn_of_open_folders
     from pipeline.experiment.manifest import add_points
     from pipeline.experiment.packing import pack_elements

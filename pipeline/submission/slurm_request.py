@@ -92,12 +92,8 @@ def build_request(
     large_enough = [node for node in nodes or () if node.count_gpus(slurm_options.gpu_type) >= gpus_needed(shape)]
     if large_enough:
         best = max(large_enough, key=lambda node: min(1, node.num_cpus / cpus) * min(1, node.memory_mib / memory_mib))
-        most_cpus, most_memory_mib = best.num_cpus, best.memory_mib
-        if cpus > most_cpus:
-            notices.append(f"{shape}: {most_cpus} CPUs per node instead of {cpus}, since no node has more")
-        if memory_mib > most_memory_mib and slurm_options.mem is None:
-            notices.append(f"{shape}: {most_memory_mib} MiB per node instead of {memory_mib}, since no node has more")
-        cpus, memory_mib = min(cpus, most_cpus), min(memory_mib, most_memory_mib)
+        notices = reduction_notices(shape, cpus, memory_mib if slurm_options.mem is None else 0, best)
+        cpus, memory_mib = min(cpus, best.num_cpus), min(memory_mib, best.memory_mib)
     options = {
         "nodes": str(shape.num_nodes),
         "ntasks-per-node": "1",
@@ -116,6 +112,16 @@ def build_request(
     if slurm_options.exclusive:
         options["exclusive"] = ""
     return SlurmRequest(options, max_parallel, tuple(notices))
+
+
+def reduction_notices(shape: ResourceShape, cpus: int, memory_mib: int, node: NodeType) -> list[str]:
+    """Return a notice for CPUs, and one for memory, of which the node has less than requested."""
+    notices = []
+    if cpus > node.num_cpus:
+        notices.append(f"{shape}: {node.num_cpus} CPUs per node instead of {cpus}: the best node has no more")
+    if memory_mib > node.memory_mib:
+        notices.append(f"{shape}: {node.memory_mib} MiB per node instead of {memory_mib}: the best node has no more")
+    return notices
 
 
 def gpus_needed(shape: ResourceShape) -> int:
