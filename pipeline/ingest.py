@@ -19,14 +19,21 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pipeline.analysis.pooling import FIRST_TIMED_EPOCH
 from pipeline.experiment import folder as experiments
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.manifest import add_points
 from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch, UnitFraction
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
-from pipeline.experiment.spec import CIFAR10_SAMPLES, NonNegativeInt, PositiveInt, Precision, Spec, Strategy
+from pipeline.experiment.spec import (
+    CIFAR10_SAMPLES,
+    FIRST_TIMED_EPOCH,
+    NonNegativeInt,
+    PositiveInt,
+    Precision,
+    Spec,
+    Strategy,
+)
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import (
     EXIT_OK,

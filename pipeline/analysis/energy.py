@@ -1,45 +1,44 @@
-"""What a cell's GPUs drew over the timed epoch, how fast they were clocked, and what held them back."""
+"""Energy, clocks and throttling of a point's GPUs, and the load of its CPUs, over the timed epochs."""
 
 import statistics
 from collections.abc import Sequence
 
 from pipeline.analysis import formulas
-from pipeline.analysis.pooling import PooledPoint, once_a_cell, timed_epochs
+from pipeline.analysis.pooling import PooledPoint, timed_epochs
 from pipeline.experiment.measurement import GpuWindow
 from pipeline.experiment.record import Record
 
 
-def energy_figures(cell: PooledPoint) -> dict[str, float | None]:
-    """What Q1 and Q2 say of the energy: of all GPUs used, boards alone, without host and switches."""
-    energy_j = cell.median(energy_j_of)
-    per_sample_j = None if energy_j is None else formulas.energy_per_sample_j(energy_j, cell.spec.num_samples)
+def energy_figures(point: PooledPoint) -> dict[str, float | None]:
+    """Return the energy columns of Q1 and Q2: the boards of all GPUs used, without host and switches."""
+    energy_j = point.median(energy_j_of)
+    per_sample_j = None if energy_j is None else formulas.energy_per_sample_j(energy_j, point.spec.num_samples)
     return {
         "energy_j": energy_j,
         "energy_per_sample_j": per_sample_j,
-        "sm_clock_mhz": cell.median(sm_clock_mhz_of),
+        "sm_clock_mhz": point.median(sm_clock_mhz_of),
     }
 
 
-@once_a_cell
-def energy_notes(cell: PooledPoint) -> list[str]:
-    """What held the clocks down, and why there is no energy where GPUs were sampled."""
-    windows = [window for record in cell.ok_records for window in timed_windows(record)]
+def energy_notes(point: PooledPoint) -> list[str]:
+    """Name the reasons for lowered clocks, and explain a missing energy if GPUs were sampled."""
+    windows = [window for record in point.ok_records for window in timed_windows(record)]
     reasons = sorted({reason for window in windows for reason in window.throttle_reasons or ()})
     notes = [f"throttled: {', '.join(reasons)}"] if reasons else []
-    if windows and cell.median(energy_j_of) is None:
+    if windows and point.median(energy_j_of) is None:
         num_samples = min(window.num_samples for window in windows)
         notes.append(f"no energy: {num_samples} samples of a GPU in the window are too few, or a GPU was not sampled")
     return notes
 
 
 def timed_windows(record: Record) -> Sequence[GpuWindow]:
-    """The timed epochs of every GPU that was sampled."""
+    """Return the telemetry of every sampled GPU over the timed epochs."""
     timed = {epoch.epoch for epoch in timed_epochs(record)}
     return [window for window in (record.telemetry.gpus if record.telemetry else ()) if window.epoch in timed]
 
 
 def energy_j_of(record: Record) -> float | None:
-    """The sum over all GPUs that the point used, median over its windows; None where any GPU lacks all of them."""
+    """Return the joules of all GPUs used: median over the windows with every GPU's energy; None without one."""
     sums: dict[int, list[float]] = {}
     for window in timed_windows(record):
         if window.energy_j is not None:
@@ -49,13 +48,13 @@ def energy_j_of(record: Record) -> float | None:
 
 
 def sm_clock_mhz_of(record: Record) -> float | None:
-    """The median clock of the slowest GPU, for which the others wait."""
+    """Return the median clock of the slowest GPU: the others wait for it."""
     clocks = (window.median_sm_clock_mhz for window in timed_windows(record))
     return min((clock for clock in clocks if clock is not None), default=None)
 
 
 def host_cpu_share_of(record: Record) -> float | None:
-    """The busy share of the CPUs of the busiest node, of the timed epochs."""
+    """Return the busy share of the CPUs of the busiest node in a timed epoch."""
     timed = {epoch.epoch for epoch in timed_epochs(record)}
     hosts = record.telemetry.hosts if record.telemetry else ()
     return max((host.cpu_share for host in hosts if host.epoch in timed and host.cpu_share is not None), default=None)

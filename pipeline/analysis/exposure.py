@@ -83,10 +83,6 @@ class MedianTime(NamedTuple):
         """Half the interval's width over the median, a fraction: how far two runs of it differ without a cause."""
         return intervals.relative_half_width(self.interval, self.value_s) if self.interval else None
 
-    def max_abs_bound(self) -> float:
-        """How far from 0 the interval reaches: of a difference between equals, what is noise. 0 without interval."""
-        return max(abs(self.interval.low), abs(self.interval.high)) if self.interval else 0.0
-
 
 def communications_of(records: Sequence[Record]) -> list[Communication]:
     """What those of the records that measured communication found."""
@@ -135,7 +131,7 @@ def exposed_communication(found: Sequence[Communication]) -> tuple[MedianTime | 
     The floor is None where there are too few rounds for an interval.
     """
     exposed, noise = median_difference(found, "ddp", "no_op_hook"), median_difference(found, "ddp", "ddp_again")
-    return exposed, noise.max_abs_bound() if noise and noise.interval else None
+    return exposed, noise.interval.max_abs_bound if noise and noise.interval else None
 
 
 def is_communication_precise_enough(found: Communication) -> bool:

@@ -45,7 +45,10 @@ def ring_bytes_per_step(gradient_bytes: int, num_gpus: int) -> float:
 
 
 def bandwidth_gb_s(num_bytes: float, time_s: float) -> float:
-    """Bytes over the time that moved them. The caller answers for both being of the same span (step, epoch)."""
+    """Return bytes over the time that moved them, both of the same span (step, epoch).
+
+    For an all-reduce of S bytes this is nccl-tests' algorithm bandwidth S/t (doc/PERFORMANCE.md).
+    """
     return num_bytes / time_s / GB
 
 
@@ -59,11 +62,6 @@ def throughput_samples_per_s(num_samples: int, time_s: float) -> float:
     return num_samples / time_s
 
 
-def algbw_gb_s(num_bytes: float, time_s: float) -> float:
-    """Algorithm bandwidth S/t: what a caller sees of an all-reduce of S bytes (nccl-tests, doc/PERFORMANCE.md)."""
-    return num_bytes / time_s / GB
-
-
 def busbw_gb_s(num_bytes: float, time_s: float, num_ranks: int) -> float:
     """Bus bandwidth S/t x 2(n-1)/n: what the link carries, whatever n (nccl-tests, doc/PERFORMANCE.md)."""
-    return algbw_gb_s(num_bytes, time_s) * 2 * (num_ranks - 1) / num_ranks
+    return bandwidth_gb_s(num_bytes, time_s) * 2 * (num_ranks - 1) / num_ranks

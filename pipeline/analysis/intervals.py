@@ -31,6 +31,11 @@ class Interval(NamedTuple):
         """Whether the value lies inside, ends included."""
         return self.low <= value <= self.high
 
+    @property
+    def max_abs_bound(self) -> float:
+        """The larger absolute value of the two bounds: the noise in a difference between equals."""
+        return max(abs(self.low), abs(self.high))
+
 
 def min_values(confidence: float = CONFIDENCE) -> int:
     """How many values it takes until minimum and maximum hold the median that surely: 1 - 2^(1-n) >= confidence.

@@ -1,92 +1,104 @@
-"""Cells: the outcomes that a table shows as one, their timed windows, and how far the median of these may be off."""
+"""Pooled points: the outcomes that one table row shows, their epoch time and its interval."""
 
-import functools
-import operator
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
-
-import msgspec
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from pipeline.analysis import comparability, formulas, intervals
 from pipeline.analysis.intervals import Interval, IntervalBasis
+from pipeline.experiment.axis_groups import POOLED_AXES, Key, alike_key, without_repeat
 from pipeline.experiment.measurement import Epoch, RankEpoch
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import AXES, Spec
+from pipeline.experiment.spec import FIRST_TIMED_EPOCH, Spec
 
-Found = TypeVar("Found")
-
-POOLED_AXES = ("repeat", "seed")
-FIRST_TIMED_EPOCH = 2
-MAX_PARTS_DEVIATION, MIN_PARTS_DEVIATION_NS = (
-    0.01,
-    1_000_000,
-)  # of an epoch, how far its parts may miss it; less than 1 ms is no finding
+MAX_PARTS_DEVIATION = 0.01  # of an epoch's time: by how much the sum of its parts may miss it
+MIN_PARTS_DEVIATION_NS = 1_000_000  # a smaller difference is never reported
 STATUS_ORDER = ("ok", "oom", "failed", "rejected", "missing")
-pooling_key = operator.attrgetter(*(axis for axis in AXES if axis not in POOLED_AXES))
 
 
-def once_a_cell(find: Callable[["PooledPoint"], Found]) -> Callable[["PooledPoint"], Found]:
-    """Remember what a function finds of a cell: a point stands in several tables, and beside its baseline."""
+class EpochTimeInterval(NamedTuple):
+    """The interval of a point's epoch time in seconds and its basis, or a note why there is none."""
 
-    @functools.wraps(find)
-    def known(cell: "PooledPoint") -> Found:
-        if find not in cell.known:
-            cell.known[find] = find(cell)
-        found: Found = cell.known[find]
-        return found
+    interval: Interval | None
+    over: IntervalBasis | None
+    num_windows: int
+    notes: list[str]
 
-    return known
+    def noise_floor(self, time_s: float | None) -> float | None:
+        """Return half the interval's width over the median: two runs of one point (A/A) may differ by this much."""
+        return intervals.relative_half_width(self.interval, time_s) if self.interval and time_s is not None else None
 
 
 @dataclass(frozen=True, eq=False)
 class PooledPoint:
-    """The outcomes that differ only in repeat and seed, and what their ok records have in common."""
+    """The outcomes that differ only in repeat and seed. Figures are computed once: several tables show a point."""
 
     spec: Spec  # with repeat and seed at 0
     outcomes: list[PointOutcome]
-    sources: frozenset[str] = frozenset()  # of all cells beside it
-    known: dict[Callable[..., Any], Any] = field(default_factory=dict, repr=False)
+    sources: frozenset[str] = frozenset()  # source digests of all points of the experiment
 
-    @property
-    @once_a_cell
+    @cached_property
     def status(self) -> str:
-        """ok where any is; else the first of oom, failed, rejected, missing that occurs."""
+        """`ok` if any outcome is, else the first of oom, failed, rejected, missing that occurs."""
         present = {outcome.status for outcome in self.outcomes}
         return next(status for status in STATUS_ORDER if status in present)
 
-    @property
-    @once_a_cell
+    @cached_property
     def ok_records(self) -> list[Record]:
-        """The ok records."""
+        """The records of the ok outcomes."""
         return [outcome.record for outcome in self.outcomes if outcome.record and outcome.status == "ok"]
 
-    @property
-    @once_a_cell
+    @cached_property
     def records_by_environment(self) -> list[Record]:
-        """One ok record of each environment and precision: what likeness asks is the same for all of a kind."""
+        """One ok record of each environment, precision and execution: enough to compare environments."""
         return list({comparability.environment_key(record): record for record in self.ok_records}.values())
 
     def median(self, figure: Callable[[Record], float | None]) -> float | None:
-        """The median over the ok records that have the figure; None where none has it."""
-        if figure not in self.known:
-            values = [value for record in self.ok_records if (value := figure(record)) is not None]
-            self.known[figure] = statistics.median(values) if values else None
-        found: float | None = self.known[figure]
-        return found
+        """Return the median of a figure over the ok records that have it; None if none has it."""
+        values = [value for record in self.ok_records if (value := figure(record)) is not None]
+        return statistics.median(values) if values else None
 
-    @once_a_cell
+    @cached_property
+    def epoch_times_s(self) -> list[list[float]]:
+        """The epoch times of each repeat that has any, one a window."""
+        return [values for record in self.ok_records if (values := window_values_s(record, "epoch_time_ns"))]
+
+    @cached_property
+    def median_epoch_time_s(self) -> float | None:
+        """The point's epoch time: the median of the repeats' medians; None if no repeat has one."""
+        medians = [statistics.median(values) for values in self.epoch_times_s]
+        return statistics.median(medians) if medians else None
+
+    @cached_property
+    def epoch_time_interval(self) -> EpochTimeInterval:
+        """The interval of the epoch time over repeats or windows, with notes on its limits."""
+        interval, over = intervals.interval_by_repeat(self.epoch_times_s)
+        num_windows = sum(map(len, self.epoch_times_s))
+        notes = intervals.pooled_notes(self.epoch_times_s, over)
+        if interval is None and num_windows and (self.spec.windows > 1 or len(self.outcomes) > 1):
+            notes.append(f"an interval needs {intervals.min_values()} windows or repeats, got {num_windows}")
+        return EpochTimeInterval(interval, over, num_windows, notes)
+
+    @cached_property
+    def epoch_time_drift_notes(self) -> list[str]:
+        """A note if the epoch time drifted in windows that an interval is based on."""
+        if self.epoch_time_interval.over != "windows":
+            return []
+        return intervals.drift_notes("epoch_time_s", self.epoch_times_s)
+
+    @cached_property
     def notes(self) -> list[str]:
-        """Why the cell has no figures, or not as many as were asked for."""
+        """Notes why the point has no figures or fewer repeats than expected, and on mixed environments."""
         notes = []
         if self.status != "ok":
             notes += sorted({outcome.reason for outcome in self.outcomes if outcome.reason})
         elif len(self.ok_records) < len(self.outcomes):
             others = [outcome.status for outcome in self.outcomes if outcome.status != "ok"]
             notes.append(f"{len(others)} of {len(self.outcomes)} repeats: {', '.join(sorted(set(others)))}")
-        if self.status == "ok" and self.spec.measure == "epochs" and median_epoch_time_s(self) is None:
+        if self.status == "ok" and self.spec.measure == "epochs" and self.median_epoch_time_s is None:
             notes.append(explain_no_epoch_time(self.spec))
         return [
             *notes,
@@ -94,42 +106,53 @@ class PooledPoint:
             *comparability.source_notes(self.records_by_environment, self.sources),
         ]
 
+    @cached_property
+    def parts_notes(self) -> list[str]:
+        """A note if the parts of a window do not add up to its time, as those of one clock would."""
+        slowest = [epoch.slowest_rank for record in self.ok_records for epoch in timed_epochs(record)]
+        ratios = [parts_ratio(rank) for rank in slowest if rank]
+        worst = max(ratios, key=lambda ratio: abs(ratio - 1), default=1)
+        if abs(worst - 1) <= MAX_PARTS_DEVIATION:
+            return []
+        return [f"the parts of an epoch add up to {worst:,.1%} of its time"]
+
+    @cached_property
+    def allocator_retry_notes(self) -> list[str]:
+        """A note if the allocator freed cached memory and tried again, which costs time: memory is nearly full."""
+        memory = [part for record in self.ok_records if record.measurement for part in record.measurement.memory]
+        retries = max((part.num_alloc_retries or 0 for part in memory), default=0)
+        return [f"allocator thrash: {retries} {'retry' if retries == 1 else 'retries'}"] if retries else []
+
 
 def pool_outcomes(outcomes: Iterable[PointOutcome]) -> list[PooledPoint]:
-    """One cell for the outcomes that differ only in repeat and seed, in the order in which they first occur."""
-    cells: dict[tuple[Any, ...], list[PointOutcome]] = {}
+    """Pool the outcomes that differ only in repeat and seed, in the order in which they first occur."""
+    pools: dict[Key, list[PointOutcome]] = {}
     sources = set()
     for outcome in outcomes:
         if outcome.record and outcome.status == "ok":
             sources |= comparability.distinct_values([outcome.record], comparability.COMPARED_FACTS["source"])
-        cells.setdefault(pooling_key(outcome.spec), []).append(outcome)
-    known = frozenset(sources)
-    return [
-        PooledPoint(msgspec.structs.replace(parts[0].spec, repeat=0, seed=0), parts, known) for parts in cells.values()
-    ]
+        pools.setdefault(alike_key(outcome.spec, POOLED_AXES), []).append(outcome)
+    all_sources = frozenset(sources)
+    return [PooledPoint(without_repeat(pool[0].spec), pool, all_sources) for pool in pools.values()]
 
 
 def timed_epochs(record: Record) -> list[Epoch]:
-    """The windows that the tables report: whole epochs from the second on, as many as `windows` asks for.
-
-    However many were run after them; fewer where the point stopped early.
-    """
-    if record.measurement is None or not record.spec.is_whole_epoch:
+    """Return the record's timed epochs (`Spec.timed_epochs`); fewer if the point stopped early."""
+    if record.measurement is None:
         return []
-    last = FIRST_TIMED_EPOCH + record.spec.windows - 1
-    return [epoch for epoch in record.measurement.epochs if FIRST_TIMED_EPOCH <= epoch.epoch <= last]
+    numbers = record.spec.timed_epochs
+    return [epoch for epoch in record.measurement.epochs if epoch.epoch in numbers]
 
 
 def window_values_s(record: Record, field: str) -> list[float]:
-    """A figure of each window's slowest rank, in seconds, from its field in nanoseconds; none where not measured."""
+    """Return a figure of the slowest rank of each timed epoch, in seconds; `field` holds it in nanoseconds."""
     slowest = [epoch.slowest_rank for epoch in timed_epochs(record)]
     values = [getattr(rank, field) for rank in slowest if rank]
     return [value / 1e9 for value in values if value is not None]
 
 
-@functools.cache  # one function a field, so that a cell knows its median again
 def median_window_s(field: str) -> Callable[[Record], float | None]:
-    """A figure in seconds, from its field in nanoseconds: the median over a record's windows of the slowest rank."""
+    """Return the figure that is the median of `window_values_s` over a record's timed epochs."""
 
     def figure(record: Record) -> float | None:
         values = window_values_s(record, field)
@@ -138,21 +161,8 @@ def median_window_s(field: str) -> Callable[[Record], float | None]:
     return figure
 
 
-@once_a_cell
-def epoch_times_s(cell: PooledPoint) -> list[list[float]]:
-    """The epoch times of each repeat that has some, one a window."""
-    return [values for record in cell.ok_records if (values := window_values_s(record, "epoch_time_ns"))]
-
-
-@once_a_cell
-def median_epoch_time_s(cell: PooledPoint) -> float | None:
-    """The cell's epoch time, the median over its repeats; None where it has none."""
-    medians = [statistics.median(values) for values in epoch_times_s(cell)]
-    return statistics.median(medians) if medians else None
-
-
 def explain_no_epoch_time(spec: Spec) -> str:
-    """Why an ok point has no epoch time."""
+    """Explain why an ok point has no epoch time."""
     if spec.is_probe:
         return f"probe of {spec.steps_per_epoch} steps: it fits, and has no epoch time"
     if not spec.is_whole_epoch:
@@ -163,70 +173,15 @@ def explain_no_epoch_time(spec: Spec) -> str:
 
 
 def record_peak_memory_gib(record: Record) -> float | None:
-    """The fullest device's peak, in GiB."""
+    """Return the peak memory of the fullest device, in GiB."""
     memory = record.measurement.memory if record.measurement else ()
     return max(part.peak_allocated_bytes for part in memory) / formulas.GIB if memory else None
 
 
-@once_a_cell
-def parts_notes(cell: PooledPoint) -> list[str]:
-    """That the parts of some window do not add up to its time, which one clock's would."""
-    slowest = [epoch.slowest_rank for record in cell.ok_records for epoch in timed_epochs(record)]
-    shares = [parts_share(rank) for rank in slowest if rank]
-    worst = max(shares, key=lambda share: abs(share - 1), default=1)
-    return [f"the parts of an epoch add up to {worst:,.1%} of its time"] if abs(worst - 1) > MAX_PARTS_DEVIATION else []
-
-
-def parts_share(rank: RankEpoch) -> float:
-    """The sum of an epoch's parts over its time; 1 where either is not stated, or they differ by next to nothing."""
+def parts_ratio(rank: RankEpoch) -> float:
+    """Return compute plus data time over the epoch time; 1 if one is not stated or they differ by 1 ms or less."""
     time_ns, compute_ns, data_ns = rank.epoch_time_ns, rank.compute_time_ns, rank.data_time_ns
-    if (
-        not time_ns
-        or compute_ns is None
-        or data_ns is None
-        or abs(compute_ns + data_ns - time_ns) <= MIN_PARTS_DEVIATION_NS
-    ):
+    if not time_ns or compute_ns is None or data_ns is None:
         return 1.0
-    return (compute_ns + data_ns) / time_ns
-
-
-def allocator_retry_notes(cell: PooledPoint) -> list[str]:
-    """That the allocator had to give cached memory back and ask again, which costs time: memory is about to end."""
-    memory = [part for record in cell.ok_records if record.measurement for part in record.measurement.memory]
-    retries = max((part.num_alloc_retries or 0 for part in memory), default=0)
-    return [f"allocator thrash: {retries} {'retry' if retries == 1 else 'retries'}"] if retries else []
-
-
-class EpochTimeInterval(NamedTuple):
-    """The interval of a cell's epoch time in seconds and what it is over; or why there is none."""
-
-    interval: Interval | None
-    over: IntervalBasis | None
-    num_windows: int
-    notes: list[str]
-
-    def noise_floor(self, time_s: float | None) -> float | None:
-        """The half-width over the median: what two runs of the same thing (A/A) may differ by without any cause."""
-        return intervals.relative_half_width(self.interval, time_s) if self.interval and time_s is not None else None
-
-
-@once_a_cell
-def epoch_time_interval(cell: PooledPoint) -> EpochTimeInterval:
-    """The interval of the cell's epoch time over its repeats or windows, and what the reader must know of it."""
-    by_repeat = epoch_times_s(cell)
-    interval, over = intervals.interval_by_repeat(by_repeat)
-    num_windows = sum(map(len, by_repeat))
-    notes = intervals.pooled_notes(by_repeat, over)
-    if interval is None and num_windows and (cell.spec.windows > 1 or len(cell.outcomes) > 1):
-        notes.append(f"an interval needs {intervals.min_values()} windows or repeats, got {num_windows}")
-    return EpochTimeInterval(interval, over, num_windows, notes)
-
-
-@once_a_cell
-def epoch_time_drift_notes(cell: PooledPoint) -> list[str]:
-    """That the epoch time drifted in windows that an interval rests on."""
-    return (
-        intervals.drift_notes("epoch_time_s", epoch_times_s(cell))
-        if epoch_time_interval(cell).over == "windows"
-        else []
-    )
+    parts_ns = compute_ns + data_ns
+    return parts_ns / time_ns if abs(parts_ns - time_ns) > MIN_PARTS_DEVIATION_NS else 1.0

@@ -5,14 +5,9 @@ from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis import comparability, formulas, intervals
 from pipeline.analysis.intervals import Interval
-from pipeline.analysis.pooling import (
-    POOLED_AXES,
-    PooledPoint,
-    epoch_time_drift_notes,
-    epoch_time_interval,
-    median_epoch_time_s,
-)
-from pipeline.experiment.spec import AXES, Spec
+from pipeline.analysis.pooling import PooledPoint
+from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, alike_key
+from pipeline.experiment.spec import Spec
 
 Scaling = Literal["weak", "strong"]
 
@@ -21,17 +16,11 @@ FIXED_AXIS: dict[Scaling, str] = {"weak": "batch_size_per_gpu", "strong": "globa
 """What stays fixed as N grows: a property of the point."""
 
 
-BASELINE_MAY_DIFFER = ("strategy", "num_nodes", "num_gpus", "epochs", "windows", *POOLED_AXES)
-
-
-BASELINE_AXES = tuple(axis for axis in AXES if axis not in (*BASELINE_MAY_DIFFER, "batch_size_per_gpu"))
-
-
 BaselineIndex = dict[tuple[Any, ...], list[PooledPoint]]
 
 
 class Baseline(NamedTuple):
-    """The cell on one GPU that a cell is compared with and its time; why there is none, or how they are unlike."""
+    """The point on one GPU that a point is compared with and its time; why there is none, or how they are unlike."""
 
     point: PooledPoint | None
     time_s: float | None
@@ -50,15 +39,15 @@ class Baseline(NamedTuple):
 
 def baseline_key(spec: Spec, scaling: Scaling) -> tuple[Any, ...]:
     """What a point and its baseline have in common: the invariant, and every axis that they may not differ in."""
-    return getattr(spec, FIXED_AXIS[scaling]), *(getattr(spec, axis) for axis in BASELINE_AXES)
+    return getattr(spec, FIXED_AXIS[scaling]), *alike_key(spec, (*BASELINE_MAY_DIFFER, "batch_size_per_gpu"))
 
 
-def index_baselines(cells: Iterable[PooledPoint], scaling: Scaling) -> BaselineIndex:
-    """The N=1 cells by what they share with the points they are a baseline of."""
+def index_baselines(points: Iterable[PooledPoint], scaling: Scaling) -> BaselineIndex:
+    """The N=1 points by what they share with the points they are a baseline of."""
     index: BaselineIndex = {}
-    for cell in cells:
-        if cell.spec.num_gpus == 1:
-            index.setdefault(baseline_key(cell.spec, scaling), []).append(cell)
+    for point in points:
+        if point.spec.num_gpus == 1:
+            index.setdefault(baseline_key(point.spec, scaling), []).append(point)
     return index
 
 
@@ -72,24 +61,24 @@ def check_invariant(spec: Spec, baseline: Spec, scaling: Scaling) -> None:
         raise ValueError(f"a baseline runs on 1 GPU, got {baseline.num_gpus}.")
 
 
-def find_baseline(cell: PooledPoint, index: BaselineIndex, scaling: Scaling = "weak") -> Baseline:
-    """The N=1 cell of the same strategy, else of `single`; one that has a time before one that has none.
+def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling = "weak") -> Baseline:
+    """The N=1 point of the same strategy, else of `single`; one that has a time before one that has none.
 
     Of several the one with as many epochs and windows.
     """
-    order = {strategy: place for place, strategy in enumerate(dict.fromkeys((cell.spec.strategy, "single")))}
-    candidates = [other for other in index.get(baseline_key(cell.spec, scaling), []) if other.spec.strategy in order]
+    order = {strategy: place for place, strategy in enumerate(dict.fromkeys((point.spec.strategy, "single")))}
+    candidates = [other for other in index.get(baseline_key(point.spec, scaling), []) if other.spec.strategy in order]
     if not candidates:
         return Baseline(None, None, ("no baseline: the experiment has no point on 1 GPU with these axes",))
 
     def preference(other: PooledPoint) -> tuple[bool, int, bool, bool]:
         spec = other.spec
-        untimed = median_epoch_time_s(other) is None
-        return untimed, order[spec.strategy], spec.epochs != cell.spec.epochs, spec.windows != cell.spec.windows
+        untimed = other.median_epoch_time_s is None
+        return untimed, order[spec.strategy], spec.epochs != point.spec.epochs, spec.windows != point.spec.windows
 
     best = min(candidates, key=preference)
-    check_invariant(cell.spec, best.spec, scaling)
-    time_s = median_epoch_time_s(best)
+    check_invariant(point.spec, best.spec, scaling)
+    time_s = best.median_epoch_time_s
     if time_s is None:
         return Baseline(best, None, (f"no baseline: {best.spec.strategy} on 1 is {why_untimed(best)}",))
     return Baseline(
@@ -97,37 +86,38 @@ def find_baseline(cell: PooledPoint, index: BaselineIndex, scaling: Scaling = "w
         time_s,
         tuple(
             comparability.environment_difference_notes(
-                "baseline", best.records_by_environment, cell.records_by_environment
+                "baseline", best.records_by_environment, point.records_by_environment
             )
         ),
     )
 
 
-def why_untimed(cell: PooledPoint) -> str:
+def why_untimed(point: PooledPoint) -> str:
     """A baseline's state in a word."""
-    return "not timed" if cell.status == "ok" else cell.status
+    return "not timed" if point.status == "ok" else point.status
 
 
-def weak_pairs(cells: Sequence[PooledPoint]) -> list[tuple[PooledPoint, Baseline]]:
-    """Every cell and the one-GPU cell of the same batch size per GPU, in the order of the grid."""
-    index = index_baselines(cells, "weak")
-    return [(cell, find_baseline(cell, index, "weak")) for cell in cells]
+def weak_pairs(points: Sequence[PooledPoint]) -> list[tuple[PooledPoint, Baseline]]:
+    """Every point and the one-GPU point of the same batch size per GPU, in the order of the grid."""
+    index = index_baselines(points, "weak")
+    return [(point, find_baseline(point, index, "weak")) for point in points]
 
 
-def strong_pairs(cells: Sequence[PooledPoint]) -> list[tuple[PooledPoint, Baseline]]:
-    """Every cell for which one GPU ran the same global batch, and those one-GPU cells, in the order of the grid."""
-    whole = [cell for cell in cells if cell.spec.is_whole_epoch]
+def strong_pairs(points: Sequence[PooledPoint]) -> list[tuple[PooledPoint, Baseline]]:
+    """Every point for which one GPU ran the same global batch, and those one-GPU points, in the order of the grid."""
+    whole = [point for point in points if point.spec.is_whole_epoch]
     index = index_baselines(whole, "strong")
-    pairs = [(cell, find_baseline(cell, index, "strong")) for cell in whole]
-    serving = {baseline.point.spec for cell, baseline in pairs if baseline.point and cell.spec.num_gpus > 1}
-    return [(cell, found) for cell, found in pairs if found.point and (cell.spec.num_gpus > 1 or cell.spec in serving)]
+    pairs = [(point, find_baseline(point, index, "strong")) for point in whole]
+    serving = {baseline.point.spec for point, baseline in pairs if baseline.point and point.spec.num_gpus > 1}
+    shown = [(point, baseline) for point, baseline in pairs if point.spec.num_gpus > 1 or point.spec in serving]
+    return [(point, baseline) for point, baseline in shown if baseline.point]
 
 
-def scaling_figures(cell: PooledPoint, baseline: Baseline, scaling: Scaling) -> dict[str, Any]:
+def scaling_figures(point: PooledPoint, baseline: Baseline, scaling: Scaling) -> dict[str, Any]:
     """Speed-up and efficiency with their intervals, and under strong scaling the serial fraction; `notes` besides."""
-    time_s, num_gpus = median_epoch_time_s(cell), cell.spec.num_gpus
+    time_s, num_gpus = point.median_epoch_time_s, point.spec.num_gpus
     speedup = formulas.speedup(baseline.time_s, time_s) if time_s is not None and baseline.time_s is not None else None
-    interval = speedup_interval(cell, baseline)
+    interval = speedup_interval(point, baseline)
     serial_fraction = None
     if scaling == "strong" and speedup is not None and num_gpus > 1:
         serial_fraction = formulas.serial_fraction_karp_flatt(speedup, num_gpus)
@@ -146,11 +136,11 @@ def scaling_figures(cell: PooledPoint, baseline: Baseline, scaling: Scaling) -> 
     }
 
 
-def speedup_interval(cell: PooledPoint, baseline: Baseline) -> Interval | None:
+def speedup_interval(point: PooledPoint, baseline: Baseline) -> Interval | None:
     """T(1)/T(N) by the intervals of both; None where either has none, and on one GPU, which is its own baseline."""
-    if baseline.point is None or cell.spec.num_gpus == 1:
+    if baseline.point is None or point.spec.num_gpus == 1:
         return None
-    above, below = epoch_time_interval(baseline.point).interval, epoch_time_interval(cell).interval
+    above, below = baseline.point.epoch_time_interval.interval, point.epoch_time_interval.interval
     return intervals.ratio_interval(above, below) if above and below else None
 
 
@@ -158,7 +148,7 @@ def scaling_notes(baseline: Baseline, interval: Interval | None, speedup: float 
     """What the reader of a point on several GPUs must know."""
     notes = [*baseline.notes]
     if interval and baseline.point:
-        notes += [f"baseline: {note}" for note in epoch_time_drift_notes(baseline.point)]
+        notes += [f"baseline: {note}" for note in baseline.point.epoch_time_drift_notes]
     if interval and interval.contains(1):
         notes.append("no difference from the baseline: 1 lies inside the interval")
     if speedup is not None and speedup > num_gpus:

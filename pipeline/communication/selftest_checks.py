@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from pipeline.analysis.formulas import ring_bytes_per_step
-from pipeline.analysis.intervals import median_interval
+from pipeline.analysis.intervals import Interval, median_interval
 from pipeline.analysis.stopping_rule import is_difference_precise_enough, is_half_width_below
 from pipeline.experiment.measurement import WindowTimesNs
 
@@ -117,12 +117,12 @@ def clock_costs(clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> list[flo
     return [clocked / silent - 1 for clocked, silent in zip(clocked_ns, silent_ns, strict=True)]
 
 
-def max_abs_bound(values: Sequence[float]) -> float:
-    """Return the largest absolute value in the interval of the median. Raises ValueError below six values."""
+def require_interval(values: Sequence[float]) -> Interval:
+    """Return the interval of the values' median, in their unit. Raises ValueError below six values."""
     interval = median_interval(values)
     if interval is None:
         raise ValueError(f"an interval needs six values, got {len(values)}.")
-    return max(abs(interval.low), abs(interval.high))
+    return interval
 
 
 def pass_or_fail(is_met: bool) -> Verdict:
@@ -137,7 +137,7 @@ def check_no_op_series(findings: Findings) -> CheckResult:
     """
     differences = difference_us(findings, "no_op_hook", "no_op_hook_again")
     difference = abs(statistics.median(differences))
-    noise = max_abs_bound(difference_us(findings, "ddp", "ddp_again"))
+    noise = require_interval(difference_us(findings, "ddp", "ddp_again")).max_abs_bound
     limit = max(NOISE_FLOOR_US, noise)
     return CheckResult(
         "two no-op series",

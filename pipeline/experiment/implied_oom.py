@@ -3,9 +3,8 @@
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-import msgspec
-
 from pipeline.experiment import record_store
+from pipeline.experiment.axis_groups import OOM_MAY_DIFFER, alike_key
 from pipeline.experiment.record import Failure, Record
 from pipeline.experiment.spec import Spec
 
@@ -20,7 +19,8 @@ def find_implying_oom(
     `cpu` a `memory_limit_gib`, since the host's own memory is other jobs' too. Nothing is implied past a batch that
     one of these points did fit.
     """
-    ladder = [other for other in points if batch_ladder_key(other) == batch_ladder_key(spec)]
+    key = alike_key(spec, OOM_MAY_DIFFER)
+    ladder = [other for other in points if alike_key(other, OOM_MAY_DIFFER) == key]
     attempts = record_store.load_attempts_by_point(folder, {other.run_id() for other in ladder})
     chosen = [record_store.choose_attempt(found) for found in attempts if found]
     fitted = max((record.spec.batch_size_per_gpu for record in chosen if record.status == "ok"), default=0)
@@ -31,11 +31,6 @@ def find_implying_oom(
         and is_oom_of_same_memory(record, local_gpu_names)
     ]
     return min(ooms, key=lambda record: record.spec.batch_size_per_gpu, default=None)
-
-
-def batch_ladder_key(spec: Spec) -> Spec:
-    """What points share that differ in batch size, seed and repeat alone."""
-    return msgspec.structs.replace(spec, batch_size_per_gpu=1, seed=0, repeat=0)
 
 
 def is_oom_of_same_memory(record: Record, local_gpu_names: Collection[str]) -> bool:

@@ -2,12 +2,11 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-
+from pipeline.experiment.axis_groups import PEAK_MEMORY_MAY_DIFFER, PROCESS_MAY_DIFFER, alike_key, without_repeat
 from pipeline.experiment.measurement import DeviceMemory
-from pipeline.experiment.spec import Spec, non_default_fields
+from pipeline.experiment.spec import Spec
 
 ORDER_SEED = 0
 
@@ -67,13 +66,13 @@ def may_share_processes(spec: Spec) -> bool:
 
 
 def process_layout(spec: Spec) -> tuple[object, ...]:
-    """What the processes are laid out for, and hold: points that differ in it cannot share them."""
-    return spec.device, spec.strategy, spec.num_gpus, spec.num_nodes, spec.model, spec.reads_data
+    """Return the properties that the processes are started for: points that differ in one cannot share processes.
 
-
-def without_repeat(spec: Spec) -> Spec:
-    """The point that all its repeats are, by number or by seed."""
-    return msgspec.structs.replace(spec, repeat=0, seed=0)
+    The first five stand in this order because the packing order digests them.
+    """
+    first = ("device", "strategy", "num_gpus", "num_nodes", "model")
+    others = alike_key(spec, (*first, *PROCESS_MAY_DIFFER))
+    return (*(getattr(spec, axis) for axis in first), spec.reads_data, *others)
 
 
 class EarlierPoint(NamedTuple):
@@ -96,15 +95,10 @@ def expected_memory_fraction(spec: Spec, before: Sequence[EarlierPoint]) -> floa
     (another precision takes twice as much: hence ROOM). 0 where none says of how much memory its peak was a part, as on
     the CPU.
     """
-    alike = [part for part in before if memory_key(part.spec) == memory_key(spec)]
+    key = alike_key(spec, PEAK_MEMORY_MAY_DIFFER)
+    alike = [part for part in before if alike_key(part.spec, PEAK_MEMORY_MAY_DIFFER) == key]
     shares = [share for part in alike or before if (share := scaled_memory_fraction(spec, part)) is not None]
     return (min if alike else max)(shares, default=0.0)
-
-
-def memory_key(spec: Spec) -> dict[str, Any]:
-    """All that a point states but its batch size and what says how long it runs."""
-    lengths = ("batch_size_per_gpu", "repeat", "seed", "epochs", "windows", "max_steps")
-    return {axis: value for axis, value in non_default_fields(spec).items() if axis not in lengths}
 
 
 def scaled_memory_fraction(spec: Spec, before: EarlierPoint) -> float | None:

@@ -27,6 +27,8 @@ FractionBelowOne = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 COMPILED_EXECUTIONS: tuple[Execution, ...] = ("compile", "compiled_graph")
 CAPTURED_EXECUTIONS: tuple[Execution, ...] = ("graph", "compiled_graph")
 FLOAT_AXES = ("learning_rate", "momentum", "weight_decay", "bucket_cap_mb", "memory_limit_gib")
+NUM_WARM_UP_EPOCHS = 1  # first epochs of every run, never reported: caches fill, kernels are chosen and compiled
+FIRST_TIMED_EPOCH = NUM_WARM_UP_EPOCHS + 1  # epochs count from 1
 NUM_TRIAL_STEPS = 3  # of a search for the memory boundary: the optimizer's state exists only after the first
 MIN_WINDOWS_FOR_INTERVAL = 6  # of fewer there is no interval
 CIFAR10_SAMPLES = 50_000  # of training
@@ -149,10 +151,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "sync_batchnorm=true shares statistics over the GPUs of DDP; use strategy='ddp' on device='cuda'."
             )
         if self.measure == "epochs":
-            if self.windows > 1 and self.epochs <= self.windows:
+            needed = NUM_WARM_UP_EPOCHS + self.windows
+            if self.windows > 1 and self.epochs < needed:
                 problems.append(
                     f"windows={self.windows} are timed epochs after the first, which warms up; "
-                    f"epochs={self.epochs} must be {self.windows + 1} or more."
+                    f"epochs={self.epochs} must be {needed} or more."
                 )
             return problems
         if self.input != "synthetic":
@@ -274,13 +277,13 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
         Evaluation and remedies ask what the whole training learns.
         """
-        is_windows_alone = self.measure == "epochs" and self.epochs == self.windows + 1
+        is_windows_alone = self.measure == "epochs" and self.epochs == NUM_WARM_UP_EPOCHS + self.windows
         return is_windows_alone and not self.evaluate and not self.remedies
 
     @property
     def min_epochs(self) -> int:
         """How many epochs the point has at least."""
-        return min(self.epochs, 1 + MIN_WINDOWS_FOR_INTERVAL) if self.may_stop_early else self.epochs
+        return min(self.epochs, NUM_WARM_UP_EPOCHS + MIN_WINDOWS_FOR_INTERVAL) if self.may_stop_early else self.epochs
 
     @property
     def is_whole_epoch(self) -> bool:
@@ -288,6 +291,12 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if self.max_steps is None:
             return self.measure == "epochs"
         return self.measure == "epochs" and not self.is_probe and self.max_steps >= self.full_steps_per_epoch
+
+    @property
+    def timed_epochs(self) -> range:
+        """The numbers of the epochs that the tables report: the first `windows` after warm-up; none for cut epochs."""
+        last = min(self.epochs, NUM_WARM_UP_EPOCHS + self.windows)
+        return range(FIRST_TIMED_EPOCH, last + 1) if self.is_whole_epoch else range(0)
 
     def trial_spec(self, batch_size_per_gpu: int) -> "Spec":
         """The probe that a search for the memory boundary runs at a batch size: three full steps."""

@@ -108,7 +108,7 @@ def sweep_row(place: SweepKey, num_bytes: int, found: Sequence[tuple[Record, All
         "num_bytes": num_bytes,
         "status": "ok" if times_ns else "oom",
         "time_s": time_s,
-        "algbw_gb_s": formulas.algbw_gb_s(num_bytes, time_s) if time_s else None,
+        "algbw_gb_s": formulas.bandwidth_gb_s(num_bytes, time_s) if time_s else None,
         "busbw_gb_s": formulas.busbw_gb_s(num_bytes, time_s, place.num_gpus) if time_s else None,
         "num_windows": len(times_ns),
         "n": sum(bool(part.times_ns) for _, part in found),

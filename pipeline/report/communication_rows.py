@@ -25,10 +25,11 @@ from pipeline.analysis.exposure import (
     traced_exposure,
 )
 from pipeline.analysis.intervals import drift_notes, min_values, pooled_notes
-from pipeline.analysis.pooling import PooledPoint, median_epoch_time_s
+from pipeline.analysis.pooling import PooledPoint
+from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, alike_key
 from pipeline.experiment.measurement import Communication, TransferKind, VariantName
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import AXES, Spec
+from pipeline.experiment.spec import Spec
 from pipeline.report.rows import Row, start_row
 
 STEP_TIMES: dict[str, VariantName] = {
@@ -185,9 +186,6 @@ KINDS: tuple[TransferKind, ...] = (
 )
 
 
-TRAINED_MAY_DIFFER = ("measure", "windows", "epochs", "input", "num_workers", "max_steps", "evaluate", "dataset")
-
-
 def transfer_row(cell: PooledPoint, axes: Sequence[str], trained: Sequence[PooledPoint]) -> Row:
     """The ledger: what a rank hands on in a step, by kind, beside the formula; time and accuracy where trained too."""
     found = communications_of(cell.ok_records)
@@ -202,7 +200,7 @@ def transfer_row(cell: PooledPoint, axes: Sequence[str], trained: Sequence[Poole
     replicas = cell.spec.num_gpus - 1 if cell.spec.strategy == "dp" else 1
     step = median_step_time(found, "ddp" if cell.spec.strategy == "ddp" else "dp")
     twins = [other for other in trained if is_same_point_trained(other.spec, cell.spec)]
-    twin = next((other for other in twins if median_epoch_time_s(other) is not None), None)  # a probe has no epoch time
+    twin = next((other for other in twins if other.median_epoch_time_s is not None), None)  # a probe has no epoch time
     notes = [] if counted else job_notes(found)
     return start_row(
         cell,
@@ -210,7 +208,7 @@ def transfer_row(cell: PooledPoint, axes: Sequence[str], trained: Sequence[Poole
         **figures,
         gradients_bytes_formula=None if gradient_bytes is None else float(gradient_bytes * replicas),
         step_time_s=step.value_s if step else None,
-        epoch_time_s=median_epoch_time_s(twin) if twin else None,
+        epoch_time_s=twin.median_epoch_time_s if twin else None,
         test_accuracy=twin.median(last_test_accuracy) if twin else None,
         notes=notes
         + (
@@ -231,4 +229,4 @@ def last_test_accuracy(record: Record) -> float | None:
 
 def is_same_point_trained(trained: Spec, measured: Spec) -> bool:
     """Whether a trained point is the measured one, but for how it was measured."""
-    return all(getattr(trained, axis) == getattr(measured, axis) for axis in AXES if axis not in TRAINED_MAY_DIFFER)
+    return alike_key(trained, TRAINED_MAY_DIFFER) == alike_key(measured, TRAINED_MAY_DIFFER)

@@ -8,12 +8,7 @@ from pipeline.analysis.energy import energy_figures, energy_notes, host_cpu_shar
 from pipeline.analysis.exposure import communications_of, exposed_communication, is_within_noise
 from pipeline.analysis.pooling import (
     PooledPoint,
-    allocator_retry_notes,
-    epoch_time_drift_notes,
-    epoch_time_interval,
-    median_epoch_time_s,
     median_window_s,
-    parts_notes,
     record_peak_memory_gib,
 )
 from pipeline.analysis.scaling import Baseline, Scaling, scaling_figures
@@ -26,7 +21,7 @@ from pipeline.report.rows import Row, start_row
 
 def time_figures(cell: PooledPoint) -> Row:
     """What Q1 and Q2 say of a cell's timed windows, and as `notes` what the reader must know of their interval."""
-    epoch_time_s, spread = median_epoch_time_s(cell), epoch_time_interval(cell)
+    epoch_time_s, spread = cell.median_epoch_time_s, cell.epoch_time_interval
     throughput = None
     if epoch_time_s is not None:
         throughput = formulas.throughput_samples_per_s(cell.spec.num_samples, epoch_time_s)
@@ -41,7 +36,7 @@ def time_figures(cell: PooledPoint) -> Row:
         "noise_floor": spread.noise_floor(epoch_time_s),
         "interval_over": spread.over,
         "num_windows": spread.num_windows,
-        "notes": [*spread.notes, *epoch_time_drift_notes(cell), *parts_notes(cell), *execution_notes(cell)],
+        "notes": [*spread.notes, *cell.epoch_time_drift_notes, *cell.parts_notes, *execution_notes(cell)],
     }
 
 
@@ -63,7 +58,7 @@ def execution_notes(cell: PooledPoint) -> list[str]:
 def q1_row(cell: PooledPoint, axes: Sequence[str]) -> Row:
     """Epoch time against batch size, on one GPU."""
     times = time_figures(cell)
-    notes = [*times.pop("notes"), *energy_notes(cell), *allocator_retry_notes(cell)]
+    notes = [*times.pop("notes"), *energy_notes(cell), *cell.allocator_retry_notes]
     host = {"host_cpu_share": cell.median(host_cpu_share_of)}
     return start_row(cell, axes, **times, **energy_figures(cell), **host, notes=notes)
 
@@ -80,7 +75,7 @@ def q3_row(cell: PooledPoint, axes: Sequence[str], baseline: Baseline, measured:
 
     Beside it exposed communication as the experiment's communication point measured it, steps x one step's.
     """
-    time_s, num_gpus = median_epoch_time_s(cell), cell.spec.num_gpus
+    time_s, num_gpus = cell.median_epoch_time_s, cell.spec.num_gpus
     compute_s = comm_s = bandwidth = num_bytes = None
     notes = [*baseline.notes]
     if cell.ok_records and cell.spec.is_whole_epoch:

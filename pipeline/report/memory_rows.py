@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from pipeline.analysis import formulas
 from pipeline.analysis.memory_boundary import bracket_tolerance
-from pipeline.analysis.pooling import PooledPoint, allocator_retry_notes
+from pipeline.analysis.pooling import PooledPoint
 from pipeline.experiment.measurement import MemorySearch, MemoryTrial
 from pipeline.experiment.record import Record
 from pipeline.report.rows import Row, start_row
@@ -87,7 +87,7 @@ def search_time_s(found: MemorySearch) -> float:
 
 def memory_notes(cell: PooledPoint) -> list[str]:
     """What the reader must know of the boundary."""
-    notes = allocator_retry_notes(cell)
+    notes = cell.allocator_retry_notes
     searches = [found for record in cell.ok_records if (found := search_of(record))]
     for found in searches:
         if found.smallest_failing is None:

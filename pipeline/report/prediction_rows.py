@@ -16,12 +16,11 @@ from pipeline.analysis.ring_model import (
     predict_min_step_s,
     predict_step_s,
 )
-from pipeline.experiment.spec import AXES
+from pipeline.experiment.axis_groups import PREDICTION_MAY_DIFFER, alike_key
 from pipeline.report.bandwidth_rows import SweepKey, sweep_key, sweep_rows
 from pipeline.report.rows import Row, start_row
 
 PREDICTED_NUM_GPUS = (8, 16, 64, 256, 1024)
-SIZE_AXES = ("num_gpus", "num_nodes")
 
 
 class PredictionBase(NamedTuple):
@@ -65,7 +64,7 @@ def series_of(cells: Iterable[PooledPoint]) -> list[list[PredictionBase]]:
     for cell in cells:
         base = prediction_base(cell)
         if base is not None:
-            key = tuple(getattr(cell.spec, axis) for axis in AXES if axis not in SIZE_AXES)
+            key = alike_key(cell.spec, PREDICTION_MAY_DIFFER)
             series.setdefault(key, []).append(base)
     return [sorted(bases, key=lambda base: base.cell.spec.num_gpus) for bases in series.values()]
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.analysis.pooling import POOLED_AXES, PooledPoint
+from pipeline.analysis.pooling import PooledPoint
+from pipeline.experiment.axis_groups import POOLED_AXES
 from pipeline.experiment.spec import AXES, Spec
 
 Row = dict[str, Any]
@@ -20,7 +21,7 @@ def shown_axes(pooled: Sequence[Spec]) -> list[str]:
 
 def start_row(cell: PooledPoint, axes: Sequence[str], **figures: Any) -> Row:
     """The axes, the status and the figures of a cell; `note` joins what figures give as `notes`."""
-    notes = [*cell.notes(), *figures.pop("notes", [])]
+    notes = [*cell.notes, *figures.pop("notes", [])]
     absent = [name for name, value in figures.items() if value is None and name in STATED_FIGURES]
     if absent and cell.ok_records and not any(record.measured for record in cell.ok_records):
         notes.append(f"not stated: {', '.join(absent)}")

@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from pipeline.analysis.intervals import CONFIDENCE
-from pipeline.analysis.pooling import FIRST_TIMED_EPOCH
 from pipeline.analysis.scaling import Scaling
+from pipeline.experiment.spec import FIRST_TIMED_EPOCH
 
 TIMES = ("epoch_time_s", "noise_floor", "interval_over")
 GAINS = ("speedup", "parallel_efficiency")

@@ -18,7 +18,7 @@ from pipeline.analysis import telemetry_summary
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import MAX_MESSAGE_CHARS, Environment, Failure, Record
-from pipeline.experiment.spec import Spec
+from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Spec
 from pipeline.runner import failed_record, telemetry_sampler
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.rank_files import RankFiles
@@ -167,8 +167,9 @@ def add_telemetry(record: Record, rank_files: RankFiles) -> Record:
     """Return the record with the telemetry of all nodes; without it if the record would then be invalid."""
     assert record.measurement is not None, "an ok record has a measurement"
     nodes = telemetry_sampler.read_all_nodes(rank_files, record.spec.num_nodes)
-    # keep all timed epochs, and more only as far as the record stays small
-    num_epochs = max(record.spec.windows + 1, telemetry_summary.MAX_GPU_WINDOWS // record.spec.num_gpus)
+    # the timed epochs are kept whatever their number; past them the record has to stay small
+    needed = NUM_WARM_UP_EPOCHS + record.spec.windows
+    num_epochs = max(needed, telemetry_summary.MAX_GPU_WINDOWS // record.spec.num_gpus)
     sampled = telemetry_summary.summarize_telemetry(record.measurement.epochs, record.environment, nodes, num_epochs)
     full = msgspec.structs.replace(record, telemetry=sampled)
     try:

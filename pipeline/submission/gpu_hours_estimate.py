@@ -10,9 +10,15 @@ from typing import NamedTuple, get_args
 
 from pipeline.analysis.gpu_hours_spent import attempt_duration_s, hours_columns
 from pipeline.experiment import record_store
+from pipeline.experiment.axis_groups import (
+    COST_MAY_DIFFER,
+    COST_PER_SAMPLE_MAY_DIFFER,
+    COST_PER_STEP_MAY_DIFFER,
+    alike_key,
+)
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import AXES, Device, Spec
+from pipeline.experiment.spec import Device, Spec
 from pipeline.report.rows import Row
 from pipeline.system.errors import CommandError, pluralize, replace_control_characters, shorten_list
 
@@ -212,12 +218,12 @@ def cost_key(spec: Spec) -> CostKey:
     Training time is proportional to the number of samples. Evaluation (no record holds its time), decoding of images,
     and compilation or capture for a smaller last batch are not.
     """
-    free = ["repeat", "seed", "learning_rate"]
+    may_differ = COST_MAY_DIFFER
     if spec.measure == "epochs" and not spec.evaluate:
-        free += ["epochs", "windows"]
+        may_differ += COST_PER_SAMPLE_MAY_DIFFER
         if spec.execution == "eager" and spec.dataset != "imagefolder":
-            free += ["num_samples", "max_steps"]
-    return (spec.is_probe, *(getattr(spec, axis) for axis in AXES if axis not in free))
+            may_differ += COST_PER_STEP_MAY_DIFFER
+    return (spec.is_probe, *alike_key(spec, may_differ))
 
 
 def predict_duration_s(spec: Spec, samples: Sequence[CostSample]) -> float | None:

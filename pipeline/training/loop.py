@@ -21,7 +21,7 @@ from pipeline.data.batches import CHANNEL_MEANS, CHANNEL_STDS, TrainingBatches, 
 from pipeline.data.images import Images, load_images
 from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch
 from pipeline.experiment.record import MAX_RANK_EPOCHS, MAX_STEP_TIMES
-from pipeline.experiment.spec import Spec
+from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Spec
 from pipeline.training import device_memory, process_group
 from pipeline.training.device_memory import read_peak_memory
 from pipeline.training.gpu_checks import AMPERE
@@ -115,8 +115,9 @@ def may_stop_now(spec: Spec, epochs: Sequence[Epoch]) -> bool:
     """
     if not spec.may_stop_early:
         return False
+    timed = epochs[NUM_WARM_UP_EPOCHS:]
     return is_time_precise_enough(
-        [rank.epoch_time_ns for epoch in epochs[1:] if (rank := epoch.slowest_rank) and rank.epoch_time_ns]
+        [rank.epoch_time_ns for epoch in timed if (rank := epoch.slowest_rank) and rank.epoch_time_ns]
     )
 
 

@@ -178,5 +178,5 @@ def test_two_types_of_gpu_in_one_experiment_are_named_wherever_they_meet(tmp_pat
 def test_repeats_on_one_machine_that_were_executed_unlike_are_told_apart() -> None:
     found = [executed("graph"), executed("compiled_graph", 1)]
     shared = [msgspec.structs.replace(record, environment=found[0].environment) for record in found]
-    (cell,) = pool_outcomes(resolve_outcomes([record.spec for record in shared], shared, []).outcomes)
-    assert cell.notes() == ["mixed execution: compiled_graph, graph"]
+    (point,) = pool_outcomes(resolve_outcomes([record.spec for record in shared], shared, []).outcomes)
+    assert point.notes == ["mixed execution: compiled_graph, graph"]

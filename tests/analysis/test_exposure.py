@@ -86,9 +86,8 @@ def test_a_variant_that_was_not_run_leaves_no_difference() -> None:
 
 
 def test_what_is_noise_reaches_to_the_far_end_of_the_interval() -> None:
-    assert MedianTime(1.0, Interval(-3.0, 2.0, 0.97, 6)).max_abs_bound() == 3.0
-    assert MedianTime(1.0, Interval(-3.0, 5.0, 0.97, 6)).max_abs_bound() == 5.0
-    assert MedianTime(1.0, None).max_abs_bound() == 0.0
+    assert Interval(-3.0, 2.0, 0.97, 6).max_abs_bound == 3.0
+    assert Interval(-3.0, 5.0, 0.97, 6).max_abs_bound == 5.0
 
 
 def test_six_values_give_an_interval_and_five_do_not() -> None:

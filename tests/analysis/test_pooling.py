@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 from pipeline.analysis.intervals import Interval, interval_by_repeat
 from pipeline.analysis.pooling import (
     PooledPoint,
-    epoch_time_drift_notes,
-    epoch_time_interval,
-    median_epoch_time_s,
     median_window_s,
-    parts_notes,
     pool_outcomes,
     timed_epochs,
 )
@@ -28,10 +24,10 @@ def windowed(*times_s: float, **fields: Any) -> Record:
     return make_record(spec, (90.0, *times_s, 80.0))
 
 
-def cell_of(*found: Record, **missing: Any) -> PooledPoint:
+def pool(*found: Record, **missing: Any) -> PooledPoint:
     expected = [*(record.spec for record in found), *([make_spec(**missing)] if missing else [])]
-    (cell,) = pool_outcomes(resolve_outcomes(expected, found, []).outcomes)
-    return cell
+    (point,) = pool_outcomes(resolve_outcomes(expected, found, []).outcomes)
+    return point
 
 
 @pytest.mark.parametrize(
@@ -40,10 +36,10 @@ def cell_of(*found: Record, **missing: Any) -> PooledPoint:
 def test_the_epoch_time_is_the_median_of_the_windows_and_of_no_other_epoch(
     times_s: Sequence[float], median_s: float
 ) -> None:
-    cell = cell_of(windowed(*times_s))
-    assert median_epoch_time_s(cell) == median_s
-    assert cell.median(median_window_s("compute_time_ns")) == median_s * 0.75
-    assert [epoch.epoch for epoch in timed_epochs(cell.ok_records[0])] == list(range(2, 2 + len(times_s)))
+    point = pool(windowed(*times_s))
+    assert point.median_epoch_time_s == median_s
+    assert point.median(median_window_s("compute_time_ns")) == median_s * 0.75
+    assert [epoch.epoch for epoch in timed_epochs(point.ok_records[0])] == list(range(2, 2 + len(times_s)))
 
 
 def test_every_window_is_its_slowest_ranks() -> None:
@@ -56,28 +52,28 @@ def test_every_window_is_its_slowest_ranks() -> None:
         ranks[rank] = msgspec.structs.replace(ranks[rank], epoch_time_ns=int(time_s * 1e9))
         epochs[number - 1] = msgspec.structs.replace(epochs[number - 1], ranks=tuple(ranks))
     record = make_record(spec, measurement=msgspec.structs.replace(measured, epochs=tuple(epochs)))
-    assert median_epoch_time_s(cell_of(record)) == 4.0  # of 5, 4, 3: every window is slow on one rank alone
+    assert pool(record).median_epoch_time_s == 4.0  # of 5, 4, 3: every window is slow on one rank alone
 
 
 def test_a_point_that_stopped_early_reports_the_windows_that_were_run() -> None:
     spec = make_spec(windows=20, epochs=21)
-    cell = cell_of(make_record(spec, (9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)))
-    assert (cell.status, cell.notes(), median_epoch_time_s(cell)) == ("ok", [], 3.5)
-    spread = epoch_time_interval(cell)
+    point = pool(make_record(spec, (9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)))
+    assert (point.status, point.notes, point.median_epoch_time_s) == ("ok", [], 3.5)
+    spread = point.epoch_time_interval
     assert (spread.interval, spread.over, spread.num_windows) == (Interval(1.0, 6.0, 0.96875, 6), "windows", 6)
 
 
 def test_the_interval_is_over_repeats_where_there_are_six_and_each_counts_once() -> None:
     # medians 1 to 6, though the windows reach from 0.5 to 9
     found = [windowed(0.5, number, 9.0, repeat=number) for number in range(1, 7)]
-    spread = epoch_time_interval(cell_of(*found))
+    spread = pool(*found).epoch_time_interval
     assert (spread.interval, spread.over) == (Interval(1.0, 6.0, 0.96875, 6), "repeats")
     assert (spread.num_windows, spread.notes) == (18, [])
 
 
 def test_else_it_is_over_the_windows_of_all_repeats_and_says_so() -> None:
     found = [windowed(1.0, 2.0, 3.0), windowed(4.0, 5.0, 6.0, repeat=1)]
-    spread = epoch_time_interval(cell_of(*found))
+    spread = pool(*found).epoch_time_interval
     assert (spread.interval, spread.over) == (Interval(1.0, 6.0, 0.96875, 6), "windows")
     assert spread.notes == ["interval over the windows of 2 repeats together"]
 
@@ -95,30 +91,30 @@ def test_else_it_is_over_the_windows_of_all_repeats_and_says_so() -> None:
 def test_fewer_than_six_values_have_no_interval_and_say_why_where_one_was_asked_for(
     found: list[Record], missing: dict[str, Any], notes: list[str]
 ) -> None:
-    spread = epoch_time_interval(cell_of(*found, **missing))
+    spread = pool(*found, **missing).epoch_time_interval
     assert (spread.interval, spread.over, spread.notes) == (None, None, notes)
     assert spread.noise_floor(1.0) is None
 
 
 def test_a_point_without_a_time_says_nothing_of_intervals() -> None:
-    spread = epoch_time_interval(cell_of(make_record(make_spec(windows=9, epochs=10), status="oom")))
+    spread = pool(make_record(make_spec(windows=9, epochs=10), status="oom")).epoch_time_interval
     assert (spread.interval, spread.num_windows, spread.notes) == (None, 0, [])
 
 
 def test_windows_that_drift_are_not_alike_and_the_interval_says_so() -> None:
     slowed = windowed(*[1.0, 1.01, 1.02] * 2, *[1.1, 1.12, 1.13] * 2)
     note = "epoch_time_s drifted by +10.9% while measured: its interval is too narrow"
-    assert epoch_time_drift_notes(cell_of(slowed)) == [note]
+    assert pool(slowed).epoch_time_drift_notes == [note]
     steady = windowed(*[1.0, 1.01, 1.13] * 2, *[1.1, 1.12, 1.02] * 2)
-    assert epoch_time_drift_notes(cell_of(steady)) == []
-    together = epoch_time_interval(cell_of(windowed(*[1.0] * 6, repeat=0), windowed(*[1.1] * 6, repeat=1)))
+    assert pool(steady).epoch_time_drift_notes == []
+    together = pool(windowed(*[1.0] * 6, repeat=0), windowed(*[1.1] * 6, repeat=1)).epoch_time_interval
     assert together.notes == ["interval over the windows of 2 repeats together"], (
         "another process may have another pace"
     )
 
 
 def test_the_noise_floor_is_the_half_width_over_the_median() -> None:
-    spread = epoch_time_interval(cell_of(windowed(9.0, 10.0, 10.0, 10.0, 10.0, 11.0)))
+    spread = pool(windowed(9.0, 10.0, 10.0, 10.0, 10.0, 11.0)).epoch_time_interval
     assert spread.noise_floor(10.0) == 0.1
 
 
@@ -127,8 +123,8 @@ def test_the_epoch_time_lies_inside_its_interval_however_unequal_the_repeats(tim
     windows = max(map(len, times_s))
     spec = {"windows": windows, "epochs": windows + 1}
     found = [make_record(make_spec(repeat=number, **spec), (90.0, *part)) for number, part in enumerate(times_s)]
-    cell = cell_of(*found)
-    spread, time_s = epoch_time_interval(cell), median_epoch_time_s(cell)
+    point = pool(*found)
+    spread, time_s = point.epoch_time_interval, point.median_epoch_time_s
     assert time_s is not None
     assert spread.interval is not None
     assert spread.interval.contains(time_s)
@@ -158,7 +154,7 @@ def test_parts_that_do_not_add_up_to_their_epoch_are_said(epoch_time_s: float, n
     rank = msgspec.structs.replace(window.ranks[0], epoch_time_ns=round(epoch_time_s * 1e9))
     epochs = (*others, msgspec.structs.replace(window, ranks=(rank,)), last)
     measured = msgspec.structs.replace(record.measurement, epochs=epochs)
-    assert parts_notes(cell_of(msgspec.structs.replace(record, measurement=measured))) == ([note] if note else [])
+    assert pool(msgspec.structs.replace(record, measurement=measured)).parts_notes == ([note] if note else [])
 
 
 def test_parts_that_miss_a_short_epoch_by_less_than_a_millisecond_are_no_finding() -> None:
@@ -169,4 +165,4 @@ def test_parts_that_miss_a_short_epoch_by_less_than_a_millisecond_are_no_finding
     measured = msgspec.structs.replace(
         record.measurement, epochs=(first, msgspec.structs.replace(window, ranks=(rank,)), last)
     )
-    assert parts_notes(cell_of(msgspec.structs.replace(record, measurement=measured))) == []
+    assert pool(msgspec.structs.replace(record, measurement=measured)).parts_notes == []

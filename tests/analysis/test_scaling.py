@@ -5,7 +5,8 @@ import msgspec
 import pytest
 from factories import make_record, make_spec
 
-from pipeline.analysis.scaling import BASELINE_MAY_DIFFER, FIXED_AXIS, Scaling, check_invariant
+from pipeline.analysis.scaling import FIXED_AXIS, Scaling, check_invariant
+from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Record
 from pipeline.experiment.spec import Spec

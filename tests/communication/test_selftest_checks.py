@@ -24,7 +24,7 @@ from pipeline.communication.selftest_checks import (
     gradients_busbw_gb_s,
     is_clock_cost_precise_enough,
     is_precise_enough,
-    max_abs_bound,
+    require_interval,
     step_us,
 )
 
@@ -128,10 +128,10 @@ def test_or_by_what_the_same_series_twice_differ_by(difference_us: float, verdic
 
 
 def test_an_interval_reaches_to_its_far_end_and_needs_six_values() -> None:
-    assert max_abs_bound([1, 2, 3, -4, 0, 0]) == 4
-    assert max_abs_bound([1, 2, 3, -4, 0, 5]) == 5
+    assert require_interval([1, 2, 3, -4, 0, 0]).max_abs_bound == 4
+    assert require_interval([1, 2, 3, -4, 0, 5]).max_abs_bound == 5
     with pytest.raises(ValueError, match="an interval needs six values, got 5"):
-        max_abs_bound([1, 2, 3, 4, 5])
+        require_interval([1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,61 @@
+from typing import Any
+
+import msgspec
+import pytest
+from factories import make_spec
+from test_spec import OTHER_VALUES
+
+from pipeline.experiment import axis_groups
+from pipeline.experiment.axis_groups import POOLED_AXES, AxisGroup, alike_key, without_repeat
+from pipeline.experiment.packing import process_layout
+from pipeline.experiment.spec import AXES, Spec
+
+GROUPS: dict[str, AxisGroup] = {
+    name: group for name, group in vars(axis_groups).items() if name.endswith(("_MAY_DIFFER", "POOLED_AXES"))
+}
+POINT: dict[str, Any] = {"strategy": "ddp", "num_gpus": 4, "batch_size_per_gpu": 64, "epochs": 5, "input": "synthetic"}
+
+
+def changed(axis: str) -> Spec:
+    """Return the point with another value of the axis, whether or not the two go together."""
+    spec = make_spec(**POINT)
+    msgspec.structs.force_setattr(spec, axis, OTHER_VALUES[axis])
+    return spec
+
+
+def test_every_group_names_axes_once() -> None:
+    assert len(GROUPS) >= 9
+    for name, group in GROUPS.items():
+        assert set(group) <= set(AXES), name
+        assert len(set(group)) == len(group), name
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_points_are_alike_if_they_differ_in_axes_of_the_group_and_in_no_other(axis: str) -> None:
+    spec, other = make_spec(**POINT), changed(axis)
+    assert getattr(spec, axis) != getattr(other, axis)
+    for name, group in GROUPS.items():
+        assert (alike_key(spec, group) == alike_key(other, group)) == (axis in group), name
+
+
+@pytest.mark.parametrize("axis", sorted(set(AXES) - set(axis_groups.PROCESS_MAY_DIFFER)))
+def test_points_share_no_processes_if_they_differ_outside_the_group(axis: str) -> None:
+    assert process_layout(make_spec(**POINT)) != process_layout(changed(axis))
+
+
+def test_a_new_axis_keeps_points_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    class LaterSpec(Spec, frozen=True, kw_only=True):
+        grad_accumulation: int = 1
+
+    monkeypatch.setattr(axis_groups, "AXES", (*AXES, "grad_accumulation"))
+    axis_groups._axes_outside.cache_clear()
+    one, two = LaterSpec(**POINT), LaterSpec(**POINT, grad_accumulation=2)
+    try:
+        assert all(alike_key(one, group) != alike_key(two, group) for group in GROUPS.values())
+        assert process_layout(one) != process_layout(two)
+    finally:
+        axis_groups._axes_outside.cache_clear()
+
+
+def test_repeats_of_a_point_are_one_point() -> None:
+    assert {without_repeat(changed(axis)) for axis in POOLED_AXES} == {make_spec(**POINT)}
