@@ -272,5 +272,5 @@ def test_any_error_of_the_system_is_said_in_words_that_are_true_of_it(raised: st
         f"def main(): raise {raised}\nrun_command(main)"
     )
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert_refused(answer, 2, said, "mend that, and run it again")
+    assert_refused(answer, 2, said, "fix this and run it again")
     assert "a file" not in answer.stderr

@@ -1,4 +1,4 @@
-"""A deadline: how long a point may take, after which an exception ends what runs it."""
+"""A time limit for a block of code: an exception ends it when the time is over."""
 
 import math
 import signal
@@ -6,13 +6,13 @@ import time
 
 
 class DeadlineExpired(BaseException):
-    """The time is over. No Exception, so that nothing on the way takes it for an error of its own and goes on."""
+    """The time is over. Derives from BaseException so that no `except Exception` in between catches it."""
 
 
 class Deadline:
-    """What runs inside its `with`, in the main thread, has so many seconds; then Expired is raised there.
+    """Raises DeadlineExpired in the main thread if the body of its `with` runs longer than `limit_s` seconds.
 
-    Once, and never after the `with`. Without a limit (None) nothing is raised and no signal is used.
+    Raises once, and never after the `with`. Without a limit (None) it uses no signal.
     """
 
     def __init__(self, limit_s: float | None) -> None:
@@ -21,12 +21,12 @@ class Deadline:
         self.restart()
 
     def restart(self) -> None:
-        """Give the whole time again, from now on; any thread may."""
+        """Start the time limit again from now. Any thread may call this."""
         self._due_s = time.monotonic() + (math.inf if self.limit_s is None else self.limit_s)
 
     @property
     def is_expired(self) -> bool:
-        """Whether the time is over."""
+        """True if the time is over."""
         return time.monotonic() >= self._due_s
 
     def __enter__(self) -> None:
@@ -36,7 +36,7 @@ class Deadline:
             signal.setitimer(signal.ITIMER_REAL, self.limit_s)
 
     def __exit__(self, *_: object) -> None:
-        self._is_armed = False  # first: an alarm that is under way rings in vain
+        self._is_armed = False  # first: an alarm that arrives from here on does nothing
         if self.limit_s is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, self._handler_before)

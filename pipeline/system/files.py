@@ -1,4 +1,4 @@
-"""Files that others may read at any moment: written whole or not at all, read with a bound."""
+"""Atomic writes, bounded reads and schema versions of files that other processes may read at any time."""
 
 import contextlib
 import ctypes
@@ -12,23 +12,22 @@ from pathlib import Path
 
 import msgspec
 
-# the answers of a file system that lacks an operation (FAT, SMB, FUSE, some Lustre)
+# errors of a file system that lacks an operation (FAT, SMB, FUSE, some Lustre)
 UNSUPPORTED = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL})
 AT_FDCWD, RENAME_NOREPLACE = -100, 1  # renameat2(2)
-CLAIM_TIMEOUT_S = 2  # between a claim and its rename lie microseconds; after this its owner is taken for dead
+CLAIM_TIMEOUT_S = 2  # a rename follows its claim within microseconds; after this time its owner is considered dead
 
-
-CANNOT_READ = "cannot be read: "  # what is in such a file nobody knows
+CANNOT_READ = "cannot be read: "  # the reason starts with this if the content is unknown
 
 
 class UnreadableFile(ValueError):
-    """The file cannot be taken as it is; the text goes on from its name."""
+    """The file cannot be used. The message continues a sentence that starts with the file's name."""
 
 
 def create_file_atomically(raw: bytes, path: Path) -> None:
-    """Write beside, fsync, link into place: the name is absent or whole, and never overwritten.
+    """Write a temporary file, fsync it and link it to its name: readers see the whole file or none.
 
-    Raises FileExistsError when the name is taken.
+    Raises FileExistsError if the name is taken.
     """
     with temporary_file_beside(path, raw) as scratch:
         place_exclusively(scratch, path)
@@ -36,7 +35,7 @@ def create_file_atomically(raw: bytes, path: Path) -> None:
 
 
 def place_exclusively(scratch: str, path: Path) -> None:
-    """Give a file its name by the first way that the file system supports. Raises FileExistsError when it is taken."""
+    """Give a file its name by the first method that the file system supports. Raises FileExistsError if it is taken."""
     for place in (os.link, rename_exclusively):
         try:
             place(scratch, path)
@@ -48,7 +47,7 @@ def place_exclusively(scratch: str, path: Path) -> None:
 
 
 def rename_exclusively(scratch: str, path: Path) -> None:
-    """Rename a file unless the name is taken, which the kernel checks: renameat2(2) with RENAME_NOREPLACE."""
+    """Rename a file unless the name is taken: renameat2(2) with RENAME_NOREPLACE."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # glibc has it since 2.28
     if renameat2 is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(path))
@@ -58,10 +57,10 @@ def rename_exclusively(scratch: str, path: Path) -> None:
 
 
 def claim_and_rename(scratch: str, path: Path) -> None:
-    """Rename a file whose name this process alone has claimed, by an empty file beside it made with O_EXCL.
+    """Claim the name with an empty file created with O_EXCL, then rename. Raises FileExistsError if it is claimed.
 
-    The claim stays: a look at the name may come from a stale cache, O_EXCL does not. A claim without its file belongs
-    to a process that died; its name is never given again.
+    The claim file stays: checking the name itself may read a stale cache, O_EXCL does not. A claim without its file
+    belongs to a process that died; its name is never used again.
     """
     claim = path.with_name(f".claim-{path.name}")
     try:
@@ -71,13 +70,13 @@ def claim_and_rename(scratch: str, path: Path) -> None:
         while not os.path.lexists(path) and time.monotonic() < deadline_s:
             time.sleep(0.01)
         raise
-    if os.path.lexists(path):  # put there without a claim, by a copy or by a machine that can link
+    if os.path.lexists(path):  # created without a claim: copied, or linked by another machine
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     os.rename(scratch, path)
 
 
 def probe_exclusive(folder: Path) -> None:
-    """Try in the folder how files get a name of their own. Raises OSError where no way works."""
+    """Test that files can be published exclusively in the folder. Raises OSError if no method works."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".publishing-", ignore_cleanup_errors=True) as scratch:
         first, second, path = (Path(scratch, name) for name in ("first", "second", "name"))
         first.touch()
@@ -89,14 +88,14 @@ def probe_exclusive(folder: Path) -> None:
                 raise OSError(errno.EOPNOTSUPP, "a second file takes the name of the first")
         except OSError as error:
             if error.errno in UNSUPPORTED:
-                cause = "its file system has neither hard links nor another way to publish a record once"
+                cause = "its file system supports neither hard links nor another way to publish a record exclusively"
                 raise OSError(error.errno, f"{cause} ({error.strerror})", str(folder)) from error
             raise
 
 
 @contextlib.contextmanager
 def temporary_file_beside(path: Path, raw: bytes) -> Iterator[str]:
-    """The bytes in a scratch file of the same folder, safe on the disk; gone at the end whatever happens."""
+    """Write the bytes to a temporary file in the same folder and fsync it; delete it at the end."""
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=".publishing-")
     try:
         with add_path_to_errors(path), os.fdopen(handle, "wb") as file:
@@ -106,12 +105,12 @@ def temporary_file_beside(path: Path, raw: bytes) -> Iterator[str]:
             os.fsync(file.fileno())
         yield scratch
     finally:
-        with contextlib.suppress(FileNotFoundError):  # renamed into place
+        with contextlib.suppress(FileNotFoundError):  # it was renamed
             os.unlink(scratch)
 
 
 def allow_reading(handle: int) -> None:
-    """Let everybody read the file; a file system without modes decides that for itself."""
+    """Make the file readable by everybody; ignored by a file system without modes."""
     try:
         os.fchmod(handle, 0o644)
     except OSError as error:
@@ -121,7 +120,7 @@ def allow_reading(handle: int) -> None:
 
 @contextlib.contextmanager
 def add_path_to_errors(path: Path) -> Iterator[None]:
-    """An OSError inside names the file: of a full disk the system names none."""
+    """Add the path to an OSError raised inside: the error of a full disk names no file."""
     try:
         yield
     except OSError as error:
@@ -130,20 +129,20 @@ def add_path_to_errors(path: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a new name in the folder survive a crash of the machine."""
+    """Fsync the folder, so that a new name in it survives a crash of the machine."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with add_path_to_errors(folder):
             os.fsync(handle)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems cannot
+        if error.errno != errno.EINVAL:  # some network file systems do not support it
             raise
     finally:
         os.close(handle)
 
 
 def read_bounded(path: Path | str, max_bytes: int, *, follow_links: bool = False) -> bytes:
-    """The bytes of a regular file (no link, unless they are followed) no larger than that. Raises Unreadable."""
+    """Return the bytes of a regular file; a link is refused by default. Raises UnreadableFile, also for more bytes."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW))
     except OSError as error:
@@ -155,16 +154,16 @@ def read_bounded(path: Path | str, max_bytes: int, *, follow_links: bool = False
             raise UnreadableFile("is not a regular file")
         if facts.st_size > max_bytes:
             raise UnreadableFile(f"has {facts.st_size} bytes, more than {max_bytes}")
-        # without a file object, which costs as much as all the rest
+        # no file object: it would double the time
         return b"".join(iter(lambda: os.read(handle, facts.st_size + 1), b""))
     finally:
         os.close(handle)
 
 
 def find_open_folder(folder: Path) -> Path | None:
-    """The folder, or the nearest above it, in which anyone may replace what others wrote: no sticky bit stops them."""
+    """Return the nearest folder, from this one up, where anyone may replace files: world-writable, no sticky bit."""
     for path in (folder.resolve(), *folder.resolve().parents):
-        with contextlib.suppress(OSError):  # not there yet
+        with contextlib.suppress(OSError):  # the folder does not exist yet
             mode = path.stat().st_mode
             if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
                 return path
@@ -172,29 +171,29 @@ def find_open_folder(folder: Path) -> Path | None:
 
 
 def replace_file_atomically(path: Path, raw: bytes) -> None:
-    """Write beside, fsync, rename over: readers see the old bytes or the new. Raises OSError."""
+    """Write a temporary file, fsync it and rename it: readers see the old bytes or the new ones. Raises OSError."""
     with temporary_file_beside(path, raw) as scratch:
         os.replace(scratch, path)
     sync_folder(path.parent)
 
 
 class NewerSchema(UnreadableFile):
-    """A later version of this project wrote it: the file is sound, and we are old."""
+    """A later version of this project wrote the file."""
 
 
 class SchemaHeader(msgspec.Struct):
-    """What every file of ours says of its own form, whatever else it holds."""
+    """The field that every JSON file of this project has."""
 
     schema_version: int
 
 
 def check_schema_version(raw: bytes, newest: int) -> None:
-    """Raise Newer where the JSON has a schema past the newest that is known."""
+    """Raise NewerSchema if the JSON has a later schema version than `newest`."""
     try:
         version = msgspec.json.decode(raw, type=SchemaHeader).schema_version
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return
     if version > newest:
         raise NewerSchema(
-            f"has schema {version} of a later version, and this one reads up to {newest}; update this one"
+            f"has schema {version}, written by a later version; this version reads up to {newest}: update it"
         )

@@ -1,4 +1,4 @@
-"""What this machine has, without importing torch."""
+"""Properties of this machine: GPUs, node, boot, shared memory. Imports no torch."""
 
 import contextlib
 import ctypes
@@ -15,18 +15,18 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process when the one that started it dies (prctl(2), PR_SET_PDEATHSIG)."""
+    """Ask the kernel to terminate this process when its parent dies (prctl(2), PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def set_process_name(name: str) -> None:
-    """What ps and top call this process; a forked one has the command line of the one that it was forked from."""
+    """Set the name that ps and top show: a forked process has its parent's command line."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name)
 
 
 def gpu_names() -> set[str]:
-    """The names of all NVIDIA GPUs of this machine, by the kernel module; empty where it does not say."""
+    """Return the names of all NVIDIA GPUs of this machine, from the kernel module; empty if it gives none."""
     found = set()
     for path in NVIDIA_GPUS_PATH.glob("*/information"):
         with contextlib.suppress(OSError):
@@ -36,7 +36,7 @@ def gpu_names() -> set[str]:
 
 
 def visible_gpu_ids() -> list[str]:
-    """NVIDIA GPUs of this machine that CUDA_VISIBLE_DEVICES leaves visible, as it names them; by number without it."""
+    """Return the visible NVIDIA GPUs as CUDA_VISIBLE_DEVICES names them, or numbered if it is not set."""
     present = sum(path.name.removeprefix("nvidia").isdecimal() for path in Path("/dev").glob("nvidia[0-9]*"))
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     if mask is None:
@@ -46,23 +46,23 @@ def visible_gpu_ids() -> list[str]:
 
 
 def num_visible_gpus() -> int:
-    """How many GPUs are visible."""
+    """Return the number of visible GPUs."""
     return len(visible_gpu_ids())
 
 
 def num_job_gpus() -> int:
-    """GPUs of this node that the Slurm job holds; 0 outside Slurm."""
+    """Return the number of GPUs that the Slurm job has on this node; 0 outside Slurm."""
     held = os.environ.get("SLURM_GPUS_ON_NODE", "")
     return int(held) if held.isdecimal() else 0
 
 
 def node_name() -> str:
-    """The node as Slurm names it, else the host's name."""
+    """Return Slurm's name of this node, else the host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def boot_id() -> str | None:
-    """What the kernel draws anew at every boot, and no other machine of that name has; None where it does not say."""
+    """Return the kernel's random id of this boot, which tells machines of one name apart; None if unreadable."""
     try:
         return BOOT_ID_PATH.read_text().strip()
     except OSError:
@@ -70,7 +70,7 @@ def boot_id() -> str | None:
 
 
 def shared_memory() -> str:
-    """The folder of shared memory, its size, and how much of it is free now."""
+    """Describe the shared memory folder: its size and the free part."""
     try:
         facts = os.statvfs(SHARED_MEMORY)
     except OSError as error:
@@ -80,17 +80,17 @@ def shared_memory() -> str:
 
 
 def name_shared_memory(error: OSError) -> None:
-    """Name the folder in an error of a semaphore, which is a file there: of a full one the system names none."""
+    """Add the shared memory folder to an error without a file: semaphores are files there, and it may be full."""
     if error.errno == errno.ENOSPC and error.filename is None:
         error.filename = str(SHARED_MEMORY)
 
 
 def node_rank() -> int:
-    """Which node of the Slurm step this is; 0 outside a step, whatever SLURM_NODEID says."""
+    """Return this node's number in the Slurm step; 0 outside a step, where SLURM_NODEID may be an outer job's."""
     rank = int(os.environ.get("SLURM_NODEID", "0"))
     return rank if rank < int(os.environ.get("SLURM_STEP_NUM_NODES", "1")) else 0
 
 
 def utc_timestamp() -> str:
-    """The time in UTC, to the second."""
+    """Return the time in UTC, to the second."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""Variables that a shell or an outer job passes on, and that would change Slurm's answers or the jobs."""
+"""Slurm commands, run without inherited variables that would change their answers or the jobs."""
 
 import contextlib
 import os
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 from pipeline.system.errors import EXIT_SCHEDULER, CommandError
 
-KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")  # they say which Slurm, and who asks
+KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")  # they select the cluster and authenticate the user
 RANK_VARIABLES = r"MASTER_(ADDR|PORT)|(LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|TORCHELASTIC_.*"
 COMMAND_VARIABLES = re.compile(r"S(LURMD?|BATCH|RUN|ALLOC|QUEUE|ACCT|INFO|CONTROL|CANCEL)_.*|" + RANK_VARIABLES)
 
-# What srun reads (srun(1), 22.05, and what later versions add) and what no request of these jobs sets: a step without
-# them gets all that its job has. Extended regular expressions, since the batch script reads them too.
+# Variables that srun reads (srun(1), 22.05 and later) and that these jobs do not set: a step without them gets all
+# resources of its job. Extended regular expressions, because the batch script uses them too.
 STEP_VARIABLES = (
     "S(RUN|BATCH|ALLOC)_.*",
     "SLURM_(MEM_PER_(CPU|GPU)|GPUS(_PER_(SOCKET|TASK))?|GPU_.*|CPUS_PER_GPU|(CPU|MEM)_BIND.*|CPU_FREQ_REQ)",
@@ -39,19 +39,19 @@ unset foreign set_aside"""
 
 
 def ignored_variables() -> list[str]:
-    """The variables of this process that no command of Slurm and no job gets to see."""
+    """Return the names of this process's variables that are hidden from Slurm commands and jobs."""
     return sorted(name for name in os.environ if COMMAND_VARIABLES.fullmatch(name) and name not in KEPT_VARIABLES)
 
 
 def command_environment() -> dict[str, str]:
-    """The environment that every command of Slurm runs in."""
-    left_out = set(ignored_variables())
-    return {name: value for name, value in os.environ.items() if name not in left_out}
+    """Return the environment for Slurm commands."""
+    ignored = set(ignored_variables())
+    return {name: value for name, value in os.environ.items() if name not in ignored}
 
 
 @contextlib.contextmanager
 def clean_environment() -> Iterator[None]:
-    """Give this process that environment for a while: submitit runs sbatch in the one that it finds."""
+    """Remove the ignored variables from this process for a while: submitit runs sbatch with its environment."""
     removed = {name: os.environ.pop(name) for name in ignored_variables()}
     try:
         yield
@@ -60,19 +60,19 @@ def clean_environment() -> Iterator[None]:
 
 
 def ignored_variables_notice() -> list[str]:
-    """A sentence that names the variables that were set aside; none where there are none."""
+    """Return a sentence that names the ignored variables; empty if there are none."""
     names = ignored_variables()
     if not names:
         return []
     return [
         f"Notice: set aside, since they would change Slurm's answers or the jobs: {', '.join(names)}; "
-        "ask with options, such as --partition and --time."
+        "use options instead, for example --partition and --time."
     ]
 
 
 def clean_step_lines() -> list[str]:
-    """The lines of a batch script that remove what would change its step, and name it in the log."""
-    pattern = "'\\\n'|".join(STEP_VARIABLES)  # a line each; the shell joins them
+    """Return the lines of a batch script that unset variables that srun would read, and log their names."""
+    pattern = "'\\\n'|".join(STEP_VARIABLES)  # one line each; the shell joins them
     return CLEAN_STEP_SCRIPT.format(pattern=pattern).splitlines()
 
 
@@ -80,13 +80,13 @@ COMMAND_TIMEOUT_S = 60
 
 
 def run_slurm(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    """Run a Slurm command with no shell; the caller reads its exit code."""
+    """Run a Slurm command without a shell and return its output and exit code."""
     env = command_environment()
     return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s, env=env)
 
 
 def ask_slurm(*command: str) -> str:
-    """What a Slurm command prints. Raises CommandError (scheduler) where it does not answer."""
+    """Return the output of a Slurm command. Raises CommandError (EXIT_SCHEDULER) if it fails or does not answer."""
     try:
         answer = run_slurm(*command)
     except (subprocess.TimeoutExpired, OSError) as error:
@@ -94,6 +94,6 @@ def ask_slurm(*command: str) -> str:
             f"{command[0]} does not answer ({error}); try again, or use --cluster local.", EXIT_SCHEDULER
         ) from error
     if answer.returncode:
-        said = " ".join(answer.stderr.split()) or f"exit code {answer.returncode}"
-        raise CommandError(f"{command[0]} failed: {said}; try again, or use --cluster local.", EXIT_SCHEDULER)
+        reason = " ".join(answer.stderr.split()) or f"exit code {answer.returncode}"
+        raise CommandError(f"{command[0]} failed: {reason}; try again, or use --cluster local.", EXIT_SCHEDULER)
     return answer.stdout

@@ -1,6 +1,6 @@
-"""The source that this process imported: its digest and commit, taken once, when the modules are imported.
+"""Digest and commit of the source code that this process imported, taken at import time.
 
-A process runs for hours what it imported at its start, whatever is edited or committed since.
+A process runs for hours with the code that it imported at its start, even if the files change meanwhile.
 """
 
 import functools
@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent  # the whole of pipeline/
 
 
 class Source(NamedTuple):
-    """The code of a process: `is_changed` where its files were edited while it imported them."""
+    """The code of a process; `is_changed` if its files were edited during the imports."""
 
     digest: str
     commit: str | None
@@ -23,9 +23,9 @@ class Source(NamedTuple):
 
 
 def digest_source(package: Path = PACKAGE) -> str:
-    """SHA-256 over the names and bytes of the package's Python files as they are now, each with its length before it.
+    """Return the SHA-256 of the names and bytes of the package's Python files on disk, each after its length.
 
-    Grids are no part of it: each record holds its point.
+    Grids are not included: each record holds its point.
     """
     found = hashlib.sha256()
     for path in sorted(find_python_files(package)):
@@ -35,7 +35,7 @@ def digest_source(package: Path = PACKAGE) -> str:
 
 
 def find_python_files(package: Path) -> list[str]:
-    """The Python files of the package, by their names relative to it."""
+    """Return the Python files of the package, relative to it."""
     return [
         os.path.relpath(os.path.join(folder, name), package)
         for folder, _, names in os.walk(package)
@@ -45,30 +45,30 @@ def find_python_files(package: Path) -> list[str]:
 
 
 def read_or_empty(path: Path) -> bytes:
-    """The bytes of the file; none where it has gone since it was listed."""
+    """Return the bytes of the file; empty if it was deleted since it was listed."""
     try:
         return path.read_bytes()
     except OSError:
         return b""
 
 
-DIGEST_AT_START = digest_source()  # before the modules that take long to import
+DIGEST_AT_START = digest_source()  # before the slow imports
 
 
 @functools.cache
 def imported_source() -> Source:
-    """The source of this process. Call it as soon as all modules are imported; a forked process keeps the answer."""
+    """Return the source of this process. Call it right after all imports; a forked process keeps the result."""
     commit, is_dirty = git_state(PACKAGE.parent)
     return Source(DIGEST_AT_START, commit, is_dirty, is_changed=digest_source() != DIGEST_AT_START)
 
 
 def is_source_changed(digest: str) -> bool:
-    """Whether that is not the source which this process imported, or not the one on the disk now."""
+    """True if the digest differs from the source that this process imported or from the files on disk now."""
     return {digest} != {DIGEST_AT_START, digest_source()}
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """The checkout's commit and whether tracked files were changed; where git cannot say, PIPELINE_COMMIT."""
+    """Return the checkout's commit, and if tracked files were changed; without git PIPELINE_COMMIT and None."""
     git = ["git", "-C", str(root), "-c", f"safe.directory={root}"]
     changes = ["status", "--porcelain", "--untracked-files=no", "--", "pipeline", "templates"]
     try:
