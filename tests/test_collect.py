@@ -208,7 +208,7 @@ def test_one_bad_manifest_leaves_the_other_experiments_their_answer(
     make_experiment(tmp_path / "bad", make_record()).manifest_path.write_text("{")
     answer = pipeline(command, tmp_path)
     assert answer.returncode == 2
-    assert "bad/manifest.json is no manifest" in answer.stderr
+    assert "bad/manifest.json is not a valid manifest" in answer.stderr
     assert "good" in answer.stdout
 
 

@@ -220,7 +220,7 @@ def test_a_second_driver_is_refused_while_the_first_is_at_work(pipeline: Command
     grid = write_grid(tmp_path, PLANNED)
     with experiment.submission_lock():
         answer = pipeline("submit", "--grid", grid, "--outputs", tmp_path / "out", "--cluster", "local")
-    assert_refused(answer, 2, "another submit is at work")
+    assert_refused(answer, 2, "another process holds the submit lock")
     assert list(experiment.records_folder.iterdir()) == []
 
 

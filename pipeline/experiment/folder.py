@@ -1,4 +1,4 @@
-"""An experiment's folder: where everything lies in it, the manifest of expected points, and its lock."""
+"""The folder of an experiment: its paths, its manifest, its locks, and the search for experiments."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ OWN_FOLDERS = ("records", "logs", "traces")
 
 @dataclass(frozen=True)
 class Experiment:
-    """The folder of one experiment; owns every path in it."""
+    """The folder of one experiment; defines every path in it."""
 
     folder: Path
 
@@ -38,16 +38,16 @@ class Experiment:
 
     @property
     def scratch_folder(self) -> Path:
-        """What launches and their ranks leave for each other, a folder a launch and point."""
+        """Files that launchers and their ranks exchange, in one folder per launch and point."""
         return self.logs / "scratch"
 
     def launch_folder(self, run_id: str, launch_id: str) -> Path:
-        """What a launch and its ranks leave for each other over one point."""
+        """Return the folder for the files that a launcher and its ranks exchange about one point."""
         return self.scratch_folder / f"{run_id}.{launch_id}"
 
     @property
     def traces(self) -> Path:
-        """The profiler's traces that were asked for, a folder an attempt."""
+        """The profiler traces, in one folder per attempt."""
         return self.folder / "traces"
 
     @property
@@ -55,11 +55,11 @@ class Experiment:
         return self.folder / "report.md"
 
     def log_folder(self, submission_id: str) -> Path:
-        """Scripts, logs and scratch of one submission: private, since submitit keeps pickles there."""
+        """Return the folder for scripts and logs of a submission; private, because submitit keeps pickles there."""
         return self.logs / submission_id
 
     def create(self) -> None:
-        """Make the folders. Raises CommandError where that is not possible, or no record could be published there."""
+        """Create the folders. Raises CommandError if that fails or records cannot be published there."""
         self.refuse_links()
         try:
             for folder in (self.folder, self.records_folder, self.logs):
@@ -69,28 +69,26 @@ class Experiment:
             raise self._unwritable(error) from error
 
     def refuse_links(self) -> None:
-        """Raise CommandError where a folder of the experiment is a link: another may lead it anywhere.
+        """Raise CommandError if a folder of the experiment is a link, which somebody else could redirect.
 
-        The folder that holds experiments may be one, since people link it to a file system with room.
+        The parent folder may be a link: people link it to a file system with enough space.
         """
         for folder in (self.folder, self.records_folder, self.logs, self.traces):
             if folder.is_symlink():
-                raise CommandError(
-                    f"{folder} is a link; give the folder that it leads to, or put a folder in its place."
-                )
+                raise CommandError(f"{folder} is a link; give the folder that it points to, or replace it by a folder.")
 
     def require_place(self) -> None:
-        """Raise CommandError where `create` would, as far as that can be told without writing."""
+        """Raise CommandError if `create` would fail, as far as this can be checked without writing."""
         for folder in (self.folder, self.records_folder, self.logs):
             present = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
             if not present.is_dir():
-                raise self._unwritable(NotADirectoryError(errno.ENOTDIR, f"{present} is no folder"))
+                raise self._unwritable(NotADirectoryError(errno.ENOTDIR, f"{present} is not a folder"))
             if not os.access(present, os.W_OK | os.X_OK):
                 number = errno.EROFS if os.statvfs(present).f_flag & os.ST_RDONLY else errno.EACCES
                 raise self._unwritable(OSError(number, os.strerror(number)))
 
     def read_manifest(self) -> Manifest | None:
-        """The manifest, or None where there is none. Raises CommandError when it cannot be read, or a folder is a link."""
+        """Return the manifest, None if there is none. Raises CommandError if it is unreadable or a folder is a link."""
         self.refuse_links()
         if not self.manifest_path.exists():
             return None
@@ -102,12 +100,12 @@ class Experiment:
             raise CommandError(f"{self.manifest_path} {error}.") from error
         except (files.UnreadableFile, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise CommandError(
-                f"{self.manifest_path} is no manifest ({error}); restore it, or move it away."
+                f"{self.manifest_path} is not a valid manifest ({error}); restore it, or move it away."
             ) from error
 
     @contextlib.contextmanager
     def edit_manifest(self) -> Iterator[Manifest]:
-        """The manifest to change; written back whole at the end, one writer at a time. Raises CommandError."""
+        """Yield the manifest to change, and write it at the end. One writer at a time. Raises CommandError."""
         with self._lock("manifest", timeout_s=60):
             manifest = self.read_manifest() or Manifest(MANIFEST_VERSION, self.folder.name)
             yield manifest
@@ -119,12 +117,12 @@ class Experiment:
 
     @contextlib.contextmanager
     def submission_lock(self) -> Iterator[None]:
-        """Held while a driver submits or runs points here. Raises CommandError when another holds it."""
-        with self._lock("submit", timeout_s=2):  # another may only be looking whether it is held
+        """Hold the lock for submitting or running points here. Raises CommandError if another process holds it."""
+        with self._lock("submit", timeout_s=2):  # is_being_submitted holds it for a moment
             yield
 
     def is_being_submitted(self) -> bool:
-        """Whether a driver on this host is at work here at this moment."""
+        """True if a driver on this host holds the submission lock now."""
         if not self.folder.is_dir():
             return False
         lock = filelock.FileLock(self.folder / ".submit.lock", timeout=0)
@@ -133,7 +131,7 @@ class Experiment:
                 return False
         except filelock.Timeout:
             return True
-        except OSError:  # nobody can hold a lock that cannot be made
+        except OSError:  # the lock file cannot be created, so nobody holds it
             return False
 
     @contextlib.contextmanager
@@ -143,7 +141,7 @@ class Experiment:
             lock.acquire()
         except filelock.Timeout as error:
             raise CommandError(
-                f"another {purpose} is at work in {self.folder}; wait for it, or end it and try again."
+                f"another process holds the {purpose} lock of {self.folder}; wait for it, or end it and try again."
             ) from error
         except OSError as error:
             raise self._unwritable(error) from error
@@ -157,12 +155,10 @@ class Experiment:
 
 
 def find_experiments(root: Path, on_unreadable: Callable[[OSError], None] = lambda _: None) -> dict[str, Experiment]:
-    """Every experiment at or under the folder, at any depth: name (relative to the folder) -> experiment.
+    """Return every experiment at or under the folder, at any depth, by its name relative to the folder.
 
-    The folder itself has its own name, or "." where an experiment in it has that name.
-
-    Names each folder below that cannot be read, and calls `on_unreadable`. Raises CommandError (usage) where the folder itself
-    is absent, unreadable or a file.
+    The folder itself has its own name, or "." if an experiment in it has that name. Folders below that cannot be read
+    are logged and passed to `on_unreadable`. Raises CommandError if the folder itself is absent, unreadable or a file.
     """
     try:
         if not stat.S_ISDIR(root.stat().st_mode):
@@ -183,11 +179,11 @@ def find_experiments(root: Path, on_unreadable: Callable[[OSError], None] = lamb
         inside = sorted(name for name in folders if not name.startswith("."))
         for name in inside:
             if (folder / name).is_symlink() and is_experiment(folder / name):
-                leave_out(OSError(errno.ELOOP, "it is a link; give the folder that it leads to", str(folder / name)))
+                leave_out(OSError(errno.ELOOP, "it is a link; give the folder that it points to", str(folder / name)))
         folders[:] = [name for name in inside if not (folder / name).is_symlink()]
         if is_experiment(folder):
             found[displayable_name(str(folder.relative_to(root)))] = Experiment(folder)
-            # its own folders are not searched, but for an experiment of such a name
+            # records/, logs/ and traces/ are not searched, unless one is an experiment itself
             folders[:] = [name for name in folders if name not in OWN_FOLDERS or is_experiment(folder / name)]
     own_name = displayable_name(root.resolve().name)
     if "." in found and own_name not in found:
@@ -196,7 +192,7 @@ def find_experiments(root: Path, on_unreadable: Callable[[OSError], None] = lamb
 
 
 def warn_of_open_folders(experiments: Iterable[Experiment]) -> int:
-    """Name every folder at or above these experiments where anyone may replace what is recorded; how many they are."""
+    """Warn of every folder at or above these experiments where anyone may replace records; return their number."""
     found = {files.find_open_folder(experiment.records_folder) for experiment in experiments} - {None}
     for folder in sorted(map(str, found)):
         log_line(f"Warning: {folder}: anyone may write there and replace records; chmod o-w it.")
@@ -204,10 +200,10 @@ def warn_of_open_folders(experiments: Iterable[Experiment]) -> int:
 
 
 def displayable_name(name: str) -> str:
-    """A folder's name as text: names need not be UTF-8."""
+    """Return a folder's name as printable text: names need not be UTF-8."""
     return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def is_experiment(folder: Path) -> bool:
-    """Whether the folder holds a manifest or records."""
-    return os.path.isfile(folder / "manifest.json") or os.path.isdir(folder / "records")  # False where it is closed
+    """True if the folder holds a manifest or records."""
+    return os.path.isfile(folder / "manifest.json") or os.path.isdir(folder / "records")  # False if it is unreadable

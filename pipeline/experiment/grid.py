@@ -1,4 +1,4 @@
-"""A grid file expanded into ordered points, grouped by resource shape."""
+"""Reads a grid file (YAML) and expands it into points."""
 
 import difflib
 import itertools
@@ -24,7 +24,7 @@ REQUIRED_AXES = ("precision", "input", "num_workers", "dataset", "model")
 
 
 class Grid(NamedTuple):
-    """An experiment: its name, its points in the order of the file, and what they ask of a node."""
+    """A grid: its name, its points in the order of the file, and their resources."""
 
     name: str
     points: tuple[Spec, ...]
@@ -32,7 +32,7 @@ class Grid(NamedTuple):
 
 
 class GridFile(msgspec.Struct, forbid_unknown_fields=True):
-    """The file as it is written: `points` is a list of blocks, each the product of its lists."""
+    """The content of a grid file. Each block of `points` stands for the product of its lists."""
 
     name: str
     points: list[dict[str, Any]]  # every value a list
@@ -42,7 +42,7 @@ class GridFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StrictLoader(yaml.SafeLoader):
-    """YAML without aliases (they can expand without bound) and without a key given twice."""
+    """A YAML loader that refuses aliases, which can expand without bound, and duplicate keys."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -62,26 +62,26 @@ StrictLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != INTEGER_TAG]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-StrictLoader.add_implicit_resolver(  # in YAML 1.1 010 is 8, and 1:20 is 80
+StrictLoader.add_implicit_resolver(  # YAML 1.1 reads 010 as 8 and 1:20 as 80
     INTEGER_TAG, re.compile(r"[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789")
 )
-StrictLoader.add_implicit_resolver(  # as YAML 1.2 and people write it; PyYAML asks for a point: 1.0e-3
+StrictLoader.add_implicit_resolver(  # 1e-3 as in YAML 1.2; PyYAML requires 1.0e-3
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789")
 )
 
 
 def expand_grid(name_or_path: str, changes: Sequence[str] = (), *, has_gpus: bool = False) -> Grid:
-    """The grid of that name or path, with each change (`axis=value[,value]`) put in every block first.
+    """Return the grid of that name or path; `changes` (`axis=value[,value]`) override axes of every block.
 
-    `has_gpus` decides what `device: auto` means. Raises CommandError for anything that is not a grid.
+    `has_gpus` decides what `device: auto` means. Raises CommandError if the grid is not valid.
     """
     file = load_grid_file(name_or_path)
     axes = parse_overrides(changes)
     auto: Device = "cuda" if has_gpus else "cpu"
-    points: dict[Spec, int] = {}  # with the block that has each
+    points: dict[Spec, int] = {}  # point -> number of its block
     for number, block in enumerate(file.points):
         for spec in expand_block(file.base, block, axes, auto, f"points[{number}]"):
-            # with changes, blocks that differed in a changed axis alone fall together, which is what was asked
+            # changes may make points of different blocks equal, which is no error
             if spec in points and (not axes or points[spec] == number):
                 raise CommandError(f"grid {file.name!r} has the point {spec.run_id()} twice; remove one.")
             points.setdefault(spec, number)
@@ -93,15 +93,21 @@ def expand_grid(name_or_path: str, changes: Sequence[str] = (), *, has_gpus: boo
 
 
 def load_grid_file(name_or_path: str) -> GridFile:
-    """Read and decode a grid strictly. Raises CommandError, naming the key that is wrong."""
+    """Read and check a grid file. Raises CommandError that names the wrong key."""
     text = read_grid_text(name_or_path)
     try:
         file = msgspec.convert(yaml.load(text, StrictLoader), GridFile)
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise CommandError(f"grid {name_or_path!r}: {' '.join(str(error).split())}.") from error
-    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:  # as PyYAML raises for tags
+    except (
+        ValueError,
+        LookupError,
+        AttributeError,
+        TypeError,
+        RecursionError,
+    ) as error:  # PyYAML, for tags
         raise CommandError(
-            f"grid {name_or_path!r} holds a value that YAML cannot build; write plain values."
+            f"grid {name_or_path!r} has a value that YAML cannot construct; write plain values."
         ) from error
     if not GRID_NAME_PATTERN.fullmatch(file.name):
         raise CommandError(
@@ -115,11 +121,11 @@ def load_grid_file(name_or_path: str) -> GridFile:
 
 
 def read_grid_text(name_or_path: str) -> str:
-    """The text of a shipped grid (by name) or of a file (a path ends in .yaml or has a slash)."""
+    """Return the text of a shipped grid (by name) or of a file (by a path with a slash or ending in .yaml)."""
     if is_path(name_or_path):
         try:
             raw = read_bounded(Path(name_or_path), MAX_GRID_BYTES, follow_links=True)
-        except ValueError as error:  # Unreadable, or a name that no file can have
+        except ValueError as error:  # UnreadableFile, or an invalid file name
             raise CommandError(f"grid {name_or_path!r} {error}; give a shipped grid's name or a path.") from error
     else:
         shipped = shipped_grids()
@@ -133,18 +139,18 @@ def read_grid_text(name_or_path: str) -> str:
 
 
 def is_path(name_or_path: str) -> bool:
-    """True for a path, false for a shipped grid's name."""
+    """True for a path, False for the name of a shipped grid."""
     return "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
 
 
 def shipped_grids() -> list[str]:
-    """The names of the grids that travel with the package."""
+    """Return the names of the grids in the package."""
     folder = package_files.files("pipeline") / "templates" / "grids"
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
 def check_axes(axes: Iterable[str], where: str) -> None:
-    """Raise CommandError for a key that is no axis, with the nearest one."""
+    """Raise CommandError for a key that is not an axis, and suggest the nearest one."""
     for axis in axes:
         if axis not in AXES:
             near = difflib.get_close_matches(axis, AXES, n=1)
@@ -153,18 +159,18 @@ def check_axes(axes: Iterable[str], where: str) -> None:
 
 
 def check_axis_lists(block: Mapping[str, Any], where: str) -> None:
-    """Raise CommandError for an axis of a block whose value is no list."""
+    """Raise CommandError for an axis of a block whose value is not a list."""
     for axis, values in block.items():
         if not isinstance(values, list):
             as_list = "[[linear_scaling, warmup]]" if axis == "remedies" else "[...]"
             raise CommandError(
-                f"{where}.{axis} must be a list of values, written {axis}: {as_list}; one value that all points share "
-                "may stand in base."
+                f"{where}.{axis} must be a list of values, written {axis}: {as_list}; put a value that all points "
+                "share in base."
             )
 
 
 def parse_overrides(changes: Sequence[str]) -> dict[str, list[Any]]:
-    """`axis=value[,value]` -> {axis: values of the axis's own type}; remedies are joined by `+`, `none` is none."""
+    """Parse `axis=value[,value]` into {axis: typed values}; remedies are joined by `+`, `none` stands for no value."""
     parsed: dict[str, list[Any]] = {}
     for change in changes:
         axis, equals, values = change.partition("=")
@@ -177,13 +183,13 @@ def parse_overrides(changes: Sequence[str]) -> dict[str, list[Any]]:
             parsed[axis] = [parse_value(axis, text, AXIS_TYPES[axis]) for text in values.split(",")]
         except msgspec.ValidationError as error:
             raise CommandError(f"--set {change!r}: {explain_type_error(error, axis)}") from error
-        except UnicodeEncodeError as error:  # bytes of the command line that are no text
+        except UnicodeEncodeError as error:  # the argument is not valid UTF-8
             raise CommandError(f"--set {change!r} is not UTF-8 text; type it again.") from error
     return parsed
 
 
 def parse_value(axis: str, text: str, axis_type: Any) -> Any:
-    """A value typed on the command line as a value of the axis. Raises msgspec.ValidationError."""
+    """Convert a command line value to the type of the axis. Raises msgspec.ValidationError."""
     if axis == "device" and text == "auto":
         return text
     if axis == "remedies":
@@ -195,7 +201,7 @@ def parse_value(axis: str, text: str, axis_type: Any) -> Any:
 def expand_block(
     base: Mapping[str, Any], block: Mapping[str, list[Any]], changes: Mapping[str, list[Any]], auto: Device, where: str
 ) -> Iterable[Spec]:
-    """The product of a block's lists, the last axis fastest. Raises CommandError for a bad or repeated point."""
+    """Yield the points of a block, the last axis fastest. Raises CommandError for an invalid or repeated point."""
     lists = {**{axis: [value] for axis, value in base.items()}, **block, **changes}
     for axis, values in lists.items():
         if not values:
@@ -210,9 +216,9 @@ def expand_block(
 
 
 def spec_from_fields(fields: Mapping[str, Any], where: str) -> Spec:
-    """One point from its fields, strictly typed. Raises CommandError with the key that is wrong.
+    """Return the point with these fields. Raises CommandError that names the wrong key.
 
-    What is refused here alone was taken by earlier versions, whose manifests stay readable.
+    Checks that stand here and not in Spec are newer: manifests of earlier versions must stay readable.
     """
     for axis in REQUIRED_AXES:
         if axis in fields and fields[axis] is None:
@@ -223,14 +229,14 @@ def spec_from_fields(fields: Mapping[str, Any], where: str) -> Spec:
         raise CommandError(f"{where} ({short_point_label(fields)}): {explain_type_error(error)}") from error
     if spec.dataset == "cifar10" and spec.input != "synthetic" and spec.num_samples > CIFAR10_SAMPLES:
         raise CommandError(
-            f"{where} ({short_point_label(fields)}): num_samples={spec.num_samples} is more than the {CIFAR10_SAMPLES} training "
-            "images of cifar10; lower it."
+            f"{where} ({short_point_label(fields)}): num_samples={spec.num_samples} is more than the "
+            f"{CIFAR10_SAMPLES} training images of cifar10; lower it."
         )
     return spec
 
 
 def explain_type_error(error: msgspec.ValidationError, axis: str | None = None) -> str:
-    """The sentence of a typing error, with the values that the axis takes where they are few."""
+    """Return the message of a validation error, with the allowed values if the axis has a fixed set."""
     sentence = str(error).removesuffix(".")
     named = re.search(r"`\$\.(\w+)", sentence)
     axis = axis or (named.group(1) if named else None)
@@ -239,12 +245,12 @@ def explain_type_error(error: msgspec.ValidationError, axis: str | None = None) 
 
 
 def literal_values(axis_type: Any) -> list[str]:
-    """The strings of every Literal inside a type."""
+    """Return the strings of every Literal inside a type."""
     if get_origin(axis_type) is Literal:
         return [str(value) for value in get_args(axis_type)]
     return [value for part in get_args(axis_type) for value in literal_values(part)]
 
 
 def short_point_label(fields: Mapping[str, Any]) -> str:
-    """The axes of a point that a person looks for first."""
+    """Return the first three axes of a point, to identify it in a message."""
     return ", ".join(f"{axis}={fields[axis]!r}" for axis in AXES[:3] if axis in fields)

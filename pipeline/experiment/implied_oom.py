@@ -1,4 +1,4 @@
-"""Dominance: points that need not run, since a smaller batch of the same shape ran out of memory on such GPUs."""
+"""Implied OOM: a point does not run if a smaller batch of the same point ran out of memory on the same GPU model."""
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -12,12 +12,11 @@ from pipeline.experiment.spec import Spec
 def find_implying_oom(
     spec: Spec, points: Iterable[Spec], folder: Path, local_gpu_names: Collection[str]
 ) -> Record | None:
-    """The OOM that implies this point's, of the smallest batch size; None where the point has to run.
+    """Return the OOM record of the smallest batch that implies an OOM of this point; None if the point must run.
 
-    It must be of a point equal in every axis but batch_size_per_gpu, seed and repeat. On `cuda` it is the device's
-    memory that ended, on GPUs of the same name as every GPU here (where these are not known, the point runs); on
-    `cpu` a `memory_limit_gib`, since the host's own memory is other jobs' too. Nothing is implied past a batch that
-    one of these points did fit.
+    The points may differ in OOM_MAY_DIFFER. Batches below one that fit imply nothing. On `cuda` the device's memory
+    must have run out, on GPUs with the same name as all GPUs here; if the names are unknown, the point runs. On `cpu`
+    only a `memory_limit_gib` counts, because other jobs use the host's memory too.
     """
     key = alike_key(spec, OOM_MAY_DIFFER)
     ladder = [other for other in points if alike_key(other, OOM_MAY_DIFFER) == key]
@@ -34,7 +33,7 @@ def find_implying_oom(
 
 
 def is_oom_of_same_memory(record: Record, local_gpu_names: Collection[str]) -> bool:
-    """Whether the record is an OOM that was measured, of a memory that is the same here."""
+    """True if the record is a measured OOM, of the same kind of memory as here."""
     if record.failure is None or not record.measured:
         return False
     if record.spec.device == "cpu":
@@ -44,7 +43,7 @@ def is_oom_of_same_memory(record: Record, local_gpu_names: Collection[str]) -> b
 
 
 def implied_oom_record(spec: Spec, cause: Record, launch_id: str) -> Record:
-    """The record of a point that was not run."""
+    """Return the record of a point that does not run."""
     sizes = f"batch_size_per_gpu {cause.spec.batch_size_per_gpu} ran out of memory, so {spec.batch_size_per_gpu} does"
     message = f"not run: {sizes}; --rerun oom runs it ({cause.run_id}, attempt {cause.attempt})"
     failure = Failure(kind="implied_oom", message=message)

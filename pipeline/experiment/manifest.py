@@ -1,4 +1,4 @@
-"""An experiment's manifest: the expected points, and every submission with its arrays."""
+"""The manifest of an experiment: its expected points, and every submission with its arrays."""
 
 import socket
 from collections.abc import Iterable
@@ -12,31 +12,28 @@ from pipeline.system.host import utc_timestamp
 # Schema history
 #   1  first form: points, and for every submission the arrays and which element runs which points
 MANIFEST_VERSION: Literal[1] = 1
-
-
 MAX_MANIFEST_BYTES = 256_000_000
 
-
 Backend = Literal["slurm", "sbatch", "local", "ingest"]
-JobId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]+\Z")]  # it becomes an argument of Slurm's commands
+JobId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]+\Z")]  # an argument of Slurm commands
 JobName = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x1f]*\Z")]  # likewise
 
 
 class SlurmArray(msgspec.Struct, forbid_unknown_fields=True):
     """One Slurm array: element i runs the points `elements[i]` one after another.
 
-    `job_id` is None from the moment the array is announced until Slurm has named it; `job_name` finds it
-    in between. An array of one element is a plain job to Slurm.
+    `job_id` is None until Slurm has accepted the array; `job_name` finds it until then. An array of one element is a
+    plain job.
     """
 
     job_name: JobName
     elements: list[list[str]]
     job_id: JobId | None = None
     is_array: bool = True
-    num_lanes: int = 1  # of earlier versions, which ran one-GPU points at once
+    num_lanes: int = 1  # read from manifests of earlier versions, which ran one-GPU points in parallel
 
     def job_keys(self) -> dict[str, tuple[str, int | None]]:
-        """run id -> (job id, index in the array; None for a plain job)."""
+        """Return run id -> (job id, index in the array or None for a plain job); empty without a job id."""
         if self.job_id is None:
             return {}
         return {
@@ -47,7 +44,7 @@ class SlurmArray(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Submission(msgspec.Struct, forbid_unknown_fields=True):
-    """One call of the driver (or one plain sbatch): its own folder of logs, and its arrays."""
+    """One submission: a call of the driver or a plain sbatch, with its arrays. Its logs have their own folder."""
 
     id: str
     backend: Backend
@@ -58,12 +55,12 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def launch_id_prefix(self) -> str:
-        """What the launch ids of its elements begin with."""
+        """The prefix of the launch ids of its elements."""
         return self.id[:8]
 
 
 class Manifest(msgspec.Struct, forbid_unknown_fields=True):
-    """What is expected of an experiment. Points are only ever added, so a run id stays resolvable."""
+    """The expected points and the submissions. Points are never removed, so every run id stays resolvable."""
 
     schema_version: Literal[1]
     name: str
@@ -72,10 +69,10 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def add_points(manifest: Manifest, points: Iterable[Spec]) -> None:
-    """Expect these points too; those that are expected already stay where they are."""
+    """Add points to the manifest; points that it already has keep their place."""
     manifest.points = list(dict.fromkeys([*manifest.points, *points]))
 
 
 def start_submission(submission_id: str, backend: Backend) -> Submission:
-    """A submission that begins now, on this host."""
+    """Return a submission that starts now on this host."""
     return Submission(submission_id, backend, utc_timestamp(), host=socket.gethostname())

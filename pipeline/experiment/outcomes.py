@@ -1,4 +1,4 @@
-"""Records against expected points: every point in exactly one state, every file accounted for."""
+"""The outcome of every expected point, and a count of every record file."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ PointStatus = Literal["ok", "oom", "failed", "rejected", "missing"]
 
 
 class PointOutcome(NamedTuple):
-    """One expected point, what became of it, and why where it is not ok; the attempts that do not speak for it."""
+    """One expected point: its status, its chosen record, the reason if it is not ok, and its superseded attempts."""
 
     spec: Spec
     status: PointStatus
@@ -26,7 +26,7 @@ class PointOutcome(NamedTuple):
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """expected = ok + oom + failed + missing + rejected count points; the other three count files."""
+    """Counts. expected = ok + oom + failed + missing + rejected are points; the other three are files."""
 
     expected: int
     ok: int
@@ -40,12 +40,12 @@ class Coverage(msgspec.Struct, frozen=True):
 
     @property
     def num_gaps(self) -> int:
-        """Points without a result: an out-of-memory is a result."""
+        """Points without a result; an OOM is a result."""
         return self.failed + self.missing + self.rejected
 
 
 class CollectedOutcomes(NamedTuple):
-    """The outcomes of an experiment, its coverage, and a sentence for every file that speaks for no point."""
+    """The outcomes of an experiment, its coverage, and a sentence for every file that belongs to no point."""
 
     outcomes: list[PointOutcome]
     coverage: Coverage
@@ -55,12 +55,12 @@ class CollectedOutcomes(NamedTuple):
 def resolve_outcomes(
     expected: Sequence[Spec], found: Iterable[Record], rejected: Sequence[RejectedFile]
 ) -> CollectedOutcomes:
-    """The state of every expected point. Timestamps play no part: attempts are numbered."""
+    """Return the outcome of every expected point. Attempts are ordered by number, not by time."""
     attempts: dict[str, list[Record]] = defaultdict(list)
     for record in found:
         attempts[record.run_id].append(record)
     bad_files = {file.run_id: file for file in rejected if file.run_id is not None}
-    known = {spec.run_id(): spec for spec in expected}  # once each, however often a manifest was edited
+    known = {spec.run_id(): spec for spec in expected}  # a manifest edited by hand may name a point twice
     outcomes = [resolve_point(spec, attempts.get(run_id, []), bad_files.get(run_id)) for run_id, spec in known.items()]
     unexpected_records = [record for run_id, parts in attempts.items() if run_id not in known for record in parts]
     copies = {file for file in rejected if file.copy_of and has_attempt(*file.copy_of, attempts)}
@@ -81,12 +81,12 @@ def resolve_outcomes(
 
 
 def has_attempt(run_id: str, attempt: int, attempts: Mapping[str, list[Record]]) -> bool:
-    """Whether that attempt has a record."""
+    """True if the attempt has a record."""
     return any(record.attempt == attempt for record in attempts.get(run_id, []))
 
 
 def resolve_point(spec: Spec, attempts: list[Record], bad: RejectedFile | None) -> PointOutcome:
-    """The state of one point by its attempts; a point whose only file is invalid is rejected, not missing."""
+    """Return the outcome of one point. A point whose only file is invalid is rejected, not missing."""
     if attempts:
         record = record_store.choose_attempt(attempts)
         superseded = [other for other in attempts if other is not record]
@@ -99,7 +99,7 @@ def resolve_point(spec: Spec, attempts: list[Record], bad: RejectedFile | None) 
 
 
 def cure_for_rejected(bad: RejectedFile) -> str:
-    """What to do about a point's only file: not to throw a sound one away."""
+    """Return the cure for an invalid file; a valid record must not be thrown away."""
     if bad.copy_of:
         run_id, attempt = bad.copy_of
         return f"; rename it to {run_id}.{attempt}.json"

@@ -1,4 +1,4 @@
-"""Packing: which points of one shape share an array element, where they run one after another, in which order."""
+"""Packs points into array elements, orders them, and decides which of them share processes."""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ ORDER_SEED = 0
 
 
 def pack_elements(specs: Sequence[Spec], points_per_element: int) -> list[list[Spec]]:
-    """Elements of up to so many points, one after another.
+    """Pack the points into elements of up to `points_per_element`, which run one after another.
 
-    Alone in their elements, points keep the grid's order. Packed, those that can share processes lie together, a block
-    for each layout of processes and repeat. A fixed seed draws the order within a block, so that what drifts meanwhile
-    (clocks, heat, neighbours) falls together with no axis, and that of the layouts. Probes run last and by batch size,
-    so that the first OOM stands before the larger ones. The manifest holds the order.
+    With one point per element, points keep the grid's order. Otherwise points that can share processes are neighbours,
+    in one block per process layout and repeat. The order of and within blocks is random with a fixed seed, so that
+    drift (clocks, heat, other jobs) does not correlate with an axis. Probes run last, by batch size, so that the first
+    OOM comes before larger batches. The manifest records the order.
     """
     ordered = list(specs) if points_per_element == 1 else sorted(specs, key=order_key)
     return [ordered[start : start + points_per_element] for start in range(0, len(ordered), points_per_element)]
 
 
 def order_key(spec: Spec) -> tuple[bool, int, bytes, tuple[int, int], bool, bytes]:
-    """Before or after other points: by the seed and the point alone, whichever points are packed with it."""
+    """Return the sort key of a point. It depends on no other point."""
     return (
         spec.is_probe,
         spec.batch_size_per_gpu if spec.is_probe else 0,
@@ -35,18 +35,18 @@ def order_key(spec: Spec) -> tuple[bool, int, bytes, tuple[int, int], bool, byte
     )
 
 
-def random_order_key(what: object) -> bytes:
-    """A place that follows from the seed and nothing else."""
-    return hashlib.sha256(f"{ORDER_SEED} {what}".encode()).digest()
+def random_order_key(value: object) -> bytes:
+    """Return a sort key that puts values in a fixed random order."""
+    return hashlib.sha256(f"{ORDER_SEED} {value}".encode()).digest()
 
 
-MAX_SHARED_MEMORY_FRACTION = 0.5  # of a device's memory: a point that may need more gets fresh processes
+MAX_SHARED_MEMORY_FRACTION = 0.5  # of a device's memory; a point that may need more gets new processes
 
 
 def points_for_same_processes(points: Sequence[Spec]) -> list[Spec]:
-    """The points from the first one on that its processes may run, in their order; at least that one.
+    """Return the longest prefix of the points that one set of processes may run; at least the first point.
 
-    A repeat or another seed asks for new processes, so the same point comes only once.
+    A repeat of an earlier point needs new processes.
     """
     first, *others = points
     shared = [first]
@@ -59,7 +59,7 @@ def points_for_same_processes(points: Sequence[Spec]) -> list[Spec]:
 
 
 def may_share_processes(spec: Spec) -> bool:
-    """Whether a point may run in processes that ran others before, and others after it."""
+    """True if a point may run in processes that ran other points before and will run others after it."""
     near_boundary = spec.is_probe or spec.measure == "memory" or spec.memory_limit_gib is not None
     profiles = spec.measure == "communication"
     return spec.execution == "eager" and not near_boundary and not profiles and spec.num_nodes == 1
@@ -76,23 +76,23 @@ def process_layout(spec: Spec) -> tuple[object, ...]:
 
 
 class EarlierPoint(NamedTuple):
-    """A point that ran before in these processes, and the peak memory of every rank's devices."""
+    """A point that ran before in the same processes, and the peak memory of every rank's devices."""
 
     spec: Spec
     memory: Sequence[DeviceMemory]
 
 
 def has_memory_headroom(spec: Spec, before: Sequence[EarlierPoint]) -> bool:
-    """Whether a point is far enough from the memory boundary to follow others in their processes."""
+    """True if the point is expected to stay far enough from the memory limit to run in used processes."""
     return expected_memory_fraction(spec, before) <= MAX_SHARED_MEMORY_FRACTION
 
 
 def expected_memory_fraction(spec: Spec, before: Sequence[EarlierPoint]) -> float:
-    """The share of a device's memory that a point is expected to take, by those that ran before it.
+    """Return an upper bound on the share of a device's memory that the point will use, from earlier points.
 
-    By one that differs in its batch alone, its peak as the batch grows: more than it will be, since weights and data
-    do not grow. The least of these bounds; where no point is so alike, the most of what all say, which bounds nothing
-    (another precision takes twice as much: hence ROOM). 0 where none says of how much memory its peak was a part, as on
+    Scales the peak of each alike point linearly with batch size, which overestimates it because weights and data do not
+    grow, and takes the minimum. Without an alike point it takes the maximum over all earlier points, a heuristic:
+    another precision may double the peak, hence the limit of one half. 0 if no peak or usable memory is known, as on
     the CPU.
     """
     key = alike_key(spec, PEAK_MEMORY_MAY_DIFFER)
@@ -102,7 +102,7 @@ def expected_memory_fraction(spec: Spec, before: Sequence[EarlierPoint]) -> floa
 
 
 def scaled_memory_fraction(spec: Spec, before: EarlierPoint) -> float | None:
-    """The share of its fullest device that a point took, as the batch grows to that of another point."""
+    """Return the earlier point's share of its fullest device, scaled to the batch size of `spec`; None if unknown."""
     shares = [part.peak_allocated_bytes / part.usable_bytes for part in before.memory if part.usable_bytes]
     growth = max(1.0, spec.batch_size_per_gpu / before.spec.batch_size_per_gpu)
     return max(shares) * growth if shares else None

@@ -1,4 +1,4 @@
-"""One point of the grid, frozen: everything needed to repeat the run."""
+"""One point of the grid: every axis of a run, its run id, and which of its epochs are timed."""
 
 import functools
 import hashlib
@@ -10,9 +10,9 @@ import msgspec
 Device = Literal["cuda", "cpu"]
 Strategy = Literal["single", "dp", "ddp"]
 Precision = Literal["fp32", "tf32", "bf16"]
-Input = Literal["dataloader", "synthetic", "gpu"]  # `gpu`: images and augmentation on the device, whichever it is
+Input = Literal["dataloader", "synthetic", "gpu"]  # `gpu`: images and augmentation on the device, also on `cpu`
 MemoryLayout = Literal["contiguous", "channels_last"]  # of images and weights in memory
-# who issues a step's operations: the host one by one, compiled ones likewise, a CUDA graph of either all at once
+# eager: the host launches each operation; compile: each compiled kernel; the graphs: one launch a step, of either
 Execution = Literal["eager", "compile", "graph", "compiled_graph"]
 Dataset = Literal["cifar10", "imagefolder", "synthetic"]
 Model = Literal["resnet18", "lenet"]  # each is a function of the same name in pipeline.training.models
@@ -29,24 +29,24 @@ CAPTURED_EXECUTIONS: tuple[Execution, ...] = ("graph", "compiled_graph")
 FLOAT_AXES = ("learning_rate", "momentum", "weight_decay", "bucket_cap_mb", "memory_limit_gib")
 NUM_WARM_UP_EPOCHS = 1  # first epochs of every run, never reported: caches fill, kernels are chosen and compiled
 FIRST_TIMED_EPOCH = NUM_WARM_UP_EPOCHS + 1  # epochs count from 1
-NUM_TRIAL_STEPS = 3  # of a search for the memory boundary: the optimizer's state exists only after the first
-MIN_WINDOWS_FOR_INTERVAL = 6  # of fewer there is no interval
-CIFAR10_SAMPLES = 50_000  # of training
-REFERENCE_GLOBAL_BATCH_SIZE = 128  # the learning rate is quoted for this one
+NUM_TRIAL_STEPS = 3  # of a trial of a memory search: the optimizer's state exists only after the first step
+MIN_WINDOWS_FOR_INTERVAL = 6  # fewer values give no interval
+CIFAR10_SAMPLES = 50_000  # images of the training set
+REFERENCE_GLOBAL_BATCH_SIZE = 128  # `learning_rate` is given for this batch size
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """One point. Counts are whole numbers, `num_gpus` is the total over nodes (processes on `cpu`).
+    """One point. `num_gpus` is the total over nodes (processes on `cpu`).
 
-    A default never changes and a new field takes the old behaviour as its default: `run_id` is a digest of
-    the fields that differ from their defaults, so old ids stay good.
+    A default never changes, and a new field has the old behaviour as its default: `run_id` is a digest of the fields
+    that differ from their defaults, so old ids stay valid.
 
-    Under `measure: memory` the point is a search for the largest batch, and `batch_size_per_gpu` its first trial.
+    With `measure: memory` the point is a search for the largest batch, and `batch_size_per_gpu` is its first trial.
 
-    `None` in `precision`, `input`, `num_workers`, `dataset` and `model` means "not stated": only timings
-    measured elsewhere may leave them open.
+    `None` in `precision`, `input`, `num_workers`, `dataset` and `model` means "not stated", which only timings measured
+    elsewhere may have.
 
-    Raises ValueError where the fields contradict each other.
+    Raises ValueError if the fields contradict each other.
     """
 
     strategy: Strategy
@@ -70,19 +70,19 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     warmup_epochs: PositiveInt = 2
     broadcast_buffers: bool = True
     sync_batchnorm: bool = False
-    bucket_cap_mb: PositiveFloat | None = None  # MiB of gradients an all-reduce; None is torch's: 25, the first 1
-    gradient_as_bucket_view: bool = False  # the optimizer reads DDP's buckets, and nothing is copied out of them
+    bucket_cap_mb: PositiveFloat | None = None  # MiB of gradients per all-reduce; None: 25 and a first of 1
+    gradient_as_bucket_view: bool = False  # gradients are views of DDP's buckets, so they are not copied
     measure: Measure = "epochs"
     windows: PositiveInt = 1
     memory_limit_gib: PositiveFloat | None = None
     layout: MemoryLayout = "contiguous"
     fused_optimizer: bool = False
-    execution: Literal[Execution, "auto"] = "eager"  # auto: the fastest legal one, recorded as execution_used
+    execution: Literal[Execution, "auto"] = "eager"  # auto: the fastest allowed, recorded as execution_used
     seed: NonNegativeInt = 0
     repeat: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        for axis in FLOAT_AXES:  # 1 and 1.0, 0.0 and -0.0 are one point
+        for axis in FLOAT_AXES:  # 1 and 1.0 are the same point, and so are 0.0 and -0.0
             if (value := getattr(self, axis)) is not None:
                 msgspec.structs.force_setattr(self, axis, float(value) + 0.0)
         remedies = tuple(sorted(self.remedies, key=get_args(Remedy).index))
@@ -113,8 +113,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         if self.device == "cpu" and self.strategy == "dp":
             problems.append(
-                "strategy='dp' needs device='cuda': DataParallel without GPUs runs the bare module and its "
-                "times would be false; use 'ddp'."
+                "strategy='dp' needs device='cuda': without GPUs DataParallel runs the bare module and its times "
+                "would be wrong; use 'ddp'."
             )
         return problems
 
@@ -163,7 +163,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 f"measure={self.measure!r} runs steps alone and needs input='synthetic', got {self.input!r}."
             )
         if self.evaluate or self.remedies:
-            problems.append(f"measure={self.measure!r} trains nothing to keep; leave out evaluate and remedies.")
+            problems.append(f"measure={self.measure!r} keeps no trained model; leave out evaluate and remedies.")
         if self.measure == "communication" and (self.strategy == "single" or self.num_gpus < 2):
             problems.append(
                 f"measure='communication' compares N GPUs with and without their transfers and needs num_gpus>=2 and "
@@ -191,7 +191,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return [problem] if problem else []
 
     def execution_problem(self, execution: Execution) -> str | None:
-        """Why the point cannot be run so, as a sentence with the cure; None where it can."""
+        """Explain why the point cannot use this execution, with the cure; None if it can."""
         stated = f"execution={execution!r}"
         if execution == "eager":
             return None
@@ -219,19 +219,19 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def is_captured(self) -> bool:
-        """Whether the step is a CUDA graph: named so, or what `auto` comes to, be there a compiler or not."""
+        """True if the step runs as a CUDA graph: as stated, or because `auto` will choose one."""
         return self.execution in CAPTURED_EXECUTIONS or (
             self.execution == "auto" and self.execution_problem("graph") is None
         )
 
     @property
     def is_probe(self) -> bool:
-        """Whether the point only asks what fits: a few full synthetic steps, no epoch time."""
+        """True if the point only tests that the batch fits: a few full synthetic steps, no epoch time."""
         return self.max_steps is not None and self.input == "synthetic" and self.measure == "epochs"
 
     @property
     def reads_data(self) -> bool:
-        """Whether the point reads images from the data folder at all."""
+        """True if the point reads images from the data folder."""
         return self.dataset != "synthetic" and (self.input in ("dataloader", "gpu") or self.evaluate)
 
     @property
@@ -246,7 +246,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def num_processes_per_node(self) -> int:
-        """Training processes of each node: one a GPU under DDP, else one."""
+        """Training processes of each node: one per GPU with DDP, else one."""
         return self.gpus_per_node if self.strategy == "ddp" else 1
 
     @property
@@ -256,38 +256,38 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def shard_size(self) -> int:
-        """Samples of one GPU's share of the data set."""
+        """Samples of the data set for each GPU, rounded up."""
         return math.ceil(self.num_samples / self.num_gpus)
 
     @property
     def full_steps_per_epoch(self) -> int:
-        """Steps of a whole epoch: ceil(ceil(num_samples / num_gpus) / batch_size_per_gpu)."""
+        """Steps of a whole epoch: ceil(shard_size / batch_size_per_gpu)."""
         return math.ceil(self.shard_size / self.batch_size_per_gpu)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps that are run: a probe's are always full batches, a cut epoch ends after `max_steps`."""
+        """Steps that run: at most `max_steps` of an epoch; exactly `max_steps` full batches in a probe."""
         if self.max_steps is None:
             return self.full_steps_per_epoch
         return self.max_steps if self.is_probe else min(self.max_steps, self.full_steps_per_epoch)
 
     @property
     def may_stop_early(self) -> bool:
-        """Whether the epochs after the first are windows and nothing else, of which fewer may do.
+        """True if all epochs after warm-up are timed windows, so that the run may end once the time is precise enough.
 
-        Evaluation and remedies ask what the whole training learns.
+        Evaluation and remedies need the whole training.
         """
         is_windows_alone = self.measure == "epochs" and self.epochs == NUM_WARM_UP_EPOCHS + self.windows
         return is_windows_alone and not self.evaluate and not self.remedies
 
     @property
     def min_epochs(self) -> int:
-        """How many epochs the point has at least."""
+        """The smallest number of epochs that a record of the point may have."""
         return min(self.epochs, NUM_WARM_UP_EPOCHS + MIN_WINDOWS_FOR_INTERVAL) if self.may_stop_early else self.epochs
 
     @property
     def is_whole_epoch(self) -> bool:
-        """Whether an epoch visits every sample, so that its time may be called an epoch time."""
+        """True if an epoch visits every sample, so that its time is an epoch time."""
         if self.max_steps is None:
             return self.measure == "epochs"
         return self.measure == "epochs" and not self.is_probe and self.max_steps >= self.full_steps_per_epoch
@@ -299,7 +299,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return range(FIRST_TIMED_EPOCH, last + 1) if self.is_whole_epoch else range(0)
 
     def trial_spec(self, batch_size_per_gpu: int) -> "Spec":
-        """The probe that a search for the memory boundary runs at a batch size: three full steps."""
+        """Return the probe that a memory search runs at this batch size."""
         return msgspec.structs.replace(
             self,
             measure="epochs",
@@ -311,28 +311,28 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def unit(self) -> str:
-        """What `num_gpus` counts: `gpu`, or `proc` on the CPU."""
+        """The unit of `num_gpus`: `gpu`, or `proc` on the CPU."""
         return "gpu" if self.device == "cuda" else "proc"
 
     def run_id(self) -> str:
-        """A readable prefix and 16 hex digits of the digest of what differs from the defaults."""
+        """Return the run id: a readable prefix, and 16 hex digits of the digest of `canonical_json`."""
         return compute_run_id(self)
 
 
-@functools.cache  # a record, the manifest and every table ask for the same point's; equal specs have equal ids
+@functools.cache  # asked for many times per point; equal specs have equal ids
 def compute_run_id(spec: Spec) -> str:
-    """The run id of a spec."""
+    """Return the run id of a spec."""
     prefix = f"{spec.strategy}-{spec.num_gpus}{spec.unit}-b{spec.batch_size_per_gpu}"
     return f"{prefix}-{hashlib.sha256(canonical_json(spec)).hexdigest()[:16]}"
 
 
 def canonical_json(spec: Spec) -> bytes:
-    """The fields that differ from their defaults, sorted by name: what a run id digests."""
+    """Return the JSON that the run id digests: the fields that differ from their defaults, sorted by name."""
     return msgspec.json.encode(non_default_fields(spec), order="sorted")
 
 
 def non_default_fields(spec: Spec) -> dict[str, Any]:
-    """The fields of a spec that differ from their defaults, in the order of declaration."""
+    """Return the fields that differ from their defaults, in the order of declaration."""
     values = ((axis, getattr(spec, axis), default) for axis, default in AXIS_DEFAULTS.items())
     return {axis: value for axis, value, default in values if default is msgspec.NODEFAULT or value != default}
 

@@ -159,7 +159,7 @@ def test_a_manifest_that_is_none_is_refused_and_left_in_place(experiment: Experi
             pytest.fail("there is nothing to edit")
 
     for call in (experiment.read_manifest, edit):
-        with pytest.raises(CommandError, match=r"is no manifest .*; restore it, or move it away\.$"):
+        with pytest.raises(CommandError, match=r"is not a valid manifest .*; restore it, or move it away\.$"):
             call()
     assert experiment.manifest_path.read_bytes() == raw
 
@@ -169,7 +169,7 @@ def test_a_job_id_of_a_manifest_that_is_not_digits_reaches_no_command(experiment
     array = {"job_name": "x-0", "elements": [["a"]], "job_id": job_id}
     submission = {"id": "s1", "backend": "slurm", "submitted_at": "2025-01-01T00:00:00Z", "arrays": [array]}
     experiment.manifest_path.write_text(json.dumps({"schema_version": 1, "name": "x", "submissions": [submission]}))
-    with pytest.raises(CommandError, match=r"is no manifest \(.*job_id.*\); restore it") as refusal:
+    with pytest.raises(CommandError, match=r"is not a valid manifest \(.*job_id.*\); restore it") as refusal:
         experiment.read_manifest()
     assert refusal.value.code == 2
 
@@ -180,7 +180,7 @@ def test_a_job_name_of_a_manifest_without_an_id_holds_no_control_character(exper
     submission.arrays.append(SlurmArray(name, [["a"]]))
     manifest = Manifest(1, "x", submissions=[submission])
     experiment.manifest_path.write_bytes(msgspec.json.encode(manifest))
-    with pytest.raises(CommandError, match=r"is no manifest \(.*job_name.*\); restore it"):
+    with pytest.raises(CommandError, match=r"is not a valid manifest \(.*job_name.*\); restore it"):
         experiment.read_manifest()
 
 
@@ -241,7 +241,7 @@ def test_a_second_driver_is_refused_until_the_first_is_done(experiment: Experime
     with experiment.submission_lock():
         assert second.is_being_submitted()
         with pytest.raises(
-            CommandError, match=r"another submit is at work in .*; wait for it, or end it and try again"
+            CommandError, match=r"another process holds the submit lock of .*; wait for it, or end it and try again"
         ):
             hold(second)
         make_experiment(second.folder)  # its points may be read and written meanwhile

@@ -181,7 +181,7 @@ def test_a_point_given_twice_is_an_error(expand: Expand, blocks: list[str]) -> N
         (points("num_gpus: [2]"), "strategy='single' needs num_gpus=1, got 2; use 'dp' or 'ddp'."),
         (points("batch_size: [32]"), "unknown axis 'batch_size'; did you mean 'batch_size_per_gpu'?"),
         (points("xyzzy: [32]"), f"unknown axis 'xyzzy'; the axes are {', '.join(AXES)}."),
-        (points("seed: 0"), "points[0].seed must be a list of values, written seed: [...]; one value that all"),
+        (points("seed: 0"), "points[0].seed must be a list of values, written seed: [...]; put a value that all"),
         (points("remedies: warmup"), "points[0].remedies must be a list of values, written remedies: [["),
         (points("seed: []"), "points[0].seed has no value; give it at least one, or leave the axis out"),
         (points("seed: [0]", "seed: [1], repeat: []"), "points[1].repeat has no value"),
@@ -224,7 +224,7 @@ def test_a_tag_that_would_run_code_is_refused_and_does_not_run(expand: Expand, t
 )
 def test_a_value_that_yaml_itself_stumbles_over_is_refused(expand: Expand, value: str) -> None:
     said = refusal_of(lambda: expand(f"name: t\npoints: {value}\n"))
-    assert said.endswith("holds a value that YAML cannot build; write plain values.")
+    assert said.endswith("has a value that YAML cannot construct; write plain values.")
 
 
 @pytest.mark.parametrize("fields", ["", ", batch_size_per_gpu: [1000000000000]", ", input: [gpu]"])

@@ -139,7 +139,7 @@ MEMORY: dict[str, Any] = {**COMMUNICATION, "measure": "memory"}
     ("fields", "message"),
     [
         ({"input": "dataloader"}, "measure='memory' runs steps alone and needs input='synthetic', got 'dataloader'"),
-        ({"evaluate": True}, "measure='memory' trains nothing to keep; leave out evaluate and remedies"),
+        ({"evaluate": True}, "measure='memory' keeps no trained model; leave out evaluate and remedies"),
         ({"remedies": ["warmup"]}, "leave out evaluate and remedies"),
         ({"max_steps": 3}, "runs trials of 3 steps; leave out max_steps"),
         ({"device": "cpu"}, "on device='cpu' would fill the whole machine; set memory_limit_gib"),

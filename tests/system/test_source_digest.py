@@ -43,9 +43,9 @@ def git(tree: Path, *arguments: str) -> str:
 def commit(tree: Path) -> str:
     """Commit the tree as it is; the commit."""
     if not (tree / ".git").exists():
-        git(tree, "init", "--without_communication")
+        git(tree, "init", "--quiet")
     git(tree, "add", "pipeline")
-    git(tree, "commit", "--without_communication", "--message", "x")
+    git(tree, "commit", "--quiet", "--message", "x")
     return git(tree, "rev-parse", "HEAD")
 
 
