@@ -1,4 +1,4 @@
-"""What a record holds of measurements: raw values only, by epoch, rank, window and trial; and what was sampled."""
+"""The measurements in a record: raw values by epoch, rank, window and trial, and telemetry."""
 
 from typing import Annotated, Literal
 
@@ -23,23 +23,22 @@ ThrottleReason = Literal[
 Text = Annotated[str, msgspec.Meta(max_length=4000)]
 ShortText = Annotated[str, msgspec.Meta(max_length=400)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-PositiveNanoseconds = Annotated[int, msgspec.Meta(ge=1, le=2**62)]  # nanoseconds; nothing takes no time
+PositiveNanoseconds = Annotated[int, msgspec.Meta(ge=1, le=2**62)]  # a measured time is never 0
 UnitFraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 WindowTimesNs = dict[str, list[list[int]]]  # wall time of each window in ns, [window][rank], by name of the step
 
 
 class RecordStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """Without garbage collection: records are trees, and collecting 100,000 of them again and again takes longer
-    than to read them."""
+    """Base of all parts of a record. Excluded from garbage collection, which takes longer than reading the records."""
 
 
 class RankEpoch(RecordStruct, frozen=True):
-    """One rank's clock over one epoch, in nanoseconds; None is "not measured" (or "not stated").
+    """Times of one rank in one epoch, in nanoseconds; None is "not measured" (or "not stated").
 
-    `compute_time_ns` is copy + forward + backward + optimizer; `data_time_ns` is the time the device lay
-    idle for data; `loader_wait_ns` is the host's wait for the loader, which the device may not have noticed.
-    All parts are None where the whole step is one CUDA graph.
+    `compute_time_ns` is copy + forward + backward + optimizer. `data_time_ns` is the time that the device was idle
+    waiting for data. `loader_wait_ns` is the host's wait for the loader, which may be hidden behind device work.
+    All parts are None if the whole step is one CUDA graph.
     """
 
     rank: NonNegativeInt
@@ -52,14 +51,14 @@ class RankEpoch(RecordStruct, frozen=True):
     data_time_ns: Nanoseconds | None = None
     loader_wait_ns: Nanoseconds | None = None
     num_samples: NonNegativeInt | None = None
-    started_unix_ns: Nanoseconds | None = None  # where telemetry finds the window
+    started_unix_ns: Nanoseconds | None = None  # start of the epoch, to find its telemetry
 
 
 class Epoch(RecordStruct, frozen=True):
-    """One epoch: every rank's clock, and what was learnt. Accuracies are fractions; `epoch` counts from 1.
+    """One epoch: the times of every rank, loss and accuracy (a fraction). `epoch` counts from 1.
 
-    `num_updates` counts from the start of training to the end of this epoch. `loss` is None with
-    `diverged_at_update` set where it was not finite. `num_samples` counts distinct samples over all ranks.
+    `num_updates` counts from the start of training to the end of this epoch. If the loss was not finite, `loss` is None
+    and `diverged_at_update` is set. `num_samples` counts distinct samples over all ranks.
     """
 
     epoch: PositiveInt
@@ -75,7 +74,7 @@ class Epoch(RecordStruct, frozen=True):
 
     @property
     def slowest_rank(self) -> RankEpoch | None:
-        """The rank whose clock is the epoch's; None where no time was measured."""
+        """The rank with the longest epoch time, which is the epoch's; None if no time was measured."""
         timed = [rank for rank in self.ranks if rank.epoch_time_ns is not None]
         if len(timed) == 1:
             return timed[0]
@@ -83,10 +82,10 @@ class Epoch(RecordStruct, frozen=True):
 
 
 class DeviceMemory(RecordStruct, frozen=True):
-    """Peak memory of one device of one rank, in bytes; on the CPU the process's peak resident set.
+    """Peak memory of one device of one rank, in bytes; on the CPU the peak resident set size of the process.
 
-    `usable_bytes` is what the process held at its end and what it could still get: the card less its other users
-    and CUDA's own, or `memory_limit_gib`. None on a CPU without that limit.
+    `usable_bytes` is the memory that the process held at its end plus the free memory: the GPU's memory without that of
+    other processes and of CUDA itself, or `memory_limit_gib`. None on a CPU without a limit.
     """
 
     rank: NonNegativeInt
@@ -98,16 +97,16 @@ class DeviceMemory(RecordStruct, frozen=True):
 
 
 class StepSeries(RecordStruct, frozen=True):
-    """The step times of one variant of the model: wall time of each window by rank, [window][rank]."""
+    """The times of one step variant: wall time of each window and rank, [window][rank]."""
 
     variant: VariantName
     window_times_ns: tuple[tuple[PositiveNanoseconds, ...], ...]
 
 
 class Collective(RecordStruct, frozen=True):
-    """One collective at its place in a profiled step; its durations are [step][rank], in issue order.
+    """One collective of a profiled step, in the order of issue; durations are [step][rank].
 
-    `num_bytes` is what one rank hands in. A rank's duration includes its wait for the others.
+    `num_bytes` is the input of one rank. A rank's duration includes its wait for the others.
     """
 
     kind: TransferKind
@@ -117,13 +116,12 @@ class Collective(RecordStruct, frozen=True):
 
 
 class Profile(RecordStruct, frozen=True):
-    """A profiled pass, apart from timed steps. Per rank, over all its steps, unions of intervals on the device.
+    """Profiled steps, run apart from timed ones. Device times for each rank: unions of intervals over all its steps.
 
-    `comm_ns` is of the reductions of gradients, `compute_ns` of all work but collectives, `overlap_ns` of both at
-    once, `covered_ns` of reductions beside such work or in a short gap between its kernels (trace.LAUNCH_GAP_US); on
-    the CPU, where compute is not traced, all but `comm_ns` are 0. `quiet_compute_ns` is `compute_ns` of as many steps
-    with the no-op hook, which reduce no gradients, profiled before, and `quiet_again_compute_ns` after. The last three
-    are empty where not recorded.
+    `comm_ns`: gradient reductions. `compute_ns`: all work except collectives. `overlap_ns`: both at once. `covered_ns`:
+    reductions during compute or in a short gap between compute kernels (trace.LAUNCH_GAP_US). On the CPU compute is not
+    traced, and all but `comm_ns` are 0. `quiet_compute_ns` and `quiet_again_compute_ns`: `compute_ns` of as many steps
+    without gradient reductions (no-op hook), profiled before and after. The last three are empty if not recorded.
     """
 
     num_steps: PositiveInt
@@ -146,7 +144,7 @@ class Profile(RecordStruct, frozen=True):
 
 
 class AllReduce(RecordStruct, frozen=True):
-    """An isolated all-reduce of one size: the slowest rank's time a call, by window; none where memory ended."""
+    """An isolated all-reduce of one size: the slowest rank's time per call in each window; empty after an OOM."""
 
     num_bytes: PositiveInt
     times_ns: tuple[PositiveNanoseconds, ...] = ()
@@ -154,7 +152,7 @@ class AllReduce(RecordStruct, frozen=True):
 
 
 class Transfer(RecordStruct, frozen=True):
-    """What one rank hands to the others in one step, by kind: counted, not computed."""
+    """The data that one rank sends in one step, by kind: counted at run time, not computed."""
 
     kind: TransferKind
     calls_per_step: Annotated[float, msgspec.Meta(ge=0, le=2**40)]
@@ -162,17 +160,17 @@ class Transfer(RecordStruct, frozen=True):
 
 
 class SplitPart(RecordStruct, frozen=True):
-    """One part of a DataParallel step that is synchronized after every part: mean time a step, by window."""
+    """One part of a DataParallel step that synchronizes after every part: mean time per step in each window."""
 
     part: ShortText
     times_ns: Annotated[tuple[PositiveNanoseconds, ...], msgspec.Meta(min_length=1)]
 
 
 class Communication(RecordStruct, frozen=True):
-    """What `measure: communication` found, raw; `notes` says what could not be measured and why.
+    """The raw result of `measure: communication`; `notes` name parts that could not be measured, with the reason.
 
-    `sweep_captured` says whether the sweep's calls were one CUDA graph. None where there was no sweep, and in earlier
-    records, where they were beside captured steps alone.
+    `sweep_captured` is True if the calls of the sweep were one CUDA graph, None without a sweep and in records before
+    schema 6, whose sweeps were captured only if the steps were.
     """
 
     steps_per_window: PositiveInt
@@ -194,15 +192,15 @@ class Communication(RecordStruct, frozen=True):
 
 
 class MemoryTrial(RecordStruct, frozen=True):
-    """One trial of a search, in processes of its own, and the memory of the fullest device of any rank, in bytes.
+    """One trial of a memory search, in its own processes, and the memory of the fullest device in bytes.
 
-    On the CPU both peak and usable count from where `memory_limit_gib` was set. None where it did not fit; `reason`
-    says why where that was no out-of-memory (since schema 9).
+    On the CPU peak and usable memory count from the moment that `memory_limit_gib` was set. Memory is None if the batch
+    did not fit; `reason` explains a failure other than an OOM (since schema 9).
     """
 
     batch_size_per_gpu: PositiveInt
     fits: bool
-    time_ns: Nanoseconds  # from starting the processes to their end
+    time_ns: Nanoseconds  # from the start of the processes to their end
     peak_allocated_bytes: NonNegativeInt | None = None
     peak_reserved_bytes: NonNegativeInt | None = None
     usable_bytes: NonNegativeInt | None = None
@@ -211,15 +209,15 @@ class MemoryTrial(RecordStruct, frozen=True):
 
     @property
     def is_oom(self) -> bool:
-        """Whether memory ran out: it did not fit, and did not fail otherwise."""
+        """True if memory ran out."""
         return not self.fits and self.reason is None
 
 
 class MemorySearch(RecordStruct, frozen=True):
-    """What `measure: memory` found: the trials in order, and three numbers of samples a GPU that follow from them.
+    """The result of `measure: memory`: the trials in order, and three batch sizes per GPU that follow from them.
 
-    `predicted` is what the line through the first two runs said; None where no two gave a line before the end.
-    `smallest_failing` is None where the search ended before anything failed.
+    `predicted` is the prediction of the first line through two trials, None without one. `smallest_failing` is None if
+    no trial failed.
     """
 
     trials: tuple[MemoryTrial, ...]
@@ -229,11 +227,11 @@ class MemorySearch(RecordStruct, frozen=True):
 
 
 class Measurement(RecordStruct, frozen=True):
-    """What a point that ended well measured; raw values only, everything claimed is computed from them.
+    """The raw values of an ok attempt; every reported figure is computed from them.
 
-    `num_points_before` is how many points the same processes ran before this one. `compile_time_s` is the slowest
-    rank's wall time of compiling and capturing, before the clock; `captured_batch_sizes` are those with a CUDA graph
-    of their own.
+    `num_points_before` counts the points that the same processes ran before. `compile_time_s` is the slowest rank's
+    wall time for compiling and capturing, before the clock starts. Each of `captured_batch_sizes` has its own CUDA
+    graph.
     """
 
     epochs: tuple[Epoch, ...]
@@ -252,11 +250,11 @@ class Measurement(RecordStruct, frozen=True):
 
 
 class GpuWindow(RecordStruct, frozen=True):
-    """One GPU while its rank's epoch was timed; `gpu` is its place in `environment.gpus`. None is "not measured".
+    """Telemetry of one GPU during one epoch; `gpu` is its index in `environment.gpus`. None is "not measured".
 
-    `num_samples` lie inside the window. `energy_j` is the board's: by its own energy counter, or by integrating
-    the power that was sampled. On Ampere and later the driver gives power as its mean over the last second.
-    `throttle_reasons` are those seen in any sample, without the harmless (an idle GPU, clocks set by hand).
+    `num_samples` counts samples inside the window. `energy_j` is the board's energy, from its energy counter or by
+    integrating the sampled power; from Ampere on, the driver reports power as the mean over the last second.
+    `throttle_reasons` are those seen in any sample, without harmless ones (an idle GPU, clocks set by the user).
     """
 
     epoch: PositiveInt
@@ -272,7 +270,7 @@ class GpuWindow(RecordStruct, frozen=True):
 
 
 class HostWindow(RecordStruct, frozen=True):
-    """One node's CPUs while its first rank's epoch was timed: the busy share of all of them, other jobs' work too."""
+    """Telemetry of one node during its first rank's epoch: the busy share of all its CPUs, including other jobs."""
 
     epoch: PositiveInt
     node: NonNegativeInt
@@ -281,7 +279,7 @@ class HostWindow(RecordStruct, frozen=True):
 
 
 class Telemetry(RecordStruct, frozen=True):
-    """What a process of its own sampled beside the ranks, by epoch; `notes` says what is missing and why."""
+    """Samples of a separate process, by epoch; `notes` name missing parts with the reason."""
 
     interval_s: NonNegativeFloat
     gpus: tuple[GpuWindow, ...] = ()

@@ -1,4 +1,4 @@
-"""The schema of a record: which point an attempt ran, how it ended and where; its figures are in `measurement`."""
+"""The schema of a record: the point, how the attempt ended, and its environment. Figures are in `measurement`."""
 
 from typing import Literal
 
@@ -25,16 +25,12 @@ from pipeline.experiment.spec import NonNegativeInt, Spec
 #      memory beside another process, and `unsupported_gpu`
 SCHEMA_VERSION: Literal[10] = 10
 
-MAX_STEP_TIMES = 40_000  # over all epochs; longer series live in the .steps.npz alone
-MAX_RANK_EPOCHS = 1_000  # epochs x ranks beside which step times still fit
-MAX_MESSAGE_CHARS = 3900  # of a failure; Text leaves room for what is put before it
+MAX_STEP_TIMES = 40_000  # over all epochs; a longer series is stored in the .steps.npz only
+MAX_RANK_EPOCHS = 1_000  # epochs x ranks; with more there is no space for step times
+MAX_MESSAGE_CHARS = 3900  # of a failure; the rest of Text is left for a prefix
 MAX_PATH_CHARS = 400
-TIMING_VARIABLE_PREFIXES = (
-    "NCCL_",
-    "GLOO_",
-    "TORCHINDUCTOR_",
-)  # what variables that may change a step's time begin with
-TIMING_NEUTRAL_VARIABLES = ("NCCL_VERSION", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")  # and these do not
+TIMING_VARIABLE_PREFIXES = ("NCCL_", "GLOO_", "TORCHINDUCTOR_")  # variables that may change a step's time
+TIMING_NEUTRAL_VARIABLES = ("NCCL_VERSION", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")  # these do not
 
 Status = Literal["ok", "oom", "failed"]
 FailureKind = Literal[
@@ -53,9 +49,9 @@ FailureKind = Literal[
 
 
 class Failure(RecordStruct, frozen=True):
-    """How an attempt ended otherwise: which rank on which node, and the message it left.
+    """The failure of an attempt: its kind, its message, and the rank and node where it happened.
 
-    `memory_of_others_bytes` is what other processes held of each of that rank's GPUs after an out-of-memory; None is
+    `memory_of_others_bytes` is the memory that other processes held on each GPU of that rank after an OOM; None is
     "not known".
     """
 
@@ -68,7 +64,7 @@ class Failure(RecordStruct, frozen=True):
 
 
 class Gpu(RecordStruct, frozen=True):
-    """One GPU as the driver names it, and what other processes held of it when the point began (None: not known)."""
+    """One GPU. `memory_of_others_bytes` is the memory held by other processes at the start (None: not known)."""
 
     name: ShortText
     node: ShortText | None = None
@@ -78,9 +74,10 @@ class Gpu(RecordStruct, frozen=True):
 
 
 class Environment(RecordStruct, frozen=True):
-    """Where an attempt ran: recorded, and not part of the run id. `variables` is an allow-list, redacted.
+    """The hardware, software and variables of an attempt; not part of the run id. `variables` is an allow-list.
 
-    Commit and digest are of the code that the ranks imported; `source_changed` where its files were edited by the end.
+    Commit and digest are those of the code that the ranks imported; `source_changed` is True if its files were edited
+    before the end.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -109,7 +106,7 @@ class Environment(RecordStruct, frozen=True):
 
     @property
     def timing_variables(self) -> dict[str, str]:
-        """The variables of libraries that may change a step's time."""
+        """The recorded variables that may change a step's time."""
         return {
             name: value
             for name, value in self.variables.items()
@@ -118,9 +115,9 @@ class Environment(RecordStruct, frozen=True):
 
 
 class Record(RecordStruct, frozen=True):
-    """One attempt. `launch_id` names the launch that ran it; timestamps are UTC; only what it cost is read from them.
+    """One attempt. `launch_id` names the launch that ran it. Timestamps are UTC and only used for the cost.
 
-    Raises ValueError where status and content contradict each other.
+    Raises ValueError if status and content contradict each other.
     """
 
     schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
@@ -168,5 +165,5 @@ class Record(RecordStruct, frozen=True):
                 raise ValueError(f"every window of {series.variant} needs the times of {num_ranks} ranks")
 
     def status_line(self) -> str:
-        """The status in a line, with the reason where there is one."""
+        """Return the status and its reason, if there is one, as a line."""
         return f"{self.status}: {self.reason}" if self.reason else self.status

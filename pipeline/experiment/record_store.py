@@ -1,4 +1,4 @@
-"""Records as files: the JSON of one attempt, its atomic publication, its checked loading."""
+"""Record files: encode, publish exclusively, load and check, and choose the attempt that counts."""
 
 import contextlib
 import math
@@ -22,15 +22,15 @@ from pipeline.system.files import (
 
 MAX_RECORD_BYTES = 1_000_000
 RECORD_NAME_PATTERN = re.compile(r"([a-z0-9-]{1,120})\.(\d{1,6})\.json")
-# the line breaks inside a series of numbers, which is easier to read on one line; strings are left alone
+# line breaks inside a list of numbers, to be removed; the first group matches strings, which are kept
 NUMBER_LIST_LINE_BREAK = re.compile(rb'("(?:[^"\\]|\\.)*")|(?<=[\[,])\s+(?=-?\d)|(?<=\d)\s+(?=\])')
 
 
 class RejectedFile(NamedTuple):
-    """A file that is not the record its name says, the point it claims to be (None: foreign), and why.
+    """A file that is not the record that its name claims: its path, its point (None: foreign) and the reason.
 
-    `copy_of` is set where it holds a sound record of another name: run id and attempt. `is_newer` where a later version
-    wrote it.
+    `copy_of` is the run id and attempt if the file holds a valid record under a wrong name. `is_newer` is True if a
+    later version wrote it.
     """
 
     path: Path
@@ -41,7 +41,7 @@ class RejectedFile(NamedTuple):
 
 
 class InvalidRecord(UnreadableFile):
-    """The file is not a record; the text says why. `record` is what it holds where only its name is wrong."""
+    """The file is not a valid record. `record` is its content if only its name is wrong."""
 
     def __init__(self, reason: str, record: Record | None = None, is_newer: bool = False) -> None:
         super().__init__(reason)
@@ -52,7 +52,7 @@ _record_decoder = msgspec.json.Decoder(Record)
 
 
 def new_record(spec: Spec, status: Status, launch_id: str, **fields: Any) -> Record:
-    """A record that has no attempt number yet: publication gives it one."""
+    """Return a record without an attempt number, which publication assigns."""
     return Record(
         schema_version=SCHEMA_VERSION,
         run_id=spec.run_id(),
@@ -65,10 +65,10 @@ def new_record(spec: Spec, status: Status, launch_id: str, **fields: Any) -> Rec
 
 
 def publish_record(record: Record, folder: Path) -> Path:
-    """Write the record under the smallest free attempt number, whole or not at all, and return its path.
+    """Publish the record atomically under the smallest free attempt number and return its path.
 
-    Several nodes may publish the ending of one launch: the first wins, and the others get its path.
-    Raises ValueError for a number that is not finite or a record past MAX_RECORD_BYTES, OSError for the disk.
+    Several nodes may publish the end of one launch: the first wins, and the others get its path.
+    Raises ValueError for a non-finite number or more than MAX_RECORD_BYTES, OSError if writing fails.
     """
     attempt = 0
     while True:
@@ -84,7 +84,7 @@ def publish_record(record: Record, folder: Path) -> Path:
 
 
 def launch_id_of_file(path: Path) -> str | None:
-    """The launch whose record the file holds; None where it is no valid record."""
+    """Return the launch id of the record in the file; None if it is not a valid record."""
     try:
         return load_record(path).launch_id
     except InvalidRecord:
@@ -92,9 +92,9 @@ def launch_id_of_file(path: Path) -> str | None:
 
 
 def encode_record(record: Record) -> bytes:
-    """The record as JSON for people and git. Raises ValueError where JSON could not say it or it is too large."""
+    """Return the record as indented JSON. Raises ValueError for a non-finite number, or if it is too large or invalid."""
     for where, number in _floats(msgspec.to_builtins(record), "record"):
-        if not math.isfinite(number):  # msgspec would write null without a word
+        if not math.isfinite(number):  # msgspec would silently write null
             raise ValueError(f"{where} is {number}; a record holds finite numbers only")
     compact = msgspec.json.encode(record)
     raw = NUMBER_LIST_LINE_BREAK.sub(lambda match: match[1] or b"", msgspec.json.format(compact, indent=1)) + b"\n"
@@ -103,7 +103,7 @@ def encode_record(record: Record) -> bytes:
     if len(raw) > MAX_RECORD_BYTES:
         raise ValueError(f"the record of {record.run_id} has {len(raw)} bytes, more than {MAX_RECORD_BYTES}")
     try:
-        _record_decoder.decode(raw)  # what could not be loaded again is not published: limits are checked here
+        _record_decoder.decode(raw)  # checks the limits of the schema: a published record must be loadable
     except msgspec.ValidationError as error:
         raise ValueError(f"the record of {record.run_id} could not be loaded again: {error}") from error
     return raw
@@ -121,12 +121,12 @@ def _floats(value: Any, where: str) -> Iterator[tuple[str, float]]:
 
 
 def load_record(path: Path) -> Record:
-    """The record in the file. Raises InvalidRecord, saying why it is none."""
+    """Return the record in the file. Raises InvalidRecord with the reason."""
     return load_record_named(str(path), path.name)
 
 
 def load_record_named(path: str, name: str) -> Record:
-    """The record in the file of that name; a Path a file costs a twentieth of reading it."""
+    """Return the record in the file. Takes strings because creating a Path costs 5 % of reading a record."""
     try:
         raw = read_bounded(path, MAX_RECORD_BYTES)
     except UnreadableFile as error:
@@ -141,7 +141,7 @@ def load_record_named(path: str, name: str) -> Record:
 
 
 def invalid_record(raw: bytes, error: Exception) -> InvalidRecord:
-    """What is wrong with the bytes of a record."""
+    """Return the error that explains why the bytes are not a record."""
     try:
         check_schema_version(raw, SCHEMA_VERSION)
     except NewerSchema as newer:
@@ -150,10 +150,10 @@ def invalid_record(raw: bytes, error: Exception) -> InvalidRecord:
 
 
 def load_folder(folder: Path, *, for_tables: bool = False) -> tuple[list[Record], list[RejectedFile]]:
-    """Every record of a folder in the order of run id and attempt, and every file that is none.
+    """Return every record of a folder, sorted by run id and attempt, and every file that is not a valid record.
 
-    Names that start with a dot are publications under way. With `for_tables` a record is checked whole, and what no
-    table reads of it is dropped. Raises OSError when the folder cannot be listed.
+    Skips names that start with a dot: unfinished publications. With `for_tables` it drops fields that no table reads,
+    after checking them. Raises OSError if the folder cannot be listed.
     """
     found: list[Record] = []
     rejected: list[RejectedFile] = []
@@ -176,9 +176,9 @@ def load_folder(folder: Path, *, for_tables: bool = False) -> tuple[list[Record]
 
 
 def drop_fields_without_table(record: Record, places: dict[bytes, Environment]) -> None:
-    """Take from a record that nobody else holds yet what no table reads, and share an environment seen before.
+    """Remove from the record, in place, fields that no table reads, and share equal environments between records.
 
-    Most of a record is its step times and where it ran: without them 100,000 fit into 1 GiB.
+    Step times and environments are most of a record: without them 100,000 records fit into 1 GiB.
     """
     for epoch in record.measurement.epochs if record.measurement else ():
         msgspec.structs.force_setattr(epoch, "step_times_ns", None)
@@ -191,7 +191,7 @@ def drop_fields_without_table(record: Record, places: dict[bytes, Environment]) 
 
 
 def load_attempts(folder: Path, run_id: str) -> list[Record]:
-    """The valid records of one point, in the order of attempts."""
+    """Return the valid records of one point, in the order of attempts."""
     found = []
     for path in folder.glob(f"{run_id}.*.json"):
         with contextlib.suppress(InvalidRecord):
@@ -200,7 +200,7 @@ def load_attempts(folder: Path, run_id: str) -> list[Record]:
 
 
 def load_attempts_by_point(folder: Path, run_ids: Collection[str]) -> list[list[Record]]:
-    """The valid attempts of each of these points that has any; the folder is listed once."""
+    """Return the valid attempts of each of these points that has any. Lists the folder once."""
     found: dict[str, list[Record]] = {}
     for name in os.listdir(folder) if folder.exists() else []:
         match = RECORD_NAME_PATTERN.fullmatch(name)
@@ -211,7 +211,7 @@ def load_attempts_by_point(folder: Path, run_ids: Collection[str]) -> list[list[
 
 
 def rejected_file(path: Path, error: InvalidRecord) -> RejectedFile:
-    """Why a file was refused, and which point it speaks of: by its content where that is sound, else by its name."""
+    """Return the rejected file with its reason and its point, taken from its content if valid, else from its name."""
     if error.record is not None:
         return RejectedFile(path, error.record.run_id, str(error), (error.record.run_id, error.record.attempt))
     match = RECORD_NAME_PATTERN.fullmatch(path.name)
@@ -219,6 +219,6 @@ def rejected_file(path: Path, error: InvalidRecord) -> RejectedFile:
 
 
 def choose_attempt(attempts: list[Record]) -> Record:
-    """The attempt that speaks for its point: the latest `ok`, else the latest `oom`, else the latest `failed`."""
+    """Return the attempt that counts for its point: the latest `ok`, else the latest `oom`, else the latest `failed`."""
     rank = {"failed": 0, "oom": 1, "ok": 2}
     return max(attempts, key=lambda record: (rank[record.status], record.attempt))
