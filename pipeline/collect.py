@@ -3,9 +3,9 @@
     python -m pipeline.collect outputs/
     python -m pipeline.collect outputs/ --format json
 
-Prints Markdown (or one JSON object) on stdout, and writes report.md, tables.json and a CSV a table beside the
-records. Exit codes: 0 fine, also where nothing may be written beside the records; 1 gaps or a folder that anyone may
-write under --strict; 2 the folder cannot be read, or a write failed; 3 no experiment in it.
+Prints Markdown (or one JSON object) on stdout. Writes report.md, tables.json and one CSV per table beside the records.
+Exit codes: 0 success, also if nobody may write beside the records; 1 under --strict: gaps, or a folder that anyone may
+write; 2 the folder cannot be read, or a write failed; 3 no experiment in the folder.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from pipeline.system.errors import (
     run_command,
 )
 
-NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another's folder, or one that is mounted to be read
+NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another user's folder, or a read-only file system
 
 if TYPE_CHECKING:
     from pipeline.analysis.ring_model import Link
@@ -36,22 +36,24 @@ if TYPE_CHECKING:
     from pipeline.experiment.spec import Spec
     from pipeline.report.build_tables import Tables
 
-FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell that begins with one
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = build_parser("collect", __doc__)
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
-    parser.add_argument("--format", choices=("markdown", "json"), default="markdown", help="what stdout carries")
-    parser.add_argument("--strict", action="store_true", help="exit 1 where a point has no result, or anyone may write")
-    parser.add_argument("--link-latency-us", type=float, help="predict for a link of this latency a hop")
-    parser.add_argument("--link-gb-s", type=float, help="and this bandwidth (default: the link that was measured)")
+    parser.add_argument("--format", choices=("markdown", "json"), default="markdown", help="the format on stdout")
+    parser.add_argument(
+        "--strict", action="store_true", help="exit 1 if a point has no result, or if anyone may write to the folder"
+    )
+    parser.add_argument("--link-latency-us", type=float, help="predict for a link with this latency per hop")
+    parser.add_argument("--link-gb-s", type=float, help="bandwidth of that link (default: the measured link)")
     return parser.parse_args()
 
 
 def read_link_options(arguments: argparse.Namespace) -> "Link | None":
-    """The link that predictions are made for; None is the measured one. Raises CommandError for half a link."""
+    """Return the given link, or None for the measured link. Raises CommandError if only one option is valid."""
     from pipeline.analysis.ring_model import Link
 
     latency_us, bandwidth_gb_s = arguments.link_latency_us, arguments.link_gb_s
@@ -59,16 +61,16 @@ def read_link_options(arguments: argparse.Namespace) -> "Link | None":
         return None
     if not all(figure is not None and 0 < figure < math.inf for figure in (latency_us, bandwidth_gb_s)):
         raise CommandError(
-            "a link is --link-latency-us and --link-gb-s together, both finite and above 0; give both or neither."
+            "--link-latency-us and --link-gb-s belong together and must be finite and above 0; give both or neither."
         )
     return Link(latency_us / 1e6, bandwidth_gb_s * 1e9)
 
 
 def main() -> int:
-    """Print and write the tables."""
+    """Print and write the tables. Return the exit code."""
     arguments = parse_arguments()
-    gc.disable()  # what is read is held to the end: looking for garbage among 100,000 records finds none
-    # after the command line is read: --help need not wait for pandas
+    gc.disable()  # all records are kept to the end, so a search for garbage finds none and costs time
+    # imported here so that --help does not wait for pandas
     import msgspec
 
     from pipeline.experiment.folder import find_experiments, warn_of_open_folders
@@ -87,7 +89,7 @@ def main() -> int:
     for name, experiment in found.items():
         try:
             collected, tables = collect_experiment(experiment, link)
-        except CommandError as refusal:  # the other experiments are still worth their tables
+        except CommandError as refusal:  # the other experiments still get their tables
             log_line(f"error: {refusal}")
             code = EXIT_USAGE
             continue
@@ -96,11 +98,7 @@ def main() -> int:
         reports.append(report)
         if arguments.strict and collected.coverage.num_gaps:
             code = max(code, EXIT_GAPS)
-        try:
-            write_files(experiment, report, tables, shapes[name])
-        except OSError as error:
-            log_line(f"{name}: cannot write beside its records ({error.strerror}); its tables are printed alone.")
-            code = code if error.errno in NO_WRITING else EXIT_USAGE
+        code = max(code, write_beside_records(name, experiment, report, tables, shapes[name]))
     if arguments.format == "json":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode({"experiments": shapes}), indent=1) + b"\n")
     else:
@@ -108,8 +106,20 @@ def main() -> int:
     return code
 
 
+def write_beside_records(
+    name: str, experiment: "Experiment", report: str, tables: "Tables", shape: dict[str, Any]
+) -> int:
+    """Write an experiment's files. Return the exit code: a folder that may not be written is no error."""
+    try:
+        write_files(experiment, report, tables, shape)
+    except OSError as error:
+        log_line(f"{name}: cannot write beside its records ({error.strerror}); its tables are only printed.")
+        return EXIT_OK if error.errno in NO_WRITING else EXIT_USAGE
+    return EXIT_OK
+
+
 def collect_experiment(experiment: "Experiment", link: "Link | None" = None) -> "tuple[CollectedOutcomes, Tables]":
-    """The outcomes and the tables of one experiment. Without a manifest the points with a record are expected."""
+    """Return the outcomes and tables of one experiment. Without a manifest it expects the points with a record."""
     from pipeline.experiment import record_store
     from pipeline.experiment.outcomes import resolve_outcomes
     from pipeline.report.build_tables import build_tables
@@ -127,19 +137,19 @@ def collect_experiment(experiment: "Experiment", link: "Link | None" = None) -> 
 
 
 def default_point_order(spec: "Spec") -> tuple[int, str, int, str]:
-    """Where a point stands when no grid says: by GPUs, strategy and batch."""
+    """Return the sort key of points without a grid: GPUs, strategy, batch size."""
     return spec.num_gpus, spec.strategy, spec.batch_size_per_gpu, spec.run_id()
 
 
 def experiment_json(tables: "Tables", collected: "CollectedOutcomes") -> dict[str, Any]:
-    """One experiment of `--format json`."""
+    """Return one experiment as `--format json` prints it."""
     import msgspec
 
-    return {**msgspec.to_builtins(tables), "coverage": msgspec.to_builtins(collected.coverage)}
+    return {**tables.flat(), "coverage": msgspec.to_builtins(collected.coverage)}
 
 
 def write_files(experiment: "Experiment", report: str, tables: "Tables", shape: dict[str, Any]) -> None:
-    """report.md, tables.json and a CSV a table. Raises OSError."""
+    """Write report.md, tables.json and one CSV per table. Raises OSError."""
     import msgspec
     import pandas
 
@@ -150,7 +160,7 @@ def write_files(experiment: "Experiment", report: str, tables: "Tables", shape: 
         experiment.folder / "tables.json", msgspec.json.format(msgspec.json.encode(shape), indent=1) + b"\n"
     )
     for name in tables.__struct_fields__:
-        rows = getattr(tables, name)
+        rows = shape[name]
         path = experiment.folder / f"{name.lower()}.csv"
         if rows:
             inert = [{column: inert_cell(value) for column, value in row.items()} for row in rows]
@@ -161,13 +171,14 @@ def write_files(experiment: "Experiment", report: str, tables: "Tables", shape: 
 
 
 def inert_cell(value: Any) -> Any:
-    """The value of a CSV cell; text that a spreadsheet would run as a formula is marked as text by a quote.
+    """Return the value of a CSV cell. A quote before a formula makes a spreadsheet show it as text.
 
-    A carriage return, which the writer does not quote, would begin a row of its own: it becomes a line break.
+    Carriage returns become line feeds: the CSV writer does not quote them, and readers would start a new row.
     """
     if not isinstance(value, str):
         return value
-    return "'" * value.startswith(FORMULA_SIGNS) + value.replace("\r\n", "\n").replace("\r", "\n")
+    one_row = value.replace("\r\n", "\n").replace("\r", "\n")
+    return f"'{one_row}" if value.startswith(FORMULA_SIGNS) else one_row
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Small builders shared by tests: points, records and folders with as little said as the law needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from pipeline.analysis.notes import Note
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import add_points
 from pipeline.experiment.measurement import (
@@ -21,6 +22,7 @@ from pipeline.experiment.measurement import (
 from pipeline.experiment.record import SCHEMA_VERSION, Failure, FailureKind, Record, Status
 from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
+from pipeline.report.note_texts import render_note
 
 ROOT = Path(__file__).resolve().parent.parent
 RESNET18_PARAMETERS = 11_173_962  # the CIFAR ResNet-18 with ten classes
@@ -147,3 +149,8 @@ def make_experiment(folder: Path, *found: Record, missing: Sequence[Spec] = ()) 
     for number, record in enumerate(found):
         publish_record(msgspec.structs.replace(record, launch_id=str(number)), experiment.records_folder)
     return experiment
+
+
+def sentences(notes: Iterable[Note]) -> list[str]:
+    """Return the sentences of notes, as the report has them."""
+    return [render_note(note) for note in notes]

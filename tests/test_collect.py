@@ -260,7 +260,7 @@ def test_a_folder_that_may_not_be_written_has_its_tables_printed_alone(tmp_path:
     before = everything_in(tmp_path)
     answer = run_unprivileged("collect", tmp_path)
     assert (answer.returncode, "# scaling" in answer.stdout) == (0, True), answer.stderr
-    said = "scaling: cannot write beside its records (Permission denied); its tables are printed alone."
+    said = "scaling: cannot write beside its records (Permission denied); its tables are only printed."
     assert answer.stderr.splitlines() == [said]
     assert everything_in(tmp_path) == before
 

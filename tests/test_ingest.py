@@ -13,7 +13,6 @@ from pipeline.collect import collect_experiment
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.report.build_tables import Tables
-from pipeline.report.rows import Row
 from pipeline.system.errors import CommandError
 
 HEADER = "strategy,num_gpus,batch_size_per_gpu,epoch,epoch_time_s,compute_time_s,loss,accuracy,status"
@@ -27,13 +26,13 @@ class Ingested(NamedTuple):
     report: str
     folder: Path
 
-    def row(self, table: str, **axes: object) -> Row:
+    def row(self, table: str, **axes: object) -> dict[str, Any]:
         (row,) = [
             row
             for row in self.shape[table]
             if {"scaling": "weak", **axes}.items() <= {"scaling": "weak", **row}.items()
         ]
-        found: Row = row
+        found: dict[str, Any] = row
         return found
 
 

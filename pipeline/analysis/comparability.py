@@ -6,13 +6,10 @@ A fact that a record does not state marks nothing, and neither do timings that w
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from pipeline.analysis.notes import Note, make_note
 from pipeline.experiment.record import Record
-from pipeline.system.errors import shorten_list
 
 Fact = Callable[[Record], str | None]
-
-MAX_LISTED_VALUES = 3  # that a note lists
-MAX_VALUE_CHARS = 40  # characters
 
 COMPARED_FACTS: dict[str, Fact] = {
     "commit": lambda record: (record.environment.git_commit or "")[:12],
@@ -37,13 +34,15 @@ def environment_key(record: Record) -> tuple[object, ...]:
     )
 
 
-def mixed_environment_notes(records: Sequence[Record], but: Collection[str] = ()) -> list[str]:
+def mixed_environment_notes(records: Sequence[Record], but: Collection[str] = ()) -> list[Note]:
     """A note for every fact in which records that are pooled differ, but for those that do not matter here."""
     found = {name: distinct_values(records, fact) for name, fact in compared_facts(records).items() if name not in but}
-    return [f"mixed {name}: {join_values(values)}" for name, values in found.items() if len(values) > 1]
+    return [
+        make_note("mixed_fact", fact=name, ours=sorted(values)) for name, values in found.items() if len(values) > 1
+    ]
 
 
-def environment_difference_notes(what: str, others: Sequence[Record], records: Sequence[Record]) -> list[str]:
+def environment_difference_notes(what: str, others: Sequence[Record], records: Sequence[Record]) -> list[Note]:
     """A note for every fact in which other records, by `what` they are, differ from those compared with them.
 
     Their nodes may be some of the records': a point over several nodes includes the one that its baseline ran on. A
@@ -53,23 +52,25 @@ def environment_difference_notes(what: str, others: Sequence[Record], records: S
     for name, fact in compared_facts([*records, *others]).items():
         ours, theirs = distinct_values(records, fact), distinct_values(others, fact)
         if ours and theirs and ours != theirs:
-            notes.append(f"{what} with another {name} ({join_values(theirs)} against {join_values(ours)})")
+            notes.append(make_note("other_fact", what=what, fact=name, theirs=sorted(theirs), ours=sorted(ours)))
     ours, theirs = nodes_of(records), nodes_of(others)
     our_boots, their_boots = boots_of(records), boots_of(others)
     if ours and not theirs <= ours:
-        notes.append(f"{what} from another node ({join_values(theirs)} against {join_values(ours)})")
+        notes.append(make_note("other_node", what=what, theirs=sorted(theirs), ours=sorted(ours)))
     elif our_boots and not their_boots <= our_boots:
-        notes.append(f"{what} from another boot of its node")
+        notes.append(make_note("other_boot", what=what))
     return notes
 
 
-def source_notes(records: Sequence[Record], sources: Collection[str]) -> list[str]:
+def source_notes(records: Sequence[Record], sources: Collection[str]) -> list[Note]:
     """A note where these records ran another source than some of a table's, and where it was edited while they ran."""
     ours = distinct_values(records, COMPARED_FACTS["source"])
     others = set(sources) - ours
-    notes = [f"source {join_values(ours)}, elsewhere in this table {join_values(others)}"] * bool(ours and others)
+    notes = []
+    if ours and others:
+        notes.append(make_note("other_source", ours=sorted(ours), others=sorted(others)))
     if any(record.environment.source_changed for record in records):
-        notes.append("source edited after it was imported")
+        notes.append(make_note("source_edited"))
     return notes
 
 
@@ -97,8 +98,3 @@ def nodes_of(records: Sequence[Record]) -> set[str]:
 def boots_of(records: Sequence[Record]) -> set[str]:
     """The boot ids of all nodes of the records measured here."""
     return {boot_id for record in records if record.measured for boot_id in record.environment.boot_ids}
-
-
-def join_values(values: set[str]) -> str:
-    """The values in order, few enough and short enough for a note."""
-    return shorten_list([value[:MAX_VALUE_CHARS] for value in sorted(values)], MAX_LISTED_VALUES)

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 
 from pipeline.analysis import formulas
+from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, timed_epochs
 from pipeline.experiment.measurement import GpuWindow
 from pipeline.experiment.record import Record
@@ -20,14 +21,14 @@ def energy_figures(point: PooledPoint) -> dict[str, float | None]:
     }
 
 
-def energy_notes(point: PooledPoint) -> list[str]:
+def energy_notes(point: PooledPoint) -> list[Note]:
     """Name the reasons for lowered clocks, and explain a missing energy if GPUs were sampled."""
     windows = [window for record in point.ok_records for window in timed_windows(record)]
     reasons = sorted({reason for window in windows for reason in window.throttle_reasons or ()})
-    notes = [f"throttled: {', '.join(reasons)}"] if reasons else []
+    notes = [make_note("throttled", reasons=reasons)] if reasons else []
     if windows and point.median(energy_j_of) is None:
         num_samples = min(window.num_samples for window in windows)
-        notes.append(f"no energy: {num_samples} samples of a GPU in the window are too few, or a GPU was not sampled")
+        notes.append(make_note("no_energy", samples=num_samples))
     return notes
 
 

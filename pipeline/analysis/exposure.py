@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pipeline.analysis import intervals
 from pipeline.analysis.intervals import Interval, IntervalBasis
+from pipeline.analysis.notes import Note, make_note, text_note
 from pipeline.analysis.stopping_rule import difference_tolerance_s, is_difference_precise_enough, is_time_precise_enough
 from pipeline.experiment.measurement import Collective, Communication, Profile, TransferKind, VariantName
 from pipeline.experiment.record import Record
@@ -90,9 +91,9 @@ def communications_of(records: Sequence[Record]) -> list[Communication]:
     return [part for part in found if part is not None]
 
 
-def job_notes(found: Sequence[Communication]) -> list[str]:
+def job_notes(found: Sequence[Communication]) -> list[Note]:
     """What the jobs themselves said that they could not measure."""
-    return list(dict.fromkeys(note for part in found for note in part.notes))
+    return [text_note(note) for note in dict.fromkeys(note for part in found for note in part.notes)]
 
 
 def step_times_s(found: Communication, variant: VariantName) -> list[float]:
@@ -141,13 +142,12 @@ def is_communication_precise_enough(found: Communication) -> bool:
     return all(map(is_time_precise_enough, times_s)) and (not exposed_s or is_difference_precise_enough(exposed_s))
 
 
-def drifted_exposure_notes(found: Sequence[Communication]) -> list[str]:
+def drifted_exposure_notes(found: Sequence[Communication]) -> list[Note]:
     """That exposed communication itself changed while it was measured, by more than it must be known to."""
     apart = [intervals.drifted_halves(step_time_differences_s(part, "ddp", "no_op_hook")) for part in found]
     changed = [halves for halves in apart if halves and abs(halves[1] - halves[0]) > difference_tolerance_s(halves[0])]
     return [
-        f"exposed communication went from {before * 1e6:.0f} to {after * 1e6:.0f} us while measured"
-        for before, after in changed[:1]
+        make_note("exposure_drifted", before_us=before * 1e6, after_us=after * 1e6) for before, after in changed[:1]
     ]
 
 
@@ -188,21 +188,21 @@ def busy_share(found: Sequence[Communication], step_s: float) -> float | None:
     return statistics.median(values) if values else None
 
 
-def explain_trace_disagreement(exposed_s: float, traced: TracedExposure, busy: float | None) -> str | None:
+def explain_trace_disagreement(exposed_s: float, traced: TracedExposure, busy: float | None) -> Note | None:
     """Why the two ways of measuring exposed communication differ, where they do."""
     if traced.exposed_s is None or abs(exposed_s - traced.exposed_s) <= difference_tolerance_s(
         max(exposed_s, traced.exposed_s)
     ):
         return None
-    said = f"the trace shows {traced.exposed_s * 1e6:.0f} us exposed, the step times {exposed_s * 1e6:.0f}"
+    times_us = {"traced_us": traced.exposed_s * 1e6, "exposed_us": exposed_s * 1e6}
     if traced.noise_s is not None and traced.noise_s > difference_tolerance_s(exposed_s):
-        return f"{said}: kernels took {traced.noise_s * 1e6:.0f} us more or less in two profiles without it"
+        return make_note("trace_is_noisy", **times_us, noise_us=traced.noise_s * 1e6)
     if traced.slowed_s is not None and traced.exposed_s - traced.slowed_s <= exposed_s < traced.exposed_s:
-        return f"{said}: a kernel that is slowed need not lengthen the step"
+        return make_note("trace_counts_slowed_kernels", **times_us)
     if traced.exposed_s > exposed_s:
-        return f"{said}: the profiler slows the host, and ranks that start apart wait inside the collectives"
+        return make_note("trace_slows_host", **times_us)
     if busy is not None and busy < MIN_BUSY_FRACTION:
-        return f"{said}: the device computes {busy:.0%} of the step, the host's issue of collectives is exposed too"
+        return make_note("trace_omits_host", **times_us, busy=busy)
     if traced.slowed_s is None:
-        return f"{said}: kernels may run slower beside a collective, which this trace cannot show"
-    return f"{said}: gaps between kernels may be longer, which no trace shows as exposed"
+        return make_note("trace_omits_slowed_kernels", **times_us)
+    return make_note("trace_omits_gaps", **times_us)

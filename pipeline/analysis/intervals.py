@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from pipeline.analysis.notes import Note, make_note
+
 CONFIDENCE = 0.95
 MIN_RELATIVE_DRIFT = 0.001  # of the median: less is no finding, however surely it is there
 
@@ -98,14 +100,16 @@ def drifted_halves(values: Sequence[float]) -> tuple[float, float] | None:
     return statistics.median(values[:middle]), statistics.median(values[middle:])
 
 
-def drift_notes(what: str, by_repeat: Sequence[Sequence[float]]) -> list[str]:
+def drift_notes(what: str, by_repeat: Sequence[Sequence[float]]) -> list[Note]:
     """That positive times drifted within some repeats, by the most of them; none where none did."""
     apart = [found for values in by_repeat if (found := drifted_halves(values))]
     drifts = [drift for before, after in apart if abs(drift := after / before - 1) >= MIN_RELATIVE_DRIFT]
     if not drifts:
         return []
-    where = f" in {len(drifts)} of {len(by_repeat)} repeats" if len(by_repeat) > 1 else ""
-    return [f"{what} drifted by {max(drifts, key=abs):+.1%} while measured{where}: its interval is too narrow"]
+    values = {"what": what, "drift": max(drifts, key=abs)}
+    if len(by_repeat) > 1:
+        return [make_note("drifted_in_repeats", **values, count=len(drifts), repeats=len(by_repeat))]
+    return [make_note("drifted", **values)]
 
 
 def interval_by_repeat(by_repeat: Sequence[Sequence[float]]) -> tuple[Interval | None, IntervalBasis | None]:
@@ -123,10 +127,11 @@ def interval_by_repeat(by_repeat: Sequence[Sequence[float]]) -> tuple[Interval |
     return None, None
 
 
-def pooled_notes(by_repeat: Sequence[Sequence[float]], over: IntervalBasis | None) -> list[str]:
+def pooled_notes(by_repeat: Sequence[Sequence[float]], over: IntervalBasis | None) -> list[Note]:
     """That an interval is over windows of several processes, which need not be alike."""
-    is_pooled = over == "windows" and len(by_repeat) > 1
-    return [f"interval over the windows of {len(by_repeat)} repeats together"] * is_pooled
+    if over == "windows" and len(by_repeat) > 1:
+        return [make_note("windows_pooled", repeats=len(by_repeat))]
+    return []
 
 
 def relative_half_width(interval: Interval, median: float) -> float:

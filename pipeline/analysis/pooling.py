@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pipeline.analysis import comparability, formulas, intervals
 from pipeline.analysis.intervals import Interval, IntervalBasis
+from pipeline.analysis.notes import Note, make_note, text_note
 from pipeline.experiment.axis_groups import POOLED_AXES, Key, alike_key, without_repeat
 from pipeline.experiment.measurement import Epoch, RankEpoch
 from pipeline.experiment.outcomes import PointOutcome
@@ -25,7 +26,7 @@ class EpochTimeInterval(NamedTuple):
     interval: Interval | None
     over: IntervalBasis | None
     num_windows: int
-    notes: list[str]
+    notes: list[Note]
 
     def noise_floor(self, time_s: float | None) -> float | None:
         """Return half the interval's width over the median: two runs of one point (A/A) may differ by this much."""
@@ -79,25 +80,26 @@ class PooledPoint:
         num_windows = sum(map(len, self.epoch_times_s))
         notes = intervals.pooled_notes(self.epoch_times_s, over)
         if interval is None and num_windows and (self.spec.windows > 1 or len(self.outcomes) > 1):
-            notes.append(f"an interval needs {intervals.min_values()} windows or repeats, got {num_windows}")
+            notes.append(make_note("too_few_values", needed=intervals.min_values(), found=num_windows))
         return EpochTimeInterval(interval, over, num_windows, notes)
 
     @cached_property
-    def epoch_time_drift_notes(self) -> list[str]:
+    def epoch_time_drift_notes(self) -> list[Note]:
         """A note if the epoch time drifted in windows that an interval is based on."""
         if self.epoch_time_interval.over != "windows":
             return []
         return intervals.drift_notes("epoch_time_s", self.epoch_times_s)
 
     @cached_property
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Note]:
         """Notes why the point has no figures or fewer repeats than expected, and on mixed environments."""
-        notes = []
+        notes: list[Note] = []
         if self.status != "ok":
-            notes += sorted({outcome.reason for outcome in self.outcomes if outcome.reason})
+            notes += map(text_note, sorted({outcome.reason for outcome in self.outcomes if outcome.reason}))
         elif len(self.ok_records) < len(self.outcomes):
             others = [outcome.status for outcome in self.outcomes if outcome.status != "ok"]
-            notes.append(f"{len(others)} of {len(self.outcomes)} repeats: {', '.join(sorted(set(others)))}")
+            counts = {"count": len(others), "repeats": len(self.outcomes)}
+            notes.append(make_note("repeats_not_ok", **counts, statuses=sorted(set(others))))
         if self.status == "ok" and self.spec.measure == "epochs" and self.median_epoch_time_s is None:
             notes.append(explain_no_epoch_time(self.spec))
         return [
@@ -107,21 +109,23 @@ class PooledPoint:
         ]
 
     @cached_property
-    def parts_notes(self) -> list[str]:
+    def parts_notes(self) -> list[Note]:
         """A note if the parts of a window do not add up to its time, as those of one clock would."""
         slowest = [epoch.slowest_rank for record in self.ok_records for epoch in timed_epochs(record)]
         ratios = [parts_ratio(rank) for rank in slowest if rank]
         worst = max(ratios, key=lambda ratio: abs(ratio - 1), default=1)
         if abs(worst - 1) <= MAX_PARTS_DEVIATION:
             return []
-        return [f"the parts of an epoch add up to {worst:,.1%} of its time"]
+        return [make_note("parts_deviate", share=worst)]
 
     @cached_property
-    def allocator_retry_notes(self) -> list[str]:
+    def allocator_retry_notes(self) -> list[Note]:
         """A note if the allocator freed cached memory and tried again, which costs time: memory is nearly full."""
         memory = [part for record in self.ok_records if record.measurement for part in record.measurement.memory]
         retries = max((part.num_alloc_retries or 0 for part in memory), default=0)
-        return [f"allocator thrash: {retries} {'retry' if retries == 1 else 'retries'}"] if retries else []
+        if not retries:
+            return []
+        return [make_note("allocator_retry" if retries == 1 else "allocator_retries", count=retries)]
 
 
 def pool_outcomes(outcomes: Iterable[PointOutcome]) -> list[PooledPoint]:
@@ -161,15 +165,15 @@ def median_window_s(field: str) -> Callable[[Record], float | None]:
     return figure
 
 
-def explain_no_epoch_time(spec: Spec) -> str:
+def explain_no_epoch_time(spec: Spec) -> Note:
     """Explain why an ok point has no epoch time."""
     if spec.is_probe:
-        return f"probe of {spec.steps_per_epoch} steps: it fits, and has no epoch time"
+        return make_note("probe_fits", steps=spec.steps_per_epoch)
     if not spec.is_whole_epoch:
-        return f"epochs end after {spec.steps_per_epoch} of {spec.full_steps_per_epoch} steps: no epoch time"
+        return make_note("epochs_cut", steps=spec.steps_per_epoch, full=spec.full_steps_per_epoch)
     if spec.epochs < FIRST_TIMED_EPOCH:
-        return "epoch 1 warms up and epoch 2 was not run: no epoch time"
-    return "epoch 2 not stated"
+        return make_note("only_warm_up")
+    return make_note("timed_epoch_not_stated")
 
 
 def record_peak_memory_gib(record: Record) -> float | None:

@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis import comparability, formulas, intervals
 from pipeline.analysis.intervals import Interval
+from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint
 from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, alike_key
 from pipeline.experiment.spec import Spec
@@ -24,7 +25,7 @@ class Baseline(NamedTuple):
 
     point: PooledPoint | None
     time_s: float | None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     @property
     def strategy(self) -> str | None:
@@ -69,7 +70,7 @@ def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling = "
     order = {strategy: place for place, strategy in enumerate(dict.fromkeys((point.spec.strategy, "single")))}
     candidates = [other for other in index.get(baseline_key(point.spec, scaling), []) if other.spec.strategy in order]
     if not candidates:
-        return Baseline(None, None, ("no baseline: the experiment has no point on 1 GPU with these axes",))
+        return Baseline(None, None, (make_note("no_baseline"),))
 
     def preference(other: PooledPoint) -> tuple[bool, int, bool, bool]:
         spec = other.spec
@@ -80,7 +81,8 @@ def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling = "
     check_invariant(point.spec, best.spec, scaling)
     time_s = best.median_epoch_time_s
     if time_s is None:
-        return Baseline(best, None, (f"no baseline: {best.spec.strategy} on 1 is {why_untimed(best)}",))
+        note = make_note("baseline_untimed", strategy=best.spec.strategy, status=why_untimed(best))
+        return Baseline(best, None, (note,))
     return Baseline(
         best,
         time_s,
@@ -144,13 +146,13 @@ def speedup_interval(point: PooledPoint, baseline: Baseline) -> Interval | None:
     return intervals.ratio_interval(above, below) if above and below else None
 
 
-def scaling_notes(baseline: Baseline, interval: Interval | None, speedup: float | None, num_gpus: int) -> list[str]:
+def scaling_notes(baseline: Baseline, interval: Interval | None, speedup: float | None, num_gpus: int) -> list[Note]:
     """What the reader of a point on several GPUs must know."""
     notes = [*baseline.notes]
     if interval and baseline.point:
-        notes += [f"baseline: {note}" for note in baseline.point.epoch_time_drift_notes]
+        notes += [make_note("of_baseline", note=note) for note in baseline.point.epoch_time_drift_notes]
     if interval and interval.contains(1):
-        notes.append("no difference from the baseline: 1 lies inside the interval")
+        notes.append(make_note("no_difference"))
     if speedup is not None and speedup > num_gpus:
-        notes.append("superlinear: noise, a slowed baseline, or a difference besides the GPUs")
+        notes.append(make_note("superlinear"))
     return notes

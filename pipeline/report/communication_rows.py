@@ -1,7 +1,6 @@
-"""The rows of what was measured of communication: step times, what they differ by, DataParallel's parts.
+"""The rows of communication points: step times and their differences, transfers, the parts of DataParallel.
 
-Keys are the JSON contract, times are of one step in seconds; a figure that cannot be computed is None and the
-row's `note` says why.
+Times are of one step, in seconds.
 """
 
 import statistics
@@ -25,12 +24,16 @@ from pipeline.analysis.exposure import (
     traced_exposure,
 )
 from pipeline.analysis.intervals import drift_notes, min_values, pooled_notes
+from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint
 from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, alike_key
 from pipeline.experiment.measurement import Communication, TransferKind, VariantName
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
-from pipeline.report.rows import Row, start_row
+from pipeline.report.row_types import CommunicationRow, SplitRow, TransferRow
+from pipeline.report.rows import make_row
+
+Figures = dict[str, float | None]
 
 STEP_TIMES: dict[str, VariantName] = {
     "plain_step_time_s": "plain",
@@ -41,16 +44,19 @@ STEP_TIMES: dict[str, VariantName] = {
 }
 
 
-def exposed_row(cell: PooledPoint, axes: Sequence[str]) -> Row:
-    """Q3.1, measured: DDP's step with and without its collectives, and what the link itself takes of it."""
-    found = communications_of(cell.ok_records)
+def exposed_row(point: PooledPoint, axes: Sequence[str]) -> CommunicationRow:
+    """Return a row of Q3.1: the step of DDP with and without its collectives, and the time of the transfers."""
+    found = communications_of(point.ok_records)
     times = {name: median_step_time(found, variant) for name, variant in STEP_TIMES.items()}
     (exposed, floor_s), overhead = exposed_communication(found), median_difference(found, "no_op_hook", "no_sync")
-    comm_s = profiled_transfer_s(found, ["gradients"]) or None  # a step without any all-reduce of gradients was misread
+    comm_s = (
+        profiled_transfer_s(found, ["gradients"]) or None
+    )  # 0: the trace does not name the all-reduces of gradients
     traced = traced_exposure(found) if comm_s else TracedExposure()
     split = split_exposed(exposed, comm_s, floor_s)
-    return start_row(
-        cell,
+    return make_row(
+        CommunicationRow,
+        point,
         axes,
         **{name: figure.value_s if figure else None for name, figure in times.items()},
         noise_floor=step.noise_floor() if (step := times["step_time_s"]) else None,
@@ -67,18 +73,18 @@ def exposed_row(cell: PooledPoint, axes: Sequence[str]) -> Row:
         num_windows=num_rounds(found),
         notes=[
             *exposed_notes(found, times["step_time_s"], exposed, floor_s, split),
-            *apart_notes(cell.spec, found, times["step_time_s"], exposed, traced),
+            *trace_disagreement_notes(point.spec, found, times["step_time_s"], exposed, traced),
         ],
     )
 
 
 def num_rounds(found: Sequence[Communication]) -> int:
-    """Windows of each variant, over all records."""
+    """Return the number of windows of each variant, over all records."""
     return sum(len(part.series[0].window_times_ns) for part in found if part.series)
 
 
-def with_interval(name: str, figure: MedianTime | None) -> Row:
-    """A figure under its name, and the ends of its interval."""
+def with_interval(name: str, figure: MedianTime | None) -> Figures:
+    """Return a figure in seconds and the ends of its interval, by column."""
     interval = figure.interval if figure else None
     return {
         f"{name}_s": figure.value_s if figure else None,
@@ -87,10 +93,10 @@ def with_interval(name: str, figure: MedianTime | None) -> Row:
     }
 
 
-def split_exposed(exposed: MedianTime | None, comm_s: float | None, floor_s: float | None) -> Row:
-    """The share of communication that compute hides; where more is exposed than the link takes, the host's cost.
+def split_exposed(exposed: MedianTime | None, comm_s: float | None, floor_s: float | None) -> Figures:
+    """Return the share of communication that compute hides, or the host's cost where exposed exceeds communication.
 
-    Neither where exposed communication is noise, and noise could hide all of it; nor where it is below 0 and no noise.
+    Both are None where noise could hide all communication, and where exposed communication is negative beyond noise.
     """
     hidden = launch_s = None
     if exposed is not None and comm_s and not (is_within_noise(exposed, floor_s) and (floor_s or 0.0) >= comm_s):
@@ -106,36 +112,36 @@ def exposed_notes(
     step: MedianTime | None,
     exposed: MedianTime | None,
     floor_s: float | None,
-    split: Row,
-) -> list[str]:
-    """What the reader of a row must know of its figures."""
+    split: Figures,
+) -> list[Note]:
+    """Return the notes on a row's figures."""
     notes = job_notes(found)
     if any(part.profile and part.profile.collectives for part in found) and not profiled_transfer_s(
         found, ["gradients"]
     ):
-        notes.append("the profile shows no all-reduce of a bucket of gradients")
+        notes.append(make_note("no_bucket_profiled"))
     if exposed is None or step is None:
         return notes
     if exposed.interval is None:
-        notes.append(f"an interval needs {min_values()} windows, got {num_rounds(found)}")
+        notes.append(make_note("too_few_windows", needed=min_values(), found=num_rounds(found)))
     notes += time_notes(found, "ddp", step) + drifted_exposure_notes(found)
     if is_within_noise(exposed, floor_s):
-        notes.append("exposed communication lies inside the noise floor")
+        notes.append(make_note("exposure_is_noise"))
     elif exposed.value_s < 0:
-        notes.append("DDP was faster than with the no-op hook, which nothing here explains")
+        notes.append(make_note("exposure_negative"))
     if split["collective_launch_time_s"] is not None:
-        notes.append("more is exposed than the link takes: the rest is the host's cost of issuing collectives")
+        notes.append(make_note("launch_exposed"))
     return notes
 
 
-def apart_notes(
+def trace_disagreement_notes(
     spec: Spec,
     found: Sequence[Communication],
     step: MedianTime | None,
     exposed: MedianTime | None,
     traced: TracedExposure,
-) -> list[str]:
-    """Why the two ways of measuring exposed communication differ, where they do; a captured step waits for no host."""
+) -> list[Note]:
+    """Return a note if step times and trace disagree on exposed communication. A captured step waits for no host."""
     if step is None or exposed is None:
         return []
     busy = None if spec.is_captured else busy_share(found, step.value_s)
@@ -143,23 +149,24 @@ def apart_notes(
     return [reason] if reason else []
 
 
-def time_notes(found: Sequence[Communication], variant: VariantName, step: MedianTime) -> list[str]:
-    """What the reader must know of the interval of a variant's step time."""
+def time_notes(found: Sequence[Communication], variant: VariantName, step: MedianTime) -> list[Note]:
+    """Return the notes on the interval of a variant's step time."""
     by_repeat = [times_s for part in found if (times_s := step_times_s(part, variant))]
     drifted = drift_notes("step_time_s", by_repeat) if step.basis == "windows" else []
     return pooled_notes(by_repeat, step.basis) + drifted
 
 
-def split_row(cell: PooledPoint, axes: Sequence[str]) -> Row:
-    """DataParallel's parts, each synchronized, and the step that overlaps some of them."""
-    found = communications_of(cell.ok_records)
+def split_row(point: PooledPoint, axes: Sequence[str]) -> SplitRow:
+    """Return the row of DataParallel's step and its parts; each part is synchronized, the step overlaps some."""
+    found = communications_of(point.ok_records)
     parts: dict[str, list[int]] = {}
     for part in (part for communication in found for part in communication.split):
         parts.setdefault(part.part, []).extend(part.times_ns)
     medians = {f"{name}_time_s": statistics.median(times_ns) / 1e9 for name, times_ns in parts.items()}
     step, plain = median_step_time(found, "dp"), median_step_time(found, "plain")
-    return start_row(
-        cell,
+    return make_row(
+        SplitRow,
+        point,
         axes,
         plain_step_time_s=plain.value_s if plain else None,
         step_time_s=step.value_s if step else None,
@@ -186,47 +193,52 @@ KINDS: tuple[TransferKind, ...] = (
 )
 
 
-def transfer_row(cell: PooledPoint, axes: Sequence[str], trained: Sequence[PooledPoint]) -> Row:
-    """The ledger: what a rank hands on in a step, by kind, beside the formula; time and accuracy where trained too."""
-    found = communications_of(cell.ok_records)
+def transfer_row(point: PooledPoint, axes: Sequence[str], trained: Sequence[PooledPoint]) -> TransferRow:
+    """Return a row of calls and bytes of one step by kind; epoch time and accuracy if the point was trained too."""
+    found = communications_of(point.ok_records)
     counted = {transfer.kind: transfer for part in found for transfer in part.transfers}
-    figures: Row = {}
+    figures: Figures = {}
     for kind in KINDS:
         transfer = counted.get(kind)
         absent = 0.0 if counted else None
         figures[f"{kind}_calls_per_step"] = transfer.calls_per_step if transfer else absent
         figures[f"{kind}_bytes_per_step"] = transfer.bytes_per_step if transfer else absent
-    gradient_bytes = next((record.measurement.gradient_bytes for record in cell.ok_records if record.measurement), None)
-    replicas = cell.spec.num_gpus - 1 if cell.spec.strategy == "dp" else 1
-    step = median_step_time(found, "ddp" if cell.spec.strategy == "ddp" else "dp")
-    twins = [other for other in trained if is_same_point_trained(other.spec, cell.spec)]
-    twin = next((other for other in twins if other.median_epoch_time_s is not None), None)  # a probe has no epoch time
+    gradient_bytes = next(
+        (record.measurement.gradient_bytes for record in point.ok_records if record.measurement), None
+    )
+    replicas = point.spec.num_gpus - 1 if point.spec.strategy == "dp" else 1
+    step = median_step_time(found, "ddp" if point.spec.strategy == "ddp" else "dp")
+    matches = [other for other in trained if is_same_point_trained(other.spec, point.spec)]
+    match = next(
+        (other for other in matches if other.median_epoch_time_s is not None), None
+    )  # a probe has no epoch time
     notes = [] if counted else job_notes(found)
-    return start_row(
-        cell,
+    return make_row(
+        TransferRow,
+        point,
         axes,
         **figures,
         gradients_bytes_formula=None if gradient_bytes is None else float(gradient_bytes * replicas),
         step_time_s=step.value_s if step else None,
-        epoch_time_s=twin.median_epoch_time_s if twin else None,
-        test_accuracy=twin.median(last_test_accuracy) if twin else None,
+        epoch_time_s=match.median_epoch_time_s if match else None,
+        test_accuracy=match.median(last_test_accuracy) if match else None,
         notes=notes
         + (
             comparability.environment_difference_notes(
-                "training", twin.records_by_environment, cell.records_by_environment
+                "training", match.records_by_environment, point.records_by_environment
             )
-            if twin
+            if match
             else []
         ),
     )
 
 
 def last_test_accuracy(record: Record) -> float | None:
-    """Test accuracy after the last epoch."""
+    """Return the test accuracy after the last epoch."""
     epochs = record.measurement.epochs if record.measurement else ()
     return epochs[-1].test_accuracy if epochs else None
 
 
 def is_same_point_trained(trained: Spec, measured: Spec) -> bool:
-    """Whether a trained point is the measured one, but for how it was measured."""
+    """Return True if two points differ only in how they were measured."""
     return alike_key(trained, TRAINED_MAY_DIFFER) == alike_key(measured, TRAINED_MAY_DIFFER)

@@ -1,16 +1,17 @@
-"""Cost: what attempts took of the GPUs (processes, on the CPU) that were allocated to them, by what became of it."""
+"""The rows of cost: GPU-hours (process-hours on the CPU) allocated to attempts, by how these ended."""
 
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from pipeline.analysis.gpu_hours_spent import ENDINGS, AttemptEnding, attempt_duration_s, hours_by_ending, hours_columns
+from pipeline.analysis.notes import make_note
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.spec import Device
-from pipeline.report.rows import Row
+from pipeline.report.row_types import CostRow
 
 
-def cost_rows(outcomes: Iterable[PointOutcome]) -> list[Row]:
-    """A row for every device and ending; none where nothing was run here.
+def cost_rows(outcomes: Iterable[PointOutcome]) -> list[CostRow]:
+    """Return a row for each device and ending; none if nothing was run here.
 
     ok_timed is the timed windows on the GPUs that were used; ok_other all else that ok attempts took: start-up,
     warm-up, evaluation, GPUs that were allocated and not used.
@@ -26,8 +27,8 @@ def cost_rows(outcomes: Iterable[PointOutcome]) -> list[Row]:
     return rows
 
 
-def device_rows(device: Device, attempts: Sequence[AttemptEnding]) -> list[Row]:
-    """The rows of one device, with the share that each ending has in all that was allocated."""
+def device_rows(device: Device, attempts: Sequence[AttemptEnding]) -> list[CostRow]:
+    """Return the rows of one device, with the share of each ending in all allocated hours."""
     hours = hours_by_ending(attempts)
     total = sum(hours.values())
     rows = []
@@ -36,9 +37,13 @@ def device_rows(device: Device, attempts: Sequence[AttemptEnding]) -> list[Row]:
         run = [part.record for part in own if not part.is_implied]
         unknown = sum(attempt_duration_s(record) is None for record in run)
         known = hours[ending] if unknown < len(run) or not run else None
-        notes = [f"{unknown} without their times"] * bool(unknown)
-        notes += [f"{len(own) - len(run)} more implied, not run"] * (len(own) > len(run))
-        row: Row = {"device": device, "ending": ending, **hours_columns(device, known)}
-        row["allocated_share"] = known / total if known is not None and total else None
-        rows.append(row | {"n": len(run), "note": "; ".join(notes) or None})
+        notes = []
+        if unknown:
+            notes.append(make_note("times_unknown", count=unknown))
+        if len(own) > len(run):
+            notes.append(make_note("implied", count=len(own) - len(run)))
+        share = known / total if known is not None and total else None
+        figures = hours_columns(device, known)
+        axes = {"device": device}
+        rows.append(CostRow(axes=axes, ending=ending, **figures, allocated_share=share, n=len(run), notes=tuple(notes)))
     return rows

@@ -1,8 +1,7 @@
-"""Rows as Markdown for people: what does not vary is said once above, where it comes from in a line below."""
+"""Reports in Markdown: each table with its common axes above, and its legend and provenance below."""
 
-import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tabulate
@@ -12,33 +11,23 @@ from pipeline.experiment.outcomes import CollectedOutcomes
 from pipeline.experiment.record import Environment, Record
 from pipeline.experiment.spec import AXES
 from pipeline.report.build_tables import Tables
-from pipeline.report.rows import Row
-from pipeline.report.table_definitions import LEGENDS, TABLE_DEFINITIONS, TableDefinition
+from pipeline.report.columns import ALL_COLUMNS, NOT_STATED, Column
+from pipeline.report.row_types import Row
+from pipeline.report.table_definitions import TABLE_DEFINITIONS, TableDefinition
 from pipeline.system.errors import pluralize
 
-NOT_STATED = "not stated"
-ABSENT = "-"
-LARGE_LOSS = 1e5  # its digits say nothing
-AXES_WITH_ABSENCE = {"max_steps": "whole epoch", "memory_limit_gib": "none", "bucket_cap_mb": "default"}
-COLUMN_HEADINGS = {"noise_floor": "interval"}  # of columns, where a person reads another word than a script
-SHOWN_IF_ABSENT = re.compile(r"^(epoch|compute|data)_time_s$|_subtraction_s$")
 UNSAFE_CHARACTERS = re.compile(r"[|<>`\[\]\\]")
-RARE_TRANSFER = re.compile(r"^(batchnorm_statistics|parameters|inputs|outputs)_\w+_per_step$")
-STATE_COLUMNS = (
-    *("epoch_time_s", "epoch", "plain_step_time_s", "step_time_s", "gradients_calls_per_step", "time_s"),
-    "largest_batch_size_per_gpu",
-)
 STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 
 
 def render_experiment(name: str, tables: Tables, collected: CollectedOutcomes) -> str:
-    """The report of one experiment."""
+    """Return the report of one experiment."""
     source = render_provenance(outcome.record for outcome in collected.outcomes if outcome.record)
     parts = [f"# {escape_markdown(name)}", render_coverage(collected), *render_precision(tables)]
-    for layout in TABLE_DEFINITIONS:
-        rows = rows_of(layout, tables)
-        if rows and (layout.table != "Q2" or any(row["num_gpus"] > 1 for row in rows)):
-            parts.append(render_table(layout, rows, "" if layout.table == "cost" else source))
+    for definition in TABLE_DEFINITIONS:
+        rows = rows_of(definition, tables)
+        if rows and (definition.table != "Q2" or any(row["num_gpus"] > 1 for row in rows)):
+            parts.append(render_table(definition, rows, "" if definition.table == "cost" else source))
     if tables.oom:
         parts.append(render_oom(tables.oom))
     if collected.notes:
@@ -46,18 +35,18 @@ def render_experiment(name: str, tables: Tables, collected: CollectedOutcomes) -
     return "\n\n".join(parts) + "\n"
 
 
-def rows_of(layout: TableDefinition, tables: Tables) -> list[Row]:
-    """The rows of one table for people; under strong scaling those of one global batch stand together, by N."""
-    rows: list[Row] = getattr(tables, layout.table)
-    if layout.scaling:
-        rows = [row for row in rows if row["scaling"] == layout.scaling]
-    if layout.scaling == "strong":
+def rows_of(definition: TableDefinition, tables: Tables) -> list[Row]:
+    """Return the rows of one table. Rows of strong scaling are sorted by global batch, then by number of GPUs."""
+    rows: list[Row] = getattr(tables, definition.table)
+    if definition.scaling:
+        rows = [row for row in rows if row["scaling"] == definition.scaling]
+    if definition.scaling == "strong":
         rows.sort(key=lambda row: (row["global_batch_size"], row["num_gpus"]))
     return rows
 
 
 def render_coverage(collected: CollectedOutcomes) -> str:
-    """How many points came to what, and by name those without a result."""
+    """Return the number of points in each status, and a line for each point without a result."""
     coverage = collected.coverage
     line = (
         f"{pluralize(coverage.expected, 'point')} expected: {coverage.ok} ok, {coverage.oom} OOM, "
@@ -73,57 +62,84 @@ def render_coverage(collected: CollectedOutcomes) -> str:
 
 
 def render_precision(tables: Tables) -> list[str]:
-    """How many points have an interval that is narrow enough; nothing where no point has one."""
-    timed = [row for row in (*tables.Q2, *tables.communication, *tables.split) if row.get("scaling") != "strong"]
-    floors = [row["noise_floor"] for row in timed if row["noise_floor"] is not None]
-    narrow = sum(floor <= MAX_TIME_HALF_WIDTH for floor in floors)
+    """Return a line that counts the points with a narrow interval; no line if no point has an interval."""
+    weak = [row for row in tables.Q2 if row.scaling == "weak"]
+    floors = [row["noise_floor"] for row in (*weak, *tables.communication, *tables.split)]
+    known = [floor for floor in floors if floor is not None]
+    if not known:
+        return []
+    narrow = sum(floor <= MAX_TIME_HALF_WIDTH for floor in known)
     within = f"±{100 * MAX_TIME_HALF_WIDTH:.0f} %"
-    return [f"Intervals: {narrow} of {len(floors)} points lie within {within} of their median."] * bool(floors)
+    return [f"Intervals: {narrow} of {len(known)} points lie within {within} of their median."]
 
 
-def render_table(layout: TableDefinition, rows: Sequence[Row], source: str) -> str:
-    """Heading, what holds for all rows, the table, what the figures mean, and where they come from."""
-    columns = [axis for axis in AXES if axis in rows[0] and axis not in (*layout.figures, *layout.hidden)]
-    common = [axis for axis in columns if all(row[axis] == rows[0][axis] for row in rows)]
-    header = [axis for axis in columns if axis not in common]
-    state = next((figure for figure in layout.figures if figure in STATE_COLUMNS), None)
-    header += [
-        figure
-        for figure in layout.figures
-        if any(is_worth_showing(row, figure) or (figure == state and row["status"] in STATUS_WORDS) for row in rows)
+def render_table(definition: TableDefinition, rows: Sequence[Row], source: str) -> str:
+    """Return one table with its heading, the axes that all rows share, its legend, and its provenance."""
+    axes = [axis for axis in AXES if axis in rows[0].axes and axis not in (*definition.figures, *definition.hidden)]
+    common = [axis for axis in axes if all(row[axis] == rows[0][axis] for row in rows)]
+    status_key = next((key for key in definition.figures if ALL_COLUMNS[key].has_status), None)
+    header = [ALL_COLUMNS[key] for key in header_keys(definition, rows, status_key, without=common)]
+    cells = [[format_cell(row, column.key, column.key == status_key) for column in header] for row in rows]
+    table = tabulate.tabulate(
+        cells,
+        headers=[column.heading for column in header],
+        tablefmt="pipe",
+        disable_numparse=True,
+        colalign=[column.alignment for column in header],
+    )
+    said_once = ", ".join(f"{axis} {format_value(axis, rows[0][axis])}" for axis in common)
+    parts = (
+        f"## {definition.heading}",
+        said_once and f"All rows: {said_once}.",
+        table,
+        render_legend(definition, header),
+        source,
+    )
+    return "\n\n".join(filter(None, parts))
+
+
+def header_keys(
+    definition: TableDefinition, rows: Sequence[Row], status_key: str | None, without: Sequence[str]
+) -> list[str]:
+    """Return the keys of the columns to show: axes that vary, then figures, windows, runs and notes."""
+    axes = [
+        axis
+        for axis in AXES
+        if axis in rows[0].axes and axis not in (*definition.figures, *definition.hidden, *without)
     ]
-    header += ["num_windows"] * any(row.get("num_windows", 0) > row["n"] for row in rows)
-    header += [extra for extra in ("n", "note") if any(row[extra] not in (None, 1) for row in rows)]
-    cells = [[format_cell(row, column, column == state) for column in header] for row in rows]
-    said_once = f"All rows: {', '.join(f'{axis} {format_value(axis, rows[0][axis])}' for axis in common)}." * bool(
-        common
-    )
-    names = [COLUMN_HEADINGS.get(column, column) for column in header]
-    table = tabulate.tabulate(cells, headers=names, tablefmt="pipe", disable_numparse=True, colalign=alignment(header))
-    legend = " ".join(
-        [layout.legend, *(text.format(windows=layout.windows) for column, text in LEGENDS.items() if column in header)]
-    )
-    return "\n\n".join(filter(None, (f"## {layout.heading}", said_once, table, legend, source)))
+    figures = [
+        key
+        for key in definition.figures
+        if any(is_shown(row, key, definition) or (key == status_key and row["status"] in STATUS_WORDS) for row in rows)
+    ]
+    windows = ["num_windows"] if any(getattr(row, "num_windows", 0) > row.n for row in rows) else []
+    return [
+        *axes,
+        *figures,
+        *windows,
+        *(key for key in ("n", "note") if any(row[key] not in (None, 1) for row in rows)),
+    ]
 
 
-def is_worth_showing(row: Row, figure: str) -> bool:
-    """Whether the row says something of the figure: a time that is absent and a loss that diverged do."""
-    if RARE_TRANSFER.search(figure) and not row[figure]:
-        return False
-    if row[figure] is not None or (SHOWN_IF_ABSENT.search(figure) and "step_time_s" not in row):
-        return True
-    return figure == "loss" and row["diverged_at_update"] is not None
+def is_shown(row: Row, key: str, definition: TableDefinition) -> bool:
+    """Return True if this row is a reason to show the column: it has a value, or its absence says something."""
+    shown, value = ALL_COLUMNS[key].shown, row[key]
+    if value is None:
+        is_always = shown == "always" and key not in definition.optional
+        return is_always or (key == "loss" and row["diverged_at_update"] is not None)
+    return bool(value) if shown == "if_not_zero" else True
 
 
-def alignment(header: Sequence[str]) -> list[str]:
-    """Words to the left, figures to the right."""
-    words = {"strategy", "precision", "input", "dataset", "model", "baseline", "remedies", "interval_over"}
-    words |= {"ending", "note"}
-    return ["left" if column in words else "right" for column in header]
+def render_legend(definition: TableDefinition, header: Sequence[Column]) -> str:
+    """Return the table's own legend, then the meanings of the columns that are not self-explanatory."""
+    meanings = [f"{column.heading}: {column.meaning}" for column in header if column.is_explained]
+    if any(column.key == "num_windows" for column in header):
+        meanings.insert(0, f"Times are medians over num_windows {definition.windows}.")
+    return " ".join(filter(None, (definition.legend, *meanings)))
 
 
 def render_oom(rows: Sequence[Row]) -> str:
-    """Where memory ends."""
+    """Return the list of points that ran out of memory."""
     lines = []
     for row in rows:
         probe = f", probe of {row['max_steps']} steps" if row["max_steps"] else ""
@@ -132,68 +148,42 @@ def render_oom(rows: Sequence[Row]) -> str:
     return "\n\n".join(["## Out of memory", "\n".join(lines)])
 
 
-def format_cell(row: Row, column: str, holds_state: bool) -> str:
-    """A figure for people; where the point has none, its state stands in the one that holds it."""
-    value = row[column]
-    if value is None and holds_state and row["status"] in STATUS_WORDS:
+def format_cell(row: Row, key: str, holds_status: bool) -> str:
+    """Return the text of a cell. Without a value it is the reason: the status, a loss that diverged, not stated."""
+    value = row[key]
+    if value is not None:
+        return format_value(key, value)
+    if holds_status and row["status"] in STATUS_WORDS:
         return STATUS_WORDS[row["status"]]
-    if value is None and column == "loss" and row.get("diverged_at_update") is not None:
+    if key == "loss" and row["diverged_at_update"] is not None:
         return f"diverged at update {row['diverged_at_update']}"
-    if value is None and re.search(rf"{NOT_STATED}: [^;]*\b{column}\b", row["note"] or ""):
+    if any(note.kind == "not_stated" and key in note.values["figures"] for note in row.notes):
         return NOT_STATED
-    return format_value(column, value)
+    return format_value(key, value)
 
 
-def format_value(column: str, value: Any) -> str:
-    """A value of a column; the formats follow the units in the names."""
+def format_value(key: str, value: Any) -> str:
+    """Return a value in the format of its column."""
+    column = ALL_COLUMNS[key]
     if value is None:
-        missing = NOT_STATED if column in AXES else ABSENT
-        return "" if column == "note" else AXES_WITH_ABSENCE.get(column, missing)
+        return column.absent
     if isinstance(value, list):
         return escape_markdown(" + ".join(value)) or "none"
-    if isinstance(value, float):
-        return format_of(column)(value)
-    return escape_markdown(str(value))
-
-
-@functools.cache  # a column has as many cells as there are points
-def format_of(column: str) -> Callable[[float], str]:
-    """How a column's numbers are written."""
-    return next((form for pattern, form in FORMATS if re.search(pattern, column)), lambda value: f"{value:.6g}")
-
-
-FORMATS: tuple[tuple[str, Callable[[float], str]], ...] = (
-    (r"^noise_floor$", lambda value: f"±{100 * value:.1f} %"),
-    (r"serial_fraction", lambda value: f"{value:.3f}"),
-    (r"efficiency", lambda value: f"{100 * value:.1f} %"),
-    (r"accuracy", lambda value: f"{100 * value:.2f} %"),
-    (r"_per_s$", lambda value: f"{value:,.0f}"),
-    (r"_gib$", lambda value: f"{value:.2f}"),
-    (r"energy|_hours", lambda value: f"{value:.3g}" if value < 100 else f"{value:,.0f}"),
-    (r"_mhz$", lambda value: f"{value:.0f}"),
-    (r"_share$", lambda value: f"{100 * value:.1f} %"),
-    (r"_gb_s$", lambda value: f"{value:.3g}"),
-    (r"^speedup$", lambda value: f"{value:.3f}"),
-    (r"_error$", lambda value: f"{100 * value:+.1f} %"),
-    (r"_(calls|bytes)_", lambda value: f"{value:,.6g}" if value < 1000 else f"{value:,.0f}"),
-    (r"_us$", lambda value: f"{value:.2f}"),
-    (r"_s$", lambda value: f"{value:.3f}" if abs(value) >= 0.1 else f"{1e6 * value:,.1f} us"),
-    (r"loss", lambda value: f"{value:.4f}" if abs(value) < LARGE_LOSS else f"{value:.1e}"),
-)
+    return column.format(value) if isinstance(value, float) else escape_markdown(str(value))
 
 
 def escape_markdown(text: str) -> str:
-    """Text that cannot break out of a Markdown cell or become HTML, a link or a terminal escape."""
+    """Return text that cannot break out of a Markdown cell or become HTML, a link or a terminal escape."""
     printable = text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
     return re.sub(r"([\\|<>`*_\[\]])", r"\\\1", printable) if UNSAFE_CHARACTERS.search(printable) else printable
 
 
 def render_provenance(records: Iterable[Record]) -> str:
-    """Where the figures of a table come from; what differs between records is listed, never hidden."""
+    """Return the provenance of a table: hardware, precision and versions, with all values that occur."""
     found = [record for record in records if record.status == "ok"]
     if not found:
         return "From no record: nothing was measured."
-    count = f"From {len(found)} record{'s' * (len(found) > 1)}"
+    count = f"From {pluralize(len(found), 'record')}"
     places = list({id(record.environment): record.environment for record in found}.values())  # repeats share one
     if not any(record.measured for record in found):
         sources = distinct(place.source for place in places)
@@ -206,14 +196,14 @@ def render_provenance(records: Iterable[Record]) -> str:
 
 
 def hardware(places: Sequence[Environment]) -> str:
-    """GPUs or CPUs."""
+    """Return the models of the GPUs, or of the CPUs if there are none."""
     gpus = distinct(gpu.name for place in places for gpu in place.gpus)
     cpus = distinct(place.cpu for place in places)
     return gpus or cpus or NOT_STATED
 
 
 def software(places: Sequence[Environment]) -> str:
-    """Versions and commit; the source's digest stands in where there is no commit."""
+    """Return versions, commit and digest of the source."""
     parts = []
     fields = {"torch": "torch", "NCCL": "nccl", "driver": "driver", "commit": "git_commit", "source": "source_digest"}
     for label, field in fields.items():
@@ -232,7 +222,7 @@ def software(places: Sequence[Environment]) -> str:
 
 
 def distinct(values: Iterable[str | None]) -> str:
-    """The values that occur, once each; several are marked as mixed."""
+    """Return the values that occur, once each; several are marked as mixed."""
     seen = sorted({value for value in values if value})
     text = escape_markdown(", ".join(seen))
     return f"{text} (mixed)" if len(seen) > 1 else text

@@ -1,10 +1,13 @@
-"""The rows of the prediction: each measured number of GPUs, and what its step would be on more."""
+"""The rows of the prediction: the step time on other numbers of GPUs, by the ring model."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from pipeline.analysis import comparability
 from pipeline.analysis.exposure import communications_of, median_step_time
+from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint
 from pipeline.analysis.ring_model import (
     Link,
@@ -18,60 +21,63 @@ from pipeline.analysis.ring_model import (
 )
 from pipeline.experiment.axis_groups import PREDICTION_MAY_DIFFER, alike_key
 from pipeline.report.bandwidth_rows import SweepKey, sweep_key, sweep_rows
-from pipeline.report.rows import Row, start_row
+from pipeline.report.row_types import PredictionRow
+from pipeline.report.rows import make_row
 
 PREDICTED_NUM_GPUS = (8, 16, 64, 256, 1024)
 
 
 class PredictionBase(NamedTuple):
-    """A communication cell as the prediction uses it."""
+    """A communication point and its step times, from which a prediction starts."""
 
-    cell: PooledPoint
+    point: PooledPoint
     measured: MeasuredStep
 
 
-def prediction_rows(cells: Sequence[PooledPoint], axes: Sequence[str], link: Link | None) -> list[Row]:
-    """For each point that differs in the number of GPUs alone: from the fewest GPUs each other measured number, as a
-    test of the model, and from the most GPUs the larger ones, over `link` or the one that was measured.
+def prediction_rows(points: Sequence[PooledPoint], axes: Sequence[str], link: Link | None) -> list[PredictionRow]:
+    """Return the predictions of every series of points that differ in the number of GPUs alone.
+
+    From the fewest GPUs each other measured number is predicted, to test the model. From the most GPUs larger numbers
+    are predicted, for `link` or else the measured link.
     """
-    fits = {place: fit_link(samples) for place, samples in samples_by_sweep_key(cells).items()}
+    fits = {place: fit_link(samples) for place, samples in samples_by_sweep_key(points).items()}
     rows = []
-    for series in series_of(cells):
+    for series in series_of(points):
         fewest, most = series[0], series[-1]
-        fit = fits.get(sweep_key(fewest.cell.ok_records[0]))
-        rows += [predicted_row(fewest, axes, other.cell.spec.num_gpus, fit, None, other) for other in series[1:]]
+        fit = fits.get(sweep_key(fewest.point.ok_records[0]))
+        rows += [predicted_row(fewest, axes, other.point.spec.num_gpus, fit, None, other) for other in series[1:]]
         fit, larger = (
-            fits.get(sweep_key(most.cell.ok_records[0])),
-            [n for n in PREDICTED_NUM_GPUS if n > most.cell.spec.num_gpus],
+            fits.get(sweep_key(most.point.ok_records[0])),
+            [n for n in PREDICTED_NUM_GPUS if n > most.point.spec.num_gpus],
         )
         rows += [predicted_row(most, axes, num_gpus, fit, link) for num_gpus in larger]
     return rows
 
 
-def samples_by_sweep_key(cells: Iterable[PooledPoint]) -> dict[SweepKey, list[SweepSample]]:
-    """The sweeps of each place."""
+def samples_by_sweep_key(points: Iterable[PooledPoint]) -> dict[SweepKey, list[SweepSample]]:
+    """Return the samples of each place's sweeps."""
     samples: dict[SweepKey, list[SweepSample]] = {}
-    for row in sweep_rows(cells):
-        if row["time_s"] is not None:
-            sample = SweepSample(row["num_gpus"], row["num_bytes"], row["time_s"])
-            samples.setdefault(SweepKey(*(row[field] for field in SweepKey._fields)), []).append(sample)
+    for row in sweep_rows(points):
+        if row.time_s is not None:
+            place = SweepKey(**row.axes)
+            samples.setdefault(place, []).append(SweepSample(place.num_gpus, row.num_bytes, row.time_s))
     return samples
 
 
-def series_of(cells: Iterable[PooledPoint]) -> list[list[PredictionBase]]:
-    """The measured points that differ in num_gpus and num_nodes alone, by number of GPUs."""
+def series_of(points: Iterable[PooledPoint]) -> list[list[PredictionBase]]:
+    """Return the series of measured points that differ in num_gpus and num_nodes alone, each by number of GPUs."""
     series: dict[tuple[object, ...], list[PredictionBase]] = {}
-    for cell in cells:
-        base = prediction_base(cell)
+    for point in points:
+        base = prediction_base(point)
         if base is not None:
-            key = alike_key(cell.spec, PREDICTION_MAY_DIFFER)
+            key = alike_key(point.spec, PREDICTION_MAY_DIFFER)
             series.setdefault(key, []).append(base)
-    return [sorted(bases, key=lambda base: base.cell.spec.num_gpus) for bases in series.values()]
+    return [sorted(bases, key=lambda base: base.point.spec.num_gpus) for bases in series.values()]
 
 
-def prediction_base(cell: PooledPoint) -> PredictionBase | None:
-    """What was measured of the cell; None where a step time or the buckets are lacking."""
-    found = communications_of(cell.ok_records)
+def prediction_base(point: PooledPoint) -> PredictionBase | None:
+    """Return the point with its step times; None if a step time or the buckets are missing."""
+    found = communications_of(point.ok_records)
     alone = [step for step in (median_step_time(found, "plain"), median_step_time(found, "ddp_one")) if step]
     no_op, step = median_step_time(found, "no_op_hook"), median_step_time(found, "ddp")
     buckets = next((part.profile.collectives for part in found if part.profile and part.profile.collectives), ())
@@ -79,7 +85,7 @@ def prediction_base(cell: PooledPoint) -> PredictionBase | None:
     if not alone or no_op is None or step is None or not sizes:
         return None
     one_gpu_s = min(figure.value_s for figure in alone)
-    return PredictionBase(cell, MeasuredStep(cell.spec.num_gpus, one_gpu_s, no_op.value_s, step.value_s, sizes))
+    return PredictionBase(point, MeasuredStep(point.spec.num_gpus, one_gpu_s, no_op.value_s, step.value_s, sizes))
 
 
 def predicted_row(
@@ -89,16 +95,18 @@ def predicted_row(
     fit: LinkFit | None,
     link: Link | None,
     measured: PredictionBase | None = None,
-) -> Row:
-    """One prediction, beside what was measured there if it was. Without figures where the sweep gave no link."""
-    spec, used, step_s, min_step_s = base.cell.spec, link or (fit.link if fit else None), None, None
+) -> PredictionRow:
+    """Return one prediction beside the measured step time, if any. It has no figures if no link fits the sweep."""
+    spec, used, step_s, min_step_s = base.point.spec, link or (fit.link if fit else None), None, None
     if fit and used:
         step_s = predict_step_s(base.measured, used, num_gpus, fit.link)
         min_step_s = predict_min_step_s(base.measured, used, num_gpus, fit.link)
     measured_step_s = measured.measured.step_s if measured else None
-    row = start_row(
-        base.cell,
+    row = make_row(
+        PredictionRow,
+        base.point,
         axes,
+        global_batch_size=num_gpus * spec.batch_size_per_gpu,
         from_num_gpus=spec.num_gpus,
         latency_us=used.latency_s * 1e6 if used else None,
         link_gb_s=used.bandwidth_bytes_per_s / 1e9 if used else None,
@@ -111,30 +119,26 @@ def predicted_row(
         else predict_efficiency(base.measured, min_step_s),
         measured_step_time_s=measured_step_s,
         prediction_error=None if step_s is None or measured_step_s is None else step_s / measured_step_s - 1,
-        notes=predicted_notes(fit, link, spec.num_gpus) + unlike_notes(base, measured),
+        notes=predicted_notes(fit, link, spec.num_gpus) + measured_step_notes(base, measured),
     )
-    num_nodes = measured.cell.spec.num_nodes if measured else None  # the model knows no nodes
-    return row | {
-        "num_gpus": num_gpus,
-        "num_nodes": num_nodes,
-        "global_batch_size": num_gpus * spec.batch_size_per_gpu,
-    }
+    num_nodes = measured.point.spec.num_nodes if measured else None  # the model knows no nodes
+    return msgspec.structs.replace(row, axes={**row.axes, "num_gpus": num_gpus, "num_nodes": num_nodes})
 
 
-def unlike_notes(base: PredictionBase, measured: PredictionBase | None) -> list[str]:
-    """What the measured step does not share with the one that the prediction rests on."""
+def measured_step_notes(base: PredictionBase, measured: PredictionBase | None) -> list[Note]:
+    """Return a note for each fact in which the measured step differs from the point that the prediction starts from."""
     return (
         comparability.environment_difference_notes(
-            "measured step", measured.cell.records_by_environment, base.cell.records_by_environment
+            "measured step", measured.point.records_by_environment, base.point.records_by_environment
         )
         if measured
         else []
     )
 
 
-def predicted_notes(fit: LinkFit | None, link: Link | None, num_gpus: int) -> list[str]:
-    """What the reader of a prediction must know."""
-    notes = ["the link is given, not measured"] if link else []
+def predicted_notes(fit: LinkFit | None, link: Link | None, num_gpus: int) -> list[Note]:
+    """Return the notes on a prediction."""
+    notes = [make_note("link_given")] if link else []
     if fit is None:
-        notes.append(f"no latency and bandwidth above 0 explain the sweep on {num_gpus}")
+        notes.append(make_note("no_link_fits", num_gpus=num_gpus))
     return notes

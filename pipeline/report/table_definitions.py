@@ -1,8 +1,7 @@
-"""The report's tables for people: whose rows each shows, its heading, its columns, and how to read them."""
+"""The tables of the report: the heading, columns and legend of each. `columns` declares the columns themselves."""
 
 from typing import NamedTuple
 
-from pipeline.analysis.intervals import CONFIDENCE
 from pipeline.analysis.scaling import Scaling
 from pipeline.experiment.spec import FIRST_TIMED_EPOCH
 
@@ -12,15 +11,16 @@ ENERGY = ("energy_j", "energy_per_sample_j", "sm_clock_mhz")
 
 
 class TableDefinition(NamedTuple):
-    """A table of the report: whose rows it shows, its heading, its figures in order, and how to read them."""
+    """A table of the report. Its legend says what the meanings of its columns do not."""
 
-    table: str
+    table: str  # the field of `Tables` that holds its rows
     heading: str
-    figures: tuple[str, ...]
-    legend: str
+    figures: tuple[str, ...]  # keys of columns, in order
+    legend: str = ""
     scaling: Scaling | None = None
     windows: str = f"timed epochs, from epoch {FIRST_TIMED_EPOCH} on"
     hidden: tuple[str, ...] = ()  # axes that would mislead a person here
+    optional: tuple[str, ...] = ()  # columns that are left out without values, although others always show them
 
 
 WINDOWS_OF_STEPS = "windows of steps"
@@ -33,8 +33,6 @@ TABLE_DEFINITIONS = (
             *(*TIMES, "compute_time_s", "data_time_s", "throughput_samples_per_s", "peak_memory_gib"),
             *(*ENERGY, "host_cpu_share"),
         ),
-        "epoch_time_s with data loading, compute_time_s without; peak_memory_gib of "
-        "the fullest GPU, on the CPU of the largest process.",
     ),
     TableDefinition(
         "memory",
@@ -51,18 +49,14 @@ TABLE_DEFINITIONS = (
             "search_time_s",
         ),
         "The largest batch that fits, within 1 %: three full steps of synthetic images, each trial in new processes. "
-        "peak_memory_gib is its fullest GPU's, head_room_gib what that leaves of the memory the process could have "
-        "(on the CPU both count from where memory_limit_gib was set). prediction_error is the first prediction's, "
-        "from a line through two small trials. num_ooms leaves out trials that failed otherwise, which the note names "
-        "and which may be the smallest that fails. search_time_s holds all trials and the starts of their processes.",
+        "On the CPU memory counts from where memory_limit_gib was set.",
         hidden=("batch_size_per_gpu",),
     ),
     TableDefinition(
         "Q2",
         "Q2: weak scaling, speed-up against one GPU with the per-GPU batch fixed",
         (*TIMES, "throughput_samples_per_s", *GAINS, "baseline", *ENERGY),
-        "speedup = T(1)/T(N) for an epoch of the same samples; parallel_efficiency = speedup/N. Every row has its "
-        "baseline's batch_size_per_gpu; the global batch grows with N: this is not strong scaling.",
+        "Every row has its baseline's batch_size_per_gpu; the global batch grows with N: this is not strong scaling.",
         "weak",
     ),
     TableDefinition(
@@ -72,9 +66,7 @@ TABLE_DEFINITIONS = (
             *("global_batch_size", *TIMES, "throughput_samples_per_s", *GAINS),
             *("serial_fraction_karp_flatt", "baseline", *ENERGY),
         ),
-        "speedup = T(1)/T(N); parallel_efficiency = speedup/N. Every row has its baseline's global_batch_size, which "
-        "one GPU runs alone; the per-GPU batch shrinks with N. serial_fraction_karp_flatt = (1/S - 1/N)/(1 - 1/N) for "
-        "N > 1.",
+        "Every row has its baseline's global_batch_size, which one GPU runs alone; the per-GPU batch shrinks with N.",
         "strong",
     ),
     TableDefinition(
@@ -90,8 +82,7 @@ TABLE_DEFINITIONS = (
             "exposed_comm_time_s",
             "baseline",
         ),
-        "compute = T(1)/N and comm = T(N) - T(1)/N, so every cost that does not divide by N counts as communication. "
-        "Bytes and time are those of the whole epoch: steps x 2(N-1)/N x gradient bytes.",
+        "Every cost that does not divide by N counts as communication. Figures are of the whole epoch.",
     ),
     TableDefinition(
         "communication",
@@ -100,9 +91,8 @@ TABLE_DEFINITIONS = (
             *("plain_step_time_s", "ddp_one_step_time_s", "no_sync_step_time_s", "no_op_hook_step_time_s"),
             *("step_time_s", "noise_floor"),
         ),
-        "One training step, synthetic images, the slowest rank: the bare module; DDP on one GPU; DDP on N that "
-        "reduces nothing (no_sync); with a no-op communication hook (hooks and bucket copies run); and as it trains. "
-        "Windows of each in turn, in one process group on the same GPUs.",
+        "One training step on synthetic images, on the slowest rank. Windows of each in turn, in one process group on "
+        "the same GPUs.",
         windows=WINDOWS_OF_STEPS,
     ),
     TableDefinition(
@@ -123,29 +113,21 @@ TABLE_DEFINITIONS = (
             "slowed_compute_time_s",
             "ddp_overhead_time_s",
         ),
-        "exposed_comm_time_s = DDP less no-op hook, the median over rounds with its interval from low to high; "
-        "noise_floor_time_s is how far the interval of two equal series of DDP reaches. comm_time_s sums the buckets' "
-        "shortest all-reduce over ranks, straggler_wait_time_s what the mean rank's takes longer, both from profiled "
-        "steps. hidden_share = 1 - exposed/comm; where exposed is more, the rest is collective_launch_time_s; neither "
-        "is known where the noise floor could hide all of comm_time_s. traced_exposed_comm_time_s is the second way: "
-        "all-reduce that no compute kernel covers, nor a gap of at most 5 us between two, plus slowed_compute_time_s, "
-        "how much longer kernels take than with the no-op hook (profiled before and after), of the rank where the sum "
-        "is least; without the latter it is what no kernel covers, gaps or not. "
-        "ddp_overhead_time_s = no-op hook less no_sync, which leaves out the broadcast of buffers too.",
+        "Differences are medians over rounds; comm and straggler times are from profiled steps. Neither hidden_share "
+        "nor collective_launch_time_s is known where the noise floor could hide all of comm_time_s.",
         windows=WINDOWS_OF_STEPS,
     ),
     TableDefinition(
         "bandwidth",
         "Q3.2: bandwidth of the gradients' buckets, and how much of the link that is",
         ("bucket", "num_bytes", "comm_time_s", "busbw_gb_s", "peak_busbw_gb_s", "link_share"),
-        "busbw = S/t x 2(N-1)/N (nccl-tests) with t the shortest all-reduce over ranks in training; the peak is that "
-        "of an isolated all-reduce of the same size in the same job.",
+        "S is num_bytes, t comm_time_s.",
     ),
     TableDefinition(
         "sweep",
         "Q3.2: the link's own limit, isolated all-reduces",
         ("num_bytes", "time_s", "algbw_gb_s", "busbw_gb_s"),
-        "algbw = S/t, busbw = S/t x 2(N-1)/N; t is the slowest rank's time a call. execution is that of the calls.",
+        "S is num_bytes, t the time of a call on the slowest rank. execution is that of the calls.",
         windows="windows of calls",
     ),
     TableDefinition(
@@ -167,9 +149,10 @@ TABLE_DEFINITIONS = (
             "epoch_time_s",
             "test_accuracy",
         ),
-        "Calls and bytes that one rank hands in (under DataParallel: that leave a GPU), seen by instruments; the "
-        "formula is the model's gradients (x N-1 under DataParallel). epoch_time_s and test_accuracy are those of the "
-        "point that trained with the same axes, where the experiment has one.",
+        "Calls and bytes that one rank sends (under DataParallel: that leave a GPU), counted by instruments. The formula "
+        "is the model's gradients (x N-1 under DataParallel). epoch_time_s and test_accuracy are of the point that "
+        "trained with the same axes, if any.",
+        optional=("epoch_time_s",),
     ),
     TableDefinition(
         "split",
@@ -187,7 +170,7 @@ TABLE_DEFINITIONS = (
             "parts_time_s",
         ),
         "plain is the bare module on one GPU with that GPU's share of the batch. Every device is synchronized after "
-        "each part, so the parts sum to more than the step. backward holds the reduction onto the first GPU.",
+        "each part, so the parts sum to more than the step.",
     ),
     TableDefinition(
         "prediction",
@@ -205,10 +188,11 @@ TABLE_DEFINITIONS = (
             "measured_step_time_s",
             "prediction_error",
         ),
-        "Not measured. Assumes one ring over equal links, t = 2(N-1) latency + 2(N-1)/N S/bandwidth, fitted to the "
-        "sweep on from_num_gpus GPUs (fit_worst_error: the worst size), that what all-reduces take longer is not "
-        "hidden at all (low and high: hidden as long as they are no longer than the step), and that the rest stays as "
-        "it was on from_num_gpus. Efficiency against one GPU alone. Rows with a measured step test the model.",
+        "Not measured. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N S/bandwidth, fitted to the "
+        "sweep on from_num_gpus GPUs. No extra all-reduce time is hidden (low and high: hidden while all-reduces "
+        "take no longer than the step); the rest of the step stays as on from_num_gpus. Efficiency is against one "
+        "GPU alone. "
+        "Rows with a measured step test the model.",
     ),
     TableDefinition(
         "Q4",
@@ -220,18 +204,8 @@ TABLE_DEFINITIONS = (
         "cost",
         "Cost: what the attempts took, by how they ended",
         ("ending", "gpu_hours", "process_hours", "allocated_share"),
-        "From each launch to its record, times the GPUs allocated (processes, on the CPU), of n attempts; those that "
-        "left no record are not counted. ok_timed is the timed windows on the GPUs used, ok_other all else that "
-        "ok attempts took: start-up, warm-up, evaluation, GPUs not used.",
+        "From each launch to its record, times the GPUs allocated (processes, on the CPU), of n attempts; attempts "
+        "without a record are not counted. ok_timed is the timed windows on the GPUs used, ok_other the rest of ok "
+        "attempts: start-up, warm-up, evaluation, unused GPUs.",
     ),
 )
-
-
-LEGENDS = {
-    "energy_j": "energy_j of all GPUs used, without the host; sm_clock_mhz of the slowest GPU.",
-    "num_windows": "Times are medians over num_windows {windows}.",
-    "noise_floor": f"interval is the half-width over the median of the time's {100 * CONFIDENCE:.0f} % interval "
-    "(order statistics of the median): the noise floor of the same point run twice. It is over repeats (new processes) "
-    "or windows (of one process).",
-}
-"""What is said only where a table has the column."""

@@ -6,7 +6,7 @@ import re
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from pipeline.analysis.gpu_hours_spent import attempt_duration_s, hours_columns
 from pipeline.experiment import record_store
@@ -19,7 +19,6 @@ from pipeline.experiment.axis_groups import (
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Device, Spec
-from pipeline.report.rows import Row
 from pipeline.system.errors import CommandError, pluralize, replace_control_characters, shorten_list
 
 CostKey = tuple[object, ...]
@@ -59,7 +58,7 @@ class Estimate(NamedTuple):
         """Number of points without a comparable record."""
         return self.num_points - self.num_estimated
 
-    def as_row(self) -> Row:
+    def as_row(self) -> dict[str, Any]:
         """Return the estimate as a row of `--dry-run --json`."""
         counts = {"device": self.device, "num_points": self.num_points, "num_estimated": self.num_estimated}
         at_limit = hours_columns(self.device, self.hours_at_limit, "_at_limit")

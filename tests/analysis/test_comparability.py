@@ -4,13 +4,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from factories import make_experiment, make_measurement, make_record, make_spec
+from factories import make_experiment, make_measurement, make_record, make_spec, sentences
 
 from pipeline.analysis.comparability import (
     COMPARED_FACTS,
-    MAX_VALUE_CHARS,
     environment_difference_notes,
-    join_values,
     mixed_environment_notes,
 )
 from pipeline.analysis.pooling import pool_outcomes
@@ -18,6 +16,7 @@ from pipeline.collect import collect_experiment
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.spec import Execution
+from pipeline.report.note_texts import MAX_VALUE_CHARS, shorten_values
 
 H200 = (Gpu(name="NVIDIA H200"),)
 DIFFERENCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -32,7 +31,11 @@ DIFFERENCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 def unlike_baseline(records: Sequence[Record], baseline: Sequence[Record]) -> list[str]:
-    return environment_difference_notes("baseline", baseline, records)
+    return sentences(environment_difference_notes("baseline", baseline, records))
+
+
+def mixed(records: Sequence[Record]) -> list[str]:
+    return sentences(mixed_environment_notes(records))
 
 
 def on(repeat: int = 0, *, measured: bool = True, precision_used: str | None = None, **facts: Any) -> Record:
@@ -45,9 +48,9 @@ def on(repeat: int = 0, *, measured: bool = True, precision_used: str | None = N
 def test_records_that_differ_in_one_fact_are_marked_by_its_name_alone(
     name: str, one: dict[str, Any], other: dict[str, Any]
 ) -> None:
-    (mixed,) = mixed_environment_notes([on(**one), on(1, **other)])
+    (unlike,) = mixed([on(**one), on(1, **other)])
     (note,) = unlike_baseline([on(**one)], [on(1, **other)])
-    assert mixed.startswith(f"mixed {name}: ")
+    assert unlike.startswith(f"mixed {name}: ")
     assert note.startswith(f"baseline with another {name} (")
 
 
@@ -58,9 +61,9 @@ def test_every_fact_is_tried() -> None:
 def test_records_whose_step_was_executed_otherwise_are_marked() -> None:
     """As `execution: auto` may on two machines, of which one cannot compile."""
     one, other = (executed("graph"), executed("compiled_graph", 1))
-    assert mixed_environment_notes([one, other]) == ["mixed execution: compiled_graph, graph"]
+    assert mixed([one, other]) == ["mixed execution: compiled_graph, graph"]
     assert unlike_baseline([one], [other]) == ["baseline with another execution (compiled_graph against graph)"]
-    assert mixed_environment_notes([one, on(1)]) == []  # a record of before says nothing of it
+    assert mixed([one, on(1)]) == []  # a record of before says nothing of it
 
 
 def executed(execution: Execution, repeat: int = 0) -> Record:
@@ -76,20 +79,20 @@ def under(repeat: int = 0, **variables: str) -> Record:
 
 def test_records_measured_under_unlike_variables_of_a_library_are_marked() -> None:
     sockets, fast = under(NCCL_P2P_DISABLE="1"), under(1)
-    assert mixed_environment_notes([sockets, fast]) == ["mixed NCCL_P2P_DISABLE: 1, not set"]
+    assert mixed([sockets, fast]) == ["mixed NCCL_P2P_DISABLE: 1, not set"]
     assert unlike_baseline([sockets], [fast]) == ["baseline with another NCCL_P2P_DISABLE (not set against 1)"]
     tuned, again = (under(number, TORCHINDUCTOR_MAX_AUTOTUNE="1") for number in (0, 1))
-    assert mixed_environment_notes([tuned, again]) == []
-    assert mixed_environment_notes([tuned, on(1)]) == [], "a record that says nothing of its environment marks nothing"
+    assert mixed([tuned, again]) == []
+    assert mixed([tuned, on(1)]) == [], "a record that says nothing of its environment marks nothing"
 
 
 @pytest.mark.parametrize("name", ["NCCL_VERSION", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "CUDA_VISIBLE_DEVICES"])
 def test_variables_that_change_no_time_mark_nothing(name: str) -> None:
-    assert mixed_environment_notes([on(torch="2.11.0", variables={name: "1"}), under(1)]) == []
+    assert mixed([on(torch="2.11.0", variables={name: "1"}), under(1)]) == []
 
 
 def test_the_values_are_named_the_baselines_first() -> None:
-    assert mixed_environment_notes([on(torch="2.11.0"), on(1, torch="2.10.0")]) == ["mixed torch: 2.10.0, 2.11.0"]
+    assert mixed([on(torch="2.11.0"), on(1, torch="2.10.0")]) == ["mixed torch: 2.10.0, 2.11.0"]
     assert unlike_baseline([on(precision_used="tf32")], [on(precision_used="fp32")]) == [
         "baseline with another precision (fp32 against tf32)"
     ]
@@ -104,7 +107,7 @@ def test_a_baseline_from_another_node_is_marked_and_one_of_its_nodes_is_not() ->
     assert unlike_baseline([on(nodes=("a",))], [on(nodes=("a",)), on(1, nodes=("b",))]) == [
         "baseline from another node (a, b against a)"
     ]
-    assert mixed_environment_notes([on(nodes=("a",)), on(1, nodes=("b",))]) == []  # repeats may run anywhere
+    assert mixed([on(nodes=("a",)), on(1, nodes=("b",))]) == []  # repeats may run anywhere
 
 
 def test_a_baseline_from_another_boot_of_a_node_of_that_name_is_marked() -> None:
@@ -120,7 +123,7 @@ def test_a_baseline_from_another_boot_of_a_node_of_that_name_is_marked() -> None
         "baseline from another node (node2 against node1)"
     ]
     assert unlike_baseline([booted("x")], [booted()]) == unlike_baseline([booted()], [booted("x")]) == []
-    assert mixed_environment_notes([booted("x"), booted("y", repeat=1)]) == []  # repeats may run anywhere
+    assert mixed([booted("x"), booted("y", repeat=1)]) == []  # repeats may run anywhere
 
 
 ALIKE = {"torch": "2.11.0", "nodes": ("a",), "boot_ids": ("x",), "gpus": H200, "git_commit": "c" * 40}
@@ -129,7 +132,7 @@ ALIKE = {"torch": "2.11.0", "nodes": ("a",), "boot_ids": ("x",), "gpus": H200, "
 @pytest.mark.parametrize("facts", [{}, ALIKE])
 def test_what_is_alike_or_not_stated_is_not_marked(facts: dict[str, Any]) -> None:
     for records in ([on(**facts), on(1, **facts)], [on(**facts), on(1)]):
-        assert mixed_environment_notes(records) == []
+        assert mixed(records) == []
         assert unlike_baseline(records[:1], records[1:]) == []
         assert unlike_baseline(records[1:], records[:1]) == []
 
@@ -140,13 +143,13 @@ def test_the_gpus_of_one_model_are_alike_however_many() -> None:
 
 def test_timings_measured_elsewhere_are_not_marked() -> None:
     stated = [on(torch="a", measured=False), on(1, torch="b", measured=False)]
-    assert mixed_environment_notes(stated) == []
+    assert mixed(stated) == []
     assert unlike_baseline(stated[:1], stated[1:]) == []
 
 
 def test_a_note_stays_short() -> None:
-    assert join_values({str(number) for number in range(9)}) == "0, 1, 2 and 6 more"
-    assert join_values({"x" * 400}) == "x" * MAX_VALUE_CHARS
+    assert shorten_values({str(number) for number in range(9)}) == "0, 1, 2 and 6 more"
+    assert shorten_values({"x" * 400}) == "x" * MAX_VALUE_CHARS
 
 
 def test_tables_know_the_variables_that_records_were_measured_under(tmp_path: Path) -> None:
@@ -179,4 +182,4 @@ def test_repeats_on_one_machine_that_were_executed_unlike_are_told_apart() -> No
     found = [executed("graph"), executed("compiled_graph", 1)]
     shared = [msgspec.structs.replace(record, environment=found[0].environment) for record in found]
     (point,) = pool_outcomes(resolve_outcomes([record.spec for record in shared], shared, []).outcomes)
-    assert point.notes == ["mixed execution: compiled_graph, graph"]
+    assert sentences(point.notes) == ["mixed execution: compiled_graph, graph"]

@@ -3,6 +3,7 @@ import random
 import statistics
 
 import pytest
+from factories import sentences
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -172,15 +173,15 @@ def test_values_around_one_pace_are_rarely_said_to_drift() -> None:
 
 def test_the_largest_drift_of_several_repeats_is_named_with_their_number() -> None:
     slower, faster = [*SIX, *[1.2] * 6], [*SIX, *[0.5] * 6]
-    assert drift_notes("step_time_s", [SIX]) == []
-    assert drift_notes("step_time_s", [slower]) == [
+    assert sentences(drift_notes("step_time_s", [SIX])) == []
+    assert sentences(drift_notes("step_time_s", [slower])) == [
         "step_time_s drifted by +17.1% while measured: its interval is too narrow"
     ]
-    assert drift_notes("step_time_s", [slower, SIX, faster]) == [
+    assert sentences(drift_notes("step_time_s", [slower, SIX, faster])) == [
         "step_time_s drifted by -51.2% while measured in 2 of 3 repeats: its interval is too narrow"
     ]
 
 
 def test_a_drift_below_a_thousandth_is_no_finding_however_sure() -> None:
-    assert drift_notes("step_time_s", [[*[1.0] * 6, *[1.0009] * 6]]) == []
-    assert drift_notes("step_time_s", [[*[1.0] * 6, *[1.0011] * 6]]) != []
+    assert sentences(drift_notes("step_time_s", [[*[1.0] * 6, *[1.0009] * 6]])) == []
+    assert sentences(drift_notes("step_time_s", [[*[1.0] * 6, *[1.0011] * 6]])) != []

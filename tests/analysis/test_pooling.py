@@ -3,7 +3,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from factories import make_measurement, make_record, make_spec
+from factories import make_measurement, make_record, make_spec, sentences
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,7 +75,7 @@ def test_else_it_is_over_the_windows_of_all_repeats_and_says_so() -> None:
     found = [windowed(1.0, 2.0, 3.0), windowed(4.0, 5.0, 6.0, repeat=1)]
     spread = pool(*found).epoch_time_interval
     assert (spread.interval, spread.over) == (Interval(1.0, 6.0, 0.96875, 6), "windows")
-    assert spread.notes == ["interval over the windows of 2 repeats together"]
+    assert sentences(spread.notes) == ["interval over the windows of 2 repeats together"]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_fewer_than_six_values_have_no_interval_and_say_why_where_one_was_asked_
     found: list[Record], missing: dict[str, Any], notes: list[str]
 ) -> None:
     spread = pool(*found, **missing).epoch_time_interval
-    assert (spread.interval, spread.over, spread.notes) == (None, None, notes)
+    assert (spread.interval, spread.over, sentences(spread.notes)) == (None, None, notes)
     assert spread.noise_floor(1.0) is None
 
 
@@ -104,11 +104,11 @@ def test_a_point_without_a_time_says_nothing_of_intervals() -> None:
 def test_windows_that_drift_are_not_alike_and_the_interval_says_so() -> None:
     slowed = windowed(*[1.0, 1.01, 1.02] * 2, *[1.1, 1.12, 1.13] * 2)
     note = "epoch_time_s drifted by +10.9% while measured: its interval is too narrow"
-    assert pool(slowed).epoch_time_drift_notes == [note]
+    assert sentences(pool(slowed).epoch_time_drift_notes) == [note]
     steady = windowed(*[1.0, 1.01, 1.13] * 2, *[1.1, 1.12, 1.02] * 2)
     assert pool(steady).epoch_time_drift_notes == []
     together = pool(windowed(*[1.0] * 6, repeat=0), windowed(*[1.1] * 6, repeat=1)).epoch_time_interval
-    assert together.notes == ["interval over the windows of 2 repeats together"], (
+    assert sentences(together.notes) == ["interval over the windows of 2 repeats together"], (
         "another process may have another pace"
     )
 
@@ -154,7 +154,8 @@ def test_parts_that_do_not_add_up_to_their_epoch_are_said(epoch_time_s: float, n
     rank = msgspec.structs.replace(window.ranks[0], epoch_time_ns=round(epoch_time_s * 1e9))
     epochs = (*others, msgspec.structs.replace(window, ranks=(rank,)), last)
     measured = msgspec.structs.replace(record.measurement, epochs=epochs)
-    assert pool(msgspec.structs.replace(record, measurement=measured)).parts_notes == ([note] if note else [])
+    found = pool(msgspec.structs.replace(record, measurement=measured)).parts_notes
+    assert sentences(found) == ([note] if note else [])
 
 
 def test_parts_that_miss_a_short_epoch_by_less_than_a_millisecond_are_no_finding() -> None:

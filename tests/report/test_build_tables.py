@@ -17,7 +17,8 @@ from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
 from pipeline.report.build_tables import Tables, build_tables
 from pipeline.report.markdown import render_experiment
-from pipeline.report.rows import ALWAYS_SHOWN, Row
+from pipeline.report.row_types import Row
+from pipeline.report.rows import ALWAYS_SHOWN
 
 GIB = 2**30
 
@@ -39,10 +40,10 @@ def timed(spec: Spec, time_s: float) -> Record:
     return make_record(spec, times_s)
 
 
-def row_of(rows: list[Row], spec: Spec) -> Row:
+def row_of(rows: Sequence[Row], spec: Spec) -> Row:
     """The one row of a point's strategy and number of GPUs; in Q2 that of weak scaling."""
     found = [row for row in rows if (row["strategy"], row["num_gpus"]) == (spec.strategy, spec.num_gpus)]
-    (row,) = [row for row in found if row.get("scaling") != "strong"]
+    (row,) = [row for row in found if getattr(row, "scaling", None) != "strong"]
     return row
 
 
@@ -57,7 +58,7 @@ def test_records_that_differ_in_repeat_or_seed_pool_to_their_median(
     (row,) = build(*found).Q1
     assert (row["epoch_time_s"], row["n"]) == (median_s, len(times_s))
     assert row["throughput_samples_per_s"] == 50_000 / median_s
-    assert axis not in row
+    assert axis not in row.flat()
 
 
 @pytest.mark.parametrize(
@@ -326,8 +327,8 @@ def test_every_row_carries_what_is_always_shown_and_every_other_axis_that_varies
     rows = [row for name in ("Q1", "Q2", "Q3", "Q4", "oom") for row in getattr(tables, name)]
     shown = {*ALWAYS_SHOWN, "num_workers", "memory_limit_gib", "remedies"}
     assert shown >= {"num_nodes", "num_gpus", "precision", "input"}
-    assert all(shown <= row.keys() for row in rows)
-    assert not any({"seed", "model", "epochs"} & row.keys() for row in rows)
+    assert all(shown <= row.flat().keys() for row in rows)
+    assert not any({"seed", "model", "epochs"} & row.flat().keys() for row in rows)
 
 
 def test_rows_stand_in_the_order_of_the_grid() -> None:
@@ -341,7 +342,7 @@ def test_a_figure_that_is_null_is_explained_and_no_figure_is_zero() -> None:
     probe = ddp(8, input="synthetic", max_steps=3)
     tables = build(*found, make_record(probe), missing=[ddp(16)])
     for row in (*tables.Q2, *tables.Q3):
-        figures = [row[name] for name in row if name.endswith(("time_s", "subtraction_s", "per_s", "speedup"))]
+        figures = [row[name] for name in row.flat() if name.endswith(("time_s", "subtraction_s", "per_s", "speedup"))]
         assert 0 not in figures
         assert row["note"] or None not in figures
 

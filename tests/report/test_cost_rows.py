@@ -12,7 +12,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.report.build_tables import build_tables
 from pipeline.report.cost_rows import cost_rows
 from pipeline.report.markdown import render_experiment
-from pipeline.report.rows import Row
+from pipeline.report.row_types import Row
 
 START = "2025-06-01T12:00:00Z"
 

@@ -15,7 +15,7 @@ from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Spec
 from pipeline.report.build_tables import Tables, build_tables
 from pipeline.report.markdown import escape_markdown, format_value, render_experiment, render_precision, software
-from pipeline.report.rows import Row
+from pipeline.report.row_types import CommunicationRow, Q2Row
 
 EVIL = (
     "<script>alert(1)</script>",
@@ -262,9 +262,10 @@ def test_where_the_figures_come_from_stands_under_the_table_and_a_mixture_is_sai
 
 
 def test_the_report_says_how_many_points_have_a_narrow_interval() -> None:
-    rows: list[Row] = [{"scaling": "weak", "noise_floor": floor} for floor in (0.02, 0.0201, None)]
-    strong: Row = {"scaling": "strong", "noise_floor": 0.001}
-    measured = [{"noise_floor": 0.001}]
+    point: dict[str, Any] = {"axes": {}, "global_batch_size": 128, "status": "ok"}
+    rows = [Q2Row(**point, scaling="weak", noise_floor=floor) for floor in (0.02, 0.0201, None)]
+    strong = Q2Row(**point, scaling="strong", noise_floor=0.001)
+    measured = [CommunicationRow(**point, noise_floor=0.001)]
     tables = Tables(Q1=[], Q2=[*rows, strong], Q3=[], Q4=[], oom=[], communication=measured)
     assert render_precision(tables) == ["Intervals: 2 of 3 points lie within ±2 % of their median."]
     assert render_precision(Tables(Q1=[], Q2=rows[2:], Q3=[], Q4=[], oom=[])) == []

@@ -20,7 +20,7 @@ from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Record
 from pipeline.report.build_tables import build_tables
 from pipeline.report.prediction_rows import PREDICTED_NUM_GPUS
-from pipeline.report.rows import Row
+from pipeline.report.row_types import PredictionRow
 from pipeline.system.errors import EXIT_USAGE, CommandError
 
 
@@ -46,7 +46,7 @@ def swept(num_gpus: int, step_us: float, link: Link = NVLINK, **fields: Any) -> 
     return make_communication_record(make_spec(strategy="ddp", num_gpus=num_gpus, **spec), found)
 
 
-def predictions(*found: Record, link: Link | None = None) -> list[Row]:
+def predictions(*found: Record, link: Link | None = None) -> list[PredictionRow]:
     return build_tables(resolve_outcomes([record.spec for record in found], found, []).outcomes, link).prediction
 
 
@@ -118,7 +118,7 @@ def test_a_sweep_that_no_link_explains_leaves_rows_without_figures_and_a_reason(
     rows = predictions(swept(2, 1000, backward), swept(4, 1100, backward))
     assert [row["num_gpus"] for row in rows] == [4, 8, 16, 64, 256, 1024]
     figures = ["latency_us", "link_gb_s", "fit_worst_error"]
-    figures += [name for name in rows[0] if name.startswith("predicted_")]
+    figures += [name for name in rows[0].flat() if name.startswith("predicted_")]
     assert len(figures) == 7
     assert {row[figure] for row in rows for figure in figures} == {None}
     assert [row["note"] for row in rows] == [
@@ -179,7 +179,7 @@ def test_a_link_is_given_in_microseconds_and_gigabytes() -> None:
 )
 def test_half_a_link_is_refused_with_the_cure(latency_us: float | None, bandwidth_gb_s: float | None) -> None:
     with pytest.raises(
-        CommandError, match="--link-latency-us and --link-gb-s together, both finite and above 0"
+        CommandError, match="--link-latency-us and --link-gb-s belong together and must be finite and above 0"
     ) as refused:
         read_link_options(arguments(latency_us, bandwidth_gb_s))
     assert refused.value.code == EXIT_USAGE

@@ -1,0 +1,300 @@
+"""Columns: the key, unit, format and meaning of each, declared once for JSON, CSV and the report.
+
+A row class in `row_types` has a field for each column. `table_definitions` chooses the columns of a table for people.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from pipeline.analysis.intervals import CONFIDENCE
+from pipeline.experiment.spec import AXES
+
+NOT_STATED = "not stated"
+ABSENT = "-"
+LARGE_LOSS = 1e5  # from here on the exponent says more than the digits
+
+Format = Callable[[float], str]
+Shown = Literal["if_known", "always", "if_not_zero"]
+
+
+def format_general(value: float) -> str:
+    """Return up to six digits."""
+    return f"{value:.6g}"
+
+
+def format_ratio(value: float) -> str:
+    """Return three decimals."""
+    return f"{value:.3f}"
+
+
+def format_hundredths(value: float) -> str:
+    """Return two decimals."""
+    return f"{value:.2f}"
+
+
+def format_percent(value: float) -> str:
+    """Return a fraction in percent, to a tenth."""
+    return f"{100 * value:.1f} %"
+
+
+def format_accuracy(value: float) -> str:
+    """Return a fraction in percent, to a hundredth."""
+    return f"{100 * value:.2f} %"
+
+
+def format_error(value: float) -> str:
+    """Return a fraction in percent, with its sign."""
+    return f"{100 * value:+.1f} %"
+
+
+def format_half_width(value: float) -> str:
+    """Return a fraction in percent, as a half-width."""
+    return f"±{100 * value:.1f} %"
+
+
+def format_amount(value: float) -> str:
+    """Return three digits below 100, else a whole number."""
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def format_count(value: float) -> str:
+    """Return a whole number from 1000 on, else up to six digits."""
+    return f"{value:,.6g}" if value < 1000 else f"{value:,.0f}"
+
+
+def format_seconds(value: float) -> str:
+    """Return seconds, or microseconds below 0.1 s."""
+    return f"{value:.3f}" if abs(value) >= 0.1 else f"{1e6 * value:,.1f} us"
+
+
+def format_loss(value: float) -> str:
+    """Return four decimals, or the exponent of a loss that is too large for them."""
+    return f"{value:.4f}" if abs(value) < LARGE_LOSS else f"{value:.1e}"
+
+
+class Column(NamedTuple):
+    """One column: a key of JSON, a header of CSV, and how people read it."""
+
+    key: str
+    meaning: str
+    unit: str = ""
+    format: Format = format_general
+    absent: str = ABSENT  # the cell of a value that is None
+    alignment: Literal["left", "right"] = "right"
+    shown: Shown = "if_known"  # in the report: "always" also where no row has a value
+    is_explained: bool = False  # the report's legend says the meaning
+    has_status: bool = False  # the cell of a point without a value holds its status
+    other_heading: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The heading in the report."""
+        return self.other_heading or self.key
+
+
+def seconds(key: str, meaning: str, shown: Shown = "if_known", explained: bool = False, status: bool = False) -> Column:
+    """Return a column of times."""
+    return Column(key, meaning, "s", format_seconds, shown=shown, is_explained=explained, has_status=status)
+
+
+def fraction(key: str, meaning: str, form: Format = format_percent, explained: bool = False) -> Column:
+    """Return a column of fractions: 1 is 100 %."""
+    return Column(key, meaning, "1", form, is_explained=explained)
+
+
+def number(key: str, meaning: str, unit: str = "", form: Format = format_general, explained: bool = False) -> Column:
+    """Return a column of numbers in that unit, counts without one."""
+    return Column(key, meaning, unit, form, is_explained=explained)
+
+
+def words(key: str, meaning: str, absent: str = ABSENT) -> Column:
+    """Return a column of text."""
+    return Column(key, meaning, absent=absent, alignment="left")
+
+
+def transfers(kind: str, what: str, shown: Shown = "if_known", has_status: bool = False) -> tuple[Column, Column]:
+    """Return the two columns of what one rank sends of one kind."""
+    calls = Column(f"{kind}_calls_per_step", f"Calls per step that send {what}.", "", format_count, shown=shown)
+    num_bytes = Column(f"{kind}_bytes_per_step", f"Bytes per step of {what}.", "B", format_count, shown=shown)
+    return calls._replace(has_status=has_status), num_bytes
+
+
+GENERAL_COLUMNS = (
+    number("global_batch_size", "Samples per step over all GPUs."),
+    words("status", "The status of the point: ok, oom, failed, rejected or missing."),
+    number("n", "Number of runs that the row pools."),
+    words("note", "Facts that a reader needs to judge the row.", absent=""),
+    number("num_windows", "Windows that times are medians of."),
+    Column(
+        "noise_floor",
+        f"Relative half-width of the median's {100 * CONFIDENCE:.0f} % interval (order statistics): how well it is "
+        "known within one run (over windows) or between runs (over repeats, new processes).",
+        "1",
+        format_half_width,
+        is_explained=True,
+        other_heading="interval",
+    ),
+    words("interval_over", "The values that the interval is over: windows or repeats."),
+    words("reason", "Why the point ran out of memory."),
+)
+
+EPOCH_COLUMNS = (
+    seconds("epoch_time_s", "Time of one epoch with data loading, on the slowest rank.", "always", status=True),
+    seconds("epoch_time_low_s", "Lower end of the interval of epoch_time_s."),
+    seconds("epoch_time_high_s", "Upper end of the interval of epoch_time_s."),
+    seconds("compute_time_s", "Epoch time without data loading.", "always", explained=True),
+    seconds("data_time_s", "Time of one epoch that is data loading.", "always"),
+    number("throughput_samples_per_s", "Training samples per second.", "1/s", lambda value: f"{value:,.0f}"),
+    number("peak_memory_gib", "Of the fullest GPU, on the CPU of the largest process.", "GiB", format_hundredths, True),
+    number("energy_j", "All GPUs used, without the host.", "J", format_amount, explained=True),
+    number("energy_per_sample_j", "Energy per training sample.", "J", format_amount),
+    number("sm_clock_mhz", "Of the slowest GPU.", "MHz", lambda value: f"{value:.0f}", explained=True),
+    fraction("host_cpu_share", "Busy share of the CPUs of the busiest node."),
+)
+
+SCALING_COLUMNS = (
+    words("scaling", "The batch that stays fixed as GPUs are added: weak (per GPU) or strong (global)."),
+    number("speedup", "T(1)/T(N) for the same samples.", "1", format_ratio, explained=True),
+    number("speedup_low", "Lower end of the interval of speedup.", "1", format_ratio),
+    number("speedup_high", "Upper end of the interval of speedup.", "1", format_ratio),
+    fraction("parallel_efficiency", "speedup/N.", explained=True),
+    fraction("parallel_efficiency_low", "Lower end of the interval of parallel_efficiency."),
+    fraction("parallel_efficiency_high", "Upper end of the interval of parallel_efficiency."),
+    fraction("serial_fraction_karp_flatt", "(1/S - 1/N)/(1 - 1/N) for N > 1.", format_ratio, explained=True),
+    words("baseline", "Strategy of the one-GPU point that the row is compared with."),
+    number("baseline_batch_size_per_gpu", "Batch size per GPU of that point."),
+)
+
+SUBTRACTION_COLUMNS = (
+    seconds("compute_time_subtraction_s", "T(1)/N.", "always", explained=True),
+    seconds("comm_time_subtraction_s", "T(N) - T(1)/N.", "always", explained=True),
+    number("steps_per_epoch", "Steps of one epoch."),
+    number("ring_bytes_per_epoch", "steps x 2(N-1)/N x gradient bytes.", "B", format_count, explained=True),
+    number("bandwidth_subtraction_gb_s", "ring_bytes_per_epoch over comm_time_subtraction_s.", "GB/s", "{:.3g}".format),
+)
+
+LEARNING_COLUMNS = (
+    Column("epoch", "The epoch, counted from 1.", has_status=True),
+    number("num_updates", "Updates of the weights since the start."),
+    number("loss", "Loss over the training set as it was seen.", "", format_loss),
+    fraction("accuracy", "Accuracy over the training set as it was seen.", format_accuracy),
+    number("test_loss", "Loss over the test set.", "", format_loss),
+    fraction("test_accuracy", "Accuracy over the test set.", format_accuracy),
+    number("diverged_at_update", "First update whose loss was not finite."),
+)
+
+STEP_COLUMNS = (
+    seconds("plain_step_time_s", "The bare module on one GPU with that GPU's share of the batch.", status=True),
+    seconds("ddp_one_step_time_s", "DDP on one GPU."),
+    seconds("no_sync_step_time_s", "DDP on N that reduces nothing (no_sync).", explained=True),
+    seconds("no_op_hook_step_time_s", "DDP with a no-op hook: hooks and bucket copies alone.", explained=True),
+    seconds("step_time_s", "One training step, on the slowest rank.", status=True),
+    seconds("exposed_comm_time_s", "DDP less no-op hook; its interval is from low to high.", explained=True),
+    seconds("exposed_comm_time_low_s", "Lower end of the interval of exposed_comm_time_s."),
+    seconds("exposed_comm_time_high_s", "Upper end of the interval of exposed_comm_time_s."),
+    seconds("noise_floor_time_s", "Reach of the interval between two equal series of DDP.", explained=True),
+    seconds("comm_time_s", "Shortest all-reduce over ranks, summed over the buckets of a row.", explained=True),
+    fraction("hidden_share", "1 - exposed/comm.", explained=True),
+    seconds("collective_launch_time_s", "exposed - comm where that is above 0.", explained=True),
+    seconds("straggler_wait_time_s", "All-reduce of the mean rank less the shortest.", explained=True),
+    seconds("buffer_comm_time_s", "Time of the collectives for buffers and batch-norm statistics."),
+    seconds(
+        "traced_exposed_comm_time_s",
+        "The second way: all-reduce that neither a kernel nor a gap of at most 5 us between two covers, plus "
+        "slowed_compute_time_s, of the rank with the smallest sum; without slowed_compute_time_s gaps are exposed.",
+        explained=True,
+    ),
+    seconds("slowed_compute_time_s", "Extra kernel time against the no-op hook, profiled twice.", explained=True),
+    seconds("ddp_overhead_time_s", "No-op hook less no_sync; the latter broadcasts no buffers.", explained=True),
+    seconds("ddp_overhead_time_low_s", "Lower end of the interval of ddp_overhead_time_s."),
+    seconds("ddp_overhead_time_high_s", "Upper end of the interval of ddp_overhead_time_s."),
+)
+
+LINK_COLUMNS = (
+    number("bucket", "Number of the bucket, in the order of the collectives."),
+    number("num_bytes", "Bytes of one all-reduce (S).", "B"),
+    seconds("time_s", "Time of one call, on the slowest rank.", status=True),
+    number("algbw_gb_s", "S/t.", "GB/s", "{:.3g}".format, explained=True),
+    number("busbw_gb_s", "S/t x 2(N-1)/N (nccl-tests).", "GB/s", "{:.3g}".format, explained=True),
+    number(
+        "peak_busbw_gb_s", "busbw_gb_s of an isolated all-reduce of that size in the same job.", "GB/s", "{:.3g}".format
+    )._replace(is_explained=True),
+    fraction("link_share", "busbw_gb_s over peak_busbw_gb_s."),
+)
+
+TRANSFER_COLUMNS = (
+    *transfers("gradients", "gradients", has_status=True),
+    number("gradients_bytes_formula", "Bytes of the model's gradients (x N-1 under DataParallel).", "B", format_count),
+    *transfers("buffers", "buffers"),
+    *transfers("batchnorm_statistics", "the statistics of synchronized batch norm", "if_not_zero"),
+    *transfers("parameters", "parameters", "if_not_zero"),
+    *transfers("inputs", "inputs", "if_not_zero"),
+    *transfers("outputs", "outputs", "if_not_zero"),
+)
+
+SPLIT_COLUMNS = (
+    seconds("scatter_time_s", "Part that distributes the inputs."),
+    seconds("replicate_time_s", "Part that copies the module to every GPU."),
+    seconds("parallel_forward_time_s", "Part that runs the forward pass on every GPU."),
+    seconds("gather_time_s", "Part that collects the outputs."),
+    seconds("backward_time_s", "Backward pass and reduction onto the first GPU.", explained=True),
+    seconds("optimizer_time_s", "Part that updates the weights."),
+    seconds("parts_time_s", "Sum of the parts."),
+)
+
+PREDICTION_COLUMNS = (
+    number("from_num_gpus", "Number of GPUs whose measurements the prediction uses."),
+    number("latency_us", "Latency of one hop.", "us", format_hundredths),
+    number("link_gb_s", "Bandwidth of one link.", "GB/s", "{:.3g}".format),
+    fraction("fit_worst_error", "Largest relative error of the fit, over sizes.", format_error, explained=True),
+    seconds("predicted_step_time_low_s", "Step time if compute hides the extra all-reduce time."),
+    seconds("predicted_step_time_s", "Step time if compute hides none of the extra all-reduce time."),
+    fraction("predicted_parallel_efficiency", "Time on one GPU alone over predicted_step_time_s."),
+    fraction("predicted_parallel_efficiency_high", "Time on one GPU alone over predicted_step_time_low_s."),
+    seconds("measured_step_time_s", "Step time that was measured on that number of GPUs."),
+    fraction("prediction_error", "First prediction over the measured figure, less 1.", format_error),
+)
+
+MEMORY_COLUMNS = (
+    Column("largest_batch_size_per_gpu", "Largest batch size per GPU that fits.", has_status=True),
+    number("smallest_failing_batch_size_per_gpu", "Smallest batch size per GPU that failed, for any reason."),
+    number("head_room_gib", "Usable memory of that GPU less its peak.", "GiB", format_hundredths, explained=True),
+    number("predicted_batch_size_per_gpu", "First prediction, from a line through two trials.", explained=True),
+    number("num_trials", "Trials of the search."),
+    number("num_ooms", "Trials that ran out of memory; the note lists other failures.", explained=True),
+    seconds("search_time_s", "Time of all trials with the starts of their processes.", explained=True),
+)
+
+COST_COLUMNS = (
+    words("ending", "How the attempts ended; ok_timed and ok_other are the parts of ok attempts."),
+    number("gpu_hours", "Hours from launch to record, times the GPUs allocated.", "h", format_amount),
+    number("process_hours", "Hours from launch to record, times the processes.", "h", format_amount),
+    fraction("allocated_share", "Share of all hours allocated on the device."),
+)
+
+SPECIAL_AXES = (
+    words("strategy", "Parallel strategy.", NOT_STATED),
+    words("precision", "Number format of the computation.", NOT_STATED),
+    words("input", "Source of the training images.", NOT_STATED),
+    words("dataset", "Data set.", NOT_STATED),
+    words("model", "Model.", NOT_STATED),
+    words("remedies", "Remedies for training with large batches.", NOT_STATED),
+    Column("max_steps", "Steps after which an epoch is cut off.", absent="whole epoch"),
+    Column("memory_limit_gib", "Limit of the memory of each process.", "GiB", format_hundredths, absent="none"),
+    Column("bucket_cap_mb", "Largest size of a bucket of gradients.", "MiB", absent="default"),
+)
+
+COLUMNS = {
+    column.key: column
+    for columns in (
+        *(GENERAL_COLUMNS, EPOCH_COLUMNS, SCALING_COLUMNS, SUBTRACTION_COLUMNS, LEARNING_COLUMNS, STEP_COLUMNS),
+        *(LINK_COLUMNS, TRANSFER_COLUMNS, SPLIT_COLUMNS, PREDICTION_COLUMNS, MEMORY_COLUMNS, COST_COLUMNS),
+    )
+    for column in columns
+}
+"""Every column but the axes, by key."""
+
+AXIS_COLUMNS = {axis: Column(axis, "", absent=NOT_STATED) for axis in AXES} | {axis.key: axis for axis in SPECIAL_AXES}
+"""Every axis of the grid as a column; `Spec` documents their meanings."""
+
+ALL_COLUMNS = AXIS_COLUMNS | COLUMNS

@@ -1,0 +1,119 @@
+"""The sentence of every kind of note."""
+
+import string
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from pipeline.analysis.notes import Note
+from pipeline.system.errors import shorten_list
+
+MAX_LISTED_VALUES = 3
+MAX_VALUE_CHARS = 40
+
+TRACE_AGAINST_STEPS = "the trace shows {traced_us:.0f} us exposed, the step times {exposed_us:.0f}: "
+
+NOTE_TEXTS = {
+    "text": "{text}",
+    "not_stated": "not stated: {figures:list}",
+    # pooled points
+    "repeats_not_ok": "{count} of {repeats} repeats: {statuses:list}",
+    "mixed_fact": "mixed {fact}: {ours:short}",
+    "other_source": "source {ours:short}, elsewhere in this table {others:short}",
+    "source_edited": "source edited after it was imported",
+    "other_fact": "{what} with another {fact} ({theirs:short} against {ours:short})",
+    "other_node": "{what} from another node ({theirs:short} against {ours:short})",
+    "other_boot": "{what} from another boot of its node",
+    # epoch times and their intervals
+    "probe_fits": "probe of {steps} steps: it fits, and has no epoch time",
+    "epochs_cut": "epochs end after {steps} of {full} steps: no epoch time",
+    "only_warm_up": "epoch 1 warms up and epoch 2 was not run: no epoch time",
+    "timed_epoch_not_stated": "epoch 2 not stated",
+    "parts_deviate": "the parts of an epoch add up to {share:,.1%} of its time",
+    "too_few_values": "an interval needs {needed} windows or repeats, got {found}",
+    "too_few_windows": "an interval needs {needed} windows, got {found}",
+    "windows_pooled": "interval over the windows of {repeats} repeats together",
+    "drifted": "{what} drifted by {drift:+.1%} while measured: its interval is too narrow",
+    "drifted_in_repeats": (
+        "{what} drifted by {drift:+.1%} while measured in {count} of {repeats} repeats: its interval is too narrow"
+    ),
+    "execution_chosen": "execution=auto used {execution}",
+    "execution_captured": "execution={execution}: the parts of a step are inside one graph",
+    "compile_time": "made ready in {time_s:.1f} s before the clock",
+    "throttled": "throttled: {reasons:list}",
+    "no_energy": "no energy: {samples} samples of a GPU in the window are too few, or a GPU was not sampled",
+    "allocator_retry": "allocator thrash: {count} retry",
+    "allocator_retries": "allocator thrash: {count} retries",
+    "diverged": "{count} of {repeats} diverged",
+    # baselines and scaling
+    "no_baseline": "no baseline: the experiment has no point on 1 GPU with these axes",
+    "baseline_untimed": "no baseline: {strategy} on 1 is {status}",
+    "of_baseline": "baseline: {note}",
+    "no_difference": "no difference from the baseline: 1 lies inside the interval",
+    "superlinear": "superlinear: noise, a slowed baseline, or a difference besides the GPUs",
+    "subtraction_fails": "T(N) <= T(1)/N: subtraction cannot see the communication",
+    "ring_assumed": "a ring is assumed, which DataParallel does not use",
+    # communication
+    "exposure_is_noise": "exposed communication lies inside the noise floor",
+    "measured_exposure_is_noise": "measured exposed communication lies inside its noise floor",
+    "exposure_negative": "DDP was faster than with the no-op hook, which nothing here explains",
+    "exposure_drifted": "exposed communication went from {before_us:.0f} to {after_us:.0f} us while measured",
+    "launch_exposed": "more is exposed than the link takes: the rest is the host's cost of issuing collectives",
+    "no_bucket_profiled": "the profile shows no all-reduce of a bucket of gradients",
+    "trace_is_noisy": TRACE_AGAINST_STEPS + "kernels took {noise_us:.0f} us more or less in two profiles without it",
+    "trace_counts_slowed_kernels": TRACE_AGAINST_STEPS + "a kernel that is slowed need not lengthen the step",
+    "trace_slows_host": (
+        TRACE_AGAINST_STEPS + "the profiler slows the host, and ranks that start apart wait inside the collectives"
+    ),
+    "trace_omits_host": (
+        TRACE_AGAINST_STEPS
+        + "the device computes {busy:.0%} of the step, the host's issue of collectives is exposed too"
+    ),
+    "trace_omits_slowed_kernels": (
+        TRACE_AGAINST_STEPS + "kernels may run slower beside a collective, which this trace cannot show"
+    ),
+    "trace_omits_gaps": TRACE_AGAINST_STEPS + "gaps between kernels may be longer, which no trace shows as exposed",
+    "size_not_swept": "no isolated all-reduce of this size was timed",
+    "no_pause_in_training": ("timed on the fastest rank, without the pause before it that isolated all-reduces have"),
+    "sweep_waited_for_host": "the isolated all-reduces waited for the host: the link's limit lies higher",
+    "sweeps_differ": "isolated all-reduces of some repeats were captured, of others not",
+    "no_buffer_memory": "no memory for the buffer on some rank",
+    # predictions, memory, cost
+    "link_given": "the link is given, not measured",
+    "no_link_fits": "no latency and bandwidth above 0 explain the sweep on {num_gpus}",
+    "nothing_failed": "nothing failed in {trials} trials",
+    "not_narrowed": "not narrowed to 1 % in {trials} trials",
+    "trial_failed": "failed at {batch_size}: {reason}",
+    "convolutions_split": "from {batch_size} on activations pass 2^31 elements and convolutions are split",
+    "times_unknown": "{count} without their times",
+    "implied": "{count} more implied, not run",
+}
+"""Templates by kind. `{name:list}` joins all values, `{name:short}` the first few, each cut to a few characters."""
+
+
+class NoteFormatter(string.Formatter):
+    """str.format with lists and with notes about another point."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Return one value as text."""
+        if format_spec == "list":
+            return ", ".join(value)
+        if format_spec == "short":
+            return shorten_values(value)
+        if isinstance(value, Note):
+            return render_note(value)
+        return str(super().format_field(value, format_spec))
+
+
+def shorten_values(values: Collection[str]) -> str:
+    """Return the first values in order, each cut to a few characters."""
+    return shorten_list([value[:MAX_VALUE_CHARS] for value in sorted(values)], MAX_LISTED_VALUES)
+
+
+def render_note(note: Note) -> str:
+    """Return the sentence of a note."""
+    return NoteFormatter().vformat(NOTE_TEXTS[note.kind], (), note.values)
+
+
+def render_notes(notes: Iterable[Note]) -> str | None:
+    """Return the sentences of a row's notes, joined; None without notes."""
+    return "; ".join(map(render_note, notes)) or None

@@ -1,0 +1,88 @@
+import re
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from factories import ROOT, sentences
+
+from pipeline.analysis.notes import make_note, text_note
+from pipeline.experiment.spec import AXES
+from pipeline.report import columns as columns_module
+from pipeline.report import note_texts
+from pipeline.report.build_tables import Tables
+from pipeline.report.columns import ALL_COLUMNS, AXIS_COLUMNS, COLUMNS, SPECIAL_AXES, Column
+from pipeline.report.markdown import format_cell
+from pipeline.report.row_types import Q1Row, Row, figure_keys
+from pipeline.report.table_definitions import TABLE_DEFINITIONS, TableDefinition
+
+UNITS = {
+    **{"_samples_per_s": "1/s", "_gb_s": "GB/s", "_us": "us", "_s": "s", "_gib": "GiB", "_j": "J", "_mhz": "MHz"},
+    **{"_hours": "h", "_share": "1", "accuracy": "1", "speedup": "1"},
+}
+ROW_CLASSES: dict[str, type[Row]] = {name: get_args(hint)[0] for name, hint in get_type_hints(Tables).items()}
+KINDS_MADE = re.compile(r'make_note\(\s*"(\w+)"(?: if [^"]+ else "(\w+)")?|(?:True|False): "(\w+)"')
+
+
+@pytest.mark.parametrize("table", ROW_CLASSES)
+def test_every_figure_of_a_table_is_a_declared_column_or_an_axis(table: str) -> None:
+    assert set(figure_keys(ROW_CLASSES[table])) <= ALL_COLUMNS.keys()
+
+
+def test_every_declared_column_is_a_figure_of_some_table() -> None:
+    used = {"n", "note"}.union(*map(figure_keys, ROW_CLASSES.values()))
+    assert used - set(AXES) == COLUMNS.keys()
+
+
+def test_no_column_is_declared_twice_and_none_is_an_axis() -> None:
+    declared = [
+        column
+        for name, columns in vars(columns_module).items()
+        if name.endswith("_COLUMNS") and isinstance(columns, tuple)
+        for column in columns
+    ]
+    assert len(declared) == len(COLUMNS)
+    assert not COLUMNS.keys() & AXIS_COLUMNS.keys()
+    assert AXIS_COLUMNS.keys() == set(AXES)
+
+
+@pytest.mark.parametrize("column", [*COLUMNS.values(), *SPECIAL_AXES], ids=lambda column: str(column.key))
+def test_every_column_has_a_meaning_that_is_one_sentence(column: Column) -> None:
+    assert column.meaning.endswith(".")
+    assert ". " not in column.meaning
+
+
+@pytest.mark.parametrize("column", COLUMNS.values(), ids=lambda column: str(column.key))
+def test_the_unit_of_a_column_is_that_of_its_key(column: Column) -> None:
+    unit = next((unit for suffix, unit in UNITS.items() if column.key.endswith(suffix)), None)
+    assert unit in (None, column.unit)
+    assert column.unit in ("", "1", "B") or unit is not None
+
+
+@pytest.mark.parametrize("definition", TABLE_DEFINITIONS, ids=lambda definition: str(definition.heading))
+def test_a_table_for_people_shows_columns_of_its_rows(definition: TableDefinition) -> None:
+    assert set(definition.figures) - set(AXES) <= set(figure_keys(ROW_CLASSES[definition.table]))
+    assert set(definition.optional) <= set(definition.figures)
+
+
+def test_every_kind_of_note_that_is_made_has_a_sentence_and_none_is_left_over() -> None:
+    sources = [*(ROOT / "pipeline" / "analysis").glob("*.py"), *(ROOT / "pipeline" / "report").glob("*_rows.py")]
+    sources.append(ROOT / "pipeline" / "report" / "rows.py")
+    made = {kind for path in sources for found in KINDS_MADE.findall(path.read_text()) for kind in found if kind}
+    assert made | {"text"} == note_texts.NOTE_TEXTS.keys()
+
+
+def test_a_note_of_another_point_and_lists_are_written_out() -> None:
+    drifted = make_note("drifted", what="epoch_time_s", drift=0.25)
+    assert sentences([make_note("of_baseline", note=drifted), make_note("not_stated", figures=["a", "b"])]) == [
+        "baseline: epoch_time_s drifted by +25.0% while measured: its interval is too narrow",
+        "not stated: a, b",
+    ]
+    (said,) = sentences([text_note("braces {stay} as they are")])
+    assert said == "braces {stay} as they are"
+
+
+def test_a_cell_is_not_stated_by_the_kind_of_its_note_and_not_by_its_words() -> None:
+    point: dict[str, Any] = {"axes": {}, "global_batch_size": 128, "status": "ok"}
+    stated = Q1Row(**point, notes=(make_note("not_stated", figures=["data_time_s"]),))
+    quoted = Q1Row(**point, notes=(text_note("not stated: data_time_s"),))
+    cells = [format_cell(row, "data_time_s", holds_status=False) for row in (stated, quoted)]
+    assert cells == ["not stated", "-"]
