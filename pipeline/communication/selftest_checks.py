@@ -44,9 +44,9 @@ class Findings(msgspec.Struct, frozen=True):
     extra_bytes: int = 0
     extra_ns: list[int] = []  # time of the injected all-reduce alone, by window
     sleep_ns: int = 0
-    # of the gradients in a profiled step, undisturbed and with one rank asleep:
-    shortest_ns: list[float] = []  # shortest rank's time in all-reduces
-    wait_ns: list[float] = []  # mean rank's wait in them
+    # all-reduces of gradients in a profiled step; first value undisturbed, second with one rank asleep
+    shortest_ns: list[float] = []  # time on the fastest rank
+    wait_ns: list[float] = []  # wait of the mean rank
     clock_windows: dict[str, list[int]] = {}  # wall time of the training loop with marks, by batch ("large", "small")
     silent_windows: dict[str, list[int]] = {}  # the same without marks
     parts_share: list[float] = []  # sum of the parts over the wall time, by window

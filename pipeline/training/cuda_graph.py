@@ -21,7 +21,6 @@ CAPTURE_WARM_UP_STEPS = 3
 # DDP rebuilds its buckets after the first step, and synchronizes for its log in each of the first ten steps
 DDP_CAPTURE_WARM_UP_STEPS = 11
 
-
 GraphCapturer = Callable[[StepFunction], StepFunction]
 
 
