@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import shlex
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command, assert_refused
+from conftest import Command, assert_refused, without_slurm
 from factories import ROOT, make_spec
 
 from pipeline.experiment.grid import expand_grid, load_grid_file
@@ -148,6 +149,21 @@ def test_the_job_of_a_grid_of_the_repository_names_it_from_the_root(pipeline: Co
     path = ROOT / "templates/grids/q4.yaml"
     for given in (str(path), os.path.relpath(path, ROOT)):
         assert grid_of_job(pipeline("jobfile", given).stdout) == "./templates/grids/q4.yaml"
+
+
+def test_a_job_requests_what_a_submitted_array_does(pipeline: Command, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "name: mine\nbase: {device: cpu, dataset: synthetic, input: synthetic, batch_size_per_gpu: 8}\n"
+        "points:\n  - {strategy: [ddp], num_gpus: [2]}\n"
+        'resources: {cpus_per_gpu: 3, mem_per_gpu_gib: 1.5, time: "00:02:00"}\n'
+    )
+    options = dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", pipeline("jobfile", path).stdout, re.MULTILINE))
+    submit = ("submit", "--grid", path, "--dry-run", "--json", "--cluster", "slurm", "--outputs", tmp_path)
+    (array,) = json.loads(pipeline(*submit, env=without_slurm(tmp_path)).stdout)["arrays"]
+    own = {"job-name": "mine", "array": "0-0", "mem": "3G", "time": "00:02:00", "output": "outputs/%x-%A_%a.log"}
+    assert options == array["resources"] | own
+    assert (options["signal"], "gpus-per-node" in options) == ("USR2@12", False)
 
 
 def test_a_description_stays_a_comment_and_a_path_of_several_lines_is_refused(
