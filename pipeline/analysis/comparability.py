@@ -1,6 +1,6 @@
-"""Likeness: what records must share before their figures are pooled or compared, said where they do not.
+"""Comparability: notes on environments that differ between records that are pooled or compared.
 
-A fact that a record does not state marks nothing, and neither do timings that were measured elsewhere.
+Facts that a record does not state, and timings measured elsewhere, never count as a difference.
 """
 
 import functools
@@ -25,7 +25,7 @@ COMPARED_FACTS: dict[str, Fact] = {
 
 
 def environment_key(record: Record) -> tuple[object, ...]:
-    """What decides every fact of a record; environments that are shared are one."""
+    """Return a key that is equal for records with equal facts, if they share one Environment object."""
     return (
         id(record.environment),
         COMPARED_FACTS["precision"](record),
@@ -35,7 +35,7 @@ def environment_key(record: Record) -> tuple[object, ...]:
 
 
 def mixed_environment_notes(records: Sequence[Record], but: Collection[str] = ()) -> list[Note]:
-    """A note for every fact in which records that are pooled differ, but for those that do not matter here."""
+    """Return a note for every fact in which pooled records differ, except the facts named in `but`."""
     found = {name: distinct_values(records, fact) for name, fact in compared_facts(records).items() if name not in but}
     return [
         make_note("mixed_fact", fact=name, ours=sorted(values)) for name, values in found.items() if len(values) > 1
@@ -43,10 +43,10 @@ def mixed_environment_notes(records: Sequence[Record], but: Collection[str] = ()
 
 
 def environment_difference_notes(what: str, others: Sequence[Record], records: Sequence[Record]) -> list[Note]:
-    """A note for every fact in which other records, by `what` they are, differ from those compared with them.
+    """Return a note for every fact in which `others` differ from `records`; `what` names them, e.g. "baseline".
 
-    Their nodes may be some of the records': a point over several nodes includes the one that its baseline ran on. A
-    node of the same name is another boot after a restart, or another machine: clouds call all of theirs alike.
+    The nodes of `others` may be a subset of those of `records`: a point on several nodes includes its baseline's node.
+    Boot ids tell a restarted node from itself, and machines of one name apart, as in clouds.
     """
     notes = []
     for name, fact in compared_facts([*records, *others]).items():
@@ -63,7 +63,7 @@ def environment_difference_notes(what: str, others: Sequence[Record], records: S
 
 
 def source_notes(records: Sequence[Record], sources: Collection[str]) -> list[Note]:
-    """A note where these records ran another source than some of a table's, and where it was edited while they ran."""
+    """Return notes if the table has other source digests than these records, or the source changed during a run."""
     ours = distinct_values(records, COMPARED_FACTS["source"])
     others = set(sources) - ours
     notes = []
@@ -75,26 +75,26 @@ def source_notes(records: Sequence[Record], sources: Collection[str]) -> list[No
 
 
 def compared_facts(records: Sequence[Record]) -> Mapping[str, Fact]:
-    """The facts of any record, and each variable that some of these were measured under."""
-    settings = {name for record in records for name in record.environment.timing_variables}
-    return COMPARED_FACTS | {name: functools.partial(timing_variable, name) for name in sorted(settings)}
+    """Return the compared facts, with one for each timing variable that any of the records has."""
+    variables = {name for record in records for name in record.environment.timing_variables}
+    return COMPARED_FACTS | {name: functools.partial(timing_variable, name) for name in sorted(variables)}
 
 
 def timing_variable(name: str, record: Record) -> str | None:
-    """A variable's value; None where the record says nothing of its environment."""
+    """Return a variable's value, "not set" without one, None if the record has no environment."""
     return record.environment.variables.get(name, "not set") if record.environment.torch else None
 
 
 def distinct_values(records: Sequence[Record], fact: Fact) -> set[str]:
-    """The values that occur among the records measured here."""
+    """Return the values of a fact among the records measured here."""
     return {value for record in records if record.measured and (value := fact(record))}
 
 
 def nodes_of(records: Sequence[Record]) -> set[str]:
-    """Every node of the records measured here."""
+    """Return all nodes of the records measured here."""
     return {node for record in records if record.measured for node in record.environment.nodes}
 
 
 def boots_of(records: Sequence[Record]) -> set[str]:
-    """The boot ids of all nodes of the records measured here."""
+    """Return all boot ids of the records measured here."""
     return {boot_id for record in records if record.measured for boot_id in record.environment.boot_ids}

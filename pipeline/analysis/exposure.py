@@ -1,7 +1,7 @@
-"""What a communication point says of one step: each variant's time, and what they differ by.
+"""Step times of a communication point by variant, their differences, and exposed communication.
 
-A step's time is the slowest rank's. Differences are taken round by round, since the variants of a round ran side
-by side, and their median and interval are over the rounds. Pure functions of records; times in seconds.
+A step's time is that of the slowest rank. Differences are taken round by round, because the variants of a round ran
+right after each other; medians and intervals are over the rounds. Pure functions of records; times in seconds.
 """
 
 import statistics
@@ -18,18 +18,18 @@ from pipeline.experiment.record import Record
 
 
 def collectives_of_kinds(profile: Profile, kinds: Iterable[TransferKind] | None = None) -> list[Collective]:
-    """The collectives of those kinds; all of them by default."""
+    """Return the collectives of these kinds, by default all."""
     wanted = None if kinds is None else set(kinds)
     return [collective for collective in profile.collectives if wanted is None or collective.kind in wanted]
 
 
 def total_comm_ns(collectives: Iterable[Collective]) -> float:
-    """The transfers of a step: the sum over collectives of the shortest rank's duration, median over steps."""
+    """Return the transfer time of a step: shortest duration of any rank, summed over collectives, median over steps."""
     return _median_step(collectives, min)
 
 
 def straggler_wait_ns(collectives: Iterable[Collective]) -> float:
-    """The mean rank's wait for the last in a step: the sum of mean less shortest, median over steps."""
+    """Return the mean rank's wait in a step: mean less shortest duration, sum over collectives, median over steps."""
     return _median_step(collectives, lambda ranks: statistics.fmean(ranks) - min(ranks))
 
 
@@ -40,9 +40,9 @@ def _median_step(collectives: Iterable[Collective], figure: Callable[[tuple[int,
 
 
 class TracedExposure(NamedTuple):
-    """Exposed communication of a step by the trace, what of it are slowed kernels, and the noise of that, in seconds.
+    """Exposed communication of a step from the trace, in seconds; None if not traced or not recorded.
 
-    None where it was not traced or not recorded.
+    `slowed_s` is the part due to slowed compute kernels, `noise_s` the noise of that part.
     """
 
     exposed_s: float | None = None
@@ -51,11 +51,11 @@ class TracedExposure(NamedTuple):
 
 
 def least_exposed_rank(profile: Profile) -> TracedExposure:
-    """The exposure of the rank where it is least, in a step: the others wait for it.
+    """Return the exposure in a step of the rank with the least; the others wait for it.
 
-    It is the time in which neither compute nor a launch covers the reduction of gradients, and by how much compute
-    takes longer than where none travel: in the mean of two profiles, whose difference is noise. Where these were not
-    recorded (before schema 8), it is what no compute covers.
+    Exposure is the time of gradient reductions that neither compute nor a launch gap covers, plus the extra time of
+    compute over a step without reductions. That step was profiled twice: the mean counts, the difference is noise.
+    Records before schema 8 have only the time that no compute covers.
     """
     if not any(profile.compute_ns):
         return TracedExposure()
@@ -70,56 +70,56 @@ def least_exposed_rank(profile: Profile) -> TracedExposure:
     return TracedExposure(*(figure_ns / unit_ns for figure_ns in min(by_rank)))
 
 
-MIN_BUSY_FRACTION = 0.9  # a device below this share of the step waits for its host
+MIN_BUSY_FRACTION = 0.9  # of a step; a device that computes less waits for its host
 
 
 class MedianTime(NamedTuple):
-    """A median over the repeats, each of its rounds, with its interval and what that is over."""
+    """The median of the repeats' medians, with its interval and the basis of that."""
 
     value_s: float
     interval: Interval | None
     basis: IntervalBasis | None = None
 
     def noise_floor(self) -> float | None:
-        """Half the interval's width over the median, a fraction: how far two runs of it differ without a cause."""
+        """Return half the interval's width over the median: two runs of one point may differ by this fraction."""
         return intervals.relative_half_width(self.interval, self.value_s) if self.interval else None
 
 
 def communications_of(records: Sequence[Record]) -> list[Communication]:
-    """What those of the records that measured communication found."""
+    """Return the communication measurements of the records that have one."""
     found = [record.measurement.communication for record in records if record.measurement]
     return [part for part in found if part is not None]
 
 
 def job_notes(found: Sequence[Communication]) -> list[Note]:
-    """What the jobs themselves said that they could not measure."""
+    """Return the jobs' own notes on parts that they could not measure, without duplicates."""
     return [text_note(note) for note in dict.fromkeys(note for part in found for note in part.notes)]
 
 
 def step_times_s(found: Communication, variant: VariantName) -> list[float]:
-    """The slowest rank's step time in each window; none where the variant was not run."""
+    """Return the slowest rank's step time in each window; empty if the variant was not run."""
     series = [series for series in found.series if series.variant == variant]
     return [max(ranks) / found.steps_per_window / 1e9 for part in series for ranks in part.window_times_ns]
 
 
 def median_step_time(found: Sequence[Communication], variant: VariantName) -> MedianTime | None:
-    """A variant's step time."""
+    """Return the median step time of a variant."""
     return median_time([step_times_s(part, variant) for part in found])
 
 
 def median_difference(found: Sequence[Communication], variant: VariantName, other: VariantName) -> MedianTime | None:
-    """One variant's step time less another's, over the records that ran both."""
+    """Return the median of one variant's step time less another's, over the records that ran both."""
     return median_time([step_time_differences_s(part, variant, other) for part in found])
 
 
 def step_time_differences_s(found: Communication, variant: VariantName, other: VariantName) -> list[float]:
-    """One variant's step time less another's, round by round; none where one of them was not run."""
+    """Return one variant's step time less another's for each round; empty if one of them was not run."""
     ones, others = step_times_s(found, variant), step_times_s(found, other)
     return [one - two for one, two in zip(ones, others, strict=True)] if ones and others else []
 
 
 def median_time(by_repeat: Sequence[Sequence[float]]) -> MedianTime | None:
-    """The median of the repeats' medians and its interval; None of no values."""
+    """Return the median of the repeats' medians and its interval; None without values."""
     known = [values for values in by_repeat if values]
     if not known:
         return None
@@ -127,23 +127,23 @@ def median_time(by_repeat: Sequence[Sequence[float]]) -> MedianTime | None:
 
 
 def exposed_communication(found: Sequence[Communication]) -> tuple[MedianTime | None, float | None]:
-    """Exposed communication of a step, DDP less the no-op hook, and its noise floor: how far two equal DDPs differ.
+    """Return exposed communication of a step (DDP less no-op hook) and its noise floor (two equal DDPs compared).
 
-    The floor is None where there are too few rounds for an interval.
+    The floor is None if there are too few rounds for an interval.
     """
     exposed, noise = median_difference(found, "ddp", "no_op_hook"), median_difference(found, "ddp", "ddp_again")
     return exposed, noise.interval.max_abs_bound if noise and noise.interval else None
 
 
 def is_communication_precise_enough(found: Communication) -> bool:
-    """Whether the rounds so far tell each step time, and exposed communication within what a trace may differ by."""
+    """True once every step time and the exposed communication are precise enough to stop."""
     times_s = [step_times_s(found, series.variant) for series in found.series]
     exposed_s = step_time_differences_s(found, "ddp", "no_op_hook")
     return all(map(is_time_precise_enough, times_s)) and (not exposed_s or is_difference_precise_enough(exposed_s))
 
 
 def drifted_exposure_notes(found: Sequence[Communication]) -> list[Note]:
-    """That exposed communication itself changed while it was measured, by more than it must be known to."""
+    """Return a note if exposed communication drifted during a measurement by more than its tolerance."""
     apart = [intervals.drifted_halves(step_time_differences_s(part, "ddp", "no_op_hook")) for part in found]
     changed = [halves for halves in apart if halves and abs(halves[1] - halves[0]) > difference_tolerance_s(halves[0])]
     return [
@@ -152,14 +152,14 @@ def drifted_exposure_notes(found: Sequence[Communication]) -> list[Note]:
 
 
 def is_within_noise(exposed: MedianTime, floor_s: float | None) -> bool:
-    """Whether exposed communication is no more than what two equal series differ by."""
+    """True if exposed communication does not exceed the noise floor."""
     return floor_s is not None and abs(exposed.value_s) <= floor_s
 
 
 def profiled_transfer_s(
     found: Sequence[Communication], kinds: Sequence[TransferKind], waiting: bool = False
 ) -> float | None:
-    """The transfers of those kinds in a profiled step, or with `waiting` the mean rank's wait in them."""
+    """Return the transfer time of these kinds in a profiled step, or with `waiting` the mean rank's wait in them."""
     measure = straggler_wait_ns if waiting else total_comm_ns
     values = [
         measure(collectives_of_kinds(part.profile, kinds))
@@ -170,7 +170,7 @@ def profiled_transfer_s(
 
 
 def traced_exposure(found: Sequence[Communication]) -> TracedExposure:
-    """Exposed reduction of gradients by the trace, the second way; where some profiles know all of it, they speak."""
+    """Return exposed communication from the traces: medians over the complete profiles, or over all if none is."""
     known = [least_exposed_rank(part.profile) for part in found if part.profile and part.profile.collectives]
     whole = [traced for traced in known if traced.slowed_s is not None]
     columns = zip(*(whole or known), strict=True)
@@ -179,7 +179,7 @@ def traced_exposure(found: Sequence[Communication]) -> TracedExposure:
 
 
 def busy_share(found: Sequence[Communication], step_s: float) -> float | None:
-    """How much of a timed step the device computes, by the profiled steps; None where it was not traced."""
+    """Return the profiled compute time as a share of a timed step; None if it was not traced."""
     values = [
         statistics.fmean(part.profile.compute_ns) / part.profile.num_steps / 1e9 / step_s
         for part in found
@@ -189,7 +189,7 @@ def busy_share(found: Sequence[Communication], step_s: float) -> float | None:
 
 
 def explain_trace_disagreement(exposed_s: float, traced: TracedExposure, busy: float | None) -> Note | None:
-    """Why the two ways of measuring exposed communication differ, where they do."""
+    """Explain why trace and step times disagree on exposed communication; None if they agree within tolerance."""
     if traced.exposed_s is None or abs(exposed_s - traced.exposed_s) <= difference_tolerance_s(
         max(exposed_s, traced.exposed_s)
     ):

@@ -1,4 +1,4 @@
-"""The arithmetic of the tables: pure functions of numbers, each formula with its source.
+"""Formulas of the tables, with their sources. Pure functions of numbers.
 
 Times are in seconds, sizes in bytes, 1 GB = 1e9 B and 1 GiB = 2^30 B.
 """
@@ -8,20 +8,20 @@ GB = 1e9
 
 
 def speedup(baseline_time_s: float, time_s: float) -> float:
-    """T(1) / T(N) at equal samples (Amdahl 1967); below 1 it is a slow-down and is printed as such."""
+    """Return T(1) / T(N) for the same samples (Amdahl 1967); below 1 it is a slow-down."""
     return baseline_time_s / time_s
 
 
 def parallel_efficiency(speedup: float, num_gpus: int) -> float:
-    """Speed-up over the number of GPUs, a fraction."""
+    """Return the speed-up over the number of GPUs, a fraction."""
     return speedup / num_gpus
 
 
 def serial_fraction_karp_flatt(speedup: float, num_gpus: int) -> float:
-    """(1/S - 1/N) / (1 - 1/N), the experimentally determined serial fraction (Karp & Flatt, CACM 33(5), 1990).
+    """Return (1/S - 1/N) / (1 - 1/N), the experimentally determined serial fraction (Karp & Flatt, CACM 33(5), 1990).
 
-    What grows with N is overhead, not serial work; below 0 the speed-up is superlinear. Raises ValueError where
-    num_gpus is 1, for which it is not defined.
+    A value that grows with N indicates overhead rather than serial work; below 0 the speed-up is superlinear. Raises
+    ValueError if num_gpus is 1, for which it is not defined.
     """
     if num_gpus == 1:
         raise ValueError("the serial fraction needs num_gpus > 1.")
@@ -29,18 +29,18 @@ def serial_fraction_karp_flatt(speedup: float, num_gpus: int) -> float:
 
 
 def compute_time_subtraction_s(baseline_time_s: float, num_gpus: int) -> float:
-    """T(1) / N: the reports' estimate of computation, which assumes that it divides without loss."""
+    """Return T(1) / N, an estimate of computation time that assumes perfect division of work."""
     return baseline_time_s / num_gpus
 
 
 def comm_time_subtraction_s(baseline_time_s: float, time_s: float, num_gpus: int) -> float | None:
-    """T(N) - T(1)/N: the reports' estimate of communication; None where subtraction cannot see it (<= 0)."""
+    """Return T(N) - T(1)/N, an estimate of communication time; None if it is not positive."""
     difference_s = time_s - compute_time_subtraction_s(baseline_time_s, num_gpus)
     return difference_s if difference_s > 0 else None
 
 
 def ring_bytes_per_step(gradient_bytes: int, num_gpus: int) -> float:
-    """Bytes a rank sends in one ring all-reduce: 2(N-1)/N x size (nccl-tests, doc/PERFORMANCE.md)."""
+    """Return the bytes that a rank sends in one ring all-reduce: 2(N-1)/N x size (nccl-tests, doc/PERFORMANCE.md)."""
     return 2 * (num_gpus - 1) / num_gpus * gradient_bytes
 
 
@@ -53,15 +53,15 @@ def bandwidth_gb_s(num_bytes: float, time_s: float) -> float:
 
 
 def energy_per_sample_j(energy_j: float, num_samples: int) -> float:
-    """Joules an image; padded repeats are not samples."""
+    """Return joules per sample; samples repeated to fill the shards do not count."""
     return energy_j / num_samples
 
 
 def throughput_samples_per_s(num_samples: int, time_s: float) -> float:
-    """Samples a second, all GPUs together; padded repeats are not samples."""
+    """Return samples per second of all GPUs; samples repeated to fill the shards do not count."""
     return num_samples / time_s
 
 
 def busbw_gb_s(num_bytes: float, time_s: float, num_ranks: int) -> float:
-    """Bus bandwidth S/t x 2(n-1)/n: what the link carries, whatever n (nccl-tests, doc/PERFORMANCE.md)."""
+    """Return the bus bandwidth S/t x 2(n-1)/n, comparable with the link's at any n (nccl-tests, doc/PERFORMANCE.md)."""
     return bandwidth_gb_s(num_bytes, time_s) * 2 * (num_ranks - 1) / num_ranks

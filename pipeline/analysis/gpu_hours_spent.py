@@ -1,4 +1,4 @@
-"""GPU-hours (process-hours on the CPU) that attempts took, by how they ended."""
+"""GPU-hours (process-hours on the CPU) spent on attempts, by their ending."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -12,19 +12,19 @@ ENDINGS = ("ok_timed", "ok_other", "oom", "failed", "superseded")
 
 
 class AttemptEnding(NamedTuple):
-    """One attempt and the word of what became of it: its status, or `superseded`."""
+    """One attempt and its ending: its status, or `superseded`."""
 
     ending: str
     record: Record
 
     @property
     def is_implied(self) -> bool:
-        """Whether it was not run at all."""
+        """True if the attempt did not run: its OOM is implied."""
         return self.record.failure is not None and self.record.failure.kind == "implied_oom"
 
 
 def hours_by_ending(attempts: Iterable[AttemptEnding]) -> dict[str, float]:
-    """What the attempts took of all that was allocated to them, as far as their times are known."""
+    """Return the allocated hours of the attempts by ending; attempts without times count 0."""
     hours = dict.fromkeys(ENDINGS, 0.0)
     for ending, record in attempts:
         allocated_h = allocated_hours(record)
@@ -35,7 +35,7 @@ def hours_by_ending(attempts: Iterable[AttemptEnding]) -> dict[str, float]:
 
 
 def hours_columns(device: Device, hours: float | None, suffix: str = "") -> dict[str, float | None]:
-    """Hours under the name of what was held: GPUs, or processes on the CPU."""
+    """Return the hours in the column of the device: GPU-hours, or process-hours on the CPU."""
     return {
         f"gpu_hours{suffix}": hours if device == "cuda" else None,
         f"process_hours{suffix}": hours if device == "cpu" else None,
@@ -43,21 +43,21 @@ def hours_columns(device: Device, hours: float | None, suffix: str = "") -> dict
 
 
 def attempt_duration_s(record: Record) -> float | None:
-    """Seconds from a launch to its record, to the second; None where the record does not say, or the clock was set."""
+    """Return the seconds from launch to record; None if the record has no times, or the end precedes the start."""
     try:
         start, end = datetime.fromisoformat(record.started_at or ""), datetime.fromisoformat(record.ended_at or "")
         return (end - start).total_seconds() if end >= start else None
-    except (ValueError, TypeError):  # no time, or one with a zone and one without
+    except (ValueError, TypeError):  # not a time, or only one of both has a time zone
         return None
 
 
 def allocated_hours(record: Record) -> float:
-    """What an attempt took of all that was allocated to it."""
+    """Return the hours of an attempt times the GPUs allocated to it."""
     return (attempt_duration_s(record) or 0.0) * (record.environment.num_gpus_allocated or record.spec.num_gpus) / 3600
 
 
 def timed_window_hours(record: Record) -> float:
-    """What the timed windows of an attempt took of the GPUs used: epochs, or the series of communication."""
+    """Return the hours in timed windows (epochs or communication series) times the GPUs used."""
     communication = record.measurement.communication if record.measurement else None
     series = communication.series if communication else ()
     windows_ns = [max(window) for part in series for window in part.window_times_ns if window]

@@ -1,7 +1,7 @@
-"""How far a median may be off: order-statistics intervals, and what becomes of them in a ratio.
+"""Confidence intervals of a median by order statistics, of ratios of medians, and tests for drift.
 
-Pure functions of numbers. An interval is in the unit of its values and needs no distribution, only values that
-are independent and alike.
+Pure functions of numbers. An interval is in the unit of its values. It assumes no distribution, only independent,
+identically distributed values.
 """
 
 import functools
@@ -13,16 +13,13 @@ from typing import Literal, NamedTuple
 from pipeline.analysis.notes import Note, make_note
 
 CONFIDENCE = 0.95
-MIN_RELATIVE_DRIFT = 0.001  # of the median: less is no finding, however surely it is there
+MIN_RELATIVE_DRIFT = 0.001  # of the median; a smaller drift is not reported, even if significant
 
 IntervalBasis = Literal["windows", "repeats"]
 
 
 class Interval(NamedTuple):
-    """From `low` to `high`, in the unit of the values; it holds the true median with probability >= `coverage`.
-
-    `n` is the number of values it rests on.
-    """
+    """An interval that contains the true median with probability >= `coverage`; `n` is the number of values."""
 
     low: float
     high: float
@@ -30,7 +27,7 @@ class Interval(NamedTuple):
     n: int
 
     def contains(self, value: float) -> bool:
-        """Whether the value lies inside, ends included."""
+        """True if the value lies inside, bounds included."""
         return self.low <= value <= self.high
 
     @property
@@ -40,9 +37,9 @@ class Interval(NamedTuple):
 
 
 def min_values(confidence: float = CONFIDENCE) -> int:
-    """How many values it takes until minimum and maximum hold the median that surely: 1 - 2^(1-n) >= confidence.
+    """Return the smallest n for which minimum and maximum of n values have the coverage: 1 - 2^(1-n) >= confidence.
 
-    Raises ValueError where the confidence is not between 0 and 1.
+    Raises ValueError if the confidence is not between 0 and 1.
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence} must lie between 0 and 1, ends excluded.")
@@ -51,7 +48,7 @@ def min_values(confidence: float = CONFIDENCE) -> int:
 
 @functools.cache
 def coverage_of_ranks(rank: int, n: int) -> float:
-    """The probability that the median lies from the rank-th smallest to the rank-th largest of n values.
+    """Return the probability that the median lies between the rank-th smallest and the rank-th largest of n values.
 
     1 - 2 P(X < rank) with X ~ Binomial(n, 1/2) (Conover, Practical Nonparametric Statistics, 3.2; Hahn & Meeker,
     Statistical Intervals, 5.2): each value is below the median with probability 1/2. Ranks count from 1.
@@ -62,8 +59,8 @@ def coverage_of_ranks(rank: int, n: int) -> float:
 
 @functools.cache
 def innermost_rank(n: int, confidence: float) -> int:
-    """The largest rank whose coverage is still the confidence; 1 where none beyond it is."""
-    ways = tail = 1  # of none, and of fewer than `rank`, of n values below the median
+    """Return the largest rank (at least 1) whose coverage reaches the confidence."""
+    ways = tail = 1  # outcomes with rank - 1 values below the median, and with at most that many
     for rank in range(1, n):
         ways = ways * (n - rank + 1) // rank
         tail += ways
@@ -73,10 +70,10 @@ def innermost_rank(n: int, confidence: float) -> int:
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """The narrowest interval between symmetric ranks that holds the median with at least that confidence.
+    """Return the narrowest interval between symmetric ranks with at least this coverage; None below `min_values`.
 
-    Six values give their minimum and maximum at 95 %, and cover 96.9 %. None where there are fewer than
-    `values_needed`. Raises ValueError where a value is not finite or the confidence is not between 0 and 1.
+    At 95 % six values give their minimum and maximum, which cover 96.9 %. Raises ValueError if a value is not finite or
+    the confidence is not between 0 and 1.
     """
     n, ordered = len(values), sorted(values)
     if not all(math.isfinite(value) for value in ordered):
@@ -88,10 +85,10 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 def drifted_halves(values: Sequence[float]) -> tuple[float, float] | None:
-    """The medians of the earlier and the later half, in the order of measuring, where their intervals do not meet.
+    """Return the medians of the earlier and the later half of the values if their intervals do not overlap, else None.
 
-    Such values are not alike, and an interval over all of them is too narrow. None where the intervals meet, or there
-    are fewer than twice `values_needed`. Raises ValueError as `median_interval`.
+    Values that drifted are not identically distributed, so an interval over all of them is too narrow. None too below
+    twice `min_values`. Raises ValueError as `median_interval`.
     """
     middle = len(values) // 2
     earlier, later = median_interval(values[:middle]), median_interval(values[middle:])
@@ -101,7 +98,7 @@ def drifted_halves(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def drift_notes(what: str, by_repeat: Sequence[Sequence[float]]) -> list[Note]:
-    """That positive times drifted within some repeats, by the most of them; none where none did."""
+    """Return a note with the largest drift if positive times drifted within a repeat; else nothing."""
     apart = [found for values in by_repeat if (found := drifted_halves(values))]
     drifts = [drift for before, after in apart if abs(drift := after / before - 1) >= MIN_RELATIVE_DRIFT]
     if not drifts:
@@ -113,10 +110,11 @@ def drift_notes(what: str, by_repeat: Sequence[Sequence[float]]) -> list[Note]:
 
 
 def interval_by_repeat(by_repeat: Sequence[Sequence[float]]) -> tuple[Interval | None, IntervalBasis | None]:
-    """The interval over repeats, one value a repeat, where there are enough; else over the windows of them all.
+    """Return the interval over the repeats' medians if there are enough, else over all windows; and its basis.
 
-    Windows of one process share its luck (placement, clocks), repeats do not, so repeats come first. An interval over
-    windows is widened to the median of the repeats' medians, which unequal numbers of windows can move out.
+    Repeats come first because windows of one process share its placement and clocks. An interval over windows is
+    widened to include the median of the repeats' medians, which may lie outside if repeats have unequal numbers of
+    windows.
     """
     medians = [statistics.median(values) for values in by_repeat]
     if interval := median_interval(medians):
@@ -128,25 +126,25 @@ def interval_by_repeat(by_repeat: Sequence[Sequence[float]]) -> tuple[Interval |
 
 
 def pooled_notes(by_repeat: Sequence[Sequence[float]], over: IntervalBasis | None) -> list[Note]:
-    """That an interval is over windows of several processes, which need not be alike."""
+    """Return a note if an interval is over windows of several processes, whose times may differ."""
     if over == "windows" and len(by_repeat) > 1:
         return [make_note("windows_pooled", repeats=len(by_repeat))]
     return []
 
 
 def relative_half_width(interval: Interval, median: float) -> float:
-    """Half the interval's width over the median, a fraction. Raises ValueError where the median is not positive."""
+    """Return half the interval's width over the median. Raises ValueError if the median is not positive."""
     if median <= 0:
         raise ValueError(f"a relative width needs a positive median, got {median}.")
     return (interval.high - interval.low) / 2 / median
 
 
 def ratio_interval(above: Interval, below: Interval) -> Interval:
-    """The interval of above/below from the intervals of two positive medians, measured apart from each other.
+    """Return the interval of above/below from the intervals of two positive medians that were measured separately.
 
-    Interval arithmetic: the ratio is inside whenever both medians are, so by Bonferroni the coverage is at least
-    the sum of both less 1 (0.9375 of two at 0.96875). Conservative: nothing is gained from pairing. `n` is the
-    smaller one. Raises ValueError where an interval reaches 0 or below.
+    Interval arithmetic: the ratio is inside if both medians are, so by Bonferroni the coverage is at least the sum of
+    both less 1 (0.9375 for two of 0.96875). Conservative: it does not use pairing. `n` is the smaller one. Raises
+    ValueError if an interval reaches 0 or below.
     """
     if min(above.low, below.low) <= 0:
         raise ValueError("a ratio of medians needs intervals above 0.")

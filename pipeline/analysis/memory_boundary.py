@@ -1,9 +1,8 @@
-"""The memory boundary: which batch size a search tries next, decided from its trials alone.
+"""The search for the largest batch size that fits into memory: computes the next trial from the trials so far.
 
-Two small runs give a line of peak memory against batch size; where it meets the usable memory is the prediction.
-A trial just below it and one just above that verify it. Where they contradict it, the search steps away from what
-it knows in doubling steps, and halves the bracket in the end: it narrows with every trial, and their number is
-capped. All batch sizes are samples a GPU.
+Two small runs give a line of peak memory against batch size, and the prediction is where it meets the usable memory.
+One trial just below and one just above verify it. If they contradict it, the search moves away in doubling steps and
+finally bisects. The bracket shrinks with every trial, and the number of trials is limited. Batch sizes are per GPU.
 """
 
 import math
@@ -12,57 +11,57 @@ from typing import NamedTuple
 
 from pipeline.experiment.measurement import MemorySearch, MemoryTrial
 
-TOLERANCE_DIVISOR = 100  # the bracket is at most 1/100 of the largest batch that fits
-MIN_PEAK_GAP_FRACTION = 0.1  # of the usable memory: runs whose peaks are closer give no line worth following
-NEARBY_FRACTION = 0.1  # of a batch size: trials that near are steps away from the same one
+TOLERANCE_DIVISOR = 100  # the final bracket is at most 1/100 of the largest batch that fits
+MIN_PEAK_GAP_FRACTION = 0.1  # of the usable memory; closer peaks give no reliable line
+NEARBY_FRACTION = 0.1  # of a batch size; trials this near count as steps from the same one
 MAX_GROWTH_FACTOR = 64  # from one trial to the next
 SHRINK_FACTOR = 4
-MAX_EXTRAPOLATED_TRIALS = 6  # from the first that fits on: later ones step down into the bracket or halve it
+MAX_EXTRAPOLATED_TRIALS = 6  # counted from the first that fits; later trials ignore the line
 MAX_TRIALS = 30
-MAX_BATCH_SIZE = 2**40  # of a Spec
+MAX_BATCH_SIZE = 2**40  # the limit in Spec
 
 
 class Bracket(NamedTuple):
-    """The largest batch that fits and the smallest that does not; None where no trial said."""
+    """The largest batch that fits and the smallest that fails; None if there is no such trial."""
 
     fits: int | None
     fails: int | None
 
 
 def bracket_of(trials: Sequence[MemoryTrial]) -> Bracket:
-    """What the trials enclose. One that fits above one that failed was luck: what is below all failures holds."""
+    """Return the bracket of the trials. A fit above a failure is ignored: only fits below all failures count."""
     fails = min(failing_batch_sizes(trials), default=None)
     fitting = (trial.batch_size_per_gpu for trial in trials if trial.fits)
     return Bracket(max((size for size in fitting if fails is None or size < fails), default=None), fails)
 
 
 def failing_batch_sizes(trials: Sequence[MemoryTrial]) -> list[int]:
-    """The batch sizes that did not fit."""
+    """Return the batch sizes that did not fit."""
     return [trial.batch_size_per_gpu for trial in trials if not trial.fits]
 
 
 def is_last_trial_near_oom(trials: Sequence[MemoryTrial]) -> bool:
-    """Whether the last trial was less than a tenth below one that ran out of memory."""
+    """True if the last trial was less than a tenth below the smallest that ran out of memory, or above it."""
     smallest = min((trial.batch_size_per_gpu for trial in trials if trial.is_oom), default=math.inf)
     return trials[-1].batch_size_per_gpu >= (1 - NEARBY_FRACTION) * smallest
 
 
 def bracket_tolerance(batch_size: int) -> int:
-    """How wide a bracket above this batch size may be: 1 %, and one sample where that is less."""
+    """Return the allowed width of a bracket above this batch size: 1 %, at least one sample."""
     return max(1, batch_size // TOLERANCE_DIVISOR)
 
 
 def is_bracket_narrow_enough(bracket: Bracket) -> bool:
-    """Whether the bracket is narrow enough, or not even one sample fits."""
+    """True if the bracket is narrow enough, or not even one sample fits."""
     if bracket.fails is None:
         return False
-    return (
-        bracket.fails == 1 if bracket.fits is None else bracket.fails - bracket.fits <= bracket_tolerance(bracket.fits)
-    )
+    if bracket.fits is None:
+        return bracket.fails == 1
+    return bracket.fails - bracket.fits <= bracket_tolerance(bracket.fits)
 
 
 def next_batch_size(trials: Sequence[MemoryTrial], first: int) -> int | None:
-    """The batch size of the next trial, never one that was tried; None where the search has ended."""
+    """Return the batch size of the next trial, which was never tried before; None if the search has ended."""
     bracket = bracket_of(trials)
     if is_bracket_narrow_enough(bracket) or len(trials) >= MAX_TRIALS:
         return None
@@ -75,15 +74,14 @@ def next_batch_size(trials: Sequence[MemoryTrial], first: int) -> int | None:
 
 
 def next_size_above(trials: Sequence[MemoryTrial], fits: int) -> int:
-    """Where nothing failed yet: where the line points to, at least a step of 1 %, doubled with each step."""
+    """Return the next batch size while nothing has failed: the line's target, or a step of 1 %, doubled each time."""
     num_near = sum(trial.batch_size_per_gpu >= fits * (1 - NEARBY_FRACTION) for trial in trials)
-    return min(
-        max(extrapolated_target(trials), fits + (bracket_tolerance(fits) << num_near - 1)), MAX_GROWTH_FACTOR * fits
-    )
+    min_size = fits + (bracket_tolerance(fits) << num_near - 1)
+    return min(max(extrapolated_target(trials), min_size), MAX_GROWTH_FACTOR * fits)
 
 
 def next_size_between(trials: Sequence[MemoryTrial], fits: int, fails: int) -> int:
-    """Inside a bracket: where the line points to, else a doubling step down from what failed, else the middle."""
+    """Return the next batch size inside a bracket: the line's target, a doubling step below `fails`, or the middle."""
     middle, step = (fits + fails) // 2, bracket_tolerance(int(fails * (1 - NEARBY_FRACTION)))
     first_fitting = next(number for number, trial in enumerate(trials) if trial.fits)
     target = extrapolated_target(trials) if len(trials) - first_fitting < MAX_EXTRAPOLATED_TRIALS else fails
@@ -98,15 +96,16 @@ def next_size_between(trials: Sequence[MemoryTrial], fits: int, fails: int) -> i
 
 
 def extrapolated_target(trials: Sequence[MemoryTrial]) -> int:
-    """The batch size to try by the line: half a bracket below its prediction, so that a step of 1 % goes past it."""
+    """Return the batch size to try by the line: half a bracket below its prediction."""
     target = predict_boundary(trials) or second_line_point(trials)
+    # one passing trial here and one failing trial a step of 1 % above then bracket the prediction
     return target - bracket_tolerance(target - bracket_tolerance(target)) // 2
 
 
 def predict_boundary(trials: Sequence[MemoryTrial]) -> int | None:
-    """The batch size at which the line through two fitting trials meets the usable memory.
+    """Return the batch size at which the line through two fitting trials meets the usable memory.
 
-    The largest that fits, and the next one that lies far enough below. None where there are no such two.
+    Uses the largest trial that fits and the next one with a peak far enough below. None if there are no such two.
     """
     known = sorted(memory_points(trials), reverse=True)
     if not known:
@@ -121,9 +120,10 @@ def predict_boundary(trials: Sequence[MemoryTrial]) -> int | None:
 
 
 def second_line_point(trials: Sequence[MemoryTrial]) -> int:
-    """The batch size of a small run that gives a line: half of what is left by then, or all where that is little.
+    """Return the batch size of a second run for the line: it should use half the free memory, or all if little is free.
 
-    By the line through what fits, or through nothing at no samples: more than that never takes less memory.
+    Extrapolates from the smallest and the largest fitting trial. With one trial the line starts at 0 bytes for 0
+    samples, which overestimates the growth of memory. 0 without trials.
     """
     known = sorted(memory_points(trials), reverse=True)
     if not known:
@@ -138,7 +138,7 @@ def second_line_point(trials: Sequence[MemoryTrial]) -> int:
 
 
 class MemoryPoint(NamedTuple):
-    """A trial that fits, as the line sees it."""
+    """A point of the line: a trial that fits and its memory."""
 
     batch_size: int
     peak_bytes: int
@@ -146,7 +146,7 @@ class MemoryPoint(NamedTuple):
 
 
 def memory_points(trials: Sequence[MemoryTrial]) -> list[MemoryPoint]:
-    """The trials that fit and say how much memory they took."""
+    """Return the trials that fit and have a known peak."""
     return [
         MemoryPoint(trial.batch_size_per_gpu, trial.peak_allocated_bytes, trial.usable_bytes)
         for trial in trials
@@ -155,7 +155,7 @@ def memory_points(trials: Sequence[MemoryTrial]) -> list[MemoryPoint]:
 
 
 def extrapolate(one: MemoryPoint, other: MemoryPoint, target_bytes: float) -> int | None:
-    """Where the line through both reaches so many bytes; None where it does not rise."""
+    """Return the batch size at which the line through both points reaches `target_bytes`; None if it does not rise."""
     rise_bytes = other.peak_bytes - one.peak_bytes
     if rise_bytes <= 0:
         return None
@@ -164,7 +164,7 @@ def extrapolate(one: MemoryPoint, other: MemoryPoint, target_bytes: float) -> in
 
 
 def first_prediction(trials: Sequence[MemoryTrial]) -> int | None:
-    """What the first line through two trials predicted, of those that a later trial could follow; None without one."""
+    """Return the first prediction that a later trial could follow; None without one."""
     for count in range(len(trials)):
         predicted = predict_boundary(trials[:count])
         if predicted is not None:
@@ -173,7 +173,7 @@ def first_prediction(trials: Sequence[MemoryTrial]) -> int | None:
 
 
 def search_result(trials: Sequence[MemoryTrial]) -> MemorySearch | None:
-    """What the search found; None where nothing fits."""
+    """Return the result of the search; None if nothing fits."""
     bracket = bracket_of(trials)
     if bracket.fits is None:
         return None

@@ -1,8 +1,8 @@
-"""What more GPUs would give: a latency-bandwidth model of the ring all-reduce, fitted to the measured sweeps.
+"""Prediction of the step time on more GPUs: a latency-bandwidth model of the ring all-reduce, fitted to sweeps.
 
-t(N, S) = 2(N-1) x latency + 2(N-1)/N x S / bandwidth (Thakur, Rabenseifner & Gropp 2005, ring). The prediction
-takes the measured step on N0 GPUs and exposes everything that its all-reduces take longer on N; the least that the step
-can take hides all of it, as long as the all-reduces themselves are no longer than the step.
+t(N, S) = 2(N-1) x latency + 2(N-1)/N x S / bandwidth (Thakur, Rabenseifner & Gropp 2005, ring). The prediction adds the
+extra all-reduce time on N GPUs to the measured step on N0. The minimum assumes that computation hides all of it, as
+long as the all-reduces are not longer than the step.
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 
 class Link(NamedTuple):
-    """What one hop costs: latency in seconds, bandwidth in bytes a second."""
+    """A link: latency of one hop in seconds, bandwidth in bytes per second."""
 
     latency_s: float
     bandwidth_bytes_per_s: float
 
 
 class LinkFit(NamedTuple):
-    """The link that the sweeps suggest, and how far the worst of them lies from it, a fraction."""
+    """The link fitted to the sweeps, and the largest relative error of a sample."""
 
     link: Link
     worst_error: float
@@ -32,15 +32,15 @@ class SweepSample(NamedTuple):
 
 
 def all_reduce_time_s(link: Link, num_gpus: int, num_bytes: float) -> float:
-    """The ring's time for an all-reduce of so many bytes."""
+    """Return the ring's time for an all-reduce of `num_bytes`."""
     hops = 2 * (num_gpus - 1)
     return hops * link.latency_s + hops / num_gpus * num_bytes / link.bandwidth_bytes_per_s
 
 
 def fit_link(samples: Sequence[SweepSample]) -> LinkFit | None:
-    """Least squares of relative errors over (latency, 1/bandwidth).
+    """Fit latency and 1/bandwidth by least squares of relative errors.
 
-    None for fewer than two sizes, or where no positive link explains them.
+    Return None for fewer than two sizes, or if latency or bandwidth would not be positive.
     """
     if len({sample.num_bytes for sample in samples}) < 2:
         return None
@@ -61,7 +61,7 @@ def fit_link(samples: Sequence[SweepSample]) -> LinkFit | None:
 
 
 class MeasuredStep(NamedTuple):
-    """A step on N0 GPUs as it was measured: alone on one GPU, without collectives, with them; and its buckets."""
+    """A measured step: its time on one GPU, on N0 GPUs without collectives and with them, and its buckets."""
 
     num_gpus: int
     one_gpu_step_s: float
@@ -71,10 +71,10 @@ class MeasuredStep(NamedTuple):
 
 
 def predict_step_s(measured: MeasuredStep, link: Link, num_gpus: int, measured_link: Link | None = None) -> float:
-    """The step on N GPUs: the measured one, plus what the all-reduces take longer, none of it hidden.
+    """Return the step time on N GPUs: the measured one plus the extra all-reduce time, none of it hidden.
 
-    `measured_link` is the link of the measurement, `link` the one of the prediction (by default the same).
-    Never below the step without collectives.
+    `measured_link` is the link of the measurement (by default the same), `link` that of the prediction. The result is
+    never below the step without collectives.
     """
     before_s = all_reduces_time_s(measured, measured_link or link, measured.num_gpus)
     after_s = all_reduces_time_s(measured, link, num_gpus)
@@ -82,16 +82,16 @@ def predict_step_s(measured: MeasuredStep, link: Link, num_gpus: int, measured_l
 
 
 def predict_min_step_s(measured: MeasuredStep, link: Link, num_gpus: int, measured_link: Link | None = None) -> float:
-    """The step on N GPUs if computation hid all that the all-reduces take longer; it is no shorter than they are."""
+    """Return the step time on N GPUs if computation hides all extra all-reduce time; at least the all-reduce time."""
     exposed_s = predict_step_s(measured, link, num_gpus, measured_link)
     return min(exposed_s, max(measured.step_s, all_reduces_time_s(measured, link, num_gpus)))
 
 
 def all_reduces_time_s(measured: MeasuredStep, link: Link, num_gpus: int) -> float:
-    """All all-reduces of a step, one after another."""
+    """Return the time of all all-reduces of a step, one after another."""
     return sum(all_reduce_time_s(link, num_gpus, size) for size in measured.bucket_bytes)
 
 
 def predict_efficiency(measured: MeasuredStep, predicted_step_s: float) -> float:
-    """Weak scaling: the step alone on one GPU over the predicted one, a fraction."""
+    """Return the weak scaling efficiency: the step time on one GPU over the predicted one, a fraction."""
     return measured.one_gpu_step_s / predicted_step_s

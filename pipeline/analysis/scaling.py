@@ -1,4 +1,4 @@
-"""Scaling: what a point gains over one GPU, with the batch of each GPU fixed (weak) or that of all (strong)."""
+"""Speed-up over one GPU: weak scaling (fixed batch size per GPU) and strong scaling (fixed global batch size)."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -14,14 +14,14 @@ Scaling = Literal["weak", "strong"]
 
 
 FIXED_AXIS: dict[Scaling, str] = {"weak": "batch_size_per_gpu", "strong": "global_batch_size"}
-"""What stays fixed as N grows: a property of the point."""
+"""The property of a point that stays fixed as N grows."""
 
 
 BaselineIndex = dict[tuple[Any, ...], list[PooledPoint]]
 
 
 class Baseline(NamedTuple):
-    """The point on one GPU that a point is compared with and its time; why there is none, or how they are unlike."""
+    """The one-GPU point that a point is compared with and its time, or notes why there is none or how they differ."""
 
     point: PooledPoint | None
     time_s: float | None
@@ -29,22 +29,22 @@ class Baseline(NamedTuple):
 
     @property
     def strategy(self) -> str | None:
-        """Whose time it is."""
+        """The baseline's strategy."""
         return self.point.spec.strategy if self.point else None
 
     @property
     def batch_size_per_gpu(self) -> int | None:
-        """The batch size of the one GPU."""
+        """The baseline's batch size per GPU."""
         return self.point.spec.batch_size_per_gpu if self.point else None
 
 
 def baseline_key(spec: Spec, scaling: Scaling) -> tuple[Any, ...]:
-    """What a point and its baseline have in common: the invariant, and every axis that they may not differ in."""
+    """Return the values that a point and its baseline share: fixed axis and axes outside BASELINE_MAY_DIFFER."""
     return getattr(spec, FIXED_AXIS[scaling]), *alike_key(spec, (*BASELINE_MAY_DIFFER, "batch_size_per_gpu"))
 
 
 def index_baselines(points: Iterable[PooledPoint], scaling: Scaling) -> BaselineIndex:
-    """The N=1 points by what they share with the points they are a baseline of."""
+    """Group the one-GPU points by `baseline_key`."""
     index: BaselineIndex = {}
     for point in points:
         if point.spec.num_gpus == 1:
@@ -53,7 +53,7 @@ def index_baselines(points: Iterable[PooledPoint], scaling: Scaling) -> Baseline
 
 
 def check_invariant(spec: Spec, baseline: Spec, scaling: Scaling) -> None:
-    """Raise ValueError where a baseline differs in what the scaling holds fixed, or is not on one GPU."""
+    """Raise ValueError if the baseline differs in the fixed axis or is not on one GPU."""
     invariant = FIXED_AXIS[scaling]
     fixed, found = getattr(spec, invariant), getattr(baseline, invariant)
     if fixed != found:
@@ -63,9 +63,9 @@ def check_invariant(spec: Spec, baseline: Spec, scaling: Scaling) -> None:
 
 
 def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling = "weak") -> Baseline:
-    """The N=1 point of the same strategy, else of `single`; one that has a time before one that has none.
+    """Return the one-GPU point with a time, if possible, and with the same strategy, else `single`.
 
-    Of several the one with as many epochs and windows.
+    Prefers the same number of epochs and windows among several.
     """
     order = {strategy: place for place, strategy in enumerate(dict.fromkeys((point.spec.strategy, "single")))}
     candidates = [other for other in index.get(baseline_key(point.spec, scaling), []) if other.spec.strategy in order]
@@ -95,18 +95,18 @@ def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling = "
 
 
 def why_untimed(point: PooledPoint) -> str:
-    """A baseline's state in a word."""
+    """Return the reason why a baseline has no time, in a word."""
     return "not timed" if point.status == "ok" else point.status
 
 
 def weak_pairs(points: Sequence[PooledPoint]) -> list[tuple[PooledPoint, Baseline]]:
-    """Every point and the one-GPU point of the same batch size per GPU, in the order of the grid."""
+    """Return every point with its weak scaling baseline, in the order of the grid."""
     index = index_baselines(points, "weak")
     return [(point, find_baseline(point, index, "weak")) for point in points]
 
 
 def strong_pairs(points: Sequence[PooledPoint]) -> list[tuple[PooledPoint, Baseline]]:
-    """Every point for which one GPU ran the same global batch, and those one-GPU points, in the order of the grid."""
+    """Return every point with a strong scaling baseline, and those baselines, in the order of the grid."""
     whole = [point for point in points if point.spec.is_whole_epoch]
     index = index_baselines(whole, "strong")
     pairs = [(point, find_baseline(point, index, "strong")) for point in whole]
@@ -116,7 +116,7 @@ def strong_pairs(points: Sequence[PooledPoint]) -> list[tuple[PooledPoint, Basel
 
 
 def scaling_figures(point: PooledPoint, baseline: Baseline, scaling: Scaling) -> dict[str, Any]:
-    """Speed-up and efficiency with their intervals, and under strong scaling the serial fraction; `notes` besides."""
+    """Return speed-up and efficiency with their intervals, the serial fraction (strong scaling only) and `notes`."""
     time_s, num_gpus = point.median_epoch_time_s, point.spec.num_gpus
     speedup = formulas.speedup(baseline.time_s, time_s) if time_s is not None and baseline.time_s is not None else None
     interval = speedup_interval(point, baseline)
@@ -139,7 +139,7 @@ def scaling_figures(point: PooledPoint, baseline: Baseline, scaling: Scaling) ->
 
 
 def speedup_interval(point: PooledPoint, baseline: Baseline) -> Interval | None:
-    """T(1)/T(N) by the intervals of both; None where either has none, and on one GPU, which is its own baseline."""
+    """Return the interval of T(1)/T(N); None if either time has no interval, and on one GPU, its own baseline."""
     if baseline.point is None or point.spec.num_gpus == 1:
         return None
     above, below = baseline.point.epoch_time_interval.interval, point.epoch_time_interval.interval
@@ -147,7 +147,7 @@ def speedup_interval(point: PooledPoint, baseline: Baseline) -> Interval | None:
 
 
 def scaling_notes(baseline: Baseline, interval: Interval | None, speedup: float | None, num_gpus: int) -> list[Note]:
-    """What the reader of a point on several GPUs must know."""
+    """Return the notes on the speed-up of a point on several GPUs."""
     notes = [*baseline.notes]
     if interval and baseline.point:
         notes += [make_note("of_baseline", note=note) for note in baseline.point.epoch_time_drift_notes]

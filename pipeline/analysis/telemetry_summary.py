@@ -1,4 +1,4 @@
-"""What the sampler of a node wrote, and what it comes to over the timed windows of a measurement."""
+"""Reads the samples of a node's telemetry sampler and summarizes them over the epochs of a measurement."""
 
 import bisect
 import contextlib
@@ -21,12 +21,12 @@ from pipeline.experiment.measurement import (
 )
 from pipeline.experiment.record import Environment
 
-MIN_SAMPLES = 2  # inside a window: fewer say nothing of it
-# the energy counter of an H200 moves ten times a second: a shorter window's ends would weigh more than a fifth each
+MIN_SAMPLES = 2  # inside a window, for any figure
+# an H200's energy counter changes ten times a second; in a shorter window each end weighs more than a fifth
 MIN_ENERGY_SAMPLES = 5
-MAX_GPU_WINDOWS = 200  # of GPUs in a record, so that it stays small: the first epochs, which hold the timed ones
+MAX_GPU_WINDOWS = 200  # in a record, to keep it small; the first epochs are kept, which include the timed ones
 MAX_NOTES, MAX_NOTE_CHARS = 20, 400
-# the bits of NVML's clocks event reasons (nvml.h); not throttling: 0x1 idle, 0x2 clocks set by hand, 0x100 display
+# bits of NVML's clocks event reasons (nvml.h); not throttling: 0x1 idle, 0x2 clocks set by the user, 0x100 display
 REASON_BITS: dict[int, ThrottleReason] = {
     0x4: "sw_power_cap",
     0x8: "hw_slowdown",
@@ -39,11 +39,11 @@ REASON_BITS: dict[int, ThrottleReason] = {
 }
 NOT_THROTTLING_BITS = 0x1 | 0x2 | 0x100
 
-CounterSeries = list[tuple[int, float]]  # unix_ns, value; in the order of time
+CounterSeries = list[tuple[int, float]]  # (unix_ns, value), sorted by time
 
 
 class GpuSample(msgspec.Struct, frozen=True, array_like=True):
-    """One GPU at a moment; `gpu` is its place in the header, None is what its driver does not give."""
+    """One sample of a GPU; `gpu` is its index in the header, None is a value that the driver does not give."""
 
     gpu: int
     unix_ns: int
@@ -55,20 +55,20 @@ class GpuSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SamplerHeader(msgspec.Struct, frozen=True, array_like=True, tag="header"):
-    """The first line of a sampler: the UUIDs of its GPUs."""
+    """The first line of a sampler file: the interval and the UUIDs of the GPUs."""
 
     interval_s: float
     gpus: tuple[str, ...]
 
 
 class SamplerNote(msgspec.Struct, frozen=True, array_like=True, tag="note"):
-    """Why something was not sampled."""
+    """The reason why something was not sampled."""
 
     text: str
 
 
 class SamplingRound(msgspec.Struct, frozen=True, array_like=True, tag="tick"):
-    """One round: the CPUs' ticks since boot (busy, all), and every GPU."""
+    """One round of samples: CPU ticks since boot (busy, all) and every GPU."""
 
     unix_ns: int
     cpu: tuple[int, int] | None
@@ -76,7 +76,7 @@ class SamplingRound(msgspec.Struct, frozen=True, array_like=True, tag="tick"):
 
 
 class NodeSamples(NamedTuple):
-    """Everything that the sampler of one node wrote; GPUs by their plain UUID."""
+    """All samples of one node; GPUs by UUID as `normalize_uuid` returns it."""
 
     interval_s: float | None
     ticks: list[SamplingRound]
@@ -85,7 +85,7 @@ class NodeSamples(NamedTuple):
 
 
 class TimeSpan(NamedTuple):
-    """A span of a node's own clock."""
+    """A time span on a node's own clock."""
 
     start_ns: int
     end_ns: int
@@ -98,12 +98,12 @@ _line_decoder = msgspec.json.Decoder(SamplerHeader | SamplerNote | SamplingRound
 
 
 def normalize_uuid(uuid: str) -> str:
-    """A UUID as torch gives it; the driver puts `GPU-` before it."""
+    """Return the UUID as torch gives it, without the driver's prefix `GPU-`."""
     return uuid.lower().removeprefix("gpu-")
 
 
 def read_node_samples(path: Path) -> NodeSamples:
-    """The file of one node in the order of time; lines that were cut off are left out. Raises OSError."""
+    """Return the samples of one node sorted by time, without truncated lines. Raises OSError."""
     header, ticks, notes = SamplerHeader(0, ()), [], []
     for line in read_sampler_lines(path):
         if isinstance(line, SamplerHeader):
@@ -124,7 +124,7 @@ def read_node_samples(path: Path) -> NodeSamples:
 
 
 def read_sampler_lines(path: Path) -> Iterator[SamplerHeader | SamplerNote | SamplingRound]:
-    """The lines that are whole."""
+    """Yield the lines that can be decoded."""
     with path.open("rb") as file:
         for raw in file:
             with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
@@ -134,9 +134,9 @@ def read_sampler_lines(path: Path) -> Iterator[SamplerHeader | SamplerNote | Sam
 def summarize_telemetry(
     epochs: Sequence[Epoch], environment: Environment, nodes: Sequence[NodeSamples], max_epochs: int
 ) -> Telemetry:
-    """Every GPU that the point used and every node, by epoch, for the first `max_epochs`.
+    """Return the telemetry of every GPU that the point used and of every node, for the first `max_epochs` epochs.
 
-    A rank's window is on the clock of its own node, whose sampler saw its GPUs.
+    A rank's times and the samples of its GPUs are on the clock of the same node.
     """
     found = {uuid: samples for node in nodes for uuid, samples in node.gpus.items()}
     uuids = [normalize_uuid(gpu.uuid or "") for gpu in environment.gpus]
@@ -148,7 +148,7 @@ def summarize_telemetry(
     gpus, hosts = [], []
     for epoch in epochs[:max_epochs]:
         for place, samples in sampled.items():
-            # under DataParallel one rank drives every GPU
+            # with DataParallel one rank drives every GPU
             rank = epoch.ranks[place if len(epoch.ranks) == len(uuids) else 0]
             if window := timed_span(rank):
                 gpus.append(gpu_window(epoch.epoch, place, samples, window))
@@ -165,14 +165,14 @@ def summarize_telemetry(
 
 
 def timed_span(rank: RankEpoch) -> TimeSpan | None:
-    """When the rank's clock ran; None where its start or its time is not known."""
+    """Return the time span of the rank's epoch; None if its start or duration is not known."""
     if rank.started_unix_ns is None or rank.epoch_time_ns is None:
         return None
     return TimeSpan(rank.started_unix_ns, rank.started_unix_ns + rank.epoch_time_ns)
 
 
 def gpu_window(epoch: int, gpu: int, samples: Sequence[GpuSample], window: TimeSpan) -> GpuWindow:
-    """What a GPU's samples inside the window come to; None for what too few of them say."""
+    """Summarize a GPU's samples inside the window; figures with too few samples are None."""
     inside = [sample for sample in samples if window.holds(sample.unix_ns)]
     reasons = [sample.reasons for sample in inside if sample.reasons is not None]
     energy_j, method = energy_of(samples, window) if len(inside) >= MIN_ENERGY_SAMPLES else (None, None)
@@ -192,13 +192,13 @@ def gpu_window(epoch: int, gpu: int, samples: Sequence[GpuSample], window: TimeS
 
 
 def aggregate_if_enough(values: Iterable[int | None], figure: Callable[[list[float]], float]) -> float | None:
-    """The figure of the values that are there; None where they are too few."""
-    there = [float(value) for value in values if value is not None]
-    return figure(there) if len(there) >= MIN_SAMPLES else None
+    """Return the figure of the values that are not None; None if there are fewer than MIN_SAMPLES."""
+    known = [float(value) for value in values if value is not None]
+    return figure(known) if len(known) >= MIN_SAMPLES else None
 
 
 def name_reasons(masks: Iterable[int]) -> tuple[ThrottleReason, ...]:
-    """The reasons for lower clocks that any of the bit masks holds."""
+    """Return the throttle reasons in any of the bit masks."""
     seen: set[ThrottleReason] = set()
     for mask in masks:
         seen |= {name for bit, name in REASON_BITS.items() if mask & bit}
@@ -208,11 +208,11 @@ def name_reasons(masks: Iterable[int]) -> tuple[ThrottleReason, ...]:
 
 
 def energy_of(samples: Sequence[GpuSample], window: TimeSpan) -> tuple[float | None, EnergyMethod | None]:
-    """Joules over the window: by the counter, else by the power; None where the samples do not span the window."""
+    """Return joules over the window, from the counter or else the power; None if the samples do not span the window."""
     counted = clip_to_span(
         counter_changes([(s.unix_ns, s.energy_mj) for s in samples if s.energy_mj is not None]), window
     )
-    # a counter that fell was reset by the driver
+    # a falling counter was reset by the driver
     if counted and all(before[1] <= after[1] for before, after in itertools.pairwise(counted)):
         return round((counted[-1][1] - counted[0][1]) / 1e3, 3), "counter"
     powers = clip_to_span([(s.unix_ns, s.power_mw) for s in samples if s.power_mw is not None], window)
@@ -224,12 +224,12 @@ def energy_of(samples: Sequence[GpuSample], window: TimeSpan) -> tuple[float | N
 
 
 def counter_changes(points: CounterSeries) -> CounterSeries:
-    """The points at which a counter was first seen with a new value: between them it stands still, its source not."""
+    """Return the points where a counter has a new value: it is updated less often than it is sampled."""
     return points[:1] + [after for before, after in itertools.pairwise(points) if after[1] != before[1]]
 
 
 def clip_to_span(points: CounterSeries, window: TimeSpan) -> CounterSeries:
-    """The points inside the window, and its two ends by linear interpolation; none where they do not span it."""
+    """Return the points inside the window and its ends by linear interpolation; empty if they do not span it."""
     ends = [interpolate(points, unix_ns) for unix_ns in window]
     if ends[0] is None or ends[1] is None:
         return []
@@ -238,7 +238,7 @@ def clip_to_span(points: CounterSeries, window: TimeSpan) -> CounterSeries:
 
 
 def interpolate(points: CounterSeries, unix_ns: int) -> float | None:
-    """The value at a moment, linear between its neighbours; None before the first and after the last."""
+    """Return the value at a time by linear interpolation; None before the first point and after the last."""
     place = bisect.bisect_left(points, unix_ns, key=lambda point: point[0])
     if place < len(points) and points[place][0] == unix_ns:
         return points[place][1]
@@ -249,11 +249,11 @@ def interpolate(points: CounterSeries, unix_ns: int) -> float | None:
 
 
 def host_window(epoch: int, node: int, ticks: Sequence[SamplingRound], window: TimeSpan) -> HostWindow:
-    """The share of the CPUs' ticks that were busy, interpolated at the window's ends."""
+    """Summarize a node's CPUs: the busy share of the ticks in the window, interpolated at its ends."""
     inside = sum(window.holds(tick.unix_ns) for tick in ticks)
     busy, total = (clip_to_span([(t.unix_ns, t.cpu[part]) for t in ticks if t.cpu], window) for part in (0, 1))
     share = None
     if inside >= MIN_SAMPLES and total and total[-1][1] > total[0][1]:
         share = (busy[-1][1] - busy[0][1]) / (total[-1][1] - total[0][1])
-        share = round(min(1.0, max(0.0, share)), 4)  # the kernel's idle time may step back a little
+        share = round(min(1.0, max(0.0, share)), 4)  # the kernel's idle time may decrease a little
     return HostWindow(epoch=epoch, node=node, num_samples=inside, cpu_share=share)

@@ -92,7 +92,7 @@ def launch_id_of_file(path: Path) -> str | None:
 
 
 def encode_record(record: Record) -> bytes:
-    """Return the record as indented JSON. Raises ValueError if it is too large, invalid, or holds a non-finite number."""
+    """Return the record as indented JSON. Raises ValueError for a non-finite number, an invalid or too large record."""
     for where, number in _floats(msgspec.to_builtins(record), "record"):
         if not math.isfinite(number):  # msgspec would silently write null
             raise ValueError(f"{where} is {number}; a record holds finite numbers only")
@@ -219,6 +219,6 @@ def rejected_file(path: Path, error: InvalidRecord) -> RejectedFile:
 
 
 def choose_attempt(attempts: list[Record]) -> Record:
-    """Return the attempt that counts for its point: the latest `ok`, else the latest `oom`, else the last `failed`."""
+    """Return the attempt that counts for its point: the latest `ok`, else the latest `oom`, else the latest one."""
     rank = {"failed": 0, "oom": 1, "ok": 2}
     return max(attempts, key=lambda record: (rank[record.status], record.attempt))
