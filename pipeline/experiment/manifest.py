@@ -10,7 +10,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.system.host import utc_timestamp
 
 # Schema history
-#   1  first form: points, and for every submission the arrays and which element runs which points
+#   1  first form: points, submissions, and the points of every array element
 MANIFEST_VERSION: Literal[1] = 1
 MAX_MANIFEST_BYTES = 256_000_000
 

@@ -9,20 +9,18 @@ from pipeline.experiment.spec import NonNegativeInt, Spec
 
 # Schema history
 #   1  first form: spec, status, measurement by epoch and rank, failure, environment
-#   2  adds the start of each rank's epoch, communication, telemetry; a version 1 record is one without them
-#   3  adds the search for the memory boundary; what of a device's memory could be used; the failure `implied_oom` of a
-#      point that was not run, since a smaller batch ran out of memory; how the step was executed, and what it took to
-#      make it ready (the parts of a rank's epoch may be None)
-#   4  adds how many points the same processes ran before
-#   5  adds the failure `timeout` of a point that was ended so that the points behind it in its array element run; which
-#      boots of their nodes the ranks ran in
-#   6  adds whether the calls of a sweep were captured
-#   7  adds what a profiled step computes where no gradients travel
-#   8  adds what of a profiled step's reductions compute and gaps of launches cover, and a second profile without them
-#   9  adds why a trial of a search for the memory boundary failed where it did not run out of memory
-#  10  adds the digest of the source that the ranks imported, and whether its files were edited since; what others
-#      held of each GPU, at the start and after an out-of-memory; the failures `gpu_shared`, of a point that ran out of
-#      memory beside another process, and `unsupported_gpu`
+#   2  adds the start of each rank's epoch, communication and telemetry; a version 1 record has none of them
+#   3  adds the search for the memory boundary, usable device memory, the execution used and its preparation time, and
+#      the failure `implied_oom` (not run, because a smaller batch ran out of memory); an epoch's parts may be None
+#   4  adds the number of points that the same processes ran before
+#   5  adds the failure `timeout` (ended so that the later points of its array element run), and boot ids
+#   6  adds `sweep_captured`
+#   7  adds the compute time of a profiled step without gradient reductions
+#   8  adds the covered part of a profiled step's reductions, and a second profile without reductions
+#   9  adds the reason of a failed trial of a memory search, if it is not an OOM
+#  10  adds the digest of the imported source and if its files changed since, the memory that other processes held on
+#      each GPU at the start and after an OOM, the failures `gpu_shared` (OOM beside another process) and
+#      `unsupported_gpu`
 SCHEMA_VERSION: Literal[10] = 10
 
 MAX_STEP_TIMES = 40_000  # over all epochs; a longer series is stored in the .steps.npz only

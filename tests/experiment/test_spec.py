@@ -310,3 +310,21 @@ def test_the_axes_of_the_step_leave_earlier_run_ids_as_they_were() -> None:
 
 def test_as_few_windows_as_a_point_may_stop_at_are_those_of_an_interval() -> None:
     assert min_values() == MIN_WINDOWS_FOR_INTERVAL
+
+
+@pytest.mark.parametrize(
+    ("fields", "numbers"),
+    [
+        ({}, [2]),
+        ({"epochs": 5}, [2]),
+        ({"epochs": 5, "windows": 3}, [2, 3, 4]),
+        ({"epochs": 1}, []),
+        ({"max_steps": 3}, []),
+        ({"max_steps": 3, "input": "synthetic"}, []),
+    ],
+    ids=["default", "more epochs", "windows", "warm-up only", "cut epochs", "probe"],
+)
+def test_the_epochs_after_the_first_are_timed_as_many_as_there_are_windows(
+    fields: dict[str, Any], numbers: list[int]
+) -> None:
+    assert list(make_spec(**fields).timed_epochs) == numbers
