@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,14 @@ from pipeline.data.images import IMAGE_SIZE_PX
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU_SIZE = ("device=cpu", "model=lenet", "dataset=synthetic", "input=synthetic", "num_samples=64")
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Mark every test that uses the Slurm cluster `slurm`, and keep them on one worker, which starts one cluster."""
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slurm)
+            item.add_marker(pytest.mark.xdist_group("slurm"))
 
 
 class Command(Protocol):
@@ -49,6 +57,19 @@ def wait_for(what: Callable[[], Any], timeout_s: float = 90) -> Any:
     while not (found := what()):
         assert time.monotonic() < deadline, f"waited {timeout_s} s"
         time.sleep(0.05)
+    return found
+
+
+def workers_of(folder: Path) -> list[int]:
+    """The ranks that run points of this folder, which TEST_FOLDER names."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            is_rank = entry.name.isdecimal() and (entry / "comm").read_text().startswith("rank")
+            if is_rank and f"TEST_FOLDER={folder}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
     return found
 
 

@@ -1,6 +1,7 @@
 """Small builders shared by tests: points, records and folders with as little said as the law needs."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ from pipeline.report.note_texts import render_note
 ROOT = Path(__file__).resolve().parent.parent
 RESNET18_PARAMETERS = 11_173_962  # the CIFAR ResNet-18 with ten classes
 RESNET18_GRADIENT_BYTES = 44_695_848  # 4 bytes each
+RUN_ID = "single-1gpu-b128-aeb2c5a6c2c56133"  # of make_spec()
+RECORD_NAME = f"{RUN_ID}.0.json"
+NOW = datetime(2025, 6, 1, 12, 0, 0)
 COLOURS = {"cat": (255, 0, 0), "dog": (0, 0, 255)}  # the classes of the `image_folder` fixture, in order
 
 
@@ -39,6 +43,15 @@ LENET: dict[str, Any] = {
     "batch_size_per_gpu": 64,
 }
 """A point that trains on a CPU in a second."""
+
+
+# two points that no test runs
+PLANNED = """
+name: planned
+base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, num_samples: 64}
+points:
+  - {strategy: [single], num_gpus: [1], batch_size_per_gpu: [8, 16]}
+"""
 
 
 def make_spec(**fields: Any) -> Spec:
@@ -154,3 +167,14 @@ def make_experiment(folder: Path, *found: Record, missing: Sequence[Spec] = ()) 
 def sentences(notes: Iterable[Note]) -> list[str]:
     """Return the sentences of notes, as the report has them."""
     return [render_note(note) for note in notes]
+
+
+def planned_points() -> list[Spec]:
+    axes = {"device": "cpu", "model": "lenet", "dataset": "synthetic", "input": "synthetic", "precision": "fp32"}
+    return [make_spec(batch_size_per_gpu=size, num_samples=64, **axes) for size in (8, 16)]
+
+
+def write_grid(folder: Path, text: str) -> Path:
+    path = folder / "grid.yaml"
+    path.write_text(text)
+    return path

@@ -1,4 +1,4 @@
-"""What tests on a Slurm share: a grid of two shapes, and what the queue and `status` say."""
+"""Shared by the tests on a Slurm: a grid of two shapes, what the queue and `status` say, and a stand-in for Slurm."""
 
 import json
 from collections.abc import Mapping
@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from cluster import Cluster
-from conftest import Command
+from conftest import Command, without_slurm
 
 Env = Mapping[str, str]
+
+NO_CONFIGURATION = "echo 'scontrol: fatal: Could not establish a configuration source' >&2; exit 1"
+DEAD = "echo 'Slurmctld(primary) at here is DOWN'; exit 1"
 
 MIXED = """
 name: mixed
@@ -20,12 +23,6 @@ resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 """
 
 
-def write_grid(folder: Path, text: str) -> Path:
-    path = folder / "grid.yaml"
-    path.write_text(text)
-    return path
-
-
 def states(pipeline: Command, folder: Path, env: Env) -> dict[str, dict[str, Any]]:
     answer = pipeline("status", folder, "--json", env=env)
     assert answer.returncode == 0, answer.stderr
@@ -34,3 +31,12 @@ def states(pipeline: Command, folder: Path, env: Env) -> dict[str, dict[str, Any
 
 def queued(cluster: Cluster) -> list[str]:
     return cluster.run("squeue", "-h", "-r", "-o", "%i").stdout.split()
+
+
+def fake_slurm(folder: Path, ping: str) -> Mapping[str, str]:
+    """A PATH with a Slurm that notes every sbatch and whose controller says that to a ping."""
+    folder.mkdir()
+    for name, line in (("scontrol", ping), ("sbatch", "/bin/touch " + str(folder / "sbatch.was.called")), ("srun", "")):
+        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+        (folder / name).chmod(0o755)
+    return without_slurm(folder)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from conftest import Command
+from factories import PLANNED, write_grid
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from slurm_queue import MIXED, Env, write_grid
-from test_commands import PLANNED
+from slurm_queue import MIXED, Env
 
 from pipeline.__main__ import COMMANDS
 from pipeline.experiment.folder import Experiment

@@ -2,18 +2,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from conftest import CPU_SIZE, Command, assert_refused, everything_in, run_command, without_slurm
-from factories import ROOT, make_experiment, make_record, make_spec
+from factories import PLANNED, ROOT, make_experiment, make_record, planned_points, write_grid
+from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm
 
 from pipeline import __version__
 from pipeline.__main__ import COMMANDS
 from pipeline.experiment import record_store
 from pipeline.experiment.manifest import SlurmArray, start_submission
-from pipeline.experiment.spec import Spec
 
 Answer = subprocess.CompletedProcess[str]
 
@@ -28,25 +27,6 @@ points:
 resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 """
 
-# two points that no test runs
-PLANNED = """
-name: planned
-base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, num_samples: 64}
-points:
-  - {strategy: [single], num_gpus: [1], batch_size_per_gpu: [8, 16]}
-"""
-
-
-def write_grid(folder: Path, text: str) -> Path:
-    path = folder / "grid.yaml"
-    path.write_text(text)
-    return path
-
-
-def planned_points() -> list[Spec]:
-    axes = {"device": "cpu", "model": "lenet", "dataset": "synthetic", "input": "synthetic", "precision": "fp32"}
-    return [make_spec(batch_size_per_gpu=size, num_samples=64, **axes) for size in (8, 16)]
-
 
 @pytest.mark.parametrize(
     "arguments", [("collect",), ("collect", "--format", "json"), ("status",), ("status", "--json")], ids=" ".join
@@ -59,19 +39,6 @@ def test_a_broken_pipe_is_quiet(tmp_path: Path, arguments: tuple[str, ...]) -> N
     answer = subprocess.run(command, cwd=ROOT, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(write_end)
     assert (answer.returncode, answer.stderr) == (141, "")
-
-
-def fake_slurm(folder: Path, ping: str) -> Mapping[str, str]:
-    """A PATH with a Slurm that notes every sbatch and whose controller says that to a ping."""
-    folder.mkdir()
-    for name, line in (("scontrol", ping), ("sbatch", "/bin/touch " + str(folder / "sbatch.was.called")), ("srun", "")):
-        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
-        (folder / name).chmod(0o755)
-    return without_slurm(folder)
-
-
-NO_CONFIGURATION = "echo 'scontrol: fatal: Could not establish a configuration source' >&2; exit 1"
-DEAD = "echo 'Slurmctld(primary) at here is DOWN'; exit 1"
 
 
 @pytest.mark.parametrize("ping", [None, NO_CONFIGURATION, DEAD], ids=["no Slurm", "no configuration", "dead"])

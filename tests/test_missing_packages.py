@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Command, assert_refused, everything_in, without_slurm
-from factories import ROOT, make_experiment, make_record
-from test_commands import PLANNED, write_grid
+from factories import PLANNED, ROOT, make_experiment, make_record, write_grid
 
 from pipeline.system.errors import DISTRIBUTIONS, INSTALL, import_error_as_command_error
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Command, assert_refused, everything_in, run_unprivileged, without_slurm
-from factories import make_experiment, make_record, make_spec
-from test_commands import DEAD, NO_CONFIGURATION, PLANNED, fake_slurm, planned_points, write_grid
+from factories import PLANNED, make_experiment, make_record, make_spec, planned_points, write_grid
+from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm
 
 from pipeline.__main__ import COMMANDS
 from pipeline.data.staging import CIFAR10_FILES, CIFAR10_FOLDER

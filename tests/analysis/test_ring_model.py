@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 
 import pytest
+from communication_records import BUCKETS, NVLINK, SIZES, US
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,11 +15,6 @@ from pipeline.analysis.ring_model import (
     predict_min_step_s,
     predict_step_s,
 )
-
-US = 1e-6
-SIZES = (8_192, 131_072, 2_097_152, 44_695_848, 268_435_456)
-NVLINK = Link(latency_s=5 * US, bandwidth_bytes_per_s=300e9)
-BUCKETS = (26_000_000, 9_000_000)
 
 
 def exact_samples(link: Link, *num_gpus: int, sizes: Sequence[int] = SIZES) -> list[SweepSample]:

@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 from factories import (
+    RECORD_NAME,
     ROOT,
+    RUN_ID,
     make_measurement,
     make_record,
     make_spec,
@@ -27,9 +29,6 @@ from pipeline.experiment.record import MAX_STEP_TIMES, Environment, Failure, Rec
 from pipeline.experiment.record_store import MAX_RECORD_BYTES, encode_record, load_folder, load_record, publish_record
 from pipeline.system import files
 from pipeline.system.errors import CommandError
-
-RUN_ID = "single-1gpu-b128-aeb2c5a6c2c56133"
-NAME = f"{RUN_ID}.0.json"
 
 PUBLISH = """
 import sys
@@ -155,17 +154,17 @@ def test_a_record_that_could_not_be_loaded_is_not_published(tmp_path: Path, fiel
 
 def test_two_launches_are_two_attempts_and_one_launch_is_one_however_often_it_publishes(tmp_path: Path) -> None:
     first, again, other = (publish_record(make_record(launch_id=launch), tmp_path) for launch in ("a", "a", "b"))
-    assert (first.name, again, other.name) == (NAME, first, f"{RUN_ID}.1.json")
+    assert (first.name, again, other.name) == (RECORD_NAME, first, f"{RUN_ID}.1.json")
     assert publish_record(make_record(launch_id="b"), tmp_path) == other
     assert [load_record(path).attempt for path in (first, other)] == [0, 1]
 
 
 @pytest.mark.parametrize("present", [b"", b"not a record", b"{}"])
 def test_publication_never_overwrites_a_file(tmp_path: Path, present: bytes) -> None:
-    (tmp_path / NAME).write_bytes(present)
+    (tmp_path / RECORD_NAME).write_bytes(present)
     (tmp_path / f"{RUN_ID}.1.json").mkdir()
     assert publish_record(make_record(), tmp_path).name == f"{RUN_ID}.2.json"
-    assert (tmp_path / NAME).read_bytes() == present
+    assert (tmp_path / RECORD_NAME).read_bytes() == present
 
 
 def publish_at_once(prelude: str, template: Path, folder: Path, launches: list[list[str]]) -> list[str]:
@@ -188,8 +187,8 @@ def test_processes_that_publish_at_once_get_an_attempt_each_and_lose_nothing(tmp
 @pytest.mark.parametrize("way", WAYS)
 def test_nodes_that_publish_the_same_launch_leave_one_record(tmp_path: Path, way: str) -> None:
     template, folder = publish_record(make_record(), tmp_path), tmp_path / "records"
-    assert publish_at_once(WAYS[way], template, folder, [["one-launch"]] * 4) == [NAME] * 4
-    assert names(folder) == [NAME]
+    assert publish_at_once(WAYS[way], template, folder, [["one-launch"]] * 4) == [RECORD_NAME] * 4
+    assert names(folder) == [RECORD_NAME]
 
 
 def test_records_are_published_exclusively_without_hard_links(fat_folder: Path, tmp_path: Path) -> None:
@@ -200,17 +199,17 @@ def test_records_are_published_exclusively_without_hard_links(fat_folder: Path, 
     experiment = Experiment(fat_folder / "outputs" / "scaling")
     experiment.create()
     printed = publish_at_once(
-        "", tmp_path / NAME, fat_folder / "race", [[f"{i}-{j}" for j in range(5)] for i in range(3)]
+        "", tmp_path / RECORD_NAME, fat_folder / "race", [[f"{i}-{j}" for j in range(5)] for i in range(3)]
     )
     assert sorted(printed) == sorted(f"{RUN_ID}.{attempt}.json" for attempt in range(15)) == names(fat_folder / "race")
-    (experiment.records_folder / NAME).write_bytes(b"not a record")
+    (experiment.records_folder / RECORD_NAME).write_bytes(b"not a record")
     assert publish_record(make_record(), experiment.records_folder).name == f"{RUN_ID}.1.json"
-    assert (experiment.records_folder / NAME).read_bytes() == b"not a record"
+    assert (experiment.records_folder / RECORD_NAME).read_bytes() == b"not a record"
 
 
 def test_a_claim_whose_owner_died_blocks_only_its_own_name(tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
-    (tmp_path / "records" / f".claim-{NAME}").touch()
+    (tmp_path / "records" / f".claim-{RECORD_NAME}").touch()
     process = run_python(WAYS["claim"] + PUBLISH, publish_record(make_record(), tmp_path), tmp_path / "records", "a")
     assert outputs_of([process]) == [f"{RUN_ID}.1.json"]
 
@@ -239,8 +238,8 @@ def test_publication_that_fails_before_the_link_leaves_nothing(
         with pytest.raises(OSError, match="No space left") as failed:
             publish_record(make_record(), tmp_path)
         assert names(tmp_path) == []
-        assert failed.value.filename == (str(tmp_path / NAME) if step != "link" else None)
-    assert publish_record(make_record(), tmp_path).name == NAME
+        assert failed.value.filename == (str(tmp_path / RECORD_NAME) if step != "link" else None)
+    assert publish_record(make_record(), tmp_path).name == RECORD_NAME
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 1, 500])
@@ -248,7 +247,7 @@ def test_a_disk_that_fills_up_while_a_record_is_written_leaves_nothing(tmp_path:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))  # a write past it fails with EFBIG
     try:
-        with pytest.raises(OSError, match=f"File too large: '{tmp_path / NAME}'"):
+        with pytest.raises(OSError, match=f"File too large: '{tmp_path / RECORD_NAME}'"):
             publish_record(make_record(), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -261,5 +260,5 @@ def test_publication_whose_folder_cannot_be_synced_leaves_a_whole_record(
     monkeypatch.setattr(files, "sync_folder", failing)
     with pytest.raises(OSError, match="No space left"):
         publish_record(make_record(), tmp_path)
-    assert names(tmp_path) == [NAME]
-    assert load_record(tmp_path / NAME) == make_record()
+    assert names(tmp_path) == [RECORD_NAME]
+    assert load_record(tmp_path / RECORD_NAME) == make_record()

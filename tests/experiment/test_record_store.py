@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from factories import (
+    RECORD_NAME,
+    RUN_ID,
     make_record,
     make_spec,
 )
-from test_publication import NAME, RUN_ID
 
 from pipeline.experiment.record_store import (
     MAX_RECORD_BYTES,
@@ -38,7 +39,7 @@ def spoil(tmp_path: Path) -> Callable[[Callable[[str], str]], Path]:
 
 def test_a_record_cut_at_any_byte_is_invalid(tmp_path: Path) -> None:
     raw = encode_record(make_record())
-    path = tmp_path / NAME
+    path = tmp_path / RECORD_NAME
     for size in range(len(raw) - 1):  # without its last byte, a line break, it is still whole
         path.write_bytes(raw[:size])
         with pytest.raises(InvalidRecord):
@@ -47,7 +48,7 @@ def test_a_record_cut_at_any_byte_is_invalid(tmp_path: Path) -> None:
 
 def test_a_record_with_a_flipped_bit_is_invalid_or_still_a_record_of_its_point(tmp_path: Path) -> None:
     raw = encode_record(make_record())
-    path = tmp_path / NAME
+    path = tmp_path / RECORD_NAME
     num_invalid = 0
     for index in range(len(raw)):
         flipped = bytearray(raw)
@@ -108,9 +109,9 @@ def test_a_record_that_breaks_the_schema_is_refused_by_name(
     ids=["empty", "binary", "null", "deep", "10 MB", "not UTF-8"],
 )
 def test_a_file_that_is_no_record_is_rejected_with_the_reason(tmp_path: Path, raw: bytes, said: str) -> None:
-    (tmp_path / NAME).write_bytes(raw)
+    (tmp_path / RECORD_NAME).write_bytes(raw)
     found, (rejected,) = load_folder(tmp_path)
-    assert (found, rejected.path, rejected.run_id) == ([], tmp_path / NAME, RUN_ID)
+    assert (found, rejected.path, rejected.run_id) == ([], tmp_path / RECORD_NAME, RUN_ID)
     assert said == "." or said in rejected.reason
 
 
@@ -131,7 +132,7 @@ def test_what_is_no_regular_file_is_rejected_and_never_waited_for(
 ) -> None:
     folder = tmp_path / "records"
     folder.mkdir()
-    make(folder / NAME)
+    make(folder / RECORD_NAME)
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(load_folder(folder)), daemon=True)
     thread.start()

@@ -2,8 +2,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from communication_records import LARGE, SMALL, US, measured, point, profile
 from factories import make_collective, make_communication_record
-from test_communication_rows import LARGE, SMALL, US, build, measured, point, profile
+from rendered_tables import build
 
 from pipeline.experiment.measurement import AllReduce
 from pipeline.experiment.record import Environment, Gpu, Record

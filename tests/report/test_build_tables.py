@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from factories import ROOT, make_measurement, make_record, make_spec
+from rendered_tables import build
 
 from pipeline.collect import collect_experiment
 from pipeline.experiment import record_store
@@ -15,18 +16,12 @@ from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
-from pipeline.report.build_tables import Tables, build_tables
+from pipeline.report.build_tables import build_tables
 from pipeline.report.markdown import render_experiment
 from pipeline.report.row_types import Row
 from pipeline.report.rows import ALWAYS_SHOWN
 
 GIB = 2**30
-
-
-def build(*found: Record, missing: Sequence[Spec] = ()) -> Tables:
-    """The tables of an experiment that expects the records' points and the missing ones."""
-    expected = dict.fromkeys([*(record.spec for record in found), *missing])
-    return build_tables(resolve_outcomes(list(expected), found, []).outcomes)
 
 
 def ddp(num_gpus: int, **fields: Any) -> Spec:

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
+from communication_records import measured, point
 from factories import (
     RESNET18_GRADIENT_BYTES,
     make_communication,
     make_communication_record,
     make_record,
 )
-from test_communication_rows import measured, point
-from test_markdown import report, table_of
+from rendered_tables import report, table_of
 
 from pipeline.experiment.measurement import SplitPart, Transfer, VariantName
 

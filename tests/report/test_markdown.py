@@ -1,5 +1,4 @@
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +7,13 @@ import pytest
 from factories import make_measurement, make_record, make_spec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from rendered_tables import report, table_of
 
-from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Spec
-from pipeline.report.build_tables import Tables, build_tables
-from pipeline.report.markdown import escape_markdown, format_value, render_experiment, render_precision, software
+from pipeline.report.build_tables import Tables
+from pipeline.report.markdown import escape_markdown, format_value, render_precision, software
 from pipeline.report.row_types import CommunicationRow, Q2Row
 
 EVIL = (
@@ -34,20 +33,6 @@ EVIL = (
     "[x]: http://evil.example",
 )
 PLAIN_TAGS = {"h1", "h2", "p", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "strong", "em"}
-
-
-def report(*found: Record, missing: Sequence[Spec] = (), bad: Sequence[RejectedFile] = (), name: str = "x") -> str:
-    expected = dict.fromkeys([*(record.spec for record in found), *missing])
-    collected = resolve_outcomes(list(expected), found, bad)
-    return render_experiment(name, build_tables(collected.outcomes), collected)
-
-
-def table_of(text: str, heading: str) -> list[dict[str, str]]:
-    """The rows of one table by their header."""
-    section = next(part for part in text.split("\n## ") if part.startswith(heading))
-    header, _, *rows = [line for line in section.splitlines() if line.startswith("|")]
-    split = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in (header, *rows)]
-    return [dict(zip(split[0], cells, strict=True)) for cells in split[1:]]
 
 
 def report_with(text: str) -> str:

@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from communication_records import BUCKETS, NVLINK, SIZES, US
 from conftest import Command
 from factories import make_collective, make_communication, make_communication_record, make_record, make_spec
-from test_markdown import report, table_of
-from test_ring_model import BUCKETS, NVLINK, SIZES, US
+from rendered_tables import report, table_of
 
 from pipeline.analysis.ring_model import (
     Link,

@@ -1,8 +1,9 @@
 from collections.abc import Sequence
 
 import pytest
+from communication_records import US, five_times, measured, point, steady
 from factories import make_communication, make_communication_record, make_record, make_spec
-from test_communication_rows import US, build, five_times, measured, point, steady
+from rendered_tables import build
 
 from pipeline.experiment.measurement import Transfer, VariantName
 from pipeline.experiment.record import Environment, Gpu

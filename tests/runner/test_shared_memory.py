@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, wait_for
-from test_local import workers_of
+from conftest import ROOT, wait_for, workers_of
 
 from pipeline.runner.failed_record import describe_exception, is_shared_memory_error
 from pipeline.system import host

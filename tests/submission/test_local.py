@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Command, wait_for
+from conftest import ROOT, Command, wait_for, workers_of
 from factories import LENET, make_experiment, make_record, make_spec
 
 from pipeline.experiment.folder import Experiment
@@ -27,19 +27,6 @@ points:
   - {num_samples: [1000000], batch_size_per_gpu: [1]}
   - {num_samples: [64], batch_size_per_gpu: [8]}
 """
-
-
-def workers_of(folder: Path) -> list[int]:
-    """The ranks that run points of this folder, which TEST_FOLDER names."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            is_rank = entry.name.isdecimal() and (entry / "comm").read_text().startswith("rank")
-            if is_rank and f"TEST_FOLDER={folder}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 def start_driver(tmp_path: Path) -> subprocess.Popen[str]:

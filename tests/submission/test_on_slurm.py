@@ -10,7 +10,8 @@ from pathlib import Path
 
 from cluster import Cluster
 from conftest import CPU_SIZE, ROOT, Command, wait_for
-from slurm_queue import MIXED, Env, queued, states, write_grid
+from factories import write_grid
+from slurm_queue import MIXED, Env, queued, states
 
 LONG = """
 name: long

@@ -1,8 +1,8 @@
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from factories import make_record, make_spec
+from factories import NOW, make_record, make_spec
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import Manifest, SlurmArray, add_points, start_submission
@@ -22,7 +22,6 @@ from pipeline.submission.point_state import (
 from pipeline.submission.progress import PointProgress, choose_job, read_log_tail, read_progress
 from pipeline.submission.slurm_queries import JobKey, JobState
 
-NOW = datetime(2025, 6, 1, 12, 0, 0)
 NO_RECORD = PointOutcome(make_spec(), "missing", None, "no record")
 
 # every JOB STATE CODE of squeue(1) and sacct(1), Slurm 22.05, and what later ones add

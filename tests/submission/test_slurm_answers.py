@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from factories import NOW
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_point_state import NOW
 
 from pipeline.submission.point_state import decide_state_by_job, is_unfinished
 from pipeline.submission.slurm_queries import (

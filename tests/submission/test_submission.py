@@ -12,7 +12,8 @@ import pytest
 import submitit
 from cluster import Cluster
 from conftest import CPU_SIZE, Command, wait_for
-from slurm_queue import MIXED, Env, queued, states, write_grid
+from factories import write_grid
+from slurm_queue import MIXED, Env, queued, states
 
 from pipeline.runner.launch_options import exec_element, launch_command
 from pipeline.submission import slurm_submit

@@ -1,0 +1,31 @@
+"""The tables and the report of records, and a table read back from a report."""
+
+import re
+from collections.abc import Sequence
+
+from pipeline.experiment.outcomes import resolve_outcomes
+from pipeline.experiment.record import Record
+from pipeline.experiment.record_store import RejectedFile
+from pipeline.experiment.spec import Spec
+from pipeline.report.build_tables import Tables, build_tables
+from pipeline.report.markdown import render_experiment
+
+
+def build(*found: Record, missing: Sequence[Spec] = ()) -> Tables:
+    """The tables of an experiment that expects the records' points and the missing ones."""
+    expected = dict.fromkeys([*(record.spec for record in found), *missing])
+    return build_tables(resolve_outcomes(list(expected), found, []).outcomes)
+
+
+def report(*found: Record, missing: Sequence[Spec] = (), bad: Sequence[RejectedFile] = (), name: str = "x") -> str:
+    expected = dict.fromkeys([*(record.spec for record in found), *missing])
+    collected = resolve_outcomes(list(expected), found, bad)
+    return render_experiment(name, build_tables(collected.outcomes), collected)
+
+
+def table_of(text: str, heading: str) -> list[dict[str, str]]:
+    """The rows of one table by their header."""
+    section = next(part for part in text.split("\n## ") if part.startswith(heading))
+    header, _, *rows = [line for line in section.splitlines() if line.startswith("|")]
+    split = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in (header, *rows)]
+    return [dict(zip(split[0], cells, strict=True)) for cells in split[1:]]
