@@ -14,6 +14,8 @@ from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm
 from pipeline.__main__ import COMMANDS
 from pipeline.data.staging import CIFAR10_FILES, CIFAR10_FOLDER
 from pipeline.experiment.folder import Experiment
+from pipeline.submit import read_prologue
+from pipeline.system.errors import CommandError
 
 BAD_USAGE: dict[str, tuple[tuple[str, ...], int, str]] = {
     "unknown grid": (("--grid", "q9"), 2, "unknown grid 'q9'"),
@@ -274,3 +276,12 @@ def test_any_error_of_the_system_is_said_in_words_that_are_true_of_it(raised: st
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert_refused(answer, 2, said, "fix this and run it again")
     assert "a file" not in answer.stderr
+
+
+def test_a_prologue_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prologue = tmp_path / "prologue.sh"
+    prologue.write_text("module load cuda\n")
+    assert read_prologue(prologue) == b"module load cuda\n"
+    monkeypatch.setattr(os, "getuid", lambda: prologue.stat().st_uid + 1)
+    with pytest.raises(CommandError, match=f"{prologue} belongs to another user"):
+        read_prologue(prologue)

@@ -150,8 +150,8 @@ TABLE_DEFINITIONS = (
             "test_accuracy",
         ),
         "Calls and bytes that one rank sends (under DataParallel: that leave a GPU), counted by instruments. The "
-        "formula is the model's gradients (x N-1 under DataParallel). epoch_time_s and test_accuracy are of the point that "
-        "trained with the same axes, if any.",
+        "formula is the model's gradients (x N-1 under DataParallel). epoch_time_s and test_accuracy are of the point "
+        "that trained with the same axes, if any.",
         optional=("epoch_time_s",),
     ),
     TableDefinition(

@@ -167,3 +167,10 @@ def test_parts_that_miss_a_short_epoch_by_less_than_a_millisecond_are_no_finding
         record.measurement, epochs=(first, msgspec.structs.replace(window, ranks=(rank,)), last)
     )
     assert pool(msgspec.structs.replace(record, measurement=measured)).parts_notes == []
+
+
+def test_a_figure_of_a_point_is_the_median_over_its_records_and_leaves_out_those_without_it() -> None:
+    point = pool(*(windowed(time_s, repeat=number) for number, time_s in enumerate((1.0, 2.0, 9.0))))
+    assert point.median(lambda record: float(record.spec.repeat**2)) == 1.0  # of 0, 1, 4
+    assert point.median(lambda record: None if record.spec.repeat == 0 else 10.0**record.spec.repeat) == 55.0
+    assert point.median(lambda record: None) is None

@@ -336,10 +336,25 @@ def test_a_figure_that_is_null_is_explained_and_no_figure_is_zero() -> None:
     found = [timed(make_spec(), 4), timed(ddp(2), 2), make_record(ddp(4), status="failed", reason="it crashed")]
     probe = ddp(8, input="synthetic", max_steps=3)
     tables = build(*found, make_record(probe), missing=[ddp(16)])
+    reasons = {
+        1: None,
+        2: "subtraction cannot see the communication",
+        4: "it crashed",
+        8: "probe of 3 steps",
+        16: "no record",
+    }
+    explained = []
     for row in (*tables.Q2, *tables.Q3):
         figures = [row[name] for name in row.flat() if name.endswith(("time_s", "subtraction_s", "per_s", "speedup"))]
         assert 0 not in figures
-        assert row["note"] or None not in figures
+        reason = reasons[row["num_gpus"]]
+        if None in figures:
+            explained.append(row["num_gpus"])
+            assert reason is not None
+            assert reason in row["note"]
+        else:
+            assert row["note"] is None
+    assert explained == [4, 8, 16, 2, 4, 8, 16]  # of Q2, then of Q3
 
 
 @dataclasses.dataclass
@@ -377,7 +392,9 @@ def test_timestamps_play_no_part_but_in_what_it_cost(tmp_path: Path, clocks: lis
 
 
 def test_what_is_not_kept_for_tables_is_in_no_table() -> None:
-    for experiment in find_experiments(ROOT / "outputs").values():
+    experiments = find_experiments(ROOT / "outputs").values()
+    assert len(experiments) > 5
+    for experiment in experiments:
         manifest, (found, rejected) = experiment.read_manifest(), record_store.load_folder(experiment.records_folder)
         assert manifest is not None
         collected = resolve_outcomes(manifest.points, found, rejected)

@@ -152,3 +152,15 @@ def test_a_process_that_imported_another_source_than_its_ranks_is_marked(monkeyp
     assert compare_source(Environment()).source_changed is None, "no rank came to say what it imported"
     monkeypatch.setattr(source_digest, "DIGEST_AT_START", "another")
     assert compare_source(Environment(source_digest=now)).source_changed is True
+
+
+def test_a_checkout_is_dirty_once_a_tracked_file_of_the_pipeline_is_edited(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIPELINE_COMMIT", "given")
+    assert source_digest.git_state(tree) == ("given", None)
+    head = commit(tree)
+    (tree / "pipeline" / "untracked.py").write_text("")
+    assert source_digest.git_state(tree) == (head, False)
+    (tree / "pipeline" / "submit.py").write_text("")
+    assert source_digest.git_state(tree) == (head, True)

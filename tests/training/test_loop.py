@@ -33,7 +33,7 @@ from pipeline.training.loop import (
 from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark, learning_rate_at, place_model
-from pipeline.training.step_timer import STEP_PARTS, PartTimesNs
+from pipeline.training.step_timer import STEP_PARTS, PartTimesNs, StepTimer
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"))
 SMALL: dict[str, Any] = {
@@ -356,3 +356,23 @@ def test_ddp_is_wrapped_as_the_spec_says() -> None:
     assert model.gradient_as_bucket_view
     model(torch.zeros(2, 3, 32, 32)).sum().backward()
     assert all(parameter.grad._base is not None for parameter in model.parameters() if parameter.grad is not None)
+
+
+def test_the_clock_of_an_epoch_starts_once_every_rank_is_ready_and_stops_after_the_last_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+
+    def note(owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+
+        def noted(*arguments: Any) -> Any:
+            done.append(name)
+            return call(*arguments)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    for owner, name in ((process_group, "barrier"), (StepTimer, "start"), (EagerStep, "__call__"), (StepTimer, "stop")):
+        note(owner, name)
+    train(epochs=1)
+    assert done == ["barrier", "start", *["__call__"] * 5, "stop"]

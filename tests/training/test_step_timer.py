@@ -1,9 +1,11 @@
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pipeline.training.step_timer import STEP_PARTS, WHOLE_STEP, StepTimer
+from pipeline.training import step_timer
+from pipeline.training.step_timer import STEP_PARTS, WHOLE_STEP, StepTimer, UnmarkedTimer
 
 CPU = torch.device("cpu")
 MS = 1_000_000  # nanoseconds
@@ -65,3 +67,24 @@ def test_a_step_that_cannot_be_marked_inside_still_has_its_time_and_the_hosts_wa
     assert (clock.parts_ns() >= 30 * MS).all()
     assert clock.parts_ns().sum() == pytest.approx(clock.epoch_time_ns, rel=0.01)
     assert 60 * MS <= clock.loader_wait_ns() <= clock.epoch_time_ns - 30 * MS
+
+
+@pytest.mark.parametrize("clock_type", [StepTimer, UnmarkedTimer])
+def test_the_wall_clock_is_read_once_the_device_is_idle_at_the_start_and_at_the_stop(
+    monkeypatch: pytest.MonkeyPatch, clock_type: type[StepTimer]
+) -> None:
+    done: list[str] = []
+
+    def read_clock() -> int:
+        done.append("clock")
+        return 0
+
+    event = SimpleNamespace(record=lambda: done.append("event"))
+    clocks = SimpleNamespace(time_ns=lambda: 0, perf_counter_ns=read_clock)
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append(f"synchronize {device}"))
+    monkeypatch.setattr(step_timer, "time", clocks)
+    clock = clock_type(0, torch.device("cuda:1"))
+    clock.start()
+    clock.stop()
+    assert done == ["synchronize cuda:1", "clock", "event", "synchronize cuda:1", "clock"]
