@@ -1,10 +1,15 @@
 # make run: measure the smoke grid with whatever this machine has, and print its tables
+# make check: linters, types, and the tests that need no Slurm and start no training process, within a minute
 # make test: install what the tests need and run them all; make lint, make bench, make bench-gpu, make jobs
 PYTHON ?= python3
 VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: run test lint bench bench-gpu jobs slurm
+WORKERS ?= 2
+# a file's tests stay on one worker, and share its fixtures
+PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist loadfile
+
+.PHONY: run check test lint bench bench-gpu jobs slurm
 
 run: $(VENV)/.installed
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable
@@ -12,14 +17,18 @@ run: $(VENV)/.installed
 	@echo "The report lies in outputs/smoke/report.md" >&2
 
 test: $(VENV)/.installed-test slurm
-	python -m pytest -q -ra
+	$(PYTEST)
+
+check: lint
+	$(PYTEST) -m "not slurm and not training"
 
 lint: $(VENV)/.installed-test
 	ruff check .
 	ruff format --check .
 	mypy
 	lint-imports
-	shellcheck jobs/*.sbatch .ci/run
+	@if command -v shellcheck >/dev/null; then shellcheck jobs/*.sbatch .ci/run; \
+	else echo "shellcheck is not installed: the job files were not checked" >&2; fi
 
 bench: $(VENV)/.installed-test
 	python tests/benchmarks/bench_commands.py

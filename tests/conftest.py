@@ -1,5 +1,6 @@
 """What tests share: the commands as a user runs them, and one throwaway Slurm a session."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -20,12 +21,22 @@ ROOT = Path(__file__).resolve().parent.parent
 CPU_SIZE = ("device=cpu", "model=lenet", "dataset=synthetic", "input=synthetic", "num_samples=64")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects by marker
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Mark every test that uses the Slurm cluster `slurm`, and keep them on one worker, which starts one cluster."""
+    """Mark the tests that use the cluster `slurm`, and skip those marked `gpu` where there is none."""
     for item in items:
-        if "cluster" in getattr(item, "fixturenames", ()):
+        if {"cluster", "two_types"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slurm)
-            item.add_marker(pytest.mark.xdist_group("slurm"))
+        if item.get_closest_marker("gpu") and not has_gpu():
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@functools.cache
+def has_gpu() -> bool:
+    """True if torch can use a GPU; imports torch only when asked."""
+    import torch
+
+    return torch.cuda.is_available()
 
 
 class Command(Protocol):

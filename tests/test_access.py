@@ -28,6 +28,7 @@ def submit(tmp_path: Path, outputs: Path, *more: str) -> tuple[str, ...]:
     return ("submit", "--grid", str(tmp_path / "grid.yaml"), "--cluster", "local", "--outputs", str(outputs), *more)
 
 
+@pytest.mark.training
 def test_under_umask_0_nothing_can_be_written_by_others_and_folders_are_closed_to_strangers(tmp_path: Path) -> None:
     commands = (submit(tmp_path, tmp_path / "deep" / "outputs"), ("collect", str(tmp_path)))
     env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
@@ -62,6 +63,7 @@ def test_a_folder_that_anyone_may_write_is_named_and_an_error_under_strict(
     assert pipeline(command, tmp_path / "outputs", "--strict").returncode == 0, "with its sticky bit it is like /tmp"
 
 
+@pytest.mark.training
 def test_a_submission_below_a_folder_that_anyone_may_write_warns(pipeline: Command, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     answer = pipeline(*submit(tmp_path, tmp_path / "outputs"))

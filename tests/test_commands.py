@@ -113,6 +113,7 @@ def submit_tiny(folder: Path) -> tuple[str, ...]:
     return ("submit", "--grid", str(folder / "grid.yaml"), "--outputs", str(folder / "out"), "--cluster", "local")
 
 
+@pytest.mark.training
 def test_a_grid_runs_to_its_end_on_this_machine(tiny: tuple[Path, Answer]) -> None:
     folder, answer = tiny
     assert answer.returncode == 0, answer.stderr
@@ -123,6 +124,7 @@ def test_a_grid_runs_to_its_end_on_this_machine(tiny: tuple[Path, Answer]) -> No
     assert rejected == []
 
 
+@pytest.mark.training
 def test_a_probe_that_really_ran_out_of_memory_is_a_cell_and_no_gap(
     pipeline: Command, tiny: tuple[Path, Answer]
 ) -> None:
@@ -137,6 +139,7 @@ def test_a_probe_that_really_ran_out_of_memory_is_a_cell_and_no_gap(
     assert [row["num_updates"] for row in tables["Q4"]] == [8, 16]  # 64 samples at 8: 8 steps
 
 
+@pytest.mark.training
 def test_the_same_command_again_runs_nothing_and_is_0(pipeline: Command, tiny: tuple[Path, Answer]) -> None:
     folder, _ = tiny
     before = sorted((folder / "out" / "tiny" / "records").iterdir())
@@ -146,6 +149,7 @@ def test_the_same_command_again_runs_nothing_and_is_0(pipeline: Command, tiny: t
     assert sorted((folder / "out" / "tiny" / "records").iterdir()) == before
 
 
+@pytest.mark.training
 def test_status_says_one_state_a_point(pipeline: Command, tiny: tuple[Path, Answer]) -> None:
     folder, _ = tiny
     states = json.loads(pipeline("status", folder / "out", "--json").stdout)["experiments"]["tiny"]
@@ -153,6 +157,7 @@ def test_status_says_one_state_a_point(pipeline: Command, tiny: tuple[Path, Answ
     assert all(Path(part["log"]).is_file() for part in states)
 
 
+@pytest.mark.training
 def test_rerun_oom_is_a_second_attempt_and_keeps_the_first(pipeline: Command, tiny: tuple[Path, Answer]) -> None:
     folder, _ = tiny
     answer = pipeline(*submit_tiny(folder), "--rerun", "oom")

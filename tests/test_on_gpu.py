@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from conftest import run_command
 
 from pipeline.analysis.formulas import GIB
 from pipeline.experiment import record_store
 from pipeline.experiment.record import Record
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.training]
 
 GRID = """
 name: probes

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 from cluster import Cluster
 from conftest import ROOT, run_command
 
@@ -46,6 +47,7 @@ def test_the_cluster_commands_run_as_written_but_for_their_size(
     assert (checkout / "outputs" / "scaling" / "report.md").exists()
 
 
+@pytest.mark.training
 def test_the_model_that_the_readme_adds_trains(tmp_path: Path) -> None:
     for name in ("pipeline", "templates"):
         shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))

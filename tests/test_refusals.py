@@ -235,6 +235,7 @@ SMALL = ("device=cpu", "model=lenet", "dataset=synthetic", "input=synthetic", "n
 ONE_POINT = ("--set", *SMALL, "strategy=ddp", "num_gpus=1", "batch_size_per_gpu=8", "epochs=2", "max_steps=null")
 
 
+@pytest.mark.training
 def test_a_launch_by_hand_runs_its_point_whatever_node_a_variable_says_it_is_on(
     pipeline: Command, tmp_path: Path
 ) -> None:
@@ -244,6 +245,7 @@ def test_a_launch_by_hand_runs_its_point_whatever_node_a_variable_says_it_is_on(
     assert len(list(tmp_path.glob("smoke/records/*.json"))) == 1
 
 
+@pytest.mark.training
 def test_a_launch_id_that_a_point_had_before_is_refused(pipeline: Command, tmp_path: Path) -> None:
     env = without_slurm(Path(os.environ["PATH"]), PIPELINE_LAUNCH_ID="mine")
     launch = ("launch", "--grid", "smoke", "--index", "0", "--outputs", tmp_path, *ONE_POINT, "--rerun", "all")

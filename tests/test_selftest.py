@@ -9,6 +9,7 @@ from conftest import ROOT, Command
 from pipeline.communication.selftest_checks import Findings
 
 
+@pytest.mark.training
 def test_a_sleeping_rank_and_the_parts_of_a_step_are_found_on_cpu(pipeline: Command) -> None:
     done = pipeline("selftest", "--model", "lenet", "--batch-size-per-gpu", "8", "--windows", "6", "--json")
     assert done.returncode in (0, 1), done.stderr

@@ -12,6 +12,8 @@ from pipeline.experiment import record_store
 from pipeline.experiment.measurement import Communication
 from pipeline.experiment.record import Record
 
+pytestmark = pytest.mark.training
+
 GRID = """
 name: comm
 base: {device: cpu, model: resnet18, input: synthetic, precision: fp32, measure: communication, windows: 6}

@@ -162,6 +162,7 @@ def test_what_reruns_is_passed_to_every_launch(rerun: Rerun | None) -> None:
     assert command[-2:] == (["--rerun", rerun] if rerun else ["--data", str(Path("data").resolve())])
 
 
+@pytest.mark.training
 def test_launch_records_what_is_implied_without_running_it_unless_it_is_asked_to(
     pipeline: Command, tmp_path: Path
 ) -> None:

@@ -156,6 +156,7 @@ def losses(record: Record) -> list[float | None]:
     return [epoch.loss for epoch in record.measurement.epochs]
 
 
+@pytest.mark.training
 def test_points_of_one_element_share_processes_and_learn_what_they_learn_alone(tmp_path: Path) -> None:
     points = [make_spec(**SMALL, batch_size_per_gpu=size, num_samples=2048) for size in (512, 64)]
     points += [make_spec(**SMALL, batch_size_per_gpu=128, num_samples=2048, input="synthetic")]
@@ -173,6 +174,7 @@ def test_points_of_one_element_share_processes_and_learn_what_they_learn_alone(t
     assert peaks[0] == pytest.approx(peaks[1], rel=0.1)
 
 
+@pytest.mark.training
 def test_a_point_that_fails_takes_none_with_it_and_the_rest_runs_in_new_processes(tmp_path: Path) -> None:
     write_images(tmp_path / "data", 8)
     points = [

@@ -238,6 +238,7 @@ points:
 """
 
 
+@pytest.mark.training
 def test_on_a_cpu_the_boundary_is_found_through_the_commands(tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text(GRID)
     done = run_command("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--cluster", "local")

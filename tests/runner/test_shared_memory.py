@@ -52,6 +52,7 @@ def record_of(folder: Path, driver: subprocess.Popen[str]) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.training
 @pytest.mark.parametrize(
     ("size_kib", "filled_kib"), [(64, 0), (64, 64), (1024, 0), (1024, 800)], ids=["64", "64 full", "1024", "1024 part"]
 )
@@ -64,6 +65,7 @@ def test_shared_memory_that_is_too_small_is_named_with_its_size(tmp_path: Path, 
     assert "enlarge it" in record["reason"]
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("victim", ["worker", "rank"])
 def test_a_process_that_dies_of_sigbus_names_shared_memory(tmp_path: Path, victim: str) -> None:
     with running_point(tmp_path, 1000) as driver:

@@ -268,6 +268,7 @@ def launch_on_cpu(pipeline: Command, tmp_path: Path, num_samples: int, **env: st
     return record
 
 
+@pytest.mark.training
 def test_a_cpu_point_records_the_cpu_share_of_every_epoch_and_no_gpu(pipeline: Command, tmp_path: Path) -> None:
     record = launch_on_cpu(pipeline, tmp_path, 1600)
     sampled = record["telemetry"]
@@ -280,6 +281,7 @@ def test_a_cpu_point_records_the_cpu_share_of_every_epoch_and_no_gpu(pipeline: C
     assert all(0 < share <= 1 for share in shares)
 
 
+@pytest.mark.training
 def test_a_point_succeeds_without_its_sampler(pipeline: Command, tmp_path: Path) -> None:
     (tmp_path / "fake").mkdir()
     # Python runs this file at startup; it ends the sampler and nothing else

@@ -20,6 +20,8 @@ from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.submission.local import latest_status_line
 from pipeline.system import host
 
+pytestmark = pytest.mark.training
+
 GRID = """
 name: two
 base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, strategy: ddp, num_gpus: 2}

@@ -33,6 +33,7 @@ class Wrapped(DistributedDataParallel):
         self.module = model
 
 
+@pytest.mark.training
 @needs_compiler
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_the_compiler_is_told_depends_on_the_execution() -> None:
@@ -63,6 +64,7 @@ def test_the_compiler_is_told_where_ddp_alone_reads_the_gradients(wrapped: bool,
     assert options["post_grad_custom_post_pass"].to_buckets is expected
 
 
+@pytest.mark.training
 @pytest.mark.parametrize(
     ("model", "expected"),
     [

@@ -104,6 +104,7 @@ def is_channels_last(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.training
 def test_the_losses_of_resnet18_agree_between_layouts() -> None:
     def losses(**fields: Any) -> list[float | None]:
         small = {"model": "resnet18", "num_samples": 24, "batch_size_per_gpu": 8, "input": "synthetic", "epochs": 2}

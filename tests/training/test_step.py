@@ -232,6 +232,7 @@ def traced_only(model: nn.Module, *_: object) -> CompiledModel:
     return CompiledModel(trace(model), trace(cross_entropy))
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("fields", [{}, {"layout": "channels_last"}, {"input": "dataloader"}, {"precision": "bf16"}])
 def test_nothing_compiles_inside_the_clock(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> None:
     monkeypatch.setattr(step_setup, "compile_model", traced_only)
@@ -252,6 +253,7 @@ def test_a_model_of_which_nothing_is_compiled_is_refused(monkeypatch: pytest.Mon
         prepare_step("compile", build_model("lenet", 10), lenet(), ALONE)
 
 
+@pytest.mark.training
 @pytest.mark.skipif(not has_compiler("cpu"), reason="torch.compile needs a C++ compiler, and none is on PATH")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch about itself, as its compiler is imported
 def test_a_compiled_step_learns_what_the_eager_one_learns() -> None:

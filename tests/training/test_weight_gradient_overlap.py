@@ -57,6 +57,7 @@ def ends_of(targets: list[str]) -> list[str]:
     ]
 
 
+@pytest.mark.training
 @needs_compiler
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
@@ -82,6 +83,7 @@ def test_the_pass_changes_the_order_of_the_work_and_no_gradient(
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.training
 @needs_compiler
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
@@ -93,6 +95,7 @@ def test_a_weight_gradient_that_the_graph_itself_reads_is_waited_for(times: int,
     assert set(ends_of(targets)) == {end}
 
 
+@pytest.mark.training
 def test_a_graph_in_the_cache_is_of_one_way_to_end() -> None:
     from pipeline.training import weight_gradient_overlap
 
