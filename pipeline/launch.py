@@ -77,10 +77,7 @@ def main() -> int:
 
 
 def run_launch(points: Sequence[Spec], experiment: Experiment, options: LaunchOptions) -> int:
-    """Run the points in order, and return the exit code.
-
-    Several points share their processes if that changes no result.
-    """
+    """Run the points in order, several in the same processes if that changes no result. Return the exit code."""
     exit_code = EXIT_OK
     while points:
         implied = publish_implied_oom(points[0], experiment, options)

@@ -73,7 +73,7 @@ def collect(folder: Path) -> dict[str, Any]:
 
 
 def assert_names_the_neighbour(record: Record, held_bytes: int) -> None:
-    """Assert that another process made the point fail, and that its memory is named to 2 GiB (its context counts)."""
+    """Assert that another process made the point fail, and that its memory is named within 2 GiB."""
     assert record.failure is not None
     assert (record.status, record.failure.kind) == ("failed", "gpu_shared"), record.failure.message
     assert "another process h" in record.reason

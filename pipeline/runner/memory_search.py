@@ -146,12 +146,12 @@ def describe_bracket(trials: Sequence[MemoryTrial]) -> str:
 
 
 def failed_search_record(
-    spec: Spec, trial: FinishedTrial, launch_id: str, failure: Failure, bracket: str = ""
+    spec: Spec, last: FinishedTrial, launch_id: str, failure: Failure, bracket: str = ""
 ) -> Record:
     """Return the record of a search that a failed trial ended. The reason names the batch and the bracket."""
-    where = f"at batch_size_per_gpu {trial.trial.batch_size_per_gpu}{bracket}"
+    where = f"at batch_size_per_gpu {last.trial.batch_size_per_gpu}{bracket}"
     named = msgspec.structs.replace(failure, message=f"{where}: {failure.message}"[:MAX_MESSAGE_CHARS])
-    record = failed_record.failure_record(spec, trial.rank_files, launch_id, named)
+    record = failed_record.failure_record(spec, last.rank_files, launch_id, named)
     if failure.kind in OOM_REASONS:
         record = msgspec.structs.replace(record, reason=f"{OOM_REASONS[failure.kind]} {where}")
     return record

@@ -59,7 +59,7 @@ def test_an_error_of_its_own_goes_before_a_signal(rank_files: RankFiles) -> None
     assert find_root_cause(rank_files, {1: RankExit(-signal.SIGSEGV, 1.0)}).kind == "exception"
 
 
-def test_the_agents_own_sigterm_is_no_cause_where_there_is_another(rank_files: RankFiles) -> None:
+def test_the_agents_own_sigterm_is_the_cause_only_without_another(rank_files: RankFiles) -> None:
     exits = {0: RankExit(-signal.SIGTERM, 1.0), 1: RankExit(-signal.SIGABRT, 2.0)}
     assert find_root_cause(rank_files, exits).message == "rank 1 was killed by SIGABRT"
     write_error(rank_files, 1, "collective")

@@ -24,9 +24,7 @@ def test_torchs_allocator_tells_if_it_refused_memory(monkeypatch: pytest.MonkeyP
     assert did_gpu_allocator_refuse() is (num_ooms > 0)
 
 
-def test_a_boot_has_one_id_and_none_where_the_kernel_does_not_say(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_boot_id_is_none_if_the_kernel_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "boot_id").write_text("8d0a3c5e-0000-4000-8000-000000000001\n")
     monkeypatch.setattr(host, "BOOT_ID_PATH", tmp_path / "boot_id")
     assert host.boot_id() == "8d0a3c5e-0000-4000-8000-000000000001"
