@@ -150,8 +150,8 @@ TABLE_DEFINITIONS = (
             "test_accuracy",
         ),
         "Calls and bytes that one rank sends (under DataParallel: that leave a GPU), counted by instruments. The "
-        "formula is the model's gradients (x N-1 under DataParallel). epoch_time_s and test_accuracy are of the point "
-        "that trained with the same axes, if any.",
+        "formula is the model's gradients (x N-1 under DataParallel). epoch_time_s and test_accuracy are of the "
+        "point that trained with the same axes, if any.",
         optional=("epoch_time_s",),
     ),
     TableDefinition(
@@ -188,11 +188,10 @@ TABLE_DEFINITIONS = (
             "measured_step_time_s",
             "prediction_error",
         ),
-        "Not measured. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N S/bandwidth, fitted to "
-        "the sweep on from_num_gpus GPUs. No extra all-reduce time is hidden (low and high: hidden while all-reduces "
-        "take no longer than the step); the rest of the step stays as on from_num_gpus. Efficiency is against one "
-        "GPU alone. "
-        "Rows with a measured step test the model.",
+        "Not measured. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N S/bandwidth, fitted to"
+        " the sweep on from_num_gpus GPUs. No extra all-reduce time is hidden (low and high: hidden while all-"
+        "reduces take no longer than the step); the rest of the step stays as on from_num_gpus. Efficiency is "
+        "against one GPU alone. Rows with a measured step test the model.",
     ),
     TableDefinition(
         "Q4",
