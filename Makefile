@@ -9,7 +9,7 @@ WORKERS ?= 2
 # a file's tests stay on one worker, and share its fixtures
 PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist loadfile
 
-.PHONY: run check test lint bench bench-gpu jobs slurm
+.PHONY: run check test test-fast lint bench bench-gpu jobs slurm
 
 run: $(VENV)/.installed
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable
@@ -19,7 +19,11 @@ run: $(VENV)/.installed
 test: $(VENV)/.installed-test slurm
 	$(PYTEST)
 
-check: lint
+# at once: mypy is one process, and the linters end while the tests run
+check: $(VENV)/.installed-test
+	$(MAKE) --jobs=2 --output-sync=target lint test-fast
+
+test-fast: $(VENV)/.installed-test
 	$(PYTEST) -m "not slurm and not training"
 
 lint: $(VENV)/.installed-test

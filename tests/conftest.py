@@ -1,4 +1,4 @@
-"""What tests share: the commands as a user runs them, and one throwaway Slurm a session."""
+"""Shared by all tests: the commands as a user runs them, and one throwaway Slurm a worker."""
 
 import functools
 import os
