@@ -109,7 +109,7 @@ def main() -> int:
     sizes = (arguments.num_samples, arguments.num_parameters)
     inputs = repr((raw, arguments.gpu, *sizes)).encode(errors="surrogateescape")  # all that determines the records
     launch_id = f"ingest-{hashlib.sha256(inputs).hexdigest()[:16]}"
-    found = [build_record(rows, *sizes, launch_id, environment) for rows in points]
+    found = [build_ingested_record(rows, *sizes, launch_id, environment) for rows in points]
     check_encodable(found)
     num_new = publish_all(found, Experiment(arguments.outputs))
     log_line(f"{pluralize(num_new, 'record')} new, {len(found) - num_new} known, in {arguments.outputs}.")
@@ -206,7 +206,7 @@ def epoch_number(row: CsvRow) -> int:
     return row.epoch or FIRST_TIMED_EPOCH
 
 
-def build_record(
+def build_ingested_record(
     rows: list[CsvRow], num_samples: int, num_parameters: int, launch_id: str, environment: Environment
 ) -> Record:
     """Return the record of one point. Axes that the file does not state are None. Raises CommandError."""

@@ -1,10 +1,10 @@
-"""Expand a grid and run the points without a record: as Slurm arrays, or on this machine if it has no Slurm.
+"""Expand a grid and run the points that have no record: as Slurm arrays, or here if there is no Slurm.
 
     python -m pipeline.submit --grid scaling
     python -m pipeline.submit --grid scaling --dry-run
 
-Exit codes: 0 success, also if every point has a record already; 1 a point that ran on this machine, or any expected
-point after --wait, has no result; 2 wrong usage or configuration; 3 --only or --rerun select no point; 4 Slurm refused
+Exit codes: 0 success, also if there is nothing to run; 1 a point has no result (one that ran here; any expected
+point with --wait); 2 wrong usage or configuration; 3 --only or --rerun select no point; 4 Slurm refused
 an array, or is configured and does not answer.
 """
 
@@ -38,7 +38,7 @@ MAX_PROLOGUE_BYTES = 1_000_000
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Parse the command line."""
+    """Return the parsed and checked command line."""
     parser = build_parser("submit", __doc__)
     parser.add_argument("--grid", required=True, help="the name of a shipped grid, or a path to a grid file")
     add_point_arguments(parser)
@@ -51,21 +51,21 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--cluster", choices=("auto", "slurm", "local"), default="auto", help="where to run")
     add_cluster_arguments(parser)
     parser.add_argument("--time", help="the time limit of a point, as [days-]hours:minutes:seconds")
-    parser.add_argument("--prologue", type=Path, help="a shell file of yours that each job sources first")
+    parser.add_argument("--prologue", type=Path, help="your own shell file; each job sources it first")
     parser.add_argument("--max-parallel", type=int, help="elements of an array that may run at the same time")
     parser.add_argument(
         "--points-per-element",
         type=int,
         default=1,
         metavar="N",
-        help="points of one resource shape that an array element runs one after another (default: 1)",
+        help="points with equal resources that an array element runs one after another (default: 1)",
     )
-    parser.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help="refuse points that may take more")
+    parser.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help="refuse to run if they may take more")
     parser.add_argument("--skip-unsatisfiable", action="store_true", help="leave out points that cannot run here")
     parser.add_argument(
         "--wait",
         action="store_true",
-        help="return when no point is queued or running; exit code 1 if a point has no result",
+        help="wait until no point is queued or running; exit code 1 if a point has no result",
     )
     arguments = parser.parse_args()
     check_arguments(parser, arguments)
@@ -172,7 +172,7 @@ def print_plan(
         try:
             check_gpu_hours_limit(estimates, arguments.max_gpu_hours)
         except CommandError as refusal:
-            log_line(f"Would be refused: {refusal}")
+            log_line(f"Without --dry-run this is refused: {refusal}")
 
 
 def submit_or_run(
@@ -182,7 +182,7 @@ def submit_or_run(
     cluster: "Cluster",
     prologue: bytes | None,
 ) -> int:
-    """Submit the arrays, or run the points on this machine, while no other driver can; return the exit code."""
+    """Submit the arrays, or run the points on this machine, with the lock held; return the exit code."""
     from pipeline.experiment.folder import Experiment, warn_of_open_folders
     from pipeline.experiment.manifest import add_points
     from pipeline.experiment.packing import pack_elements
@@ -192,7 +192,7 @@ def submit_or_run(
     options = read_launch_options(arguments, grid.resources.time_min() * 60)
     require_packages(*(RANK_PACKAGES if cluster.kind == "local" else ("submitit",)))
     staged = plan.select_points(grid.points, experiment, submit_options).todo
-    executor.stage_data(staged, options.data)  # before the folders exist: a failure leaves no empty experiment
+    executor.stage_data(staged, options.data)  # before create(), so that a failure leaves no empty folder
     experiment.create()
     warn_of_open_folders([experiment])
     with experiment.submission_lock():

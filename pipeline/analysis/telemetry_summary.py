@@ -21,10 +21,10 @@ from pipeline.experiment.measurement import (
 )
 from pipeline.experiment.record import Environment
 
-MIN_SAMPLES = 2  # inside a window, for any figure
-# an H200's energy counter changes ten times a second; in a shorter window each end weighs more than a fifth
+MIN_SAMPLES = 2  # fewest samples in a window to report any value
+# an H200's energy counter changes ten times a second; in a shorter window the two ends cause large errors
 MIN_ENERGY_SAMPLES = 5
-MAX_GPU_WINDOWS = 200  # in a record, to keep it small; the first epochs are kept, which include the timed ones
+MAX_GPU_WINDOWS = 200  # per record, to keep it small; the first epochs are kept, and they include the timed ones
 MAX_NOTES, MAX_NOTE_CHARS = 20, 400
 # bits of NVML's clocks event reasons (nvml.h); not throttling: 0x1 idle, 0x2 clocks set by the user, 0x100 display
 REASON_BITS: dict[int, ThrottleReason] = {
@@ -39,11 +39,11 @@ REASON_BITS: dict[int, ThrottleReason] = {
 }
 NOT_THROTTLING_BITS = 0x1 | 0x2 | 0x100
 
-CounterSeries = list[tuple[int, float]]  # (unix_ns, value), sorted by time
+TimeSeries = list[tuple[int, float]]  # (unix_ns, value), sorted by time
 
 
 class GpuSample(msgspec.Struct, frozen=True, array_like=True):
-    """One sample of a GPU; `gpu` is its index in the header, None is a value that the driver does not give."""
+    """One sample of a GPU; `gpu` is its index in the header. None: the driver does not give this value."""
 
     gpu: int
     unix_ns: int
@@ -68,7 +68,7 @@ class SamplerNote(msgspec.Struct, frozen=True, array_like=True, tag="note"):
 
 
 class SamplingRound(msgspec.Struct, frozen=True, array_like=True, tag="tick"):
-    """One round of samples: CPU ticks since boot (busy, all) and every GPU."""
+    """One round of samples: the CPU ticks since boot as (busy, all), and one sample of every GPU."""
 
     unix_ns: int
     cpu: tuple[int, int] | None
@@ -76,7 +76,7 @@ class SamplingRound(msgspec.Struct, frozen=True, array_like=True, tag="tick"):
 
 
 class NodeSamples(NamedTuple):
-    """All samples of one node; GPUs by UUID as `normalize_uuid` returns it."""
+    """All samples of one node; the keys of `gpus` are UUIDs as `normalize_uuid` returns them."""
 
     interval_s: float | None
     ticks: list[SamplingRound]
@@ -98,12 +98,12 @@ _line_decoder = msgspec.json.Decoder(SamplerHeader | SamplerNote | SamplingRound
 
 
 def normalize_uuid(uuid: str) -> str:
-    """Return the UUID as torch gives it, without the driver's prefix `GPU-`."""
+    """Return the UUID as torch writes it: in lower case, without the driver's prefix `GPU-`."""
     return uuid.lower().removeprefix("gpu-")
 
 
 def read_node_samples(path: Path) -> NodeSamples:
-    """Return the samples of one node sorted by time, without truncated lines. Raises OSError."""
+    """Return the samples of one node sorted by time; lines that cannot be decoded are skipped. Raises OSError."""
     header, ticks, notes = SamplerHeader(0, ()), [], []
     for line in read_sampler_lines(path):
         if isinstance(line, SamplerHeader):
@@ -172,7 +172,7 @@ def timed_span(rank: RankEpoch) -> TimeSpan | None:
 
 
 def gpu_window(epoch: int, gpu: int, samples: Sequence[GpuSample], window: TimeSpan) -> GpuWindow:
-    """Summarize a GPU's samples inside the window; figures with too few samples are None."""
+    """Summarize a GPU's samples inside the window; a value with too few samples is None."""
     inside = [sample for sample in samples if window.holds(sample.unix_ns)]
     reasons = [sample.reasons for sample in inside if sample.reasons is not None]
     energy_j, method = energy_of(samples, window) if len(inside) >= MIN_ENERGY_SAMPLES else (None, None)
@@ -192,7 +192,7 @@ def gpu_window(epoch: int, gpu: int, samples: Sequence[GpuSample], window: TimeS
 
 
 def aggregate_if_enough(values: Iterable[int | None], figure: Callable[[list[float]], float]) -> float | None:
-    """Return the figure of the values that are not None; None if there are fewer than MIN_SAMPLES."""
+    """Apply `figure` to the values that are not None; return None if these are fewer than MIN_SAMPLES."""
     known = [float(value) for value in values if value is not None]
     return figure(known) if len(known) >= MIN_SAMPLES else None
 
@@ -208,7 +208,7 @@ def name_reasons(masks: Iterable[int]) -> tuple[ThrottleReason, ...]:
 
 
 def energy_of(samples: Sequence[GpuSample], window: TimeSpan) -> tuple[float | None, EnergyMethod | None]:
-    """Return joules over the window, from the counter or else the power; None if the samples do not span the window."""
+    """Return joules and method: from the counter, else the power; both None if samples do not span the window."""
     counted = clip_to_span(
         counter_changes([(s.unix_ns, s.energy_mj) for s in samples if s.energy_mj is not None]), window
     )
@@ -223,13 +223,13 @@ def energy_of(samples: Sequence[GpuSample], window: TimeSpan) -> tuple[float | N
     return round(joules, 3), "power"
 
 
-def counter_changes(points: CounterSeries) -> CounterSeries:
-    """Return the points where a counter has a new value: it is updated less often than it is sampled."""
+def counter_changes(points: TimeSeries) -> TimeSeries:
+    """Return only the points with a new value, since a counter is sampled more often than it is updated."""
     return points[:1] + [after for before, after in itertools.pairwise(points) if after[1] != before[1]]
 
 
-def clip_to_span(points: CounterSeries, window: TimeSpan) -> CounterSeries:
-    """Return the points inside the window and its ends by linear interpolation; empty if they do not span it."""
+def clip_to_span(points: TimeSeries, window: TimeSpan) -> TimeSeries:
+    """Return the points inside the window plus its two ends, interpolated; [] if the points do not span it."""
     ends = [interpolate(points, unix_ns) for unix_ns in window]
     if ends[0] is None or ends[1] is None:
         return []
@@ -237,7 +237,7 @@ def clip_to_span(points: CounterSeries, window: TimeSpan) -> CounterSeries:
     return [(window.start_ns, ends[0]), *inside, (window.end_ns, ends[1])]
 
 
-def interpolate(points: CounterSeries, unix_ns: int) -> float | None:
+def interpolate(points: TimeSeries, unix_ns: int) -> float | None:
     """Return the value at a time by linear interpolation; None before the first point and after the last."""
     place = bisect.bisect_left(points, unix_ns, key=lambda point: point[0])
     if place < len(points) and points[place][0] == unix_ns:
@@ -249,7 +249,7 @@ def interpolate(points: CounterSeries, unix_ns: int) -> float | None:
 
 
 def host_window(epoch: int, node: int, ticks: Sequence[SamplingRound], window: TimeSpan) -> HostWindow:
-    """Summarize a node's CPUs: the busy share of the ticks in the window, interpolated at its ends."""
+    """Return the busy share of a node's CPUs in the window; the ticks at its two ends are interpolated."""
     inside = sum(window.holds(tick.unix_ns) for tick in ticks)
     busy, total = (clip_to_span([(t.unix_ns, t.cpu[part]) for t in ticks if t.cpu], window) for part in (0, 1))
     share = None

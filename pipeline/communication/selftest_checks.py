@@ -1,6 +1,6 @@
-"""Checks of the self-test: each compares findings of the ranks with a known value.
+"""Checks of the self-test: each compares what the ranks measured with a known value.
 
-Pure functions of the findings. Each result has its figures and a sentence with the limit.
+All functions are pure. Each result has the measured values and a sentence that states the limit.
 """
 
 import statistics
@@ -15,13 +15,13 @@ from pipeline.analysis.stopping_rule import is_difference_precise_enough, is_hal
 from pipeline.experiment.measurement import WindowTimesNs
 
 NOISE_FLOOR_US = 10.0
-LARGE_BUCKET_RATIO = 1.5
+LARGE_BUCKET_RATIO = 1.5  # exposed communication must rise by this factor with one bucket
 USUAL_BUCKET_BYTES = 25 * 2**20
-SOCKET_RATIO = 10.0
+SOCKET_RATIO = 10.0  # exposed communication must rise by this factor over sockets
 INJECTED_TOLERANCE = 0.20
 REPEAT_TOLERANCE = 0.01
-WAIT_SHARE = 0.8  # share of the sleep that must appear as waiting
-BANDWIDTH_TOLERANCE = 0.20
+WAIT_SHARE = 0.8  # smallest share of the expected wait that must be measured
+SHORTEST_RISE_TOLERANCE = 0.20  # limit of the rise of the shortest all-reduce while a rank sleeps
 BARE_LOOP_TOLERANCE = 0.05
 CLOCK_PARTS_TOLERANCE = 0.01
 CLOCK_TOLERANCE = {"large": 0.01, "small": 0.03}  # share of a step
@@ -44,9 +44,9 @@ class Findings(msgspec.Struct, frozen=True):
     extra_bytes: int = 0
     extra_ns: list[int] = []  # time of the injected all-reduce alone, by window
     sleep_ns: int = 0
-    # all-reduces of gradients in a profiled step; first value undisturbed, second with one rank asleep
+    # all-reduces of gradients in a profiled step: [normal, with one rank asleep]
     shortest_ns: list[float] = []  # time on the fastest rank
-    wait_ns: list[float] = []  # wait of the mean rank
+    wait_ns: list[float] = []  # mean wait over the ranks
     clock_windows: dict[str, list[int]] = {}  # wall time of the training loop with marks, by batch ("large", "small")
     silent_windows: dict[str, list[int]] = {}  # the same without marks
     parts_share: list[float] = []  # sum of the parts over the wall time, by window
@@ -69,7 +69,7 @@ class CheckResult(NamedTuple):
 
 
 def check_answers(findings: Findings, again: Findings, sockets: Findings | None) -> list[CheckResult]:
-    """Run every check. `again` is the same point in new processes, `sockets` the same over sockets (None: no NCCL)."""
+    """Run every check. `again` is the same point in new processes, `sockets` the same over sockets (None: not NCCL)."""
     return [
         check_no_op_series(findings),
         check_large_bucket(findings),
@@ -89,17 +89,17 @@ def step_us(findings: Findings, name: str) -> list[float]:
 
 
 def difference_us(findings: Findings, name: str, other: str) -> list[float]:
-    """Return the difference of two step times round by round, in us. Drift cancels."""
+    """Return the difference of two step times in each round, in us; slow drift cancels out."""
     return [a - b for a, b in zip(step_us(findings, name), step_us(findings, other), strict=True)]
 
 
 def exposed_us(findings: Findings, name: str = "ddp") -> float:
-    """Return the exposed communication of a step: median difference to the no-op hook over rounds, in us."""
+    """Return the exposed communication of a step in us: the median difference from the no-op hook over rounds."""
     return statistics.median(difference_us(findings, name, "no_op_hook"))
 
 
 def is_precise_enough(findings: Findings) -> bool:
-    """True once DDP's step time and every difference to the no-op hook are precise enough to stop."""
+    """Return True if DDP's step time and all differences from the no-op hook are precise enough to stop."""
     differences = [difference_us(findings, name, "no_op_hook") for name in findings.windows if name != "no_op_hook"]
     differences += [difference_us(findings, "extra", "ddp")] if "extra" in findings.windows else []
     times_us = step_us(findings, "ddp")
@@ -108,7 +108,7 @@ def is_precise_enough(findings: Findings) -> bool:
 
 
 def is_clock_cost_precise_enough(name: str, clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> bool:
-    """True once the cost of the marks is known within half of its limit."""
+    """Return True if the cost of the clock's marks is known to within half of its limit."""
     return is_half_width_below(clock_costs(clocked_ns, silent_ns), CLOCK_TOLERANCE[name] / 2)
 
 
@@ -118,7 +118,7 @@ def clock_costs(clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> list[flo
 
 
 def require_interval(values: Sequence[float]) -> Interval:
-    """Return the interval of the values' median, in their unit. Raises ValueError below six values."""
+    """Return the confidence interval of the median. Raises ValueError for fewer than six values."""
     interval = median_interval(values)
     if interval is None:
         raise ValueError(f"an interval needs six values, got {len(values)}.")
@@ -126,14 +126,14 @@ def require_interval(values: Sequence[float]) -> Interval:
 
 
 def pass_or_fail(is_met: bool) -> Verdict:
-    """Return the verdict of a check that applies."""
+    """Return the verdict `pass` or `fail`."""
     return "pass" if is_met else "fail"
 
 
 def check_no_op_series(findings: Findings) -> CheckResult:
-    """Check that two interleaved no-op series differ by no more than NOISE_FLOOR_US, or than the noise if it is larger.
+    """Check that two interleaved no-op series differ by at most NOISE_FLOOR_US or the noise, whichever is larger.
 
-    The noise is the largest value in the interval of the difference between two equal DDP series (an A/A comparison).
+    The noise is the largest absolute value in the interval of the difference between two equal DDP series (A/A).
     """
     differences = difference_us(findings, "no_op_hook", "no_op_hook_again")
     difference = abs(statistics.median(differences))
@@ -150,7 +150,7 @@ def check_no_op_series(findings: Findings) -> CheckResult:
 def check_large_bucket(findings: Findings) -> CheckResult:
     """Check that exposed communication rises with one bucket for all gradients, which cannot overlap with backward."""
     if findings.gradient_bytes <= USUAL_BUCKET_BYTES:
-        return CheckResult("bucket cap of 100 MB", "not applicable", "the gradients fill one bucket in any case", {})
+        return CheckResult("bucket cap of 100 MB", "not applicable", "all gradients fit in one bucket in any case", {})
     usual, large = exposed_us(findings), exposed_us(findings, "one_bucket")
     return CheckResult(
         "bucket cap of 100 MB",
@@ -163,7 +163,7 @@ def check_large_bucket(findings: Findings) -> CheckResult:
 def check_sockets(findings: Findings, sockets: Findings | None) -> CheckResult:
     """Check that over sockets exposed communication rises at least tenfold and the bandwidth falls below half."""
     if sockets is None:
-        return CheckResult("sockets", "not applicable", "only NCCL between GPUs has a faster way than sockets", {})
+        return CheckResult("sockets", "not applicable", "only for NCCL; other backends always use sockets", {})
     fast, slow = exposed_us(findings), exposed_us(sockets)
     peak, collapsed = gradients_busbw_gb_s(findings), gradients_busbw_gb_s(sockets)
     return CheckResult(
@@ -178,7 +178,7 @@ def check_sockets(findings: Findings, sockets: Findings | None) -> CheckResult:
 def gradients_busbw_gb_s(findings: Findings) -> float:
     """Return the bus bandwidth of an all-reduce of all gradients (nccl-tests, doc/PERFORMANCE.md).
 
-    It equals formulas.busbw_gb_s but for rounding: published self-tests hold every digit of this form.
+    It equals formulas.busbw_gb_s except for rounding; published self-tests contain the digits of this form.
     """
     return ring_bytes_per_step(findings.gradient_bytes, findings.num_ranks) / statistics.median(findings.swept_ns)
 
@@ -217,10 +217,10 @@ def check_straggler(findings: Findings) -> CheckResult:
     change = findings.shortest_ns[1] / findings.shortest_ns[0] - 1
     return CheckResult(
         "a rank asleep",
-        pass_or_fail(wait_us >= WAIT_SHARE * expected_us and change <= BANDWIDTH_TOLERANCE),
+        pass_or_fail(wait_us >= WAIT_SHARE * expected_us and change <= SHORTEST_RISE_TOLERANCE),
         f"{findings.sleep_ns / 1e6:.0f} ms of sleep in one rank add {wait_us:.0f} us to the mean rank's wait (at least "
         f"{WAIT_SHARE * expected_us:.0f}), and the shortest all-reduces change by {change:+.1%} (limit "
-        f"+{BANDWIDTH_TOLERANCE:.0%})",
+        f"+{SHORTEST_RISE_TOLERANCE:.0%})",
         {"wait_us": wait_us, "expected_wait_us": expected_us, "shortest_change": change},
     )
 
@@ -250,7 +250,7 @@ def check_parts(findings: Findings) -> CheckResult:
 
 
 def check_clock(findings: Findings, name: str) -> CheckResult:
-    """Check the cost of the marks against the loop without them. Windows too uneven to decide are no pass."""
+    """Check that the marks cost less than the limit. If the windows are too uneven to decide, it is no pass."""
     costs = clock_costs(findings.clock_windows[name], findings.silent_windows[name])
     cost, interval = statistics.median(costs), median_interval(costs)
     low, high = (interval.low, interval.high) if interval else (min(costs), max(costs))
@@ -258,7 +258,7 @@ def check_clock(findings: Findings, name: str) -> CheckResult:
     is_close, is_precise = low <= limit < high, is_half_width_below(costs, limit / 2)
     doubt = ""
     if is_close:
-        uneven = "; windows of this host differ by too much to tell, raise --windows"
+        uneven = "; the windows differ too much to decide, use a larger --windows"
         doubt = "; too close to tell" if is_precise else uneven
     return CheckResult(
         f"cost of the clock, {name} batch",
@@ -270,5 +270,5 @@ def check_clock(findings: Findings, name: str) -> CheckResult:
 
 
 def count_verdicts(results: Sequence[CheckResult]) -> Mapping[str, int]:
-    """Count the checks by verdict."""
+    """Return the number of checks for each verdict."""
     return {word: sum(result.verdict == word for result in results) for word in ("pass", "fail", "not applicable")}

@@ -30,11 +30,11 @@ DOWNLOAD_TIMEOUT_S = 60
 
 
 class DataNotStaged(RuntimeError):
-    """The data folder lacks data that a point needs. The message names the cure."""
+    """The data folder lacks data that a point needs. The message says what to do."""
 
 
 def require_folder(folder: Path | None) -> Path:
-    """Return the data folder. Raises DataNotStaged if none was named or it does not exist."""
+    """Return the data folder. Raises DataNotStaged if none was given or it does not exist."""
     if folder is None:
         raise DataNotStaged("no data folder was named; give --data DIR, or set PIPELINE_DATA.")
     if not folder.is_dir():
@@ -60,12 +60,12 @@ def check_cifar10_files(folder: Path) -> None:
         facts = path.stat()
         if facts.st_uid not in (0, os.getuid()) or facts.st_mode & 0o022:
             raise DataNotStaged(
-                f"{path} can be written by others, and reading it runs their code; chmod go-w it, or stage anew."
+                f"{path} can be written by others, and reading it runs their code; chmod go-w it, or stage it again."
             )
 
 
 def check_cifar10_md5(folder: Path) -> None:
-    """Raise DataNotStaged if the MD5 of a batch file is wrong. torchvision checks the same before each point."""
+    """Raise DataNotStaged if the MD5 of a batch file is wrong. torchvision checks it again before each point."""
     for name, expected in CIFAR10_FILES.items():
         with (folder / CIFAR10_FOLDER / name).open("rb") as file:
             found = hashlib.file_digest(file, functools.partial(hashlib.md5, usedforsecurity=False)).hexdigest()
@@ -86,9 +86,9 @@ def require_image_folder(folder: Path) -> None:
             if next(path.iterdir(), None) is None:
                 raise DataNotStaged(f"{path} has no images; complete the folder, or remove the class.")
     different = class_names(folder / "train") ^ class_names(folder / "test")
-    if different:  # each split numbers its own classes: equal labels would name different classes
+    if different:  # each split numbers its own classes, so one label could mean two different classes
         raise DataNotStaged(
-            f"{folder} has the classes {sorted(different)} in one split alone; give both the same classes."
+            f"{folder} has the classes {sorted(different)} in only one split; give both splits the same classes."
         )
 
 
@@ -110,9 +110,9 @@ def class_names(split: Path) -> set[str]:
 
 
 def stage_cifar10(folder: Path, url: str = CIFAR10_URL, sha256: str = CIFAR10_SHA256) -> bool:
-    """Fetch, verify and unpack CIFAR-10. Return False if it was staged already. One process at a time does this.
+    """Fetch, verify and unpack CIFAR-10. Return False if it was staged already. A lock file admits one process.
 
-    Raises DataNotStaged when the archive cannot be fetched or has another SHA-256.
+    Raises DataNotStaged when the archive cannot be fetched or has a wrong SHA-256.
     """
     try:
         with folder_removed_on_error(folder), filelock.FileLock(folder / STAGE_LOCK_NAME):
@@ -128,16 +128,16 @@ def stage_cifar10(folder: Path, url: str = CIFAR10_URL, sha256: str = CIFAR10_SH
 
 @contextlib.contextmanager
 def folder_removed_on_error(folder: Path) -> Iterator[None]:
-    """Make the folder if it is absent, and remove it again if the block fails: its path may be mistyped."""
+    """Make the folder if it is absent, and remove it again if the block fails, since its path may be a typing error."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     if is_new:
-        folder.chmod(0o755)  # readable by all whatever the umask: the data is public
+        folder.chmod(0o755)  # everybody may read it, for any umask: the data is public
     try:
         yield
     except BaseException:
         if is_new:
-            with contextlib.suppress(OSError):  # the folder holds more than the lock
+            with contextlib.suppress(OSError):  # rmdir fails if the folder holds other files
                 (folder / STAGE_LOCK_NAME).unlink(missing_ok=True)
                 folder.rmdir()
         raise
@@ -152,13 +152,13 @@ def fetch_and_unpack(folder: Path, url: str, sha256: str) -> None:
             raise DataNotStaged(f"{url} gave an archive with SHA-256 {digest}, expected {sha256}; it was not unpacked.")
         batches = Path(scratch, CIFAR10_FOLDER)
         unpack(archive, batches)
-        if (folder / CIFAR10_FOLDER).exists():  # incomplete: a complete one is not fetched again
+        if (folder / CIFAR10_FOLDER).exists():  # it is incomplete: a complete folder is not fetched again
             (folder / CIFAR10_FOLDER).rename(Path(scratch, "incomplete"))
         batches.rename(folder / CIFAR10_FOLDER)
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """Unpack the plain files of the archive's one folder. Raises DataNotStaged for any other member."""
+    """Unpack the regular files of the archive's only folder. Raises DataNotStaged for any other member."""
     target.mkdir()
     target.chmod(0o755)
     with tarfile.open(archive) as tar:
@@ -169,7 +169,7 @@ def unpack(archive: Path, target: Path) -> None:
             source = tar.extractfile(member) if member.isreg() else None
             if source is None or len(parts) != 2 or parts[0] != CIFAR10_FOLDER or parts[1] in (".", ".."):
                 raise DataNotStaged(
-                    f"cannot stage CIFAR-10: the archive holds {member.name!r}, which is not one of its files."
+                    f"cannot stage CIFAR-10: the archive holds {member.name!r}, which is not a file of CIFAR-10."
                 )
             path = target / parts[1]
             with source, path.open("xb") as file:
@@ -178,8 +178,8 @@ def unpack(archive: Path, target: Path) -> None:
 
 
 def download(url: str, target: Path) -> str:
-    """Save a URL to a file and return the SHA-256 of its bytes. Raises DataNotStaged with the cure."""
-    # imported here, so that a command that finds the data staged starts faster
+    """Save a URL to a file and return the SHA-256 of its bytes. Raises DataNotStaged, which says what to do."""
+    # imported here, so that a command starts faster if the data is staged already
     import http.client
     import urllib.error
     import urllib.request

@@ -64,7 +64,7 @@ class Experiment:
         try:
             for folder in (self.folder, self.records_folder, self.logs):
                 folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-            files.probe_exclusive(self.records_folder)
+            files.check_exclusive_creation(self.records_folder)
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -193,7 +193,7 @@ def find_experiments(root: Path, on_unreadable: Callable[[OSError], None] = lamb
 
 def warn_of_open_folders(experiments: Iterable[Experiment]) -> int:
     """Warn of every folder at or above these experiments where anyone may replace records; return their number."""
-    found = {files.find_open_folder(experiment.records_folder) for experiment in experiments} - {None}
+    found = {files.find_world_writable_folder(experiment.records_folder) for experiment in experiments} - {None}
     for folder in sorted(map(str, found)):
         log_line(f"Warning: {folder}: anyone may write there and replace records; chmod o-w it.")
     return len(found)

@@ -26,19 +26,19 @@ Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 PositiveNanoseconds = Annotated[int, msgspec.Meta(ge=1, le=2**62)]  # a measured time is never 0
 UnitFraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-WindowTimesNs = dict[str, list[list[int]]]  # wall time of each window in ns, [window][rank], by name of the step
+WindowTimesNs = dict[str, list[list[int]]]  # wall times in ns: step name -> [window][rank]
 
 
 class RecordStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """Base of all parts of a record. Excluded from garbage collection, which takes longer than reading the records."""
+    """Base of all parts of a record. No garbage collection: it would take longer than reading the records."""
 
 
 class RankEpoch(RecordStruct, frozen=True):
-    """Times of one rank in one epoch, in nanoseconds; None is "not measured" (or "not stated").
+    """Times of one rank in one epoch, in nanoseconds; None means "not measured" or "not stated".
 
     `compute_time_ns` is copy + forward + backward + optimizer. `data_time_ns` is the time that the device was idle
     waiting for data. `loader_wait_ns` is the host's wait for the loader, which may be hidden behind device work.
-    All parts are None if the whole step is one CUDA graph.
+    The times of the parts are None if the whole step is one CUDA graph.
     """
 
     rank: NonNegativeInt
@@ -55,7 +55,7 @@ class RankEpoch(RecordStruct, frozen=True):
 
 
 class Epoch(RecordStruct, frozen=True):
-    """One epoch: the times of every rank, loss and accuracy (a fraction). `epoch` counts from 1.
+    """One epoch: every rank's times, the loss, and the accuracy (from 0 to 1). `epoch` counts from 1.
 
     `num_updates` counts from the start of training to the end of this epoch. If the loss was not finite, `loss` is None
     and `diverged_at_update` is set. `num_samples` counts distinct samples over all ranks.
@@ -74,7 +74,7 @@ class Epoch(RecordStruct, frozen=True):
 
     @property
     def slowest_rank(self) -> RankEpoch | None:
-        """The rank with the longest epoch time, which is the epoch's; None if no time was measured."""
+        """The rank with the longest epoch time (used as the time of the epoch); None if no time was measured."""
         timed = [rank for rank in self.ranks if rank.epoch_time_ns is not None]
         if len(timed) == 1:
             return timed[0]
@@ -82,10 +82,10 @@ class Epoch(RecordStruct, frozen=True):
 
 
 class DeviceMemory(RecordStruct, frozen=True):
-    """Peak memory of one device of one rank, in bytes; on the CPU the peak resident set size of the process.
+    """Peak memory of one device of one rank, in bytes. On the CPU: the peak resident set size of the process.
 
-    `usable_bytes` is the memory that the process held at its end plus the free memory: the GPU's memory without that of
-    other processes and of CUDA itself, or `memory_limit_gib`. None on a CPU without a limit.
+    `usable_bytes` is the memory that the process held at its end plus the free memory: not the memory of
+    other processes and of CUDA itself, and at most `memory_limit_gib`. None on a CPU without a limit.
     """
 
     rank: NonNegativeInt
@@ -104,9 +104,9 @@ class StepSeries(RecordStruct, frozen=True):
 
 
 class Collective(RecordStruct, frozen=True):
-    """One collective of a profiled step, in the order of issue; durations are [step][rank].
+    """One collective of a profiled step, in the order in which they start; durations are [step][rank].
 
-    `num_bytes` is the input of one rank. A rank's duration includes its wait for the others.
+    `num_bytes` is the size of one rank's input. A rank's duration includes its wait for the others.
     """
 
     kind: TransferKind
@@ -116,7 +116,7 @@ class Collective(RecordStruct, frozen=True):
 
 
 class Profile(RecordStruct, frozen=True):
-    """Profiled steps, run apart from timed ones. Device times for each rank: unions of intervals over all its steps.
+    """Profiled steps, run apart from timed ones. One device time per rank over all steps; overlaps count once.
 
     `comm_ns`: gradient reductions. `compute_ns`: all work except collectives. `overlap_ns`: both at once. `covered_ns`:
     reductions during compute or in a short gap between compute kernels (trace.LAUNCH_GAP_US). On the CPU compute is not
@@ -144,7 +144,7 @@ class Profile(RecordStruct, frozen=True):
 
 
 class AllReduce(RecordStruct, frozen=True):
-    """An isolated all-reduce of one size: the slowest rank's time per call in each window; empty after an OOM."""
+    """An isolated all-reduce of one size. `times_ns`: slowest rank's time per call, by window; empty after an OOM."""
 
     num_bytes: PositiveInt
     times_ns: tuple[PositiveNanoseconds, ...] = ()
@@ -152,7 +152,7 @@ class AllReduce(RecordStruct, frozen=True):
 
 
 class Transfer(RecordStruct, frozen=True):
-    """The data that one rank sends in one step, by kind: counted at run time, not computed."""
+    """The data of one kind that one rank sends in one step, counted at run time and not from a formula."""
 
     kind: TransferKind
     calls_per_step: Annotated[float, msgspec.Meta(ge=0, le=2**40)]
@@ -160,7 +160,7 @@ class Transfer(RecordStruct, frozen=True):
 
 
 class SplitPart(RecordStruct, frozen=True):
-    """One part of a DataParallel step that synchronizes after every part: mean time per step in each window."""
+    """One part of a DataParallel step that synchronizes after each part. `times_ns`: mean per step, by window."""
 
     part: ShortText
     times_ns: Annotated[tuple[PositiveNanoseconds, ...], msgspec.Meta(min_length=1)]
@@ -170,7 +170,7 @@ class Communication(RecordStruct, frozen=True):
     """The raw result of `measure: communication`; `notes` name parts that could not be measured, with the reason.
 
     `sweep_captured` is True if the calls of the sweep were one CUDA graph, None without a sweep and in records before
-    schema 6, whose sweeps were captured only if the steps were.
+    schema 6 (there, the sweep was one CUDA graph only if the steps were).
     """
 
     steps_per_window: PositiveInt
@@ -188,13 +188,13 @@ class Communication(RecordStruct, frozen=True):
         if len(rounds) > 1 or len(ranks) > 1 or 0 in rounds | ranks:
             raise ValueError("every variant needs as many windows as the others, each with every rank")
         if len({series.variant for series in self.series}) < len(self.series):
-            raise ValueError("a variant has one series")
+            raise ValueError("each variant may have only one series")
 
 
 class MemoryTrial(RecordStruct, frozen=True):
     """One trial of a memory search, in its own processes, and the memory of the fullest device in bytes.
 
-    On the CPU peak and usable memory count from the moment that `memory_limit_gib` was set. Memory is None if the batch
+    On the CPU, peak and usable memory are counted from the time `memory_limit_gib` was set. Memory is None if the batch
     did not fit; `reason` explains a failure other than an OOM (since schema 9).
     """
 
@@ -216,7 +216,7 @@ class MemoryTrial(RecordStruct, frozen=True):
 class MemorySearch(RecordStruct, frozen=True):
     """The result of `measure: memory`: the trials in order, and three batch sizes per GPU that follow from them.
 
-    `predicted` is the prediction of the first line through two trials, None without one. `smallest_failing` is None if
+    `predicted` comes from the first straight line through two trials, None without one. `smallest_failing` is None if
     no trial failed.
     """
 
@@ -250,9 +250,9 @@ class Measurement(RecordStruct, frozen=True):
 
 
 class GpuWindow(RecordStruct, frozen=True):
-    """Telemetry of one GPU during one epoch; `gpu` is its index in `environment.gpus`. None is "not measured".
+    """Telemetry of one GPU during one epoch; `gpu` is its index in `environment.gpus`. None means "not measured".
 
-    `num_samples` counts samples inside the window. `energy_j` is the board's energy, from its energy counter or by
+    `num_samples`: telemetry samples in the window. `energy_j` is the board's energy, from its energy counter or by
     integrating the sampled power; from Ampere on, the driver reports power as the mean over the last second.
     `throttle_reasons` are those seen in any sample, without harmless ones (an idle GPU, clocks set by the user).
     """
@@ -270,7 +270,7 @@ class GpuWindow(RecordStruct, frozen=True):
 
 
 class HostWindow(RecordStruct, frozen=True):
-    """Telemetry of one node during its first rank's epoch: the busy share of all its CPUs, including other jobs."""
+    """Telemetry of one node during its first rank's epoch: the busy share of all its CPUs (other jobs included)."""
 
     epoch: PositiveInt
     node: NonNegativeInt
@@ -279,7 +279,7 @@ class HostWindow(RecordStruct, frozen=True):
 
 
 class Telemetry(RecordStruct, frozen=True):
-    """Samples of a separate process, by epoch; `notes` name missing parts with the reason."""
+    """Telemetry of GPUs and nodes by epoch, from a separate process; `notes` say what is missing and why."""
 
     interval_s: NonNegativeFloat
     gpus: tuple[GpuWindow, ...] = ()

@@ -11,54 +11,54 @@ from pipeline.experiment.spec import AXES
 
 NOT_STATED = "not stated"
 ABSENT = "-"
-LARGE_LOSS = 1e5  # from here on the exponent says more than the digits
+LARGE_LOSS = 1e5  # losses from this value on are shown with an exponent
 
 Format = Callable[[float], str]
 Shown = Literal["if_known", "always", "if_not_zero"]
 
 
 def format_general(value: float) -> str:
-    """Return up to six digits."""
+    """Return the number with up to six significant digits."""
     return f"{value:.6g}"
 
 
 def format_ratio(value: float) -> str:
-    """Return three decimals."""
+    """Return the number with three decimals."""
     return f"{value:.3f}"
 
 
 def format_hundredths(value: float) -> str:
-    """Return two decimals."""
+    """Return the number with two decimals."""
     return f"{value:.2f}"
 
 
 def format_percent(value: float) -> str:
-    """Return a fraction in percent, to a tenth."""
+    """Return a fraction as a percentage with one decimal."""
     return f"{100 * value:.1f} %"
 
 
 def format_accuracy(value: float) -> str:
-    """Return a fraction in percent, to a hundredth."""
+    """Return a fraction as a percentage with two decimals."""
     return f"{100 * value:.2f} %"
 
 
 def format_error(value: float) -> str:
-    """Return a fraction in percent, with its sign."""
+    """Return a fraction as a percentage with its sign and one decimal."""
     return f"{100 * value:+.1f} %"
 
 
 def format_half_width(value: float) -> str:
-    """Return a fraction in percent, as a half-width."""
+    """Return a fraction as a percentage after the sign ±."""
     return f"±{100 * value:.1f} %"
 
 
 def format_amount(value: float) -> str:
-    """Return three digits below 100, else a whole number."""
+    """Return three significant digits below 100, else a whole number."""
     return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
 def format_count(value: float) -> str:
-    """Return a whole number from 1000 on, else up to six digits."""
+    """Return up to six significant digits below 1000, else a whole number."""
     return f"{value:,.6g}" if value < 1000 else f"{value:,.0f}"
 
 
@@ -68,22 +68,22 @@ def format_seconds(value: float) -> str:
 
 
 def format_loss(value: float) -> str:
-    """Return four decimals, or the exponent of a loss that is too large for them."""
+    """Return a loss with four decimals, or with an exponent from LARGE_LOSS on."""
     return f"{value:.4f}" if abs(value) < LARGE_LOSS else f"{value:.1e}"
 
 
 class Column(NamedTuple):
-    """One column: a key of JSON, a header of CSV, and how people read it."""
+    """One column: its key in JSON and CSV, and its heading, format and meaning in the report."""
 
     key: str
     meaning: str
     unit: str = ""
     format: Format = format_general
-    absent: str = ABSENT  # the cell of a value that is None
+    absent: str = ABSENT  # the text of the cell if the value is None
     alignment: Literal["left", "right"] = "right"
-    shown: Shown = "if_known"  # in the report: "always" also where no row has a value
-    is_explained: bool = False  # the report's legend says the meaning
-    has_status: bool = False  # the cell of a point without a value holds its status
+    shown: Shown = "if_known"  # in the report; "always": even if no row has a value
+    is_explained: bool = False  # the report's legend includes the meaning
+    has_status: bool = False  # if a point has no value, its cell shows its status
     other_heading: str = ""
 
     @property
@@ -103,7 +103,7 @@ def fraction(key: str, meaning: str, form: Format = format_percent, explained: b
 
 
 def number(key: str, meaning: str, unit: str = "", form: Format = format_general, explained: bool = False) -> Column:
-    """Return a column of numbers in that unit, counts without one."""
+    """Return a column of numbers in `unit`, or of counts if `unit` is empty."""
     return Column(key, meaning, unit, form, is_explained=explained)
 
 
@@ -113,7 +113,7 @@ def words(key: str, meaning: str, absent: str = ABSENT) -> Column:
 
 
 def transfers(kind: str, what: str, shown: Shown = "if_known", has_status: bool = False) -> tuple[Column, Column]:
-    """Return the two columns of what one rank sends of one kind."""
+    """Return two columns for one kind of data that a rank sends: calls per step and bytes per step."""
     calls = Column(f"{kind}_calls_per_step", f"Calls per step that send {what}.", "", format_count, shown=shown)
     num_bytes = Column(f"{kind}_bytes_per_step", f"Bytes per step of {what}.", "B", format_count, shown=shown)
     return calls._replace(has_status=has_status), num_bytes
@@ -124,7 +124,7 @@ GENERAL_COLUMNS = (
     words("status", "The status of the point: ok, oom, failed, rejected or missing."),
     number("n", "Number of runs that the row pools."),
     words("note", "Facts that a reader needs to judge the row.", absent=""),
-    number("num_windows", "Windows that times are medians of."),
+    number("num_windows", "Number of windows; each time is the median over them."),
     Column(
         "noise_floor",
         f"Relative half-width of the median's {100 * CONFIDENCE:.0f} % interval (order statistics): how well it is "
@@ -134,7 +134,7 @@ GENERAL_COLUMNS = (
         is_explained=True,
         other_heading="interval",
     ),
-    words("interval_over", "The values that the interval is over: windows or repeats."),
+    words("interval_over", "The values that the interval is computed from: windows or repeats."),
     words("reason", "Why the point ran out of memory."),
 )
 
@@ -143,12 +143,12 @@ EPOCH_COLUMNS = (
     seconds("epoch_time_low_s", "Lower end of the interval of epoch_time_s."),
     seconds("epoch_time_high_s", "Upper end of the interval of epoch_time_s."),
     seconds("compute_time_s", "Epoch time without data loading.", "always", explained=True),
-    seconds("data_time_s", "Time of one epoch that is data loading.", "always"),
+    seconds("data_time_s", "Part of the epoch time that is data loading.", "always"),
     number("throughput_samples_per_s", "Training samples per second.", "1/s", lambda value: f"{value:,.0f}"),
-    number("peak_memory_gib", "Of the fullest GPU, on the CPU of the largest process.", "GiB", format_hundredths, True),
-    number("energy_j", "All GPUs used, without the host.", "J", format_amount, explained=True),
+    number("peak_memory_gib", "Of the fullest GPU; on the CPU: largest process.", "GiB", format_hundredths, True),
+    number("energy_j", "Energy of all GPUs used, without the host.", "J", format_amount, explained=True),
     number("energy_per_sample_j", "Energy per training sample.", "J", format_amount),
-    number("sm_clock_mhz", "Of the slowest GPU.", "MHz", lambda value: f"{value:.0f}", explained=True),
+    number("sm_clock_mhz", "Clock of the slowest GPU.", "MHz", lambda value: f"{value:.0f}", explained=True),
     fraction("host_cpu_share", "Busy share of the CPUs of the busiest node."),
 )
 
@@ -162,7 +162,7 @@ SCALING_COLUMNS = (
     fraction("parallel_efficiency_high", "Upper end of the interval of parallel_efficiency."),
     fraction("serial_fraction_karp_flatt", "(1/S - 1/N)/(1 - 1/N) for N > 1.", format_ratio, explained=True),
     words("baseline", "Strategy of the one-GPU point that the row is compared with."),
-    number("baseline_batch_size_per_gpu", "Batch size per GPU of that point."),
+    number("baseline_batch_size_per_gpu", "Batch size per GPU of the baseline point."),
 )
 
 SUBTRACTION_COLUMNS = (
@@ -176,35 +176,35 @@ SUBTRACTION_COLUMNS = (
 LEARNING_COLUMNS = (
     Column("epoch", "The epoch, counted from 1.", has_status=True),
     number("num_updates", "Updates of the weights since the start."),
-    number("loss", "Loss over the training set as it was seen.", "", format_loss),
-    fraction("accuracy", "Accuracy over the training set as it was seen.", format_accuracy),
+    number("loss", "Mean loss of the training samples, measured during training.", "", format_loss),
+    fraction("accuracy", "Accuracy on the training samples, measured during training.", format_accuracy),
     number("test_loss", "Loss over the test set.", "", format_loss),
     fraction("test_accuracy", "Accuracy over the test set.", format_accuracy),
     number("diverged_at_update", "First update whose loss was not finite."),
 )
 
 STEP_COLUMNS = (
-    seconds("plain_step_time_s", "The bare module on one GPU with that GPU's share of the batch.", status=True),
+    seconds("plain_step_time_s", "Model without DDP on one GPU, with one GPU's share of the batch.", status=True),
     seconds("ddp_one_step_time_s", "DDP on one GPU."),
-    seconds("no_sync_step_time_s", "DDP on N that reduces nothing (no_sync).", explained=True),
+    seconds("no_sync_step_time_s", "DDP on N GPUs without any reduction (no_sync).", explained=True),
     seconds("no_op_hook_step_time_s", "DDP with a no-op hook: hooks and bucket copies alone.", explained=True),
     seconds("step_time_s", "One training step, on the slowest rank.", status=True),
-    seconds("exposed_comm_time_s", "DDP less no-op hook; its interval is from low to high.", explained=True),
+    seconds("exposed_comm_time_s", "DDP minus no-op hook; the interval is given by low and high.", explained=True),
     seconds("exposed_comm_time_low_s", "Lower end of the interval of exposed_comm_time_s."),
     seconds("exposed_comm_time_high_s", "Upper end of the interval of exposed_comm_time_s."),
-    seconds("noise_floor_time_s", "Reach of the interval between two equal series of DDP.", explained=True),
-    seconds("comm_time_s", "Shortest all-reduce over ranks, summed over the buckets of a row.", explained=True),
+    seconds("noise_floor_time_s", "Larger absolute end of the interval of DDP minus DDP again.", explained=True),
+    seconds("comm_time_s", "Shortest time of each all-reduce over ranks, summed over buckets.", explained=True),
     fraction("hidden_share", "1 - exposed/comm.", explained=True),
     seconds("collective_launch_time_s", "exposed - comm where that is above 0.", explained=True),
-    seconds("straggler_wait_time_s", "All-reduce of the mean rank less the shortest.", explained=True),
+    seconds("straggler_wait_time_s", "Mean all-reduce time of the ranks minus the shortest.", explained=True),
     seconds("buffer_comm_time_s", "Time of the collectives for buffers and batch-norm statistics."),
     seconds(
         "traced_exposed_comm_time_s",
-        "The second way: all-reduce that neither a kernel nor a gap of at most 5 us between two covers, plus "
-        "slowed_compute_time_s, of the rank with the smallest sum; without slowed_compute_time_s gaps are exposed.",
+        "From the profile: all-reduce time outside kernels and outside gaps of up to 5 us between two, plus "
+        "slowed_compute_time_s, on the rank with the smallest sum; without the latter, gaps count as exposed.",
         explained=True,
     ),
-    seconds("slowed_compute_time_s", "Extra kernel time against the no-op hook, profiled twice.", explained=True),
+    seconds("slowed_compute_time_s", "DDP's kernel time minus the no-op hook's (profiled twice).", explained=True),
     seconds("ddp_overhead_time_s", "No-op hook less no_sync; the latter broadcasts no buffers.", explained=True),
     seconds("ddp_overhead_time_low_s", "Lower end of the interval of ddp_overhead_time_s."),
     seconds("ddp_overhead_time_high_s", "Upper end of the interval of ddp_overhead_time_s."),
@@ -233,12 +233,12 @@ TRANSFER_COLUMNS = (
 )
 
 SPLIT_COLUMNS = (
-    seconds("scatter_time_s", "Part that distributes the inputs."),
-    seconds("replicate_time_s", "Part that copies the module to every GPU."),
-    seconds("parallel_forward_time_s", "Part that runs the forward pass on every GPU."),
-    seconds("gather_time_s", "Part that collects the outputs."),
+    seconds("scatter_time_s", "Time to distribute the inputs to the GPUs."),
+    seconds("replicate_time_s", "Time to copy the module to every GPU."),
+    seconds("parallel_forward_time_s", "Time of the forward pass on all GPUs."),
+    seconds("gather_time_s", "Time to collect the outputs."),
     seconds("backward_time_s", "Backward pass and reduction onto the first GPU.", explained=True),
-    seconds("optimizer_time_s", "Part that updates the weights."),
+    seconds("optimizer_time_s", "Time to update the weights."),
     seconds("parts_time_s", "Sum of the parts."),
 )
 
@@ -252,21 +252,21 @@ PREDICTION_COLUMNS = (
     fraction("predicted_parallel_efficiency", "Time on one GPU alone over predicted_step_time_s."),
     fraction("predicted_parallel_efficiency_high", "Time on one GPU alone over predicted_step_time_low_s."),
     seconds("measured_step_time_s", "Step time that was measured on that number of GPUs."),
-    fraction("prediction_error", "First prediction over the measured figure, less 1.", format_error),
+    fraction("prediction_error", "Predicted value divided by the measured value, minus 1.", format_error),
 )
 
 MEMORY_COLUMNS = (
     Column("largest_batch_size_per_gpu", "Largest batch size per GPU that fits.", has_status=True),
     number("smallest_failing_batch_size_per_gpu", "Smallest batch size per GPU that failed, for any reason."),
-    number("head_room_gib", "Usable memory of that GPU less its peak.", "GiB", format_hundredths, explained=True),
+    number("head_room_gib", "Fullest GPU: usable memory minus peak.", "GiB", format_hundredths, explained=True),
     number("predicted_batch_size_per_gpu", "First prediction, from a line through two trials.", explained=True),
     number("num_trials", "Trials of the search."),
     number("num_ooms", "Trials that ran out of memory; the note lists other failures.", explained=True),
-    seconds("search_time_s", "Time of all trials with the starts of their processes.", explained=True),
+    seconds("search_time_s", "Time of all trials, including process start.", explained=True),
 )
 
 COST_COLUMNS = (
-    words("ending", "How the attempts ended; ok_timed and ok_other are the parts of ok attempts."),
+    words("ending", "How the attempts ended; ok attempts are split into timed windows (ok_timed) and the rest."),
     number("gpu_hours", "Hours from launch to record, times the GPUs allocated.", "h", format_amount),
     number("process_hours", "Hours from launch to record, times the processes.", "h", format_amount),
     fraction("allocated_share", "Share of all hours allocated on the device."),
@@ -292,7 +292,7 @@ COLUMNS = {
     )
     for column in columns
 }
-"""Every column but the axes, by key."""
+"""All columns except the axes, by key."""
 
 AXIS_COLUMNS = {axis: Column(axis, "", absent=NOT_STATED) for axis in AXES} | {axis.key: axis for axis in SPECIAL_AXES}
 """Every axis of the grid as a column; `Spec` documents their meanings."""

@@ -45,13 +45,13 @@ def failure_record(spec: Spec, rank_files: RankFiles, launch_id: str, failure: F
         spec,
         "oom" if failure.kind in OOM_REASONS else "failed",
         launch_id,
-        reason=OOM_REASONS.get(failure.kind, first_line(failure)),
+        reason=OOM_REASONS.get(failure.kind, first_message_line(failure)),
         failure=failure,
         environment=rank_files.read_environment(),
     )
 
 
-def first_line(failure: Failure) -> str:
+def first_message_line(failure: Failure) -> str:
     """Return the first line of the failure's message."""
     return failure.message.split("\n")[0]
 

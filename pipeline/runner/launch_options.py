@@ -1,4 +1,4 @@
-"""How points are launched: the options that commands share, and the command line of a process that runs points."""
+"""The options for launching points that commands share, and the command line of a process that runs points."""
 
 import argparse
 import os

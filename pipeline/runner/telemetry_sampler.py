@@ -1,4 +1,4 @@
-"""The telemetry sampler of a node: a separate process beside the ranks, so that it does not slow the timed ones.
+"""The telemetry sampler of a node: a separate process, so that it does not slow the ranks.
 
     python -m pipeline.runner.telemetry_sampler FOLDER --node 0 --interval-s 0.1
 
@@ -34,7 +34,7 @@ from pipeline.runner.rank_files import RankFiles
 from pipeline.system import host
 
 SAMPLING_INTERVAL_S = 0.1
-FULL_RATE_ROUNDS = 36_000  # one hour at the default interval; ten times slower later, to bound the file of a day
+FULL_RATE_ROUNDS = 36_000  # one hour at the default interval; then ten times slower, to limit the file size
 NICENESS = 10
 STOP_GRACE_S = 5
 OTHER_SAMPLES_GRACE_S = 5
@@ -63,7 +63,7 @@ def sample_in_background(rank_files: RankFiles, node: int) -> Iterator[None]:
 
 
 def stop_sampler(process: subprocess.Popen[bytes]) -> str | None:
-    """Stop the sampler. Return a note if it had ended early or does not stop; None if all went well."""
+    """Stop the sampler. Return a note if it has ended already or does not stop, else None."""
     exit_code = process.poll()
     if exit_code is not None:
         return f"the sampler ended early ({'signal' if exit_code < 0 else 'exit code'} {abs(exit_code)})"
@@ -81,7 +81,7 @@ def finish_samples_file(path: Path, note: str | None) -> None:
     part = path.with_suffix(".part")
     with part.open("ab") as file:
         if note:
-            file.write(b"\n" + msgspec.json.encode(SamplerNote(note)) + b"\n")  # the last line may be incomplete
+            file.write(b"\n" + msgspec.json.encode(SamplerNote(note)) + b"\n")  # "\n" first: the last line may be cut
     part.rename(path)
 
 
@@ -103,7 +103,7 @@ def read_samples_or_note(path: Path) -> NodeSamples:
 
 
 class NvmlGpus:
-    """The GPUs of this node that the point uses, read through nvidia-ml-py. `note` says why there are none."""
+    """The GPUs of this node that the point uses, read through nvidia-ml-py. `note` says why the list is empty."""
 
     def __init__(self, spec: Spec) -> None:
         self.uuids: list[str] = []
@@ -137,9 +137,9 @@ class NvmlGpus:
     def _read_one(self, index: int, handle: Any) -> GpuSample:
         nvml = self._nvml
         energy_mj = self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
-        unix_ns = time.time_ns()  # right after the energy: all five queries take milliseconds
+        unix_ns = time.time_ns()  # right after the energy, since the five queries together take milliseconds
         reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
-        if reasons is None:  # the name before driver 535
+        if reasons is None:  # the function's name before driver 535
             reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         return GpuSample(
             gpu=index,
@@ -182,7 +182,7 @@ def visible_gpu_indices(uuids: Sequence[str], mask: str | None) -> list[int]:
 def read_cpu() -> tuple[int, int] | None:
     """Return the busy ticks and all ticks of the node's CPUs since boot; None without /proc/stat.
 
-    Its fields are user nice system idle iowait irq softirq steal (proc(5)).
+    The fields of its first line: user nice system idle iowait irq softirq steal (proc(5)).
     """
     try:
         with open("/proc/stat", "rb") as file:
@@ -209,7 +209,7 @@ def write_line(file: BinaryIO, line: SamplerHeader | SamplerNote | SamplingRound
 
 
 def main() -> None:
-    """Sample until SIGTERM."""
+    """Run the sampler of one node until SIGTERM."""
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.runner.telemetry_sampler",
         description="Sample the GPUs and CPUs of this node until SIGTERM.",
@@ -218,7 +218,7 @@ def main() -> None:
     parser.add_argument("--node", type=int, default=0, help="the node's rank, from 0")
     parser.add_argument("--interval-s", type=float, default=SAMPLING_INTERVAL_S, help="seconds between samples")
     arguments = parser.parse_args()
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # sample_until_sigterm takes it between two lines
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # sample_until_sigterm waits for it between two lines
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher too, which then stops this process
     host.die_with_parent()
     os.nice(NICENESS)

@@ -1,4 +1,4 @@
-"""Queries to Slurm: its presence, its nodes and limits, and the states of jobs. No answer is never read as a state."""
+"""Queries to Slurm: its presence, its nodes and limits, and the states of jobs. Silence is never taken for a state."""
 
 import os
 import re
@@ -17,14 +17,14 @@ NO_CONFIGURATION = ("Could not establish a configuration source", "DNS SRV looku
 SQUEUE_FIELDS = "ArrayJobID:|,ArrayTaskID:|,JobID:|,State:|,exit_code:|,EndTime:|,Reason:|,Name:"
 DEFAULT_MAX_ARRAY_SIZE = 1001
 UP = re.compile(r"^Slurmctld\(.*\) at .* is UP\s*$", re.MULTILINE)
-NUMBER = re.compile(r"[0-9]{1,12}")  # int() also accepts digits of other scripts, and raises for 4,300 digits
-NO_STATE = "no state"  # of a job whose line has none
+NUMBER = re.compile(r"[0-9]{1,12}")  # int() also accepts non-ASCII digits, and raises for over 4,300 digits
+NO_STATE = "no state"  # the state of a job if its line in the answer has none
 
 SlurmPresence = Literal["absent", "silent", "up"]
 
 
 class JobState(NamedTuple):
-    """The state of a job or array element in Slurm; `exit_code` is minus the signal if a signal ended it."""
+    """The state of a job or array element in Slurm; `exit_code` is -N if signal N ended it."""
 
     state: str
     exit_code: int | None
@@ -33,16 +33,16 @@ class JobState(NamedTuple):
 
 
 class NodeType(NamedTuple):
-    """Identical nodes of a partition."""
+    """A group of identical nodes of a partition."""
 
     num_nodes: int
     num_cpus: int
     memory_mib: int
     num_gpus: int
-    gpus_by_type: Mapping[str, int] = {}  # GPUs for which Slurm knows a type
+    gpus_by_type: Mapping[str, int] = {}  # type -> number; GPUs without a type are left out
 
     def count_gpus(self, gpu_type: str | None) -> int:
-        """Return the number of GPUs of this type, of all GPUs for None."""
+        """Return the number of GPUs of this type, or of all GPUs if the type is None."""
         return self.num_gpus if gpu_type is None else self.gpus_by_type.get(gpu_type, 0)
 
 
@@ -50,7 +50,7 @@ JobKey = tuple[str, int | None]  # job id (of the array), index in the array (No
 
 
 def probe_slurm() -> SlurmPresence:
-    """Return `absent` without commands or configuration, `silent` if the controller does not answer, else `up`."""
+    """Return `absent` if commands or configuration are missing, `silent` if the controller is silent, else `up`."""
     if shutil.which("sbatch") is None or shutil.which("scontrol") is None:
         return "absent"
     named = os.environ.get("SLURM_CONF")
@@ -72,7 +72,7 @@ def unreadable_answer(command: str, line: str) -> CommandError:
 
 
 def parse_number(text: str) -> int | None:
-    """Return the number that 1 to 12 digits spell, None for any other text."""
+    """Return the integer in a text of 1 to 12 digits, None for any other text."""
     return int(text) if NUMBER.fullmatch(text) else None
 
 
@@ -91,9 +91,9 @@ def query_max_array_size() -> int:
 
 
 def read_table(command: str, answer: str, num_columns: int) -> list[list[str]]:
-    """Return the rows of an answer, without blank lines and lines without "|", which are banners of the cluster.
+    """Return the rows of an answer; skip blank lines, and lines without "|", which are banners of the cluster.
 
-    Raises CommandError for a row of another width, or if there are only banners.
+    Raises CommandError for a row with another number of columns, or if there are only banners.
     """
     lines = [line for line in answer.splitlines() if line.strip()]
     rows = [line.split("|") for line in lines if "|" in line]
@@ -104,7 +104,7 @@ def read_table(command: str, answer: str, num_columns: int) -> list[list[str]]:
 
 
 def query_node_types(partition: str | None) -> list[NodeType]:
-    """Return the nodes of a partition, of several as `a,b`, or of the default one for None.
+    """Return the nodes of one partition, of several (`a,b`), or of the default partition (None).
 
     Raises CommandError (scheduler) for a partition that Slurm does not have.
     """
@@ -133,12 +133,12 @@ def read_nodes(row: Sequence[str]) -> NodeType:
 
 
 def choose_partitions(shown: Sequence[str], partition: str | None) -> set[str]:
-    """Return the requested partitions, else the default one, which sinfo marks with a star."""
+    """Return the requested partitions, or if there are none the default one, marked with a star by sinfo."""
     return set(partition.split(",")) if partition else {name.rstrip("*") for name in shown if name.endswith("*")}
 
 
 def query_partition_limit_min(partition: str | None) -> int | None:
-    """Return the time limit of the partition in minutes, the smallest one of several; None if there is no limit."""
+    """Return the time limit of the partition in minutes (the smallest if several); None if there is no limit."""
     rows = read_table("sinfo", ask_slurm("sinfo", "-h", "-o", "%P|%l"), num_columns=2)
     wanted = choose_partitions([row[0] for row in rows], partition)
     limits = [parse_limit_min(row[1].strip()) for row in rows if row[0].rstrip("*") in wanted]
@@ -160,7 +160,7 @@ def parse_limit_min(text: str) -> int | None:
 
 
 def read_gpus(gres: str) -> list[tuple[str, int]] | None:
-    """Return (type, number) for each GPU entry in the gres of a node, None if one cannot be parsed.
+    """Return (type, number) for each GPU entry in a node's generic resources (gres); None if one is unreadable.
 
     The type is "" if the entry has none.
     """
@@ -173,7 +173,7 @@ def read_gpus(gres: str) -> list[tuple[str, int]] | None:
         number = parse_number(parts.pop()) if has_number else 1  # Slurm reads `gpu` and `gpu:tesla` as 1
         if number is None:
             return None
-        gpu_type = parts[0] if parts and parts[0] != "no_consume" else ""  # a flag in the place of the type
+        gpu_type = parts[0] if parts and parts[0] != "no_consume" else ""  # no_consume is a flag, not a type
         found.append((gpu_type, number))
     return found
 
@@ -207,7 +207,7 @@ def query_job_states(job_ids: Collection[str]) -> dict[JobKey, JobState]:
 
 
 def read_squeue(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
-    """Yield the jobs that the controller remembers; it forgets a job MinJobAge after its end."""
+    """Yield the jobs that the controller remembers; it forgets a job MinJobAge seconds after its end."""
     try:
         answer = run_slurm("squeue", "-h", "-r", "-t", "all", "-j", ",".join(job_ids), "-O", SQUEUE_FIELDS)
     except (subprocess.TimeoutExpired, OSError) as error:
@@ -229,9 +229,9 @@ def read_squeue(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
 
 
 def parse_exit_code(text: str) -> int | None:
-    """Return the exit code, or minus the signal, of `3:0` or `0:9`; None if it cannot be parsed.
+    """Return 3 for `3:0` (exit code 3) and -9 for `0:9` (signal 9); None if the text cannot be parsed.
 
-    squeue prints the raw wait status up to Slurm 22.05: 768 is exit 3, 9 is SIGKILL.
+    Up to Slurm 22.05, squeue prints the raw wait status: 768 is exit code 3, 9 is SIGKILL.
     """
     first, colon, second = text.partition(":")
     status, signal_number = parse_number(first), parse_number(second)
@@ -265,7 +265,7 @@ def read_sacct(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
 
 
 def find_jobs_named(names: Collection[str]) -> dict[str, str]:
-    """Return job name -> job id, that of the whole array, for the jobs with these names that the controller remembers.
+    """Return {job name: job id of the whole array} for jobs with these names that the controller remembers.
 
     Raises CommandError (scheduler) if squeue does not answer, or its answer cannot be parsed.
     """

@@ -15,13 +15,13 @@ import msgspec
 # errors of a file system that lacks an operation (FAT, SMB, FUSE, some Lustre)
 UNSUPPORTED = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL})
 AT_FDCWD, RENAME_NOREPLACE = -100, 1  # renameat2(2)
-CLAIM_TIMEOUT_S = 2  # a rename follows its claim within microseconds; after this time its owner is considered dead
+CLAIM_TIMEOUT_S = 2  # the rename follows the claim at once; a process that takes longer is dead
 
-CANNOT_READ = "cannot be read: "  # the reason starts with this if the content is unknown
+CANNOT_READ = "cannot be read: "  # the reason starts with this if the file could not be opened
 
 
 class UnreadableFile(ValueError):
-    """The file cannot be used. The message continues a sentence that starts with the file's name."""
+    """Raised if a file cannot be used. The message is the end of a sentence that begins with the file's name."""
 
 
 def create_file_atomically(raw: bytes, path: Path) -> None:
@@ -35,7 +35,7 @@ def create_file_atomically(raw: bytes, path: Path) -> None:
 
 
 def place_exclusively(scratch: str, path: Path) -> None:
-    """Give a file its name by the first method that the file system supports. Raises FileExistsError if it is taken."""
+    """Move `scratch` to `path` by the first method that works here. Raises FileExistsError if `path` exists."""
     for place in (os.link, rename_exclusively):
         try:
             place(scratch, path)
@@ -57,10 +57,10 @@ def rename_exclusively(scratch: str, path: Path) -> None:
 
 
 def claim_and_rename(scratch: str, path: Path) -> None:
-    """Claim the name with an empty file created with O_EXCL, then rename. Raises FileExistsError if it is claimed.
+    """Create an empty claim file with O_EXCL, then rename. Raises FileExistsError if the claim or `path` exists.
 
-    The claim file stays: checking the name itself may read a stale cache, O_EXCL does not. A claim without its file
-    belongs to a process that died; its name is never used again.
+    The claim file is kept: a check of `path` may read a stale cache, O_EXCL does not. A claim without its file
+    comes from a process that died; that name cannot be used again.
     """
     claim = path.with_name(f".claim-{path.name}")
     try:
@@ -70,13 +70,13 @@ def claim_and_rename(scratch: str, path: Path) -> None:
         while not os.path.lexists(path) and time.monotonic() < deadline_s:
             time.sleep(0.01)
         raise
-    if os.path.lexists(path):  # created without a claim: copied, or linked by another machine
+    if os.path.lexists(path):  # the file was made without a claim: copied by hand, or linked by another machine
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     os.rename(scratch, path)
 
 
-def probe_exclusive(folder: Path) -> None:
-    """Test that files can be published exclusively in the folder. Raises OSError if no method works."""
+def check_exclusive_creation(folder: Path) -> None:
+    """Test that the folder allows to create a file only if its name is free. Raises OSError if no method works."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".publishing-", ignore_cleanup_errors=True) as scratch:
         first, second, path = (Path(scratch, name) for name in ("first", "second", "name"))
         first.touch()
@@ -120,7 +120,7 @@ def allow_reading(handle: int) -> None:
 
 @contextlib.contextmanager
 def add_path_to_errors(path: Path) -> Iterator[None]:
-    """Add the path to an OSError raised inside: the error of a full disk names no file."""
+    """Add the path to an OSError raised inside; for example, the error for a full disk has no path."""
     try:
         yield
     except OSError as error:
@@ -142,7 +142,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_bounded(path: Path | str, max_bytes: int, *, follow_links: bool = False) -> bytes:
-    """Return the bytes of a regular file; a link is refused by default. Raises UnreadableFile, also for more bytes."""
+    """Return the bytes of a regular file; refuse a link by default. Raises UnreadableFile, also if it is too large."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW))
     except OSError as error:
@@ -154,14 +154,14 @@ def read_bounded(path: Path | str, max_bytes: int, *, follow_links: bool = False
             raise UnreadableFile("is not a regular file")
         if facts.st_size > max_bytes:
             raise UnreadableFile(f"has {facts.st_size} bytes, more than {max_bytes}")
-        # no file object: it would double the time
+        # os.read, because a file object would take twice the time
         return b"".join(iter(lambda: os.read(handle, facts.st_size + 1), b""))
     finally:
         os.close(handle)
 
 
-def find_open_folder(folder: Path) -> Path | None:
-    """Return the nearest folder, from this one up, where anyone may replace files: world-writable, no sticky bit."""
+def find_world_writable_folder(folder: Path) -> Path | None:
+    """Return this folder or its nearest parent that is world-writable without a sticky bit; None if there is none."""
     for path in (folder.resolve(), *folder.resolve().parents):
         with contextlib.suppress(OSError):  # the folder does not exist yet
             mode = path.stat().st_mode
@@ -178,11 +178,11 @@ def replace_file_atomically(path: Path, raw: bytes) -> None:
 
 
 class NewerSchema(UnreadableFile):
-    """A later version of this project wrote the file."""
+    """Raised if a later version of this project wrote the file."""
 
 
 class SchemaHeader(msgspec.Struct):
-    """The field that every JSON file of this project has."""
+    """The schema version, which every JSON file of this project has."""
 
     schema_version: int
 
@@ -195,5 +195,5 @@ def check_schema_version(raw: bytes, newest: int) -> None:
         return
     if version > newest:
         raise NewerSchema(
-            f"has schema {version}, written by a later version; this version reads up to {newest}: update it"
+            f"has schema {version}, written by a later version; this version reads up to {newest}: update the pipeline"
         )

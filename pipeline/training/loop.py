@@ -77,7 +77,7 @@ def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement,
         spec,
         rank,
         bare_model,
-        drop_long_series(epochs),
+        drop_long_step_times(epochs),
         execution_used=execution,
         compile_time_s=ready.compile_time_s,
         captured_batch_sizes=ready.captured_batch_sizes,
@@ -93,7 +93,7 @@ def run_epochs(
     bare_model: nn.Module,
     test_images: Images | None,
 ) -> tuple[list[Epoch], list[list[PartTimesNs]]]:
-    """Run all epochs, or fewer if may_stop_now. Return their summaries, and part times in ns as [epoch][rank]."""
+    """Run all epochs, or stop early (may_stop_now). Return the summaries, and part times in ns [epoch][rank]."""
     epochs: list[Epoch] = []
     series: list[list[PartTimesNs]] = []
     for number in range(1, spec.epochs + 1):
@@ -109,7 +109,7 @@ def run_epochs(
 
 
 def may_stop_now(spec: Spec, epochs: Sequence[Epoch]) -> bool:
-    """True if the epochs so far give a precise epoch time, and the point may stop early (spec.may_stop_early).
+    """Return True if the epoch time is precise enough by now and spec.may_stop_early is set.
 
     The first epoch, which warms up, does not count.
     """
@@ -135,7 +135,7 @@ def run_epoch(
     losses: list[Tensor] = []
     sizes: list[int] = []
     step.begin_epoch()
-    batch_iterator = iter(batches.epoch(number))  # starts the workers of the loader: before the clock
+    batch_iterator = iter(batches.epoch(number))  # this starts the loader's workers, so it comes before clock.start()
     process_group.barrier(rank)
 
     clock.start()
@@ -157,7 +157,7 @@ def run_epoch(
 
 
 def read_rank_epoch(clock: StepTimer, rank: Rank, num_samples: int) -> RankEpoch:
-    """Return the clock totals of an epoch. Parts that the step does not mark are None."""
+    """Return the total time of each part of an epoch; None for a part that the step does not time."""
     totals = {part: int(time_ns) for part, time_ns in zip(clock.parts, clock.parts_ns().sum(axis=0), strict=True)}
     has_parts = clock.parts == STEP_PARTS
     return RankEpoch(
@@ -176,7 +176,7 @@ def read_rank_epoch(clock: StepTimer, rank: Rank, num_samples: int) -> RankEpoch
 
 
 def set_precision(spec: Spec) -> None:
-    """Allow TF32 in convolutions and matrix products only if the point asks for it; turn off cuDNN's benchmark."""
+    """Allow TF32 in convolutions and matrix products only if the point asks for it; no cuDNN benchmark mode."""
     allow_tf32 = spec.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     torch.backends.cudnn.allow_tf32 = allow_tf32
@@ -193,7 +193,7 @@ def precision_used(spec: Spec, rank: Rank) -> str:
 def evaluate(model: nn.Module, images: Images, rank: Rank, batch_size: int) -> tuple[float | None, float]:
     """Return the mean loss (None if not finite) and the accuracy (a fraction) over the test set.
 
-    Runs on rank 0 only, while no clock runs.
+    Runs on rank 0 only, outside the timed part.
     """
     model.eval()
     mean, std = (torch.tensor(values, device=rank.device).view(1, 3, 1, 1) for values in (CHANNEL_MEANS, CHANNEL_STDS))
@@ -212,7 +212,7 @@ def evaluate(model: nn.Module, images: Images, rank: Rank, batch_size: int) -> t
 def summarize_epoch(
     number: int, spec: Spec, ranks: list[RankEpochSeries], test_loss: float | None, test_accuracy: float | None
 ) -> Epoch:
-    """Combine the ranks of an epoch: every rank's clock, and loss and accuracy over all samples seen."""
+    """Return the epoch with every rank's times, and the loss and accuracy over all samples of all ranks."""
     num_seen = sum(sum(part.sizes) for part in ranks)
     loss = sum(loss * size for part in ranks for loss, size in zip(part.losses, part.sizes, strict=True)) / num_seen
     diverged = [step for part in ranks for step, loss in enumerate(part.losses) if not math.isfinite(loss)]
@@ -231,8 +231,8 @@ def summarize_epoch(
     )
 
 
-def drop_long_series(epochs: list[Epoch]) -> tuple[Epoch, ...]:
-    """Return the epochs without step times if these would make the record too long. steps.npz holds all of them."""
+def drop_long_step_times(epochs: list[Epoch]) -> tuple[Epoch, ...]:
+    """Return the epochs, without step times if the record would be too long. steps.npz always has step times."""
     num_clocks = sum(len(epoch.ranks) for epoch in epochs)
     if sum(len(epoch.step_times_ns or ()) for epoch in epochs) <= MAX_STEP_TIMES and num_clocks <= MAX_RANK_EPOCHS:
         return tuple(epochs)
@@ -242,7 +242,7 @@ def drop_long_series(epochs: list[Epoch]) -> tuple[Epoch, ...]:
 def build_measurement(
     spec: Spec, rank: Rank, model: nn.Module, epochs: tuple[Epoch, ...], **fields: Any
 ) -> Measurement:
-    """Build a measurement with the memory of every rank and the size of the model. Called by all ranks.
+    """Build a measurement with the memory of every rank and the size of the model. All ranks must call it.
 
     `fields` are further fields of the measurement.
     """

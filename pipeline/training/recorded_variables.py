@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-MAX_VALUE_CHARS = 400
+MAX_RECORDED_CHARS = 400
 
 # variables of each library that may change a result or its time; paths of logs, caches and keys are left out
 NAMES_BY_PREFIX = {
@@ -70,7 +70,9 @@ CREDENTIAL = re.compile(
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that may change a measurement. A value that looks like a credential is redacted whole."""
-    return {name: redact(value)[:MAX_VALUE_CHARS] for name, value in sorted(environ.items()) if name in RECORDED_NAMES}
+    return {
+        name: redact(value)[:MAX_RECORDED_CHARS] for name, value in sorted(environ.items()) if name in RECORDED_NAMES
+    }
 
 
 def redact(value: str) -> str:

@@ -189,7 +189,7 @@ def test_a_member_that_would_leave_the_folder_or_is_no_file_is_refused(
 def test_batches_that_others_can_write_are_refused(tmp_path: Path, server: ArchiveServer, name: str, mode: int) -> None:
     stage(tmp_path, server)
     (tmp_path / CIFAR10_FOLDER / name).chmod(mode)
-    with pytest.raises(DataNotStaged, match=r"can be written by others.*; chmod go-w it, or stage anew"):
+    with pytest.raises(DataNotStaged, match=r"can be written by others.*; chmod go-w it, or stage it again"):
         check_cifar10_files(tmp_path)
     with pytest.raises(DataNotStaged, match="can be written by others"):
         stage(tmp_path, server)
@@ -302,7 +302,7 @@ def test_splits_with_different_classes_are_refused_since_their_labels_would_diff
         for name in classes:
             (tmp_path / split / name).mkdir(parents=True)
             (tmp_path / split / name / "1.png").write_bytes(b"")
-    with pytest.raises(DataNotStaged, match=r"has the classes \['cat'\] in one split alone"):
+    with pytest.raises(DataNotStaged, match=r"has the classes \['cat'\] in only one split"):
         require_image_folder(tmp_path)
 
 

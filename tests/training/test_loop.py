@@ -22,7 +22,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.loop import (
     RankEpochSeries,
-    drop_long_series,
+    drop_long_step_times,
     evaluate,
     may_stop_now,
     run_epoch,
@@ -302,8 +302,8 @@ def test_an_epoch_diverges_where_the_first_rank_does() -> None:
 def test_step_times_leave_the_record_where_they_would_make_it_unreadable() -> None:
     (epoch,) = make_measurement(make_spec(), (1.0,), step_times_ns=(1,) * (MAX_STEP_TIMES // 2 + 1)).epochs
     long = [epoch, epoch]
-    assert drop_long_series(long[:1])[0].step_times_ns is not None
-    assert [epoch.step_times_ns for epoch in drop_long_series(long)] == [None, None]
+    assert drop_long_step_times(long[:1])[0].step_times_ns is not None
+    assert [epoch.step_times_ns for epoch in drop_long_step_times(long)] == [None, None]
 
 
 class SaysClassZero(nn.Module):

@@ -3,7 +3,7 @@ import json
 import pytest
 from conftest import ROOT
 
-from pipeline.training.recorded_variables import MAX_VALUE_CHARS, recorded_variables
+from pipeline.training.recorded_variables import MAX_RECORDED_CHARS, recorded_variables
 
 MEASURED = {
     "CUDA_VISIBLE_DEVICES": "0,1",
@@ -66,8 +66,8 @@ def test_a_value_that_looks_like_a_credential_is_not_recorded(value: str) -> Non
 
 
 def test_long_values_are_cut() -> None:
-    assert recorded_variables({"NCCL_TOPO_FILE": "x" * (MAX_VALUE_CHARS + 1)}) == {
-        "NCCL_TOPO_FILE": "x" * MAX_VALUE_CHARS
+    assert recorded_variables({"NCCL_TOPO_FILE": "x" * (MAX_RECORDED_CHARS + 1)}) == {
+        "NCCL_TOPO_FILE": "x" * MAX_RECORDED_CHARS
     }
 
 
