@@ -159,5 +159,6 @@ def test_a_description_stays_a_comment_and_a_path_of_several_lines_is_refused(
         re.sub(r"^description: .*$", r'description: "a\\n#SBATCH --wrap=id\\ntouch canary"', text, flags=re.M)
     )
     assert "\n# a #SBATCH --wrap=id touch canary\n" in pipeline("jobfile", path).stdout
-    shutil.copy(path, tmp_path / "two\nlines.yaml")
-    assert_refused(pipeline("jobfile", tmp_path / "two\nlines.yaml"), 2, "cannot be printed; rename it")
+    for name, reason in (("two\nlines.yaml", "has a control character"), ("zero\u200bwidth.yaml", "cannot be printed")):
+        shutil.copy(path, tmp_path / name)
+        assert_refused(pipeline("jobfile", tmp_path / name), 2, reason)
