@@ -249,16 +249,17 @@ def test_each_version_is_up_and_says_how_long_an_array_may_be(version: str) -> N
 
 def test_the_nodes_of_each_version(version: str) -> None:
     assert node_types(None) == [
-        NodeType(3, 64, 515_000, 4),
-        NodeType(2, 32, 191_000, 4),
-        NodeType(1024, 1024, 4_096_000, 2),
+        NodeType(3, 64, 515_000, 4, {"a100": 4}),
+        NodeType(2, 32, 191_000, 4, {"tesla": 2, "v100": 2}),
+        NodeType(1024, 1024, 4_096_000, 2, {"nvidia_a100_80gb_pcie": 2}),
     ]
     assert node_types("cpu") == [NodeType(10, 128, 256_000, 0)]
     assert node_types("plain") == [NodeType(1, 48, 192_000, 8)]
     if version >= "21.08":
-        assert node_types("mig") == [NodeType(2, 128, 1_031_000, 8)]
+        assert node_types("mig") == [NodeType(2, 128, 1_031_000, 8, {"a100_3g.20gb": 7, "a100": 1})]
     if version >= "22.05":
-        assert node_types("shared") == [NodeType(4, 64, 515_000, 8)]  # a shard is a part of a GPU, not one more
+        # a shard is a part of a GPU, not one more
+        assert node_types("shared") == [NodeType(4, 64, 515_000, 8, {"nvidia_h100_80gb_hbm3": 8})]
 
 
 @pytest.mark.parametrize(
