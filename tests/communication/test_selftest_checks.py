@@ -327,7 +327,7 @@ def test_an_interval_that_reaches_past_the_limit_is_said_to_decide_nothing(
         clock_windows={"small": [*clocks] * 3, "large": [1] * 6}, silent_windows={"small": [10_000] * 6}
     )
     answer = check_clock(found, "small")
-    assert ("differ by too much to tell, raise --windows" in answer.sentence) is is_undecided
+    assert ("differ too much to decide, use a larger --windows" in answer.sentence) is is_undecided
     assert answer.verdict == ("fail" if is_undecided else "pass")
 
 

@@ -346,7 +346,7 @@ def test_a_dry_run_says_what_the_points_may_take_and_what_would_be_refused(
     assert (gpu["num_points"], gpu["num_estimated"], gpu["gpu_hours"], gpu["process_hours"]) == (2, 2, 1.0, None)
     assert (cpu["num_points"], cpu["num_estimated"], cpu["process_hours"]) == (2, 0, None)
     assert cpu["process_hours_at_limit"] == 1.0
-    assert ("Would be refused" in answer.stderr) is is_refused
+    assert ("Without --dry-run this is refused" in answer.stderr) is is_refused
     text = pipeline("submit", *arguments, "--gpu-type", "h100").stdout
     assert (
         f"GPU-hours: about 1 for 2 of 2 points, from 1 earlier record on {H100} (earlier/{spec.run_id()}.0)\n" in text
