@@ -216,7 +216,7 @@ class Cluster:
 
 
 def missing_parts() -> str | None:
-    """What this machine lacks for a cluster and how to get it, in one sentence, or None."""
+    """Return one sentence with the parts that this machine lacks for a cluster and the cure; None if it lacks none."""
     if missing := [program for program in DAEMONS + COMMANDS if shutil.which(program) is None]:
         return f"A throwaway Slurm cluster needs {', '.join(missing)}: `apt-get install slurm-wlm munge`."
     if os.geteuid() != 0:

@@ -63,7 +63,7 @@ def run_command(
 
 
 def wait_for(what: Callable[[], Any], timeout_s: float = 90) -> Any:
-    """What the function gives once it is true."""
+    """Call the function until its value is true, and return that value."""
     deadline = time.monotonic() + timeout_s
     while not (found := what()):
         assert time.monotonic() < deadline, f"waited {timeout_s} s"

@@ -81,7 +81,7 @@ class MedianTime(NamedTuple):
     basis: IntervalBasis | None = None
 
     def noise_floor(self) -> float | None:
-        """Return half the interval's width over the median: two runs of one point may differ by this fraction."""
+        """Return half the interval's width over the median. Over windows it says nothing of a new process."""
         return intervals.relative_half_width(self.interval, self.value_s) if self.interval else None
 
 

@@ -29,7 +29,7 @@ class EpochTimeInterval(NamedTuple):
     notes: list[Note]
 
     def noise_floor(self, time_s: float | None) -> float | None:
-        """Return half the interval's width over the median: two runs of one point (A/A) may differ by this much."""
+        """Return half the interval's width over the median. Over windows it says nothing of a new process."""
         return intervals.relative_half_width(self.interval, time_s) if self.interval and time_s is not None else None
 
 
