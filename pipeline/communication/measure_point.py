@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from pipeline.analysis import exposure
+from pipeline.analysis import exposed_communication
 from pipeline.communication.allreduce_sweep import is_sweep_captured, sweep_all_reduce
 from pipeline.communication.dataparallel_split import count_data_parallel_transfers, time_step_parts
 from pipeline.communication.interleaved_timing import time_interleaved, warm_up_and_size_windows
@@ -68,7 +68,7 @@ def time_step_variants(variants: list[StepVariant], spec: Spec, rank: Rank) -> C
         return Communication(steps_per_window=num_steps, series=as_series(windows))
 
     def is_precise_enough(windows: WindowTimesNs) -> bool:
-        return exposure.is_communication_precise_enough(to_communication(windows))
+        return exposed_communication.is_communication_precise_enough(to_communication(windows))
 
     return to_communication(time_interleaved(steps, spec.windows, num_steps, rank, is_precise_enough))
 

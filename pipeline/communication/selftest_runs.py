@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline.analysis.exposure import collectives_of_kinds, straggler_wait_ns, total_comm_ns
+from pipeline.analysis.exposed_communication import collectives_of_kinds, straggler_wait_ns, total_comm_ns
 from pipeline.communication import selftest_checks
 from pipeline.communication.allreduce_sweep import capture_stream, time_all_reduce
 from pipeline.communication.interleaved_timing import TARGET_WINDOW_S, time_interleaved, warm_up_and_size_windows

@@ -5,14 +5,13 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pipeline.analysis import comparability, formulas
-from pipeline.analysis.exposure import collectives_of_kinds, communications_of
+from pipeline.analysis.exposed_communication import collectives_of_kinds, communications_of
 from pipeline.analysis.notes import make_note
 from pipeline.analysis.pooling import PooledPoint
 from pipeline.experiment.measurement import AllReduce, Collective, Communication
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS
-from pipeline.report.row_types import BandwidthRow, SweepRow
-from pipeline.report.rows import make_row
+from pipeline.report.row_types import BandwidthRow, SweepRow, make_row
 
 OF_STEPS = ("precision", "execution")  # facts that do not affect isolated all-reduces
 FASTER_IN_TRAINING = {  # kinds of notes, by True if the isolated all-reduces were captured

@@ -8,47 +8,36 @@ import msgspec
 from pipeline.analysis.pooling import pool_outcomes
 from pipeline.analysis.ring_model import Link
 from pipeline.analysis.scaling import strong_pairs, weak_pairs
+from pipeline.experiment.axis_groups import POOLED_AXES
 from pipeline.experiment.outcomes import PointOutcome
+from pipeline.experiment.spec import AXES, Spec
+from pipeline.report import row_types
 from pipeline.report.bandwidth_rows import bandwidth_rows, sweep_rows
 from pipeline.report.communication_rows import exposed_row, split_row, transfer_row
 from pipeline.report.cost_rows import cost_rows
-from pipeline.report.epoch_rows import oom_row, q1_row, q2_row, q3_row, q4_rows
 from pipeline.report.memory_rows import memory_row
 from pipeline.report.prediction_rows import prediction_rows
-from pipeline.report.row_types import (
-    BandwidthRow,
-    CommunicationRow,
-    CostRow,
-    MemoryRow,
-    OomRow,
-    PredictionRow,
-    Q1Row,
-    Q2Row,
-    Q3Row,
-    Q4Row,
-    SplitRow,
-    SweepRow,
-    TransferRow,
-)
-from pipeline.report.rows import shown_axes
+from pipeline.report.q1_to_q4_rows import oom_row, q1_row, q2_row, q3_row, q4_rows
+
+ALWAYS_SHOWN = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "precision", "input")
 
 
 class Tables(msgspec.Struct, frozen=True):
     """The rows of every table. Q2 holds all rows of weak scaling, then those of strong scaling."""
 
-    Q1: list[Q1Row]
-    Q2: list[Q2Row]
-    Q3: list[Q3Row]
-    Q4: list[Q4Row]
-    oom: list[OomRow]
-    communication: list[CommunicationRow] = []
-    bandwidth: list[BandwidthRow] = []
-    sweep: list[SweepRow] = []
-    transfers: list[TransferRow] = []
-    split: list[SplitRow] = []
-    prediction: list[PredictionRow] = []
-    memory: list[MemoryRow] = []
-    cost: list[CostRow] = []
+    Q1: list[row_types.Q1Row]
+    Q2: list[row_types.Q2Row]
+    Q3: list[row_types.Q3Row]
+    Q4: list[row_types.Q4Row]
+    oom: list[row_types.OomRow]
+    communication: list[row_types.CommunicationRow] = []
+    bandwidth: list[row_types.BandwidthRow] = []
+    sweep: list[row_types.SweepRow] = []
+    transfers: list[row_types.TransferRow] = []
+    split: list[row_types.SplitRow] = []
+    prediction: list[row_types.PredictionRow] = []
+    memory: list[row_types.MemoryRow] = []
+    cost: list[row_types.CostRow] = []
 
     def flat(self) -> dict[str, list[dict[str, Any]]]:
         """Return the rows of JSON and CSV, by table."""
@@ -58,7 +47,7 @@ class Tables(msgspec.Struct, frozen=True):
 def build_tables(outcomes: Sequence[PointOutcome], link: Link | None = None) -> Tables:
     """Return the tables of an experiment, rows in the order of the grid. Predictions are for `link` if given."""
     pooled = pool_outcomes(outcomes)
-    axes = shown_axes([point.spec for point in pooled])
+    axes = axes_of_rows([point.spec for point in pooled])
     points = [point for point in pooled if point.spec.measure == "epochs"]
     measured = [point for point in pooled if point.spec.measure == "communication"]
     ddp = [point for point in measured if point.spec.strategy == "ddp"]
@@ -82,3 +71,9 @@ def build_tables(outcomes: Sequence[PointOutcome], link: Link | None = None) -> 
         memory=[memory_row(point, axes) for point in pooled if point.spec.measure == "memory"],
         cost=cost_rows(outcomes),
     )
+
+
+def axes_of_rows(specs: Sequence[Spec]) -> list[str]:
+    """Return the axes of every row: those always shown, then the others that vary in the experiment."""
+    varying = [axis for axis in AXES if len({getattr(spec, axis) for spec in specs}) > 1 and axis not in POOLED_AXES]
+    return [*ALWAYS_SHOWN, *(axis for axis in varying if axis not in ALWAYS_SHOWN)]

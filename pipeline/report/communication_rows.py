@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from pipeline.analysis import comparability
-from pipeline.analysis.exposure import (
+from pipeline.analysis.exposed_communication import (
     MedianTime,
     TracedExposure,
     busy_share,
@@ -30,8 +30,7 @@ from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, alike_key
 from pipeline.experiment.measurement import Communication, TransferKind, VariantName
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
-from pipeline.report.row_types import CommunicationRow, SplitRow, TransferRow
-from pipeline.report.rows import make_row
+from pipeline.report.row_types import CommunicationRow, SplitRow, TransferRow, make_row
 
 Figures = dict[str, float | None]
 

@@ -123,11 +123,11 @@ def header_keys(
 
 def is_shown(row: Row, key: str, definition: TableDefinition) -> bool:
     """Return True if this row is a reason to show the column: it has a value, or its absence says something."""
-    shown, value = ALL_COLUMNS[key].shown, row[key]
+    show, value = ALL_COLUMNS[key].show, row[key]
     if value is None:
-        is_always = shown == "always" and key not in definition.optional
+        is_always = show == "always" and key not in definition.optional
         return is_always or (key == "loss" and row["diverged_at_update"] is not None)
-    return bool(value) if shown == "if_not_zero" else True
+    return bool(value) if show == "if_not_zero" else True
 
 
 def render_legend(definition: TableDefinition, header: Sequence[Column]) -> str:

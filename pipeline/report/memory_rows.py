@@ -3,13 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from pipeline.analysis import formulas
-from pipeline.analysis.memory_boundary import bracket_tolerance
+from pipeline.analysis.memory_trials import bracket_tolerance
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint
 from pipeline.experiment.measurement import MemorySearch, MemoryTrial
 from pipeline.experiment.record import Record
-from pipeline.report.row_types import MemoryRow
-from pipeline.report.rows import make_row
+from pipeline.report.row_types import MemoryRow, make_row
 
 MAX_ELEMENTS = 2**31  # in an activation; the convolution of a larger one is split
 LARGEST_ACTIVATION = {"resnet18": 64 * 32 * 32}  # elements an image

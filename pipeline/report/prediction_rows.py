@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from pipeline.analysis import comparability
-from pipeline.analysis.exposure import communications_of, median_step_time
+from pipeline.analysis.exposed_communication import communications_of, median_step_time
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint
 from pipeline.analysis.ring_model import (
@@ -21,8 +21,7 @@ from pipeline.analysis.ring_model import (
 )
 from pipeline.experiment.axis_groups import PREDICTION_MAY_DIFFER, alike_key
 from pipeline.report.bandwidth_rows import SweepKey, sweep_key, sweep_rows
-from pipeline.report.row_types import PredictionRow
-from pipeline.report.rows import make_row
+from pipeline.report.row_types import PredictionRow, make_row
 
 PREDICTED_NUM_GPUS = (8, 16, 64, 256, 1024)
 

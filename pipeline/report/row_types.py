@@ -1,17 +1,21 @@
-"""The rows of each table: a class a table, with its fixed figures as fields and the axes as a mapping.
+"""The rows of each table: one class for a table, with its figures as fields and the axes as a mapping.
 
-A field's name is the key of its column in JSON and CSV, and fields stand in that order. A figure that cannot be
-computed is None, and a note of the row says why.
+A field's name is the key of its column in JSON and CSV. The fields stand in the order of the columns. A figure that
+cannot be computed is None, and a note of the row says why.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from pipeline.analysis.intervals import IntervalBasis
-from pipeline.analysis.notes import Note
+from pipeline.analysis.notes import Note, make_note
+from pipeline.analysis.pooling import PooledPoint
 from pipeline.analysis.scaling import Scaling
 from pipeline.report.note_texts import render_notes
+
+STATED_FIGURES = ("epoch_time_s", "compute_time_s", "data_time_s", "peak_memory_gib")  # that a report may leave out
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +47,28 @@ class PointRow(Row, frozen=True, kw_only=True):
 
     global_batch_size: int
     status: str
+
+
+SomeRow = TypeVar("SomeRow", bound=PointRow)
+
+
+def make_row(
+    row_class: type[SomeRow], point: PooledPoint, axes: Sequence[str], notes: Sequence[Note] = (), **figures: Any
+) -> SomeRow:
+    """Return the row of a point: its axes, status and notes, and the given figures."""
+    notes = [*point.notes, *notes]
+    absent = [key for key in STATED_FIGURES if key in figures and figures[key] is None]
+    if absent and point.ok_records and not any(record.measured for record in point.ok_records):
+        notes.append(make_note("not_stated", figures=absent))
+    values = {axis: getattr(point.spec, axis) for axis in axes}
+    common: dict[str, Any] = {
+        "axes": {axis: list(value) if isinstance(value, tuple) else value for axis, value in values.items()},
+        "global_batch_size": point.spec.global_batch_size,
+        "status": point.status,
+        "n": len(point.ok_records),
+        "notes": tuple(notes),
+    }
+    return row_class(**(common | figures))
 
 
 class TimedRow(PointRow, frozen=True, kw_only=True):

@@ -4,9 +4,13 @@ from typing import NamedTuple
 
 from pipeline.analysis.scaling import Scaling
 from pipeline.experiment.spec import FIRST_TIMED_EPOCH
+from pipeline.report import row_types
+from pipeline.report.row_types import Row
 
 TIMES = ("epoch_time_s", "noise_floor", "interval_over")
+KARP_FLATT = "serial_fraction_karp_flatt"
 GAINS = ("speedup", "parallel_efficiency")
+SPEED_AND_MEMORY = ("throughput_samples_per_s", "peak_memory_gib")
 ENERGY = ("energy_j", "energy_per_sample_j", "sm_clock_mhz")
 
 
@@ -23,31 +27,23 @@ class TableDefinition(NamedTuple):
     optional: tuple[str, ...] = ()  # columns that are left out without values, although others always show them
 
 
+def own_figures(row_class: type[Row], but: str = "") -> tuple[str, ...]:
+    """Return the figures that a row class adds to its base class, in order, without the one named `but`."""
+    return tuple(key for key in row_class.__annotations__ if key != but)
+
+
 WINDOWS_OF_STEPS = "windows of steps"
 
 TABLE_DEFINITIONS = (
     TableDefinition(
         "Q1",
         "Q1: epoch time against batch size, one GPU",
-        (
-            *(*TIMES, "compute_time_s", "data_time_s", "throughput_samples_per_s", "peak_memory_gib"),
-            *(*ENERGY, "host_cpu_share"),
-        ),
+        (*TIMES, "compute_time_s", "data_time_s", *SPEED_AND_MEMORY, *ENERGY, "host_cpu_share"),
     ),
     TableDefinition(
         "memory",
         "The memory boundary",
-        (
-            "largest_batch_size_per_gpu",
-            "smallest_failing_batch_size_per_gpu",
-            "peak_memory_gib",
-            "head_room_gib",
-            "predicted_batch_size_per_gpu",
-            "prediction_error",
-            "num_trials",
-            "num_ooms",
-            "search_time_s",
-        ),
+        own_figures(row_types.MemoryRow),
         "The largest batch that fits, within 1 %: three full steps of synthetic images, each trial in new processes. "
         "On the CPU memory counts from where memory_limit_gib was set.",
         hidden=("batch_size_per_gpu",),
@@ -62,26 +58,14 @@ TABLE_DEFINITIONS = (
     TableDefinition(
         "Q2",
         "Q2: strong scaling, global batch fixed",
-        (
-            *("global_batch_size", *TIMES, "throughput_samples_per_s", *GAINS),
-            *("serial_fraction_karp_flatt", "baseline", *ENERGY),
-        ),
+        ("global_batch_size", *TIMES, "throughput_samples_per_s", *GAINS, KARP_FLATT, "baseline", *ENERGY),
         "Every row has its baseline's global_batch_size, which one GPU runs alone; the per-GPU batch shrinks with N.",
         "strong",
     ),
     TableDefinition(
         "Q3",
         "Q3: computation against communication, estimated by subtraction",
-        (
-            "epoch_time_s",
-            "compute_time_subtraction_s",
-            "comm_time_subtraction_s",
-            "steps_per_epoch",
-            "ring_bytes_per_epoch",
-            "bandwidth_subtraction_gb_s",
-            "exposed_comm_time_s",
-            "baseline",
-        ),
+        own_figures(row_types.Q3Row),
         "Every cost that does not divide by N counts as communication. Figures are of the whole epoch.",
     ),
     TableDefinition(
@@ -99,19 +83,10 @@ TABLE_DEFINITIONS = (
         "communication",
         "Q3.1: communication of one step, measured",
         (
-            "step_time_s",
-            "exposed_comm_time_s",
-            "exposed_comm_time_low_s",
-            "exposed_comm_time_high_s",
-            "noise_floor_time_s",
-            "comm_time_s",
-            "hidden_share",
-            "collective_launch_time_s",
-            "straggler_wait_time_s",
-            "buffer_comm_time_s",
-            "traced_exposed_comm_time_s",
-            "slowed_compute_time_s",
-            "ddp_overhead_time_s",
+            *("step_time_s", "exposed_comm_time_s", "exposed_comm_time_low_s", "exposed_comm_time_high_s"),
+            *("noise_floor_time_s", "comm_time_s", "hidden_share", "collective_launch_time_s"),
+            *("straggler_wait_time_s", "buffer_comm_time_s", "traced_exposed_comm_time_s"),
+            *("slowed_compute_time_s", "ddp_overhead_time_s"),
         ),
         "Differences are medians over rounds; comm and straggler times are from profiled steps. Neither hidden_share "
         "nor collective_launch_time_s is known where the noise floor could hide all of comm_time_s.",
@@ -120,7 +95,7 @@ TABLE_DEFINITIONS = (
     TableDefinition(
         "bandwidth",
         "Q3.2: bandwidth of the gradients' buckets, and how much of the link that is",
-        ("bucket", "num_bytes", "comm_time_s", "busbw_gb_s", "peak_busbw_gb_s", "link_share"),
+        own_figures(row_types.BandwidthRow),
         "S is num_bytes, t comm_time_s.",
     ),
     TableDefinition(
@@ -134,20 +109,11 @@ TABLE_DEFINITIONS = (
         "transfers",
         "Q3: what travels in a step, counted",
         (
-            "gradients_calls_per_step",
-            "gradients_bytes_per_step",
-            "gradients_bytes_formula",
-            "buffers_calls_per_step",
-            "buffers_bytes_per_step",
-            "batchnorm_statistics_calls_per_step",
-            "batchnorm_statistics_bytes_per_step",
-            "parameters_calls_per_step",
-            "parameters_bytes_per_step",
-            "inputs_bytes_per_step",
-            "outputs_bytes_per_step",
-            "step_time_s",
-            "epoch_time_s",
-            "test_accuracy",
+            *("gradients_calls_per_step", "gradients_bytes_per_step", "gradients_bytes_formula"),
+            *("buffers_calls_per_step", "buffers_bytes_per_step"),
+            *("batchnorm_statistics_calls_per_step", "batchnorm_statistics_bytes_per_step"),
+            *("parameters_calls_per_step", "parameters_bytes_per_step"),
+            *("inputs_bytes_per_step", "outputs_bytes_per_step", "step_time_s", "epoch_time_s", "test_accuracy"),
         ),
         "Calls and bytes that one rank sends (under DataParallel: that leave a GPU), counted by instruments. The "
         "formula is the model's gradients (x N-1 under DataParallel). epoch_time_s and test_accuracy are of the "
@@ -157,37 +123,14 @@ TABLE_DEFINITIONS = (
     TableDefinition(
         "split",
         "Q3: DataParallel's step, part by part",
-        (
-            "plain_step_time_s",
-            "step_time_s",
-            "noise_floor",
-            "scatter_time_s",
-            "replicate_time_s",
-            "parallel_forward_time_s",
-            "gather_time_s",
-            "backward_time_s",
-            "optimizer_time_s",
-            "parts_time_s",
-        ),
+        own_figures(row_types.SplitRow, but="interval_over"),
         "plain is the bare module on one GPU with that GPU's share of the batch. Every device is synchronized after "
         "each part, so the parts sum to more than the step.",
     ),
     TableDefinition(
         "prediction",
         "Prediction: weak scaling on more GPUs",
-        (
-            "num_gpus",
-            "from_num_gpus",
-            "latency_us",
-            "link_gb_s",
-            "fit_worst_error",
-            "predicted_step_time_low_s",
-            "predicted_step_time_s",
-            "predicted_parallel_efficiency",
-            "predicted_parallel_efficiency_high",
-            "measured_step_time_s",
-            "prediction_error",
-        ),
+        ("num_gpus", *own_figures(row_types.PredictionRow)),
         "Not measured. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N S/bandwidth, fitted to"
         " the sweep on from_num_gpus GPUs. No extra all-reduce time is hidden (low and high: hidden while all-"
         "reduces take no longer than the step); the rest of the step stays as on from_num_gpus. Efficiency is "
@@ -196,13 +139,13 @@ TABLE_DEFINITIONS = (
     TableDefinition(
         "Q4",
         "Q4: loss and accuracy by epoch",
-        ("remedies", "epoch", "num_updates", "loss", "accuracy", "test_loss", "test_accuracy"),
+        own_figures(row_types.Q4Row, but="diverged_at_update"),
         "loss and accuracy are of the training set as it was seen; num_updates counts from the start.",
     ),
     TableDefinition(
         "cost",
         "Cost: what the attempts took, by how they ended",
-        ("ending", "gpu_hours", "process_hours", "allocated_share"),
+        own_figures(row_types.CostRow),
         "From each launch to its record, times the GPUs allocated (processes, on the CPU), of n attempts; attempts "
         "without a record are not counted. ok_timed is the timed windows on the GPUs used, ok_other the rest of ok "
         "attempts: start-up, warm-up, evaluation, unused GPUs.",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.analysis import memory_boundary
+from pipeline.analysis import memory_trials
 from pipeline.analysis.formulas import GIB
 from pipeline.experiment import record_store
 from pipeline.experiment.measurement import DeviceMemory, MemoryTrial
@@ -49,7 +49,7 @@ def search_memory(spec: Spec, rank_files: RankFiles, launch_id: str, run_ranks: 
     """
     finished: list[FinishedTrial] = []
     trials: list[MemoryTrial] = []
-    while (size := memory_boundary.next_batch_size(trials, spec.batch_size_per_gpu)) is not None:
+    while (size := memory_trials.next_batch_size(trials, spec.batch_size_per_gpu)) is not None:
         folder = rank_files.folder / f"trial{len(trials)}"
         shutil.rmtree(folder, ignore_errors=True)  # left by the same launch before Slurm requeued it
         last = run_trial(spec, size, RankFiles(folder), f"{launch_id}-trial{len(trials)}", run_ranks)
@@ -71,7 +71,7 @@ def is_memory_failure(failure: Failure, trials: Sequence[MemoryTrial]) -> bool:
         return True
     is_own = failure.kind == "exception" or failure.exit_code in CRASH_EXIT_CODES
     num_other_failures = sum(trial.reason is not None for trial in trials)
-    return is_own and num_other_failures <= MAX_OTHER_FAILURES and memory_boundary.is_last_trial_near_oom(trials)
+    return is_own and num_other_failures <= MAX_OTHER_FAILURES and memory_trials.is_last_trial_near_oom(trials)
 
 
 def run_trial(spec: Spec, batch_size: int, rank_files: RankFiles, trial_id: str, run_ranks: RunRanks) -> FinishedTrial:
@@ -127,7 +127,7 @@ def describe_trial(finished: FinishedTrial) -> str:
 
 def search_record(spec: Spec, finished: list[FinishedTrial], launch_id: str) -> Record:
     """Return the record of a complete search: the measurement of the largest batch that fits, with all trials."""
-    found = memory_boundary.search_result([part.trial for part in finished])
+    found = memory_trials.search_result([part.trial for part in finished])
     if found is None:
         smallest = min(finished, key=lambda part: part.trial.batch_size_per_gpu)
         assert smallest.failure is not None, "if nothing fits, every trial has a failure"
@@ -140,7 +140,7 @@ def search_record(spec: Spec, finished: list[FinishedTrial], launch_id: str) -> 
 
 def describe_bracket(trials: Sequence[MemoryTrial]) -> str:
     """Return the bracket that the trials give, like " (256 fits, 512 does not)"; empty without trials."""
-    fits, fails = memory_boundary.bracket_of(trials)
+    fits, fails = memory_trials.bracket_of(trials)
     parts = [f"{size} {outcome}" for size, outcome in ((fits, "fits"), (fails, "does not")) if size is not None]
     return f" ({', '.join(parts)})" if parts else ""
 

@@ -2,7 +2,7 @@ import msgspec
 import pytest
 from factories import make_collective
 
-from pipeline.analysis.exposure import (
+from pipeline.analysis.exposed_communication import (
     TracedExposure,
     collectives_of_kinds,
     least_exposed_rank,

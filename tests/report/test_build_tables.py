@@ -16,10 +16,9 @@ from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
-from pipeline.report.build_tables import build_tables
+from pipeline.report.build_tables import ALWAYS_SHOWN, build_tables
 from pipeline.report.markdown import render_experiment
 from pipeline.report.row_types import Row
-from pipeline.report.rows import ALWAYS_SHOWN
 
 GIB = 2**30
 

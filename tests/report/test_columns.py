@@ -65,7 +65,7 @@ def test_a_table_for_people_shows_columns_of_its_rows(definition: TableDefinitio
 
 def test_every_kind_of_note_that_is_made_has_a_sentence_and_none_is_left_over() -> None:
     sources = [*(ROOT / "pipeline" / "analysis").glob("*.py"), *(ROOT / "pipeline" / "report").glob("*_rows.py")]
-    sources.append(ROOT / "pipeline" / "report" / "rows.py")
+    sources.append(ROOT / "pipeline" / "report" / "row_types.py")
     made = {kind for path in sources for found in KINDS_MADE.findall(path.read_text()) for kind in found if kind}
     assert made | {"text"} == note_texts.NOTE_TEXTS.keys()
 

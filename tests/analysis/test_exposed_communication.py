@@ -1,7 +1,7 @@
 import pytest
 from factories import make_collective, make_communication, make_communication_record, make_record, make_spec, sentences
 
-from pipeline.analysis.exposure import (
+from pipeline.analysis.exposed_communication import (
     MedianTime,
     TracedExposure,
     busy_share,

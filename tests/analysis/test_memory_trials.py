@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.analysis.memory_boundary import MAX_TRIALS, bracket_tolerance, next_batch_size, search_result
+from pipeline.analysis.memory_trials import MAX_TRIALS, bracket_tolerance, next_batch_size, search_result
 from pipeline.experiment.measurement import MemorySearch, MemoryTrial
 
 USABLE_BYTES = 139 * 2**30  # of an H200

@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.analysis import comparability, formulas
 from pipeline.analysis.energy import energy_figures, energy_notes, host_cpu_share_of
-from pipeline.analysis.exposure import communications_of, exposed_communication, is_within_noise
+from pipeline.analysis.exposed_communication import communications_of, exposed_communication, is_within_noise
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import (
     PooledPoint,
@@ -18,8 +18,7 @@ from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS
 from pipeline.report.communication_rows import is_same_point_trained, num_rounds
-from pipeline.report.row_types import OomRow, Q1Row, Q2Row, Q3Row, Q4Row
-from pipeline.report.rows import make_row
+from pipeline.report.row_types import OomRow, Q1Row, Q2Row, Q3Row, Q4Row, make_row
 
 
 def time_figures(point: PooledPoint) -> dict[str, Any]:
