@@ -1,6 +1,5 @@
 """Energy, clocks and throttling of a point's GPUs, and the load of its CPUs, over the timed epochs."""
 
-import statistics
 from collections.abc import Sequence
 
 from pipeline.analysis import formulas
@@ -27,8 +26,7 @@ def energy_notes(point: PooledPoint) -> list[Note]:
     reasons = sorted({reason for window in windows for reason in window.throttle_reasons or ()})
     notes = [make_note("throttled", reasons=reasons)] if reasons else []
     if windows and point.median(energy_j_of) is None:
-        num_samples = min(window.num_samples for window in windows)
-        notes.append(make_note("no_energy", samples=num_samples))
+        notes.append(make_note("no_energy", samples=min(window.num_samples for window in windows)))
     return notes
 
 
@@ -40,12 +38,12 @@ def timed_windows(record: Record) -> Sequence[GpuWindow]:
 
 def energy_j_of(record: Record) -> float | None:
     """Return the joules of all GPUs used: median over the windows with every GPU's energy; None without one."""
-    sums: dict[int, list[float]] = {}
+    by_epoch: dict[int, list[float]] = {}
     for window in timed_windows(record):
         if window.energy_j is not None:
-            sums.setdefault(window.epoch, []).append(window.energy_j)
-    whole = [sum(energies) for energies in sums.values() if len(energies) == len(record.environment.gpus)]
-    return statistics.median(whole) if whole else None
+            by_epoch.setdefault(window.epoch, []).append(window.energy_j)
+    num_gpus = len(record.environment.gpus)
+    return formulas.median_of_known(sum(energies) for energies in by_epoch.values() if len(energies) == num_gpus)
 
 
 def sm_clock_mhz_of(record: Record) -> float | None:

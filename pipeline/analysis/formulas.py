@@ -3,8 +3,17 @@
 Times are in seconds, sizes in bytes, 1 GB = 1e9 B and 1 GiB = 2^30 B.
 """
 
+import statistics
+from collections.abc import Iterable
+
 GIB = 2**30
 GB = 1e9
+
+
+def median_of_known(values: Iterable[float | None]) -> float | None:
+    """Return the median of the values that are not None; None if there are none."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def speedup(baseline_time_s: float, time_s: float) -> float:

@@ -57,10 +57,15 @@ class PooledPoint:
         """One ok record of each environment, precision and execution: enough to compare environments."""
         return list({comparability.environment_key(record): record for record in self.ok_records}.values())
 
-    def median(self, figure: Callable[[Record], float | None]) -> float | None:
-        """Return the median of a figure over the ok records that have it; None if none has it."""
-        values = [value for record in self.ok_records if (value := figure(record)) is not None]
-        return statistics.median(values) if values else None
+    def difference_notes(self, what: str, other: "PooledPoint") -> list[Note]:
+        """Return a note for every fact of the environment in which `other`, a `what`, differs from this point."""
+        return comparability.environment_difference_notes(
+            what, other.records_by_environment, self.records_by_environment
+        )
+
+    def median(self, value_of: Callable[[Record], float | None]) -> float | None:
+        """Return the median of a value over the ok records that have it; None if none has it."""
+        return formulas.median_of_known(map(value_of, self.ok_records))
 
     @cached_property
     def epoch_times_s(self) -> list[list[float]]:
@@ -70,8 +75,7 @@ class PooledPoint:
     @cached_property
     def median_epoch_time_s(self) -> float | None:
         """The point's epoch time: the median of the repeats' medians; None if no repeat has one."""
-        medians = [statistics.median(values) for values in self.epoch_times_s]
-        return statistics.median(medians) if medians else None
+        return formulas.median_of_known(map(statistics.median, self.epoch_times_s))
 
     @cached_property
     def epoch_time_interval(self) -> EpochTimeInterval:
@@ -156,13 +160,8 @@ def window_values_s(record: Record, field: str) -> list[float]:
 
 
 def median_window_s(field: str) -> Callable[[Record], float | None]:
-    """Return the figure that is the median of `window_values_s` over a record's timed epochs."""
-
-    def figure(record: Record) -> float | None:
-        values = window_values_s(record, field)
-        return statistics.median(values) if values else None
-
-    return figure
+    """Return a function that returns the median of `window_values_s` of a record."""
+    return lambda record: formulas.median_of_known(window_values_s(record, field))
 
 
 def explain_no_epoch_time(spec: Spec) -> Note:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from pipeline.analysis import comparability, formulas, intervals
+from pipeline.analysis import formulas, intervals
 from pipeline.analysis.intervals import Interval
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint
@@ -11,13 +11,10 @@ from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, alike_key
 from pipeline.experiment.spec import Spec
 
 Scaling = Literal["weak", "strong"]
-
-
-FIXED_AXIS: dict[Scaling, str] = {"weak": "batch_size_per_gpu", "strong": "global_batch_size"}
-"""The property of a point that stays fixed as N grows."""
-
-
 BaselineIndex = dict[tuple[Any, ...], list[PooledPoint]]
+
+# the property of a point that stays fixed as N grows
+FIXED_AXIS: dict[Scaling, str] = {"weak": "batch_size_per_gpu", "strong": "global_batch_size"}
 
 
 class Baseline(NamedTuple):
@@ -81,22 +78,9 @@ def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling = "
     check_invariant(point.spec, best.spec, scaling)
     time_s = best.median_epoch_time_s
     if time_s is None:
-        note = make_note("baseline_untimed", strategy=best.spec.strategy, status=why_untimed(best))
-        return Baseline(best, None, (note,))
-    return Baseline(
-        best,
-        time_s,
-        tuple(
-            comparability.environment_difference_notes(
-                "baseline", best.records_by_environment, point.records_by_environment
-            )
-        ),
-    )
-
-
-def why_untimed(point: PooledPoint) -> str:
-    """Return the reason why a baseline has no time, in a word."""
-    return "not timed" if point.status == "ok" else point.status
+        status = "not timed" if best.status == "ok" else best.status
+        return Baseline(best, None, (make_note("baseline_untimed", strategy=best.spec.strategy, status=status),))
+    return Baseline(best, time_s, tuple(point.difference_notes("baseline", best)))
 
 
 def weak_pairs(points: Sequence[PooledPoint]) -> list[tuple[PooledPoint, Baseline]]:

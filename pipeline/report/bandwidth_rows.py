@@ -14,10 +14,6 @@ from pipeline.experiment.spec import CAPTURED_EXECUTIONS
 from pipeline.report.row_types import BandwidthRow, SweepRow, make_row
 
 OF_STEPS = ("precision", "execution")  # facts that do not affect isolated all-reduces
-FASTER_IN_TRAINING = {  # kinds of notes, by True if the isolated all-reduces were captured
-    True: "no_pause_in_training",
-    False: "sweep_waited_for_host",
-}
 
 
 class SweepKey(NamedTuple):
@@ -53,7 +49,8 @@ def bandwidth_row(
     share = achieved / peak if achieved and peak else None
     notes = [] if peak else [make_note("size_not_swept")]
     if share is not None and share > 1:
-        notes.append(make_note(FASTER_IN_TRAINING[sweep_key(point.ok_records[0]).execution in CAPTURED_EXECUTIONS]))
+        is_captured = sweep_key(point.ok_records[0]).execution in CAPTURED_EXECUTIONS
+        notes.append(make_note("no_pause_in_training" if is_captured else "sweep_waited_for_host"))
     if len({sweep_key(record) for record in point.ok_records}) > 1:
         notes.append(make_note("sweeps_differ"))
     return make_row(
@@ -87,17 +84,12 @@ def sweep_rows(points: Iterable[PooledPoint]) -> list[SweepRow]:
 
 def sweep_key(record: Record) -> SweepKey:
     """Return the place of a record's sweep and the execution of its calls."""
-    spec = record.spec
-    return SweepKey(spec.device, spec.num_nodes, spec.num_gpus, execution_of_calls(record))
-
-
-def execution_of_calls(record: Record) -> str:
-    """Return the execution of the sweep's calls. Earlier records do not state it: theirs is that of the steps."""
-    found = record.measurement
+    spec, found = record.spec, record.measurement
     captured = found.communication.sweep_captured if found and found.communication else None
-    if captured is None:
-        return (found.execution_used if found else None) or record.spec.execution
-    return "graph" if captured else "eager"
+    execution = "graph" if captured else "eager"
+    if captured is None:  # earlier records do not state it: the calls were run as the steps were
+        execution = (found.execution_used if found else None) or spec.execution
+    return SweepKey(spec.device, spec.num_nodes, spec.num_gpus, execution)
 
 
 def sweep_row(place: SweepKey, num_bytes: int, found: Sequence[tuple[Record, AllReduce]]) -> SweepRow:

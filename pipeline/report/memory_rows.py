@@ -1,106 +1,71 @@
 """The rows of the memory boundary: the largest batch that fits, its memory, and the search for it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from pipeline.analysis import formulas
+from pipeline.analysis.formulas import GIB, median_of_known
 from pipeline.analysis.memory_trials import bracket_tolerance
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint
-from pipeline.experiment.measurement import MemorySearch, MemoryTrial
-from pipeline.experiment.record import Record
-from pipeline.report.row_types import MemoryRow, make_row
+from pipeline.experiment.measurement import MemorySearch
+from pipeline.report.row_types import MemoryRow, make_row, own_figures
 
-MAX_ELEMENTS = 2**31  # in an activation; the convolution of a larger one is split
-LARGEST_ACTIVATION = {"resnet18": 64 * 32 * 32}  # elements an image
-
-SearchFigure = Callable[[MemorySearch], float | None]
+MAX_ELEMENTS = 2**31  # of an activation; a convolution over more elements is split
+LARGEST_ACTIVATION = {"resnet18": 64 * 32 * 32}  # elements for each image
+COUNTS = (
+    *("largest_batch_size_per_gpu", "smallest_failing_batch_size_per_gpu", "predicted_batch_size_per_gpu"),
+    *("num_trials", "num_ooms"),
+)
 
 
 def memory_row(point: PooledPoint, axes: Sequence[str]) -> MemoryRow:
-    """Return the row of a point's search, medians over its repeats."""
-    return make_row(
-        MemoryRow,
-        point,
-        axes,
-        largest_batch_size_per_gpu=as_count(median(point, lambda found: found.largest_fitting)),
-        smallest_failing_batch_size_per_gpu=as_count(median(point, lambda found: found.smallest_failing)),
-        peak_memory_gib=median(point, search_peak_memory_gib),
-        head_room_gib=median(point, head_room_gib),
-        predicted_batch_size_per_gpu=as_count(median(point, lambda found: found.predicted)),
-        prediction_error=median(point, prediction_error),
-        num_trials=as_count(median(point, lambda found: len(found.trials))),
-        num_ooms=as_count(median(point, num_ooms)),
-        search_time_s=median(point, search_time_s),
-        notes=memory_notes(point),
-    )
+    """Return the row of a point's search: medians over its repeats. Counts are rounded down, to the safe side."""
+    searches = [record.measurement.memory_search for record in point.ok_records if record.measurement]
+    found = [search for search in searches if search is not None]
+    by_search = [search_figures(search) for search in found]
+    medians = {key: median_of_known(figures[key] for figures in by_search) for key in own_figures(MemoryRow)}
+    counts = {key: int(value) for key in COUNTS if (value := medians[key]) is not None}
+    return make_row(MemoryRow, point, axes, **(medians | counts), notes=memory_notes(point, found))
 
 
-def search_of(record: Record) -> MemorySearch | None:
-    """Return the result of a record's search, None if it has none."""
-    return record.measurement.memory_search if record.measurement else None
+def search_figures(search: MemorySearch) -> dict[str, float | None]:
+    """Return the figures of one search by column. Memory is that of the fullest device in the largest trial that fits.
+
+    Head room is the device's usable memory less the peak. The prediction error is positive if the prediction was too
+    large. The time includes the starts of the processes.
+    """
+    largest, predicted = search.largest_fitting, search.predicted
+    trial = next(trial for trial in search.trials if trial.batch_size_per_gpu == largest)
+    peak_bytes, usable_bytes = trial.peak_allocated_bytes, trial.usable_bytes
+    room_bytes = None if peak_bytes is None or usable_bytes is None else usable_bytes - peak_bytes
+    return {
+        "largest_batch_size_per_gpu": largest,
+        "smallest_failing_batch_size_per_gpu": search.smallest_failing,
+        "peak_memory_gib": None if peak_bytes is None else peak_bytes / GIB,
+        "head_room_gib": None if room_bytes is None else room_bytes / GIB,
+        "predicted_batch_size_per_gpu": predicted,
+        "prediction_error": None if predicted is None else predicted / largest - 1,
+        "num_trials": len(search.trials),
+        "num_ooms": sum(trial.is_oom for trial in search.trials),
+        "search_time_s": sum(trial.time_ns for trial in search.trials) / 1e9,
+    }
 
 
-def median(point: PooledPoint, figure: SearchFigure) -> float | None:
-    """Return the median of a figure over the searches that have it."""
-    return point.median(lambda record: figure(found) if (found := search_of(record)) else None)
-
-
-def as_count(value: float | None) -> int | None:
-    """Return a median as a whole number, rounded down: a smaller batch size is safe."""
-    return None if value is None else int(value)
-
-
-def largest_trial(found: MemorySearch) -> MemoryTrial:
-    """Return the trial of the largest batch that fits."""
-    return next(trial for trial in found.trials if trial.batch_size_per_gpu == found.largest_fitting)
-
-
-def search_peak_memory_gib(found: MemorySearch) -> float | None:
-    """Return the peak of the largest batch that fits, on its fullest device."""
-    peak_bytes = largest_trial(found).peak_allocated_bytes
-    return None if peak_bytes is None else peak_bytes / formulas.GIB
-
-
-def head_room_gib(found: MemorySearch) -> float | None:
-    """Return the usable memory of that device less the peak."""
-    trial = largest_trial(found)
-    if trial.peak_allocated_bytes is None or trial.usable_bytes is None:
-        return None
-    return (trial.usable_bytes - trial.peak_allocated_bytes) / formulas.GIB
-
-
-def prediction_error(found: MemorySearch) -> float | None:
-    """Return the relative error of the first prediction, positive if it was too large."""
-    return None if found.predicted is None else found.predicted / found.largest_fitting - 1
-
-
-def num_ooms(found: MemorySearch) -> int:
-    """Return the number of trials that ran out of memory."""
-    return sum(trial.is_oom for trial in found.trials)
-
-
-def search_time_s(found: MemorySearch) -> float:
-    """Return the time of all trials with the starts of their processes."""
-    return sum(trial.time_ns for trial in found.trials) / 1e9
-
-
-def memory_notes(point: PooledPoint) -> list[Note]:
+def memory_notes(point: PooledPoint, searches: Sequence[MemorySearch]) -> list[Note]:
     """Return the notes on a point's boundary."""
-    notes = point.allocator_retry_notes
-    searches = [found for record in point.ok_records if (found := search_of(record))]
-    for found in searches:
-        if found.smallest_failing is None:
-            notes.append(make_note("nothing_failed", trials=len(found.trials)))
-        elif found.smallest_failing - found.largest_fitting > bracket_tolerance(found.largest_fitting):
-            notes.append(make_note("not_narrowed", trials=len(found.trials)))
+    notes = [*point.allocator_retry_notes]
+    for search in searches:
+        num_trials, largest = len(search.trials), search.largest_fitting
+        if search.smallest_failing is None:
+            notes.append(make_note("nothing_failed", trials=num_trials))
+        elif search.smallest_failing - largest > bracket_tolerance(largest):
+            notes.append(make_note("not_narrowed", trials=num_trials))
+        failed = [trial for trial in search.trials if trial.reason]
         notes += [
-            make_note("trial_failed", batch_size=trial.batch_size_per_gpu, reason=trial.reason)
-            for trial in found.trials
-            if trial.reason
+            make_note("trial_failed", batch_size=trial.batch_size_per_gpu, reason=trial.reason) for trial in failed
         ]
     elements = LARGEST_ACTIVATION.get(str(point.spec.model))
     if elements and point.spec.device == "cuda":
-        kink = MAX_ELEMENTS // elements
-        if any(found.largest_fitting >= kink for found in searches):
-            notes.append(make_note("convolutions_split", batch_size=kink))
+        first_split = MAX_ELEMENTS // elements
+        if any(search.largest_fitting >= first_split for search in searches):
+            notes.append(make_note("convolutions_split", batch_size=first_split))
     return notes

@@ -5,20 +5,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.analysis import comparability
+from pipeline.analysis import ring_model
 from pipeline.analysis.exposed_communication import communications_of, median_step_time
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint
-from pipeline.analysis.ring_model import (
-    Link,
-    LinkFit,
-    MeasuredStep,
-    SweepSample,
-    fit_link,
-    predict_efficiency,
-    predict_min_step_s,
-    predict_step_s,
-)
+from pipeline.analysis.ring_model import Link, LinkFit, MeasuredStep, SweepSample
 from pipeline.experiment.axis_groups import PREDICTION_MAY_DIFFER, alike_key
 from pipeline.report.bandwidth_rows import SweepKey, sweep_key, sweep_rows
 from pipeline.report.row_types import PredictionRow, make_row
@@ -39,16 +30,14 @@ def prediction_rows(points: Sequence[PooledPoint], axes: Sequence[str], link: Li
     From the fewest GPUs each other measured number is predicted, to test the model. From the most GPUs larger numbers
     are predicted, for `link` or else the measured link.
     """
-    fits = {place: fit_link(samples) for place, samples in samples_by_sweep_key(points).items()}
+    fits = {place: ring_model.fit_link(samples) for place, samples in samples_by_sweep_key(points).items()}
     rows = []
     for series in series_of(points):
         fewest, most = series[0], series[-1]
         fit = fits.get(sweep_key(fewest.point.ok_records[0]))
         rows += [predicted_row(fewest, axes, other.point.spec.num_gpus, fit, None, other) for other in series[1:]]
-        fit, larger = (
-            fits.get(sweep_key(most.point.ok_records[0])),
-            [n for n in PREDICTED_NUM_GPUS if n > most.point.spec.num_gpus],
-        )
+        fit = fits.get(sweep_key(most.point.ok_records[0]))
+        larger = [n for n in PREDICTED_NUM_GPUS if n > most.point.spec.num_gpus]
         rows += [predicted_row(most, axes, num_gpus, fit, link) for num_gpus in larger]
     return rows
 
@@ -67,10 +56,8 @@ def series_of(points: Iterable[PooledPoint]) -> list[list[PredictionBase]]:
     """Return the series of measured points that differ in num_gpus and num_nodes alone, each by number of GPUs."""
     series: dict[tuple[object, ...], list[PredictionBase]] = {}
     for point in points:
-        base = prediction_base(point)
-        if base is not None:
-            key = alike_key(point.spec, PREDICTION_MAY_DIFFER)
-            series.setdefault(key, []).append(base)
+        if base := prediction_base(point):
+            series.setdefault(alike_key(point.spec, PREDICTION_MAY_DIFFER), []).append(base)
     return [sorted(bases, key=lambda base: base.point.spec.num_gpus) for bases in series.values()]
 
 
@@ -96,10 +83,13 @@ def predicted_row(
     measured: PredictionBase | None = None,
 ) -> PredictionRow:
     """Return one prediction beside the measured step time, if any. It has no figures if no link fits the sweep."""
-    spec, used, step_s, min_step_s = base.point.spec, link or (fit.link if fit else None), None, None
+    spec, used = base.point.spec, link or (fit.link if fit else None)
+    step_s = min_step_s = efficiency = max_efficiency = None
     if fit and used:
-        step_s = predict_step_s(base.measured, used, num_gpus, fit.link)
-        min_step_s = predict_min_step_s(base.measured, used, num_gpus, fit.link)
+        step_s = ring_model.predict_step_s(base.measured, used, num_gpus, fit.link)
+        min_step_s = ring_model.predict_min_step_s(base.measured, used, num_gpus, fit.link)
+        efficiency = ring_model.predict_efficiency(base.measured, step_s)
+        max_efficiency = ring_model.predict_efficiency(base.measured, min_step_s)
     measured_step_s = measured.measured.step_s if measured else None
     row = make_row(
         PredictionRow,
@@ -112,32 +102,21 @@ def predicted_row(
         fit_worst_error=fit.worst_error if fit else None,
         predicted_step_time_low_s=min_step_s,
         predicted_step_time_s=step_s,
-        predicted_parallel_efficiency=None if step_s is None else predict_efficiency(base.measured, step_s),
-        predicted_parallel_efficiency_high=None
-        if min_step_s is None
-        else predict_efficiency(base.measured, min_step_s),
+        predicted_parallel_efficiency=efficiency,
+        predicted_parallel_efficiency_high=max_efficiency,
         measured_step_time_s=measured_step_s,
         prediction_error=None if step_s is None or measured_step_s is None else step_s / measured_step_s - 1,
-        notes=predicted_notes(fit, link, spec.num_gpus) + measured_step_notes(base, measured),
+        notes=predicted_notes(base, fit, link, measured),
     )
     num_nodes = measured.point.spec.num_nodes if measured else None  # the model knows no nodes
     return msgspec.structs.replace(row, axes={**row.axes, "num_gpus": num_gpus, "num_nodes": num_nodes})
 
 
-def measured_step_notes(base: PredictionBase, measured: PredictionBase | None) -> list[Note]:
-    """Return a note for each fact in which the measured step differs from the point that the prediction starts from."""
-    return (
-        comparability.environment_difference_notes(
-            "measured step", measured.point.records_by_environment, base.point.records_by_environment
-        )
-        if measured
-        else []
-    )
-
-
-def predicted_notes(fit: LinkFit | None, link: Link | None, num_gpus: int) -> list[Note]:
-    """Return the notes on a prediction."""
+def predicted_notes(
+    base: PredictionBase, fit: LinkFit | None, link: Link | None, measured: PredictionBase | None
+) -> list[Note]:
+    """Return the notes on a prediction, and on facts in which the measured step differs from the prediction's base."""
     notes = [make_note("link_given")] if link else []
     if fit is None:
-        notes.append(make_note("no_link_fits", num_gpus=num_gpus))
-    return notes
+        notes.append(make_note("no_link_fits", num_gpus=base.point.spec.num_gpus))
+    return notes + (base.point.difference_notes("measured step", measured.point) if measured else [])

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from pipeline.analysis.scaling import Scaling
 from pipeline.experiment.spec import FIRST_TIMED_EPOCH
 from pipeline.report import row_types
-from pipeline.report.row_types import Row
+from pipeline.report.row_types import own_figures
 
 TIMES = ("epoch_time_s", "noise_floor", "interval_over")
 KARP_FLATT = "serial_fraction_karp_flatt"
@@ -25,11 +25,6 @@ class TableDefinition(NamedTuple):
     windows: str = f"timed epochs, from epoch {FIRST_TIMED_EPOCH} on"
     hidden: tuple[str, ...] = ()  # axes that would mislead a person here
     optional: tuple[str, ...] = ()  # columns that are left out without values, although others always show them
-
-
-def own_figures(row_class: type[Row], but: str = "") -> tuple[str, ...]:
-    """Return the figures that a row class adds to its base class, in order, without the one named `but`."""
-    return tuple(key for key in row_class.__annotations__ if key != but)
 
 
 WINDOWS_OF_STEPS = "windows of steps"
