@@ -5,6 +5,7 @@ Facts that a record does not state, and timings measured elsewhere, never count 
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
 
 from pipeline.analysis.notes import Note, make_note
 from pipeline.experiment.record import Record
@@ -26,20 +27,15 @@ COMPARED_FACTS: dict[str, Fact] = {
 
 def environment_key(record: Record) -> tuple[object, ...]:
     """Return a key that is equal for records with equal facts, if they share one Environment object."""
-    return (
-        id(record.environment),
-        COMPARED_FACTS["precision"](record),
-        COMPARED_FACTS["execution"](record),
-        record.measured,
-    )
+    precision, execution = COMPARED_FACTS["precision"](record), COMPARED_FACTS["execution"](record)
+    return id(record.environment), precision, execution, record.measured
 
 
 def mixed_environment_notes(records: Sequence[Record], but: Collection[str] = ()) -> list[Note]:
     """Return a note for every fact in which pooled records differ, except the facts named in `but`."""
     found = {name: distinct_values(records, fact) for name, fact in compared_facts(records).items() if name not in but}
-    return [
-        make_note("mixed_fact", fact=name, ours=sorted(values)) for name, values in found.items() if len(values) > 1
-    ]
+    mixed = {name: sorted(values) for name, values in found.items() if len(values) > 1}
+    return [make_note("mixed_fact", fact=name, ours=values) for name, values in mixed.items()]
 
 
 def environment_difference_notes(what: str, others: Sequence[Record], records: Sequence[Record]) -> list[Note]:
@@ -53,8 +49,8 @@ def environment_difference_notes(what: str, others: Sequence[Record], records: S
         ours, theirs = distinct_values(records, fact), distinct_values(others, fact)
         if ours and theirs and ours != theirs:
             notes.append(make_note("other_fact", what=what, fact=name, theirs=sorted(theirs), ours=sorted(ours)))
-    ours, theirs = nodes_of(records), nodes_of(others)
-    our_boots, their_boots = boots_of(records), boots_of(others)
+    ours, theirs = places_of(records, "nodes"), places_of(others, "nodes")
+    our_boots, their_boots = places_of(records, "boot_ids"), places_of(others, "boot_ids")
     if ours and not theirs <= ours:
         notes.append(make_note("other_node", what=what, theirs=sorted(theirs), ours=sorted(ours)))
     elif our_boots and not their_boots <= our_boots:
@@ -90,11 +86,6 @@ def distinct_values(records: Sequence[Record], fact: Fact) -> set[str]:
     return {value for record in records if record.measured and (value := fact(record))}
 
 
-def nodes_of(records: Sequence[Record]) -> set[str]:
-    """Return all nodes of the records measured here."""
-    return {node for record in records if record.measured for node in record.environment.nodes}
-
-
-def boots_of(records: Sequence[Record]) -> set[str]:
-    """Return all boot ids of the records measured here."""
-    return {boot_id for record in records if record.measured for boot_id in record.environment.boot_ids}
+def places_of(records: Sequence[Record], field: Literal["nodes", "boot_ids"]) -> set[str]:
+    """Return all nodes or boot ids of the records measured here."""
+    return {place for record in records if record.measured for place in getattr(record.environment, field)}

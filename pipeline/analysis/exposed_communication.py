@@ -5,11 +5,12 @@ right after each other; medians and intervals are over the rounds. Pure function
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import add, sub
 from typing import NamedTuple
 
 from pipeline.analysis import intervals
+from pipeline.analysis.formulas import median_of_known
 from pipeline.analysis.intervals import Interval, IntervalBasis
 from pipeline.analysis.notes import Note, make_note, text_note
 from pipeline.analysis.stopping_rule import difference_tolerance_s, is_difference_precise_enough, is_time_precise_enough
@@ -17,10 +18,9 @@ from pipeline.experiment.measurement import Collective, Communication, Profile, 
 from pipeline.experiment.record import Record
 
 
-def collectives_of_kinds(profile: Profile, kinds: Iterable[TransferKind] | None = None) -> list[Collective]:
+def collectives_of_kinds(profile: Profile, kinds: Collection[TransferKind] | None = None) -> list[Collective]:
     """Return the collectives of these kinds, by default all."""
-    wanted = None if kinds is None else set(kinds)
-    return [collective for collective in profile.collectives if wanted is None or collective.kind in wanted]
+    return [collective for collective in profile.collectives if kinds is None or collective.kind in kinds]
 
 
 def total_comm_ns(collectives: Iterable[Collective]) -> float:
@@ -33,10 +33,9 @@ def straggler_wait_ns(collectives: Iterable[Collective]) -> float:
     return _median_step(collectives, lambda ranks: statistics.fmean(ranks) - min(ranks))
 
 
-def _median_step(collectives: Iterable[Collective], figure: Callable[[tuple[int, ...]], float]) -> float:
+def _median_step(collectives: Iterable[Collective], over_ranks: Callable[[tuple[int, ...]], float]) -> float:
     by_step = zip(*(collective.durations_ns for collective in collectives), strict=True)
-    sums = [sum(figure(ranks) for ranks in step) for step in by_step]
-    return statistics.median(sums) if sums else 0.0
+    return median_of_known(sum(map(over_ranks, step)) for step in by_step) or 0.0
 
 
 class TracedExposure(NamedTuple):
@@ -67,7 +66,7 @@ def least_exposed_rank(profile: Profile) -> TracedExposure:
     slowed_ns = list(map(sub, profile.compute_ns, map(statistics.fmean, quiet_ns)))
     noise_ns = (abs(before - after) for before, after in quiet_ns)
     by_rank = zip(map(add, alone_ns, slowed_ns), slowed_ns, noise_ns, strict=True)
-    return TracedExposure(*(figure_ns / unit_ns for figure_ns in min(by_rank)))
+    return TracedExposure(*(time_ns / unit_ns for time_ns in min(by_rank)))
 
 
 MIN_BUSY_FRACTION = 0.9  # of a step; a device that computes less waits for its host
@@ -98,8 +97,8 @@ def job_notes(found: Sequence[Communication]) -> list[Note]:
 
 def step_times_s(found: Communication, variant: VariantName) -> list[float]:
     """Return the slowest rank's step time in each window; empty if the variant was not run."""
-    series = [series for series in found.series if series.variant == variant]
-    return [max(ranks) / found.steps_per_window / 1e9 for part in series for ranks in part.window_times_ns]
+    windows = (ranks for series in found.series if series.variant == variant for ranks in series.window_times_ns)
+    return [max(ranks) / found.steps_per_window / 1e9 for ranks in windows]
 
 
 def median_step_time(found: Sequence[Communication], variant: VariantName) -> MedianTime | None:
@@ -126,7 +125,7 @@ def median_time(by_repeat: Sequence[Sequence[float]]) -> MedianTime | None:
     return MedianTime(statistics.median(map(statistics.median, known)), *intervals.interval_by_repeat(known))
 
 
-def exposed_communication(found: Sequence[Communication]) -> tuple[MedianTime | None, float | None]:
+def exposed_time(found: Sequence[Communication]) -> tuple[MedianTime | None, float | None]:
     """Return exposed communication of a step (DDP less no-op hook) and its noise floor (two equal DDPs compared).
 
     The floor is None if there are too few rounds for an interval.
@@ -146,9 +145,10 @@ def drifted_exposure_notes(found: Sequence[Communication]) -> list[Note]:
     """Return a note if exposed communication drifted during a measurement by more than its tolerance."""
     apart = [intervals.drifted_halves(step_time_differences_s(part, "ddp", "no_op_hook")) for part in found]
     changed = [halves for halves in apart if halves and abs(halves[1] - halves[0]) > difference_tolerance_s(halves[0])]
-    return [
-        make_note("exposure_drifted", before_us=before * 1e6, after_us=after * 1e6) for before, after in changed[:1]
-    ]
+    if not changed:
+        return []
+    before_s, after_s = changed[0]
+    return [make_note("exposure_drifted", before_us=before_s * 1e6, after_us=after_s * 1e6)]
 
 
 def is_within_noise(exposed: MedianTime, floor_s: float | None) -> bool:
@@ -160,13 +160,10 @@ def profiled_transfer_s(
     found: Sequence[Communication], kinds: Sequence[TransferKind], waiting: bool = False
 ) -> float | None:
     """Return the transfer time of these kinds in a profiled step, or with `waiting` the mean rank's wait in them."""
-    measure = straggler_wait_ns if waiting else total_comm_ns
-    values = [
-        measure(collectives_of_kinds(part.profile, kinds))
-        for part in found
-        if part.profile and part.profile.collectives
-    ]
-    return statistics.median(values) / 1e9 if values else None
+    time_ns_of = straggler_wait_ns if waiting else total_comm_ns
+    profiles = [part.profile for part in found if part.profile and part.profile.collectives]
+    median_ns = median_of_known(time_ns_of(collectives_of_kinds(profile, kinds)) for profile in profiles)
+    return None if median_ns is None else median_ns / 1e9
 
 
 def traced_exposure(found: Sequence[Communication]) -> TracedExposure:
@@ -174,25 +171,20 @@ def traced_exposure(found: Sequence[Communication]) -> TracedExposure:
     known = [least_exposed_rank(part.profile) for part in found if part.profile and part.profile.collectives]
     whole = [traced for traced in known if traced.slowed_s is not None]
     columns = zip(*(whole or known), strict=True)
-    medians = ([value for value in column if value is not None] for column in columns)
-    return TracedExposure(*(statistics.median(values) if values else None for values in medians))
+    return TracedExposure(*map(median_of_known, columns))
 
 
 def busy_share(found: Sequence[Communication], step_s: float) -> float | None:
     """Return the profiled compute time as a share of a timed step; None if it was not traced."""
-    values = [
-        statistics.fmean(part.profile.compute_ns) / part.profile.num_steps / 1e9 / step_s
-        for part in found
-        if part.profile and any(part.profile.compute_ns)
-    ]
-    return statistics.median(values) if values else None
+    profiles = [part.profile for part in found if part.profile and any(part.profile.compute_ns)]
+    return median_of_known(statistics.fmean(part.compute_ns) / part.num_steps / 1e9 / step_s for part in profiles)
 
 
 def explain_trace_disagreement(exposed_s: float, traced: TracedExposure, busy: float | None) -> Note | None:
     """Explain why trace and step times disagree on exposed communication; None if they agree within tolerance."""
-    if traced.exposed_s is None or abs(exposed_s - traced.exposed_s) <= difference_tolerance_s(
-        max(exposed_s, traced.exposed_s)
-    ):
+    if traced.exposed_s is None:
+        return None
+    if abs(exposed_s - traced.exposed_s) <= difference_tolerance_s(max(exposed_s, traced.exposed_s)):
         return None
     times_us = {"traced_us": traced.exposed_s * 1e6, "exposed_us": exposed_s * 1e6}
     if traced.noise_s is not None and traced.noise_s > difference_tolerance_s(exposed_s):

@@ -107,16 +107,13 @@ def predict_boundary(trials: Sequence[MemoryTrial]) -> int | None:
 
     Uses the largest trial that fits and the next one with a peak far enough below. None if there are no such two.
     """
-    known = sorted(memory_points(trials), reverse=True)
+    known = memory_points(trials)
     if not known:
         return None
     largest = known[0]
-    far = [
-        point
-        for point in known
-        if largest.peak_bytes - point.peak_bytes >= MIN_PEAK_GAP_FRACTION * largest.usable_bytes
-    ]
-    return extrapolate(far[0], largest, largest.usable_bytes) if far else None
+    max_peak_bytes = largest.peak_bytes - MIN_PEAK_GAP_FRACTION * largest.usable_bytes
+    other = next((point for point in known if point.peak_bytes <= max_peak_bytes), None)
+    return extrapolate(other, largest, largest.usable_bytes) if other else None
 
 
 def second_line_point(trials: Sequence[MemoryTrial]) -> int:
@@ -125,14 +122,13 @@ def second_line_point(trials: Sequence[MemoryTrial]) -> int:
     Extrapolates from the smallest and the largest fitting trial. With one trial the line starts at 0 bytes for 0
     samples, which overestimates the growth of memory. 0 without trials.
     """
-    known = sorted(memory_points(trials), reverse=True)
+    known = memory_points(trials)
     if not known:
         return 0
     largest = known[0]
     room_bytes = largest.usable_bytes - largest.peak_bytes
-    target_bytes = largest.peak_bytes + (
-        room_bytes / 2 if room_bytes >= 2 * MIN_PEAK_GAP_FRACTION * largest.usable_bytes else room_bytes
-    )
+    has_much_room = room_bytes >= 2 * MIN_PEAK_GAP_FRACTION * largest.usable_bytes
+    target_bytes = largest.peak_bytes + (room_bytes / 2 if has_much_room else room_bytes)
     other = known[-1] if len(known) > 1 else MemoryPoint(0, 0, 0)
     return extrapolate(other, largest, target_bytes) or MAX_GROWTH_FACTOR * largest.batch_size
 
@@ -146,12 +142,13 @@ class MemoryPoint(NamedTuple):
 
 
 def memory_points(trials: Sequence[MemoryTrial]) -> list[MemoryPoint]:
-    """Return the trials that fit and have a known peak."""
-    return [
+    """Return the trials that fit and have a known peak, the largest batch first."""
+    known = (
         MemoryPoint(trial.batch_size_per_gpu, trial.peak_allocated_bytes, trial.usable_bytes)
         for trial in trials
         if trial.fits and trial.peak_allocated_bytes is not None and trial.usable_bytes
-    ]
+    )
+    return sorted(known, reverse=True)
 
 
 def extrapolate(one: MemoryPoint, other: MemoryPoint, target_bytes: float) -> int | None:
@@ -165,11 +162,8 @@ def extrapolate(one: MemoryPoint, other: MemoryPoint, target_bytes: float) -> in
 
 def first_prediction(trials: Sequence[MemoryTrial]) -> int | None:
     """Return the first prediction that a later trial could follow; None without one."""
-    for count in range(len(trials)):
-        predicted = predict_boundary(trials[:count])
-        if predicted is not None:
-            return predicted
-    return None
+    predictions = (predict_boundary(trials[:count]) for count in range(len(trials)))
+    return next((predicted for predicted in predictions if predicted is not None), None)
 
 
 def search_result(trials: Sequence[MemoryTrial]) -> MemorySearch | None:

@@ -29,11 +29,6 @@ class Baseline(NamedTuple):
         """The baseline's strategy."""
         return self.point.spec.strategy if self.point else None
 
-    @property
-    def batch_size_per_gpu(self) -> int | None:
-        """The baseline's batch size per GPU."""
-        return self.point.spec.batch_size_per_gpu if self.point else None
-
 
 def baseline_key(spec: Spec, scaling: Scaling) -> tuple[Any, ...]:
     """Return the values that a point and its baseline share: fixed axis and axes outside BASELINE_MAY_DIFFER."""
@@ -117,7 +112,7 @@ def scaling_figures(point: PooledPoint, baseline: Baseline, scaling: Scaling) ->
         "parallel_efficiency_high": formulas.parallel_efficiency(interval.high, num_gpus) if interval else None,
         "serial_fraction_karp_flatt": serial_fraction,
         "baseline": baseline.strategy,
-        "baseline_batch_size_per_gpu": baseline.batch_size_per_gpu,
+        "baseline_batch_size_per_gpu": baseline.point.spec.batch_size_per_gpu if baseline.point else None,
         "notes": scaling_notes(baseline, interval, speedup, num_gpus) if num_gpus > 1 else [],
     }
 

@@ -10,15 +10,8 @@ from typing import NamedTuple, get_args
 
 import msgspec
 
-from pipeline.experiment.measurement import (
-    EnergyMethod,
-    Epoch,
-    GpuWindow,
-    HostWindow,
-    RankEpoch,
-    Telemetry,
-    ThrottleReason,
-)
+from pipeline.experiment import measurement
+from pipeline.experiment.measurement import Epoch, GpuWindow, HostWindow, Telemetry, ThrottleReason
 from pipeline.experiment.record import Environment
 
 MIN_SAMPLES = 2  # fewest samples in a window to report any value
@@ -104,23 +97,24 @@ def normalize_uuid(uuid: str) -> str:
 
 def read_node_samples(path: Path) -> NodeSamples:
     """Return the samples of one node sorted by time; lines that cannot be decoded are skipped. Raises OSError."""
-    header, ticks, notes = SamplerHeader(0, ()), [], []
+    header, rounds, notes = SamplerHeader(0, ()), [], []
     for line in read_sampler_lines(path):
-        if isinstance(line, SamplerHeader):
-            header = line
-        elif isinstance(line, SamplerNote):
-            notes.append(line.text)
-        else:
-            ticks.append(line)
-    gpus: dict[str, list[GpuSample]] = {normalize_uuid(uuid): [] for uuid in header.gpus}
-    names = list(gpus)
-    for sample in (sample for tick in ticks for sample in tick.gpus):
-        if sample.gpu < len(names):
-            gpus[names[sample.gpu]].append(sample)
-    ticks.sort(key=lambda tick: tick.unix_ns)  # the node's clock may have been set back
+        match line:
+            case SamplerHeader():
+                header = line
+            case SamplerNote():
+                notes.append(line.text)
+            case SamplingRound():
+                rounds.append(line)
+    uuids = [normalize_uuid(uuid) for uuid in header.gpus]
+    gpus: dict[str, list[GpuSample]] = {uuid: [] for uuid in uuids}
+    for sample in (sample for one in rounds for sample in one.gpus):
+        if sample.gpu < len(uuids):
+            gpus[uuids[sample.gpu]].append(sample)
+    rounds.sort(key=lambda one: one.unix_ns)  # the node's clock may have been set back
     for samples in gpus.values():
         samples.sort(key=lambda sample: sample.unix_ns)
-    return NodeSamples(header.interval_s or None, ticks, gpus, notes)
+    return NodeSamples(header.interval_s or None, rounds, gpus, notes)
 
 
 def read_sampler_lines(path: Path) -> Iterator[SamplerHeader | SamplerNote | SamplingRound]:
@@ -164,7 +158,7 @@ def summarize_telemetry(
     )
 
 
-def timed_span(rank: RankEpoch) -> TimeSpan | None:
+def timed_span(rank: measurement.RankEpoch) -> TimeSpan | None:
     """Return the time span of the rank's epoch; None if its start or duration is not known."""
     if rank.started_unix_ns is None or rank.epoch_time_ns is None:
         return None
@@ -207,7 +201,7 @@ def name_reasons(masks: Iterable[int]) -> tuple[ThrottleReason, ...]:
     return tuple(sorted(seen, key=get_args(ThrottleReason).index))
 
 
-def energy_of(samples: Sequence[GpuSample], window: TimeSpan) -> tuple[float | None, EnergyMethod | None]:
+def energy_of(samples: Sequence[GpuSample], window: TimeSpan) -> tuple[float | None, measurement.EnergyMethod | None]:
     """Return joules and method: from the counter, else the power; both None if samples do not span the window."""
     counted = clip_to_span(
         counter_changes([(s.unix_ns, s.energy_mj) for s in samples if s.energy_mj is not None]), window

@@ -21,28 +21,28 @@ def percentage(template: str) -> Format:
     return lambda value: f"{template.format(100 * value)} %"
 
 
-format_general: Format = "{:.6g}".format
-format_ratio: Format = "{:.3f}".format
-format_hundredths: Format = "{:.2f}".format
-format_three_digits: Format = "{:.3g}".format
-format_whole: Format = "{:,.0f}".format
+six_digits: Format = "{:.6g}".format
+three_decimals: Format = "{:.3f}".format
+two_decimals: Format = "{:.2f}".format
+three_digits: Format = "{:.3g}".format
+whole_number: Format = "{:,.0f}".format
 format_percent, format_accuracy = percentage("{:.1f}"), percentage("{:.2f}")
 format_error, format_half_width = percentage("{:+.1f}"), percentage("±{:.1f}")
 
 
 def format_amount(value: float) -> str:
     """Return three significant digits below 100, else a whole number."""
-    return format_three_digits(value) if value < 100 else format_whole(value)
+    return three_digits(value) if value < 100 else whole_number(value)
 
 
 def format_count(value: float) -> str:
     """Return up to six significant digits below 1000, else a whole number."""
-    return format_general(value) if value < 1000 else format_whole(value)
+    return six_digits(value) if value < 1000 else whole_number(value)
 
 
 def format_seconds(value: float) -> str:
     """Return seconds, or microseconds below 0.1 s."""
-    return format_ratio(value) if abs(value) >= 0.1 else f"{1e6 * value:,.1f} us"
+    return three_decimals(value) if abs(value) >= 0.1 else f"{1e6 * value:,.1f} us"
 
 
 def format_loss(value: float) -> str:
@@ -56,7 +56,7 @@ class Column(NamedTuple):
     key: str
     meaning: str
     unit: str = ""
-    format: Format = format_general
+    format: Format = six_digits
     absent: str = ABSENT  # the text of a cell without a value
     alignment: Literal["left", "right"] = "right"
     show: Literal["if_known", "always", "if_not_zero"] = "if_known"  # when the report shows the column
@@ -117,13 +117,9 @@ FIGURE_COLUMNS = (
     seconds("epoch_time_high_s", "Upper end of the interval of epoch_time_s."),
     seconds("compute_time_s", "Epoch time without data loading.", show="always", is_explained=True),
     seconds("data_time_s", "Part of the epoch time that is data loading.", show="always"),
-    Column("throughput_samples_per_s", "Training samples per second.", "1/s", format_whole),
+    Column("throughput_samples_per_s", "Training samples per second.", "1/s", whole_number),
     Column(
-        "peak_memory_gib",
-        "Of the fullest GPU; on the CPU: largest process.",
-        "GiB",
-        format_hundredths,
-        is_explained=True,
+        "peak_memory_gib", "Of the fullest GPU; on the CPU: largest process.", "GiB", two_decimals, is_explained=True
     ),
     Column("energy_j", "Energy of all GPUs used, without the host.", "J", format_amount, is_explained=True),
     Column("energy_per_sample_j", "Energy per training sample.", "J", format_amount),
@@ -131,13 +127,13 @@ FIGURE_COLUMNS = (
     fraction("host_cpu_share", "Busy share of the CPUs of the busiest node."),
     # weak and strong scaling
     words("scaling", "The batch that stays fixed as GPUs are added: weak (per GPU) or strong (global)."),
-    Column("speedup", "T(1)/T(N) for the same samples.", "1", format_ratio, is_explained=True),
-    Column("speedup_low", "Lower end of the interval of speedup.", "1", format_ratio),
-    Column("speedup_high", "Upper end of the interval of speedup.", "1", format_ratio),
+    Column("speedup", "T(1)/T(N) for the same samples.", "1", three_decimals, is_explained=True),
+    Column("speedup_low", "Lower end of the interval of speedup.", "1", three_decimals),
+    Column("speedup_high", "Upper end of the interval of speedup.", "1", three_decimals),
     fraction("parallel_efficiency", "speedup/N.", is_explained=True),
     fraction("parallel_efficiency_low", "Lower end of the interval of parallel_efficiency."),
     fraction("parallel_efficiency_high", "Upper end of the interval of parallel_efficiency."),
-    fraction("serial_fraction_karp_flatt", "(1/S - 1/N)/(1 - 1/N) for N > 1.", format_ratio, is_explained=True),
+    fraction("serial_fraction_karp_flatt", "(1/S - 1/N)/(1 - 1/N) for N > 1.", three_decimals, is_explained=True),
     words("baseline", "Strategy of the one-GPU point that the row is compared with."),
     Column("baseline_batch_size_per_gpu", "Batch size per GPU of the baseline point."),
     # communication by subtraction
@@ -145,9 +141,7 @@ FIGURE_COLUMNS = (
     seconds("comm_time_subtraction_s", "T(N) - T(1)/N.", show="always", is_explained=True),
     Column("steps_per_epoch", "Steps of one epoch."),
     Column("ring_bytes_per_epoch", "steps x 2(N-1)/N x gradient bytes.", "B", format_count, is_explained=True),
-    Column(
-        "bandwidth_subtraction_gb_s", "ring_bytes_per_epoch over comm_time_subtraction_s.", "GB/s", format_three_digits
-    ),
+    Column("bandwidth_subtraction_gb_s", "ring_bytes_per_epoch over comm_time_subtraction_s.", "GB/s", three_digits),
     # loss and accuracy
     Column("epoch", "The epoch, counted from 1.", has_status=True),
     Column("num_updates", "Updates of the weights since the start."),
@@ -185,13 +179,13 @@ FIGURE_COLUMNS = (
     Column("bucket", "Number of the bucket, in the order of the collectives."),
     Column("num_bytes", "Bytes of one all-reduce (S).", "B"),
     seconds("time_s", "Time of one call, on the slowest rank.", has_status=True),
-    Column("algbw_gb_s", "S/t.", "GB/s", format_three_digits, is_explained=True),
-    Column("busbw_gb_s", "S/t x 2(N-1)/N (nccl-tests).", "GB/s", format_three_digits, is_explained=True),
+    Column("algbw_gb_s", "S/t.", "GB/s", three_digits, is_explained=True),
+    Column("busbw_gb_s", "S/t x 2(N-1)/N (nccl-tests).", "GB/s", three_digits, is_explained=True),
     Column(
         "peak_busbw_gb_s",
         "busbw_gb_s of an isolated all-reduce of that size in the same job.",
         "GB/s",
-        format_three_digits,
+        three_digits,
         is_explained=True,
     ),
     fraction("link_share", "busbw_gb_s over peak_busbw_gb_s."),
@@ -213,8 +207,8 @@ FIGURE_COLUMNS = (
     seconds("parts_time_s", "Sum of the parts."),
     # the prediction
     Column("from_num_gpus", "Number of GPUs whose measurements the prediction uses."),
-    Column("latency_us", "Latency of one hop.", "us", format_hundredths),
-    Column("link_gb_s", "Bandwidth of one link.", "GB/s", format_three_digits),
+    Column("latency_us", "Latency of one hop.", "us", two_decimals),
+    Column("link_gb_s", "Bandwidth of one link.", "GB/s", three_digits),
     fraction("fit_worst_error", "Largest relative error of the fit, over sizes.", format_error, is_explained=True),
     seconds("predicted_step_time_low_s", "Step time if compute hides the extra all-reduce time."),
     seconds("predicted_step_time_s", "Step time if compute hides none of the extra all-reduce time."),
@@ -225,7 +219,7 @@ FIGURE_COLUMNS = (
     # the memory boundary
     Column("largest_batch_size_per_gpu", "Largest batch size per GPU that fits.", has_status=True),
     Column("smallest_failing_batch_size_per_gpu", "Smallest batch size per GPU that failed, for any reason."),
-    Column("head_room_gib", "Fullest GPU: usable memory minus peak.", "GiB", format_hundredths, is_explained=True),
+    Column("head_room_gib", "Fullest GPU: usable memory minus peak.", "GiB", two_decimals, is_explained=True),
     Column("predicted_batch_size_per_gpu", "First prediction, from a line through two trials.", is_explained=True),
     Column("num_trials", "Trials of the search."),
     Column("num_ooms", "Trials that ran out of memory; the note lists other failures.", is_explained=True),
@@ -245,7 +239,7 @@ SPECIAL_AXES = (
     words("model", "Model.", NOT_STATED),
     words("remedies", "Remedies for training with large batches.", NOT_STATED),
     Column("max_steps", "Steps after which an epoch is cut off.", absent="whole epoch"),
-    Column("memory_limit_gib", "Limit of the memory of each process.", "GiB", format_hundredths, absent="none"),
+    Column("memory_limit_gib", "Limit of the memory of each process.", "GiB", two_decimals, absent="none"),
     Column("bucket_cap_mb", "Largest size of a bucket of gradients.", "MiB", absent="default"),
 )
 

@@ -1,6 +1,6 @@
 """The rows of cost: GPU-hours (process-hours on the CPU) allocated to attempts, by how these ended."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import get_args
 
 from pipeline.analysis.gpu_hours_spent import ENDINGS, AttemptEnding, attempt_duration_s, hours_by_ending, hours_columns
@@ -10,16 +10,14 @@ from pipeline.experiment.spec import Device
 from pipeline.report.row_types import CostRow
 
 
-def cost_rows(outcomes: Iterable[PointOutcome]) -> list[CostRow]:
+def cost_rows(outcomes: Sequence[PointOutcome]) -> list[CostRow]:
     """Return a row for each device and ending; none if nothing was run here.
 
     ok_timed is the timed windows on the GPUs that were used; ok_other all else that ok attempts took: start-up,
     warm-up, evaluation, GPUs that were allocated and not used.
     """
-    attempts = []
-    for outcome in outcomes:
-        attempts += [AttemptEnding(outcome.status, outcome.record)] if outcome.record is not None else []
-        attempts += [AttemptEnding("superseded", record) for record in outcome.superseded]
+    attempts = [AttemptEnding(outcome.status, outcome.record) for outcome in outcomes if outcome.record]
+    attempts += [AttemptEnding("superseded", record) for outcome in outcomes for record in outcome.superseded]
     rows = []
     for device in get_args(Device):
         own = [part for part in attempts if part.record.spec.device == device and part.record.measured]

@@ -18,6 +18,7 @@ from pipeline.system.errors import pluralize
 
 UNSAFE_CHARACTERS = re.compile(r"[|<>`\[\]\\]")
 STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
+VERSIONS = {"torch": "torch", "NCCL": "nccl", "driver": "driver", "commit": "git_commit", "source": "source_digest"}
 
 
 def render_experiment(name: str, tables: Tables, collected: CollectedOutcomes) -> str:
@@ -77,8 +78,9 @@ def render_table(definition: TableDefinition, rows: Sequence[Row], source: str) 
     """Return one table with its heading, the axes that all rows share, its legend, and its provenance."""
     axes = [axis for axis in AXES if axis in rows[0].axes and axis not in (*definition.figures, *definition.hidden)]
     common = [axis for axis in axes if all(row[axis] == rows[0][axis] for row in rows)]
+    varying = [axis for axis in axes if axis not in common]
     status_key = next((key for key in definition.figures if ALL_COLUMNS[key].has_status), None)
-    header = [ALL_COLUMNS[key] for key in header_keys(definition, rows, status_key, without=common)]
+    header = [ALL_COLUMNS[key] for key in (*varying, *figures_to_show(definition, rows, status_key))]
     cells = [[format_cell(row, column.key, column.key == status_key) for column in header] for row in rows]
     table = tabulate.tabulate(
         cells,
@@ -98,27 +100,15 @@ def render_table(definition: TableDefinition, rows: Sequence[Row], source: str) 
     return "\n\n".join(filter(None, parts))
 
 
-def header_keys(
-    definition: TableDefinition, rows: Sequence[Row], status_key: str | None, without: Sequence[str]
-) -> list[str]:
-    """Return the keys of the columns to show: axes that vary, then figures, windows, runs and notes."""
-    axes = [
-        axis
-        for axis in AXES
-        if axis in rows[0].axes and axis not in (*definition.figures, *definition.hidden, *without)
-    ]
+def figures_to_show(definition: TableDefinition, rows: Sequence[Row], status_key: str | None) -> list[str]:
+    """Return the keys of the columns to show beside the axes: figures, windows, runs and notes."""
     figures = [
         key
         for key in definition.figures
         if any(is_shown(row, key, definition) or (key == status_key and row["status"] in STATUS_WORDS) for row in rows)
     ]
     windows = ["num_windows"] if any(getattr(row, "num_windows", 0) > row.n for row in rows) else []
-    return [
-        *axes,
-        *figures,
-        *windows,
-        *(key for key in ("n", "note") if any(row[key] not in (None, 1) for row in rows)),
-    ]
+    return [*figures, *windows, *(key for key in ("n", "note") if any(row[key] not in (None, 1) for row in rows))]
 
 
 def is_shown(row: Row, key: str, definition: TableDefinition) -> bool:
@@ -185,28 +175,20 @@ def render_provenance(records: Iterable[Record]) -> str:
         return "From no record: nothing was measured."
     count = f"From {pluralize(len(found), 'record')}"
     places = list({id(record.environment): record.environment for record in found}.values())  # repeats share one
+    gpus = distinct(gpu.name for place in places for gpu in place.gpus)
     if not any(record.measured for record in found):
-        sources = distinct(place.source for place in places)
-        gpus = distinct(gpu.name for place in places for gpu in place.gpus)
-        where = f"{count} stated elsewhere ({sources})"
+        where = f"{count} stated elsewhere ({distinct(place.source for place in places)})"
         return f"{where}: GPU {gpus or NOT_STATED}, versions {NOT_STATED}. Medians over n runs."
+    hardware = gpus or distinct(place.cpu for place in places) or NOT_STATED
     precisions = distinct(record.measurement.precision_used for record in found if record.measurement)
     computing = f", computing in {precisions}" if precisions else ""
-    return f"{count} measured on {hardware(places)}{computing}; {software(places)}. Medians over n runs."
-
-
-def hardware(places: Sequence[Environment]) -> str:
-    """Return the models of the GPUs, or of the CPUs if there are none."""
-    gpus = distinct(gpu.name for place in places for gpu in place.gpus)
-    cpus = distinct(place.cpu for place in places)
-    return gpus or cpus or NOT_STATED
+    return f"{count} measured on {hardware}{computing}; {software(places)}. Medians over n runs."
 
 
 def software(places: Sequence[Environment]) -> str:
     """Return versions, commit and digest of the source."""
     parts = []
-    fields = {"torch": "torch", "NCCL": "nccl", "driver": "driver", "commit": "git_commit", "source": "source_digest"}
-    for label, field in fields.items():
+    for label, field in VERSIONS.items():
         length = 12 if field == "source_digest" else 20
         values = distinct(str(getattr(place, field) or "")[:length] for place in places)
         unstated = sum(getattr(place, field) is None and place.source_digest is None for place in places)

@@ -11,8 +11,16 @@ MAX_LISTED_VALUES = 3
 MAX_VALUE_CHARS = 40
 
 TRACE_AGAINST_STEPS = "the trace shows {traced_us:.0f} us exposed, the step times {exposed_us:.0f}: "
+TRACE_REASONS = {
+    "trace_is_noisy": "kernels took {noise_us:.0f} us more or less in two profiles without it",
+    "trace_counts_slowed_kernels": "a kernel that is slowed need not lengthen the step",
+    "trace_slows_host": "the profiler slows the host, and ranks that start apart wait inside the collectives",
+    "trace_omits_host": "the device computes {busy:.0%} of the step, the host's issue of collectives is exposed too",
+    "trace_omits_slowed_kernels": "kernels may run slower beside a collective, which this trace cannot show",
+    "trace_omits_gaps": "gaps between kernels may be longer, which no trace shows as exposed",
+}
 
-NOTE_TEXTS = {
+NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASONS.items()} | {
     "text": "{text}",
     "not_stated": "not stated: {figures:list}",
     # pooled points
@@ -59,21 +67,8 @@ NOTE_TEXTS = {
     "exposure_drifted": "exposed communication went from {before_us:.0f} to {after_us:.0f} us while measured",
     "launch_exposed": "more is exposed than the link takes: the rest is the host's cost of issuing collectives",
     "no_bucket_profiled": "the profile shows no all-reduce of a bucket of gradients",
-    "trace_is_noisy": TRACE_AGAINST_STEPS + "kernels took {noise_us:.0f} us more or less in two profiles without it",
-    "trace_counts_slowed_kernels": TRACE_AGAINST_STEPS + "a kernel that is slowed need not lengthen the step",
-    "trace_slows_host": (
-        TRACE_AGAINST_STEPS + "the profiler slows the host, and ranks that start apart wait inside the collectives"
-    ),
-    "trace_omits_host": (
-        TRACE_AGAINST_STEPS
-        + "the device computes {busy:.0%} of the step, the host's issue of collectives is exposed too"
-    ),
-    "trace_omits_slowed_kernels": (
-        TRACE_AGAINST_STEPS + "kernels may run slower beside a collective, which this trace cannot show"
-    ),
-    "trace_omits_gaps": TRACE_AGAINST_STEPS + "gaps between kernels may be longer, which no trace shows as exposed",
     "size_not_swept": "no isolated all-reduce of this size was timed",
-    "no_pause_in_training": ("timed on the fastest rank, without the pause before it that isolated all-reduces have"),
+    "no_pause_in_training": "timed on the fastest rank, without the pause before it that isolated all-reduces have",
     "sweep_waited_for_host": "the isolated all-reduces waited for the host: the link's limit lies higher",
     "sweeps_differ": "isolated all-reduces of some repeats were captured, of others not",
     "no_buffer_memory": "no memory for the buffer on some rank",

@@ -1,18 +1,13 @@
 """The rows of Q1 to Q4, and of points that ran out of memory."""
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.analysis import comparability, formulas
+from pipeline.analysis import formulas
 from pipeline.analysis.energy import energy_figures, energy_notes, host_cpu_share_of
-from pipeline.analysis.exposed_communication import communications_of, exposed_communication, is_within_noise
+from pipeline.analysis.exposed_communication import communications_of, exposed_time, is_within_noise
 from pipeline.analysis.notes import Note, make_note
-from pipeline.analysis.pooling import (
-    PooledPoint,
-    median_window_s,
-    record_peak_memory_gib,
-)
+from pipeline.analysis.pooling import PooledPoint, median_window_s, record_peak_memory_gib
 from pipeline.analysis.scaling import Baseline, Scaling, scaling_figures
 from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.record import Record
@@ -78,10 +73,12 @@ def q3_row(point: PooledPoint, axes: Sequence[str], baseline: Baseline, measured
     Exposed communication comes from the matching point of `measured`: that of one step, times the steps.
     """
     time_s, num_gpus = point.median_epoch_time_s, point.spec.num_gpus
+    num_steps = point.spec.full_steps_per_epoch if point.spec.is_whole_epoch else None
     compute_s = comm_s = bandwidth = num_bytes = None
     notes = [*baseline.notes]
-    if point.ok_records and point.spec.is_whole_epoch:
-        num_bytes = ring_bytes_per_epoch(point)
+    measurement = point.ok_records[0].measurement if point.ok_records else None
+    if measurement and num_steps is not None:
+        num_bytes = round(num_steps * formulas.ring_bytes_per_step(measurement.gradient_bytes, num_gpus))
     if baseline.time_s is not None and time_s is not None:
         compute_s = formulas.compute_time_subtraction_s(baseline.time_s, num_gpus)
         comm_s = formulas.comm_time_subtraction_s(baseline.time_s, time_s, num_gpus)
@@ -99,7 +96,7 @@ def q3_row(point: PooledPoint, axes: Sequence[str], baseline: Baseline, measured
         epoch_time_s=time_s,
         compute_time_subtraction_s=compute_s,
         comm_time_subtraction_s=comm_s,
-        steps_per_epoch=point.spec.full_steps_per_epoch if point.spec.is_whole_epoch else None,
+        steps_per_epoch=num_steps,
         ring_bytes_per_epoch=num_bytes,
         bandwidth_subtraction_gb_s=bandwidth,
         exposed_comm_time_s=exposed_s,
@@ -115,22 +112,12 @@ def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tu
     """
     matches = [other for other in measured if is_same_point_trained(point.spec, other.spec)]
     match = max(matches, key=lambda other: num_rounds(communications_of(other.ok_records)), default=None)
-    exposed, floor_s = exposed_communication(communications_of(match.ok_records)) if match else (None, None)
+    exposed, floor_s = exposed_time(communications_of(match.ok_records)) if match else (None, None)
     if match is None or exposed is None or not point.spec.is_whole_epoch:
         return None, []
     notes = [make_note("measured_exposure_is_noise")] if is_within_noise(exposed, floor_s) else []
-    notes += comparability.environment_difference_notes(
-        "measured communication", match.records_by_environment, point.records_by_environment
-    )
+    notes += point.difference_notes("measured communication", match)
     return exposed.value_s * point.spec.full_steps_per_epoch, notes
-
-
-def ring_bytes_per_epoch(point: PooledPoint) -> int:
-    """Return the bytes that a rank sends in an epoch of ring all-reduces of all gradients."""
-    measurement = point.ok_records[0].measurement
-    assert measurement is not None, "an ok record has a measurement"
-    spec = point.spec
-    return round(spec.full_steps_per_epoch * formulas.ring_bytes_per_step(measurement.gradient_bytes, spec.num_gpus))
 
 
 def q4_rows(point: PooledPoint, axes: Sequence[str]) -> list[Q4Row]:
@@ -153,11 +140,7 @@ def learnt_epochs(record: Record) -> list[Epoch]:
 def q4_row(point: PooledPoint, axes: Sequence[str], epochs: Sequence[Epoch]) -> Q4Row:
     """Return the medians over the repeats of one epoch. A loss that diverged is None beside its first such update."""
     diverged = [epoch.diverged_at_update for epoch in epochs if epoch.diverged_at_update is not None]
-
-    def median(field: str) -> float | None:
-        values = [value for epoch in epochs if (value := getattr(epoch, field)) is not None]
-        return statistics.median(values) if values else None
-
+    learnt = ("loss", "accuracy", "test_loss", "test_accuracy")
     return make_row(
         Q4Row,
         point,
@@ -166,10 +149,7 @@ def q4_row(point: PooledPoint, axes: Sequence[str], epochs: Sequence[Epoch]) -> 
         remedies=list(point.spec.remedies),
         epoch=epochs[0].epoch,
         num_updates=epochs[0].num_updates,
-        loss=median("loss"),
-        accuracy=median("accuracy"),
-        test_loss=median("test_loss"),
-        test_accuracy=median("test_accuracy"),
+        **{key: formulas.median_of_known(getattr(epoch, key) for epoch in epochs) for key in learnt},
         diverged_at_update=min(diverged, default=None),
         notes=[make_note("diverged", count=len(diverged), repeats=len(epochs))] if diverged else [],
     )
@@ -178,11 +158,5 @@ def q4_row(point: PooledPoint, axes: Sequence[str], epochs: Sequence[Epoch]) -> 
 def oom_row(point: PooledPoint, axes: Sequence[str]) -> OomRow:
     """Return the row of a point that ran out of memory."""
     records = [outcome.record for outcome in point.outcomes if outcome.record and outcome.status == "oom"]
-    reasons = sorted({record.reason for record in records})
-    return make_row(
-        *(OomRow, point, axes),
-        status="oom",
-        n=len(records),
-        reason="; ".join(reasons),
-        max_steps=point.spec.max_steps,
-    )
+    reason = "; ".join(sorted({record.reason for record in records}))
+    return make_row(OomRow, point, axes, status="oom", n=len(records), reason=reason, max_steps=point.spec.max_steps)
