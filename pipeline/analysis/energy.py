@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pipeline.analysis import formulas
 from pipeline.analysis.notes import Note, make_note
-from pipeline.analysis.pooling import PooledPoint, timed_epochs
+from pipeline.analysis.pooling import PooledPoint, group_pairs, timed_epochs
 from pipeline.experiment.measurement import GpuWindow
 from pipeline.experiment.record import Record
 
@@ -38,10 +38,8 @@ def timed_windows(record: Record) -> Sequence[GpuWindow]:
 
 def energy_j_of(record: Record) -> float | None:
     """Return the joules of all GPUs used: median over the windows with every GPU's energy; None without one."""
-    by_epoch: dict[int, list[float]] = {}
-    for window in timed_windows(record):
-        if window.energy_j is not None:
-            by_epoch.setdefault(window.epoch, []).append(window.energy_j)
+    known = ((window.epoch, window.energy_j) for window in timed_windows(record))
+    by_epoch = group_pairs((epoch, energy_j) for epoch, energy_j in known if energy_j is not None)
     num_gpus = len(record.environment.gpus)
     return formulas.median_of_known(sum(energies) for energies in by_epoch.values() if len(energies) == num_gpus)
 

@@ -1,23 +1,27 @@
 """Pooled points: the outcomes that one table row shows, their epoch time and its interval."""
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pipeline.analysis import comparability, formulas, intervals
 from pipeline.analysis.intervals import Interval, IntervalBasis
 from pipeline.analysis.notes import Note, make_note, text_note
-from pipeline.experiment.axis_groups import POOLED_AXES, Key, alike_key, without_repeat
+from pipeline.experiment.axis_groups import POOLED_AXES, alike_key, without_repeat
 from pipeline.experiment.measurement import Epoch, RankEpoch
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import FIRST_TIMED_EPOCH, Spec
+from pipeline.experiment.spec import AXES, FIRST_TIMED_EPOCH, Spec
 
 MAX_PARTS_DEVIATION = 0.01  # of an epoch's time: by how much the sum of its parts may miss it
 MIN_PARTS_DEVIATION_NS = 1_000_000  # a smaller difference is never reported
+ALWAYS_SHOWN = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "precision", "input")
 STATUS_ORDER = ("ok", "oom", "failed", "rejected", "missing")
+
+SomeKey = TypeVar("SomeKey")
+Value = TypeVar("Value")
 
 
 class EpochTimeInterval(NamedTuple):
@@ -39,7 +43,8 @@ class PooledPoint:
 
     spec: Spec  # with repeat and seed at 0
     outcomes: list[PointOutcome]
-    sources: frozenset[str] = frozenset()  # source digests of all points of the experiment
+    axes: Sequence[str]  # that its rows show
+    sources: Collection[str]  # source digests of all points of the experiment
 
     @cached_property
     def status(self) -> str:
@@ -132,16 +137,27 @@ class PooledPoint:
         return [make_note("allocator_retry" if retries == 1 else "allocator_retries", count=retries)]
 
 
-def pool_outcomes(outcomes: Iterable[PointOutcome]) -> list[PooledPoint]:
+def pool_outcomes(outcomes: Sequence[PointOutcome]) -> list[PooledPoint]:
     """Pool the outcomes that differ only in repeat and seed, in the order in which they first occur."""
-    pools: dict[Key, list[PointOutcome]] = {}
-    sources = set()
-    for outcome in outcomes:
-        if outcome.record and outcome.status == "ok":
-            sources |= comparability.distinct_values([outcome.record], comparability.COMPARED_FACTS["source"])
-        pools.setdefault(alike_key(outcome.spec, POOLED_AXES), []).append(outcome)
-    all_sources = frozenset(sources)
-    return [PooledPoint(without_repeat(pool[0].spec), pool, all_sources) for pool in pools.values()]
+    ok_records = [outcome.record for outcome in outcomes if outcome.record and outcome.status == "ok"]
+    sources = comparability.distinct_values(ok_records, comparability.COMPARED_FACTS["source"])
+    pools = group_pairs((alike_key(outcome.spec, POOLED_AXES), outcome) for outcome in outcomes).values()
+    axes = axes_to_show([pool[0].spec for pool in pools])
+    return [PooledPoint(without_repeat(pool[0].spec), pool, axes, sources) for pool in pools]
+
+
+def axes_to_show(specs: Sequence[Spec]) -> list[str]:
+    """Return the axes of every row: those always shown, then the others that vary in the experiment."""
+    varying = [axis for axis in AXES if len({getattr(spec, axis) for spec in specs}) > 1 and axis not in POOLED_AXES]
+    return [*ALWAYS_SHOWN, *(axis for axis in varying if axis not in ALWAYS_SHOWN)]
+
+
+def group_pairs(pairs: Iterable[tuple[SomeKey, Value]]) -> dict[SomeKey, list[Value]]:
+    """Return the values of every key, keys in the order in which they first occur."""
+    groups: dict[SomeKey, list[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def timed_epochs(record: Record) -> list[Epoch]:

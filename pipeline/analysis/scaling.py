@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 from pipeline.analysis import formulas, intervals
 from pipeline.analysis.intervals import Interval
 from pipeline.analysis.notes import Note, make_note
-from pipeline.analysis.pooling import PooledPoint
+from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, alike_key
 from pipeline.experiment.spec import Spec
 
@@ -37,11 +37,7 @@ def baseline_key(spec: Spec, scaling: Scaling) -> tuple[Any, ...]:
 
 def index_baselines(points: Iterable[PooledPoint], scaling: Scaling) -> BaselineIndex:
     """Group the one-GPU points by `baseline_key`."""
-    index: BaselineIndex = {}
-    for point in points:
-        if point.spec.num_gpus == 1:
-            index.setdefault(baseline_key(point.spec, scaling), []).append(point)
-    return index
+    return group_pairs((baseline_key(point.spec, scaling), point) for point in points if point.spec.num_gpus == 1)
 
 
 def check_invariant(spec: Spec, baseline: Spec, scaling: Scaling) -> None:

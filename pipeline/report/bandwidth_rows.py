@@ -25,7 +25,7 @@ class SweepKey(NamedTuple):
     execution: str
 
 
-def bandwidth_rows(point: PooledPoint, axes: Sequence[str]) -> list[BandwidthRow]:
+def bandwidth_rows(point: PooledPoint) -> list[BandwidthRow]:
     """Return a row of Q3.2 for each bucket, beside the isolated all-reduce of the same size."""
     found = communications_of(point.ok_records)
     buckets: dict[tuple[int, int], list[Collective]] = {}  # repeats need not have the same ones
@@ -33,13 +33,13 @@ def bandwidth_rows(point: PooledPoint, axes: Sequence[str]) -> list[BandwidthRow
         for number, collective in enumerate(collectives_of_kinds(profile, ["gradients"]), 1):
             buckets.setdefault((number, collective.num_bytes), []).append(collective)
     return [
-        bandwidth_row(point, axes, number, seen, isolated_all_reduce_time_s(found, num_bytes))
+        bandwidth_row(point, number, seen, isolated_all_reduce_time_s(found, num_bytes))
         for (number, num_bytes), seen in sorted(buckets.items())
     ]
 
 
 def bandwidth_row(
-    point: PooledPoint, axes: Sequence[str], bucket: int, seen: Sequence[Collective], isolated_s: float | None
+    point: PooledPoint, bucket: int, seen: Sequence[Collective], isolated_s: float | None
 ) -> BandwidthRow:
     """Return the row of one bucket. Its time is the shortest over ranks, the median over steps."""
     duration_s = statistics.median(min(ranks) for part in seen for ranks in part.durations_ns) / 1e9
@@ -56,7 +56,6 @@ def bandwidth_row(
     return make_row(
         BandwidthRow,
         point,
-        axes,
         bucket=bucket,
         num_bytes=num_bytes,
         comm_time_s=duration_s,

@@ -8,9 +8,7 @@ import msgspec
 from pipeline.analysis.pooling import pool_outcomes
 from pipeline.analysis.ring_model import Link
 from pipeline.analysis.scaling import strong_pairs, weak_pairs
-from pipeline.experiment.axis_groups import POOLED_AXES
 from pipeline.experiment.outcomes import PointOutcome
-from pipeline.experiment.spec import AXES, Spec
 from pipeline.report import row_types
 from pipeline.report.bandwidth_rows import bandwidth_rows, sweep_rows
 from pipeline.report.communication_rows import exposed_row, split_row, transfer_row
@@ -18,8 +16,6 @@ from pipeline.report.cost_rows import cost_rows
 from pipeline.report.memory_rows import memory_row
 from pipeline.report.prediction_rows import prediction_rows
 from pipeline.report.q1_to_q4_rows import oom_row, q1_row, q2_row, q3_row, q4_rows
-
-ALWAYS_SHOWN = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "precision", "input")
 
 
 class Tables(msgspec.Struct, frozen=True):
@@ -47,33 +43,26 @@ class Tables(msgspec.Struct, frozen=True):
 def build_tables(outcomes: Sequence[PointOutcome], link: Link | None = None) -> Tables:
     """Return the tables of an experiment, rows in the order of the grid. Predictions are for `link` if given."""
     pooled = pool_outcomes(outcomes)
-    axes = axes_of_rows([point.spec for point in pooled])
     points = [point for point in pooled if point.spec.measure == "epochs"]
     measured = [point for point in pooled if point.spec.measure == "communication"]
     ddp = [point for point in measured if point.spec.strategy == "ddp"]
     plain = [point for point in points if not point.spec.remedies]
     weak = weak_pairs(plain)
     return Tables(
-        Q1=[q1_row(point, axes) for point in plain if point.spec.num_gpus == 1],
+        Q1=[q1_row(point) for point in plain if point.spec.num_gpus == 1],
         Q2=[
-            *(q2_row(point, axes, baseline, "weak") for point, baseline in weak),
-            *(q2_row(point, axes, baseline, "strong") for point, baseline in strong_pairs(plain)),
+            *(q2_row(point, baseline, "weak") for point, baseline in weak),
+            *(q2_row(point, baseline, "strong") for point, baseline in strong_pairs(plain)),
         ],
-        Q3=[q3_row(point, axes, baseline, measured) for point, baseline in weak if point.spec.num_gpus > 1],
-        Q4=[row for point in points for row in q4_rows(point, axes)],
-        oom=[oom_row(point, axes) for point in pooled if any(outcome.status == "oom" for outcome in point.outcomes)],
-        communication=[exposed_row(point, axes) for point in ddp],
-        bandwidth=[row for point in ddp for row in bandwidth_rows(point, axes)],
+        Q3=[q3_row(point, baseline, measured) for point, baseline in weak if point.spec.num_gpus > 1],
+        Q4=[row for point in points for row in q4_rows(point)],
+        oom=[oom_row(point) for point in pooled if any(outcome.status == "oom" for outcome in point.outcomes)],
+        communication=[exposed_row(point) for point in ddp],
+        bandwidth=[row for point in ddp for row in bandwidth_rows(point)],
         sweep=sweep_rows(ddp),
-        transfers=[transfer_row(point, axes, points) for point in measured],
-        split=[split_row(point, axes) for point in measured if point.spec.strategy == "dp"],
-        prediction=prediction_rows(ddp, axes, link),
-        memory=[memory_row(point, axes) for point in pooled if point.spec.measure == "memory"],
+        transfers=[transfer_row(point, points) for point in measured],
+        split=[split_row(point) for point in measured if point.spec.strategy == "dp"],
+        prediction=prediction_rows(ddp, link),
+        memory=[memory_row(point) for point in pooled if point.spec.measure == "memory"],
         cost=cost_rows(outcomes),
     )
-
-
-def axes_of_rows(specs: Sequence[Spec]) -> list[str]:
-    """Return the axes of every row: those always shown, then the others that vary in the experiment."""
-    varying = [axis for axis in AXES if len({getattr(spec, axis) for spec in specs}) > 1 and axis not in POOLED_AXES]
-    return [*ALWAYS_SHOWN, *(axis for axis in varying if axis not in ALWAYS_SHOWN)]

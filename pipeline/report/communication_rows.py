@@ -30,7 +30,7 @@ KINDS: tuple[TransferKind, ...] = get_args(TransferKind)
 SPLIT_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
 
 
-def exposed_row(point: PooledPoint, axes: Sequence[str]) -> CommunicationRow:
+def exposed_row(point: PooledPoint) -> CommunicationRow:
     """Return a row of Q3.1: the step of DDP with and without its collectives, and the time of the transfers."""
     found = communications_of(point.ok_records)
     step, overhead = exposure.median_step_time(found, "ddp"), exposure.median_difference(found, "no_op_hook", "no_sync")
@@ -42,7 +42,6 @@ def exposed_row(point: PooledPoint, axes: Sequence[str]) -> CommunicationRow:
     return make_row(
         CommunicationRow,
         point,
-        axes,
         **{key: value_s(exposure.median_step_time(found, variant)) for key, variant in STEP_TIMES.items()},
         **step_figures(step),
         **with_interval("exposed_comm_time", exposed),
@@ -139,7 +138,7 @@ def time_notes(found: Sequence[Communication], variant: VariantName, step: Media
     return intervals.pooled_notes(by_repeat, step.basis) + drifted
 
 
-def split_row(point: PooledPoint, axes: Sequence[str]) -> SplitRow:
+def split_row(point: PooledPoint) -> SplitRow:
     """Return the row of DataParallel's step and its parts. Devices are synchronized after a part, not within a step."""
     found = communications_of(point.ok_records)
     times_ns: dict[str, list[int]] = {}
@@ -150,7 +149,6 @@ def split_row(point: PooledPoint, axes: Sequence[str]) -> SplitRow:
     return make_row(
         SplitRow,
         point,
-        axes,
         plain_step_time_s=value_s(exposure.median_step_time(found, "plain")),
         **step_figures(step),
         **{f"{name}_time_s": medians_s.get(name) for name in SPLIT_PARTS},
@@ -159,7 +157,7 @@ def split_row(point: PooledPoint, axes: Sequence[str]) -> SplitRow:
     )
 
 
-def transfer_row(point: PooledPoint, axes: Sequence[str], trained: Sequence[PooledPoint]) -> TransferRow:
+def transfer_row(point: PooledPoint, trained: Sequence[PooledPoint]) -> TransferRow:
     """Return a row of calls and bytes of one step by kind; epoch time and accuracy if the point was trained too."""
     found, spec = communications_of(point.ok_records), point.spec
     counted = {transfer.kind: transfer for part in found for transfer in part.transfers}
@@ -179,7 +177,6 @@ def transfer_row(point: PooledPoint, axes: Sequence[str], trained: Sequence[Pool
     return make_row(
         TransferRow,
         point,
-        axes,
         **transfers,
         gradients_bytes_formula=float(gradient_bytes[0] * replicas) if gradient_bytes else None,
         step_time_s=value_s(exposure.median_step_time(found, "ddp" if spec.strategy == "ddp" else "dp")),

@@ -17,14 +17,14 @@ COUNTS = (
 )
 
 
-def memory_row(point: PooledPoint, axes: Sequence[str]) -> MemoryRow:
+def memory_row(point: PooledPoint) -> MemoryRow:
     """Return the row of a point's search: medians over its repeats. Counts are rounded down, to the safe side."""
     searches = [record.measurement.memory_search for record in point.ok_records if record.measurement]
     found = [search for search in searches if search is not None]
     by_search = [search_figures(search) for search in found]
     medians = {key: median_of_known(figures[key] for figures in by_search) for key in own_figures(MemoryRow)}
     counts = {key: int(value) for key in COUNTS if (value := medians[key]) is not None}
-    return make_row(MemoryRow, point, axes, **(medians | counts), notes=memory_notes(point, found))
+    return make_row(MemoryRow, point, **(medians | counts), notes=memory_notes(point, found))
 
 
 def search_figures(search: MemorySearch) -> dict[str, float | None]:

@@ -8,7 +8,7 @@ import msgspec
 from pipeline.analysis import ring_model
 from pipeline.analysis.exposed_communication import communications_of, median_step_time
 from pipeline.analysis.notes import Note, make_note
-from pipeline.analysis.pooling import PooledPoint
+from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.analysis.ring_model import Link, LinkFit, MeasuredStep, SweepSample
 from pipeline.experiment.axis_groups import PREDICTION_MAY_DIFFER, alike_key
 from pipeline.report.bandwidth_rows import SweepKey, sweep_key, sweep_rows
@@ -24,7 +24,7 @@ class PredictionBase(NamedTuple):
     measured: MeasuredStep
 
 
-def prediction_rows(points: Sequence[PooledPoint], axes: Sequence[str], link: Link | None) -> list[PredictionRow]:
+def prediction_rows(points: Sequence[PooledPoint], link: Link | None) -> list[PredictionRow]:
     """Return the predictions of every series of points that differ in the number of GPUs alone.
 
     From the fewest GPUs each other measured number is predicted, to test the model. From the most GPUs larger numbers
@@ -35,29 +35,23 @@ def prediction_rows(points: Sequence[PooledPoint], axes: Sequence[str], link: Li
     for series in series_of(points):
         fewest, most = series[0], series[-1]
         fit = fits.get(sweep_key(fewest.point.ok_records[0]))
-        rows += [predicted_row(fewest, axes, other.point.spec.num_gpus, fit, None, other) for other in series[1:]]
+        rows += [predicted_row(fewest, other.point.spec.num_gpus, fit, None, other) for other in series[1:]]
         fit = fits.get(sweep_key(most.point.ok_records[0]))
         larger = [n for n in PREDICTED_NUM_GPUS if n > most.point.spec.num_gpus]
-        rows += [predicted_row(most, axes, num_gpus, fit, link) for num_gpus in larger]
+        rows += [predicted_row(most, num_gpus, fit, link) for num_gpus in larger]
     return rows
 
 
 def samples_by_sweep_key(points: Iterable[PooledPoint]) -> dict[SweepKey, list[SweepSample]]:
     """Return the samples of each place's sweeps."""
-    samples: dict[SweepKey, list[SweepSample]] = {}
-    for row in sweep_rows(points):
-        if row.time_s is not None:
-            place = SweepKey(**row.axes)
-            samples.setdefault(place, []).append(SweepSample(place.num_gpus, row.num_bytes, row.time_s))
-    return samples
+    found = ((SweepKey(**row.axes), row) for row in sweep_rows(points))
+    return group_pairs((key, SweepSample(key.num_gpus, row.num_bytes, row.time_s)) for key, row in found if row.time_s)
 
 
 def series_of(points: Iterable[PooledPoint]) -> list[list[PredictionBase]]:
     """Return the series of measured points that differ in num_gpus and num_nodes alone, each by number of GPUs."""
-    series: dict[tuple[object, ...], list[PredictionBase]] = {}
-    for point in points:
-        if base := prediction_base(point):
-            series.setdefault(alike_key(point.spec, PREDICTION_MAY_DIFFER), []).append(base)
+    bases = filter(None, map(prediction_base, points))
+    series = group_pairs((alike_key(base.point.spec, PREDICTION_MAY_DIFFER), base) for base in bases)
     return [sorted(bases, key=lambda base: base.point.spec.num_gpus) for bases in series.values()]
 
 
@@ -76,7 +70,6 @@ def prediction_base(point: PooledPoint) -> PredictionBase | None:
 
 def predicted_row(
     base: PredictionBase,
-    axes: Sequence[str],
     num_gpus: int,
     fit: LinkFit | None,
     link: Link | None,
@@ -94,7 +87,6 @@ def predicted_row(
     row = make_row(
         PredictionRow,
         base.point,
-        axes,
         global_batch_size=num_gpus * spec.batch_size_per_gpu,
         from_num_gpus=spec.num_gpus,
         latency_us=used.latency_s * 1e6 if used else None,

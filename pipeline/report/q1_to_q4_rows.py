@@ -7,7 +7,7 @@ from pipeline.analysis import formulas
 from pipeline.analysis.energy import energy_figures, energy_notes, host_cpu_share_of
 from pipeline.analysis.exposed_communication import communications_of, exposed_time, is_within_noise
 from pipeline.analysis.notes import Note, make_note
-from pipeline.analysis.pooling import PooledPoint, median_window_s, record_peak_memory_gib
+from pipeline.analysis.pooling import PooledPoint, group_pairs, median_window_s, record_peak_memory_gib
 from pipeline.analysis.scaling import Baseline, Scaling, scaling_figures
 from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.record import Record
@@ -52,22 +52,22 @@ def execution_notes(point: PooledPoint) -> list[Note]:
     return notes
 
 
-def q1_row(point: PooledPoint, axes: Sequence[str]) -> Q1Row:
+def q1_row(point: PooledPoint) -> Q1Row:
     """Return a row of Q1: epoch time against batch size, on one GPU."""
     times = time_figures(point)
     notes = [*times.pop("notes"), *energy_notes(point), *point.allocator_retry_notes]
     host = {"host_cpu_share": point.median(host_cpu_share_of)}
-    return make_row(Q1Row, point, axes, **times, **energy_figures(point), **host, notes=notes)
+    return make_row(Q1Row, point, **times, **energy_figures(point), **host, notes=notes)
 
 
-def q2_row(point: PooledPoint, axes: Sequence[str], baseline: Baseline, scaling: Scaling) -> Q2Row:
+def q2_row(point: PooledPoint, baseline: Baseline, scaling: Scaling) -> Q2Row:
     """Return a row of Q2: speed-up against one GPU with the same batch per GPU (weak) or global batch (strong)."""
     times, gains = time_figures(point), scaling_figures(point, baseline, scaling)
     notes = [*times.pop("notes"), *gains.pop("notes"), *energy_notes(point)]
-    return make_row(Q2Row, point, axes, **times, **gains, **energy_figures(point), notes=notes)
+    return make_row(Q2Row, point, **times, **gains, **energy_figures(point), notes=notes)
 
 
-def q3_row(point: PooledPoint, axes: Sequence[str], baseline: Baseline, measured: Sequence[PooledPoint] = ()) -> Q3Row:
+def q3_row(point: PooledPoint, baseline: Baseline, measured: Sequence[PooledPoint] = ()) -> Q3Row:
     """Return a row of Q3: computation against communication by subtraction, over the whole epoch.
 
     Exposed communication comes from the matching point of `measured`: that of one step, times the steps.
@@ -92,7 +92,6 @@ def q3_row(point: PooledPoint, axes: Sequence[str], baseline: Baseline, measured
     return make_row(
         Q3Row,
         point,
-        axes,
         epoch_time_s=time_s,
         compute_time_subtraction_s=compute_s,
         comm_time_subtraction_s=comm_s,
@@ -120,14 +119,13 @@ def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tu
     return exposed.value_s * point.spec.full_steps_per_epoch, notes
 
 
-def q4_rows(point: PooledPoint, axes: Sequence[str]) -> list[Q4Row]:
+def q4_rows(point: PooledPoint) -> list[Q4Row]:
     """Return a row for every epoch that has a loss; one row for a point with remedies and without a loss."""
-    repeats: dict[int, list[Epoch]] = {}
-    for epoch in (epoch for record in point.ok_records for epoch in learnt_epochs(record)):
-        repeats.setdefault(epoch.epoch, []).append(epoch)
-    rows = [q4_row(point, axes, epochs) for _, epochs in sorted(repeats.items())]
+    epochs = (epoch for record in point.ok_records for epoch in learnt_epochs(record))
+    repeats = group_pairs((epoch.epoch, epoch) for epoch in epochs)
+    rows = [q4_row(point, repeats[number]) for number in sorted(repeats)]
     if not rows and point.spec.remedies:
-        rows.append(make_row(Q4Row, point, axes, remedies=list(point.spec.remedies)))
+        rows.append(make_row(Q4Row, point, remedies=list(point.spec.remedies)))
     return rows
 
 
@@ -137,14 +135,13 @@ def learnt_epochs(record: Record) -> list[Epoch]:
     return [epoch for epoch in epochs if epoch.loss is not None or epoch.diverged_at_update is not None]
 
 
-def q4_row(point: PooledPoint, axes: Sequence[str], epochs: Sequence[Epoch]) -> Q4Row:
+def q4_row(point: PooledPoint, epochs: Sequence[Epoch]) -> Q4Row:
     """Return the medians over the repeats of one epoch. A loss that diverged is None beside its first such update."""
     diverged = [epoch.diverged_at_update for epoch in epochs if epoch.diverged_at_update is not None]
     learnt = ("loss", "accuracy", "test_loss", "test_accuracy")
     return make_row(
         Q4Row,
         point,
-        axes,
         n=len(epochs),
         remedies=list(point.spec.remedies),
         epoch=epochs[0].epoch,
@@ -155,8 +152,8 @@ def q4_row(point: PooledPoint, axes: Sequence[str], epochs: Sequence[Epoch]) -> 
     )
 
 
-def oom_row(point: PooledPoint, axes: Sequence[str]) -> OomRow:
+def oom_row(point: PooledPoint) -> OomRow:
     """Return the row of a point that ran out of memory."""
     records = [outcome.record for outcome in point.outcomes if outcome.record and outcome.status == "oom"]
     reason = "; ".join(sorted({record.reason for record in records}))
-    return make_row(OomRow, point, axes, status="oom", n=len(records), reason=reason, max_steps=point.spec.max_steps)
+    return make_row(OomRow, point, status="oom", n=len(records), reason=reason, max_steps=point.spec.max_steps)

@@ -57,15 +57,13 @@ class PointRow(Row, frozen=True, kw_only=True):
 SomeRow = TypeVar("SomeRow", bound=PointRow)
 
 
-def make_row(
-    row_class: type[SomeRow], point: PooledPoint, axes: Sequence[str], notes: Sequence[Note] = (), **figures: Any
-) -> SomeRow:
+def make_row(row_class: type[SomeRow], point: PooledPoint, notes: Sequence[Note] = (), **figures: Any) -> SomeRow:
     """Return the row of a point: its axes, status and notes, and the given figures."""
     notes = [*point.notes, *notes]
     absent = [key for key in STATED_FIGURES if key in figures and figures[key] is None]
     if absent and point.ok_records and not any(record.measured for record in point.ok_records):
         notes.append(make_note("not_stated", figures=absent))
-    values = {axis: getattr(point.spec, axis) for axis in axes}
+    values = {axis: getattr(point.spec, axis) for axis in point.axes}
     common: dict[str, Any] = {
         "axes": {axis: list(value) if isinstance(value, tuple) else value for axis, value in values.items()},
         "global_batch_size": point.spec.global_batch_size,

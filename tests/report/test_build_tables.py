@@ -8,6 +8,7 @@ import pytest
 from factories import ROOT, make_measurement, make_record, make_spec
 from rendered_tables import build
 
+from pipeline.analysis.pooling import ALWAYS_SHOWN
 from pipeline.collect import collect_experiment
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment, find_experiments
@@ -16,7 +17,7 @@ from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
-from pipeline.report.build_tables import ALWAYS_SHOWN, build_tables
+from pipeline.report.build_tables import build_tables
 from pipeline.report.markdown import render_experiment
 from pipeline.report.row_types import Row
 
