@@ -1,8 +1,8 @@
-"""The search for the largest batch size that fits into memory: computes the next trial from the trials so far.
+"""What the trials of a memory search tell: the batch size to try next, and the largest one that fits.
 
-Two small runs give a line of peak memory against batch size, and the prediction is where it meets the usable memory.
-One trial just below and one just above verify it. If they contradict it, the search moves away in doubling steps and
-finally bisects. The bracket shrinks with every trial, and the number of trials is limited. Batch sizes are per GPU.
+Two small trials give a line of peak memory against batch size. The prediction is the batch size at which the line
+meets the usable memory. One trial just below and one just above verify it. If they contradict it, the next trials move
+away in steps that double, and finally bisect. The number of trials is limited. Batch sizes are per GPU.
 """
 
 import math
@@ -29,7 +29,7 @@ class Bracket(NamedTuple):
 
 
 def bracket_of(trials: Sequence[MemoryTrial]) -> Bracket:
-    """Return the bracket of the trials. A fit above a failure is ignored: only fits below all failures count."""
+    """Return the bracket of the trials. A batch that fits counts only if no smaller one failed."""
     fails = min(failing_batch_sizes(trials), default=None)
     fitting = (trial.batch_size_per_gpu for trial in trials if trial.fits)
     return Bracket(max((size for size in fitting if fails is None or size < fails), default=None), fails)
@@ -41,7 +41,7 @@ def failing_batch_sizes(trials: Sequence[MemoryTrial]) -> list[int]:
 
 
 def is_last_trial_near_oom(trials: Sequence[MemoryTrial]) -> bool:
-    """True if the last trial was less than a tenth below the smallest that ran out of memory, or above it."""
+    """True if the batch of the last trial is at least 90 % of the smallest one that ran out of memory."""
     smallest = min((trial.batch_size_per_gpu for trial in trials if trial.is_oom), default=math.inf)
     return trials[-1].batch_size_per_gpu >= (1 - NEARBY_FRACTION) * smallest
 
@@ -51,30 +51,22 @@ def bracket_tolerance(batch_size: int) -> int:
     return max(1, batch_size // TOLERANCE_DIVISOR)
 
 
-def is_bracket_narrow_enough(bracket: Bracket) -> bool:
-    """True if the bracket is narrow enough, or not even one sample fits."""
-    if bracket.fails is None:
-        return False
-    if bracket.fits is None:
-        return bracket.fails == 1
-    return bracket.fails - bracket.fits <= bracket_tolerance(bracket.fits)
-
-
 def next_batch_size(trials: Sequence[MemoryTrial], first: int) -> int | None:
     """Return the batch size of the next trial, which was never tried before; None if the search has ended."""
-    bracket = bracket_of(trials)
-    if is_bracket_narrow_enough(bracket) or len(trials) >= MAX_TRIALS:
+    fits, fails = bracket_of(trials)
+    if len(trials) >= MAX_TRIALS or fails == 1:
         return None
-    fits, fails = bracket
     if fits is None:
         return first if fails is None else max(1, fails // SHRINK_FACTOR)
     if fails is None:
         return min(next_size_above(trials, fits), MAX_BATCH_SIZE) if fits < MAX_BATCH_SIZE else None
+    if fails - fits <= bracket_tolerance(fits):
+        return None
     return min(max(next_size_between(trials, fits, fails), fits + 1), fails - 1)
 
 
 def next_size_above(trials: Sequence[MemoryTrial], fits: int) -> int:
-    """Return the next batch size while nothing has failed: the line's target, or a step of 1 %, doubled each time."""
+    """Return the next batch size while nothing has failed: the line's target, or a step of 1 % that doubles."""
     num_near = sum(trial.batch_size_per_gpu >= fits * (1 - NEARBY_FRACTION) for trial in trials)
     min_size = fits + (bracket_tolerance(fits) << num_near - 1)
     return min(max(extrapolated_target(trials), min_size), MAX_GROWTH_FACTOR * fits)
@@ -117,10 +109,10 @@ def predict_boundary(trials: Sequence[MemoryTrial]) -> int | None:
 
 
 def second_line_point(trials: Sequence[MemoryTrial]) -> int:
-    """Return the batch size of a second run for the line: it should use half the free memory, or all if little is free.
+    """Return the batch size of a second trial for the line; 0 without trials.
 
-    Extrapolates from the smallest and the largest fitting trial. With one trial the line starts at 0 bytes for 0
-    samples, which overestimates the growth of memory. 0 without trials.
+    It should use half the free memory, or all of it if little is free. The estimate is a line through the smallest and
+    the largest trial that fits. With one trial the line starts at 0 bytes for 0 samples: memory then grows more slowly.
     """
     known = memory_points(trials)
     if not known:

@@ -169,7 +169,7 @@ def timed_epochs(record: Record) -> list[Epoch]:
 
 
 def window_values_s(record: Record, field: str) -> list[float]:
-    """Return a figure of the slowest rank of each timed epoch, in seconds; `field` holds it in nanoseconds."""
+    """Return a time of the slowest rank of each timed epoch in seconds; `field` holds it in nanoseconds."""
     slowest = [epoch.slowest_rank for epoch in timed_epochs(record)]
     values = [getattr(rank, field) for rank in slowest if rank]
     return [value / 1e9 for value in values if value is not None]

@@ -55,7 +55,7 @@ class SamplerHeader(msgspec.Struct, frozen=True, array_like=True, tag="header"):
 
 
 class SamplerNote(msgspec.Struct, frozen=True, array_like=True, tag="note"):
-    """The reason why something was not sampled."""
+    """A line that says why something was not sampled."""
 
     text: str
 
@@ -72,7 +72,7 @@ class NodeSamples(NamedTuple):
     """All samples of one node; the keys of `gpus` are UUIDs as `normalize_uuid` returns them."""
 
     interval_s: float | None
-    ticks: list[SamplingRound]
+    rounds: list[SamplingRound]
     gpus: dict[str, list[GpuSample]]
     notes: list[str]
 
@@ -148,8 +148,8 @@ def summarize_telemetry(
                 gpus.append(gpu_window(epoch.epoch, place, samples, window))
         for place, node in enumerate(nodes):
             rank = epoch.ranks[place * len(epoch.ranks) // len(nodes)]
-            if node.ticks and (window := timed_span(rank)):
-                hosts.append(host_window(epoch.epoch, place, node.ticks, window))
+            if node.rounds and (window := timed_span(rank)):
+                hosts.append(host_window(epoch.epoch, place, node.rounds, window))
     return Telemetry(
         interval_s=max((node.interval_s or 0 for node in nodes), default=0),
         gpus=tuple(gpus),
@@ -185,10 +185,10 @@ def gpu_window(epoch: int, gpu: int, samples: Sequence[GpuSample], window: TimeS
     )
 
 
-def aggregate_if_enough(values: Iterable[int | None], figure: Callable[[list[float]], float]) -> float | None:
-    """Apply `figure` to the values that are not None; return None if these are fewer than MIN_SAMPLES."""
+def aggregate_if_enough(values: Iterable[int | None], aggregate: Callable[[list[float]], float]) -> float | None:
+    """Return the aggregate of the values that are not None; None if these are fewer than MIN_SAMPLES."""
     known = [float(value) for value in values if value is not None]
-    return figure(known) if len(known) >= MIN_SAMPLES else None
+    return aggregate(known) if len(known) >= MIN_SAMPLES else None
 
 
 def name_reasons(masks: Iterable[int]) -> tuple[ThrottleReason, ...]:
@@ -202,7 +202,7 @@ def name_reasons(masks: Iterable[int]) -> tuple[ThrottleReason, ...]:
 
 
 def energy_of(samples: Sequence[GpuSample], window: TimeSpan) -> tuple[float | None, measurement.EnergyMethod | None]:
-    """Return joules and method: from the counter, else the power; both None if samples do not span the window."""
+    """Return joules and where they come from: the counter, else the power. Both None if no samples span the window."""
     counted = clip_to_span(
         counter_changes([(s.unix_ns, s.energy_mj) for s in samples if s.energy_mj is not None]), window
     )
@@ -218,12 +218,12 @@ def energy_of(samples: Sequence[GpuSample], window: TimeSpan) -> tuple[float | N
 
 
 def counter_changes(points: TimeSeries) -> TimeSeries:
-    """Return only the points with a new value, since a counter is sampled more often than it is updated."""
+    """Return the points at which the value changes: a counter is sampled more often than it is updated."""
     return points[:1] + [after for before, after in itertools.pairwise(points) if after[1] != before[1]]
 
 
 def clip_to_span(points: TimeSeries, window: TimeSpan) -> TimeSeries:
-    """Return the points inside the window plus its two ends, interpolated; [] if the points do not span it."""
+    """Return the points inside the window and its two interpolated ends; [] if the points do not span the window."""
     ends = [interpolate(points, unix_ns) for unix_ns in window]
     if ends[0] is None or ends[1] is None:
         return []
@@ -242,10 +242,10 @@ def interpolate(points: TimeSeries, unix_ns: int) -> float | None:
     return start + (end - start) * (unix_ns - start_ns) / (end_ns - start_ns)
 
 
-def host_window(epoch: int, node: int, ticks: Sequence[SamplingRound], window: TimeSpan) -> HostWindow:
-    """Return the busy share of a node's CPUs in the window; the ticks at its two ends are interpolated."""
-    inside = sum(window.holds(tick.unix_ns) for tick in ticks)
-    busy, total = (clip_to_span([(t.unix_ns, t.cpu[part]) for t in ticks if t.cpu], window) for part in (0, 1))
+def host_window(epoch: int, node: int, rounds: Sequence[SamplingRound], window: TimeSpan) -> HostWindow:
+    """Return the busy share of a node's CPUs in the window; its ticks at the two ends are interpolated."""
+    inside = sum(window.holds(one.unix_ns) for one in rounds)
+    busy, total = (clip_to_span([(one.unix_ns, one.cpu[part]) for one in rounds if one.cpu], window) for part in (0, 1))
     share = None
     if inside >= MIN_SAMPLES and total and total[-1][1] > total[0][1]:
         share = (busy[-1][1] - busy[0][1]) / (total[-1][1] - total[0][1])

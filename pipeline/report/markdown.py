@@ -65,8 +65,8 @@ def render_coverage(collected: CollectedOutcomes) -> str:
 def render_precision(tables: Tables) -> list[str]:
     """Return a line that counts the points with a narrow interval; no line if no point has an interval."""
     weak = [row for row in tables.Q2 if row.scaling == "weak"]
-    floors = [row["noise_floor"] for row in (*weak, *tables.communication, *tables.split)]
-    known = [floor for floor in floors if floor is not None]
+    rows: tuple[Row, ...] = (*weak, *tables.communication, *tables.split)
+    known = [row["noise_floor"] for row in rows if row["noise_floor"] is not None]
     if not known:
         return []
     narrow = sum(floor <= MAX_TIME_HALF_WIDTH for floor in known)
@@ -90,13 +90,8 @@ def render_table(definition: TableDefinition, rows: Sequence[Row], source: str) 
         colalign=[column.alignment for column in header],
     )
     said_once = ", ".join(f"{axis} {format_value(axis, rows[0][axis])}" for axis in common)
-    parts = (
-        f"## {definition.heading}",
-        said_once and f"All rows: {said_once}.",
-        table,
-        render_legend(definition, header),
-        source,
-    )
+    legend = render_legend(definition, header)
+    parts = (f"## {definition.heading}", said_once and f"All rows: {said_once}.", table, legend, source)
     return "\n\n".join(filter(None, parts))
 
 

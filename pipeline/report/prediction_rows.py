@@ -64,7 +64,7 @@ def prediction_base(point: PooledPoint) -> PredictionBase | None:
     sizes = tuple(collective.num_bytes for collective in buckets if collective.kind == "gradients")
     if not alone or no_op is None or step is None or not sizes:
         return None
-    one_gpu_s = min(figure.value_s for figure in alone)
+    one_gpu_s = min(step.value_s for step in alone)
     return PredictionBase(point, MeasuredStep(point.spec.num_gpus, one_gpu_s, no_op.value_s, step.value_s, sizes))
 
 

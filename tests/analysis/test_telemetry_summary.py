@@ -204,7 +204,7 @@ def test_each_node_has_its_own_clock() -> None:
             uuid: [msgspec.structs.replace(sample, unix_ns=sample.unix_ns + 96 * S) for sample in samples]
             for uuid, samples in ahead.gpus.items()
         },
-        ticks=[msgspec.structs.replace(one, unix_ns=one.unix_ns + 96 * S) for one in ahead.ticks],
+        rounds=[msgspec.structs.replace(one, unix_ns=one.unix_ns + 96 * S) for one in ahead.rounds],
     )
     found = summarize_telemetry([first, second], environment(0, 1), [make_node([UUID.format(0)], [100]), ahead], 10)
     assert [(w.gpu, w.energy_j) for w in found.gpus if w.epoch == 2] == [(0, 100), (1, 200)]
@@ -235,7 +235,7 @@ def test_a_file_is_read_as_far_as_its_lines_are_whole(tmp_path: Path) -> None:
     path.write_bytes(whole.encode() + b'\n["tick", 17\n\xff\xfe\n["note", "why"]\n["tick", 1')
     found = read_node_samples(path)
     assert (found.interval_s, found.notes) == (0.1, ["why"])
-    assert [one.cpu for one in found.ticks] == [(0, 1), (1, 2)]  # in the order of time
+    assert [one.cpu for one in found.rounds] == [(0, 1), (1, 2)]  # in the order of time
     assert {uuid: [one.energy_mj for one in samples] for uuid, samples in found.gpus.items()} == {
         UUID.format(0): [None, 7]
     }

@@ -71,7 +71,7 @@ def sample_for_a_while(rank_files: RankFiles, env: Mapping[str, str] | None = No
     """Return the samples of a sampler that ran for at least three rounds."""
     part = rank_files.samples(0).with_suffix(".part")
     process = start_sampler(rank_files, env)
-    wait_for(lambda: part.exists() and len(read_node_samples(part).ticks) >= 3)
+    wait_for(lambda: part.exists() and len(read_node_samples(part).rounds) >= 3)
     process.terminate()
     assert process.wait(30) == 0
     return read_node_samples(part)
@@ -93,7 +93,7 @@ def test_the_sampler_reads_the_first_gpus_of_the_mask_that_the_point_uses(tmp_pa
     energies = [sample.energy_mj or 0 for sample in found.gpus[UUIDS[1]]]
     assert energies == sorted(energies)
     assert energies[-1] > energies[0] > 0
-    assert len(found.gpus[UUIDS[3]]) == len(found.ticks) >= 3
+    assert len(found.gpus[UUIDS[3]]) == len(found.rounds) >= 3
     assert found.notes == []
 
 
@@ -118,8 +118,8 @@ def test_without_readable_gpus_the_cpus_are_sampled_and_a_note_says_why(
     assert found.gpus == {}
     assert len(found.notes) == 1
     assert note in found.notes[0]
-    cpus = [one.cpu for one in found.ticks if one.cpu]
-    assert len(cpus) == len(found.ticks)
+    cpus = [one.cpu for one in found.rounds if one.cpu]
+    assert len(cpus) == len(found.rounds)
     assert all(0 < busy < total for busy, total in cpus)
 
 
@@ -143,7 +143,7 @@ def test_the_sampler_has_low_priority_and_ends_with_its_parent(tmp_path: Path) -
     sampler = int(parent.stdout.readline())
     part = rank_files.samples(0).with_suffix(".part")
     try:
-        wait_for(lambda: part.exists() and read_node_samples(part).ticks)
+        wait_for(lambda: part.exists() and read_node_samples(part).rounds)
         niceness = os.getpriority(os.PRIO_PROCESS, sampler)
         assert niceness == min(19, os.getpriority(os.PRIO_PROCESS, 0) + telemetry_sampler.NICENESS)
         parent.kill()
@@ -180,19 +180,19 @@ def test_sampling_spans_the_body_and_leaves_a_complete_file(tmp_path: Path) -> N
     part = rank_files.samples(0).with_suffix(".part")
     rank_files.samples(0).write_text('["note", "of an earlier launch"]')
     with sample_in_background(rank_files, 0):
-        wait_for(lambda: part.exists() and read_node_samples(part).ticks)
+        wait_for(lambda: part.exists() and read_node_samples(part).rounds)
         assert not rank_files.samples(0).exists()
     assert samplers_of(rank_files.folder) == []
     (node,) = read_all_nodes(rank_files, 1)
     assert (node.interval_s, node.notes) == (telemetry_sampler.SAMPLING_INTERVAL_S, [])
-    assert len(node.ticks) >= 2  # one from inside the body, and the last one
+    assert len(node.rounds) >= 2  # one from inside the body, and the last one
 
 
 def test_a_sampler_that_is_killed_leaves_its_samples_and_a_note(tmp_path: Path) -> None:
     rank_files = write_point(tmp_path, device="cpu")
     part = rank_files.samples(0).with_suffix(".part")
     with sample_in_background(rank_files, 0):
-        wait_for(lambda: part.exists() and read_node_samples(part).ticks)
+        wait_for(lambda: part.exists() and read_node_samples(part).rounds)
         (sampler,) = samplers_of(rank_files.folder)
         os.kill(sampler, signal.SIGKILL)
         wait_for(lambda: not is_running(sampler))
@@ -200,7 +200,7 @@ def test_a_sampler_that_is_killed_leaves_its_samples_and_a_note(tmp_path: Path) 
             file.write(b'["tick", 17')  # incomplete
     (node,) = read_all_nodes(rank_files, 1)
     assert node.notes == ["the sampler ended early (signal 9)"]
-    assert node.ticks
+    assert node.rounds
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"], ids=["cannot start", "fails"])
@@ -215,7 +215,7 @@ def test_a_sampler_that_does_not_start_does_not_disturb_the_body(
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # it has ended by itself
         done.append(True)
     (node,) = read_all_nodes(rank_files, 1)
-    assert (done, node.ticks, len(node.notes)) == ([True], [], 1)
+    assert (done, node.rounds, len(node.notes)) == ([True], [], 1)
     assert node.notes[0].startswith("the sampler ")
 
 
@@ -231,8 +231,8 @@ def test_a_node_without_a_file_has_a_note(tmp_path: Path, monkeypatch: pytest.Mo
     rank_files = write_point(tmp_path, device="cpu")
     rank_files.samples(0).write_text('["header", 0.1, []]\n["tick", 5, [1, 2], []]\n')
     first, second = read_all_nodes(rank_files, 2)
-    assert (len(first.ticks), first.notes) == (1, [])
-    assert (second.ticks, second.notes) == ([], ["its samples cannot be read: No such file or directory"])
+    assert (len(first.rounds), first.notes) == (1, [])
+    assert (second.rounds, second.notes) == ([], ["its samples cannot be read: No such file or directory"])
 
 
 @pytest.mark.parametrize(
