@@ -26,7 +26,7 @@ COMPARED_FACTS: dict[str, Fact] = {
 
 
 def environment_key(record: Record) -> tuple[object, ...]:
-    """Return a key that is equal for records with equal facts, if they share one Environment object."""
+    """Return a key of the record's facts. Equal keys mean equal facts; an Environment counts by identity."""
     precision, execution = COMPARED_FACTS["precision"](record), COMPARED_FACTS["execution"](record)
     return id(record.environment), precision, execution, record.measured
 
@@ -59,7 +59,7 @@ def environment_difference_notes(what: str, others: Sequence[Record], records: S
 
 
 def source_notes(records: Sequence[Record], sources: Collection[str]) -> list[Note]:
-    """Return notes if the table has other source digests than these records, or the source changed during a run."""
+    """Return notes if other rows have other source digests, and if the source changed during a run."""
     ours = distinct_values(records, COMPARED_FACTS["source"])
     others = set(sources) - ours
     notes = []
@@ -77,7 +77,7 @@ def compared_facts(records: Sequence[Record]) -> Mapping[str, Fact]:
 
 
 def timing_variable(name: str, record: Record) -> str | None:
-    """Return a variable's value, "not set" without one, None if the record has no environment."""
+    """Return the value of a variable: "not set" without one, None if the record has no environment."""
     return record.environment.variables.get(name, "not set") if record.environment.torch else None
 
 

@@ -10,7 +10,7 @@ from pipeline.experiment.record import Record
 
 
 def energy_figures(point: PooledPoint) -> dict[str, float | None]:
-    """Return the energy columns of Q1 and Q2: the boards of all GPUs used, without host and switches."""
+    """Return the energy columns of Q1 and Q2. Energy is that of all GPUs used, without host and switches."""
     energy_j = point.median(energy_j_of)
     per_sample_j = None if energy_j is None else formulas.energy_per_sample_j(energy_j, point.spec.num_samples)
     return {
@@ -21,7 +21,7 @@ def energy_figures(point: PooledPoint) -> dict[str, float | None]:
 
 
 def energy_notes(point: PooledPoint) -> list[Note]:
-    """Name the reasons for lowered clocks, and explain a missing energy if GPUs were sampled."""
+    """Return notes on lowered clocks, and on energy that is missing although GPUs were sampled."""
     windows = [window for record in point.ok_records for window in timed_windows(record)]
     reasons = sorted({reason for window in windows for reason in window.throttle_reasons or ()})
     notes = [make_note("throttled", reasons=reasons)] if reasons else []
@@ -37,7 +37,7 @@ def timed_windows(record: Record) -> Sequence[GpuWindow]:
 
 
 def energy_j_of(record: Record) -> float | None:
-    """Return the joules of all GPUs used: median over the windows with every GPU's energy; None without one."""
+    """Return the energy of all GPUs used: the median over timed epochs in which every GPU has one, else None."""
     known = ((window.epoch, window.energy_j) for window in timed_windows(record))
     by_epoch = group_pairs((epoch, energy_j) for epoch, energy_j in known if energy_j is not None)
     num_gpus = len(record.environment.gpus)
@@ -45,7 +45,7 @@ def energy_j_of(record: Record) -> float | None:
 
 
 def sm_clock_mhz_of(record: Record) -> float | None:
-    """Return the median clock of the slowest GPU: the others wait for it."""
+    """Return the median clock of the slowest GPU, for which the others wait."""
     clocks = (window.median_sm_clock_mhz for window in timed_windows(record))
     return min((clock for clock in clocks if clock is not None), default=None)
 

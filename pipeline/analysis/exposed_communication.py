@@ -24,12 +24,12 @@ def collectives_of_kinds(profile: Profile, kinds: Collection[TransferKind] | Non
 
 
 def total_comm_ns(collectives: Iterable[Collective]) -> float:
-    """Return the transfer time of a step: shortest duration of any rank, summed over collectives, median over steps."""
+    """Return the median transfer time of a step. A collective's transfer time is the shortest over ranks."""
     return _median_step(collectives, min)
 
 
 def straggler_wait_ns(collectives: Iterable[Collective]) -> float:
-    """Return the mean rank's wait in a step: mean less shortest duration, sum over collectives, median over steps."""
+    """Return the median time in a step that the mean rank waits: its collectives take longer than the shortest."""
     return _median_step(collectives, lambda ranks: statistics.fmean(ranks) - min(ranks))
 
 
@@ -50,7 +50,7 @@ class TracedExposure(NamedTuple):
 
 
 def least_exposed_rank(profile: Profile) -> TracedExposure:
-    """Return the exposure in a step of the rank with the least; the others wait for it.
+    """Return the exposed communication in a step of the rank that has the least; the other ranks wait for it.
 
     Exposure is the time of gradient reductions that neither compute nor a launch gap covers, plus the extra time of
     compute over a step without reductions. That step was profiled twice: the mean counts, the difference is noise.
@@ -73,14 +73,14 @@ MIN_BUSY_FRACTION = 0.9  # of a step; a device that computes less waits for its 
 
 
 class MedianTime(NamedTuple):
-    """The median of the repeats' medians, with its interval and the basis of that."""
+    """The median of the repeats' medians, with its interval and the values that the interval is computed from."""
 
     value_s: float
     interval: Interval | None
     basis: IntervalBasis | None = None
 
     def noise_floor(self) -> float | None:
-        """Return half the interval's width over the median. Over windows it says nothing of a new process."""
+        """Return half the interval's width over the median. Over windows it does not hold for a new process."""
         return intervals.relative_half_width(self.interval, self.value_s) if self.interval else None
 
 
@@ -91,7 +91,7 @@ def communications_of(records: Sequence[Record]) -> list[Communication]:
 
 
 def job_notes(found: Sequence[Communication]) -> list[Note]:
-    """Return the jobs' own notes on parts that they could not measure, without duplicates."""
+    """Return the notes that jobs made on parts that they could not measure, each once."""
     return [text_note(note) for note in dict.fromkeys(note for part in found for note in part.notes)]
 
 
@@ -107,12 +107,12 @@ def median_step_time(found: Sequence[Communication], variant: VariantName) -> Me
 
 
 def median_difference(found: Sequence[Communication], variant: VariantName, other: VariantName) -> MedianTime | None:
-    """Return the median of one variant's step time less another's, over the records that ran both."""
+    """Return the median of `step_time_differences_s` over the records that ran both variants."""
     return median_time([step_time_differences_s(part, variant, other) for part in found])
 
 
 def step_time_differences_s(found: Communication, variant: VariantName, other: VariantName) -> list[float]:
-    """Return one variant's step time less another's for each round; empty if one of them was not run."""
+    """Return the step time of one variant minus that of another for each round; empty if one was not run."""
     ones, others = step_times_s(found, variant), step_times_s(found, other)
     return [one - two for one, two in zip(ones, others, strict=True)] if ones and others else []
 
@@ -126,7 +126,7 @@ def median_time(by_repeat: Sequence[Sequence[float]]) -> MedianTime | None:
 
 
 def exposed_time(found: Sequence[Communication]) -> tuple[MedianTime | None, float | None]:
-    """Return exposed communication of a step (DDP less no-op hook) and its noise floor (two equal DDPs compared).
+    """Return the exposed communication of a step (DDP minus no-op hook) and its noise floor (DDP minus DDP again).
 
     The floor is None if there are too few rounds for an interval.
     """
@@ -159,7 +159,7 @@ def is_within_noise(exposed: MedianTime, floor_s: float | None) -> bool:
 def profiled_transfer_s(
     found: Sequence[Communication], kinds: Sequence[TransferKind], waiting: bool = False
 ) -> float | None:
-    """Return the transfer time of these kinds in a profiled step, or with `waiting` the mean rank's wait in them."""
+    """Return the transfer time of these kinds in a profiled step, or with `waiting` the wait of the mean rank."""
     time_ns_of = straggler_wait_ns if waiting else total_comm_ns
     profiles = [part.profile for part in found if part.profile and part.profile.collectives]
     median_ns = median_of_known(time_ns_of(collectives_of_kinds(profile, kinds)) for profile in profiles)

@@ -112,7 +112,7 @@ def second_line_point(trials: Sequence[MemoryTrial]) -> int:
     """Return the batch size of a second trial for the line; 0 without trials.
 
     It should use half the free memory, or all of it if little is free. The estimate is a line through the smallest and
-    the largest trial that fits. With one trial the line starts at 0 bytes for 0 samples: memory then grows more slowly.
+    the largest trial that fits. With one trial the line starts at 0 bytes for 0 samples, and is too steep.
     """
     known = memory_points(trials)
     if not known:

@@ -25,7 +25,7 @@ Value = TypeVar("Value")
 
 
 class EpochTimeInterval(NamedTuple):
-    """The interval of a point's epoch time in seconds and its basis, or a note why there is none."""
+    """The interval of a point's epoch time in seconds, and what it is computed from; a note says why there is none."""
 
     interval: Interval | None
     over: IntervalBasis | None
@@ -33,7 +33,7 @@ class EpochTimeInterval(NamedTuple):
     notes: list[Note]
 
     def noise_floor(self, time_s: float | None) -> float | None:
-        """Return half the interval's width over the median. Over windows it says nothing of a new process."""
+        """Return half the interval's width over the median. Over windows it does not hold for a new process."""
         return intervals.relative_half_width(self.interval, time_s) if self.interval and time_s is not None else None
 
 
@@ -63,7 +63,7 @@ class PooledPoint:
         return list({comparability.environment_key(record): record for record in self.ok_records}.values())
 
     def difference_notes(self, what: str, other: "PooledPoint") -> list[Note]:
-        """Return a note for every fact of the environment in which `other`, a `what`, differs from this point."""
+        """Return a note for every fact in which the environment of another point, called `what`, differs."""
         return comparability.environment_difference_notes(
             what, other.records_by_environment, self.records_by_environment
         )
@@ -74,7 +74,7 @@ class PooledPoint:
 
     @cached_property
     def epoch_times_s(self) -> list[list[float]]:
-        """The epoch times of each repeat that has any, one a window."""
+        """The times of the timed epochs, for each repeat that has any."""
         return [values for record in self.ok_records if (values := window_values_s(record, "epoch_time_ns"))]
 
     @cached_property
@@ -101,7 +101,7 @@ class PooledPoint:
 
     @cached_property
     def notes(self) -> list[Note]:
-        """Notes why the point has no figures or fewer repeats than expected, and on mixed environments."""
+        """Notes on missing figures, on missing repeats, and on environments that are mixed."""
         notes: list[Note] = []
         if self.status != "ok":
             notes += map(text_note, sorted({outcome.reason for outcome in self.outcomes if outcome.reason}))
@@ -119,7 +119,7 @@ class PooledPoint:
 
     @cached_property
     def parts_notes(self) -> list[Note]:
-        """A note if the parts of a window do not add up to its time, as those of one clock would."""
+        """A note if computation and data loading of a timed epoch do not add up to its time."""
         slowest = [epoch.slowest_rank for record in self.ok_records for epoch in timed_epochs(record)]
         ratios = [parts_ratio(rank) for rank in slowest if rank]
         worst = max(ratios, key=lambda ratio: abs(ratio - 1), default=1)

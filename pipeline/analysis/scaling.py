@@ -1,6 +1,6 @@
 """Speed-up over one GPU: weak scaling (fixed batch size per GPU) and strong scaling (fixed global batch size)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis import formulas, intervals
@@ -18,26 +18,16 @@ FIXED_AXIS: dict[Scaling, str] = {"weak": "batch_size_per_gpu", "strong": "globa
 
 
 class Baseline(NamedTuple):
-    """The one-GPU point that a point is compared with and its time, or notes why there is none or how they differ."""
+    """The one-GPU point that a point is compared with, and its time. Notes say why it is missing or how it differs."""
 
     point: PooledPoint | None
     time_s: float | None
     notes: tuple[Note, ...] = ()
 
-    @property
-    def strategy(self) -> str | None:
-        """The baseline's strategy."""
-        return self.point.spec.strategy if self.point else None
-
 
 def baseline_key(spec: Spec, scaling: Scaling) -> tuple[Any, ...]:
-    """Return the values that a point and its baseline share: fixed axis and axes outside BASELINE_MAY_DIFFER."""
+    """Return the values in which a point and its baseline agree: the fixed axis and all not in BASELINE_MAY_DIFFER."""
     return getattr(spec, FIXED_AXIS[scaling]), *alike_key(spec, (*BASELINE_MAY_DIFFER, "batch_size_per_gpu"))
-
-
-def index_baselines(points: Iterable[PooledPoint], scaling: Scaling) -> BaselineIndex:
-    """Group the one-GPU points by `baseline_key`."""
-    return group_pairs((baseline_key(point.spec, scaling), point) for point in points if point.spec.num_gpus == 1)
 
 
 def check_invariant(spec: Spec, baseline: Spec, scaling: Scaling) -> None:
@@ -50,10 +40,10 @@ def check_invariant(spec: Spec, baseline: Spec, scaling: Scaling) -> None:
         raise ValueError(f"a baseline runs on 1 GPU, got {baseline.num_gpus}.")
 
 
-def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling = "weak") -> Baseline:
-    """Return the one-GPU point with a time, if possible, and with the same strategy, else `single`.
+def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling) -> Baseline:
+    """Return the baseline of a point: of the same strategy or `single`, on one GPU.
 
-    Prefers the same number of epochs and windows among several.
+    Among several it prefers, in this order: one with a time, the same strategy, as many epochs, as many windows.
     """
     order = {strategy: place for place, strategy in enumerate(dict.fromkeys((point.spec.strategy, "single")))}
     candidates = [other for other in index.get(baseline_key(point.spec, scaling), []) if other.spec.strategy in order]
@@ -74,20 +64,19 @@ def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling = "
     return Baseline(best, time_s, tuple(point.difference_notes("baseline", best)))
 
 
-def weak_pairs(points: Sequence[PooledPoint]) -> list[tuple[PooledPoint, Baseline]]:
-    """Return every point with its weak scaling baseline, in the order of the grid."""
-    index = index_baselines(points, "weak")
-    return [(point, find_baseline(point, index, "weak")) for point in points]
+def pair_with_baselines(points: Sequence[PooledPoint], scaling: Scaling) -> list[tuple[PooledPoint, Baseline]]:
+    """Return every point with its baseline, in the order of the grid."""
+    on_one_gpu = (point for point in points if point.spec.num_gpus == 1)
+    index = group_pairs((baseline_key(point.spec, scaling), point) for point in on_one_gpu)
+    return [(point, find_baseline(point, index, scaling)) for point in points]
 
 
 def strong_pairs(points: Sequence[PooledPoint]) -> list[tuple[PooledPoint, Baseline]]:
-    """Return every point with a strong scaling baseline, and those baselines, in the order of the grid."""
-    whole = [point for point in points if point.spec.is_whole_epoch]
-    index = index_baselines(whole, "strong")
-    pairs = [(point, find_baseline(point, index, "strong")) for point in whole]
+    """Return the points on several GPUs that have a strong scaling baseline, and these baselines, in grid order."""
+    pairs = pair_with_baselines([point for point in points if point.spec.is_whole_epoch], "strong")
     serving = {baseline.point.spec for point, baseline in pairs if baseline.point and point.spec.num_gpus > 1}
-    shown = [(point, baseline) for point, baseline in pairs if point.spec.num_gpus > 1 or point.spec in serving]
-    return [(point, baseline) for point, baseline in shown if baseline.point]
+    wanted = [pair for pair in pairs if pair[0].spec.num_gpus > 1 or pair[0].spec in serving]
+    return [(point, baseline) for point, baseline in wanted if baseline.point]
 
 
 def scaling_figures(point: PooledPoint, baseline: Baseline, scaling: Scaling) -> dict[str, Any]:
@@ -107,14 +96,14 @@ def scaling_figures(point: PooledPoint, baseline: Baseline, scaling: Scaling) ->
         "parallel_efficiency_low": formulas.parallel_efficiency(interval.low, num_gpus) if interval else None,
         "parallel_efficiency_high": formulas.parallel_efficiency(interval.high, num_gpus) if interval else None,
         "serial_fraction_karp_flatt": serial_fraction,
-        "baseline": baseline.strategy,
+        "baseline": baseline.point.spec.strategy if baseline.point else None,
         "baseline_batch_size_per_gpu": baseline.point.spec.batch_size_per_gpu if baseline.point else None,
         "notes": scaling_notes(baseline, interval, speedup, num_gpus) if num_gpus > 1 else [],
     }
 
 
 def speedup_interval(point: PooledPoint, baseline: Baseline) -> Interval | None:
-    """Return the interval of T(1)/T(N); None if either time has no interval, and on one GPU, its own baseline."""
+    """Return the interval of T(1)/T(N); None on one GPU, and if one of the times has no interval."""
     if baseline.point is None or point.spec.num_gpus == 1:
         return None
     above, below = baseline.point.epoch_time_interval.interval, point.epoch_time_interval.interval

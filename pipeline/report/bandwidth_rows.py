@@ -1,4 +1,4 @@
-"""The rows of bandwidth: each bucket of gradients in training, and isolated all-reduces as the link's limit."""
+"""The rows of bandwidth: the buckets of gradients in training, and isolated all-reduces, the limit of the link."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pipeline.analysis import comparability, formulas
 from pipeline.analysis.exposed_communication import collectives_of_kinds, communications_of
 from pipeline.analysis.notes import make_note
-from pipeline.analysis.pooling import PooledPoint
+from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.measurement import AllReduce, Collective, Communication
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS
@@ -28,10 +28,10 @@ class SweepKey(NamedTuple):
 def bandwidth_rows(point: PooledPoint) -> list[BandwidthRow]:
     """Return a row of Q3.2 for each bucket, beside the isolated all-reduce of the same size."""
     found = communications_of(point.ok_records)
-    buckets: dict[tuple[int, int], list[Collective]] = {}  # repeats need not have the same ones
-    for profile in (part.profile for part in found if part.profile):
-        for number, collective in enumerate(collectives_of_kinds(profile, ["gradients"]), 1):
-            buckets.setdefault((number, collective.num_bytes), []).append(collective)
+    profiles = [part.profile for part in found if part.profile]
+    numbered = (pair for profile in profiles for pair in enumerate(collectives_of_kinds(profile, ["gradients"]), 1))
+    # repeats need not have the same buckets
+    buckets = group_pairs(((number, collective.num_bytes), collective) for number, collective in numbered)
     return [
         bandwidth_row(point, number, seen, isolated_all_reduce_time_s(found, num_bytes))
         for (number, num_bytes), seen in sorted(buckets.items())
@@ -41,7 +41,7 @@ def bandwidth_rows(point: PooledPoint) -> list[BandwidthRow]:
 def bandwidth_row(
     point: PooledPoint, bucket: int, seen: Sequence[Collective], isolated_s: float | None
 ) -> BandwidthRow:
-    """Return the row of one bucket. Its time is the shortest over ranks, the median over steps."""
+    """Return the row of one bucket. Its time is the median over steps of the shortest time over ranks."""
     duration_s = statistics.median(min(ranks) for part in seen for ranks in part.durations_ns) / 1e9
     num_bytes, num_ranks = seen[0].num_bytes, point.spec.world_size
     achieved = formulas.busbw_gb_s(num_bytes, duration_s, num_ranks) if duration_s else None
@@ -74,10 +74,9 @@ def isolated_all_reduce_time_s(found: Sequence[Communication], num_bytes: int) -
 
 def sweep_rows(points: Iterable[PooledPoint]) -> list[SweepRow]:
     """Return a row for each place and size, over all points that swept there."""
-    sweeps: dict[tuple[SweepKey, int], list[tuple[Record, AllReduce]]] = {}
-    for record in (record for point in points for record in point.ok_records):
-        for size in (size for part in communications_of([record]) for size in part.sweep):
-            sweeps.setdefault((sweep_key(record), size.num_bytes), []).append((record, size))
+    records = [record for point in points for record in point.ok_records]
+    timed = [(record, size) for record in records for part in communications_of([record]) for size in part.sweep]
+    sweeps = group_pairs(((sweep_key(record), size.num_bytes), (record, size)) for record, size in timed)
     return [sweep_row(*key, found) for key, found in sorted(sweeps.items())]
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from pipeline.analysis.pooling import pool_outcomes
 from pipeline.analysis.ring_model import Link
-from pipeline.analysis.scaling import strong_pairs, weak_pairs
+from pipeline.analysis.scaling import pair_with_baselines, strong_pairs
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.report import row_types
 from pipeline.report.bandwidth_rows import bandwidth_rows, sweep_rows
@@ -47,7 +47,7 @@ def build_tables(outcomes: Sequence[PointOutcome], link: Link | None = None) -> 
     measured = [point for point in pooled if point.spec.measure == "communication"]
     ddp = [point for point in measured if point.spec.strategy == "ddp"]
     plain = [point for point in points if not point.spec.remedies]
-    weak = weak_pairs(plain)
+    weak = pair_with_baselines(plain, "weak")
     return Tables(
         Q1=[q1_row(point) for point in plain if point.spec.num_gpus == 1],
         Q2=[

@@ -158,7 +158,7 @@ def split_row(point: PooledPoint) -> SplitRow:
 
 
 def transfer_row(point: PooledPoint, trained: Sequence[PooledPoint]) -> TransferRow:
-    """Return a row of calls and bytes of one step by kind; epoch time and accuracy if the point was trained too."""
+    """Return a row with calls and bytes of one step by kind. Epoch time and accuracy are of the same point trained."""
     found, spec = communications_of(point.ok_records), point.spec
     counted = {transfer.kind: transfer for part in found for transfer in part.transfers}
     absent = 0.0 if counted else None

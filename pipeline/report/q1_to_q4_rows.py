@@ -99,15 +99,15 @@ def q3_row(point: PooledPoint, baseline: Baseline, measured: Sequence[PooledPoin
         ring_bytes_per_epoch=num_bytes,
         bandwidth_subtraction_gb_s=bandwidth,
         exposed_comm_time_s=exposed_s,
-        baseline=baseline.strategy,
+        baseline=baseline.point.spec.strategy if baseline.point else None,
         notes=notes + exposed_notes,
     )
 
 
 def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tuple[float | None, list[Note]]:
-    """Return the measured exposed communication over an epoch's steps, and notes on it.
+    """Return the measured exposed communication of an epoch's steps, and notes on it; None if no point matches.
 
-    None if no point of `measured` matches; of several the one with the most rounds counts.
+    If several points of `measured` match, the one with the most rounds counts.
     """
     matches = [other for other in measured if is_same_point_trained(point.spec, other.spec)]
     match = max(matches, key=lambda other: num_rounds(communications_of(other.ok_records)), default=None)
@@ -120,7 +120,7 @@ def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tu
 
 
 def q4_rows(point: PooledPoint) -> list[Q4Row]:
-    """Return a row for every epoch that has a loss; one row for a point with remedies and without a loss."""
+    """Return a row for every epoch with a loss. A point that has remedies but no loss has one row without figures."""
     epochs = (epoch for record in point.ok_records for epoch in learnt_epochs(record))
     repeats = group_pairs((epoch.epoch, epoch) for epoch in epochs)
     rows = [q4_row(point, repeats[number]) for number in sorted(repeats)]
@@ -136,7 +136,7 @@ def learnt_epochs(record: Record) -> list[Epoch]:
 
 
 def q4_row(point: PooledPoint, epochs: Sequence[Epoch]) -> Q4Row:
-    """Return the medians over the repeats of one epoch. A loss that diverged is None beside its first such update."""
+    """Return the medians over the repeats of one epoch. A loss that diverged is None, with its update."""
     diverged = [epoch.diverged_at_update for epoch in epochs if epoch.diverged_at_update is not None]
     learnt = ("loss", "accuracy", "test_loss", "test_accuracy")
     return make_row(

@@ -8,9 +8,8 @@ from pipeline.report import row_types
 from pipeline.report.row_types import own_figures
 
 TIMES = ("epoch_time_s", "noise_floor", "interval_over")
-KARP_FLATT = "serial_fraction_karp_flatt"
-GAINS = ("speedup", "parallel_efficiency")
-SPEED_AND_MEMORY = ("throughput_samples_per_s", "peak_memory_gib")
+PARTS = ("compute_time_s", "data_time_s")
+SPEEDS = (*TIMES, "throughput_samples_per_s", "speedup", "parallel_efficiency")
 ENERGY = ("energy_j", "energy_per_sample_j", "sm_clock_mhz")
 
 
@@ -33,7 +32,7 @@ TABLE_DEFINITIONS = (
     TableDefinition(
         "Q1",
         "Q1: epoch time against batch size, one GPU",
-        (*TIMES, "compute_time_s", "data_time_s", *SPEED_AND_MEMORY, *ENERGY, "host_cpu_share"),
+        (*TIMES, *PARTS, "throughput_samples_per_s", "peak_memory_gib", *ENERGY, "host_cpu_share"),
     ),
     TableDefinition(
         "memory",
@@ -46,14 +45,14 @@ TABLE_DEFINITIONS = (
     TableDefinition(
         "Q2",
         "Q2: weak scaling, speed-up against one GPU with the per-GPU batch fixed",
-        (*TIMES, "throughput_samples_per_s", *GAINS, "baseline", *ENERGY),
+        (*SPEEDS, "baseline", *ENERGY),
         "Every row has its baseline's batch_size_per_gpu; the global batch grows with N: this is not strong scaling.",
         "weak",
     ),
     TableDefinition(
         "Q2",
         "Q2: strong scaling, global batch fixed",
-        ("global_batch_size", *TIMES, "throughput_samples_per_s", *GAINS, KARP_FLATT, "baseline", *ENERGY),
+        ("global_batch_size", *SPEEDS, "serial_fraction_karp_flatt", "baseline", *ENERGY),
         "Every row has its baseline's global_batch_size, which one GPU runs alone; the per-GPU batch shrinks with N.",
         "strong",
     ),
