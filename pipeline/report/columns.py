@@ -100,8 +100,8 @@ FIGURE_COLUMNS = (
     Column("num_windows", "Number of windows; each time is the median over them."),
     Column(
         "noise_floor",
-        f"Relative half-width of the median's {100 * CONFIDENCE:.0f} % interval (order statistics): how well it is "
-        "known within one run (over windows) or between runs (over repeats, new processes).",
+        f"Half-width of the {100 * CONFIDENCE:.0f} % interval of the median, over the median (order statistics): over "
+        "windows it holds within one run, over repeats also for new processes.",
         "1",
         format_half_width,
         is_explained=True,
@@ -118,9 +118,7 @@ FIGURE_COLUMNS = (
     seconds("compute_time_s", "Epoch time without data loading.", show="always", is_explained=True),
     seconds("data_time_s", "Part of the epoch time that is data loading.", show="always"),
     Column("throughput_samples_per_s", "Training samples per second.", "1/s", whole_number),
-    Column(
-        "peak_memory_gib", "Of the fullest GPU; on the CPU: largest process.", "GiB", two_decimals, is_explained=True
-    ),
+    Column("peak_memory_gib", "Fullest GPU, or largest process on the CPU.", "GiB", two_decimals, is_explained=True),
     Column("energy_j", "Energy of all GPUs used, without the host.", "J", format_amount, is_explained=True),
     Column("energy_per_sample_j", "Energy per training sample.", "J", format_amount),
     Column("sm_clock_mhz", "Clock of the slowest GPU.", "MHz", "{:.0f}".format, is_explained=True),
@@ -159,7 +157,7 @@ FIGURE_COLUMNS = (
     seconds("exposed_comm_time_s", "DDP minus no-op hook; the interval is given by low and high.", is_explained=True),
     seconds("exposed_comm_time_low_s", "Lower end of the interval of exposed_comm_time_s."),
     seconds("exposed_comm_time_high_s", "Upper end of the interval of exposed_comm_time_s."),
-    seconds("noise_floor_time_s", "Larger absolute end of the interval of DDP minus DDP again.", is_explained=True),
+    seconds("noise_floor_time_s", "Larger absolute end of the interval of DDP minus an equal DDP.", is_explained=True),
     seconds("comm_time_s", "Shortest time of each all-reduce over ranks, summed over buckets.", is_explained=True),
     fraction("hidden_share", "1 - exposed/comm.", is_explained=True),
     seconds("collective_launch_time_s", "exposed - comm where that is above 0.", is_explained=True),
@@ -167,12 +165,12 @@ FIGURE_COLUMNS = (
     seconds("buffer_comm_time_s", "Time of the collectives for buffers and batch-norm statistics."),
     seconds(
         "traced_exposed_comm_time_s",
-        "From the profile: all-reduce time outside kernels and outside gaps of up to 5 us between two, plus "
-        "slowed_compute_time_s, on the rank with the smallest sum; without the latter, gaps count as exposed.",
+        "From the profile, on the rank with the smallest sum: all-reduce time outside kernels and outside gaps of up "
+        "to 5 us between kernels, plus slowed_compute_time_s; if the latter is not known, gaps count as exposed.",
         is_explained=True,
     ),
     seconds("slowed_compute_time_s", "DDP's kernel time minus the no-op hook's (profiled twice).", is_explained=True),
-    seconds("ddp_overhead_time_s", "No-op hook less no_sync; the latter broadcasts no buffers.", is_explained=True),
+    seconds("ddp_overhead_time_s", "No-op hook minus no_sync, which broadcasts no buffers.", is_explained=True),
     seconds("ddp_overhead_time_low_s", "Lower end of the interval of ddp_overhead_time_s."),
     seconds("ddp_overhead_time_high_s", "Upper end of the interval of ddp_overhead_time_s."),
     # bandwidth of all-reduces
