@@ -1,7 +1,10 @@
 """Stopping rule: a series of windows ends early once its figure is precise enough.
 
-Checking after every window lowers the interval's coverage from 95 % to 93 % in the worst case, in which windows differ
-most and rounds go on longest. Pure functions of values that every rank has, so that all ranks decide the same.
+It looks after every window from the sixth on, at the interval that tables report, nominally 97.5 %. To look so often
+costs coverage: at independent noise of 1, 2, 4 and 8 % the interval holds the true median in 97.1, 96.2, 95.9 and
+96.5 % of simulated runs. Autocorrelation lowers that: 0.2 to 92 to 94 %, 0.4 to 85 to 89 %, 0.6 to 74 to 80 %. A drift
+of 2 % over 120 windows lowers it to 66, 84, 90 and 96 %: a run that ends early sees only its beginning. The simulation
+is in docs/stopping-rule.md. Pure functions of values that every rank has, so that all ranks decide the same.
 """
 
 import statistics

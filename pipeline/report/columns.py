@@ -27,7 +27,7 @@ two_decimals: Format = "{:.2f}".format
 three_digits: Format = "{:.3g}".format
 whole_number: Format = "{:,.0f}".format
 format_percent, format_accuracy = percentage("{:.1f}"), percentage("{:.2f}")
-format_error, format_half_width = percentage("{:+.1f}"), percentage("±{:.1f}")
+format_error = percentage("{:+.1f}")
 
 
 def format_amount(value: float) -> str:
@@ -45,13 +45,18 @@ def format_seconds(value: float) -> str:
     return three_decimals(value) if abs(value) >= 0.1 else f"{1e6 * value:,.1f} us"
 
 
+def format_bound(value: float) -> str:
+    """Return seconds with one decimal more than `format_seconds`: an interval may be narrow."""
+    return f"{value:.4f}" if abs(value) >= 0.1 else f"{1e6 * value:,.2f} us"
+
+
 def format_loss(value: float) -> str:
     """Return a loss with four decimals, or with an exponent from LARGE_LOSS on."""
     return f"{value:.4f}" if abs(value) < LARGE_LOSS else f"{value:.1e}"
 
 
 class Column(NamedTuple):
-    """One column: its key in JSON and CSV, and its heading, format and meaning in the report."""
+    """One column: its key in JSON and CSV, and its format and meaning in the report."""
 
     key: str
     meaning: str
@@ -62,12 +67,6 @@ class Column(NamedTuple):
     show: Literal["if_known", "always", "if_not_zero"] = "if_known"  # when the report shows the column
     is_explained: bool = False  # the report's legend includes the meaning
     has_status: bool = False  # a cell without a value shows the status of its point
-    other_heading: str = ""
-
-    @property
-    def heading(self) -> str:
-        """The heading in the report."""
-        return self.other_heading or self.key
 
 
 def seconds(key: str, meaning: str, **options: Any) -> Column:
@@ -98,23 +97,22 @@ FIGURE_COLUMNS = (
     Column("n", "Number of runs that the row pools."),
     words("note", "Facts that a reader needs to judge the row.", absent=""),
     Column("num_windows", "Number of windows; each time is the median over them."),
+    fraction("noise_floor", "Half the width of the interval over the median."),
     Column(
-        "noise_floor",
-        f"Half-width of the {100 * CONFIDENCE:.0f} % interval of the median, over the median (order statistics): over "
-        "windows it holds within one run, over repeats also for new processes.",
-        "1",
-        format_half_width,
+        "interval_over",
+        f"What the median's interval from low to high (order statistics, nominally {100 * CONFIDENCE:g} %, for six "
+        "values 96.9 %) is computed from: windows tell how well it is known within one run, repeats between runs "
+        "(new processes).",
+        alignment="left",
         is_explained=True,
-        other_heading="interval",
     ),
-    words("interval_over", "The values that the interval is computed from: windows or repeats."),
     words("reason", "Why the point ran out of memory."),
     # epochs: times, throughput, memory, energy
     seconds(
         "epoch_time_s", "Time of one epoch with data loading, on the slowest rank.", show="always", has_status=True
     ),
-    seconds("epoch_time_low_s", "Lower end of the interval of epoch_time_s."),
-    seconds("epoch_time_high_s", "Upper end of the interval of epoch_time_s."),
+    Column("epoch_time_low_s", "Lower end of the interval of epoch_time_s.", "s", format_bound),
+    Column("epoch_time_high_s", "Upper end of the interval of epoch_time_s.", "s", format_bound),
     seconds("compute_time_s", "Epoch time without data loading.", show="always", is_explained=True),
     seconds("data_time_s", "Part of the epoch time that is data loading.", show="always"),
     Column("throughput_samples_per_s", "Training samples per second.", "1/s", whole_number),
@@ -154,6 +152,8 @@ FIGURE_COLUMNS = (
     seconds("no_sync_step_time_s", "DDP on N GPUs without any reduction (no_sync).", is_explained=True),
     seconds("no_op_hook_step_time_s", "DDP with a no-op hook: hooks and bucket copies alone.", is_explained=True),
     seconds("step_time_s", "One training step, on the slowest rank.", has_status=True),
+    Column("step_time_low_s", "Lower end of the interval of step_time_s.", "s", format_bound),
+    Column("step_time_high_s", "Upper end of the interval of step_time_s.", "s", format_bound),
     seconds("exposed_comm_time_s", "DDP minus no-op hook; the interval is given by low and high.", is_explained=True),
     seconds("exposed_comm_time_low_s", "Lower end of the interval of exposed_comm_time_s."),
     seconds("exposed_comm_time_high_s", "Upper end of the interval of exposed_comm_time_s."),

@@ -71,7 +71,7 @@ def value_s(time: MedianTime | None) -> float | None:
 def step_figures(step: MedianTime | None) -> dict[str, Any]:
     """Return a step time and its interval by column."""
     return {
-        "step_time_s": value_s(step),
+        **with_interval("step_time", step),
         "noise_floor": step.noise_floor() if step else None,
         "interval_over": step.basis if step else None,
     }

@@ -70,8 +70,8 @@ def render_precision(tables: Tables) -> list[str]:
     if not known:
         return []
     narrow = sum(floor <= MAX_TIME_HALF_WIDTH for floor in known)
-    within = f"±{100 * MAX_TIME_HALF_WIDTH:.0f} %"
-    return [f"Intervals: {narrow} of {len(known)} points lie within {within} of their median."]
+    limit = f"{100 * MAX_TIME_HALF_WIDTH:.0f} %"
+    return [f"Intervals: {narrow} of {len(known)} points have a half-width of at most {limit} of their median."]
 
 
 def render_table(definition: TableDefinition, rows: Sequence[Row], source: str) -> str:
@@ -84,7 +84,7 @@ def render_table(definition: TableDefinition, rows: Sequence[Row], source: str) 
     cells = [[format_cell(row, column.key, column.key == status_key) for column in header] for row in rows]
     table = tabulate.tabulate(
         cells,
-        headers=[column.heading for column in header],
+        headers=[column.key for column in header],
         tablefmt="pipe",
         disable_numparse=True,
         colalign=[column.alignment for column in header],
@@ -117,7 +117,7 @@ def is_shown(row: Row, key: str, definition: TableDefinition) -> bool:
 
 def render_legend(definition: TableDefinition, header: Sequence[Column]) -> str:
     """Return the table's own legend, then the meanings of the columns that are not self-explanatory."""
-    meanings = [f"{column.heading}: {column.meaning}" for column in header if column.is_explained]
+    meanings = [f"{column.key}: {column.meaning}" for column in header if column.is_explained]
     if any(column.key == "num_windows" for column in header):
         meanings.insert(0, f"Times are medians over num_windows {definition.windows}.")
     return " ".join(filter(None, (definition.legend, *meanings)))

@@ -157,6 +157,8 @@ class CommunicationRow(PointRow, frozen=True, kw_only=True):
     no_sync_step_time_s: float | None = None
     no_op_hook_step_time_s: float | None = None
     step_time_s: float | None = None
+    step_time_low_s: float | None = None
+    step_time_high_s: float | None = None
     noise_floor: float | None = None
     interval_over: IntervalBasis | None = None
     exposed_comm_time_s: float | None = None
@@ -224,6 +226,8 @@ class SplitRow(PointRow, frozen=True, kw_only=True):
 
     plain_step_time_s: float | None = None
     step_time_s: float | None = None
+    step_time_low_s: float | None = None
+    step_time_high_s: float | None = None
     noise_floor: float | None = None
     interval_over: IntervalBasis | None = None
     scatter_time_s: float | None = None

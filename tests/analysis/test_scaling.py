@@ -161,8 +161,8 @@ def test_a_baseline_that_breaks_the_invariant_is_refused() -> None:
 
 
 def test_the_intervals_are_carried_into_speedup_and_efficiency() -> None:
-    one = windowed((8, 9, 10, 10, 11, 12), 128)
-    two = windowed((4.0, 4.5, 5.0, 5.0, 5.5, 6.0), 128, 2)
+    one = windowed((10, 8, 11, 9, 12, 10), 128)
+    two = windowed((5.0, 4.0, 5.5, 4.5, 6.0, 5.0), 128, 2)
     first, second = rows_of("weak", one, two)
     assert (first["epoch_time_low_s"], first["epoch_time_high_s"], first["noise_floor"]) == (8, 12, 0.2)
     assert (first["interval_over"], first["num_windows"]) == ("windows", 6)
@@ -174,8 +174,8 @@ def test_the_intervals_are_carried_into_speedup_and_efficiency() -> None:
 
 
 def test_a_difference_inside_the_noise_is_said() -> None:
-    one = windowed((8, 9, 10, 10, 11, 12), 128)
-    two = windowed((7, 8, 9, 9, 10, 11), 128, 2)
+    one = windowed((10, 8, 11, 9, 12, 10), 128)
+    two = windowed((9, 7, 10, 8, 11, 9), 128, 2)
     *_, row = rows_of("weak", one, two)
     assert row["speedup_low"] < 1 < row["speedup"] < row["speedup_high"]
     assert row["note"] == "no difference from the baseline: 1 lies inside the interval"

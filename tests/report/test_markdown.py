@@ -145,12 +145,16 @@ def windowed(spec: Spec, *times_s: float) -> Record:
 def test_an_interval_is_a_column_only_where_a_row_has_one() -> None:
     plain = report(make_record(make_spec()))
     assert "interval" not in plain
-    text = report(windowed(make_spec(), 9.9, 10, 10, 10, 10, 10.2), make_record(make_spec(batch_size_per_gpu=64)))
+    assert "epoch_time_low_s" not in plain
+    text = report(windowed(make_spec(), 9.9, 10, 10.7, 10, 10, 10), make_record(make_spec(batch_size_per_gpu=64)))
     first, second = table_of(text, "Q1")
-    assert (first["epoch_time_s"], first["interval"], first["interval_over"]) == ("10.000", "±1.5 %", "windows")
-    assert (second["interval"], second["interval_over"]) == ("-", "-")
+    ends = ("epoch_time_low_s", "epoch_time_high_s", "interval_over")
+    assert [first[key] for key in ("epoch_time_s", *ends)] == ["10.000", "9.9000", "10.7000", "windows"]
+    assert [second[key] for key in ends] == ["-", "-", "-"]
+    assert "±" not in text
+    assert "within one run" in text
     assert (first["num_windows"], second["num_windows"]) == ("6", "1")
-    assert "95 % interval" in text
+    assert "97.5 %" in text
 
 
 def test_weak_and_strong_scaling_are_two_tables_that_name_what_is_fixed() -> None:
@@ -220,7 +224,8 @@ def test_a_file_that_was_not_read_is_named() -> None:
         ("host_cpu_share", 0.0625, "6.2 %"),
         ("learning_rate", 0.1, "0.1"),
         ("num_updates", 391, "391"),
-        ("noise_floor", 0.0134, "±1.3 %"),
+        ("epoch_time_low_s", 2.76099, "2.7610"),
+        ("step_time_high_s", 0.000506125, "506.12 us"),
         ("interval_over", None, "-"),
         ("serial_fraction_karp_flatt", -0.0667, "-0.067"),
         ("remedies", [], "none"),
@@ -252,7 +257,7 @@ def test_the_report_says_how_many_points_have_a_narrow_interval() -> None:
     strong = Q2Row(**point, scaling="strong", noise_floor=0.001)
     measured = [CommunicationRow(**point, noise_floor=0.001)]
     tables = Tables(Q1=[], Q2=[*rows, strong], Q3=[], Q4=[], oom=[], communication=measured)
-    assert render_precision(tables) == ["Intervals: 2 of 3 points lie within ±2 % of their median."]
+    assert render_precision(tables) == ["Intervals: 2 of 3 points have a half-width of at most 2 % of their median."]
     assert render_precision(Tables(Q1=[], Q2=rows[2:], Q3=[], Q4=[], oom=[])) == []
 
 

@@ -17,6 +17,7 @@ from conftest import ROOT, run_command
 
 README = (ROOT / "README.md").read_text()
 SIZES = (32, 128, 512, 2048)
+CLOSEST = "cost of the clock, small batch"
 TWO_WAYS = ("traced_exposed_comm_time_s", "exposed_comm_time_s")
 
 
@@ -57,7 +58,10 @@ def test_the_captured_epochs_that_the_readme_shows_are_the_published_ones() -> N
     shown = []
     for size in SIZES:
         pair = [found[num_gpus, size] for num_gpus in (1, 2)]
-        times = [figure for row in pair for figure in (f"{row['epoch_time_s']:.3f}", f"±{row['noise_floor']:.1%}")]
+        ends = [f"{row['epoch_time_low_s']:.4f} to {row['epoch_time_high_s']:.4f}" for row in pair]
+        times = [
+            figure for row, both in zip(pair, ends, strict=True) for figure in (f"{row['epoch_time_s']:.3f}", both)
+        ]
         shown.append([str(size), *times, f"{pair[1]['parallel_efficiency']:.1%}"])
     assert readme_rows("each step a CUDA graph") == [[cell.replace("%", " %") for cell in row] for row in shown]
 
@@ -188,8 +192,8 @@ def test_the_settled_communication_that_the_readme_shows_is_the_published_one() 
 
 def test_the_two_gpu_self_test_that_the_readme_names_is_the_published_one() -> None:
     published = json.loads((ROOT / "outputs/h200x2/selftest.json").read_text())
-    assert [answer["verdict"] for answer in published["answers"]] == ["pass"] * 10
-    (closest,) = [answer for answer in published["answers"] if answer["check"] == "cost of the clock, small batch"]
+    assert [answer["check"] for answer in published["answers"] if answer["verdict"] != "pass"] == [CLOSEST]
+    (closest,) = [answer for answer in published["answers"] if answer["check"] == CLOSEST]
     figures = {name: f"{100 * value:+.2f}" for name, value in closest["figures"].items()}
     rounds = {len(windows) for windows in published["runs"]["known_answers"]["windows"].values()}
     said = [

@@ -223,8 +223,9 @@ def epochs_of(*times_s: float, spec: Spec) -> list[Epoch]:
         ((9.0, *[1.0] * 6), True),  # the first epoch is no window
         ((9.0, *[1.0] * 5, 1.03), True),  # from 1.00 to 1.03: 1.5 %
         ((9.0, *[1.0] * 5, 1.05), False),  # 2.5 %
-        ((9.0, *[1.0] * 7, 1.05), False),  # eight values still take minimum and maximum
-        ((9.0, *[1.0] * 8, 1.05), True),  # of nine the second and the eighth
+        ((9.0, *[1.0] * 7, 1.05), False),  # eight values take minimum and maximum
+        ((9.0, *[1.0] * 8, 1.05), False),  # nine values too
+        ((9.0, *[1.0] * 9, 1.05), True),  # of ten the second and the ninth
     ],
 )
 def test_windows_are_settled_once_their_interval_is_within_two_per_cent(
