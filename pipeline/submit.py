@@ -113,7 +113,7 @@ def main() -> int:
     grid = plan.expand_submission(submit_options)
     cluster = plan.inspect_cluster(submit_options)
     experiment = Experiment(submit_options.outputs / grid.name)
-    experiment.require_place()
+    experiment.require_writable()
     if cluster.kind == "slurm":
         slurm_submit.refuse_unsafe_paths(experiment)
     prologue = read_prologue(arguments.prologue)

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,41 +17,23 @@ from pipeline.system.errors import CommandError, log_line
 OWN_FOLDERS = ("records", "logs", "traces")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Experiment:
     """The folder of one experiment; defines every path in it."""
 
     folder: Path
 
-    @property
-    def manifest_path(self) -> Path:
-        return self.folder / "manifest.json"
-
-    @property
-    def records_folder(self) -> Path:
-        return self.folder / "records"
-
-    @property
-    def logs(self) -> Path:
-        return self.folder / "logs"
-
-    @property
-    def scratch_folder(self) -> Path:
-        """Files that launchers and their ranks exchange, in one folder per launch and point."""
-        return self.logs / "scratch"
+    def __post_init__(self) -> None:
+        self.manifest_path = self.folder / "manifest.json"
+        self.records_folder = self.folder / "records"
+        self.report = self.folder / "report.md"
+        self.logs = self.folder / "logs"
+        self.scratch_folder = self.logs / "scratch"  # files that launchers and their ranks exchange
+        self.traces = self.folder / "traces"  # of the profiler, in one folder per attempt
 
     def launch_folder(self, run_id: str, launch_id: str) -> Path:
         """Return the folder for the files that a launcher and its ranks exchange about one point."""
         return self.scratch_folder / f"{run_id}.{launch_id}"
-
-    @property
-    def traces(self) -> Path:
-        """The profiler traces, in one folder per attempt."""
-        return self.folder / "traces"
-
-    @property
-    def report(self) -> Path:
-        return self.folder / "report.md"
 
     def log_folder(self, submission_id: str) -> Path:
         """Return the folder for scripts and logs of a submission; private, because submitit keeps pickles there."""
@@ -77,15 +58,15 @@ class Experiment:
             if folder.is_symlink():
                 raise CommandError(f"{folder} is a link; give the folder that it points to, or replace it by a folder.")
 
-    def require_place(self) -> None:
+    def require_writable(self) -> None:
         """Raise CommandError if `create` would fail, as far as this can be checked without writing."""
         for folder in (self.folder, self.records_folder, self.logs):
             present = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
             if not present.is_dir():
                 raise self._unwritable(NotADirectoryError(errno.ENOTDIR, f"{present} is not a folder"))
             if not os.access(present, os.W_OK | os.X_OK):
-                number = errno.EROFS if os.statvfs(present).f_flag & os.ST_RDONLY else errno.EACCES
-                raise self._unwritable(OSError(number, os.strerror(number)))
+                code = errno.EROFS if os.statvfs(present).f_flag & os.ST_RDONLY else errno.EACCES
+                raise self._unwritable(OSError(code, os.strerror(code)))
 
     def read_manifest(self) -> Manifest | None:
         """Return the manifest, None if there is none. Raises CommandError if it is unreadable or a folder is a link."""
@@ -115,19 +96,16 @@ class Experiment:
             except OSError as error:
                 raise self._unwritable(error) from error
 
-    @contextlib.contextmanager
-    def submission_lock(self) -> Iterator[None]:
+    def submission_lock(self) -> contextlib.AbstractContextManager[None]:
         """Hold the lock for submitting or running points here. Raises CommandError if another process holds it."""
-        with self._lock("submit", timeout_s=2):  # is_being_submitted holds it for a moment
-            yield
+        return self._lock("submit", timeout_s=2)  # is_being_submitted holds it for a moment
 
     def is_being_submitted(self) -> bool:
         """True if a driver on this host holds the submission lock now."""
         if not self.folder.is_dir():
             return False
-        lock = filelock.FileLock(self.folder / ".submit.lock", timeout=0)
         try:
-            with lock:
+            with filelock.FileLock(self.folder / ".submit.lock", timeout=0):
                 return False
         except filelock.Timeout:
             return True
@@ -161,9 +139,9 @@ def find_experiments(root: Path, on_unreadable: Callable[[OSError], None] = lamb
     are logged and passed to `on_unreadable`. Raises CommandError if the folder itself is absent, unreadable or a file.
     """
     try:
-        if not stat.S_ISDIR(root.stat().st_mode):
-            raise CommandError(f"{root} is a file; give the folder that holds the experiments.")
         os.listdir(root)
+    except NotADirectoryError as error:
+        raise CommandError(f"{root} is a file; give the folder that holds the experiments.") from error
     except OSError as error:
         raise CommandError(
             f"cannot read {root}: {error.strerror}; give the folder that holds the experiments."

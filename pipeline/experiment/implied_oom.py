@@ -19,9 +19,9 @@ def find_implying_oom(
     only a `memory_limit_gib` counts, because other jobs use the host's memory too.
     """
     key = alike_key(spec, OOM_MAY_DIFFER)
-    ladder = [other for other in points if alike_key(other, OOM_MAY_DIFFER) == key]
-    attempts = record_store.load_attempts_by_point(folder, {other.run_id() for other in ladder})
-    chosen = [record_store.choose_attempt(found) for found in attempts if found]
+    run_ids = {other.run_id() for other in points if alike_key(other, OOM_MAY_DIFFER) == key}
+    attempts = record_store.load_attempts_by_point(folder, run_ids)
+    chosen = [record_store.choose_attempt(found) for found in attempts]
     fitted = max((record.spec.batch_size_per_gpu for record in chosen if record.status == "ok"), default=0)
     ooms = [
         record

@@ -1,7 +1,7 @@
 """The outcome of every expected point, and a count of every record file."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -63,7 +63,8 @@ def resolve_outcomes(
     known = {spec.run_id(): spec for spec in expected}  # a manifest edited by hand may name a point twice
     outcomes = [resolve_point(spec, attempts.get(run_id, []), bad_files.get(run_id)) for run_id, spec in known.items()]
     unexpected_records = [record for run_id, parts in attempts.items() if run_id not in known for record in parts]
-    copies = {file for file in rejected if file.copy_of and has_attempt(*file.copy_of, attempts)}
+    attempt_names = {(record.run_id, record.attempt) for parts in attempts.values() for record in parts}
+    copies = {file for file in rejected if file.copy_of in attempt_names}
     foreign_files = [file for file in rejected if file.run_id not in known and file not in copies]
     coverage = Coverage(
         expected=len(outcomes),
@@ -80,11 +81,6 @@ def resolve_outcomes(
     return CollectedOutcomes(outcomes, coverage, notes)
 
 
-def has_attempt(run_id: str, attempt: int, attempts: Mapping[str, list[Record]]) -> bool:
-    """True if the attempt has a record."""
-    return any(record.attempt == attempt for record in attempts.get(run_id, []))
-
-
 def resolve_point(spec: Spec, attempts: list[Record], bad: RejectedFile | None) -> PointOutcome:
     """Return the outcome of one point. A point whose only file is invalid is rejected, not missing."""
     if attempts:
@@ -92,9 +88,8 @@ def resolve_point(spec: Spec, attempts: list[Record], bad: RejectedFile | None) 
         superseded = [other for other in attempts if other is not record]
         return PointOutcome(spec, record.status, record, record.reason, superseded)
     if bad is not None:
-        return PointOutcome(
-            spec, "rejected", None, f"its only record was not read: {bad.reason}{cure_for_rejected(bad)}"
-        )
+        reason = f"its only record was not read: {bad.reason}{cure_for_rejected(bad)}"
+        return PointOutcome(spec, "rejected", None, reason)
     return PointOutcome(spec, "missing", None, "no record")
 
 

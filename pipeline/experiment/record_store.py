@@ -12,13 +12,7 @@ import msgspec
 
 from pipeline.experiment.record import SCHEMA_VERSION, Environment, Record, Status
 from pipeline.experiment.spec import Spec
-from pipeline.system.files import (
-    NewerSchema,
-    UnreadableFile,
-    check_schema_version,
-    create_file_atomically,
-    read_bounded,
-)
+from pipeline.system import files
 
 MAX_RECORD_BYTES = 1_000_000
 RECORD_NAME_PATTERN = re.compile(r"([a-z0-9-]{1,120})\.(\d{1,6})\.json")
@@ -40,7 +34,7 @@ class RejectedFile(NamedTuple):
     is_newer: bool = False
 
 
-class InvalidRecord(UnreadableFile):
+class InvalidRecord(files.UnreadableFile):
     """The file is not a valid record. `record` is its content if only its name is wrong."""
 
     def __init__(self, reason: str, record: Record | None = None, is_newer: bool = False) -> None:
@@ -74,21 +68,13 @@ def publish_record(record: Record, folder: Path) -> Path:
     while True:
         path = folder / f"{record.run_id}.{attempt}.json"
         try:
-            create_file_atomically(encode_record(msgspec.structs.replace(record, attempt=attempt)), path)
-        except FileExistsError:
-            if launch_id_of_file(path) == record.launch_id:
-                return path
-            attempt += 1
-        else:
+            files.create_file_atomically(encode_record(msgspec.structs.replace(record, attempt=attempt)), path)
             return path
-
-
-def launch_id_of_file(path: Path) -> str | None:
-    """Return the launch id of the record in the file; None if it is not a valid record."""
-    try:
-        return load_record(path).launch_id
-    except InvalidRecord:
-        return None
+        except FileExistsError:
+            with contextlib.suppress(InvalidRecord):
+                if load_record(path).launch_id == record.launch_id:
+                    return path
+            attempt += 1
 
 
 def encode_record(record: Record) -> bytes:
@@ -120,33 +106,23 @@ def _floats(value: Any, where: str) -> Iterator[tuple[str, float]]:
             yield from _floats(part, f"{where}[{index}]")
 
 
-def load_record(path: Path) -> Record:
+def load_record(path: Path | str) -> Record:
     """Return the record in the file. Raises InvalidRecord with the reason."""
-    return load_record_named(str(path), path.name)
-
-
-def load_record_named(path: str, name: str) -> Record:
-    """Return the record in the file. Takes strings because creating a Path costs 5 % of reading a record."""
+    raw = b""
     try:
-        raw = read_bounded(path, MAX_RECORD_BYTES)
-    except UnreadableFile as error:
-        raise InvalidRecord(str(error)) from error
-    try:
+        raw = files.read_bounded(path, MAX_RECORD_BYTES)
         record = _record_decoder.decode(raw)
+    except files.UnreadableFile as error:
+        raise InvalidRecord(str(error)) from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid_record(raw, error) from error
-    if name != f"{record.run_id}.{record.attempt}.json":
+        try:
+            files.check_schema_version(raw, SCHEMA_VERSION)
+        except files.NewerSchema as newer:
+            raise InvalidRecord(str(newer), is_newer=True) from error
+        raise InvalidRecord(str(error) or type(error).__name__) from error
+    if os.path.basename(path) != f"{record.run_id}.{record.attempt}.json":
         raise InvalidRecord(f"holds attempt {record.attempt} of {record.run_id}, which its name does not say", record)
     return record
-
-
-def invalid_record(raw: bytes, error: Exception) -> InvalidRecord:
-    """Return the error that explains why the bytes are not a record."""
-    try:
-        check_schema_version(raw, SCHEMA_VERSION)
-    except NewerSchema as newer:
-        return InvalidRecord(str(newer), is_newer=True)
-    return InvalidRecord(str(error) or type(error).__name__)
 
 
 def load_folder(folder: Path, *, for_tables: bool = False) -> tuple[list[Record], list[RejectedFile]]:
@@ -157,26 +133,26 @@ def load_folder(folder: Path, *, for_tables: bool = False) -> tuple[list[Record]
     """
     found: list[Record] = []
     rejected: list[RejectedFile] = []
-    places: dict[bytes, Environment] = {}
+    environments: dict[bytes, Environment] = {}
     if not folder.exists():
         return found, rejected
     for name in sorted(os.listdir(folder)):
         if name.startswith(".") or not name.endswith(".json"):
             continue
         try:
-            record = load_record_named(f"{folder}/{name}", name)
+            record = load_record(f"{folder}/{name}")  # making a Path would cost 5 % of reading a record
         except InvalidRecord as error:
             rejected.append(rejected_file(folder / name, error))
         else:
             if for_tables:
-                drop_fields_without_table(record, places)
+                drop_fields_without_table(record, environments)
             found.append(record)
     found.sort(key=lambda record: (record.run_id, record.attempt))
     return found, rejected
 
 
-def drop_fields_without_table(record: Record, places: dict[bytes, Environment]) -> None:
-    """Remove from the record, in place, fields that no table reads, and share equal environments between records.
+def drop_fields_without_table(record: Record, environments: dict[bytes, Environment]) -> None:
+    """Remove from the record the fields that no table reads, and share equal environments between records.
 
     Step times and environments are most of a record: without them 100,000 records fit into 1 GiB.
     """
@@ -186,17 +162,14 @@ def drop_fields_without_table(record: Record, places: dict[bytes, Environment]) 
     environment = msgspec.structs.replace(
         record.environment, gpus=gpus, slurm={}, variables=record.environment.timing_variables
     )
-    shared = places.setdefault(msgspec.msgpack.encode(environment), environment)
+    shared = environments.setdefault(msgspec.msgpack.encode(environment), environment)
     msgspec.structs.force_setattr(record, "environment", shared)
 
 
 def load_attempts(folder: Path, run_id: str) -> list[Record]:
     """Return the valid records of one point, in the order of attempts."""
-    found = []
-    for path in folder.glob(f"{run_id}.*.json"):
-        with contextlib.suppress(InvalidRecord):
-            found.append(load_record(path))
-    return sorted(found, key=lambda record: record.attempt)
+    attempts = load_attempts_by_point(folder, {run_id})
+    return sorted(attempts[0], key=lambda record: record.attempt) if attempts else []
 
 
 def load_attempts_by_point(folder: Path, run_ids: Collection[str]) -> list[list[Record]]:

@@ -41,8 +41,7 @@ class ResourceShape(NamedTuple):
 
     def __str__(self) -> str:
         unit = "GPU" if self.device == "cuda" else "CPU process"
-        plural = "" if self.gpus_per_node == 1 else ("es" if unit.endswith("s") else "s")
-        return f"{pluralize(self.num_nodes, 'node')} x {self.gpus_per_node} {unit}{plural}"
+        return f"{pluralize(self.num_nodes, 'node')} x {pluralize(self.gpus_per_node, unit)}"
 
 
 def group_by_shape(points: Iterable[Spec]) -> dict[ResourceShape, list[Spec]]:

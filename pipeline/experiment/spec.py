@@ -87,108 +87,89 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 msgspec.structs.force_setattr(self, axis, float(value) + 0.0)
         remedies = tuple(sorted(self.remedies, key=get_args(Remedy).index))
         msgspec.structs.force_setattr(self, "remedies", remedies)
-        checks = (
-            self._shape_problems,
-            self._input_problems,
-            self._remedy_problems,
-            self._measure_problems,
-            self._memory_problems,
-            self._execution_problems,
-        )
-        for problem in (problem for check in checks for problem in check()):
+        self._check_shape()
+        self._check_input()
+        self._check_training()
+        self._check_measure()
+        if self.execution != "auto" and (problem := self.execution_problem(self.execution)):
             raise ValueError(problem)
 
-    def _shape_problems(self) -> list[str]:
-        problems = []
+    def _check_shape(self) -> None:
         if self.strategy == "single" and self.num_gpus != 1:
-            problems.append(f"strategy='single' needs num_gpus=1, got {self.num_gpus}; use 'dp' or 'ddp'.")
+            raise ValueError(f"strategy='single' needs num_gpus=1, got {self.num_gpus}; use 'dp' or 'ddp'.")
         if self.num_gpus % self.num_nodes:
-            problems.append(
+            raise ValueError(
                 f"num_gpus={self.num_gpus} is the total over nodes and must be a multiple of "
                 f"num_nodes={self.num_nodes}."
             )
         if self.num_nodes > 1 and self.strategy != "ddp":
-            problems.append(
+            raise ValueError(
                 f"strategy={self.strategy!r} runs in one process on one node; use 'ddp' for num_nodes={self.num_nodes}."
             )
         if self.device == "cpu" and self.strategy == "dp":
-            problems.append(
+            raise ValueError(
                 "strategy='dp' needs device='cuda': without GPUs DataParallel runs the bare module and its times "
                 "would be wrong; use 'ddp'."
             )
-        return problems
 
-    def _input_problems(self) -> list[str]:
-        problems = []
+    def _check_input(self) -> None:
         if self.num_samples < self.num_gpus:
-            problems.append(
+            raise ValueError(
                 f"num_samples={self.num_samples} leaves some of num_gpus={self.num_gpus} without a sample; "
                 "raise num_samples."
             )
         always_full = self.is_probe or self.measure == "memory"
         if not always_full and self.batch_size_per_gpu > self.shard_size:
-            problems.append(
+            raise ValueError(
                 f"batch_size_per_gpu={self.batch_size_per_gpu} is larger than the shard of {self.shard_size} samples "
                 f"(num_samples={self.num_samples} over num_gpus={self.num_gpus}) and could never be filled; "
                 "lower it, or make the point a probe with input: synthetic and max_steps: 3."
             )
-        return problems
 
-    def _remedy_problems(self) -> list[str]:
-        problems = []
+    def _check_training(self) -> None:
         if len(set(self.remedies)) != len(self.remedies):
-            problems.append(f"remedies={list(self.remedies)} names one twice; name each once.")
+            raise ValueError(f"remedies={list(self.remedies)} names one twice; name each once.")
         if "warmup" in self.remedies and self.warmup_epochs > self.epochs:
-            problems.append(
+            raise ValueError(
                 f"warmup_epochs={self.warmup_epochs} is longer than epochs={self.epochs}; raise epochs or lower it."
             )
-        return problems
-
-    def _measure_problems(self) -> list[str]:
-        problems = []
         if self.sync_batchnorm and (self.strategy != "ddp" or self.device == "cpu"):
-            problems.append(
+            raise ValueError(
                 "sync_batchnorm=true shares statistics over the GPUs of DDP; use strategy='ddp' on device='cuda'."
             )
+
+    def _check_measure(self) -> None:
         if self.measure == "epochs":
             needed = NUM_WARM_UP_EPOCHS + self.windows
             if self.windows > 1 and self.epochs < needed:
-                problems.append(
+                raise ValueError(
                     f"windows={self.windows} are timed epochs after the first, which warms up; "
                     f"epochs={self.epochs} must be {needed} or more."
                 )
-            return problems
+            return
         if self.input != "synthetic":
-            problems.append(
+            raise ValueError(
                 f"measure={self.measure!r} runs steps alone and needs input='synthetic', got {self.input!r}."
             )
         if self.evaluate or self.remedies:
-            problems.append(f"measure={self.measure!r} keeps no trained model; leave out evaluate and remedies.")
-        if self.measure == "communication" and (self.strategy == "single" or self.num_gpus < 2):
-            problems.append(
-                f"measure='communication' compares N GPUs with and without their transfers and needs num_gpus>=2 and "
-                f"strategy 'ddp' or 'dp', got {self.strategy!r} on {self.num_gpus}; leave one GPU to measure='epochs'."
-            )
-        return problems
-
-    def _memory_problems(self) -> list[str]:
-        if self.measure != "memory":
-            return []
-        problems = []
+            raise ValueError(f"measure={self.measure!r} keeps no trained model; leave out evaluate and remedies.")
+        if self.measure == "communication":
+            if self.strategy == "single" or self.num_gpus < 2:
+                raise ValueError(
+                    f"measure='communication' compares N GPUs with and without their transfers and needs num_gpus>=2 "
+                    f"and strategy 'ddp' or 'dp', got {self.strategy!r} on {self.num_gpus}; leave one GPU to "
+                    "measure='epochs'."
+                )
+            return
         if self.num_nodes > 1:
-            problems.append(
+            raise ValueError(
                 f"measure='memory' needs num_nodes=1, got {self.num_nodes}: a GPU's memory does not depend on the "
                 "number of nodes; use the GPUs of one."
             )
         if self.max_steps is not None:
-            problems.append(f"measure='memory' runs trials of {NUM_TRIAL_STEPS} steps; leave out max_steps.")
+            raise ValueError(f"measure='memory' runs trials of {NUM_TRIAL_STEPS} steps; leave out max_steps.")
         if self.device == "cpu" and self.memory_limit_gib is None:
-            problems.append("measure='memory' on device='cpu' would fill the whole machine; set memory_limit_gib.")
-        return problems
-
-    def _execution_problems(self) -> list[str]:
-        problem = None if self.execution == "auto" else self.execution_problem(self.execution)
-        return [problem] if problem else []
+            raise ValueError("measure='memory' on device='cpu' would fill the whole machine; set memory_limit_gib.")
 
     def execution_problem(self, execution: Execution) -> str | None:
         """Explain why the point cannot use this execution, with the cure; None if it can."""
@@ -288,9 +269,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def is_whole_epoch(self) -> bool:
         """True if an epoch visits every sample, so that its time is an epoch time."""
-        if self.max_steps is None:
-            return self.measure == "epochs"
-        return self.measure == "epochs" and not self.is_probe and self.max_steps >= self.full_steps_per_epoch
+        is_cut = self.is_probe or self.steps_per_epoch < self.full_steps_per_epoch
+        return self.measure == "epochs" and not is_cut
 
     @property
     def timed_epochs(self) -> range:
@@ -314,16 +294,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """The unit of `num_gpus`: `gpu`, or `proc` on the CPU."""
         return "gpu" if self.device == "cuda" else "proc"
 
+    @functools.cache  # noqa: B019 asked for many times per point; equal specs have equal ids
     def run_id(self) -> str:
         """Return the run id: a readable prefix, and 16 hex digits of the digest of `canonical_json`."""
-        return compute_run_id(self)
-
-
-@functools.cache  # asked for many times per point; equal specs have equal ids
-def compute_run_id(spec: Spec) -> str:
-    """Return the run id of a spec."""
-    prefix = f"{spec.strategy}-{spec.num_gpus}{spec.unit}-b{spec.batch_size_per_gpu}"
-    return f"{prefix}-{hashlib.sha256(canonical_json(spec)).hexdigest()[:16]}"
+        prefix = f"{self.strategy}-{self.num_gpus}{self.unit}-b{self.batch_size_per_gpu}"
+        return f"{prefix}-{hashlib.sha256(canonical_json(self)).hexdigest()[:16]}"
 
 
 def canonical_json(spec: Spec) -> bytes:

@@ -1,7 +1,6 @@
 """The part of the command line that all commands share: description and --version."""
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 from pipeline import __version__
@@ -23,24 +22,12 @@ def first_line(docstring: str | None) -> str:
 
 
 class VersionAction(argparse.Action):
-    """Print the version and exit. git is asked only then."""
+    """Print name and version, and in a git checkout the commit and whether tracked files were changed; then exit."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        print(describe_version())
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        from pipeline.system.source_digest import PACKAGE, git_state  # not at the top: it reads all source files
+
+        commit, is_dirty = git_state(PACKAGE.parent)
+        suffix = f" (commit {commit[:12]}{', changed' if is_dirty else ''})" if commit else ""
+        print(f"ddp-scaling-pipeline {__version__}{suffix}")
         parser.exit()
-
-
-def describe_version() -> str:
-    """Return name and version, and for a git checkout the commit and whether tracked files were changed."""
-    from pipeline.system.source_digest import PACKAGE, git_state
-
-    commit, is_dirty = git_state(PACKAGE.parent)
-    if commit is None:
-        return f"ddp-scaling-pipeline {__version__}"
-    return f"ddp-scaling-pipeline {__version__} (commit {commit[:12]}{', changed' if is_dirty else ''})"

@@ -39,8 +39,9 @@ def log_line(sentence: str) -> None:
 
 
 def pluralize(number: int, noun: str) -> str:
-    """Return the number with its noun: 1 point, 2 points."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """Return the number with its noun: 1 point, 2 points, 2 processes."""
+    suffix = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{suffix}"
 
 
 def shorten_list(names: Sequence[str], most: int) -> str:
@@ -110,15 +111,12 @@ def run_command(main: Callable[[], int]) -> NoReturn:
         refuse_control_characters(sys.argv[1:])
         code = main()
         sys.stdout.flush()
-    except CommandError as refusal:
+    except (CommandError, ImportError) as error:  # commands import some packages only when they need them
+        refusal = error if isinstance(error, CommandError) else import_error_as_command_error(error)
+        if refusal is None:
+            raise
         log_line(f"error: {refusal}")
         code = refusal.code
-    except ImportError as error:  # commands import some packages only when they need them
-        refused = import_error_as_command_error(error)
-        if refused is None:
-            raise
-        log_line(f"error: {refused}")
-        code = refused.code
     except BrokenPipeError:  # `... | head` closed stdout: not an error; the exit must not flush to it again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + signal.SIGPIPE

@@ -30,19 +30,16 @@ def create_file_atomically(raw: bytes, path: Path) -> None:
     Raises FileExistsError if the name is taken.
     """
     with temporary_file_beside(path, raw) as scratch:
-        place_exclusively(scratch, path)
+        move_exclusively(scratch, path)
         sync_folder(path.parent)
 
 
-def place_exclusively(scratch: str, path: Path) -> None:
+def move_exclusively(scratch: str, path: Path) -> None:
     """Move `scratch` to `path` by the first method that works here. Raises FileExistsError if `path` exists."""
-    for place in (os.link, rename_exclusively):
-        try:
-            place(scratch, path)
+    for move in (os.link, rename_exclusively):
+        with ignore_errno(*UNSUPPORTED):
+            move(scratch, path)
             return
-        except OSError as error:
-            if error.errno not in UNSUPPORTED:
-                raise
     claim_and_rename(scratch, path)
 
 
@@ -52,8 +49,8 @@ def rename_exclusively(scratch: str, path: Path) -> None:
     if renameat2 is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(path))
     if renameat2(AT_FDCWD, os.fsencode(scratch), AT_FDCWD, os.fsencode(path), RENAME_NOREPLACE):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(path))
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(path))
 
 
 def claim_and_rename(scratch: str, path: Path) -> None:
@@ -82,9 +79,9 @@ def check_exclusive_creation(folder: Path) -> None:
         first.touch()
         second.touch()
         try:
-            place_exclusively(str(first), path)
+            move_exclusively(str(first), path)
             with contextlib.suppress(FileExistsError):
-                place_exclusively(str(second), path)
+                move_exclusively(str(second), path)
                 raise OSError(errno.EOPNOTSUPP, "a second file takes the name of the first")
         except OSError as error:
             if error.errno in UNSUPPORTED:
@@ -101,20 +98,21 @@ def temporary_file_beside(path: Path, raw: bytes) -> Iterator[str]:
         with add_path_to_errors(path), os.fdopen(handle, "wb") as file:
             file.write(raw)
             file.flush()
-            allow_reading(file.fileno())
-            os.fsync(file.fileno())
+            with ignore_errno(*UNSUPPORTED):  # a file system without modes
+                os.fchmod(handle, 0o644)
+            os.fsync(handle)
         yield scratch
     finally:
-        with contextlib.suppress(FileNotFoundError):  # it was renamed
-            os.unlink(scratch)
+        Path(scratch).unlink(missing_ok=True)  # it is missing if it was renamed
 
 
-def allow_reading(handle: int) -> None:
-    """Make the file readable by everybody; ignored by a file system without modes."""
+@contextlib.contextmanager
+def ignore_errno(*codes: int) -> Iterator[None]:
+    """Ignore an OSError with one of these error numbers that is raised inside."""
     try:
-        os.fchmod(handle, 0o644)
+        yield
     except OSError as error:
-        if error.errno not in UNSUPPORTED:
+        if error.errno not in codes:
             raise
 
 
@@ -132,11 +130,8 @@ def sync_folder(folder: Path) -> None:
     """Fsync the folder, so that a new name in it survives a crash of the machine."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with add_path_to_errors(folder):
+        with add_path_to_errors(folder), ignore_errno(errno.EINVAL):  # some network file systems do not support it
             os.fsync(handle)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems do not support it
-            raise
     finally:
         os.close(handle)
 
@@ -149,13 +144,13 @@ def read_bounded(path: Path | str, max_bytes: int, *, follow_links: bool = False
         reason = "is a link" if error.errno == errno.ELOOP else f"{CANNOT_READ}{error.strerror}"
         raise UnreadableFile(reason) from error
     try:
-        facts = os.fstat(handle)
-        if not stat.S_ISREG(facts.st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             raise UnreadableFile("is not a regular file")
-        if facts.st_size > max_bytes:
-            raise UnreadableFile(f"has {facts.st_size} bytes, more than {max_bytes}")
+        if status.st_size > max_bytes:
+            raise UnreadableFile(f"has {status.st_size} bytes, more than {max_bytes}")
         # os.read, because a file object would take twice the time
-        return b"".join(iter(lambda: os.read(handle, facts.st_size + 1), b""))
+        return b"".join(iter(lambda: os.read(handle, status.st_size + 1), b""))
     finally:
         os.close(handle)
 

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import shutil
 import signal
 import socket
 from datetime import UTC, datetime
@@ -35,19 +36,14 @@ def gpu_names() -> set[str]:
     return found
 
 
-def visible_gpu_ids() -> list[str]:
-    """Return the visible NVIDIA GPUs as CUDA_VISIBLE_DEVICES names them, or numbered if it is not set."""
+def num_visible_gpus() -> int:
+    """Return the number of NVIDIA GPUs that this process may use: all, or those that CUDA_VISIBLE_DEVICES names."""
     present = sum(path.name.removeprefix("nvidia").isdecimal() for path in Path("/dev").glob("nvidia[0-9]*"))
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     if mask is None:
-        return [str(number) for number in range(present)]
+        return present
     named = [entry.strip() for entry in mask.split(",")]
-    return [entry for entry in named if entry and not entry.startswith("-")][:present]
-
-
-def num_visible_gpus() -> int:
-    """Return the number of visible GPUs."""
-    return len(visible_gpu_ids())
+    return min(present, sum(entry != "" and not entry.startswith("-") for entry in named))
 
 
 def num_job_gpus() -> int:
@@ -72,11 +68,10 @@ def boot_id() -> str | None:
 def shared_memory() -> str:
     """Describe the shared memory folder: its size and the free part."""
     try:
-        facts = os.statvfs(SHARED_MEMORY)
+        size_bytes, _, free_bytes = shutil.disk_usage(SHARED_MEMORY)
     except OSError as error:
         return f"{SHARED_MEMORY} ({error.strerror})"
-    size_kib, free_kib = (blocks * facts.f_frsize // 1024 for blocks in (facts.f_blocks, facts.f_bavail))
-    return f"{SHARED_MEMORY} of {size_kib:,} KiB, {free_kib:,} KiB of it free"
+    return f"{SHARED_MEMORY} of {size_bytes // 1024:,} KiB, {free_bytes // 1024:,} KiB of it free"
 
 
 def name_shared_memory(error: OSError) -> None:

@@ -43,12 +43,6 @@ def ignored_variables() -> list[str]:
     return sorted(name for name in os.environ if COMMAND_VARIABLES.fullmatch(name) and name not in KEPT_VARIABLES)
 
 
-def command_environment() -> dict[str, str]:
-    """Return the environment for Slurm commands."""
-    ignored = set(ignored_variables())
-    return {name: value for name, value in os.environ.items() if name not in ignored}
-
-
 @contextlib.contextmanager
 def clean_environment() -> Iterator[None]:
     """Remove the ignored variables from this process for a while: submitit runs sbatch with its environment."""
@@ -81,7 +75,8 @@ COMMAND_TIMEOUT_S = 60
 
 def run_slurm(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     """Run a Slurm command without a shell and return its output and exit code."""
-    env = command_environment()
+    ignored = ignored_variables()
+    env = {name: value for name, value in os.environ.items() if name not in ignored}
     return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s, env=env)
 
 

@@ -28,28 +28,14 @@ def digest_source(package: Path = PACKAGE) -> str:
     Grids are not included: each record holds its point.
     """
     found = hashlib.sha256()
-    for path in sorted(find_python_files(package)):
-        for part in (path.encode(errors="surrogateescape"), read_or_empty(package / path)):
+    for path in sorted(str(path.relative_to(package)) for path in package.rglob("*.py")):
+        try:
+            raw = (package / path).read_bytes()
+        except OSError:  # deleted since it was listed
+            raw = b""
+        for part in (os.fsencode(path), raw):
             found.update(len(part).to_bytes(8, "big") + part)
     return found.hexdigest()
-
-
-def find_python_files(package: Path) -> list[str]:
-    """Return the Python files of the package, relative to it."""
-    return [
-        os.path.relpath(os.path.join(folder, name), package)
-        for folder, _, names in os.walk(package)
-        for name in names
-        if name.endswith(".py")
-    ]
-
-
-def read_or_empty(path: Path) -> bytes:
-    """Return the bytes of the file; empty if it was deleted since it was listed."""
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
 
 
 DIGEST_AT_START = digest_source()  # before the slow imports

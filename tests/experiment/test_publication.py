@@ -217,7 +217,7 @@ def test_a_claim_whose_owner_died_blocks_only_its_own_name(tmp_path: Path) -> No
 def test_a_folder_where_nothing_is_exclusive_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "place_exclusively", os.replace)  # some FUSE file systems always overwrite
+    monkeypatch.setattr(files, "move_exclusively", os.replace)  # some FUSE file systems always overwrite
     with pytest.raises(
         CommandError, match=r"neither hard links nor another way .*; choose another folder with --outputs"
     ):
