@@ -26,7 +26,7 @@ def energy_notes(point: PooledPoint) -> list[Note]:
     reasons = sorted({reason for window in windows for reason in window.throttle_reasons or ()})
     notes = [make_note("throttled", reasons=reasons)] if reasons else []
     if windows and point.median(energy_j_of) is None:
-        notes.append(make_note("no_energy", samples=min(window.num_samples for window in windows)))
+        notes.append(make_note("no_energy", samples=min(window.num_telemetry_samples for window in windows)))
     return notes
 
 

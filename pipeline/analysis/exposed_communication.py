@@ -59,12 +59,12 @@ def least_exposed_rank(profile: Profile) -> TracedExposure:
     if not any(profile.compute_ns):
         return TracedExposure()
     unit_ns = profile.num_steps * 1e9
-    if not all((profile.covered_ns, profile.quiet_compute_ns, profile.quiet_again_compute_ns)):
+    if not all((profile.covered_ns, profile.no_op_compute_ns, profile.no_op_again_compute_ns)):
         return TracedExposure(min(map(sub, profile.comm_ns, profile.overlap_ns)) / unit_ns)
     alone_ns = map(sub, profile.comm_ns, profile.covered_ns)
-    quiet_ns = list(zip(profile.quiet_compute_ns, profile.quiet_again_compute_ns, strict=True))
-    slowed_ns = list(map(sub, profile.compute_ns, map(statistics.fmean, quiet_ns)))
-    noise_ns = (abs(before - after) for before, after in quiet_ns)
+    no_op_ns = list(zip(profile.no_op_compute_ns, profile.no_op_again_compute_ns, strict=True))
+    slowed_ns = list(map(sub, profile.compute_ns, map(statistics.fmean, no_op_ns)))
+    noise_ns = (abs(before - after) for before, after in no_op_ns)
     by_rank = zip(map(add, alone_ns, slowed_ns), slowed_ns, noise_ns, strict=True)
     return TracedExposure(*(time_ns / unit_ns for time_ns in min(by_rank)))
 

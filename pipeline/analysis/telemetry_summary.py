@@ -174,7 +174,7 @@ def gpu_window(epoch: int, gpu: int, samples: Sequence[GpuSample], window: TimeS
     return GpuWindow(
         epoch=epoch,
         gpu=gpu,
-        num_samples=len(inside),
+        num_telemetry_samples=len(inside),
         median_sm_clock_mhz=aggregate_if_enough([sample.sm_clock_mhz for sample in inside], statistics.median),
         min_sm_clock_mhz=aggregate_if_enough([sample.sm_clock_mhz for sample in inside], min),
         mean_power_w=None if power_mw is None else round(power_mw / 1e3, 3),
@@ -250,4 +250,4 @@ def host_window(epoch: int, node: int, rounds: Sequence[SamplingRound], window: 
     if inside >= MIN_SAMPLES and total and total[-1][1] > total[0][1]:
         share = (busy[-1][1] - busy[0][1]) / (total[-1][1] - total[0][1])
         share = round(min(1.0, max(0.0, share)), 4)  # the kernel's idle time may decrease a little
-    return HostWindow(epoch=epoch, node=node, num_samples=inside, cpu_share=share)
+    return HostWindow(epoch=epoch, node=node, num_telemetry_samples=inside, cpu_share=share)

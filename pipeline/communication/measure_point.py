@@ -155,5 +155,5 @@ def profile_beside_reference(
     after, later_problems = profile_ranks(without_communication, rank, [])
     if before is None or after is None:
         return profile, (*notes, *(f"no-op hook, {problem}" for problem in dict.fromkeys((*problems, *later_problems))))
-    without = {"quiet_compute_ns": before.compute_ns, "quiet_again_compute_ns": after.compute_ns}
+    without = {"no_op_compute_ns": before.compute_ns, "no_op_again_compute_ns": after.compute_ns}
     return msgspec.structs.replace(profile, **without), notes

@@ -139,9 +139,9 @@ def find_experiments(root: Path, on_unreadable: Callable[[OSError], None] = lamb
     are logged and passed to `on_unreadable`. Raises CommandError if the folder itself is absent, unreadable or a file.
     """
     try:
+        if root.is_file():
+            raise CommandError(f"{root} is a file; give the folder that holds the experiments.")
         os.listdir(root)
-    except NotADirectoryError as error:
-        raise CommandError(f"{root} is a file; give the folder that holds the experiments.") from error
     except OSError as error:
         raise CommandError(
             f"cannot read {root}: {error.strerror}; give the folder that holds the experiments."

@@ -16,6 +16,7 @@ from pipeline.experiment.spec import AXES, CIFAR10_SAMPLES, Device, Spec
 from pipeline.system.errors import CommandError
 from pipeline.system.files import read_bounded
 
+SHIPPED_GRIDS = package_files.files("pipeline") / "templates" / "grids"
 MAX_GRID_BYTES = 64 * 1024
 MAX_POINTS = 200_000
 GRID_NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -76,15 +77,15 @@ def expand_grid(name_or_path: str, changes: Sequence[str] = (), *, has_gpus: boo
     `has_gpus` decides what `device: auto` means. Raises CommandError if the grid is not valid.
     """
     file = load_grid_file(name_or_path)
-    axes = parse_overrides(changes)
+    overrides = parse_overrides(changes)
     auto: Device = "cuda" if has_gpus else "cpu"
-    points: dict[Spec, int] = {}  # point -> number of its block
-    for number, block in enumerate(file.points):
-        for spec in expand_block(file.base, block, axes, auto, f"points[{number}]"):
-            # changes may make points of different blocks equal, which is no error
-            if spec in points and (not axes or points[spec] == number):
+    points: dict[Spec, int] = {}  # point -> index of its block
+    for index, block in enumerate(file.points):
+        for spec in expand_block(file.base, block, overrides, auto, f"points[{index}]"):
+            # overrides may make points of different blocks equal, which is no error
+            if spec in points and (not overrides or points[spec] == index):
                 raise CommandError(f"grid {file.name!r} has the point {spec.run_id()} twice; remove one.")
-            points.setdefault(spec, number)
+            points.setdefault(spec, index)
             if len(points) > MAX_POINTS:
                 raise CommandError(f"grid {file.name!r} has more than {MAX_POINTS} points; split it.")
     if not points:
@@ -99,13 +100,7 @@ def load_grid_file(name_or_path: str) -> GridFile:
         file = msgspec.convert(yaml.load(text, StrictLoader), GridFile)
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise CommandError(f"grid {name_or_path!r}: {' '.join(str(error).split())}.") from error
-    except (
-        ValueError,
-        LookupError,
-        AttributeError,
-        TypeError,
-        RecursionError,
-    ) as error:  # PyYAML, for tags
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:  # of PyYAML, for a tag
         raise CommandError(
             f"grid {name_or_path!r} has a value that YAML cannot construct; write plain values."
         ) from error
@@ -113,10 +108,11 @@ def load_grid_file(name_or_path: str) -> GridFile:
         raise CommandError(
             f"grid name {file.name!r} must be 1 to 64 of a-z, 0-9, '-' and '_', since it names a folder."
         )
-    for where, axes in (("base", file.base), *((f"points[{i}]", block) for i, block in enumerate(file.points))):
-        check_axes(axes, f"grid {file.name!r}: {where}")
-    for number, block in enumerate(file.points):
-        check_axis_lists(block, f"grid {file.name!r}: points[{number}]")
+    check_axes(file.base, f"grid {file.name!r}: base")
+    for index, block in enumerate(file.points):
+        where = f"grid {file.name!r}: points[{index}]"
+        check_axes(block, where)
+        check_axis_lists(block, where)
     return file
 
 
@@ -131,7 +127,7 @@ def read_grid_text(name_or_path: str) -> str:
         shipped = shipped_grids()
         if name_or_path not in shipped:
             raise CommandError(f"unknown grid {name_or_path!r}; choose one of {', '.join(shipped)}, or give a path.")
-        raw = (package_files.files("pipeline") / "templates" / "grids" / f"{name_or_path}.yaml").read_bytes()
+        raw = (SHIPPED_GRIDS / f"{name_or_path}.yaml").read_bytes()
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
@@ -145,8 +141,8 @@ def is_path(name_or_path: str) -> bool:
 
 def shipped_grids() -> list[str]:
     """Return the names of the grids in the package."""
-    folder = package_files.files("pipeline") / "templates" / "grids"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    names = (entry.name for entry in SHIPPED_GRIDS.iterdir())
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
 def check_axes(axes: Iterable[str], where: str) -> None:
@@ -180,7 +176,7 @@ def parse_overrides(changes: Sequence[str]) -> dict[str, list[Any]]:
         if axis in parsed:
             raise CommandError(f"--set names {axis!r} twice; give all values at once, as {axis}=a,b.")
         try:
-            parsed[axis] = [parse_value(axis, text, AXIS_TYPES[axis]) for text in values.split(",")]
+            parsed[axis] = [parse_value(axis, text) for text in values.split(",")]
         except msgspec.ValidationError as error:
             raise CommandError(f"--set {change!r}: {explain_type_error(error, axis)}") from error
         except UnicodeEncodeError as error:  # the argument is not valid UTF-8
@@ -188,14 +184,13 @@ def parse_overrides(changes: Sequence[str]) -> dict[str, list[Any]]:
     return parsed
 
 
-def parse_value(axis: str, text: str, axis_type: Any) -> Any:
+def parse_value(axis: str, text: str) -> Any:
     """Convert a command line value to the type of the axis. Raises msgspec.ValidationError."""
     if axis == "device" and text == "auto":
         return text
     if axis == "remedies":
-        return msgspec.convert([] if text == "none" else text.split("+"), axis_type)
-    text = "null" if text == "none" else text
-    return msgspec.convert(text, axis_type, strict=False)
+        return msgspec.convert([] if text == "none" else text.split("+"), AXIS_TYPES[axis])
+    return msgspec.convert("null" if text == "none" else text, AXIS_TYPES[axis], strict=False)
 
 
 def expand_block(
@@ -218,19 +213,20 @@ def expand_block(
 def spec_from_fields(fields: Mapping[str, Any], where: str) -> Spec:
     """Return the point with these fields. Raises CommandError that names the wrong key.
 
-    Checks that stand here and not in Spec are newer: manifests of earlier versions must stay readable.
+    The checks here are newer than those of Spec, which must still read the manifests of earlier versions.
     """
     for axis in REQUIRED_AXES:
         if axis in fields and fields[axis] is None:
             raise CommandError(f"{where}.{axis} is null; a point that runs must state it.")
+    first_axes = ", ".join(f"{axis}={fields[axis]!r}" for axis in AXES[:3] if axis in fields)
     try:
         spec = msgspec.convert(fields, Spec)
     except msgspec.ValidationError as error:
-        raise CommandError(f"{where} ({short_point_label(fields)}): {explain_type_error(error)}") from error
+        raise CommandError(f"{where} ({first_axes}): {explain_type_error(error)}") from error
     if spec.dataset == "cifar10" and spec.input != "synthetic" and spec.num_samples > CIFAR10_SAMPLES:
         raise CommandError(
-            f"{where} ({short_point_label(fields)}): num_samples={spec.num_samples} is more than the "
-            f"{CIFAR10_SAMPLES} training images of cifar10; lower it."
+            f"{where} ({first_axes}): num_samples={spec.num_samples} is more than the {CIFAR10_SAMPLES} training "
+            "images of cifar10; lower it."
         )
     return spec
 
@@ -238,8 +234,8 @@ def spec_from_fields(fields: Mapping[str, Any], where: str) -> Spec:
 def explain_type_error(error: msgspec.ValidationError, axis: str | None = None) -> str:
     """Return the message of a validation error, with the allowed values if the axis has a fixed set."""
     sentence = str(error).removesuffix(".")
-    named = re.search(r"`\$\.(\w+)", sentence)
-    axis = axis or (named.group(1) if named else None)
+    if axis is None and (named := re.search(r"`\$\.(\w+)", sentence)):
+        axis = named[1]
     choices = literal_values(AXIS_TYPES.get(axis or "")) if "Invalid enum value" in sentence else []
     return f"{sentence}; choose from {', '.join(choices)}." if choices else f"{sentence}."
 
@@ -249,8 +245,3 @@ def literal_values(axis_type: Any) -> list[str]:
     if get_origin(axis_type) is Literal:
         return [str(value) for value in get_args(axis_type)]
     return [value for part in get_args(axis_type) for value in literal_values(part)]
-
-
-def short_point_label(fields: Mapping[str, Any]) -> str:
-    """Return the first three axes of a point, to identify it in a message."""
-    return ", ".join(f"{axis}={fields[axis]!r}" for axis in AXES[:3] if axis in fields)

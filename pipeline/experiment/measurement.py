@@ -50,7 +50,7 @@ class RankEpoch(RecordStruct, frozen=True):
     optimizer_ns: Nanoseconds | None = None
     data_time_ns: Nanoseconds | None = None
     loader_wait_ns: Nanoseconds | None = None
-    num_samples: NonNegativeInt | None = None
+    num_samples: NonNegativeInt | None = None  # images that the rank trained on, as often as it saw them
     started_unix_ns: Nanoseconds | None = None  # start of the epoch, to find its telemetry
 
 
@@ -76,8 +76,6 @@ class Epoch(RecordStruct, frozen=True):
     def slowest_rank(self) -> RankEpoch | None:
         """The rank with the longest epoch time (used as the time of the epoch); None if no time was measured."""
         timed = [rank for rank in self.ranks if rank.epoch_time_ns is not None]
-        if len(timed) == 1:
-            return timed[0]
         return max(timed, key=lambda rank: rank.epoch_time_ns or 0, default=None)
 
 
@@ -120,8 +118,9 @@ class Profile(RecordStruct, frozen=True):
 
     `comm_ns`: gradient reductions. `compute_ns`: all work except collectives. `overlap_ns`: both at once. `covered_ns`:
     reductions during compute or in a short gap between compute kernels (trace.LAUNCH_GAP_US). On the CPU compute is not
-    traced, and all but `comm_ns` are 0. `quiet_compute_ns` and `quiet_again_compute_ns`: `compute_ns` of as many steps
-    without gradient reductions (no-op hook), profiled before and after. The last three are empty if not recorded.
+    traced, and all but `comm_ns` are 0. `no_op_compute_ns` and `no_op_again_compute_ns`: `compute_ns` of as many steps
+    without gradient reductions (no-op hook), profiled before and after; the JSON has their earlier names. The last
+    three are empty if not recorded.
     """
 
     num_steps: PositiveInt
@@ -130,12 +129,12 @@ class Profile(RecordStruct, frozen=True):
     compute_ns: tuple[Nanoseconds, ...] = ()
     overlap_ns: tuple[Nanoseconds, ...] = ()
     covered_ns: tuple[Nanoseconds, ...] = ()
-    quiet_compute_ns: tuple[Nanoseconds, ...] = ()
-    quiet_again_compute_ns: tuple[Nanoseconds, ...] = ()
+    no_op_compute_ns: tuple[Nanoseconds, ...] = msgspec.field(default=(), name="quiet_compute_ns")
+    no_op_again_compute_ns: tuple[Nanoseconds, ...] = msgspec.field(default=(), name="quiet_again_compute_ns")
 
     def __post_init__(self) -> None:
         traced = (self.comm_ns, self.compute_ns, self.overlap_ns)
-        added = (self.covered_ns, self.quiet_compute_ns, self.quiet_again_compute_ns)
+        added = (self.covered_ns, self.no_op_compute_ns, self.no_op_again_compute_ns)
         ranks = {len(total) for total in traced if any(traced)} | {len(total) for total in added if total}
         ranks |= {len(step) for collective in self.collectives for step in collective.durations_ns}
         steps = {len(collective.durations_ns) for collective in self.collectives}
@@ -144,7 +143,10 @@ class Profile(RecordStruct, frozen=True):
 
 
 class AllReduce(RecordStruct, frozen=True):
-    """An isolated all-reduce of one size. `times_ns`: slowest rank's time per call, by window; empty after an OOM."""
+    """An isolated all-reduce of one size. `times_ns`: slowest rank's time per call, by window; empty after an OOM.
+
+    `is_bucket` is True if one of DDP's gradient buckets has this size.
+    """
 
     num_bytes: PositiveInt
     times_ns: tuple[PositiveNanoseconds, ...] = ()
@@ -252,14 +254,14 @@ class Measurement(RecordStruct, frozen=True):
 class GpuWindow(RecordStruct, frozen=True):
     """Telemetry of one GPU during one epoch; `gpu` is its index in `environment.gpus`. None means "not measured".
 
-    `num_samples`: telemetry samples in the window. `energy_j` is the board's energy, from its energy counter or by
-    integrating the sampled power; from Ampere on, the driver reports power as the mean over the last second.
-    `throttle_reasons` are those seen in any sample, without harmless ones (an idle GPU, clocks set by the user).
+    `energy_j` is the board's energy, from its energy counter or by integrating the sampled power; from Ampere on, the
+    driver reports power as the mean over the last second. `throttle_reasons` are those seen in any sample, without
+    harmless ones (an idle GPU, clocks set by the user).
     """
 
     epoch: PositiveInt
     gpu: NonNegativeInt
-    num_samples: NonNegativeInt
+    num_telemetry_samples: NonNegativeInt = msgspec.field(name="num_samples")
     median_sm_clock_mhz: NonNegativeFloat | None = None
     min_sm_clock_mhz: NonNegativeFloat | None = None
     mean_power_w: NonNegativeFloat | None = None
@@ -274,7 +276,7 @@ class HostWindow(RecordStruct, frozen=True):
 
     epoch: PositiveInt
     node: NonNegativeInt
-    num_samples: NonNegativeInt
+    num_telemetry_samples: NonNegativeInt = msgspec.field(name="num_samples")
     cpu_share: UnitFraction | None = None
 
 

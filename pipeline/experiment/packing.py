@@ -66,7 +66,7 @@ def may_share_processes(spec: Spec) -> bool:
 
 
 def process_layout(spec: Spec) -> tuple[object, ...]:
-    """Return the properties that the processes are started for: points that differ in one cannot share processes.
+    """Return the properties for which processes are started: points that differ in one cannot share processes.
 
     The first five stand in this order because the packing order digests them.
     """
@@ -97,12 +97,9 @@ def expected_memory_fraction(spec: Spec, before: Sequence[EarlierPoint]) -> floa
     """
     key = alike_key(spec, PEAK_MEMORY_MAY_DIFFER)
     alike = [part for part in before if alike_key(part.spec, PEAK_MEMORY_MAY_DIFFER) == key]
-    shares = [share for part in alike or before if (share := scaled_memory_fraction(spec, part)) is not None]
-    return (min if alike else max)(shares, default=0.0)
-
-
-def scaled_memory_fraction(spec: Spec, before: EarlierPoint) -> float | None:
-    """Return the earlier point's share of its fullest device, scaled to the batch size of `spec`; None if unknown."""
-    shares = [part.peak_allocated_bytes / part.usable_bytes for part in before.memory if part.usable_bytes]
-    growth = max(1.0, spec.batch_size_per_gpu / before.spec.batch_size_per_gpu)
-    return max(shares) * growth if shares else None
+    bounds = []
+    for part in alike or before:
+        shares = [device.peak_allocated_bytes / device.usable_bytes for device in part.memory if device.usable_bytes]
+        if shares:
+            bounds.append(max(shares) * max(1.0, spec.batch_size_per_gpu / part.spec.batch_size_per_gpu))
+    return (min if alike else max)(bounds, default=0.0)

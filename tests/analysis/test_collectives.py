@@ -66,8 +66,8 @@ def test_the_least_exposed_rank_is_the_one_that_waited_least() -> None:
 def test_kernels_slowed_beside_a_reduction_are_exposed_and_gaps_that_launches_fill_are_not() -> None:
     fields = {
         "covered_ns": (20_000, 82_000),
-        "quiet_compute_ns": (70_000, 67_000),
-        "quiet_again_compute_ns": (70_000, 69_000),
+        "no_op_compute_ns": (70_000, 67_000),
+        "no_op_again_compute_ns": (70_000, 69_000),
     }
     found = least_exposed_rank(msgspec.structs.replace(TRACED, **fields))
     assert found == pytest.approx((3 * US, 1 * US, 0.5 * US))  # (90 - 82 + 72 - 68) / 4; the other rank 28 / 4

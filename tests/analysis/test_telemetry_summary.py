@@ -91,7 +91,7 @@ def test_a_window_that_the_samples_do_not_span_has_no_energy(start_s: float, end
 
 def test_a_window_between_two_samples_has_no_figures() -> None:
     found = gpu_window(2, 0, every(0.1, 3), window(1.01, 1.09))
-    assert found.num_samples == 0
+    assert found.num_telemetry_samples == 0
     figures = (found.median_sm_clock_mhz, found.mean_power_w, found.max_temperature_c, found.throttle_reasons)
     assert (*figures, found.energy_j, found.energy_method) == (None,) * 6
 
@@ -99,13 +99,13 @@ def test_a_window_between_two_samples_has_no_figures() -> None:
 @pytest.mark.parametrize(("end_s", "num_samples", "clock"), [(1.05, 1, None), (1.15, 2, 1980)])
 def test_a_clock_takes_two_samples(end_s: float, num_samples: int, clock: float | None) -> None:
     found = gpu_window(2, 0, every(0.1, 3), window(0.95, end_s))
-    assert (found.num_samples, found.median_sm_clock_mhz) == (num_samples, clock)
+    assert (found.num_telemetry_samples, found.median_sm_clock_mhz) == (num_samples, clock)
 
 
 @pytest.mark.parametrize(("end_s", "num_samples", "energy_j"), [(1.35, 4, None), (1.45, 5, 100.0)])
 def test_an_energy_takes_five(end_s: float, num_samples: int, energy_j: float | None) -> None:
     found = gpu_window(2, 0, every(0.1, 3), window(0.95, end_s))
-    assert (found.num_samples, found.energy_j) == (num_samples, energy_j)  # 0.5 s of 200 W
+    assert (found.num_telemetry_samples, found.energy_j) == (num_samples, energy_j)  # 0.5 s of 200 W
 
 
 def test_a_window_holds_its_own_samples_alone() -> None:
@@ -116,7 +116,7 @@ def test_a_window_holds_its_own_samples_alone() -> None:
         for place in range(3)
     ]
     found = gpu_window(2, 1, [*outside[:2], *inside, *outside[2:]], window(0.9, 3.1))
-    assert (found.epoch, found.gpu, found.num_samples) == (2, 1, 3)
+    assert (found.epoch, found.gpu, found.num_telemetry_samples) == (2, 1, 3)
     assert (found.median_sm_clock_mhz, found.min_sm_clock_mhz, found.mean_power_w) == (1500, 1200, 250)
     assert (found.max_temperature_c, found.throttle_reasons) == (52, ("sw_power_cap", "hw_slowdown"))
 
@@ -144,7 +144,7 @@ def test_reasons_that_the_driver_does_not_give_are_unknown_and_not_none() -> Non
 def test_the_cpu_share_is_that_of_the_ticks_between_the_ends() -> None:
     ticks = [tick(0, (0, 0)), tick(1, (100, 400)), tick(2, (400, 800)), tick(3, (400, 1200))]
     found = host_window(2, 0, ticks, window(0.5, 2.5))
-    assert (found.num_samples, found.cpu_share) == (2, 0.4375)  # (400 - 50) / (1000 - 200)
+    assert (found.num_telemetry_samples, found.cpu_share) == (2, 0.4375)  # (400 - 50) / (1000 - 200)
     assert host_window(2, 0, ticks, window(1.2, 1.8)).cpu_share is None
     assert host_window(2, 0, ticks, window(0.5, 3.5)).cpu_share is None
     assert host_window(2, 0, [tick(t, None) for t in range(4)], window(0.5, 2.5)).cpu_share is None

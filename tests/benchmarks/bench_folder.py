@@ -110,7 +110,7 @@ def memory_of(gpu: int) -> DeviceMemory:
 def telemetry_of(spec: Spec) -> Telemetry:
     """Every GPU and the host over both epochs."""
     gpus = tuple(window_of(epoch, gpu) for epoch in (1, 2) for gpu in range(spec.num_gpus))
-    hosts = tuple(HostWindow(epoch=epoch, node=0, num_samples=58, cpu_share=0.14) for epoch in (1, 2))
+    hosts = tuple(HostWindow(epoch=epoch, node=0, num_telemetry_samples=58, cpu_share=0.14) for epoch in (1, 2))
     return Telemetry(interval_s=0.1, gpus=gpus, hosts=hosts)
 
 
@@ -119,7 +119,7 @@ def window_of(epoch: int, gpu: int) -> GpuWindow:
     return GpuWindow(
         epoch=epoch,
         gpu=gpu,
-        num_samples=58,
+        num_telemetry_samples=58,
         median_sm_clock_mhz=1980.0,
         min_sm_clock_mhz=1965.0,
         mean_power_w=412.5 + gpu,

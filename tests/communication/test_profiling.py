@@ -139,7 +139,7 @@ def test_a_captured_step_is_profiled_as_it_runs_with_the_sizes_seen_outside_its_
     ]
     assert found is not None
     assert [part.durations_ns[0] for part in found.collectives] == [(2000,), (5000,)]
-    assert (found.compute_ns, found.quiet_compute_ns, found.quiet_again_compute_ns) == ((903,), (702,), (704,))
+    assert (found.compute_ns, found.no_op_compute_ns, found.no_op_again_compute_ns) == ((903,), (702,), (704,))
     assert notes == ()
 
 
@@ -156,7 +156,7 @@ def test_a_captured_step_that_cannot_be_profiled_has_the_profile_of_the_step_out
     found, (note, why) = profile_collectives(CAPTURED, QUIET, [BUCKET], ALONE, None)
     assert found is not None
     assert [part.durations_ns[0] for part in found.collectives] == [(3000,), (9000,)]
-    assert (found.compute_ns, found.quiet_compute_ns) == ((1200,), ())  # which are of the step inside
+    assert (found.compute_ns, found.no_op_compute_ns) == ((1200,), ())  # which are of the step inside
     assert note == NOT_TRACED
     assert "inside the graph are others" in why or "saw no collective" in why
 
@@ -176,7 +176,7 @@ def test_what_is_computed_without_collectives_is_left_out_where_it_cannot_be_see
     monkeypatch.setattr(profiling, "profile_steps", profile)
     found, notes = profile_collectives(DDP, QUIET, [BUCKET], ALONE, None)
     assert found is not None
-    assert (len(found.collectives), found.quiet_compute_ns) == (2, ())
+    assert (len(found.collectives), found.no_op_compute_ns) == (2, ())
     assert notes == (("no-op hook, rank 0: no profile: no CUPTI any more",) if compute_ns else ())
 
 

@@ -404,13 +404,16 @@ def test_what_is_not_kept_for_tables_is_in_no_table() -> None:
 
 def sampled(spec: Spec, energies_j: Sequence[float | None], **fields: Any) -> Record:
     """A record of 1 s whose GPUs drew so much over epoch 2, and a thousand times it over epoch 1."""
-    facts: dict[str, Any] = {"num_samples": 10, "energy_method": "counter", "throttle_reasons": (), **fields}
+    facts: dict[str, Any] = {"num_telemetry_samples": 10, "energy_method": "counter", "throttle_reasons": (), **fields}
     windows = [
         GpuWindow(epoch=epoch, gpu=gpu, energy_j=None if energy is None else energy * scale, **facts)
         for epoch, scale in ((1, 1000), (2, 1))
         for gpu, energy in enumerate(energies_j)
     ]
-    hosts = [HostWindow(epoch=epoch, node=0, num_samples=10, cpu_share=share) for epoch, share in ((1, 0.9), (2, 0.25))]
+    hosts = [
+        HostWindow(epoch=epoch, node=0, num_telemetry_samples=10, cpu_share=share)
+        for epoch, share in ((1, 0.9), (2, 0.25))
+    ]
     return make_record(
         spec,
         (9, 1),
