@@ -33,7 +33,7 @@ def sweep_all_reduce(bucket_bytes: Iterable[int], rank: Rank) -> tuple[AllReduce
     buckets = set(bucket_bytes)
     sizes = sorted({*SWEEP_BYTES[rank.device.type], *buckets, sum(buckets)} - {0})
     with capture_stream(rank) as capture:
-        return tuple(time_all_reduce(num_bytes, num_bytes in buckets, rank, capture) for num_bytes in sizes)
+        return tuple(time_all_reduce(size, size in buckets, rank, capture) for size in sizes)
 
 
 @contextlib.contextmanager
@@ -52,7 +52,10 @@ def is_sweep_captured(rank: Rank) -> bool:
 
 
 def time_all_reduce(num_bytes: int, is_bucket: bool, rank: Rank, capture: GraphCapturer | None = None) -> AllReduce:
-    """Time one size, captured if `capture` is given. The result has no times if a rank has no memory for its buffer."""
+    """Time one size, captured if `capture` is given. The result has no times if a rank has no memory for its buffer.
+
+    `is_bucket` is only passed on: True if a bucket of DDP has this size.
+    """
     buffer = allocate_buffer(num_bytes, rank)
     if not all(process_group.all_gather(buffer is not None)):  # all ranks must take part, or none
         return AllReduce(num_bytes=num_bytes, is_bucket=is_bucket)

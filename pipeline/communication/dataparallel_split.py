@@ -4,7 +4,6 @@ Method: the parts of torch.nn.parallel.DataParallel.forward are called one by on
 each. Their sum is therefore longer than the step, which overlaps some of them.
 """
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, comm
 
+from pipeline.communication.profiling import mean_transfers
 from pipeline.data.batches import Batch
 from pipeline.experiment.measurement import SplitPart, Transfer, TransferKind
 from pipeline.experiment.spec import Spec
@@ -28,38 +28,31 @@ SPLIT_WARM_UP_STEPS = 3
 def time_step_parts(model: DataParallel[nn.Module], spec: Spec, batch: Batch, rank: Rank) -> tuple[SplitPart, ...]:
     """Time each part of a step: the mean of each window, in ns."""
     optimizer = torch.optim.SGD(model.parameters(), lr=spec.learning_rate, momentum=spec.momentum)
-    windows: dict[str, list[int]] = {part: [] for part in DATA_PARALLEL_PARTS}
-    time_window_parts(model, optimizer, spec, batch, rank, SPLIT_WARM_UP_STEPS)
-    for _ in range(spec.windows):
-        for part, time_ns in time_window_parts(model, optimizer, spec, batch, rank, STEPS_PER_WINDOW).items():
-            windows[part].append(time_ns // STEPS_PER_WINDOW)
-    return tuple(SplitPart(part=part, times_ns=tuple(times_ns)) for part, times_ns in windows.items())
-
-
-def time_window_parts(
-    model: DataParallel[nn.Module],
-    optimizer: torch.optim.Optimizer,
-    spec: Spec,
-    batch: Batch,
-    rank: Rank,
-    num_steps: int,
-) -> dict[str, int]:
-    """Return the time of each part, summed over `num_steps` steps, in ns."""
-    totals = dict.fromkeys(DATA_PARALLEL_PARTS, 0)
     devices = device_indices(spec, rank)
-    for _ in range(num_steps):
-        synchronize_all(devices)
-        ended_ns = time.perf_counter_ns()
-        for part in run_step_in_parts(model, optimizer, spec, batch):
-            synchronize_all(devices)
-            totals[part] -= ended_ns - (ended_ns := time.perf_counter_ns())
-    return totals
+
+    def time_parts(num_steps: int) -> dict[str, int]:
+        totals_ns = dict.fromkeys(DATA_PARALLEL_PARTS, 0)
+        for _ in range(num_steps):
+            started_ns = time_when_idle_ns(devices)
+            for part in run_step_in_parts(model, optimizer, spec, batch):
+                ended_ns = time_when_idle_ns(devices)
+                totals_ns[part] += ended_ns - started_ns
+                started_ns = ended_ns
+        return totals_ns
+
+    time_parts(SPLIT_WARM_UP_STEPS)
+    windows = [time_parts(STEPS_PER_WINDOW) for _ in range(spec.windows)]
+    return tuple(
+        SplitPart(part=part, times_ns=tuple(window[part] // STEPS_PER_WINDOW for window in windows))
+        for part in DATA_PARALLEL_PARTS
+    )
 
 
-def synchronize_all(devices: Sequence[int]) -> None:
-    """Wait for each device."""
+def time_when_idle_ns(devices: Sequence[int]) -> int:
+    """Wait for all devices. Return the clock's time."""
     for index in devices:
         torch.cuda.synchronize(index)
+    return time.perf_counter_ns()
 
 
 def run_step_in_parts(
@@ -84,50 +77,26 @@ def run_step_in_parts(
     yield "optimizer"
 
 
-class TransferCounter:
-    """A counter of calls and bytes between devices, by kind of transfer."""
-
-    def __init__(self) -> None:
-        self.calls: dict[TransferKind, int] = {}
-        self.num_bytes: dict[TransferKind, int] = {}
-
-    def add(self, kind: TransferKind, num_bytes: int) -> None:
-        self.calls[kind] = self.calls.get(kind, 0) + 1
-        self.num_bytes[kind] = self.num_bytes.get(kind, 0) + num_bytes
-
-    def transfers(self, num_steps: int) -> tuple[Transfer, ...]:
-        """Return the means per step."""
-        return tuple(
-            Transfer(kind=kind, calls_per_step=calls / num_steps, bytes_per_step=self.num_bytes[kind] / num_steps)
-            for kind, calls in self.calls.items()
-        )
-
-
 def count_data_parallel_transfers(step: StepFunction, num_steps: int) -> tuple[Transfer, ...]:
-    """Count the transfers between GPUs in `num_steps` steps of DataParallel. Return the means per step."""
-    counter = TransferCounter()
-    with counting_transfers(counter):
-        for _ in range(num_steps):
-            step()
-    return counter.transfers(num_steps)
+    """Count the transfers between GPUs in `num_steps` steps of DataParallel. Return the means per step.
 
-
-@contextlib.contextmanager
-def counting_transfers(counter: TransferCounter) -> Iterator[None]:
-    """Count every call of torch.nn.parallel to a transfer function of torch.nn.parallel.comm."""
-    originals = {name: getattr(comm, name) for name in TRANSFER_COUNTERS}
+    It counts every call of torch.nn.parallel to a transfer function of torch.nn.parallel.comm.
+    """
+    transfers: list[tuple[TransferKind, int]] = []
 
     def counted(name: str) -> Callable[..., Any]:
+        original = getattr(comm, name)
+
         def call(*arguments: Any, **keywords: Any) -> Any:
-            counter.add(*TRANSFER_COUNTERS[name](*arguments, **keywords))
-            return originals[name](*arguments, **keywords)
+            transfers.append(TRANSFER_COUNTERS[name](*arguments, **keywords))
+            return original(*arguments, **keywords)
 
         return call
 
-    with contextlib.ExitStack() as patches:
-        for name in TRANSFER_COUNTERS:
-            patches.enter_context(mock.patch.object(comm, name, counted(name)))
-        yield
+    with mock.patch.dict(vars(comm), {name: counted(name) for name in TRANSFER_COUNTERS}):
+        for _ in range(num_steps):
+            step()
+    return mean_transfers(transfers, num_steps)
 
 
 def total_bytes(tensors: Any) -> int:

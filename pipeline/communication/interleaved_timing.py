@@ -6,7 +6,7 @@ Method: a window is the wall time of some steps, from synchronize to synchronize
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from pipeline.experiment.measurement import WindowTimesNs
 from pipeline.training import process_group
@@ -16,9 +16,6 @@ from pipeline.training.step import StepFunction
 WARM_UP_STEPS_PER_VARIANT = 6  # DDP rebuilds its buckets after the first step; the allocator needs a few to settle
 MIN_STEPS, MAX_STEPS = 5, 500
 TARGET_WINDOW_S = 0.25
-
-
-IsPreciseEnough = Callable[[WindowTimesNs], bool]
 
 
 def time_window(step: StepFunction, num_steps: int, rank: Rank) -> int:
@@ -48,7 +45,7 @@ def time_interleaved(
     num_windows: int,
     steps_per_window: int,
     rank: Rank,
-    is_precise_enough: IsPreciseEnough = lambda _: False,
+    is_precise_enough: Callable[[WindowTimesNs], bool] = lambda _: False,
 ) -> WindowTimesNs:
     """Time up to `num_windows` rounds with one window of each step. Return the windows of all ranks.
 
@@ -61,13 +58,9 @@ def time_interleaved(
     for _ in range(num_windows):
         shuffle(order)
         round_ns = {name: time_window(steps[name], steps_per_window, rank) for name in order}
-        for name, values in times_by_name(process_group.all_gather(round_ns)).items():
-            windows[name].append(values)
+        round_of_ranks = process_group.all_gather(round_ns)
+        for name, of_step in windows.items():
+            of_step.append([of_rank[name] for of_rank in round_of_ranks])
         if is_precise_enough(windows):
             break
     return windows
-
-
-def times_by_name(rounds: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
-    """Turn one mapping per rank into one list of all ranks' times per name."""
-    return {name: [part[name] for part in rounds] for name in rounds[0]}

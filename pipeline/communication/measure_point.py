@@ -1,6 +1,6 @@
 """Measurement of communication: step times with and without it, a profiled pass, and the limit of the link."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,15 +10,8 @@ from pipeline.analysis import exposed_communication
 from pipeline.communication.allreduce_sweep import is_sweep_captured, sweep_all_reduce
 from pipeline.communication.dataparallel_split import count_data_parallel_transfers, time_step_parts
 from pipeline.communication.interleaved_timing import time_interleaved, warm_up_and_size_windows
-from pipeline.communication.profiling import count_transfers, ddp_bucket_bytes, profile_ranks
-from pipeline.communication.step_variants import (
-    DDP_VARIANTS,
-    DP_VARIANTS,
-    StepContext,
-    StepVariant,
-    build_step_context,
-    build_variant,
-)
+from pipeline.communication.profiling import ddp_bucket_bytes, mean_transfers, profile_ranks
+from pipeline.communication.step_variants import VARIANTS, StepContext, StepVariant, build_step_context, build_variant
 from pipeline.data.batches import SyntheticBatches
 from pipeline.experiment.measurement import Communication, Measurement, Profile, StepSeries, WindowTimesNs
 from pipeline.experiment.spec import Execution, Spec
@@ -44,46 +37,34 @@ def measure_communication(spec: Spec, rank: Rank, traces: Path | None) -> Measur
 
 def measure_variants(execution: Execution, spec: Spec, rank: Rank, traces: Path | None) -> Measurement:
     """Time the variants of the step in that execution, and measure their transfers."""
-    batch = next(SyntheticBatches(spec, rank.shard).epoch(1))
-    context = build_step_context(spec, rank, batch)
-    names = DDP_VARIANTS if spec.strategy == "ddp" else DP_VARIANTS
-    variants = [build_variant(context, name, execution=execution) for name in names]
+    context = build_step_context(spec, rank, next(SyntheticBatches(spec, rank.shard).epoch(1)))
+    variants = {name: build_variant(context, name, execution=execution) for name in VARIANTS[spec.strategy]}
     communication = time_step_variants(variants, spec, rank)
     if spec.strategy == "ddp":
-        ddp, without_communication = find_variant(variants, "ddp"), find_variant(variants, "no_op_hook")
-        communication = add_sweep_and_profile(communication, ddp, without_communication, rank, traces)
+        communication = add_sweep_and_profile(communication, variants["ddp"], variants["no_op_hook"], rank, traces)
     else:
-        communication = add_step_parts(communication, find_variant(variants, "dp"), context)
-    model = find_variant(variants, "plain").model
+        communication = add_step_parts(communication, variants["dp"], context)
+    model = variants["plain"].model
     return build_measurement(spec, rank, model, (), communication=communication, execution_used=execution)
 
 
-def time_step_variants(variants: list[StepVariant], spec: Spec, rank: Rank) -> Communication:
+def time_step_variants(variants: Mapping[str, StepVariant], spec: Spec, rank: Rank) -> Communication:
     """Time interleaved windows of every variant until they are precise enough, at most `spec.windows` of each."""
-    steps = {variant.name: variant.step for variant in variants}
+    steps = {name: variant.step for name, variant in variants.items()}
     steps_filling_window = warm_up_and_size_windows(steps, rank)
     num_steps = spec.max_steps or steps_filling_window
 
     def to_communication(windows: WindowTimesNs) -> Communication:
-        return Communication(steps_per_window=num_steps, series=as_series(windows))
+        series = tuple(
+            StepSeries(variant=name, window_times_ns=tuple(map(tuple, values)))  # type: ignore[arg-type]
+            for name, values in windows.items()
+        )
+        return Communication(steps_per_window=num_steps, series=series)
 
     def is_precise_enough(windows: WindowTimesNs) -> bool:
         return exposed_communication.is_communication_precise_enough(to_communication(windows))
 
     return to_communication(time_interleaved(steps, spec.windows, num_steps, rank, is_precise_enough))
-
-
-def as_series(windows: WindowTimesNs) -> tuple[StepSeries, ...]:
-    """Convert the windows of each variant to the record's type."""
-    return tuple(
-        StepSeries(variant=name, window_times_ns=tuple(map(tuple, values)))  # type: ignore[arg-type]
-        for name, values in windows.items()
-    )
-
-
-def find_variant(variants: list[StepVariant], name: str) -> StepVariant:
-    """Return the variant of that name."""
-    return next(variant for variant in variants if variant.name == name)
 
 
 def add_sweep_and_profile(
@@ -94,9 +75,10 @@ def add_sweep_and_profile(
     buckets = ddp_bucket_bytes(ddp.model)
     sweep = sweep_all_reduce(buckets, rank)
     profile, notes = profile_collectives(ddp, without_communication, buckets, rank, traces)
+    collectives = profile.collectives if profile else ()
     return msgspec.structs.replace(
         communication,
-        transfers=count_transfers(profile) if profile else (),
+        transfers=mean_transfers([(one.kind, one.num_bytes) for one in collectives], num_steps=1),
         profile=profile,
         sweep=sweep,
         sweep_captured=is_sweep_captured(rank),
@@ -155,5 +137,5 @@ def profile_beside_reference(
     after, later_problems = profile_ranks(without_communication, rank, [])
     if before is None or after is None:
         return profile, (*notes, *(f"no-op hook, {problem}" for problem in dict.fromkeys((*problems, *later_problems))))
-    without = {"no_op_compute_ns": before.compute_ns, "no_op_again_compute_ns": after.compute_ns}
-    return msgspec.structs.replace(profile, **without), notes
+    no_op_times = {"no_op_compute_ns": before.compute_ns, "no_op_again_compute_ns": after.compute_ns}
+    return msgspec.structs.replace(profile, **no_op_times), notes

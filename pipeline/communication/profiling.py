@@ -1,7 +1,7 @@
 """A short profiled pass, apart from timed steps: the collectives and the compute of each rank's device."""
 
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -99,34 +99,26 @@ def combine_traces(traces: Sequence[RankTrace], num_steps: int, buckets: Collect
         note = f"the ranks' profiled collectives ({sorted(counts)}) do not divide into {num_steps} steps: no figures"
     else:
         per_step = min(counts) // num_steps
-    collectives = [match_collective(traces, place, per_step, num_steps, buckets) for place in range(per_step)]
-    return (
-        Profile(
-            num_steps=num_steps,
-            collectives=tuple(collectives),
-            comm_ns=tuple(trace.comm_ns for trace in traces),
-            compute_ns=tuple(trace.compute_ns for trace in traces),
-            overlap_ns=tuple(trace.overlap_ns for trace in traces),
-            covered_ns=tuple(trace.covered_ns for trace in traces),
-        ),
-        note,
+    profile = Profile(
+        num_steps=num_steps,
+        collectives=tuple(match_collective(traces, index, per_step, buckets) for index in range(per_step)),
+        comm_ns=tuple(trace.comm_ns for trace in traces),
+        compute_ns=tuple(trace.compute_ns for trace in traces),
+        overlap_ns=tuple(trace.overlap_ns for trace in traces),
+        covered_ns=tuple(trace.covered_ns for trace in traces),
     )
+    return profile, note
 
 
-def match_collective(
-    traces: Sequence[RankTrace], place: int, per_step: int, num_steps: int, buckets: Collection[int]
-) -> Collective:
-    """Return the collective at one place of the step, with its durations in all steps and on all ranks."""
-    first = traces[0].collectives[place]
-    durations_ns = tuple(
-        tuple(round(trace.collectives[step * per_step + place].duration_us * 1e3) for trace in traces)
-        for step in range(num_steps)
-    )
+def match_collective(traces: Sequence[RankTrace], index: int, per_step: int, buckets: Collection[int]) -> Collective:
+    """Return the collective of that index in the step, with its durations in all steps and on all ranks."""
+    first = traces[0].collectives[index]
+    every_step = zip(*(trace.collectives[index::per_step] for trace in traces), strict=True)
     return Collective(
         kind=transfer_kind(first, buckets),
         operation=first.operation,
         num_bytes=first.num_bytes,
-        durations_ns=durations_ns,
+        durations_ns=tuple(tuple(round(one.duration_us * 1e3) for one in ranks) for ranks in every_step),
     )
 
 
@@ -137,16 +129,14 @@ def transfer_kind(seen: TracedCollective, buckets: Collection[int]) -> TransferK
     return "buffers" if seen.operation == "broadcast" else "batchnorm_statistics"
 
 
-def count_transfers(profile: Profile) -> tuple[Transfer, ...]:
-    """Count calls and bytes of a profiled step by kind."""
-    kinds = dict.fromkeys(collective.kind for collective in profile.collectives)
+def mean_transfers(transfers: Iterable[tuple[TransferKind, int]], num_steps: int) -> tuple[Transfer, ...]:
+    """Return calls and bytes per step for each kind of transfer, from the kind and bytes of each call."""
+    bytes_of_calls: dict[TransferKind, list[int]] = {}
+    for kind, num_bytes in transfers:
+        bytes_of_calls.setdefault(kind, []).append(num_bytes)
     return tuple(
-        Transfer(
-            kind=kind,
-            calls_per_step=sum(collective.kind == kind for collective in profile.collectives),
-            bytes_per_step=sum(collective.num_bytes for collective in profile.collectives if collective.kind == kind),
-        )
-        for kind in kinds
+        Transfer(kind=kind, calls_per_step=len(calls) / num_steps, bytes_per_step=sum(calls) / num_steps)
+        for kind, calls in bytes_of_calls.items()
     )
 
 

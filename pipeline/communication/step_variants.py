@@ -6,19 +6,21 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.data.batches import Batch
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, Execution, Spec
 from pipeline.training.cuda_graph import graph_capturer, num_capture_warm_up_steps, warm_up_and_capture
 from pipeline.training.models import build_model
-from pipeline.training.process_group import Rank, wrap_ddp
+from pipeline.training.process_group import Rank, wrap_for_strategy
 from pipeline.training.step import EagerStep, StepFunction, ignore_mark, place_model
 
-DDP_VARIANTS = ("plain", "ddp_one", "ddp", "ddp_again", "no_op_hook", "no_sync")
-DP_VARIANTS = ("plain", "dp", "dp_again")
+VARIANTS = {  # by strategy
+    "ddp": ("plain", "ddp_one", "ddp", "ddp_again", "no_op_hook", "no_sync"),
+    "dp": ("plain", "dp", "dp_again"),
+}
 
 
 class StepVariant(NamedTuple):
@@ -66,55 +68,22 @@ def build_variant(
     torch.manual_seed(spec.seed)
     bare = place_model(build_model(spec.model or "resnet18", num_classes=10), spec, context.rank)
     form = name.removesuffix("_again")
-    model = wrap_variant(bare, form, spec, context)
-    if form == "no_op_hook":
-        assert isinstance(model, DistributedDataParallel)
-        model.register_comm_hook(None, noop_hook)
-    sync_context = (
-        model.no_sync if form == "no_sync" and isinstance(model, DistributedDataParallel) else contextlib.nullcontext
-    )
-    eager = build_step(model, spec, context, sync_context, after_backward)
-    step = capture_step(eager, spec) if execution in CAPTURED_EXECUTIONS else eager
-    return StepVariant(name, model, step, eager)
-
-
-def wrap_variant(bare: nn.Module, form: str, spec: Spec, context: StepContext) -> nn.Module:
-    """Wrap the bare module as the form requires."""
-    if form == "plain":
-        return bare
-    if form == "dp":
-        return DataParallel(bare, device_ids=list(range(spec.num_gpus)))
     group = context.single_rank_group if form == "ddp_one" else None
-    if spec.sync_batchnorm:
-        bare = nn.SyncBatchNorm.convert_sync_batchnorm(bare, group)
-    return wrap_ddp(bare, spec, context.rank, group)
+    model = bare if form == "plain" else wrap_for_strategy(bare, spec, context.rank, group)
+    sync_context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    if isinstance(model, DistributedDataParallel) and form == "no_op_hook":
+        model.register_comm_hook(None, noop_hook)
+    if isinstance(model, DistributedDataParallel) and form == "no_sync":
+        sync_context = model.no_sync
+    train_step = EagerStep(model, spec, context.rank, sync_context=sync_context, after_backward=after_backward)
+    train_step.begin_epoch()
+    num_samples = len(context.batch[1]) if form == "dp" else spec.batch_size_per_gpu  # dp has the global batch
+    images, labels = (part[:num_samples] for part in context.batch)
 
+    def eager() -> None:
+        train_step(images, labels, ignore_mark)
 
-def build_step(
-    model: nn.Module,
-    spec: Spec,
-    context: StepContext,
-    sync_context: Callable[[], contextlib.AbstractContextManager[Any]],
-    after_backward: StepFunction | None,
-) -> StepFunction:
-    """Build a training step like that of loop.run_epoch, without the marks of the clock."""
-    images, labels = select_batch(model, spec, context.batch)
-    eager = EagerStep(model, spec, context.rank, sync_context=sync_context, after_backward=after_backward)
-    eager.begin_epoch()
-
-    def step() -> None:
-        eager(images, labels, ignore_mark)
-
-    return step
-
-
-def capture_step(step: StepFunction, spec: Spec) -> StepFunction:
-    """Capture the step in a CUDA graph. Return its replay."""
-    return warm_up_and_capture(step, num_capture_warm_up_steps(spec), graph_capturer())
-
-
-def select_batch(model: nn.Module, spec: Spec, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the batch of a model: the global batch for DataParallel, one GPU's share for others."""
-    images, labels = batch
-    size = len(labels) if isinstance(model, DataParallel) else spec.batch_size_per_gpu
-    return images[:size], labels[:size]
+    step: StepFunction = eager
+    if execution in CAPTURED_EXECUTIONS:
+        step = warm_up_and_capture(eager, num_capture_warm_up_steps(spec), graph_capturer())
+    return StepVariant(name, model, step, eager)

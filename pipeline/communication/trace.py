@@ -100,31 +100,27 @@ def summarize_trace(
     collectives = sorted(filter(None, map(parse_collective, events)), key=lambda collective: collective.start_us)
     if expected:
         collectives = add_sizes(collectives, expected)
-    compute = [
-        (event.ts, event.ts + event.dur)
-        for event in events
-        if event.cat in DEVICE_WORK and not NCCL_KERNEL.match(event.name)
-    ]
-    comm = merge_intervals(
-        [(one.start_us, one.start_us + one.duration_us) for one in collectives if carries_gradients(one, buckets)]
-    )
-    work = merge_intervals(compute)
+    work = [event for event in events if event.cat in DEVICE_WORK and not NCCL_KERNEL.match(event.name)]
+    work_spans = [(event.ts, event.ts + event.dur) for event in work]
+    reductions = [one for one in collectives if carries_gradients(one, buckets)]
+    comm = merge_intervals([(one.start_us, one.start_us + one.duration_us) for one in reductions])
+    compute = merge_intervals(work_spans)
     return RankTrace(
         collectives,
         comm_ns=length_ns(comm),
-        compute_ns=length_ns(work),
-        overlap_ns=overlap_ns(comm, work),
-        covered_ns=overlap_ns(comm, merge_intervals(compute, LAUNCH_GAP_US)),
+        compute_ns=length_ns(compute),
+        overlap_ns=overlap_ns(comm, compute),
+        covered_ns=overlap_ns(comm, merge_intervals(work_spans, LAUNCH_GAP_US)),
     )
 
 
 def add_sizes(traced: Sequence[TracedCollective], of_step: Sequence[tuple[str, int]]) -> list[TracedCollective]:
-    """Return the collectives of some steps with the sizes of those of one step, place by place.
+    """Return the collectives of some steps, with the sizes that those of one step have.
 
     Raises TraceUnreadable unless they are whole steps of the same operations.
     """
-    expected = [of_step[place % len(of_step)] for place in range(len(traced))]
-    if len(traced) % len(of_step) or [part.operation for part in traced] != [operation for operation, _ in expected]:
+    expected = [*of_step] * (len(traced) // len(of_step))
+    if [part.operation for part in traced] != [operation for operation, _ in expected]:
         raise TraceUnreadable("the collectives inside the graph are not those of the same step outside it")
     return [part._replace(num_bytes=num_bytes) for part, (_, num_bytes) in zip(traced, expected, strict=True)]
 
@@ -167,10 +163,9 @@ def item_bytes(kind: object) -> int:
 
     Raises TraceUnreadable for an unknown type.
     """
-    try:
-        return ITEM_BYTES[str(kind).lower()]
-    except KeyError:
-        raise TraceUnreadable(f"the trace of a rank has elements of an unknown type {str(kind)[:40]!r}") from None
+    if str(kind).lower() not in ITEM_BYTES:
+        raise TraceUnreadable(f"the trace of a rank has elements of an unknown type {str(kind)[:40]!r}")
+    return ITEM_BYTES[str(kind).lower()]
 
 
 def merge_intervals(intervals: list[tuple[float, float]], gap_us: float = 0.0) -> Intervals:

@@ -150,11 +150,8 @@ class DeviceAugmentedBatches:
         return self._batches(order)
 
     def _batches(self, order: Tensor) -> Iterator[Batch]:
-        chunk_size = (
-            max(1, AUGMENTATION_CHUNK_BYTES // (3 * IMAGE_SIZE_PX * IMAGE_SIZE_PX * 4) // self._batch_size)
-            * self._batch_size
-        )
-        for chosen in order.split(chunk_size):
+        batches_per_chunk = max(1, AUGMENTATION_CHUNK_BYTES // (3 * IMAGE_SIZE_PX**2 * 4) // self._batch_size)
+        for chosen in order.split(batches_per_chunk * self._batch_size):
             draws = augmentation.draw_augmentation(len(chosen), self._generator)
             pixels = augmentation.crop_and_flip(self._padded, chosen, draws)
             images = augmentation.normalize(pixels, self._normalization, self._dtype, self._memory_format)

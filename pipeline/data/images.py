@@ -116,8 +116,8 @@ def folder_fingerprint(source: datasets.ImageFolder) -> str:
     """Return a digest of all inputs of decoding: every file's path, size and mtime, and IMAGE_SIZE_PX."""
     digest = hashlib.sha256(str(IMAGE_SIZE_PX).encode())
     for path, _ in source.samples:
-        facts = os.stat(path)
-        digest.update(f"\n{path} {facts.st_size} {facts.st_mtime_ns}".encode(errors="surrogateescape"))
+        status = os.stat(path)
+        digest.update(f"\n{path} {status.st_size} {status.st_mtime_ns}".encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]
 
 
@@ -126,8 +126,8 @@ def private_cache_folder() -> Path:
     folder = Path(os.environ.get("PIPELINE_CACHE", Path(tempfile.gettempdir()) / f"pipeline-cache-{os.getuid()}"))
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
-    facts = folder.lstat()
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(f"{folder} must be a folder that you alone can write; set PIPELINE_CACHE to another.")
     return folder
 

@@ -57,8 +57,8 @@ def check_cifar10_files(folder: Path) -> None:
             f"{folder} lacks CIFAR-10 ({', '.join(missing)}); fetch it with python -m pipeline.stage --data {folder}."
         )
     for path in (folder, batches, *(batches / name for name in CIFAR10_FILES)):
-        facts = path.stat()
-        if facts.st_uid not in (0, os.getuid()) or facts.st_mode & 0o022:
+        status = path.stat()
+        if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
             raise DataNotStaged(
                 f"{path} can be written by others, and reading it runs their code; chmod go-w it, or stage it again."
             )
@@ -79,13 +79,13 @@ def check_cifar10_md5(folder: Path) -> None:
 def require_image_folder(folder: Path) -> None:
     """Raise DataNotStaged unless both splits have the same classes, each with at least one file."""
     for split in ("train", "test"):
-        classes = sorted(path for path in (folder / split).glob("*") if path.is_dir())
-        if not classes:
+        if not class_folders(folder / split):
             raise DataNotStaged(f"{folder / split} has no class folders; an image folder is <split>/<class>/<image>.")
-        for path in classes:
+        for path in class_folders(folder / split):
             if next(path.iterdir(), None) is None:
                 raise DataNotStaged(f"{path} has no images; complete the folder, or remove the class.")
-    different = class_names(folder / "train") ^ class_names(folder / "test")
+    train, test = ({path.name for path in class_folders(folder / split)} for split in ("train", "test"))
+    different = train ^ test
     if different:  # each split numbers its own classes, so one label could mean two different classes
         raise DataNotStaged(
             f"{folder} has the classes {sorted(different)} in only one split; give both splits the same classes."
@@ -95,8 +95,8 @@ def require_image_folder(folder: Path) -> None:
 def require_images(folder: Path, num_samples: int) -> None:
     """Raise DataNotStaged if an image folder has fewer than `num_samples` training images."""
     require_image_folder(folder)
-    classes = [path for path in (folder / "train").iterdir() if path.is_dir()]
-    available = sum(not entry.name.startswith(".") for path in classes for entry in os.scandir(path))
+    entries = (entry for path in class_folders(folder / "train") for entry in os.scandir(path))
+    available = sum(not entry.name.startswith(".") for entry in entries)
     if available < num_samples:
         raise DataNotStaged(
             f"{folder} has {available} training images and the points need {num_samples}; complete the folder, or "
@@ -104,9 +104,9 @@ def require_images(folder: Path, num_samples: int) -> None:
         )
 
 
-def class_names(split: Path) -> set[str]:
-    """Return the names of the class folders of a split."""
-    return {path.name for path in split.iterdir() if path.is_dir()}
+def class_folders(split: Path) -> list[Path]:
+    """Return the class folders of a split, by name; empty if the split does not exist."""
+    return sorted(path for path in split.glob("*") if path.is_dir())
 
 
 def stage_cifar10(folder: Path, url: str = CIFAR10_URL, sha256: str = CIFAR10_SHA256) -> bool:

@@ -10,7 +10,6 @@ import torch
 from pipeline.analysis.formulas import GIB
 from pipeline.experiment.measurement import DeviceMemory
 from pipeline.experiment.spec import Spec
-from pipeline.training import process_group
 from pipeline.training.process_group import Rank, device_indices
 
 
@@ -40,7 +39,7 @@ def set_memory_limit(spec: Spec, rank: Rank) -> None:
     if spec.memory_limit_gib is None:
         return
     if spec.device == "cpu":
-        limit_bytes = data_segment_bytes() + int(spec.memory_limit_gib * GIB)
+        limit_bytes = process_memory_bytes("VmData") + int(spec.memory_limit_gib * GIB)
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
         return
     for index in device_indices(spec, rank):
@@ -60,16 +59,11 @@ def usable_host_bytes(spec: Spec) -> int | None:
     if spec.memory_limit_gib is None:
         return None
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    return process_memory_bytes("VmRSS") + max(0, limit_bytes - data_segment_bytes())
-
-
-def data_segment_bytes() -> int:
-    """Return the size of this process's data segment, which RLIMIT_DATA limits."""
-    return process_memory_bytes("VmData")
+    return process_memory_bytes("VmRSS") + max(0, limit_bytes - process_memory_bytes("VmData"))
 
 
 def process_memory_bytes(field: str) -> int:
-    """Return a memory size of this process from /proc/self/status (proc(5)): VmData, VmRSS, or the peak VmHWM."""
+    """Return a size from /proc/self/status (proc(5)): VmData (the data segment), VmRSS (resident), VmHWM (its peak)."""
     with open("/proc/self/status") as file:
         line = next(line for line in file if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024
@@ -90,5 +84,5 @@ def read_peak_memory(spec: Spec, rank: Rank) -> list[DeviceMemory]:
             num_alloc_retries=torch.cuda.memory_stats(index).get("num_alloc_retries", 0),
             usable_bytes=usable_device_bytes(spec, index),
         )
-        for index in process_group.device_indices(spec, rank)
+        for index in device_indices(spec, rank)
     ]

@@ -77,8 +77,7 @@ def precision_problem(name: str, capability: Capability, precision: str | None) 
 
 def check_gpu_free(others_bytes: Mapping[int, int | None]) -> None:
     """Raise GpuProblem if other processes hold more than 1 GiB of one of the GPUs."""
-    problem = other_process_problem(others_bytes, "holds")
-    if problem:
+    if problem := other_process_problem(others_bytes, "holds"):
         raise GpuProblem("gpu_shared", problem)
 
 

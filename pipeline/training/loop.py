@@ -6,6 +6,7 @@ device has finished the last step; the exchange of results and the evaluation fo
 recorded like every other, but tables take times only from the `windows` epochs after it.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,6 @@ from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch
 from pipeline.experiment.record import MAX_RANK_EPOCHS, MAX_STEP_TIMES
 from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Spec
 from pipeline.training import device_memory, process_group
-from pipeline.training.device_memory import read_peak_memory
 from pipeline.training.gpu_checks import AMPERE
 from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank
@@ -44,21 +44,14 @@ class RankEpochSeries(NamedTuple):
     num_correct: int
 
 
-class TrainingSetup(NamedTuple):
-    """The batches and the model of a rank, made from the seed of the point."""
-
-    batches: TrainingBatches
-    bare_model: nn.Module
-
-
-def build_training_setup(spec: Spec, rank: Rank, data: Path | None) -> TrainingSetup:
+def build_training_setup(spec: Spec, rank: Rank, data: Path | None) -> tuple[TrainingBatches, nn.Module]:
     """Build the batches and the model of a point. All ranks begin with equal weights. Raises staging.DataNotStaged."""
     set_precision(spec)
     torch.manual_seed(spec.seed)
     batches = build_batches(spec, rank.shard, data)
     bare_model = build_model(spec.model or "resnet18", batches.num_classes, "zero_gamma" in spec.remedies)
     torch.manual_seed(spec.seed * 1_000_003 + rank.rank)  # each rank draws its own augmentation
-    return TrainingSetup(batches, bare_model)
+    return batches, bare_model
 
 
 def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement, list[list[PartTimesNs]]]:
@@ -109,16 +102,10 @@ def run_epochs(
 
 
 def may_stop_now(spec: Spec, epochs: Sequence[Epoch]) -> bool:
-    """Return True if the epoch time is precise enough by now and spec.may_stop_early is set.
-
-    The first epoch, which warms up, does not count.
-    """
-    if not spec.may_stop_early:
-        return False
-    timed = epochs[NUM_WARM_UP_EPOCHS:]
-    return is_time_precise_enough(
-        [rank.epoch_time_ns for epoch in timed if (rank := epoch.slowest_rank) and rank.epoch_time_ns]
-    )
+    """True if the point may stop early and the time of the epochs after warm-up is precise enough by now."""
+    slowest = [epoch.slowest_rank for epoch in epochs[NUM_WARM_UP_EPOCHS:]]
+    times_ns = [rank.epoch_time_ns for rank in slowest if rank and rank.epoch_time_ns]
+    return spec.may_stop_early and is_time_precise_enough(times_ns)
 
 
 def run_epoch(
@@ -158,12 +145,11 @@ def run_epoch(
 
 def read_rank_epoch(clock: StepTimer, rank: Rank, num_samples: int) -> RankEpoch:
     """Return the total time of each part of an epoch; None for a part that the step does not time."""
-    totals = {part: int(time_ns) for part, time_ns in zip(clock.parts, clock.parts_ns().sum(axis=0), strict=True)}
-    has_parts = clock.parts == STEP_PARTS
+    totals: dict[str, int] = dict(zip(clock.parts, clock.parts_ns().sum(axis=0).tolist(), strict=True))
     return RankEpoch(
         rank=rank.rank,
         epoch_time_ns=clock.epoch_time_ns,
-        compute_time_ns=sum(totals[part] for part in STEP_PARTS if part != "data") if has_parts else None,
+        compute_time_ns=sum(totals.values()) - totals["data"] if clock.parts == STEP_PARTS else None,
         data_time_ns=totals.get("data"),
         copy_ns=totals.get("copy"),
         forward_ns=totals.get("forward"),
@@ -215,7 +201,7 @@ def summarize_epoch(
     """Return the epoch with every rank's times, and the loss and accuracy over all samples of all ranks."""
     num_seen = sum(sum(part.sizes) for part in ranks)
     loss = sum(loss * size for part in ranks for loss, size in zip(part.losses, part.sizes, strict=True)) / num_seen
-    diverged = [step for part in ranks for step, loss in enumerate(part.losses) if not math.isfinite(loss)]
+    diverged = [index for part in ranks for index, loss in enumerate(part.losses) if not math.isfinite(loss)]
     updates_before = (number - 1) * spec.steps_per_epoch
     return Epoch(
         epoch=number,
@@ -242,16 +228,13 @@ def drop_long_step_times(epochs: list[Epoch]) -> tuple[Epoch, ...]:
 def build_measurement(
     spec: Spec, rank: Rank, model: nn.Module, epochs: tuple[Epoch, ...], **fields: Any
 ) -> Measurement:
-    """Build a measurement with the memory of every rank and the size of the model. All ranks must call it.
-
-    `fields` are further fields of the measurement.
-    """
+    """Build a measurement with the memory of every rank and the size of the model. All ranks must call it."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return Measurement(
         epochs=epochs,
         num_parameters=sum(parameter.numel() for parameter in parameters),
         gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
-        memory=tuple(part for parts in process_group.all_gather(read_peak_memory(spec, rank)) for part in parts),
+        memory=tuple(itertools.chain(*process_group.all_gather(device_memory.read_peak_memory(spec, rank)))),
         precision_used=precision_used(spec, rank),
         cudnn_benchmark=torch.backends.cudnn.benchmark if spec.device == "cuda" else None,
         num_threads=torch.get_num_threads(),

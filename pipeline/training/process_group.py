@@ -53,16 +53,15 @@ def find_rank(spec: Spec) -> Rank:
 def join_process_group(spec: Spec) -> Rank:
     """Select this process's device and, under DDP, join the process group. Return the rank."""
     rank = find_rank(spec)
-    device = rank.device
     if spec.device == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(rank.device)
     if spec.strategy == "ddp":
         if spec.is_captured:  # required to capture a DDP step (pytorch.org/docs/stable/notes/cuda.html)
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         dist.init_process_group(
             "nccl" if spec.device == "cuda" else "gloo",
             timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
-            device_id=device if spec.device == "cuda" else None,
+            device_id=rank.device if spec.device == "cuda" else None,
         )
     return rank
 
@@ -94,27 +93,17 @@ def all_gather(value: T) -> list[T]:
     return [part for part in values if part is not None]
 
 
-def wrap_for_strategy(model: nn.Module, spec: Spec, rank: Rank) -> nn.Module:
-    """Return the model as the strategy trains it: bare, in DataParallel over the first GPUs, or in DDP."""
+def wrap_for_strategy(model: nn.Module, spec: Spec, rank: Rank, group: dist.ProcessGroup | None = None) -> nn.Module:
+    """Return the model as the strategy trains it: bare, in DataParallel over the first GPUs, or in DDP.
+
+    DDP works over all ranks, or over the process group `group`.
+    """
+    if spec.strategy == "single":
+        return model
     if spec.strategy == "dp":
         return DataParallel(model, device_ids=list(range(spec.num_gpus)))
-    if spec.strategy == "ddp":
-        if spec.sync_batchnorm:
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        return wrap_ddp(model, spec, rank)
-    return model
-
-
-@functools.cache
-def bucket_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the device's stream on which DDP fills its buckets while the backward pass goes on."""
-    return torch.cuda.Stream(device, priority=-1)
-
-
-def wrap_ddp(
-    model: nn.Module, spec: Spec, rank: Rank, group: dist.ProcessGroup | None = None
-) -> DistributedDataParallel:
-    """Wrap the model in DDP with the options of the spec, over all ranks or over `group`."""
+    if spec.sync_batchnorm:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
     return DistributedDataParallel(
         model,
         device_ids=[rank.local_rank] if rank.device.type == "cuda" else None,
@@ -123,6 +112,12 @@ def wrap_ddp(
         bucket_cap_mb=spec.bucket_cap_mb,
         gradient_as_bucket_view=spec.gradient_as_bucket_view,
     )
+
+
+@functools.cache
+def bucket_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the device's stream on which DDP fills its buckets while the backward pass goes on."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def device_indices(spec: Spec, rank: Rank) -> list[int]:

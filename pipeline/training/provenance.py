@@ -45,7 +45,7 @@ def describe_environment(spec: Spec, rank: Rank) -> Environment:
         driver=driver_version() if spec.device == "cuda" else None,
         cuda=torch.version.cuda,
         cudnn=str(torch.backends.cudnn.version()) if torch.backends.cudnn.is_available() else None,
-        nccl=nccl_version() if spec.device == "cuda" else None,
+        nccl=".".join(map(str, torch.cuda.nccl.version())) if spec.device == "cuda" else None,
         torch=str(torch.__version__),
         torchvision=metadata.version("torchvision"),
         python=platform.python_version(),
@@ -77,9 +77,8 @@ def cpu_model() -> str | None:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return None
-    return next(
-        (line.split(":", 1)[1].strip()[:MAX_TEXT_CHARS] for line in lines if line.startswith("model name")), None
-    )
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next((name[:MAX_TEXT_CHARS] for name in names), None)
 
 
 def driver_version() -> str | None:
@@ -89,8 +88,3 @@ def driver_version() -> str | None:
     except OSError:
         return None
     return match[1] if match else None
-
-
-def nccl_version() -> str:
-    """Return the version of the NCCL that torch was built with."""
-    return ".".join(str(part) for part in torch.cuda.nccl.version())

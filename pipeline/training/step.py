@@ -64,7 +64,13 @@ class EagerStep:
         self.rate = learning_rate_at(spec, 0)
         self.rate_is_on_device = rate_on_device
         rate = torch.tensor(self.rate, device=rank.device) if rate_on_device else self.rate
-        self.optimizer = build_optimizer(model, spec, rate)
+        self.optimizer = torch.optim.SGD(
+            model.parameters(),
+            lr=rate,
+            momentum=spec.momentum,
+            weight_decay=spec.weight_decay,
+            fused=True if spec.fused_optimizer else None,  # None: torch picks the implementation for the device
+        )
         self.num_correct = torch.zeros((), dtype=torch.int64, device=rank.device)
         self._forward: Callable[[Tensor], Tensor] = model if forward is None else forward
         self._compute_loss = cross_entropy if compute_loss is None else compute_loss
@@ -116,17 +122,6 @@ def place_model(model: nn.Module, spec: Spec, rank: Rank) -> nn.Module:
     """Move the bare model to the rank's device, its weights in the memory layout of the spec."""
     placed: nn.Module = model.to(rank.device, memory_format=memory_format(spec))  # type: ignore[call-overload]
     return placed
-
-
-def build_optimizer(model: nn.Module, spec: Spec, rate: float | Tensor) -> torch.optim.SGD:
-    """Build SGD from the spec. If it is not fused, torch picks the implementation for the device."""
-    return torch.optim.SGD(
-        model.parameters(),
-        lr=rate,
-        momentum=spec.momentum,
-        weight_decay=spec.weight_decay,
-        fused=True if spec.fused_optimizer else None,
-    )
 
 
 def learning_rate_at(spec: Spec, update: int) -> float:

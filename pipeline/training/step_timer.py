@@ -31,17 +31,14 @@ class StepTimer:
         self.parts = parts
         self._device = device
         self._num_steps = num_steps
-        self._marks: list[Any] = self._new_marks(num_steps * len(parts) + 1)
+        num_marks = num_steps * len(parts) + 1
+        is_cpu = device.type == "cpu"
+        self._marks: list[Any] = [0 if is_cpu else torch.cuda.Event(enable_timing=True) for _ in range(num_marks)]
         self._host_ns = [0] * (num_steps * 2 + 1)  # the host's times of batch ready and of step issued, in turn
         self._next = 0
         self._next_host = 0
         self._started_ns = self._stopped_ns = 0
         self.started_unix_ns = 0  # the start in Unix time, to match telemetry samples
-
-    def _new_marks(self, count: int) -> list[Any]:
-        if self._device.type == "cpu":
-            return [0] * count
-        return [torch.cuda.Event(enable_timing=True) for _ in range(count)]
 
     def start(self) -> None:
         """Wait until the device is idle, then start the clock."""
