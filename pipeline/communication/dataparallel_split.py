@@ -117,7 +117,7 @@ def count_reduce(inputs: Any, destination: Any = None, *_: Any, **__: Any) -> tu
 
 def count_scatter(tensor: Tensor, devices: Any = None, *_: Any, **__: Any) -> tuple[TransferKind, int]:
     """Count a scatter of images (forward) or output gradients (backward): all but the first device's share."""
-    kind: TransferKind = "inputs" if tensor.dim() == len(("batch", "channel", "row", "column")) else "outputs"
+    kind: TransferKind = "inputs" if tensor.dim() == 4 else "outputs"  # images: [batch, channel, row, column]
     return kind, total_bytes([tensor]) * (len(devices) - 1) // len(devices)
 
 

@@ -49,8 +49,8 @@ def time_interleaved(
 ) -> WindowTimesNs:
     """Time up to `num_windows` rounds with one window of each step. Return the windows of all ranks.
 
-    Each round has a new random order, the same on every rank. `is_precise_enough` gets all windows after each round;
-    timing ends once it returns True.
+    Each round has a new random order, the same on every rank. After each round `is_precise_enough` gets all windows
+    so far; if it returns True, timing ends.
     """
     order = list(steps)
     shuffle = random.Random(0).shuffle

@@ -5,16 +5,15 @@ collective, and gloo's spans on the CPU.
 """
 
 import gzip
+import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
-Intervals = npt.NDArray[np.float64]  # [n, 2]: start and end in us
+Interval = tuple[float, float]  # start and end in us
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 ITEM_BYTES = {"float": 4, "long": 8, "long int": 8, "int": 4, "c10::half": 2, "half": 2, "c10::bfloat16": 2}
@@ -155,7 +154,7 @@ def nccl_bytes(args: dict[str, Any]) -> int:
 def gloo_bytes(args: dict[str, Any]) -> int:
     """Return the input bytes of one rank, from the shapes in a span of gloo."""
     dims, types = args.get("Input Dims", []), args.get("Input type", [])
-    return sum(int(np.prod(shape)) * item_bytes(kind) for shape, kind in zip(dims, types, strict=False))
+    return sum(math.prod(shape) * item_bytes(kind) for shape, kind in zip(dims, types, strict=False))
 
 
 def item_bytes(kind: object) -> int:
@@ -168,23 +167,22 @@ def item_bytes(kind: object) -> int:
     return ITEM_BYTES[str(kind).lower()]
 
 
-def merge_intervals(intervals: list[tuple[float, float]], gap_us: float = 0.0) -> Intervals:
-    """Merge intervals that are at most `gap_us` apart. Return them in order: [n, 2]."""
-    merged: list[list[float]] = []
+def merge_intervals(intervals: Iterable[Interval], gap_us: float = 0.0) -> list[Interval]:
+    """Merge intervals that are at most `gap_us` apart. Return them in order."""
+    merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start - merged[-1][1] <= gap_us:
-            merged[-1][1] = max(merged[-1][1], end)
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
         else:
-            merged.append([start, end])
-    return np.array(merged, dtype=np.float64).reshape(-1, 2)
+            merged.append((start, end))
+    return merged
 
 
-def length_ns(intervals: Intervals) -> int:
+def length_ns(intervals: Iterable[Interval]) -> int:
     """Return the total length of disjoint intervals, us -> ns."""
-    return round(float((intervals[:, 1] - intervals[:, 0]).sum()) * 1e3)
+    return round(math.fsum(end - start for start, end in intervals) * 1e3)
 
 
-def overlap_ns(one: Intervals, other: Intervals) -> int:
+def overlap_ns(one: list[Interval], other: list[Interval]) -> int:
     """Return the length of the intersection of two sets of disjoint intervals, us -> ns."""
-    both = merge_intervals([(float(start), float(end)) for start, end in (*one, *other)])
-    return length_ns(one) + length_ns(other) - length_ns(both)
+    return length_ns(one) + length_ns(other) - length_ns(merge_intervals([*one, *other]))

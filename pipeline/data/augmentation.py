@@ -38,28 +38,17 @@ def crop_and_flip(padded: Tensor, chosen: Tensor, draws: AugmentationDraws) -> T
     return padded[chosen[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
-class Normalization(NamedTuple):
-    """Scale and shift per channel: (pixel / 255 - mean) / std = pixel x scale - shift.
+class Normalization:
+    """Normalisation by channel: (pixel / 255 - mean) / std = pixel x scale - shift.
 
-    Both lie on the device from the start, since copying them there in a step would wait for the device.
+    Scale and shift lie on the device from the start, since copying them there in a step would wait for the device.
     """
 
-    scale: Tensor  # [3] fp32
-    shift: Tensor  # [3] fp32
+    def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
+        means, stds = (torch.tensor(values, device=device) for values in (mean, std))
+        self.scale, self.shift = 1 / (255 * stds), means / stds  # [3] fp32
 
-
-def build_normalization(mean: Sequence[float], std: Sequence[float], device: torch.device) -> Normalization:
-    """Return the normalisation for channel means and standard deviations that are given for pixels in [0, 1]."""
-    means, stds = (torch.tensor(values, device=device) for values in (mean, std))
-    return Normalization(1 / (255 * stds), means / stds)
-
-
-def normalize(
-    pixels: Tensor,
-    normalization: Normalization,
-    dtype: torch.dtype,
-    memory_format: torch.memory_format = torch.contiguous_format,
-) -> Tensor:
-    """Normalise pixels [n, side, side, 3] uint8 in fp32. Return images [n, 3, side, side] of `dtype`."""
-    images = (pixels * normalization.scale).sub_(normalization.shift)
-    return images.permute(0, 3, 1, 2).to(dtype, memory_format=memory_format)
+    def __call__(self, pixels: Tensor, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
+        """Normalise pixels [n, side, side, 3] uint8 in fp32. Return images [n, 3, side, side] of `dtype`."""
+        images = (pixels * self.scale).sub_(self.shift)
+        return images.permute(0, 3, 1, 2).to(dtype, memory_format=memory_format)

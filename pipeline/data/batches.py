@@ -1,5 +1,6 @@
 """Training batches from images. Equal seeds give equal sample order on every input path."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -140,7 +141,7 @@ class DeviceAugmentedBatches:
         self._seed = spec.seed * 1_000_003 + shard.rank
         self._num_images = sum(batch_sizes(spec, shard.world_size))
         self._batch_size = spec.global_batch_size // shard.world_size
-        self._normalization = augmentation.build_normalization(CHANNEL_MEANS, CHANNEL_STDS, shard.device)
+        self._normalize = augmentation.Normalization(CHANNEL_MEANS, CHANNEL_STDS, shard.device)
         self._dtype, self._memory_format = image_dtype(spec), memory_format(spec)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
@@ -154,7 +155,7 @@ class DeviceAugmentedBatches:
         for chosen in order.split(batches_per_chunk * self._batch_size):
             draws = augmentation.draw_augmentation(len(chosen), self._generator)
             pixels = augmentation.crop_and_flip(self._padded, chosen, draws)
-            images = augmentation.normalize(pixels, self._normalization, self._dtype, self._memory_format)
+            images = self._normalize(pixels, self._dtype, self._memory_format)
             del pixels
             yield from zip(images.split(self._batch_size), self._labels[chosen].split(self._batch_size), strict=True)
 
@@ -174,7 +175,7 @@ def batch_sizes(spec: Spec, world_size: int) -> list[int]:
     batch_size = spec.global_batch_size // world_size
     if spec.is_probe:
         return [batch_size] * spec.steps_per_epoch
-    share = -(-spec.num_samples // world_size)
+    share = math.ceil(spec.num_samples / world_size)
     return [min(batch_size, share - step * batch_size) for step in range(spec.steps_per_epoch)]
 
 

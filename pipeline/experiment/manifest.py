@@ -69,7 +69,7 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def add_points(manifest: Manifest, points: Iterable[Spec]) -> None:
-    """Add points to the manifest; points that it already has keep their place."""
+    """Add points at the end of the manifest's points, except those that it already has."""
     manifest.points = list(dict.fromkeys([*manifest.points, *points]))
 
 

@@ -24,7 +24,7 @@ def pack_elements(specs: Sequence[Spec], points_per_element: int) -> list[list[S
 
 
 def order_key(spec: Spec) -> tuple[bool, int, bytes, tuple[int, int], bool, bytes]:
-    """Return the sort key of a point. It depends on no other point."""
+    """Return the sort key of a point (see pack_elements)."""
     return (
         spec.is_probe,
         spec.batch_size_per_gpu if spec.is_probe else 0,
@@ -66,9 +66,9 @@ def may_share_processes(spec: Spec) -> bool:
 
 
 def process_layout(spec: Spec) -> tuple[object, ...]:
-    """Return the properties for which processes are started: points that differ in one cannot share processes.
+    """Return the properties that the processes depend on: points that differ in one cannot share processes.
 
-    The first five stand in this order because the packing order digests them.
+    The order of the values is fixed, because the order of the array elements depends on their digest.
     """
     first = ("device", "strategy", "num_gpus", "num_nodes", "model")
     others = alike_key(spec, (*first, *PROCESS_MAY_DIFFER))

@@ -141,10 +141,9 @@ class Record(RecordStruct, frozen=True):
         if (self.status == "ok") != (self.failure is None):
             raise ValueError("a status other than 'ok' and a failure must come together")
         if self.measured and self.measurement:
-            self._check_epochs(self.measurement)
-            self._check_rounds(self.measurement)
+            self._check_measurement(self.measurement)
 
-    def _check_epochs(self, measurement: Measurement) -> None:
+    def _check_measurement(self, measurement: Measurement) -> None:
         spec, epochs, ranks = self.spec, measurement.epochs, list(range(self.spec.world_size))
         if [epoch.epoch for epoch in epochs] != list(range(1, len(epochs) + 1)):
             raise ValueError("epochs count from 1, one after another")
@@ -155,12 +154,9 @@ class Record(RecordStruct, frozen=True):
                 raise ValueError(f"epoch {epoch.epoch} needs the time of each of {len(ranks)} ranks, in their order")
             if epoch.num_updates != epoch.epoch * spec.steps_per_epoch:
                 raise ValueError(f"epoch {epoch.epoch} cannot end after {epoch.num_updates} updates")
-
-    def _check_rounds(self, measurement: Measurement) -> None:
-        num_ranks, communication = self.spec.world_size, measurement.communication
-        for series in communication.series if communication else ():
-            if any(len(window) != num_ranks for window in series.window_times_ns):
-                raise ValueError(f"every window of {series.variant} needs the times of {num_ranks} ranks")
+        for series in measurement.communication.series if measurement.communication else ():
+            if any(len(window) != len(ranks) for window in series.window_times_ns):
+                raise ValueError(f"every window of {series.variant} needs the times of {len(ranks)} ranks")
 
     def status_line(self) -> str:
         """Return the status and its reason, if there is one, as a line."""

@@ -35,11 +35,11 @@ class RejectedFile(NamedTuple):
 
 
 class InvalidRecord(files.UnreadableFile):
-    """The file is not a valid record. `record` is its content if only its name is wrong."""
+    """The file is not the record that its name claims. `copy_of` and `is_newer` are as in RejectedFile."""
 
-    def __init__(self, reason: str, record: Record | None = None, is_newer: bool = False) -> None:
+    def __init__(self, reason: str, copy_of: tuple[str, int] | None = None, is_newer: bool = False) -> None:
         super().__init__(reason)
-        self.record, self.is_newer = record, is_newer
+        self.copy_of, self.is_newer = copy_of, is_newer
 
 
 _record_decoder = msgspec.json.Decoder(Record)
@@ -120,8 +120,9 @@ def load_record(path: Path | str) -> Record:
         except files.NewerSchema as newer:
             raise InvalidRecord(str(newer), is_newer=True) from error
         raise InvalidRecord(str(error) or type(error).__name__) from error
-    if os.path.basename(path) != f"{record.run_id}.{record.attempt}.json":
-        raise InvalidRecord(f"holds attempt {record.attempt} of {record.run_id}, which its name does not say", record)
+    run_id, attempt = record.run_id, record.attempt
+    if os.path.basename(path) != f"{run_id}.{attempt}.json":
+        raise InvalidRecord(f"holds attempt {attempt} of {run_id}, which its name does not say", (run_id, attempt))
     return record
 
 
@@ -142,7 +143,9 @@ def load_folder(folder: Path, *, for_tables: bool = False) -> tuple[list[Record]
         try:
             record = load_record(f"{folder}/{name}")  # making a Path would cost 5 % of reading a record
         except InvalidRecord as error:
-            rejected.append(rejected_file(folder / name, error))
+            match = RECORD_NAME_PATTERN.fullmatch(name)
+            run_id = error.copy_of[0] if error.copy_of else match[1] if match else None
+            rejected.append(RejectedFile(folder / name, run_id, str(error), error.copy_of, error.is_newer))
         else:
             if for_tables:
                 drop_fields_without_table(record, environments)
@@ -181,14 +184,6 @@ def load_attempts_by_point(folder: Path, run_ids: Collection[str]) -> list[list[
             with contextlib.suppress(InvalidRecord):
                 found.setdefault(match[1], []).append(load_record(folder / name))
     return list(found.values())
-
-
-def rejected_file(path: Path, error: InvalidRecord) -> RejectedFile:
-    """Return the rejected file with its reason and its point, taken from its content if valid, else from its name."""
-    if error.record is not None:
-        return RejectedFile(path, error.record.run_id, str(error), (error.record.run_id, error.record.attempt))
-    match = RECORD_NAME_PATTERN.fullmatch(path.name)
-    return RejectedFile(path, match[1] if match else None, str(error), is_newer=error.is_newer)
 
 
 def choose_attempt(attempts: list[Record]) -> Record:

@@ -254,12 +254,12 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def may_stop_early(self) -> bool:
-        """True if all epochs after warm-up are timed windows, so that the run may end once the time is precise enough.
+        """True if the run may end once the epoch time is precise enough: every epoch after warm-up only adds a time.
 
         Evaluation and remedies need the whole training.
         """
-        is_windows_alone = self.measure == "epochs" and self.epochs == NUM_WARM_UP_EPOCHS + self.windows
-        return is_windows_alone and not self.evaluate and not self.remedies
+        has_only_windows = self.measure == "epochs" and self.epochs == NUM_WARM_UP_EPOCHS + self.windows
+        return has_only_windows and not self.evaluate and not self.remedies
 
     @property
     def min_epochs(self) -> int:

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent  # the whole of pipeline/
 
 
 class Source(NamedTuple):
-    """The code of a process; `is_changed` if its files were edited during the imports."""
+    """The code of a process. `is_changed` is True if its files were edited during the imports."""
 
     digest: str
     commit: str | None

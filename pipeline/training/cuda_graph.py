@@ -105,7 +105,8 @@ class CapturedStep:
         def work() -> None:
             loss.copy_(self._step(images, labels, ignore_mark))
 
-        return CapturedGraph(images, labels, loss, warm_up_and_capture(work, num_capture_warm_up_steps(spec), capture))
+        replay = warm_up_and_capture(work, num_capture_warm_up_steps(spec), capture)
+        return CapturedGraph(images, labels, loss, replay)
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -113,12 +113,11 @@ def nvml_process_bytes(index: int) -> int | None:
     """Return the bytes of a GPU that this process holds, from the driver; None if it gives no answer."""
     try:
         nvml = importlib.import_module("pynvml")
-    except ImportError:
-        return None
-    try:
         nvml.nvmlInit()
         handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except ImportError:
+        return None
     except nvml.NVMLError:
         return None
     return next((process.usedGpuMemory for process in processes if process.pid == os.getpid()), None)

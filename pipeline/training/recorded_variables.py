@@ -70,11 +70,8 @@ CREDENTIAL = re.compile(
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that may change a measurement. A value that looks like a credential is redacted whole."""
-    return {
-        name: redact(value)[:MAX_RECORDED_CHARS] for name, value in sorted(environ.items()) if name in RECORDED_NAMES
-    }
-
-
-def redact(value: str) -> str:
-    """Return the value, or "redacted" if it looks like a credential."""
-    return "redacted" if CREDENTIAL.search(COLLECTIVE.sub("", value)) else value
+    found = {}
+    for name in sorted(RECORDED_NAMES & environ.keys()):
+        is_credential = CREDENTIAL.search(COLLECTIVE.sub("", environ[name]))
+        found[name] = "redacted" if is_credential else environ[name][:MAX_RECORDED_CHARS]
+    return found

@@ -24,6 +24,12 @@ EXECUTIONS_FASTEST_FIRST: tuple[Execution, ...] = ("compiled_graph", "graph", "c
 """The order in which `execution: auto` tries them, from `make bench-gpu` on an H200 (bf16, one GPU, B=32 to 2048)."""
 
 
+EXPECTED_WARNINGS = (
+    "The .grad attribute of a Tensor that is not a leaf",  # TorchDynamo reads .grad of the outputs
+    "The AccumulateGrad node's stream does not match",  # ddp_wrapping_stream is another stream than the step's
+)
+
+
 class PreparedStep(NamedTuple):
     """A step that is ready to be timed; `compile_time_s` is None for an eager step, which needs no preparation."""
 
@@ -59,9 +65,9 @@ def fastest_execution(spec: Spec, can_compile: bool) -> Execution:
 def has_compiler(device: str) -> bool:
     """True if torch.compile can build kernels: it needs Triton and a C compiler, on the CPU a C++ compiler."""
     if device == "cpu":
-        return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
+        return any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++")))
     c_compilers = (os.environ.get("CC", "gcc"), "gcc", "clang", "cc")
-    return importlib.util.find_spec("triton") is not None and any(shutil.which(name) for name in c_compilers)
+    return importlib.util.find_spec("triton") is not None and any(map(shutil.which, c_compilers))
 
 
 def execution_stream(execution: Execution, rank: Rank) -> contextlib.AbstractContextManager[None]:
@@ -91,10 +97,15 @@ def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: 
     sizes = tuple(dict.fromkeys(batch_sizes(spec, rank.world_size)))
     ready: TrainingStep = step
     step.begin_epoch()
-    with restore_training_state(step, rank), ignore_expected_warnings():
+    with restore_training_state(step, rank), warnings.catch_warnings():
+        for message in EXPECTED_WARNINGS:
+            warnings.filterwarnings("ignore", message)
         if execution in COMPILED_EXECUTIONS:
             num_before = num_compiled_graphs()
-            run_compilation_steps(step, sizes, spec, rank)
+            for size in sizes:
+                images, labels = blank_batch(size, spec, rank)
+                for _ in range(cuda_graph.CAPTURE_WARM_UP_STEPS):
+                    step(images, labels, ignore_mark)
             device_memory.reset_memory_statistics(spec, rank)  # cuDNN's trials use more memory than a step
             if num_compiled_graphs() - num_before <= len(sizes):  # only the loss function was compiled
                 raise RuntimeError(
@@ -117,25 +128,6 @@ def ddp_wrapping_stream(execution: Execution, spec: Spec, rank: Rank) -> context
     if spec.strategy != "ddp" or execution not in CAPTURED_EXECUTIONS or execution not in COMPILED_EXECUTIONS:
         return contextlib.nullcontext()
     return cuda_graph.on_stream(process_group.bucket_stream(rank.device), rank)
-
-
-def run_compilation_steps(step: EagerStep, sizes: tuple[int, ...], spec: Spec, rank: Rank) -> None:
-    """Run a few steps of each batch size, which makes torch.compile compile them."""
-    for size in sizes:
-        images, labels = blank_batch(size, spec, rank)
-        for _ in range(cuda_graph.CAPTURE_WARM_UP_STEPS):
-            step(images, labels, ignore_mark)
-
-
-@contextlib.contextmanager
-def ignore_expected_warnings() -> Iterator[None]:
-    """Silence warnings about things that are intended here."""
-    with warnings.catch_warnings():
-        # TorchDynamo reads .grad of the outputs, which are not leaves
-        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-        # ddp_wrapping_stream is another stream than the step's
-        warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
-        yield
 
 
 @contextlib.contextmanager
