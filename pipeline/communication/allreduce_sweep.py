@@ -39,16 +39,11 @@ def sweep_all_reduce(bucket_bytes: Iterable[int], rank: Rank) -> tuple[AllReduce
 @contextlib.contextmanager
 def capture_stream(rank: Rank) -> Iterator[GraphCapturer | None]:
     """Enter a stream that can be captured and yield a capturer for it; None on the CPU."""
-    if not is_sweep_captured(rank):
+    if rank.device.type == "cpu":
         yield None
         return
     with on_stream(torch.cuda.Stream(rank.device), rank):
         yield graph_capturer()
-
-
-def is_sweep_captured(rank: Rank) -> bool:
-    """True if the calls of a sweep are captured in a CUDA graph."""
-    return rank.device.type == "cuda"
 
 
 def time_all_reduce(num_bytes: int, is_bucket: bool, rank: Rank, capture: GraphCapturer | None = None) -> AllReduce:
@@ -80,7 +75,7 @@ def allocate_buffer(num_bytes: int, rank: Rank) -> torch.Tensor | None:
     """Return a buffer of zeros, whose sums stay finite; None if memory runs out."""
     try:
         return torch.zeros(num_bytes // 4, dtype=torch.float32, device=rank.device)
-    except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
         return None

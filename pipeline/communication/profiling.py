@@ -45,11 +45,11 @@ def profile_steps(
     num_steps = NUM_PROFILED_STEPS[rank.device.type]
     plan = schedule(wait=0, warmup=PROFILER_WARM_UP_STEPS, active=num_steps, repeat=1)
     with profile(activities=activities, schedule=plan, record_shapes=True, acc_events=True) as profiler:
-        for number in range(PROFILER_WARM_UP_STEPS + num_steps):
+        for index in range(PROFILER_WARM_UP_STEPS + num_steps):
             step()
-            if number == PROFILER_WARM_UP_STEPS - 1:
+            if index == PROFILER_WARM_UP_STEPS - 1:
                 process_group.barrier(rank)
-            if number in (PROFILER_WARM_UP_STEPS - 1, PROFILER_WARM_UP_STEPS + num_steps - 1):
+            if index in (PROFILER_WARM_UP_STEPS - 1, PROFILER_WARM_UP_STEPS + num_steps - 1):
                 process_group.synchronize(rank)  # keeps work of the warm-up out of the profiled steps
             profiler.step()
     with tempfile.TemporaryDirectory(prefix="pipeline-trace-") as scratch:

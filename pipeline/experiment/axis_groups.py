@@ -51,15 +51,10 @@ TRAINED_MAY_DIFFER: AxisGroup = (
 """A communication point and the training point beside it: the step is the same, its input and length are not."""
 
 PROCESS_MAY_DIFFER: AxisGroup = (
+    *TRAINED_MAY_DIFFER,  # input and length
     "batch_size_per_gpu",
-    "dataset",
     "num_samples",
-    "input",
-    "num_workers",
     "precision",
-    "epochs",
-    "max_steps",
-    "evaluate",
     "learning_rate",
     "momentum",
     "weight_decay",
@@ -69,8 +64,6 @@ PROCESS_MAY_DIFFER: AxisGroup = (
     "sync_batchnorm",
     "bucket_cap_mb",
     "gradient_as_bucket_view",
-    "measure",
-    "windows",
     "memory_limit_gib",
     "layout",
     "fused_optimizer",

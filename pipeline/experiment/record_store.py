@@ -135,9 +135,7 @@ def load_folder(folder: Path, *, for_tables: bool = False) -> tuple[list[Record]
     found: list[Record] = []
     rejected: list[RejectedFile] = []
     environments: dict[bytes, Environment] = {}
-    if not folder.exists():
-        return found, rejected
-    for name in sorted(os.listdir(folder)):
+    for name in sorted(os.listdir(folder)) if folder.exists() else ():
         if name.startswith(".") or not name.endswith(".json"):
             continue
         try:

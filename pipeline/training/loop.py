@@ -89,12 +89,12 @@ def run_epochs(
     """Run all epochs, or stop early (may_stop_now). Return the summaries, and part times in ns [epoch][rank]."""
     epochs: list[Epoch] = []
     series: list[list[PartTimesNs]] = []
-    for number in range(1, spec.epochs + 1):
-        gathered = process_group.all_gather(run_epoch(number, spec, rank, batches, step))
+    for epoch_number in range(1, spec.epochs + 1):
+        gathered = process_group.all_gather(run_epoch(epoch_number, spec, rank, batches, step))
         # evaluation batches are no larger than training batches, so that the peak memory is that of training
         batch_size = min(MAX_EVALUATION_BATCH_SIZE, spec.batch_size_per_gpu)
         tested = evaluate(bare_model, test_images, rank, batch_size) if test_images else (None, None)
-        epochs.append(summarize_epoch(number, spec, gathered, *tested))
+        epochs.append(summarize_epoch(epoch_number, spec, gathered, *tested))
         series.append([part.parts_ns for part in gathered])
         if may_stop_now(spec, epochs):
             break
@@ -109,7 +109,7 @@ def may_stop_now(spec: Spec, epochs: Sequence[Epoch]) -> bool:
 
 
 def run_epoch(
-    number: int,
+    epoch_number: int,
     spec: Spec,
     rank: Rank,
     batches: TrainingBatches,
@@ -122,12 +122,12 @@ def run_epoch(
     losses: list[Tensor] = []
     sizes: list[int] = []
     step.begin_epoch()
-    batch_iterator = iter(batches.epoch(number))  # this starts the loader's workers, so it comes before clock.start()
+    batch_iterator = iter(batches.epoch(epoch_number))  # this starts the loader's workers: before the clock
     process_group.barrier(rank)
 
     clock.start()
     for index in range(num_steps):
-        step.set_learning_rate(learning_rate_at(spec, (number - 1) * num_steps + index))
+        step.set_learning_rate(learning_rate_at(spec, (epoch_number - 1) * num_steps + index))
         images, labels = next(batch_iterator)
         clock.mark("data")
         losses.append(step(images, labels, clock.mark))
@@ -196,15 +196,15 @@ def evaluate(model: nn.Module, images: Images, rank: Rank, batch_size: int) -> t
 
 
 def summarize_epoch(
-    number: int, spec: Spec, ranks: list[RankEpochSeries], test_loss: float | None, test_accuracy: float | None
+    epoch_number: int, spec: Spec, ranks: list[RankEpochSeries], test_loss: float | None, test_accuracy: float | None
 ) -> Epoch:
     """Return the epoch with every rank's times, and the loss and accuracy over all samples of all ranks."""
     num_seen = sum(sum(part.sizes) for part in ranks)
     loss = sum(loss * size for part in ranks for loss, size in zip(part.losses, part.sizes, strict=True)) / num_seen
     diverged = [index for part in ranks for index, loss in enumerate(part.losses) if not math.isfinite(loss)]
-    updates_before = (number - 1) * spec.steps_per_epoch
+    updates_before = (epoch_number - 1) * spec.steps_per_epoch
     return Epoch(
-        epoch=number,
+        epoch=epoch_number,
         ranks=tuple(part.clock for part in ranks),
         num_updates=updates_before + spec.steps_per_epoch,
         num_samples=spec.num_samples if spec.is_whole_epoch else num_seen,
