@@ -108,11 +108,6 @@ class CapturedStep:
         replay = warm_up_and_capture(work, num_capture_warm_up_steps(spec), capture)
         return CapturedGraph(images, labels, loss, replay)
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The batch sizes that were captured."""
-        return tuple(self._graphs)
-
     def begin_epoch(self) -> None:
         self._step.begin_epoch()
 

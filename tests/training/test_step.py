@@ -143,7 +143,7 @@ def test_every_size_is_warmed_up_and_recorded_once(strategy: str, steps: int) ->
 
     captured = CapturedStep(LoggedStep(build_model("lenet", 10), spec, ALONE), (64, 32), spec, ALONE, record)
     assert log == ["step of 64"] * steps + ["record"] + ["step of 32"] * steps + ["record"]
-    assert captured.sizes == (64, 32)
+    assert tuple(captured._graphs) == (64, 32)
 
 
 def test_the_loss_that_a_captured_step_returns_is_not_overwritten_by_the_next() -> None:
