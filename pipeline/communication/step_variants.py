@@ -65,20 +65,24 @@ def build_variant(
     """
     assert execution not in COMPILED_EXECUTIONS, "variants of one model would share compiled code"
     spec = spec or context.spec
+    form = name.removesuffix("_again")
+    assert form == "plain" or form in VARIANTS.get(spec.strategy, ()), "the strategy wraps the model"
     torch.manual_seed(spec.seed)
     bare = place_model(build_model(spec.model or "resnet18", num_classes=10), spec, context.rank)
-    form = name.removesuffix("_again")
     group = context.single_rank_group if form == "ddp_one" else None
     model = bare if form == "plain" else wrap_for_strategy(bare, spec, context.rank, group)
     sync_context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-    if isinstance(model, DistributedDataParallel) and form == "no_op_hook":
+    if form == "no_op_hook":
+        assert isinstance(model, DistributedDataParallel)
         model.register_comm_hook(None, noop_hook)
-    if isinstance(model, DistributedDataParallel) and form == "no_sync":
+    if form == "no_sync":
+        assert isinstance(model, DistributedDataParallel)
         sync_context = model.no_sync
     train_step = EagerStep(model, spec, context.rank, sync_context=sync_context, after_backward=after_backward)
     train_step.begin_epoch()
-    num_samples = len(context.batch[1]) if form == "dp" else spec.batch_size_per_gpu  # dp has the global batch
-    images, labels = (part[:num_samples] for part in context.batch)
+    images, labels = context.batch
+    if form != "dp":  # DataParallel takes the global batch
+        images, labels = images[: spec.batch_size_per_gpu], labels[: spec.batch_size_per_gpu]
 
     def eager() -> None:
         train_step(images, labels, ignore_mark)

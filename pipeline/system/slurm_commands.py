@@ -70,10 +70,7 @@ def clean_step_lines() -> list[str]:
     return CLEAN_STEP_SCRIPT.format(pattern=pattern).splitlines()
 
 
-COMMAND_TIMEOUT_S = 60
-
-
-def run_slurm(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+def run_slurm(*command: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
     """Run a Slurm command without a shell and return its output and exit code."""
     ignored = ignored_variables()
     env = {name: value for name, value in os.environ.items() if name not in ignored}
