@@ -24,7 +24,7 @@ from pipeline.runner.launch_options import RERUN_CHOICES, LaunchOptions, add_poi
 from pipeline.runner.launch_session import LaunchSession
 from pipeline.runner.memory_search import search_memory
 from pipeline.runner.rank_files import FollowingPoint, PointTask
-from pipeline.runner.torchrun import run_ranks
+from pipeline.runner.start_ranks import run_ranks
 from pipeline.system.command_line import build_parser
 from pipeline.system.deadline import DeadlineExpired
 from pipeline.system.errors import (
@@ -66,7 +66,7 @@ def main() -> int:
     if arguments.manifest:
         experiment, points = resolve_manifest(arguments.manifest, arguments.run_id)
     else:
-        experiment, points = resolve_grid(arguments.grid, arguments.index, arguments.set, arguments.outputs)
+        experiment, points = resolve_grid(arguments.grid, arguments.index, arguments.overrides, arguments.outputs)
         points = [spec for spec in points if needs_run(spec, experiment, arguments.rerun)]
         for spec in points:
             warn_of_idle_gpus(spec, arguments.grid)

@@ -132,7 +132,7 @@ def run_selftest_task(spec: Spec, task: "Task") -> "Findings":
     """Run the task in a new process group. Raises CommandError with the cause if a rank failed."""
     from pipeline.runner import failed_record
     from pipeline.runner.rank_files import PointTask, RankFiles
-    from pipeline.runner.torchrun import run_ranks
+    from pipeline.runner.start_ranks import run_ranks
 
     log_line(f"{task} on {spec.num_gpus} x {spec.device}, {spec.batch_size_per_gpu} per GPU: running")
     with tempfile.TemporaryDirectory(prefix="pipeline-selftest-") as folder:

@@ -25,7 +25,7 @@ from pipeline.system.errors import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.submission.progress import PointProgress
+    from pipeline.submission.read_progress import PointProgress
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -42,7 +42,7 @@ def main() -> int:
     arguments = parse_arguments()
     # imported after the command line is parsed, so that --help answers at once
     from pipeline.experiment.folder import find_experiments, warn_of_open_folders
-    from pipeline.submission.progress import read_progress
+    from pipeline.submission.read_progress import read_progress
 
     unreadable: list[Exception] = []
     progress_by_name, without_manifest = {}, []

@@ -3,9 +3,9 @@
     python -m pipeline.submit --grid scaling
     python -m pipeline.submit --grid scaling --dry-run
 
-Exit codes: 0 success, also if there is nothing to run; 1 a point has no result (one that ran here; any expected
-point with --wait); 2 wrong usage or configuration; 3 --only or --rerun select no point; 4 Slurm refused
-an array, or is configured and does not answer.
+Exit codes: 0 success, also if there is nothing to run; 1 a point that ran here has no result, or with --wait any
+expected point; 2 wrong usage or configuration; 3 --only or --rerun select no point; 4 Slurm refused an array, or is
+configured and does not answer.
 """
 
 import argparse
@@ -16,23 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.runner.launch_options import RERUN_CHOICES, add_point_arguments, read_launch_options
-from pipeline.system import files
+from pipeline.system import errors, files
 from pipeline.system.command_line import build_parser
-from pipeline.system.errors import (
-    EXIT_GAPS,
-    EXIT_OK,
-    RANK_PACKAGES,
-    CommandError,
-    log_line,
-    pluralize,
-    require_packages,
-    run_command,
-)
+from pipeline.system.errors import EXIT_OK, CommandError, log_line, pluralize
 
 if TYPE_CHECKING:
     from pipeline.experiment.grid import Grid
+    from pipeline.experiment.spec import Spec
     from pipeline.submission.gpu_hours_estimate import Estimate
-    from pipeline.submission.plan import Cluster, PointSelection, SubmitOptions
+    from pipeline.submission.plan import Cluster, SubmitOptions
 
 MAX_PROLOGUE_BYTES = 1_000_000
 
@@ -42,7 +34,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = build_parser("submit", __doc__)
     parser.add_argument("--grid", required=True, help="the name of a shipped grid, or a path to a grid file")
     add_point_arguments(parser)
-    parser.add_argument("--dry-run", action="store_true", help="print points, arrays and batch scripts; write nothing")
+    printing = "print points, arrays and batch scripts; write nothing"
+    parser.add_argument("--dry-run", dest="is_dry_run", action="store_true", help=printing)
     parser.add_argument("--json", action="store_true", help="with --dry-run: print one JSON object")
     parser.add_argument(
         "--only", action="append", default=[], metavar="RUN_ID", help="only this point; may be repeated"
@@ -53,22 +46,21 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--time", help="the time limit of a point, as [days-]hours:minutes:seconds")
     parser.add_argument("--prologue", type=Path, help="your own shell file; each job sources it first")
     parser.add_argument("--max-parallel", type=int, help="elements of an array that may run at the same time")
-    parser.add_argument(
-        "--points-per-element",
-        type=int,
-        default=1,
-        metavar="N",
-        help="points with equal resources that an array element runs one after another (default: 1)",
-    )
+    packing = "points with equal resources that an array element runs one after another (default: 1)"
+    parser.add_argument("--points-per-element", type=int, default=1, metavar="N", help=packing)
     parser.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help="refuse to run if they may take more")
     parser.add_argument("--skip-unsatisfiable", action="store_true", help="leave out points that cannot run here")
-    parser.add_argument(
-        "--wait",
-        action="store_true",
-        help="wait until no point is queued or running; exit code 1 if a point has no result",
-    )
+    waiting = "wait until no point is queued or running; exit code 1 if a point has no result"
+    parser.add_argument("--wait", action="store_true", help=waiting)
     arguments = parser.parse_args()
-    check_arguments(parser, arguments)
+    if arguments.json and not arguments.is_dry_run:
+        parser.error("--json needs --dry-run")
+    if arguments.max_parallel is not None and arguments.max_parallel < 1:
+        parser.error("--max-parallel must be at least 1")
+    if arguments.points_per_element < 1:
+        parser.error("--points-per-element must be at least 1")
+    if arguments.max_gpu_hours is not None and not arguments.max_gpu_hours >= 0:  # also refuses nan
+        parser.error("--max-gpu-hours must be 0 or more")
     return arguments
 
 
@@ -90,18 +82,6 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """End the command with a usage error for a value out of range, and for --json without --dry-run."""
-    if arguments.json and not arguments.dry_run:
-        parser.error("--json needs --dry-run")
-    if arguments.max_parallel is not None and arguments.max_parallel < 1:
-        parser.error("--max-parallel must be at least 1")
-    if arguments.points_per_element < 1:
-        parser.error("--points-per-element must be at least 1")
-    if arguments.max_gpu_hours is not None and not arguments.max_gpu_hours >= 0:  # also refuses nan
-        parser.error("--max-gpu-hours must be 0 or more")
-
-
 def main() -> int:
     """Plan the submission, then print the plan or execute it."""
     arguments = parse_arguments()
@@ -109,7 +89,7 @@ def main() -> int:
     from pipeline.experiment.folder import Experiment
     from pipeline.submission import gpu_hours_estimate, plan, slurm_submit
 
-    submit_options = read_submit_options(arguments)
+    submit_options = plan.SubmitOptions.from_arguments(arguments)
     grid = plan.expand_submission(submit_options)
     cluster = plan.inspect_cluster(submit_options)
     experiment = Experiment(submit_options.outputs / grid.name)
@@ -186,74 +166,61 @@ def submit_or_run(
     from pipeline.experiment.folder import Experiment, warn_of_open_folders
     from pipeline.experiment.manifest import add_points
     from pipeline.experiment.packing import pack_elements
-    from pipeline.submission import executor, plan
+    from pipeline.submission import local, plan, read_progress, slurm_submit
 
     experiment = Experiment(submit_options.outputs / grid.name)
     options = read_launch_options(arguments, grid.resources.time_min() * 60)
-    require_packages(*(RANK_PACKAGES if cluster.kind == "local" else ("submitit",)))
+    errors.require_packages(*(errors.RANK_PACKAGES if cluster.kind == "local" else ("submitit",)))
     staged = plan.select_points(grid.points, experiment, submit_options).todo
-    executor.stage_data(staged, options.data)  # before create(), so that a failure leaves no empty folder
+    stage_data(staged, options.data)  # before create(), so that a failure leaves no empty folder
     experiment.create()
     warn_of_open_folders([experiment])
     with experiment.submission_lock():
-        executor.recover_unnamed_arrays(experiment)
+        slurm_submit.recover_unnamed_arrays(experiment)
         selection = plan.select_points(grid.points, experiment, submit_options)
-        report_selection(selection)
-        executor.stage_data([spec for spec in selection.todo if spec not in set(staged)], options.data)
+        log_line(f"{selection.describe()}.")
+        if "recorded as failed" in selection.skipped:
+            log_line("To run the failed points again, add --rerun failed.")
+        stage_data([spec for spec in selection.todo if spec not in set(staged)], options.data)
         with experiment.edit_manifest() as manifest:
             manifest.name = grid.name
             add_points(manifest, grid.points)
         if cluster.kind == "local":
-            executor.run_locally(experiment, pack_elements(selection.todo, submit_options.points_per_element), options)
+            local.run_elements(experiment, pack_elements(selection.todo, submit_options.points_per_element), options)
         else:
             arrays = plan.plan_arrays(selection.todo, grid.resources, cluster, submit_options)
-            executor.submit_arrays(experiment, arrays, prologue, options)
+            slurm_submit.submit_arrays(experiment, arrays, prologue, options)
     print(f"folder {experiment.folder}")
     if cluster.kind == "slurm":
         if not arguments.wait:
             return EXIT_OK
-        executor.wait_until_finished(experiment)
+        read_progress.wait_until_finished(experiment)
     run_ids = plan.selected_run_ids(grid.points, submit_options.only)
     expected = [spec for spec in grid.points if spec.run_id() in run_ids] if arguments.wait else selection.todo
-    return report_gaps(executor.count_gaps(experiment, expected), len(expected), experiment.folder)
-
-
-def report_gaps(num_gaps: int, num_points: int, folder: Path) -> int:
-    """Log the number of points without a result, and return the exit code."""
+    num_gaps = read_progress.count_gaps(experiment, expected)
     if not num_gaps:
         return EXIT_OK
-    log_line(f"{num_gaps} of {pluralize(num_points, 'point')} have no result; see python -m pipeline.status {folder}")
-    return EXIT_GAPS
+    points, status = pluralize(len(expected), "point"), f"python -m pipeline.status {experiment.folder}"
+    log_line(f"{num_gaps} of {points} have no result; see {status}")
+    return errors.EXIT_GAPS
 
 
-def read_submit_options(arguments: argparse.Namespace) -> "SubmitOptions":
-    """Return the options of the command line in the form that the planner takes."""
-    from pipeline.submission.plan import SubmitOptions
-    from pipeline.submission.slurm_request import SlurmOptions
+def stage_data(points: "Sequence[Spec]", folder: Path) -> None:
+    """Check that the data of the points exists, and download CIFAR-10 if it does not: jobs never download.
 
-    return SubmitOptions(
-        grid=arguments.grid,
-        overrides=arguments.set,
-        outputs=arguments.outputs,
-        cluster=arguments.cluster,
-        slurm_options=SlurmOptions(
-            arguments.partition,
-            arguments.account,
-            arguments.qos,
-            arguments.constraint,
-            arguments.exclusive,
-            arguments.gpu_type,
-            arguments.gres,
-            arguments.mem,
-        ),
-        time=arguments.time,
-        max_parallel=arguments.max_parallel,
-        points_per_element=arguments.points_per_element,
-        only=arguments.only,
-        rerun=arguments.rerun,
-        skip_unsatisfiable=arguments.skip_unsatisfiable,
-        is_dry_run=arguments.dry_run,
-    )
+    Raises CommandError.
+    """
+    from pipeline.data import staging
+
+    reading = [spec for spec in points if spec.reads_data]
+    num_images = max((spec.num_samples for spec in reading if spec.dataset == "imagefolder"), default=None)
+    try:
+        if any(spec.dataset == "cifar10" for spec in reading) and staging.stage_cifar10(folder):
+            log_line(f"CIFAR-10 staged in {folder}.")
+        if num_images is not None:
+            staging.require_images(staging.require_folder(folder), num_images)
+    except staging.DataNotStaged as error:
+        raise CommandError(str(error)) from error
 
 
 def read_prologue(path: Path | None) -> bytes | None:
@@ -272,13 +239,5 @@ def read_prologue(path: Path | None) -> bytes | None:
     return text
 
 
-def report_selection(selection: "PointSelection") -> None:
-    """Log the number of points to run, and the number of skipped points for each reason."""
-    skipped = "".join(f", {count} {reason}" for reason, count in sorted(selection.skipped.items()))
-    log_line(f"{pluralize(len(selection.todo), 'point')} to run{skipped}.")
-    if "recorded as failed" in selection.skipped:
-        log_line("To run the failed points again, add --rerun failed.")
-
-
 if __name__ == "__main__":
-    run_command(main)
+    errors.run_command(main)

@@ -58,6 +58,7 @@ def add_point_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that change the points, name their data folder and say what is written where."""
     parser.add_argument(
         "--set",
+        dest="overrides",
         nargs="+",
         action="extend",
         default=[],

@@ -29,7 +29,7 @@ MAX_OTHER_FAILURES = 2  # failures without an out-of-memory that a search accept
 CRASH_EXIT_CODES = (-signal.SIGSEGV, -signal.SIGBUS)  # of native code that does not check if it got its memory
 
 RunRanks = Callable[[Spec, RankFiles, str], dict[int, RankExit]]
-"""The type of pipeline.runner.torchrun.run_ranks, which runs a point's ranks and returns those that failed."""
+"""The type of pipeline.runner.start_ranks.run_ranks, which runs a point's ranks and returns those that failed."""
 
 
 class FinishedTrial(NamedTuple):

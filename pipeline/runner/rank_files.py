@@ -11,7 +11,7 @@
     findings.json          rank 0 of a self-test                    pipeline.selftest
     trial<k>/              the same files, for one trial of a memory search
 
-The launcher is the process of pipeline.launch (on every node), a rank is pipeline.runner.worker, the sampler is
+The launcher is the process of pipeline.launch (on every node), a rank is pipeline.runner.rank_process, the sampler is
 pipeline.runner.telemetry_sampler. Every JSON file appears whole or not at all.
 """
 

@@ -5,12 +5,13 @@ import itertools
 import os
 import subprocess
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import Submission
+from pipeline.experiment.manifest import start_submission
 from pipeline.experiment.spec import Spec
 from pipeline.runner.launch_options import PYTHONPATH_ROOT, LaunchOptions, launch_command
 from pipeline.system.errors import log_line
@@ -19,12 +20,15 @@ from pipeline.system.host import die_with_parent
 RECORD_POLL_S = 0.2
 
 
-def run_elements(
-    experiment: Experiment, submission: Submission, elements: Sequence[Sequence[Spec]], options: LaunchOptions
-) -> None:
-    """Run every point until it ends. Its record holds the outcome, and a progress line shows it."""
+def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], options: LaunchOptions) -> None:
+    """Run the elements one after another, as one submission, and log the outcome of every point."""
+    if not elements:
+        return
+    submission = start_submission(uuid.uuid4().hex, "local")
+    with experiment.edit_manifest() as manifest:
+        manifest.submissions.append(submission)
     folder = experiment.log_folder(submission.id)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True)
     numbers, total = itertools.count(1), sum(len(element) for element in elements)
     for element in elements:
         num_before = {spec: num_attempts(experiment, spec) for spec in element}

@@ -1,5 +1,6 @@
 """Plan a submission: the points to run, the cluster, and the arrays. Writes nothing."""
 
+import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,12 +15,12 @@ from pipeline.experiment.manifest import MANIFEST_VERSION, Manifest, add_points
 from pipeline.experiment.resources import Resources, ResourceShape, group_by_shape
 from pipeline.experiment.spec import Spec
 from pipeline.runner.launch_options import Rerun
-from pipeline.submission import point_state, slurm_queries, slurm_request
-from pipeline.submission.progress import read_progress
+from pipeline.submission import slurm_queries, slurm_request, state_rules
+from pipeline.submission.read_progress import read_progress
 from pipeline.submission.slurm_queries import NodeType
 from pipeline.submission.slurm_request import SlurmOptions, SlurmRequest
 from pipeline.system import slurm_commands
-from pipeline.system.errors import EXIT_NOTHING_FOUND, EXIT_SCHEDULER, CommandError
+from pipeline.system.errors import EXIT_NOTHING_FOUND, EXIT_SCHEDULER, CommandError, pluralize
 from pipeline.system.host import gpu_names, num_visible_gpus
 
 ClusterKind = Literal["slurm", "local"]
@@ -28,7 +29,7 @@ NOT_PACKED = "since a failed point on several nodes is ended only with its whole
 
 
 class SubmitOptions(NamedTuple):
-    """The options of the command line that decide what is submitted, and where."""
+    """The options of the command line that decide what is submitted, and where. Fields have the parser's names."""
 
     grid: str
     overrides: Sequence[str]
@@ -42,6 +43,14 @@ class SubmitOptions(NamedTuple):
     rerun: Rerun | None
     skip_unsatisfiable: bool
     is_dry_run: bool
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace) -> "SubmitOptions":
+        """Return the options that `pipeline.submit` parsed."""
+        given = vars(arguments)
+        slurm_options = SlurmOptions(**{name: given[name] for name in SlurmOptions._fields})
+        others = {name: given[name] for name in cls._fields if name != "slurm_options"}
+        return cls(slurm_options=slurm_options, **others)
 
 
 class Cluster(NamedTuple):
@@ -72,6 +81,11 @@ class PointSelection(NamedTuple):
 
     todo: list[Spec]
     skipped: dict[str, int]
+
+    def describe(self) -> str:
+        """Return the number of points to run, and of skipped points for each reason, as text."""
+        skipped = "".join(f", {count} {reason}" for reason, count in sorted(self.skipped.items()))
+        return f"{pluralize(len(self.todo), 'point')} to run{skipped}"
 
 
 def expand_submission(submit_options: SubmitOptions) -> Grid:
@@ -190,7 +204,7 @@ def select_points(points: Sequence[Spec], experiment: Experiment, submit_options
             )
         elif progress.is_in_flight:
             skipped["queued or running"] += 1
-        elif status in point_state.RECORDED_STATUSES and submit_options.rerun not in ("all", status):
+        elif status in state_rules.RECORDED_STATUSES and submit_options.rerun not in ("all", status):
             skipped[f"recorded as {status}"] += 1
         else:
             todo.append(progress.spec)

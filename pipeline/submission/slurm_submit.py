@@ -1,28 +1,30 @@
-"""Submit one Slurm array through submitit. This is the only module that imports it."""
+"""Submit arrays to Slurm: the manifest lists each one first, then submitit submits it.
+
+This is the only module that imports submitit.
+"""
 
 import contextlib
+import hashlib
 import shutil
 import sys
+import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.experiment.folder import Experiment, displayable_name
-from pipeline.experiment.manifest import SlurmArray, Submission
+from pipeline.experiment.manifest import SlurmArray, Submission, start_submission
 from pipeline.runner.launch_options import PYTHONPATH_ROOT, LaunchOptions, exec_element
 from pipeline.submission import batch_script, slurm_queries
+from pipeline.submission.plan import PlannedArray
 from pipeline.submission.slurm_request import SlurmRequest
 from pipeline.system import slurm_commands
-from pipeline.system.errors import CONTROL_CHARACTER, EXIT_SCHEDULER, CommandError
+from pipeline.system.errors import CONTROL_CHARACTER, EXIT_SCHEDULER, CommandError, log_line, pluralize
 
 PICKLE = "elements.pkl"  # read by every element of an array; an element cannot start without it
 
 
 class SubmissionUnconfirmed(CommandError):
     """Slurm may have accepted an array, but did not confirm it."""
-
-
-def job_name(experiment_name: str, submission_id: str, number: int) -> str:
-    """Return a unique job name, by which an array is found if its driver died before it read the job id."""
-    return f"{experiment_name}-{submission_id[:8]}-{number}"
 
 
 def refuse_unsafe_paths(experiment: Experiment) -> None:
@@ -43,6 +45,57 @@ def refuse_unsafe_paths(experiment: Experiment) -> None:
         raise CommandError(f"the folder {folder} has a {sign!r}, which Slurm would replace; choose another --outputs.")
 
 
+def submit_arrays(
+    experiment: Experiment, arrays: Sequence[PlannedArray], prologue: bytes | None, options: LaunchOptions
+) -> None:
+    """Submit every array, and write the job id of each one into the manifest.
+
+    The manifest lists all arrays before the first one is submitted. Raises CommandError; the manifest then keeps the
+    arrays that Slurm has or may have.
+    """
+    if not arrays:
+        return
+    submission = start_submission(uuid.uuid4().hex, "slurm")
+    folder = experiment.log_folder(submission.id)
+    folder.mkdir(mode=0o700, parents=True)
+    prologue_copy = None
+    if prologue is not None:
+        prologue_copy = folder / "prologue.sh"
+        prologue_copy.write_bytes(prologue)
+        submission.prologue_sha256 = hashlib.sha256(prologue).hexdigest()
+    setup = batch_script.setup_lines(submission.launch_id_prefix, prologue_copy)
+    for notice in dict.fromkeys(notice for array in arrays for notice in array.request.notices):
+        log_line(f"Notice: {notice}.")
+    add_planned_arrays(experiment, submission, arrays)
+    for index, (planned, array) in enumerate(zip(arrays, tuple(submission.arrays), strict=True)):
+        try:
+            array.job_id = submit_array(experiment, submission, array, planned.request, setup, options)
+        except CommandError as refusal:
+            may_be_accepted = isinstance(refusal, SubmissionUnconfirmed)
+            del submission.arrays[index + may_be_accepted :]
+            raise
+        finally:
+            write_submission(experiment, submission)
+        count, num_points = len(array.elements), sum(len(element) for element in array.elements)
+        points = f", {num_points} points" if num_points > count else ""
+        print(f"array {array.job_id}: {pluralize(count, 'element')}, {planned.shape}{points}", flush=True)
+
+
+def add_planned_arrays(experiment: Experiment, submission: Submission, arrays: Sequence[PlannedArray]) -> None:
+    """Write the arrays into the manifest. Each has a unique job name, which finds its job if this process dies."""
+    for index, planned in enumerate(arrays):
+        elements = [[spec.run_id() for spec in element] for element in planned.elements]
+        name = f"{experiment.folder.name}-{submission.launch_id_prefix}-{index}"
+        submission.arrays.append(SlurmArray(name, elements, is_array=len(elements) > 1))
+    write_submission(experiment, submission)
+
+
+def write_submission(experiment: Experiment, submission: Submission) -> None:
+    """Write the submission into the manifest, in place of its earlier state."""
+    with experiment.edit_manifest() as manifest:
+        manifest.submissions = [*(other for other in manifest.submissions if other.id != submission.id), submission]
+
+
 def submit_array(
     experiment: Experiment,
     submission: Submission,
@@ -54,12 +107,12 @@ def submit_array(
     """Submit one array and return its job id.
 
     submitit only submits. In the job, the process of an element becomes pipeline.launch (exec), so that exit code,
-    signals and logs are those of the point. All elements read one pickle that exists before sbatch is called, so that
-    no element needs this process afterwards. (executor.map_array names its pickles after sbatch has returned: a driver
-    that is killed in between loses the array.)
+    signals and logs are those of the point. All elements read one pickle, which exists before sbatch is called, so they
+    need nothing from this process afterwards. (submitit's own map_array names its pickles only after sbatch returned,
+    and loses the array if the driver is killed in between.)
 
-    Raises CommandError (scheduler) if sbatch refused the array, whose files are then removed, and
-    SubmissionUnconfirmed if Slurm may have accepted it.
+    Raises CommandError (scheduler) if sbatch refused the array, and removes its files. Raises SubmissionUnconfirmed if
+    Slurm may have accepted it.
     """
     import submitit
 
@@ -67,8 +120,7 @@ def submit_array(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     executor = submitit.SlurmExecutor(folder)
     setup = [batch_script.link_line(folder.resolve() / PICKLE, array.is_array), *setup]
-    parameters = batch_script.submitit_parameters(array.job_name, request, len(array.elements), setup)
-    executor.update_parameters(**parameters)
+    executor.update_parameters(**batch_script.submitit_parameters(array.job_name, request, len(array.elements), setup))
     if array.is_array:
         executor.parameters["map_count"] = len(array.elements)  # submitit then submits an array, not a plain job
     absolute = options._replace(data=options.data.resolve())
@@ -78,14 +130,15 @@ def submit_array(
         with slurm_commands.clean_environment():
             return str(executor.submit(*element).job_id)
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError, OSError) as error:
-        job_id = find_accepted_array(array.job_name, folder, last_line(str(error)))
+        problem = error_line(str(error))
+        job_id = find_accepted_array(array.job_name, folder, problem)
         if job_id is None:
-            raise CommandError(f"sbatch refused {array.job_name}: {last_line(str(error))}.", EXIT_SCHEDULER) from error
+            raise CommandError(f"sbatch refused {array.job_name}: {problem}.", EXIT_SCHEDULER) from error
         return job_id  # sbatch failed after the controller had accepted the job
 
 
 def find_accepted_array(name: str, folder: Path, problem: str) -> str | None:
-    """Return the job id of an array whose sbatch failed, None if Slurm does not have it.
+    """Return the job id of an array whose sbatch failed, None if Slurm does not have the array.
 
     Raises SubmissionUnconfirmed if Slurm does not answer.
     """
@@ -117,7 +170,28 @@ def withdraw_array(folder: Path) -> str | None:
     return started.name.partition("_")[0]
 
 
-def last_line(text: str) -> str:
-    """Return the last line of an error message that contains "error", else its last line, without the full stop."""
+def recover_unnamed_arrays(experiment: Experiment) -> None:
+    """Find the job ids of arrays whose driver died before it stored them; remove the arrays that Slurm does not know.
+
+    A removed array can never run, even if an sbatch that outlived its driver submits it now. Raises CommandError
+    (scheduler) if an array has no job id and Slurm does not answer.
+    """
+    manifest = experiment.read_manifest()
+    arrays = [array for submission in manifest.submissions for array in submission.arrays] if manifest else []
+    names = {array.job_name for array in arrays if array.job_id is None}
+    if not names:
+        return
+    found = slurm_queries.find_jobs_named(names)
+    with experiment.edit_manifest() as manifest:
+        for submission in manifest.submissions:
+            for array in submission.arrays:
+                if array.job_id is None:
+                    folder = experiment.log_folder(submission.id) / array.job_name
+                    array.job_id = found.get(array.job_name) or withdraw_array(folder)
+            submission.arrays = [array for array in submission.arrays if array.job_id is not None]
+
+
+def error_line(text: str) -> str:
+    """Return the last line that contains "error", else the last line, without its full stop."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else "").rstrip(".")

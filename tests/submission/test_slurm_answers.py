@@ -12,7 +12,6 @@ from factories import NOW
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.submission.point_state import decide_state_by_job, is_unfinished
 from pipeline.submission.slurm_queries import (
     JobState,
     NodeType,
@@ -24,6 +23,7 @@ from pipeline.submission.slurm_queries import (
     query_node_types,
     query_partition_limit_min,
 )
+from pipeline.submission.state_rules import decide_state_by_job, is_unfinished
 from pipeline.system.errors import EXIT_SCHEDULER, CommandError
 
 BANNER = "Welcome to the cluster. Maintenance is on Monday."

@@ -12,7 +12,7 @@ from factories import make_spec
 
 from pipeline.analysis.formulas import GIB
 from pipeline.runner.rank_files import PointTask, RankError, RankFiles
-from pipeline.runner.worker import did_gpu_allocator_refuse, record_rank_errors
+from pipeline.runner.rank_process import did_gpu_allocator_refuse, record_rank_errors
 from pipeline.system import host
 from pipeline.training.gpu_checks import CONTEXT_BYTES, GpuProblem
 
@@ -101,9 +101,9 @@ def test_the_message_of_a_gpu_check_is_kept_unchanged(rank_files: RankFiles, mon
 def test_output_of_a_rank_goes_to_stderr_even_from_native_code(tmp_path: Path) -> None:
     """Gloo of torch 2.8 writes to the file descriptor, past Python, and the command's stdout carries data."""
     code = (
-        "import os, pathlib; from pipeline.runner import worker; "
-        "worker.run_rank_points = lambda rank_files: (print('from Python'), os.write(1, b'from native code')); "
-        "worker.main(pathlib.Path('.'))"
+        "import os, pathlib; from pipeline.runner import rank_process; "
+        "rank_process.run_rank_points = lambda rank_files: (print('from Python'), os.write(1, b'from native code')); "
+        "rank_process.main(pathlib.Path('.'))"
     )
     env = {**os.environ, "RANK": "0"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)

@@ -1,8 +1,11 @@
 """The progress of every point of an experiment, from its records, its submissions and Slurm."""
 
 import contextlib
-from collections.abc import Iterable
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,12 +15,13 @@ from pipeline.experiment.manifest import Manifest, SlurmArray
 from pipeline.experiment.outcomes import PointOutcome, resolve_outcomes
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
-from pipeline.submission import point_state, slurm_queries
-from pipeline.submission.point_state import PointState, decide_state_in_element
+from pipeline.submission import slurm_queries, state_rules
 from pipeline.submission.slurm_queries import JobKey, JobState
-from pipeline.system.errors import CommandError
+from pipeline.submission.state_rules import PointState, decide_state_in_element
+from pipeline.system.errors import CommandError, log_line
 
 LOG_TAIL_BYTES = 16_384
+FIRST_POLL_S, LAST_POLL_S = 2, 30  # the interval doubles up to the last: frequent queries load the controller
 
 
 class PointProgress(NamedTuple):
@@ -48,7 +52,7 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
     job_states, problem = query_slurm(manifest)
     jobs, submitted_run_ids = submitted_jobs(manifest)
     in_arrays = {run_id for array in list_arrays(manifest) for element in array.elements for run_id in element}
-    positions = point_state.read_element_positions(experiment, manifest, found)
+    positions = state_rules.read_element_positions(experiment, manifest, found)
     unpublished = unpublished_jobs(manifest, found)
     driver_is_here = not holds_lock and experiment.is_being_submitted()
     logs = find_logs(experiment, manifest)
@@ -58,9 +62,9 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
         run_id = outcome.spec.run_id()
         job = choose_job(jobs.get(run_id, []), job_states)
         log, position = logs.get(run_id), positions.of(run_id, job)
-        has_result = outcome.status in point_state.RECORDED_STATUSES
+        has_result = outcome.status in state_rules.RECORDED_STATUSES
         job_state = job_states.get(job) if job is not None else None
-        may_publish = job_state is not None and point_state.is_unfinished(job_state) and position != "passed"
+        may_publish = job_state is not None and state_rules.is_unfinished(job_state) and position != "passed"
         if outcome.status == "missing" and run_id in in_arrays and problem:
             state = PointState("unknown", problem)
         elif not has_result and run_id not in in_arrays and driver_is_here:
@@ -72,8 +76,8 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
         if may_publish and has_result and (run_id, job) in unpublished:
             no_record = outcome._replace(status="missing")
             rerun = decide_state_in_element(no_record, job_state, position, True, "", now)
-            state = point_state.add_rerun_note(state, rerun)
-        result.append(PointProgress(outcome, state, state.word in point_state.IN_FLIGHT or may_publish, job, log))
+            state = state_rules.add_rerun_note(state, rerun)
+        result.append(PointProgress(outcome, state, state.word in state_rules.IN_FLIGHT or may_publish, job, log))
     return result
 
 
@@ -121,7 +125,7 @@ def submitted_jobs(manifest: Manifest) -> tuple[dict[str, list[JobKey]], set[str
 
 def unpublished_jobs(manifest: Manifest, found: Iterable[Record]) -> set[tuple[str, JobKey]]:
     """Return the (run id, job) of every point whose submitted job has not published a record of it yet."""
-    published = {(record.run_id, point_state.launch_id_prefix_of(record.launch_id)) for record in found}
+    published = {(record.run_id, state_rules.launch_id_prefix_of(record.launch_id)) for record in found}
     return {
         (run_id, job)
         for submission in manifest.submissions
@@ -135,7 +139,7 @@ def unpublished_jobs(manifest: Manifest, found: Iterable[Record]) -> set[tuple[s
 def choose_job(jobs: list[JobKey], job_states: dict[JobKey, JobState]) -> JobKey | None:
     """Return the job that decides the state of a point: the latest unfinished one, else the latest that Slurm knows."""
     known = [job for job in jobs if job in job_states]
-    unfinished = [job for job in known if point_state.is_unfinished(job_states[job])]
+    unfinished = [job for job in known if state_rules.is_unfinished(job_states[job])]
     best = unfinished or known
     return best[-1] if best else None
 
@@ -165,3 +169,27 @@ def read_log_tail(log: Path | None, since: str = "") -> str:
             text = file.read().decode(errors="replace")
             tails.append(text.rpartition(since)[2] if since else text)
     return "\n".join(tails)
+
+
+def wait_until_finished(experiment: Experiment) -> None:
+    """Wait until no point is queued, running or settling, and log the states when they change."""
+    poll_s, last_summary = FIRST_POLL_S, ""
+    while True:
+        manifest = experiment.read_manifest()
+        assert manifest is not None, "the submission wrote it"
+        points = read_progress(experiment, manifest)
+        counts = Counter(point.state.word for point in points)
+        summary = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+        if summary != last_summary:
+            log_line(summary)
+            last_summary = summary
+        if not any(point.is_in_flight or point.state.word in ("settling", "unknown") for point in points):
+            return
+        time.sleep(poll_s)
+        poll_s = min(LAST_POLL_S, poll_s * 2)
+
+
+def count_gaps(experiment: Experiment, specs: Sequence[Spec]) -> int:
+    """Return the number of points whose records hold no result."""
+    attempts = record_store.load_attempts_by_point(experiment.records_folder, {spec.run_id() for spec in specs})
+    return resolve_outcomes(specs, chain.from_iterable(attempts), ()).coverage.num_gaps

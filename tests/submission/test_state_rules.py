@@ -10,8 +10,10 @@ from pipeline.experiment.outcomes import PointOutcome, PointStatus
 from pipeline.experiment.record import Status
 from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
-from pipeline.submission import point_state, slurm_queries
-from pipeline.submission.point_state import (
+from pipeline.submission import slurm_queries, state_rules
+from pipeline.submission.read_progress import PointProgress, choose_job, read_log_tail, read_progress
+from pipeline.submission.slurm_queries import JobKey, JobState
+from pipeline.submission.state_rules import (
     HELD_JOB_STATES,
     RUNNING_JOB_STATES,
     WAITING_JOB_STATES,
@@ -19,8 +21,6 @@ from pipeline.submission.point_state import (
     PointState,
     decide_state,
 )
-from pipeline.submission.progress import PointProgress, choose_job, read_log_tail, read_progress
-from pipeline.submission.slurm_queries import JobKey, JobState
 
 NO_RECORD = PointOutcome(make_spec(), "missing", None, "no record")
 
@@ -301,8 +301,8 @@ def test_every_status_of_an_outcome_has_a_state() -> None:
 
 
 def test_a_state_under_way_is_one_of_those_that_a_driver_waits_for() -> None:
-    under_way = {name for name in STATE_NAMES if point_state.is_unfinished(job(name))}
-    assert {word(job(name)) for name in under_way} == set(point_state.IN_FLIGHT)
+    under_way = {name for name in STATE_NAMES if state_rules.is_unfinished(job(name))}
+    assert {word(job(name)) for name in under_way} == set(state_rules.IN_FLIGHT)
     assert not under_way & {*WORD_BY_ENDED_JOB_STATE, *DECIDED_ONE_BY_ONE}
 
 

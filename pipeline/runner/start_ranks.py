@@ -1,7 +1,7 @@
-"""The launcher's side of torchrun: it starts this node's ranks under torchrun's agent and waits for them.
+"""The launcher's side: it starts this node's ranks under torchrun's agent and waits for them.
 
-Every rank is a new process, forked from a fork server that has imported what ranks need (warm_imports) and done nothing
-else. Importing torch and torchvision again for each rank would take longer than many points.
+Every rank is a new process. It is forked from a fork server that has imported what ranks need (fork_server_imports) and
+has done nothing else: to import torch and torchvision again for each rank would take longer than many points.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
 # modules by name, because this process needs none of their imports
-WORKER_MODULE, WARM_IMPORTS_MODULE = "pipeline.runner.worker", "pipeline.runner.warm_imports"
+RANK_MODULE, PRELOADED_MODULE = "pipeline.runner.rank_process", "pipeline.runner.fork_server_imports"
 FIRST_PORT, NUM_PORTS = 15_000, 15_000  # below the ephemeral range
 RENDEZVOUS_TIMEOUT_S = 300
 
@@ -109,7 +109,7 @@ def start_fork_server() -> str:
 
     Return the start method of multiprocessing: "forkserver", or "spawn" if there can be no server.
     """
-    multiprocessing.set_forkserver_preload([WARM_IMPORTS_MODULE])
+    multiprocessing.set_forkserver_preload([PRELOADED_MODULE])
     if not _fork_server_environ:
         _fork_server_environ.update(os.environ)
     try:
@@ -135,7 +135,7 @@ def run_rank(folder: Path, changed: dict[str, str], removed: list[str]) -> None:
     for name in removed:
         os.environ.pop(name, None)
     multiprocessing.set_start_method(None, force=True)
-    importlib.import_module(WORKER_MODULE).main(folder)
+    importlib.import_module(RANK_MODULE).main(folder)
 
 
 @contextlib.contextmanager

@@ -11,5 +11,5 @@ from pipeline.system import host, source_digest
 
 host.die_with_parent()  # its ranks end with it
 with contextlib.suppress(Exception):
-    importlib.import_module("pipeline.runner.worker")
+    importlib.import_module("pipeline.runner.rank_process")
     source_digest.imported_source()  # once for all ranks, and early: the source on disk may change later

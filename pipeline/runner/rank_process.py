@@ -1,6 +1,6 @@
 """One rank of a launch: it joins the others, runs its points one by one, and writes each result or error to a file.
 
-pipeline.runner.torchrun starts it under torchrun's agent, in its own process. pipeline.runner.rank_files lists the
+pipeline.runner.start_ranks starts it under torchrun's agent, in its own process. pipeline.runner.rank_files lists the
 files of a point's folder.
 """
 
@@ -191,7 +191,7 @@ def set_num_threads(omp_num_threads: str) -> None:
 def main(folder: Path) -> None:
     """Run a rank. `folder` holds its first point."""
     host.die_with_parent()
-    source_digest.imported_source()  # already computed if this process was forked after warm_imports
+    source_digest.imported_source()  # already computed if this process was forked after fork_server_imports
     os.dup2(2, 1)  # the command's stdout carries data, and Gloo prints to it (torch 2.8)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # else os._exit drops the last lines

@@ -16,9 +16,9 @@ from conftest import ROOT
 from factories import make_spec
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from pipeline.runner import torchrun
-from pipeline.runner.torchrun import default_omp_threads, run_rank
-from pipeline.runner.worker import set_num_threads
+from pipeline.runner import start_ranks
+from pipeline.runner.rank_process import set_num_threads
+from pipeline.runner.start_ranks import default_omp_threads, run_rank
 
 
 @pytest.fixture
@@ -47,11 +47,11 @@ def test_a_rank_sees_the_variables_of_its_own_launch_only(
     forked_by_a_server: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The self-test disables transports of NCCL for one of its launches."""
-    monkeypatch.setattr(torchrun, "_fork_server_environ", {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0"})
+    monkeypatch.setattr(start_ranks, "_fork_server_environ", {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0"})
     launcher = {"KEPT": "0", "CHANGED": "1", "NEW": "2"}
     with monkeypatch.context() as patch:
         patch.setattr(os, "environ", launcher)
-        changes = torchrun.environ_changes()
+        changes = start_ranks.environ_changes()
     assert changes == ({"CHANGED": "1", "NEW": "2"}, ["NCCL_P2P_DISABLE"])
     forked = {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0", "RANK": "3"}
     monkeypatch.setattr(os, "environ", forked)
@@ -65,7 +65,7 @@ import sys
 from pathlib import Path
 from factories import make_spec
 from pipeline.runner.rank_files import PointTask, RankFiles
-from pipeline.runner.torchrun import run_ranks
+from pipeline.runner.start_ranks import run_ranks
 
 if __name__ == "__main__":
     spec, rank_files = make_spec(device="cpu", model="lenet"), RankFiles(Path(sys.argv[1]) / "point")
@@ -96,7 +96,7 @@ def test_a_rank_that_fails_is_logged_without_the_agents_own_traceback(tmp_path: 
 )
 def test_only_a_ranks_own_traceback_is_kept(error: Exception, kept: bool) -> None:
     line = logging.LogRecord("agent", logging.ERROR, "api.py", 1, "failed", (), (type(error), error, None))
-    assert torchrun.drop_traceback(line)
+    assert start_ranks.drop_traceback(line)
     assert bool(line.exc_info) is kept
 
 
