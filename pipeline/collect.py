@@ -13,21 +13,13 @@ import errno
 import gc
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.system import errors, files
 from pipeline.system.command_line import build_parser
-from pipeline.system.errors import (
-    EXIT_GAPS,
-    EXIT_NOTHING_FOUND,
-    EXIT_OK,
-    EXIT_USAGE,
-    CommandError,
-    log_line,
-    run_command,
-)
-
-NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another user's folder, or a read-only file system
+from pipeline.system.errors import CommandError, log_line
 
 if TYPE_CHECKING:
     from pipeline.analysis.ring_model import Link
@@ -36,17 +28,16 @@ if TYPE_CHECKING:
     from pipeline.experiment.spec import Spec
     from pipeline.report.build_tables import Tables
 
+NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another user's folder, or a read-only file system
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell that begins with one
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Parse the command line."""
     parser = build_parser("collect", __doc__)
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
     parser.add_argument("--format", choices=("markdown", "json"), default="markdown", help="the format on stdout")
-    parser.add_argument(
-        "--strict", action="store_true", help="exit 1 if a point has no result, or if anyone may write to the folder"
-    )
+    strict = "exit 1 if a point has no result, or if anyone may write to the folder"
+    parser.add_argument("--strict", action="store_true", help=strict)
     parser.add_argument("--link-latency-us", type=float, help="predict for a link with this latency per hop")
     parser.add_argument("--link-gb-s", type=float, help="bandwidth of that link (default: the measured link)")
     return parser.parse_args()
@@ -80,42 +71,32 @@ def main() -> int:
     left_out: list[OSError] = []
     found = find_experiments(arguments.folder, left_out.append)
     if not found:
-        raise CommandError(
-            f"no experiment under {arguments.folder}; run pipeline.submit or pipeline.ingest first.", EXIT_NOTHING_FOUND
-        )
-    code, shapes, reports = EXIT_USAGE if left_out else EXIT_OK, {}, []
+        problem = f"no experiment under {arguments.folder}; run pipeline.submit or pipeline.ingest first."
+        raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
+    code, json_by_name, reports = errors.EXIT_USAGE if left_out else errors.EXIT_OK, {}, []
     if warn_of_open_folders(found.values()) and arguments.strict:
-        code = max(code, EXIT_GAPS)
+        code = max(code, errors.EXIT_GAPS)
     for name, experiment in found.items():
         try:
             collected, tables = collect_experiment(experiment, link)
         except CommandError as refusal:  # the other experiments still get their tables
             log_line(f"error: {refusal}")
-            code = EXIT_USAGE
+            code = errors.EXIT_USAGE
             continue
-        report = render_experiment(name, tables, collected)
-        shapes[name] = experiment_json(tables, collected)
-        reports.append(report)
+        reports.append(render_experiment(name, tables, collected))
+        json_by_name[name] = {**tables.flat(), "coverage": msgspec.to_builtins(collected.coverage)}
         if arguments.strict and collected.coverage.num_gaps:
-            code = max(code, EXIT_GAPS)
-        code = max(code, write_beside_records(name, experiment, report, tables, shapes[name]))
+            code = max(code, errors.EXIT_GAPS)
+        try:
+            write_files(experiment, reports[-1], json_by_name[name], tables.__struct_fields__)
+        except OSError as error:
+            log_line(f"{name}: cannot write beside its records ({error.strerror}); its tables are only printed.")
+            code = max(code, errors.EXIT_OK if error.errno in NO_WRITING else errors.EXIT_USAGE)
     if arguments.format == "json":
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode({"experiments": shapes}), indent=1) + b"\n")
+        sys.stdout.buffer.write(indented_json({"experiments": json_by_name}))
     else:
         print("\n".join(reports), end="")
     return code
-
-
-def write_beside_records(
-    name: str, experiment: "Experiment", report: str, tables: "Tables", shape: dict[str, Any]
-) -> int:
-    """Write an experiment's files. Return the exit code: a folder that may not be written is no error."""
-    try:
-        write_files(experiment, report, tables, shape)
-    except OSError as error:
-        log_line(f"{name}: cannot write beside its records ({error.strerror}); its tables are only printed.")
-        return EXIT_OK if error.errno in NO_WRITING else EXIT_USAGE
-    return EXIT_OK
 
 
 def collect_experiment(experiment: "Experiment", link: "Link | None" = None) -> "tuple[CollectedOutcomes, Tables]":
@@ -128,9 +109,8 @@ def collect_experiment(experiment: "Experiment", link: "Link | None" = None) -> 
     try:
         found, rejected = record_store.load_folder(experiment.records_folder, for_tables=True)
     except OSError as error:
-        raise CommandError(
-            f"cannot read {experiment.records_folder}: {error.strerror}; mend its permissions."
-        ) from error
+        problem = f"cannot read {experiment.records_folder}: {error.strerror}; mend its permissions."
+        raise CommandError(problem) from error
     expected = manifest.points if manifest else sorted({record.spec for record in found}, key=default_point_order)
     collected = resolve_outcomes(expected, found, rejected)
     return collected, build_tables(collected.outcomes, link)
@@ -141,33 +121,27 @@ def default_point_order(spec: "Spec") -> tuple[int, str, int, str]:
     return spec.num_gpus, spec.strategy, spec.batch_size_per_gpu, spec.run_id()
 
 
-def experiment_json(tables: "Tables", collected: "CollectedOutcomes") -> dict[str, Any]:
-    """Return one experiment as `--format json` prints it."""
+def indented_json(value: object) -> bytes:
+    """Return the value as JSON, one space a level."""
     import msgspec
 
-    return {**tables.flat(), "coverage": msgspec.to_builtins(collected.coverage)}
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
 
-def write_files(experiment: "Experiment", report: str, tables: "Tables", shape: dict[str, Any]) -> None:
-    """Write report.md, tables.json and one CSV per table. Raises OSError."""
-    import msgspec
+def write_files(experiment: "Experiment", report: str, content: dict[str, Any], tables: Iterable[str]) -> None:
+    """Write report.md, tables.json with the content, and a CSV for each of the tables that has rows. Raises OSError."""
     import pandas
 
-    from pipeline.system import files
-
     files.replace_file_atomically(experiment.report, report.encode())
-    files.replace_file_atomically(
-        experiment.folder / "tables.json", msgspec.json.format(msgspec.json.encode(shape), indent=1) + b"\n"
-    )
-    for name in tables.__struct_fields__:
-        rows = shape[name]
+    files.replace_file_atomically(experiment.folder / "tables.json", indented_json(content))
+    for name in tables:
         path = experiment.folder / f"{name.lower()}.csv"
-        if rows:
-            inert = [{column: inert_cell(value) for column, value in row.items()} for row in rows]
-            text = pandas.DataFrame(inert, dtype=object).to_csv(index=False, lineterminator="\n")
-            files.replace_file_atomically(path, text.encode())
-        else:
+        if not content[name]:
             path.unlink(missing_ok=True)
+            continue
+        inert = [{column: inert_cell(value) for column, value in row.items()} for row in content[name]]
+        text = pandas.DataFrame(inert, dtype=object).to_csv(index=False, lineterminator="\n")
+        files.replace_file_atomically(path, text.encode())
 
 
 def inert_cell(value: Any) -> Any:
@@ -182,4 +156,4 @@ def inert_cell(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    errors.run_command(main)

@@ -19,9 +19,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pipeline.experiment import folder as experiments
 from pipeline.experiment import record_store
-from pipeline.experiment.folder import Experiment, find_experiments
+from pipeline.experiment.folder import Experiment, displayable_name, find_experiments
 from pipeline.experiment.manifest import add_points
 from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch, UnitFraction
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
@@ -34,19 +33,14 @@ from pipeline.experiment.spec import (
     Spec,
     Strategy,
 )
+from pipeline.system import errors
 from pipeline.system.command_line import build_parser
-from pipeline.system.errors import (
-    EXIT_OK,
-    CommandError,
-    log_line,
-    pluralize,
-    replace_control_characters,
-    run_command,
-    shorten_list,
-)
+from pipeline.system.errors import CommandError, replace_control_characters
 from pipeline.system.files import UnreadableFile, read_bounded
 
 MAX_CSV_BYTES = 16_000_000
+NO_NUMBERS = ("nan", "inf", "-inf", "+inf", "infinity", "-infinity", "null", "none")
+NOT_A_NUMBER = "is not a number; leave the cell empty if it was not measured."
 BYTES_PER_PARAMETER = 4  # gradients in fp32, as DistributedDataParallel sends them
 
 PositiveSeconds = Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)]
@@ -77,7 +71,6 @@ CSV_COLUMNS = {field.name: field for field in msgspec.structs.fields(CsvRow)}
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Parse the command line."""
     parser = build_parser("ingest", __doc__)
     parser.add_argument("file", type=Path, help="a CSV file with the columns that README.md describes")
     parser.add_argument("--outputs", type=Path, required=True, help="the experiment's folder, such as outputs/a40-ddp")
@@ -102,26 +95,22 @@ def positive_integer(text: str) -> int:
 def main() -> int:
     """Publish a record for each point of the file that has none yet."""
     arguments = parse_arguments()
-    raw = read_file(arguments.file)
+    try:
+        raw = read_bounded(arguments.file, MAX_CSV_BYTES, follow_links=True)
+    except UnreadableFile as error:
+        raise CommandError(f"{arguments.file} {error}; give a CSV file.") from error
     points = group_rows(read_rows(raw, arguments.file.name))
     gpus = (Gpu(name=arguments.gpu),) if arguments.gpu else ()
-    environment = Environment(gpus=gpus, source=experiments.displayable_name(arguments.file.name))
+    environment = Environment(gpus=gpus, source=displayable_name(arguments.file.name))
     sizes = (arguments.num_samples, arguments.num_parameters)
     inputs = repr((raw, arguments.gpu, *sizes)).encode(errors="surrogateescape")  # all that determines the records
     launch_id = f"ingest-{hashlib.sha256(inputs).hexdigest()[:16]}"
     found = [build_ingested_record(rows, *sizes, launch_id, environment) for rows in points]
     check_encodable(found)
     num_new = publish_all(found, Experiment(arguments.outputs))
-    log_line(f"{pluralize(num_new, 'record')} new, {len(found) - num_new} known, in {arguments.outputs}.")
-    return EXIT_OK
-
-
-def read_file(path: Path) -> bytes:
-    """Return the bytes of the file. Raises CommandError."""
-    try:
-        return read_bounded(path, MAX_CSV_BYTES, follow_links=True)
-    except UnreadableFile as error:
-        raise CommandError(f"{path} {error}; give a CSV file.") from error
+    new = errors.pluralize(num_new, "record")
+    errors.log_line(f"{new} new, {len(found) - num_new} known, in {arguments.outputs}.")
+    return errors.EXIT_OK
 
 
 def read_rows(raw: bytes, name: str) -> list[CsvRow]:
@@ -156,15 +145,12 @@ def check_header(header: list[str], name: str) -> None:
 def read_row(header: list[str], cells: list[str], where: str) -> CsvRow:
     """Return one row. An empty cell becomes None, or the column's default. Raises CommandError."""
     if len(cells) != len(header):
-        raise CommandError(
-            f"{where} has {len(cells)} cells for {len(header)} columns; leave a cell empty if its value is unknown."
-        )
+        problem = f"{len(cells)} cells for {len(header)} columns"
+        raise CommandError(f"{where} has {problem}; leave a cell empty if its value is unknown.")
     values: dict[str, str | None] = {}
     for column, cell in zip(header, (cell.strip() for cell in cells), strict=True):
-        if cell.lower() in ("nan", "inf", "-inf", "+inf", "infinity", "-infinity", "null", "none"):
-            raise CommandError(
-                f"{where}: {column}={cell!r} is not a number; leave the cell empty if it was not measured."
-            )
+        if cell.lower() in NO_NUMBERS:
+            raise CommandError(f"{where}: {column}={cell!r} {NOT_A_NUMBER}")
         if cell or CSV_COLUMNS[column].required:
             values[column] = cell or None
     try:
@@ -178,7 +164,7 @@ def read_row(header: list[str], cells: list[str], where: str) -> CsvRow:
 def check_row(row: CsvRow, where: str) -> None:
     """Raise CommandError for a row that contradicts itself."""
     if row.loss is not None and not math.isfinite(row.loss):
-        raise CommandError(f"{where}: loss={row.loss} is not a number; leave the cell empty if it was not measured.")
+        raise CommandError(f"{where}: loss={row.loss} {NOT_A_NUMBER}")
     if row.status == "oom" and (row.epoch_time_s or row.compute_time_s or row.loss is not None):
         raise CommandError(f"{where} is oom and gives a measurement; leave its cells empty, or write status ok.")
     if row.compute_time_s and row.epoch_time_s and row.compute_time_s > row.epoch_time_s:
@@ -230,29 +216,22 @@ def build_ingested_record(
         raise CommandError(str(error)) from error
     if first.status == "oom":
         failure = Failure(kind="stated_oom", message="stated as out of memory")
-        return record_store.new_record(
-            spec, "oom", launch_id, measured=False, reason=failure.message, failure=failure, environment=environment
-        )
-    measurement = Measurement(
-        epochs=tuple(build_epochs(rows, spec)),
-        num_parameters=num_parameters,
-        gradient_bytes=num_parameters * BYTES_PER_PARAMETER,
-    )
-    return record_store.new_record(
-        spec, "ok", launch_id, measured=False, measurement=measurement, environment=environment
-    )
+        outcome: dict[str, Any] = {"reason": failure.message, "failure": failure}
+    else:
+        epochs, gradient_bytes = tuple(build_epochs(rows, spec)), num_parameters * BYTES_PER_PARAMETER
+        outcome = {"measurement": Measurement(epochs, num_parameters, gradient_bytes)}
+    return record_store.new_record(spec, first.status, launch_id, measured=False, environment=environment, **outcome)
 
 
 def build_epochs(rows: list[CsvRow], spec: Spec) -> Iterator[Epoch]:
     """Yield the epochs of one point. The times of rank 0 stand for all ranks."""
     for row in rows:
-        clock = RankEpoch(
-            rank=0, epoch_time_ns=nanoseconds(row.epoch_time_s), compute_time_ns=nanoseconds(row.compute_time_s)
-        )
+        epoch = epoch_number(row)
+        rank = RankEpoch(0, nanoseconds(row.epoch_time_s), nanoseconds(row.compute_time_s))
         yield Epoch(
-            epoch=epoch_number(row),
-            ranks=(clock,),
-            num_updates=epoch_number(row) * spec.full_steps_per_epoch,
+            epoch=epoch,
+            ranks=(rank,),
+            num_updates=epoch * spec.full_steps_per_epoch,
             num_samples=spec.num_samples,
             loss=row.loss,
             accuracy=row.accuracy,
@@ -280,38 +259,32 @@ def publish_all(found: list[Record], experiment: Experiment) -> int:
     known, _ = record_store.load_folder(experiment.records_folder)
     if any(record.measured for record in known):
         raise CommandError(f"{experiment.folder} has points measured here; give the file a folder of its own.")
-    published = {(record.run_id, msgspec.json.encode(comparable_content(record))) for record in known}
-    new = [
-        record for record in found if (record.run_id, msgspec.json.encode(comparable_content(record))) not in published
-    ]
+    published = {comparable_content(record) for record in known}
+    new = [record for record in found if comparable_content(record) not in published]
     with experiment.edit_manifest() as manifest:
         add_points(manifest, [record.spec for record in found])
     try:
         for record in new:
             record_store.publish_record(record, experiment.records_folder)
     except OSError as error:
-        raise CommandError(
-            f"cannot write to {experiment.records_folder}: {error.strerror}; choose another with --outputs."
-        ) from error
+        problem = f"cannot write to {experiment.records_folder}: {error.strerror}"
+        raise CommandError(f"{problem}; choose another folder with --outputs.") from error
     return len(new)
 
 
 def refuse_parent_folder(folder: Path) -> None:
     """Raise CommandError for a folder that contains experiments, since it cannot be one itself."""
-    held = (
-        [name for name, found in find_experiments(folder).items() if found.folder != folder] if folder.is_dir() else []
-    )
-    if held:
-        raise CommandError(
-            f"{folder} holds experiments ({shorten_list(held, 3)}); give the file a folder of its own, such as "
-            f"--outputs {folder / 'NAME'}."
-        )
+    found = find_experiments(folder) if folder.is_dir() else {}
+    names = [name for name, experiment in found.items() if experiment.folder != folder]
+    if names:
+        problem = f"{folder} holds experiments ({errors.shorten_list(names, 3)})"
+        raise CommandError(f"{problem}; give the file a folder of its own, such as --outputs {folder / 'NAME'}.")
 
 
-def comparable_content(record: Record) -> Record:
-    """Return the record without the fields that differ when the same file is read again."""
-    return msgspec.structs.replace(record, attempt=0, launch_id="", started_at=None, ended_at=None)
+def comparable_content(record: Record) -> bytes:
+    """Return the record as JSON, without the fields that differ when the same file is read again."""
+    return msgspec.json.encode(msgspec.structs.replace(record, attempt=0, launch_id="", started_at=None, ended_at=None))
 
 
 if __name__ == "__main__":
-    run_command(main)
+    errors.run_command(main)

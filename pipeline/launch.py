@@ -25,23 +25,14 @@ from pipeline.runner.launch_session import LaunchSession
 from pipeline.runner.memory_search import search_memory
 from pipeline.runner.rank_files import FollowingPoint, PointTask
 from pipeline.runner.start_ranks import run_ranks
+from pipeline.system import errors
 from pipeline.system.command_line import build_parser
 from pipeline.system.deadline import DeadlineExpired
-from pipeline.system.errors import (
-    EXIT_GAPS,
-    EXIT_OK,
-    RANK_PACKAGES,
-    CommandError,
-    log_line,
-    pluralize,
-    require_packages,
-    run_command,
-)
+from pipeline.system.errors import CommandError, log_line, pluralize
 from pipeline.system.host import gpu_names, node_rank, num_job_gpus, num_visible_gpus
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
     parser = build_parser("launch", __doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--grid", help="a shipped grid's name, or a path")
@@ -60,7 +51,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the points that the command line names, one after another."""
     arguments = parse_arguments()
-    require_packages(*RANK_PACKAGES)
+    errors.require_packages(*errors.RANK_PACKAGES)
     # Slurm sends USR2 to every process of the step before the time limit; it would kill the ranks
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     if arguments.manifest:
@@ -78,12 +69,12 @@ def main() -> int:
 
 def run_launch(points: Sequence[Spec], experiment: Experiment, options: LaunchOptions) -> int:
     """Run the points in order, several in the same processes if that changes no result. Return the exit code."""
-    exit_code = EXIT_OK
+    exit_code = errors.EXIT_OK
     while points:
         implied = publish_implied_oom(points[0], experiment, options)
         results = [implied] if implied else launch_points(points_for_same_processes(points), experiment, options)
         if any(record is not None and record.status != "ok" for record in results):
-            exit_code = EXIT_GAPS
+            exit_code = errors.EXIT_GAPS
             if points[0].num_nodes > 1:  # other nodes may still run this point: end the job step with it
                 return exit_code
         points = points[len(results) :]
@@ -99,9 +90,8 @@ def resolve_manifest(path: Path, run_ids: list[str]) -> tuple[Experiment, list[S
     known = {spec.run_id(): spec for spec in manifest.points}
     missing = [run_id for run_id in run_ids if run_id not in known]
     if missing or not run_ids:
-        raise CommandError(
-            f"{path} has no point {', '.join(missing) or '(none was named)'}; give --run-id one of its points."
-        )
+        names = ", ".join(missing) or "(none was named)"
+        raise CommandError(f"{path} has no point {names}; give --run-id one of its points.")
     return experiment, [known[run_id] for run_id in run_ids]
 
 
@@ -151,11 +141,9 @@ def publish_manifest(experiment: Experiment, name: str, points: list[Spec], arra
     with experiment.edit_manifest() as manifest:
         manifest.name = name
         add_points(manifest, points)
-        submission_id = f"sbatch-{array_id}"
-        if array_id and all(submission.id != submission_id for submission in manifest.submissions):
-            submission = start_submission(submission_id, "sbatch")
-            elements = [[spec.run_id()] for spec in points]
-            submission.arrays.append(SlurmArray(name, elements, array_id))
+        submission = start_submission(f"sbatch-{array_id}", "sbatch")
+        if array_id and all(other.id != submission.id for other in manifest.submissions):
+            submission.arrays.append(SlurmArray(name, [[spec.run_id()] for spec in points], array_id))
             manifest.submissions.append(submission)
 
 
@@ -168,20 +156,18 @@ def refuse_reused_launch_id(points: Sequence[Spec], experiment: Experiment) -> N
     for spec in points if launch_id else ():
         run_id = spec.run_id()
         has_folder = spec.num_nodes == 1 and experiment.launch_folder(run_id, str(launch_id)).exists()
-        if has_folder or any(
-            found.launch_id == launch_id for found in record_store.load_attempts(experiment.records_folder, run_id)
-        ):
-            raise CommandError(
-                f"{run_id} was already launched with PIPELINE_LAUNCH_ID={launch_id}; unset it to run again."
-            )
+        attempts = record_store.load_attempts(experiment.records_folder, run_id)
+        if has_folder or any(record.launch_id == launch_id for record in attempts):
+            problem = f"{run_id} was already launched with PIPELINE_LAUNCH_ID={launch_id}"
+            raise CommandError(f"{problem}; unset it to run again.")
 
 
 def publish_implied_oom(spec: Spec, experiment: Experiment, options: LaunchOptions) -> Record | None:
     """Publish an `oom` record if the record of a smaller batch implies it. Return it, or None if the point must run."""
     manifest = experiment.read_manifest()
-    if options.rerun in ("oom", "all") or manifest is None:
-        return None
-    cause = implied_oom.find_implying_oom(spec, manifest.points, experiment.records_folder, gpu_names())
+    cause = None
+    if manifest is not None and options.rerun not in ("oom", "all"):
+        cause = implied_oom.find_implying_oom(spec, manifest.points, experiment.records_folder, gpu_names())
     if cause is None:
         return None
     record = implied_oom.implied_oom_record(spec, cause, read_launch_id())
@@ -231,4 +217,4 @@ def write_points(launch: LaunchSession, options: LaunchOptions) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    errors.run_command(main)

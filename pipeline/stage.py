@@ -5,11 +5,8 @@
 Exit codes: 0 the data is there, 2 the download failed or the data has the wrong checksum.
 """
 
-import os
-from pathlib import Path
-
 from pipeline.data import staging
-from pipeline.runner.launch_options import DEFAULT_DATA
+from pipeline.runner.launch_options import add_data_argument, choose_data_folder
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import EXIT_OK, CommandError, log_line, run_command
 
@@ -17,11 +14,8 @@ from pipeline.system.errors import EXIT_OK, CommandError, log_line, run_command
 def main() -> int:
     """Stage CIFAR-10."""
     parser = build_parser("stage", __doc__)
-    default = Path(os.environ.get("PIPELINE_DATA") or DEFAULT_DATA)
-    parser.add_argument(
-        "--data", type=Path, default=default, help="the data folder (default: PIPELINE_DATA, else data)"
-    )
-    folder: Path = parser.parse_args().data
+    add_data_argument(parser)
+    folder = choose_data_folder(parser.parse_args())
     try:
         is_new = staging.stage_cifar10(folder)
         staging.check_cifar10_md5(folder)

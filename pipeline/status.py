@@ -11,25 +11,15 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.system import errors
 from pipeline.system.command_line import build_parser
-from pipeline.system.errors import (
-    EXIT_GAPS,
-    EXIT_NOTHING_FOUND,
-    EXIT_OK,
-    EXIT_USAGE,
-    CommandError,
-    log_line,
-    pluralize,
-    replace_control_characters,
-    run_command,
-)
+from pipeline.system.errors import EXIT_USAGE, CommandError, log_line, replace_control_characters
 
 if TYPE_CHECKING:
     from pipeline.submission.read_progress import PointProgress
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Parse the command line."""
     parser = build_parser("status", __doc__)
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -63,7 +53,8 @@ def main() -> int:
     if not progress_by_name and unreadable:
         return EXIT_USAGE
     if not progress_by_name:
-        raise CommandError(f"no manifest under {arguments.folder}; submit an experiment first.", EXIT_NOTHING_FOUND)
+        problem = f"no manifest under {arguments.folder}; submit an experiment first."
+        raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
     for name in without_manifest:
         log_line(f"Notice: {name} has no manifest, which lists the expected points; collect shows its records.")
     if arguments.json:
@@ -74,17 +65,18 @@ def main() -> int:
     if unreadable:
         return EXIT_USAGE
     has_gaps = any(point.state.word not in ("ok", "oom") for points in progress_by_name.values() for point in points)
-    return EXIT_GAPS if arguments.strict and (has_gaps or is_open) else EXIT_OK
+    return errors.EXIT_GAPS if arguments.strict and (has_gaps or is_open) else errors.EXIT_OK
 
 
 def point_as_json(progress: "PointProgress") -> dict[str, Any]:
     """Return the point as `--json` prints it."""
-    job = progress.job
+    from pipeline.submission.read_progress import job_text
+
     return {
         "run_id": progress.spec.run_id(),
         "state": progress.state.word,
         "reason": progress.state.reason,
-        "job": None if job is None else job[0] if job[1] is None else f"{job[0]}_{job[1]}",
+        "job": None if progress.job is None else job_text(progress.job),
         "log": str(progress.log) if progress.log else None,
     }
 
@@ -94,17 +86,13 @@ def render_status(name: str, points: "list[PointProgress]") -> str:
     counts = Counter(point.state.word for point in points)
     total = ", ".join(f"{count} {word}" for word, count in counts.most_common())
     width = max((len(point.state.word) for point in points), default=0)
-    lines = [replace_control_characters(f"{name}: {pluralize(len(points), 'point')}: {total}")]
+    lines = [f"{name}: {errors.pluralize(len(points), 'point')}: {total}"]
     for point in points:
         why = f"  {point.state.reason}" if point.state.reason else ""
         log = f"  [{point.log}]" if point.log and point.state.word not in ("ok", "oom", "pending", "running") else ""
-        lines.append(
-            replace_control_characters(f"  {point.state.word:<{width}}  {point.spec.run_id()}{why}{log}").replace(
-                "\n", " "
-            )
-        )
-    return "\n".join(lines)
+        lines.append(f"  {point.state.word:<{width}}  {point.spec.run_id()}{why}{log}".replace("\n", " "))
+    return replace_control_characters("\n".join(lines))
 
 
 if __name__ == "__main__":
-    run_command(main)
+    errors.run_command(main)

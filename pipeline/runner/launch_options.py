@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn, get_args
 
-DEFAULT_DATA = "data"
 # the PYTHONPATH of a launch, which then finds the package from any working directory
 PYTHONPATH_ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -28,8 +27,7 @@ class LaunchOptions(NamedTuple):
 
     def for_element(self, num_points: int) -> "LaunchOptions":
         """Return the options of an element of `num_points` points. A single point has the job's limit alone."""
-        limit_s = self.point_limit_s if num_points > 1 else None
-        return self._replace(point_limit_s=limit_s)
+        return self if num_points > 1 else self._replace(point_limit_s=None)
 
 
 def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOptions) -> list[str]:
@@ -69,6 +67,11 @@ def add_point_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-trace", action="store_true", help="keep the profiler's traces of points that measure communication"
     )
+    add_data_argument(parser)
+
+
+def add_data_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names the data folder."""
     parser.add_argument("--data", type=Path, help="the data folder (default: PIPELINE_DATA, else data)")
 
 
@@ -79,5 +82,4 @@ def read_launch_options(arguments: argparse.Namespace, point_limit_s: int | None
 
 def choose_data_folder(arguments: argparse.Namespace) -> Path:
     """Return the data folder: `--data`, else PIPELINE_DATA, else `data`."""
-    named: Path | None = arguments.data
-    return named or Path(os.environ.get("PIPELINE_DATA") or DEFAULT_DATA)
+    return arguments.data or Path(os.environ.get("PIPELINE_DATA") or "data")

@@ -81,6 +81,12 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
     return result
 
 
+def job_text(job: JobKey) -> str:
+    """Return the job as Slurm writes it: 7_0 for element 0 of array 7, and 7 for a plain job."""
+    job_id, index = job
+    return job_id if index is None else f"{job_id}_{index}"
+
+
 def query_slurm(manifest: Manifest) -> tuple[dict[JobKey, JobState], str | None]:
     """Return the states of the manifest's jobs, and the problem if Slurm cannot be queried.
 
@@ -150,9 +156,8 @@ def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
     for submission in manifest.submissions:
         folder = experiment.log_folder(submission.id)
         for array in submission.arrays:
-            for run_id, (job_id, index) in array.job_keys().items():
-                name = job_id if index is None else f"{job_id}_{index}"
-                logs[run_id] = folder / array.job_name / f"{name}_0_log.err"
+            for run_id, job in array.job_keys().items():
+                logs[run_id] = folder / array.job_name / f"{job_text(job)}_0_log.err"
         if submission.backend == "local":
             logs.update({path.name.removesuffix(".log"): path for path in folder.glob("*.log")})
     return {run_id: log for run_id, log in logs.items() if log.exists()}
