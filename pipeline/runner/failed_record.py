@@ -4,6 +4,8 @@ import signal
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from pipeline.experiment import record_store
 from pipeline.experiment.record import Failure, Record
 from pipeline.experiment.spec import Spec
@@ -119,35 +121,29 @@ def chain_of_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def shared_memory_hint() -> str:
     """Return the size of this node's shared memory, with the cure if it is full."""
-    return (
-        f"shared memory is {host.shared_memory()}; if it is full, enlarge it (in a container --shm-size), or lower "
-        "num_workers"
-    )
+    cure = "enlarge it (in a container --shm-size), or lower num_workers"
+    return f"shared memory is {host.shared_memory()}; if it is full, {cure}"
 
 
 def failure_from_error(error: RankError) -> Failure:
     """Return the failure that a rank reported itself."""
-    message = f"rank {error.rank}: {error.message}"
-    return Failure(
-        kind=error.kind,
-        message=message,
-        rank=error.rank,
-        node=error.node,
-        memory_of_others_bytes=error.memory_of_others_bytes,
-    )
+    fields = msgspec.structs.asdict(error) | {"message": f"rank {error.rank}: {error.message}"}
+    del fields["time_ns"]
+    return Failure(**fields)
 
 
-def failure_from_signal(rank: int, number: int) -> Failure:
+def failure_from_signal(rank: int, signal_number: int) -> Failure:
     """Return the failure of a rank that a signal killed."""
     hint = ""
-    if number == signal.SIGKILL:
+    if signal_number == signal.SIGKILL:
         hint = "; if the node ran out of memory, raise mem_per_gpu_gib"
-    elif number == signal.SIGBUS:
+    elif signal_number == signal.SIGBUS:
         hint = f"; {shared_memory_hint()}"
-    message = f"rank {rank} was killed by {signal_name(number)}{hint}"
-    return Failure(kind="signal", message=message, rank=rank, exit_code=-number)
+    message = f"rank {rank} was killed by {signal_name(signal_number)}{hint}"
+    return Failure(kind="signal", message=message, rank=rank, exit_code=-signal_number)
 
 
-def signal_name(number: int) -> str:
-    """Return the name of a signal: SIGKILL for 9. Real-time signals have no name."""
-    return signal.Signals(number).name if number in signal.Signals.__members__.values() else f"signal {number}"
+def signal_name(signal_number: int) -> str:
+    """Return the name of a signal: SIGKILL for 9. Real-time signals have none."""
+    names = {int(member): member.name for member in signal.Signals}
+    return names.get(signal_number, f"signal {signal_number}")

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
 
 import msgspec
 
@@ -141,26 +140,21 @@ class LaunchSession:
             with contextlib.suppress(FileNotFoundError):
                 self.current_files.series.rename(path.with_suffix(".steps.npz"))
             with contextlib.suppress(FileNotFoundError):
-                move_traces(self.current_files.traces, self._experiment.traces / path.stem)
+                self._experiment.traces.mkdir(mode=0o750, exist_ok=True)
+                self.current_files.traces.rename(self._experiment.traces / path.stem)
         log_line(f"{record.run_id}: {record.status_line()}")
         self.published.append(record)
 
 
 def compare_source(environment: Environment) -> Environment:
-    """Return the environment; `source_changed` is set if its ranks' source is not the launcher's or not that on disk.
+    """Return the environment; `source_changed` is set if the ranks' source differs from the launcher's or the disk's.
 
-    After an edit, later imports are of another version: the sampler of a later point, the workers of a loader.
+    After an edit, later imports get another version: the sampler of a later point, the workers of a loader.
     """
     if environment.source_digest is None:
         return environment
     is_changed = environment.source_changed or source_digest.is_source_changed(environment.source_digest)
     return msgspec.structs.replace(environment, source_changed=is_changed)
-
-
-def move_traces(source: Path, target: Path) -> None:
-    """Move the traces of a launch into the experiment's folder. Raises FileNotFoundError if there are none."""
-    target.parent.mkdir(mode=0o750, exist_ok=True)
-    source.rename(target)
 
 
 def add_telemetry(record: Record, rank_files: RankFiles) -> Record:

@@ -57,7 +57,7 @@ def search_memory(spec: Spec, rank_files: RankFiles, launch_id: str, run_ranks: 
         trials.append(last.trial)
         log_line(f"{spec.run_id()}: trial {len(trials)}: {describe_trial(last)}")
         if last.failure and not is_memory_failure(last.failure, trials):
-            return failed_search_record(spec, last, launch_id, last.failure, describe_bracket(trials[:-1]))
+            return failed_search_record(spec, last, launch_id, describe_bracket(trials[:-1]))
     return search_record(spec, finished, launch_id)
 
 
@@ -130,8 +130,7 @@ def search_record(spec: Spec, finished: list[FinishedTrial], launch_id: str) -> 
     found = memory_trials.search_result([part.trial for part in finished])
     if found is None:
         smallest = min(finished, key=lambda part: part.trial.batch_size_per_gpu)
-        assert smallest.failure is not None, "if nothing fits, every trial has a failure"
-        return failed_search_record(spec, smallest, launch_id, smallest.failure)
+        return failed_search_record(spec, smallest, launch_id)
     results = {part.trial.batch_size_per_gpu: part.result for part in finished if part.result}
     largest = results[found.largest_fitting]
     measurement = msgspec.structs.replace(largest.measurement, epochs=(), memory_search=found)
@@ -145,10 +144,10 @@ def describe_bracket(trials: Sequence[MemoryTrial]) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def failed_search_record(
-    spec: Spec, last: FinishedTrial, launch_id: str, failure: Failure, bracket: str = ""
-) -> Record:
+def failed_search_record(spec: Spec, last: FinishedTrial, launch_id: str, bracket: str = "") -> Record:
     """Return the record of a search that a failed trial ended. The reason names the batch and the bracket."""
+    failure = last.failure
+    assert failure is not None, "the trial failed"
     where = f"at batch_size_per_gpu {last.trial.batch_size_per_gpu}{bracket}"
     named = msgspec.structs.replace(failure, message=f"{where}: {failure.message}"[:MAX_MESSAGE_CHARS])
     record = failed_record.failure_record(spec, last.rank_files, launch_id, named)

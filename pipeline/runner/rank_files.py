@@ -34,8 +34,8 @@ Task = Literal["measure", "known_answers", "exposure"]
 class PointTask(msgspec.Struct, frozen=True):
     """The launcher's order to its ranks: point.json.
 
-    The task `measure` runs the spec; the other tasks belong to the self-test. `keep_trace` keeps the profiler's trace.
-    With `needs_free_gpus` the point fails if other processes use its GPUs.
+    The task `measure` runs the spec; the other tasks belong to the self-test. With `needs_free_gpus` the point fails if
+    other processes use its GPUs.
     """
 
     spec: Spec
@@ -83,13 +83,8 @@ class RankFiles:
 
     @property
     def traces(self) -> Path:
-        """The folder of the profiler's traces."""
+        """The folder of the profiler's traces, one file per rank."""
         return self.folder / "traces"
-
-    def create_traces(self) -> Path:
-        """Create the folder of the traces, one file per rank, and return it."""
-        self.traces.mkdir(exist_ok=True)
-        return self.traces
 
     def samples(self, node: int) -> Path:
         """Return the path of a node's samples. Until the sampler has ended, the file has the suffix .part instead."""

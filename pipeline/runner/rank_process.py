@@ -27,14 +27,7 @@ from pipeline.runner.classify_failure import classify_error
 from pipeline.runner.failed_record import describe_exception
 from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
 from pipeline.system import host, source_digest
-from pipeline.training import device_memory, process_group, provenance
-from pipeline.training.gpu_checks import (
-    GpuProblem,
-    check_gpu_free,
-    check_gpu_supported,
-    memory_of_others_bytes,
-    other_process_problem,
-)
+from pipeline.training import device_memory, gpu_checks, process_group, provenance
 from pipeline.training.loop import train_point
 from pipeline.training.process_group import Rank, device_indices
 from pipeline.training.step_timer import PartTimesNs
@@ -59,7 +52,7 @@ def run_rank_points(first: RankFiles) -> None:
     """
     with record_rank_errors(first):
         point = first.read_point()
-        check_gpu_supported(point.spec, device_indices(point.spec, process_group.find_rank(point.spec)))
+        gpu_checks.check_gpu_supported(point.spec, device_indices(point.spec, process_group.find_rank(point.spec)))
         decode_ahead(point.spec, Path(point.data) if point.data else None)  # before others wait for this rank
         rank = process_group.join_process_group(point.spec)
         earlier = [EarlierPoint(point.spec, run_point(point, rank, first, 0))]
@@ -73,7 +66,7 @@ def run_rank_points(first: RankFiles) -> None:
             rank_files = next_rank_files
             if rank.rank == 0:
                 rank_files.write_point(point)
-            check_gpu_supported(point.spec, device_indices(point.spec, rank))  # may need another precision
+            gpu_checks.check_gpu_supported(point.spec, device_indices(point.spec, rank))  # may need another precision
             decode_ahead(point.spec, Path(point.data) if point.data else None)
             earlier.append(EarlierPoint(point.spec, run_point(point, rank, rank_files, len(earlier))))
     with record_rank_errors(rank_files):
@@ -89,7 +82,7 @@ def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, GpuProblem):
+        if isinstance(error, gpu_checks.GpuProblem):
             kind, text = error.kind, str(error)
         else:
             kind, text = classify_error(error, did_gpu_allocator_refuse), describe_exception(error)
@@ -116,16 +109,14 @@ def add_memory_of_others(failure: RankError, spec: Spec) -> RankError:
 
     If they hold more than 1 GiB of one, they are the cause: the kind becomes `gpu_shared` and the message names it.
     """
-    others = {
-        index: memory_of_others_bytes(spec, index) for index in device_indices(spec, process_group.find_rank(spec))
-    }
+    indices = device_indices(spec, process_group.find_rank(spec))
+    others = {index: gpu_checks.memory_of_others_bytes(spec, index) for index in indices}
     found = msgspec.structs.replace(failure, memory_of_others_bytes=tuple(others.values()))
-    problem = other_process_problem(others, "held")
+    problem = gpu_checks.other_process_problem(others, "held")
     if problem is None:
         return found
-    return msgspec.structs.replace(
-        found, kind="gpu_shared", message=f"{problem}\n{failure.message}"[:MAX_MESSAGE_CHARS]
-    )
+    message = f"{problem}\n{failure.message}"[:MAX_MESSAGE_CHARS]
+    return msgspec.structs.replace(found, kind="gpu_shared", message=message)
 
 
 def run_point(point: PointTask, rank: Rank, rank_files: RankFiles, num_points_before: int) -> Sequence[DeviceMemory]:
@@ -134,7 +125,7 @@ def run_point(point: PointTask, rank: Rank, rank_files: RankFiles, num_points_be
     if rank.rank == 0:
         rank_files.write_environment(environment)
     if point.needs_free_gpus:
-        check_gpu_free({index: gpu.memory_of_others_bytes for index, gpu in enumerate(environment.gpus)})
+        gpu_checks.check_gpu_free({index: gpu.memory_of_others_bytes for index, gpu in enumerate(environment.gpus)})
     memory: Sequence[DeviceMemory] = ()
     if point.task == "measure":
         measurement = run_measurement(point, rank, rank_files)
@@ -169,8 +160,9 @@ def merge_environments(point: PointTask, by_rank: Sequence[Environment]) -> Envi
 def run_measurement(point: PointTask, rank: Rank, rank_files: RankFiles) -> Measurement:
     """Train the point's epochs, or measure what communication costs, as its `measure` says."""
     if point.spec.measure == "communication":
-        traces = rank_files.create_traces() if point.keep_trace else None
-        return measure_communication(point.spec, rank, traces)
+        if point.keep_trace:
+            rank_files.traces.mkdir(exist_ok=True)
+        return measure_communication(point.spec, rank, rank_files.traces if point.keep_trace else None)
     measurement, series = train_point(point.spec, rank, Path(point.data) if point.data else None)
     if rank.rank == 0:
         save_part_times(series, rank_files.series)

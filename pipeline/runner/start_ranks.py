@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pipeline.experiment.spec import Spec
 from pipeline.runner.failed_record import RankExit, describe_exception
@@ -36,18 +36,17 @@ _fork_server_environ: dict[str, str] = {}  # as it was when the fork server star
 
 
 def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str) -> dict[int, RankExit]:
-    """Run this node's ranks under torchrun's agent, which ends them all when one fails.
+    """Run this node's ranks, and return the exits of those that failed. If one fails, torchrun's agent ends the others.
 
-    Return the exits of the ranks that failed; empty if all exited 0. Raises RuntimeError if the ranks cannot be started
-    or do not meet. A signal to this process ends the ranks and leaves no record: Slurm's job state then gives the
-    reason.
+    Raises RuntimeError if the ranks cannot be started or do not meet. A signal to this process ends the ranks, and no
+    record is written: Slurm's job state then gives the reason.
     """
     with default_omp_threads(spec):
         return start_and_wait(spec, rank_files, launch_id, start_fork_server())
 
 
 def start_and_wait(spec: Spec, rank_files: RankFiles, launch_id: str, start_method: str) -> dict[int, RankExit]:
-    """Start the ranks with multiprocessing's start method, and wait until all have ended."""
+    """Start the ranks by this start method of multiprocessing, and wait until all have ended."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -87,7 +86,6 @@ def launch_config(spec: Spec, rank_files: RankFiles, launch_id: str, start_metho
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
-    rendezvous = choose_rendezvous(spec)
     return LaunchConfig(
         min_nodes=spec.num_nodes,
         max_nodes=spec.num_nodes,
@@ -96,16 +94,13 @@ def launch_config(spec: Spec, rank_files: RankFiles, launch_id: str, start_metho
         max_restarts=0,
         monitor_interval=0.1,
         start_method=start_method,
-        rdzv_backend=rendezvous.backend,
-        rdzv_endpoint=rendezvous.endpoint,
-        rdzv_configs=rendezvous.options,
-        local_addr=rendezvous.local_address,
+        **rendezvous_settings(spec),
         logs_specs=DefaultLogsSpecs(str(rank_files.folder)),  # in TMPDIR nobody would remove them
     )
 
 
 def start_fork_server() -> str:
-    """Start the fork server if it does not run yet. It imports what ranks need while this process imports torchrun.
+    """Start the fork server if it does not run yet; it imports what ranks need while this process imports torchrun.
 
     Return the start method of multiprocessing: "forkserver", or "spawn" if there can be no server.
     """
@@ -144,39 +139,26 @@ def default_omp_threads(spec: Spec) -> Iterator[None]:
     if "OMP_NUM_THREADS" in os.environ:
         yield
         return
-    os.environ["OMP_NUM_THREADS"] = str(threads_per_process(spec))
+    # one thread beside a GPU, else the rank's share of the CPUs
+    share = 1 if spec.device == "cuda" else len(os.sched_getaffinity(0)) // spec.num_processes_per_node
+    os.environ["OMP_NUM_THREADS"] = str(max(1, share))
     try:
         yield
     finally:
         del os.environ["OMP_NUM_THREADS"]
 
 
-def threads_per_process(spec: Spec) -> int:
-    """Return the number of threads of a rank's CPU operators: one with a GPU, else its share of the CPUs."""
-    if spec.device == "cuda":
-        return 1
-    return max(1, len(os.sched_getaffinity(0)) // spec.num_processes_per_node)
-
-
-class Rendezvous(NamedTuple):
-    """The settings of torchrun's rendezvous, where ranks find each other."""
-
-    backend: str
-    endpoint: str
-    options: dict[str, int]
-    local_address: str | None
-
-
-def choose_rendezvous(spec: Spec) -> Rendezvous:
-    """Return the rendezvous: any free port on one node; for several nodes, the first one and a port from the job id.
+def rendezvous_settings(spec: Spec) -> dict[str, Any]:
+    """Return where ranks meet: any free port of one node; for several nodes, the first and a port from the job id.
 
     Raises CommandError for several nodes outside a Slurm job.
     """
     if spec.num_nodes == 1:
-        return Rendezvous("c10d", "localhost:0", {}, "localhost")
+        return {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_addr": "localhost"}
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if nodes is None:
         raise CommandError(f"a point over {spec.num_nodes} nodes needs a Slurm job; submit it there.")
     first = ask_slurm("scontrol", "show", "hostnames", nodes).split()[0]
     port = FIRST_PORT + int(os.environ["SLURM_JOB_ID"]) % NUM_PORTS
-    return Rendezvous("static", f"{first}:{port}", {"rank": node_rank(), "timeout": RENDEZVOUS_TIMEOUT_S}, None)
+    configs = {"rank": node_rank(), "timeout": RENDEZVOUS_TIMEOUT_S}
+    return {"rdzv_backend": "static", "rdzv_endpoint": f"{first}:{port}", "rdzv_configs": configs}

@@ -20,15 +20,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from pipeline.analysis.telemetry_summary import (
-    GpuSample,
-    NodeSamples,
-    SamplerHeader,
-    SamplerNote,
-    SamplingRound,
-    normalize_uuid,
-    read_node_samples,
-)
+from pipeline.analysis import telemetry_summary
+from pipeline.analysis.telemetry_summary import GpuSample, NodeSamples, SamplerHeader, SamplerNote, SamplingRound
 from pipeline.experiment.spec import Spec
 from pipeline.runner.rank_files import RankFiles
 from pipeline.system import host
@@ -37,7 +30,7 @@ SAMPLING_INTERVAL_S = 0.1
 FULL_RATE_ROUNDS = 36_000  # one hour at the default interval; then ten times slower, to limit the file size
 NICENESS = 10
 STOP_GRACE_S = 5
-OTHER_SAMPLES_GRACE_S = 5
+OTHER_NODES_WAIT_S = 5  # for the samples that other nodes still write
 
 
 @contextlib.contextmanager
@@ -86,8 +79,8 @@ def finish_samples_file(path: Path, note: str | None) -> None:
 
 
 def read_all_nodes(rank_files: RankFiles, num_nodes: int) -> list[NodeSamples]:
-    """Return the samples of every node. Wait up to OTHER_SAMPLES_GRACE_S for the files of other nodes."""
-    deadline = time.monotonic() + OTHER_SAMPLES_GRACE_S
+    """Return the samples of every node. Wait up to OTHER_NODES_WAIT_S for files that are not complete."""
+    deadline = time.monotonic() + OTHER_NODES_WAIT_S
     paths = [rank_files.samples(node) for node in range(num_nodes)]
     while not all(path.exists() for path in paths) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -97,13 +90,13 @@ def read_all_nodes(rank_files: RankFiles, num_nodes: int) -> list[NodeSamples]:
 def read_samples_or_note(path: Path) -> NodeSamples:
     """Return the samples of a node, or a note that says why its file cannot be read."""
     try:
-        return read_node_samples(path)
+        return telemetry_summary.read_node_samples(path)
     except OSError as error:
         return NodeSamples(None, [], {}, [f"its samples cannot be read: {error.strerror}"])
 
 
 class NvmlGpus:
-    """The GPUs of this node that the point uses, read through nvidia-ml-py. `note` says why the list is empty."""
+    """The GPUs of this node that the point uses, read through nvidia-ml-py. `note` says why there are none."""
 
     def __init__(self, spec: Spec) -> None:
         self.uuids: list[str] = []
@@ -124,7 +117,7 @@ class NvmlGpus:
     def _find(self, num_gpus: int) -> None:
         nvml = self._nvml
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        uuids = [normalize_uuid(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        uuids = [telemetry_summary.normalize_uuid(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
         indices = visible_gpu_indices(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))[:num_gpus]
         self.uuids, self._handles = [uuids[i] for i in indices], [handles[i] for i in indices]
         if not indices:
@@ -171,7 +164,7 @@ def visible_gpu_indices(uuids: Sequence[str], mask: str | None) -> list[int]:
         if entry.isdecimal():
             found = [int(entry)] if int(entry) < len(uuids) else []
         else:
-            prefix = normalize_uuid(entry) if entry.startswith("gpu-") else None
+            prefix = telemetry_summary.normalize_uuid(entry) if entry.startswith("gpu-") else None
             found = [index for index, uuid in enumerate(uuids) if prefix and uuid.startswith(prefix)]
         if len(found) != 1:
             break
@@ -180,16 +173,17 @@ def visible_gpu_indices(uuids: Sequence[str], mask: str | None) -> list[int]:
 
 
 def read_cpu() -> tuple[int, int] | None:
-    """Return the busy ticks and all ticks of the node's CPUs since boot; None without /proc/stat.
+    """Return the busy time and the whole time of the node's CPUs since boot, in jiffies; None without /proc/stat.
 
     The fields of its first line: user nice system idle iowait irq softirq steal (proc(5)).
     """
     try:
         with open("/proc/stat", "rb") as file:
-            ticks = [int(field) for field in file.readline().split()[1:9]]
+            times = [int(field) for field in file.readline().split()[1:9]]
     except OSError:
         return None
-    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+    idle, iowait = times[3:5]
+    return sum(times) - idle - iowait, sum(times)
 
 
 def sample_until_sigterm(gpus: NvmlGpus, file: BinaryIO, interval_s: float) -> None:

@@ -227,7 +227,7 @@ def test_what_the_body_raises_is_raised_and_the_sampler_ended(tmp_path: Path) ->
 
 
 def test_a_node_without_a_file_has_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry_sampler, "OTHER_SAMPLES_GRACE_S", 0)
+    monkeypatch.setattr(telemetry_sampler, "OTHER_NODES_WAIT_S", 0)
     rank_files = write_point(tmp_path, device="cpu")
     rank_files.samples(0).write_text('["header", 0.1, []]\n["tick", 5, [1, 2], []]\n')
     first, second = read_all_nodes(rank_files, 2)
