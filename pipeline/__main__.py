@@ -12,17 +12,12 @@ from pipeline.system.errors import EXIT_OK, run_command
 COMMANDS = ("submit", "status", "collect", "ingest", "stage", "launch", "selftest", "jobfile")
 
 
-def describe_command(name: str) -> str:
-    """Return the first line of a command's docstring; reading the source imports none of its packages."""
-    source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-    return first_line(ast.get_docstring(ast.parse(source)))
-
-
 def main() -> int:
-    """Print a line for each command."""
+    """Print the first line of each command's docstring. It is read from the source, so nothing is imported for it."""
     build_parser("", __doc__).parse_args()
     for name in COMMANDS:
-        print(f"python -m pipeline.{name:<8}  {describe_command(name)}")
+        source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+        print(f"python -m pipeline.{name:<8}  {first_line(ast.get_docstring(ast.parse(source)))}")
     print("\n--help after a command lists its options.")
     return EXIT_OK
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pipeline.analysis.ring_model import Link
     from pipeline.experiment.folder import Experiment
     from pipeline.experiment.outcomes import CollectedOutcomes
-    from pipeline.experiment.spec import Spec
     from pipeline.report.build_tables import Tables
 
 NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another user's folder, or a read-only file system
@@ -111,14 +110,13 @@ def collect_experiment(experiment: "Experiment", link: "Link | None" = None) -> 
     except OSError as error:
         problem = f"cannot read {experiment.records_folder}: {error.strerror}; mend its permissions."
         raise CommandError(problem) from error
-    expected = manifest.points if manifest else sorted({record.spec for record in found}, key=default_point_order)
+    if manifest:
+        expected = manifest.points
+    else:
+        points = {record.spec for record in found}
+        expected = sorted(points, key=lambda s: (s.num_gpus, s.strategy, s.batch_size_per_gpu, s.run_id()))
     collected = resolve_outcomes(expected, found, rejected)
     return collected, build_tables(collected.outcomes, link)
-
-
-def default_point_order(spec: "Spec") -> tuple[int, str, int, str]:
-    """Return the sort key of points without a grid: GPUs, strategy, batch size."""
-    return spec.num_gpus, spec.strategy, spec.batch_size_per_gpu, spec.run_id()
 
 
 def indented_json(value: object) -> bytes:

@@ -47,12 +47,15 @@ PositiveSeconds = Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)]
 
 
 class CsvRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row of the file. Its header must have the columns without a default; cells of `| None` columns may be empty."""
+    """A row of the file. Its header must have the columns without a default.
+
+    Cells may be empty in `epoch` and in columns of type `| None`.
+    """
 
     strategy: Strategy
     num_gpus: PositiveInt
     batch_size_per_gpu: PositiveInt
-    epoch: PositiveInt | None
+    epoch: PositiveInt
     epoch_time_s: PositiveSeconds | None
     compute_time_s: PositiveSeconds | None
     loss: float | None
@@ -143,7 +146,10 @@ def check_header(header: list[str], name: str) -> None:
 
 
 def read_row(header: list[str], cells: list[str], where: str) -> CsvRow:
-    """Return one row. An empty cell becomes None, or the column's default. Raises CommandError."""
+    """Return one row. An empty cell becomes None or the column's default, an empty epoch the first timed one.
+
+    Raises CommandError.
+    """
     if len(cells) != len(header):
         problem = f"{len(cells)} cells for {len(header)} columns"
         raise CommandError(f"{where} has {problem}; leave a cell empty if its value is unknown.")
@@ -152,7 +158,7 @@ def read_row(header: list[str], cells: list[str], where: str) -> CsvRow:
         if cell.lower() in NO_NUMBERS:
             raise CommandError(f"{where}: {column}={cell!r} {NOT_A_NUMBER}")
         if cell or CSV_COLUMNS[column].required:
-            values[column] = cell or None
+            values[column] = cell or (str(FIRST_TIMED_EPOCH) if column == "epoch" else None)
     try:
         row = msgspec.convert(values, CsvRow, strict=False)
     except msgspec.ValidationError as error:
@@ -180,16 +186,10 @@ def group_rows(rows: Iterable[CsvRow]) -> list[list[CsvRow]]:
         where = f"{parts[0].strategy} on {parts[0].num_gpus}, batch_size_per_gpu {parts[0].batch_size_per_gpu}"
         if len({row.status for row in parts}) > 1:
             raise CommandError(f"{where} is both ok and oom; remove the wrong rows.")
-        numbers = [epoch_number(row) for row in parts]
-        if len(set(numbers)) < len(numbers):
+        if len({row.epoch for row in parts}) < len(parts):
             raise CommandError(f"{where} gives an epoch twice; remove one, or number them with a repeat column.")
-        parts.sort(key=epoch_number)
+        parts.sort(key=lambda row: row.epoch)
     return list(points.values())
-
-
-def epoch_number(row: CsvRow) -> int:
-    """Return the row's epoch, the first timed one if the cell is empty."""
-    return row.epoch or FIRST_TIMED_EPOCH
 
 
 def build_ingested_record(
@@ -206,7 +206,7 @@ def build_ingested_record(
             precision=first.precision,
             repeat=first.repeat,
             num_samples=num_samples,
-            epochs=max(FIRST_TIMED_EPOCH, *(epoch_number(row) for row in rows)),
+            epochs=max(FIRST_TIMED_EPOCH, *(row.epoch for row in rows)),
             model=None,
             dataset=None,
             input=None,
@@ -226,12 +226,11 @@ def build_ingested_record(
 def build_epochs(rows: list[CsvRow], spec: Spec) -> Iterator[Epoch]:
     """Yield the epochs of one point. The times of rank 0 stand for all ranks."""
     for row in rows:
-        epoch = epoch_number(row)
         rank = RankEpoch(0, nanoseconds(row.epoch_time_s), nanoseconds(row.compute_time_s))
         yield Epoch(
-            epoch=epoch,
+            epoch=row.epoch,
             ranks=(rank,),
-            num_updates=epoch * spec.full_steps_per_epoch,
+            num_updates=row.epoch * spec.full_steps_per_epoch,
             num_samples=spec.num_samples,
             loss=row.loss,
             accuracy=row.accuracy,
