@@ -98,9 +98,7 @@ def main() -> int:
         slurm_submit.refuse_unsafe_paths(experiment)
     prologue = read_prologue(arguments.prologue)
     todo = plan.select_points(grid.points, experiment, submit_options).todo
-    points, left_out = plan.drop_unsatisfiable(
-        grid.points, plan.find_unsatisfiable(todo, cluster, submit_options), submit_options
-    )
+    points, left_out = plan.drop_unsatisfiable(grid.points, todo, cluster, submit_options)
     grid = grid._replace(points=tuple(points))
     for notice in (*cluster.notices, *left_out, *ignored_option_notices(arguments, cluster.kind)):
         log_line(notice)

@@ -11,20 +11,6 @@ from pipeline.submission.slurm_request import SlurmOptions, SlurmRequest, build_
 from pipeline.system.slurm_commands import clean_step_lines
 
 MAX_RUNNING_ELEMENTS = 256  # without --max-parallel; submitit's default
-JOB_FILE_OPTIONS = (  # in the order of jobs/*.sbatch
-    "job-name",
-    "array",
-    "nodes",
-    "ntasks-per-node",
-    "gpus-per-node",
-    "cpus-per-task",
-    "mem",
-    "time",
-    "signal",
-    "output",
-    "open-mode",
-    "no-requeue",
-)
 
 
 def start_lines() -> list[str]:
@@ -114,12 +100,7 @@ def job_file_options(name: str, num_points: int, shape: ResourceShape, resources
 
     They are those of a submitted array, with memory and time as the grid file writes them.
     """
-    request = build_request(shape, resources, SlurmOptions(), None, None)
-    options = request.options | {
-        "job-name": name,
-        "array": f"0-{num_points - 1}",
-        "mem": f"{math.ceil(resources.mem_per_gpu_gib * shape.gpus_per_node)}G",
-        "time": resources.time,
-        "output": "outputs/%x-%A_%a.log",
-    }
-    return {key: options[key] for key in JOB_FILE_OPTIONS if key in options}
+    options = build_request(shape, resources, SlurmOptions(), None, None).options
+    mem = f"{math.ceil(resources.mem_per_gpu_gib * shape.gpus_per_node)}G"
+    named = {"job-name": name, "array": f"0-{num_points - 1}", "output": "outputs/%x-%A_%a.log"}
+    return {**named, **options, "mem": mem, "time": resources.time}

@@ -24,12 +24,12 @@ def describe_plan(
 ) -> dict[str, Any]:
     """Return the plan as `--dry-run --json` prints it."""
     described = []
-    for number, array in enumerate(arrays):
+    for index, array in enumerate(arrays):
         run_ids = [[spec.run_id() for spec in element] for element in array.elements]
         most = max(len(element) for element in run_ids)
         variables = ["$RUN_ID"] if most == 1 else [f"$RUN_ID_{number}" for number in range(1, most + 1)]
         command = launch_command(experiment.manifest_path, variables, options.for_element(most))
-        name = f"{experiment.folder.name}-{number}"
+        name = f"{experiment.folder.name}-{index}"
         setup = batch_script.setup_lines("<submission>", prologue)
         described.append(
             {
@@ -58,12 +58,9 @@ def render_plan(plan: dict[str, Any]) -> str:
         fields = " ".join(f"{axis}={value}" for axis, value in point.items() if axis != "run_id")
         lines.append(f"  {point['run_id']}  {fields}")
     lines += [row["note"] for row in plan["cost"]]
-    for number, array in enumerate(plan["arrays"]):
-        lines += [
-            "",
-            f"array {number}: {pluralize(len(array['elements']), 'element')}",
-            *(f"  {n}" for n in array["notices"]),
-        ]
+    for index, array in enumerate(plan["arrays"]):
+        lines += ["", f"array {index}: {pluralize(len(array['elements']), 'element')}"]
+        lines += [f"  {notice}" for notice in array["notices"]]
         packed = [element for element in array["elements"] if len(element) > 1]
         lines += [f"  one after another: {', '.join(element)}" for element in packed]
         lines += [f"    {line}" for line in array["sbatch"].splitlines()]

@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from pipeline.analysis.gpu_hours_spent import attempt_duration_s, hours_columns
-from pipeline.experiment import record_store
-from pipeline.experiment.axis_groups import (
-    COST_MAY_DIFFER,
-    COST_PER_SAMPLE_MAY_DIFFER,
-    COST_PER_STEP_MAY_DIFFER,
-    alike_key,
-)
+from pipeline.experiment import axis_groups, record_store
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Device, Spec
@@ -68,9 +62,8 @@ class Estimate(NamedTuple):
     def sentence(self) -> str:
         """Return the estimate as a sentence."""
         unit = "GPU-hours" if self.device == "cuda" else "process-hours"
-        most = (
-            "" if self.hours_at_limit is None else f", at most {format_hours(self.hours_at_limit)} by their time limit"
-        )
+        limit = self.hours_at_limit
+        most = "" if limit is None else f", at most {format_hours(limit)} by their time limit"
         if self.hours is None:
             return f"{unit} unknown: {self.why_unknown()}{most}"
         known = f"{unit}: about {format_hours(self.hours)} for {self.num_estimated} of {self.num_points} points"
@@ -82,8 +75,8 @@ class Estimate(NamedTuple):
     def why_unknown(self) -> str:
         """Return why no point has an estimate."""
         if self.device == "cuda" and self.requested_gpu is None:
-            why = "the GPU model is not known (on Slurm, give --gpu-type), so no earlier record is comparable with"
-            return f"{why} the {self.num_points} points"
+            why = "the GPU model is not known (on Slurm, give --gpu-type), so no earlier record is comparable"
+            return f"{why} with the {self.num_points} points"
         on = f" on {self.requested_gpu}" if self.device == "cuda" else ""
         return f"no earlier record{on} is comparable with any of the {self.num_points} points"
 
@@ -101,26 +94,19 @@ def estimate_points(
     `limit_min` is the time limit of a point, None without one. `gpu_model` is the name or Slurm's type of the GPUs
     that the points will run on; if it is None, no record of a GPU is comparable.
     """
-    estimates = []
-    for device in get_args(Device):
-        own = [spec for spec in points if spec.device == device]
-        if not own:
-            continue
-        requested_gpu = gpu_model if device == "cuda" else None
-        is_comparable = device == "cpu" or requested_gpu is not None
-        samples = load_cost_samples(own, outputs, requested_gpu) if is_comparable else {}
-        estimates.append(estimate_device(device, own, samples, limit_min, requested_gpu))
-    return estimates
+    points_by_device = {device: [spec for spec in points if spec.device == device] for device in get_args(Device)}
+    return [
+        estimate_device(own, outputs, limit_min, gpu_model if device == "cuda" else None)
+        for device, own in points_by_device.items()
+        if own
+    ]
 
 
-def estimate_device(
-    device: Device,
-    points: Sequence[Spec],
-    earlier: dict[CostKey, list[CostSample]],
-    limit_min: int | None,
-    requested_gpu: str | None,
-) -> Estimate:
-    """Return the estimate for the points of one device."""
+def estimate_device(points: Sequence[Spec], outputs: Path, limit_min: int | None, gpu_model: str | None) -> Estimate:
+    """Return the estimate for points of one device."""
+    device = points[0].device
+    is_comparable = device == "cpu" or gpu_model is not None
+    earlier = load_cost_samples(points, outputs, gpu_model) if is_comparable else {}
     known = [(spec, predict_duration_s(spec, earlier.get(cost_key(spec), []))) for spec in points]
     hours = [seconds * spec.num_gpus / 3600 for spec, seconds in known if seconds is not None]
     unknown_gpus = sum(spec.num_gpus for spec, seconds in known if seconds is None)
@@ -128,7 +114,7 @@ def estimate_device(
     used = [sample for samples in earlier.values() for sample in samples]
     names = tuple(sorted({sample.record for sample in used}))
     gpu = used[0].gpu if used else None
-    return Estimate(device, len(points), len(hours), sum(hours) if hours else None, at_limit, requested_gpu, gpu, names)
+    return Estimate(device, len(points), len(hours), sum(hours) if hours else None, at_limit, gpu_model, gpu, names)
 
 
 def load_cost_samples(
@@ -217,12 +203,12 @@ def cost_key(spec: Spec) -> CostKey:
     Training time is proportional to the number of samples. Evaluation (no record holds its time), decoding of images,
     and compilation or capture for a smaller last batch are not.
     """
-    may_differ = COST_MAY_DIFFER
+    may_differ = axis_groups.COST_MAY_DIFFER
     if spec.measure == "epochs" and not spec.evaluate:
-        may_differ += COST_PER_SAMPLE_MAY_DIFFER
+        may_differ += axis_groups.COST_PER_SAMPLE_MAY_DIFFER
         if spec.execution == "eager" and spec.dataset != "imagefolder":
-            may_differ += COST_PER_STEP_MAY_DIFFER
-    return (spec.is_probe, *alike_key(spec, may_differ))
+            may_differ += axis_groups.COST_PER_STEP_MAY_DIFFER
+    return (spec.is_probe, *axis_groups.alike_key(spec, may_differ))
 
 
 def predict_duration_s(spec: Spec, samples: Sequence[CostSample]) -> float | None:
@@ -234,18 +220,17 @@ def predict_duration_s(spec: Spec, samples: Sequence[CostSample]) -> float | Non
 
 def check_gpu_hours_limit(estimates: Iterable[Estimate], max_gpu_hours: float) -> None:
     """Raise CommandError if the points may take more GPU-hours than the limit, or their time is not bounded."""
-    for estimate in estimates:
-        if estimate.device != "cuda":
-            continue
+    limit = f"--max-gpu-hours {max_gpu_hours:g}"
+    for estimate in (estimate for estimate in estimates if estimate.device == "cuda"):
         if estimate.hours_at_limit is None:
+            unknown = f"{estimate.num_unknown} of {estimate.num_points} points"
             raise CommandError(
-                f"--max-gpu-hours {max_gpu_hours:g} cannot be ensured: {estimate.num_unknown} of {estimate.num_points} "
-                "points have no comparable record and no time limit on this machine; run one of them first with "
-                "--only, or omit the option."
+                f"{limit} cannot be ensured: {unknown} have no comparable record and no time limit on this machine; "
+                "run one of them first with --only, or omit the option."
             )
         most_hours = (estimate.hours or 0.0) + estimate.hours_at_limit
         if most_hours > max_gpu_hours:
             raise CommandError(
-                f"the points to run may take {format_hours(most_hours)} GPU-hours, more than --max-gpu-hours "
-                f"{max_gpu_hours:g} ({estimate.sentence()}); choose fewer with --only or --set, or raise the option."
+                f"the points to run may take {format_hours(most_hours)} GPU-hours, more than {limit} "
+                f"({estimate.sentence()}); choose fewer with --only or --set, or raise the option."
             )

@@ -2,7 +2,7 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -152,22 +152,18 @@ def find_gpu_model(cluster: Cluster, slurm_options: SlurmOptions) -> str | None:
     return next(iter(names)) if len(names) == 1 else None
 
 
-def find_unsatisfiable(points: Sequence[Spec], cluster: Cluster, submit_options: SubmitOptions) -> dict[str, str]:
-    """Return run id -> reason, for each point that the cluster cannot run."""
-    if cluster.kind == "local":
-        return slurm_request.unsatisfiable_on_this_machine(points, cluster.num_local_gpus)
-    if cluster.nodes is None:
-        return {}
-    return slurm_request.unsatisfiable_on_slurm(points, cluster.nodes, submit_options.slurm_options.gpu_type)
-
-
 def drop_unsatisfiable(
-    points: Sequence[Spec], reasons: Mapping[str, str], submit_options: SubmitOptions
+    points: Sequence[Spec], todo: Sequence[Spec], cluster: Cluster, submit_options: SubmitOptions
 ) -> tuple[list[Spec], list[str]]:
-    """Return the points that can run, and a notice for each reason why others cannot.
+    """Return the points without those of `todo` that cannot run, and a notice for each reason.
 
     A dry run keeps them all. Raises CommandError for a point that cannot run, unless --skip-unsatisfiable is given.
     """
+    reasons: dict[str, str] = {}
+    if cluster.kind == "local":
+        reasons = slurm_request.unsatisfiable_on_this_machine(todo, cluster.num_local_gpus)
+    elif cluster.nodes is not None:
+        reasons = slurm_request.unsatisfiable_on_slurm(todo, cluster.nodes, submit_options.slurm_options.gpu_type)
     if not reasons:
         return list(points), []
     if submit_options.is_dry_run and not submit_options.skip_unsatisfiable:
@@ -231,30 +227,18 @@ def plan_arrays(
     arrays = []
     for shape, specs in group_by_shape(todo).items():
         packed = packing.pack_elements(specs, submit_options.points_per_element if shape.num_nodes == 1 else 1)
-        request = build_array_request(shape, packed, resources, cluster, submit_options)
+        request = slurm_request.build_request(
+            shape, resources, submit_options.slurm_options, cluster.nodes, submit_options.max_parallel
+        )
+        num_points = max(len(element) for element in packed)
+        if num_points > 1:
+            request = slurm_request.sum_time_limits(request, shape, num_points, cluster.partition_limit_min)
+        elif shape.num_nodes > 1 and submit_options.points_per_element > 1:
+            request = request._replace(notices=(*request.notices, f"{shape}: one point per element, {NOT_PACKED}"))
         arrays += [
             PlannedArray(shape, request, part) for part in split_to_max_array_size(packed, cluster.max_array_size)
         ]
     return arrays
-
-
-def build_array_request(
-    shape: ResourceShape,
-    elements: Sequence[Sequence[Spec]],
-    resources: Resources,
-    cluster: Cluster,
-    submit_options: SubmitOptions,
-) -> SlurmRequest:
-    """Return the request of an array of these elements, with their time limit."""
-    request = slurm_request.build_request(
-        shape, resources, submit_options.slurm_options, cluster.nodes, submit_options.max_parallel
-    )
-    num_points = max(len(element) for element in elements)
-    if num_points > 1:
-        return slurm_request.sum_time_limits(request, shape, num_points, cluster.partition_limit_min)
-    if shape.num_nodes > 1 and submit_options.points_per_element > 1:
-        return request._replace(notices=(*request.notices, f"{shape}: one point per element, {NOT_PACKED}"))
-    return request
 
 
 def split_to_max_array_size(elements: Sequence[list[Spec]], max_elements: int) -> list[list[list[Spec]]]:

@@ -1,6 +1,7 @@
-"""The progress of every point of an experiment, from its records, its submissions and Slurm."""
+"""The progress of every point of an experiment: what its records, submissions, logs and Slurm say, and its state."""
 
 import contextlib
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,13 +12,13 @@ from typing import NamedTuple
 
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import Manifest, SlurmArray
+from pipeline.experiment.manifest import Manifest, Submission
 from pipeline.experiment.outcomes import PointOutcome, resolve_outcomes
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
 from pipeline.submission import slurm_queries, state_rules
 from pipeline.submission.slurm_queries import JobKey, JobState
-from pipeline.submission.state_rules import PointState, decide_state_in_element
+from pipeline.submission.state_rules import PointState, PositionInElement, decide_state_in_element
 from pipeline.system.errors import CommandError, log_line
 
 LOG_TAIL_BYTES = 16_384
@@ -44,23 +45,24 @@ class PointProgress(NamedTuple):
 def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = False) -> list[PointProgress]:
     """Return the progress of every expected point.
 
-    If Slurm does not answer, points that were submitted to it and have no record are `unknown`. `holds_lock` tells
-    that the caller itself holds the lock of the driver.
+    If Slurm does not answer, points that were submitted to it and have no record are `unknown`. With `holds_lock` the
+    caller is the driver that holds the submission lock.
     """
     found, rejected = record_store.load_folder(experiment.records_folder)
     outcomes = resolve_outcomes(manifest.points, found, rejected).outcomes
     job_states, problem = query_slurm(manifest)
-    jobs, submitted_run_ids = submitted_jobs(manifest)
-    in_arrays = {run_id for array in list_arrays(manifest) for element in array.elements for run_id in element}
-    positions = state_rules.read_element_positions(experiment, manifest, found)
-    unpublished = unpublished_jobs(manifest, found)
+    jobs_by_run_id = submitted_jobs(manifest)
+    arrays = [array for submission in manifest.submissions for array in submission.arrays]
+    in_arrays = {run_id for array in arrays for element in array.elements for run_id in element}
+    positions = read_element_positions(experiment, manifest, found)
     driver_is_here = not holds_lock and experiment.is_being_submitted()
     logs = find_logs(experiment, manifest)
     now = datetime.now()
     result = []
     for outcome in outcomes:
         run_id = outcome.spec.run_id()
-        job = choose_job(jobs.get(run_id, []), job_states)
+        jobs = jobs_by_run_id.get(run_id, {})
+        job = choose_job(list(jobs), job_states)
         log, position = logs.get(run_id), positions.of(run_id, job)
         has_result = outcome.status in state_rules.RECORDED_STATUSES
         job_state = job_states.get(job) if job is not None else None
@@ -71,9 +73,12 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
             state = PointState("pending", "a driver on this machine is running or submitting it")
         else:
             tail = "" if has_result else read_log_tail(log, since=f"{run_id}: starting")
-            was_submitted = run_id in submitted_run_ids
+            # a plain sbatch registers every point of its grid, even if it submits only some of its elements
+            was_submitted = any(submission.backend == "slurm" for submission in jobs.values())
             state = decide_state_in_element(outcome, job_state, position, was_submitted, tail, now)
-        if may_publish and has_result and (run_id, job) in unpublished:
+        submission = None if job is None or jobs[job].backend != "slurm" else jobs[job]
+        has_published = submission is None or (run_id, submission.launch_id_prefix) in positions.published
+        if may_publish and has_result and not has_published:
             no_record = outcome._replace(status="missing")
             rerun = decide_state_in_element(no_record, job_state, position, True, "", now)
             state = state_rules.add_rerun_note(state, rerun)
@@ -92,7 +97,7 @@ def query_slurm(manifest: Manifest) -> tuple[dict[JobKey, JobState], str | None]
 
     Sets the job id of an array whose driver died before it stored the id; the array is found by its job name.
     """
-    arrays = list_arrays(manifest)
+    arrays = [array for submission in manifest.submissions for array in submission.arrays]
     if not arrays:
         return {}, None
     presence = slurm_queries.probe_slurm()
@@ -108,38 +113,56 @@ def query_slurm(manifest: Manifest) -> tuple[dict[JobKey, JobState], str | None]
         return {}, str(refusal)
 
 
-def list_arrays(manifest: Manifest) -> list[SlurmArray]:
-    """Return all arrays in the order of submission."""
-    return [array for submission in manifest.submissions for array in submission.arrays]
-
-
-def submitted_jobs(manifest: Manifest) -> tuple[dict[str, list[JobKey]], set[str]]:
-    """Return run id -> its jobs in the order of submission, and the run ids that a driver submitted.
-
-    A plain sbatch registers every point of its grid, even if it submits only some of its elements.
-    """
-    jobs: dict[str, list[JobKey]] = {}
-    submitted_run_ids = set()
+def submitted_jobs(manifest: Manifest) -> dict[str, dict[JobKey, Submission]]:
+    """Return run id -> its jobs in the order of submission, each with the submission that it belongs to."""
+    jobs: dict[str, dict[JobKey, Submission]] = {}
     for submission in manifest.submissions:
         for array in submission.arrays:
             for run_id, job in array.job_keys().items():
-                jobs.setdefault(run_id, []).append(job)
-                if submission.backend == "slurm":
-                    submitted_run_ids.add(run_id)
-    return jobs, submitted_run_ids
+                jobs.setdefault(run_id, {})[job] = submission
+    return jobs
 
 
-def unpublished_jobs(manifest: Manifest, found: Iterable[Record]) -> set[tuple[str, JobKey]]:
-    """Return the (run id, job) of every point whose submitted job has not published a record of it yet."""
-    published = {(record.run_id, state_rules.launch_id_prefix_of(record.launch_id)) for record in found}
-    return {
-        (run_id, job)
+class ElementPositions(NamedTuple):
+    """What tells which point of an element of several points runs now.
+
+    `elements` gives the run ids of each such element in the order in which they run, and the prefix of its launch ids.
+    `started` and `published` hold the (run id, launch id prefix) of points that have a folder, or a record.
+    """
+
+    elements: dict[JobKey, tuple[str, list[str]]]
+    started: set[tuple[str, str]]
+    published: set[tuple[str, str]]
+
+    def of(self, run_id: str, job: JobKey | None) -> PositionInElement:
+        """Return the position of a point in its job; "current" for a point that is alone in its job."""
+        if job not in self.elements:
+            return "current"
+        prefix, run_ids = self.elements[job]
+        index = run_ids.index(run_id)
+        if any((later, prefix) in self.published for later in run_ids[index:]):
+            return "passed"
+        return "current" if index == 0 or (run_id, prefix) in self.started else "waiting"
+
+
+def read_element_positions(experiment: Experiment, manifest: Manifest, found: Iterable[Record]) -> ElementPositions:
+    """Return the positions of all points, from the records and from the folder that a launch makes for each point."""
+    elements = {
+        (array.job_id, index if array.is_array else None): (submission.launch_id_prefix, run_ids)
         for submission in manifest.submissions
-        if submission.backend == "slurm"
         for array in submission.arrays
-        for run_id, job in array.job_keys().items()
-        if (run_id, submission.launch_id_prefix) not in published
+        for index, run_ids in enumerate(array.elements)
+        if array.job_id is not None and len(run_ids) > 1
     }
+    folders = os.listdir(experiment.scratch_folder) if elements and experiment.scratch_folder.is_dir() else []
+    launches = [folder.partition(".")[::2] for folder in folders]
+    launches_with_record = [(record.run_id, record.launch_id) for record in found]
+    return ElementPositions(elements, with_prefix(launches), with_prefix(launches_with_record))
+
+
+def with_prefix(launches: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Return the (run id, launch id) with only the prefix of the launch id, which a submission's launches share."""
+    return {(run_id, launch_id.partition("-")[0]) for run_id, launch_id in launches}
 
 
 def choose_job(jobs: list[JobKey], job_states: dict[JobKey, JobState]) -> JobKey | None:

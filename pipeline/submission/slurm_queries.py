@@ -67,8 +67,8 @@ def probe_slurm() -> SlurmPresence:
 
 def unreadable_answer(command: str, line: str) -> CommandError:
     """Return the error for an answer of Slurm that cannot be parsed."""
-    shown = line.strip()[:80]
-    return CommandError(f"{command} printed {shown!r}, which this tool does not understand; try again.", EXIT_SCHEDULER)
+    start = line.strip()[:80]
+    return CommandError(f"{command} printed {start!r}, which this tool does not understand; try again.", EXIT_SCHEDULER)
 
 
 def parse_number(text: str) -> int | None:
@@ -124,17 +124,17 @@ def query_node_types(partition: str | None) -> list[NodeType]:
 def read_nodes(row: Sequence[str]) -> NodeType:
     """Return the nodes of one row of sinfo, where `8+` means at least 8. Raises CommandError if it cannot be parsed."""
     _, cpus, memory_mib, gres, nodes = row
-    numbers = parse_number(nodes), parse_number(cpus.removesuffix("+")), parse_number(memory_mib.removesuffix("+"))
-    num_nodes, num_cpus, least_mib = numbers
-    num_gpus = parse_gres_gpus(gres)
-    if num_nodes is None or num_cpus is None or least_mib is None or num_gpus is None:
+    num_nodes, num_cpus = parse_number(nodes), parse_number(cpus.removesuffix("+"))
+    least_mib, gpus = parse_number(memory_mib.removesuffix("+")), parse_gpus(gres)
+    if num_nodes is None or num_cpus is None or least_mib is None or gpus is None:
         raise unreadable_answer("sinfo", "|".join(row))
-    return NodeType(num_nodes, num_cpus, least_mib, num_gpus, count_gpus_by_type(gres))
+    gpus_by_type = {gpu_type: count for gpu_type, count in gpus.items() if gpu_type}
+    return NodeType(num_nodes, num_cpus, least_mib, gpus.total(), gpus_by_type)
 
 
-def choose_partitions(shown: Sequence[str], partition: str | None) -> set[str]:
+def choose_partitions(names: Sequence[str], partition: str | None) -> set[str]:
     """Return the requested partitions, or if there are none the default one, marked with a star by sinfo."""
-    return set(partition.split(",")) if partition else {name.rstrip("*") for name in shown if name.endswith("*")}
+    return set(partition.split(",")) if partition else {name.rstrip("*") for name in names if name.endswith("*")}
 
 
 def query_partition_limit_min(partition: str | None) -> int | None:
@@ -159,38 +159,23 @@ def parse_limit_min(text: str) -> int | None:
     return (days * 24 + hours) * 60 + minutes
 
 
-def read_gpus(gres: str) -> list[tuple[str, int]] | None:
-    """Return (type, number) for each GPU entry in a node's generic resources (gres); None if one is unreadable.
+def parse_gpus(gres: str) -> Counter[str] | None:
+    """Return type -> number of GPUs in a node's generic resources (gres); None if an entry cannot be parsed.
 
-    The type is "" if the entry has none.
+    `gpu:a40:4(S:0-1),gpu:v100:2,nvme:1` is {a40: 4, v100: 2}. GPUs without a type have the type "": `gpu:4` is {"": 4}.
     """
-    found = []
+    counts: Counter[str] = Counter()
     for entry in re.findall(r"(?:[^,(]|\([^)]*\)?)+", gres):
         name, *parts = entry.partition("(")[0].split(":")
         if name != "gpu":
             continue
         has_number = bool(parts) and parts[-1][:1].isdigit()
-        number = parse_number(parts.pop()) if has_number else 1  # Slurm reads `gpu` and `gpu:tesla` as 1
-        if number is None:
+        num_gpus = parse_number(parts.pop()) if has_number else 1  # Slurm reads `gpu` and `gpu:tesla` as 1
+        if num_gpus is None:
             return None
         gpu_type = parts[0] if parts and parts[0] != "no_consume" else ""  # no_consume is a flag, not a type
-        found.append((gpu_type, number))
-    return found
-
-
-def parse_gres_gpus(gres: str) -> int | None:
-    """Return the number of GPUs: `gpu:a100:4(S:0-1),nvme:1` -> 4, `(null)` -> 0; None if it cannot be parsed."""
-    gpus = read_gpus(gres)
-    return None if gpus is None else sum(number for _, number in gpus)
-
-
-def count_gpus_by_type(gres: str) -> dict[str, int]:
-    """Return type -> number of GPUs: `gpu:a40:4(S:0-1),gpu:v100:2` -> {a40: 4, v100: 2}, `gpu:4` -> {}."""
-    counts: Counter[str] = Counter()
-    for gpu_type, number in read_gpus(gres) or []:
-        if gpu_type:
-            counts[gpu_type] += number
-    return dict(counts)
+        counts[gpu_type] += num_gpus
+    return counts
 
 
 def query_job_states(job_ids: Collection[str]) -> dict[JobKey, JobState]:
@@ -199,11 +184,7 @@ def query_job_states(job_ids: Collection[str]) -> dict[JobKey, JobState]:
     Raises CommandError (scheduler) if squeue does not answer.
     """
     wanted = sorted(set(job_ids))
-    if not wanted:
-        return {}
-    states = dict(read_sacct(wanted))
-    states.update(read_squeue(wanted))
-    return states
+    return {**dict(read_sacct(wanted)), **dict(read_squeue(wanted))} if wanted else {}
 
 
 def read_squeue(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
@@ -221,11 +202,11 @@ def read_squeue(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
     if lines and not ours:  # only banners
         raise unreadable_answer("squeue", lines[0])
     for line in ours:
-        array_id, index, _, state, status, end, reason, _ = (line + "|" * 7).split("|", 7)
-        number = parse_number(index)
-        if number is None and index != "N/A":
+        array_id, task_id, _, state, status, end, reason, _ = (line + "|" * 7).split("|", 7)
+        index = parse_number(task_id)
+        if index is None and task_id != "N/A":
             raise unreadable_answer("squeue", line)
-        yield (array_id, number), JobState(state.strip() or NO_STATE, parse_exit_code(status), end, reason)
+        yield (array_id, index), JobState(state.strip() or NO_STATE, parse_exit_code(status), end, reason)
 
 
 def parse_exit_code(text: str) -> int | None:
@@ -247,21 +228,21 @@ def parse_exit_code(text: str) -> int | None:
 
 def read_sacct(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
     """Yield the jobs that accounting remembers, none if accounting is off."""
-    command = ("sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode,End,Reason", "-j", ",".join(job_ids))
+    fields = "JobID,State,ExitCode,End,Reason"
     try:
-        answer = run_slurm(*command)
+        answer = run_slurm("sacct", "-X", "-n", "-P", "-o", fields, "-j", ",".join(job_ids))
     except (OSError, subprocess.TimeoutExpired):
         return
     if answer.returncode:
         return
     for line in answer.stdout.splitlines():
         job, state, code, end, reason = (line + "|" * 4).split("|", 4)
-        array_id, underscore, index = job.partition("_")
-        number = parse_number(index)
-        if array_id not in job_ids or (underscore and number is None):
+        array_id, underscore, task_id = job.partition("_")
+        index = parse_number(task_id)
+        if array_id not in job_ids or (underscore and index is None):
             continue  # a banner, or a range of waiting elements, which squeue lists one by one
         word = (state.split() or [NO_STATE])[0]  # "CANCELLED by 1000"
-        yield (array_id, number), JobState(word, parse_exit_code(code), end, reason)
+        yield (array_id, index), JobState(word, parse_exit_code(code), end, reason)
 
 
 def find_jobs_named(names: Collection[str]) -> dict[str, str]:

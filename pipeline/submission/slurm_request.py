@@ -97,6 +97,7 @@ def build_request(
     options = {
         "nodes": str(shape.num_nodes),
         "ntasks-per-node": "1",
+        **(slurm_options.gpus(shape.gpus_per_node) if shape.device == "cuda" else {}),
         "cpus-per-task": str(cpus),
         "mem": f"{memory_mib}M" if slurm_options.mem is None else slurm_options.mem,
         "time": str(resources.time_min()),
@@ -106,8 +107,6 @@ def build_request(
     }
     if slurm_options.mem == "default":
         del options["mem"]
-    if shape.device == "cuda":
-        options |= slurm_options.gpus(shape.gpus_per_node)
     options |= slurm_options.named()
     if slurm_options.exclusive:
         options["exclusive"] = ""
@@ -116,12 +115,12 @@ def build_request(
 
 def reduction_notices(shape: ResourceShape, cpus: int, memory_mib: int, node: NodeType) -> list[str]:
     """Return a notice for CPUs, and one for memory, of which the node has less than requested."""
-    notices = []
-    if cpus > node.num_cpus:
-        notices.append(f"{shape}: {node.num_cpus} CPUs per node instead of {cpus}: the best node has no more")
-    if memory_mib > node.memory_mib:
-        notices.append(f"{shape}: {node.memory_mib} MiB per node instead of {memory_mib}: the best node has no more")
-    return notices
+    amounts = ((cpus, node.num_cpus, "CPUs"), (memory_mib, node.memory_mib, "MiB"))
+    return [
+        f"{shape}: {most} {unit} per node instead of {wanted}: the best node has no more"
+        for wanted, most, unit in amounts
+        if wanted > most
+    ]
 
 
 def gpus_needed(shape: ResourceShape) -> int:
@@ -184,13 +183,10 @@ def unsatisfiable_on_this_machine(points: Iterable[Spec], num_gpus: int) -> dict
 
 def refuse_unsatisfiable(reasons: Mapping[str, str], num_points: int) -> None:
     """Raise CommandError with the points that cannot run, if there are any."""
-    if not reasons:
-        return
-    listed = "; ".join(group_by_reason(reasons))
-    raise CommandError(
-        f"{len(reasons)} of {num_points} points cannot run here; leave them out with --skip-unsatisfiable, or change "
-        f"them with --set ({listed})."
-    )
+    if reasons:
+        cure = "leave them out with --skip-unsatisfiable, or change them with --set"
+        listed = "; ".join(group_by_reason(reasons))
+        raise CommandError(f"{len(reasons)} of {num_points} points cannot run here; {cure} ({listed}).")
 
 
 def group_by_reason(reasons: Mapping[str, str]) -> list[str]:

@@ -1,32 +1,21 @@
-"""The state of a point, from its record, its job's state in Slurm, its position in the element, and its log."""
+"""The rules that give a point's state: from its record, its job in Slurm, its position in the element, and its log.
 
-import os
+read_progress reads these for every point of an experiment.
+"""
+
 import re
 import signal
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Literal, NamedTuple
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import Manifest
 from pipeline.experiment.outcomes import PointOutcome
-from pipeline.experiment.record import Record
 from pipeline.runner.classify_failure import SLURM_OOM_SIGNS, suggests_oom
-from pipeline.submission.slurm_queries import JobKey, JobState
+from pipeline.submission.slurm_queries import JobState
 
 RECORD_GRACE_S = 60  # a network file system may show a new record this late
 
-WAITING_JOB_STATES = {
-    "PENDING",
-    "CONFIGURING",
-    "REQUEUED",
-    "REQUEUE_FED",
-    "RESIZING",
-    "SUSPENDED",
-    "STOPPED",
-    "POWER_UP_NODE",
-}
-WAITING_JOB_STATES |= {"REQUEUED_CRON", "EXPEDITING"}  # Slurm 20.11 only; since 25.11
+WAITING_JOB_STATES = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "RESIZING", "SUSPENDED", "STOPPED"}
+WAITING_JOB_STATES |= {"POWER_UP_NODE", "REQUEUED_CRON", "EXPEDITING"}  # the last two: Slurm 20.11 only; since 25.11
 HELD_JOB_STATES = {"REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 RUNNING_JOB_STATES = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING"}
 WORD_BY_ENDED_JOB_STATE = {
@@ -40,7 +29,7 @@ WORD_BY_ENDED_JOB_STATE = {
     "CANCELLED": "cancelled",
     "REVOKED": "cancelled",
 }
-ENDED = {*WORD_BY_ENDED_JOB_STATE, "COMPLETED", "FAILED", "OUT_OF_MEMORY"}
+UNSUCCESSFUL_JOB_STATES = {*WORD_BY_ENDED_JOB_STATE, "FAILED", "OUT_OF_MEMORY"}
 SLURMSTEPD_ERROR = re.compile(r"slurmstepd(-\S+)?: error: ")  # some versions add the node
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # SIGKILL of the batch script; of a task, as srun reports it
 ADVICE_BY_WAIT_REASON = {
@@ -56,6 +45,7 @@ ADVICE_BY_WAIT_REASON = {
     "DependencyNeverSatisfied": "it waits for a job that failed; cancel it",
 }
 
+PositionInElement = Literal["passed", "current", "waiting"]  # of a point relative to the one that its job runs now
 IN_FLIGHT = ("pending", "held", "running")
 RECORDED_STATUSES = ("ok", "oom", "failed")
 
@@ -71,11 +61,7 @@ def decide_state(
     outcome: PointOutcome, job: JobState | None, was_submitted: bool, log_tail: str, now: datetime
 ) -> PointState:
     """Return the state of a point. `job` is None if Slurm answered and does not know the job."""
-    if (
-        outcome.status == "ok"
-        and job is not None
-        and job.state in (*WORD_BY_ENDED_JOB_STATE, "FAILED", "OUT_OF_MEMORY")
-    ):
+    if outcome.status == "ok" and job is not None and job.state in UNSUCCESSFUL_JOB_STATES:
         return PointState("ok", "; ".join(filter(None, (outcome.reason, f"Slurm says {job.state} of its latest job"))))
     if outcome.status in (*RECORDED_STATUSES, "rejected"):
         return PointState(outcome.status, outcome.reason)
@@ -95,7 +81,7 @@ def add_rerun_note(state: PointState, rerun: PointState) -> PointState:
 
 def is_unfinished(job: JobState) -> bool:
     """True if the job may still write a record. A job in an unknown state may."""
-    return job.state not in ENDED
+    return job.state not in {*UNSUCCESSFUL_JOB_STATES, "COMPLETED"}
 
 
 def decide_state_by_job(job: JobState, log_tail: str, now: datetime) -> PointState:
@@ -121,9 +107,9 @@ def decide_state_by_job(job: JobState, log_tail: str, now: datetime) -> PointSta
 
 
 def is_memory_kill(job: JobState, log_tail: str) -> bool:
-    """True if the job was killed, and the log holds a line of Slurm's daemon that says it exceeded its memory.
+    """True if the job was killed, and a line of Slurm's own daemon in the log says that it exceeded its memory.
 
-    Other lines are no proof: any program may write them.
+    Any program may write the other lines, so they prove nothing.
     """
     lines = (line for line in log_tail.splitlines() if SLURMSTEPD_ERROR.match(line))
     return job.exit_code in KILLED and any(sign in line for line in lines for sign in SLURM_OOM_SIGNS)
@@ -152,63 +138,6 @@ def seconds_since(end_time: str | None, now: datetime) -> float:
         return float("inf")
 
 
-PositionInElement = Literal["passed", "current", "waiting"]  # of a point relative to the one that its job runs now
-
-
-class PackedElement(NamedTuple):
-    """An element of several points: the prefix of its launch ids, and its run ids in the order in which they run."""
-
-    launch_id_prefix: str
-    run_ids: list[str]
-
-    def run_ids_from(self, run_id: str) -> list[str]:
-        """Return this run id and those that follow it."""
-        return self.run_ids[self.run_ids.index(run_id) :]
-
-
-class ElementPositions(NamedTuple):
-    """The elements of several points, and the (run id, launch id prefix) of points that have started or published."""
-
-    elements: dict[JobKey, PackedElement]
-    started: set[tuple[str, str]]
-    published: set[tuple[str, str]]
-
-    def of(self, run_id: str, job: JobKey | None) -> PositionInElement:
-        """Return the position of a point in its job; "current" for a point that is alone in its job."""
-        element = self.elements.get(job) if job is not None else None
-        if element is None:
-            return "current"
-        if any((later, element.launch_id_prefix) in self.published for later in element.run_ids_from(run_id)):
-            return "passed"
-        has_started = run_id == element.run_ids[0] or (run_id, element.launch_id_prefix) in self.started
-        return "current" if has_started else "waiting"
-
-
-def read_element_positions(experiment: Experiment, manifest: Manifest, found: Iterable[Record]) -> ElementPositions:
-    """Return the positions of all points, from the records and from the folder that a launch makes for each point."""
-    elements = {
-        (array.job_id, index if array.is_array else None): PackedElement(submission.launch_id_prefix, run_ids)
-        for submission in manifest.submissions
-        for array in submission.arrays
-        for index, run_ids in enumerate(array.elements)
-        if array.job_id is not None and len(run_ids) > 1
-    }
-    if not elements:
-        return ElementPositions({}, set(), set())
-    folders = os.listdir(experiment.scratch_folder) if experiment.scratch_folder.is_dir() else []
-    started = (name.partition(".")[::2] for name in folders)
-    return ElementPositions(
-        elements,
-        {(run_id, launch_id_prefix_of(launch_id)) for run_id, launch_id in started},
-        {(record.run_id, launch_id_prefix_of(record.launch_id)) for record in found},
-    )
-
-
-def launch_id_prefix_of(launch_id: str) -> str:
-    """Return the prefix that all launch ids of a submission share."""
-    return launch_id.partition("-")[0]
-
-
 def decide_state_in_element(
     outcome: PointOutcome,
     job: JobState | None,
@@ -226,6 +155,6 @@ def decide_state_in_element(
     if position == "waiting" and not has_record and job is not None:
         if job.state in RUNNING_JOB_STATES:
             return PointState("pending", "waits for the points before it in its element")
-        if job.state in (*WORD_BY_ENDED_JOB_STATE, "FAILED", "OUT_OF_MEMORY"):
+        if job.state in UNSUCCESSFUL_JOB_STATES:
             return PointState("missing", f"not started: its element ended before it, Slurm says {job.state}")
     return decide_state(outcome, job, was_submitted, log_tail, now)

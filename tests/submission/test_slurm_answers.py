@@ -16,7 +16,7 @@ from pipeline.submission.slurm_queries import (
     JobState,
     NodeType,
     find_jobs_named,
-    parse_gres_gpus,
+    parse_gpus,
     probe_slurm,
     query_job_states,
     query_max_array_size,
@@ -188,7 +188,8 @@ def test_a_limit_that_is_not_understood_is_one_sentence(limit: str) -> None:
 
 @pytest.mark.parametrize(("gres", "number"), [("gpu", 1), ("gpu:tesla", 1), (f"gpu:{HUGE}", None), ("gpu:4x", None)])
 def test_a_count_of_gpus_follows_slurms_own_rule_or_is_not_known(gres: str, number: int | None) -> None:
-    assert parse_gres_gpus(gres) == number
+    counts = parse_gpus(gres)
+    assert (None if counts is None else counts.total()) == number
 
 
 def test_where_arrays_are_off_every_job_stands_alone() -> None:

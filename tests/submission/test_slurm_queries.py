@@ -9,10 +9,9 @@ from pipeline.submission import slurm_queries
 from pipeline.submission.slurm_queries import (
     JobState,
     NodeType,
-    count_gpus_by_type,
     find_jobs_named,
     parse_exit_code,
-    parse_gres_gpus,
+    parse_gpus,
     probe_slurm,
     query_job_states,
     query_max_array_size,
@@ -74,7 +73,8 @@ def calls(folder: Path, name: str) -> list[str]:
     ],
 )
 def test_the_gpus_of_a_node_are_counted_from_its_gres(gres: str, number: int) -> None:
-    assert parse_gres_gpus(gres) == number
+    counts = parse_gpus(gres)
+    assert (None if counts is None else counts.total()) == number
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,9 @@ def test_the_gpus_of_a_node_are_counted_from_its_gres(gres: str, number: int) ->
     ],
 )
 def test_the_gpus_of_a_node_are_counted_by_type(gres: str, types: dict[str, int]) -> None:
-    assert count_gpus_by_type(gres) == types
+    counts = parse_gpus(gres)
+    assert counts is not None
+    assert {name: number for name, number in counts.items() if name} == types
 
 
 @pytest.mark.parametrize(
