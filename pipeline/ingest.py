@@ -109,7 +109,6 @@ def main() -> int:
     inputs = repr((raw, arguments.gpu, *sizes)).encode(errors="surrogateescape")  # all that determines the records
     launch_id = f"ingest-{hashlib.sha256(inputs).hexdigest()[:16]}"
     found = [build_ingested_record(rows, *sizes, launch_id, environment) for rows in points]
-    check_encodable(found)
     num_new = publish_all(found, Experiment(arguments.outputs))
     new = errors.pluralize(num_new, "record")
     errors.log_line(f"{new} new, {len(found) - num_new} known, in {arguments.outputs}.")
@@ -242,17 +241,17 @@ def nanoseconds(time_s: float | None) -> int | None:
     return None if time_s is None else round(time_s * 1e9)
 
 
-def check_encodable(found: list[Record]) -> None:
-    """Raise CommandError for a record that could not be loaded again, before any is written."""
+def publish_all(found: list[Record], experiment: Experiment) -> int:
+    """Publish the new records and return their number.
+
+    Raises CommandError if a record could not be loaded again, before any is written, or if the folder has records
+    measured here.
+    """
     for record in found:
         try:
             record_store.encode_record(record)
         except (ValueError, TypeError) as error:  # also for a name that is not UTF-8
             raise CommandError(f"{replace_control_characters(str(error))}; correct the file or the option.") from error
-
-
-def publish_all(found: list[Record], experiment: Experiment) -> int:
-    """Publish the new records and return their number. Raises CommandError if the folder has records measured here."""
     refuse_parent_folder(experiment.folder)
     experiment.create()
     known, _ = record_store.load_folder(experiment.records_folder)

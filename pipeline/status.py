@@ -23,7 +23,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = build_parser("status", __doc__)
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--strict", action="store_true", help="exit 1 if a point has no result, or anyone may write")
+    parser.add_argument("--strict", action="store_true", help="exit 1 if a point has no result, or if anyone may write")
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
-"""The imports of a rank, done once in torchrun.py's fork server, from which every rank is forked.
+"""What ranks import, imported once in the fork server of start_ranks, from which every rank is forked.
 
-Nothing here touches a device. Import this module nowhere else: it makes the importing process end with its parent. An
-import that fails is not raised here. It fails again in the rank, which reports it in its record.
+Nothing here touches a device. Import this module nowhere else: it makes the importing process end with its parent. A
+failed import raises nothing here: it fails again in the rank, and the point's record holds the error.
 """
 
 import contextlib

@@ -76,7 +76,7 @@ def add_data_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def read_launch_options(arguments: argparse.Namespace, point_limit_s: int | None) -> LaunchOptions:
-    """Return the launch options that the command line gives."""
+    """Return the launch options of the command line."""
     return LaunchOptions(choose_data_folder(arguments), arguments.keep_trace, arguments.rerun, point_limit_s)
 
 

@@ -1,7 +1,7 @@
-"""The launcher's session: the points that one set of ranks runs, and the record of each, published when it ends.
+"""The launcher's session: the points that one set of ranks runs one after another, and the record of each.
 
-The launcher process publishes every record; ranks only write files (see rank_files). While the ranks run, a thread of
-the launcher watches the folders: when the next point has started, it publishes the one before.
+The launcher publishes every record; ranks only write files (see rank_files). While the ranks run, a thread of the
+launcher watches the folders: when a point has started, the thread publishes the one before.
 """
 
 import contextlib
@@ -161,7 +161,7 @@ def add_telemetry(record: Record, rank_files: RankFiles) -> Record:
     """Return the record with the telemetry of all nodes; without it if the record would then be invalid."""
     assert record.measurement is not None, "an ok record has a measurement"
     nodes = telemetry_sampler.read_all_nodes(rank_files, record.spec.num_nodes)
-    # the timed epochs are kept whatever their number; past them the record has to stay small
+    # all timed epochs are kept; a longer run keeps no more than leaves the record small
     needed = NUM_WARM_UP_EPOCHS + record.spec.windows
     num_epochs = max(needed, telemetry_summary.MAX_GPU_WINDOWS // record.spec.num_gpus)
     sampled = telemetry_summary.summarize_telemetry(record.measurement.epochs, record.environment, nodes, num_epochs)

@@ -1,7 +1,6 @@
-"""One rank of a launch: it joins the others, runs its points one by one, and writes each result or error to a file.
+"""The process of one rank: it joins the others, runs its points one by one, and writes each result or error to a file.
 
-pipeline.runner.start_ranks starts it under torchrun's agent, in its own process. pipeline.runner.rank_files lists the
-files of a point's folder.
+start_ranks starts it under torchrun's agent. rank_files lists the files in a point's folder.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ from pipeline.training.loop import train_point
 from pipeline.training.process_group import Rank, device_indices
 from pipeline.training.step_timer import PartTimesNs
 
-# the agent names only the first rank that exits: a rank that lost its peer exits this much later than the peer
+# torchrun's agent reports the first rank that exits as the cause, so a rank that lost its peer waits before it exits
 LOST_PEER_GRACE_S = 1
 
 
@@ -47,8 +46,8 @@ def save_part_times(series: list[list[PartTimesNs]], path: Path) -> None:
 def run_rank_points(first: RankFiles) -> None:
     """Run the first point, then the points that may follow it in the same processes.
 
-    Stop early before a point that may come near the memory boundary, which fragments of earlier points would move, and
-    when a rank cannot reset its memory statistics. The launcher then starts new processes for the remaining points.
+    Stop before a point that may come near the memory boundary, since fragments of earlier points would move the
+    boundary. Stop also when a rank cannot reset its memory statistics. The launcher then starts new processes.
     """
     with record_rank_errors(first):
         point = first.read_point()

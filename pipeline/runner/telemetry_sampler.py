@@ -108,13 +108,13 @@ class NvmlGpus:
         try:
             self._nvml = importlib.import_module("pynvml")
             self._nvml.nvmlInit()
-            self._find(spec.gpus_per_node)
+            self._find_visible(spec.gpus_per_node)
         except ImportError:
             self.note = "no GPU was sampled: nvidia-ml-py is not installed; install the extra `telemetry`"
         except self._nvml.NVMLError as error:
             self.note = f"no GPU was sampled: {error}"
 
-    def _find(self, num_gpus: int) -> None:
+    def _find_visible(self, num_gpus: int) -> None:
         nvml = self._nvml
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         uuids = [telemetry_summary.normalize_uuid(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]

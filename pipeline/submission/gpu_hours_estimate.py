@@ -198,10 +198,11 @@ def samples_per_epoch(spec: Spec) -> int:
 
 
 def cost_key(spec: Spec) -> CostKey:
-    """Return the axes in which comparable points are equal: those that change the cost other than in proportion.
+    """Return the values in which two points must be equal, so that a record of one predicts the cost of the other.
 
-    Training time is proportional to the number of samples. Evaluation (no record holds its time), decoding of images,
-    and compilation or capture for a smaller last batch are not.
+    Axes that change the training time only in proportion are left out, such as the number of samples. They are kept
+    where other costs depend on them: evaluation (no record holds its time), decoding of images, and compilation or
+    capture for a smaller last batch.
     """
     may_differ = axis_groups.COST_MAY_DIFFER
     if spec.measure == "epochs" and not spec.evaluate:

@@ -59,7 +59,7 @@ def open_log(folder: Path, element: Sequence[Spec]) -> Path:
 def launch_process(
     experiment: Experiment, element: Sequence[Spec], log: Path, options: LaunchOptions
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Launch the points and wait for them. An interruption terminates them before this process."""
+    """Launch the points and wait for them. An interrupt of this process ends them first."""
     run_ids = [spec.run_id() for spec in element]
     command = launch_command(experiment.manifest_path, run_ids, options.for_element(len(run_ids)))
     inherited = ("PIPELINE_LAUNCH_ID", "SLURM_NODEID")  # if this driver runs inside a job

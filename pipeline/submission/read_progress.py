@@ -187,7 +187,7 @@ def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
 
 
 def read_log_tail(log: Path | None, since: str = "") -> str:
-    """Return the last 16 KiB of a log and of the logs of the other nodes, from the text `since` on where it occurs."""
+    """Return the last 16 KiB of a log and of the other nodes' logs, without what stands up to the text `since`."""
     if log is None:
         return ""
     tails = []

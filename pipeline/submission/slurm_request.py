@@ -143,8 +143,8 @@ def sum_time_limits(
     point_min = int(request.options["time"])
     sum_min = num_points * point_min
     limit_min = max(point_min, min(sum_min, partition_limit_min or sum_min))
-    sum_text = f"{num_points} x {point_min} = {sum_min} min"
-    notice = f"{shape}: up to {num_points} points in sequence per element, limit {sum_text}"
+    packing = f"{shape}: up to {num_points} points in sequence per element"
+    notice = f"{packing}, limit {num_points} x {point_min} = {sum_min} min"
     if limit_min < sum_min:
         notice += f", reduced to {limit_min} min, the limit of the partition"
     times = {"time": str(limit_min), "signal": f"USR2@{signal_delay_s(limit_min)}"}
