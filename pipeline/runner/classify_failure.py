@@ -49,16 +49,12 @@ def classify_error(error: BaseException, did_allocator_refuse: Callable[[], bool
         return "cuda_oom"
     if isinstance(error, MemoryError) or CPU_ALLOCATOR_SIGN in text:
         return "host_oom"
-    if ONEDNN_NO_PRIMITIVE_SIGN in text and is_host_memory_limited():
+    is_host_memory_limited = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY  # memory_limit_gib
+    if ONEDNN_NO_PRIMITIVE_SIGN in text and is_host_memory_limited:
         return "host_oom"
     if LOST_PEER_TYPE in type_names or contains_any(text, LOST_PEER_SIGNS):
         return "collective"
     return "exception"
-
-
-def is_host_memory_limited() -> bool:
-    """True if this process has a limit of its data segment, which `memory_limit_gib` sets on the CPU."""
-    return resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
 
 
 def suggests_oom(log: str) -> bool:

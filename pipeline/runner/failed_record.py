@@ -1,7 +1,7 @@
 """The record of a launch that has ended, built from the exit codes and the errors of its ranks."""
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -107,16 +107,13 @@ def describe_exception(error: BaseException) -> str:
 
 def is_shared_memory_error(error: BaseException) -> bool:
     """True if shared memory failed, or if a loader's worker died without a reason, for which it is the usual one."""
-    text = " ".join(str(part) for part in chain_of_causes(error))
+    text = ""
+    cause: BaseException | None = error
+    while cause is not None:
+        text += f" {cause}"
+        cause = cause.__cause__ or cause.__context__
     died_silently = "DataLoader worker (pid(s)" in text and "killed by signal" not in text
     return died_silently or contains_any(text, SHARED_MEMORY_SIGNS)
-
-
-def chain_of_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error, then the errors that led to it."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def shared_memory_hint() -> str:

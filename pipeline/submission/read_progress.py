@@ -81,7 +81,8 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
         if may_publish and has_result and not has_published:
             no_record = outcome._replace(status="missing")
             rerun = decide_state_in_element(no_record, job_state, position, True, "", now)
-            state = state_rules.add_rerun_note(state, rerun)
+            note = f"being run again: {rerun.word}" + (f", {rerun.reason}" if rerun.reason else "")
+            state = state._replace(reason=f"{state.reason}; {note}" if state.reason else note)
         result.append(PointProgress(outcome, state, state.word in state_rules.IN_FLIGHT or may_publish, job, log))
     return result
 

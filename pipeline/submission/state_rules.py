@@ -73,12 +73,6 @@ def decide_state(
     return PointState("missing", "no record")
 
 
-def add_rerun_note(state: PointState, rerun: PointState) -> PointState:
-    """Return the recorded state, with the state of the attempt that is queued or running in its reason."""
-    note = f"being run again: {rerun.word}" + (f", {rerun.reason}" if rerun.reason else "")
-    return PointState(state.word, "; ".join(filter(None, (state.reason, note))))
-
-
 def is_unfinished(job: JobState) -> bool:
     """True if the job may still write a record. A job in an unknown state may."""
     return job.state not in {*UNSUCCESSFUL_JOB_STATES, "COMPLETED"}
