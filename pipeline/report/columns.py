@@ -205,9 +205,9 @@ FIGURE_COLUMNS = (
     seconds("parts_time_s", "Sum of the parts."),
     # the prediction
     Column("from_num_gpus", "Number of GPUs whose measurements the prediction uses."),
-    Column("latency_us", "Latency of one hop.", "us", two_decimals),
+    Column("latency_us", "Latency of one hop, for messages of the size of the buckets.", "us", two_decimals),
     Column("link_gb_s", "Bandwidth of one link.", "GB/s", three_digits),
-    fraction("fit_worst_error", "Largest relative error of the fit, over sizes.", format_error, is_explained=True),
+    fraction("fit_worst_error", "Largest relative error of the fit, over its sizes.", format_error, is_explained=True),
     seconds("predicted_step_time_low_s", "Step time if compute hides the extra all-reduce time."),
     seconds("predicted_step_time_s", "Step time if compute hides none of the extra all-reduce time."),
     fraction("predicted_parallel_efficiency", "Time on one GPU alone over predicted_step_time_s."),

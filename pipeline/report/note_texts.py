@@ -73,6 +73,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "sweeps_differ": "isolated all-reduces of some repeats were captured, of others not",
     "no_buffer_memory": "no memory for the buffer on some rank",
     # predictions, memory, cost
+    "latency_of_host": "the host issued the sweep's calls one by one: the latency is the host's, not the link's",
     "link_given": "the link is given, not measured",
     "no_link_fits": "no latency and bandwidth above 0 explain the sweep on {num_gpus}",
     "nothing_failed": "nothing failed in {trials} trials",

@@ -1,6 +1,6 @@
 """The rows of the prediction: the step time on other numbers of GPUs, by the ring model."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -11,10 +11,12 @@ from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.analysis.ring_model import Link, LinkFit, MeasuredStep, SweepSample
 from pipeline.experiment.axis_groups import PREDICTION_MAY_DIFFER, alike_key
+from pipeline.experiment.spec import CAPTURED_EXECUTIONS
 from pipeline.report.bandwidth_rows import SweepKey, sweep_key, sweep_rows
 from pipeline.report.row_types import PredictionRow, make_row
 
 PREDICTED_NUM_GPUS = (8, 16, 64, 256, 1024)
+SIZES_BELOW_BUCKETS = 4  # the bandwidth is fitted from the smallest bucket over this
 
 
 class PredictionBase(NamedTuple):
@@ -30,13 +32,13 @@ def prediction_rows(points: Sequence[PooledPoint], link: Link | None) -> list[Pr
     From the fewest GPUs each other measured number is predicted, to test the model. From the most GPUs larger numbers
     are predicted, for `link` or else the measured link.
     """
-    fits = {place: ring_model.fit_link(samples) for place, samples in samples_by_sweep_key(points).items()}
+    samples = samples_by_sweep_key(points)
     rows = []
     for series in series_of(points):
         fewest, most = series[0], series[-1]
-        fit = fits.get(sweep_key(fewest.point.ok_records[0]))
+        fit = fit_buckets(fewest, samples)
         rows += [predicted_row(fewest, other.point.spec.num_gpus, fit, None, other) for other in series[1:]]
-        fit = fits.get(sweep_key(most.point.ok_records[0]))
+        fit = fit_buckets(most, samples)
         larger = [n for n in PREDICTED_NUM_GPUS if n > most.point.spec.num_gpus]
         rows += [predicted_row(most, num_gpus, fit, link) for num_gpus in larger]
     return rows
@@ -46,6 +48,21 @@ def samples_by_sweep_key(points: Iterable[PooledPoint]) -> dict[SweepKey, list[S
     """Return the samples of each place's sweeps."""
     found = ((SweepKey(**row.axes), row) for row in sweep_rows(points))
     return group_pairs((key, SweepSample(key.num_gpus, row.num_bytes, row.time_s)) for key, row in found if row.time_s)
+
+
+def fit_buckets(base: PredictionBase, samples: Mapping[SweepKey, Sequence[SweepSample]]) -> LinkFit | None:
+    """Fit the link to the sweep of the base's place; the bandwidth to messages of the size of its buckets."""
+    place = captured_sweep_key(base, samples)
+    boundary_bytes = min(base.measured.bucket_bytes) / SIZES_BELOW_BUCKETS
+    fit = ring_model.fit_link_by_size(samples.get(place, ()), boundary_bytes)
+    return fit and fit._replace(is_host_bound=place.device == "cuda" and place.execution not in CAPTURED_EXECUTIONS)
+
+
+def captured_sweep_key(base: PredictionBase, samples: Mapping[SweepKey, Sequence[SweepSample]]) -> SweepKey:
+    """Return the place of the base's sweep; of two sweeps on GPUs there the captured one."""
+    place = sweep_key(base.point.ok_records[0])
+    captured = place._replace(execution="graph")
+    return captured if place.device == "cuda" and captured in samples else place
 
 
 def series_of(points: Iterable[PooledPoint]) -> list[list[PredictionBase]]:
@@ -111,4 +128,6 @@ def predicted_notes(
     notes = [make_note("link_given")] if link else []
     if fit is None:
         notes.append(make_note("no_link_fits", num_gpus=base.point.spec.num_gpus))
+    elif fit.is_host_bound and not link:
+        notes.append(make_note("latency_of_host"))
     return notes + (base.point.difference_notes("measured step", measured.point) if measured else [])

@@ -11,6 +11,7 @@ from pipeline.analysis.ring_model import (
     SweepSample,
     all_reduce_time_s,
     fit_link,
+    fit_link_by_size,
     predict_efficiency,
     predict_min_step_s,
     predict_step_s,
@@ -97,6 +98,27 @@ def test_a_fit_minds_small_sizes_as_much_as_large_ones_and_names_its_worst() -> 
 )
 def test_what_no_link_explains_has_no_fit(samples: list[SweepSample]) -> None:
     assert fit_link(samples) is None
+
+
+def two_protocols() -> list[SweepSample]:
+    """Small messages at 2 us a hop and 50 GB/s, large ones at 10 us and 300 GB/s, as NCCL's two protocols."""
+    small = exact_samples(Link(2 * US, 50e9), 2, sizes=(8_192, 131_072, 524_288))
+    return small + exact_samples(Link(10 * US, 300e9), 2, sizes=(8_000_000, 32_000_000, 128_000_000))
+
+
+def test_two_protocols_are_fitted_apart() -> None:
+    mixed = fit_link(two_protocols())
+    assert mixed is not None
+    assert mixed.worst_error > 0.3
+    fit = fit_link_by_size(two_protocols(), 1_000_000)
+    assert fit is not None
+    assert fit.link == pytest.approx((2 * US, 300e9))
+    assert fit.worst_error < 1e-9
+
+
+def test_a_class_of_one_size_is_fitted_with_the_others() -> None:
+    samples = exact_samples(NVLINK, 2, sizes=(8_192, 8_000_000, 32_000_000))
+    assert fit_link_by_size(samples, 1_000_000) == fit_link(samples)
 
 
 MEASURED = MeasuredStep(2, one_gpu_step_s=900 * US, no_op_step_s=950 * US, step_s=1000 * US, bucket_bytes=BUCKETS)

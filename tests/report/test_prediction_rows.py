@@ -24,7 +24,10 @@ from pipeline.report.row_types import PredictionRow
 from pipeline.system.errors import EXIT_USAGE, CommandError
 
 
-def swept(num_gpus: int, step_us: float, link: Link = NVLINK, **fields: Any) -> Record:
+HOST_BOUND = Link(latency_s=25 * US, bandwidth_bytes_per_s=300e9)
+
+
+def swept(num_gpus: int, step_us: float, link: Link = NVLINK, captured: bool = True, **fields: Any) -> Record:
     """A point whose step took so long, and whose sweep is exactly that of the link."""
     spec: dict[str, Any] = {"measure": "communication", "input": "synthetic", "windows": 6, **fields}
     times: dict[VariantName, list[float]] = {
@@ -38,6 +41,7 @@ def swept(num_gpus: int, step_us: float, link: Link = NVLINK, **fields: Any) -> 
         times,
         num_ranks=num_gpus,
         profile=Profile(num_steps=2, collectives=collectives),
+        sweep_captured=captured,
         sweep=tuple(
             AllReduce(num_bytes=size, times_ns=(round(all_reduce_time_s(link, num_gpus, size) * 1e9),))
             for size in SIZES
@@ -96,6 +100,15 @@ def test_a_given_link_is_noted_and_the_test_of_the_model_keeps_its_own() -> None
         row["predicted_step_time_s"] - mine["predicted_step_time_s"] for row, mine in zip(larger, own, strict=True)
     ]
     assert min(slower) > 0
+
+
+def test_a_captured_sweep_is_used_where_there_is_one_and_an_eager_one_is_said_to_be_the_hosts() -> None:
+    eager, captured = swept(2, 1000, HOST_BOUND, captured=False), swept(2, 1000, batch_size_per_gpu=32)
+    alone, both = predictions(eager), predictions(eager, captured)
+    assert {round(row["latency_us"]) for row in alone} == {25}
+    assert {"the latency is the host's" in str(row["note"]) for row in alone} == {True}
+    assert {round(row["latency_us"]) for row in both} == {5}
+    assert {row["note"] for row in both} == {None}
 
 
 def test_points_that_differ_in_another_axis_are_predicted_apart() -> None:
