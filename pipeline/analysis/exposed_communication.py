@@ -52,16 +52,17 @@ class TracedExposure(NamedTuple):
 def least_exposed_rank(profile: Profile) -> TracedExposure:
     """Return the exposed communication in a step of the rank that has the least; the other ranks wait for it.
 
-    Exposure is the time of gradient reductions that neither compute nor a launch gap covers, plus the extra time of
-    compute over a step without reductions. That step was profiled twice: the mean counts, the difference is noise.
-    Records before schema 8 have only the time that no compute covers.
+    Exposure is the time of gradient reductions that no compute kernel covers, plus the extra time of compute over a
+    step without reductions. That step was profiled twice: the mean counts, the difference is noise. It is an upper
+    bound: a reduction in the gap between two kernels counts, though the next kernel might not have started earlier.
+    Records before schema 8 do not have the extra time.
     """
     if not any(profile.compute_ns):
         return TracedExposure()
     unit_ns = profile.num_steps * 1e9
-    if not all((profile.covered_ns, profile.no_op_compute_ns, profile.no_op_again_compute_ns)):
-        return TracedExposure(min(map(sub, profile.comm_ns, profile.overlap_ns)) / unit_ns)
-    alone_ns = map(sub, profile.comm_ns, profile.covered_ns)
+    alone_ns = list(map(sub, profile.comm_ns, profile.overlap_ns))
+    if not (profile.no_op_compute_ns and profile.no_op_again_compute_ns):
+        return TracedExposure(min(alone_ns) / unit_ns)
     no_op_ns = list(zip(profile.no_op_compute_ns, profile.no_op_again_compute_ns, strict=True))
     slowed_ns = list(map(sub, profile.compute_ns, map(statistics.fmean, no_op_ns)))
     noise_ns = (abs(before - after) for before, after in no_op_ns)

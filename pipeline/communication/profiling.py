@@ -105,7 +105,6 @@ def combine_traces(traces: Sequence[RankTrace], num_steps: int, buckets: Collect
         comm_ns=tuple(trace.comm_ns for trace in traces),
         compute_ns=tuple(trace.compute_ns for trace in traces),
         overlap_ns=tuple(trace.overlap_ns for trace in traces),
-        covered_ns=tuple(trace.covered_ns for trace in traces),
     )
     return profile, note
 

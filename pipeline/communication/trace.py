@@ -19,7 +19,6 @@ DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 ITEM_BYTES = {"float": 4, "long": 8, "long int": 8, "int": 4, "c10::half": 2, "half": 2, "c10::bfloat16": 2}
 ITEM_BYTES |= {"bfloat16": 2, "double": 8, "bool": 1, "byte": 1, "unsigned char": 1}
 NCCL_KERNEL = re.compile(r"nccl[A-Za-z]*Kernel_(?P<operation>[A-Za-z]+)")  # Dev, SymkDev, ...
-LAUNCH_GAP_US = 5.0  # most gaps between consecutive kernels are shorter: they are launches, with or without collectives
 OPERATIONS = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}
 
 
@@ -60,14 +59,12 @@ class RankTrace(NamedTuple):
     """One rank's profiled steps: collectives in order, and device time in ns (lengths of unions of intervals).
 
     comm_ns: reductions of gradients. compute_ns: all work but NCCL's. overlap_ns: both at once.
-    covered_ns: reductions beside compute, or in a gap of at most LAUNCH_GAP_US between compute.
     """
 
     collectives: list[TracedCollective]
     comm_ns: int
     compute_ns: int
     overlap_ns: int
-    covered_ns: int
 
 
 def read_trace(path: Path, max_bytes: int) -> list[TraceEvent]:
@@ -100,16 +97,14 @@ def summarize_trace(
     if expected:
         collectives = add_sizes(collectives, expected)
     work = [event for event in events if event.cat in DEVICE_WORK and not NCCL_KERNEL.match(event.name)]
-    work_spans = [(event.ts, event.ts + event.dur) for event in work]
     reductions = [one for one in collectives if carries_gradients(one, buckets)]
     comm = merge_intervals([(one.start_us, one.start_us + one.duration_us) for one in reductions])
-    compute = merge_intervals(work_spans)
+    compute = merge_intervals((event.ts, event.ts + event.dur) for event in work)
     return RankTrace(
         collectives,
         comm_ns=length_ns(comm),
         compute_ns=length_ns(compute),
         overlap_ns=overlap_ns(comm, compute),
-        covered_ns=overlap_ns(comm, merge_intervals(work_spans, LAUNCH_GAP_US)),
     )
 
 
@@ -167,11 +162,11 @@ def item_bytes(kind: object) -> int:
     return ITEM_BYTES[str(kind).lower()]
 
 
-def merge_intervals(intervals: Iterable[Interval], gap_us: float = 0.0) -> list[Interval]:
-    """Merge intervals that are at most `gap_us` apart. Return them in order."""
+def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:
+    """Merge intervals that overlap or touch. Return them in order."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
-        if merged and start - merged[-1][1] <= gap_us:
+        if merged and start <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(merged[-1][1], end)
         else:
             merged.append((start, end))

@@ -116,11 +116,11 @@ class Collective(RecordStruct, frozen=True):
 class Profile(RecordStruct, frozen=True):
     """Profiled steps, run apart from timed ones. One device time per rank over all steps; overlaps count once.
 
-    `comm_ns`: gradient reductions. `compute_ns`: all work except collectives. `overlap_ns`: both at once. `covered_ns`:
-    reductions during compute or in a short gap between compute kernels (trace.LAUNCH_GAP_US). On the CPU compute is not
-    traced, and all but `comm_ns` are 0. `no_op_compute_ns` and `no_op_again_compute_ns`: `compute_ns` of as many steps
-    without gradient reductions (no-op hook), profiled before and after; the JSON has their earlier names. The last
-    three are empty if not recorded.
+    `comm_ns`: gradient reductions. `compute_ns`: all work except collectives. `overlap_ns`: both at once. On the CPU
+    compute is not traced, and all but `comm_ns` are 0. `covered_ns` is of earlier records, and nothing reads it:
+    reductions during compute or in a gap of up to 5 us between kernels. `no_op_compute_ns` and
+    `no_op_again_compute_ns`: `compute_ns` of as many steps without gradient reductions (no-op hook), profiled before
+    and after, empty if not recorded; the JSON has their earlier names.
     """
 
     num_steps: PositiveInt

@@ -165,8 +165,8 @@ FIGURE_COLUMNS = (
     seconds("buffer_comm_time_s", "Time of the collectives for buffers and batch-norm statistics."),
     seconds(
         "traced_exposed_comm_time_s",
-        "From the profile, on the rank with the smallest sum: all-reduce time outside kernels and outside gaps of up "
-        "to 5 us between kernels, plus slowed_compute_time_s; if the latter is not known, gaps count as exposed.",
+        "Upper bound from the profile, on the rank with the smallest sum: all-reduce time outside kernels, also in the "
+        "gaps between them, plus slowed_compute_time_s where it is known.",
         is_explained=True,
     ),
     seconds("slowed_compute_time_s", "DDP's kernel time minus the no-op hook's (profiled twice).", is_explained=True),

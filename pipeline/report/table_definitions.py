@@ -126,10 +126,11 @@ TABLE_DEFINITIONS = (
         "prediction",
         "Prediction: weak scaling on more GPUs",
         ("num_gpus", *own_figures(row_types.PredictionRow)),
-        "Not measured. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N S/bandwidth, fitted to"
-        " the sweep on from_num_gpus GPUs, from a quarter of the smallest bucket on. No extra all-reduce time is hidden (low and high: hidden while all-"
-        "reduces take no longer than the step); the rest of the step stays as on from_num_gpus. Efficiency is "
-        "against one GPU alone. Rows with a measured step test the model.",
+        "Not measured. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N S/bandwidth. Bandwidth is "
+        "fitted to the sweep from a quarter of the smallest bucket on, latency to smaller messages. No extra "
+        "all-reduce time is hidden (low and high: hidden while all-reduces take no longer than the step); the rest of "
+        "the step stays as on from_num_gpus. Efficiency is against one GPU alone. Rows with a measured step test the "
+        "model.",
     ),
     TableDefinition(
         "Q4",

@@ -52,7 +52,7 @@ def rank_trace(*steps: list[tuple[str, int, float]], compute_ns: int = 900) -> R
     """Build a rank's trace from collectives in order: (operation, bytes, duration in us)."""
     flat = [part for step in steps for part in step]
     seen = [TracedCollective(name, size, 10.0 * place, us) for place, (name, size, us) in enumerate(flat)]
-    return RankTrace(seen, 300, compute_ns, 100, 150)
+    return RankTrace(seen, 300, compute_ns, 100)
 
 
 def step_of(buffers_us: float, gradients_us: float) -> list[tuple[str, int, float]]:

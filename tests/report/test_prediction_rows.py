@@ -23,7 +23,6 @@ from pipeline.report.prediction_rows import PREDICTED_NUM_GPUS
 from pipeline.report.row_types import PredictionRow
 from pipeline.system.errors import EXIT_USAGE, CommandError
 
-
 HOST_BOUND = Link(latency_s=25 * US, bandwidth_bytes_per_s=300e9)
 
 

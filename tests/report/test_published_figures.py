@@ -156,8 +156,7 @@ def test_the_two_ways_to_exposed_communication_that_the_readme_names_are_the_pub
     ways = [[1e6 * found[size][name] for size in (32, 128, 512)] for name in TWO_WAYS]
     said = "{:.1f}, {:.1f} and {:.1f} us at 32, 128 and 512 where the step times say {:.1f}, {:.1f} and {:.1f}"
     assert said.format(*ways[0], *ways[1]) in " ".join(README.split())
-    assert [bool(found[size]["note"]) for size in (32, 128, 512)] == [False, False, True]
-    assert f"the last, {100 * (ways[0][2] / ways[1][2] - 1):.0f} % apart" in " ".join(README.split())
+    assert all(bound > step for bound, step in zip(*ways, strict=True))
     names = (*TWO_WAYS, "exposed_comm_time_low_s", "exposed_comm_time_high_s")
     largest = "it is {:.1f} us, and the step times, {:.1f} ({:.0f} to {:.0f})"
     assert largest.format(*(1e6 * found[2048][name] for name in names)) in " ".join(README.split())
