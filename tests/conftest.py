@@ -13,9 +13,8 @@ from typing import Any, Protocol
 import pytest
 from cluster import Cluster, missing_parts, throwaway_cluster
 from factories import COLOURS
+from forked_command import run_module
 from PIL import Image
-
-from pipeline.data.images import IMAGE_SIZE_PX
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU_SIZE = ("device=cpu", "model=lenet", "dataset=synthetic", "input=synthetic", "num_samples=64")
@@ -52,14 +51,7 @@ def run_command(
 ) -> subprocess.CompletedProcess[str]:
     """The command from the repository's root, with no Slurm unless `env` brings one."""
     plain = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
-    return subprocess.run(
-        [sys.executable, "-m", f"pipeline.{name}", *map(str, arguments)],
-        cwd=ROOT,
-        env=dict(env) if env is not None else plain,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    return run_module(f"pipeline.{name}", [*map(str, arguments)], plain if env is None else env)
 
 
 def wait_for(what: Callable[[], Any], timeout_s: float = 90) -> Any:
@@ -100,6 +92,8 @@ def pipeline() -> Command:
 @pytest.fixture
 def image_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two red cats and three blue dogs of several sizes in `train`, one of each in `test`; a cache of its own."""
+    from pipeline.data.images import IMAGE_SIZE_PX  # imports torch
+
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
     root = tmp_path / "images"
     for split, name, count in (("train", "cat", 2), ("train", "dog", 3), ("test", "cat", 1), ("test", "dog", 1)):

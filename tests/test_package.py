@@ -45,6 +45,7 @@ def run_outside(unpacked: Path, folder: Path, *arguments: str) -> subprocess.Com
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.wheel
 def test_a_wheel_holds_the_grids_the_templates_and_every_module(unpacked: Path) -> None:
     wanted = {path.relative_to(ROOT / "pipeline") for path in (ROOT / "pipeline").rglob("*.py")}
     wanted |= {Path("templates", path.relative_to(ROOT / "templates")) for path in (ROOT / "templates").rglob("*.*")}
@@ -54,6 +55,7 @@ def test_a_wheel_holds_the_grids_the_templates_and_every_module(unpacked: Path) 
     assert not list(unpacked.glob("tests*"))
 
 
+@pytest.mark.wheel
 def test_a_wheel_works_outside_the_checkout(unpacked: Path, tmp_path: Path) -> None:
     where = run_outside(unpacked, tmp_path, "pipeline.submit", "--grid", "scaling", "--dry-run", "--json")
     assert where.returncode == 0, where.stderr
@@ -63,6 +65,7 @@ def test_a_wheel_works_outside_the_checkout(unpacked: Path, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.wheel
 def test_a_wheel_renders_job_files_outside_the_checkout(unpacked: Path, tmp_path: Path) -> None:
     answer = run_outside(unpacked, tmp_path, "pipeline.jobfile", "q4")
     assert answer.stdout == (ROOT / "jobs" / "q4.sbatch").read_text(), answer.stderr

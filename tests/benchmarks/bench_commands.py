@@ -63,7 +63,7 @@ def report_collect(folder: Path, num_points: int) -> None:
     By turns, so that whatever else the machine does meets both, and from the page cache: the files were just written.
     """
     experiment, num_records = write_folder(folder / "many-repeats", num_points), num_points * NUM_REPEATS
-    bare = (sys.executable, str(ROOT / "tests" / "bench_folder.py"), str(experiment.records_folder))
+    bare = (sys.executable, str(Path(__file__).with_name("bench_folder.py")), str(experiment.records_folder))
     collect = (*PYTHON, "pipeline.collect", str(experiment.folder))
     pairs = [(run(bare, folder), run(collect, folder)) for _ in range(NUM_PAIRS)]
     coverage = msgspec.json.decode((experiment.folder / "tables.json").read_bytes())["coverage"]

@@ -74,6 +74,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.training
 def test_a_rank_that_fails_is_logged_without_the_agents_own_traceback(tmp_path: Path) -> None:
     """To print one, torch would import TorchDynamo, which takes seconds."""
     script = tmp_path / "failing.py"
