@@ -169,6 +169,12 @@ def sentences(notes: Iterable[Note]) -> list[str]:
     return [render_note(note) for note in notes]
 
 
+def assert_says(sentence: str | None, *words: str) -> None:
+    """Fail unless the sentence holds every word: a test of what is said, not of how."""
+    missing = [word for word in words if word not in (sentence or "")]
+    assert not missing, f"{missing} not in {sentence!r}"
+
+
 def planned_points() -> list[Spec]:
     axes = {"device": "cpu", "model": "lenet", "dataset": "synthetic", "input": "synthetic", "precision": "fp32"}
     return [make_spec(batch_size_per_gpu=size, num_samples=64, **axes) for size in (8, 16)]

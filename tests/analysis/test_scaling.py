@@ -3,7 +3,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from factories import make_record, make_spec
+from factories import assert_says, make_record, make_spec
 
 from pipeline.analysis.scaling import FIXED_AXIS, Scaling, check_invariant
 from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER
@@ -95,7 +95,7 @@ def test_a_superlinear_speedup_is_said_of_weak_scaling_too(time_s: float, said: 
 def test_a_superlinear_speedup_has_a_negative_serial_fraction_and_a_note() -> None:
     *_, row = rows_of("strong", timed(9, 256), timed(4, 128, 2))
     assert row["serial_fraction_karp_flatt"] == pytest.approx((4 / 9 - 1 / 2) * 2)
-    assert row["note"] == "superlinear: noise, a slowed baseline, or a difference besides the GPUs"
+    assert_says(row["note"], "superlinear", "noise", "baseline")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_difference_inside_the_noise_is_said() -> None:
     two = windowed((9, 7, 10, 8, 11, 9), 128, 2)
     *_, row = rows_of("weak", one, two)
     assert row["speedup_low"] < 1 < row["speedup"] < row["speedup_high"]
-    assert row["note"] == "no difference from the baseline: 1 lies inside the interval"
+    assert_says(row["note"], "no difference from the baseline", "interval")
 
 
 def test_a_point_with_an_interval_and_a_baseline_without_has_no_interval_of_the_speedup() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import yaml
-from factories import make_spec
+from factories import assert_says, make_spec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -143,7 +143,7 @@ def test_set_refuses_what_is_no_value_of_the_axis(expand: Expand, change: str, s
 
 def test_an_axis_set_twice_is_refused(expand: Expand) -> None:
     said = refusal_of(lambda: expand(points("repeat: [0]"), ["seed=1", "seed=2"]))
-    assert said == "--set names 'seed' twice; give all values at once, as seed=a,b."
+    assert_says(said, "--set", "'seed' twice", "seed=a,b")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_more_samples_than_cifar10_has_are_refused_and_a_manifest_that_has_them_
 
 def test_an_unknown_name_lists_the_grids_and_a_path_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     said = refusal_of(lambda: expand_grid("scalling"))
-    assert said == f"unknown grid 'scalling'; choose one of {', '.join(shipped_grids())}, or give a path."
+    assert_says(said, "unknown grid 'scalling'", ", ".join(shipped_grids()), "path")
     assert {"scaling", "q1", "q2", "q3", "q4", "smoke"} <= set(shipped_grids())
     assert "No such file" in refusal_of(lambda: expand_grid(str(tmp_path / "absent.yaml")))
     assert "not a regular file" in refusal_of(lambda: expand_grid(f"{tmp_path}/"))

@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 from communication_records import LARGE, SMALL, US, measured, point, profile
-from factories import make_collective, make_communication_record
+from factories import assert_says, make_collective, make_communication_record
 from rendered_tables import build
 
 from pipeline.experiment.measurement import AllReduce
@@ -53,7 +53,7 @@ def test_a_bucket_that_the_sweep_does_not_know_has_no_share_and_says_so() -> Non
     assert (second["bucket"], second["num_bytes"], second["comm_time_s"]) == (2, SMALL, pytest.approx(20 * US))
     assert second["busbw_gb_s"] == pytest.approx(400)  # 8 MB in 20 us
     assert (second["peak_busbw_gb_s"], second["link_share"]) == (None, None)
-    assert second["note"] == "no isolated all-reduce of this size was timed"
+    assert_says(second["note"], "no isolated all-reduce", "size")
 
 
 def test_repeats_with_other_buckets_are_not_mixed() -> None:
@@ -88,7 +88,7 @@ def test_a_size_without_memory_is_an_oom_without_figures() -> None:
     assert (fits["status"], fits["note"]) == ("ok", None)
     assert (large["num_bytes"], large["status"], large["num_windows"]) == (2**40, "oom", 0)
     assert (large["time_s"], large["algbw_gb_s"], large["busbw_gb_s"]) == (None, None, None)
-    assert large["note"] == "no memory for the buffer on some rank"
+    assert_says(large["note"], "no memory", "rank")
 
 
 def test_a_sweep_of_captured_calls_is_a_row_of_its_own() -> None:
