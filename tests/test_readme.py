@@ -35,7 +35,7 @@ def test_the_cluster_commands_run_as_written_but_for_their_size(
     submit, status, sbatch, collect = shell_lines("<!-- run:")
     cut_sbatch = f"{sbatch.replace('sbatch ', f'sbatch {CUT_REQUEST} ', 1)} {CUT}"
     python = f'python() {{ {shlex.quote(on_slurm["PIPELINE_PYTHON"])} "$@"; }}'
-    for line in (f"{submit} {CUT} --wait", cut_sbatch):
+    for line in (cut_sbatch, f"{submit} {CUT} --wait"):  # the job runs while the driver waits for its arrays
         done = cluster.run("bash", "-c", f"{python}\n{line}", cwd=checkout, env=on_slurm, timeout_s=400, check=False)
         assert done.returncode == 0, done.stderr
     cluster.wait_idle(timeout_s=200)

@@ -210,7 +210,8 @@ def test_records_are_published_exclusively_without_hard_links(fat_folder: Path, 
 def test_a_claim_whose_owner_died_blocks_only_its_own_name(tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / f".claim-{RECORD_NAME}").touch()
-    process = run_python(WAYS["claim"] + PUBLISH, publish_record(make_record(), tmp_path), tmp_path / "records", "a")
+    code = f"{WAYS['claim']}files.CLAIM_TIMEOUT_S = 0.2\n{PUBLISH}"
+    process = run_python(code, publish_record(make_record(), tmp_path), tmp_path / "records", "a")
     assert outputs_of([process]) == [f"{RUN_ID}.1.json"]
 
 
