@@ -1,5 +1,5 @@
 # make run: measure the smoke grid with whatever this machine has, and print its tables
-# make check: linters, types, and the tests that need no Slurm and start no training process, within a minute
+# make check: linters, types, and the tests that need no Slurm, start no training process and build no wheel: a minute
 # make test: install what the tests need and run them all; make lint, make bench, make bench-gpu, make jobs
 PYTHON ?= python3
 VENV ?= .venv
