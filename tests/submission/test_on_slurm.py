@@ -123,12 +123,13 @@ def test_communication_is_measured_over_two_nodes(pipeline: Command, on_slurm: E
     assert row["exposed_comm_time_low_s"] <= row["exposed_comm_time_s"] <= row["exposed_comm_time_high_s"]
 
 
-def workers_on(node_rank: int) -> Iterator[int]:
-    """The processes of ranks on that node of a step."""
+def workers_on(cluster: Cluster, node_rank: int) -> Iterator[int]:
+    """The processes of ranks on that node of a step: of this cluster, beside which others may run."""
+    wanted = {f"SLURM_NODEID={node_rank}".encode(), f"SLURM_CONF={cluster.env['SLURM_CONF']}".encode()}
     for entry in Path("/proc").iterdir():
         try:
             is_rank = entry.name.isdecimal() and (entry / "comm").read_text().startswith("rank")
-            if is_rank and f"SLURM_NODEID={node_rank}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+            if is_rank and wanted <= set((entry / "environ").read_bytes().split(b"\0")):
                 yield int(entry.name)
         except OSError:
             continue
@@ -141,15 +142,15 @@ def test_a_rank_that_dies_on_the_second_node_ends_the_job_and_is_named(
     assert pipeline("submit", "--grid", grid, "--outputs", tmp_path, env=on_slurm).returncode == 0
     wait_for(lambda: list(tmp_path.glob("long/logs/scratch/*/environment.json")))  # both ranks have met
     time.sleep(1)
-    os.kill(next(workers_on(1)), signal.SIGKILL)
+    os.kill(next(workers_on(cluster, 1)), signal.SIGKILL)
     killed_s = time.monotonic()
     wait_for(lambda: not queued(cluster), timeout_s=30)
     assert time.monotonic() - killed_s < 15
     (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("long/records/*.json")]
     assert (record["status"], record["failure"]["kind"], record["failure"]["rank"]) == ("failed", "signal", 1)
     assert "SIGKILL" in record["reason"]
-    assert not list(workers_on(0))
-    assert not list(workers_on(1))
+    assert not list(workers_on(cluster, 0))
+    assert not list(workers_on(cluster, 1))
     resumed = pipeline("submit", "--grid", grid, "--outputs", tmp_path, env=on_slurm)
     assert "0 points to run, 1 recorded as failed" in resumed.stderr
 
@@ -229,4 +230,4 @@ def test_a_job_that_is_cancelled_while_it_runs_is_cancelled_and_is_submitted_aga
     assert part["state"] == "cancelled"
     assert not list(tmp_path.glob("long/records/*.json"))
     assert "1 point to run" in pipeline(*submit, "--dry-run", env=on_slurm).stdout
-    wait_for(lambda: not list(workers_on(0)) and not list(workers_on(1)), timeout_s=10)
+    wait_for(lambda: not list(workers_on(cluster, 0)) and not list(workers_on(cluster, 1)), timeout_s=10)
