@@ -1,0 +1,94 @@
+"""What the tool reads of a link whose rate is known: namespaces joined by a bridge and shaped by tbf, over gloo."""
+
+import os
+from pathlib import Path
+
+import pytest
+from link_rank import (
+    GRADIENT_BYTES,
+    LinkReading,
+    all_reduce_s,
+    communication_point,
+    largest_busbw_bytes_per_s,
+    measure_over_link,
+    tables_of,
+)
+from shaped_network import NAMESPACES, PREFIX, missing_parts, payload_bytes_per_s, shaped_network
+
+pytestmark = pytest.mark.training
+
+SLOW, FAST = 0.5e9, 2e9
+TIME_LIMIT_S = 300
+Readings = dict[tuple[int, float], LinkReading]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def needs_shaped_network() -> None:
+    if reason := missing_parts():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def readings(tmp_path_factory: pytest.TempPathFactory) -> Readings:
+    """Short readings, by number of ranks and rate in bit/s."""
+    folder, found = tmp_path_factory.mktemp("link"), {}
+    for num_ranks, rates in ((2, (SLOW, FAST)), (4, (SLOW,))):
+        point = communication_point(num_ranks, windows=3)
+        with shaped_network(num_ranks) as network:
+            for rate in rates:
+                found[num_ranks, rate] = measure_over_link(network, rate, point, folder, TIME_LIMIT_S, is_short=True)
+    return found
+
+
+def test_a_plain_transfer_has_the_shaped_rate(readings: Readings) -> None:
+    for (_, rate), reading in readings.items():
+        assert reading.transfer_bytes_per_s == pytest.approx(payload_bytes_per_s(rate), rel=0.05)
+        assert reading.num_dropped_packets == 0
+
+
+def test_a_rank_sends_what_a_ring_sends(readings: Readings) -> None:
+    for (num_ranks, _), reading in readings.items():
+        assert reading.sent_share == pytest.approx(2 * (num_ranks - 1) / num_ranks, rel=0.01)
+
+
+def test_the_sweep_reads_the_shaped_rate(readings: Readings) -> None:
+    for (_, rate), reading in readings.items():
+        assert largest_busbw_bytes_per_s(reading) == pytest.approx(payload_bytes_per_s(rate), rel=0.05)
+
+
+def test_exposed_communication_grows_as_bytes_over_rate(readings: Readings) -> None:
+    slow, fast = (tables_of([readings[2, rate]]).communication[0].exposed_comm_time_s for rate in (SLOW, FAST))
+    assert slow is not None
+    assert fast is not None
+    assert slow - fast == pytest.approx(all_reduce_s(2, SLOW) - all_reduce_s(2, FAST), rel=0.1)
+
+
+def test_the_step_of_four_lies_within_what_two_predict(readings: Readings) -> None:
+    row = tables_of([readings[2, SLOW], readings[4, SLOW]]).prediction[0]
+    assert (row.from_num_gpus, row.axes["num_gpus"]) == (2, 4)
+    assert row.predicted_step_time_low_s is not None, row.notes
+    assert row.predicted_step_time_s is not None
+    assert row.measured_step_time_s is not None
+    assert 0.9 * row.predicted_step_time_low_s <= row.measured_step_time_s <= 1.1 * row.predicted_step_time_s
+
+
+def test_the_gradients_travel_at_once(readings: Readings) -> None:
+    profile = tables_of([readings[2, SLOW]]).bandwidth
+    assert [bucket.num_bytes for bucket in profile] == [GRADIENT_BYTES]
+
+
+def namespaces_left() -> list[Path]:
+    return list(NAMESPACES.glob(f"{PREFIX}-{os.getpid()}-*"))
+
+
+def test_a_rank_that_fails_ends_the_others_and_leaves_no_namespace() -> None:
+    code = "import os, sys, time; time.sleep(60) if os.environ['RANK'] == '0' else sys.exit('it is broken')"
+    with pytest.raises(RuntimeError, match="rank 1 ended with 1:\nit is broken"), shaped_network(2) as network:
+        network.run_ranks(["-c", code], timeout_s=50)
+    assert not namespaces_left()
+
+
+def test_a_rank_that_does_not_end_is_named() -> None:
+    with pytest.raises(RuntimeError, match="rank 0 did not end within 1 s"), shaped_network(1) as network:
+        network.run_ranks(["-c", "import time; time.sleep(60)"], timeout_s=1)
+    assert not namespaces_left()

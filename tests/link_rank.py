@@ -1,0 +1,213 @@
+"""One communication point over a shaped network, beside a plain transfer over the same links.
+
+`measure_over_link` runs this file as a rank on every host. The figures come out of the tool's own tables.
+"""
+
+import contextlib
+import os
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from factories import make_record, make_spec
+from shaped_network import INTERFACE, PORT, ShapedNetwork, address_of, payload_bytes_per_s
+from torch import nn
+
+from pipeline.analysis.formulas import GB, ring_bytes_per_step
+from pipeline.communication import allreduce_sweep, interleaved_timing, profiling
+from pipeline.communication.measure_point import measure_communication
+from pipeline.experiment.measurement import Measurement
+from pipeline.experiment.outcomes import resolve_outcomes
+from pipeline.experiment.spec import Spec
+from pipeline.report.build_tables import Tables, build_tables
+from pipeline.training import models, process_group
+from pipeline.training.process_group import Rank
+
+MIB = 2**20
+NUM_HIDDEN = 2720
+GRADIENT_BYTES = 4 * ((3 * 32 * 32 + 1) * NUM_HIDDEN + (NUM_HIDDEN + 1) * 10)  # of two_layers
+TRANSFER_PORT = PORT + 1
+TRANSFER_BYTES = 32 * MIB
+NUM_TRANSFERS = 4  # the first warms up
+CHUNK_BYTES = MIB
+COUNTED_BYTES, NUM_COUNTED = 8 * MIB, 3
+CONNECT_LIMIT_S = 60
+TASK, READING = "task.json", "reading.json"
+
+
+class LinkTask(msgspec.Struct):
+    """The point, and whether to time fewer calls and steps than the tool does, to be done within seconds."""
+
+    spec: Spec
+    is_short: bool
+
+
+class LinkReading(msgspec.Struct):
+    """The readings of a link: `transfer_bytes_per_s` by a plain transfer, the slowest rank's.
+
+    `sent_share` is what a rank's interface sent in an all-reduce, headers included, over the all-reduce's size.
+    """
+
+    spec: Spec
+    rate_bits_per_s: float
+    transfer_bytes_per_s: float
+    sent_share: float
+    measurement: Measurement
+    num_dropped_packets: int = 0
+
+
+def communication_point(num_ranks: int, **fields: Any) -> Spec:
+    """Return a point whose gradients travel in one bucket, after the whole backward pass: none of it is hidden."""
+    given = {
+        "strategy": "ddp",
+        "num_gpus": num_ranks,
+        "batch_size_per_gpu": 1,
+        "device": "cpu",
+        "model": "lenet",  # replaced by two_layers in the ranks
+        "dataset": "synthetic",
+        "input": "synthetic",
+        "precision": "fp32",
+        "num_samples": 64,
+        "measure": "communication",
+        "windows": 6,
+        "max_steps": 1,
+        "bucket_cap_mb": GRADIENT_BYTES / MIB + 1,
+        "gradient_as_bucket_view": True,
+    }
+    return make_spec(**{**given, **fields})
+
+
+def measure_over_link(
+    network: ShapedNetwork, rate_bits_per_s: float, spec: Spec, folder: Path, timeout_s: float, is_short: bool = False
+) -> LinkReading:
+    """Measure the point with a rank on each host, over links of that rate."""
+    network.shape(rate_bits_per_s)
+    (folder / TASK).write_bytes(msgspec.json.encode(LinkTask(spec, is_short)))
+    dropped = network.num_dropped_packets()
+    network.run_ranks([__file__, str(folder)], timeout_s)
+    reading = msgspec.json.decode((folder / READING).read_bytes(), type=LinkReading)
+    reading.rate_bits_per_s, reading.num_dropped_packets = rate_bits_per_s, network.num_dropped_packets() - dropped
+    return reading
+
+
+def tables_of(readings: Sequence[LinkReading]) -> Tables:
+    """Return the tool's tables of the readings' points, which must all be of one rate."""
+    assert len({reading.rate_bits_per_s for reading in readings}) == 1, "predictions mix what shares no link"
+    records = [make_record(reading.spec, measurement=reading.measurement) for reading in readings]
+    return build_tables(resolve_outcomes([record.spec for record in records], records, []).outcomes)
+
+
+def two_layers(num_classes: int, zero_gamma: bool) -> nn.Module:
+    """Build a perceptron with many parameters and little computation: a step is mostly communication.
+
+    The ranks share the CPUs of one machine, so a step that computes much would take longer on four ranks than on two.
+    """
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(3 * 32 * 32, NUM_HIDDEN), nn.ReLU(), nn.Linear(NUM_HIDDEN, num_classes)
+    )
+
+
+def largest_busbw_bytes_per_s(reading: LinkReading) -> float:
+    """Return the bus bandwidth of the sweep's largest all-reduce, as the tool's table has it."""
+    busbw_gb_s = max(tables_of([reading]).sweep, key=lambda row: row.num_bytes).busbw_gb_s
+    assert busbw_gb_s is not None
+    return busbw_gb_s * GB
+
+
+def all_reduce_s(num_ranks: int, rate_bits_per_s: float) -> float:
+    """Return bytes over rate: what a rank sends of the gradients in a ring, over the link's rate for payload."""
+    return ring_bytes_per_step(GRADIENT_BYTES, num_ranks) / payload_bytes_per_s(rate_bits_per_s)
+
+
+def measure_rank(folder: Path) -> None:
+    """Take the readings of this rank's link. Rank 0 writes them."""
+    task = msgspec.json.decode((folder / TASK).read_bytes(), type=LinkTask)
+    if task.is_short:
+        shorten()
+    models.lenet = two_layers
+    go_first()
+    rank = process_group.join_process_group(task.spec)
+    transfer = transfer_bytes_per_s(rank)
+    share = sent_share(rank)
+    measurement = measure_communication(task.spec, rank, None)
+    if rank.rank == 0:
+        reading = LinkReading(task.spec, 0.0, transfer, share, measurement)
+        (folder / READING).write_bytes(msgspec.json.encode(reading))
+    process_group.leave_process_group()
+
+
+def go_first() -> None:
+    """Run this process before others, and two ranks on a CPU: the link is to be the limit, and each rank's share equal.
+
+    The prediction from two ranks to four assumes that computation takes as long on both.
+    """
+    with contextlib.suppress(PermissionError):  # a container may forbid it; other work then disturbs the readings
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    num_cpus = max(1, int(os.environ["WORLD_SIZE"]) // 2)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:num_cpus])
+
+
+def shorten() -> None:
+    """Let this process time fewer calls and steps; the code that times them stays the same."""
+    allreduce_sweep.SWEEP_BYTES["cpu"] = [8 * 2**10, 128 * 2**10, 2 * MIB, 8 * MIB]
+    allreduce_sweep.CALLS_PER_WINDOW["cpu"] = 1
+    allreduce_sweep.NUM_WINDOWS = 3
+    interleaved_timing.WARM_UP_STEPS_PER_VARIANT = interleaved_timing.MIN_STEPS = 1
+    profiling.NUM_PROFILED_STEPS["cpu"] = profiling.PROFILER_WARM_UP_STEPS = 1
+
+
+def transfer_bytes_per_s(rank: Rank) -> float:
+    """Return the slowest rank's median rate of plain transfers, in which each rank sends to the next as in a ring."""
+    with socket.create_server((address_of(rank.rank), TRANSFER_PORT)) as server:
+        process_group.barrier(rank)
+        with socket.create_connection((address_of((rank.rank + 1) % rank.world_size), TRANSFER_PORT)) as following:
+            server.settimeout(CONNECT_LIMIT_S)
+            previous, _ = server.accept()
+            with previous:
+                times_s = [
+                    max(process_group.all_gather(transfer_s(following, previous, rank))) for _ in range(NUM_TRANSFERS)
+                ]
+    return TRANSFER_BYTES / statistics.median(times_s[1:])
+
+
+def transfer_s(following: socket.socket, previous: socket.socket, rank: Rank) -> float:
+    """Return the time to send TRANSFER_BYTES to the next rank and to receive as many from the previous one, at once."""
+    buffer, missing = bytearray(CHUNK_BYTES), TRANSFER_BYTES
+    sender = threading.Thread(target=following.sendall, args=(bytes(TRANSFER_BYTES),))
+    process_group.barrier(rank)
+    started_s = time.perf_counter()
+    sender.start()
+    while missing:
+        received = previous.recv_into(buffer, min(missing, CHUNK_BYTES))
+        assert received, "the previous rank has closed its connection"
+        missing -= received
+    sender.join()
+    return time.perf_counter() - started_s
+
+
+def sent_share(rank: Rank) -> float:
+    """Return the bytes that this rank's interface sends in an all-reduce, over the size of the all-reduce."""
+    buffer = torch.zeros(COUNTED_BYTES // 4)
+    process_group.barrier(rank)
+    before = sent_bytes()
+    for _ in range(NUM_COUNTED):
+        dist.all_reduce(buffer)
+    process_group.barrier(rank)  # what all have received, all have sent
+    return (sent_bytes() - before) / (NUM_COUNTED * COUNTED_BYTES)
+
+
+def sent_bytes() -> int:
+    """Return the bytes that the host's interface has sent."""
+    return int(Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes").read_text())
+
+
+if __name__ == "__main__":
+    measure_rank(Path(sys.argv[1]))
