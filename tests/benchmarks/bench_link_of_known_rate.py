@@ -1,7 +1,7 @@
 """What the tool reads of a link whose rate is known, as root: hosts are network namespaces, their links shaped by tbf.
 
-    python tests/benchmarks/bench_link_of_known_rate.py --json link-of-known-rate.json
-    python tests/benchmarks/bench_link_of_known_rate.py --print link-of-known-rate.json
+    PYTHONPATH=tests python tests/benchmarks/bench_link_of_known_rate.py --json link-of-known-rate.json
+    PYTHONPATH=tests python tests/benchmarks/bench_link_of_known_rate.py --print link-of-known-rate.json
 
 Two and four ranks of gloo at 0.5 and 2 Gbit/s, and at 10, where the CPUs of a small machine are the limit.
 """
