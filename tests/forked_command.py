@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.__main__ import COMMANDS
-from pipeline.submission import executor
+from pipeline.submission import read_progress
 
 ROOT = Path(__file__).resolve().parent.parent
 # what commands import when they need it; torch is not among them
-LATE = ("pandas", "tabulate", "jinja2", "submitit", "pipeline.report.build_tables", "pipeline.submission.executor")
+LATE = ("pandas", "tabulate", "jinja2", "submitit", "pipeline.report.build_tables", "pipeline.submission.read_progress")
 READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_")  # variables that a running Python does not read again
 MULTIPROCESSING = multiprocessing.get_context("forkserver")
 MULTIPROCESSING.set_forkserver_preload([*(f"pipeline.{name}" for name in COMMANDS), *LATE])
@@ -50,7 +50,8 @@ def _become(module: str, arguments: Sequence[str], env: Mapping[str, str], stdou
     sys.path.insert(0, str(ROOT))
     sys.argv[1:] = arguments
     sys.modules.pop(module, None)  # else runpy warns
-    executor.LAST_POLL_S = executor.FIRST_POLL_S  # or a test would wait half a minute for a job that has long ended
+    # or a test would wait half a minute for a job that has long ended
+    read_progress.LAST_POLL_S = read_progress.FIRST_POLL_S
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception:
