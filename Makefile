@@ -9,14 +9,14 @@ WORKERS ?= 2
 # a worker runs its half in order, so that a file's tests share its fixtures, and takes from the other's half at the end
 PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: run check test test-fast lint bench bench-gpu jobs slurm
+.PHONY: run check test test-fast lint bench bench-gpu jobs slurm browser
 
 run: $(VENV)/.installed
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable
 	python -m pipeline.collect outputs/smoke
 	@echo "The report lies in outputs/smoke/report.md" >&2
 
-test: $(VENV)/.installed-test slurm
+test: $(VENV)/.installed-test slurm browser
 	$(PYTEST)
 
 # at once: mypy is one process, and the linters end while the tests run
@@ -53,6 +53,13 @@ slurm:
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge shellcheck >/dev/null; \
 	else echo "Slurm is not installed and cannot be: the tests on it will be skipped" >&2; fi
+
+# the browser that reads report.html in the tests; without it they say why they are skipped
+browser:
+	@if command -v chromium >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
+	else echo "chromium is not installed and cannot be: the tests of the page in it will be skipped" >&2; fi
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

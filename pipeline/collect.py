@@ -3,7 +3,8 @@
     python -m pipeline.collect outputs/
     python -m pipeline.collect outputs/ --format json
 
-Prints Markdown (or one JSON object) on stdout. Writes report.md, tables.json and one CSV per table beside the records.
+Prints Markdown (or one JSON object) on stdout. Writes report.md, report.html with plots/, tables.json and one CSV per
+table beside the records, and index.html into a folder of several experiments.
 Exit codes: 0 success, also if nobody may write beside the records; 1 under --strict: gaps, or a folder that anyone may
 write; 2 the folder cannot be read, or a write failed; 3 no experiment in the folder.
 """
@@ -19,15 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.system import errors, files
 from pipeline.system.command_line import build_parser
-from pipeline.system.errors import CommandError, log_line
+from pipeline.system.errors import CommandError, import_error_as_command_error, log_line
 
 if TYPE_CHECKING:
     from pipeline.analysis.ring_model import Link
     from pipeline.experiment.folder import Experiment
     from pipeline.experiment.outcomes import CollectedOutcomes
     from pipeline.report.build_tables import Tables
+    from pipeline.report.html_page import IndexEntry
 
 NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another user's folder, or a read-only file system
+REPORT_PAGE = "report.html"
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell that begins with one
 
 
@@ -73,6 +76,7 @@ def main() -> int:
         problem = f"no experiment under {arguments.folder}; run pipeline.submit or pipeline.ingest first."
         raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
     code, json_by_name, reports = errors.EXIT_USAGE if left_out else errors.EXIT_OK, {}, []
+    pages = Pages(arguments.folder, len(found) > 1)
     if warn_of_open_folders(found.values()) and arguments.strict:
         code = max(code, errors.EXIT_GAPS)
     for name, experiment in found.items():
@@ -88,14 +92,65 @@ def main() -> int:
             code = max(code, errors.EXIT_GAPS)
         try:
             write_files(experiment, reports[-1], json_by_name[name], tables.__struct_fields__)
+            pages.write(name, experiment, tables, collected)
         except OSError as error:
             log_line(f"{name}: cannot write beside its records ({error.strerror}); its tables are only printed.")
             code = max(code, errors.EXIT_OK if error.errno in NO_WRITING else errors.EXIT_USAGE)
+    code = max(code, pages.write_index())
     if arguments.format == "json":
         sys.stdout.buffer.write(indented_json({"experiments": json_by_name}))
     else:
         print("\n".join(reports), end="")
     return code
+
+
+class Pages:
+    """Writes report.html of each experiment, and the index at the end. Says once what package is missing."""
+
+    def __init__(self, root: Path, has_index: bool) -> None:
+        self.root, self.has_index = root, has_index
+        self.entries: list[IndexEntry] = []
+        self.problems: set[str] = set()
+
+    def write(self, name: str, experiment: "Experiment", tables: "Tables", collected: "CollectedOutcomes") -> None:
+        """Write the page of one experiment. Raises OSError."""
+        try:
+            from pipeline.report.html_page import PageSource, write_report
+        except ImportError as error:
+            self.report_missing_package(f"no {REPORT_PAGE}", error)
+            return
+        from pipeline.submission.read_progress import find_logs
+
+        manifest = experiment.read_manifest()
+        logs = find_logs(experiment, manifest) if manifest else {}
+        source = PageSource(name, experiment.folder, self.root, self.has_index, tables, collected, logs)
+        entry, failed_import = write_report(source)
+        self.entries.append(entry)
+        if failed_import:
+            self.report_missing_package(f"no plots in {REPORT_PAGE}", failed_import)
+
+    def report_missing_package(self, what: str, error: ImportError) -> None:
+        """Log what is missing and what to install, once for all experiments: the tables need neither."""
+        refusal = import_error_as_command_error(error)
+        if refusal is None:
+            raise error
+        sentence = f"{what}: it {refusal}"
+        if sentence not in self.problems:
+            log_line(sentence)
+        self.problems.add(sentence)
+
+    def write_index(self) -> int:
+        """Write the index if several experiments were found. Return the exit code."""
+        if not self.has_index or not self.entries:
+            return errors.EXIT_OK
+        from pipeline.report.html_page import write_index
+
+        try:
+            write_index(self.root, self.entries)
+        except OSError as error:
+            log_line(f"cannot write the index of all experiments into {self.root} ({error.strerror}); it is left out.")
+            return errors.EXIT_OK if error.errno in NO_WRITING else errors.EXIT_USAGE
+        return errors.EXIT_OK
 
 
 def collect_experiment(experiment: "Experiment", link: "Link | None" = None) -> "tuple[CollectedOutcomes, Tables]":

@@ -11,6 +11,7 @@ import pytest
 from conftest import Command, assert_refused, everything_in, run_command, run_unprivileged, without_slurm
 from factories import assert_says, make_experiment, make_record, make_spec
 
+from pipeline.experiment.manifest import start_submission
 from pipeline.experiment.record import Environment, Gpu
 
 Make = Callable[[Path], object]
@@ -110,6 +111,43 @@ def test_what_collect_prints_is_what_it_writes(pipeline: Command, tmp_path: Path
         as_text = [{key: "" if value is None else str(value) for key, value in row.items()} for row in printed[name]]
         assert rows == as_text
         assert len(rows) == num_rows
+
+
+def test_collect_writes_a_page_beside_the_records_and_an_index_over_several(pipeline: Command, tmp_path: Path) -> None:
+    found = [make_record(make_spec(batch_size_per_gpu=size)) for size in (32, 64)]
+    first, second = (make_experiment(tmp_path / "a" / name, *found) for name in ("x", "y"))
+    log = first.logs / "by-hand" / f"{found[0].run_id}.log"
+    log.parent.mkdir()
+    log.write_text("")
+    with first.edit_manifest() as manifest:
+        manifest.submissions.append(start_submission("by-hand", "local"))
+    answer = pipeline("collect", tmp_path)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    page = (first.folder / "report.html").read_text()
+    assert f'href="records/{found[0].run_id}.0.json"' in page
+    assert f'href="logs/by-hand/{found[0].run_id}.log"' in page
+    assert 'href="../../index.html"' in page
+    assert (second.folder / "plots" / "q1.svg").read_text().startswith("<svg ")
+    index = (tmp_path / "index.html").read_text()
+    assert 'href="a/x/report.html"' in index
+    assert 'href="a/y/report.html"' in index
+
+
+def test_an_experiment_by_itself_has_no_index(pipeline: Command, tmp_path: Path) -> None:
+    make_experiment(tmp_path / "x", make_record())
+    pipeline("collect", tmp_path)
+    assert "index.html" not in (tmp_path / "x" / "report.html").read_text()
+    assert not (tmp_path / "index.html").exists()
+
+
+def test_a_root_that_may_not_be_written_has_no_index_and_says_so(tmp_path: Path) -> None:
+    for name in "xy":
+        make_experiment(tmp_path / "all" / name, make_record())
+    (tmp_path / "all").chmod(0o500)
+    answer = run_unprivileged("collect", tmp_path / "all")
+    assert answer.returncode == 0
+    assert "cannot write the index of all experiments" in answer.stderr
+    assert (tmp_path / "all" / "x" / "report.html").exists()
 
 
 def test_a_table_without_rows_leaves_no_stale_file(pipeline: Command, tmp_path: Path) -> None:

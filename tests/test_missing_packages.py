@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Command, assert_refused, everything_in, without_slurm
-from factories import PLANNED, ROOT, make_experiment, make_record, write_grid
+from factories import PLANNED, ROOT, make_experiment, make_record, make_spec, write_grid
 
 from pipeline.system.errors import DISTRIBUTIONS, INSTALL, import_error_as_command_error
 
@@ -83,6 +83,25 @@ def test_the_tables_need_neither_torch_nor_submitit(pipeline: Command, tmp_path:
     arguments = arguments_of("collect", tmp_path)
     answer = pipeline("collect", *arguments, env=hiding(tmp_path, package, without_slurm(tmp_path)))
     assert (answer.returncode, answer.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("package", "has_page"), [("jinja2", False), ("matplotlib", True)])
+def test_without_the_packages_of_the_page_collect_writes_the_tables_and_says_what_to_install(
+    pipeline: Command, tmp_path: Path, package: str, has_page: bool
+) -> None:
+    for name in "ab":
+        found = [make_record(make_spec(batch_size_per_gpu=size)) for size in (32, 64)]
+        experiment = make_experiment(tmp_path / "outputs" / name, *found)
+    answer = pipeline("collect", tmp_path / "outputs", env=hiding(tmp_path, package, without_slurm(tmp_path)))
+    assert answer.returncode == 0
+    (said,) = answer.stderr.splitlines()  # once, for both experiments
+    assert said_of(package) in said
+    assert said.endswith(INSTALL)
+    assert experiment.report.exists()
+    page = experiment.folder / "report.html"
+    assert page.exists() == has_page
+    assert not (experiment.folder / "plots").exists()
+    assert not has_page or "There are no plots" in page.read_text()
 
 
 def test_a_submission_without_submitit_is_refused_before_anything_is_written(

@@ -1,0 +1,222 @@
+"""Draws a panel with matplotlib. Only this module imports it, so import it only where a plot is made.
+
+Every role has a placeholder colour; `plots` replaces it.
+"""
+
+import io
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of its font cache on stderr
+
+import matplotlib  # noqa: E402 - after its logger is quiet
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+
+from pipeline.report.plot_data import (  # noqa: E402
+    REFERENCE,
+    BarPanel,
+    LinePanel,
+    Panel,
+    Point,
+    Series,
+    format_x,
+)
+from pipeline.report.point_labels import format_figure  # noqa: E402
+
+WIDTH, HEIGHT = 360, 250  # of a panel of lines, in px; it is as wide as a phone
+BAR_HEIGHT, BAR_MARGINS = 33, 54  # a bar with its label above it; title and axis
+FONT_SIZE = 11
+MAX_TICKS = 6
+MAX_MARKERS = 40  # of a line; with more they touch
+BUCKET = 3  # the marker of points without a line
+
+SERIES_COLOURS = ("#4883e9", "#994702", "#1b9f89", "#5e2464", "#a68217", "#741d11", "#4e4fb0", "#5f626f")
+"""For a light ground; the page's style sheet has these and those for a dark one, as --s0 to --s7.
+
+Searched for the largest smallest distance between two of them, for normal sight, protanopia and deuteranopia.
+"""
+
+LIGHT = {"--fg": "#1a1f24", "--muted": "#59636e", "--line": "#d5dade", "--shade": "#f3e3df", "--bg": "#ffffff"} | {
+    f"--s{index}": colour for index, colour in enumerate(SERIES_COLOURS)
+}
+PLACEHOLDERS = {role: f"#{index:06x}" for index, role in enumerate(LIGHT, start=1)}  # SVG leaves out #000000
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
+DASHES: tuple[Any, ...] = ("-", "-", "-", "-", (0, (5, 2)), (0, (5, 2)), (0, (5, 2)), (0, (5, 2)))
+
+SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "plots",
+    "font.size": FONT_SIZE,
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so a layout does not depend on the machine
+    "text.parse_math": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": PLACEHOLDERS["--muted"],
+    "axes.titlelocation": "left",
+    "axes.titlesize": FONT_SIZE + 1,
+    "axes.titleweight": "bold",
+    "axes.titlecolor": PLACEHOLDERS["--fg"],
+    "axes.labelcolor": PLACEHOLDERS["--muted"],
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": PLACEHOLDERS["--line"],
+    "grid.linewidth": 0.8,
+    "xtick.color": PLACEHOLDERS["--muted"],
+    "ytick.color": PLACEHOLDERS["--muted"],
+    "xtick.labelsize": FONT_SIZE - 1,
+    "ytick.labelsize": FONT_SIZE - 1,
+    "ytick.major.size": 0,
+    "text.color": PLACEHOLDERS["--muted"],
+    "figure.dpi": 72,
+}
+
+
+def role_of(style: int) -> str:
+    """Return the name of the colour of a series or part."""
+    return "--muted" if style == REFERENCE else f"--s{style}"
+
+
+def size_of(panel: Panel) -> tuple[int, int]:
+    """Return the width and height of a panel in px."""
+    return (WIDTH, HEIGHT if isinstance(panel, LinePanel) else BAR_MARGINS + BAR_HEIGHT * len(panel.bars))
+
+
+def draw_panel(panel: Panel) -> bytes:
+    """Return the panel as matplotlib draws it."""
+    width, height = size_of(panel)
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=(width / 72, height / 72))
+        figure.patch.set_visible(False)
+        margins = (46, 12, 34, 40) if isinstance(panel, LinePanel) else (4, 12, 26, 26)
+        left, right, top, bottom = margins
+        axes = figure.add_axes(
+            (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
+        )
+        axes.patch.set_visible(False)
+        if isinstance(panel, LinePanel):
+            draw_lines(axes, panel)
+        else:
+            draw_bars(axes, panel)
+        axes.set_title(
+            panel.title, pad=12 if isinstance(panel, LinePanel) else 8, x=(4 - left) / (width - left - right)
+        )
+        picture = io.BytesIO()
+        figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": None})
+    return picture.getvalue()
+
+
+def draw_lines(axes: Axes, panel: LinePanel) -> None:
+    """Draw the series, then what stands beside them: the ideal, and where memory ends."""
+    for series in panel.series:
+        draw_series(axes, series)
+    everything = [point for series in panel.series for point in series.points]
+    positions = sorted({point.x for point in everything} | ({panel.oom_from} if panel.oom_from else set()))
+    top = max([point.high or point.y for point in everything] + [0])
+    if panel.ideal:
+        top = max(top, *(panel.ideal(x) for x in positions))
+        style: dict[str, Any] = {"color": PLACEHOLDERS["--muted"], "linewidth": 1, "dashes": (3, 3), "zorder": 1}
+        ends = [positions[0], positions[-1]] if len(positions) > 1 else [positions[0] / 1.5, positions[0] * 1.5]
+        axes.plot(ends, [panel.ideal(x) for x in ends], **style)
+        is_flat = panel.ideal(ends[0]) == panel.ideal(ends[1])
+        where: dict[str, Any] = {"xytext": (0, 4), "textcoords": "offset points", "ha": "left" if is_flat else "right"}
+        axes.annotate("ideal", (ends[0 if is_flat else 1], panel.ideal(ends[1])), **where)
+    axes.set_ylim(0, 1.08 * top or 1)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    axes.locator_params(axis="y", nbins=5)
+    axes.set_xlabel(panel.x_label)
+    set_x_axis(axes, panel, positions)
+    if panel.oom_from is not None:
+        shade(axes, panel.oom_from, everything)
+
+
+def set_x_axis(axes: Axes, panel: LinePanel, positions: Sequence[float]) -> None:
+    """Set the scale, limits and ticks of the x axis: the measured values where they fit."""
+    first, last = positions[0], positions[-1]
+    if panel.x_scale == "linear":
+        margin = (last - first) * 0.04 or 0.5
+        axes.set_xlim(first - margin, last + margin)
+        if len(positions) <= MAX_TICKS and last <= 64 and positions == [int(value) for value in positions]:
+            axes.set_xticks(positions)
+        else:
+            axes.set_xlim(0, last + margin)
+            axes.locator_params(axis="x", nbins=5)
+    elif panel.x_scale in ("bytes", "log10"):
+        axes.set_xscale("log")
+        axes.set_xlim(first / 1.4, last * 1.4)
+        powers = range(math.ceil(math.log10(first)), math.floor(math.log10(last)) + 1)
+        ticks = [10.0**power for power in powers]
+        axes.set_xticks(ticks[:: math.ceil(len(ticks) / MAX_TICKS)] or [first])
+    else:
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(first / 1.5, last * (2.5 if panel.oom_from else 1.5))  # room for the words in the shaded part
+        axes.set_xticks(positions[:: math.ceil(len(positions) / MAX_TICKS)])
+    axes.minorticks_off()
+    axes.xaxis.set_major_formatter(lambda value, _: format_x(value, panel.x_scale))
+
+
+def draw_series(axes: Axes, series: Series) -> None:
+    """Draw one series with its intervals. Many points have no markers, and buckets are hollow."""
+    x, y = [point.x for point in series.points], [point.y for point in series.points]
+    colour, is_reference = PLACEHOLDERS[role_of(series.style)], series.style == REFERENCE
+    marker = "" if is_reference or len(x) > MAX_MARKERS else MARKERS[series.style]
+    axes.plot(
+        *(x, y),
+        color=colour,
+        linewidth=1.8 if series.is_line else 0,
+        linestyle=(0, (2, 2)) if is_reference else DASHES[series.style],
+        marker=marker if series.is_line else MARKERS[BUCKET],
+        markersize=5 if series.is_line else 7,
+        markerfacecolor=colour if series.is_line else "none",
+        markeredgewidth=0 if series.is_line else 1.4,
+        markeredgecolor=colour,
+        zorder=3,
+    )
+    for point in series.points:
+        if point.low is not None and point.high is not None:
+            axes.plot([point.x, point.x], [point.low, point.high], color=colour, linewidth=1, zorder=2)
+
+
+def shade(axes: Axes, start: float, measured: Sequence[Point]) -> None:
+    """Shade where nothing fits in memory; the region begins between the last point and the first that fails."""
+    last = max(point.x for point in measured)
+    border = math.sqrt(start * last) if last > 0 else start
+    right = axes.get_xlim()[1]
+    axes.axvspan(border, right, color=PLACEHOLDERS["--shade"], linewidth=0, zorder=0)
+    middle = math.sqrt(border * right)
+    axes.annotate("out of\nmemory", (middle, 0.5), xycoords=("data", "axes fraction"), ha="center", va="center")
+
+
+def draw_bars(axes: Axes, panel: BarPanel) -> None:
+    """Draw bars that are split by part, each with its name and its whole time above it."""
+    rows = range(len(panel.bars))
+    left = [0.0 for _ in rows]
+    for part, shares in panel.parts.items():
+        axes.barh(
+            *(rows, shares),
+            left=left,
+            height=0.38,
+            color=PLACEHOLDERS[role_of(panel.styles[part])],
+            edgecolor=PLACEHOLDERS["--bg"],
+            linewidth=0.8,
+        )
+        left = [before + share for before, share in zip(left, shares, strict=True)]
+    for row, bar, total in zip(rows, panel.bars, panel.totals_ms, strict=True):
+        above: dict[str, Any] = {
+            "xytext": (0, 3),
+            "textcoords": "offset points",
+            "va": "bottom",
+            "fontsize": FONT_SIZE - 1,
+        }
+        axes.annotate(bar, (0, row - 0.19), color=PLACEHOLDERS["--fg"], **above)
+        axes.annotate(f"{format_figure(total)} ms", (1, row - 0.19), ha="right", **above)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(len(panel.bars) - 0.6, -0.8)
+    axes.set_yticks([])
+    axes.set_xticks([0.25, 0.5, 0.75])
+    axes.grid(visible=False)
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")

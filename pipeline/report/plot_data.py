@@ -1,0 +1,183 @@
+"""Plots as numbers: their panels, series and bars. `plots` draws them, so nothing here needs matplotlib."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from pipeline.experiment.outcomes import PointOutcome
+from pipeline.experiment.spec import AXES
+from pipeline.report.point_labels import EFFORT_AXES, describe_point, format_figure, varying_axes
+
+FlatRow = Mapping[str, Any]
+AxisValues = tuple[str, ...]
+Item = TypeVar("Item")
+Scale = Literal["linear", "log2", "log10", "bytes"]
+
+MAX_SERIES = 8  # colours that one can tell apart
+MAX_BARS = 20
+REFERENCE = -1  # the style of a series to compare with
+
+
+class PlotSource(NamedTuple):
+    """What plots are made from: the rows of every table as JSON has them, and the outcomes of the points."""
+
+    rows: Mapping[str, Sequence[FlatRow]]
+    outcomes: Sequence[PointOutcome]
+
+
+class Point(NamedTuple):
+    """One point of a series, with the ends of its interval if it has one."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+
+
+class Series(NamedTuple):
+    """A line through points. `style` chooses colour, marker and dashes; without `is_line` there are only markers."""
+
+    label: str
+    points: tuple[Point, ...]
+    style: int = 0
+    is_line: bool = True
+
+
+class LinePanel(NamedTuple):
+    """Lines over one axis. From `oom_from` on nothing fits in memory; `ideal` is what perfect scaling would give."""
+
+    title: str
+    x_label: str
+    series: tuple[Series, ...]
+    x_scale: Scale = "log2"
+    oom_from: float | None = None
+    ideal: Callable[[float], float] | None = None
+
+    def describe(self) -> str:
+        """Return what the panel shows, in numbers."""
+        sentences = [f"{self.title} against {self.x_label}."]
+        for series in self.series:
+            values = [f"{format_figure(point.y)} at {format_x(point.x, self.x_scale)}" for point in key_points(series)]
+            sentences.append(f"{series.label or 'Measured'}: {', '.join(values)}.")
+        if self.oom_from is not None:
+            sentences.append(f"Out of memory from {format_x(self.oom_from, self.x_scale)} on.")
+        return " ".join(sentences)
+
+
+class BarPanel(NamedTuple):
+    """Horizontal bars of equal length, split by part. `totals_ms` are the whole bars in milliseconds."""
+
+    title: str
+    bars: tuple[str, ...]
+    totals_ms: tuple[float, ...]
+    parts: Mapping[str, tuple[float, ...]]  # the share of each part in every bar, from 0 to 1
+    styles: Mapping[str, int]
+
+    def describe(self) -> str:
+        """Return what the panel shows, in numbers."""
+        sentences = [f"{self.title}."]
+        for index, (bar, total) in enumerate(zip(self.bars, self.totals_ms, strict=True)):
+            shares = [f"{part} {100 * values[index]:.0f} %" for part, values in self.parts.items() if values[index] > 0]
+            sentences.append(f"{bar}: {format_figure(total)} ms, of it {', '.join(shares)}.")
+        return " ".join(sentences)
+
+
+Panel = LinePanel | BarPanel
+
+
+class KeyEntry(NamedTuple):
+    """One entry of a plot's key."""
+
+    label: str
+    style: int
+    kind: Literal["line", "markers", "part"]
+
+
+class Plot(NamedTuple):
+    """One plot: panels that share a key. `name` is the name of its file. A page folds up what is not `is_main`."""
+
+    name: str
+    question: str
+    title: str
+    panels: tuple[Panel, ...]
+    note: str = ""
+    is_main: bool = True
+
+    def key(self) -> list[KeyEntry]:
+        """Return an entry for every series or part; none for a single series, which the title names."""
+        entries: dict[str, KeyEntry] = {}
+        for panel in self.panels:
+            if isinstance(panel, BarPanel):
+                entries |= {part: KeyEntry(part, panel.styles[part], "part") for part in panel.parts}
+            else:
+                for line in panel.series:
+                    entries[line.label] = KeyEntry(line.label, line.style, "line" if line.is_line else "markers")
+        return list(entries.values()) if len(entries) > 1 else []
+
+
+def group_series(
+    rows: Sequence[FlatRow], x_axis: str, without: Sequence[str] = (), first: Sequence[str] = ()
+) -> dict[str, list[FlatRow]]:
+    """Group rows into labelled series: by the keys `first`, and by the axes in which they differ, x left out."""
+    axes = [*first, *varying_axes(rows, without=(x_axis, *without, *first, *EFFORT_AXES))]
+    groups: dict[str, list[FlatRow]] = defaultdict(list)
+    for row in rows:
+        groups[describe_point(row, axes)].append(row)
+    return groups
+
+
+def make_series(
+    groups: Mapping[str, Sequence[FlatRow]], x: str, y: str, low: str = "", high: str = ""
+) -> tuple[Series, ...]:
+    """Return a series for each group with values, at most MAX_SERIES. Of two rows with one x the later one counts.
+
+    `low` and `high` are the keys of the ends of the interval. A label has one style, whatever y is.
+    """
+    found = []
+    for style, label in enumerate(evenly(list(groups), MAX_SERIES)):
+        known = [row for row in groups[label] if row[y] is not None]
+        points = {row[x]: Point(row[x], row[y], row.get(low), row.get(high)) for row in known}
+        if points:
+            found.append(Series(label, tuple(points[position] for position in sorted(points)), style))
+    return tuple(found)
+
+
+def note_on_number(number: int, most: int, what: str) -> str:
+    """Return a note if only some of them are shown."""
+    return f"{most:,} of {number:,} {what} are shown." if number > most else ""
+
+
+def evenly(items: Sequence[Item], most: int) -> list[Item]:
+    """Return at most so many items, spread over all of them, the first and the last included."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
+
+
+def key_points(series: Series) -> list[Point]:
+    """Return the first, lowest, highest and last point of a series, in order of x."""
+    by_y = sorted(series.points, key=lambda point: point.y)
+    return sorted({series.points[0], by_y[0], by_y[-1], series.points[-1]}, key=lambda point: point.x)
+
+
+def format_x(value: float, scale: Scale) -> str:
+    """Return a position on the x axis as text."""
+    if scale != "bytes":
+        return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:.3g}"
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def axis_values(point: Mapping[str, Any] | PointOutcome, axes: Sequence[str]) -> AxisValues:
+    """Return the values of these axes in a row or an outcome, to find one by the other."""
+    if isinstance(point, PointOutcome):
+        values = (getattr(point.spec, axis) for axis in axes)
+        return tuple(repr(list(value) if isinstance(value, tuple) else value) for value in values)
+    return tuple(repr(point[axis]) for axis in axes)
+
+
+def axes_of(rows: Sequence[FlatRow]) -> list[str]:
+    """Return the axes that the rows have."""
+    return [axis for axis in AXES if rows and axis in rows[0]]

@@ -1,0 +1,21 @@
+"""Every plot of the report. A new one is a function from `PlotSource` to plots, added to `PLOTS`."""
+
+from collections.abc import Callable, Iterable
+
+from pipeline.report.accuracy_plots import accuracy_plots
+from pipeline.report.plot_data import Plot, PlotSource
+from pipeline.report.scaling_plots import bandwidth_plots, batch_size_plots, speedup_plots
+from pipeline.report.step_plots import step_plots
+
+PLOTS: tuple[Callable[[PlotSource], Iterable[Plot]], ...] = (
+    batch_size_plots,
+    speedup_plots,
+    step_plots,
+    bandwidth_plots,
+    accuracy_plots,
+)
+
+
+def build_plots(source: PlotSource) -> list[Plot]:
+    """Return every plot for which there are values, in the order of the questions."""
+    return [plot for build in PLOTS for plot in build(source)]

@@ -1,0 +1,56 @@
+"""Names of points for people: the axes in which points differ, in words."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pipeline.experiment.spec import AXES
+
+EFFORT_AXES = ("epochs", "windows", "max_steps", "num_nodes")  # how long and where a point ran; not what it is
+WORDS = {
+    "num_nodes": "{} nodes",
+    "batch_size_per_gpu": "{} per GPU",
+    "global_batch_size": "{} in all",
+    "num_workers": "{} workers",
+    "epochs": "{} epochs",
+    "max_steps": "at most {} steps",
+    "learning_rate": "learning rate {}",
+    "bucket_cap_mb": "buckets of {} MiB",
+    "memory_limit_gib": "limit {} GiB",
+}
+WITHOUT_VALUE = {
+    "max_steps": "",  # whole epochs, as usual
+    "bucket_cap_mb": "default buckets",
+    "memory_limit_gib": "no memory limit",
+}
+PLAIN_AXES = ("strategy", "precision", "input", "dataset", "model", "device", "layout", "execution", "measure")
+
+
+def varying_axes(rows: Iterable[Mapping[str, Any]], without: Sequence[str] = ()) -> list[str]:
+    """Return the axes in which the rows differ, in their usual order."""
+    rows = list(rows)
+    found = [axis for axis in AXES if rows and axis in rows[0] and axis not in without]
+    return [axis for axis in found if len({repr(row[axis]) for row in rows}) > 1]
+
+
+def describe_point(row: Mapping[str, Any], axes: Sequence[str]) -> str:
+    """Return the row's values of these axes in words: `ddp, 2 GPUs, 128 per GPU`."""
+    return ", ".join(filter(None, (describe_axis(axis, row[axis]) for axis in axes)))
+
+
+def describe_axis(axis: str, value: Any) -> str:
+    """Return the value of one axis in words."""
+    if axis == "num_gpus":
+        return f"{value} GPU" if value == 1 else f"{value} GPUs"
+    if isinstance(value, bool):
+        return axis if value else f"no {axis}"
+    if isinstance(value, list | tuple):
+        return " + ".join(map(str, value)) or f"no {axis}"
+    if value is None:
+        return WITHOUT_VALUE.get(axis, f"{axis} not stated")
+    shown = f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+    return shown if axis in PLAIN_AXES else WORDS.get(axis, f"{axis} {{}}").format(shown)
+
+
+def format_figure(value: float) -> str:
+    """Return a number with three significant digits, and all digits of a large one."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,106 @@
+"""The plots of Q3 that split a step: by part of training, by exposed communication, by part of DataParallel."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from pipeline.analysis.pooling import PooledPoint, median_window_s, pool_outcomes
+from pipeline.report.plot_data import MAX_BARS, BarPanel, Plot, PlotSource, axes_of, axis_values, evenly, note_on_number
+from pipeline.report.point_labels import EFFORT_AXES, describe_point, varying_axes
+
+EXPOSED = "exposed communication"
+BACKWARD_AND_MORE = "backward with communication"
+STEP_PARTS = {
+    "data": "data_time_ns",
+    "copy": "copy_ns",
+    "forward": "forward_ns",
+    "backward": "backward_ns",
+    "optimizer": "optimizer_ns",
+}
+STYLES = {"data": 7, "copy": 3, "forward": 0, "backward": 2, BACKWARD_AND_MORE: 4, EXPOSED: 1, "optimizer": 5}
+"""The colour of each part, in the order of the parts in a bar."""
+
+MEASURED_STYLES = {"all else": 0, EXPOSED: 1}
+SPLIT_STYLES = {"scatter": 7, "replicate": 1, "parallel forward": 0, "gather": 3, "backward": 2, "optimizer": 5}
+
+Steps = Sequence[tuple[str, Mapping[str, float]]]  # the name of a point, and the seconds of each part of its step
+
+
+def step_plots(source: PlotSource) -> Iterator[Plot]:
+    """Yield Q3: one step by part, of training points, of DDP's measured steps, and of DataParallel's."""
+    for name, title, steps, styles in (
+        ("q3", "Where the time of a training step goes", trained_steps(source), STYLES),
+        ("q3-communication", "Communication in a step, data loading left out", measured_steps(source), MEASURED_STYLES),
+        ("q3-dataparallel", "DataParallel's step, part by part", dataparallel_steps(source), SPLIT_STYLES),
+    ):
+        known = [(label or "every point", parts) for label, parts in steps if sum(parts.values()) > 0]
+        if known:
+            note = note_on_number(len(known), MAX_BARS, "points")
+            yield Plot(name, "Q3", title, (make_bars(evenly(known, MAX_BARS), styles),), note)
+
+
+def make_bars(steps: Steps, styles: Mapping[str, int]) -> BarPanel:
+    """Return a bar for each step, with parts in the order of `styles`."""
+    totals = [sum(parts.values()) for _, parts in steps]
+    shares = {
+        part: tuple(parts.get(part, 0.0) / total for (_, parts), total in zip(steps, totals, strict=True))
+        for part in styles
+        if any(part in parts for _, parts in steps)
+    }
+    return BarPanel(
+        "Share of one step", tuple(label for label, _ in steps), tuple(1e3 * total for total in totals), shares, styles
+    )
+
+
+def trained_steps(source: PlotSource) -> Steps:
+    """Return the step of training points on one and on the most GPUs; nothing where all ran on one.
+
+    Exposed communication is part of backward. It stands apart where it was measured.
+    """
+    plain = [outcome for outcome in source.outcomes if outcome.spec.is_whole_epoch and not outcome.spec.remedies]
+    most = max((outcome.spec.num_gpus for outcome in plain), default=1)
+    axes = axes_of(source.rows["Q3"])
+    exposed_s = {axis_values(row, axes): row["exposed_comm_time_s"] for row in source.rows["Q3"]}
+    found = []
+    for point in pool_outcomes([outcome for outcome in plain if outcome.spec.num_gpus in (1, most) and most > 1]):
+        if parts := parts_of_step(point):
+            epoch_s = exposed_s.get(axis_values(point.outcomes[0], axes)) if point.spec.num_gpus > 1 else 0.0
+            found.append((point, separate_exposed(parts, epoch_s, point.spec.full_steps_per_epoch)))
+    specs = [msgspec.structs.asdict(point.spec) for point, _ in found]
+    axes = varying_axes(specs, without=EFFORT_AXES)
+    return [(describe_point(spec, axes), parts) for spec, (_, parts) in zip(specs, found, strict=True)]
+
+
+def parts_of_step(point: PooledPoint) -> dict[str, float]:
+    """Return the seconds of each part of one step, medians over runs; empty if a part was not measured."""
+    totals = {part: point.median(median_window_s(field)) for part, field in STEP_PARTS.items()}
+    known = {part: total / point.spec.full_steps_per_epoch for part, total in totals.items() if total is not None}
+    return known if len(known) == len(totals) else {}
+
+
+def separate_exposed(parts: Mapping[str, float], epoch_s: float | None, num_steps: int) -> dict[str, float]:
+    """Return the parts with exposed communication taken out of backward; None: it was not measured."""
+    step_s = None if epoch_s is None else max(epoch_s, 0.0) / num_steps
+    if step_s is None or step_s > parts["backward"]:
+        return {BACKWARD_AND_MORE if part == "backward" else part: value for part, value in parts.items()}
+    return {**parts, "backward": parts["backward"] - step_s, EXPOSED: step_s} if step_s else dict(parts)
+
+
+def measured_steps(source: PlotSource) -> Steps:
+    """Return DDP's steps on synthetic images: exposed communication, and the rest."""
+    rows = [
+        row for row in source.rows["communication"] if row["step_time_s"] and row["exposed_comm_time_s"] is not None
+    ]
+    axes, steps = varying_axes(rows, without=EFFORT_AXES), []
+    for row in rows:
+        exposed_s = min(max(row["exposed_comm_time_s"], 0.0), row["step_time_s"])
+        steps.append((describe_point(row, axes), {"all else": row["step_time_s"] - exposed_s, EXPOSED: exposed_s}))
+    return steps
+
+
+def dataparallel_steps(source: PlotSource) -> Steps:
+    """Return DataParallel's steps. Devices are synchronized after each part, so the parts last longer than the step."""
+    keys = {part: f"{part.replace(' ', '_')}_time_s" for part in SPLIT_STYLES}
+    rows = [row for row in source.rows["split"] if all(row[key] is not None for key in keys.values())]
+    axes = varying_axes(rows, without=EFFORT_AXES)
+    return [(describe_point(row, axes), {part: row[key] for part, key in keys.items()}) for row in rows]

@@ -1,0 +1,110 @@
+"""Debian's chromium, headless: what a page looks like to a browser, at a given width and in a given theme."""
+
+import functools
+import html
+import http.server
+import json
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+CHROMIUM = shutil.which("chromium")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium; apt-get install chromium")
+
+PROBE = """<!doctype html><meta charset="utf-8"><body style="margin:0">
+<iframe style="width:{width}px;height:2000px;border:0" src="{address}"></iframe>
+<script>
+const frame = document.querySelector("iframe");
+frame.onload = () => {{
+  const page = frame.contentDocument, style = (element) => frame.contentWindow.getComputedStyle(element);
+  const plots = [...page.querySelectorAll("svg[role=img]")];
+  const inPlots = (selector) => plots.flatMap((plot) => [...plot.querySelectorAll(selector)]);
+  const wordsOf = (id) => page.getElementById(id).textContent;
+  const height = (text) => parseFloat(style(text).fontSize) * text.getScreenCTM().a;
+  const result = document.createElement("pre");
+  result.textContent = JSON.stringify({{
+    page_width: page.documentElement.scrollWidth,
+    background: style(page.body).backgroundColor,
+    text: page.body.textContent,
+    foreign: page.querySelectorAll("script, iframe, object, img").length,
+    num_rows: page.querySelectorAll("tr").length,
+    height: page.body.scrollHeight,
+    alternatives: plots.map((plot) => plot.getAttribute("aria-labelledby").split(" ").map(wordsOf)),
+    title_colours: inPlots("text[font-weight=bold]").map((text) => style(text).fill),
+    line_colours: inPlots("path[stroke-width='1.8']").map((path) => style(path).stroke),
+    text_heights: inPlots("text").map(height).filter((value) => value > 0),
+  }});
+  document.body.replaceChildren(result);
+}};
+</script>
+"""
+OWN_REQUESTS = re.compile(r"google(apis)?\.com[:/]")  # of the browser, which no page causes
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Serve a folder, also as a proxy. Yields its address and what was asked for: paths, and addresses elsewhere."""
+    asked: list[str] = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            """Print nothing."""
+
+        def do_GET(self) -> None:
+            if self.path == "/favicon.ico":  # the browser asks by itself
+                self.send_response(204)
+                self.end_headers()
+                return
+            asked.append(self.path)
+            super().do_GET()
+
+        def do_CONNECT(self) -> None:
+            asked.append(self.path)
+            self.send_error(502)
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def look_at(page: Path, scratch: Path, width: int = 1280, is_dark: bool = False) -> dict[str, Any]:
+    """Return what the browser finds on the page, the messages on its console, and what it asked the server for."""
+    assert CHROMIUM is not None
+    (page.parent / "probe.html").write_text(PROBE.format(width=width, address=quote(page.name)))
+    with serve(page.parent) as (address, asked):
+        done = subprocess.run(
+            [
+                *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"),
+                f"--user-data-dir={scratch}",
+                *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"),
+                f"--proxy-server={address}",  # so that a request to another place is seen too
+                f"--blink-settings=preferredColorScheme={0 if is_dark else 1}",
+                *("--window-size=1400,2000", "--timeout=20000", "--dump-dom", f"http://{address}/probe.html"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    text = done.stdout.partition("<pre>")[2].partition("</pre>")[0]
+    assert text, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(html.unescape(text))
+    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return {
+        **found,
+        "console": console,
+        "asked": [path for path in asked if path != "/probe.html" and not OWN_REQUESTS.search(path)],
+    }

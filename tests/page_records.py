@@ -1,0 +1,117 @@
+"""Records that answer every question, and the page of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from communication_records import BUCKETS, measured, point
+from factories import make_communication_record, make_measurement, make_record, make_spec
+
+from pipeline.experiment.measurement import AllReduce, Measurement
+from pipeline.experiment.outcomes import resolve_outcomes
+from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.experiment.record_store import RejectedFile
+from pipeline.experiment.spec import Remedy, Spec
+from pipeline.report.build_tables import build_tables
+from pipeline.report.html_page import PageSource, write_report
+from pipeline.report.plot_data import PlotSource
+
+ONE_GPU_S = {32: 12, 128: 5, 512: 4}  # epoch time by batch size
+REMEDIES: tuple[tuple[Remedy, ...], ...] = ((), ("linear_scaling",), ("linear_scaling", "warmup"))
+EVIL = '<script>alert("x")</script><img src=http://example.invalid/x.png>\u202e$\\frac{1}{2}$'
+
+
+def with_parts(measurement: Measurement) -> Measurement:
+    """The measurement with computation split into parts: 10 % copy, 30 % forward, 50 % backward, 10 % optimizer."""
+    epochs = []
+    for epoch in measurement.epochs:
+        ranks = []
+        for rank in epoch.ranks:
+            compute_ns = rank.compute_time_ns or 0
+            shares = {"copy_ns": 0.1, "forward_ns": 0.3, "backward_ns": 0.5, "optimizer_ns": 0.1}
+            parts = {name: round(share * compute_ns) for name, share in shares.items()}
+            ranks.append(msgspec.structs.replace(rank, **parts))
+        epochs.append(msgspec.structs.replace(epoch, ranks=tuple(ranks)))
+    return msgspec.structs.replace(measurement, epochs=tuple(epochs))
+
+
+def timed_record(spec: Spec, time_s: float, **fields: float) -> Record:
+    """A record whose timed epoch took so long, with every part of its steps."""
+    return make_record(spec, measurement=with_parts(make_measurement(spec, (2 * time_s, time_s), **fields)))
+
+
+def batch_records() -> list[Record]:
+    """One GPU at three batch sizes, of which the next is out of memory."""
+    timed = [timed_record(make_spec(batch_size_per_gpu=size), time_s) for size, time_s in ONE_GPU_S.items()]
+    return [*timed, make_record(make_spec(batch_size_per_gpu=2048), status="oom", reason="out of GPU memory")]
+
+
+def scaling_records(counts: Sequence[int] = (2, 4)) -> list[Record]:
+    """DDP at the same batch sizes, 10 % slower than ideal."""
+    return [
+        timed_record(make_spec(strategy="ddp", num_gpus=count, batch_size_per_gpu=size), 1.1 * time_s / count)
+        for count in counts
+        for size, time_s in ONE_GPU_S.items()
+    ]
+
+
+def communication_records() -> list[Record]:
+    """One DDP step with 40 us exposed, and a sweep over message sizes."""
+    sweep = tuple(
+        AllReduce(num_bytes=size, times_ns=(20_000 + size // 100,) * 6, is_bucket=size in BUCKETS)
+        for size in (10_000, 1_000_000, *BUCKETS, 200_000_000)
+    )
+    return [make_communication_record(point(), measured(38, 39, 40, 40, 41, 42, sweep=sweep))]
+
+
+def remedy_records() -> list[Record]:
+    """Four epochs with a small batch, and with a large one with and without remedies."""
+    found = []
+    small = make_spec(batch_size_per_gpu=64, epochs=4, evaluate=True)
+    large = [make_spec(batch_size_per_gpu=4096, epochs=4, evaluate=True, remedies=remedies) for remedies in REMEDIES]
+    for rank, spec in enumerate([small, *large]):
+        record = make_record(spec, (3.0, 2.0, 2.0, 2.0), loss=1.0)
+        measurement = record.measurement
+        assert measurement is not None
+        epochs = tuple(
+            msgspec.structs.replace(epoch, test_accuracy=0.2 + 0.1 * epoch.epoch - 0.05 * rank)
+            for epoch in measurement.epochs
+        )
+        found.append(msgspec.structs.replace(record, measurement=msgspec.structs.replace(measurement, epochs=epochs)))
+    return found
+
+
+def every_question() -> list[Record]:
+    return [*batch_records(), *scaling_records(), *communication_records(), *remedy_records()]
+
+
+def hostile_records() -> list[Record]:
+    """Records with a script in every text."""
+    place = Environment(gpus=(Gpu(name=EVIL),), torch=EVIL, git_commit=EVIL, cpu=EVIL, source=EVIL)
+    return [
+        make_record(environment=place),
+        make_record(make_spec(batch_size_per_gpu=64), status="oom", reason=EVIL, environment=place),
+        make_record(make_spec(batch_size_per_gpu=32), status="failed", reason=EVIL, environment=place),
+    ]
+
+
+def plot_source(*found: Record) -> PlotSource:
+    outcomes = resolve_outcomes([record.spec for record in found], found, []).outcomes
+    return PlotSource(build_tables(outcomes).flat(), outcomes)
+
+
+def page_source(
+    folder: Path, *found: Record, missing: Sequence[Spec] = (), name: str = "x", bad: Sequence[RejectedFile] = ()
+) -> PageSource:
+    """What the page of these records is made from, in a folder of its own."""
+    collected = resolve_outcomes([*(record.spec for record in found), *missing], found, bad)
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = build_tables(collected.outcomes)
+    return PageSource(name, folder, folder.parent, True, tables, collected, {}, ((f"Q1 {name}", f"It is {name}."),))
+
+
+def write_page(folder: Path, *found: Record, missing: Sequence[Spec] = (), name: str = "x") -> Path:
+    """Write the page of these records, and return its path."""
+    bad = [RejectedFile(Path("records") / "bad.json", None, name)]
+    write_report(page_source(folder, *found, missing=missing, name=name, bad=bad))
+    return folder / "report.html"

@@ -1,0 +1,177 @@
+"""report.html and the index as text: what stands on them, where they link to, and that no text becomes markup."""
+
+import base64
+import hashlib
+import html.parser
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from factories import make_experiment, make_record, make_spec
+from page_records import EVIL, batch_records, every_question, hostile_records, page_source, write_page
+
+from pipeline.experiment.record import Record
+from pipeline.report.html_page import write_index, write_report
+from pipeline.report.html_tables import TABLE_LAYOUTS
+
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class Page(html.parser.HTMLParser):
+    """A page: its elements, links, ids and text. Raises AssertionError if an element is not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    @property
+    def tags(self) -> set[str]:
+        return {tag for tag, _ in self.elements}
+
+    def all(self, attribute: str) -> list[str]:
+        return [value for _, attributes in self.elements if (value := attributes.get(attribute))]
+
+
+def test_every_link_leads_somewhere(tmp_path: Path) -> None:
+    experiment = make_experiment(tmp_path / "x", *every_question())
+    log = experiment.logs / "a b#" / "1_0_log.err"
+    log.parent.mkdir()
+    log.write_text("")
+    source = page_source(experiment.folder, *every_question())
+    run_id = make_spec(batch_size_per_gpu=2048).run_id()
+    entry, _ = write_report(source._replace(logs={run_id: log}))
+    write_index(tmp_path, [entry])
+    for name in {table.table.lower() for table in TABLE_LAYOUTS}:
+        (experiment.folder / f"{name}.csv").touch()
+    for path in (experiment.folder / "report.html", tmp_path / "index.html"):
+        page = Page(path.read_text())
+        ids = set(page.all("id"))
+        links = page.all("href")
+        assert len(links) > 1 if path.name == "report.html" else links == ["x/report.html"]
+        for link in links:
+            assert link[1:] in ids if link.startswith("#") else (path.parent / unquote(link)).exists()
+    assert "logs/a%20b%23/1_0_log.err" in Page((experiment.folder / "report.html").read_text()).all("href")
+
+
+def test_a_cell_links_to_its_own_record(tmp_path: Path) -> None:
+    text = write_page(tmp_path / "x", *batch_records()).read_text()
+    for size, time in ((32, "12"), (128, "5"), (512, "4"), (2048, "out of memory")):
+        run_id = make_spec(batch_size_per_gpu=size).run_id()
+        assert re.search(rf'<a href="records/{run_id}\.0\.json">{time}</a>', text)
+
+
+def test_a_pooled_cell_links_to_its_points_which_name_their_records(tmp_path: Path) -> None:
+    repeats = [make_record(make_spec(repeat=number)) for number in range(2)]
+    page = Page(write_page(tmp_path / "x", *repeats).read_text())
+    links = page.all("href")
+    assert f"#{repeats[0].run_id}" in links
+    assert {f"records/{record.run_id}.0.json" for record in repeats} <= set(links)
+
+
+@pytest.fixture(scope="module")
+def full_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of records that answer every question."""
+    return write_page(tmp_path_factory.mktemp("page") / "x", *every_question()).read_text()
+
+
+def test_the_content_policy_allows_the_style_sheet_and_nothing_else(full_page: str) -> None:
+    text = full_page
+    policy = next(value for value in Page(text).all("content") if "default-src" in value)
+    style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)
+    assert style is not None
+    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    assert not Page(text).all("style")
+    assert not {"script", "img", "link", "iframe"} & Page(text).tags
+    assert not re.search(r"https?://(?!www\.w3\.org/)", text)
+
+
+def test_a_hostile_text_stays_text(tmp_path: Path) -> None:
+    """The reasons of all points, the name and the environment hold a script, an image and a change of direction."""
+    plain = Page(write_page(tmp_path / "x", *hostile_records()).read_text())
+    page = Page(write_page(tmp_path / "y", *hostile_records(), name=EVIL).read_text())
+    assert page.tags == plain.tags
+    assert page.text.count(EVIL.replace("\u202e", " ")) >= 8
+    assert "\u202e" not in page.text
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        pytest.param([], "no points", id="no records"),
+        pytest.param([make_record(status="oom", reason="full")], "1 point: 1 out of memory", id="only OOM"),
+        pytest.param([make_record()], "1 point: 1 ok", id="one point"),
+    ],
+)
+def test_little_to_show_is_still_a_page(tmp_path: Path, found: list[Record], words: str) -> None:
+    page = Page(write_page(tmp_path / "x", *found).read_text())
+    assert words in page.text
+    assert "answers Q1, Q2, Q3, Q4" in page.text if not found else "answers Q2, Q3, Q4" in page.text
+    assert "svg" not in page.tags
+
+
+def test_every_point_stands_in_one_state_with_its_reason(tmp_path: Path) -> None:
+    missing = [make_spec(batch_size_per_gpu=8192)]
+    text = write_page(tmp_path / "x", *batch_records(), missing=missing).read_text()
+    assert re.findall(r'<span class="state (\w+)">', text) == ["ok", "ok", "ok", "oom", "missing"]
+    assert "out of GPU memory" in text
+    assert "bad.json" in text
+
+
+def test_a_table_has_at_most_ten_columns_with_a_unit_each(tmp_path: Path) -> None:
+    text = write_page(tmp_path / "x", *every_question()).read_text()
+    heads = [
+        re.findall(r"<th scope.*?>(.*?)</th>", head) for head in re.findall(r"<thead>(.*?)</thead>", text, re.DOTALL)
+    ]
+    assert len(heads) >= 8
+    assert max(map(len, heads)) <= 10
+    assert all(len(set(head)) == len(head) for head in heads)
+
+
+def test_plots_of_an_earlier_run_do_not_stay(tmp_path: Path) -> None:
+    kept = tmp_path / "x" / "plots" / "mine.svg"
+    kept.parent.mkdir(parents=True)
+    for name in ("mine.svg", "q4-8192.svg"):
+        (kept.parent / name).write_text("earlier")
+    write_page(tmp_path / "x", *batch_records())
+    assert sorted(path.name for path in kept.parent.iterdir()) == ["mine.svg", "q1.svg"]
+
+
+def test_a_folder_of_plots_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "plots").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="link"):
+        write_page(tmp_path / "x", *batch_records())
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_the_same_records_give_the_same_page(tmp_path: Path, full_page: str) -> None:
+    assert write_page(tmp_path / "x", *every_question()).read_text() == full_page
+
+
+def test_an_interval_stands_beside_its_time(tmp_path: Path) -> None:
+    """Median 4 s; of six windows the interval is the whole range, 3 to 5 s: half of it is 25 %."""
+    record = make_record(make_spec(windows=6, epochs=7), (9, 3, 4, 4, 4, 4, 5))
+    text = write_page(tmp_path / "x", record).read_text()
+    assert "interval [± %]" in text
+    assert '<td class="number">25</td>' in text

@@ -1,0 +1,89 @@
+"""report.html in a real browser: nothing but the page is asked for, both themes work, and it fits a phone."""
+
+import time
+from pathlib import Path
+
+import pytest
+from browser import look_at, needs_chromium
+from factories import make_record, make_spec
+from page_records import EVIL, every_question, hostile_records, page_source, write_page
+
+from pipeline.report.html_page import write_index, write_report
+
+pytestmark = needs_chromium
+
+PHONE, DESKTOP = 390, 1280
+GROUNDS = {False: "rgb(255, 255, 255)", True: "rgb(20, 24, 28)"}
+TEXTS = {False: "rgb(26, 31, 36)", True: "rgb(232, 235, 238)"}
+FIRST_LINE = {False: "rgb(72, 131, 233)", True: "rgb(120, 166, 254)"}
+MIN_TEXT_PX = 9.0
+
+
+@pytest.fixture(scope="module")
+def full_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of records that answer every question."""
+    return write_page(tmp_path_factory.mktemp("page") / "x", *every_question())
+
+
+@pytest.mark.parametrize("width", [PHONE, DESKTOP])
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+def test_a_page_in_both_themes_and_widths(tmp_path: Path, full_page: Path, width: int, is_dark: bool) -> None:
+    found = look_at(full_page, tmp_path / "profile", width, is_dark)
+    assert found["console"] == []
+    assert found["asked"] == ["/report.html"]
+    assert found["foreign"] == 0
+    assert found["page_width"] <= width
+    assert found["background"] == GROUNDS[is_dark]
+    assert set(found["title_colours"]) == {TEXTS[is_dark]}
+    assert found["line_colours"][0] == FIRST_LINE[is_dark]
+    assert min(found["text_heights"]) >= MIN_TEXT_PX
+    assert len(found["alternatives"]) >= 10
+    assert all(title and any(character.isdigit() for character in text) for title, text in found["alternatives"])
+
+
+def test_a_hostile_name_shows_as_text(tmp_path: Path) -> None:
+    found = look_at(write_page(tmp_path / "x", *hostile_records(), name=EVIL), tmp_path / "profile")
+    assert found["console"] == []
+    assert found["asked"] == ["/report.html"]
+    assert found["foreign"] == 0
+    assert EVIL.replace("\u202e", " ") in found["text"]
+
+
+def test_two_thousand_points_stay_usable(tmp_path: Path) -> None:
+    """20 batch sizes x 100 learning rates: written in seconds, a few megabytes, and shown in seconds."""
+    sizes, rates = range(1, 21), range(1, 101)
+    specs = [make_spec(batch_size_per_gpu=32 * size, learning_rate=rate / 100) for rate in rates for size in sizes]
+    source = page_source(tmp_path / "x", *map(make_record, specs))
+    started_s = time.monotonic()
+    write_report(source)
+    written_s = time.monotonic() - started_s
+    page = source.folder / "report.html"
+    assert page.stat().st_size < 4_000_000
+    started_s = time.monotonic()
+    found = look_at(page, tmp_path / "profile", PHONE)
+    shown_s = time.monotonic() - started_s
+    assert written_s < 20
+    assert shown_s < 20
+    assert found["num_rows"] >= 4000
+    assert found["height"] < 10_000  # long tables are folded up
+    assert found["page_width"] <= PHONE
+
+
+def test_the_index_fits_a_phone_and_names_every_experiment(tmp_path: Path) -> None:
+    sources = [page_source(tmp_path / name, make_record(), name=name) for name in ("one", "two" * 40)]
+    write_index(tmp_path, [write_report(source)[0] for source in sources])
+    found = look_at(tmp_path / "index.html", tmp_path / "profile", PHONE)
+    assert (found["console"], found["asked"]) == ([], ["/index.html"])
+    assert found["page_width"] <= PHONE
+    assert all(source.name in found["text"] for source in sources)
+
+
+def test_the_browser_would_tell(tmp_path: Path) -> None:
+    """A page with a script, a remote image, and a wide table: what the other tests look for is seen."""
+    page = tmp_path / "bad.html"
+    page.write_text('<script>console.error("x")</script><img src="http://example.invalid/x.png"><pre>' + "wide " * 200)
+    found = look_at(page, tmp_path / "profile", PHONE)
+    assert len(found["console"]) == 1
+    assert "http://example.invalid/x.png" in found["asked"]
+    assert found["foreign"] == 2
+    assert found["page_width"] > PHONE

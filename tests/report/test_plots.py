@@ -1,0 +1,235 @@
+"""What plots show, worked by hand, and their SVG: deterministic, in two themes, readable by everyone."""
+
+import itertools
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+from factories import ROOT, make_record, make_spec
+from page_records import (
+    REMEDIES,
+    batch_records,
+    communication_records,
+    every_question,
+    plot_source,
+    remedy_records,
+    scaling_records,
+    timed_record,
+)
+
+from pipeline.report.draw_panels import LIGHT, MARKERS, PLACEHOLDERS, SERIES_COLOURS
+from pipeline.report.plot_data import MAX_SERIES, REFERENCE, BarPanel, LinePanel, Plot, Point
+from pipeline.report.plot_registry import build_plots
+from pipeline.report.plots import MARKER_PATHS, render_plot
+
+MIN_CONTRAST = 3  # of a graphical object against its ground: WCAG 2.2, 1.4.11
+MIN_TEXT_CONTRAST = 4.5  # 1.4.3
+
+
+def plots_of(*found: object) -> dict[str, Plot]:
+    return {plot.name: plot for plot in build_plots(plot_source(*found))}  # type: ignore[arg-type]
+
+
+def line_panel(plot: Plot, index: int = 0) -> LinePanel:
+    panel = plot.panels[index]
+    assert isinstance(panel, LinePanel)
+    return panel
+
+
+def test_q1_shows_time_throughput_and_where_memory_ends() -> None:
+    plot = plots_of(*batch_records())["q1"]
+    times, throughput = line_panel(plot), line_panel(plot, 1)
+    assert times.series[0].points == (Point(32, 12), Point(128, 5), Point(512, 4))
+    assert [point.y for point in throughput.series[0].points] == pytest.approx([50_000 / 12, 10_000, 12_500])
+    assert times.oom_from == 2048
+    assert "12 at 32, 4 at 512. Out of memory from 2,048 on." in times.describe()
+
+
+def test_q2_shows_a_line_from_one_gpu_for_each_batch_size() -> None:
+    plot = plots_of(*batch_records(), *scaling_records())["q2"]
+    panel = line_panel(plot)
+    assert [line.label for line in panel.series] == ["32 per GPU", "128 per GPU", "512 per GPU"]
+    assert [point.x for point in panel.series[0].points] == [1, 2, 4]
+    assert [point.y for point in panel.series[0].points] == pytest.approx([1, 2 / 1.1, 4 / 1.1])
+    assert panel.ideal is not None
+    assert panel.ideal(4) == 4
+
+
+def test_q2_with_one_number_of_gpus_stands_against_the_batch_size() -> None:
+    panel = line_panel(plots_of(*batch_records(), *scaling_records(counts=(2,)))["q2"])
+    assert [point.x for point in panel.series[0].points] == [32, 128, 512]
+    assert panel.ideal is not None
+    assert panel.ideal(32) == panel.ideal(512) == 2
+
+
+def test_q3_splits_a_step_by_part_and_takes_exposed_communication_out_of_backward() -> None:
+    """T = 4 s, 3/4 computing: data 1 s; copy, forward, backward, optimizer 0.3, 0.9, 1.5, 0.3 s."""
+    single = timed_record(make_spec(), 4)
+    double = timed_record(make_spec(strategy="ddp", num_gpus=2), 4)
+    panel = plots_of(single, double, *communication_records())["q3"].panels[0]
+    assert isinstance(panel, BarPanel)
+    assert panel.bars == ("single, 1 GPU", "ddp, 2 GPUs")
+    assert panel.totals_ms == pytest.approx([4000 / 391, 4000 / 196])
+    shares = {part: values[0] for part, values in panel.parts.items()}
+    expected = {"data": 0.25, "copy": 0.075, "forward": 0.225, "backward": 0.375, "optimizer": 0.075}
+    assert {part: share for part, share in shares.items() if share} == pytest.approx(expected)
+    exposed = 40e-6 * 196 / 4  # 40 us a step, of an epoch of 196 steps
+    assert panel.parts["exposed communication"][1] == pytest.approx(exposed)
+    assert panel.parts["backward"][1] == pytest.approx(0.375 - exposed)
+    assert all(sum(values) == pytest.approx(1) for values in zip(*panel.parts.values(), strict=True))
+
+
+def test_backward_whose_communication_was_not_measured_says_so() -> None:
+    panel = plots_of(*batch_records(), *scaling_records())["q3"].panels[0]
+    assert isinstance(panel, BarPanel)
+    assert "exposed communication" not in panel.parts
+    on_one = [bar.startswith("single") for bar in panel.bars]
+    assert [share == 0 for share in panel.parts["backward with communication"]] == on_one
+
+
+def test_bandwidth_shows_the_sweep_and_the_buckets() -> None:
+    panel = line_panel(plots_of(*communication_records())["q3-bandwidth"])
+    assert [line.is_line for line in panel.series] == [True, False]
+    first = panel.series[0].points[0]
+    assert first.x == 10_000
+    assert first.y == pytest.approx(10_000 / 20_100)  # 10 kB in 20.1 us; 2(N-1)/N is 1
+    assert [point.x for point in panel.series[1].points] == [8_000_000, 26_000_000]
+
+
+def test_q4_compares_remedies_with_the_small_batch_by_epoch_update_and_second() -> None:
+    plot = plots_of(*remedy_records())["q4"]
+    by_epoch, by_update, by_second = (line_panel(plot, index) for index in range(3))
+    assert len(by_epoch.series) == len(REMEDIES) + 1
+    assert (by_epoch.series[-1].label, by_epoch.series[-1].style) == ("64 images, no remedies", REFERENCE)
+    assert by_epoch.series[0].points[-1].y == pytest.approx(55)
+    assert [point.x for point in by_update.series[0].points] == [13, 26, 39, 52]  # 50,000 / 4096, rounded up
+    assert [point.x for point in by_second.series[0].points] == [3, 5, 7, 9]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param([], id="no records"),
+        pytest.param([make_record(status="oom")], id="only OOM"),
+        pytest.param([make_record()], id="one point"),
+        pytest.param([make_record(loss=1.0)], id="two epochs do not answer Q4"),
+    ],
+)
+def test_what_is_no_curve_has_no_plot(found: list[object]) -> None:
+    assert plots_of(*found) == {}
+
+
+def test_of_many_series_some_are_drawn_and_the_plot_says_how_many() -> None:
+    rates = range(1, 13)
+    found = [make_record(make_spec(batch_size_per_gpu=size, learning_rate=rate)) for rate in rates for size in (32, 64)]
+    plot = plots_of(*found)["q1"]
+    assert len(line_panel(plot).series) == MAX_SERIES
+    assert plot.note == "8 of 12 series are shown."
+    assert line_panel(plot).series[-1].label == "learning rate 12"
+
+
+def test_an_svg_is_deterministic_self_contained_and_described() -> None:
+    found = every_question()
+    once, again = ([render_plot(plot) for plot in build_plots(plot_source(*found))] for _ in range(2))
+    assert once == again
+    assert {"q1", "q2", "q3", "q3-bandwidth", "q4"} <= plots_of(*found).keys()
+    for rendered in once:
+        for text in (rendered.file.decode(), *rendered.panels):
+            root = ElementTree.fromstring(text)
+            assert not re.search(r"style|<metadata|<\?xml|https?://(?!www\.w3\.org/)|url\((?!#)", text)
+            names = [element.get("id") for element in root.iter() if element.get("id")]
+            assert len(names) == len(set(names))
+            labels = root.get("aria-labelledby", "").split()
+            assert [element.text for element in root.iter() if element.get("id") in labels and not element.text] == []
+            assert len(labels) == 2
+            assert set(labels) <= set(names)
+
+
+def test_ids_do_not_meet_on_one_page() -> None:
+    panels = [panel for plot in build_plots(plot_source(*every_question())) for panel in render_plot(plot).panels]
+    names = re.findall(r' id="([^"]+)"', "".join(panels))
+    assert len(names) == len(set(names)) > len(panels)
+    used = re.findall(r'(?:url\(|href=")#([^")]+)', "".join(panels))
+    assert set(used) <= set(names)
+
+
+def test_the_page_has_variables_for_colours_and_a_file_has_colours() -> None:
+    rendered = render_plot(plots_of(*batch_records())["q1"])
+    assert not re.findall(r"#[0-9a-f]{6}\b", "".join(rendered.panels))
+    used = set(re.findall(r"#[0-9a-f]{6}\b", rendered.file.decode()))
+    assert used <= set(LIGHT.values())
+    assert not used & set(PLACEHOLDERS.values())
+    assert "var(--s0)" in rendered.panels[0]
+    assert "currentColor" in rendered.panels[0]
+
+
+def themes() -> list[dict[str, str]]:
+    """The variables of the light, the dark and the printed page."""
+    style = (ROOT / "templates" / "report.css").read_text()
+    blocks = [block for block in re.findall(r":root \{(.*?)\}", style, re.DOTALL) if "--bg" in block]
+    return [dict(re.findall(r"(--\w+): (#[0-9a-f]{6})", block)) for block in blocks]
+
+
+def test_the_style_sheet_has_every_colour_in_every_theme() -> None:
+    light, dark, printed = themes()
+    assert {role: light[role] for role in LIGHT} == LIGHT
+    assert light.keys() == dark.keys() == printed.keys()
+    assert [light[f"--s{index}"] for index in range(MAX_SERIES)] == list(SERIES_COLOURS)
+
+
+def linear(colour: str) -> tuple[float, ...]:
+    values = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    return tuple(value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values)
+
+
+def luminance(colour: str) -> float:
+    red, green, blue = linear(colour)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of WCAG 2.2."""
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", themes(), ids=["light", "dark", "print"])
+def test_colours_stand_out_from_the_ground(theme: dict[str, str]) -> None:
+    pairs = [*itertools.product(("--fg", "--muted", "--link"), ("--bg", "--panel")), ("--muted", "--shade")]
+    assert min(contrast(theme[text], theme[ground]) for text, ground in pairs) >= MIN_TEXT_CONTRAST
+    assert min(contrast(theme[f"--s{index}"], theme["--bg"]) for index in range(MAX_SERIES)) >= MIN_CONTRAST
+
+
+# linear RGB as a dichromat sees it: Machado, Oliveira, Fernandes 2009, severity 1
+PROTANOPIA = ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998))
+DEUTERANOPIA = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881))
+
+
+def oklab(rgb: tuple[float, ...]) -> tuple[float, ...]:
+    """Linear RGB in the Oklab space, where distance is difference as seen (Ottosson 2020)."""
+    red, green, blue = (max(value, 0) for value in rgb)
+    long = (0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue) ** (1 / 3)
+    medium = (0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue) ** (1 / 3)
+    short = (0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue) ** (1 / 3)
+    return (
+        0.2104542553 * long + 0.7936177850 * medium - 0.0040720468 * short,
+        1.9779984951 * long - 2.4285922050 * medium + 0.4505937099 * short,
+        0.0259040371 * long + 0.7827717662 * medium - 0.8086757660 * short,
+    )
+
+
+NORMAL = ((1, 0, 0), (0, 1, 0), (0, 0, 1))
+
+
+@pytest.mark.parametrize("theme", themes()[:2], ids=["light", "dark"])
+@pytest.mark.parametrize("sight", [NORMAL, PROTANOPIA, DEUTERANOPIA], ids=["normal", "protanopia", "deuteranopia"])
+def test_series_differ_for_the_colour_blind_and_by_marker_too(
+    theme: dict[str, str], sight: tuple[tuple[float, ...], ...]
+) -> None:
+    seen = []
+    for index in range(MAX_SERIES):
+        rgb = linear(theme[f"--s{index}"])
+        seen.append(oklab(tuple(sum(w * v for w, v in zip(row, rgb, strict=True)) for row in sight)))
+    assert min(math.dist(one, other) for one, other in itertools.combinations(seen, 2)) > 0.1  # 0.02 is noticeable
+    assert len(set(MARKERS)) == len(set(MARKER_PATHS)) == MAX_SERIES
