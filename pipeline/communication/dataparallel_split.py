@@ -18,7 +18,7 @@ from pipeline.data.batches import Batch
 from pipeline.experiment.measurement import SplitPart, Transfer, TransferKind
 from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank, device_indices
-from pipeline.training.step import StepFunction
+from pipeline.training.step import EagerStep, StepFunction
 
 DATA_PARALLEL_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
 STEPS_PER_WINDOW = 5
@@ -27,7 +27,7 @@ SPLIT_WARM_UP_STEPS = 3
 
 def time_step_parts(model: DataParallel[nn.Module], spec: Spec, batch: Batch, rank: Rank) -> tuple[SplitPart, ...]:
     """Time each part of a step: the mean of each window, in ns."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=spec.learning_rate, momentum=spec.momentum)
+    optimizer = EagerStep(model, spec, rank).optimizer
     devices = device_indices(spec, rank)
 
     def time_parts(num_steps: int) -> dict[str, int]:

@@ -4,10 +4,18 @@ from typing import Any
 
 import pytest
 import torch
+from factories import make_spec
 from torch import Tensor
 from torch.nn.parallel import comm
 
-from pipeline.communication.dataparallel_split import TRANSFER_COUNTERS, count_data_parallel_transfers
+from pipeline.communication import dataparallel_split
+from pipeline.communication.dataparallel_split import (
+    TRANSFER_COUNTERS,
+    count_data_parallel_transfers,
+    time_step_parts,
+)
+from pipeline.training.process_group import Rank
+from pipeline.training.step import EagerStep
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +55,20 @@ def test_torchs_functions_are_put_back() -> None:
         count_data_parallel_transfers(lambda: 1 / 0, 1)
     assert {name: getattr(comm, name) for name in TRANSFER_COUNTERS} == before
     assert isinstance(torch.zeros(1), Tensor)
+
+
+def test_the_split_trains_with_the_optimizer_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = make_spec(strategy="dp", num_gpus=2, measure="communication", input="synthetic", fused_optimizer=True)
+    model, seen = torch.nn.Linear(2, 2), []
+
+    def run_step(_: object, optimizer: torch.optim.Optimizer, *__: object) -> Any:
+        seen.append(optimizer.defaults)
+        return iter(dataparallel_split.DATA_PARALLEL_PARTS)
+
+    monkeypatch.setattr(dataparallel_split, "run_step_in_parts", run_step)
+    monkeypatch.setattr(dataparallel_split, "time_when_idle_ns", lambda _: 0)
+    batch = torch.zeros(1), torch.zeros(1)
+    rank = Rank(0, 0, 1, torch.device("cpu"))
+    time_step_parts(model, spec, batch, rank)  # type: ignore[arg-type]
+    assert seen[0]["weight_decay"] == spec.weight_decay > 0
+    assert seen[0] == EagerStep(model, spec, rank).optimizer.defaults
