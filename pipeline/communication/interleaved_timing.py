@@ -1,12 +1,15 @@
 """Interleaved timing of several steps: each round has one window of each, so that drift affects all alike.
 
-Method: a window is the wall time of some steps, from synchronize to synchronize, after a barrier.
+Method: after a barrier a window has a few steps that are not timed, and then some that are. On GPUs events on the
+current stream mark the ends of the latter, so that the host issues them without a pause.
 """
 
 import math
 import random
 import time
 from collections.abc import Callable, Mapping
+
+import torch
 
 from pipeline.experiment.measurement import WindowTimesNs
 from pipeline.training import process_group
@@ -16,25 +19,58 @@ from pipeline.training.step import StepFunction
 WARM_UP_STEPS_PER_VARIANT = 6  # DDP rebuilds its buckets after the first step; the allocator needs a few to settle
 MIN_STEPS, MAX_STEPS = 5, 500
 TARGET_WINDOW_S = 0.25
+LEAD_IN_STEPS = 2
 
+def time_window(work: StepFunction, num_calls: int, rank: Rank) -> int:
+    """Return the wall time of `num_calls` calls on this rank, in ns, from an idle device until it is idle again.
 
-def time_window(step: StepFunction, num_steps: int, rank: Rank) -> int:
-    """Return the wall time of `num_steps` steps on this rank, in ns. All ranks begin together."""
+    All ranks begin together.
+    """
     process_group.barrier(rank)
     process_group.synchronize(rank)
-    started_ns = time.perf_counter_ns()
-    for _ in range(num_steps):
+    return time_on_host(work, num_calls, rank)
+
+
+def time_steps(step: StepFunction, num_steps: int, rank: Rank, num_lead_in_steps: int = LEAD_IN_STEPS) -> int:
+    """Return the time of `num_steps` steps on this rank, in ns, after some that are not timed.
+
+    All ranks begin together. The device is idle after the barrier, so the first step takes as long as the host needs to
+    issue it; in training the host is ahead. Without the lead-in its extra time, a few ms, would count in every variant.
+    """
+    process_group.barrier(rank)
+    process_group.synchronize(rank)
+    for _ in range(num_lead_in_steps):
         step()
+    return time_on_device(step, num_steps, rank) if rank.device.type == "cuda" else time_on_host(step, num_steps, rank)
+
+
+def time_on_host(work: StepFunction, num_calls: int, rank: Rank) -> int:
+    """Return the time of the calls by the host's clock, in ns, until the device is idle."""
+    started_ns = time.perf_counter_ns()
+    for _ in range(num_calls):
+        work()
     process_group.synchronize(rank)
     return time.perf_counter_ns() - started_ns
+
+
+def time_on_device(work: StepFunction, num_calls: int, rank: Rank) -> int:
+    """Return the time between events around the calls on the current stream, in ns. The host does not wait before."""
+    stream = torch.cuda.current_stream(rank.device)
+    started, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    started.record(stream)
+    for _ in range(num_calls):
+        work()
+    ended.record(stream)
+    process_group.synchronize(rank)
+    time_ms: float = started.elapsed_time(ended)
+    return round(time_ms * 1e6)
 
 
 def warm_up_and_size_windows(steps: Mapping[str, StepFunction], rank: Rank) -> int:
     """Run every step a few times. Return how many of the slowest fill a window of TARGET_WINDOW_S."""
     longest_ns = 0
     for step in steps.values():
-        time_window(step, WARM_UP_STEPS_PER_VARIANT, rank)
-        longest_ns = max(longest_ns, time_window(step, MIN_STEPS, rank))
+        longest_ns = max(longest_ns, time_steps(step, MIN_STEPS, rank, WARM_UP_STEPS_PER_VARIANT))
     longest_ns = max(process_group.all_gather(longest_ns))
     num_steps = math.ceil(TARGET_WINDOW_S / (longest_ns / 1e9 / MIN_STEPS))
     return min(MAX_STEPS, max(MIN_STEPS, num_steps))
@@ -57,7 +93,7 @@ def time_interleaved(
     windows: WindowTimesNs = {name: [] for name in order}
     for _ in range(num_windows):
         shuffle(order)
-        round_ns = {name: time_window(steps[name], steps_per_window, rank) for name in order}
+        round_ns = {name: time_steps(steps[name], steps_per_window, rank) for name in order}
         round_of_ranks = process_group.all_gather(round_ns)
         for name, of_step in windows.items():
             of_step.append([of_rank[name] for of_rank in round_of_ranks])

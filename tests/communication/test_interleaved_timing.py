@@ -4,13 +4,17 @@ import pytest
 import torch
 
 from pipeline.communication.interleaved_timing import (
+    LEAD_IN_STEPS,
     MAX_STEPS,
     MIN_STEPS,
     WARM_UP_STEPS_PER_VARIANT,
     time_interleaved,
+    time_steps,
+    time_window,
     warm_up_and_size_windows,
 )
 from pipeline.experiment.measurement import WindowTimesNs
+from pipeline.training import process_group
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
 
@@ -24,10 +28,13 @@ def logging_steps(log: list[str], *names: str) -> dict[str, StepFunction]:
 def test_every_round_has_one_window_of_each_step_in_an_order_that_changes() -> None:
     log: list[str] = []
     windows = time_interleaved(logging_steps(log, "a", "b", "c"), 8, 2, ALONE)
-    rounds = [log[start : start + 6] for start in range(0, len(log), 6)]
+    together = LEAD_IN_STEPS + 2
+    rounds = [log[start : start + 3 * together] for start in range(0, len(log), 3 * together)]
     assert len(rounds) == 8
-    assert all(sorted(names) == ["a", "a", "b", "b", "c", "c"] for names in rounds)
-    assert all(names[::2] == names[1::2] for names in rounds), "the steps of a window stand together"
+    assert all(sorted(names[::together]) == ["a", "b", "c"] for names in rounds)
+    assert all(names[place::together] == names[::together] for names in rounds for place in range(together)), (
+        "the steps of a window stand together"
+    )
     assert len({tuple(names) for names in rounds}) > 1
     assert {name: [len(ranks) for ranks in values] for name, values in windows.items()} == dict.fromkeys("abc", [1] * 8)
 
@@ -51,12 +58,30 @@ def test_rounds_end_once_their_windows_are_settled() -> None:
     windows = time_interleaved(logging_steps(log, "a", "b"), 8, 1, ALONE, is_precise_enough)
     assert asked == [(1, 1), (2, 2), (3, 3)], "whole rounds, and after each of them"
     assert [len(values) for values in windows.values()] == [3, 3]
-    assert len(log) == 6
+    assert len(log) == 2 * 3 * (LEAD_IN_STEPS + 1)
 
 
 def test_a_window_is_as_long_as_its_steps() -> None:
     windows = time_interleaved({"nap": lambda: time.sleep(0.002)}, 3, 5, ALONE)
     assert all(ranks[0] >= 5 * 2_000_000 for ranks in windows["nap"])
+
+
+def test_a_first_step_that_is_slow_after_a_barrier_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns, after_barrier = 0, 0
+
+    def barrier(rank: Rank) -> None:
+        nonlocal after_barrier
+        after_barrier = 0
+
+    def step() -> None:
+        nonlocal now_ns, after_barrier
+        now_ns += 1_000 if after_barrier else 9_000
+        after_barrier += 1
+
+    monkeypatch.setattr(process_group, "barrier", barrier)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now_ns)
+    assert [time_steps(step, 5, ALONE) for _ in range(2)] == [5_000, 5_000]
+    assert time_window(step, 5, ALONE) == 13_000, "isolated all-reduces are timed from an idle device"
 
 
 @pytest.mark.parametrize(("nap_s", "fewest", "most"), [(0.0, MAX_STEPS, MAX_STEPS), (0.06, MIN_STEPS, MIN_STEPS)])
@@ -65,7 +90,8 @@ def test_windows_are_filled_within_bounds(nap_s: float, fewest: int, most: int) 
 
     def step() -> None:
         calls.append(None)
-        time.sleep(nap_s)
+        if nap_s:  # a sleep of 0 s gives the CPU to others
+            time.sleep(nap_s)
 
     assert fewest <= warm_up_and_size_windows({"step": step}, ALONE) <= most
     assert len(calls) == WARM_UP_STEPS_PER_VARIANT + MIN_STEPS
