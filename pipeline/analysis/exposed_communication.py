@@ -136,10 +136,11 @@ def exposed_time(found: Sequence[Communication]) -> tuple[MedianTime | None, flo
 
 
 def is_communication_precise_enough(found: Communication) -> bool:
-    """True once every step time and the exposed communication are precise enough to stop."""
+    """True once every step time, exposed communication and the time of all collectives are precise enough to stop."""
     times_s = [step_times_s(found, series.variant) for series in found.series]
-    exposed_s = step_time_differences_s(found, "ddp", "no_op_hook")
-    return all(map(is_time_precise_enough, times_s)) and (not exposed_s or is_difference_precise_enough(exposed_s))
+    references: tuple[VariantName, ...] = ("no_op_hook", "no_collectives")
+    differences_s = filter(None, (step_time_differences_s(found, "ddp", reference) for reference in references))
+    return all(map(is_time_precise_enough, times_s)) and all(map(is_difference_precise_enough, differences_s))
 
 
 def drifted_exposure_notes(found: Sequence[Communication]) -> list[Note]:

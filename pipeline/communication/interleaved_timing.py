@@ -21,6 +21,7 @@ MIN_STEPS, MAX_STEPS = 5, 500
 TARGET_WINDOW_S = 0.25
 LEAD_IN_STEPS = 2
 
+
 def time_window(work: StepFunction, num_calls: int, rank: Rank) -> int:
     """Return the wall time of `num_calls` calls on this rank, in ns, from an idle device until it is idle again.
 

@@ -11,7 +11,13 @@ from pipeline.communication.allreduce_sweep import sweep_all_reduce
 from pipeline.communication.dataparallel_split import count_data_parallel_transfers, time_step_parts
 from pipeline.communication.interleaved_timing import time_interleaved, warm_up_and_size_windows
 from pipeline.communication.profiling import ddp_bucket_bytes, mean_transfers, profile_ranks
-from pipeline.communication.step_variants import VARIANTS, StepContext, StepVariant, build_step_context, build_variant
+from pipeline.communication.step_variants import (
+    StepContext,
+    StepVariant,
+    build_step_context,
+    build_variants,
+    choose_variants,
+)
 from pipeline.data.batches import SyntheticBatches
 from pipeline.experiment.measurement import Communication, Measurement, Profile, StepSeries, WindowTimesNs
 from pipeline.experiment.spec import Execution, Spec
@@ -38,8 +44,9 @@ def measure_communication(spec: Spec, rank: Rank, traces: Path | None) -> Measur
 def measure_variants(execution: Execution, spec: Spec, rank: Rank, traces: Path | None) -> Measurement:
     """Time the variants of the step in that execution, and measure their transfers."""
     context = build_step_context(spec, rank, next(SyntheticBatches(spec, rank.shard).epoch(1)))
-    variants = {name: build_variant(context, name, execution=execution) for name in VARIANTS[spec.strategy]}
-    communication = time_step_variants(variants, spec, rank)
+    names, notes = choose_variants(spec, execution)
+    variants = {variant.name: variant for variant in build_variants(context, names, execution)}
+    communication = msgspec.structs.replace(time_step_variants(variants, spec, rank), notes=notes)
     if spec.strategy == "ddp":
         communication = add_sweep_and_profile(communication, variants["ddp"], variants["no_op_hook"], rank, traces)
     else:

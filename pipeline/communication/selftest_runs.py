@@ -22,6 +22,7 @@ from pipeline.communication.step_variants import (
     StepVariant,
     build_step_context,
     build_variant,
+    build_variants,
 )
 from pipeline.data.batches import SyntheticBatches
 from pipeline.experiment.measurement import WindowTimesNs
@@ -45,7 +46,7 @@ def measure_exposure(spec: Spec, rank: Rank) -> Findings:
     """Time the step with and without collectives, and one all-reduce of all gradients. Called by all ranks."""
     set_precision(spec)
     context = build_step_context(spec, rank, next(SyntheticBatches(spec, rank.shard).epoch(1)))
-    variants = [build_variant(context, name) for name in ("ddp", "no_op_hook")]
+    variants = build_variants(context, ("ddp", "no_op_hook"))
     return time_selftest_variants(variants, context)
 
 
@@ -55,7 +56,7 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
     context = build_step_context(spec, rank, next(SyntheticBatches(spec, rank.shard).epoch(1)))
     extra = torch.zeros(INJECTED_BYTES[rank.device.type] // 4, device=rank.device)
     one_bucket = msgspec.structs.replace(spec, bucket_cap_mb=LARGE_BUCKET_MB)
-    variants = [build_variant(context, name) for name in ("ddp", "ddp_again", "no_op_hook", "no_op_hook_again")]
+    variants = build_variants(context, ("ddp", "ddp_again", "no_op_hook", "no_op_hook_again", "no_collectives"))
     variants += [
         build_variant(context, "ddp", spec=one_bucket)._replace(name="one_bucket"),
         build_variant(context, "ddp", after_backward=partial(dist.all_reduce, extra))._replace(name="extra"),

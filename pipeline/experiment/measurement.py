@@ -6,7 +6,9 @@ import msgspec
 
 from pipeline.experiment.spec import Execution, NonNegativeInt, PositiveInt
 
-VariantName = Literal["plain", "ddp_one", "ddp", "ddp_again", "no_op_hook", "no_sync", "dp", "dp_again"]
+VariantName = Literal[
+    "plain", "ddp_one", "ddp", "ddp_again", "no_op_hook", "no_collectives", "no_sync", "dp", "dp_again"
+]
 TransferKind = Literal["gradients", "buffers", "batchnorm_statistics", "parameters", "inputs", "outputs"]
 EnergyMethod = Literal["counter", "power"]
 ThrottleReason = Literal[

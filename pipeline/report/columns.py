@@ -154,14 +154,30 @@ FIGURE_COLUMNS = (
     seconds("step_time_s", "One training step, on the slowest rank.", has_status=True),
     Column("step_time_low_s", "Lower end of the interval of step_time_s.", "s", format_bound),
     Column("step_time_high_s", "Upper end of the interval of step_time_s.", "s", format_bound),
-    seconds("exposed_comm_time_s", "DDP minus no-op hook; the interval is given by low and high.", is_explained=True),
+    seconds(
+        "exposed_comm_time_s",
+        "DDP minus no-op hook, gradients alone (both sides broadcast buffers); the interval is given by low and high.",
+        is_explained=True,
+    ),
     seconds("exposed_comm_time_low_s", "Lower end of the interval of exposed_comm_time_s."),
     seconds("exposed_comm_time_high_s", "Upper end of the interval of exposed_comm_time_s."),
+    seconds(
+        "collectives_time_s",
+        "DDP minus DDP whose collectives return at once: the time that all collectives add to the step, with the "
+        "broadcast of buffers and the wait for the slowest rank.",
+        is_explained=True,
+    ),
+    seconds("collectives_time_low_s", "Lower end of the interval of collectives_time_s."),
+    seconds("collectives_time_high_s", "Upper end of the interval of collectives_time_s."),
     seconds("noise_floor_time_s", "Larger absolute end of the interval of DDP minus an equal DDP.", is_explained=True),
     seconds("comm_time_s", "Shortest time of each all-reduce over ranks, summed over buckets.", is_explained=True),
     fraction("hidden_share", "1 - exposed/comm.", is_explained=True),
     seconds("collective_launch_time_s", "exposed - comm where that is above 0.", is_explained=True),
-    seconds("straggler_wait_time_s", "Mean all-reduce time of the ranks minus the shortest.", is_explained=True),
+    seconds(
+        "straggler_wait_time_s",
+        "Mean all-reduce time of the ranks minus the shortest, summed over buckets: one late rank may count in each.",
+        is_explained=True,
+    ),
     seconds("buffer_comm_time_s", "Time of the collectives for buffers and batch-norm statistics."),
     seconds(
         "traced_exposed_comm_time_s",

@@ -45,6 +45,7 @@ def exposed_row(point: PooledPoint) -> CommunicationRow:
         **{key: value_s(exposure.median_step_time(found, variant)) for key, variant in STEP_TIMES.items()},
         **step_figures(step),
         **with_interval("exposed_comm_time", exposed),
+        **with_interval("collectives_time", exposure.median_difference(found, "ddp", "no_collectives")),
         **with_interval("ddp_overhead_time", overhead),
         noise_floor_time_s=floor_s,
         comm_time_s=comm_s,

@@ -164,6 +164,9 @@ class CommunicationRow(PointRow, frozen=True, kw_only=True):
     exposed_comm_time_s: float | None = None
     exposed_comm_time_low_s: float | None = None
     exposed_comm_time_high_s: float | None = None
+    collectives_time_s: float | None = None
+    collectives_time_low_s: float | None = None
+    collectives_time_high_s: float | None = None
     ddp_overhead_time_s: float | None = None
     ddp_overhead_time_low_s: float | None = None
     ddp_overhead_time_high_s: float | None = None

@@ -79,6 +79,7 @@ TABLE_DEFINITIONS = (
         "Q3.1: communication of one step, measured",
         (
             *("step_time_s", "exposed_comm_time_s", "exposed_comm_time_low_s", "exposed_comm_time_high_s"),
+            *("collectives_time_s", "collectives_time_low_s", "collectives_time_high_s"),
             *("noise_floor_time_s", "comm_time_s", "hidden_share", "collective_launch_time_s"),
             *("straggler_wait_time_s", "buffer_comm_time_s", "traced_exposed_comm_time_s"),
             *("slowed_compute_time_s", "ddp_overhead_time_s"),

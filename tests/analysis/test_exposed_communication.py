@@ -223,6 +223,7 @@ def test_where_they_do_not_the_reason_fits_the_direction(
         ({"ddp": [1000.0] * 5 + [1039.0]}, True),  # known within 19.5 us
         ({"ddp": [1010.0] * 5 + [1000.0], "no_op_hook": [970.0] * 5 + [1000.0]}, True),  # 0 to 40 us, and below 2 %
         ({"ddp": [1010.0] * 5 + [1000.0], "no_op_hook": [968.0] * 5 + [1000.0]}, False),  # 0 to 42 us
+        ({"ddp": [1010.0] * 5 + [1000.0], "no_collectives": [968.0] * 5 + [1000.0]}, False),
     ],
 )
 def test_rounds_are_settled_once_every_step_and_exposed_communication_are_known(

@@ -52,6 +52,7 @@ def test_every_variant_has_a_window_a_round_of_every_rank(outputs: Path) -> None
         "ddp",
         "ddp_again",
         "no_op_hook",
+        "no_collectives",
         "no_sync",
     }
     assert all(len(series.window_times_ns) == 6 for series in found.series)
@@ -95,6 +96,7 @@ def test_the_tables_show_it(outputs: Path) -> None:
     row: dict[str, Any] = shape["communication"][0]
     assert row["step_time_s"] > 0
     assert row["exposed_comm_time_low_s"] <= row["exposed_comm_time_s"] <= row["exposed_comm_time_high_s"]
+    assert row["collectives_time_low_s"] <= row["collectives_time_s"] <= row["collectives_time_high_s"]
     assert row["num_windows"] == 6
     assert [part["bucket"] for part in shape["bandwidth"][:3]] == [1, 2, 3]
     assert all(part["link_share"] > 0 for part in shape["bandwidth"])

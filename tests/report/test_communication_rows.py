@@ -3,7 +3,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from communication_records import LARGE, US, measured, point, profile, steady
+from communication_records import LARGE, US, five_times, measured, point, profile, steady
 from factories import (
     assert_says,
     make_collective,
@@ -45,6 +45,15 @@ def test_drift_cancels_in_exposed_communication_and_its_interval() -> None:
     assert row["noise_floor_time_s"] == pytest.approx(3 * US)
     overhead = (row["ddp_overhead_time_low_s"], row["ddp_overhead_time_high_s"])
     assert overhead == (pytest.approx(50 * US), pytest.approx(50 * US))
+
+
+def test_all_collectives_together_add_more_than_those_of_gradients() -> None:
+    row = exposed_row(measured())
+    ends = (row["collectives_time_low_s"], row["collectives_time_s"], row["collectives_time_high_s"])
+    assert ends == (pytest.approx(68 * US), pytest.approx(70 * US), pytest.approx(72 * US))  # 30 for the buffers
+    times = five_times()
+    del times["no_collectives"]
+    assert exposed_row(make_communication(times))["collectives_time_s"] is None, "as before schema 11"
 
 
 def test_what_is_not_exposed_is_hidden() -> None:

@@ -1,0 +1,73 @@
+import socket
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pipeline.communication import step_variants
+from pipeline.communication.silent_group import SilentGroup
+from pipeline.communication.step_variants import VARIANTS, StepContext, build_variants, choose_variants
+from pipeline.experiment.spec import Execution, Spec
+from pipeline.training.process_group import Rank
+
+FIRST_OF_TWO = Rank(0, 0, 2, torch.device("cpu"))
+
+
+def ddp_spec(**fields: object) -> Spec:
+    given: dict[str, object] = {"num_gpus": 2, "batch_size_per_gpu": 4, "input": "synthetic", "device": "cuda"}
+    given |= {"model": "resnet18", "measure": "communication", "windows": 6, "strategy": "ddp", "precision": "fp32"}
+    return Spec(**{**given, **fields})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    """A process group of this process, since DDP needs a default group."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_ddp_over_all_ranks_is_built_first_and_ddp_on_one_last_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    monkeypatch.setattr(step_variants, "build_variant", lambda context, name, execution: built.append(name))
+    context = StepContext(ddp_spec(), FIRST_OF_TWO, (torch.zeros(0), torch.zeros(0)), None)
+    build_variants(context, reversed(VARIANTS["ddp"]))
+    assert (built, built[0], built[-1]) == (list(VARIANTS["ddp"]), "ddp", "ddp_one")
+    built.clear()
+    build_variants(context, ("ddp_one", "no_collectives", "no_op_hook", "no_op_hook_again", "ddp", "ddp_again"))
+    assert built == ["ddp", "ddp_again", "no_op_hook", "no_op_hook_again", "no_collectives", "ddp_one"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "execution", "note"),
+    [
+        ({}, "eager", None),
+        ({"sync_batchnorm": True}, "eager", "no step without collectives: SyncBatchNorm needs its collectives"),
+        ({}, "graph", "no step without collectives: not tried in a CUDA graph"),
+    ],
+)
+def test_where_collectives_cannot_be_left_out_a_note_says_so(
+    fields: dict[str, object], execution: Execution, note: str | None
+) -> None:
+    names, notes = choose_variants(ddp_spec(**fields), execution)
+    assert notes == ((note,) if note else ())
+    assert [name for name in VARIANTS["ddp"] if name not in names] == (["no_collectives"] if note else [])
+
+
+def test_ddp_over_a_silent_group_divides_its_own_gradients_by_the_number_of_ranks(one_process: None) -> None:
+    bare = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    inputs = torch.randn(8, 3)
+    bare(inputs).square().sum().backward()
+    alone = [parameter.grad.clone() for parameter in bare.parameters() if parameter.grad is not None]
+    model = DistributedDataParallel(bare, process_group=SilentGroup(FIRST_OF_TWO))
+    for _ in range(2):  # buckets are rebuilt after the first step
+        model.zero_grad()
+        model(inputs).square().sum().backward()
+        found = [parameter.grad for parameter in bare.parameters() if parameter.grad is not None]
+        torch.testing.assert_close(found, [gradient / 2 for gradient in alone])
