@@ -3,19 +3,22 @@
     python -m pipeline.selftest --json > selftest.json
     python -m pipeline.selftest --judge selftest.json            repeat the checks on any machine, without measuring
 
-Runs one point three times: with the variants of all checks in one process group, again in new processes, and over
-sockets. Exit codes: 0 every check passed or does not apply, 1 a check failed, 2 wrong usage or a failed run.
+Runs one point three times: with the variants of all checks in one process group, by `measure: communication` in new
+processes, and over sockets. A check is undecided if its limit lies inside the interval of what was measured, or if the
+file of an earlier version lacks what it needs. Exit codes: 0 no check failed (stderr says how many are undecided), 1 a
+check failed, 2 wrong usage or a failed run.
 """
 
 import argparse
 import contextlib
+import datetime
 import json
 import os
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Model, Spec
 from pipeline.system.command_line import build_parser
@@ -31,11 +34,13 @@ from pipeline.system.errors import (
 from pipeline.system.host import num_visible_gpus
 
 if TYPE_CHECKING:
-    from pipeline.communication.selftest_checks import CheckResult, Findings
-    from pipeline.runner.rank_files import Task
+    from pipeline.communication.selftest_checks import CheckResult, Findings, SavedSelftest
+    from pipeline.experiment.record import Environment
+    from pipeline.runner.rank_files import RankFiles, Task
 
 SOCKETS_ONLY_VARIABLES = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 MAX_SELFTEST_BYTES = 10_000_000
+NOT_STATED = "not stated"
 DEFAULT_BATCH = {"cuda": 512, "cpu": 8}
 
 
@@ -61,43 +66,54 @@ def main() -> int:
     arguments = parse_arguments()
     from pipeline.communication.selftest_checks import check_answers, count_verdicts
 
-    runs = read_runs(arguments.judge) if arguments.judge else measure_runs(selftest_spec(arguments))
+    content, saved = read_selftest(arguments.judge) if arguments.judge else measure_selftest(selftest_spec(arguments))
     try:
-        results = check_answers(runs["known_answers"], runs["again"], runs.get("sockets"))
+        results = check_answers(saved.runs)
     except (LookupError, ValueError, ZeroDivisionError) as error:
         if arguments.judge is None:
             raise
         raise CommandError(f"{arguments.judge} lacks findings ({error}); give what --json printed.") from error
+    if arguments.json:
+        print(json.dumps(content | {"answers": [result._asdict() for result in results]}, indent=1))
+    else:
+        print(describe_origin(saved), results_as_text(results), sep="\n")
     counts = count_verdicts(results)
-    print(results_as_json(results, runs) if arguments.json else results_as_text(results))
     log_line(", ".join(f"{count} {word}" for word, count in counts.items()))
     return EXIT_GAPS if counts["fail"] else EXIT_OK
 
 
-def measure_runs(spec: Spec) -> dict[str, "Findings"]:
-    """Run the point three times. Return the findings by name of the run."""
+def measure_selftest(spec: Spec) -> tuple[dict[str, Any], "SavedSelftest"]:
+    """Run the point three times. Return the findings by name of the run, as JSON without answers and as a struct."""
     require_packages(*RANK_PACKAGES)
-    runs = {"known_answers": run_selftest_task(spec, "known_answers"), "again": run_selftest_task(spec, "exposure")}
-    if spec.device == "cuda":
-        with environment_variables(SOCKETS_ONLY_VARIABLES):
-            runs["sockets"] = run_selftest_task(spec, "exposure")
-    return runs
-
-
-def read_runs(path: Path) -> dict[str, "Findings"]:
-    """Read the runs of an earlier self-test. Raises CommandError if the file does not hold them."""
     import msgspec
 
-    from pipeline.communication.selftest_checks import SavedRuns
+    from pipeline.communication.selftest_checks import SavedSelftest
+
+    measured_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    known_answers, environment = run_selftest_task(spec, "known_answers")
+    runs = {"known_answers": known_answers, "measure": run_selftest_task(spec, "measure")[0]}
+    if spec.device == "cuda":
+        with environment_variables(SOCKETS_ONLY_VARIABLES):
+            runs["sockets"], _ = run_selftest_task(spec, "exposure")
+    saved = SavedSelftest(measured_at=measured_at, environment=environment, runs=runs)
+    return {"answers": [], **msgspec.to_builtins(saved)}, saved
+
+
+def read_selftest(path: Path) -> tuple[dict[str, Any], "SavedSelftest"]:
+    """Read an earlier self-test: all of its JSON, and what the checks use of it. Raises CommandError if it is none."""
+    import msgspec
+
+    from pipeline.communication.selftest_checks import SavedSelftest
     from pipeline.system.files import UnreadableFile, read_bounded
 
     try:
-        runs = msgspec.json.decode(read_bounded(path, MAX_SELFTEST_BYTES, follow_links=True), type=SavedRuns).runs
+        raw = read_bounded(path, MAX_SELFTEST_BYTES, follow_links=True)
+        saved = msgspec.json.decode(raw, type=SavedSelftest)
     except (UnreadableFile, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CommandError(f"{path} does not hold a self-test ({error}); give what --json printed.") from error
-    if not {"known_answers", "again"} <= set(runs):
-        raise CommandError(f"{path} lacks the runs known_answers and again; give what --json printed.")
-    return runs
+    if "known_answers" not in saved.runs or not {"measure", "again"} & set(saved.runs):
+        raise CommandError(f"{path} lacks the runs known_answers and measure; give what --json printed.")
+    return msgspec.json.decode(raw), saved
 
 
 def selftest_spec(arguments: argparse.Namespace) -> Spec:
@@ -128,8 +144,9 @@ def selftest_spec(arguments: argparse.Namespace) -> Spec:
         raise CommandError(f"the self-test needs two GPUs or processes: {error}") from error
 
 
-def run_selftest_task(spec: Spec, task: "Task") -> "Findings":
+def run_selftest_task(spec: Spec, task: "Task") -> tuple["Findings", "Environment"]:
     """Run the task in a new process group. Raises CommandError with the cause if a rank failed."""
+    from pipeline.communication.selftest_checks import TOLERANCE_SHARE
     from pipeline.runner import failed_record
     from pipeline.runner.rank_files import PointTask, RankFiles
     from pipeline.runner.start_ranks import run_ranks
@@ -137,12 +154,20 @@ def run_selftest_task(spec: Spec, task: "Task") -> "Findings":
     log_line(f"{task} on {spec.num_gpus} x {spec.device}, {spec.batch_size_per_gpu} per GPU: running")
     with tempfile.TemporaryDirectory(prefix="pipeline-selftest-") as folder:
         rank_files = RankFiles(Path(folder) / "point")
-        rank_files.write_point(PointTask(spec, None, task=task))
+        rank_files.write_point(PointTask(spec, None, task=task, tolerance_share=TOLERANCE_SHARE))
         exits = run_ranks(spec, rank_files, f"selftest-{uuid.uuid4().hex[:12]}")
-        findings = rank_files.read_findings()
+        findings = read_task_findings(spec, rank_files)
         if exits or findings is None:
             raise CommandError(f"{task} failed: {failed_record.find_root_cause(rank_files, exits).message}")
-        return findings
+        return findings, rank_files.read_environment()
+
+
+def read_task_findings(spec: Spec, rank_files: "RankFiles") -> "Findings | None":
+    """Return the findings of the ranks, or those of the point that they measured; None if there are none."""
+    from pipeline.communication.selftest_checks import findings_of_point
+
+    result = rank_files.read_result()
+    return findings_of_point(spec, result.measurement) if result else rank_files.read_findings()
 
 
 @contextlib.contextmanager
@@ -159,17 +184,27 @@ def environment_variables(changes: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def describe_origin(saved: "SavedSelftest") -> str:
+    """Return when, where and with what the runs were measured, as one line."""
+    if saved.environment is None:
+        return "measured: not stated in this file"
+    found = saved.environment
+    changed = ", with uncommitted changes" if found.git_dirty else ""
+    versions = {"torch": found.torch, "CUDA": found.cuda, "NCCL": found.nccl, "driver": found.driver}
+    gpus = dict.fromkeys(gpu.name for gpu in found.gpus)
+    parts = [
+        f"measured {saved.measured_at or NOT_STATED}",
+        f"node {', '.join(found.nodes) or NOT_STATED}",
+        f"{len(found.gpus)} x {', '.join(gpus)}" if gpus else f"CPU {found.cpu or NOT_STATED}",
+        f"commit {found.git_commit or NOT_STATED}{changed}",
+        *(f"{name} {version}" for name, version in versions.items() if version),
+    ]
+    return "; ".join(parts)
+
+
 def results_as_text(results: list["CheckResult"]) -> str:
     """Format the results, one line each."""
     return "\n".join(f"{result.verdict:<14}  {result.check}: {result.sentence}" for result in results)
-
-
-def results_as_json(results: list["CheckResult"], runs: Mapping[str, "Findings"]) -> str:
-    """Format the results and the raw findings as JSON."""
-    import msgspec
-
-    content = {"answers": [result._asdict() for result in results], "runs": msgspec.to_builtins(dict(runs))}
-    return json.dumps(content, indent=1)
 
 
 if __name__ == "__main__":

@@ -135,12 +135,17 @@ def exposed_time(found: Sequence[Communication]) -> tuple[MedianTime | None, flo
     return exposed, noise.interval.max_abs_bound if noise and noise.interval else None
 
 
-def is_communication_precise_enough(found: Communication) -> bool:
-    """True once every step time, exposed communication and the time of all collectives are precise enough to stop."""
+def is_communication_precise_enough(found: Communication, share: float = 1.0) -> bool:
+    """True once every step time, exposed communication and the time of all collectives are precise enough to stop.
+
+    The latter two are known within that share of their tolerance.
+    """
     times_s = [step_times_s(found, series.variant) for series in found.series]
     references: tuple[VariantName, ...] = ("no_op_hook", "no_collectives")
     differences_s = filter(None, (step_time_differences_s(found, "ddp", reference) for reference in references))
-    return all(map(is_time_precise_enough, times_s)) and all(map(is_difference_precise_enough, differences_s))
+    return all(map(is_time_precise_enough, times_s)) and all(
+        is_difference_precise_enough(series_s, share) for series_s in differences_s
+    )
 
 
 def drifted_exposure_notes(found: Sequence[Communication]) -> list[Note]:

@@ -32,21 +32,26 @@ OUTSIDE_GRAPH_FOLDER = "outside_graph"  # holds traces of the eager form of a ca
 NOT_TRACED = "profile and transfers are those of the same step outside its CUDA graph"
 
 
-def measure_communication(spec: Spec, rank: Rank, traces: Path | None) -> Measurement:
-    """Measure a point of `measure: communication`. Profiler traces are kept in the folder `traces`, if given."""
+def measure_communication(spec: Spec, rank: Rank, traces: Path | None, tolerance_share: float = 1.0) -> Measurement:
+    """Measure a point of `measure: communication`. Profiler traces are kept in the folder `traces`, if given.
+
+    Windows are timed until differences are known within `tolerance_share` of their tolerance.
+    """
     set_precision(spec)
     device_memory.set_memory_limit(spec, rank)
     execution = choose_execution(spec, rank)
     with execution_stream(execution, rank):
-        return measure_variants(execution, spec, rank, traces)
+        return measure_variants(execution, spec, rank, traces, tolerance_share)
 
 
-def measure_variants(execution: Execution, spec: Spec, rank: Rank, traces: Path | None) -> Measurement:
+def measure_variants(
+    execution: Execution, spec: Spec, rank: Rank, traces: Path | None, tolerance_share: float
+) -> Measurement:
     """Time the variants of the step in that execution, and measure their transfers."""
     context = build_step_context(spec, rank, next(SyntheticBatches(spec, rank.shard).epoch(1)))
     names, notes = choose_variants(spec, execution)
     variants = {variant.name: variant for variant in build_variants(context, names, execution)}
-    communication = msgspec.structs.replace(time_step_variants(variants, spec, rank), notes=notes)
+    communication = msgspec.structs.replace(time_step_variants(variants, spec, rank, tolerance_share), notes=notes)
     if spec.strategy == "ddp":
         communication = add_sweep_and_profile(communication, variants["ddp"], variants["no_op_hook"], rank, traces)
     else:
@@ -55,7 +60,9 @@ def measure_variants(execution: Execution, spec: Spec, rank: Rank, traces: Path 
     return build_measurement(spec, rank, model, (), communication=communication, execution_used=execution)
 
 
-def time_step_variants(variants: Mapping[str, StepVariant], spec: Spec, rank: Rank) -> Communication:
+def time_step_variants(
+    variants: Mapping[str, StepVariant], spec: Spec, rank: Rank, tolerance_share: float
+) -> Communication:
     """Time interleaved windows of every variant until they are precise enough, at most `spec.windows` of each."""
     steps = {name: variant.step for name, variant in variants.items()}
     steps_filling_window = warm_up_and_size_windows(steps, rank)
@@ -69,7 +76,7 @@ def time_step_variants(variants: Mapping[str, StepVariant], spec: Spec, rank: Ra
         return Communication(steps_per_window=num_steps, series=series)
 
     def is_precise_enough(windows: WindowTimesNs) -> bool:
-        return exposed_communication.is_communication_precise_enough(to_communication(windows))
+        return exposed_communication.is_communication_precise_enough(to_communication(windows), tolerance_share)
 
     return to_communication(time_interleaved(steps, spec.windows, num_steps, rank, is_precise_enough))
 

@@ -20,7 +20,7 @@ from pipeline.training import process_group
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
 
-NUM_PROFILED_STEPS = {"cuda": 10, "cpu": 3}
+NUM_PROFILED_STEPS = {"cuda": 10, "cpu": 6}  # an interval needs six
 PROFILER_WARM_UP_STEPS = 2
 MAX_TRACE_BYTES = 400_000_000  # per rank, uncompressed
 

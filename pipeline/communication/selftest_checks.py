@@ -1,32 +1,38 @@
 """Checks of the self-test: each compares what the ranks measured with a known value.
 
-All functions are pure. Each result has the measured values and a sentence that states the limit.
+All functions are pure. Each result has the measured values with their interval, and a sentence that states the limit. A
+check passes only if the whole interval lies inside the limit, and is undecided if the limit lies inside the interval.
 """
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
 from pipeline.analysis.formulas import ring_bytes_per_step
-from pipeline.analysis.intervals import Interval, median_interval
-from pipeline.analysis.stopping_rule import is_difference_precise_enough, is_half_width_below
-from pipeline.experiment.measurement import WindowTimesNs
+from pipeline.analysis.intervals import Interval, median_interval, ratio_interval
+from pipeline.analysis.stopping_rule import difference_tolerance_s, is_difference_precise_enough, is_half_width_below
+from pipeline.experiment.measurement import Measurement, WindowTimesNs
+from pipeline.experiment.record import Environment
+from pipeline.experiment.spec import Spec
 
 NOISE_FLOOR_US = 10.0
 LARGE_BUCKET_RATIO = 1.5  # exposed communication must rise by this factor with one bucket
 USUAL_BUCKET_BYTES = 25 * 2**20
 SOCKET_RATIO = 10.0  # exposed communication must rise by this factor over sockets
+SOCKET_BANDWIDTH_RATIO = 2.0  # and the bandwidth must fall by this one
 INJECTED_TOLERANCE = 0.20
 REPEAT_TOLERANCE = 0.01
-WAIT_SHARE = 0.8  # smallest share of the expected wait that must be measured
+WAIT_TOLERANCE = 0.20
 SHORTEST_RISE_TOLERANCE = 0.20  # limit of the rise of the shortest all-reduce while a rank sleeps
 BARE_LOOP_TOLERANCE = 0.05
 CLOCK_PARTS_TOLERANCE = 0.01
 CLOCK_TOLERANCE = {"large": 0.01, "small": 0.03}  # share of a step
+TOLERANCE_SHARE = 0.5  # differences are timed until known within this share of their tolerance, so that two agree in it
 
-Verdict = Literal["pass", "fail", "not applicable"]
+Verdict = Literal["pass", "undecided", "fail", "not applicable"]
 
 
 class Findings(msgspec.Struct, frozen=True):
@@ -43,19 +49,25 @@ class Findings(msgspec.Struct, frozen=True):
     bare_ns: list[int] = []  # the same, timed by a bare loop
     extra_bytes: int = 0
     extra_ns: list[int] = []  # time of the injected all-reduce alone, by window
-    sleep_ns: int = 0
-    # all-reduces of gradients in a profiled step: [normal, with one rank asleep]
-    shortest_ns: list[float] = []  # time on the fastest rank
-    wait_ns: list[float] = []  # mean wait over the ranks
+    sleep_ns: int = 0  # how much longer one rank pauses before a step than the others do
+    # by profiled step: [no rank asleep, one asleep][step]
+    shortest_by_step_ns: list[list[float]] = []  # all-reduces of gradients, on the fastest rank
+    wait_by_step_ns: list[list[float]] = []  # longest wait of a rank in one collective, mean over ranks
+    profile_problem: str = ""  # the reason why no step was profiled
     clock_windows: dict[str, list[int]] = {}  # wall time of the training loop with marks, by batch ("large", "small")
     silent_windows: dict[str, list[int]] = {}  # the same without marks
     parts_share: list[float] = []  # sum of the parts over the wall time, by window
     clock_batches: dict[str, int] = {}  # samples per GPU of "large" and "small"
 
 
-class SavedRuns(msgspec.Struct):
-    """The output of `selftest --json`. Its `answers` are not read: they are computed again from the runs."""
+class SavedSelftest(msgspec.Struct, kw_only=True):
+    """The output of `selftest --json`. Its `answers` are not read: they are computed again from the runs.
 
+    `measured_at` is the time of the start, in UTC. Files of earlier versions have neither that nor the environment.
+    """
+
+    measured_at: str | None = None
+    environment: Environment | None = None
     runs: dict[str, Findings]
 
 
@@ -68,19 +80,95 @@ class CheckResult(NamedTuple):
     figures: dict[str, float]
 
 
-def check_answers(findings: Findings, again: Findings, sockets: Findings | None) -> list[CheckResult]:
-    """Run every check. `again` is the same point in new processes, `sockets` the same over sockets (None: not NCCL)."""
+class Estimate(NamedTuple):
+    """A median, or a figure of medians, with its interval."""
+
+    value: float
+    interval: Interval
+
+    def at_least(self, floor: float) -> "Estimate":
+        """Return the estimate of the figure where a figure below the floor counts as the floor."""
+        low, high = max(self.interval.low, floor), max(self.interval.high, floor)
+        return Estimate(max(self.value, floor), self.interval._replace(low=low, high=high))
+
+    def scaled(self, factor: float) -> "Estimate":
+        """Return the estimate of the figure times a positive factor."""
+        interval = self.interval._replace(low=self.interval.low * factor, high=self.interval.high * factor)
+        return Estimate(self.value * factor, interval)
+
+    def figures(self, key: str) -> dict[str, float]:
+        """Return the value and both ends of the interval, by key."""
+        return {key: self.value, f"{key}_low": self.interval.low, f"{key}_high": self.interval.high}
+
+    def format(self, form: str) -> str:
+        """Return the value and the ends of the interval as text."""
+        value, low, high = (format(number, form) for number in (self.value, self.interval.low, self.interval.high))
+        return f"{value}, {low} to {high}"
+
+
+def estimate_median(values: Sequence[float]) -> Estimate:
+    """Return the median with its interval. Raises ValueError for fewer than six values."""
+    interval = median_interval(values)
+    if interval is None:
+        raise ValueError(f"an interval needs six values, got {len(values)}.")
+    return Estimate(statistics.median(values), interval)
+
+
+def ratio(above: Estimate, below: Estimate) -> Estimate:
+    """Return the ratio of two positive medians that were measured separately."""
+    return Estimate(above.value / below.value, ratio_interval(above.interval, below.interval))
+
+
+def judge(interval: Interval, at_least: float = -math.inf, at_most: float = math.inf) -> Verdict:
+    """Return `pass` if the whole interval lies inside the limits, `fail` if none of it does, else `undecided`."""
+    if at_least <= interval.low and interval.high <= at_most:
+        return "pass"
+    return "fail" if interval.high < at_least or interval.low > at_most else "undecided"
+
+
+def worst(*verdicts: Verdict) -> Verdict:
+    """Return the verdict on several claims together."""
+    order: tuple[Verdict, ...] = ("fail", "undecided", "pass")
+    return next(verdict for verdict in order if verdict in verdicts)
+
+
+def check_answers(runs: Mapping[str, Findings]) -> list[CheckResult]:
+    """Run every check on the runs of a self-test.
+
+    `known_answers` has the variants of the checks, `measure` is the same point by `measure: communication` in new
+    processes, `sockets` the same over sockets. Files of earlier versions have `again`, the self-test's own code in new
+    processes, and no `measure`. Raises LookupError or ValueError if findings are missing.
+    """
+    findings, measured = runs["known_answers"], runs.get("measure")
     return [
         check_no_op_series(findings),
         check_large_bucket(findings),
-        check_sockets(findings, sockets),
+        check_sockets(findings, runs.get("sockets")),
         check_injected(findings),
-        check_repeat(findings, again),
+        check_repeat(findings, measured or runs["again"]),
+        check_entry_points(findings, measured),
         check_straggler(findings),
         check_bare_loop(findings),
         check_parts(findings),
         *(check_clock(findings, name) for name in findings.clock_windows),
     ]
+
+
+def findings_of_point(spec: Spec, measurement: Measurement) -> Findings:
+    """Return the windows of a point of `measure: communication` as findings. Raises ValueError if it has none."""
+    found = measurement.communication
+    if found is None:
+        raise ValueError("the point did not measure communication.")
+    return Findings(
+        device=spec.device,
+        gpu="",
+        num_ranks=spec.world_size,
+        batch_size_per_gpu=spec.batch_size_per_gpu,
+        gradient_bytes=measurement.gradient_bytes,
+        steps_per_window=found.steps_per_window,
+        windows={series.variant: [list(window) for window in series.window_times_ns] for series in found.series},
+        swept_ns=[],
+    )
 
 
 def step_us(findings: Findings, name: str) -> list[float]:
@@ -93,9 +181,9 @@ def difference_us(findings: Findings, name: str, other: str) -> list[float]:
     return [a - b for a, b in zip(step_us(findings, name), step_us(findings, other), strict=True)]
 
 
-def exposed_us(findings: Findings, name: str = "ddp") -> float:
+def exposed_us(findings: Findings, name: str = "ddp") -> Estimate:
     """Return the exposed communication of a step in us: the median difference from the no-op hook over rounds."""
-    return statistics.median(difference_us(findings, name, "no_op_hook"))
+    return estimate_median(difference_us(findings, name, "no_op_hook"))
 
 
 def is_precise_enough(findings: Findings) -> bool:
@@ -104,7 +192,14 @@ def is_precise_enough(findings: Findings) -> bool:
     differences += [difference_us(findings, "extra", "ddp")] if "extra" in findings.windows else []
     times_us = step_us(findings, "ddp")
     is_repeatable = is_half_width_below(times_us, REPEAT_TOLERANCE / 2 * statistics.median(times_us))
-    return is_repeatable and all(is_difference_precise_enough([us / 1e6 for us in series]) for series in differences)
+    return is_repeatable and all(
+        is_difference_precise_enough([us / 1e6 for us in series], TOLERANCE_SHARE) for series in differences
+    )
+
+
+def tolerance_us(difference_us: float) -> float:
+    """Return the tolerated error of a difference of step times, in us: the larger of 15 % and 20 us."""
+    return difference_tolerance_s(difference_us / 1e6) * 1e6
 
 
 def is_clock_cost_precise_enough(name: str, clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> bool:
@@ -117,61 +212,62 @@ def clock_costs(clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> list[flo
     return [clocked / silent - 1 for clocked, silent in zip(clocked_ns, silent_ns, strict=True)]
 
 
-def require_interval(values: Sequence[float]) -> Interval:
-    """Return the confidence interval of the median. Raises ValueError for fewer than six values."""
-    interval = median_interval(values)
-    if interval is None:
-        raise ValueError(f"an interval needs six values, got {len(values)}.")
-    return interval
-
-
-def pass_or_fail(is_met: bool) -> Verdict:
-    """Return the verdict `pass` or `fail`."""
-    return "pass" if is_met else "fail"
-
-
 def check_no_op_series(findings: Findings) -> CheckResult:
     """Check that two interleaved no-op series differ by at most NOISE_FLOOR_US or the noise, whichever is larger.
 
     The noise is the largest absolute value in the interval of the difference between two equal DDP series (A/A).
     """
-    differences = difference_us(findings, "no_op_hook", "no_op_hook_again")
-    difference = abs(statistics.median(differences))
-    noise = require_interval(difference_us(findings, "ddp", "ddp_again")).max_abs_bound
+    difference = estimate_median(difference_us(findings, "no_op_hook", "no_op_hook_again"))
+    noise = estimate_median(difference_us(findings, "ddp", "ddp_again")).interval.max_abs_bound
     limit = max(NOISE_FLOOR_US, noise)
     return CheckResult(
         "two no-op series",
-        pass_or_fail(difference <= limit),
-        f"two interleaved series of the no-op hook differ by {difference:.1f} us a step (limit {limit:.1f})",
-        {"difference_us": difference, "limit_us": limit, "step_us": statistics.median(step_us(findings, "no_op_hook"))},
+        judge(difference.interval, -limit, limit),
+        f"two interleaved series of the no-op hook differ by {difference.format('.1f')} us a step (limit {limit:.1f})",
+        difference.figures("difference_us")
+        | {"limit_us": limit, "step_us": statistics.median(step_us(findings, "no_op_hook"))},
     )
 
 
 def check_large_bucket(findings: Findings) -> CheckResult:
     """Check that exposed communication rises with one bucket for all gradients, which cannot overlap with backward."""
+    name, factor = "bucket cap of 100 MB", LARGE_BUCKET_RATIO
     if findings.gradient_bytes <= USUAL_BUCKET_BYTES:
-        return CheckResult("bucket cap of 100 MB", "not applicable", "all gradients fit in one bucket in any case", {})
+        return CheckResult(name, "not applicable", "all gradients fit in one bucket in any case", {})
     usual, large = exposed_us(findings), exposed_us(findings, "one_bucket")
+    by_round = [difference_us(findings, name, "no_op_hook") for name in ("one_bucket", "ddp")]
+    above = estimate_median([one_bucket - factor * ddp for one_bucket, ddp in zip(*by_round, strict=True)])
+    floor_us = factor * NOISE_FLOOR_US
     return CheckResult(
-        "bucket cap of 100 MB",
-        pass_or_fail(large >= LARGE_BUCKET_RATIO * max(usual, NOISE_FLOOR_US)),
-        f"exposed communication goes from {usual:.1f} to {large:.1f} us a step (at least x{LARGE_BUCKET_RATIO})",
-        {"exposed_us": usual, "exposed_one_bucket_us": large},
+        name,
+        worst(judge(above.interval, 0), judge(large.interval, floor_us)),
+        f"exposed communication goes from {usual.value:.1f} to {large.format('.1f')} us a step (at least "
+        f"{floor_us:.0f}), which is {above.format('+.1f')} us from x{factor} (at least 0)",
+        usual.figures("exposed_us") | large.figures("exposed_one_bucket_us") | above.figures("above_limit_us"),
     )
 
 
 def check_sockets(findings: Findings, sockets: Findings | None) -> CheckResult:
     """Check that over sockets exposed communication rises at least tenfold and the bandwidth falls below half."""
-    if sockets is None:
+    if findings.device != "cuda":
         return CheckResult("sockets", "not applicable", "only for NCCL; other backends always use sockets", {})
+    if sockets is None:
+        return CheckResult("sockets", "undecided", "there is no run over sockets; run the self-test again", {})
     fast, slow = exposed_us(findings), exposed_us(sockets)
+    rise = ratio(slow.at_least(NOISE_FLOOR_US), fast.at_least(NOISE_FLOOR_US))
     peak, collapsed = gradients_busbw_gb_s(findings), gradients_busbw_gb_s(sockets)
+    fall = ratio(estimate_median(sockets.swept_ns), estimate_median(findings.swept_ns))
     return CheckResult(
         "sockets",
-        pass_or_fail(slow >= SOCKET_RATIO * max(fast, NOISE_FLOOR_US) and collapsed < peak / 2),
-        f"without P2P and shared memory exposed communication goes from {fast:.1f} to {slow:.1f} us a step (at least "
-        f"x{SOCKET_RATIO:.0f}) and the bus bandwidth from {peak:.1f} to {collapsed:.2f} GB/s (below half)",
-        {"exposed_us": fast, "exposed_sockets_us": slow, "busbw_gb_s": peak, "busbw_sockets_gb_s": collapsed},
+        worst(judge(rise.interval, SOCKET_RATIO), judge(fall.interval, SOCKET_BANDWIDTH_RATIO)),
+        f"without P2P and shared memory exposed communication goes from {fast.value:.1f} to {slow.value:.1f} us a step "
+        f"(x{rise.format('.1f')}; at least x{SOCKET_RATIO:.0f}) and the bus bandwidth from {peak:.1f} to "
+        f"{collapsed:.2f} GB/s (1/{fall.format('.1f')}; at most 1/{SOCKET_BANDWIDTH_RATIO:.0f})",
+        fast.figures("exposed_us")
+        | slow.figures("exposed_sockets_us")
+        | rise.figures("rise")
+        | {"busbw_gb_s": peak, "busbw_sockets_gb_s": collapsed}
+        | fall.figures("busbw_fall"),
     )
 
 
@@ -185,90 +281,137 @@ def gradients_busbw_gb_s(findings: Findings) -> float:
 
 def check_injected(findings: Findings) -> CheckResult:
     """Check that an injected all-reduce lengthens a step by the time that it takes alone."""
-    injected = statistics.median(difference_us(findings, "extra", "ddp"))
-    alone = statistics.median(findings.extra_ns) / 1e3
-    error = abs(injected - alone) / alone
+    injected = estimate_median(difference_us(findings, "extra", "ddp"))
+    alone = estimate_median(findings.extra_ns).scaled(1e-3)
+    share = ratio(injected.at_least(NOISE_FLOOR_US), alone)
+    limits = 1 - INJECTED_TOLERANCE, 1 + INJECTED_TOLERANCE
     return CheckResult(
         "injected all-reduce",
-        pass_or_fail(error <= INJECTED_TOLERANCE),
-        f"an extra all-reduce of {findings.extra_bytes / 1e6:.1f} MB adds {injected:.0f} us to a step and takes "
-        f"{alone:.0f} us alone: {error:.1%} apart (limit {INJECTED_TOLERANCE:.0%})",
-        {"injected_us": injected, "isolated_us": alone, "error": error},
+        judge(share.interval, *limits),
+        f"an extra all-reduce of {findings.extra_bytes / 1e6:.1f} MB adds {injected.value:.0f} us to a step and takes "
+        f"{alone.value:.0f} us alone: x{share.format('.3f')} (limit {limits[0]:g} to {limits[1]:g})",
+        injected.figures("injected_us") | alone.figures("isolated_us") | share.figures("ratio"),
     )
 
 
 def check_repeat(findings: Findings, again: Findings) -> CheckResult:
     """Check that the step time in new processes differs by at most REPEAT_TOLERANCE."""
-    one, other = (statistics.median(step_us(run, "ddp")) for run in (findings, again))
-    difference = abs(one - other) / one
+    one, other = (estimate_median(step_us(run, "ddp")) for run in (findings, again))
+    share = ratio(other, one)
     return CheckResult(
         "the same point twice",
-        pass_or_fail(difference <= REPEAT_TOLERANCE),
-        f"a step takes {one:.1f} us, and {other:.1f} us in new processes: {difference:.2%} apart "
+        judge(share.interval, 1 - REPEAT_TOLERANCE, 1 + REPEAT_TOLERANCE),
+        f"a step takes {one.value:.1f} us, and {other.value:.1f} us in new processes: {format_change(share)} "
         f"(limit {REPEAT_TOLERANCE:.0%})",
-        {"step_us": one, "step_again_us": other, "difference": difference},
+        one.figures("step_us") | other.figures("step_again_us") | share.figures("ratio"),
+    )
+
+
+def format_change(share: Estimate) -> str:
+    """Return a ratio near 1 as a change in per cent, with the ends of its interval."""
+    ends = share.interval._replace(low=share.interval.low - 1, high=share.interval.high - 1)
+    return Estimate(share.value - 1, ends).format("+.2%")
+
+
+def check_entry_points(findings: Findings, measured: Findings | None) -> CheckResult:
+    """Check that the self-test and `measure: communication` agree on exposed communication of the same point.
+
+    The limit is the tolerance of a difference of step times. The time of all collectives is printed beside it.
+    """
+    name = "two entry points"
+    if measured is None:
+        return CheckResult(name, "undecided", "there is no run of measure: communication; run the self-test again", {})
+    ours, theirs = exposed_us(findings), exposed_us(measured)
+    interval = ours.interval._replace(
+        low=ours.interval.low - theirs.interval.high, high=ours.interval.high - theirs.interval.low
+    )
+    difference = Estimate(ours.value - theirs.value, interval)
+    limit = tolerance_us(max(abs(ours.value), abs(theirs.value)))
+    collectives = [estimate_median(difference_us(run, "ddp", "no_collectives")) for run in (findings, measured)]
+    return CheckResult(
+        name,
+        judge(difference.interval, -limit, limit),
+        f"exposed communication is {ours.value:.1f} us a step here, {theirs.value:.1f} us by measure: communication: "
+        f"{difference.format('+.1f')} us apart (limit {limit:.1f}); all collectives add {collectives[0].value:.0f} and "
+        f"{collectives[1].value:.0f} us",
+        ours.figures("exposed_us")
+        | theirs.figures("exposed_measure_us")
+        | difference.figures("difference_us")
+        | {"limit_us": limit}
+        | collectives[0].figures("collectives_us")
+        | collectives[1].figures("collectives_measure_us"),
     )
 
 
 def check_straggler(findings: Findings) -> CheckResult:
-    """Check that a sleeping rank appears as waiting of the others and not as a slower link."""
+    """Check that a sleeping rank appears as waiting of the others and not as a slower link.
+
+    The wait of a rank is its longest in one collective: later ones of the same step wait for the same delay again.
+    """
+    name = "a rank asleep"
+    if findings.profile_problem:
+        return CheckResult(name, "undecided", findings.profile_problem, {})
+    if not findings.wait_by_step_ns:
+        return CheckResult(name, "undecided", "there is no wait by profiled step; run the self-test again", {})
     expected_us = findings.sleep_ns * (findings.num_ranks - 1) / findings.num_ranks / 1e3
-    wait_us = (findings.wait_ns[1] - findings.wait_ns[0]) / 1e3
-    change = findings.shortest_ns[1] / findings.shortest_ns[0] - 1
+    usual, wait = (estimate_median(values).scaled(1e-3) for values in findings.wait_by_step_ns)
+    before, after = map(estimate_median, findings.shortest_by_step_ns)
+    shortest = ratio(after, before)
+    limits_us = (1 - WAIT_TOLERANCE) * expected_us, (1 + WAIT_TOLERANCE) * expected_us
     return CheckResult(
-        "a rank asleep",
-        pass_or_fail(wait_us >= WAIT_SHARE * expected_us and change <= SHORTEST_RISE_TOLERANCE),
-        f"{findings.sleep_ns / 1e6:.0f} ms of sleep in one rank add {wait_us:.0f} us to the mean rank's wait (at least "
-        f"{WAIT_SHARE * expected_us:.0f}), and the shortest all-reduces change by {change:+.1%} (limit "
-        f"+{SHORTEST_RISE_TOLERANCE:.0%})",
-        {"wait_us": wait_us, "expected_wait_us": expected_us, "shortest_change": change},
+        name,
+        worst(judge(wait.interval, *limits_us), judge(shortest.interval, at_most=1 + SHORTEST_RISE_TOLERANCE)),
+        f"while one rank sleeps {findings.sleep_ns / 1e6:.1f} ms the mean rank waits {wait.format('.0f')} us (limit "
+        f"{limits_us[0]:.0f} to {limits_us[1]:.0f}; else {usual.value:.0f}), and the shortest all-reduces change by "
+        f"{format_change(shortest)} (limit +{SHORTEST_RISE_TOLERANCE:.0%})",
+        wait.figures("wait_us")
+        | usual.figures("usual_wait_us")
+        | {"expected_wait_us": expected_us}
+        | shortest.figures("shortest_ratio"),
     )
 
 
 def check_bare_loop(findings: Findings) -> CheckResult:
     """Check that an all-reduce of all gradients takes as long in the sweep as in a bare loop."""
-    swept, bare = statistics.median(findings.swept_ns) / 1e3, statistics.median(findings.bare_ns) / 1e3
-    error = abs(swept - bare) / bare
+    swept, bare = (estimate_median(times_ns).scaled(1e-3) for times_ns in (findings.swept_ns, findings.bare_ns))
+    share = ratio(swept, bare)
     return CheckResult(
         "sweep against a bare loop",
-        pass_or_fail(error <= BARE_LOOP_TOLERANCE),
-        f"an all-reduce of {findings.gradient_bytes / 1e6:.1f} MB takes {swept:.1f} us in the sweep and {bare:.1f} us "
-        f"in a bare loop: {error:.1%} apart (limit {BARE_LOOP_TOLERANCE:.0%})",
-        {"sweep_us": swept, "bare_loop_us": bare, "error": error, "busbw_gb_s": gradients_busbw_gb_s(findings)},
+        judge(share.interval, 1 - BARE_LOOP_TOLERANCE, 1 + BARE_LOOP_TOLERANCE),
+        f"an all-reduce of {findings.gradient_bytes / 1e6:.1f} MB takes {swept.value:.1f} us in the sweep and "
+        f"{bare.value:.1f} us in a bare loop: {format_change(share)} (limit {BARE_LOOP_TOLERANCE:.0%})",
+        swept.figures("sweep_us")
+        | bare.figures("bare_loop_us")
+        | share.figures("ratio")
+        | {"busbw_gb_s": gradients_busbw_gb_s(findings)},
     )
 
 
 def check_parts(findings: Findings) -> CheckResult:
-    """Check that the parts of a step sum to its wall time."""
-    worst = max(abs(share - 1) for share in findings.parts_share)
+    """Check that the parts of a step sum to its wall time. The interval holds all windows, since the sum is exact."""
+    shares = findings.parts_share
+    every = Estimate(statistics.median(shares), Interval(min(shares), max(shares), 1.0, len(shares)))
     return CheckResult(
         "parts against the wall clock",
-        pass_or_fail(worst <= CLOCK_PARTS_TOLERANCE),
-        f"the sum of the parts differs from the wall clock by {worst:.2%} at worst (limit {CLOCK_PARTS_TOLERANCE:.0%})",
-        {"worst_difference": worst},
+        judge(every.interval, 1 - CLOCK_PARTS_TOLERANCE, 1 + CLOCK_PARTS_TOLERANCE),
+        f"the sum of the parts differs from the wall clock by {format_change(every)} over all windows "
+        f"(limit {CLOCK_PARTS_TOLERANCE:.0%})",
+        every.figures("ratio"),
     )
 
 
 def check_clock(findings: Findings, name: str) -> CheckResult:
-    """Check that the marks cost less than the limit. If the windows are too uneven to decide, it is no pass."""
-    costs = clock_costs(findings.clock_windows[name], findings.silent_windows[name])
-    cost, interval = statistics.median(costs), median_interval(costs)
-    low, high = (interval.low, interval.high) if interval else (min(costs), max(costs))
+    """Check that the marks cost less than the limit."""
+    cost = estimate_median(clock_costs(findings.clock_windows[name], findings.silent_windows[name]))
     limit = CLOCK_TOLERANCE[name]
-    is_close, is_precise = low <= limit < high, is_half_width_below(costs, limit / 2)
-    doubt = ""
-    if is_close:
-        uneven = "; the windows differ too much to decide, use a larger --windows"
-        doubt = "; too close to tell" if is_precise else uneven
     return CheckResult(
         f"cost of the clock, {name} batch",
-        pass_or_fail(cost <= limit and (is_precise or not is_close)),
-        f"at {findings.clock_batches[name]} per GPU the marks cost {cost:+.2%} of a step, {low:+.2%} to {high:+.2%} "
-        f"(limit {limit:.0%}){doubt}",
-        {"cost": cost, "cost_low": low, "cost_high": high},
+        judge(cost.interval, at_most=limit),
+        f"at {findings.clock_batches[name]} per GPU the marks cost {cost.format('+.2%')} of a step (limit {limit:.0%})",
+        cost.figures("cost"),
     )
 
 
 def count_verdicts(results: Sequence[CheckResult]) -> Mapping[str, int]:
     """Return the number of checks for each verdict."""
-    return {word: sum(result.verdict == word for result in results) for word in ("pass", "fail", "not applicable")}
+    return {word: sum(result.verdict == word for result in results) for word in get_args(Verdict)}

@@ -2,8 +2,9 @@
 
 import math
 import random
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline.analysis.exposed_communication import collectives_of_kinds, straggler_wait_ns, total_comm_ns
+from pipeline.analysis.exposed_communication import collectives_of_kinds
 from pipeline.communication import selftest_checks
 from pipeline.communication.allreduce_sweep import capture_stream, time_all_reduce
 from pipeline.communication.interleaved_timing import TARGET_WINDOW_S, time_interleaved, warm_up_and_size_windows
@@ -25,7 +26,7 @@ from pipeline.communication.step_variants import (
     build_variants,
 )
 from pipeline.data.batches import SyntheticBatches
-from pipeline.experiment.measurement import WindowTimesNs
+from pipeline.experiment.measurement import Profile, WindowTimesNs
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.loop import run_epoch, set_precision
@@ -36,7 +37,10 @@ from pipeline.training.step_timer import StepTimer, UnmarkedTimer
 
 INJECTED_BYTES = {"cuda": 256 * 2**20, "cpu": 32 * 2**20}
 LARGE_BUCKET_MB = 100.0
-SLEEP_S = {"cuda": 0.005, "cpu": 0.1}
+SLEEP_S = {"cuda": 0.02, "cpu": 0.1}
+HEAD_START_S = {"cuda": 0.05, "cpu": 0.0}  # pause of every device, so that no host is late while it is profiled
+CYCLES_PER_S = 2e9  # of a GPU's clock, about; measured before use
+CALIBRATION_S = 0.01
 SMALL_BATCH_SIZE_PER_GPU = 32
 BARE_CALLS = {"cuda": 20, "cpu": 3}
 BARE_WINDOWS = 7
@@ -69,15 +73,12 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
     }
     bare_ns = time_bare_loop(findings.gradient_bytes, rank)
     extra_ns = list(time_all_reduce(INJECTED_BYTES[rank.device.type], False, rank).times_ns)
-    shortest_ns, wait_ns = profile_sleeping_rank(variants[0], rank)  # last: the profiler may stay attached
+    findings = add_sleeping_rank(findings, variants[0], rank)  # last: the profiler may stay attached
     return msgspec.structs.replace(
         findings,
         bare_ns=bare_ns,
         extra_bytes=INJECTED_BYTES[rank.device.type],
         extra_ns=extra_ns,
-        sleep_ns=round(SLEEP_S[rank.device.type] * 1e9),
-        shortest_ns=shortest_ns,
-        wait_ns=wait_ns,
         clock_windows={name: windows for name, (windows, _, _) in clock_costs.items()},
         silent_windows={name: windows for name, (_, windows, _) in clock_costs.items()},
         parts_share=clock_costs["large"][2],
@@ -129,31 +130,98 @@ def time_bare_loop(num_bytes: int, rank: Rank) -> list[int]:
     return slowest_ns[1:]  # the first window warms up
 
 
-def profile_sleeping_rank(ddp: StepVariant, rank: Rank) -> tuple[list[float], list[float]]:
-    """Profile the step undisturbed and with the last rank asleep. Return transfer and wait of gradients, in ns."""
+def add_sleeping_rank(findings: Findings, ddp: StepVariant, rank: Rank) -> Findings:
+    """Profile the step undisturbed and with the last rank asleep before it. Return the findings with both."""
     assert isinstance(ddp.model, DistributedDataParallel)
+    if rank.device.type == "cuda" and not hasattr(torch.cuda, "_sleep"):  # torch has no public function for it
+        return msgspec.structs.replace(findings, profile_problem="this torch has no torch.cuda._sleep")
     buckets = ddp_bucket_bytes(ddp.model)
-    shortest_ns, wait_ns = [], []
-    for step in (ddp.step, sleeping_rank(ddp.step, rank)):
-        profile, problems = profile_ranks(step, rank, buckets)
-        if profile is None:
-            raise RuntimeError("; ".join(problems))
-        gradients = collectives_of_kinds(profile, ["gradients"])
-        shortest_ns.append(total_comm_ns(gradients))
-        wait_ns.append(straggler_wait_ns(gradients))
-    return shortest_ns, wait_ns
+    pause = Pause(rank)
+    profiles: list[Profile] = []
+    for sleep_s in (0.0, SLEEP_S[rank.device.type]):
+        seconds = HEAD_START_S[rank.device.type] + (sleep_s if rank.rank == rank.world_size - 1 else 0.0)
+        profile, problems = profile_ranks(after_pause(ddp.step, pause, seconds), rank, buckets)
+        if profile is None or not collectives_of_kinds(profile, ["gradients"]):
+            problem = "; ".join(problems) or "the profile shows no all-reduce of gradients"
+            return msgspec.structs.replace(findings, profile_problem=problem)
+        pauses_ns = process_group.all_gather(pause.take_median_ns())
+        profiles.append(profile)
+    return msgspec.structs.replace(
+        findings,
+        sleep_ns=round(pauses_ns[-1] - statistics.fmean(pauses_ns[:-1])),
+        shortest_by_step_ns=[shortest_by_step_ns(profile) for profile in profiles],
+        wait_by_step_ns=[wait_by_step_ns(profile) for profile in profiles],
+    )
 
 
-def sleeping_rank(step: StepFunction, rank: Rank) -> StepFunction:
-    """Return a step before which the last rank sleeps with its device idle."""
+def shortest_by_step_ns(profile: Profile) -> list[float]:
+    """Return the time of the gradients' all-reduces on the fastest rank, by step."""
+    by_step = zip(*(part.durations_ns for part in collectives_of_kinds(profile, ["gradients"])), strict=True)
+    return [float(sum(map(min, step))) for step in by_step]
 
-    def sleep_and_step() -> None:
-        if rank.rank == rank.world_size - 1:
+
+def wait_by_step_ns(profile: Profile) -> list[float]:
+    """Return the longest wait of a rank in one collective, mean over ranks, by step.
+
+    Every other rank waits for a late one for the whole delay, in a broadcast of buffers or in the first all-reduce of
+    gradients. A sum over collectives would count the delay again in each later all-reduce: the backward pass does not
+    wait for them, so that the late rank fills each of its buckets later than the others do.
+    """
+    by_step = zip(*(part.durations_ns for part in profile.collectives), strict=True)
+    return [statistics.fmean(map(max, zip(*map(waits_ns, step), strict=True))) for step in by_step]
+
+
+def waits_ns(by_rank: Sequence[int]) -> list[int]:
+    """Return each rank's wait in a collective: its duration less the shortest."""
+    shortest = min(by_rank)
+    return [duration - shortest for duration in by_rank]
+
+
+class Pause:
+    """Pauses of this rank: the host sleeps on the CPU, else a kernel keeps the stream of the device busy.
+
+    On GPUs the host goes on, as it does while a device is late; one that slept would lose its lead over the device. The
+    length of each pause is measured, since a kernel counts cycles of a clock that changes.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        self._is_on_device = rank.device.type == "cuda"
+        self._cycles_per_s = CYCLES_PER_S
+        self._times_ns: list[float] = []
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        if self._is_on_device:
+            for _ in range(3):
+                self(CALIBRATION_S)
             process_group.synchronize(rank)
-            time.sleep(SLEEP_S[rank.device.type])
+            self._cycles_per_s *= CALIBRATION_S * 1e9 / self.take_median_ns()
+
+    def __call__(self, seconds: float) -> None:
+        if self._is_on_device:
+            started, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            started.record()
+            torch.cuda._sleep(round(seconds * self._cycles_per_s))
+            ended.record()
+            self._events.append((started, ended))
+        else:
+            started_ns = time.perf_counter_ns()
+            time.sleep(seconds)
+            self._times_ns.append(time.perf_counter_ns() - started_ns)
+
+    def take_median_ns(self) -> float:
+        """Return the median length of the pauses since the last call. On a device they must have ended."""
+        times_ns = self._times_ns + [started.elapsed_time(ended) * 1e6 for started, ended in self._events]
+        self._times_ns, self._events = [], []
+        return float(statistics.median(times_ns))
+
+
+def after_pause(step: StepFunction, pause: Pause, seconds: float) -> StepFunction:
+    """Return the step with a pause before it."""
+
+    def pause_and_step() -> None:
+        pause(seconds)
         step()
 
-    return sleep_and_step
+    return pause_and_step
 
 
 def measure_clock_cost(name: str, spec: Spec, rank: Rank) -> tuple[list[int], list[int], list[float]]:

@@ -35,7 +35,8 @@ class PointTask(msgspec.Struct, frozen=True):
     """The launcher's order to its ranks: point.json.
 
     The task `measure` runs the spec; the other tasks belong to the self-test. With `needs_free_gpus` the point fails if
-    other processes use its GPUs.
+    other processes use its GPUs. A point of `measure: communication` is timed until it knows differences of step times
+    within `tolerance_share` of their tolerance.
     """
 
     spec: Spec
@@ -43,6 +44,7 @@ class PointTask(msgspec.Struct, frozen=True):
     keep_trace: bool = False
     task: Task = "measure"
     needs_free_gpus: bool = False
+    tolerance_share: float = 1.0
 
 
 class FollowingPoint(msgspec.Struct, frozen=True):

@@ -161,7 +161,8 @@ def run_measurement(point: PointTask, rank: Rank, rank_files: RankFiles) -> Meas
     if point.spec.measure == "communication":
         if point.keep_trace:
             rank_files.traces.mkdir(exist_ok=True)
-        return measure_communication(point.spec, rank, rank_files.traces if point.keep_trace else None)
+        traces = rank_files.traces if point.keep_trace else None
+        return measure_communication(point.spec, rank, traces, point.tolerance_share)
     measurement, series = train_point(point.spec, rank, Path(point.data) if point.data else None)
     if rank.rank == 0:
         save_part_times(series, rank_files.series)

@@ -95,3 +95,27 @@ def test_windows_are_filled_within_bounds(nap_s: float, fewest: int, most: int) 
 
     assert fewest <= warm_up_and_size_windows({"step": step}, ALONE) <= most
     assert len(calls) == WARM_UP_STEPS_PER_VARIANT + MIN_STEPS
+
+
+def test_on_a_device_events_around_the_timed_steps_give_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake device that takes 2 ms a step; the host waits only before the lead-in and at the end."""
+    log: list[str] = []
+
+    class FakeEvent:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: str) -> None:
+            assert stream == "the current stream"
+            log.append("event")
+            self.time_ms = 2.0 * log.count("step")
+
+        def elapsed_time(self, other: "FakeEvent") -> float:
+            return other.time_ms - self.time_ms
+
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the current stream")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append("wait"))
+    gpu = Rank(0, 0, 1, torch.device("cuda", 0))
+    assert time_steps(lambda: log.append("step"), 3, gpu) == 6_000_000
+    assert log == ["wait", "step", "step", "event", "step", "step", "step", "event", "wait"]

@@ -191,13 +191,14 @@ def test_the_settled_communication_that_the_readme_shows_is_the_published_one() 
 
 def test_the_two_gpu_self_test_that_the_readme_names_is_the_published_one() -> None:
     published = json.loads((ROOT / "outputs/h200x2/selftest.json").read_text())
-    assert [answer["check"] for answer in published["answers"] if answer["verdict"] != "pass"] == [CLOSEST]
+    first, *_ = published["answers"]
+    assert (first["check"], first["verdict"]) == ("two no-op series", "pass")
     (closest,) = [answer for answer in published["answers"] if answer["check"] == CLOSEST]
     figures = {name: f"{100 * value:+.2f}" for name, value in closest["figures"].items()}
     rounds = {len(windows) for windows in published["runs"]["known_answers"]["windows"].values()}
     said = [
         f"{rounds.pop()} rounds",
-        f"{figures['cost']} % of a step, {figures['cost_low']} to {figures['cost_high']} %",
+        f"{figures['cost']} %, {figures['cost_low']} to {figures['cost_high']} % of a step",
     ]
     assert [part for part in said if part not in " ".join(README.split())] == []
 
