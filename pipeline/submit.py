@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pipeline.submission.plan import Cluster, SubmitOptions
 
 MAX_PROLOGUE_BYTES = 1_000_000
+MAX_REPEATS = 1000
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -35,6 +36,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--grid", required=True, help="the name of a shipped grid, or a path to a grid file")
     add_point_arguments(parser)
     printing = "print points, arrays and batch scripts; write nothing"
+    repeats = "run every point N times, each in new processes (repeat=0 to N-1)"
+    parser.add_argument("--repeats", type=int, metavar="N", help=repeats)
     parser.add_argument("--dry-run", dest="is_dry_run", action="store_true", help=printing)
     parser.add_argument("--json", action="store_true", help="with --dry-run: print one JSON object")
     parser.add_argument(
@@ -57,6 +60,12 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--json needs --dry-run")
     if arguments.max_parallel is not None and arguments.max_parallel < 1:
         parser.error("--max-parallel must be at least 1")
+    if arguments.repeats is not None:
+        if not 1 <= arguments.repeats <= MAX_REPEATS:
+            parser.error(f"--repeats must be between 1 and {MAX_REPEATS}")
+        if any(change.partition("=")[0] == "repeat" for change in arguments.overrides):
+            parser.error("--repeats and --set repeat=... both number the repeats; give one of them")
+        arguments.overrides.append(f"repeat={','.join(map(str, range(arguments.repeats)))}")
     if arguments.points_per_element < 1:
         parser.error("--points-per-element must be at least 1")
     if arguments.max_gpu_hours is not None and not arguments.max_gpu_hours >= 0:  # also refuses nan

@@ -30,6 +30,8 @@ BAD_USAGE: dict[str, tuple[tuple[str, ...], int, str]] = {
     "no time": (("--time", "00:00:00"), 2, "--time"),
     "injection": (("--partition", "a\n#SBATCH --wrap=id"), 2, "--partition"),
     "json alone": (("--json",), 2, "--dry-run"),
+    "no repeats": (("--repeats", "0"), 2, "--repeats"),
+    "repeats twice": (("--repeats", "2", "--set", "repeat=0,1"), 2, "give one of them"),
     "no parallelism": (("--max-parallel", "0"), 2, "--max-parallel"),
     "no points an element": (("--points-per-element", "0"), 2, "--points-per-element"),
     "no GPU-hours": (("--max-gpu-hours", "nan"), 2, "--max-gpu-hours"),

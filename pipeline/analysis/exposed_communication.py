@@ -79,6 +79,7 @@ class MedianTime(NamedTuple):
     value_s: float
     interval: Interval | None
     basis: IntervalBasis | None = None
+    run_medians_s: tuple[float, ...] = ()
 
     def noise_floor(self) -> float | None:
         """Return half the interval's width over the median. Over windows it does not hold for a new process."""
@@ -123,7 +124,8 @@ def median_time(by_repeat: Sequence[Sequence[float]]) -> MedianTime | None:
     known = [values for values in by_repeat if values]
     if not known:
         return None
-    return MedianTime(statistics.median(map(statistics.median, known)), *intervals.interval_by_repeat(known))
+    run_medians_s = tuple(map(statistics.median, known))
+    return MedianTime(statistics.median(run_medians_s), *intervals.interval_by_repeat(known), run_medians_s)
 
 
 def exposed_time(found: Sequence[Communication]) -> tuple[MedianTime | None, float | None]:

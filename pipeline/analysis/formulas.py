@@ -4,7 +4,7 @@ Times are in seconds, sizes in bytes, 1 GB = 1e9 B and 1 GiB = 2^30 B.
 """
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 GIB = 2**30
 GB = 1e9
@@ -14,6 +14,14 @@ def median_of_known(values: Iterable[float | None]) -> float | None:
     """Return the median of the values that are not None; None if there are none."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
+
+
+def run_spread(run_medians: Sequence[float]) -> float | None:
+    """Return the largest less the smallest of the runs' medians, in their unit; None for fewer than two runs.
+
+    A run is a repeat in new processes. What differs between runs is in no interval over the windows of one.
+    """
+    return max(run_medians) - min(run_medians) if len(run_medians) > 1 else None
 
 
 def speedup(baseline_time_s: float, time_s: float) -> float:

@@ -80,7 +80,12 @@ class PooledPoint:
     @cached_property
     def median_epoch_time_s(self) -> float | None:
         """The point's epoch time: the median of the repeats' medians; None if no repeat has one."""
-        return formulas.median_of_known(map(statistics.median, self.epoch_times_s))
+        return formulas.median_of_known(self.run_epoch_times_s)
+
+    @cached_property
+    def run_epoch_times_s(self) -> list[float]:
+        """The median epoch time of each repeat that has one."""
+        return list(map(statistics.median, self.epoch_times_s))
 
     @cached_property
     def epoch_time_interval(self) -> EpochTimeInterval:

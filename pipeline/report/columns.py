@@ -106,6 +106,11 @@ FIGURE_COLUMNS = (
         alignment="left",
         is_explained=True,
     ),
+    seconds(
+        "run_spread_s",
+        "Largest less smallest median of the n runs, each in new processes.",
+        is_explained=True,
+    ),
     words("reason", "Why the point ran out of memory."),
     # epochs: times, throughput, memory, energy
     seconds(
@@ -169,6 +174,7 @@ FIGURE_COLUMNS = (
     ),
     seconds("collectives_time_low_s", "Lower end of the interval of collectives_time_s."),
     seconds("collectives_time_high_s", "Upper end of the interval of collectives_time_s."),
+    seconds("exposed_comm_time_run_spread_s", "run_spread_s of exposed_comm_time_s."),
     seconds("noise_floor_time_s", "Larger absolute end of the interval of DDP minus an equal DDP.", is_explained=True),
     seconds("comm_time_s", "Shortest time of each all-reduce over ranks, summed over buckets.", is_explained=True),
     fraction("hidden_share", "1 - exposed/comm.", is_explained=True),

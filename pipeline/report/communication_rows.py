@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from pipeline.analysis import exposed_communication as exposure
-from pipeline.analysis import intervals
+from pipeline.analysis import formulas, intervals
 from pipeline.analysis.exposed_communication import MedianTime, TracedExposure, communications_of, is_within_noise
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint
@@ -47,6 +47,7 @@ def exposed_row(point: PooledPoint) -> CommunicationRow:
         **with_interval("exposed_comm_time", exposed),
         **with_interval("collectives_time", exposure.median_difference(found, "ddp", "no_collectives")),
         **with_interval("ddp_overhead_time", overhead),
+        exposed_comm_time_run_spread_s=formulas.run_spread(exposed.run_medians_s) if exposed else None,
         noise_floor_time_s=floor_s,
         comm_time_s=comm_s,
         **split,
@@ -75,6 +76,7 @@ def step_figures(step: MedianTime | None) -> dict[str, Any]:
         **with_interval("step_time", step),
         "noise_floor": step.noise_floor() if step else None,
         "interval_over": step.basis if step else None,
+        "run_spread_s": formulas.run_spread(step.run_medians_s) if step else None,
     }
 
 

@@ -33,6 +33,7 @@ def time_figures(point: PooledPoint) -> dict[str, Any]:
         "noise_floor": spread.noise_floor(epoch_time_s),
         "interval_over": spread.over,
         "num_windows": spread.num_windows,
+        "run_spread_s": formulas.run_spread(point.run_epoch_times_s),
         "notes": [*spread.notes, *point.epoch_time_drift_notes, *point.parts_notes, *execution_notes(point)],
     }
 

@@ -87,6 +87,7 @@ class TimedRow(PointRow, frozen=True, kw_only=True):
     noise_floor: float | None = None
     interval_over: IntervalBasis | None = None
     num_windows: int = 0
+    run_spread_s: float | None = None
 
 
 class Q1Row(TimedRow, frozen=True, kw_only=True):
@@ -179,6 +180,8 @@ class CommunicationRow(PointRow, frozen=True, kw_only=True):
     buffer_comm_time_s: float | None = None
     straggler_wait_time_s: float | None = None
     num_windows: int = 0
+    run_spread_s: float | None = None
+    exposed_comm_time_run_spread_s: float | None = None
 
 
 class BandwidthRow(PointRow, frozen=True, kw_only=True):
@@ -233,6 +236,7 @@ class SplitRow(PointRow, frozen=True, kw_only=True):
     step_time_high_s: float | None = None
     noise_floor: float | None = None
     interval_over: IntervalBasis | None = None
+    run_spread_s: float | None = None
     scatter_time_s: float | None = None
     replicate_time_s: float | None = None
     parallel_forward_time_s: float | None = None

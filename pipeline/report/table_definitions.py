@@ -7,8 +7,8 @@ from pipeline.experiment.spec import FIRST_TIMED_EPOCH
 from pipeline.report import row_types
 from pipeline.report.row_types import own_figures
 
-TIMES = ("epoch_time_s", "epoch_time_low_s", "epoch_time_high_s", "interval_over")
-STEP_TIMES = ("step_time_s", "step_time_low_s", "step_time_high_s", "interval_over")
+TIMES = ("epoch_time_s", "epoch_time_low_s", "epoch_time_high_s", "interval_over", "run_spread_s")
+STEP_TIMES = ("step_time_s", "step_time_low_s", "step_time_high_s", "interval_over", "run_spread_s")
 PARTS = ("compute_time_s", "data_time_s")
 SPEEDS = (*TIMES, "throughput_samples_per_s", "speedup", "parallel_efficiency")
 ENERGY = ("energy_j", "energy_per_sample_j", "sm_clock_mhz")
@@ -80,8 +80,8 @@ TABLE_DEFINITIONS = (
         (
             *("step_time_s", "exposed_comm_time_s", "exposed_comm_time_low_s", "exposed_comm_time_high_s"),
             *("collectives_time_s", "collectives_time_low_s", "collectives_time_high_s"),
-            *("noise_floor_time_s", "comm_time_s", "hidden_share", "collective_launch_time_s"),
-            *("straggler_wait_time_s", "buffer_comm_time_s", "traced_exposed_comm_time_s"),
+            *("exposed_comm_time_run_spread_s", "noise_floor_time_s", "comm_time_s", "hidden_share"),
+            *("collective_launch_time_s", "straggler_wait_time_s", "buffer_comm_time_s", "traced_exposed_comm_time_s"),
             *("slowed_compute_time_s", "ddp_overhead_time_s"),
         ),
         "Differences are medians over rounds; comm and straggler times are from profiled steps. Neither hidden_share "

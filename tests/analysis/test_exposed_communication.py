@@ -48,7 +48,7 @@ def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
     found = Communication(steps_per_window=10, series=(series,))
     assert step_times_s(found, "ddp") == [pytest.approx(100e-9), pytest.approx(300e-9)]
     assert step_times_s(found, "plain") == []
-    assert median_step_time([found], "ddp") == pytest.approx((200e-9, None, None))
+    assert (median_step_time([found], "ddp") or ())[:3] == pytest.approx((200e-9, None, None))
     assert median_step_time([found], "plain") is None
 
 
@@ -67,7 +67,7 @@ def test_a_difference_is_taken_round_by_round_so_that_drift_falls_out() -> None:
 def test_the_median_of_differences_is_not_the_difference_of_medians() -> None:
     found = make_communication({"ddp": (10, 20, 90), "no_op_hook": (9, 30, 50)})
     exposed = median_difference([found], "ddp", "no_op_hook")
-    assert exposed == pytest.approx((1 * US, None, None))  # of 1, -10, 40; medians differ by 20 - 30
+    assert (exposed or ())[:3] == pytest.approx((1 * US, None, None))  # of 1, -10, 40; medians differ by 20 - 30
 
 
 def test_records_pool_their_rounds() -> None:
@@ -88,7 +88,7 @@ def test_a_variant_that_was_not_run_leaves_no_difference() -> None:
     assert median_difference([make_communication({"plain": [1.0]})], "ddp", "no_op_hook") is None
     assert median_difference([], "ddp", "no_op_hook") is None
     halves = [make_communication({"ddp": [1.0]}), make_communication({"ddp": [5.0], "no_op_hook": [3.0]})]
-    assert median_difference(halves, "ddp", "no_op_hook") == pytest.approx((2 * US, None, None)), (
+    assert (median_difference(halves, "ddp", "no_op_hook") or ())[:3] == pytest.approx((2 * US, None, None)), (
         "of the record that ran both"
     )
 
@@ -99,14 +99,14 @@ def test_what_is_noise_reaches_to_the_far_end_of_the_interval() -> None:
 
 
 def test_six_values_give_an_interval_and_five_do_not() -> None:
-    assert median_time([[1, 2, 3, 4, 5]]) == MedianTime(3, None)
-    assert median_time([[1, 2, 3, 4, 5, 6]]) == MedianTime(3.5, Interval(1, 6, 0.96875, 6), "windows")
+    assert median_time([[1, 2, 3, 4, 5]]) == MedianTime(3, None, None, (3,))
+    assert median_time([[1, 2, 3, 4, 5, 6]]) == MedianTime(3.5, Interval(1, 6, 0.96875, 6), "windows", (3.5,))
     assert median_time([]) is median_time([[]]) is None
 
 
 def test_an_interval_is_over_repeats_where_there_are_six() -> None:
     rounds = [[time - 0.1, time, time + 0.1] for time in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]
-    assert median_time(rounds) == MedianTime(3.5, Interval(1, 6, 0.96875, 6), "repeats")
+    assert median_time(rounds) == MedianTime(3.5, Interval(1, 6, 0.96875, 6), "repeats", (1, 2, 3, 4, 5, 6))
     five = median_time(rounds[:5])
     assert five is not None
     assert (five.value_s, five.basis) == (3.0, "windows")

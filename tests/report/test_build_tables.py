@@ -72,6 +72,15 @@ def test_a_repeat_that_failed_lowers_n_and_is_said() -> None:
     assert row["note"] == "2 of 4 repeats: failed, missing; an interval needs 6 windows or repeats, got 2"
 
 
+def test_the_spread_between_runs_is_that_of_their_medians_and_one_run_has_none() -> None:
+    found = [timed(make_spec(repeat=number), time_s) for number, time_s in enumerate((4.0, 5.5, 4.5))]
+    assert [build(*found).Q1[0]["run_spread_s"], build(*found).Q2[0]["run_spread_s"]] == [1.5, 1.5]
+    (row,) = build(found[0], found[2], missing=[make_spec(repeat=1)]).Q1  # one repeat is missing
+    assert (row["run_spread_s"], row["n"]) == (0.5, 2)
+    assert "1 of 3 repeats: missing" in row["note"]
+    assert build(found[0]).Q1[0]["run_spread_s"] is None
+
+
 def test_the_baseline_is_the_same_strategy_on_one_gpu_first() -> None:
     row = row_of(build(timed(make_spec(), 8), timed(ddp(1), 6), timed(ddp(2), 4)).Q2, ddp(2))
     assert (row["speedup"], row["parallel_efficiency"], row["baseline"]) == (1.5, 0.75, "ddp")  # 6 / 4, not 8 / 4

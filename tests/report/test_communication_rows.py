@@ -38,6 +38,15 @@ def test_five_step_times_and_their_differences_by_hand() -> None:
     assert (row["status"], row["n"], row["num_windows"], row["note"]) == ("ok", 1, 6, None)
 
 
+def test_the_spread_between_runs_of_a_step_and_of_its_exposed_communication() -> None:
+    found = [steady(*[exposed_us] * 6) for exposed_us in (63, 148)]
+    records = [make_communication_record(point(repeat=number), part) for number, part in enumerate(found)]
+    (row,) = build(*records).communication
+    assert (row["run_spread_s"], row["exposed_comm_time_run_spread_s"]) == pytest.approx((85 * US, 85 * US))
+    alone = exposed_row(found[0])
+    assert (alone["run_spread_s"], alone["exposed_comm_time_run_spread_s"]) == (None, None)
+
+
 def test_drift_cancels_in_exposed_communication_and_its_interval() -> None:
     row = exposed_row(measured())
     ends = (row["exposed_comm_time_low_s"], row["exposed_comm_time_s"], row["exposed_comm_time_high_s"])

@@ -36,3 +36,14 @@ def test_a_dry_run_shows_which_points_share_an_element_and_their_limit(pipeline:
     assert text.count("--point-limit-s 1200\n") == 3  # 20 minutes
     alone = pipeline(*arguments[:-1], "1", env=without_slurm(tmp_path)).stdout
     assert "--point-limit-s" not in alone
+
+
+def test_repeats_are_added_to_any_grid_and_the_first_is_the_point_itself(pipeline: Command, tmp_path: Path) -> None:
+    arguments = ("submit", "--grid", "smoke", "--dry-run", "--json", "--outputs", tmp_path)
+    once, thrice = (
+        json.loads(pipeline(*arguments, *more, env=without_slurm(tmp_path)).stdout)["points"]
+        for more in ((), ("--repeats", "3"))
+    )
+    ids = {point["run_id"] for point in thrice}
+    assert len(ids) == len(thrice) == 3 * len(once)
+    assert {point["run_id"] for point in once} < ids
