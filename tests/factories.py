@@ -60,7 +60,7 @@ def make_spec(**fields: Any) -> Spec:
 
 
 def make_measurement(
-    spec: Spec, epoch_times_s: Sequence[float] = (2.0, 1.0), *, compute_share: float = 0.75, **epoch_fields: Any
+    spec: Spec, epoch_times_s: Sequence[float] = (2.0, 1.0), *, compute_share: float = 0.9375, **epoch_fields: Any
 ) -> Measurement:
     """Epochs of those times, alike on every rank; computation takes the given share and data the rest."""
     epochs = []

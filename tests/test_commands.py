@@ -52,8 +52,8 @@ def test_a_dry_run_works_anywhere_and_writes_nothing(
     answer = pipeline("submit", *arguments, env={**env, "CUDA_VISIBLE_DEVICES": ""})
     assert answer.returncode == 0, answer.stderr
     plan = json.loads(answer.stdout)
-    assert [len(array["elements"]) for array in plan["arrays"]] == [5, 14, 10]  # 1, 2 and 4 GPUs
-    assert len(plan["points"]) == 29
+    assert [len(array["elements"]) for array in plan["arrays"]] == [10, 28, 20]  # 1, 2 and 4 GPUs
+    assert len(plan["points"]) == 58
     assert everything_in(tmp_path) == before
 
 

@@ -60,7 +60,7 @@ def test_a_wheel_works_outside_the_checkout(unpacked: Path, tmp_path: Path) -> N
     where = run_outside(unpacked, tmp_path, "pipeline.submit", "--grid", "scaling", "--dry-run", "--json")
     assert where.returncode == 0, where.stderr
     plan = json.loads(where.stdout)
-    assert len(plan["points"]) == 29  # 5 on one GPU, 2 strategies x 2 sizes x 5, 4 for strong scaling
+    assert len(plan["points"]) == 58  # twice 5 on one GPU, 2 strategies x 2 sizes x 5, 4 for strong scaling
     assert all(f"PYTHONPATH={unpacked}" in array["sbatch"] for array in plan["arrays"])
     assert list(tmp_path.iterdir()) == []
 

@@ -15,6 +15,7 @@ from conftest import ROOT, run_command
 
 README = (ROOT / "README.md").read_text()
 CUT = "--set device=cpu model=lenet dataset=synthetic num_samples=512 strategy=ddp batch_size_per_gpu=8,16"
+CUT += " input=dataloader"
 CUT_REQUEST = "--gpus-per-node=0 --cpus-per-task=4 --mem=5G --array=0-1"
 
 

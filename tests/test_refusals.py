@@ -78,7 +78,7 @@ def test_a_grid_of_zero_points_is_2(pipeline: Command, tmp_path: Path) -> None:
 def test_more_gpus_than_the_machine_has_are_2_and_the_points_are_named(pipeline: Command, tmp_path: Path) -> None:
     env = without_slurm(tmp_path, CUDA_VISIBLE_DEVICES="")
     arguments = ("submit", "--grid", "scaling", "--outputs", tmp_path / "out")
-    assert_refused(pipeline(*arguments, env=env), 2, "29 of 29 points cannot run here", "--skip-unsatisfiable")
+    assert_refused(pipeline(*arguments, env=env), 2, "58 of 58 points cannot run here", "--skip-unsatisfiable")
     assert_refused(pipeline(*arguments, "--skip-unsatisfiable", env=env), 2, "none of the points")
     assert not (tmp_path / "out").exists()
 

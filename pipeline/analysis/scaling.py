@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis import formulas, intervals
 from pipeline.analysis.intervals import Interval
+from pipeline.analysis.loader import loader_notes
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, alike_key
@@ -61,7 +62,8 @@ def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling) ->
     if time_s is None:
         status = "not timed" if best.status == "ok" else best.status
         return Baseline(best, None, (make_note("baseline_untimed", strategy=best.spec.strategy, status=status),))
-    return Baseline(best, time_s, tuple(point.difference_notes("baseline", best)))
+    slowed = (make_note("of_baseline", note=note) for note in loader_notes(best))
+    return Baseline(best, time_s, (*point.difference_notes("baseline", best), *slowed))
 
 
 def pair_with_baselines(points: Sequence[PooledPoint], scaling: Scaling) -> list[tuple[PooledPoint, Baseline]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis.intervals import CONFIDENCE
+from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.experiment.spec import AXES
 
 NOT_STATED = "not stated"
@@ -118,8 +119,30 @@ FIGURE_COLUMNS = (
     ),
     Column("epoch_time_low_s", "Lower end of the interval of epoch_time_s.", "s", format_bound),
     Column("epoch_time_high_s", "Upper end of the interval of epoch_time_s.", "s", format_bound),
-    seconds("compute_time_s", "Epoch time without data loading.", show="always", is_explained=True),
+    seconds(
+        "compute_time_s",
+        "Epoch time without data loading; under DDP it holds the wait for the slowest rank's batch.",
+        show="always",
+        is_explained=True,
+    ),
     seconds("data_time_s", "Part of the epoch time that is data loading.", show="always"),
+    seconds(
+        "batch_wait_s",
+        "Least part of compute_time_s that is waiting for another rank's batch: the longest data time of a rank less "
+        "data_time_s (more if ranks are late in turn, which sums over an epoch do not show).",
+        is_explained=True,
+    ),
+    fraction(
+        "data_share",
+        "data_time_s/epoch_time_s: in this share of the epoch the GPU waits for data (input: gpu: prepares it).",
+        is_explained=True,
+    ),
+    Column("num_workers_total", "Loader workers of all ranks together.", is_explained=True),
+    words(
+        "is_loader_bound",
+        f"True if a GPU waits for the loader in more than {100 * MAX_DATA_SHARE:g} % of the epoch (data_time_s and "
+        "batch_wait_s together).",
+    ),
     Column("throughput_samples_per_s", "Training samples per second.", "1/s", whole_number),
     Column("peak_memory_gib", "Fullest GPU, or largest process on the CPU.", "GiB", two_decimals, is_explained=True),
     Column("energy_j", "Energy of all GPUs used, without the host.", "J", format_amount, is_explained=True),

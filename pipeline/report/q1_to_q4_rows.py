@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.analysis import formulas
+from pipeline.analysis import formulas, loader
 from pipeline.analysis.energy import energy_figures, energy_notes, host_cpu_share_of
 from pipeline.analysis.exposed_communication import communications_of, exposed_time, is_within_noise
 from pipeline.analysis.notes import Note, make_note
@@ -19,13 +19,14 @@ from pipeline.report.row_types import OomRow, Q1Row, Q2Row, Q3Row, Q4Row, make_r
 def time_figures(point: PooledPoint) -> dict[str, Any]:
     """Return the figures of Q1 and Q2 over a point's timed windows, with `notes` on them."""
     epoch_time_s, spread = point.median_epoch_time_s, point.epoch_time_interval
+    data_time_s = point.median(median_window_s("data_time_ns"))
     throughput = None
     if epoch_time_s is not None:
         throughput = formulas.throughput_samples_per_s(point.spec.num_samples, epoch_time_s)
     return {
         "epoch_time_s": epoch_time_s,
         "compute_time_s": point.median(median_window_s("compute_time_ns")),
-        "data_time_s": point.median(median_window_s("data_time_ns")),
+        "data_time_s": data_time_s,
         "throughput_samples_per_s": throughput,
         "peak_memory_gib": point.median(record_peak_memory_gib),
         "epoch_time_low_s": spread.interval.low if spread.interval else None,
@@ -34,7 +35,14 @@ def time_figures(point: PooledPoint) -> dict[str, Any]:
         "interval_over": spread.over,
         "num_windows": spread.num_windows,
         "run_spread_s": formulas.run_spread(point.run_epoch_times_s),
-        "notes": [*spread.notes, *point.epoch_time_drift_notes, *point.parts_notes, *execution_notes(point)],
+        "num_workers_total": loader.total_workers(point.spec),
+        "data_share": data_time_s / epoch_time_s if data_time_s is not None and epoch_time_s else None,
+        "batch_wait_s": point.median(loader.median_batch_wait_s),
+        "is_loader_bound": loader.is_loader_bound(point),
+        "notes": [
+            *loader.loader_notes(point),
+            *(*spread.notes, *point.epoch_time_drift_notes, *point.parts_notes, *execution_notes(point)),
+        ],
     }
 
 
@@ -76,7 +84,7 @@ def q3_row(point: PooledPoint, baseline: Baseline, measured: Sequence[PooledPoin
     time_s, num_gpus = point.median_epoch_time_s, point.spec.num_gpus
     num_steps = point.spec.full_steps_per_epoch if point.spec.is_whole_epoch else None
     compute_s = comm_s = bandwidth = num_bytes = None
-    notes = [*baseline.notes]
+    notes = [*loader.loader_notes(point), *baseline.notes]
     measurement = point.ok_records[0].measurement if point.ok_records else None
     if measurement and num_steps is not None:
         num_bytes = round(num_steps * formulas.ring_bytes_per_step(measurement.gradient_bytes, num_gpus))

@@ -88,6 +88,10 @@ class TimedRow(PointRow, frozen=True, kw_only=True):
     interval_over: IntervalBasis | None = None
     num_windows: int = 0
     run_spread_s: float | None = None
+    num_workers_total: int | None = None
+    data_share: float | None = None
+    batch_wait_s: float | None = None
+    is_loader_bound: bool | None = None
 
 
 class Q1Row(TimedRow, frozen=True, kw_only=True):

@@ -10,7 +10,8 @@ from pipeline.report.row_types import own_figures
 TIMES = ("epoch_time_s", "epoch_time_low_s", "epoch_time_high_s", "interval_over", "run_spread_s")
 STEP_TIMES = ("step_time_s", "step_time_low_s", "step_time_high_s", "interval_over", "run_spread_s")
 PARTS = ("compute_time_s", "data_time_s")
-SPEEDS = (*TIMES, "throughput_samples_per_s", "speedup", "parallel_efficiency")
+LOADER = ("num_workers_total", "data_share")
+SPEEDS = (*TIMES, *LOADER, "batch_wait_s", "throughput_samples_per_s", "speedup", "parallel_efficiency")
 ENERGY = ("energy_j", "energy_per_sample_j", "sm_clock_mhz")
 
 
@@ -33,7 +34,7 @@ TABLE_DEFINITIONS = (
     TableDefinition(
         "Q1",
         "Q1: epoch time against batch size, one GPU",
-        (*TIMES, *PARTS, "throughput_samples_per_s", "peak_memory_gib", *ENERGY, "host_cpu_share"),
+        (*TIMES, *PARTS, *LOADER, "throughput_samples_per_s", "peak_memory_gib", *ENERGY, "host_cpu_share"),
     ),
     TableDefinition(
         "memory",

@@ -2,6 +2,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from factories import assert_says, make_spec
@@ -53,8 +54,8 @@ def one_sentence(text: str) -> str:
     ("name", "sizes"),
     [
         # 5 batch sizes on one GPU; 2 strategies x 5 batch sizes on each of 2 and 4; 4 of DDP on 2 for strong scaling
-        ("scaling", {"1 node x 1 GPU": 5, "1 node x 2 GPUs": 14, "1 node x 4 GPUs": 10}),
         ("q2", {"1 node x 1 GPU": 5, "1 node x 2 GPUs": 14, "1 node x 4 GPUs": 10}),
+        ("scaling", {"1 node x 1 GPU": 10, "1 node x 2 GPUs": 28, "1 node x 4 GPUs": 20}),  # with a loader and without
         ("q1", {"1 node x 1 GPU": 8}),  # 6 timed and 2 probes
         # single on 1, DDP and DP on each of 2 and 4, in two precisions
         ("memory", {"1 node x 1 GPU": 2, "1 node x 2 GPUs": 4, "1 node x 4 GPUs": 4}),
@@ -71,10 +72,19 @@ def test_shipped_grids_have_so_many_points_of_each_shape(name: str, sizes: dict[
 
 @pytest.mark.parametrize("name", ["scaling", "q2"])
 def test_strong_scaling_is_complete_on_1_2_and_4_gpus_and_comes_last(name: str) -> None:
-    specs = [spec for spec in expand_grid(name).points if spec.strategy != "dp"]
+    with_loader = [spec for spec in expand_grid(name).points if spec.input == "dataloader"]
+    specs = [spec for spec in with_loader if spec.strategy != "dp"]
     for global_batch_size in (128, 512, 2048, 8192):
         assert sorted(spec.num_gpus for spec in specs if spec.global_batch_size == global_batch_size) == [1, 2, 4]
-    assert [spec.batch_size_per_gpu for spec in expand_grid(name).points[25:]] == [64, 256, 1024, 4096]
+    assert [spec.batch_size_per_gpu for spec in with_loader[25:]] == [64, 256, 1024, 4096]
+
+
+def test_scaling_has_each_point_with_a_loader_and_without_and_the_first_are_those_of_q2() -> None:
+    points = expand_grid("scaling").points
+    half = len(points) // 2
+    assert [spec.run_id() for spec in points[:half]] == [spec.run_id() for spec in expand_grid("q2").points]
+    assert points[half:] == tuple(msgspec.structs.replace(spec, input="gpu") for spec in points[:half])
+    assert points[0].run_id() == "single-1gpu-b32-9bff62ef2939ecee"
 
 
 @pytest.mark.parametrize("name", shipped_grids())

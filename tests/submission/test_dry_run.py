@@ -11,8 +11,8 @@ def test_a_dry_run_shows_the_batch_script_of_every_array(pipeline: Command, tmp_
     text = pipeline("submit", *arguments, "--time", "01:00:00", env=without_slurm(tmp_path)).stdout
     for line in (
         "--partition=a100",
-        "--array=0-4%3",
         "--array=0-9%3",
+        "--array=0-19%3",
         "--time=60",
         "--no-requeue",
         "--gpus-per-node=4",
@@ -25,9 +25,9 @@ def test_a_dry_run_shows_which_points_share_an_element_and_their_limit(pipeline:
     arguments = ("submit", "--grid", "scaling", "--dry-run", "--cluster", "slurm", "--points-per-element", "4")
     plan = json.loads(pipeline(*arguments, "--json", env=without_slurm(tmp_path)).stdout)
     assert [[len(element) for element in array["elements"]] for array in plan["arrays"]] == [
-        [4, 1],
-        [4, 4, 4, 2],
         [4, 4, 2],
+        [4] * 7,
+        [4] * 5,
     ]
     text = pipeline(*arguments, env=without_slurm(tmp_path)).stdout
     assert text.count("limit 4 x 20 = 80 min") == text.count("#SBATCH --time=80\n") == 3

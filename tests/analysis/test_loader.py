@@ -1,0 +1,100 @@
+from typing import Any
+
+import msgspec
+import pytest
+from factories import make_measurement, make_record, make_spec
+from rendered_tables import build, report, table_of
+
+from pipeline.analysis.loader import MAX_DATA_SHARE
+from pipeline.experiment.record import Record
+from pipeline.report.answers import q2_answer_rows
+from pipeline.report.row_types import Q2Row
+
+
+def waiting(*data_s: float, time_s: float = 1.0, **fields: Any) -> Record:
+    """A record of epochs of that time, in which the ranks wait so long for their own batches."""
+    spec = make_spec(strategy="ddp" if len(data_s) > 1 else "single", num_gpus=len(data_s), **fields)
+    measurement = make_measurement(spec, (2 * time_s, time_s))
+    epochs = []
+    for epoch in measurement.epochs:
+        ranks = []
+        for rank, own_s in zip(epoch.ranks, data_s, strict=True):
+            data_ns, time_ns = round(own_s * 1e9), round(time_s * 1e9)
+            ranks.append(msgspec.structs.replace(rank, data_time_ns=data_ns, compute_time_ns=time_ns - data_ns))
+        epochs.append(msgspec.structs.replace(epoch, ranks=tuple(ranks)))
+    return make_record(spec, measurement=msgspec.structs.replace(measurement, epochs=tuple(epochs)))
+
+
+def row_on(num_gpus: int, *found: Record) -> Q2Row:
+    (row,) = [row for row in build(*found).Q2 if row["num_gpus"] == num_gpus and row.scaling == "weak"]
+    return row
+
+
+@pytest.mark.parametrize(
+    ("fields", "total"),
+    [({}, 2), ({"num_workers": 0}, 0), ({"num_workers": 3}, 3), ({"input": "gpu"}, None)],
+    ids=["two", "none: the process loads", "three", "no loader"],
+)
+def test_the_workers_are_counted_over_all_processes(fields: dict[str, Any], total: int | None) -> None:
+    one, two = waiting(0.05, **fields), waiting(0.05, 0.05, **fields)
+    assert row_on(1, one).num_workers_total == total
+    assert row_on(2, one, two).num_workers_total == (None if total is None else 2 * total)
+    dp = make_record(make_spec(strategy="dp", num_gpus=2, **fields))
+    assert row_on(2, one, dp).num_workers_total == total  # one process
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("share", [MAX_DATA_SHARE, 0.29])
+def test_a_row_that_waits_for_the_loader_is_marked(share: float, num_workers: int) -> None:
+    (row,) = build(waiting(share, num_workers=num_workers)).Q1
+    assert row["data_share"] == row["data_time_s"] / row["epoch_time_s"] == share
+    assert row["is_loader_bound"] is (share > MAX_DATA_SHARE)
+    said = "loader-bound: a GPU waits for data in 29% of the epoch"
+    assert row["note"] == (None if share == MAX_DATA_SHARE else said)
+
+
+def test_the_wait_for_the_batch_of_another_rank_is_split_from_the_compute_time() -> None:
+    """The first rank is the slowest by the clock and has its batches; the second keeps it waiting."""
+    row = row_on(2, waiting(0.05), waiting(0.05, 0.45))
+    assert (row.data_time_s, row.data_share) == (0.05, 0.05)
+    assert row.batch_wait_s == pytest.approx(0.4)
+    assert row.is_loader_bound is True
+    assert row["note"] == "loader-bound: a GPU waits for data in 45% of the epoch"
+    assert row_on(2, waiting(0.05), waiting(0.05, 0.05)).batch_wait_s == 0
+    assert row_on(1, waiting(0.05)).batch_wait_s is None
+
+
+def test_without_a_loader_no_row_is_loader_bound_and_without_parts_it_is_not_known() -> None:
+    (row,) = build(waiting(0.4, input="gpu")).Q1  # the device's own augmentation
+    assert (row["data_share"], row["is_loader_bound"], row["note"]) == (0.4, False, None)
+    spec = make_spec(execution="graph")
+    measurement = make_measurement(spec)
+    epochs = [
+        msgspec.structs.replace(
+            epoch, ranks=tuple(msgspec.structs.replace(rank, data_time_ns=None) for rank in epoch.ranks)
+        )
+        for epoch in measurement.epochs
+    ]
+    unknown = make_record(spec, measurement=msgspec.structs.replace(measurement, epochs=tuple(epochs)))
+    (row,) = build(unknown).Q1
+    assert (row["data_share"], row["is_loader_bound"]) == (None, None)
+
+
+def test_the_answer_of_q2_leaves_out_rows_that_are_loader_bound_or_have_such_a_baseline() -> None:
+    free = [waiting(0.05, batch_size_per_gpu=32), waiting(0.05, 0.05, time_s=0.6, batch_size_per_gpu=32)]
+    slow_point = [waiting(0.05, batch_size_per_gpu=64), waiting(0.3, 0.3, time_s=0.6, batch_size_per_gpu=64)]
+    slow_baseline = [waiting(0.4, batch_size_per_gpu=512), waiting(0.05, 0.05, time_s=0.6, batch_size_per_gpu=512)]
+    rows = [row for row in build(*free, *slow_point, *slow_baseline).Q2 if row.scaling == "weak"]
+    assert [(row["num_gpus"], row["batch_size_per_gpu"]) for row in q2_answer_rows(rows)] == [(2, 32)]
+    notes = {row["batch_size_per_gpu"]: row["note"] for row in rows if row["num_gpus"] == 2}
+    assert notes[64] == "loader-bound: a GPU waits for data in 50% of the epoch"
+    assert notes[512] == "baseline: loader-bound: a GPU waits for data in 40% of the epoch"
+
+
+def test_the_report_shows_the_workers_and_the_share_in_q1_and_q2() -> None:
+    text = report(waiting(0.05), waiting(0.25, 0.05))
+    (one,) = table_of(text, "Q1")
+    assert (one["num_workers_total"], one["data_share"]) == ("2", "5.0 %")
+    *_, two = table_of(text, "Q2: weak")
+    assert (two["num_workers_total"], two["data_share"], two["batch_wait_s"]) == ("4", "25.0 %", "0.0 us")
+    assert "under DDP it holds the wait for the slowest rank's batch" in text
