@@ -41,7 +41,7 @@ def mixed_environment_notes(records: Sequence[Record], but: Collection[str] = ()
 def environment_difference_notes(what: str, others: Sequence[Record], records: Sequence[Record]) -> list[Note]:
     """Return a note for every fact in which `others` differ from `records`; `what` names them, e.g. "baseline".
 
-    The nodes of `others` may be a subset of those of `records`: a point on several nodes includes its baseline's node.
+    The nodes and GPUs of `others` may be a subset of those of `records`: a point on several includes its baseline's.
     Boot ids tell a restarted node from itself, and machines of one name apart, as in clouds.
     """
     notes = []
@@ -51,10 +51,13 @@ def environment_difference_notes(what: str, others: Sequence[Record], records: S
             notes.append(make_note("other_fact", what=what, fact=name, theirs=sorted(theirs), ours=sorted(ours)))
     ours, theirs = places_of(records, "nodes"), places_of(others, "nodes")
     our_boots, their_boots = places_of(records, "boot_ids"), places_of(others, "boot_ids")
+    our_gpus, their_gpus = gpu_uuids_of(records), gpu_uuids_of(others)
     if ours and not theirs <= ours:
         notes.append(make_note("other_node", what=what, theirs=sorted(theirs), ours=sorted(ours)))
     elif our_boots and not their_boots <= our_boots:
         notes.append(make_note("other_boot", what=what))
+    elif our_gpus and not their_gpus <= our_gpus:
+        notes.append(make_note("other_gpu", what=what))
     return notes
 
 
@@ -84,6 +87,11 @@ def timing_variable(name: str, record: Record) -> str | None:
 def distinct_values(records: Sequence[Record], fact: Fact) -> set[str]:
     """Return the values of a fact among the records measured here."""
     return {value for record in records if record.measured and (value := fact(record))}
+
+
+def gpu_uuids_of(records: Sequence[Record]) -> set[str]:
+    """Return the UUIDs of all GPUs of the records measured here, as far as they are known."""
+    return {gpu.uuid for record in records if record.measured for gpu in record.environment.gpus if gpu.uuid}
 
 
 def places_of(records: Sequence[Record], field: Literal["nodes", "boot_ids"]) -> set[str]:

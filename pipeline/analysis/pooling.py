@@ -1,19 +1,21 @@
 """Pooled points: the outcomes that one table row shows, their epoch time and its interval."""
 
 import statistics
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from pipeline.analysis import comparability, formulas, intervals
 from pipeline.analysis.intervals import Interval, IntervalBasis
+from pipeline.analysis.neighbours import AttemptKey, attempt_key, count_neighbours
 from pipeline.analysis.notes import Note, make_note, text_note
 from pipeline.experiment.axis_groups import POOLED_AXES, alike_key, without_repeat
 from pipeline.experiment.measurement import Epoch, RankEpoch
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import AXES, FIRST_TIMED_EPOCH, Spec
+from pipeline.system.errors import pluralize
 
 MAX_PARTS_DEVIATION = 0.01  # of an epoch's time: by how much the sum of its parts may miss it
 MIN_PARTS_DEVIATION_NS = 1_000_000  # a smaller difference is never reported
@@ -45,6 +47,7 @@ class PooledPoint:
     outcomes: list[PointOutcome]
     axes: Sequence[str]  # that its rows show
     sources: Collection[str]  # source digests of all points of the experiment
+    neighbours: Mapping[AttemptKey, int]  # of every attempt of the experiment that had any
 
     @cached_property
     def status(self) -> str:
@@ -64,9 +67,18 @@ class PooledPoint:
 
     def difference_notes(self, what: str, other: "PooledPoint") -> list[Note]:
         """Return a note for every fact in which the environment of another point, called `what`, differs."""
-        return comparability.environment_difference_notes(
+        notes = comparability.environment_difference_notes(
             what, other.records_by_environment, self.records_by_environment
         )
+        if other.num_neighbours:
+            neighbours = pluralize(other.num_neighbours, "other point")
+            notes.append(make_note("other_shared_node", what=what, others=neighbours))
+        return notes
+
+    @cached_property
+    def num_neighbours(self) -> int:
+        """How many other points of the experiment ran on its node at the same time; the most of any ok record."""
+        return max((self.neighbours.get(attempt_key(record), 0) for record in self.ok_records), default=0)
 
     def median(self, value_of: Callable[[Record], float | None]) -> float | None:
         """Return the median of a value over the ok records that have it; None if none has it."""
@@ -116,6 +128,8 @@ class PooledPoint:
             notes.append(make_note("repeats_not_ok", **counts, statuses=sorted(set(others))))
         if self.status == "ok" and self.spec.measure == "epochs" and self.median_epoch_time_s is None:
             notes.append(explain_no_epoch_time(self.spec))
+        if self.num_neighbours:
+            notes.append(make_note("shared_node", others=pluralize(self.num_neighbours, "other point")))
         return [
             *notes,
             *comparability.mixed_environment_notes(self.records_by_environment),
@@ -148,7 +162,9 @@ def pool_outcomes(outcomes: Sequence[PointOutcome]) -> list[PooledPoint]:
     sources = comparability.distinct_values(ok_records, comparability.COMPARED_FACTS["source"])
     pools = group_pairs((alike_key(outcome.spec, POOLED_AXES), outcome) for outcome in outcomes).values()
     axes = axes_to_show([pool[0].spec for pool in pools])
-    return [PooledPoint(without_repeat(pool[0].spec), pool, axes, sources) for pool in pools]
+    attempts = [record for outcome in outcomes for record in (outcome.record, *outcome.superseded) if record]
+    neighbours = count_neighbours(attempts)
+    return [PooledPoint(without_repeat(pool[0].spec), pool, axes, sources, neighbours) for pool in pools]
 
 
 def axes_to_show(specs: Sequence[Spec]) -> list[str]:

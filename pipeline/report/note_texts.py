@@ -31,6 +31,9 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "other_fact": "{what} with another {fact} ({theirs:short} against {ours:short})",
     "other_node": "{what} from another node ({theirs:short} against {ours:short})",
     "other_boot": "{what} from another boot of its node",
+    "other_gpu": "{what} on another GPU",
+    "shared_node": "shared its node with {others} of this experiment while it ran",
+    "other_shared_node": "{what} shared its node with {others} of this experiment while it ran",
     # epoch times and their intervals
     "probe_fits": "probe of {steps} steps: it fits, and has no epoch time",
     "epochs_cut": "epochs end after {steps} of {full} steps: no epoch time",
