@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipeline.analysis.ring_model import Link
     from pipeline.experiment.folder import Experiment
     from pipeline.experiment.outcomes import CollectedOutcomes
+    from pipeline.report.bandwidth_rows import MeasuredLinks
     from pipeline.report.build_tables import Tables
     from pipeline.report.html_page import IndexEntry
 
@@ -75,13 +76,14 @@ def main() -> int:
     if not found:
         problem = f"no experiment under {arguments.folder}; run pipeline.submit or pipeline.ingest first."
         raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
+    links_by_folder: dict[Path, MeasuredLinks] = {}
     code, json_by_name, reports = errors.EXIT_USAGE if left_out else errors.EXIT_OK, {}, []
     pages = Pages(arguments.folder, len(found) > 1)
     if warn_of_open_folders(found.values()) and arguments.strict:
         code = max(code, errors.EXIT_GAPS)
     for name, experiment in found.items():
         try:
-            collected, tables = collect_experiment(experiment, link)
+            collected, tables = collect_experiment(experiment, link, links_by_folder)
         except CommandError as refusal:  # the other experiments still get their tables
             log_line(f"error: {refusal}")
             code = errors.EXIT_USAGE
@@ -153,10 +155,16 @@ class Pages:
         return errors.EXIT_OK
 
 
-def collect_experiment(experiment: "Experiment", link: "Link | None" = None) -> "tuple[CollectedOutcomes, Tables]":
-    """Return the outcomes and tables of one experiment. Without a manifest it expects the points with a record."""
+def collect_experiment(
+    experiment: "Experiment", link: "Link | None" = None, links_by_folder: "dict[Path, MeasuredLinks] | None" = None
+) -> "tuple[CollectedOutcomes, Tables]":
+    """Return the outcomes and tables of one experiment. Without a manifest it expects the points with a record.
+
+    `links_by_folder` keeps what was read of sibling experiments, for the next call.
+    """
     from pipeline.experiment import record_store
     from pipeline.experiment.outcomes import resolve_outcomes
+    from pipeline.report.bandwidth_rows import is_swept
     from pipeline.report.build_tables import build_tables
 
     manifest = experiment.read_manifest()
@@ -171,7 +179,39 @@ def collect_experiment(experiment: "Experiment", link: "Link | None" = None) -> 
         points = {record.spec for record in found}
         expected = sorted(points, key=lambda s: (s.num_gpus, s.strategy, s.batch_size_per_gpu, s.run_id()))
     collected = resolve_outcomes(expected, found, rejected)
-    return collected, build_tables(collected.outcomes, link)
+    sibling_links: MeasuredLinks = {}
+    if any(spec.num_gpus > 1 and spec.is_whole_epoch for spec in expected) and not any(map(is_swept, expected)):
+        sibling_links = find_sibling_links(experiment, {} if links_by_folder is None else links_by_folder)
+    return collected, build_tables(collected.outcomes, link, sibling_links)
+
+
+def find_sibling_links(experiment: "Experiment", links_by_folder: "dict[Path, MeasuredLinks]") -> "MeasuredLinks":
+    """Return the fastest link that experiments in the same folder measured on each kind of place.
+
+    Siblings without a manifest, and those that cannot be read, are left out.
+    """
+    from pipeline.experiment import folder, record_store
+    from pipeline.report.bandwidth_rows import is_swept, measured_links
+
+    links: MeasuredLinks = {}
+    own = experiment.folder.resolve()
+    try:
+        siblings = [path for path in sorted(own.parent.iterdir()) if path != own and folder.is_experiment(path)]
+    except OSError:  # a folder that may be entered and not listed
+        siblings = []
+    for path in siblings:
+        if path not in links_by_folder:
+            sibling = folder.Experiment(path)
+            try:
+                manifest = sibling.read_manifest()
+                swept = {spec.run_id() for spec in manifest.points if is_swept(spec)} if manifest else set()
+                found, _ = record_store.load_folder(sibling.records_folder, for_tables=True) if swept else ([], [])
+            except (CommandError, OSError):
+                found, swept = [], set()
+            links_by_folder[path] = measured_links(record for record in found if record.run_id in swept)
+        for key, gb_s in links_by_folder[path].items():
+            links[key] = max(gb_s, links.get(key, 0.0))
+    return links
 
 
 def indented_json(value: object) -> bytes:

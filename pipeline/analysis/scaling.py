@@ -100,7 +100,7 @@ def scaling_figures(point: PooledPoint, baseline: Baseline, scaling: Scaling) ->
         "serial_fraction_karp_flatt": serial_fraction,
         "baseline": baseline.point.spec.strategy if baseline.point else None,
         "baseline_batch_size_per_gpu": baseline.point.spec.batch_size_per_gpu if baseline.point else None,
-        "notes": scaling_notes(baseline, interval, speedup, num_gpus) if num_gpus > 1 else [],
+        "notes": scaling_notes(baseline, interval, speedup, num_gpus, serial_fraction) if num_gpus > 1 else [],
     }
 
 
@@ -112,7 +112,13 @@ def speedup_interval(point: PooledPoint, baseline: Baseline) -> Interval | None:
     return intervals.ratio_interval(above, below) if above and below else None
 
 
-def scaling_notes(baseline: Baseline, interval: Interval | None, speedup: float | None, num_gpus: int) -> list[Note]:
+def scaling_notes(
+    baseline: Baseline,
+    interval: Interval | None,
+    speedup: float | None,
+    num_gpus: int,
+    serial_fraction: float | None,
+) -> list[Note]:
     """Return the notes on the speed-up of a point on several GPUs."""
     notes = [*baseline.notes]
     if interval and baseline.point:
@@ -121,4 +127,6 @@ def scaling_notes(baseline: Baseline, interval: Interval | None, speedup: float 
         notes.append(make_note("no_difference"))
     if speedup is not None and speedup > num_gpus:
         notes.append(make_note("superlinear"))
+    if serial_fraction is not None and serial_fraction > 1:
+        notes.append(make_note("serial_fraction_above_1"))
     return notes

@@ -10,6 +10,11 @@ SUBTRACTIONS = ("comm_time_subtraction_s", "bandwidth_subtraction_gb_s")
 
 UNFIT_FIGURES: dict[str, tuple[str, ...]] = {
     "loader_bound": (*SPEEDUPS, *SUBTRACTIONS),
+    "superlinear": SPEEDUPS,  # an efficiency above 1, and with it a Karp-Flatt fraction below 0
+    "serial_fraction_above_1": ("serial_fraction_karp_flatt",),
+    "bandwidth_above_link": SUBTRACTIONS,
+    "no_pause_in_training": ("link_share",),  # of a share above 1, as the next
+    "sweep_waited_for_host": ("link_share",),
 }
 """By kind of note, the figures that no answer may use; also where the note is about the row's baseline."""
 

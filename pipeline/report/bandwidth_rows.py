@@ -10,7 +10,7 @@ from pipeline.analysis.notes import make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.measurement import AllReduce, Collective, Communication
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import CAPTURED_EXECUTIONS
+from pipeline.experiment.spec import CAPTURED_EXECUTIONS, Spec
 from pipeline.report.row_types import BandwidthRow, SweepRow, make_row
 
 OF_STEPS = ("precision", "execution")  # facts that do not affect isolated all-reduces
@@ -23,6 +23,39 @@ class SweepKey(NamedTuple):
     num_nodes: int
     num_gpus: int
     execution: str
+
+
+class LinkKey(NamedTuple):
+    """The kind of place whose links are alike: device, models of its GPUs, and number of nodes."""
+
+    device: str
+    gpus: tuple[str, ...]
+    num_nodes: int
+
+
+MeasuredLinks = dict[LinkKey, float]  # the largest bus bandwidth of any isolated all-reduce, in GB/s
+
+
+def link_key(record: Record) -> LinkKey:
+    """Return the kind of place where a record was measured."""
+    gpus = tuple(sorted({gpu.name for gpu in record.environment.gpus}))
+    return LinkKey(record.spec.device, gpus, record.spec.num_nodes)
+
+
+def is_swept(spec: Spec) -> bool:
+    """True if the point times isolated all-reduces."""
+    return spec.measure == "communication" and spec.strategy == "ddp"
+
+
+def measured_links(records: Iterable[Record]) -> MeasuredLinks:
+    """Return the largest bus bandwidth that sweeps measured on each kind of place."""
+    links: MeasuredLinks = {}
+    for record in records:
+        for size in (size for part in communications_of([record]) for size in part.sweep if size.times_ns):
+            time_s = statistics.median(size.times_ns) / 1e9
+            busbw = formulas.busbw_gb_s(size.num_bytes, time_s, record.spec.num_gpus)
+            links[link_key(record)] = max(busbw, links.get(link_key(record), 0.0))
+    return links
 
 
 def bandwidth_rows(point: PooledPoint) -> list[BandwidthRow]:

@@ -10,7 +10,7 @@ from pipeline.analysis.ring_model import Link
 from pipeline.analysis.scaling import pair_with_baselines, strong_pairs
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.report import row_types
-from pipeline.report.bandwidth_rows import bandwidth_rows, sweep_rows
+from pipeline.report.bandwidth_rows import MeasuredLinks, bandwidth_rows, measured_links, sweep_rows
 from pipeline.report.communication_rows import exposed_row, split_row, transfer_row
 from pipeline.report.cost_rows import cost_rows
 from pipeline.report.memory_rows import memory_row
@@ -40,21 +40,27 @@ class Tables(msgspec.Struct, frozen=True):
         return {name: [row.flat() for row in getattr(self, name)] for name in self.__struct_fields__}
 
 
-def build_tables(outcomes: Sequence[PointOutcome], link: Link | None = None) -> Tables:
-    """Return the tables of an experiment, rows in the order of the grid. Predictions are for `link` if given."""
+def build_tables(
+    outcomes: Sequence[PointOutcome], link: Link | None = None, sibling_links: MeasuredLinks | None = None
+) -> Tables:
+    """Return the tables of an experiment, rows in the order of the grid. Predictions are for `link` if given.
+
+    `sibling_links` are those that other experiments measured; the experiment's own come first.
+    """
     pooled = pool_outcomes(outcomes)
     points = [point for point in pooled if point.spec.measure == "epochs"]
     measured = [point for point in pooled if point.spec.measure == "communication"]
     ddp = [point for point in measured if point.spec.strategy == "ddp"]
     plain = [point for point in points if not point.spec.remedies]
     weak = pair_with_baselines(plain, "weak")
+    links = (sibling_links or {}) | measured_links(record for point in ddp for record in point.ok_records)
     return Tables(
         Q1=[q1_row(point) for point in plain if point.spec.num_gpus == 1],
         Q2=[
             *(q2_row(point, baseline, "weak") for point, baseline in weak),
             *(q2_row(point, baseline, "strong") for point, baseline in strong_pairs(plain)),
         ],
-        Q3=[q3_row(point, baseline, measured) for point, baseline in weak if point.spec.num_gpus > 1],
+        Q3=[q3_row(point, baseline, measured, links) for point, baseline in weak if point.spec.num_gpus > 1],
         Q4=[row for point in points for row in q4_rows(point)],
         oom=[oom_row(point) for point in pooled if any(outcome.status == "oom" for outcome in point.outcomes)],
         communication=[exposed_row(point) for point in ddp],

@@ -201,6 +201,8 @@ FIGURE_COLUMNS = (
     seconds("noise_floor_time_s", "Larger absolute end of the interval of DDP minus an equal DDP.", is_explained=True),
     seconds("comm_time_s", "Shortest time of each all-reduce over ranks, summed over buckets.", is_explained=True),
     fraction("hidden_share", "1 - exposed/comm.", is_explained=True),
+    fraction("hidden_share_low", "Lower end of the interval of hidden_share, from that of exposed_comm_time_s."),
+    fraction("hidden_share_high", "Upper end of the interval of hidden_share."),
     seconds("collective_launch_time_s", "exposed - comm where that is above 0.", is_explained=True),
     seconds(
         "straggler_wait_time_s",

@@ -94,14 +94,19 @@ def split_exposed(exposed: MedianTime | None, comm_s: float | None, floor_s: flo
     """Return the share of communication that compute hides, or the host's cost where exposed exceeds communication.
 
     Both are None where noise could hide all communication, and where exposed communication is negative beyond noise.
+    The interval of the share is that of exposed communication, cut to 0 and 1; communication itself counts as exact.
     """
-    hidden = launch_s = None
+    hidden = low = high = launch_s = None
     if exposed is not None and comm_s and not (is_within_noise(exposed, floor_s) and (floor_s or 0.0) >= comm_s):
         if exposed.value_s > comm_s:
             launch_s = exposed.value_s - comm_s
         elif exposed.value_s >= 0 or is_within_noise(exposed, floor_s):
             hidden = 1 - max(exposed.value_s, 0.0) / comm_s
-    return {"hidden_share": hidden, "collective_launch_time_s": launch_s}
+            if exposed.interval:
+                ends_s = (exposed.interval.high, exposed.interval.low)
+                low, high = (1 - min(max(end_s, 0.0), comm_s) / comm_s for end_s in ends_s)
+    figures = {"hidden_share": hidden, "hidden_share_low": low, "hidden_share_high": high}
+    return {**figures, "collective_launch_time_s": launch_s}
 
 
 def exposed_notes(

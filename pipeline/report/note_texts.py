@@ -61,8 +61,12 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "baseline_untimed": "no baseline: {strategy} on 1 is {status}",
     "of_baseline": "baseline: {note}",
     "no_difference": "no difference from the baseline: 1 lies inside the interval",
-    "superlinear": "superlinear: noise, a slowed baseline, or a difference besides the GPUs",
+    "superlinear": "efficiency above 1: noise, a slowed baseline, or a difference besides the GPUs",
     "subtraction_fails": "T(N) <= T(1)/N: subtraction cannot see the communication",
+    "serial_fraction_above_1": "Karp-Flatt above 1: slower than one GPU, so the loss is overhead and no serial part",
+    "bandwidth_above_link": (
+        "bandwidth above the {link_gb_s:.0f} GB/s of the measured link: comm by subtraction is too short"
+    ),
     "ring_assumed": "a ring is assumed, which DataParallel does not use",
     # communication
     "exposure_is_noise": "exposed communication lies inside the noise floor",

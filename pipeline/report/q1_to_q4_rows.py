@@ -12,6 +12,7 @@ from pipeline.analysis.scaling import Baseline, Scaling, scaling_figures
 from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS
+from pipeline.report.bandwidth_rows import MeasuredLinks, link_key
 from pipeline.report.communication_rows import is_same_point_trained, num_rounds
 from pipeline.report.row_types import OomRow, Q1Row, Q2Row, Q3Row, Q4Row, make_row
 
@@ -76,10 +77,13 @@ def q2_row(point: PooledPoint, baseline: Baseline, scaling: Scaling) -> Q2Row:
     return make_row(Q2Row, point, **times, **gains, **energy_figures(point), notes=notes)
 
 
-def q3_row(point: PooledPoint, baseline: Baseline, measured: Sequence[PooledPoint] = ()) -> Q3Row:
+def q3_row(
+    point: PooledPoint, baseline: Baseline, measured: Sequence[PooledPoint] = (), links: MeasuredLinks | None = None
+) -> Q3Row:
     """Return a row of Q3: computation against communication by subtraction, over the whole epoch.
 
-    Exposed communication comes from the matching point of `measured`: that of one step, times the steps.
+    Exposed communication comes from the matching point of `measured`: that of one step, times the steps. `links` tells
+    if the bandwidth exceeds the link's own.
     """
     time_s, num_gpus = point.median_epoch_time_s, point.spec.num_gpus
     num_steps = point.spec.full_steps_per_epoch if point.spec.is_whole_epoch else None
@@ -97,6 +101,9 @@ def q3_row(point: PooledPoint, baseline: Baseline, measured: Sequence[PooledPoin
         bandwidth = formulas.bandwidth_gb_s(num_bytes, comm_s)
         if point.spec.strategy == "dp":
             notes.append(make_note("ring_assumed"))
+        link_gb_s = (links or {}).get(link_key(point.ok_records[0]))
+        if link_gb_s is not None and bandwidth > link_gb_s:
+            notes.append(make_note("bandwidth_above_link", link_gb_s=link_gb_s))
     exposed_s, exposed_notes = exposed_per_epoch(point, measured)
     return make_row(
         Q3Row,

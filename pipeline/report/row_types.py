@@ -178,6 +178,8 @@ class CommunicationRow(PointRow, frozen=True, kw_only=True):
     noise_floor_time_s: float | None = None
     comm_time_s: float | None = None
     hidden_share: float | None = None
+    hidden_share_low: float | None = None
+    hidden_share_high: float | None = None
     collective_launch_time_s: float | None = None
     traced_exposed_comm_time_s: float | None = None
     slowed_compute_time_s: float | None = None

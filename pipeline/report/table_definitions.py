@@ -81,7 +81,8 @@ TABLE_DEFINITIONS = (
         (
             *("step_time_s", "exposed_comm_time_s", "exposed_comm_time_low_s", "exposed_comm_time_high_s"),
             *("collectives_time_s", "collectives_time_low_s", "collectives_time_high_s"),
-            *("exposed_comm_time_run_spread_s", "noise_floor_time_s", "comm_time_s", "hidden_share"),
+            *("exposed_comm_time_run_spread_s", "noise_floor_time_s", "comm_time_s"),
+            *("hidden_share", "hidden_share_low", "hidden_share_high"),
             *("collective_launch_time_s", "straggler_wait_time_s", "buffer_comm_time_s", "traced_exposed_comm_time_s"),
             *("slowed_compute_time_s", "ddp_overhead_time_s"),
         ),

@@ -89,13 +89,13 @@ def test_the_serial_fraction_by_hand_and_under_strong_scaling_alone() -> None:
 @pytest.mark.parametrize(("time_s", "said"), [(4.4, True), (4.5, False)])
 def test_a_superlinear_speedup_is_said_of_weak_scaling_too(time_s: float, said: bool) -> None:
     *_, row = rows_of("weak", timed(9, 128), timed(time_s, 128, 2))
-    assert ("superlinear" in (row["note"] or "")) is said
+    assert ("efficiency above 1" in (row["note"] or "")) is said
 
 
 def test_a_superlinear_speedup_has_a_negative_serial_fraction_and_a_note() -> None:
     *_, row = rows_of("strong", timed(9, 256), timed(4, 128, 2))
     assert row["serial_fraction_karp_flatt"] == pytest.approx((4 / 9 - 1 / 2) * 2)
-    assert_says(row["note"], "superlinear", "noise", "baseline")
+    assert_says(row["note"], "efficiency above 1", "noise", "baseline")
 
 
 @pytest.mark.parametrize(

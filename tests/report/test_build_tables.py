@@ -9,7 +9,7 @@ from factories import ROOT, make_measurement, make_record, make_spec
 from rendered_tables import build
 
 from pipeline.analysis.pooling import ALWAYS_SHOWN
-from pipeline.collect import collect_experiment
+from pipeline.collect import collect_experiment, find_sibling_links
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.measurement import DeviceMemory, Epoch, GpuWindow, HostWindow, Telemetry
@@ -407,7 +407,8 @@ def test_what_is_not_kept_for_tables_is_in_no_table() -> None:
         manifest, (found, rejected) = experiment.read_manifest(), record_store.load_folder(experiment.records_folder)
         assert manifest is not None
         collected = resolve_outcomes(manifest.points, found, rejected)
-        whole = msgspec.json.encode(build_tables(collected.outcomes))
+        siblings = find_sibling_links(experiment, {})
+        whole = msgspec.json.encode(build_tables(collected.outcomes, sibling_links=siblings))
         assert msgspec.json.encode(collect_experiment(experiment)[1]) == whole
 
 

@@ -15,6 +15,7 @@ from factories import (
 from rendered_tables import build
 
 from pipeline.analysis.exposed_communication import MedianTime
+from pipeline.analysis.intervals import Interval
 from pipeline.experiment.measurement import Communication, SplitPart, VariantName
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import encode_record
@@ -105,7 +106,25 @@ def test_exposed_communication_is_split_at_what_the_link_takes(
     exposed_s: float | None, comm_s: float | None, floor_s: float | None, hidden: float | None, launch_s: float | None
 ) -> None:
     exposed = None if exposed_s is None else MedianTime(exposed_s, None)
-    assert split_exposed(exposed, comm_s, floor_s) == {"hidden_share": hidden, "collective_launch_time_s": launch_s}
+    found = split_exposed(exposed, comm_s, floor_s)
+    assert (found["hidden_share"], found["collective_launch_time_s"]) == (hidden, launch_s)
+    assert found["hidden_share_low"] is found["hidden_share_high"] is None  # no interval
+
+
+@pytest.mark.parametrize(
+    ("low_s", "exposed_s", "high_s", "share"),
+    [
+        (0.2, 0.25, 0.4, (0.6, 0.75, 0.8)),
+        (-0.1, 0.25, 1.5, (0.0, 0.75, 1.0)),  # cut to what a share may be
+        (1.2, 1.5, 1.8, (None, None, None)),
+    ],
+)
+def test_the_hidden_share_has_the_interval_of_exposed_communication(
+    low_s: float, exposed_s: float, high_s: float, share: tuple[float | None, ...]
+) -> None:
+    found = split_exposed(MedianTime(exposed_s, Interval(low_s, high_s, 0.97, 6)), 1.0, None)
+    keys = ("hidden_share_low", "hidden_share", "hidden_share_high")
+    assert tuple(found[key] for key in keys) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(("exposed_us", "is_noise"), [(2.9, True), (-2.9, True), (3.1, False), (-3.1, False)])
