@@ -81,6 +81,14 @@ class MedianTime(NamedTuple):
     basis: IntervalBasis | None = None
     run_medians_s: tuple[float, ...] = ()
 
+    def times(self, count: int) -> "MedianTime":
+        """Return the time of so many steps; an interval is multiplied too."""
+        interval = self.interval
+        scaled = interval._replace(low=count * interval.low, high=count * interval.high) if interval else None
+        return MedianTime(
+            count * self.value_s, scaled, self.basis, tuple(count * time_s for time_s in self.run_medians_s)
+        )
+
     def noise_floor(self) -> float | None:
         """Return half the interval's width over the median. Over windows it does not hold for a new process."""
         return intervals.relative_half_width(self.interval, self.value_s) if self.interval else None

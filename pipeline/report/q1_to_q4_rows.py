@@ -5,7 +5,7 @@ from typing import Any
 
 from pipeline.analysis import formulas, loader
 from pipeline.analysis.energy import energy_figures, energy_notes, host_cpu_share_of
-from pipeline.analysis.exposed_communication import communications_of, exposed_time, is_within_noise
+from pipeline.analysis.exposed_communication import MedianTime, communications_of, exposed_time, is_within_noise
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs, median_window_s, record_peak_memory_gib
 from pipeline.analysis.scaling import Baseline, Scaling, scaling_figures
@@ -13,7 +13,7 @@ from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS
 from pipeline.report.bandwidth_rows import MeasuredLinks, link_key
-from pipeline.report.communication_rows import is_same_point_trained, num_rounds
+from pipeline.report.communication_rows import is_same_point_trained, num_rounds, with_interval
 from pipeline.report.row_types import OomRow, Q1Row, Q2Row, Q3Row, Q4Row, make_row
 
 
@@ -104,7 +104,7 @@ def q3_row(
         link_gb_s = (links or {}).get(link_key(point.ok_records[0]))
         if link_gb_s is not None and bandwidth > link_gb_s:
             notes.append(make_note("bandwidth_above_link", link_gb_s=link_gb_s))
-    exposed_s, exposed_notes = exposed_per_epoch(point, measured)
+    exposed, exposed_notes = exposed_per_epoch(point, measured)
     return make_row(
         Q3Row,
         point,
@@ -114,13 +114,13 @@ def q3_row(
         steps_per_epoch=num_steps,
         ring_bytes_per_epoch=num_bytes,
         bandwidth_subtraction_gb_s=bandwidth,
-        exposed_comm_time_s=exposed_s,
+        **with_interval("exposed_comm_time", exposed),
         baseline=baseline.point.spec.strategy if baseline.point else None,
         notes=notes + exposed_notes,
     )
 
 
-def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tuple[float | None, list[Note]]:
+def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tuple[MedianTime | None, list[Note]]:
     """Return the measured exposed communication of an epoch's steps, and notes on it; None if no point matches.
 
     If several points of `measured` match, the one with the most rounds counts.
@@ -132,7 +132,7 @@ def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tu
         return None, []
     notes = [make_note("measured_exposure_is_noise")] if is_within_noise(exposed, floor_s) else []
     notes += point.difference_notes("measured communication", match)
-    return exposed.value_s * point.spec.full_steps_per_epoch, notes
+    return exposed.times(point.spec.full_steps_per_epoch), notes
 
 
 def q4_rows(point: PooledPoint) -> list[Q4Row]:

@@ -131,6 +131,8 @@ class Q3Row(PointRow, frozen=True, kw_only=True):
     ring_bytes_per_epoch: int | None = None
     bandwidth_subtraction_gb_s: float | None = None
     exposed_comm_time_s: float | None = None
+    exposed_comm_time_low_s: float | None = None
+    exposed_comm_time_high_s: float | None = None
     baseline: str | None = None
 
 

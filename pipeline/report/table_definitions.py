@@ -62,7 +62,8 @@ TABLE_DEFINITIONS = (
         "Q3",
         "Q3: computation against communication, estimated by subtraction",
         own_figures(row_types.Q3Row),
-        "Every cost that does not divide by N counts as communication. Figures are of the whole epoch.",
+        "Every cost that does not divide by N counts as communication. Figures are of the whole epoch; "
+        "exposed_comm_time_s is that of a step of the communication point with the same axes, times the epoch's steps.",
     ),
     TableDefinition(
         "communication",

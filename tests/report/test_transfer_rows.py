@@ -5,9 +5,10 @@ from communication_records import US, five_times, measured, point, steady
 from factories import make_communication, make_communication_record, make_record, make_spec
 from rendered_tables import build
 
+from pipeline.experiment.grid import expand_grid
 from pipeline.experiment.measurement import Transfer, VariantName
 from pipeline.experiment.record import Environment, Gpu
-from pipeline.report.communication_rows import KINDS
+from pipeline.report.communication_rows import KINDS, is_same_point_trained
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,18 @@ def test_the_point_that_trained_with_the_same_axes_lends_its_time_and_accuracy()
     (twin,) = [row for row in tables.Q3 if row["exposed_comm_time_s"] is not None and row["epoch_time_s"] is not None]
     assert (twin["epoch_time_s"], twin["strategy"], twin["precision"]) == (2, "ddp", "tf32")
     assert twin["exposed_comm_time_s"] == pytest.approx(196 * 40 * US)  # ceil(25,000 / 128) steps
+    ends = [twin["exposed_comm_time_low_s"], twin["exposed_comm_time_high_s"]]
+    assert ends == pytest.approx([196 * 38 * US, 196 * 42 * US])
     assert twin["comm_time_subtraction_s"] == 0.5  # 2 - 3/2: the estimate stands beside it
+
+
+def test_the_grid_of_q3_measures_every_ddp_point_that_it_subtracts() -> None:
+    points = expand_grid("q3").points
+    measured = [spec for spec in points if spec.measure == "communication"]
+    subtracted = [spec for spec in points if spec.measure == "epochs" and spec.strategy == "ddp"]
+    assert len(subtracted) == 10  # 5 batch sizes on each of 2 and 4 GPUs
+    for spec in subtracted:
+        assert sum(is_same_point_trained(spec, other) for other in measured) == 1, spec.run_id()
 
 
 @pytest.mark.parametrize(("exposed_us", "said"), [(2.9, True), (3.1, False)])
