@@ -98,7 +98,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         sizes = ",".join(str(size) for size in range(1, NUM_POINTS // 5 + 1))
-        dry_run = [*PYTHON, "pipeline.submit", "--grid", "scaling", "--dry-run", "--set", f"batch_size_per_gpu={sizes}"]
+        changes = [f"batch_size_per_gpu={sizes}", "input=dataloader"]
+        dry_run = [*PYTHON, "pipeline.submit", "--grid", "scaling", "--dry-run", "--set", *changes]
         report(f"submit --dry-run of {NUM_POINTS} points", dry_run, folder)
         write_experiment(folder)
         report(f"collect of {NUM_POINTS} records", [*PYTHON, "pipeline.collect", "many"], folder)
