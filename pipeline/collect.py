@@ -158,27 +158,16 @@ class Pages:
 def collect_experiment(
     experiment: "Experiment", link: "Link | None" = None, links_by_folder: "dict[Path, MeasuredLinks] | None" = None
 ) -> "tuple[CollectedOutcomes, Tables]":
-    """Return the outcomes and tables of one experiment. Without a manifest it expects the points with a record.
+    """Return the outcomes and tables of one experiment. Raises CommandError.
 
     `links_by_folder` keeps what was read of sibling experiments, for the next call.
     """
-    from pipeline.experiment import record_store
-    from pipeline.experiment.outcomes import resolve_outcomes
+    from pipeline.experiment.outcomes import collect_outcomes
     from pipeline.report.bandwidth_rows import is_swept
     from pipeline.report.build_tables import build_tables
 
-    manifest = experiment.read_manifest()
-    try:
-        found, rejected = record_store.load_folder(experiment.records_folder, for_tables=True)
-    except OSError as error:
-        problem = f"cannot read {experiment.records_folder}: {error.strerror}; mend its permissions."
-        raise CommandError(problem) from error
-    if manifest:
-        expected = manifest.points
-    else:
-        points = {record.spec for record in found}
-        expected = sorted(points, key=lambda s: (s.num_gpus, s.strategy, s.batch_size_per_gpu, s.run_id()))
-    collected = resolve_outcomes(expected, found, rejected)
+    collected = collect_outcomes(experiment)
+    expected = [outcome.spec for outcome in collected.outcomes]
     sibling_links: MeasuredLinks = {}
     if any(spec.num_gpus > 1 and spec.is_whole_epoch for spec in expected) and not any(map(is_swept, expected)):
         sibling_links = find_sibling_links(experiment, {} if links_by_folder is None else links_by_folder)

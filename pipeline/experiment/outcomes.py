@@ -7,9 +7,11 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 
 from pipeline.experiment import record_store
+from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Spec
+from pipeline.system.errors import CommandError
 from pipeline.system.files import CANNOT_READ
 
 PointStatus = Literal["ok", "oom", "failed", "rejected", "missing"]
@@ -50,6 +52,25 @@ class CollectedOutcomes(NamedTuple):
     outcomes: list[PointOutcome]
     coverage: Coverage
     notes: list[str]
+
+
+def collect_outcomes(experiment: Experiment) -> CollectedOutcomes:
+    """Return the outcomes of an experiment, for tables. Without a manifest it expects the points with a record.
+
+    Raises CommandError if the manifest or the records cannot be read.
+    """
+    manifest = experiment.read_manifest()
+    try:
+        found, rejected = record_store.load_folder(experiment.records_folder, for_tables=True)
+    except OSError as error:
+        problem = f"cannot read {experiment.records_folder}: {error.strerror}; mend its permissions."
+        raise CommandError(problem) from error
+    if manifest:
+        expected = manifest.points
+    else:
+        points = {record.spec for record in found}
+        expected = sorted(points, key=lambda s: (s.num_gpus, s.strategy, s.batch_size_per_gpu, s.run_id()))
+    return resolve_outcomes(expected, found, rejected)
 
 
 def resolve_outcomes(
