@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import NoReturn
 
 EXIT_OK = 0  # also if everything was measured already
-EXIT_GAPS = 1  # points without a result: under --strict, and after submit ran points here or waited for them
+EXIT_GAPS = 1  # points without a result, under --strict or after submit waited; points too slow for --fail-above
 EXIT_USAGE = 2  # wrong usage or configuration, an absent or unreadable folder, a grid without points
-EXIT_NOTHING_FOUND = 3  # no experiment in the folder, or an option that selects no point
+EXIT_NOTHING_FOUND = 3  # no experiment in the folder, an option that selects no point, or no point to compare
 EXIT_SCHEDULER = 4  # Slurm refused, or is configured and does not answer
 
 UMASK = 0o027  # the group may read what a command and its processes write, others may not

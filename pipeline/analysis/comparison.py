@@ -1,0 +1,160 @@
+"""Comparison of two experiments, A and B: the ratio of each shared point's time, and the facts in which they differ.
+
+Times are in seconds: the epoch time of a timed point, the step time of a communication point.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from pipeline.analysis import intervals
+from pipeline.analysis.comparability import Fact, compared_facts
+from pipeline.analysis.exposed_communication import MedianTime, communications_of, median_time, step_times_s
+from pipeline.analysis.intervals import Interval
+from pipeline.analysis.notes import Note
+from pipeline.analysis.pooling import PooledPoint, pool_outcomes
+from pipeline.experiment.outcomes import PointOutcome
+from pipeline.experiment.record import Record
+from pipeline.experiment.spec import Spec
+
+Verdict = Literal["slower", "faster", "inside the noise", "no interval", "no data"]
+TimeKey = Literal["epoch_time_s", "step_time_s"]
+
+HARDWARE_FACTS: dict[str, Fact] = {
+    "nodes": lambda record: " and ".join(sorted(record.environment.nodes)),
+    "CPU": lambda record: record.environment.cpu,
+    "CUDA": lambda record: record.environment.cuda,
+    "cuDNN": lambda record: record.environment.cudnn,
+    "Python": lambda record: record.environment.python,
+}
+"""Facts beside those of `comparability`, which compares points of one experiment."""
+
+
+class TimedSide:
+    """One side of a compared point: its times by repeat, their median and its interval."""
+
+    def __init__(self, point: PooledPoint) -> None:
+        self.point = point
+        self.times_by_repeat_s = times_by_repeat_s(point)
+
+    @cached_property
+    def time(self) -> MedianTime | None:
+        """The median time; None if no record has one."""
+        return median_time(self.times_by_repeat_s)
+
+    @cached_property
+    def notes(self) -> list[Note]:
+        """A note if the time drifted in windows that the interval is based on."""
+        if self.time is None or self.time.basis != "windows":
+            return []
+        return intervals.drift_notes(time_key(self.point.spec), self.times_by_repeat_s)
+
+
+class ComparedPoint(NamedTuple):
+    """A point that both experiments expect. `ratio` is B's median over A's."""
+
+    spec: Spec
+    a: TimedSide
+    b: TimedSide
+    ratio: float | None
+    interval: Interval | None
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the ratio and its interval say of B."""
+        if self.ratio is None:
+            return "no data"
+        if self.interval is None:
+            return "no interval"
+        if self.interval.contains(1):
+            return "inside the noise"
+        return "slower" if self.ratio > 1 else "faster"
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the point is ok in A and not in B, for example out of memory."""
+        return self.a.point.status == "ok" and self.b.point.status != "ok"
+
+    def is_slower_by(self, share: float) -> bool:
+        """True if the whole interval of the ratio lies above 1 + share."""
+        return self.interval is not None and self.interval.low > 1 + share
+
+
+class Comparison(NamedTuple):
+    """The shared points of two experiments, the points of one alone, and the facts in which the shared ones differ."""
+
+    points: list[ComparedPoint]
+    only_in_a: list[Spec]
+    only_in_b: list[Spec]
+    differences: dict[str, tuple[list[str], list[str]]]  # fact -> its values in A and in B
+
+
+def compare_outcomes(a: Sequence[PointOutcome], b: Sequence[PointOutcome]) -> Comparison:
+    """Compare the points of two experiments that agree in all axes but repeat and seed.
+
+    Searches for the largest batch (`measure: memory`) hold no time and are left out.
+    """
+    sides_a, sides_b = ({side.point.spec: side for side in timed_sides(outcomes)} for outcomes in (a, b))
+    shared = [compare_point(side, sides_b[spec]) for spec, side in sides_a.items() if spec in sides_b]
+    records_a, records_b = (
+        [record for side in sides for record in side.point.ok_records]
+        for sides in ([point.a for point in shared], [point.b for point in shared])
+    )
+    return Comparison(
+        shared,
+        [spec for spec in sides_a if spec not in sides_b],
+        [spec for spec in sides_b if spec not in sides_a],
+        differing_facts(records_a, records_b),
+    )
+
+
+def is_failing(points: Iterable[ComparedPoint], fail_above: float | None) -> bool:
+    """True if a point is slower by more than this share, or lost its result; False without a limit."""
+    return fail_above is not None and any(point.is_lost or point.is_slower_by(fail_above) for point in points)
+
+
+def timed_sides(outcomes: Sequence[PointOutcome]) -> list[TimedSide]:
+    """Return the pooled points that are timed."""
+    return [TimedSide(point) for point in pool_outcomes(outcomes) if point.spec.measure != "memory"]
+
+
+def compare_point(a: TimedSide, b: TimedSide) -> ComparedPoint:
+    """Return the ratio of two medians, and its interval if both have one."""
+    ratio = interval = None
+    if a.time and b.time:
+        ratio = b.time.value_s / a.time.value_s
+        if a.time.interval and b.time.interval:
+            interval = intervals.ratio_interval(b.time.interval, a.time.interval)
+    return ComparedPoint(a.point.spec, a, b, ratio, interval)
+
+
+def time_key(spec: Spec) -> TimeKey:
+    """Return the column of the time that is compared."""
+    return "step_time_s" if spec.measure == "communication" else "epoch_time_s"
+
+
+def times_by_repeat_s(point: PooledPoint) -> list[list[float]]:
+    """Return the times of each repeat that has any: of its timed epochs, or of a step in each of its windows."""
+    if time_key(point.spec) == "epoch_time_s":
+        return point.epoch_times_s
+    found = communications_of(point.ok_records)
+    variant: Literal["ddp", "dp"] = "ddp" if point.spec.strategy == "ddp" else "dp"
+    return [times_s for part in found if (times_s := step_times_s(part, variant))]
+
+
+def differing_facts(a: Sequence[Record], b: Sequence[Record]) -> dict[str, tuple[list[str], list[str]]]:
+    """Return the facts in which the records differ, each with its values in A and in B.
+
+    A fact that one side does not state is no difference.
+    """
+    found = {}
+    for name, fact in {**HARDWARE_FACTS, **compared_facts([*a, *b])}.items():
+        values_a, values_b = fact_values(fact, a), fact_values(fact, b)
+        if values_a and values_b and values_a != values_b:
+            found[name] = (values_a, values_b)
+    return found
+
+
+def fact_values(fact: Fact, records: Sequence[Record]) -> list[str]:
+    """Return the values of a fact, sorted; also of timings measured elsewhere, which may state their GPU."""
+    return sorted({value for record in records if (value := fact(record))})

@@ -1,0 +1,117 @@
+"""Compare the times of two experiments point by point: which are slower, and which are inside the noise.
+
+    python -m pipeline.compare outputs/driver-570 outputs/driver-580
+    python -m pipeline.compare outputs/driver-570 outputs/driver-580 --fail-above 5%
+
+A and B are experiments, or folders of several: those are paired by name. Points are paired by all axes but repeat and
+seed. A verdict holds for the interval of the ratio B / A.
+Exit codes: 0 success; 1 with --fail-above if a point is slower by more, or is ok in A and not in B; 2 a folder cannot
+be read, or both are the same; 3 no experiment, or no timed point, is in both.
+"""
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.system import errors
+from pipeline.system.command_line import build_parser
+from pipeline.system.errors import CommandError, log_line
+
+if TYPE_CHECKING:
+    from pipeline.experiment.folder import Experiment
+    from pipeline.experiment.outcomes import PointOutcome
+
+PERCENTAGE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?%")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = build_parser("compare", __doc__)
+    folder = "an experiment's folder, or one that holds experiments at any depth"
+    parser.add_argument("a", type=Path, metavar="A", help=f"the reference: {folder}")
+    parser.add_argument("b", type=Path, metavar="B", help="what is compared with it: likewise")
+    failing = "exit 1 if a point of B is slower by more than this, and noise does not explain it (such as 5%%)"
+    parser.add_argument("--fail-above", type=parse_percentage, metavar="PERCENT", help=failing)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser.parse_args()
+
+
+def parse_percentage(text: str) -> float:
+    """Parse `5%` as 0.05, for argparse."""
+    match = PERCENTAGE.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentage; write it as 5%")
+    return float(match[1]) / 100
+
+
+def main() -> int:
+    """Print the comparison of every pair of experiments. Return the exit code."""
+    arguments = parse_arguments()
+    # imported after the command line is parsed, so that --help answers at once
+    from pipeline.analysis.comparison import Comparison, compare_outcomes, is_failing
+    from pipeline.report.comparison_tables import comparison_as_json, render_comparison, summarize
+
+    unreadable: list[OSError] = []
+    comparisons: dict[str, tuple[tuple[str, str], Comparison]] = {}
+    for name, (a, b) in pair_experiments(arguments.a, arguments.b, unreadable).items():
+        comparison = compare_outcomes(read_outcomes(a), read_outcomes(b))
+        if comparison.points:
+            comparisons[name] = (str(a.folder), str(b.folder)), comparison
+        else:
+            log_line(f"Notice: {name}: no timed point is in both.")
+    points = [point for _, comparison in comparisons.values() for point in comparison.points]
+    if not points:
+        problem = f"{arguments.a} and {arguments.b} share no timed point"
+        raise CommandError(f"{problem}; compare two runs of the same grid.", errors.EXIT_NOTHING_FOUND)
+    if arguments.json:
+        described = {name: comparison_as_json(comparison) for name, (_, comparison) in comparisons.items()}
+        print(json.dumps({"fail_above": arguments.fail_above, "experiments": described}, indent=1))
+    else:
+        print("\n".join(render_comparison(name, *found) for name, found in comparisons.items()))
+        print(" ".join(summarize(points, arguments.fail_above)))
+    if unreadable:
+        return errors.EXIT_USAGE
+    return errors.EXIT_GAPS if is_failing(points, arguments.fail_above) else errors.EXIT_OK
+
+
+def pair_experiments(a: Path, b: Path, unreadable: list[OSError]) -> "dict[str, tuple[Experiment, Experiment]]":
+    """Return the pairs to compare, by name: the only experiment of each folder, else those of the same name.
+
+    Raises CommandError.
+    """
+    from pipeline.experiment.folder import find_experiments
+
+    found_a, found_b = (find_experiments(folder, unreadable.append) for folder in (a, b))
+    for folder, found in ((a, found_a), (b, found_b)):
+        if not found:
+            raise CommandError(f"no experiment under {folder}; submit one first.", errors.EXIT_NOTHING_FOUND)
+    if len(found_a) == len(found_b) == 1:
+        (name_a, only_a), (name_b, only_b) = *found_a.items(), *found_b.items()
+        pairs = {name_a if name_a == name_b else f"{name_a} and {name_b}": (only_a, only_b)}
+    else:
+        pairs = {name: (found_a[name], found_b[name]) for name in found_a if name in found_b}
+        for folder, alone in ((a, found_a.keys() - pairs), (b, found_b.keys() - pairs)):
+            if alone:
+                log_line(f"Notice: only under {folder}: {errors.shorten_list(sorted(alone), 5)}.")
+    if not pairs:
+        problem = f"no experiment under {a} has the name of one under {b}"
+        raise CommandError(f"{problem}; give two experiments.", errors.EXIT_NOTHING_FOUND)
+    for one, other in pairs.values():
+        if one.folder.resolve() == other.folder.resolve():
+            raise CommandError(f"A and B are both {one.folder}; give two different folders.")
+    return pairs
+
+
+def read_outcomes(experiment: "Experiment") -> "list[PointOutcome]":
+    """Return the outcomes of an experiment, and log the files that were left out. Raises CommandError."""
+    from pipeline.experiment.outcomes import collect_outcomes
+
+    collected = collect_outcomes(experiment)
+    for note in collected.notes:
+        log_line(f"{experiment.folder}: {note}")
+    return collected.outcomes
+
+
+if __name__ == "__main__":
+    errors.run_command(main)

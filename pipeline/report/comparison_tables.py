@@ -1,0 +1,199 @@
+"""Comparisons of two experiments, in Markdown and in JSON."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+import tabulate
+
+from pipeline.analysis import intervals
+from pipeline.analysis.comparability import COMPARED_FACTS
+from pipeline.analysis.comparison import (
+    HARDWARE_FACTS,
+    ComparedPoint,
+    Comparison,
+    TimedSide,
+    Verdict,
+    fact_values,
+    is_failing,
+    time_key,
+)
+from pipeline.report.columns import ABSENT, NOT_STATED, three_decimals, three_digits
+from pipeline.report.markdown import STATUS_WORDS, escape_markdown
+from pipeline.report.note_texts import render_notes
+from pipeline.report.point_labels import EFFORT_AXES, describe_point, varying_axes
+from pipeline.system.errors import pluralize
+
+NAMED_AXES = ("strategy", "num_gpus", "batch_size_per_gpu")  # they are said in any case, the others if they vary
+SUMMARY_FACTS = ("GPU", "torch", "driver")
+
+
+class TimeTable(NamedTuple):
+    """A table of one kind of time: its heading, the unit of its columns, and their format of seconds."""
+
+    heading: str
+    unit: str
+    format: Callable[[float], str]
+
+
+TIME_TABLES = {
+    "epoch_time_s": TimeTable("Epoch time", "s", lambda s: (three_decimals if s >= 0.1 else three_digits)(s)),
+    "step_time_s": TimeTable("Step time", "us", lambda s: f"{1e6 * s:,.1f}"),
+}
+
+
+def render_comparison(name: str, folders: tuple[str, str], comparison: Comparison) -> str:
+    """Return the comparison of two experiments in Markdown: what differs first, then a row for each point."""
+    parts = [f"# {escape_markdown(name)}", render_sides(folders, comparison), render_differences(comparison)]
+    for key, table in TIME_TABLES.items():
+        points = [point for point in comparison.points if time_key(point.spec) == key]
+        if points:
+            labels, shared = label_points(points)
+            parts += [f"## {table.heading}", *([f"All points: {shared}."] if shared else [])]
+            parts += [render_table(table, points, labels), *render_notes_below(points, labels)]
+    return "\n\n".join(parts) + "\n"
+
+
+def label_points(points: Sequence[ComparedPoint]) -> tuple[list[str], str]:
+    """Return the name of each point, and what all points share.
+
+    Names have the axes in which the points differ; the axes of effort, such as epochs, only where names need them.
+    """
+    rows = [msgspec.structs.asdict(point.spec) for point in points]
+    for left_out in (EFFORT_AXES, ()):
+        varying = varying_axes(rows, left_out) or NAMED_AXES
+        labels = [describe_point(row, varying) for row in rows]
+        if len(set(labels)) == len(labels):
+            break
+    return labels, describe_point(rows[0], [axis for axis in NAMED_AXES if axis not in varying])
+
+
+def render_sides(folders: tuple[str, str], comparison: Comparison) -> str:
+    """Return a line for each side: its folder, hardware and versions."""
+    lines = []
+    sides = ([point.a for point in comparison.points], [point.b for point in comparison.points])
+    for letter, folder, side in zip("AB", folders, sides, strict=True):
+        records = [record for part in side for record in part.point.ok_records]
+        values = {fact: " and ".join(fact_values(COMPARED_FACTS[fact], records)) for fact in SUMMARY_FACTS}
+        hardware = values.pop("GPU") or " and ".join(fact_values(HARDWARE_FACTS["CPU"], records))
+        versions = [f"{fact} {value}" for fact, value in values.items() if value]
+        what = ", ".join([hardware or f"hardware {NOT_STATED}", *versions])
+        lines.append(f"- {letter}: {escape_markdown(folder)}: {escape_markdown(what)}")
+    return "\n".join(lines)
+
+
+def render_differences(comparison: Comparison) -> str:
+    """Return a line for each fact in which the two differ, and the number of points that only one of them has."""
+    differences = {fact: tuple(map(" and ".join, sides)) for fact, sides in comparison.differences.items()}
+    lines = [f"- {fact}: {a} in A, {b} in B" for fact, (a, b) in differences.items()]
+    for letter, alone in (("A", comparison.only_in_a), ("B", comparison.only_in_b)):
+        if alone:
+            lines.append(f"- {pluralize(len(alone), 'point')} only in {letter}")
+    if not lines:
+        return "No difference is recorded in hardware, versions and settings."
+    return "Differs:\n\n" + "\n".join(map(escape_markdown, lines))
+
+
+def render_table(table: TimeTable, points: Sequence[ComparedPoint], labels: Sequence[str]) -> str:
+    """Return the table of one kind of time."""
+    headers = ["point", *(f"{side} [{table.unit}]" for side in "AB"), "B / A", "interval", "verdict"]
+    cells = [
+        [
+            escape_markdown(label),
+            *(format_time(side, table) for side in (point.a, point.b)),
+            ABSENT if point.ratio is None else three_decimals(point.ratio),
+            f"{point.interval.low:.4f} to {point.interval.high:.4f}" if point.interval else ABSENT,
+            point.verdict,
+        ]
+        for point, label in zip(points, labels, strict=True)
+    ]
+    alignments = ("left", "right", "right", "right", "left", "left")
+    return tabulate.tabulate(cells, headers, tablefmt="pipe", disable_numparse=True, colalign=alignments)
+
+
+def format_time(side: TimedSide, table: TimeTable) -> str:
+    """Return the median time, or why there is none."""
+    return table.format(side.time.value_s) if side.time else STATUS_WORDS.get(side.point.status, ABSENT)
+
+
+def render_notes_below(points: Sequence[ComparedPoint], labels: Sequence[str]) -> list[str]:
+    """Return the sentences below a table: how far to trust the intervals, and which times drifted."""
+    known = [point for point in points if point.interval]
+    lines = []
+    if known:
+        coverage = min(point.interval.coverage for point in known if point.interval)
+        lines.append(f"An interval contains the true ratio with a probability of at least {100 * coverage:.1f} %.")
+    needed = intervals.min_values()
+    over_windows = sum("windows" in (side.time.basis for side in point[1:3] if side.time) for point in known)
+    if over_windows:
+        lines.append(
+            f"Intervals over the windows of a run ({pluralize(over_windows, 'point')}) leave out changes from run to "
+            f"run; {needed} repeats would show them."
+        )
+    if any(point.verdict == "no interval" for point in points):
+        lines.append(f"An interval needs {needed} windows in a run, or {needed} repeats, on both sides.")
+    for point, label in zip(points, labels, strict=True):
+        for letter, side in (("A", point.a), ("B", point.b)):
+            lines += [f"{label}, {letter}: {render_notes([note])}" for note in side.notes]
+    return ["\n".join(f"- {escape_markdown(line)}" for line in lines)] if lines else []
+
+
+def summarize(points: Sequence[ComparedPoint], fail_above: float | None) -> list[str]:
+    """Return the sentences at the end: the number of points by verdict, and those beyond the limit."""
+    counts = Counter(point.verdict for point in points)
+    listed = ", ".join(f"{counts[word]} {word}" for word in get_args(Verdict) if counts[word])
+    sentences = [f"{pluralize(len(points), 'point')}: {listed}."]
+    if fail_above is not None:
+        slower = sum(point.is_slower_by(fail_above) for point in points)
+        known = pluralize(sum(point.interval is not None for point in points), "point")
+        verb = "is" if slower == 1 else "are"
+        sentences.append(
+            f"{slower} of {known} with an interval {verb} slower than the limit of {100 * fail_above:g} %."
+        )
+    if lost := sum(point.is_lost for point in points):
+        sentences.append(f"{pluralize(lost, 'point')} ok in A but not in B.")
+    if is_failing(points, fail_above):
+        sentences.append("Exit code 1.")
+    return sentences
+
+
+def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
+    """Return the comparison as `--json` prints it."""
+    return {
+        "differences": {fact: {"a": a, "b": b} for fact, (a, b) in comparison.differences.items()},
+        "points": [point_as_json(point) for point in comparison.points],
+        "only_in_a": [spec.run_id() for spec in comparison.only_in_a],
+        "only_in_b": [spec.run_id() for spec in comparison.only_in_b],
+    }
+
+
+def point_as_json(point: ComparedPoint) -> dict[str, Any]:
+    """Return one point: its axes, both medians with their intervals in seconds, the ratio and the verdict."""
+    low, high, coverage = point.interval[:3] if point.interval else (None, None, None)
+    return {
+        "run_id": point.spec.run_id(),
+        "axes": msgspec.to_builtins(point.spec),
+        "time": time_key(point.spec),
+        "a": side_as_json(point.a),
+        "b": side_as_json(point.b),
+        "ratio": point.ratio,
+        "ratio_low": low,
+        "ratio_high": high,
+        "coverage": coverage,
+        "verdict": point.verdict,
+    }
+
+
+def side_as_json(side: TimedSide) -> dict[str, Any]:
+    """Return the median of one side, its interval and what that is computed from."""
+    time, interval = side.time, side.time.interval if side.time else None
+    return {
+        "status": side.point.status,
+        "time_s": time.value_s if time else None,
+        "low_s": interval.low if interval else None,
+        "high_s": interval.high if interval else None,
+        "interval_over": time.basis if time else None,
+        "n": len(side.point.ok_records),
+        "note": render_notes(side.notes),
+    }
