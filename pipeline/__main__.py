@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.system.command_line import build_parser, first_line
 from pipeline.system.errors import EXIT_OK, run_command
 
-COMMANDS = ("submit", "status", "collect", "compare", "ingest", "stage", "launch", "selftest", "jobfile")
+COMMANDS = ("submit", "status", "cancel", "collect", "compare", "ingest", "stage", "launch", "selftest", "jobfile")
 
 
 def main() -> int:
