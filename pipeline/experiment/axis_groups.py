@@ -20,7 +20,7 @@ POOLED_AXES: AxisGroup = ("repeat", "seed")
 BASELINE_MAY_DIFFER: AxisGroup = ("strategy", "num_nodes", "num_gpus", "epochs", "windows", *POOLED_AXES)
 """A point and its one-GPU baseline; their batch sizes are compared apart, by the quantity that the scaling fixes."""
 
-COST_MAY_DIFFER: AxisGroup = ("learning_rate", *POOLED_AXES)
+COST_MAY_DIFFER: AxisGroup = ("learning_rate", "reference_batch_size", *POOLED_AXES)
 """Points of equal cost: these axes change values, not the work."""
 
 COST_PER_SAMPLE_MAY_DIFFER: AxisGroup = ("epochs", "windows")
@@ -37,6 +37,22 @@ PEAK_MEMORY_MAY_DIFFER: AxisGroup = ("batch_size_per_gpu", "epochs", "windows", 
 
 PREDICTION_MAY_DIFFER: AxisGroup = ("num_gpus", "num_nodes")
 """One series of measured steps, from which the step on more GPUs is predicted."""
+
+TARGET_MAY_DIFFER: AxisGroup = (
+    "strategy",
+    "num_nodes",
+    "num_gpus",
+    "batch_size_per_gpu",
+    "epochs",
+    "learning_rate",
+    "remedies",
+    "warmup_epochs",
+    "reference_batch_size",
+    "broadcast_buffers",
+    "sync_batchnorm",
+    *POOLED_AXES,
+)
+"""Trainings of one model on one data set, compared by the time that they take to a target accuracy."""
 
 TRAINED_MAY_DIFFER: AxisGroup = (
     "measure",
@@ -60,6 +76,9 @@ PROCESS_MAY_DIFFER: AxisGroup = (
     "weight_decay",
     "remedies",
     "warmup_epochs",
+    "reference_batch_size",
+    "schedule",
+    "nesterov",
     "broadcast_buffers",
     "sync_batchnorm",
     "bucket_cap_mb",

@@ -60,7 +60,8 @@ class Epoch(RecordStruct, frozen=True):
     """One epoch: every rank's times, the loss, and the accuracy (from 0 to 1). `epoch` counts from 1.
 
     `num_updates` counts from the start of training to the end of this epoch. If the loss was not finite, `loss` is None
-    and `diverged_at_update` is set. `num_samples` counts distinct samples over all ranks.
+    and `diverged_at_update` is set. `num_samples` counts distinct samples over all ranks. The learning rates are those
+    of the first update of the epoch and the largest one (None before schema 11).
     """
 
     epoch: PositiveInt
@@ -72,6 +73,8 @@ class Epoch(RecordStruct, frozen=True):
     test_loss: float | None = None
     test_accuracy: UnitFraction | None = None
     diverged_at_update: NonNegativeInt | None = None
+    first_learning_rate: float | None = None
+    peak_learning_rate: float | None = None
     step_times_ns: tuple[Nanoseconds, ...] | None = None
 
     @property

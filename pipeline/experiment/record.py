@@ -22,6 +22,8 @@ from pipeline.experiment.spec import NonNegativeInt, Spec
 #      each GPU at the start and after an OOM, the failures `gpu_shared` (OOM beside another process) and
 #      `unsupported_gpu`
 #  11  adds the variant `no_collectives`, and times windows of steps after a lead-in, with the device busy
+#      adds the learning rate at the first update of each epoch and the largest one, and the axes `schedule`, `nesterov`
+#      and `reference_batch_size`
 SCHEMA_VERSION: Literal[11] = 11
 
 MAX_STEP_TIMES = 40_000  # over all epochs; a longer series is stored in the .steps.npz only

@@ -16,7 +16,8 @@ MemoryLayout = Literal["contiguous", "channels_last"]  # of images and weights i
 Execution = Literal["eager", "compile", "graph", "compiled_graph"]
 Dataset = Literal["cifar10", "imagefolder", "synthetic"]
 Model = Literal["resnet18", "lenet"]  # each is a function of the same name in pipeline.training.models
-Remedy = Literal["linear_scaling", "warmup", "zero_gamma"]
+Remedy = Literal["linear_scaling", "warmup", "zero_gamma", "no_bias_decay"]
+Schedule = Literal["constant", "cosine"]  # of the learning rate, after warm-up
 Measure = Literal["epochs", "communication", "memory"]
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
@@ -32,7 +33,7 @@ FIRST_TIMED_EPOCH = NUM_WARM_UP_EPOCHS + 1  # epochs count from 1
 NUM_TRIAL_STEPS = 3  # of a trial of a memory search: the optimizer's state exists only after the first step
 MIN_WINDOWS_FOR_INTERVAL = 6  # fewer values give no interval
 CIFAR10_SAMPLES = 50_000  # images of the training set
-REFERENCE_GLOBAL_BATCH_SIZE = 128  # `learning_rate` is given for this batch size
+REFERENCE_GLOBAL_BATCH_SIZE = 128  # `learning_rate` is for this batch size, if no other is stated
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -68,6 +69,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     weight_decay: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 5e-4
     remedies: tuple[Remedy, ...] = ()
     warmup_epochs: PositiveInt = 2
+    reference_batch_size: PositiveInt = REFERENCE_GLOBAL_BATCH_SIZE  # global; linear scaling starts from it
+    schedule: Schedule = "constant"
+    nesterov: bool = False
     broadcast_buffers: bool = True
     sync_batchnorm: bool = False
     bucket_cap_mb: PositiveFloat | None = None  # MiB of gradients per all-reduce; None: 25 and a first of 1
@@ -133,6 +137,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(
                 f"warmup_epochs={self.warmup_epochs} is longer than epochs={self.epochs}; raise epochs or lower it."
             )
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov=true looks ahead along the momentum, which is 0; raise momentum.")
         if self.sync_batchnorm and (self.strategy != "ddp" or self.device == "cpu"):
             raise ValueError(
                 "sync_batchnorm=true shares statistics over the GPUs of DDP; use strategy='ddp' on device='cuda'."
@@ -182,9 +188,10 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         if execution in CAPTURED_EXECUTIONS and self.device == "cpu":
             return f"{stated} needs device='cuda': a graph is captured from CUDA streams; use 'eager' or 'compile'."
-        if execution in CAPTURED_EXECUTIONS and "warmup" in self.remedies and not self.fused_optimizer:
+        if execution in CAPTURED_EXECUTIONS and self.rate_varies and not self.fused_optimizer:
+            cause = "remedies=['warmup']" if "warmup" in self.remedies else f"schedule={self.schedule!r}"
             return (
-                f"{stated} with remedies=['warmup'] needs fused_optimizer=true: the learning rate changes with every "
+                f"{stated} with {cause} needs fused_optimizer=true: the learning rate changes with every "
                 "update, and only the fused optimizer reads it from the device."
             )
         if execution in COMPILED_EXECUTIONS and self.sync_batchnorm:
@@ -197,6 +204,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "share what was compiled for the first; use 'eager' or 'graph'."
             )
         return None
+
+    @property
+    def rate_varies(self) -> bool:
+        """True if the learning rate changes from update to update."""
+        return self.schedule != "constant" or "warmup" in self.remedies
 
     @property
     def is_captured(self) -> bool:
@@ -256,10 +268,10 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def may_stop_early(self) -> bool:
         """True if the run may end once the epoch time is precise enough: every epoch after warm-up only adds a time.
 
-        Evaluation and remedies need the whole training.
+        Evaluation, remedies and a schedule need the whole training.
         """
         has_only_windows = self.measure == "epochs" and self.epochs == NUM_WARM_UP_EPOCHS + self.windows
-        return has_only_windows and not self.evaluate and not self.remedies
+        return has_only_windows and not (self.evaluate or self.remedies or self.rate_varies)
 
     @property
     def min_epochs(self) -> int:

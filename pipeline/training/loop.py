@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from pipeline.analysis.stopping_rule import is_time_precise_enough
 from pipeline.data.batches import CHANNEL_MEANS, CHANNEL_STDS, TrainingBatches, build_batches
 from pipeline.data.images import Images, load_images
+from pipeline.experiment.learning_rate import epoch_learning_rates, learning_rate_at
 from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch
 from pipeline.experiment.record import MAX_RANK_EPOCHS, MAX_STEP_TIMES
 from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Spec
@@ -27,7 +28,7 @@ from pipeline.training import device_memory, process_group
 from pipeline.training.gpu_checks import AMPERE
 from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank
-from pipeline.training.step import TrainingStep, learning_rate_at
+from pipeline.training.step import TrainingStep
 from pipeline.training.step_setup import choose_execution, execution_stream, prepare_step
 from pipeline.training.step_timer import STEP_PARTS, PartTimesNs, StepTimer
 
@@ -203,6 +204,7 @@ def summarize_epoch(
     loss = sum(loss * size for part in ranks for loss, size in zip(part.losses, part.sizes, strict=True)) / num_seen
     diverged = [index for part in ranks for index, loss in enumerate(part.losses) if not math.isfinite(loss)]
     updates_before = (epoch_number - 1) * spec.steps_per_epoch
+    first_rate, peak_rate = epoch_learning_rates(spec, epoch_number)
     return Epoch(
         epoch=epoch_number,
         ranks=tuple(part.clock for part in ranks),
@@ -213,6 +215,8 @@ def summarize_epoch(
         test_loss=test_loss,
         test_accuracy=test_accuracy,
         diverged_at_update=updates_before + min(diverged) if diverged else None,
+        first_learning_rate=first_rate,
+        peak_learning_rate=peak_rate,
         step_times_ns=tuple(int(total) for total in ranks[0].parts_ns.sum(axis=1)),
     )
 

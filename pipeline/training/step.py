@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.data.batches import memory_format
-from pipeline.experiment.spec import REFERENCE_GLOBAL_BATCH_SIZE, Spec
+from pipeline.experiment.learning_rate import learning_rate_at
+from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
 from pipeline.training.step_timer import STEP_PARTS
 
@@ -65,10 +66,11 @@ class EagerStep:
         self.rate_is_on_device = rate_on_device
         rate = torch.tensor(self.rate, device=rank.device) if rate_on_device else self.rate
         self.optimizer = torch.optim.SGD(
-            model.parameters(),
-            lr=rate,
+            parameter_groups(model, spec),
+            lr=rate,  # on the device all groups share one tensor
             momentum=spec.momentum,
             weight_decay=spec.weight_decay,
+            nesterov=spec.nesterov,
             fused=True if spec.fused_optimizer else None,  # None: torch picks the implementation for the device
         )
         self.num_correct = torch.zeros((), dtype=torch.int64, device=rank.device)
@@ -124,15 +126,13 @@ def place_model(model: nn.Module, spec: Spec, rank: Rank) -> nn.Module:
     return placed
 
 
-def learning_rate_at(spec: Spec, update: int) -> float:
-    """Return the learning rate of an update, counted from 0 (Goyal et al. 2017).
+def parameter_groups(model: nn.Module, spec: Spec) -> list[dict[str, Any]]:
+    """Return the optimizer's groups: one, or with `no_bias_decay` another without decay for vectors.
 
-    Linear scaling multiplies the rate by global_batch_size / REFERENCE_GLOBAL_BATCH_SIZE; warm-up ramps it up linearly
-    over the updates of the warm-up epochs.
+    Every bias, and every scale and shift of a BatchNorm, is a vector; every other weight has more dimensions.
     """
-    rate = spec.learning_rate
-    if "linear_scaling" in spec.remedies:
-        rate *= spec.global_batch_size / REFERENCE_GLOBAL_BATCH_SIZE
-    if "warmup" in spec.remedies:
-        rate *= min(1.0, (update + 1) / (spec.warmup_epochs * spec.steps_per_epoch))
-    return rate
+    parameters = list(model.parameters())
+    if "no_bias_decay" not in spec.remedies:
+        return [{"params": parameters}]
+    matrices, vectors = ([p for p in parameters if (p.ndim > 1) is is_matrix] for is_matrix in (True, False))
+    return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]

@@ -31,6 +31,9 @@ OTHER_VALUES: dict[str, Any] = {
     "weight_decay": 0.0,
     "remedies": ("warmup",),
     "warmup_epochs": 3,
+    "reference_batch_size": 256,
+    "schedule": "cosine",
+    "nesterov": True,
     "broadcast_buffers": False,
     "sync_batchnorm": True,
     "bucket_cap_mb": 100.0,
@@ -204,6 +207,7 @@ def test_single_on_two_gpus_is_refused_with_the_cure() -> None:
         ({"strategy": "dp", "num_gpus": 4, "num_nodes": 2}, "use 'ddp' for num_nodes=2"),
         ({"remedies": ("warmup", "warmup")}, "names one twice; name each once"),
         ({"remedies": ("warmup",), "warmup_epochs": 3, "epochs": 2}, "warmup_epochs=3 is longer than epochs=2"),
+        ({"nesterov": True, "momentum": 0}, "nesterov=true looks ahead along the momentum, which is 0"),
         ({"strategy": "ddp", "num_gpus": 4, "num_samples": 3, "batch_size_per_gpu": 1}, "without a sample; raise"),
     ],
 )
@@ -287,6 +291,7 @@ def test_data_is_staged_for_every_input_path_that_reads_it(fields: dict[str, Any
         ({"device": "cpu", "execution": "graph"}, r"execution='graph' needs device='cuda'.*use 'eager' or 'compile'"),
         ({"device": "cpu", "execution": "compiled_graph"}, r"execution='compiled_graph' needs device='cuda'"),
         ({"remedies": ("warmup",), "execution": "graph"}, r"needs fused_optimizer=true: the learning rate changes"),
+        ({"schedule": "cosine", "execution": "graph"}, r"with schedule='cosine' needs fused_optimizer=true"),
         (
             {"strategy": "ddp", "num_gpus": 2, "sync_batchnorm": True, "execution": "compile"},
             r"does not go with sync_batchnorm=true.*use 'graph'",

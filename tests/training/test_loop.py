@@ -15,6 +15,7 @@ from pipeline.analysis.pooling import timed_epochs
 from pipeline.data import augmentation
 from pipeline.data.batches import build_batches
 from pipeline.data.images import Images, synthetic_images
+from pipeline.experiment.learning_rate import learning_rate_at
 from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch
 from pipeline.experiment.record import MAX_STEP_TIMES
 from pipeline.experiment.record_store import encode_record
@@ -32,7 +33,7 @@ from pipeline.training.loop import (
 )
 from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank
-from pipeline.training.step import EagerStep, ignore_mark, learning_rate_at, place_model
+from pipeline.training.step import EagerStep, ignore_mark, place_model
 from pipeline.training.step_timer import STEP_PARTS, PartTimesNs, StepTimer
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"))

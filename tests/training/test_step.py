@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pipeline.communication.step_variants import build_step_context, build_variant
 from pipeline.data.batches import build_batches
+from pipeline.experiment.learning_rate import learning_rate_at
 from pipeline.experiment.measurement import Measurement
 from pipeline.experiment.spec import Execution, Spec, Strategy
 from pipeline.training import cuda_graph, process_group, step_setup
@@ -27,7 +28,7 @@ from pipeline.training.cuda_graph import (
 from pipeline.training.loop import run_epoch, train_point
 from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank
-from pipeline.training.step import EagerStep, StepFunction, cross_entropy, ignore_mark, learning_rate_at
+from pipeline.training.step import EagerStep, StepFunction, cross_entropy, ignore_mark, parameter_groups
 from pipeline.training.step_setup import (
     choose_execution,
     fastest_execution,
@@ -168,9 +169,66 @@ def test_a_learning_rate_that_changes_needs_an_optimizer_that_reads_it_from_the_
     assert float(place_of_rate) == pytest.approx(0.1)
 
 
-def test_warm_up_of_the_learning_rate_goes_through_a_captured_step(graphs_anywhere: list[StepFunction]) -> None:
-    fields = {"fused_optimizer": True, "remedies": ("warmup", "linear_scaling"), "epochs": 3}
+@pytest.mark.parametrize("remedies", [("warmup", "linear_scaling"), ("no_bias_decay",), ("warmup", "no_bias_decay")])
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_rates_that_change_go_through_a_captured_step(
+    graphs_anywhere: list[StepFunction], schedule: str, remedies: tuple[str, ...]
+) -> None:
+    """With `no_bias_decay` the optimizer has two groups of parameters, which share the rate on the device."""
+    fields = {"fused_optimizer": True, "remedies": remedies, "schedule": schedule, "nesterov": True, "epochs": 3}
     assert losses(train(**fields)[0]) == pytest.approx(losses(eagerly(**fields)[0]), rel=1e-5)
+
+
+def test_every_group_of_a_captured_step_reads_the_rate_of_the_update() -> None:
+    spec = lenet(fused_optimizer=True, schedule="cosine", remedies=("no_bias_decay",))
+    step = EagerStep(build_model("lenet", 10), spec, ALONE, rate_on_device=True)
+    captured = CapturedStep(step, (64,), spec, ALONE, play_again)
+    for update in range(6):
+        captured.set_learning_rate(learning_rate_at(spec, update))
+        rates = [float(group["lr"]) for group in step.optimizer.param_groups]
+        assert rates == pytest.approx([learning_rate_at(spec, update)] * 2)
+
+
+def test_no_bias_decay_spares_biases_and_batchnorm_alone() -> None:
+    model = build_model("resnet18", 10)
+    decayed, spared = parameter_groups(model, lenet(remedies=("no_bias_decay",)))
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    expected = {id(p) for norm in norms for p in norm.parameters()} | {id(model.get_parameter("fc.bias"))}
+    assert {id(p) for p in spared["params"]} == expected
+    assert len(decayed["params"]) + len(expected) == len(list(model.parameters()))
+    (only,) = parameter_groups(model, lenet())
+    assert only == {"params": list(model.parameters())}
+    # without gradients a step is decay alone: w (1 - rate x decay)
+    spec = lenet(remedies=("no_bias_decay",), weight_decay=0.5, learning_rate=0.1, momentum=0)
+    step = EagerStep(model, spec, ALONE)
+    before = {id(p): p.detach().clone() for p in model.parameters()}
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    step.optimizer.step()
+    for p in model.parameters():
+        share = 1.0 if id(p) in expected else 0.95
+        assert torch.allclose(p, before[id(p)] * share, rtol=1e-6)
+
+
+def test_linear_scaling_at_the_reference_batch_size_changes_nothing() -> None:
+    plain = lenet(reference_batch_size=64, schedule="cosine")
+    scaled = lenet(reference_batch_size=64, schedule="cosine", remedies=("linear_scaling",))
+    assert [learning_rate_at(scaled, u) for u in range(6)] == [learning_rate_at(plain, u) for u in range(6)]
+    fields = {"reference_batch_size": 64, "schedule": "cosine"}
+    assert losses(train(**fields, remedies=("linear_scaling",))[0]) == losses(train(**fields)[0])
+
+
+def test_nesterov_is_the_update_of_sutskever() -> None:
+    """From rest at gradient g, v = g and the step is rate x (g + momentum x v)."""
+    spec = lenet(nesterov=True, weight_decay=0.0, learning_rate=0.1, momentum=0.9)
+    model = build_model("lenet", 10)
+    step = EagerStep(model, spec, ALONE)
+    before = [p.detach().clone() for p in model.parameters()]
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    step.optimizer.step()
+    for p, start in zip(model.parameters(), before, strict=True):
+        assert torch.allclose(start - p, torch.full_like(p, 0.19), rtol=1e-4)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -298,6 +356,8 @@ def test_an_eager_step_takes_no_making_ready() -> None:
         ({"remedies": ("warmup",)}, True, "compile"),  # the learning rate would be frozen in the graph
         ({"remedies": ("warmup",)}, False, "eager"),
         ({"remedies": ("warmup",), "fused_optimizer": True}, True, "compiled_graph"),
+        ({"schedule": "cosine"}, False, "eager"),
+        ({"schedule": "cosine", "fused_optimizer": True}, True, "compiled_graph"),
         ({"strategy": "ddp", "num_gpus": 2, "sync_batchnorm": True}, True, "graph"),
         ({"strategy": "ddp", "num_gpus": 2, "measure": "communication", "input": "synthetic"}, True, "graph"),
     ],
