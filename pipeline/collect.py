@@ -43,7 +43,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--strict", action="store_true", help=strict)
     parser.add_argument("--link-latency-us", type=float, help="predict for a link with this latency per hop")
     parser.add_argument("--link-gb-s", type=float, help="bandwidth of that link (default: the measured link)")
-    return parser.parse_args()
+    target = "test accuracy to reach, as a fraction (default: 0.02 below the baseline's final one)"
+    parser.add_argument("--target-accuracy", type=float, metavar="FRACTION", help=target)
+    arguments = parser.parse_args()
+    if arguments.target_accuracy is not None and not 0 < arguments.target_accuracy <= 1:
+        parser.error("--target-accuracy must be above 0 and at most 1; write 88 % as 0.88")
+    return arguments
 
 
 def read_link_options(arguments: argparse.Namespace) -> "Link | None":
@@ -83,7 +88,7 @@ def main() -> int:
         code = max(code, errors.EXIT_GAPS)
     for name, experiment in found.items():
         try:
-            collected, tables = collect_experiment(experiment, link, links_by_folder)
+            collected, tables = collect_experiment(experiment, link, links_by_folder, arguments.target_accuracy)
         except CommandError as refusal:  # the other experiments still get their tables
             log_line(f"error: {refusal}")
             code = errors.EXIT_USAGE
@@ -156,7 +161,10 @@ class Pages:
 
 
 def collect_experiment(
-    experiment: "Experiment", link: "Link | None" = None, links_by_folder: "dict[Path, MeasuredLinks] | None" = None
+    experiment: "Experiment",
+    link: "Link | None" = None,
+    links_by_folder: "dict[Path, MeasuredLinks] | None" = None,
+    target_accuracy: float | None = None,
 ) -> "tuple[CollectedOutcomes, Tables]":
     """Return the outcomes and tables of one experiment. Raises CommandError.
 
@@ -171,7 +179,7 @@ def collect_experiment(
     sibling_links: MeasuredLinks = {}
     if any(spec.num_gpus > 1 and spec.is_whole_epoch for spec in expected) and not any(map(is_swept, expected)):
         sibling_links = find_sibling_links(experiment, {} if links_by_folder is None else links_by_folder)
-    return collected, build_tables(collected.outcomes, link, sibling_links)
+    return collected, build_tables(collected.outcomes, link, sibling_links, target_accuracy)
 
 
 def find_sibling_links(experiment: "Experiment", links_by_folder: "dict[Path, MeasuredLinks]") -> "MeasuredLinks":

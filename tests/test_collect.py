@@ -103,6 +103,7 @@ def test_what_collect_prints_is_what_it_writes(pipeline: Command, tmp_path: Path
     printed = json.loads(shape.stdout)["experiments"]["a/x"]
     assert json.loads((experiment.folder / "tables.json").read_text()) == printed
     measured = {"communication", "bandwidth", "sweep", "transfers", "split", "prediction", "memory"}
+    measured.add("time_to_target")
     assert set(printed) == {"Q1", "Q2", "Q3", "Q4", "oom", "coverage", "cost", *measured}
     assert all(printed[table] == [] for table in measured)
     for name, num_rows in (("Q1", 2), ("Q2", 3), ("Q3", 1), ("Q4", 2), ("oom", 1)):

@@ -29,8 +29,8 @@ def options_of(name: str) -> dict[str, str]:
     return dict(lines)
 
 
-def test_each_of_the_four_questions_has_a_job_file() -> None:
-    assert JOBS == ["q1", "q2", "q3", "q4"]
+def test_each_of_the_four_questions_and_the_study_have_a_job_file() -> None:
+    assert JOBS == ["q1", "q2", "q3", "q4", "q4-study"]
 
 
 @pytest.mark.parametrize("name", JOBS)

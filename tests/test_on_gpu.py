@@ -1,4 +1,4 @@
-"""Points on a real GPU: beside another process, and with a batch that is too large."""
+"""Points on a real GPU: beside another process, with a batch that is too large, and with a rate that changes."""
 
 import contextlib
 import json
@@ -117,3 +117,33 @@ def test_a_batch_that_is_too_large_for_a_free_gpu_is_an_oom(tmp_path: Path) -> N
     assert others_bytes is not None
     assert others_bytes <= GIB
     assert [row["batch_size_per_gpu"] for row in collect(tmp_path / "alone")["oom"]] == [65536]
+
+
+CAPTURED = """
+name: captured
+base:
+  model: lenet
+  dataset: synthetic
+  input: gpu
+  precision: fp32
+  num_samples: 2048
+  epochs: 4
+  fused_optimizer: true
+  nesterov: true
+  remedies: [warmup, no_bias_decay]
+points:
+  - {strategy: [single], num_gpus: [1], batch_size_per_gpu: [64], execution: [eager, graph], schedule: [cosine]}
+  - {strategy: [single], num_gpus: [1], batch_size_per_gpu: [64], execution: [graph], schedule: [constant]}
+"""
+
+
+def test_a_captured_step_follows_a_rate_that_changes_at_every_update(tmp_path: Path) -> None:
+    """Both groups of the optimizer read it from the device: the losses are those of the eager step."""
+    grid = tmp_path / "captured.yaml"
+    grid.write_text(CAPTURED)
+    losses = {}
+    for record in submit(tmp_path / "out", grid):
+        assert record.measurement is not None, record.reason
+        losses[record.spec.execution, record.spec.schedule] = [epoch.loss for epoch in record.measurement.epochs]
+    assert losses["graph", "cosine"] == pytest.approx(losses["eager", "cosine"], rel=1e-2)
+    assert losses["graph", "cosine"] != pytest.approx(losses["graph", "constant"], rel=1e-2)

@@ -16,6 +16,7 @@ from pipeline.report.cost_rows import cost_rows
 from pipeline.report.memory_rows import memory_row
 from pipeline.report.prediction_rows import prediction_rows
 from pipeline.report.q1_to_q4_rows import oom_row, q1_row, q2_row, q3_row, q4_rows
+from pipeline.report.time_to_target_rows import time_to_target_rows
 
 
 class Tables(msgspec.Struct, frozen=True):
@@ -34,6 +35,7 @@ class Tables(msgspec.Struct, frozen=True):
     prediction: list[row_types.PredictionRow] = []
     memory: list[row_types.MemoryRow] = []
     cost: list[row_types.CostRow] = []
+    time_to_target: list[row_types.TimeToTargetRow] = []
 
     def flat(self) -> dict[str, list[dict[str, Any]]]:
         """Return the rows of JSON and CSV, by table."""
@@ -41,11 +43,15 @@ class Tables(msgspec.Struct, frozen=True):
 
 
 def build_tables(
-    outcomes: Sequence[PointOutcome], link: Link | None = None, sibling_links: MeasuredLinks | None = None
+    outcomes: Sequence[PointOutcome],
+    link: Link | None = None,
+    sibling_links: MeasuredLinks | None = None,
+    target_accuracy: float | None = None,
 ) -> Tables:
-    """Return the tables of an experiment, rows in the order of the grid. Predictions are for `link` if given.
+    """Return the tables of an experiment, rows in the order of the grid.
 
-    `sibling_links` are those that other experiments measured; the experiment's own come first.
+    Predictions are for `link`, and times to target for `target_accuracy`, if given. `sibling_links` are those that
+    other experiments measured; the own ones come first.
     """
     pooled = pool_outcomes(outcomes)
     points = [point for point in pooled if point.spec.measure == "epochs"]
@@ -71,4 +77,5 @@ def build_tables(
         prediction=prediction_rows(ddp, link),
         memory=[memory_row(point) for point in pooled if point.spec.measure == "memory"],
         cost=cost_rows(outcomes),
+        time_to_target=time_to_target_rows(points, target_accuracy),
     )

@@ -1,5 +1,6 @@
 """Reports in Markdown: each table with its common axes above, and its legend and provenance below."""
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,11 +13,12 @@ from pipeline.experiment.record import Environment, Record
 from pipeline.experiment.spec import AXES
 from pipeline.report.build_tables import Tables
 from pipeline.report.columns import ALL_COLUMNS, NOT_STATED, Column
-from pipeline.report.row_types import Row
+from pipeline.report.row_types import Q4Row, Row
 from pipeline.report.table_definitions import TABLE_DEFINITIONS, TableDefinition
 from pipeline.system.errors import pluralize
 
 UNSAFE_CHARACTERS = re.compile(r"[|<>`\[\]\\]")
+MAX_SHOWN_EPOCHS = 10  # of one point in the table of Q4
 STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 VERSIONS = {"torch": "torch", "NCCL": "nccl", "driver": "driver", "commit": "git_commit", "source": "source_digest"}
 
@@ -43,7 +45,21 @@ def rows_of(definition: TableDefinition, tables: Tables) -> list[Row]:
         rows = [row for row in rows if row["scaling"] == definition.scaling]
     if definition.scaling == "strong":
         rows.sort(key=lambda row: (row["global_batch_size"], row["num_gpus"]))
+    if definition.table == "Q4":
+        rows = shorten_long_runs(tables.Q4)
     return rows
+
+
+def shorten_long_runs(rows: Sequence[Q4Row]) -> list[Row]:
+    """Return the rows of Q4, of a run of more than MAX_SHOWN_EPOCHS epochs only its last."""
+    shown: list[Row] = []
+    run: list[Row] = []
+    for row, following in itertools.zip_longest(rows, rows[1:]):
+        run.append(row)
+        if following is None or row.epoch is None or following.epoch != row.epoch + 1:
+            shown += run if len(run) <= MAX_SHOWN_EPOCHS else run[-1:]
+            run = []
+    return shown
 
 
 def render_coverage(collected: CollectedOutcomes) -> str:

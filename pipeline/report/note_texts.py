@@ -56,6 +56,9 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "allocator_retries": "allocator thrash: {count} retries",
     "diverged": "{count} of {repeats} diverged",
     "loader_bound": "loader-bound: a GPU waits for data in {share:.0%} of the epoch",
+    # time to target
+    "seeds_missing": "no result of seed {seeds:list}",
+    "no_target": "no target: the baseline has no final test accuracy",
     # baselines and scaling
     "no_baseline": "no baseline: the experiment has no point on 1 GPU with these axes",
     "baseline_untimed": "no baseline: {strategy} on 1 is {status}",

@@ -9,6 +9,8 @@ from pipeline.analysis.exposed_communication import MedianTime, communications_o
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs, median_window_s, record_peak_memory_gib
 from pipeline.analysis.scaling import Baseline, Scaling, scaling_figures
+from pipeline.analysis.time_to_target import training_times_s
+from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS
@@ -137,9 +139,11 @@ def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tu
 
 def q4_rows(point: PooledPoint) -> list[Q4Row]:
     """Return a row for every epoch with a loss. A point that has remedies but no loss has one row without figures."""
-    epochs = (epoch for record in point.ok_records for epoch in learnt_epochs(record))
-    repeats = group_pairs((epoch.epoch, epoch) for epoch in epochs)
-    rows = [q4_row(point, repeats[number]) for number in sorted(repeats)]
+    times_s = {id(record): training_times_s(record) for record in point.ok_records if record.measured}
+    found = [(record, epoch) for record in point.ok_records for epoch in learnt_epochs(record)]
+    repeats = group_pairs((epoch.epoch, epoch) for _, epoch in found)
+    ends_s = group_pairs((e.epoch, times_s[id(r)][e.epoch - 1]) for r, e in found if r.measured)
+    rows = [q4_row(point, repeats[number], ends_s.get(number, ())) for number in sorted(repeats)]
     if not rows and point.spec.remedies:
         rows.append(make_row(Q4Row, point, remedies=list(point.spec.remedies)))
     return rows
@@ -151,8 +155,11 @@ def learnt_epochs(record: Record) -> list[Epoch]:
     return [epoch for epoch in epochs if epoch.loss is not None or epoch.diverged_at_update is not None]
 
 
-def q4_row(point: PooledPoint, epochs: Sequence[Epoch]) -> Q4Row:
-    """Return the medians over the repeats of one epoch. A loss that diverged is None, with its update."""
+def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float]) -> Q4Row:
+    """Return the medians over the repeats of one epoch. A loss that diverged is None, with its update.
+
+    `times_s` are the training seconds up to its end, of the repeats that were measured here.
+    """
     diverged = [epoch.diverged_at_update for epoch in epochs if epoch.diverged_at_update is not None]
     learnt = ("loss", "accuracy", "test_loss", "test_accuracy")
     return make_row(
@@ -162,6 +169,8 @@ def q4_row(point: PooledPoint, epochs: Sequence[Epoch]) -> Q4Row:
         remedies=list(point.spec.remedies),
         epoch=epochs[0].epoch,
         num_updates=epochs[0].num_updates,
+        training_time_s=formulas.median_of_known(times_s),
+        learning_rate=peak_learning_rate(point.spec) if times_s else None,
         **{key: formulas.median_of_known(getattr(epoch, key) for epoch in epochs) for key in learnt},
         diverged_at_update=min(diverged, default=None),
         notes=[make_note("diverged", count=len(diverged), repeats=len(epochs))] if diverged else [],

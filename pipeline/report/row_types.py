@@ -63,7 +63,7 @@ def make_row(row_class: type[SomeRow], point: PooledPoint, notes: Sequence[Note]
     absent = [key for key in STATED_FIGURES if key in figures and figures[key] is None]
     if absent and point.ok_records and not any(record.measured for record in point.ok_records):
         notes.append(make_note("not_stated", figures=absent))
-    values = {axis: getattr(point.spec, axis) for axis in point.axes}
+    values = {axis: figures.get(axis) or getattr(point.spec, axis) for axis in point.axes}  # learning_rate: its peak
     common: dict[str, Any] = {
         "axes": {axis: list(value) if isinstance(value, tuple) else value for axis, value in values.items()},
         "global_batch_size": point.spec.global_batch_size,
@@ -142,11 +142,40 @@ class Q4Row(PointRow, frozen=True, kw_only=True):
     remedies: list[str]
     epoch: int | None = None
     num_updates: int | None = None
+    training_time_s: float | None = None
+    learning_rate: float | None = None
     loss: float | None = None
     accuracy: float | None = None
     test_loss: float | None = None
     test_accuracy: float | None = None
     diverged_at_update: int | None = None
+
+
+class TimeToTargetRow(PointRow, frozen=True, kw_only=True):
+    """Q4: what a global batch with its remedies needs to reach a test accuracy."""
+
+    remedies: list[str]
+    epochs: int
+    learning_rate: float | None = None
+    target_accuracy: float | None = None
+    final_test_accuracy: float | None = None
+    final_test_accuracy_low: float | None = None
+    final_test_accuracy_high: float | None = None
+    reached: str | None = None
+    epochs_to_target: float | None = None
+    epochs_to_target_low: float | None = None
+    epochs_to_target_high: float | None = None
+    updates_to_target: float | None = None
+    updates_to_target_low: float | None = None
+    updates_to_target_high: float | None = None
+    time_to_target_s: float | None = None
+    time_to_target_low_s: float | None = None
+    time_to_target_high_s: float | None = None
+    gpu_time_to_target_s: float | None = None
+    throughput_efficiency: float | None = None
+    statistical_efficiency: float | None = None
+    target_efficiency: float | None = None
+    soonest: str | None = None
 
 
 class OomRow(PointRow, frozen=True, kw_only=True):

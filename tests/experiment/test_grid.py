@@ -60,6 +60,8 @@ def one_sentence(text: str) -> str:
         # single on 1, DDP and DP on each of 2 and 4, in two precisions
         ("memory", {"1 node x 1 GPU": 2, "1 node x 2 GPUs": 4, "1 node x 4 GPUs": 4}),
         ("q4", {"1 node x 1 GPU": 1, "1 node x 4 GPUs": 15}),  # 3 batch sizes x 5 sets of remedies
+        # 54 over 30 epochs, 9 at half the rate, 6 with the baseline's updates; 2 global batches x 3 seeds on two GPUs
+        ("q4-study", {"1 node x 1 GPU": 69, "1 node x 2 GPUs": 6}),
     ],
 )
 def test_shipped_grids_have_so_many_points_of_each_shape(name: str, sizes: dict[str, int]) -> None:
@@ -68,6 +70,33 @@ def test_shipped_grids_have_so_many_points_of_each_shape(name: str, sizes: dict[
     assert expanded.name == name
     assert {str(shape): len(specs) for shape, specs in groups.items()} == sizes
     assert len(expanded.points) == len({spec.run_id() for spec in expanded.points}) == sum(sizes.values())
+
+
+def test_the_first_third_of_the_study_answers_128_against_2048() -> None:
+    points = expand_grid("q4-study").points
+    first = points[: len(points) // 3]
+    sets = {(spec.batch_size_per_gpu, len(spec.remedies)) for spec in first}
+    assert {(128, 0), (2048, 0), (2048, 4)} <= sets
+    for size, num_remedies in ((128, 0), (2048, 0), (2048, 4)):
+        seeds = [s.seed for s in first if (s.batch_size_per_gpu, len(s.remedies)) == (size, num_remedies)]
+        assert seeds == list(range(6))
+
+
+def test_the_study_has_six_seeds_at_128_and_2048_and_as_many_updates_where_it_says_so() -> None:
+    points = expand_grid("q4-study").points
+    seeds: dict[tuple[object, ...], int] = {}
+    for spec in points:
+        key = (spec.strategy, spec.batch_size_per_gpu, spec.remedies, spec.epochs, spec.reference_batch_size)
+        seeds[key] = seeds.get(key, 0) + 1
+    of_30 = {key: count for key, count in seeds.items() if key[0] == "single" and key[3:] == (30, 128)}
+    assert {(key[1], count) for key, count in of_30.items()} == {(128, 6), (512, 3), (2048, 6), (8192, 3)}
+    assert len(of_30) == 4 * 3
+    plain = [s for s in points if s.strategy == "single" and not s.remedies and s.seed == 0]
+    updates = {(s.batch_size_per_gpu, s.epochs): s.epochs * s.steps_per_epoch for s in plain}
+    assert updates[128, 30] == 11_730
+    assert all(abs(updates[key] / 11_730 - 1) < 0.005 for key in ((512, 120), (2048, 470)))
+    on_two = [spec.global_batch_size for spec in points if spec.num_gpus == 2]
+    assert set(on_two) == {128, 2048}
 
 
 @pytest.mark.parametrize("name", ["scaling", "q2"])

@@ -1,0 +1,97 @@
+"""Time to a target accuracy: the epochs, updates and training seconds after which the test accuracy reaches it.
+
+A large batch is worth its price if it gets there sooner. Against a baseline on one GPU, N GPUs are sooner by
+N x throughput efficiency x statistical efficiency: the samples per second and GPU over the baseline's, times the
+baseline's epochs over the epochs needed.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pipeline.analysis import formulas, intervals
+from pipeline.analysis.pooling import PooledPoint
+from pipeline.experiment.record import Record
+
+TARGET_MARGIN = 0.02  # below the baseline's final accuracy
+NOT_REACHED = math.inf  # sorts after every value, so that a median over seeds stays one of ranks
+
+
+class Spread(NamedTuple):
+    """The median over seeds with its interval, or with minimum and maximum of fewer than six; inf is "not reached"."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Progress(NamedTuple):
+    """The cost of training up to the end of an epoch; every field is inf if the target was not reached."""
+
+    epochs: float
+    updates: float
+    time_s: float
+
+
+def evaluated_records(point: PooledPoint) -> list[Record]:
+    """Return the point's ok records that were measured here and have a test accuracy in every epoch."""
+    found = [(record, record.measurement.epochs) for record in point.ok_records if record.measurement]
+    return [record for record, epochs in found if record.measured and all(e.test_accuracy is not None for e in epochs)]
+
+
+def training_times_s(record: Record) -> list[float]:
+    """Return the training seconds from the start to the end of each epoch: the slowest rank's, without evaluation."""
+    times_s, total_ns = [], 0
+    for epoch in record.measurement.epochs if record.measurement else ():
+        slowest = epoch.slowest_rank
+        total_ns += (slowest.epoch_time_ns or 0) if slowest else 0
+        times_s.append(total_ns / 1e9)
+    return times_s
+
+
+def final_accuracy(record: Record) -> float:
+    """Return the test accuracy after the last epoch of an evaluated record."""
+    return (record.measurement.epochs[-1].test_accuracy if record.measurement else None) or 0.0
+
+
+def progress_to(record: Record, target_accuracy: float) -> Progress:
+    """Return what training cost up to the first epoch whose test accuracy is the target or more."""
+    epochs = record.measurement.epochs if record.measurement else ()
+    for epoch, time_s in zip(epochs, training_times_s(record), strict=True):
+        if (epoch.test_accuracy or 0.0) >= target_accuracy:
+            return Progress(epoch.epoch, epoch.num_updates, time_s)
+    return Progress(NOT_REACHED, NOT_REACHED, NOT_REACHED)
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """Return the median with its interval (intervals.median_interval, which six values have), else with the extremes.
+
+    None without values.
+    """
+    if not values:
+        return None
+    ordered, n = sorted(values), len(values)
+    rank = intervals.innermost_rank(n, intervals.CONFIDENCE) if n >= intervals.min_values() else 1
+    return Spread(statistics.median(ordered), ordered[rank - 1], ordered[-rank])
+
+
+def find_baseline(study: Sequence[PooledPoint]) -> PooledPoint:
+    """Return the point of the smallest global batch, of those the one without remedies and with the fewest GPUs."""
+    return min(study, key=lambda p: (p.spec.global_batch_size, len(p.spec.remedies), p.spec.num_gpus, p.spec.epochs))
+
+
+def target_below(baseline: PooledPoint) -> float | None:
+    """Return the default target: TARGET_MARGIN below the baseline's median final accuracy; None without a result."""
+    final = formulas.median_of_known(map(final_accuracy, evaluated_records(baseline)))
+    return None if final is None else final - TARGET_MARGIN
+
+
+def throughput_per_gpu(point: PooledPoint) -> float | None:
+    """Return the samples a second and GPU over whole trainings, the median over seeds."""
+    rates = [
+        record.spec.num_samples * len(times_s) / times_s[-1] / record.spec.num_gpus
+        for record in evaluated_records(point)
+        if (times_s := training_times_s(record))
+    ]
+    return formulas.median_of_known(rates)

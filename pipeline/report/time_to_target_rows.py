@@ -1,0 +1,118 @@
+"""The rows of Q4's time to target: what each global batch and set of remedies needs to reach an accuracy."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from pipeline.analysis import time_to_target
+from pipeline.analysis.notes import Note, make_note
+from pipeline.analysis.pooling import PooledPoint, group_pairs
+from pipeline.analysis.time_to_target import Spread
+from pipeline.experiment.axis_groups import TARGET_MAY_DIFFER, alike_key
+from pipeline.experiment.learning_rate import peak_learning_rate
+from pipeline.report.row_types import TimeToTargetRow, make_row
+
+SOONEST_BY = {"time_to_target_s": "seconds", "gpu_time_to_target_s": "GPU-seconds"}
+
+
+def time_to_target_rows(points: Sequence[PooledPoint], target_accuracy: float | None = None) -> list[TimeToTargetRow]:
+    """Return a row for each evaluated point of every study: alike trainings with more than one global batch size.
+
+    Without `target_accuracy` each study's target follows from its baseline.
+    """
+    evaluated = [point for point in points if point.spec.evaluate and point.spec.is_whole_epoch]
+    studies = group_pairs((alike_key(point.spec, TARGET_MAY_DIFFER), point) for point in evaluated).values()
+    compared = [study for study in studies if len({point.spec.global_batch_size for point in study}) > 1]
+    return [row for study in compared for row in study_rows(study, target_accuracy)]
+
+
+def study_rows(study: Sequence[PooledPoint], target_accuracy: float | None) -> list[TimeToTargetRow]:
+    """Return the rows of one study by global batch, with the soonest marked."""
+    baseline = time_to_target.find_baseline(study)
+    target = time_to_target.target_below(baseline) if target_accuracy is None else target_accuracy
+    rows = [target_row(point, baseline, target) for point in sorted(study, key=study_order)]
+    soonest: list[list[str]] = [[] for _ in rows]
+    for key, word in SOONEST_BY.items():
+        known = [index for index, row in enumerate(rows) if row[key] is not None]
+        if known:
+            soonest[min(known, key=lambda index: float(rows[index][key]))].append(word)
+    return [
+        msgspec.structs.replace(row, soonest=" and ".join(words) or None)
+        for row, words in zip(rows, soonest, strict=True)
+    ]
+
+
+def study_order(point: PooledPoint) -> tuple[float, ...]:
+    """Return the sort key of a row: from the baseline to larger batches, more GPUs, longer runs and more remedies."""
+    spec = point.spec
+    return spec.global_batch_size, spec.num_gpus, spec.epochs, len(spec.remedies), peak_learning_rate(spec)
+
+
+def target_row(point: PooledPoint, baseline: PooledPoint, target: float | None) -> TimeToTargetRow:
+    """Return the row of a point: its final accuracy, and what it needs to reach the target."""
+    records = time_to_target.evaluated_records(point)
+    figures = spread_figures("final_test_accuracy", [time_to_target.final_accuracy(record) for record in records])
+    notes = missing_notes(point)
+    if target is None:
+        notes.append(make_note("no_target"))
+    else:
+        progress = [time_to_target.progress_to(record, target) for record in records]
+        figures |= spread_figures("epochs_to_target", [part.epochs for part in progress])
+        figures |= spread_figures("updates_to_target", [part.updates for part in progress])
+        figures |= spread_figures("time_to_target_s", [part.time_s for part in progress])
+        time_s = figures.get("time_to_target_s")
+        figures["gpu_time_to_target_s"] = None if time_s is None else time_s * point.spec.num_gpus
+        figures["reached"] = reached_word(sum(math.isfinite(part.epochs) for part in progress), len(records))
+        figures |= efficiencies(point, baseline, target, figures.get("epochs_to_target"))
+    return make_row(
+        TimeToTargetRow,
+        point,
+        n=len(records),
+        remedies=list(point.spec.remedies),
+        epochs=point.spec.epochs,
+        learning_rate=peak_learning_rate(point.spec),
+        target_accuracy=target,
+        notes=notes,
+        **figures,
+    )
+
+
+def spread_figures(key: str, values: Sequence[float]) -> dict[str, Any]:
+    """Return the columns `key`, its low and its high of the values of the seeds; None for what was not reached."""
+    stem, unit = (key[:-2], "_s") if key.endswith("_s") else (key, "")
+    names = (key, f"{stem}_low{unit}", f"{stem}_high{unit}")
+    found: Spread | tuple[None, ...] = time_to_target.spread(values) or (None,) * 3
+    return {
+        name: value if value is not None and math.isfinite(value) else None
+        for name, value in zip(names, found, strict=True)
+    }
+
+
+def reached_word(num_reached: int, num_seeds: int) -> str | None:
+    """Return who reached the target as a word of the table; None without a result."""
+    if not num_seeds:
+        return None
+    return f"{num_reached} of {num_seeds}" if num_reached else "never reached"
+
+
+def efficiencies(
+    point: PooledPoint, baseline: PooledPoint, target: float, epochs_to_target: float | None
+) -> dict[str, float | None]:
+    """Return throughput efficiency, statistical efficiency and their product, against the baseline."""
+    ours, theirs = time_to_target.throughput_per_gpu(point), time_to_target.throughput_per_gpu(baseline)
+    throughput = ours / theirs if ours and theirs else None
+    records = time_to_target.evaluated_records(baseline)
+    needed = time_to_target.spread([time_to_target.progress_to(record, target).epochs for record in records])
+    statistical = None
+    if epochs_to_target is not None and needed and math.isfinite(needed.median):
+        statistical = needed.median / epochs_to_target
+    product = throughput * statistical if throughput is not None and statistical is not None else None
+    return {"throughput_efficiency": throughput, "statistical_efficiency": statistical, "target_efficiency": product}
+
+
+def missing_notes(point: PooledPoint) -> list[Note]:
+    """Return a note that names the seeds without a result, if the point has several."""
+    absent = [f"{outcome.spec.seed} ({outcome.status})" for outcome in point.outcomes if outcome.status != "ok"]
+    return [make_note("seeds_missing", seeds=absent)] if absent and len(point.outcomes) > 1 else []
