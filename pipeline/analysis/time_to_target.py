@@ -95,3 +95,16 @@ def throughput_per_gpu(point: PooledPoint) -> float | None:
         if (times_s := training_times_s(record))
     ]
     return formulas.median_of_known(rates)
+
+
+def loss_ranges(point: PooledPoint) -> list[tuple[float, float]]:
+    """Return the smallest and the largest training loss over the seeds, by epoch; [] with fewer than two seeds.
+
+    A loss that is not finite counts as inf.
+    """
+    records = evaluated_records(point)
+    if len(records) < 2:
+        return []
+    curves = [[epoch.loss for epoch in record.measurement.epochs] for record in records if record.measurement]
+    by_epoch = ([math.inf if loss is None else loss for loss in losses] for losses in zip(*curves, strict=True))
+    return [(min(losses), max(losses)) for losses in by_epoch]

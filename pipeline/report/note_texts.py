@@ -58,6 +58,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "loader_bound": "loader-bound: a GPU waits for data in {share:.0%} of the epoch",
     # time to target
     "seeds_missing": "no result of seed {seeds:list}",
+    "equal_global_batch": "its losses and those of 1 GPU with this global batch overlap in {count} of {epochs} epochs",
     "no_target": "no target: the baseline has no final test accuracy",
     # baselines and scaling
     "no_baseline": "no baseline: the experiment has no point on 1 GPU with these axes",

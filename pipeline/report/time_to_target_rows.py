@@ -10,7 +10,7 @@ from pipeline.analysis import time_to_target
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.analysis.time_to_target import Spread
-from pipeline.experiment.axis_groups import TARGET_MAY_DIFFER, alike_key
+from pipeline.experiment.axis_groups import POOLED_AXES, TARGET_MAY_DIFFER, alike_key
 from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.report.row_types import TimeToTargetRow, make_row
 
@@ -32,7 +32,7 @@ def study_rows(study: Sequence[PooledPoint], target_accuracy: float | None) -> l
     """Return the rows of one study by global batch, with the soonest marked."""
     baseline = time_to_target.find_baseline(study)
     target = time_to_target.target_below(baseline) if target_accuracy is None else target_accuracy
-    rows = [target_row(point, baseline, target) for point in sorted(study, key=study_order)]
+    rows = [target_row(point, baseline, target, study) for point in sorted(study, key=study_order)]
     soonest: list[list[str]] = [[] for _ in rows]
     for key, word in SOONEST_BY.items():
         known = [index for index, row in enumerate(rows) if row[key] is not None]
@@ -50,11 +50,13 @@ def study_order(point: PooledPoint) -> tuple[float, ...]:
     return spec.global_batch_size, spec.num_gpus, spec.epochs, len(spec.remedies), peak_learning_rate(spec)
 
 
-def target_row(point: PooledPoint, baseline: PooledPoint, target: float | None) -> TimeToTargetRow:
+def target_row(
+    point: PooledPoint, baseline: PooledPoint, target: float | None, study: Sequence[PooledPoint]
+) -> TimeToTargetRow:
     """Return the row of a point: its final accuracy, and what it needs to reach the target."""
     records = time_to_target.evaluated_records(point)
     figures = spread_figures("final_test_accuracy", [time_to_target.final_accuracy(record) for record in records])
-    notes = missing_notes(point)
+    notes = [*missing_notes(point), *equal_batch_notes(point, study)]
     if target is None:
         notes.append(make_note("no_target"))
     else:
@@ -116,3 +118,20 @@ def missing_notes(point: PooledPoint) -> list[Note]:
     """Return a note that names the seeds without a result, if the point has several."""
     absent = [f"{outcome.spec.seed} ({outcome.status})" for outcome in point.outcomes if outcome.status != "ok"]
     return [make_note("seeds_missing", seeds=absent)] if absent and len(point.outcomes) > 1 else []
+
+
+def equal_batch_notes(point: PooledPoint, study: Sequence[PooledPoint]) -> list[Note]:
+    """Return a note that compares the loss curve of several GPUs with that of one GPU and the same global batch.
+
+    At each epoch the ranges over the seeds meet or do not. None with fewer than two seeds of either.
+    """
+    may_differ = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", *POOLED_AXES)
+    key = alike_key(point.spec, may_differ)
+    alike = (p for p in study if p.spec.num_gpus == 1 and alike_key(p.spec, may_differ) == key)
+    one = next((other for other in alike if other.spec.global_batch_size == point.spec.global_batch_size), None)
+    if point.spec.num_gpus == 1 or one is None:
+        return []
+    ours, theirs = time_to_target.loss_ranges(point), time_to_target.loss_ranges(one)
+    pairs = list(zip(ours, theirs, strict=False))
+    meeting = sum(low <= other_high and other_low <= high for (low, high), (other_low, other_high) in pairs)
+    return [make_note("equal_global_batch", count=meeting, epochs=len(pairs))] if pairs else []

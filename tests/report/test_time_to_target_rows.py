@@ -111,6 +111,26 @@ def test_without_a_baseline_there_is_no_target_and_the_row_says_so() -> None:
     assert (rows[512].final_test_accuracy, rows[512].target_accuracy, rows[512].reached) == (0.9, None, None)
 
 
+def test_two_gpus_are_compared_with_one_of_the_same_global_batch_epoch_by_epoch() -> None:
+    def seeds(losses: Sequence[Sequence[float]], **fields: Any) -> list[Record]:
+        records = []
+        for seed, curve in enumerate(losses):
+            record = trained([0.9] * len(curve), seed=seed, **fields)
+            assert record.measurement is not None
+            pairs = zip(record.measurement.epochs, curve, strict=True)
+            epochs = tuple(msgspec.structs.replace(epoch, loss=loss) for epoch, loss in pairs)
+            measurement = msgspec.structs.replace(record.measurement, epochs=epochs)
+            records.append(msgspec.structs.replace(record, measurement=measurement))
+        return records
+
+    one = seeds([[2.0, 1.0, 0.5], [2.2, 1.2, 0.6]], batch_size_per_gpu=1024)
+    two = seeds([[2.1, 1.3, 0.4], [2.3, 1.4, 0.5]], strategy="ddp", num_gpus=2, batch_size_per_gpu=512)
+    rows = build(baseline(), *one, *two).time_to_target
+    assert [row.axes["num_gpus"] for row in rows] == [1, 1, 2]
+    assert_says(rows[2]["note"], "its losses and those of 1 GPU with this global batch overlap in 2 of 3 epochs")
+    assert not any("overlap" in (row["note"] or "") for row in rows[:2])
+
+
 def test_a_given_target_replaces_that_of_the_baseline() -> None:
     records = [baseline(), trained([0.3, 0.6, 0.8, 0.88], batch_size_per_gpu=512)]
     outcomes = resolve_outcomes([record.spec for record in records], records, []).outcomes
