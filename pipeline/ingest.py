@@ -75,7 +75,7 @@ CSV_COLUMNS = {field.name: field for field in msgspec.structs.fields(CsvRow)}
 
 def parse_arguments() -> argparse.Namespace:
     parser = build_parser("ingest", __doc__)
-    parser.add_argument("file", type=Path, help="a CSV file with the columns that README.md describes")
+    parser.add_argument("file", type=Path, help="a CSV file with the columns that docs/ingest.md describes")
     parser.add_argument("--outputs", type=Path, required=True, help="the experiment's folder, such as outputs/a40-ddp")
     parser.add_argument("--gpu", help="the GPU's name; without it, tables say not stated")
     parser.add_argument(

@@ -1,43 +1,184 @@
-"""README.md does what it says: its commands run, its grid expands, its model trains (its figures: test_published)."""
+"""README.md and docs/ do what they say: commands run, axes expand, links lead somewhere.
+
+Their figures: tests/report/test_published_figures.py.
+"""
 
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from hashlib import md5
 from pathlib import Path
 
 import pytest
 from cluster import Cluster
 from conftest import ROOT, run_command
 
+from pipeline import stage
+from pipeline.data import staging
+from pipeline.experiment.grid import SHIPPED_GRIDS, expand_grid
+from pipeline.experiment.spec import AXES
+from pipeline.submission.batch_script import setup_lines
+
 README = (ROOT / "README.md").read_text()
+PAGES = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+ROUTES = ("laptop", "node", "cluster")
+MAX_WORDS, MAX_COMMANDS = 1000, 4
 CUT = "--set device=cpu model=lenet dataset=synthetic num_samples=512 strategy=ddp batch_size_per_gpu=8,16"
 CUT += " input=dataloader"
+CUT_NODE = "--set device=cpu model=lenet dataset=synthetic num_samples=64 strategy=ddp num_gpus=2 batch_size_per_gpu=8"
 CUT_REQUEST = "--gpus-per-node=0 --cpus-per-task=4 --mem=5G --array=0-1"
+CUT_SMOKE = "--set model=lenet batch_size_per_gpu=8"
 
 
-def shell_lines(after: str) -> list[str]:
+def shell_lines(after: str, text: str = README) -> list[str]:
     """The commands of the first shell block after a text, without their comments."""
-    block = re.search(r"```bash\n(.*?)```", README.split(after, 1)[1], re.DOTALL)
+    block = re.search(r"```(?:ba)?sh\n(.*?)```", text.split(after, 1)[1], re.DOTALL)
     assert block is not None
     return [line.split(" #")[0].strip() for line in block[1].splitlines() if line.strip()]
 
 
-def test_the_cluster_commands_run_as_written_but_for_their_size(
+def copy_project(to: Path, *others: str) -> Path:
+    """A checkout with what the commands need."""
+    for name in ("pipeline", "templates", "jobs"):
+        shutil.copytree(ROOT / name, to / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in others:
+        shutil.copy(ROOT / name, to / name)
+    (to / "outputs").mkdir()
+    return to
+
+
+def write_script(path: Path, *lines: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    path.chmod(0o755)
+    return path
+
+
+def without_slurm(**changes: str) -> dict[str, str]:
+    plain = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE", "PYTHONPATH"))}
+    return plain | changes
+
+
+def test_the_prose_is_short_and_has_one_picture() -> None:
+    shown = re.sub(r"```.*?```|<!--.*?-->", "", README, flags=re.DOTALL)
+    prose = "\n".join(line for line in shown.splitlines() if not line.startswith("|"))
+    assert len(re.sub(r"\]\([^)]*\)", "]", prose).split()) <= MAX_WORDS
+    assert len(re.findall(r"!\[", README)) == 1
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_route_has_few_commands(route: str) -> None:
+    assert 1 <= len(shell_lines(f"<!-- run: {route} -->")) <= MAX_COMMANDS
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{name}" for name in sorted(PAGES))])
+def test_every_link_leads_somewhere(page: str) -> None:
+    targets = re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", (ROOT / page).read_text())
+    for target, anchor in targets:
+        if target.startswith("https://"):
+            continue
+        path = (ROOT / page).parent / target if target else ROOT / page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path.read_text()), f"{target}#{anchor}"
+
+
+def test_the_readme_links_every_page() -> None:
+    assert {name for name in PAGES if f"](docs/{name})" not in README} == set()
+
+
+@pytest.mark.wheel
+def test_the_lines_that_install_run(tmp_path: Path) -> None:
+    checkout = copy_project(
+        tmp_path / "checkout", "setup.cfg", "pyproject.toml", "LICENSE", "README.md", "constraints.txt"
+    )
+    *lines, stage_line = shell_lines("<!-- run: install -->")
+    assert stage_line == "python -m pipeline.stage"  # the next test runs it
+    script = "\n".join(["set -e", *lines, "cd / && python -c 'import pipeline; print(pipeline.__file__)'"])
+    env = without_slurm(PIP_NO_DEPS="1")  # gigabytes of dependencies, else
+    done = subprocess.run(["bash", "-c", script], cwd=checkout, env=env, capture_output=True, text=True, timeout=300)
+    if done.returncode and any(phrase in done.stderr for phrase in ("No matching distribution", "Connection")):
+        pytest.skip("the build backend cannot be fetched")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(checkout / "pipeline" / "__init__.py")
+
+
+def test_the_line_that_stages_finds_what_is_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches = tmp_path / "data" / staging.CIFAR10_FOLDER
+    batches.mkdir(parents=True)
+    for name in staging.CIFAR10_FILES:
+        (batches / name).write_text(name)
+        monkeypatch.setitem(staging.CIFAR10_FILES, name, md5(name.encode(), usedforsecurity=False).hexdigest())
+    for path in (tmp_path / "data", batches, *batches.iterdir()):
+        path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PIPELINE_DATA", raising=False)
+    monkeypatch.setattr(sys, "argv", shlex.split(shell_lines("<!-- run: install -->")[-1])[2:])
+    assert stage.main() == 0
+    assert "already staged in data" in capsys.readouterr().err
+
+
+@pytest.mark.training
+def test_the_laptop_route_ends_with_a_report(tmp_path: Path) -> None:
+    checkout = copy_project(tmp_path / "checkout", "Makefile", "setup.cfg", "constraints.txt")
+    (line,) = shell_lines("<!-- run: laptop -->")
+    size = f'case "$*" in *pipeline.submit*) set -- "$@" {CUT_SMOKE};; esac'
+    write_script(checkout / ".venv/bin/python", size, f'exec {shlex.quote(sys.executable)} "$@"')
+    time.sleep(0.01)
+    (checkout / ".venv/.installed").touch()  # newer than what it is made of
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=checkout, env=without_slurm(), capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Q1" in done.stdout
+    assert (checkout / "outputs/smoke/report.html").exists()
+
+
+@pytest.mark.training
+def test_the_route_on_a_node_ends_with_tables(tmp_path: Path) -> None:
+    checkout = copy_project(tmp_path / "checkout")
+    python = write_script(tmp_path / "bin/python", f'exec {shlex.quote(sys.executable)} "$@"')
+    env = without_slurm(PATH=f"{python.parent}:{os.environ['PATH']}")
+    plan, submit, collect = shell_lines("<!-- run: node -->")
+    said = []
+    for line in (f"{plan} {CUT_NODE}", f"{submit} {CUT_NODE} --cluster local", collect):
+        done = subprocess.run(["bash", "-c", line], cwd=checkout, env=env, capture_output=True, text=True, timeout=400)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert "1 point" in said[0]
+    assert "1 point expected: 1 ok" in said[2]
+    assert (checkout / "outputs/scaling/report.html").exists()
+
+
+def test_the_route_on_a_cluster_runs_as_written_but_for_its_size(
     cluster: Cluster, on_slurm: Mapping[str, str], tmp_path: Path
 ) -> None:
-    checkout = tmp_path / "checkout"
-    for name in ("pipeline", "templates", "jobs"):
-        shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    (checkout / "outputs").mkdir()
-    submit, status, sbatch, collect = shell_lines("<!-- run:")
+    checkout = copy_project(tmp_path / "checkout")
+    submit, status, sbatch, collect = shell_lines("<!-- run: cluster -->")
     cut_sbatch = f"{sbatch.replace('sbatch ', f'sbatch {CUT_REQUEST} ', 1)} {CUT}"
     python = f'python() {{ {shlex.quote(on_slurm["PIPELINE_PYTHON"])} "$@"; }}'
+    # the job file's Python is the container of docs/cluster.md; this apptainer only notes that it was asked
+    _, *wrapper = shell_lines("<!-- run: the wrapper", PAGES["cluster.md"])
+    noted = tmp_path / "containers"
+    exec_rest = f'shift 4; exec {shlex.quote(sys.executable)} "$@"'  # after: exec --nv pipeline.sif python
+    apptainer = write_script(tmp_path / "bin/apptainer", f'echo "$1 $2 $3 $4" >> {shlex.quote(str(noted))}', exec_rest)
+    in_container = write_script(tmp_path / "in-container.sh", f"PATH={apptainer.parent}:$PATH", *wrapper)
+    env = {**on_slurm, "PIPELINE_PYTHON": str(in_container)}
     for line in (cut_sbatch, f"{submit} {CUT} --wait"):  # the job runs while the driver waits for its arrays
-        done = cluster.run("bash", "-c", f"{python}\n{line}", cwd=checkout, env=on_slurm, timeout_s=400, check=False)
+        done = cluster.run("bash", "-c", f"{python}\n{line}", cwd=checkout, env=env, timeout_s=400, check=False)
         assert done.returncode == 0, done.stderr
     cluster.wait_idle(timeout_s=200)
     said = cluster.run("bash", "-c", f"{python}\n{status}", cwd=checkout, env=on_slurm)
@@ -46,13 +187,22 @@ def test_the_cluster_commands_run_as_written_but_for_their_size(
     assert "# q4\n\n12 points expected: 2 ok" in shown.stdout
     assert "# scaling\n\n6 points expected: 6 ok" in shown.stdout
     assert (checkout / "outputs" / "scaling" / "report.md").exists()
+    assert noted.read_text() == "exec --nv pipeline.sif python\n" * 2
+
+
+def test_the_prologue_for_module_systems_runs_in_a_job(tmp_path: Path) -> None:
+    prologue = tmp_path / "modules.sh"
+    prologue.write_text("\n".join(shell_lines("<!-- run: the prologue", PAGES["cluster.md"])))
+    module = 'module() { echo "module $*"; [ "$1" != purge ]; }'  # there may be nothing to purge
+    script = "\n".join([module, "SLURM_JOB_ID=1", *setup_lines("one", prologue), 'echo "$NCCL_SOCKET_IFNAME"'])
+    done = subprocess.run(["bash", "-c", script], env=without_slurm(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "module purge\nmodule load python/3.12\nib0\n"), done.stderr
 
 
 @pytest.mark.training
-def test_the_model_that_the_readme_adds_trains(tmp_path: Path) -> None:
-    for name in ("pipeline", "templates"):
-        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    function, line = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def test_the_model_that_the_docs_add_trains(tmp_path: Path) -> None:
+    copy_project(tmp_path)
+    function, line = re.findall(r"```python\n(.*?)```", PAGES["grids.md"], re.DOTALL)
     package = tmp_path / "pipeline"
     models, spec = package / "training" / "models.py", package / "experiment" / "spec.py"
     models.write_text(models.read_text() + "\n\n" + function)
@@ -63,13 +213,29 @@ def test_the_model_that_the_readme_adds_trains(tmp_path: Path) -> None:
         "assert expand_grid('q1', ['model=vgg11']).points[0].model == 'vgg11';"
         "print(tuple(build_model('vgg11', 10)(torch.zeros(2, 3, 32, 32)).shape))"
     )
-    answer = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, "-c", code]
+    answer = subprocess.run(command, cwd=tmp_path, env=without_slurm(), capture_output=True, text=True)
     assert answer.stdout.strip() == "(2, 10)", answer.stderr
 
 
-def test_the_grid_that_the_readme_shows_expands(tmp_path: Path) -> None:
-    block = re.search(r"```yaml\n(.*?)```", README, re.DOTALL)
+def test_the_grid_that_the_docs_show_expands(tmp_path: Path) -> None:
+    block = re.search(r"```yaml\n(.*?)```", PAGES["grids.md"], re.DOTALL)
     assert block is not None
     (tmp_path / "grid.yaml").write_text(block[1])
     answer = run_command("submit", "--grid", tmp_path / "grid.yaml", "--dry-run", "--json")
     assert len(json.loads(answer.stdout)["points"]) == 18  # 1 x 2 x 3 + 2 x 2 x 3
+
+
+def test_every_axis_has_an_example_that_expands() -> None:
+    shown = set()
+    for line in re.findall(r"^\| `.*$", PAGES["grids.md"].split("## Every axis", 1)[1], re.MULTILINE):
+        axes, _, example = (cell.strip() for cell in line.strip("|").split("|"))
+        changes = example.strip("`").split()
+        shown |= set(re.findall(r"`(\w+)`", axes)) & {change.partition("=")[0] for change in changes}
+        assert expand_grid("q2", changes).points
+    assert shown == set(AXES)
+
+
+def test_every_shipped_grid_is_listed() -> None:
+    names = {Path(path.name).stem for path in SHIPPED_GRIDS.iterdir()}
+    assert {name for name in names if f"\n| `{name}` |" not in PAGES["grids.md"]} == set()

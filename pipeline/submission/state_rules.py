@@ -51,7 +51,7 @@ RECORDED_STATUSES = ("ok", "oom", "failed")
 
 
 class PointState(NamedTuple):
-    """One of the states that README.md lists, and the reason."""
+    """One of the states that docs/trust.md lists, and the reason."""
 
     word: str
     reason: str

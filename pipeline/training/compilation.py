@@ -57,7 +57,7 @@ def is_each_weight_read_once(model: nn.Module) -> bool:
 
 
 def inductor_options(execution: Execution, model: nn.Module) -> dict[str, Any]:
-    """Return TorchInductor options that make a step faster on a GPU (README.md has by how much).
+    """Return TorchInductor options that make a step faster on a GPU (docs/results.md has by how much).
 
     They combine small kernels into one. In a captured step, weight gradients also run beside the rest of the backward
     pass, and pointwise kernels are tuned on this GPU.
