@@ -1,39 +1,42 @@
-import importlib.util
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 from factories import ROOT
 
-SOURCES = ("pipeline", "templates", "setup.cfg", "pyproject.toml", "LICENSE", "README.md")
+SOURCES = ("pipeline", "templates", "setup.cfg", "pyproject.toml", "LICENSE", "README.md", "constraints.txt")
 NO_NETWORK = ("No matching distribution", "Could not find a version", "Connection", "Temporary failure")
+
+
+def recipe(marker: str) -> str:
+    """The line that docs/cluster.md has after this comment."""
+    after = (ROOT / "docs/cluster.md").read_text().split(f"<!-- run: {marker}", 1)[1]
+    return after.split("```bash\n")[1].split("\n")[0]
 
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from a copy of the project, and unpacked."""
-    if importlib.util.find_spec("build") is None:
-        pytest.skip("the package `build` is not installed")
+    """The package as docs/cluster.md brings it to a cluster without a network: a wheel, installed from its folder."""
     source = tmp_path_factory.mktemp("source")
     for name in filter(lambda name: (ROOT / name).exists(), SOURCES):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, source / name)
-    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(source / "dist"), str(source)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    said = answer.stdout + answer.stderr
-    if answer.returncode and any(phrase in said for phrase in NO_NETWORK):
-        pytest.skip("the build backend is absent and cannot be fetched")
-    assert answer.returncode == 0, said
-    (wheel,) = (source / "dist").glob("*.whl")
     target = tmp_path_factory.mktemp("unpacked")
-    zipfile.ZipFile(wheel).extractall(target)
+    for marker, env in (("these lines, by", {}), ("these lines too", {"PIP_TARGET": str(target)})):
+        command = recipe(marker).replace("python ", f"{shlex.quote(sys.executable)} ", 1)
+        env = {**os.environ, "PIP_NO_DEPS": "1", **env}  # the dependencies are gigabytes
+        answer = subprocess.run(command, shell=True, cwd=source, env=env, capture_output=True, text=True, timeout=300)
+        said = answer.stdout + answer.stderr
+        if answer.returncode and any(phrase in said for phrase in NO_NETWORK):
+            pytest.skip("the build backend is absent and cannot be fetched")
+        assert answer.returncode == 0, said
     return target
 
 
