@@ -246,6 +246,9 @@ def test_the_answers_of_the_readme_are_the_published_ones() -> None:
     rows = tables_of("h200x2/scaling")["Q3"]
     (by_loader,) = (row for row in rows if (row["strategy"], row["batch_size_per_gpu"]) == ("ddp", 512))
     said.append(f"Subtraction said {100 * by_loader['comm_time_subtraction_s'] / by_loader['epoch_time_s']:.0f} %")
+    num_points = len(list((ROOT / "outputs/h200x2/scaling/records").iterdir()))
+    gpu_hours = sum(row["gpu_hours"] for row in tables_of("h200x2/scaling")["cost"])
+    said.append(f"{num_points} points took {gpu_hours:.2f} GPU-hours")
     two_gpus, four_gpus = accuracies("h200x2"), accuracies("h200x4")
     none, _, warm_up, _, all_three = (four_gpus[4, 2048][remedy] for remedy in REMEDIES)
     said.append(f"reach {none} test accuracy, where 128 images on one GPU reach {four_gpus[1, 128]['']}")
