@@ -1,6 +1,6 @@
 # make run: measure the smoke grid with whatever this machine has, and print its tables
 # make check: linters, types, and the tests that need no Slurm, start no training process and build no wheel: a minute
-# make test: install what the tests need and run them all; make lint, make bench, make bench-gpu, make jobs
+# make test: install what the tests need and run them all; make lint, make bench, make bench-gpu, make jobs, make words
 PYTHON ?= python3
 VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
@@ -9,7 +9,7 @@ WORKERS ?= 2
 # a worker runs its half in order, so that a file's tests share its fixtures, and takes from the other's half at the end
 PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: run check test test-fast lint bench bench-gpu jobs slurm browser
+.PHONY: run check test test-fast lint bench bench-gpu jobs words slurm browser
 
 run: $(VENV)/.installed
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable
@@ -43,6 +43,9 @@ bench-gpu: $(VENV)/.installed-test
 	python tests/benchmarks/bench_gpu.py --json bench-gpu.json
 	torchrun --standalone --nproc-per-node=gpu tests/benchmarks/bench_ddp.py --json bench-ddp.json
 	python tests/benchmarks/bench_memory.py --json bench-memory.json
+
+words: $(VENV)/.installed
+	python -m pipeline.report.words docs/words.md
 
 jobs: $(VENV)/.installed
 	for grid in q1 q2 q3 q4 q4-study; do python -m pipeline.jobfile $$grid > jobs/$$grid.sbatch; done

@@ -2,9 +2,11 @@
 
     python -m pipeline.collect outputs/
     python -m pipeline.collect outputs/ --format json
+    python -m pipeline.collect outputs/scaling --only Q2 --format csv --no-write
 
-Prints Markdown (or one JSON object) on stdout. Writes report.md, report.html with plots/, tables.json and one CSV per
-table beside the records, and index.html into a folder of several experiments.
+Prints the answers, then the tables, as Markdown (or one JSON object, or one table as CSV) on stdout. Writes
+report.md, report.html with plots/, tables.json and one CSV per table beside the records, and index.html into a folder
+of several experiments.
 Exit codes: 0 success, also if nobody may write beside the records; 1 under --strict: gaps, or a folder that anyone may
 write; 2 the folder cannot be read, or a write failed; 3 no experiment in the folder.
 """
@@ -13,10 +15,13 @@ import argparse
 import errno
 import gc
 import math
+import os
+import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from pipeline.system import errors, files
 from pipeline.system.command_line import build_parser
@@ -26,19 +31,30 @@ if TYPE_CHECKING:
     from pipeline.analysis.ring_model import Link
     from pipeline.experiment.folder import Experiment
     from pipeline.experiment.outcomes import CollectedOutcomes
+    from pipeline.report.answers import Answers
     from pipeline.report.bandwidth_rows import MeasuredLinks
     from pipeline.report.build_tables import Tables
+    from pipeline.report.display_tables import DisplayOptions
     from pipeline.report.html_page import IndexEntry
 
 NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another user's folder, or a read-only file system
 REPORT_PAGE = "report.html"
+WORDS = Path("docs") / "words.md"
+TABLE_NAMES = (
+    *("Q1", "Q2", "Q3", "Q4", "oom", "communication", "bandwidth", "sweep", "transfers", "split", "prediction"),
+    *("memory", "cost", "time_to_target"),
+)  # the fields of Tables, which --help need not import
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell that begins with one
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = build_parser("collect", __doc__)
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
-    parser.add_argument("--format", choices=("markdown", "json"), default="markdown", help="the format on stdout")
+    formats = "the format on stdout; csv is of one table, which --only names"
+    parser.add_argument("--format", choices=("markdown", "csv", "json"), default="markdown", help=formats)
+    parser.add_argument("--only", choices=TABLE_NAMES, default="", help="print this table alone")
+    parser.add_argument("--columns", choices=("few", "all"), default="few", help="all: wide tables, with every column")
+    parser.add_argument("--no-write", action="store_true", help="print, and write no file")
     strict = "exit 1 if a point has no result, or if anyone may write to the folder"
     parser.add_argument("--strict", action="store_true", help=strict)
     parser.add_argument("--link-latency-us", type=float, help="predict for a link with this latency per hop")
@@ -48,6 +64,8 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.target_accuracy is not None and not 0 < arguments.target_accuracy <= 1:
         parser.error("--target-accuracy must be above 0 and at most 1; write 88 % as 0.88")
+    if arguments.format == "csv" and not arguments.only:
+        parser.error("--format csv prints one table; name it with --only")
     return arguments
 
 
@@ -73,7 +91,9 @@ def main() -> int:
     import msgspec
 
     from pipeline.experiment.folder import find_experiments, warn_of_open_folders
-    from pipeline.report.markdown import render_experiment
+    from pipeline.report.answers import answer_questions
+    from pipeline.report.display_tables import DisplayOptions, workers_of
+    from pipeline.report.markdown import render_experiment, render_overview
 
     link = read_link_options(arguments)
     left_out: list[OSError] = []
@@ -82,7 +102,10 @@ def main() -> int:
         problem = f"no experiment under {arguments.folder}; run pipeline.submit or pipeline.ingest first."
         raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
     links_by_folder: dict[Path, MeasuredLinks] = {}
-    code, json_by_name, reports = errors.EXIT_USAGE if left_out else errors.EXIT_OK, {}, []
+    code = errors.EXIT_USAGE if left_out else errors.EXIT_OK
+    content_by_name: dict[str, dict[str, Any]] = {}
+    answers_by_name: dict[str, Answers] = {}
+    reports = []
     pages = Pages(arguments.folder, len(found) > 1)
     if warn_of_open_folders(found.values()) and arguments.strict:
         code = max(code, errors.EXIT_GAPS)
@@ -93,22 +116,63 @@ def main() -> int:
             log_line(f"error: {refusal}")
             code = errors.EXIT_USAGE
             continue
-        reports.append(render_experiment(name, tables, collected))
-        json_by_name[name] = {**tables.flat(), "coverage": msgspec.to_builtins(collected.coverage)}
+        answers_by_name[name] = answer_questions(tables, workers_of(collected))
+        content_by_name[name] = {**tables.flat(), "coverage": msgspec.to_builtins(collected.coverage)}
         if arguments.strict and collected.coverage.num_gaps:
             code = max(code, errors.EXIT_GAPS)
+        report = render_experiment(name, tables, collected, words=address_of_words(experiment))
+        options = display_options(arguments)
+        is_own_view = arguments.format == "markdown" and options != DisplayOptions()
+        reports.append(render_experiment(name, tables, collected, options) if is_own_view else report)
+        if arguments.no_write:
+            continue
         try:
-            write_files(experiment, reports[-1], json_by_name[name], tables.__struct_fields__)
-            pages.write(name, experiment, tables, collected)
+            write_files(experiment, report, content_by_name[name], tables.__struct_fields__)
+            pages.write(name, experiment, tables, collected, answers_by_name[name])
         except OSError as error:
             log_line(f"{name}: cannot write beside its records ({error.strerror}); its tables are only printed.")
             code = max(code, errors.EXIT_OK if error.errno in NO_WRITING else errors.EXIT_USAGE)
     code = max(code, pages.write_index())
     if arguments.format == "json":
-        sys.stdout.buffer.write(indented_json({"experiments": json_by_name}))
+        sys.stdout.buffer.write(indented_json({"experiments": select_tables(content_by_name, arguments.only)}))
+    elif arguments.format == "csv":
+        sys.stdout.buffer.write(one_csv(content_by_name, arguments.only).encode())
     else:
-        print("\n".join(reports), end="")
+        overview = [render_overview(answers_by_name)] if len(reports) > 1 and not arguments.only else []
+        print("\n".join([*overview, *reports]), end="")
     return code
+
+
+def display_options(arguments: argparse.Namespace) -> "DisplayOptions":
+    """Return how to print tables: a terminal narrower than the report gets fewer columns."""
+    from pipeline.report.display_tables import MAX_WIDTH, DisplayOptions
+
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else MAX_WIDTH
+    return DisplayOptions(min(columns or MAX_WIDTH, MAX_WIDTH), arguments.only, arguments.columns == "all")
+
+
+def select_tables(content_by_name: Mapping[str, dict[str, Any]], only: str) -> dict[str, dict[str, Any]]:
+    """Return all tables, or only one, by experiment."""
+    return {name: {only: content[only]} if only else content for name, content in content_by_name.items()}
+
+
+def one_csv(content_by_name: Mapping[str, dict[str, Any]], table: str) -> str:
+    """Return the rows of one table as CSV, of several experiments with the name of each in front."""
+    is_one = len(content_by_name) == 1
+    rows = [
+        row if is_one else {"experiment": name, **row}
+        for name, content in content_by_name.items()
+        for row in content[table]
+    ]
+    return csv_text(rows) if rows else ""
+
+
+def address_of_words(experiment: "Experiment") -> str:
+    """Return the address of docs/words.md from the experiment's report; empty outside the pipeline's own repository."""
+    root = Path(__file__).parents[1]
+    if not experiment.folder.resolve().is_relative_to(root) or not (root / WORDS).exists():
+        return ""
+    return quote(os.path.relpath(root / WORDS, experiment.folder.resolve()))
 
 
 class Pages:
@@ -119,7 +183,14 @@ class Pages:
         self.entries: list[IndexEntry] = []
         self.problems: set[str] = set()
 
-    def write(self, name: str, experiment: "Experiment", tables: "Tables", collected: "CollectedOutcomes") -> None:
+    def write(
+        self,
+        name: str,
+        experiment: "Experiment",
+        tables: "Tables",
+        collected: "CollectedOutcomes",
+        answers: "Answers",
+    ) -> None:
         """Write the page of one experiment. Raises OSError."""
         try:
             from pipeline.report.html_page import PageSource, write_report
@@ -130,7 +201,7 @@ class Pages:
 
         manifest = experiment.read_manifest()
         logs = find_logs(experiment, manifest) if manifest else {}
-        source = PageSource(name, experiment.folder, self.root, self.has_index, tables, collected, logs)
+        source = PageSource(name, experiment.folder, self.root, self.has_index, tables, collected, logs, answers)
         entry, failed_import = write_report(source)
         self.entries.append(entry)
         if failed_import:
@@ -220,8 +291,6 @@ def indented_json(value: object) -> bytes:
 
 def write_files(experiment: "Experiment", report: str, content: dict[str, Any], tables: Iterable[str]) -> None:
     """Write report.md, tables.json with the content, and a CSV for each of the tables that has rows. Raises OSError."""
-    import pandas
-
     files.replace_file_atomically(experiment.report, report.encode())
     files.replace_file_atomically(experiment.folder / "tables.json", indented_json(content))
     for name in tables:
@@ -229,9 +298,16 @@ def write_files(experiment: "Experiment", report: str, content: dict[str, Any], 
         if not content[name]:
             path.unlink(missing_ok=True)
             continue
-        inert = [{column: inert_cell(value) for column, value in row.items()} for row in content[name]]
-        text = pandas.DataFrame(inert, dtype=object).to_csv(index=False, lineterminator="\n")
-        files.replace_file_atomically(path, text.encode())
+        files.replace_file_atomically(path, csv_text(content[name]).encode())
+
+
+def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return rows as CSV, with a header."""
+    import pandas
+
+    inert = [{column: inert_cell(value) for column, value in row.items()} for row in rows]
+    text: str = pandas.DataFrame(inert, dtype=object).to_csv(index=False, lineterminator="\n")
+    return text
 
 
 def inert_cell(value: Any) -> Any:

@@ -1,9 +1,16 @@
-"""Which figures an answer may use. A row shows every figure; a note says why one cannot carry an answer."""
+"""The answers to Q1 to Q4 in words, computed from the rows of the tables.
 
-from collections.abc import Iterable
+A row shows every figure; a note says why one cannot carry an answer.
+"""
 
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.analysis.notes import Note
-from pipeline.report.row_types import Q2Row, Row
+from pipeline.report.build_tables import Tables
+from pipeline.report.point_labels import EFFORT_AXES, describe_point, name_workers, varying_axes
+from pipeline.report.row_types import CommunicationRow, MemoryRow, Q2Row, Q3Row, Row
 
 SPEEDUPS = ("speedup", "parallel_efficiency", "serial_fraction_karp_flatt")
 SUBTRACTIONS = ("comm_time_subtraction_s", "bandwidth_subtraction_gb_s")
@@ -39,3 +46,246 @@ def q2_answer_rows(rows: Iterable[Q2Row]) -> list[Q2Row]:
         for row in rows
         if row["num_gpus"] > 1 and row.is_loader_bound is False and is_fit_for_answer(row, "speedup")
     ]
+
+
+Answers = Sequence[tuple[str, str]]  # a question and the sentence that answers it
+
+MIN_RUNS, MIN_EPOCHS = 3, 10  # below these an accuracy cannot tell a remedy from noise
+RUN = "run `python -m pipeline.submit --grid {}`"
+
+
+def answer_questions(tables: Tables, workers: str) -> Answers:
+    """Return a sentence for each question, from the rows; where they cannot answer it, the command that would."""
+    answers = {
+        "Q1": answer_batch_size(tables),
+        "Q2": answer_scaling(tables.Q2),
+        "Q3": answer_communication(tables),
+        "Q4": answer_large_batches(tables),
+    }
+    return [(question, name_workers(sentence, workers)) for question, sentence in answers.items()]
+
+
+def is_answered(sentence: str) -> bool:
+    """True if the sentence answers its question, if only in part."""
+    return not sentence.startswith("Not answered")
+
+
+def not_answered(why: str, grid: str) -> str:
+    """Return the sentence of a question that the rows do not answer, with the grid that would."""
+    return f"Not answered here: {why}; {RUN.format(grid)}."
+
+
+def answer_batch_size(tables: Tables) -> str:
+    """Return the batch size with the highest throughput on one GPU, and the first that runs out of memory."""
+    timed = [row for row in tables.Q1 if row.throughput_samples_per_s]
+    memory = answer_memory(tables)
+    if not timed:
+        is_known = tables.memory or any(row.status == "oom" for row in tables.Q1)
+        why = "no epoch was timed on one GPU"
+        return f"{memory} No speed: {why}; {RUN.format('q1')}." if is_known else not_answered(why, "q1")
+    best = max(timed, key=lambda row: row.throughput_samples_per_s or 0.0)
+    time = f"epoch {best.epoch_time_s:.3g} s{interval_of(best, 'epoch_time', '_s')}, {source_of(best, timed)}"
+    speed = f"{best.throughput_samples_per_s:,.0f} images/s ({time})."
+    if len({row.global_batch_size for row in timed}) == 1:
+        said = f"One batch size was timed: {best.global_batch_size:,} images a step give {speed}"
+    else:
+        said = f"One GPU is fastest at {best.global_batch_size:,} images a step: {speed}"
+    if best.is_loader_bound and best.data_share is not None:
+        waits = f" It waits for data {percent(best.data_share)} of that time"
+        said += f"{waits}: a faster loader would help more than a larger batch."
+    return f"{said} {memory}"
+
+
+def answer_memory(tables: Tables) -> str:
+    """Return the first batch size that runs out of memory on one GPU."""
+    alone = [row for row in tables.memory if row["num_gpus"] == 1 and row.largest_batch_size_per_gpu is not None]
+    if alone:
+        row = alone[0]
+        fails = row.smallest_failing_batch_size_per_gpu
+        until = f", {fails:,} does not" if fails is not None else ""
+        return f"{row.largest_batch_size_per_gpu:,} images fit{until} ({source_of(row, alone)})."
+    lost = [row for row in tables.Q1 if row.status == "oom"]
+    fitting = [row.global_batch_size for row in tables.Q1 if row.status == "ok"]
+    if lost:
+        first = min(lost, key=lambda row: row.global_batch_size)
+        fit = f"; {max(fitting):,} fit" if fitting and max(fitting) < first.global_batch_size else ""
+        return f"{first.global_batch_size:,} is the first that runs out of memory ({source_of(first, lost)}){fit}."
+    largest = f" up to {max(fitting):,}" if fitting else ""
+    return f"None{largest} ran out of memory; to find where it ends {RUN.format('memory')}."
+
+
+def answer_scaling(rows: Sequence[Q2Row]) -> str:
+    """Return speed-up and efficiency at the largest N, from a row that may carry an answer."""
+    several = [row for row in rows if row["num_gpus"] > 1]
+    timed = [row for row in several if row.speedup is not None]
+    if not timed:
+        return not_answered(f"no {'speed-up' if several else 'point'} on several GPUs", "scaling")
+    fit = q2_answer_rows(rows)
+    caveat = ""
+    if not fit:
+        fit = [row for row in timed if row.is_loader_bound is None and is_fit_for_answer(row, "speedup")]
+        caveat = " How long they wait for data is not stated."
+    if not fit:
+        is_bound = any(row.is_loader_bound for row in timed)
+        why = (
+            f"wait for data more than {percent(MAX_DATA_SHARE)} of the epoch"
+            if is_bound
+            else "state figures that cannot be"
+        )
+        return not_answered(f"the {len(timed)} rows with a speed-up {why}", "scaling")
+    most = max(row["num_gpus"] for row in fit)
+    largest = [row for row in fit if row["num_gpus"] == most]
+    best = max(largest, key=lambda row: (row.scaling == "weak", row.speedup or 0))
+    speedup, share = best.speedup or 0.0, best.parallel_efficiency or 0.0
+    faster = f"{speedup:.2f} times faster" if speedup >= 1 else f"{1 / speedup:.2f} times slower"
+    who = f"{most} GPUs with {best['strategy'].upper()}"
+    ends = interval_of(best, "speedup").replace(", ", ", speed-up ", 1)
+    source = source_of(best, fit)
+    said = f"{who} finish an epoch {faster} than one (efficiency {percent(share)}{ends}, {source}).{caveat}"
+    if len(bound := [row for row in timed if row.is_loader_bound]):
+        said += f" {len(bound)} of {len(timed)} rows are loader-bound and left out."
+    beyond = max(row["num_gpus"] for row in timed)
+    return f"{said} On {beyond} no row is fit for an answer." if beyond > most else said
+
+
+def answer_communication(tables: Tables) -> str:
+    """Return the share of the step that is exposed communication, and how far subtraction is off."""
+    measured = [row for row in tables.communication if row.exposed_comm_time_s is not None and row.step_time_s]
+    subtracted = [row for row in tables.Q3 if row.comm_time_subtraction_s is not None and row.epoch_time_s]
+    if not measured:
+        if not subtracted:
+            return not_answered("no point on several GPUs measures communication", "communication")
+        most_by = max(subtracted, key=subtracted_share)
+        return (
+            f"Not measured here: subtraction says up to {percent(subtracted_share(most_by))} of the epoch "
+            f"({source_of(most_by, subtracted)}), waiting for data included; {RUN.format('communication')}."
+        )
+    most = max(row["num_gpus"] for row in measured)
+    at_most = [row for row in measured if row["num_gpus"] == most]
+    worst = max(at_most, key=exposed_share)
+    best = min(at_most, key=exposed_share)
+    exposed, step = 1e6 * (worst.exposed_comm_time_s or 0.0), worst.step_time_s or 1.0
+    low, high = worst.exposed_comm_time_low_s, worst.exposed_comm_time_high_s
+    ends = f", {percent(low / step, 1)} to {percent(high / step, 1)}" if low is not None and high is not None else ""
+    said = (
+        f"On {most} GPUs communication that is not hidden takes {exposed:,.0f} us of a step of "
+        f"{1e3 * step:,.2f} ms ({percent(exposed_share(worst), 1)}{ends}, {source_of(worst, measured)})."
+    )
+    if any(note.kind == "exposure_is_noise" for note in worst.notes):
+        said += " That lies inside the noise."
+    if best is not worst:
+        said += f" At best it is {percent(exposed_share(best), 1)} ({describe_own(best, measured)})."
+    both = [row for row in subtracted if row.exposed_comm_time_s is not None and row["num_gpus"] == most]
+    if both:
+        off = max(both, key=subtracted_share)
+        share = (off.exposed_comm_time_s or 0.0) / (off.epoch_time_s or 1.0)
+        where = describe_own(off, both)
+        said += f" Subtraction says {percent(subtracted_share(off))} of the epoch"
+        return f"{said} where {percent(share, 1)} is measured ({where})."
+    return f"{said} What subtraction says of these points: {RUN.format('q3')}."
+
+
+def exposed_share(row: CommunicationRow) -> float:
+    """Return exposed communication as a share of the step."""
+    return (row.exposed_comm_time_s or 0.0) / (row.step_time_s or 1.0)
+
+
+def subtracted_share(row: Q3Row) -> float:
+    """Return communication by subtraction as a share of the epoch."""
+    return (row.comm_time_subtraction_s or 0.0) / (row.epoch_time_s or 1.0)
+
+
+class FinalAccuracy(NamedTuple):
+    """The accuracy of one point after its last epoch, with its interval over seeds, if it has one."""
+
+    global_batch_size: int
+    remedies: Sequence[str]
+    epochs: int
+    n: int
+    value: float
+    low: float | None = None
+    high: float | None = None
+    is_test: bool = True
+
+    def describe(self) -> str:
+        """Return the accuracy in words."""
+        known = self.low is not None and self.high is not None and self.n > 1
+        return f"{percent(self.value, 1)}{f' ({percent(self.low, 1)} to {percent(self.high, 1)})' if known else ''}"
+
+
+def final_accuracies(tables: Tables) -> list[FinalAccuracy]:
+    """Return the accuracy of each point after its last epoch: over seeds where a study has them."""
+    if tables.time_to_target:
+        return [
+            FinalAccuracy(
+                row.global_batch_size,
+                row.remedies,
+                row.epochs,
+                row.n,
+                row.final_test_accuracy,
+                row.final_test_accuracy_low,
+                row.final_test_accuracy_high,
+            )
+            for row in tables.time_to_target
+            if row.final_test_accuracy is not None
+        ]
+    found = []
+    for row in {repr((row.axes, row.remedies)): row for row in tables.Q4}.values():
+        value = row.accuracy if row.test_accuracy is None else row.test_accuracy
+        if value is not None:
+            is_test = row.test_accuracy is not None
+            found.append(
+                FinalAccuracy(row.global_batch_size, row.remedies, row.epoch or 0, row.n, value, is_test=is_test)
+            )
+    return found
+
+
+def answer_large_batches(tables: Tables) -> str:
+    """Return what the largest batch costs in accuracy, and the remedy that mends most of it."""
+    learnt = final_accuracies(tables)
+    plain = [point for point in learnt if not point.remedies]
+    if len({point.global_batch_size for point in plain}) < 2:
+        return not_answered("no accuracy of a small and a large batch" if learnt else "no accuracy", "q4-study")
+    small, large = (choose(plain, key=lambda point: point.global_batch_size) for choose in (min, max))
+    size = large.global_batch_size
+    mended = [point for point in learnt if point.remedies and point.global_batch_size == size]
+    mended = [point for point in mended if point.epochs == large.epochs]
+    if not mended:
+        return not_answered(f"{small.epochs} epochs without a remedy", "q4-study")
+    best = max(mended, key=lambda point: point.value)
+    runs = min(point.n for point in (small, large, best))
+    said = (
+        f"After {large.epochs} epochs {size:,} images a step cost {100 * (small.value - large.value):.1f} points of "
+        f"{'test' if large.is_test else 'training'} accuracy against {small.global_batch_size:,}: {large.describe()} "
+        f"against {small.describe()}; {' + '.join(best.remedies)} reaches {best.describe()}, n = {runs}."
+    )
+    is_few, is_short = runs < MIN_RUNS, large.epochs < MIN_EPOCHS
+    if is_few or is_short:
+        what = " at ".join([f"{large.epochs} epochs"] * is_short + [f"n = {runs}"] * is_few)
+        return f"{said} But {what} cannot tell a remedy from noise: {RUN.format('q4-study')}."
+    if best.low is not None and large.high is not None and best.low <= large.high:
+        said += " The two overlap: that remedy is not told from noise."
+    return said
+
+
+def percent(fraction: float | None, decimals: int = 0) -> str:
+    """Return a fraction in per cent."""
+    return f"{100 * (fraction or 0.0):.{decimals}f} %"
+
+
+def interval_of(row: Row, figure: str, unit: str = "") -> str:
+    """Return the interval of a figure in words; empty if it has none."""
+    low, high = row[f"{figure}_low{unit}"], row[f"{figure}_high{unit}"]
+    return f", {low:.3g} to {high:.3g}" if low is not None and high is not None else ""
+
+
+def source_of(row: Row, rows: Sequence[Row]) -> str:
+    """Return the row that a figure comes from, and its n."""
+    return ", ".join(filter(None, (describe_own(row, rows), f"n = {row.n}" if row.n else "")))
+
+
+def describe_own(row: Row, rows: Sequence[Row]) -> str:
+    """Return the row's strategy and batch size, and the other axes in which the rows differ."""
+    varying = varying_axes([other.axes for other in rows], without=("num_gpus", *EFFORT_AXES))
+    always = ("strategy",) if isinstance(row, MemoryRow) else ("strategy", "batch_size_per_gpu")
+    return describe_point(row.axes, [axis for axis in row.axes if axis in (*varying, *always)])

@@ -1,7 +1,7 @@
 """The tables of one experiment. `row_types` defines their rows."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -40,6 +40,10 @@ class Tables(msgspec.Struct, frozen=True):
     def flat(self) -> dict[str, list[dict[str, Any]]]:
         """Return the rows of JSON and CSV, by table."""
         return {name: [row.flat() for row in getattr(self, name)] for name in self.__struct_fields__}
+
+
+ROW_CLASSES: dict[str, type[row_types.Row]] = {name: get_args(hint)[0] for name, hint in get_type_hints(Tables).items()}
+"""The class of each table's rows."""
 
 
 def build_tables(

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, get_args
 
 import msgspec
-import tabulate
 
 from pipeline.analysis import intervals
 from pipeline.analysis.comparability import COMPARED_FACTS
@@ -19,13 +18,15 @@ from pipeline.analysis.comparison import (
     is_failing,
     time_key,
 )
-from pipeline.report.columns import ABSENT, NOT_STATED, three_decimals, three_digits
-from pipeline.report.markdown import STATUS_WORDS, escape_markdown
+from pipeline.report.columns import NOT_STATED
+from pipeline.report.display_tables import STATUS_WORDS
+from pipeline.report.markdown import draw_table, escape_markdown
 from pipeline.report.note_texts import render_notes
 from pipeline.report.point_labels import EFFORT_AXES, describe_point, varying_axes
 from pipeline.system.errors import pluralize
 
 NAMED_AXES = ("strategy", "num_gpus", "batch_size_per_gpu")  # they are said in any case, the others if they vary
+ABSENT = "-"
 SUMMARY_FACTS = ("GPU", "torch", "driver")
 
 
@@ -38,7 +39,7 @@ class TimeTable(NamedTuple):
 
 
 TIME_TABLES = {
-    "epoch_time_s": TimeTable("Epoch time", "s", lambda s: (three_decimals if s >= 0.1 else three_digits)(s)),
+    "epoch_time_s": TimeTable("Epoch time", "s", lambda s: f"{s:.3f}" if s >= 0.1 else f"{s:.3g}"),
     "step_time_s": TimeTable("Step time", "us", lambda s: f"{1e6 * s:,.1f}"),
 }
 
@@ -102,14 +103,13 @@ def render_table(table: TimeTable, points: Sequence[ComparedPoint], labels: Sequ
         [
             escape_markdown(label),
             *(format_time(side, table) for side in (point.a, point.b)),
-            ABSENT if point.ratio is None else three_decimals(point.ratio),
+            ABSENT if point.ratio is None else f"{point.ratio:.3f}",
             f"{point.interval.low:.4f} to {point.interval.high:.4f}" if point.interval else ABSENT,
             point.verdict,
         ]
         for point, label in zip(points, labels, strict=True)
     ]
-    alignments = ("left", "right", "right", "right", "left", "left")
-    return tabulate.tabulate(cells, headers, tablefmt="pipe", disable_numparse=True, colalign=alignments)
+    return draw_table([headers, *cells], [False, True, True, True, False, False])
 
 
 def format_time(side: TimedSide, table: TimeTable) -> str:

@@ -19,8 +19,9 @@ import msgspec
 
 from pipeline.experiment.outcomes import CollectedOutcomes, PointOutcome
 from pipeline.experiment.record import Record
+from pipeline.report.answers import Answers
 from pipeline.report.build_tables import Tables
-from pipeline.report.html_tables import MAX_ROWS, TABLE_LAYOUTS, PageTable, build_table
+from pipeline.report.display_tables import MAX_ROWS, DisplayOptions, DisplayTable, display_tables
 from pipeline.report.plot_data import AxisValues, Plot, PlotSource, axis_values
 from pipeline.report.plot_registry import build_plots
 from pipeline.report.point_labels import describe_point, format_figure, varying_axes
@@ -52,8 +53,6 @@ ENVIRONMENT_FIELDS = {
     "source": "source_digest",
     "stated by": "source",
 }
-
-Answers = Sequence[tuple[str, str]]  # a question and the sentence that answers it
 
 
 class PageSource(NamedTuple):
@@ -95,7 +94,7 @@ class Section(NamedTuple):
     text: str
     figures: list[Figure]
     folded_figures: list[Figure]
-    tables: list[PageTable]
+    tables: list[DisplayTable]
 
 
 class Fate(NamedTuple):
@@ -152,10 +151,9 @@ def write_plots(folder: Path, pictures: Mapping[str, bytes]) -> None:
 def build_sections(source: PageSource, figures: Sequence[Figure]) -> list[Section]:
     """Return each question that has plots or tables, with them."""
     links = RecordLinks(source.collected.outcomes)
-    tables: dict[str, list[PageTable]] = defaultdict(list)
-    for layout in TABLE_LAYOUTS:
-        if table := build_table(layout, getattr(source.tables, layout.table), links.of):
-            tables[layout.question].append(table)
+    tables: dict[str, list[DisplayTable]] = defaultdict(list)
+    for question, table in display_tables(source.tables, source.collected, DisplayOptions(link_of=links.of)):
+        tables[question].append(table)
     sections = [
         Section(
             question,

@@ -1,65 +1,71 @@
-"""Reports in Markdown: each table with its common axes above, and its legend and provenance below."""
+"""Reports in Markdown: the answers, the state of the points and where they ran, then every table."""
 
-import itertools
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 
 import tabulate
 
 from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.experiment.outcomes import CollectedOutcomes
 from pipeline.experiment.record import Environment, Record
-from pipeline.experiment.spec import AXES
+from pipeline.report.answers import Answers, answer_questions, is_answered
 from pipeline.report.build_tables import Tables
-from pipeline.report.columns import ALL_COLUMNS, NOT_STATED, Column
-from pipeline.report.row_types import Q4Row, Row
-from pipeline.report.table_definitions import TABLE_DEFINITIONS, TableDefinition
+from pipeline.report.columns import NOT_STATED
+from pipeline.report.display_tables import MAX_WIDTH, Cell, DisplayOptions, DisplayTable, display_tables, workers_of
+from pipeline.report.row_types import Row
 from pipeline.system.errors import pluralize
 
 UNSAFE_CHARACTERS = re.compile(r"[|<>`\[\]\\]")
-MAX_SHOWN_EPOCHS = 10  # of one point in the table of Q4
-STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
+BLOCK_START = re.compile(r"(#{1,6}(?=\s|$)|[-+*](?=\s|$)|>|=+\s*$|-+\s*$|~{3}|[-*_][-*_\s]+$)")
+COMMAND = re.compile(r"(?<!\\)`[^`]*`")
+NUMBERED = re.compile(r"(\d{1,9})(?=[.)](?:\s|$))")
+tabulate.MIN_PADDING = 0  # else headings are two characters wider than their cells need
 VERSIONS = {"torch": "torch", "NCCL": "nccl", "driver": "driver", "commit": "git_commit", "source": "source_digest"}
 
 
-def render_experiment(name: str, tables: Tables, collected: CollectedOutcomes) -> str:
-    """Return the report of one experiment."""
-    source = render_provenance(outcome.record for outcome in collected.outcomes if outcome.record)
-    parts = [f"# {escape_markdown(name)}", render_coverage(collected), *render_precision(tables)]
-    for definition in TABLE_DEFINITIONS:
-        rows = rows_of(definition, tables)
-        if rows and (definition.table != "Q2" or any(row["num_gpus"] > 1 for row in rows)):
-            parts.append(render_table(definition, rows, "" if definition.table == "cost" else source))
-    if tables.oom:
+def render_experiment(
+    name: str,
+    tables: Tables,
+    collected: CollectedOutcomes,
+    options: DisplayOptions | None = None,
+    words: str = "",
+) -> str:
+    """Return the report of one experiment; if `options` name one table, that alone.
+
+    `words` is the address of the page with the meanings of the columns.
+    """
+    options = options or DisplayOptions()
+    shown = [render_table(table) for _, table in display_tables(tables, collected, options)]
+    title = f"# {escape_markdown(name)}"
+    if options.only:
+        return "\n\n".join([title, *(shown or [f"No rows of {options.only}."])]) + "\n"
+    parts = [title, render_answers(answer_questions(tables, workers_of(collected)))]
+    parts += [render_coverage(collected), *render_precision(tables)]
+    parts.append(wrap(render_provenance(outcome.record for outcome in collected.outcomes if outcome.record)))
+    parts += [f"What each column means: [docs/words.md]({words})."] if words and shown else []
+    parts += shown
+    if tables.oom and not options.is_full:
         parts.append(render_oom(tables.oom))
     if collected.notes:
-        parts.append("Files left out:\n\n" + "\n".join(f"- {escape_markdown(note)}" for note in collected.notes))
+        parts.append("Files left out:\n\n" + "\n".join(wrap(escape_markdown(note), "- ") for note in collected.notes))
     return "\n\n".join(parts) + "\n"
 
 
-def rows_of(definition: TableDefinition, tables: Tables) -> list[Row]:
-    """Return the rows of one table. Rows of strong scaling are sorted by global batch, then by number of GPUs."""
-    rows: list[Row] = getattr(tables, definition.table)
-    if definition.scaling:
-        rows = [row for row in rows if row["scaling"] == definition.scaling]
-    if definition.scaling == "strong":
-        rows.sort(key=lambda row: (row["global_batch_size"], row["num_gpus"]))
-    if definition.table == "Q4":
-        rows = shorten_long_runs(tables.Q4)
-    return rows
+def render_overview(answers: Mapping[str, Answers]) -> str:
+    """Return what each of several experiments answers, by question."""
+    parts = ["# Answers"]
+    for question in ("Q1", "Q2", "Q3", "Q4"):
+        said = [(name, dict(own)[question]) for name, own in answers.items()]
+        found = [(name, sentence) for name, sentence in said if is_answered(sentence)]
+        lines = [wrap(f"{escape_markdown(name)}: {sentence}", "- ") for name, sentence in found]
+        parts.append(f"**{question}.**\n\n" + "\n".join(lines or [wrap(f"{said[0][1]}", "- ")]))
+    return "\n\n".join(parts) + "\n"
 
 
-def shorten_long_runs(rows: Sequence[Q4Row]) -> list[Row]:
-    """Return the rows of Q4, of a run of more than MAX_SHOWN_EPOCHS epochs only its last."""
-    shown: list[Row] = []
-    run: list[Row] = []
-    for row, following in itertools.zip_longest(rows, rows[1:]):
-        run.append(row)
-        if following is None or row.epoch is None or following.epoch != row.epoch + 1:
-            shown += run if len(run) <= MAX_SHOWN_EPOCHS else run[-1:]
-            run = []
-    return shown
+def render_answers(answers: Answers) -> str:
+    """Return a paragraph for each question."""
+    return "\n\n".join(wrap(f"**{question}.** {sentence}") for question, sentence in answers)
 
 
 def render_coverage(collected: CollectedOutcomes) -> str:
@@ -71,11 +77,11 @@ def render_coverage(collected: CollectedOutcomes) -> str:
         f"Files besides: {coverage.superseded} superseded, {coverage.duplicate} duplicate, {coverage.foreign} foreign."
     )
     gaps = [
-        f"- {outcome.spec.run_id()}: {outcome.status}, {escape_markdown(outcome.reason)}"
+        wrap(f"{outcome.spec.run_id()}: {outcome.status}, {escape_markdown(outcome.reason)}", "- ")
         for outcome in collected.outcomes
         if outcome.status not in ("ok", "oom")
     ]
-    return "\n\n".join([line, *(["\n".join(gaps)] if gaps else [])])
+    return "\n\n".join([wrap(line), *(["\n".join(gaps)] if gaps else [])])
 
 
 def render_precision(tables: Tables) -> list[str]:
@@ -90,53 +96,40 @@ def render_precision(tables: Tables) -> list[str]:
     return [f"Intervals: {narrow} of {len(known)} points have a half-width of at most {limit} of their median."]
 
 
-def render_table(definition: TableDefinition, rows: Sequence[Row], source: str) -> str:
-    """Return one table with its heading, the axes that all rows share, its legend, and its provenance."""
-    axes = [axis for axis in AXES if axis in rows[0].axes and axis not in (*definition.figures, *definition.hidden)]
-    common = [axis for axis in axes if all(row[axis] == rows[0][axis] for row in rows)]
-    varying = [axis for axis in axes if axis not in common]
-    status_key = next((key for key in definition.figures if ALL_COLUMNS[key].has_status), None)
-    header = [ALL_COLUMNS[key] for key in (*varying, *figures_to_show(definition, rows, status_key))]
-    cells = [[format_cell(row, column.key, column.key == status_key) for column in header] for row in rows]
-    table = tabulate.tabulate(
-        cells,
-        headers=[column.key for column in header],
-        tablefmt="pipe",
-        disable_numparse=True,
-        colalign=[column.alignment for column in header],
-    )
-    said_once = ", ".join(f"{axis} {format_value(axis, rows[0][axis])}" for axis in common)
-    legend = render_legend(definition, header)
-    parts = (f"## {definition.heading}", said_once and f"All rows: {said_once}.", table, legend, source)
-    return "\n\n".join(filter(None, parts))
+def render_table(table: DisplayTable) -> str:
+    """Return one table with its heading, the table itself, its remarks and its footnotes."""
+    columns, rows = [*table.columns], [[*row] for row in table.rows]
+    if table.footnotes:
+        columns.append(Cell("note"))
+        rows = [[*row, Cell(", ".join(str(number) for cell in row for number in cell.footnotes))] for row in rows]
+    notes = [wrap(escape_markdown(note), f"{number}. ") for number, note in enumerate(table.footnotes, 1)]
+    lines = [[column.text for column in columns], *([escape_markdown(cell.text) for cell in row] for row in rows)]
+    drawn = draw_table(lines, [column.is_number for column in columns])
+    common = f"All rows: {escape_markdown(table.common)}." if table.common else ""
+    remarks = wrap(" ".join(filter(None, (common, table.legend))))
+    return "\n\n".join(filter(None, (f"## {table.heading}", drawn, remarks, "\n".join(notes))))
 
 
-def figures_to_show(definition: TableDefinition, rows: Sequence[Row], status_key: str | None) -> list[str]:
-    """Return the keys of the columns to show beside the axes: figures, windows, runs and notes."""
-    figures = [
-        key
-        for key in definition.figures
-        if any(is_shown(row, key, definition) or (key == status_key and row["status"] in STATUS_WORDS) for row in rows)
-    ]
-    windows = ["num_windows"] if any(getattr(row, "num_windows", 0) > row.n for row in rows) else []
-    return [*figures, *windows, *(key for key in ("n", "note") if any(row[key] not in (None, 1) for row in rows))]
+def draw_table(lines: Sequence[Sequence[str]], is_number: Sequence[bool]) -> str:
+    """Return a table of which the first line is the heading. Numbers stand on the right."""
+    heading, *body = lines
+    alignment = ["right" if right else "left" for right in is_number]
+    return tabulate.tabulate(body, heading, tablefmt="pipe", disable_numparse=True, colalign=alignment)
 
 
-def is_shown(row: Row, key: str, definition: TableDefinition) -> bool:
-    """Return True if this row is a reason to show the column: it has a value, or its absence says something."""
-    show, value = ALL_COLUMNS[key].show, row[key]
-    if value is None:
-        is_always = show == "always" and key not in definition.optional
-        return is_always or (key == "loss" and row["diverged_at_update"] is not None)
-    return bool(value) if show == "if_not_zero" else True
+def wrap(text: str, bullet: str = "") -> str:
+    """Return text on lines of at most MAX_WIDTH characters, under a bullet if given. No line starts a new block."""
+    whole = COMMAND.sub(lambda match: match[0].replace(" ", "\0"), text)  # a command stays on one line
+    lines = textwrap.wrap(whole.strip(), MAX_WIDTH - len(bullet), break_long_words=False, break_on_hyphens=False)
+    return bullet + f"\n{' ' * len(bullet)}".join(escape_start(line).replace("\0", " ") for line in lines)
 
 
-def render_legend(definition: TableDefinition, header: Sequence[Column]) -> str:
-    """Return the table's own legend, then the meanings of the columns that are not self-explanatory."""
-    meanings = [f"{column.key}: {column.meaning}" for column in header if column.is_explained]
-    if any(column.key == "num_windows" for column in header):
-        meanings.insert(0, f"Times are medians over num_windows {definition.windows}.")
-    return " ".join(filter(None, (definition.legend, *meanings)))
+def escape_start(line: str) -> str:
+    """Return a line of a paragraph that Markdown cannot take for the start of a heading, a list or another block."""
+    if BLOCK_START.match(line):
+        return f"\\{line}"
+    numbered = NUMBERED.match(line)
+    return f"{numbered[1]}\\{line[numbered.end() :]}" if numbered else line
 
 
 def render_oom(rows: Sequence[Row]) -> str:
@@ -145,32 +138,8 @@ def render_oom(rows: Sequence[Row]) -> str:
     for row in rows:
         probe = f", probe of {row['max_steps']} steps" if row["max_steps"] else ""
         where = f"{row['strategy']} on {row['num_gpus']}, batch_size_per_gpu {row['batch_size_per_gpu']}"
-        lines.append(f"- {where}{probe}: OOM ({escape_markdown(row['reason'])})")
+        lines.append(wrap(f"{where}{probe}: OOM ({escape_markdown(row['reason'])})", "- "))
     return "\n\n".join(["## Out of memory", "\n".join(lines)])
-
-
-def format_cell(row: Row, key: str, holds_status: bool) -> str:
-    """Return the text of a cell. Without a value it is the reason: the status, a loss that diverged, not stated."""
-    value = row[key]
-    if value is not None:
-        return format_value(key, value)
-    if holds_status and row["status"] in STATUS_WORDS:
-        return STATUS_WORDS[row["status"]]
-    if key == "loss" and row["diverged_at_update"] is not None:
-        return f"diverged at update {row['diverged_at_update']}"
-    if any(note.kind == "not_stated" and key in note.values["figures"] for note in row.notes):
-        return NOT_STATED
-    return format_value(key, value)
-
-
-def format_value(key: str, value: Any) -> str:
-    """Return a value in the format of its column."""
-    column = ALL_COLUMNS[key]
-    if value is None:
-        return column.absent
-    if isinstance(value, list):
-        return escape_markdown(" + ".join(value)) or "none"
-    return column.format(value) if isinstance(value, float) else escape_markdown(str(value))
 
 
 def escape_markdown(text: str) -> str:

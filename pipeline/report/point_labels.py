@@ -51,6 +51,11 @@ def describe_axis(axis: str, value: Any) -> str:
     return shown if axis in PLAIN_AXES else WORDS.get(axis, f"{axis} {{}}").format(shown)
 
 
+def name_workers(text: str, workers: str) -> str:
+    """Return text with GPUs called by their name: `GPUs`, or `processes` on the CPU."""
+    return text if workers == "GPUs" else text.replace("GPUs", workers).replace("GPU", "process")
+
+
 def format_figure(value: float) -> str:
     """Return a number with three significant digits, and all digits of a large one."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

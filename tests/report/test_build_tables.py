@@ -495,6 +495,5 @@ def test_energies_are_columns_where_a_row_has_one_and_only_there() -> None:
         return next(line for line in text.splitlines() if line.startswith("|"))
 
     with_energy, without = header(sampled(make_spec(), [400.0])), header(timed(make_spec(), 1))
-    assert [name in with_energy for name in ("energy_j", "energy_per_sample_j", "host_cpu_share")] == [True] * 3
-    assert not any(name in without for name in ("energy", "sm_clock", "cpu_share"))
-    assert "sm_clock_mhz" not in with_energy
+    assert "energy [mJ/image]" in with_energy
+    assert "energy" not in without

@@ -1,30 +1,29 @@
 import re
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 from factories import ROOT, sentences
 
 from pipeline.analysis.notes import make_note, text_note
 from pipeline.experiment.spec import AXES
-from pipeline.report import columns as columns_module
 from pipeline.report import note_texts
-from pipeline.report.build_tables import Tables
-from pipeline.report.columns import ALL_COLUMNS, AXIS_COLUMNS, COLUMNS, SPECIAL_AXES, Column
-from pipeline.report.markdown import format_cell
-from pipeline.report.row_types import Q1Row, Row, figure_keys
-from pipeline.report.table_definitions import TABLE_DEFINITIONS, TableDefinition
+from pipeline.report.build_tables import ROW_CLASSES
+from pipeline.report.columns import AXIS_COLUMNS, COLUMNS, FIGURE_COLUMNS, Column
+from pipeline.report.display_tables import format_cell
+from pipeline.report.row_types import Q1Row, figure_keys
+from pipeline.report.table_definitions import EPOCH_TIME, TABLE_DEFINITIONS, Figure, TableDefinition
+from pipeline.report.words import render_words
 
 UNITS = {
     **{"_samples_per_s": "1/s", "_gb_s": "GB/s", "_us": "us", "_s": "s", "_gib": "GiB", "_j": "J", "_mhz": "MHz"},
     **{"_hours": "h", "_share": "1", "accuracy": "1", "speedup": "1"},
 }
-ROW_CLASSES: dict[str, type[Row]] = {name: get_args(hint)[0] for name, hint in get_type_hints(Tables).items()}
 KINDS_MADE = re.compile(r'make_note\(\s*"(\w+)"(?: if [^"]+ else "(\w+)")?|(?:True|False): "(\w+)"')
 
 
 @pytest.mark.parametrize("table", ROW_CLASSES)
 def test_every_figure_of_a_table_is_a_declared_column_or_an_axis(table: str) -> None:
-    assert set(figure_keys(ROW_CLASSES[table])) <= ALL_COLUMNS.keys()
+    assert set(figure_keys(ROW_CLASSES[table])) <= {*COLUMNS, *AXES}
 
 
 def test_every_declared_column_is_a_figure_of_some_table() -> None:
@@ -33,18 +32,12 @@ def test_every_declared_column_is_a_figure_of_some_table() -> None:
 
 
 def test_no_column_is_declared_twice_and_none_is_an_axis() -> None:
-    declared = [
-        column
-        for name, columns in vars(columns_module).items()
-        if name.endswith("_COLUMNS") and isinstance(columns, tuple)
-        for column in columns
-    ]
-    assert len(declared) == len(COLUMNS)
-    assert not COLUMNS.keys() & AXIS_COLUMNS.keys()
-    assert AXIS_COLUMNS.keys() == set(AXES)
+    assert len(FIGURE_COLUMNS) == len(COLUMNS)
+    assert not COLUMNS.keys() & set(AXES)
+    assert {axis.key for axis in AXIS_COLUMNS} <= set(AXES)
 
 
-@pytest.mark.parametrize("column", [*COLUMNS.values(), *SPECIAL_AXES], ids=lambda column: str(column.key))
+@pytest.mark.parametrize("column", [*COLUMNS.values(), *AXIS_COLUMNS], ids=lambda column: str(column.key))
 def test_every_column_has_a_meaning_that_is_one_sentence(column: Column) -> None:
     assert column.meaning.endswith(".")
     assert ". " not in column.meaning
@@ -59,8 +52,33 @@ def test_the_unit_of_a_column_is_that_of_its_key(column: Column) -> None:
 
 @pytest.mark.parametrize("definition", TABLE_DEFINITIONS, ids=lambda definition: str(definition.heading))
 def test_a_table_for_people_shows_columns_of_its_rows(definition: TableDefinition) -> None:
-    assert set(definition.figures) - set(AXES) <= set(figure_keys(ROW_CLASSES[definition.table]))
-    assert set(definition.optional) <= set(definition.figures)
+    keys = {key for figure in definition.figures for key in (figure.key, figure.over, figure.low, figure.high) if key}
+    assert keys - {*AXES, "n"} <= set(figure_keys(ROW_CLASSES[definition.table]))
+
+
+FACTORS: dict[str, dict[str, float]] = {
+    "s": {"s": 1, "ms": 1e3, "us": 1e6},
+    "B": {"MB": 1e-6},
+    "J": {"mJ/image": 1e3},
+    "1": {"%": 100, "": 1},
+}
+
+
+@pytest.mark.parametrize("figure", {figure for table in TABLE_DEFINITIONS for figure in table.figures}, ids=str)
+def test_a_heading_states_the_unit_to_which_its_factor_leads(figure: Figure) -> None:
+    column = COLUMNS.get(figure.key)
+    (shown,) = re.findall(r"\[(.*)\]$", figure.heading) or [""]
+    unit = "1" if figure.over else column.unit if column else ""
+    if figure.key == "throughput_samples_per_s":
+        assert (figure.heading, figure.factor) == ("images/s", 1)
+    else:
+        assert figure.factor == FACTORS.get(unit, {unit: 1})[shown.removeprefix("± ")]
+
+
+def test_the_page_of_words_is_that_of_the_columns() -> None:
+    page = (ROOT / "docs" / "words.md").read_text()
+    assert page == render_words(page), "run make words"
+    assert all(f"| `{key}` |" in page for key in COLUMNS)
 
 
 def test_every_kind_of_note_that_is_made_has_a_sentence_and_none_is_left_over() -> None:
@@ -82,7 +100,6 @@ def test_a_note_of_another_point_and_lists_are_written_out() -> None:
 
 def test_a_cell_is_not_stated_by_the_kind_of_its_note_and_not_by_its_words() -> None:
     point: dict[str, Any] = {"axes": {}, "global_batch_size": 128, "status": "ok"}
-    stated = Q1Row(**point, notes=(make_note("not_stated", figures=["data_time_s"]),))
-    quoted = Q1Row(**point, notes=(text_note("not stated: data_time_s"),))
-    cells = [format_cell(row, "data_time_s", holds_status=False) for row in (stated, quoted)]
-    assert cells == ["not stated", "-"]
+    stated = Q1Row(**point, notes=(make_note("not_stated", figures=["epoch_time_s"]),))
+    quoted = Q1Row(**point, notes=(text_note("not stated: epoch_time_s"),))
+    assert [format_cell(EPOCH_TIME, row, 0) for row in (stated, quoted)] == ["not stated", ""]

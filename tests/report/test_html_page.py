@@ -13,7 +13,7 @@ from page_records import EVIL, batch_records, every_question, hostile_records, p
 
 from pipeline.experiment.record import Record
 from pipeline.report.html_page import write_index, write_report
-from pipeline.report.html_tables import TABLE_LAYOUTS
+from pipeline.report.table_definitions import TABLE_DEFINITIONS
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -60,7 +60,7 @@ def test_every_link_leads_somewhere(tmp_path: Path) -> None:
     run_id = make_spec(batch_size_per_gpu=2048).run_id()
     entry, _ = write_report(source._replace(logs={run_id: log}))
     write_index(tmp_path, [entry])
-    for name in {table.table.lower() for table in TABLE_LAYOUTS}:
+    for name in {table.table.lower() for table in TABLE_DEFINITIONS}:
         (experiment.folder / f"{name}.csv").touch()
     for path in (experiment.folder / "report.html", tmp_path / "index.html"):
         page = Page(path.read_text())
@@ -74,7 +74,7 @@ def test_every_link_leads_somewhere(tmp_path: Path) -> None:
 
 def test_a_cell_links_to_its_own_record(tmp_path: Path) -> None:
     text = write_page(tmp_path / "x", *batch_records()).read_text()
-    for size, time in ((32, "12"), (128, "5"), (512, "4"), (2048, "out of memory")):
+    for size, time in ((32, "12.000"), (128, "5.000"), (512, "4.000"), (2048, "OOM")):
         run_id = make_spec(batch_size_per_gpu=size).run_id()
         assert re.search(rf'<a href="records/{run_id}\.0\.json">{time}</a>', text)
 
@@ -174,4 +174,4 @@ def test_an_interval_stands_beside_its_time(tmp_path: Path) -> None:
     record = make_record(make_spec(windows=6, epochs=7), (9, 3, 4, 4, 4, 4, 5))
     text = write_page(tmp_path / "x", record).read_text()
     assert "interval [± %]" in text
-    assert '<td class="number">25</td>' in text
+    assert '<td class="number">25.0</td>' in text

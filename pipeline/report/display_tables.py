@@ -1,0 +1,370 @@
+"""Builds the tables for people: at most ten columns each, one unit a column, notes as numbered footnotes."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pipeline.experiment.outcomes import CollectedOutcomes
+from pipeline.report.build_tables import ROW_CLASSES, Tables
+from pipeline.report.columns import NOT_STATED
+from pipeline.report.note_texts import render_note
+from pipeline.report.plot_data import note_on_number
+from pipeline.report.point_labels import EFFORT_AXES, describe_point, name_workers, varying_axes
+from pipeline.report.row_types import Row
+from pipeline.report.table_definitions import (
+    EFFICIENCY,
+    EPOCH_TIME,
+    PIVOTS_AFTER,
+    SPEEDUP,
+    TABLE_DEFINITIONS,
+    Figure,
+    TableDefinition,
+    full_definition,
+    scaled,
+)
+
+STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
+OWN_COLUMNS = {"strategy": "strategy", "num_gpus": "GPUs", "batch_size_per_gpu": "images per GPU"}
+"""Axes that have a column if they vary; the others share one."""
+
+STATED_KEYS = ("global_batch_size", "num_gpus", "from_num_gpus", "bucket", "num_bytes", "epoch", "num_updates")
+NUMBER = re.compile(r"(?<![\w.^/-])[+-]?\d[\d,]*(?:\.\d+)?(?![\w.,]*\w)")
+MAX_DECIMALS = {"accuracy [%]": 2, "target [%]": 2, "%": 1, "[us]": 1, "[GiB]": 2, "[GB/s]": 2}
+"""By part of the heading; 3 for others."""
+
+MAX_COLUMNS = 10
+MAX_WIDTH = 120  # characters of a row in Markdown
+MAX_BATCH_SIZES = 7  # of one table by GPUs and batch size
+MAX_ROWS_UNFOLDED = 40
+MAX_ROWS = 10_000  # a page with more is slow; the CSV files have all
+
+
+class Cell(NamedTuple):
+    """A cell: its text, the address that it links to, and the numbers of its footnotes."""
+
+    text: str
+    is_number: bool = False
+    href: str = ""
+    footnotes: tuple[int, ...] = ()
+
+
+class DisplayTable(NamedTuple):
+    """A table for people. `common` is what all rows share; `source` is the CSV file with every column."""
+
+    heading: str
+    columns: list[Cell]
+    rows: list[list[Cell]]
+    footnotes: list[str]
+    common: str
+    legend: str
+    source: str
+    is_folded: bool
+
+
+Column = tuple[Cell, list[Cell]]  # its heading and its cells
+
+
+class DisplayOptions(NamedTuple):
+    """How to show tables. `only` names one table; with `is_full` it has every column, however wide.
+
+    `link_of` gives the address of a row's record.
+    """
+
+    max_width: int = MAX_WIDTH
+    only: str = ""
+    is_full: bool = False
+    link_of: Callable[[Row], str] = lambda row: ""
+
+
+def display_tables(
+    tables: Tables, collected: CollectedOutcomes, options: DisplayOptions
+) -> Iterator[tuple[str, DisplayTable]]:
+    """Yield the tables that have rows, in order, each with its question."""
+    workers = workers_of(collected)
+    definitions: Iterable[TableDefinition] = TABLE_DEFINITIONS
+    if options.is_full or options.only == "oom":
+        definitions = (full_definition(name, row_class) for name, row_class in ROW_CLASSES.items())
+    for definition in definitions:
+        if options.only not in ("", definition.table):
+            continue
+        if table := build_table(definition, getattr(tables, definition.table), options, workers):
+            yield definition.question, table
+        if definition.heading == PIVOTS_AFTER:
+            is_stated = any(outcome.record and not outcome.record.measured for outcome in collected.outcomes)
+            yield from ((definition.question, pivot) for pivot in build_pivots(tables.Q2, is_stated, workers))
+
+
+def workers_of(collected: CollectedOutcomes) -> str:
+    """Return what the points run on: GPUs, or processes if all are of the CPU."""
+    devices = {outcome.spec.device for outcome in collected.outcomes}
+    return "processes" if devices == {"cpu"} else "GPUs"
+
+
+def build_table(
+    definition: TableDefinition,
+    all_rows: Sequence[Row],
+    options: DisplayOptions,
+    workers: str,
+) -> DisplayTable | None:
+    """Return one table, None if it has no rows."""
+    chosen = definition.choose(all_rows)
+    rows = chosen[:MAX_ROWS]
+    if not rows:
+        return None
+    points = [row.axes | remedies_of(row) for row in rows]
+    varying = naming_axes(points, definition.hidden)
+    main = main_figure(definition.figures)
+    figures = [figure for figure in definition.figures if is_shown(figure, rows, definition.hides_zeros)]
+    if main not in figures and any(map(status_of, rows)):
+        figures.insert(0, main)
+    footnotes, numbers, shared_notes = number_notes(rows)
+    named = full_columns(points, varying) if definition.is_full else label_columns(points, varying, workers)
+    shown = []
+    for figure in figures:
+        cells = figure_cells(figure, rows, None if definition.is_full else decimals_of(figure, rows))
+        if figure is main:
+            cells = [
+                Cell(cell.text or status_of(row), cell.is_number, options.link_of(row), noted)
+                for cell, row, noted in zip(cells, rows, numbers, strict=True)
+            ]
+        shown.append((Cell(figure.heading, cells[0].is_number), cells))
+    repeats = [(Cell("n", True), [Cell(f"{row.n}", True) for row in rows])] if any(row.n > 1 for row in rows) else []
+    if definition.table == "cost":  # n is a figure there
+        repeats = []
+    left_out = []
+    most = math.inf if definition.is_full else options.max_width
+    while len(shown) > 1 and not fits([*named, *shown, *repeats], numbers, most):
+        left_out.append(shown.pop(-2 if shown[-1][0].text == main.heading else -1)[0].text)
+    columns = [*named, *shown, *repeats]
+    common = "; ".join(filter(None, [describe_common(points, varying, definition.hidden), *shared_notes]))
+    omitted = ", ".join(heading.partition(" [")[0] for heading in reversed(left_out))
+    room = f"Left out for want of room: {omitted}." if omitted else ""
+    legend = (definition.legend, note_on_number(len(chosen), MAX_ROWS, "rows"), room)
+    return DisplayTable(
+        heading=definition.heading,
+        columns=[heading for heading, _ in columns],
+        rows=[list(cells) for cells in zip(*(cells for _, cells in columns), strict=True)],
+        footnotes=footnotes,
+        common=name_workers(common, workers),
+        legend=" ".join(filter(None, legend)),
+        source=f"{definition.table.lower()}.csv",
+        is_folded=definition.is_folded or len(rows) > MAX_ROWS_UNFOLDED,
+    )
+
+
+def is_shown(figure: Figure, rows: Sequence[Row], hides_zeros: bool) -> bool:
+    """True if the figure is known for some row, and, if asked for, is not 0."""
+    return any(row[figure.key] is not None and (row[figure.key] or not hides_zeros) for row in rows)
+
+
+def build_pivots(all_rows: Sequence[Row], is_stated: bool, workers: str) -> list[DisplayTable]:
+    """Return time, speed-up and efficiency of weak scaling by GPUs and batch size, as published reports print them.
+
+    For a report that was ingested (`is_stated`) also T(2)/T(4) and N x T(1)/T(N), its own terms.
+    """
+    rows = scaled("weak", "batch_size_per_gpu")(all_rows)
+    compared = {row["batch_size_per_gpu"] for row in rows if row["num_gpus"] > 1 and row["baseline"]}
+    sizes = sorted(compared)
+    if len(sizes) < 2:
+        return []
+    shown: list[tuple[Figure, dict[int, float | None]]] = [(figure, {}) for figure in (EPOCH_TIME, SPEEDUP, EFFICIENCY)]
+    if is_stated:
+        shown += [(Figure("N x T(1)/T(N)", "speedup"), {id(row): scaled_speedup(row) for row in rows})]
+        shown += [(Figure("T(2)/T(4)", "speedup"), two_over_four(rows))]
+    tables = []
+    for figure, own in shown:
+        known = [row for row in rows if (own.get(id(row)) if own else figure.value(row)) is not None]
+        wanted = [row for row in rows if row["num_gpus"] > 1 or figure is EPOCH_TIME] if known else []
+        wanted = [row for row in wanted if not own or id(row) in own]
+        for first in range(0, len(sizes), MAX_BATCH_SIZES):
+            part = [row for row in wanted if row["batch_size_per_gpu"] in sizes[first : first + MAX_BATCH_SIZES]]
+            if part:
+                tables.append(pivot(figure, own, part, workers))
+    return tables
+
+
+def scaled_speedup(row: Row) -> float | None:
+    """Return N x T(1)/T(N)."""
+    return row["num_gpus"] * row["speedup"] if row["speedup"] is not None else None
+
+
+def two_over_four(rows: Sequence[Row]) -> dict[int, float | None]:
+    """Return T(2)/T(4) of the rows on four GPUs that have one on two, by the row's id."""
+    times = {repr({**row.axes, "num_nodes": 0}): row["epoch_time_s"] for row in rows}
+    ratios: dict[int, float | None] = {}
+    for row in rows:
+        other = times.get(repr({**row.axes, "num_nodes": 0, "num_gpus": 2}))
+        if row["num_gpus"] == 4 and other and row["epoch_time_s"]:
+            ratios[id(row)] = other / row["epoch_time_s"]
+    return ratios
+
+
+def pivot(figure: Figure, own: Mapping[int, float | None], rows: Sequence[Row], workers: str) -> DisplayTable:
+    """Return one figure by batch size (columns) and by all else that varies (rows). `own` holds values by row id."""
+    points = [{axis: value for axis, value in row.axes.items() if axis != "batch_size_per_gpu"} for row in rows]
+    varying = list(dict.fromkeys(["num_gpus", *naming_axes(points, ())]))
+    varying.sort(key=list(points[0]).index)
+    sizes = sorted({row["batch_size_per_gpu"] for row in rows})
+    lines: dict[str, dict[int, str]] = {}
+    first: dict[str, Mapping[str, Any]] = {}
+    values = {id(row): own.get(id(row)) if own else figure.value(row) for row in rows}
+    decimals = 3 if figure.key == "speedup" else decimals_of(figure, rows)
+    for row, point in zip(rows, points, strict=True):
+        name = repr([point[axis] for axis in varying])
+        value = values[id(row)]
+        text = status_of(row) if row["epoch_time_s"] is None else "" if value is None else f"{value:,.{decimals}f}"
+        first.setdefault(name, point)
+        lines.setdefault(name, {})[row["batch_size_per_gpu"]] = text
+    named = label_columns(list(first.values()), varying, workers)
+    named += [(Cell(f"{size:,}", True), [Cell(line.get(size, ""), True) for line in lines.values()]) for size in sizes]
+    return DisplayTable(
+        heading=name_workers(f"Q2: {figure.heading} by GPUs and images per GPU (weak scaling)", workers),
+        columns=[heading for heading, _ in named],
+        rows=[list(cells) for cells in zip(*(cells for _, cells in named), strict=True)],
+        footnotes=[],
+        common="",
+        legend="",
+        source="q2.csv",
+        is_folded=False,
+    )
+
+
+def naming_axes(points: Sequence[Mapping[str, Any]], hidden: Sequence[str]) -> list[str]:
+    """Return the axes that name the points: those that vary, length and place of a run only where points need them."""
+    without = varying_axes(points, without=(*hidden, *EFFORT_AXES))
+    every = varying_axes(points, without=hidden)
+    names = [{repr([point[axis] for axis in axes]) for point in points} for axes in (without, every)]
+    return without if len(names[0]) == len(names[1]) else every
+
+
+def label_columns(points: Sequence[Mapping[str, Any]], varying: Sequence[str], workers: str) -> list[Column]:
+    """Return the columns that name the points: strategy, GPUs and batch size, and one for all else that varies."""
+    own = [axis for axis in OWN_COLUMNS if axis in varying]
+    others = [axis for axis in varying if axis not in OWN_COLUMNS]
+    columns: list[Column] = []
+    for axis in own:
+        is_number = axis != "strategy"
+        columns.append(
+            (
+                Cell(name_workers(OWN_COLUMNS[axis], workers), is_number),
+                [Cell(format_axis(point[axis]), is_number) for point in points],
+            )
+        )
+    if others:
+        heading = others[0] if len(others) == 1 else "configuration"
+        columns.append(
+            (Cell(heading), [Cell(name_workers(describe_point(point, others), workers)) for point in points])
+        )
+    return columns
+
+
+def full_columns(points: Sequence[Mapping[str, Any]], varying: Sequence[str]) -> list[Column]:
+    """Return a column for each axis that varies, by its key."""
+    return [(Cell(axis), [Cell(format_axis(point[axis])) for point in points]) for axis in varying]
+
+
+def fits(columns: Sequence[Column], numbers: Sequence[Sequence[int]], max_width: float) -> bool:
+    """True if a table with these columns and the column of its notes is neither too long nor too wide."""
+    widths = [max(len(cell.text) for cell in (heading, *cells)) for heading, cells in columns]
+    if any(numbers):
+        widths.append(max(4, *(len(", ".join(map(str, noted))) for noted in numbers)))
+    return max_width == math.inf or (len(widths) <= MAX_COLUMNS and sum(widths) + 3 * len(widths) + 1 <= max_width)
+
+
+def number_notes(rows: Sequence[Row]) -> tuple[list[str], list[tuple[int, ...]], list[str]]:
+    """Return the footnotes, the numbers of each row's, and the notes that all of several rows share.
+
+    Notes that differ in numbers only are one footnote, which states their range.
+    """
+    found = [[(NUMBER.sub("#", text), text) for text in map(render_note, row.notes)] for row in rows]
+    texts: dict[str, list[str]] = {}
+    for pattern, text in (pair for notes in found for pair in notes):
+        texts.setdefault(pattern, []).append(text)
+    patterns = [{pattern for pattern, _ in notes} for notes in found]
+    shared = set.intersection(*patterns) if len(rows) > 1 else set()
+    numbers = {pattern: number for number, pattern in enumerate((key for key in texts if key not in shared), 1)}
+    merged = {pattern: merge_texts(same) for pattern, same in texts.items()}
+    of_rows = [tuple(sorted(numbers[pattern] for pattern in own if pattern in numbers)) for own in patterns]
+    said_once = [text for pattern, text in merged.items() if pattern in shared]
+    return [merged[pattern] for pattern in numbers], of_rows, said_once
+
+
+def merge_texts(texts: Iterable[str]) -> str:
+    """Return the one sentence of several that differ in numbers only: with the smallest and the largest of each."""
+    distinct = list(dict.fromkeys(texts))
+    columns = zip(*(NUMBER.findall(text) for text in distinct), strict=True)
+    ends = iter([sorted(set(column), key=lambda number: float(number.replace(",", ""))) for column in columns])
+
+    def give_range(match: re.Match[str]) -> str:
+        values = next(ends)
+        return values[0] if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+    return NUMBER.sub(give_range, distinct[0])
+
+
+def remedies_of(row: Row) -> dict[str, Any]:
+    """Return the remedies as an axis, for the rows that have them as a figure."""
+    return {"remedies": row["remedies"]} if "remedies" in type(row).__struct_fields__ else {}
+
+
+def main_figure(figures: Sequence[Figure]) -> Figure:
+    """Return the figure that links to the record and holds the status: the first that was measured."""
+    return next((figure for figure in figures if figure.key not in STATED_KEYS), figures[0])
+
+
+def status_of(row: Row) -> str:
+    """Return why a row has no main figure: its status, or that training diverged."""
+    if getattr(row, "diverged_at_update", None) is not None:
+        return f"diverged at update {row['diverged_at_update']}"
+    return STATUS_WORDS.get(getattr(row, "status", "ok"), "")
+
+
+def describe_common(points: Sequence[Mapping[str, Any]], varying: Sequence[str], hidden: Sequence[str]) -> str:
+    """Return what all rows share, in words; what is not stated is left out."""
+    without = (*varying, *hidden, *(axis for axis in EFFORT_AXES if axis != "epochs"))
+    same = (axis for axis, value in points[0].items() if axis not in without and value not in (None, False, []))
+    return describe_point(points[0], [axis for axis in same if all(point[axis] == points[0][axis] for point in points)])
+
+
+def format_axis(value: Any) -> str:
+    """Return an axis's value in its own column."""
+    if isinstance(value, list):
+        return " + ".join(map(str, value)) or "none"
+    return f"{value:,}" if type(value) is int else NOT_STATED if value is None else str(value)
+
+
+def decimals_of(figure: Figure, rows: Sequence[Row]) -> int:
+    """Return the decimals of a column: four digits of its smallest value, if its unit allows; none for counts."""
+    known = [row for row in rows if row[figure.key] is not None and not isinstance(row[figure.key], str)]
+    values = [abs(value) for row in known if (value := figure.value(row)) and math.isfinite(value)]
+    is_count = "_calls_" in figure.key or (
+        figure.factor == 1 and all(isinstance(row[figure.key], int) for row in known)
+    )
+    if is_count or not values:
+        return 0
+    most = next((most for unit, most in MAX_DECIMALS.items() if unit in figure.heading), 3)
+    return min(max(3 - math.floor(math.log10(min(values))), 0), most)
+
+
+def figure_cells(figure: Figure, rows: Sequence[Row], decimals: int | None) -> list[Cell]:
+    """Return the cells of one figure. Without decimals they have up to six digits, and no interval."""
+    is_number = not any(isinstance(row[figure.key], str | list) for row in rows)
+    return [Cell(format_cell(figure, row, decimals), is_number) for row in rows]
+
+
+def format_cell(figure: Figure, row: Row, decimals: int | None) -> str:
+    """Return the number, with its interval if the figure has one; empty if it is not known, and why if a note says."""
+    raw = row[figure.key]
+    if raw is None and any(note.kind == "not_stated" and figure.key in note.values["figures"] for note in row.notes):
+        return NOT_STATED
+    if isinstance(raw, str | list | bool):
+        return format_axis(raw)
+    value = figure.value(row)
+    if value is None:
+        return ""
+    if decimals is None or not math.isfinite(value) or abs(value) >= 1e9:
+        return f"{value:.6g}" if decimals is None else f"{value:.3g}"
+    text = f"{value:,.{decimals}f}"
+    low, high = (figure.value(row, key) if key else None for key in (figure.low, figure.high))
+    return text if low is None or high is None else f"{text} ({low:,.{decimals}f} to {high:,.{decimals}f})"

@@ -1,0 +1,50 @@
+"""Writes the end of docs/words.md: what each column of the tables means.
+
+python -m pipeline.report.words docs/words.md
+"""
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from pipeline.report.columns import AXIS_COLUMNS, FIGURE_COLUMNS, Column
+from pipeline.report.display_tables import OWN_COLUMNS
+from pipeline.report.table_definitions import TABLE_DEFINITIONS
+
+MARKER = "<!-- columns -->"  # what stands above it in the page is written by hand
+INTRODUCTION = """
+# The columns
+
+Reports show a figure under a heading with its unit. CSV and JSON have it under its key, in the unit of the key: times
+in seconds, fractions from 0 to 1, sizes in bytes. `python -m pipeline.collect outputs/ --columns all` prints tables
+with every key. Times are medians over the timed windows, on the slowest rank. An empty cell means that the figure is
+not known; the notes of the row say why. From here on the page is written by `make words`.
+"""
+
+
+def render_words(page: str) -> str:
+    """Return the page with the columns of today below its marker."""
+    headings: dict[str, list[str]] = defaultdict(list, {axis: [heading] for axis, heading in OWN_COLUMNS.items()})
+    headings["n"].append("n")
+    for definition in TABLE_DEFINITIONS:
+        for figure in definition.figures:
+            for key in filter(None, (figure.key, figure.over, figure.low, figure.high)):
+                if figure.heading not in headings[key]:
+                    headings[key].append(figure.heading)
+    by_hand = page.partition(MARKER)[0] + MARKER
+    parts = [by_hand, INTRODUCTION, "## Axes\n", *table(AXIS_COLUMNS, headings), "\n## Figures\n"]
+    return "\n".join([*parts, *table(FIGURE_COLUMNS, headings)]) + "\n"
+
+
+def table(columns: tuple[Column, ...], headings: dict[str, list[str]]) -> list[str]:
+    """Return the lines of one table."""
+    lines = ["| key | unit | headings in reports | meaning |", "| :--- | :--- | :--- | :--- |"]
+    for column in columns:
+        shown = "; ".join(headings[column.key])
+        lines.append(f"| `{column.key}` | {column.unit or '-'} | {shown or '-'} | {column.meaning} |")
+    return lines
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(render_words(path.read_text()))
