@@ -133,12 +133,12 @@ def main() -> int:
             log_line(f"{name}: cannot write beside its records ({error.strerror}); its tables are only printed.")
             code = max(code, errors.EXIT_OK if error.errno in NO_WRITING else errors.EXIT_USAGE)
     code = max(code, pages.write_index())
+    overview = [render_overview(answers_by_name)] if len(reports) > 1 and not arguments.only else []
     if arguments.format == "json":
         sys.stdout.buffer.write(indented_json({"experiments": select_tables(content_by_name, arguments.only)}))
     elif arguments.format == "csv":
-        sys.stdout.buffer.write(one_csv(content_by_name, arguments.only).encode())
+        sys.stdout.buffer.write(one_csv(content_by_name, arguments.only).encode(errors="backslashreplace"))
     else:
-        overview = [render_overview(answers_by_name)] if len(reports) > 1 and not arguments.only else []
         print("\n".join([*overview, *reports]), end="")
     return code
 
@@ -291,14 +291,15 @@ def indented_json(value: object) -> bytes:
 
 def write_files(experiment: "Experiment", report: str, content: dict[str, Any], tables: Iterable[str]) -> None:
     """Write report.md, tables.json with the content, and a CSV for each of the tables that has rows. Raises OSError."""
+    texts = {name: csv_text(content[name]) if content[name] else "" for name in tables}
     files.replace_file_atomically(experiment.report, report.encode())
     files.replace_file_atomically(experiment.folder / "tables.json", indented_json(content))
-    for name in tables:
+    for name, text in texts.items():
         path = experiment.folder / f"{name.lower()}.csv"
-        if not content[name]:
+        if text:
+            files.replace_file_atomically(path, text.encode())
+        else:
             path.unlink(missing_ok=True)
-            continue
-        files.replace_file_atomically(path, csv_text(content[name]).encode())
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:

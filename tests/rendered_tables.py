@@ -8,6 +8,7 @@ from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Spec
 from pipeline.report.build_tables import Tables, build_tables
+from pipeline.report.display_tables import DisplayOptions
 from pipeline.report.markdown import render_experiment
 
 
@@ -17,10 +18,16 @@ def build(*found: Record, missing: Sequence[Spec] = ()) -> Tables:
     return build_tables(resolve_outcomes(list(expected), found, []).outcomes)
 
 
-def report(*found: Record, missing: Sequence[Spec] = (), bad: Sequence[RejectedFile] = (), name: str = "x") -> str:
+def report(
+    *found: Record,
+    missing: Sequence[Spec] = (),
+    bad: Sequence[RejectedFile] = (),
+    name: str = "x",
+    options: DisplayOptions | None = None,
+) -> str:
     expected = dict.fromkeys([*(record.spec for record in found), *missing])
     collected = resolve_outcomes(list(expected), found, bad)
-    return render_experiment(name, build_tables(collected.outcomes), collected)
+    return render_experiment(name, build_tables(collected.outcomes), collected, options)
 
 
 def table_of(text: str, heading: str) -> list[dict[str, str]]:

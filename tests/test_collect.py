@@ -1,18 +1,26 @@
 """What collect and status make of folders: tables and states, refusals in a sentence, and nothing lost."""
 
+import argparse
 import csv
+import io
 import json
 import os
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command, assert_refused, everything_in, run_command, run_unprivileged, without_slurm
+from conftest import ROOT, Command, assert_refused, everything_in, run_command, run_unprivileged, without_slurm
 from factories import assert_says, make_experiment, make_record, make_spec
 
+from pipeline.collect import TABLE_NAMES, address_of_words, display_options
+from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import start_submission
 from pipeline.experiment.record import Environment, Gpu
+from pipeline.report.build_tables import Tables
+from pipeline.report.display_tables import MAX_WIDTH
 
 Make = Callable[[Path], object]
 FOLDERS: dict[str, tuple[Make, int]] = {
@@ -311,3 +319,74 @@ def test_a_record_that_may_not_be_read_is_not_to_be_thrown_away(tmp_path: Path) 
     answer = run_unprivileged("collect", tmp_path)
     assert_says(answer.stdout, "its only record was not read", "Permission denied", "make it readable")
     assert "remove" not in answer.stdout
+
+
+def test_several_experiments_begin_with_what_they_answer(pipeline: Command, tmp_path: Path) -> None:
+    for name, size in (("x", 32), ("y", 64)):
+        make_experiment(tmp_path / name, make_record(make_spec(batch_size_per_gpu=size)))
+    lines = pipeline("collect", tmp_path).stdout.splitlines()
+    assert lines[0] == "# Answers"
+    first = lines.index("# x")
+    assert [line for line in lines[:first] if line.startswith("**")] == [f"**Q{number}.**" for number in range(1, 5)]
+    assert [line[:5] for line in lines[: lines.index("**Q2.**")] if line.startswith("- ")] == ["- x: ", "- y: "]
+    assert lines[lines.index("**Q3.**") + 2].startswith("- Not answered here: ")
+    assert lines[first + 2].startswith("**Q1.**")
+
+
+def test_one_table_alone_in_each_format(pipeline: Command, tmp_path: Path) -> None:
+    experiment = make_experiment(tmp_path / "x", make_record(), make_record(make_spec(batch_size_per_gpu=64)))
+    text, shape, table = (
+        pipeline("collect", tmp_path / "x", "--only", "Q1", "--format", form).stdout
+        for form in ("markdown", "json", "csv")
+    )
+    assert text.startswith("# x\n\n## Q1: ")
+    assert text.count("\n## ") == 1
+    assert list(json.loads(shape)["experiments"]["x"]) == ["Q1"]
+    assert table == (experiment.folder / "q1.csv").read_text()
+
+
+def test_a_csv_of_several_experiments_names_each(pipeline: Command, tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        make_experiment(tmp_path / name, make_record())
+    answer = pipeline("collect", tmp_path, "--only", "Q1", "--format", "csv", "--no-write")
+    rows = list(csv.DictReader(io.StringIO(answer.stdout)))
+    assert [row["experiment"] for row in rows] == ["x", "y"]
+
+
+def test_a_csv_of_no_named_table_is_refused(pipeline: Command, tmp_path: Path) -> None:
+    answer = pipeline("collect", tmp_path, "--format", "csv")
+    assert answer.returncode == 2
+    assert "name it with --only" in answer.stderr
+
+
+def test_no_write_changes_no_file(pipeline: Command, tmp_path: Path) -> None:
+    make_experiment(tmp_path / "x", make_record())
+    before = everything_in(tmp_path)
+    answer = pipeline("collect", tmp_path, "--no-write")
+    assert (answer.returncode, "## Q1" in answer.stdout) == (0, True)
+    assert everything_in(tmp_path) == before
+
+
+def test_all_columns_are_printed_by_their_keys_and_the_report_stays_as_it_is(pipeline: Command, tmp_path: Path) -> None:
+    experiment = make_experiment(tmp_path / "x", make_record())
+    answer = pipeline("collect", tmp_path, "--columns", "all")
+    assert "| status | epoch_time_s [s] |" in re.sub(" +", " ", answer.stdout)
+    assert "epoch_time_s [s]" not in experiment.report.read_text()
+
+
+def test_the_tables_that_only_names_are_those_of_the_report() -> None:
+    assert Tables.__struct_fields__ == TABLE_NAMES
+
+
+def test_a_published_report_links_to_the_page_of_words() -> None:
+    address = address_of_words(Experiment(ROOT / "outputs" / "a40-ddp"))
+    assert (ROOT / "outputs" / "a40-ddp" / address).resolve() == ROOT / "docs" / "words.md"
+
+
+def test_the_terminal_of_60_columns_gets_narrower_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    arguments = argparse.Namespace(only="", columns="few")
+    assert display_options(arguments).max_width == 60
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    assert display_options(arguments).max_width == MAX_WIDTH

@@ -254,10 +254,11 @@ def answer_large_batches(tables: Tables) -> str:
         return not_answered(f"{small.epochs} epochs without a remedy", "q4-study")
     best = max(mended, key=lambda point: point.value)
     runs = min(point.n for point in (small, large, best))
+    what, verb = ("", " reaches") if best.value > large.value else ("no remedy does better, the best is ", " with")
     said = (
         f"After {large.epochs} epochs {size:,} images a step cost {100 * (small.value - large.value):.1f} points of "
         f"{'test' if large.is_test else 'training'} accuracy against {small.global_batch_size:,}: {large.describe()} "
-        f"against {small.describe()}; {' + '.join(best.remedies)} reaches {best.describe()}, n = {runs}."
+        f"against {small.describe()}; {what}{' + '.join(best.remedies)}{verb} {best.describe()}, n = {runs}."
     )
     is_few, is_short = runs < MIN_RUNS, large.epochs < MIN_EPOCHS
     if is_few or is_short:

@@ -30,11 +30,12 @@ OWN_COLUMNS = {"strategy": "strategy", "num_gpus": "GPUs", "batch_size_per_gpu":
 
 STATED_KEYS = ("global_batch_size", "num_gpus", "from_num_gpus", "bucket", "num_bytes", "epoch", "num_updates")
 NUMBER = re.compile(r"(?<![\w.^/-])[+-]?\d[\d,]*(?:\.\d+)?(?![\w.,]*\w)")
-MAX_DECIMALS = {"accuracy [%]": 2, "target [%]": 2, "%": 1, "[us]": 1, "[GiB]": 2, "[GB/s]": 2}
+MAX_DECIMALS = {"loss": 4, "accuracy [%]": 2, "target [%]": 2, "%": 1, "[us]": 1, "[GiB]": 2, "[GB/s]": 2}
 """By part of the heading; 3 for others."""
 
 MAX_COLUMNS = 10
 MAX_WIDTH = 120  # characters of a row in Markdown
+MAX_LABEL = 44  # characters of a configuration; longer ones are named below the table
 MAX_BATCH_SIZES = 7  # of one table by GPUs and batch size
 MAX_ROWS_UNFOLDED = 40
 MAX_ROWS = 10_000  # a page with more is slow; the CSV files have all
@@ -120,6 +121,7 @@ def build_table(
         figures.insert(0, main)
     footnotes, numbers, shared_notes = number_notes(rows)
     named = full_columns(points, varying) if definition.is_full else label_columns(points, varying, workers)
+    named, configurations = (named, "") if definition.is_full else shorten_labels(named)
     shown = []
     for figure in figures:
         cells = figure_cells(figure, rows, None if definition.is_full else decimals_of(figure, rows))
@@ -140,7 +142,7 @@ def build_table(
     common = "; ".join(filter(None, [describe_common(points, varying, definition.hidden), *shared_notes]))
     omitted = ", ".join(heading.partition(" [")[0] for heading in reversed(left_out))
     room = f"Left out for want of room: {omitted}." if omitted else ""
-    legend = (definition.legend, note_on_number(len(chosen), MAX_ROWS, "rows"), room)
+    legend = (configurations, definition.legend, note_on_number(len(chosen), MAX_ROWS, "rows"), room)
     return DisplayTable(
         heading=definition.heading,
         columns=[heading for heading, _ in columns],
@@ -191,20 +193,22 @@ def scaled_speedup(row: Row) -> float | None:
 
 def two_over_four(rows: Sequence[Row]) -> dict[int, float | None]:
     """Return T(2)/T(4) of the rows on four GPUs that have one on two, by the row's id."""
-    times = {repr({**row.axes, "num_nodes": 0}): row["epoch_time_s"] for row in rows}
-    ratios: dict[int, float | None] = {}
-    for row in rows:
-        other = times.get(repr({**row.axes, "num_nodes": 0, "num_gpus": 2}))
-        if row["num_gpus"] == 4 and other and row["epoch_time_s"]:
-            ratios[id(row)] = other / row["epoch_time_s"]
-    return ratios
+
+    def key(row: Row, num_gpus: int) -> str:
+        return repr(
+            {axis: value for axis, value in row.axes.items() if axis not in EFFORT_AXES} | {"num_gpus": num_gpus}
+        )
+
+    times = {key(row, row["num_gpus"]): row["epoch_time_s"] for row in rows}
+    found = {id(row): (times.get(key(row, 2)), row["epoch_time_s"]) for row in rows if row["num_gpus"] == 4}
+    return {row: on_two / on_four for row, (on_two, on_four) in found.items() if on_two and on_four}
 
 
 def pivot(figure: Figure, own: Mapping[int, float | None], rows: Sequence[Row], workers: str) -> DisplayTable:
     """Return one figure by batch size (columns) and by all else that varies (rows). `own` holds values by row id."""
-    points = [{axis: value for axis, value in row.axes.items() if axis != "batch_size_per_gpu"} for row in rows]
-    varying = list(dict.fromkeys(["num_gpus", *naming_axes(points, ())]))
-    varying.sort(key=list(points[0]).index)
+    points = [row.axes for row in rows]
+    found = naming_axes(points, hidden=("batch_size_per_gpu",))
+    varying = [axis for axis in points[0] if axis == "num_gpus" or axis in found]
     sizes = sorted({row["batch_size_per_gpu"] for row in rows})
     lines: dict[str, dict[int, str]] = {}
     first: dict[str, Mapping[str, Any]] = {}
@@ -216,7 +220,7 @@ def pivot(figure: Figure, own: Mapping[int, float | None], rows: Sequence[Row], 
         text = status_of(row) if row["epoch_time_s"] is None else "" if value is None else f"{value:,.{decimals}f}"
         first.setdefault(name, point)
         lines.setdefault(name, {})[row["batch_size_per_gpu"]] = text
-    named = label_columns(list(first.values()), varying, workers)
+    named, configurations = shorten_labels(label_columns(list(first.values()), varying, workers))
     named += [(Cell(f"{size:,}", True), [Cell(line.get(size, ""), True) for line in lines.values()]) for size in sizes]
     return DisplayTable(
         heading=name_workers(f"Q2: {figure.heading} by GPUs and images per GPU (weak scaling)", workers),
@@ -224,7 +228,7 @@ def pivot(figure: Figure, own: Mapping[int, float | None], rows: Sequence[Row], 
         rows=[list(cells) for cells in zip(*(cells for _, cells in named), strict=True)],
         footnotes=[],
         common="",
-        legend="",
+        legend=configurations,
         source="q2.csv",
         is_folded=False,
     )
@@ -232,10 +236,9 @@ def pivot(figure: Figure, own: Mapping[int, float | None], rows: Sequence[Row], 
 
 def naming_axes(points: Sequence[Mapping[str, Any]], hidden: Sequence[str]) -> list[str]:
     """Return the axes that name the points: those that vary, length and place of a run only where points need them."""
-    without = varying_axes(points, without=(*hidden, *EFFORT_AXES))
-    every = varying_axes(points, without=hidden)
-    names = [{repr([point[axis] for axis in axes]) for point in points} for axes in (without, every)]
-    return without if len(names[0]) == len(names[1]) else every
+    every, plain = varying_axes(points), varying_axes(points, without=EFFORT_AXES)
+    numbers = [len({repr([point[axis] for axis in axes]) for point in points}) for axes in (plain, every)]
+    return [axis for axis in (plain if numbers[0] == numbers[1] else every) if axis not in hidden]
 
 
 def label_columns(points: Sequence[Mapping[str, Any]], varying: Sequence[str], workers: str) -> list[Column]:
@@ -257,6 +260,16 @@ def label_columns(points: Sequence[Mapping[str, Any]], varying: Sequence[str], w
             (Cell(heading), [Cell(name_workers(describe_point(point, others), workers)) for point in points])
         )
     return columns
+
+
+def shorten_labels(columns: Sequence[Column]) -> tuple[list[Column], str]:
+    """Return the columns with short names for long configurations, and the sentence that explains these."""
+    *others, (heading, cells) = columns or [(Cell(""), [])]
+    if max((len(cell.text) for cell in cells), default=0) <= MAX_LABEL:
+        return list(columns), ""
+    names = {text: f"c{number}" for number, text in enumerate(dict.fromkeys(cell.text for cell in cells), 1)}
+    explained = "; ".join(f"{name} {text}" for text, name in names.items())
+    return [*others, (heading, [Cell(names[cell.text]) for cell in cells])], f"Configurations: {explained}."
 
 
 def full_columns(points: Sequence[Mapping[str, Any]], varying: Sequence[str]) -> list[Column]:
@@ -321,9 +334,9 @@ def status_of(row: Row) -> str:
 
 
 def describe_common(points: Sequence[Mapping[str, Any]], varying: Sequence[str], hidden: Sequence[str]) -> str:
-    """Return what all rows share, in words; what is not stated is left out."""
+    """Return what all rows share, in words."""
     without = (*varying, *hidden, *(axis for axis in EFFORT_AXES if axis != "epochs"))
-    same = (axis for axis, value in points[0].items() if axis not in without and value not in (None, False, []))
+    same = (axis for axis, value in points[0].items() if axis not in without and value not in (False, []))
     return describe_point(points[0], [axis for axis in same if all(point[axis] == points[0][axis] for point in points)])
 
 
@@ -344,7 +357,7 @@ def decimals_of(figure: Figure, rows: Sequence[Row]) -> int:
     if is_count or not values:
         return 0
     most = next((most for unit, most in MAX_DECIMALS.items() if unit in figure.heading), 3)
-    return min(max(3 - math.floor(math.log10(min(values))), 0), most)
+    return min(max(max(most, 3) - math.floor(math.log10(min(values))), 0), most)
 
 
 def figure_cells(figure: Figure, rows: Sequence[Row], decimals: int | None) -> list[Cell]:

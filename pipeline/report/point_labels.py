@@ -41,6 +41,8 @@ def describe_axis(axis: str, value: Any) -> str:
     """Return the value of one axis in words."""
     if axis == "num_gpus":
         return f"{value} GPU" if value == 1 else f"{value} GPUs"
+    if axis == "num_nodes" and value == 1:
+        return "1 node"
     if isinstance(value, bool):
         return axis if value else f"no {axis}"
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Figures that cannot be: they are printed with the reason, and no answer uses them."""
+"""The answers in words; figures that cannot be are printed with the reason, and no answer uses them."""
 
 from pathlib import Path
 from typing import Any
@@ -6,17 +6,21 @@ from typing import Any
 import msgspec
 import pytest
 from communication_records import LARGE, measured, point
-from factories import make_communication_record, make_experiment, make_record, make_spec
+from factories import make_communication_record, make_experiment, make_measurement, make_record, make_spec
+from page_records import batch_records, every_question, scaling_records
 from rendered_tables import build
 
 from pipeline.analysis.notes import make_note
 from pipeline.collect import collect_experiment
+from pipeline.experiment.grid import shipped_grids
 from pipeline.experiment.measurement import AllReduce
 from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.report.answers import UNFIT_FIGURES, is_fit_for_answer, q2_answer_rows
+from pipeline.experiment.spec import Remedy
+from pipeline.report.answers import UNFIT_FIGURES, answer_questions, is_fit_for_answer, q2_answer_rows
 from pipeline.report.note_texts import NOTE_TEXTS
 from pipeline.report.row_types import Q2Row, Q3Row
 
+ONE, TWO = make_spec(), make_spec(strategy="ddp", num_gpus=2)
 H200 = Environment(gpus=(Gpu(name="NVIDIA H200"),))
 
 
@@ -110,3 +114,73 @@ def test_every_note_that_forbids_a_figure_exists_and_counts_for_a_baseline_too(k
         if figure in Q3Row.__struct_fields__:
             marked = msgspec.structs.replace(row, notes=(make_note("of_baseline", note=make_note(kind)),))
             assert is_fit_for_answer(row, figure) > is_fit_for_answer(marked, figure)
+
+
+def answers_of(*found: Record, workers: str = "GPUs") -> dict[str, str]:
+    return dict(answer_questions(build(*found), workers))
+
+
+def test_every_question_is_answered_from_its_rows() -> None:
+    answers = answers_of(*every_question())
+    assert "fastest at 64 images a step: 25,000 images/s" in answers["Q1"]  # 50,000 in 2 s
+    assert "2,048 is the first that runs out of memory" in answers["Q1"]
+    assert "4 GPUs with DDP finish an epoch 3.64 times faster" in answers["Q2"]  # 4/1.1
+    assert "efficiency 91 %" in answers["Q2"]
+    assert "40 us" in answers["Q3"]
+    assert "Subtraction says 9 % of the epoch" in answers["Q3"]  # 1 - 1/1.1
+    assert "After 4 epochs 4,096 images a step cost 5.0 points" in answers["Q4"]
+    assert "no remedy does better, the best is linear_scaling with 50.0 %" in answers["Q4"]
+    assert "cannot tell a remedy from noise" in answers["Q4"]
+    assert "--grid q4-study" in answers["Q4"]
+    assert all("n = 1" in answers[question] for question in ("Q1", "Q2", "Q3", "Q4"))
+
+
+@pytest.mark.parametrize(
+    ("found", "grids"),
+    [
+        pytest.param([], ["q1", "scaling", "communication", "q4-study"], id="no records"),
+        pytest.param([make_record(status="oom", reason="")], ["q1", "scaling", "communication", "q4-study"], id="OOM"),
+        pytest.param([make_record()], ["memory", "scaling", "communication", "q4-study"], id="one point"),
+        pytest.param(batch_records(), ["", "scaling", "communication", "q4-study"], id="one GPU count"),
+    ],
+)
+def test_what_the_rows_cannot_answer_names_the_grid_that_would(found: list[Record], grids: list[str]) -> None:
+    answers = answers_of(*found)
+    for sentence, grid in zip(answers.values(), grids, strict=True):
+        assert (f"`python -m pipeline.submit --grid {grid}`" in sentence) == bool(grid), sentence
+        assert not grid or grid in shipped_grids()
+
+
+def test_a_row_that_measures_the_loader_answers_nothing_about_gpus() -> None:
+    waits = [make_measurement(spec, (9, 1), compute_share=0.5) for spec in (ONE, TWO)]
+    found = [make_record(spec, measurement=part) for spec, part in zip((ONE, TWO), waits, strict=True)]
+    answers = answers_of(*found)
+    assert "waits for data 50 %" in answers["Q1"]
+    assert answers["Q2"].startswith("Not answered here: the 1 rows with a speed-up wait for data")
+
+
+def test_a_process_on_the_cpu_is_called_no_gpu() -> None:
+    found = [*batch_records(), *scaling_records()]
+    answers = answers_of(*found, workers="processes")
+    assert "One process is fastest" in answers["Q1"]
+    assert "4 processes with DDP" in answers["Q2"]
+    assert not any("GPU" in sentence for sentence in answers.values())
+
+
+def test_six_seeds_tell_a_remedy_from_noise_or_say_that_they_do_not() -> None:
+    def studied(size: int, accuracy: float, spread: float, *remedies: Remedy) -> list[Record]:
+        spec = make_spec(batch_size_per_gpu=size, epochs=30, evaluate=True, remedies=remedies)
+        return [
+            make_record(
+                msgspec.structs.replace(spec, seed=seed), [1.0] * 30, loss=1.0, test_accuracy=accuracy + spread * seed
+            )
+            for seed in range(6)
+        ]
+
+    plain = [*studied(128, 0.9, 0.001), *studied(2048, 0.8, 0.001)]
+    told = answers_of(*plain, *studied(2048, 0.88, 0.001, "linear_scaling"))["Q4"]
+    assert "2,048 images a step cost 10.0 points of test accuracy against 128: 80.2 % (80.0 % to 80.5 %)" in told
+    assert "linear_scaling reaches 88.2 % (88.0 % to 88.5 %), n = 6." in told
+    assert "noise" not in told
+    untold = answers_of(*plain, *studied(2048, 0.801, 0.001, "linear_scaling"))["Q4"]
+    assert untold.endswith("not told from noise.")

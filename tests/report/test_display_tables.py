@@ -1,0 +1,150 @@
+"""The tables for people: how many columns they have, how wide they are, and what their notes and units say."""
+
+import itertools
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from factories import ROOT, make_record, make_spec
+from hypothesis import given
+from hypothesis import strategies as st
+from page_records import every_question
+from rendered_tables import report, table_of
+
+from pipeline.collect import collect_experiment
+from pipeline.experiment.folder import find_experiments
+from pipeline.experiment.grid import expand_grid, shipped_grids
+from pipeline.experiment.record import Record
+from pipeline.experiment.spec import Spec
+from pipeline.report.display_tables import MAX_COLUMNS, MAX_WIDTH, DisplayOptions, merge_texts
+from pipeline.report.markdown import render_experiment
+
+
+def tables_in(text: str) -> list[list[str]]:
+    """The cells of the heading of every table."""
+    lines = text.splitlines()
+    heads = [line for line, below in itertools.pairwise(lines) if re.match(r"\| :?-+", below)]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in heads]
+
+
+def assert_fits(text: str, width: int = MAX_WIDTH) -> None:
+    assert max(map(len, text.splitlines())) <= width
+    for columns in tables_in(text):
+        assert len(columns) <= MAX_COLUMNS
+        assert len(set(columns)) == len(columns)
+
+
+@pytest.mark.parametrize("name", sorted(find_experiments(ROOT / "outputs")))
+def test_the_report_of_a_published_experiment_fits_and_opens_with_its_answers(name: str) -> None:
+    experiment = find_experiments(ROOT / "outputs")[name]
+    collected, tables = collect_experiment(experiment)
+    text = render_experiment(name, tables, collected, words="../docs/words.md")
+    assert_fits(text)
+    assert [line[:7] for line in text.splitlines() if line.startswith("**")] == [f"**Q{n}.**" for n in range(1, 5)]
+    assert text.splitlines()[2].startswith("**Q1.**")
+    assert len(re.findall(r"records? (measured on|stated elsewhere)", text)) == 1
+
+
+def result_of(spec: Spec) -> Record:
+    """A record with the longest texts: every seventh point out of memory."""
+    if spec.measure != "epochs":
+        return make_record(spec, status="failed", reason="out of luck " * 20)
+    if spec.batch_size_per_gpu > 8192:
+        return make_record(spec, status="oom", reason="out of GPU memory " * 10)
+    learnt: dict[str, Any] = {"loss": 1.2345, "accuracy": 0.5, "test_accuracy": 0.5, "test_loss": 2.0}
+    return make_record(spec, [123.456] * spec.epochs, **learnt)
+
+
+@pytest.mark.parametrize("name", shipped_grids())
+def test_the_report_of_a_shipped_grid_fits(name: str) -> None:
+    assert_fits(report(*map(result_of, expand_grid(name, has_gpus=True).points)))
+
+
+def test_a_report_of_every_question_fits_a_narrow_terminal_as_far_as_one_figure_does() -> None:
+    found = every_question()
+    assert len(tables_in(report(*found))) >= 8
+    narrow = report(*found, options=DisplayOptions(60))
+    assert max(len(line) for line in narrow.splitlines() if line.startswith("|")) <= 100
+    assert "Left out for want of room: " in narrow
+
+
+def test_all_columns_are_there_if_asked_for() -> None:
+    (weak, *_) = tables_in(report(*every_question(), options=DisplayOptions(only="Q2", is_full=True)))
+    assert {"epoch_time_s [s]", "throughput_samples_per_s [1/s]", "speedup", "scaling", "status"} <= set(weak)
+
+
+def test_every_unit_stands_in_the_heading_and_in_no_cell() -> None:
+    text = report(*every_question())
+    for heading in re.findall(r"\n## (Q\d.*)", text):
+        for row in table_of(text, heading):
+            for column, cell in row.items():
+                if "[" in column:
+                    assert re.fullmatch(r"([-\d.,]+|)( \([-\d.,]+ to [-\d.,]+\))?|OOM|not stated", cell), (column, cell)
+
+
+def test_a_pivot_has_a_row_for_each_number_of_gpus_and_a_column_for_each_batch_size() -> None:
+    text = report(*every_question())
+    times = table_of(text, "Q2: epoch time [s] by GPUs and images per GPU")
+    assert [(row["strategy"], row["GPUs"]) for row in times] == [("single", "1"), ("ddp", "2"), ("ddp", "4")]
+    assert [times[0][size] for size in ("32", "128", "512")] == ["12.000", "5.000", "4.000"]
+    speedups = table_of(text, "Q2: speed-up by")
+    assert [row["512"] for row in speedups] == ["1.818", "3.636"]  # 2/1.1, 4/1.1
+    assert [row["512"] for row in table_of(text, "Q2: efficiency [%] by")] == ["90.9", "90.9"]
+    assert "T(2)/T(4)" not in text
+
+
+def test_an_ingested_report_is_also_shown_in_its_own_terms() -> None:
+    found = [
+        make_record(spec, (9.0, time_s), measured=False)
+        for spec, time_s in (
+            (make_spec(strategy="dp", num_gpus=num_gpus, batch_size_per_gpu=size), 8.0 / num_gpus + size / 64)
+            for num_gpus in (1, 2, 4)
+            for size in (32, 64)
+        )
+    ]
+    text = report(*found)
+    (row,) = table_of(text, "Q2: T(2)/T(4) by")
+    assert (row["32"], row["64"]) == ("1.800", "1.667")  # 4.5/2.5, 5/3
+    scaled = table_of(text, "Q2: N x T(1)/T(N) by")
+    assert [row["64"] for row in scaled] == ["3.600", "12.000"]  # 2 x 9/5, 4 x 9/3
+
+
+def test_notes_that_differ_in_numbers_only_are_one_footnote() -> None:
+    found = [
+        make_record(make_spec(batch_size_per_gpu=size, max_steps=steps, epochs=1, input="synthetic"), [1.0])
+        for size, steps in ((32, 3), (64, 5))
+    ]
+    found.append(make_record(make_spec(batch_size_per_gpu=128)))
+    text = report(*found)
+    assert "1. probe of 3 to 5 steps: it fits, and has no epoch time" in text
+    assert [row["note"] for row in table_of(text, "Q1")] == ["1", "1", ""]
+
+
+@pytest.mark.parametrize(
+    ("texts", "merged"),
+    [
+        (["took 2 s"], "took 2 s"),
+        (["drifted by +25.0%", "drifted by -3.1%"], "drifted by -3.1 to +25.0%"),
+        (["1,200 of 4", "90 of 4"], "90 to 1,200 of 4"),
+        (["torch 2.11.0 on gpu-12"], "torch 2.11.0 on gpu-12"),
+    ],
+)
+def test_merged_notes_state_the_range_of_their_numbers(texts: list[str], merged: str) -> None:
+    assert merge_texts(texts) == merged
+
+
+@given(st.lists(st.text(alphabet="a1 .,+-%/(\n", max_size=12), min_size=1, max_size=3))
+def test_no_note_breaks_the_merge(texts: list[str]) -> None:
+    records = [
+        make_record(make_spec(batch_size_per_gpu=2**size), status="failed", reason=text)
+        for size, text in enumerate(texts)
+    ]
+    shown = table_of(report(*records, make_record(make_spec(batch_size_per_gpu=4096))), "Q1")
+    assert len(shown) == len(texts) + 1
+
+
+def test_ten_thousand_points_are_cut_off_and_counted() -> None:
+    spec = make_spec()
+    found = [make_record(msgspec.structs.replace(spec, batch_size_per_gpu=size)) for size in range(1, 10_003)]
+    assert "10,000 of 10,002 rows are shown." in report(*found)
