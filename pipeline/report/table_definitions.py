@@ -262,15 +262,15 @@ TABLE_DEFINITIONS = (
             Figure("GPUs", "num_gpus"),
             Figure("measured on", "from_num_gpus"),
             *steps(("step at most", "predicted_step")),
-            Figure("efficiency at least [%]", "predicted_parallel_efficiency", 100),
+            Figure("efficiency [%]", "predicted_parallel_efficiency", 100),
             *steps(("measured", "measured_step")),
             Figure("error [%]", "prediction_error", 100),
             Figure("step at least [ms]", "predicted_step_time_low_s", 1e3),
             Figure("efficiency at most [%]", "predicted_parallel_efficiency_high", 100),
         ),
         "Not measured. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N S/bandwidth, fitted to "
-        "the all-reduces above. At most: no extra all-reduce time is hidden; at least: all of it, while all-reduces "
-        "take no longer than the step. Efficiency is against one GPU alone.",
+        "the all-reduces above. At most, and for the efficiency (against one GPU alone): no extra all-reduce time is "
+        "hidden; at least: all of it, while all-reduces take no longer than the step.",
         hidden=("num_gpus",),
         is_folded=True,
     ),

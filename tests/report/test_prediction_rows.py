@@ -152,7 +152,7 @@ def test_the_prediction_for_people() -> None:
     assert [row["GPUs"] for row in rows] == ["4", "8", "16", "64", "256", "1,024"]
     first, second = rows[:2]
     assert (first["step at most [ms]"], first["measured [ms]"]) == ("1.098", "1.108")
-    assert (first["efficiency at least [%]"], first["error [%]"]) == ("81.9", "-0.9")  # 900/1098.3
+    assert (first["efficiency [%]"], first["error [%]"]) == ("81.9", "-0.9")  # 900/1098.3
     assert (second["measured [ms]"], second["error [%]"]) == ("", "")
 
 
