@@ -1,7 +1,7 @@
 """A short profiled pass, apart from timed steps: the collectives and the compute of each rank's device."""
 
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -24,6 +24,11 @@ NUM_PROFILED_STEPS = {"cuda": 10, "cpu": 6}  # an interval needs six
 PROFILER_WARM_UP_STEPS = 2
 MAX_TRACE_BYTES = 400_000_000  # per rank, uncompressed
 
+
+class ProfilerFailed(RuntimeError):
+    """The profiler itself failed; the steps ran."""
+
+
 TRACE_NAME = "rank{rank}.pt.trace.json.gz"  # the name that Holistic Trace Analysis expects; Perfetto opens it too
 
 
@@ -37,27 +42,46 @@ def profile_steps(
     """Profile a few steps on this rank; all ranks begin together. The trace is kept in `folder`, if given.
 
     `expected` are the operations and bytes of the collectives of a captured step (see trace.summarize_trace).
-    Raises trace.TraceUnreadable (TraceTooLarge above MAX_TRACE_BYTES), and RuntimeError if the profiler cannot start.
+    If the profiler fails the steps run on without it, since the other ranks wait for this rank's collectives. Raises
+    ProfilerFailed at the end then, trace.TraceUnreadable (TraceTooLarge above MAX_TRACE_BYTES), and what a step raises.
     """
     activities = [ProfilerActivity.CPU]
     if rank.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     num_steps = NUM_PROFILED_STEPS[rank.device.type]
     plan = schedule(wait=0, warmup=PROFILER_WARM_UP_STEPS, active=num_steps, repeat=1)
-    with profile(activities=activities, schedule=plan, record_shapes=True, acc_events=True) as profiler:
-        for index in range(PROFILER_WARM_UP_STEPS + num_steps):
-            step()
-            if index == PROFILER_WARM_UP_STEPS - 1:
-                process_group.barrier(rank)
-            if index in (PROFILER_WARM_UP_STEPS - 1, PROFILER_WARM_UP_STEPS + num_steps - 1):
-                process_group.synchronize(rank)  # keeps work of the warm-up out of the profiled steps
-            profiler.step()
+    profiler = profile(activities=activities, schedule=plan, record_shapes=True, acc_events=True)
+    failures: list[Exception] = []
+    call_profiler(profiler.start, failures)
+    for index in range(PROFILER_WARM_UP_STEPS + num_steps):
+        step()
+        if index == PROFILER_WARM_UP_STEPS - 1:
+            process_group.barrier(rank)
+        if index in (PROFILER_WARM_UP_STEPS - 1, PROFILER_WARM_UP_STEPS + num_steps - 1):
+            process_group.synchronize(rank)  # keeps work of the warm-up out of the profiled steps
+        call_profiler(profiler.step, failures)
+    try:
+        profiler.stop()  # also after a failure: a profiler left running would spoil the next one
+    except (RuntimeError, AssertionError) as error:  # the second: it never started
+        failures.append(error)
     with tempfile.TemporaryDirectory(prefix="pipeline-trace-") as scratch:
         if folder:
             folder.mkdir(exist_ok=True)
         path = (folder or Path(scratch)) / TRACE_NAME.format(rank=rank.rank)
-        profiler.export_chrome_trace(str(path))
+        call_profiler(lambda: profiler.export_chrome_trace(str(path)), failures)
+        if failures:
+            raise ProfilerFailed(str(failures[0])) from failures[0]
         return summarize_trace(read_trace(path, MAX_TRACE_BYTES), buckets, expected)
+
+
+def call_profiler(action: Callable[[], None], failures: list[Exception]) -> None:
+    """Call a function of the profiler, unless one failed before; append its error to `failures`."""
+    if failures:
+        return
+    try:
+        action()
+    except RuntimeError as error:
+        failures.append(error)
 
 
 def profile_ranks(
@@ -69,14 +93,13 @@ def profile_ranks(
 ) -> tuple[Profile | None, tuple[str, ...]]:
     """Profile a step on all ranks. Return the profile and notes; None if the profile of any rank failed.
 
-    Arguments are those of profile_steps. Raises torch.OutOfMemoryError, which ends the point.
+    Arguments are those of profile_steps. Raises what a step raises: this ends the point at once, where a rank that
+    went on would leave the others waiting in a collective.
     """
     trace, problem = None, None
     try:
         trace = profile_steps(step, rank, buckets, folder, expected)
-    except (TraceUnreadable, RuntimeError, OSError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
+    except (ProfilerFailed, TraceUnreadable, OSError) as error:
         problem = f"rank {rank.rank}: no profile: {error}"
     gathered = process_group.all_gather((trace, problem))
     problems = [text for _, text in gathered if text]

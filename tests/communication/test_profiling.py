@@ -1,5 +1,8 @@
 import contextlib
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,14 @@ from pipeline.communication.allreduce_sweep import (
     time_all_reduce,
 )
 from pipeline.communication.measure_point import NOT_TRACED, profile_collectives
-from pipeline.communication.profiling import NUM_PROFILED_STEPS, combine_traces, mean_transfers
+from pipeline.communication.profiling import (
+    NUM_PROFILED_STEPS,
+    PROFILER_WARM_UP_STEPS,
+    ProfilerFailed,
+    combine_traces,
+    mean_transfers,
+    profile_ranks,
+)
 from pipeline.communication.step_variants import StepVariant
 from pipeline.communication.trace import RankTrace, TracedCollective, TraceTooLarge, TraceUnreadable
 from pipeline.training.process_group import Rank
@@ -102,7 +112,7 @@ def test_what_cannot_be_matched_is_said_and_gives_no_figures(traces: list[RankTr
 
 
 @pytest.mark.parametrize(
-    "error", [TraceTooLarge("the trace of a rank is larger than 10 bytes"), RuntimeError("no CUPTI here")]
+    "error", [TraceTooLarge("the trace of a rank is larger than 10 bytes"), ProfilerFailed("no CUPTI here")]
 )
 def test_a_point_without_a_profile_says_why(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> RankTrace:
@@ -172,7 +182,7 @@ def test_what_is_computed_without_collectives_is_left_out_where_it_cannot_be_see
 
     def profile(step: Any, *_: Any) -> RankTrace:
         if step is quiet_outside and next(num_quiet) == failing:
-            raise RuntimeError("no CUPTI any more")
+            raise ProfilerFailed("no CUPTI any more")
         return rank_trace(*[step_of(3.0, 9.0)] * NUM_PROFILED_STEPS["cpu"], compute_ns=compute_ns)
 
     monkeypatch.setattr(profiling, "profile_steps", profile)
@@ -192,6 +202,47 @@ def test_a_captured_step_whose_eager_form_shows_no_collective_says_of_what_the_r
     not_traced, no_collective = notes
     assert not_traced == NOT_TRACED
     assert_says(no_collective, "no collective", "CUPTI")
+
+
+@pytest.mark.parametrize("function", ["start", "step", "export_chrome_trace"])
+def test_a_rank_whose_profiler_fails_runs_every_step_since_the_others_wait_for_its_collectives(
+    function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no CUPTI here")
+
+    monkeypatch.setattr(torch.profiler.profile, function, fail)
+    steps: list[int] = []
+    found, notes = profile_ranks(lambda: steps.append(1), ALONE, [])
+    assert found is None
+    assert notes == ("rank 0: no profile: no CUPTI here",)
+    assert len(steps) == PROFILER_WARM_UP_STEPS + NUM_PROFILED_STEPS["cpu"]
+
+
+LONELY_RANK = """
+import os, sys, torch
+from pipeline.communication.profiling import profile_ranks
+from pipeline.training.process_group import Rank
+rank = int(os.environ["RANK"])
+torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+def step():
+    if rank == 1:
+        raise RuntimeError("this rank is lost")
+    torch.distributed.all_reduce(torch.ones(1))
+profile_ranks(step, Rank(rank, rank, 2, torch.device("cpu")), [])
+"""
+
+
+@pytest.mark.training
+def test_a_step_that_fails_in_the_profile_ends_its_rank_and_the_others_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LONELY_RANK, str(tmp_path / "meeting")]
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=60)[1] for rank in ranks]  # it was 300 s: the timeout of a collective
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert "this rank is lost" in said[1]
 
 
 def test_running_out_of_memory_in_the_profile_is_the_points_ending(monkeypatch: pytest.MonkeyPatch) -> None:
