@@ -7,6 +7,7 @@ Exit codes: 0 every point is ok, 1 a point is not (its record says why), 2 usage
 """
 
 import argparse
+import functools
 import os
 import signal
 import uuid
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from pipeline.experiment import implied_oom, record_store
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.grid import expand_grid
+from pipeline.experiment.grid import Grid, expand_grid
 from pipeline.experiment.manifest import SlurmArray, add_points, start_submission
 from pipeline.experiment.packing import points_for_same_processes
 from pipeline.experiment.record import Record
@@ -40,11 +41,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--index", type=int, help="the index of the point in the grid, from 0")
     parser.add_argument("--run-id", action="append", default=[], help="a point of the manifest; may be repeated")
     parser.add_argument("--rerun", choices=RERUN_CHOICES, help="run the point even if it has a record of this status")
+    threads = "threads of each process on the CPU (default: the grid's cpus_per_gpu, 1 with --manifest)"
+    parser.add_argument("--num-threads", type=int, metavar="N", help=threads)
     parser.add_argument("--point-limit-s", type=int, metavar="S", help="stop a point that takes longer; run the next")
     add_point_arguments(parser)
     arguments = parser.parse_args()
     if arguments.point_limit_s is not None and arguments.point_limit_s < 1:
         parser.error("--point-limit-s must be at least 1")
+    if arguments.num_threads is not None and arguments.num_threads < 1:
+        parser.error("--num-threads must be at least 1")
     return arguments
 
 
@@ -56,12 +61,15 @@ def main() -> int:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     if arguments.manifest:
         experiment, points = resolve_manifest(arguments.manifest, arguments.run_id)
+        num_threads = 1
     else:
-        experiment, points = resolve_grid(arguments.grid, arguments.index, arguments.overrides, arguments.outputs)
+        grid = expand_grid(arguments.grid, arguments.overrides, has_gpus=num_visible_gpus() > 0)
+        experiment, points = resolve_grid(grid, arguments.index, arguments.outputs)
+        num_threads = grid.resources.cpus_per_gpu
         points = [spec for spec in points if needs_run(spec, experiment, arguments.rerun)]
         for spec in points:
             warn_of_idle_gpus(spec, arguments.grid)
-    options = read_launch_options(arguments, arguments.point_limit_s)
+    options = read_launch_options(arguments, arguments.point_limit_s, arguments.num_threads or num_threads)
     points = [spec for spec in points if node_rank() < spec.num_nodes]
     refuse_reused_launch_id(points, experiment)
     return run_launch(points, experiment, options)
@@ -95,7 +103,7 @@ def resolve_manifest(path: Path, run_ids: list[str]) -> tuple[Experiment, list[S
     return experiment, [known[run_id] for run_id in run_ids]
 
 
-def resolve_grid(name: str, index: int | None, changes: list[str], outputs: Path) -> tuple[Experiment, list[Spec]]:
+def resolve_grid(grid: Grid, index: int | None, outputs: Path) -> tuple[Experiment, list[Spec]]:
     """Return the point of the grid at the index (none past its end). Publish the manifest if it lacks the points.
 
     Raises CommandError without a valid index or array id.
@@ -105,7 +113,6 @@ def resolve_grid(name: str, index: int | None, changes: list[str], outputs: Path
     array_id = os.environ.get("SLURM_ARRAY_JOB_ID")
     if array_id and not (array_id.isascii() and array_id.isdigit()):  # the manifest would become unreadable
         raise CommandError(f"SLURM_ARRAY_JOB_ID={array_id!r} is not a job id; unset it.")
-    grid = expand_grid(name, changes, has_gpus=num_visible_gpus() > 0)
     experiment = Experiment(outputs / grid.name)
     experiment.create()
     manifest = experiment.read_manifest()
@@ -189,15 +196,16 @@ def launch_points(specs: Sequence[Spec], experiment: Experiment, options: Launch
     """
     launch = LaunchSession(experiment, read_launch_id(), specs, options.point_limit_s)
     first = launch.rank_files_by_point[0]
+    run_with_threads = functools.partial(run_ranks, num_threads=options.num_threads)
     try:
         if specs[0].measure == "memory":
             with launch.deadline:
-                record = search_memory(specs[0], first, launch.id, run_ranks)
+                record = search_memory(specs[0], first, launch.id, run_with_threads)
             launch.publish(record)
             return launch.published
         write_points(launch, options)
         with launch.publish_while_running(), launch.deadline:
-            exits = run_ranks(specs[0], first, launch.id)
+            exits = run_with_threads(specs[0], first, launch.id)
     except DeadlineExpired:
         launch.publish_timed_out()
     except (RuntimeError, TimeoutError) as error:  # of torchrun: the ranks did not meet

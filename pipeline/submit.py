@@ -152,7 +152,7 @@ def print_plan(
     experiment = Experiment(submit_options.outputs / grid.name)
     selection = plan.select_points(grid.points, experiment, submit_options)
     arrays = plan.plan_arrays(selection.todo, grid.resources, cluster, submit_options)
-    options = read_launch_options(arguments, grid.resources.time_min() * 60)
+    options = read_launch_options(arguments, grid.resources.time_min() * 60, plan.num_cpu_threads(grid, cluster))
     described = dry_run.describe_plan(experiment, cluster, selection, arrays, options, arguments.prologue, estimates)
     print(json.dumps(described, indent=1) if arguments.json else dry_run.render_plan(described))
     if arguments.max_gpu_hours is not None:
@@ -176,7 +176,7 @@ def submit_or_run(
     from pipeline.submission import local, plan, read_progress, slurm_submit
 
     experiment = Experiment(submit_options.outputs / grid.name)
-    options = read_launch_options(arguments, grid.resources.time_min() * 60)
+    options = read_launch_options(arguments, grid.resources.time_min() * 60, plan.num_cpu_threads(grid, cluster))
     errors.require_packages(*(errors.RANK_PACKAGES if cluster.kind == "local" else ("submitit",)))
     staged = plan.select_points(grid.points, experiment, submit_options).todo
     stage_data(staged, options.data)  # before create(), so that a failure leaves no empty folder

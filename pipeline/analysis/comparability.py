@@ -21,14 +21,17 @@ COMPARED_FACTS: dict[str, Fact] = {
     "GPU": lambda record: " and ".join(sorted({gpu.name for gpu in record.environment.gpus})),
     "execution": lambda record: record.measurement.execution_used if record.measurement else None,
     "precision": lambda record: record.measurement.precision_used if record.measurement else None,
+    "number of threads": lambda record: (
+        str(record.measurement.num_threads or "") if record.measurement and record.spec.device == "cpu" else None
+    ),
     "data folder": lambda record: record.environment.data,
 }
 
 
 def environment_key(record: Record) -> tuple[object, ...]:
     """Return a key of the record's facts. Equal keys mean equal facts; an Environment counts by identity."""
-    precision, execution = COMPARED_FACTS["precision"](record), COMPARED_FACTS["execution"](record)
-    return id(record.environment), precision, execution, record.measured
+    of_measurement = [COMPARED_FACTS[name](record) for name in ("precision", "execution", "number of threads")]
+    return id(record.environment), *of_measurement, record.measured
 
 
 def mixed_environment_notes(records: Sequence[Record], but: Collection[str] = ()) -> list[Note]:

@@ -17,13 +17,14 @@ RERUN_CHOICES: tuple[Rerun, ...] = get_args(Rerun)
 class LaunchOptions(NamedTuple):
     """The options of a launch: the data folder, if traces are kept, and the kind of recorded points to run again.
 
-    `point_limit_s` limits each point of an element that runs several.
+    `point_limit_s` limits each point of an element that runs several. `num_threads` is of each process on the CPU.
     """
 
     data: Path
     keep_trace: bool = False
     rerun: Rerun | None = None
     point_limit_s: int | None = None
+    num_threads: int = 1
 
     def for_element(self, num_points: int) -> "LaunchOptions":
         """Return the options of an element of `num_points` points. A single point has the job's limit alone."""
@@ -40,6 +41,8 @@ def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOption
         command += ["--rerun", options.rerun]
     if options.point_limit_s is not None:
         command += ["--point-limit-s", str(options.point_limit_s)]
+    if options.num_threads != 1:
+        command += ["--num-threads", str(options.num_threads)]
     if options.keep_trace:
         command.append("--keep-trace")
     return command
@@ -75,9 +78,12 @@ def add_data_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="the data folder (default: PIPELINE_DATA, else data)")
 
 
-def read_launch_options(arguments: argparse.Namespace, point_limit_s: int | None) -> LaunchOptions:
+def read_launch_options(
+    arguments: argparse.Namespace, point_limit_s: int | None, num_threads: int = 1
+) -> LaunchOptions:
     """Return the launch options of the command line."""
-    return LaunchOptions(choose_data_folder(arguments), arguments.keep_trace, arguments.rerun, point_limit_s)
+    data = choose_data_folder(arguments)
+    return LaunchOptions(data, arguments.keep_trace, arguments.rerun, point_limit_s, num_threads)
 
 
 def choose_data_folder(arguments: argparse.Namespace) -> Path:

@@ -35,13 +35,13 @@ RENDEZVOUS_TIMEOUT_S = 300
 _fork_server_environ: dict[str, str] = {}  # as it was when the fork server started
 
 
-def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str) -> dict[int, RankExit]:
+def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_threads: int = 1) -> dict[int, RankExit]:
     """Run this node's ranks, and return the exits of those that failed. If one fails, torchrun's agent ends the others.
 
     Raises RuntimeError if the ranks cannot be started or do not meet. A signal to this process ends the ranks, and no
     record is written: Slurm's job state then gives the reason.
     """
-    with default_omp_threads(spec):
+    with default_omp_threads(spec, num_threads):
         return start_and_wait(spec, rank_files, launch_id, start_fork_server())
 
 
@@ -134,14 +134,15 @@ def run_rank(folder: Path, changed: dict[str, str], removed: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def default_omp_threads(spec: Spec) -> Iterator[None]:
-    """Set OMP_NUM_THREADS for ranks that the body starts, unless the user has set it."""
+def default_omp_threads(spec: Spec, num_threads: int) -> Iterator[None]:
+    """Set OMP_NUM_THREADS for ranks that the body starts, unless the user has set it.
+
+    A process has `num_threads` on the CPU, whatever the strategy, and one beside a GPU.
+    """
     if "OMP_NUM_THREADS" in os.environ:
         yield
         return
-    # one thread beside a GPU, else the rank's share of the CPUs
-    share = 1 if spec.device == "cuda" else len(os.sched_getaffinity(0)) // spec.num_processes_per_node
-    os.environ["OMP_NUM_THREADS"] = str(max(1, share))
+    os.environ["OMP_NUM_THREADS"] = str(num_threads if spec.device == "cpu" else 1)
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
 """Plan a submission: the points to run, the cluster, and the arrays. Writes nothing."""
 
 import argparse
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -134,6 +135,19 @@ def query_cluster(without_nodes: Cluster, submit_options: SubmitOptions) -> Clus
         notices=slurm_commands.ignored_variables_notice(),
         partition_limit_min=slurm_queries.query_partition_limit_min(partition) if is_packed else None,
     )
+
+
+def num_cpu_threads(grid: Grid, cluster: Cluster) -> int:
+    """Return the threads of each process on the CPU, the same for every strategy: the grid's cpus_per_gpu.
+
+    This machine gives no more than its cores allow beside the other processes of the grid's largest point.
+    """
+    processes = [spec.num_processes_per_node for spec in grid.points if spec.device == "cpu"]
+    if not processes:
+        return 1
+    if cluster.kind == "slurm":
+        return grid.resources.cpus_per_gpu
+    return max(1, min(grid.resources.cpus_per_gpu, len(os.sched_getaffinity(0)) // max(processes)))
 
 
 def find_gpu_model(cluster: Cluster, slurm_options: SlurmOptions) -> str | None:

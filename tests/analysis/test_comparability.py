@@ -15,7 +15,7 @@ from pipeline.analysis.pooling import pool_outcomes
 from pipeline.collect import collect_experiment
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.experiment.spec import Execution
+from pipeline.experiment.spec import Device, Execution
 from pipeline.report.note_texts import MAX_VALUE_CHARS, shorten_values
 
 H200 = (Gpu(name="NVIDIA H200"),)
@@ -55,7 +55,11 @@ def test_records_that_differ_in_one_fact_are_marked_by_its_name_alone(
 
 
 def test_every_fact_is_tried() -> None:
-    assert {name for name, _, _ in DIFFERENCES} | {"precision", "execution"} == COMPARED_FACTS.keys()
+    assert {name for name, _, _ in DIFFERENCES} | {
+        "precision",
+        "execution",
+        "number of threads",
+    } == COMPARED_FACTS.keys()
 
 
 def test_records_whose_step_was_executed_otherwise_are_marked() -> None:
@@ -71,6 +75,17 @@ def executed(execution: Execution, repeat: int = 0) -> Record:
     assert record.measurement is not None
     measurement = msgspec.structs.replace(record.measurement, execution_used=execution)
     return msgspec.structs.replace(record, measurement=measurement)
+
+
+def threaded(num_threads: int, device: Device = "cpu") -> Record:
+    spec = make_spec(device=device, repeat=num_threads)
+    return make_record(spec, measurement=msgspec.structs.replace(make_measurement(spec), num_threads=num_threads))
+
+
+def test_points_on_the_cpu_with_other_numbers_of_threads_are_marked() -> None:
+    assert mixed([threaded(1), threaded(2)]) == ["mixed number of threads: 1, 2"]
+    assert unlike_baseline([threaded(1)], [threaded(2)]) == ["baseline with another number of threads (2 against 1)"]
+    assert mixed([threaded(1, "cuda"), threaded(2, "cuda")]) == []
 
 
 def under(repeat: int = 0, **variables: str) -> Record:

@@ -116,15 +116,14 @@ def test_a_rank_takes_the_first_number_of_omp_num_threads(threads: None, wanted:
     assert torch.get_num_threads() == count
 
 
-def test_threads_are_set_for_each_layout_of_processes_and_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_the_same_for_each_layout_of_processes_and_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8))
     seen = []
-    for fields in ({}, {"strategy": "ddp", "num_gpus": 4}):
-        with default_omp_threads(make_spec(device="cpu", **fields)):
+    for fields in ({"device": "cpu"}, {"device": "cpu", "strategy": "ddp", "num_gpus": 4}, {"device": "cuda"}):
+        with default_omp_threads(make_spec(**fields), 2):
             seen.append(os.environ["OMP_NUM_THREADS"])
-    assert seen == ["8", "2"]
+    assert seen == ["2", "2", "1"]  # a CPU point of one process had all cores before, and was compared with this one
     assert "OMP_NUM_THREADS" not in os.environ
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # set by the user
-    with default_omp_threads(make_spec(device="cpu")):
+    with default_omp_threads(make_spec(device="cpu"), 2):
         assert os.environ["OMP_NUM_THREADS"] == "3"

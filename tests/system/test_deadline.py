@@ -116,7 +116,7 @@ class Ranks:
         self._experiment = experiment
         self._how = how
 
-    def __call__(self, spec: Spec, first: RankFiles, launch_id: str) -> dict[int, RankExit]:
+    def __call__(self, spec: Spec, first: RankFiles, launch_id: str, num_threads: int) -> dict[int, RankExit]:
         self.launched.append(spec.batch_size_per_gpu)
         rank_files_by_point = [first, *(RankFiles(Path(part.folder)) for part in first.read_following())]
         points = [first.read_point(), *(part.point for part in first.read_following())]
@@ -205,7 +205,7 @@ def test_a_point_that_begins_while_the_one_before_it_is_ended_is_launched_anew(
     """The agent takes a moment to end the ranks: in it the point whose time is over ends well and the next begins."""
     first, second = points = [make_spec(batch_size_per_gpu=size) for size in (8, 16)]
 
-    def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str) -> dict[int, RankExit]:
+    def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_threads: int) -> dict[int, RankExit]:
         (following,) = rank_files.read_following()
         try:
             time.sleep(60)
@@ -228,7 +228,7 @@ def test_the_limit_covers_a_whole_search_for_the_memory_boundary(
 ) -> None:
     num_trials = 0
 
-    def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str) -> dict[int, RankExit]:
+    def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_threads: int) -> dict[int, RankExit]:
         nonlocal num_trials
         num_trials += 1
         time.sleep(0.4 * LIMIT_S)
