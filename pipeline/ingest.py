@@ -2,9 +2,8 @@
 
     python -m pipeline.ingest FILE.csv --outputs outputs/NAME --gpu "NVIDIA A40"
 
-Columns: strategy,num_gpus,batch_size_per_gpu,epoch,epoch_time_s,compute_time_s,loss,accuracy,status; optional:
-num_nodes, repeat, precision. An empty cell means not measured, an empty epoch means 2. Rows that differ only in epoch
-become one record. Ingesting the same file again changes nothing.
+`--help` lists the columns. Rows that differ only in epoch become one record. Ingesting the same file again changes
+nothing.
 Exit codes: 0 success, 2 the file or the folder is wrong.
 """
 
@@ -39,6 +38,20 @@ from pipeline.system.errors import CommandError, replace_control_characters
 from pipeline.system.files import UnreadableFile, read_bounded
 
 MAX_CSV_BYTES = 16_000_000
+COLUMNS_HELP = """columns of the file, in any order; an empty cell means not measured:
+  strategy            single, dp or ddp, in any case
+  num_gpus            GPUs in total
+  batch_size_per_gpu  samples per GPU and step
+  epoch_time_s        seconds of the epoch; empty if the point ran out of memory
+optional columns:
+  status              ok (without the column) or oom, in any case
+  epoch               number from 1; empty, or without the column: 2, the first that is not a warm-up
+  compute_time_s      seconds of the epoch without waiting for data
+  loss                mean training loss of the epoch
+  accuracy            training accuracy, as a fraction (0.509) or with its sign (50.9%)
+  num_nodes, repeat   1 and 0 without the column
+  precision           fp32, tf32 or bf16"""
+CASELESS_COLUMNS = ("strategy", "status", "precision")
 NO_NUMBERS = ("nan", "inf", "-inf", "+inf", "infinity", "-infinity", "null", "none")
 NOT_A_NUMBER = "is not a number; leave the cell empty if it was not measured."
 BYTES_PER_PARAMETER = 4  # gradients in fp32, as DistributedDataParallel sends them
@@ -47,20 +60,17 @@ PositiveSeconds = Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)]
 
 
 class CsvRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row of the file. Its header must have the columns without a default.
-
-    Cells may be empty in `epoch` and in columns of type `| None`.
-    """
+    """A row of the file. Its header must have the columns without a default, which COLUMNS_HELP explains."""
 
     strategy: Strategy
     num_gpus: PositiveInt
     batch_size_per_gpu: PositiveInt
-    epoch: PositiveInt
     epoch_time_s: PositiveSeconds | None
-    compute_time_s: PositiveSeconds | None
-    loss: float | None
-    accuracy: UnitFraction | None
-    status: Literal["ok", "oom"]
+    epoch: PositiveInt = FIRST_TIMED_EPOCH
+    compute_time_s: PositiveSeconds | None = None
+    loss: float | None = None
+    accuracy: UnitFraction | None = None
+    status: Literal["ok", "oom"] = "ok"
     num_nodes: PositiveInt = 1
     repeat: NonNegativeInt = 0
     precision: Precision | None = None
@@ -75,7 +85,8 @@ CSV_COLUMNS = {field.name: field for field in msgspec.structs.fields(CsvRow)}
 
 def parse_arguments() -> argparse.Namespace:
     parser = build_parser("ingest", __doc__)
-    parser.add_argument("file", type=Path, help="a CSV file with the columns that docs/ingest.md describes")
+    parser.epilog, parser.formatter_class = COLUMNS_HELP, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("file", type=Path, help="a CSV file with the columns below")
     parser.add_argument("--outputs", type=Path, required=True, help="the experiment's folder, such as outputs/a40-ddp")
     parser.add_argument("--gpu", help="the GPU's name; without it, tables say not stated")
     parser.add_argument(
@@ -145,7 +156,7 @@ def check_header(header: list[str], name: str) -> None:
 
 
 def read_row(header: list[str], cells: list[str], where: str) -> CsvRow:
-    """Return one row. An empty cell becomes None or the column's default, an empty epoch the first timed one.
+    """Return one row. An empty cell becomes None or the column's default; a status that has a column must be stated.
 
     Raises CommandError.
     """
@@ -156,14 +167,33 @@ def read_row(header: list[str], cells: list[str], where: str) -> CsvRow:
     for column, cell in zip(header, (cell.strip() for cell in cells), strict=True):
         if cell.lower() in NO_NUMBERS:
             raise CommandError(f"{where}: {column}={cell!r} {NOT_A_NUMBER}")
-        if cell or CSV_COLUMNS[column].required:
-            values[column] = cell or (str(FIRST_TIMED_EPOCH) if column == "epoch" else None)
+        if column in CASELESS_COLUMNS:
+            cell = cell.lower()
+        if column == "accuracy" and cell:
+            cell = read_fraction(cell, where)
+        if cell or CSV_COLUMNS[column].required or column == "status":
+            values[column] = cell or None
     try:
         row = msgspec.convert(values, CsvRow, strict=False)
     except msgspec.ValidationError as error:
         raise CommandError(f"{where}: {str(error).replace('$.', '')}.") from error
     check_row(row, where)
     return row
+
+
+def read_fraction(cell: str, where: str) -> str:
+    """Return an accuracy as a fraction: `50.9%` is 0.509. Raises CommandError for a number above 1 without a sign."""
+    number = cell.removesuffix("%").strip()
+    try:
+        value = float(number)
+    except ValueError:
+        return cell  # which is refused as text
+    if number != cell:
+        return repr(value / 100)
+    if 1 < value <= 100:
+        cure = f"write a fraction ({value / 100:g}) or add the sign ({cell}%)"
+        raise CommandError(f"{where}: accuracy={cell} is above 1; {cure}.")
+    return cell
 
 
 def check_row(row: CsvRow, where: str) -> None:

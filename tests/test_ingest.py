@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from conftest import assert_refused, everything_in, run_command
-from factories import RESNET18_GRADIENT_BYTES, ROOT, make_experiment, make_record
+from factories import RESNET18_GRADIENT_BYTES, ROOT, assert_says, make_experiment, make_record
 
 from pipeline import ingest
 from pipeline.collect import collect_experiment
@@ -277,8 +277,44 @@ def test_options_state_the_samples_and_the_size_of_the_model(tmp_path: Path) -> 
     assert row["comm_time_subtraction_s"] == 1.0  # 3 - 4/2
 
 
+def test_a_file_needs_four_columns_alone(tmp_path: Path) -> None:
+    header = "strategy,num_gpus,batch_size_per_gpu,epoch_time_s"
+    tables = collect(ingest_text(tmp_path, "ddp,1,32,10", "ddp,2,32,5", header=header))
+    assert [row["epoch_time_s"] for row in tables.Q1] == [10]
+    assert [row["speedup"] for row in tables.Q2] == [1, 2]
+
+
+def test_names_may_stand_in_any_case(tmp_path: Path) -> None:
+    rows = ("DP,1,32,2,24.94,,,,OK,FP32", "Dp,1,8192,,,,,,OOM,TF32")
+    found, _ = record_store.load_folder(
+        ingest_text(tmp_path, *rows, header=f"{HEADER},precision") / "records",
+    )
+    stated = {(record.spec.strategy, record.status, record.spec.precision) for record in found}
+    assert stated == {("dp", "ok", "fp32"), ("dp", "oom", "tf32")}
+
+
+@pytest.mark.parametrize(("written", "accuracy"), [("0.509", 0.509), ("50.9%", 0.509), ("50.9 %", 0.509), ("1", 1)])
+def test_an_accuracy_is_a_fraction_or_has_its_sign(tmp_path: Path, written: str, accuracy: float) -> None:
+    ((record,), _) = record_store.load_folder(ingest_text(tmp_path, f"dp,1,32,2,24,,,{written},ok") / "records")
+    assert record.measurement is not None
+    assert record.measurement.epochs[0].accuracy == pytest.approx(accuracy)
+
+
+def test_a_percentage_without_its_sign_is_refused_with_both_cures(tmp_path: Path) -> None:
+    with pytest.raises(CommandError) as refused:
+        ingest_text(tmp_path, "dp,1,32,2,24,,,50.9,ok")
+    assert_says(str(refused.value), "accuracy=50.9", "0.509", "50.9%")
+
+
+def test_the_help_lists_every_column() -> None:
+    answer = run_command("ingest", "--help")
+    assert answer.returncode == 0
+    for column in ingest.CSV_COLUMNS:
+        assert column in answer.stdout.partition("columns of the file")[2]
+
+
 BAD_FILES = {
-    "missing column": f"{HEADER.replace(',loss', '')}\ndp,1,32,2,24,,,ok\n",
+    "missing column": f"{HEADER.replace(',epoch_time_s', '')}\ndp,1,32,2,24,,,ok\n",
     "unknown column": f"{HEADER},colour\n{GOOD},red\n",
     "column twice": f"{HEADER},loss\n{GOOD},\n",
     "text for a number": f"{HEADER}\ndp,1,32,2,fast,,,,ok\n",
@@ -310,7 +346,9 @@ BAD_FILES = {
     "batch of 10^30": f"{HEADER}\ndp,1,{10**30},2,24,,,,ok\n",
     "epoch of 0": f"{HEADER}\ndp,1,32,0,24,,,,ok\n",
     "epoch of 10^12": f"{HEADER}\ndp,1,32,{10**12},24,,,,ok\n",
-    "percentage": f"{HEADER}\ndp,1,32,2,24,,,50.9,ok\n",
+    "percentage without a sign": f"{HEADER}\ndp,1,32,2,24,,,50.9,ok\n",
+    "more than all": f"{HEADER}\ndp,1,32,2,24,,,101%,ok\n",
+    "percentage of nothing": f"{HEADER}\ndp,1,32,2,24,,,%,ok\n",
     "single on 2": f"{HEADER}\nsingle,2,32,2,24,,,,ok\n",
     "ok and oom": f"{HEADER}\n{GOOD}\ndp,1,32,,,,,,oom\n",
     "ok and oom by epoch": f"{HEADER}\ndp,1,32,1,24,,,,ok\ndp,1,32,2,,,,,oom\n",
