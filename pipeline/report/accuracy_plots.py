@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.experiment.outcomes import PointOutcome
+from pipeline.experiment.point_label import describe_axis
 from pipeline.report.plot_data import (
     MAX_SERIES,
     REFERENCE,
@@ -21,7 +22,6 @@ from pipeline.report.plot_data import (
     group_series,
     note_on_number,
 )
-from pipeline.report.point_labels import describe_axis
 
 MIN_EPOCHS = 3  # fewer do not show how accuracy develops
 WIDE_RANGE = 8  # the largest over the smallest end of a curve, from which the axis is logarithmic

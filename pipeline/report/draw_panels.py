@@ -15,6 +15,7 @@ import matplotlib  # noqa: E402 - after its logger is quiet
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
+from pipeline.experiment.point_label import format_figure  # noqa: E402
 from pipeline.report.plot_data import (  # noqa: E402
     REFERENCE,
     BarPanel,
@@ -24,7 +25,6 @@ from pipeline.report.plot_data import (  # noqa: E402
     Series,
     format_x,
 )
-from pipeline.report.point_labels import format_figure  # noqa: E402
 
 WIDTH, HEIGHT = 360, 250  # of a panel of lines, in px; it is as wide as a phone
 BAR_HEIGHT, BAR_MARGINS = 33, 54  # a bar with its label above it; title and axis

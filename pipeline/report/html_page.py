@@ -18,13 +18,13 @@ import jinja2
 import msgspec
 
 from pipeline.experiment.outcomes import CollectedOutcomes, PointOutcome
+from pipeline.experiment.point_label import describe_point, format_figure, varying_axes
 from pipeline.experiment.record import Record
 from pipeline.report.answers import Answers
 from pipeline.report.build_tables import Tables
 from pipeline.report.display_tables import MAX_ROWS, DisplayOptions, DisplayTable, display_tables
 from pipeline.report.plot_data import AxisValues, Plot, PlotSource, axis_values
 from pipeline.report.plot_registry import build_plots
-from pipeline.report.point_labels import describe_point, format_figure, varying_axes
 from pipeline.report.row_types import CostRow, Row
 from pipeline.system import files
 from pipeline.system.errors import pluralize

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from pipeline.experiment.outcomes import PointOutcome
+from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_figure, varying_axes
 from pipeline.experiment.spec import AXES
-from pipeline.report.point_labels import EFFORT_AXES, describe_point, format_figure, varying_axes
 
 FlatRow = Mapping[str, Any]
 AxisValues = tuple[str, ...]

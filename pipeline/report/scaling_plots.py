@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from pipeline.experiment.point_label import describe_axis
 from pipeline.report.plot_data import (
     MAX_SERIES,
     FlatRow,
@@ -14,7 +15,6 @@ from pipeline.report.plot_data import (
     make_series,
     note_on_number,
 )
-from pipeline.report.point_labels import describe_axis
 
 
 def batch_size_plots(source: PlotSource) -> Iterator[Plot]:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from pipeline.analysis.pooling import PooledPoint, median_window_s, pool_outcomes
+from pipeline.experiment.point_label import EFFORT_AXES, describe_point, varying_axes
 from pipeline.report.plot_data import MAX_BARS, BarPanel, Plot, PlotSource, axes_of, axis_values, evenly, note_on_number
-from pipeline.report.point_labels import EFFORT_AXES, describe_point, varying_axes
 
 EXPOSED = "exposed communication"
 BACKWARD_AND_MORE = "backward with communication"

@@ -69,7 +69,7 @@ def test_q3_splits_a_step_by_part_and_takes_exposed_communication_out_of_backwar
     double = timed_record(make_spec(strategy="ddp", num_gpus=2), 4)
     panel = plots_of(single, double, *communication_records())["q3"].panels[0]
     assert isinstance(panel, BarPanel)
-    assert panel.bars == ("single, 1 GPU", "ddp, 2 GPUs")
+    assert panel.bars == ("single 1 GPU", "ddp 2 GPUs")
     assert panel.totals_ms == pytest.approx([4000 / 391, 4000 / 196])
     shares = {part: values[0] for part, values in panel.parts.items()}
     expected = {"data": 0.0625, "copy": 0.09375, "forward": 0.28125, "backward": 0.46875, "optimizer": 0.09375}

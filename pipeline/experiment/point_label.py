@@ -3,7 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.experiment.spec import AXES
+import msgspec
+
+from pipeline.experiment.spec import AXES, Spec
+
+NAMING_AXES = ("strategy", "num_gpus", "batch_size_per_gpu")  # in every label of a point
 
 EFFORT_AXES = ("epochs", "windows", "max_steps", "num_nodes")  # how long and where a point ran; not what it is
 WORDS = {
@@ -33,8 +37,26 @@ def varying_axes(rows: Iterable[Mapping[str, Any]], without: Sequence[str] = ())
 
 
 def describe_point(row: Mapping[str, Any], axes: Sequence[str]) -> str:
-    """Return the row's values of these axes in words: `ddp, 2 GPUs, 128 per GPU`."""
-    return ", ".join(filter(None, (describe_axis(axis, row[axis]) for axis in axes)))
+    """Return the row's values of these axes in words: `ddp 2 GPUs, 128 per GPU`."""
+    parts = {axis: describe_axis(axis, row[axis]) for axis in axes}
+    if "strategy" in parts and "num_gpus" in parts:
+        parts["strategy"] += f" {parts.pop('num_gpus')}"
+    text = ", ".join(filter(None, parts.values()))
+    return text.replace("GPUs", "processes").replace("GPU", "process") if row.get("device") == "cpu" else text
+
+
+def point_labels(points: Sequence[Spec]) -> dict[str, str]:
+    """Return run id -> the name of the point among these: strategy, GPUs and batch, and the other axes that vary.
+
+    A value that is off or not set is left out.
+    """
+    rows = {spec.run_id(): msgspec.structs.asdict(spec) for spec in points}
+    axes = (*NAMING_AXES, *varying_axes(rows.values(), NAMING_AXES))
+
+    def is_set(value: object) -> bool:
+        return value is not None and value is not False and value != ()
+
+    return {run_id: describe_point(row, [axis for axis in axes if is_set(row[axis])]) for run_id, row in rows.items()}
 
 
 def describe_axis(axis: str, value: Any) -> str:
