@@ -1,30 +1,56 @@
 """Print the state of every point, and the reason if it waits or failed.
 
     python -m pipeline.status outputs/
+    python -m pipeline.status outputs/ --watch
 
 Exit codes: 0 success, 1 with --strict if a point has no result, 2 the folder cannot be read, 3 it has no experiment.
 """
 
 import argparse
+import contextlib
+import importlib.util
 import json
+import os
+import shutil
+import sys
+import textwrap
+import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
-from pipeline.system.errors import EXIT_USAGE, CommandError, log_line, replace_control_characters
+from pipeline.system.errors import EXIT_USAGE, CommandError, format_duration, log_line, replace_control_characters
 
 if TYPE_CHECKING:
+    from pipeline.experiment.folder import Experiment
     from pipeline.submission.read_progress import PointProgress
+
+RESULTS = ("ok", "oom")
+WIDE = 10_000  # columns: lines are not wrapped where nobody reads them on a terminal
+
+
+class ExperimentProgress(NamedTuple):
+    """An experiment and the progress of its points."""
+
+    experiment: "Experiment"
+    points: "list[PointProgress]"
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = build_parser("status", __doc__)
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
+    parser.add_argument("--all", dest="shows_all", action="store_true", help="list also the points that have a result")
+    watch = "show the states until no point is queued or running: live on a terminal (needs rich), else as they change"
+    parser.add_argument("--watch", action="store_true", help=watch)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--strict", action="store_true", help="exit 1 if a point has no result, or if anyone may write")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.watch and arguments.json:
+        parser.error("--watch and --json exclude each other")
+    return arguments
 
 
 def main() -> int:
@@ -32,40 +58,89 @@ def main() -> int:
     arguments = parse_arguments()
     # imported after the command line is parsed, so that --help answers at once
     from pipeline.experiment.folder import find_experiments, warn_of_open_folders
-    from pipeline.submission.read_progress import read_progress
 
     unreadable: list[Exception] = []
-    progress_by_name, without_manifest = {}, []
     found = find_experiments(arguments.folder, unreadable.append)
     is_open = warn_of_open_folders(found.values()) > 0
+    progress = read_experiments(found, unreadable)
+    if not progress and unreadable:
+        return EXIT_USAGE
+    if not progress:
+        problem = f"no manifest under {arguments.folder}; submit an experiment first."
+        raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
+    if arguments.json:
+        described = {name: [point_as_json(point) for point in part.points] for name, part in progress.items()}
+        print(json.dumps({"experiments": described}, indent=1))
+    elif arguments.watch:
+        progress = watch({name: found[name] for name in progress}, shows_all=arguments.shows_all)
+    else:
+        print(render_all(progress, shows_all=arguments.shows_all))
+    if unreadable:
+        return EXIT_USAGE
+    has_gaps = any(point.state.word not in RESULTS for part in progress.values() for point in part.points)
+    return errors.EXIT_GAPS if arguments.strict and (has_gaps or is_open) else errors.EXIT_OK
+
+
+def read_experiments(
+    found: "Mapping[str, Experiment]", unreadable: list[Exception] | None = None
+) -> dict[str, ExperimentProgress]:
+    """Return the progress of every experiment that has a manifest.
+
+    Log the others, and append errors to `unreadable`; without it raise them. Raises CommandError (scheduler).
+    """
+    from pipeline.submission.read_progress import read_progress
+
+    progress = {}
     for name, experiment in found.items():
         try:
             manifest = experiment.read_manifest()
-            if manifest is None:
-                without_manifest.append(name)
+            if manifest is not None:
+                progress[name] = ExperimentProgress(experiment, read_progress(experiment, manifest))
             else:
-                progress_by_name[name] = read_progress(experiment, manifest)
+                log_line(f"Notice: {name} has no manifest, which lists the expected points; collect shows its records.")
         except (CommandError, OSError) as error:  # continue with the other experiments
-            if isinstance(error, CommandError) and error.code != EXIT_USAGE:
+            if unreadable is None or (isinstance(error, CommandError) and error.code != EXIT_USAGE):
                 raise
             log_line(f"error: {error}")
             unreadable.append(error)
-    if not progress_by_name and unreadable:
-        return EXIT_USAGE
-    if not progress_by_name:
-        problem = f"no manifest under {arguments.folder}; submit an experiment first."
-        raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
-    for name in without_manifest:
-        log_line(f"Notice: {name} has no manifest, which lists the expected points; collect shows its records.")
-    if arguments.json:
-        described = {name: [point_as_json(point) for point in points] for name, points in progress_by_name.items()}
-        print(json.dumps({"experiments": described}, indent=1))
-    else:
-        print("\n\n".join(render_status(name, points) for name, points in progress_by_name.items()))
-    if unreadable:
-        return EXIT_USAGE
-    has_gaps = any(point.state.word not in ("ok", "oom") for points in progress_by_name.values() for point in points)
-    return errors.EXIT_GAPS if arguments.strict and (has_gaps or is_open) else errors.EXIT_OK
+    return progress
+
+
+def watch(found: "Mapping[str, Experiment]", *, shows_all: bool) -> dict[str, ExperimentProgress]:
+    """Show the states until no point is queued, running or settling; return the last progress.
+
+    A live table on a terminal with rich; else the text, each time when a state has changed.
+    """
+    from pipeline.submission.read_progress import FIRST_POLL_S, LAST_POLL_S
+
+    poll_s, last_states = FIRST_POLL_S, None
+    with open_screen() as show:
+        while True:
+            progress = read_experiments(found)
+            points = [point for part in progress.values() for point in part.points]
+            states = [(point.spec.run_id(), point.state.word, point.rerun) for point in points]
+            if show is not print or states != last_states:
+                show(render_all(progress, shows_all=shows_all))
+            if not any(point.is_in_flight or point.state.word in ("settling", "unknown") for point in points):
+                return progress
+            poll_s = FIRST_POLL_S if states != last_states else min(LAST_POLL_S, poll_s * 2)
+            last_states = states
+            sys.stdout.flush()
+            time.sleep(poll_s)
+
+
+@contextlib.contextmanager
+def open_screen() -> Iterator[Callable[[str], None]]:
+    """Yield the function that shows a text in place of the text before; `print` where that cannot be done."""
+    is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    if not is_terminal or importlib.util.find_spec("rich") is None:
+        yield print
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(auto_refresh=False) as live:
+        yield lambda text: live.update(Text(text), refresh=True)
 
 
 def point_as_json(progress: "PointProgress") -> dict[str, Any]:
@@ -78,20 +153,91 @@ def point_as_json(progress: "PointProgress") -> dict[str, Any]:
         "reason": progress.state.reason,
         "job": None if progress.job is None else job_text(progress.job),
         "log": str(progress.log) if progress.log else None,
+        "rerun": None if progress.rerun is None else progress.rerun._asdict(),
+        "started_unix_s": progress.started_unix_s,
     }
 
 
-def render_status(name: str, points: "list[PointProgress]") -> str:
-    """Return a summary line of the experiment and a line for each point."""
-    counts = Counter(point.state.word for point in points)
-    total = ", ".join(f"{count} {word}" for word, count in counts.most_common())
-    width = max((len(point.state.word) for point in points), default=0)
-    lines = [f"{name}: {errors.pluralize(len(points), 'point')}: {total}"]
-    for point in points:
-        why = f"  {point.state.reason}" if point.state.reason else ""
-        log = f"  [{point.log}]" if point.log and point.state.word not in ("ok", "oom", "pending", "running") else ""
-        lines.append(f"  {point.state.word:<{width}}  {point.spec.run_id()}{why}{log}".replace("\n", " "))
+def render_all(progress: Mapping[str, ExperimentProgress], *, shows_all: bool) -> str:
+    """Return the text of all experiments, no wider than the terminal, if there is one."""
+    width = shutil.get_terminal_size((WIDE, 0)).columns
+    return "\n\n".join(render_experiment(*part, shows_all=shows_all, width=width) for part in progress.values())
+
+
+def render_experiment(
+    experiment: "Experiment", points: "Sequence[PointProgress]", *, shows_all: bool = False, width: int = WIDE
+) -> str:
+    """Return the counts of the states, and a line for each point without a result or, with `shows_all`, for every one.
+
+    A line that is wider than `width` columns goes on below.
+    """
+    from pipeline.experiment.point_label import point_labels
+    from pipeline.submission.gpu_hours_estimate import predict_durations_s
+
+    counts = Counter(point.state.word for point in points).most_common()
+    again = sum(point.rerun is not None for point in points)
+    total = ", ".join(
+        [*(f"{count} {word}" for word, count in counts), *([f"{again} being run again"] if again else [])]
+    )
+    lines = [f"{experiment.folder}: {errors.pluralize(len(points), 'point')}: {total}"]
+    labels = point_labels([point.spec for point in points])
+    running = [point.spec for point in points if point.started_unix_s is not None]
+    expected_s = predict_durations_s(running, experiment.folder.parent, gpu_of(points)) if running else {}
+    shown = [point for point in points if shows_all or is_worth_a_line(point)]
+    state_width = max((len(point.state.word) for point in shown), default=0)
+    label_width = max((len(labels[point.spec.run_id()]) for point in shown), default=0)
+    for point in shown:
+        run_id = point.spec.run_id()
+        details = "  ".join(describe_progress(point, expected_s.get(run_id))).replace("\n", " ")
+        start = f"  {point.state.word:<{state_width}}  "
+        line = f"{start}{labels[run_id]:<{label_width}}  {details}".rstrip()
+        if len(line) <= width:
+            lines.append(line)
+            continue
+        indent = " " * len(start)
+        for text, first in ((labels[run_id], start), (details, indent)):
+            lines += textwrap.wrap(text, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+    lines += textwrap.wrap(next_command(experiment, points), width, break_on_hyphens=False, break_long_words=False)
     return replace_control_characters("\n".join(lines))
+
+
+def is_worth_a_line(point: "PointProgress") -> bool:
+    """True unless the point has a result and nothing else is to be said of it."""
+    is_quiet = point.state.word == "oom" or (point.state.word == "ok" and not point.state.reason)
+    return point.rerun is not None or not is_quiet
+
+
+def describe_progress(point: "PointProgress", expected_s: float | None) -> Iterator[str]:
+    """Yield the job of an unfinished point, its time so far, its reason, and the log of one that failed."""
+    from pipeline.submission.read_progress import job_text
+
+    if point.job is not None and point.is_in_flight:
+        yield f"job {job_text(point.job)}"
+    if point.started_unix_s is not None:
+        of = f" of about {format_duration(expected_s)}" if expected_s is not None else ""
+        yield format_duration(max(0.0, time.time() - point.started_unix_s)) + of
+    if point.state.reason:
+        yield point.state.reason
+    if point.log and point.state.word not in (*RESULTS, "pending", "running"):
+        yield f"[{point.log}]"
+
+
+def gpu_of(points: "Sequence[PointProgress]") -> str | None:
+    """Return the GPU model that the experiment's records name, None if there is none or there are several."""
+    records = [point.outcome.record for point in points if point.outcome.record is not None]
+    names = {gpu.name for record in records for gpu in record.environment.gpus}
+    return names.pop() if len(names) == 1 else None
+
+
+def next_command(experiment: "Experiment", points: "Sequence[PointProgress]") -> str:
+    """Return how to run the points that have no result and are not in flight, "" if there are none."""
+    gaps = [point for point in points if point.state.word not in RESULTS and not point.is_in_flight]
+    failed = [point for point in gaps if point.outcome.status == "failed"]
+    todo, option = (failed, " with --rerun failed") if failed else (gaps, "")
+    if not todo or any(point.state.word in ("settling", "unknown") for point in todo):
+        return ""
+    which = "failed points" if failed else "points without a record"
+    return f"To run the {which} ({len(todo)}): the submit command of {experiment.folder.name} again{option}."
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ WORDS = {
     "global_batch_size": "{} in all",
     "num_workers": "{} workers",
     "epochs": "{} epochs",
+    "windows": "{} windows",
     "max_steps": "at most {} steps",
     "learning_rate": "learning rate {}",
     "bucket_cap_mb": "buckets of {} MiB",

@@ -39,10 +39,10 @@ def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOption
     command += ["--data", str(options.data.resolve())]
     if options.rerun:
         command += ["--rerun", options.rerun]
-    if options.point_limit_s is not None:
-        command += ["--point-limit-s", str(options.point_limit_s)]
     if options.num_threads != 1:
         command += ["--num-threads", str(options.num_threads)]
+    if options.point_limit_s is not None:
+        command += ["--point-limit-s", str(options.point_limit_s)]
     if options.keep_trace:
         command.append("--keep-trace")
     return command

@@ -219,6 +219,18 @@ def predict_duration_s(spec: Spec, samples: Sequence[CostSample]) -> float | Non
     return statistics.median(seconds) if seconds else None
 
 
+def predict_durations_s(points: Sequence[Spec], outputs: Path, gpu_model: str | None) -> dict[str, float]:
+    """Return run id -> predicted seconds, for the points that have comparable records in this folder."""
+    known = [spec for spec in points if spec.device == "cpu" or gpu_model is not None]
+    found: dict[str, float] = {}
+    for device in get_args(Device):
+        own = [spec for spec in known if spec.device == device]
+        samples = load_cost_samples(own, outputs, gpu_model if device == "cuda" else None)
+        predicted = ((spec, predict_duration_s(spec, samples.get(cost_key(spec), []))) for spec in own)
+        found |= {spec.run_id(): seconds for spec, seconds in predicted if seconds is not None}
+    return found
+
+
 def check_gpu_hours_limit(estimates: Iterable[Estimate], max_gpu_hours: float) -> None:
     """Raise CommandError if the points may take more GPU-hours than the limit, or their time is not bounded."""
     limit = f"--max-gpu-hours {max_gpu_hours:g}"

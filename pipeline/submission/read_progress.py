@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -22,13 +22,15 @@ from pipeline.submission.state_rules import PointState, PositionInElement, decid
 from pipeline.system.errors import CommandError, log_line
 
 LOG_TAIL_BYTES = 16_384
+LOCAL_PREFIX = "here"  # of the launch ids of points that run without Slurm
 FIRST_POLL_S, LAST_POLL_S = 2, 30  # the interval doubles up to the last: frequent queries load the controller
 
 
 class PointProgress(NamedTuple):
     """One point: its recorded outcome, its state, and its job and log if it has them.
 
-    `is_in_flight` is True while a job or a driver may still write a record, even if the point has one already.
+    `is_in_flight` is True while a job or a driver may still write a record, even if the point has one already. `rerun`
+    is its new state while it is being run again. `started_unix_s` is the start of the launch that runs now.
     """
 
     outcome: PointOutcome
@@ -36,6 +38,8 @@ class PointProgress(NamedTuple):
     is_in_flight: bool
     job: JobKey | None
     log: Path | None
+    rerun: PointState | None = None
+    started_unix_s: float | None = None
 
     @property
     def spec(self) -> Spec:
@@ -56,6 +60,8 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
     in_arrays = {run_id for array in arrays for element in array.elements for run_id in element}
     positions = read_element_positions(experiment, manifest, found)
     driver_is_here = not holds_lock and experiment.is_being_submitted()
+    starts = read_launch_starts(experiment, found)
+    running_here = find_running_here(manifest, starts) if driver_is_here else None
     logs = find_logs(experiment, manifest)
     now = datetime.now()
     result = []
@@ -69,6 +75,8 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
         may_publish = job_state is not None and state_rules.is_unfinished(job_state) and position != "passed"
         if outcome.status == "missing" and run_id in in_arrays and problem:
             state = PointState("unknown", problem)
+        elif not has_result and run_id == running_here:
+            state = PointState("running", "")
         elif not has_result and run_id not in in_arrays and driver_is_here:
             state = PointState("pending", "a driver on this machine is running or submitting it")
         else:
@@ -78,13 +86,40 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
             state = decide_state_in_element(outcome, job_state, position, was_submitted, tail, now)
         submission = None if job is None or jobs[job].backend != "slurm" else jobs[job]
         has_published = submission is None or (run_id, submission.launch_id_prefix) in positions.published
+        rerun = PointState("running", "") if has_result and run_id == running_here else None
         if may_publish and has_result and not has_published:
             no_record = outcome._replace(status="missing")
             rerun = decide_state_in_element(no_record, job_state, position, True, "", now)
+        if rerun is not None:
             note = f"being run again: {rerun.word}" + (f", {rerun.reason}" if rerun.reason else "")
             state = state._replace(reason=f"{state.reason}; {note}" if state.reason else note)
-        result.append(PointProgress(outcome, state, state.word in state_rules.IN_FLIGHT or may_publish, job, log))
+        is_in_flight = state.word in state_rules.IN_FLIGHT or may_publish or rerun is not None
+        start = starts.get((run_id, submission.launch_id_prefix if submission else LOCAL_PREFIX))
+        started_s = start if "running" in (state.word, rerun.word if rerun else "") else None
+        result.append(PointProgress(outcome, state, is_in_flight, job, log, rerun, started_s))
     return result
+
+
+def read_launch_starts(experiment: Experiment, found: Iterable[Record]) -> dict[tuple[str, str], float]:
+    """Return (run id, launch id prefix) -> the unix time at which its newest launch without a record began."""
+    published = {(record.run_id, record.launch_id) for record in found}
+    starts: dict[tuple[str, str], float] = {}
+    for folder in experiment.scratch_folder.glob("*"):
+        run_id, _, launch_id = folder.name.partition(".")
+        for name in ("point.json", "trial0/point.json") if (run_id, launch_id) not in published else ():
+            with contextlib.suppress(OSError):
+                key = (run_id, launch_id.partition("-")[0])
+                starts[key] = max(starts.get(key, 0.0), (folder / name).stat().st_mtime)
+    return starts
+
+
+def find_running_here(manifest: Manifest, starts: Mapping[tuple[str, str], float]) -> str | None:
+    """Return the run id of the point that the driver on this machine runs now, None between two points."""
+    begun = [submission.submitted_at for submission in manifest.submissions if submission.backend == "local"]
+    since_unix_s = max((datetime.fromisoformat(text).timestamp() for text in begun), default=float("inf"))
+    own = {run_id: start for (run_id, prefix), start in starts.items() if prefix == LOCAL_PREFIX}
+    newest = max(own, key=own.__getitem__, default=None)
+    return newest if newest is not None and own[newest] >= since_unix_s else None
 
 
 def job_text(job: JobKey) -> str:

@@ -44,6 +44,14 @@ def pluralize(number: int, noun: str) -> str:
     return f"{number} {noun}{suffix}"
 
 
+def format_duration(seconds: float) -> str:
+    """Return the seconds for people: 45 s, 2 min 10 s, 1 h 05 min."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
 def shorten_list(names: Sequence[str], most: int) -> str:
     """Return the first `most` names and the number of the others: a, b and 3 more."""
     num_others = len(names) - most

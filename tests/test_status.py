@@ -1,0 +1,125 @@
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Command, without_slurm
+from factories import ROOT, make_experiment, make_record, make_spec
+
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.manifest import start_submission
+from pipeline.experiment.record import Environment, Gpu
+from pipeline.system.errors import format_duration
+
+OK, OOM, FAILED, MISSING = (make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=2**size) for size in range(3, 7))
+
+H100 = Environment(gpus=(Gpu(name="NVIDIA H100"),))
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Experiment:
+    """Points in four states, without Slurm."""
+    found = [
+        make_record(OK, environment=H100),
+        make_record(OOM, status="oom", reason="full"),
+        make_record(FAILED, status="failed", reason="rank 0: lost"),
+    ]
+    return make_experiment(tmp_path / "out" / "mine", *found, missing=[MISSING])
+
+
+@pytest.fixture
+def running(experiment: Experiment) -> Iterator[Experiment]:
+    """A driver runs the first point again, since 75 s."""
+    with experiment.edit_manifest() as manifest:
+        submission = start_submission("s" * 8, "local")
+        submission.submitted_at = "2020-01-01T00:00:00Z"
+        manifest.submissions.append(submission)
+    started = experiment.launch_folder(OK.run_id(), "here-2")
+    started.mkdir(parents=True)
+    (started / "point.json").write_text("{}")
+    os.utime(started / "point.json", (time.time() - 75,) * 2)
+    with experiment.submission_lock():
+        yield experiment
+
+
+def test_counts_come_first_and_then_what_has_no_result(
+    pipeline: Command, experiment: Experiment, tmp_path: Path
+) -> None:
+    head, failed, missing, todo = pipeline("status", experiment.folder, env=without_slurm(tmp_path)).stdout.splitlines()
+    assert head == f"{experiment.folder}: 4 points: 1 ok, 1 oom, 1 failed, 1 missing"
+    assert failed == "  failed   ddp 2 GPUs, 32 per GPU  rank 0: lost"
+    assert missing == "  missing  ddp 2 GPUs, 64 per GPU  no record"
+    assert "--rerun failed" in todo
+    everything = pipeline("status", experiment.folder, "--all", env=without_slurm(tmp_path)).stdout
+    assert "ok       ddp 2 GPUs, 8 per GPU\n" in everything
+    assert "oom      ddp 2 GPUs, 16 per GPU  full\n" in everything
+
+
+def test_a_point_that_is_run_again_shows_its_old_result_and_its_new_state(
+    pipeline: Command, running: Experiment, tmp_path: Path
+) -> None:
+    text = pipeline("status", running.folder, env=without_slurm(tmp_path)).stdout
+    (line,) = [line for line in text.splitlines() if "8 per GPU" in line]
+    assert line.startswith("  ok ")
+    assert line.endswith("being run again: running")
+    assert "1 min 1" in line  # 75 s and what the command took
+    answer = pipeline("status", running.folder, "--json", env=without_slurm(tmp_path)).stdout
+    states = json.loads(answer)["experiments"]["mine"]
+    assert [part["rerun"] for part in states] == [{"word": "running", "reason": ""}, None, None, None]
+    assert [part["state"] for part in states] == ["ok", "oom", "failed", "pending"]
+    assert 75 <= time.time() - states[0]["started_unix_s"] < 200
+
+
+def test_the_time_so_far_stands_beside_what_an_earlier_record_took(
+    pipeline: Command, running: Experiment, tmp_path: Path
+) -> None:
+    record = make_record(OK, started_at="2026-01-01T00:00:00Z", ended_at="2026-01-01T00:04:00Z", environment=H100)
+    make_experiment(running.folder.parent / "earlier", record)
+    text = pipeline("status", running.folder, env=without_slurm(tmp_path)).stdout
+    assert " of about 4 min 00 s" in text
+
+
+@pytest.mark.parametrize("columns", [40, 60])
+def test_no_line_is_wider_than_the_terminal(
+    pipeline: Command, experiment: Experiment, tmp_path: Path, columns: int
+) -> None:
+    env = without_slurm(tmp_path, COLUMNS=str(columns))
+    lines = pipeline("status", experiment.folder, "--all", env=env).stdout.splitlines()[1:]
+    assert max(map(len, lines)) <= columns
+    assert any("rank 0: lost" in line for line in lines)
+
+
+def test_off_a_terminal_watching_prints_each_state_once_and_ends_with_the_last_point(
+    pipeline: Command, experiment: Experiment, tmp_path: Path
+) -> None:
+    watched = pipeline("status", experiment.folder, "--watch", "--strict", env=without_slurm(tmp_path))
+    once = pipeline("status", experiment.folder, "--strict", env=without_slurm(tmp_path))
+    assert (watched.returncode, watched.stdout) == (once.returncode, once.stdout) == (1, once.stdout)
+
+
+@pytest.mark.parametrize(("terminal", "is_live"), [("xterm", True), ("dumb", False)])
+def test_a_terminal_shows_a_live_table_unless_it_cannot(
+    experiment: Experiment, tmp_path: Path, terminal: str, is_live: bool
+) -> None:
+    pytest.importorskip("rich")
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "pipeline.status", str(experiment.folder), "--watch"]
+    env = without_slurm(tmp_path, TERM=terminal, COLUMNS="200")
+    subprocess.run(command, cwd=ROOT, env=env, stdout=slave, stderr=subprocess.DEVNULL, timeout=60, check=True)
+    os.close(slave)
+    text = os.read(master, 100_000).decode()
+    os.close(master)
+    assert "ddp 2 GPUs, 32 per GPU" in text
+    assert ("\x1b[" in text) == is_live
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0 s"), (59.6, "1 min 00 s"), (130, "2 min 10 s"), (3900, "1 h 05 min")]
+)
+def test_a_duration_is_written_for_people(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
