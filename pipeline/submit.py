@@ -11,6 +11,7 @@ configured and does not answer.
 import argparse
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,6 +147,7 @@ def print_plan(
 ) -> None:
     """Print the plan, and log why --max-gpu-hours would refuse it."""
     from pipeline.experiment.folder import Experiment
+    from pipeline.experiment.packing import pack_elements
     from pipeline.submission import dry_run, plan
     from pipeline.submission.gpu_hours_estimate import check_gpu_hours_limit
 
@@ -153,8 +155,13 @@ def print_plan(
     selection = plan.select_points(grid.points, experiment, submit_options)
     arrays = plan.plan_arrays(selection.todo, grid.resources, cluster, submit_options)
     options = read_launch_options(arguments, grid.resources.time_min() * 60, plan.num_cpu_threads(grid, cluster))
-    described = dry_run.describe_plan(experiment, cluster, selection, arrays, options, arguments.prologue, estimates)
+    here = pack_elements(selection.todo, submit_options.points_per_element) if cluster.kind == "local" else []
+    described = dry_run.describe_plan(
+        experiment, cluster, selection, arrays, options, arguments.prologue, estimates, here
+    )
     print(json.dumps(described, indent=1) if arguments.json else dry_run.render_plan(described))
+    if selection.todo:
+        log_line("Next: the same command without --dry-run")
     if arguments.max_gpu_hours is not None:
         try:
             check_gpu_hours_limit(estimates, arguments.max_gpu_hours)
@@ -200,16 +207,23 @@ def submit_or_run(
     print(f"folder {experiment.folder}")
     if cluster.kind == "slurm":
         if not arguments.wait:
+            log_line(f"Next: {command('status', experiment.folder)} --watch")
             return EXIT_OK
         read_progress.wait_until_finished(experiment)
     run_ids = plan.selected_run_ids(grid.points, submit_options.only)
     expected = [spec for spec in grid.points if spec.run_id() in run_ids] if arguments.wait else selection.todo
     num_gaps = read_progress.count_gaps(experiment, expected)
     if not num_gaps:
+        log_line(f"Next: {command('collect', experiment.folder)}")
         return EXIT_OK
-    points, status = pluralize(len(expected), "point"), f"python -m pipeline.status {experiment.folder}"
-    log_line(f"{num_gaps} of {points} have no result; see {status}")
+    points = pluralize(len(expected), "point")
+    log_line(f"{num_gaps} of {points} have no result; see {command('status', experiment.folder)}")
     return errors.EXIT_GAPS
+
+
+def command(name: str, folder: Path) -> str:
+    """Return the command line for this folder, to be typed next."""
+    return f"python -m pipeline.{name} {shlex.quote(str(folder))}"
 
 
 def stage_data(points: "Sequence[Spec]", folder: Path) -> None:

@@ -1,11 +1,12 @@
 """The plan of a submission as a dry run prints it, as text or as JSON."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.spec import non_default_fields
+from pipeline.experiment.spec import Spec, non_default_fields
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.submission import batch_script
 from pipeline.submission.gpu_hours_estimate import Estimate
@@ -21,8 +22,9 @@ def describe_plan(
     options: LaunchOptions,
     prologue: Path | None,
     estimates: Sequence[Estimate],
+    elements_here: Sequence[Sequence[Spec]],
 ) -> dict[str, Any]:
-    """Return the plan as `--dry-run --json` prints it."""
+    """Return the plan as `--dry-run --json` prints it; `elements_here` are those that would run on this machine."""
     described = []
     for index, array in enumerate(arrays):
         run_ids = [[spec.run_id() for spec in element] for element in array.elements]
@@ -47,6 +49,10 @@ def describe_plan(
         "skipped": selection.skipped,
         "cost": [estimate.as_row() for estimate in estimates],
         "arrays": described,
+        "commands": [
+            shlex.join(launch_command(experiment.manifest_path, run_ids, options.for_element(len(run_ids))))
+            for run_ids in ([spec.run_id() for spec in element] for element in elements_here)
+        ],
     }
 
 
@@ -58,6 +64,8 @@ def render_plan(plan: dict[str, Any]) -> str:
         fields = " ".join(f"{axis}={value}" for axis, value in point.items() if axis != "run_id")
         lines.append(f"  {point['run_id']}  {fields}")
     lines += [row["note"] for row in plan["cost"]]
+    if plan["place"] == "local":
+        return "\n".join([*lines, *(["", "one after another:"] if plan["commands"] else []), *plan["commands"]])
     for index, array in enumerate(plan["arrays"]):
         lines += ["", f"array {index}: {pluralize(len(array['elements']), 'element')}"]
         lines += [f"  {notice}" for notice in array["notices"]]

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import statistics
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -17,7 +18,7 @@ from pipeline.system.errors import CommandError, pluralize, replace_control_char
 
 CostKey = tuple[object, ...]
 
-MAX_RECORDS = 3  # named in a sentence
+MAX_FOLDERS = 3  # named in a sentence
 BRAND = re.compile(r"nvidia|tesla|geforce|quadro|rtx|gtx")  # words of a GPU's name that do not identify its model
 FORM = re.compile(r"sxm\d?|pcie|hbm\d\w?|\d+gb")  # words for its form factor and memory
 
@@ -68,7 +69,9 @@ class Estimate(NamedTuple):
             return f"{unit} unknown: {self.why_unknown()}{most}"
         known = f"{unit}: about {format_hours(self.hours)} for {self.num_estimated} of {self.num_points} points"
         on = f" on {self.gpu}" if self.gpu else ""
-        by = f", from {pluralize(len(self.records), 'earlier record')}{on} ({shorten_list(self.records, MAX_RECORDS)})"
+        counts = Counter(record.rpartition("/")[0] for record in self.records)
+        folders = shorten_list([f"{count} in {name}" for name, count in counts.items()], MAX_FOLDERS)
+        by = f", from {pluralize(len(self.records), 'earlier record')}{on} ({folders})"
         others = f"; {self.num_unknown} have no comparable record{most}" if self.num_unknown else ""
         return f"{known}{by}{others}"
 

@@ -1,7 +1,6 @@
 """Run the points on this machine: one process for each element, one element after another, with progress."""
 
 import contextlib
-import itertools
 import os
 import subprocess
 import time
@@ -12,36 +11,41 @@ from pathlib import Path
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import start_submission
+from pipeline.experiment.point_label import point_labels
 from pipeline.experiment.spec import Spec
 from pipeline.runner.launch_options import PYTHONPATH_ROOT, LaunchOptions, launch_command
-from pipeline.system.errors import log_line
-from pipeline.system.host import die_with_parent
+from pipeline.submission.gpu_hours_estimate import predict_durations_s
+from pipeline.submission.local_progress import LocalProgress
+from pipeline.submission.read_progress import read_log_tail
+from pipeline.system.host import die_with_parent, gpu_names
 
 RECORD_POLL_S = 0.2
 
 
 def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], options: LaunchOptions) -> None:
-    """Run the elements one after another, as one submission, and log the outcome of every point."""
+    """Run the elements one after another, as one submission, and show the progress of every point."""
     if not elements:
         return
     submission = start_submission(uuid.uuid4().hex, "local")
     with experiment.edit_manifest() as manifest:
         manifest.submissions.append(submission)
+        labels = point_labels(manifest.points)
     folder = experiment.log_folder(submission.id)
     folder.mkdir(mode=0o700, parents=True)
-    numbers, total = itertools.count(1), sum(len(element) for element in elements)
+    specs, gpus = [spec for element in elements for spec in element], gpu_names()
+    gpu_model = gpus.pop() if len(gpus) == 1 else None
+    progress = LocalProgress(specs, labels, predict_durations_s(specs, experiment.folder.parent, gpu_model))
     for element in elements:
         num_before = {spec: num_attempts(experiment, spec) for spec in element}
         log = open_log(folder, element)
         with launch_process(experiment, element, log, options) as process:
             for spec in element:
-                started_s = time.monotonic()
-                progress = f"[{next(numbers)}/{total}] {spec.run_id()}"
-                log_line(f"{progress}: running")
+                progress.begin(spec)
                 while process.poll() is None and num_attempts(experiment, spec) == num_before[spec]:
+                    if progress.is_terminal:
+                        progress.show_epochs(spec, read_log_tail(log, since=f"{spec.run_id()}: starting"))
                     time.sleep(RECORD_POLL_S)
-                outcome = latest_status_line(experiment, spec, num_before[spec]) or f"no record; see {log}"
-                log_line(f"{progress}: {outcome} after {time.monotonic() - started_s:.0f} s")
+                progress.end(spec, latest_status_line(experiment, spec, num_before[spec]) or f"no record; see {log}")
 
 
 def open_log(folder: Path, element: Sequence[Spec]) -> Path:

@@ -24,6 +24,7 @@ from pipeline.experiment.learning_rate import epoch_learning_rates, learning_rat
 from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch
 from pipeline.experiment.record import MAX_RANK_EPOCHS, MAX_STEP_TIMES
 from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Spec
+from pipeline.system.errors import log_line
 from pipeline.training import device_memory, process_group
 from pipeline.training.gpu_checks import AMPERE
 from pipeline.training.models import build_model
@@ -97,9 +98,21 @@ def run_epochs(
         tested = evaluate(bare_model, test_images, rank, batch_size) if test_images else (None, None)
         epochs.append(summarize_epoch(epoch_number, spec, gathered, *tested))
         series.append([part.parts_ns for part in gathered])
+        if rank.rank == 0:  # between two epochs, where no clock runs
+            log_line(describe_epoch(epochs[-1], spec.epochs))
         if may_stop_now(spec, epochs):
             break
     return epochs, series
+
+
+def describe_epoch(epoch: Epoch, num_epochs: int) -> str:
+    """Return the epoch as a line of the log, from which the driver reads its number and its time."""
+    slowest = epoch.slowest_rank
+    time_s = (slowest.epoch_time_ns if slowest else None) or 0
+    loss = "diverged" if epoch.loss is None else f"loss {epoch.loss:.4g}"
+    accuracies = {"accuracy": epoch.accuracy, "test accuracy": epoch.test_accuracy}
+    shown = [f", {name} {value:.1%}" for name, value in accuracies.items() if value is not None]
+    return f"epoch {epoch.epoch} of {num_epochs}: {time_s / 1e9:.4g} s, {loss}{''.join(shown)}"
 
 
 def may_stop_now(spec: Spec, epochs: Sequence[Epoch]) -> bool:

@@ -1,9 +1,11 @@
 """What a dry run prints of the arrays that a submission would make."""
 
 import json
+import shlex
 from pathlib import Path
 
 from conftest import Command, without_slurm
+from factories import ROOT
 
 
 def test_a_dry_run_shows_the_batch_script_of_every_array(pipeline: Command, tmp_path: Path) -> None:
@@ -47,3 +49,16 @@ def test_repeats_are_added_to_any_grid_and_the_first_is_the_point_itself(pipelin
     ids = {point["run_id"] for point in thrice}
     assert len(ids) == len(thrice) == 3 * len(once)
     assert {point["run_id"] for point in once} < ids
+
+
+def test_without_slurm_a_dry_run_shows_the_commands_that_would_run(pipeline: Command, tmp_path: Path) -> None:
+    grid = ("submit", "--grid", "smoke", "--set", "device=cpu", "--outputs", tmp_path, "--cluster", "local")
+    answer = pipeline(*grid, "--dry-run")
+    assert "#SBATCH" not in answer.stdout
+    plan = json.loads(pipeline(*grid, "--dry-run", "--json").stdout)
+    commands = [line for line in answer.stdout.splitlines() if " -m pipeline.launch " in line]
+    assert commands == plan["commands"]
+    assert [shlex.split(line)[-3:] for line in commands] == [
+        [point["run_id"], "--data", str(ROOT / "data")] for point in plan["points"]
+    ]
+    assert "Next: the same command without --dry-run" in answer.stderr
