@@ -12,9 +12,10 @@ PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
 .PHONY: run check test test-fast lint bench bench-gpu jobs words slurm browser
 
 run: $(VENV)/.installed
-	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable
+	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4
 	python -m pipeline.collect outputs/smoke
-	@echo "The report lies in outputs/smoke/report.md" >&2
+	@echo "Report: outputs/smoke/report.html" >&2
+	@echo "Next:   python -m pipeline.submit --grid scaling --dry-run" >&2
 
 test: $(VENV)/.installed-test slurm browser
 	$(PYTEST)

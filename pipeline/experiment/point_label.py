@@ -1,5 +1,6 @@
 """Names of points for people: the axes in which points differ, in words."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -49,15 +50,19 @@ def describe_point(row: Mapping[str, Any], axes: Sequence[str]) -> str:
 def point_labels(points: Sequence[Spec]) -> dict[str, str]:
     """Return run id -> the name of the point among these: strategy, GPUs and batch, and the other axes that vary.
 
-    A value that is off or not set is left out.
+    A value that is off, not set or the usual measure is left out, and so is the effort unless it tells points apart.
     """
     rows = {spec.run_id(): msgspec.structs.asdict(spec) for spec in points}
     axes = (*NAMING_AXES, *varying_axes(rows.values(), NAMING_AXES))
 
-    def is_set(value: object) -> bool:
-        return value is not None and value is not False and value != ()
+    def describe(row: Mapping[str, Any], without: Sequence[str]) -> str:
+        usual = (None, (), row["measure"] == "epochs" and "epochs")
+        shown = [axis for axis in axes if axis not in without and not any(row[axis] is value for value in usual)]
+        return describe_point(row, [axis for axis in shown if row[axis] is not False])
 
-    return {run_id: describe_point(row, [axis for axis in axes if is_set(row[axis])]) for run_id, row in rows.items()}
+    names = {run_id: describe(row, EFFORT_AXES) for run_id, row in rows.items()}
+    counts = Counter(names.values())
+    return {run_id: name if counts[name] == 1 else describe(rows[run_id], ()) for run_id, name in names.items()}
 
 
 def describe_axis(axis: str, value: Any) -> str:

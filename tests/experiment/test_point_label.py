@@ -38,3 +38,12 @@ def test_a_point_is_named_by_its_gpus_and_batch_and_by_what_varies(
 def test_no_two_points_have_one_name(values: list[tuple[bool, int, int | None]]) -> None:
     points = [make_spec(sync_batchnorm=a, strategy="ddp", repeat=b, max_steps=c) for a, b, c in values]
     assert len(set(point_labels(points).values())) == len(points)
+
+
+def test_how_long_a_point_runs_is_named_only_where_it_tells_points_apart() -> None:
+    quick, slow, other = make_spec(epochs=2), make_spec(epochs=5), make_spec(batch_size_per_gpu=8, epochs=7)
+    assert list(point_labels([quick, slow, other]).values()) == [
+        "single 1 GPU, 128 per GPU, 2 epochs",
+        "single 1 GPU, 128 per GPU, 5 epochs",
+        "single 1 GPU, 8 per GPU",
+    ]
