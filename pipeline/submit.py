@@ -35,6 +35,8 @@ def parse_arguments() -> argparse.Namespace:
     """Return the parsed and checked command line."""
     parser = build_parser("submit", __doc__)
     parser.add_argument("--grid", required=True, help="the name of a shipped grid, or a path to a grid file")
+    naming = "the experiment's folder below --outputs (default: the grid's name); use one for each set of --set"
+    parser.add_argument("--name", help=naming)
     add_point_arguments(parser)
     printing = "print points, arrays and batch scripts; write nothing"
     repeats = "run every point N times, each in new processes (repeat=0 to N-1)"
@@ -110,6 +112,8 @@ def main() -> int:
     todo = plan.select_points(grid.points, experiment, submit_options).todo
     points, left_out = plan.drop_unsatisfiable(grid.points, todo, cluster, submit_options)
     grid = grid._replace(points=tuple(points))
+    if grid.replaced:
+        log_line(f"--set replaced {'; '.join(grid.replaced)}.")
     for notice in (*cluster.notices, *left_out, *ignored_option_notices(arguments, cluster.kind)):
         log_line(notice)
     estimates: list[Estimate] = []

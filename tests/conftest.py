@@ -17,6 +17,7 @@ from forked_command import run_module
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
+SMALL_GRID = ROOT / "tests" / "recorded" / "small.yaml"
 CPU_SIZE = ("device=cpu", "model=lenet", "dataset=synthetic", "input=synthetic", "num_samples=64")
 
 

@@ -1,12 +1,13 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import CPU_SIZE, Command, assert_refused, everything_in, run_command, without_slurm
-from factories import PLANNED, ROOT, make_experiment, make_record, planned_points, write_grid
+from conftest import CPU_SIZE, SMALL_GRID, Command, assert_refused, everything_in, run_command, without_slurm
+from factories import PLANNED, ROOT, assert_says, make_experiment, make_record, planned_points, write_grid
 from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm
 
 from pipeline import __version__
@@ -197,7 +198,7 @@ def test_a_command_for_a_laptop_or_a_login_node_imports_neither_torch_nor_submit
         "collect": (tmp_path,),
         "status": (tmp_path,),
         "ingest": (ROOT / "tests" / "recorded" / "v100-dp.csv", "--outputs", tmp_path / "y"),
-        "submit": ("--grid", "smoke", "--dry-run", "--set", *CPU_SIZE),
+        "submit": ("--grid", SMALL_GRID, "--dry-run", "--set", *CPU_SIZE),
     }[command]
     imported = imports_of(tmp_path, command, *arguments)
     assert "pipeline" in imported
@@ -238,7 +239,7 @@ def test_every_command_prints_the_version_and_the_commit(name: str) -> None:
 
 
 def test_options_of_slurm_that_change_nothing_here_are_named(pipeline: Command, tmp_path: Path) -> None:
-    submit = ("submit", "--grid", "smoke", "--outputs", tmp_path, "--cluster", "local", "--dry-run")
+    submit = ("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, "--cluster", "local", "--dry-run")
     said = pipeline(*submit, "--set", "device=cpu", "--exclusive", "--partition", "gpu").stderr
     assert "Notice: without Slurm --partition, --exclusive has no effect." in said
     typed = pipeline(*submit, "--set", "device=cpu", "--gpu-type", "a40", "--gres", "--mem", "0").stderr
@@ -255,3 +256,32 @@ def test_the_time_of_a_point_is_idle_without_slurm_unless_others_wait_behind_it(
     packed = pipeline(*asked, "--points-per-element", "2")
     assert "has no effect" not in packed.stderr
     assert "--point-limit-s 300\n" in packed.stdout
+
+
+def test_set_names_what_it_replaced_and_name_gives_each_its_folder(pipeline: Command, tmp_path: Path) -> None:
+    submit = ("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, "--cluster", "local", "--dry-run")
+    answer = pipeline(*submit, "--name", "short", "--set", *CPU_SIZE, "batch_size_per_gpu=8,16", "max_steps=none")
+    (said,) = [line for line in answer.stderr.splitlines() if line.startswith("--set replaced")]
+    assert_says(said, "num_samples 128 -> 64", "batch_size_per_gpu 8, 32, 1024 -> 8, 16", "max_steps None, 3 -> None")
+    assert f"into {tmp_path / 'short'}\n" in answer.stdout
+    assert "--set replaced" not in pipeline(*submit).stderr
+    assert_refused(pipeline(*submit, "--name", "../up"), 2, "--name", "a-z")
+
+
+@pytest.mark.training
+def test_the_smoke_grid_measures_points_of_equal_threads_and_one_that_runs_out_of_memory(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    """As `make run` does, with fewer images and windows."""
+    smaller = ("num_samples=1024", "windows=1", "epochs=2", "device=cpu")
+    options = ("--outputs", tmp_path, "--cluster", "local", "--points-per-element", "4", "--wait")
+    answer = pipeline("submit", "--grid", "smoke", *options, "--set", *smaller)
+    assert answer.returncode == 0, answer.stderr
+    found, rejected = record_store.load_folder(tmp_path / "smoke" / "records")
+    assert (len(found), rejected) == (8, [])
+    assert [record.spec.batch_size_per_gpu for record in found if record.status == "oom"] == [32_768]
+    assert {record.measurement.num_threads for record in found if record.measurement} == {1}
+    assert {record.spec.measure for record in found if record.status == "ok"} == {"epochs", "communication"}
+    log = (tmp_path / "smoke" / "logs").rglob("single-1proc-b32-*.log")
+    assert re.search(r"^epoch 2 of 2: [\d.]+ s, loss [\d.]+, accuracy [\d.]+%$", next(log).read_text(), re.MULTILINE)
+    assert f"Next: python -m pipeline.collect {tmp_path / 'smoke'}" in answer.stderr

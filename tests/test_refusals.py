@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Command, assert_refused, everything_in, run_unprivileged, without_slurm
+from conftest import ROOT, SMALL_GRID, Command, assert_refused, everything_in, run_unprivileged, without_slurm
 from factories import PLANNED, make_experiment, make_record, make_spec, planned_points, write_grid
 from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm
 
@@ -242,23 +242,23 @@ def test_a_launch_by_hand_runs_its_point_whatever_node_a_variable_says_it_is_on(
     pipeline: Command, tmp_path: Path
 ) -> None:
     env = without_slurm(Path(os.environ["PATH"]), SLURM_NODEID="1")
-    answer = pipeline("launch", "--grid", "smoke", "--index", "0", "--outputs", tmp_path, *ONE_POINT, env=env)
+    answer = pipeline("launch", "--grid", SMALL_GRID, "--index", "0", "--outputs", tmp_path, *ONE_POINT, env=env)
     assert answer.returncode == 0, answer.stderr
-    assert len(list(tmp_path.glob("smoke/records/*.json"))) == 1
+    assert len(list(tmp_path.glob("small/records/*.json"))) == 1
 
 
 @pytest.mark.training
 def test_a_launch_id_that_a_point_had_before_is_refused(pipeline: Command, tmp_path: Path) -> None:
     env = without_slurm(Path(os.environ["PATH"]), PIPELINE_LAUNCH_ID="mine")
-    launch = ("launch", "--grid", "smoke", "--index", "0", "--outputs", tmp_path, *ONE_POINT, "--rerun", "all")
+    launch = ("launch", "--grid", SMALL_GRID, "--index", "0", "--outputs", tmp_path, *ONE_POINT, "--rerun", "all")
     assert pipeline(*launch, env=env).returncode == 0
-    (record,) = tmp_path.glob("smoke/records/*.json")
+    (record,) = tmp_path.glob("small/records/*.json")
     run_id = record.name.split(".")[0]
     assert_refused(pipeline(*launch, env=env), 2, run_id, "PIPELINE_LAUNCH_ID", "unset it")
     record.unlink()  # as after a launch that was killed
     assert_refused(pipeline(*launch, env=env), 2, run_id, "PIPELINE_LAUNCH_ID", "unset it")
     assert pipeline(*launch, env={**env, "PIPELINE_LAUNCH_ID": "another"}).returncode == 0
-    assert len(list(tmp_path.glob("smoke/records/*.json"))) == 1
+    assert len(list(tmp_path.glob("small/records/*.json"))) == 1
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import msgspec
 import yaml
 
 from pipeline.experiment.resources import Resources
-from pipeline.experiment.spec import AXES, CIFAR10_SAMPLES, Device, Spec
+from pipeline.experiment.spec import AXES, AXIS_DEFAULTS, CIFAR10_SAMPLES, Device, Spec
 from pipeline.system.errors import CommandError
 from pipeline.system.files import read_bounded
 
@@ -25,11 +25,12 @@ REQUIRED_AXES = ("precision", "input", "num_workers", "dataset", "model")
 
 
 class Grid(NamedTuple):
-    """A grid: its name, its points in the order of the file, and their resources."""
+    """A grid: its name, its points in the order of the file, their resources, and the axes that --set replaced."""
 
     name: str
     points: tuple[Spec, ...]
     resources: Resources
+    replaced: tuple[str, ...] = ()
 
 
 class GridFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -90,7 +91,22 @@ def expand_grid(name_or_path: str, changes: Sequence[str] = (), *, has_gpus: boo
                 raise CommandError(f"grid {file.name!r} has more than {MAX_POINTS} points; split it.")
     if not points:
         raise CommandError(f"grid {file.name!r} has no points; give every axis of a block at least one value.")
-    return Grid(file.name, tuple(points), file.resources)
+    replaced = tuple(describe_override(file, axis, values) for axis, values in overrides.items())
+    return Grid(file.name, tuple(points), file.resources, replaced)
+
+
+def check_grid_name(name: str, what: str = "grid name") -> None:
+    """Raise CommandError for a name that cannot name an experiment's folder."""
+    if not GRID_NAME_PATTERN.fullmatch(name):
+        raise CommandError(f"{what} {name!r} must be 1 to 64 of a-z, 0-9, '-' and '_', since it names a folder.")
+
+
+def describe_override(file: GridFile, axis: str, values: Sequence[Any]) -> str:
+    """Return the axis with the values of the grid that --set replaces, and the new ones: `epochs 2, 8 -> 3`."""
+    default = [file.base[axis]] if axis in file.base else [AXIS_DEFAULTS[axis]]
+    before = [value for block in file.points for value in block.get(axis, default)]
+    shown = dict.fromkeys("not set" if value is msgspec.NODEFAULT else str(value) for value in before)
+    return f"{axis} {', '.join(shown)} -> {', '.join(map(str, values))}"
 
 
 def load_grid_file(name_or_path: str) -> GridFile:
@@ -104,10 +120,7 @@ def load_grid_file(name_or_path: str) -> GridFile:
         raise CommandError(
             f"grid {name_or_path!r} has a value that YAML cannot construct; write plain values."
         ) from error
-    if not GRID_NAME_PATTERN.fullmatch(file.name):
-        raise CommandError(
-            f"grid name {file.name!r} must be 1 to 64 of a-z, 0-9, '-' and '_', since it names a folder."
-        )
+    check_grid_name(file.name)
     check_axes(file.base, f"grid {file.name!r}: base")
     for index, block in enumerate(file.points):
         where = f"grid {file.name!r}: points[{index}]"

@@ -11,7 +11,7 @@ import msgspec
 
 from pipeline.experiment import packing
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.grid import Grid, expand_grid
+from pipeline.experiment.grid import Grid, check_grid_name, expand_grid
 from pipeline.experiment.manifest import MANIFEST_VERSION, Manifest, add_points
 from pipeline.experiment.resources import Resources, ResourceShape, group_by_shape
 from pipeline.experiment.spec import Spec
@@ -44,6 +44,7 @@ class SubmitOptions(NamedTuple):
     rerun: Rerun | None
     skip_unsatisfiable: bool
     is_dry_run: bool
+    name: str | None = None  # of the experiment's folder; None: the grid's
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> "SubmitOptions":
@@ -93,6 +94,9 @@ def expand_submission(submit_options: SubmitOptions) -> Grid:
     """Return the grid with the changes of the command line. Raises CommandError."""
     slurm_request.check_slurm_options(submit_options.slurm_options)
     grid = expand_grid(submit_options.grid, submit_options.overrides, has_gpus=num_visible_gpus() > 0)
+    if submit_options.name is not None:
+        check_grid_name(submit_options.name, "--name")
+        grid = grid._replace(name=submit_options.name)
     if submit_options.time is None:
         return grid
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CPU_SIZE, ROOT, Command, wait_for
+from conftest import CPU_SIZE, ROOT, SMALL_GRID, Command, wait_for
 from factories import make_spec
 
 from pipeline.analysis.telemetry_summary import NodeSamples, read_node_samples
@@ -257,13 +257,13 @@ def test_the_mask_selects_gpus_by_index_or_uuid(mask: str | None, indices: list[
 
 def launch_on_cpu(pipeline: Command, tmp_path: Path, num_samples: int, **env: str) -> dict[str, Any]:
     """Run one CPU point with four samples per step, and return its record."""
-    arguments = ("--grid", "smoke", "--index", "0", "--outputs", tmp_path)
+    arguments = ("--grid", SMALL_GRID, "--index", "0", "--outputs", tmp_path)
     size = [change for change in CPU_SIZE if not change.startswith("num_samples")]
     sizes = (*size, f"num_samples={num_samples}", "batch_size_per_gpu=4", "strategy=single", "num_gpus=1")
     plain = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
     answer = pipeline("launch", *arguments, "--set", *sizes, env={**plain, **env})
     assert answer.returncode == 0, answer.stderr
-    (path,) = tmp_path.glob("smoke/records/*.json")
+    (path,) = tmp_path.glob("small/records/*.json")
     record: dict[str, Any] = json.loads(path.read_text())
     return record
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import submitit
 from cluster import Cluster
-from conftest import CPU_SIZE, Command, wait_for
+from conftest import CPU_SIZE, SMALL_GRID, Command, wait_for
 from factories import write_grid
 from slurm_queue import MIXED, Env, queued, states
 
@@ -33,7 +33,7 @@ def test_arrays_are_cut_to_the_sites_limit_and_a_down_partition_is_named(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
     sizes = ",".join(str(size) for size in range(1, 46))
-    submit = ("submit", "--grid", "smoke", "--outputs", tmp_path, "--partition", "down", "--set", *CPU_SIZE)
+    submit = ("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, "--partition", "down", "--set", *CPU_SIZE)
     points = ("strategy=ddp", "num_gpus=1", "max_steps=null", "epochs=2", f"batch_size_per_gpu={sizes}")
     sent = pipeline(*submit, *points, "--max-parallel", "3", env=on_slurm)
     assert [line.split(": ")[1].split(",")[0] for line in sent.stdout.splitlines()[:-1]] == [
@@ -68,7 +68,7 @@ def test_what_no_node_has_is_refused_by_name_before_anything_is_submitted(
 
 
 def test_a_partition_that_does_not_exist_is_refused(pipeline: Command, on_slurm: Env, tmp_path: Path) -> None:
-    answer = pipeline("submit", "--grid", "smoke", "--outputs", tmp_path, "--partition", "nowhere", env=on_slurm)
+    answer = pipeline("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, "--partition", "nowhere", env=on_slurm)
     assert answer.returncode == 4
     assert "choose --partition from down, high, main" in answer.stderr
 
@@ -77,7 +77,7 @@ def test_a_partition_that_does_not_exist_is_refused(pipeline: Command, on_slurm:
 def test_site_options_that_could_be_more_than_a_name_are_refused(
     pipeline: Command, on_slurm: Env, tmp_path: Path, option: str
 ) -> None:
-    answer = pipeline("submit", "--grid", "smoke", "--outputs", tmp_path, option, env=on_slurm)
+    answer = pipeline("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, option, env=on_slurm)
     assert answer.returncode == 2
     assert len(answer.stderr.splitlines()) == 1 or "\n" in option
 
@@ -101,13 +101,13 @@ def test_the_dry_run_shows_the_script_that_submitit_writes_line_by_line(
 ) -> None:
     prologue = tmp_path / "prologue.sh"
     prologue.write_text('export FROM_PROLOGUE=yes\n[ -n "${UNSET:-}" ] && export OTHER=1\n')  # a test that is false
-    grid = ("--grid", "smoke", "--outputs", tmp_path / "out", "--partition", "down", "--set", "device=cpu")
+    grid = ("--grid", SMALL_GRID, "--outputs", tmp_path / "out", "--partition", "down", "--set", "device=cpu")
     arguments: tuple[str | Path, ...] = (*grid, "--prologue", prologue, *options)
     plan = json.loads(pipeline("submit", *arguments, "--dry-run", "--json", env=on_slurm).stdout)
     assert not (tmp_path / "out").exists()
     assert pipeline("submit", *arguments, env=on_slurm).returncode == 0
-    scripts = sorted((tmp_path / "out").glob("smoke/logs/*/*/*submission.sh"))
-    arrays = json.loads((tmp_path / "out/smoke/manifest.json").read_text())["submissions"][0]["arrays"]
+    scripts = sorted((tmp_path / "out").glob("small/logs/*/*/*submission.sh"))
+    arrays = json.loads((tmp_path / "out/small/manifest.json").read_text())["submissions"][0]["arrays"]
     assert len(scripts) == len(arrays) == len(plan["arrays"]) == 2
     for script, array, planned in zip(scripts, arrays, plan["arrays"], strict=True):
         shown = planned["sbatch"].replace("<submission>", script.parent.parent.name[:8])
@@ -144,7 +144,7 @@ def test_a_controller_that_does_not_answer_ends_with_4_and_never_trains_here(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
     changes = (*CPU_SIZE, "max_steps=null", "epochs=2", "batch_size_per_gpu=8")
-    submit = ("submit", "--grid", "smoke", "--outputs", tmp_path, "--set", *changes)
+    submit = ("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, "--set", *changes)
     sent = pipeline(*submit, "--partition", "down", env=on_slurm)
     assert sent.returncode == 0, sent.stderr
     cluster.stop_controller()
@@ -167,7 +167,7 @@ def test_a_configuration_that_is_absent_is_not_taken_for_no_slurm(
 ) -> None:
     env = {**cluster.env, "SLURM_CONF": str(tmp_path / "nowhere.conf")}
     started_s = time.monotonic()
-    answer = pipeline("submit", "--grid", "smoke", "--outputs", tmp_path, env=env)
+    answer = pipeline("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, env=env)
     assert answer.returncode == 4
     assert time.monotonic() - started_s < 5
 
@@ -175,14 +175,26 @@ def test_a_configuration_that_is_absent_is_not_taken_for_no_slurm(
 def test_a_refused_array_leaves_nothing_behind(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
-    submit = ("submit", "--grid", "smoke", "--outputs", tmp_path, "--set", "device=cpu", "--account", "x", "--qos", "y")
+    submit = (
+        "submit",
+        "--grid",
+        SMALL_GRID,
+        "--outputs",
+        tmp_path,
+        "--set",
+        "device=cpu",
+        "--account",
+        "x",
+        "--qos",
+        "y",
+    )
     env = with_sbatch(tmp_path, on_slurm, "echo 'sbatch: error: Invalid qos specification' >&2; exit 1")
     answer = pipeline(*submit, env=env)
     assert answer.returncode == 4
     assert "Invalid qos specification" in answer.stderr
     assert "Traceback" not in answer.stderr
-    assert not list(tmp_path.glob("smoke/logs/*/*"))
-    manifest = json.loads((tmp_path / "smoke" / "manifest.json").read_text())
+    assert not list(tmp_path.glob("small/logs/*/*"))
+    manifest = json.loads((tmp_path / "small" / "manifest.json").read_text())
     assert [array for submission in manifest["submissions"] for array in submission["arrays"]] == []
 
 
@@ -191,7 +203,7 @@ def test_an_array_that_sbatch_took_and_then_failed_is_not_submitted_twice(
 ) -> None:
     ending = "{real} \"$@\" >/dev/null; echo 'sbatch: error: Socket timed out' >&2; exit 1"
     env = with_sbatch(tmp_path, on_slurm, ending)
-    submit = ("submit", "--grid", "smoke", "--outputs", tmp_path, "--partition", "down", "--set", "device=cpu")
+    submit = ("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, "--partition", "down", "--set", "device=cpu")
     answer = pipeline(*submit, env=env)
     assert answer.returncode == 0, answer.stderr
     assert len(queued(cluster)) == 5
@@ -215,9 +227,9 @@ def test_an_array_is_one_sbatch_and_every_element_runs_its_own_point(
 def test_an_array_whose_driver_died_before_it_was_named_is_found_again(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
-    submit = ("submit", "--grid", "smoke", "--outputs", tmp_path, "--partition", "down", "--set", "device=cpu")
+    submit = ("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, "--partition", "down", "--set", "device=cpu")
     assert pipeline(*submit, env=on_slurm).returncode == 0
-    path = tmp_path / "smoke" / "manifest.json"
+    path = tmp_path / "small" / "manifest.json"
     manifest = json.loads(path.read_text())
     first, second = manifest["submissions"][0]["arrays"]
     number = first["job_id"]
