@@ -42,8 +42,9 @@ class LocalProgress:
         if left_s is None and ended:
             left_s = (total - number) * epoch_s
         full = round(BAR_CHARS * number / total) if total else 0
-        epochs = f"  [{'#' * full}{'.' * (BAR_CHARS - full)}] epoch {number} of {total}" if total else ""
-        text = f"{self._name(spec)}{epochs}  {format_duration(elapsed_s)}{describe_time_left(left_s)}"
+        epochs = f"epoch {number} of {total}, " if total else ""
+        bar = f"  [{'#' * full}{'.' * (BAR_CHARS - full)}]" if total else ""
+        text = f"{self._name(spec)}  {epochs}{format_duration(elapsed_s)}{describe_time_left(left_s)}{bar}"
         most = shutil.get_terminal_size().columns - 1
         print(ERASE_LINE + replace_control_characters(text)[:most], end="", file=sys.stderr, flush=True)
 
