@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.analysis.notes import Note
+from pipeline.experiment.point_label import EFFORT_AXES, describe_point, name_workers, varying_axes
 from pipeline.report.build_tables import Tables
-from pipeline.report.point_labels import EFFORT_AXES, describe_point, name_workers, varying_axes
 from pipeline.report.row_types import CommunicationRow, MemoryRow, Q2Row, Q3Row, Row
 
 SPEEDUPS = ("speedup", "parallel_efficiency", "serial_fraction_karp_flatt")

@@ -18,11 +18,11 @@ from pipeline.analysis.comparison import (
     is_failing,
     time_key,
 )
+from pipeline.experiment.point_label import EFFORT_AXES, describe_point, varying_axes
 from pipeline.report.columns import NOT_STATED
 from pipeline.report.display_tables import STATUS_WORDS
 from pipeline.report.markdown import draw_table, escape_markdown
 from pipeline.report.note_texts import render_notes
-from pipeline.report.point_labels import EFFORT_AXES, describe_point, varying_axes
 from pipeline.system.errors import pluralize
 
 NAMED_AXES = ("strategy", "num_gpus", "batch_size_per_gpu")  # they are said in any case, the others if they vary

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.experiment.outcomes import CollectedOutcomes
+from pipeline.experiment.point_label import EFFORT_AXES, describe_point, name_workers, varying_axes
 from pipeline.report.build_tables import ROW_CLASSES, Tables
 from pipeline.report.columns import NOT_STATED
 from pipeline.report.note_texts import render_note
 from pipeline.report.plot_data import note_on_number
-from pipeline.report.point_labels import EFFORT_AXES, describe_point, name_workers, varying_axes
 from pipeline.report.row_types import Row
 from pipeline.report.table_definitions import (
     EFFICIENCY,
