@@ -3,6 +3,7 @@
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from unittest import mock
 
 import tabulate
 
@@ -20,7 +21,6 @@ UNSAFE_CHARACTERS = re.compile(r"[|<>`\[\]\\]")
 BLOCK_START = re.compile(r"(#{1,6}(?=\s|$)|[-+*](?=\s|$)|>|=+\s*$|-+\s*$|~{3}|[-*_][-*_\s]+$)")
 COMMAND = re.compile(r"(?<!\\)`[^`]*`")
 NUMBERED = re.compile(r"(\d{1,9})(?=[.)](?:\s|$))")
-tabulate.MIN_PADDING = 0  # else headings are two characters wider than their cells need
 VERSIONS = {"torch": "torch", "NCCL": "nccl", "driver": "driver", "commit": "git_commit", "source": "source_digest"}
 
 
@@ -114,7 +114,8 @@ def draw_table(lines: Sequence[Sequence[str]], is_number: Sequence[bool]) -> str
     """Return a table of which the first line is the heading. Numbers stand on the right."""
     heading, *body = lines
     alignment = ["right" if right else "left" for right in is_number]
-    return tabulate.tabulate(body, heading, tablefmt="pipe", disable_numparse=True, colalign=alignment)
+    with mock.patch.object(tabulate, "MIN_PADDING", 0):  # else a heading takes two characters more than it needs
+        return tabulate.tabulate(body, heading, tablefmt="pipe", disable_numparse=True, colalign=alignment)
 
 
 def wrap(text: str, bullet: str = "") -> str:

@@ -64,7 +64,11 @@ FACTORS: dict[str, dict[str, float]] = {
 }
 
 
-@pytest.mark.parametrize("figure", {figure for table in TABLE_DEFINITIONS for figure in table.figures}, ids=str)
+# in one order, as parallel workers need
+ALL_FIGURES = list(dict.fromkeys(figure for table in TABLE_DEFINITIONS for figure in table.figures))
+
+
+@pytest.mark.parametrize("figure", ALL_FIGURES, ids=str)
 def test_a_heading_states_the_unit_to_which_its_factor_leads(figure: Figure) -> None:
     column = COLUMNS.get(figure.key)
     (shown,) = re.findall(r"\[(.*)\]$", figure.heading) or [""]

@@ -24,7 +24,7 @@ from pipeline.report.markdown import render_experiment
 def tables_in(text: str) -> list[list[str]]:
     """The cells of the heading of every table."""
     lines = text.splitlines()
-    heads = [line for line, below in itertools.pairwise(lines) if re.match(r"\| :?-+", below)]
+    heads = [line for line, below in itertools.pairwise(lines) if re.match(r"\|:?-+", below)]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in heads]
 
 

@@ -140,7 +140,7 @@ def test_a_loss_that_diverged_is_printed_as_such() -> None:
 def test_what_does_not_vary_is_said_once_below_and_is_no_column() -> None:
     found = [make_record(make_spec(batch_size_per_gpu=size, num_workers=size)) for size in (32, 64)]
     text = report(*found)
-    assert "All rows: single, 1 GPU, tf32, dataloader" in text
+    assert "All rows: single 1 GPU, tf32, dataloader" in text
     rows = table_of(text, "Q1")
     assert [list(row)[:2] for row in rows] == [["images per GPU", "num_workers"]] * 2
     assert [row["num_workers"] for row in rows] == ["32 workers", "64 workers"]
