@@ -30,7 +30,16 @@ OWN_COLUMNS = {"strategy": "strategy", "num_gpus": "GPUs", "batch_size_per_gpu":
 
 STATED_KEYS = ("global_batch_size", "num_gpus", "from_num_gpus", "bucket", "num_bytes", "epoch", "num_updates")
 NUMBER = re.compile(r"(?<![\w.^/-])[+-]?\d[\d,]*(?:\.\d+)?(?![\w.,]*\w)")
-MAX_DECIMALS = {"loss": 4, "accuracy [%]": 2, "target [%]": 2, "%": 1, "[us]": 1, "[GiB]": 2, "[GB/s]": 2}
+MAX_DECIMALS = {
+    "loss": 4,
+    "images/s": 1,
+    "accuracy [%]": 2,
+    "target [%]": 2,
+    "%": 1,
+    "[us]": 1,
+    "[GiB]": 2,
+    "[GB/s]": 2,
+}
 """By part of the heading; 3 for others."""
 
 MAX_COLUMNS = 10

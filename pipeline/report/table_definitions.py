@@ -82,11 +82,12 @@ def steps(*pairs: tuple[str, str]) -> tuple[Figure, ...]:
 EPOCH_TIME = Figure("epoch time [s]", "epoch_time_s")
 INTERVAL = Figure("interval [± %]", "noise_floor", 100)
 THROUGHPUT = Figure("images/s", "throughput_samples_per_s")
-WAITING = Figure("waiting for data [%]", "data_share", 100)
+WAITING = Figure("waiting [%]", "data_share", 100)
+WORKERS = Figure("workers", "num_workers_total")
 BETWEEN_RUNS = Figure("between runs [s]", "run_spread_s")
 SPEEDUP = Figure("speed-up", "speedup", low="speedup_low", high="speedup_high")
 EFFICIENCY = Figure("efficiency [%]", "parallel_efficiency", 100)
-SCALING = (EPOCH_TIME, SPEEDUP, EFFICIENCY, INTERVAL, THROUGHPUT, WAITING, BETWEEN_RUNS)
+SCALING = (EPOCH_TIME, SPEEDUP, EFFICIENCY, WAITING, INTERVAL, THROUGHPUT, WORKERS, BETWEEN_RUNS)
 PIVOTS_AFTER = "Q2: weak scaling, speed-up against one GPU with the per-GPU batch fixed"
 
 TABLE_DEFINITIONS = (
@@ -97,10 +98,11 @@ TABLE_DEFINITIONS = (
         (
             EPOCH_TIME,
             Figure("computing [s]", "compute_time_s"),
-            WAITING,
+            Figure("waiting for data [%]", "data_share", 100),
             THROUGHPUT,
             Figure("memory [GiB]", "peak_memory_gib"),
             INTERVAL,
+            WORKERS,
             BETWEEN_RUNS,
             Figure("energy [mJ/image]", "energy_per_sample_j", 1000),
         ),
@@ -127,7 +129,8 @@ TABLE_DEFINITIONS = (
         "Q2",
         PIVOTS_AFTER,
         SCALING,
-        "Speed-up is T(1)/T(N) for the same images; efficiency is speed-up over N. The global batch grows with N.",
+        "Speed-up is T(1)/T(N) for the same images; efficiency is speed-up over N; waiting is for data, as a share of "
+        "the epoch. The global batch grows with N.",
         scaled("weak", "batch_size_per_gpu"),
     ),
     TableDefinition(

@@ -64,11 +64,10 @@ FACTORS: dict[str, dict[str, float]] = {
 }
 
 
-# in one order, as parallel workers need
-ALL_FIGURES = list(dict.fromkeys(figure for table in TABLE_DEFINITIONS for figure in table.figures))
+FIGURES = dict.fromkeys(figure for table in TABLE_DEFINITIONS for figure in table.figures)
 
 
-@pytest.mark.parametrize("figure", ALL_FIGURES, ids=str)
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: str(figure.heading))
 def test_a_heading_states_the_unit_to_which_its_factor_leads(figure: Figure) -> None:
     column = COLUMNS.get(figure.key)
     (shown,) = re.findall(r"\[(.*)\]$", figure.heading) or [""]
