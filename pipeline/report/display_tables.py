@@ -30,16 +30,7 @@ OWN_COLUMNS = {"strategy": "strategy", "num_gpus": "GPUs", "batch_size_per_gpu":
 
 STATED_KEYS = ("global_batch_size", "num_gpus", "from_num_gpus", "bucket", "num_bytes", "epoch", "num_updates")
 NUMBER = re.compile(r"(?<![\w.^/-])[+-]?\d[\d,]*(?:\.\d+)?(?![\w.,]*\w)")
-MAX_DECIMALS = {
-    "loss": 4,
-    "images/s": 1,
-    "accuracy [%]": 2,
-    "target [%]": 2,
-    "%": 1,
-    "[us]": 1,
-    "[GiB]": 2,
-    "[GB/s]": 2,
-}
+MAX_DECIMALS = {"loss": 4, "accuracy": 2, "target": 2, "%": 1, "images/s": 1, "[us]": 1, "[GiB]": 2, "[GB/s]": 2}
 """By part of the heading; 3 for others."""
 
 MAX_COLUMNS = 10
@@ -143,13 +134,16 @@ def build_table(
     repeats = [(Cell("n", True), [Cell(f"{row.n}", True) for row in rows])] if any(row.n > 1 for row in rows) else []
     if definition.table == "cost":  # n is a figure there
         repeats = []
-    left_out = []
     most = math.inf if definition.is_full else options.max_width
-    while len(shown) > 1 and not fits([*named, *shown, *repeats], numbers, most):
-        left_out.append(shown.pop(-2 if shown[-1][0].text == main.heading else -1)[0].text)
-    columns = [*named, *shown, *repeats]
+    taken = [*map(width_of, (*named, *repeats)), *([width_of(note_column(numbers))] if any(numbers) else [])]
+    widths = [width_of(column) for column in shown]
+    kept = [index for index, figure in enumerate(figures) if figure is main]
+    for index in range(len(shown)):
+        wider = sorted({*kept, index})
+        kept = wider if fits([*taken, *(widths[place] for place in wider)], most) else kept
+    columns = [*named, *(shown[index] for index in kept), *repeats]
     common = "; ".join(filter(None, [describe_common(points, varying, definition.hidden), *shared_notes]))
-    omitted = ", ".join(heading.partition(" [")[0] for heading in reversed(left_out))
+    omitted = ", ".join(column[0].text.partition(" [")[0] for index, column in enumerate(shown) if index not in kept)
     room = f"Left out for want of room: {omitted}." if omitted else ""
     legend = (configurations, definition.legend, note_on_number(len(chosen), MAX_ROWS, "rows"), room)
     return DisplayTable(
@@ -177,7 +171,7 @@ def build_pivots(all_rows: Sequence[Row], is_stated: bool, workers: str) -> list
     rows = scaled("weak", "batch_size_per_gpu")(all_rows)
     compared = {row["batch_size_per_gpu"] for row in rows if row["num_gpus"] > 1 and row["baseline"]}
     sizes = sorted(compared)
-    if len(sizes) < 2:
+    if not 1 < len(sizes) <= 2 * MAX_BATCH_SIZES:
         return []
     shown: list[tuple[Figure, dict[int, float | None]]] = [(figure, {}) for figure in (EPOCH_TIME, SPEEDUP, EFFICIENCY)]
     if is_stated:
@@ -286,11 +280,19 @@ def full_columns(points: Sequence[Mapping[str, Any]], varying: Sequence[str]) ->
     return [(Cell(axis), [Cell(format_axis(point[axis])) for point in points]) for axis in varying]
 
 
-def fits(columns: Sequence[Column], numbers: Sequence[Sequence[int]], max_width: float) -> bool:
-    """True if a table with these columns and the column of its notes is neither too long nor too wide."""
-    widths = [max(len(cell.text) for cell in (heading, *cells)) for heading, cells in columns]
-    if any(numbers):
-        widths.append(max(4, *(len(", ".join(map(str, noted))) for noted in numbers)))
+def width_of(column: Column) -> int:
+    """Return the characters of a column in Markdown."""
+    heading, cells = column
+    return max(3, len(heading.text), *(len(cell.text) for cell in cells))
+
+
+def note_column(numbers: Iterable[Sequence[int]]) -> Column:
+    """Return the column with the numbers of each row's footnotes."""
+    return Cell("note"), [Cell(", ".join(map(str, noted))) for noted in numbers]
+
+
+def fits(widths: Sequence[int], max_width: float) -> bool:
+    """True if a table with columns of these widths is neither too long nor too wide."""
     return max_width == math.inf or (len(widths) <= MAX_COLUMNS and sum(widths) + 3 * len(widths) + 1 <= max_width)
 
 
