@@ -173,19 +173,20 @@ def build_pivots(all_rows: Sequence[Row], is_stated: bool, workers: str) -> list
     sizes = sorted(compared)
     if not 1 < len(sizes) <= 2 * MAX_BATCH_SIZES:
         return []
-    shown: list[tuple[Figure, dict[int, float | None]]] = [(figure, {}) for figure in (EPOCH_TIME, SPEEDUP, EFFICIENCY)]
+    figures = (EPOCH_TIME, SPEEDUP, EFFICIENCY)
+    shown = [(figure, {id(row): figure.value(row) for row in rows}) for figure in figures]
     if is_stated:
         shown += [(Figure("N x T(1)/T(N)", "speedup"), {id(row): scaled_speedup(row) for row in rows})]
         shown += [(Figure("T(2)/T(4)", "speedup"), two_over_four(rows))]
     tables = []
-    for figure, own in shown:
-        known = [row for row in rows if (own.get(id(row)) if own else figure.value(row)) is not None]
-        wanted = [row for row in rows if row["num_gpus"] > 1 or figure is EPOCH_TIME] if known else []
-        wanted = [row for row in wanted if not own or id(row) in own]
+    for figure, values in shown:
+        is_known = any(value is not None for value in values.values())
+        wanted = [row for row in rows if id(row) in values and (row["num_gpus"] > 1 or figure is EPOCH_TIME)]
+        wanted = wanted if is_known else []
         for first in range(0, len(sizes), MAX_BATCH_SIZES):
             part = [row for row in wanted if row["batch_size_per_gpu"] in sizes[first : first + MAX_BATCH_SIZES]]
             if part:
-                tables.append(pivot(figure, own, part, workers))
+                tables.append(pivot(figure, values, part, workers))
     return tables
 
 
@@ -207,15 +208,14 @@ def two_over_four(rows: Sequence[Row]) -> dict[int, float | None]:
     return {row: on_two / on_four for row, (on_two, on_four) in found.items() if on_two and on_four}
 
 
-def pivot(figure: Figure, own: Mapping[int, float | None], rows: Sequence[Row], workers: str) -> DisplayTable:
-    """Return one figure by batch size (columns) and by all else that varies (rows). `own` holds values by row id."""
+def pivot(figure: Figure, values: Mapping[int, float | None], rows: Sequence[Row], workers: str) -> DisplayTable:
+    """Return one figure by batch size (columns) and by all else that varies (rows). `values` are by row id."""
     points = [row.axes for row in rows]
     found = naming_axes(points, hidden=("batch_size_per_gpu",))
     varying = [axis for axis in points[0] if axis == "num_gpus" or axis in found]
     sizes = sorted({row["batch_size_per_gpu"] for row in rows})
     lines: dict[str, dict[int, str]] = {}
     first: dict[str, Mapping[str, Any]] = {}
-    values = {id(row): own.get(id(row)) if own else figure.value(row) for row in rows}
     decimals = 3 if figure.key == "speedup" else decimals_of(figure, rows)
     for row, point in zip(rows, points, strict=True):
         name = repr([point[axis] for axis in varying])

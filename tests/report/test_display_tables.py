@@ -103,6 +103,8 @@ def test_an_ingested_report_is_also_shown_in_its_own_terms() -> None:
             for size in (32, 64)
         )
     ]
+    two = report(*(record for record in found if record.spec.num_gpus < 4))
+    assert "T(2)/T(4)" not in two
     text = report(*found)
     (row,) = table_of(text, "Q2: T(2)/T(4) by")
     assert (row["32"], row["64"]) == ("1.800", "1.667")  # 4.5/2.5, 5/3
