@@ -21,7 +21,8 @@ from pipeline.experiment.spec import NonNegativeInt, Spec
 #  10  adds the digest of the imported source and if its files changed since, the memory that other processes held on
 #      each GPU at the start and after an OOM, the failures `gpu_shared` (OOM beside another process) and
 #      `unsupported_gpu`
-SCHEMA_VERSION: Literal[10] = 10
+#  11  adds the result of `measure: quantize` and the number of its calibration images
+SCHEMA_VERSION: Literal[11] = 11
 
 MAX_STEP_TIMES = 40_000  # over all epochs; a longer series is stored in the .steps.npz only
 MAX_RANK_EPOCHS = 1_000  # epochs x ranks; with more there is no space for step times
@@ -118,7 +119,7 @@ class Record(RecordStruct, frozen=True):
     Raises ValueError if status and content contradict each other.
     """
 
-    schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
     run_id: ShortText
     attempt: NonNegativeInt
     spec: Spec

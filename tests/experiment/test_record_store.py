@@ -64,10 +64,10 @@ def test_a_record_with_a_flipped_bit_is_invalid_or_still_a_record_of_its_point(t
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"schema_version": 10', '"schema_version": 0', "Invalid enum value 0 - at `$.schema_version`"),
+        ('"schema_version": 11', '"schema_version": 0', "Invalid enum value 0 - at `$.schema_version`"),
         (
-            '"schema_version": 10',
             '"schema_version": 11',
+            '"schema_version": 12',
             "has schema 11, written by a later version; this version reads up to 10",
         ),
         ('"attempt": 0', '"attempt": 1', "holds attempt 1 of"),
