@@ -149,7 +149,7 @@ class Record(RecordStruct, frozen=True):
         spec, epochs, ranks = self.spec, measurement.epochs, list(range(self.spec.world_size))
         if [epoch.epoch for epoch in epochs] != list(range(1, len(epochs) + 1)):
             raise ValueError("epochs count from 1, one after another")
-        if spec.measure == "epochs" and not spec.min_epochs <= len(epochs) <= spec.epochs:
+        if spec.measure in ("epochs", "quantize") and not spec.min_epochs <= len(epochs) <= spec.epochs:
             raise ValueError(f"the point has at least {spec.min_epochs} of {spec.epochs} epochs, and not {len(epochs)}")
         for epoch in epochs:
             if [clock.rank for clock in epoch.ranks] != ranks or any(not clock.epoch_time_ns for clock in epoch.ranks):

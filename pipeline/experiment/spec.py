@@ -17,7 +17,7 @@ Execution = Literal["eager", "compile", "graph", "compiled_graph"]
 Dataset = Literal["cifar10", "imagefolder", "synthetic"]
 Model = Literal["resnet18", "lenet"]  # each is a function of the same name in pipeline.training.models
 Remedy = Literal["linear_scaling", "warmup", "zero_gamma"]
-Measure = Literal["epochs", "communication", "memory"]
+Measure = Literal["epochs", "communication", "memory", "quantize"]
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
@@ -42,6 +42,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     that differ from their defaults, so old ids stay valid.
 
     With `measure: memory` the point is a search for the largest batch, and `batch_size_per_gpu` is its first trial.
+    With `measure: quantize` it trains in fp32, then tests the network in int8 in every stage and with every scale.
 
     `None` in `precision`, `input`, `num_workers`, `dataset` and `model` means "not stated", which only timings measured
     elsewhere may have.
@@ -78,6 +79,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     layout: MemoryLayout = "contiguous"
     fused_optimizer: bool = False
     execution: Literal[Execution, "auto"] = "eager"  # auto: the fastest allowed, recorded as execution_used
+    num_calibration_samples: PositiveInt = 1000  # training images from which int8 activations get their scales
     seed: NonNegativeInt = 0
     repeat: NonNegativeInt = 0
 
@@ -92,6 +94,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             self._input_problems,
             self._remedy_problems,
             self._measure_problems,
+            self._quantize_problems,
             self._memory_problems,
             self._execution_problems,
         )
@@ -158,6 +161,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                     f"epochs={self.epochs} must be {needed} or more."
                 )
             return problems
+        if self.measure == "quantize":
+            return problems
         if self.input != "synthetic":
             problems.append(
                 f"measure={self.measure!r} runs steps alone and needs input='synthetic', got {self.input!r}."
@@ -168,6 +173,25 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             problems.append(
                 f"measure='communication' compares N GPUs with and without their transfers and needs num_gpus>=2 and "
                 f"strategy 'ddp' or 'dp', got {self.strategy!r} on {self.num_gpus}; leave one GPU to measure='epochs'."
+            )
+        return problems
+
+    def _quantize_problems(self) -> list[str]:
+        if self.measure != "quantize":
+            return []
+        needed = {"strategy": "single", "model": "lenet", "precision": "fp32", "evaluate": True}
+        problems = [
+            f"measure='quantize' trains one network of convolutions and linear layers in fp32 and tests it; it needs "
+            f"{axis}={value!r}, got {getattr(self, axis)!r}."
+            for axis, value in needed.items()
+            if getattr(self, axis) != value
+        ]
+        if self.input == "synthetic":
+            problems.append("measure='quantize' needs images to train on, got input='synthetic'; use input='gpu'.")
+        if self.num_calibration_samples > self.num_samples:
+            problems.append(
+                f"num_calibration_samples={self.num_calibration_samples} are chosen among num_samples="
+                f"{self.num_samples} training images; lower it."
             )
         return problems
 

@@ -37,6 +37,7 @@ from pipeline.training.gpu_checks import (
 )
 from pipeline.training.loop import train_point
 from pipeline.training.process_group import Rank, device_indices
+from pipeline.training.quantize_point import quantize_point
 from pipeline.training.step_timer import PartTimesNs
 
 # the agent names only the first rank that exits: a rank that lost its peer exits this much later than the peer
@@ -167,11 +168,15 @@ def merge_environments(point: PointTask, by_rank: Sequence[Environment]) -> Envi
 
 
 def run_measurement(point: PointTask, rank: Rank, rank_files: RankFiles) -> Measurement:
-    """Train the point's epochs, or measure what communication costs, as its `measure` says."""
+    """Train the point's epochs, quantize the trained model, or measure communication, as its `measure` says."""
     if point.spec.measure == "communication":
         traces = rank_files.create_traces() if point.keep_trace else None
         return measure_communication(point.spec, rank, traces)
-    measurement, series = train_point(point.spec, rank, Path(point.data) if point.data else None)
+    data = Path(point.data) if point.data else None
+    if point.spec.measure == "quantize":
+        measurement, series = quantize_point(point.spec, rank, data, rank_files.weights)
+    else:
+        measurement, series = train_point(point.spec, rank, data)
     if rank.rank == 0:
         save_part_times(series, rank_files.series)
     return measurement

@@ -6,6 +6,7 @@ wrap around silently. Everything runs on the CPU.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -145,7 +146,8 @@ def max_accumulator(weights: Tensor, biases: Tensor, name: str) -> int:
     return largest
 
 
-class QuantizedNetwork(NamedTuple):
+@dataclass(frozen=True)
+class QuantizedNetwork:
     """A network of whole numbers."""
 
     layers: tuple[QuantizedLayer, ...]
