@@ -160,7 +160,7 @@ def write_files(experiment: "Experiment", report: str, tables: "Tables", shape: 
         experiment.folder / "tables.json", msgspec.json.format(msgspec.json.encode(shape), indent=1) + b"\n"
     )
     for name in tables.__struct_fields__:
-        rows = shape[name]
+        rows = shape.get(name)
         path = experiment.folder / f"{name.lower()}.csv"
         if rows:
             inert = [{column: inert_cell(value) for column, value in row.items()} for row in rows]

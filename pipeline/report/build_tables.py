@@ -13,12 +13,15 @@ from pipeline.report.bandwidth_rows import bandwidth_rows, sweep_rows
 from pipeline.report.communication_rows import exposed_row, split_row, transfer_row
 from pipeline.report.cost_rows import cost_rows
 from pipeline.report.epoch_rows import oom_row, q1_row, q2_row, q3_row, q4_rows
+from pipeline.report.int8_rows import int8_histogram_rows, int8_rows
 from pipeline.report.memory_rows import memory_row
 from pipeline.report.prediction_rows import prediction_rows
 from pipeline.report.row_types import (
     BandwidthRow,
     CommunicationRow,
     CostRow,
+    Int8HistogramRow,
+    Int8Row,
     MemoryRow,
     OomRow,
     PredictionRow,
@@ -31,6 +34,8 @@ from pipeline.report.row_types import (
     TransferRow,
 )
 from pipeline.report.rows import shown_axes
+
+INT8_TABLES = ("int8", "int8_histograms")
 
 
 class Tables(msgspec.Struct, frozen=True):
@@ -49,10 +54,13 @@ class Tables(msgspec.Struct, frozen=True):
     prediction: list[PredictionRow] = []
     memory: list[MemoryRow] = []
     cost: list[CostRow] = []
+    int8: list[Int8Row] = []
+    int8_histograms: list[Int8HistogramRow] = []
 
     def flat(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the rows of JSON and CSV, by table."""
-        return {name: [row.flat() for row in getattr(self, name)] for name in self.__struct_fields__}
+        """Return the rows of JSON and CSV, by table. The tables of int8 are left out where no point quantizes."""
+        names = [name for name in self.__struct_fields__ if getattr(self, name) or name not in INT8_TABLES]
+        return {name: [row.flat() for row in getattr(self, name)] for name in names}
 
 
 def build_tables(outcomes: Sequence[PointOutcome], link: Link | None = None) -> Tables:
@@ -63,6 +71,7 @@ def build_tables(outcomes: Sequence[PointOutcome], link: Link | None = None) -> 
     measured = [point for point in pooled if point.spec.measure == "communication"]
     ddp = [point for point in measured if point.spec.strategy == "ddp"]
     plain = [point for point in points if not point.spec.remedies]
+    quantized = [point for point in pooled if point.spec.measure == "quantize"]
     weak = weak_pairs(plain)
     return Tables(
         Q1=[q1_row(point, axes) for point in plain if point.spec.num_gpus == 1],
@@ -81,4 +90,6 @@ def build_tables(outcomes: Sequence[PointOutcome], link: Link | None = None) -> 
         prediction=prediction_rows(ddp, axes, link),
         memory=[memory_row(point, axes) for point in pooled if point.spec.measure == "memory"],
         cost=cost_rows(outcomes),
+        int8=[row for point in quantized for row in int8_rows(point, axes)],
+        int8_histograms=[row for point in quantized for row in int8_histogram_rows(point, axes)],
     )

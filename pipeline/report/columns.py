@@ -42,6 +42,11 @@ def format_accuracy(value: float) -> str:
     return f"{100 * value:.2f} %"
 
 
+def format_points(value: float) -> str:
+    """Return a difference of fractions in percentage points, with its sign and two decimals."""
+    return f"{100 * value:+.2f} points"
+
+
 def format_error(value: float) -> str:
     """Return a fraction as a percentage with its sign and one decimal."""
     return f"{100 * value:+.1f} %"
@@ -265,6 +270,32 @@ MEMORY_COLUMNS = (
     seconds("search_time_s", "Time of all trials, including process start.", explained=True),
 )
 
+INT8_COLUMNS = (
+    words("stage", "Stage: fp32, then int8 weights, then int8 activations too, then int32 biases too.")._replace(
+        has_status=True
+    ),
+    words("scale_rule", "Magnitude that becomes 127: the largest, |mean| + 3 sigma, or the 99.9th percentile."),
+    words("granularity", "Scales of the weights: one per tensor, or one per output channel."),
+    fraction("test_accuracy_low", "Lower end of the interval of test_accuracy.", format_accuracy),
+    fraction("test_accuracy_high", "Upper end of the interval of test_accuracy.", format_accuracy),
+    fraction("accuracy_change", "Accuracy minus fp32 of the same seed, median over seeds.", format_points, True),
+    fraction("accuracy_change_low", "Lower end of the interval of accuracy_change.", format_points),
+    fraction("accuracy_change_high", "Upper end of the interval of accuracy_change.", format_points),
+    fraction("mean_accuracy_change", "Mean over seeds of accuracy minus fp32.", format_points),
+    fraction("agreement", "Share of test images that get the same class as in fp32.", format_accuracy, True),
+    fraction("tie_share", "Share of test images whose highest score several classes have."),
+    number("network_bytes", "Bytes of weights, biases and scales.", "B", format_count, explained=True),
+    words("layer", "Layer of the network."),
+    words("tensor", "Values that the histogram counts: weights, or fp32 outputs before or after ReLU."),
+    number("low", "Smallest value, where the first bin begins."),
+    number("high", "Largest value, where the last bin ends."),
+    number("mean", "Mean of the values."),
+    number("sigma", "Standard deviation of the values."),
+    number("three_sigma_low", "Mean minus three sigma."),
+    number("three_sigma_high", "Mean plus three sigma."),
+    number("counts", "Number of values in each bin of equal width."),
+)
+
 COST_COLUMNS = (
     words("ending", "How the attempts ended; ok attempts are split into timed windows (ok_timed) and the rest."),
     number("gpu_hours", "Hours from launch to record, times the GPUs allocated.", "h", format_amount),
@@ -289,6 +320,7 @@ COLUMNS = {
     for columns in (
         *(GENERAL_COLUMNS, EPOCH_COLUMNS, SCALING_COLUMNS, SUBTRACTION_COLUMNS, LEARNING_COLUMNS, STEP_COLUMNS),
         *(LINK_COLUMNS, TRANSFER_COLUMNS, SPLIT_COLUMNS, PREDICTION_COLUMNS, MEMORY_COLUMNS, COST_COLUMNS),
+        INT8_COLUMNS,
     )
     for column in columns
 }

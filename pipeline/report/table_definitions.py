@@ -200,6 +200,16 @@ TABLE_DEFINITIONS = (
         "loss and accuracy are of the training set as it was seen; num_updates counts from the start.",
     ),
     TableDefinition(
+        "int8",
+        "int8: test accuracy after quantization",
+        (
+            *("stage", "scale_rule", "granularity", "test_accuracy", "test_accuracy_low", "test_accuracy_high"),
+            *("accuracy_change", "accuracy_change_low", "accuracy_change_high", "agreement", "network_bytes"),
+        ),
+        "Medians over n seeds, low and high their 95 % interval. Each stage includes those before it: weights in int8, "
+        "activations in int8 with scales from training images, biases in int32.",
+    ),
+    TableDefinition(
         "cost",
         "Cost: what the attempts took, by how they ended",
         ("ending", "gpu_hours", "process_hours", "allocated_share"),

@@ -31,10 +31,11 @@ def load_weights(model: nn.Module, path: Path, sha256: str | None = None) -> Non
     try:
         if sha256 is not None and (found := file_sha256(path)) != sha256:
             raise UnusableWeights(f"{path} has the SHA-256 {found}, and its record says {sha256}; {cure}.")
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
+        with path.open("rb") as file:  # NumPy would not close a file that it cannot read
+            arrays = np.load(file, allow_pickle=False)
+            if not isinstance(arrays, np.lib.npyio.NpzFile):
                 raise UnusableWeights(f"{path} is one array and not a file of weights; {cure}.")
-            tensors = {name: torch.from_numpy(file[name]) for name in file.files}
+            tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     except (OSError, EOFError, zipfile.BadZipFile) as error:
         raise UnusableWeights(f"{path} cannot be read as weights ({error}); {cure}.") from error
     except (ValueError, TypeError) as error:  # pickled objects, or a type that torch does not know

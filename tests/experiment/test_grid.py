@@ -58,6 +58,7 @@ def one_sentence(text: str) -> str:
         ("q1", {"1 node x 1 GPU": 8}),  # 6 timed and 2 probes
         # single on 1, DDP and DP on each of 2 and 4, in two precisions
         ("memory", {"1 node x 1 GPU": 2, "1 node x 2 GPUs": 4, "1 node x 4 GPUs": 4}),
+        ("quantize", {"1 node x 1 CPU process": 6}),  # six seeds
         ("q4", {"1 node x 1 GPU": 1, "1 node x 4 GPUs": 15}),  # 3 batch sizes x 5 sets of remedies
     ],
 )
