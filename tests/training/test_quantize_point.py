@@ -140,15 +140,13 @@ def test_a_model_that_diverged_has_a_sentence_and_a_record() -> None:
     encode_record(make_record(spec, measurement=msgspec.structs.replace(measured, quantization=found)))
 
 
-def test_scores_of_a_dead_network_are_ties() -> None:
-    """With all weights but one of the last layer at 0, nine classes have the same score."""
+def test_equal_scores_are_counted_as_ties() -> None:
+    """The last layer lowers one class and leaves nine at 0: every image has nine highest scores, in every stage."""
     model = zero(build_model("lenet", 10), "11.weight", "11.bias")
     with torch.no_grad():
-        model.get_parameter("11.weight")[3, 0] = 1e-3
+        model.get_parameter("11.weight")[3] = -1e-3
     found = quantized(model)
-    ties = [result.num_ties for result in found.results if result.problem is None]
-    assert ties
-    assert max(tie for tie in ties if tie is not None) > 0
+    assert [(result.problem, result.num_ties) for result in found.results] == [(None, 40)] * 19
 
 
 def test_a_machine_whose_sums_are_not_exact_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,4 +215,4 @@ def test_a_submitted_point_leaves_its_weights_beside_its_record(pipeline: Comman
     shown = json.loads(pipeline("collect", tmp_path / "quantize", "--format", "json").stdout)
     rows = shown["experiments"]["quantize"]["int8"]
     assert (len(rows), {row["n"] for row in rows}) == (19, {2})
-    assert {row["note"] for row in rows} == {"an interval needs 6 seeds, got 2"}
+    assert all("an interval needs 6 seeds, got 2" in row["note"] for row in rows)
