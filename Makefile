@@ -45,7 +45,7 @@ bench-gpu: $(VENV)/.installed-test
 	python tests/benchmarks/bench_memory.py --json bench-memory.json
 
 jobs: $(VENV)/.installed
-	for grid in q1 q2 q3 q4 q4-study; do python -m pipeline.jobfile $$grid > jobs/$$grid.sbatch; done
+	for grid in q1 q2 q3 q4 q4-study quantize; do python -m pipeline.jobfile $$grid > jobs/$$grid.sbatch; done
 
 # the throwaway Slurm of the tests: only where packages may be installed; elsewhere its tests say why they are skipped
 slurm:

@@ -226,7 +226,7 @@ def write_files(experiment: "Experiment", report: str, content: dict[str, Any], 
     files.replace_file_atomically(experiment.folder / "tables.json", indented_json(content))
     for name in tables:
         path = experiment.folder / f"{name.lower()}.csv"
-        if not content[name]:
+        if not content.get(name):
             path.unlink(missing_ok=True)
             continue
         inert = [{column: inert_cell(value) for column, value in row.items()} for row in content[name]]

@@ -31,6 +31,11 @@ format_percent, format_accuracy = percentage("{:.1f}"), percentage("{:.2f}")
 format_error = percentage("{:+.1f}")
 
 
+def format_points(value: float) -> str:
+    """Return a difference of fractions in percentage points."""
+    return f"{100 * value:+.2f} points"
+
+
 def format_amount(value: float) -> str:
     """Return three significant digits below 100, else a whole number."""
     return three_digits(value) if value < 100 else whole_number(value)
@@ -290,6 +295,37 @@ FIGURE_COLUMNS = (
     Column("num_trials", "Trials of the search."),
     Column("num_ooms", "Trials that ran out of memory; the note lists other failures.", is_explained=True),
     seconds("search_time_s", "Time of all trials, including process start.", is_explained=True),
+    # int8
+    Column(
+        "stage",
+        "Stage: fp32, then int8 weights, then int8 activations too, then int32 biases too.",
+        alignment="left",
+        has_status=True,
+    ),
+    words("scale_rule", "Magnitude that becomes 127: the largest, |mean| + 3 sigma, or the 99.9th percentile."),
+    words("granularity", "Scales of the weights: one per tensor, or one per output channel."),
+    fraction("test_accuracy_low", "Lower end of the interval of test_accuracy.", format_accuracy),
+    fraction("test_accuracy_high", "Upper end of the interval of test_accuracy.", format_accuracy),
+    fraction(
+        "accuracy_change", "Accuracy minus fp32 of the same seed, median over seeds.", format_points, is_explained=True
+    ),
+    fraction("accuracy_change_low", "Lower end of the interval of accuracy_change.", format_points),
+    fraction("accuracy_change_high", "Upper end of the interval of accuracy_change.", format_points),
+    fraction("mean_accuracy_change", "Mean over seeds of accuracy minus fp32.", format_points),
+    fraction(
+        "agreement", "Share of test images that get the same class as in fp32.", format_accuracy, is_explained=True
+    ),
+    fraction("tie_share", "Share of test images whose highest score several classes have."),
+    Column("network_bytes", "Bytes of weights, biases and scales.", "B", format_count, is_explained=True),
+    words("layer", "Layer of the network."),
+    words("tensor", "Values that the histogram counts: weights, or fp32 outputs before or after ReLU."),
+    Column("low", "Smallest value, where the first bin begins."),
+    Column("high", "Largest value, where the last bin ends."),
+    Column("mean", "Mean of the values."),
+    Column("sigma", "Standard deviation of the values."),
+    Column("three_sigma_low", "Mean minus three sigma."),
+    Column("three_sigma_high", "Mean plus three sigma."),
+    Column("counts", "Number of values in each bin of equal width."),
     # cost
     words("ending", "How the attempts ended; ok attempts are split into timed windows (ok_timed) and the rest."),
     Column("gpu_hours", "Hours from launch to record, times the GPUs allocated.", "h", format_amount),
