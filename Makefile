@@ -49,7 +49,7 @@ words: $(VENV)/.installed
 	python -m pipeline.report.words docs/words.md
 
 jobs: $(VENV)/.installed
-	for grid in q1 q2 q3 q4 q4-study; do python -m pipeline.jobfile $$grid > jobs/$$grid.sbatch; done
+	for grid in q1 q2 q3 q4 q4-study quantize; do python -m pipeline.jobfile $$grid > jobs/$$grid.sbatch; done
 
 # the throwaway Slurm of the tests: only where packages may be installed; elsewhere its tests say why they are skipped
 slurm:

@@ -291,7 +291,7 @@ def indented_json(value: object) -> bytes:
 
 def write_files(experiment: "Experiment", report: str, content: dict[str, Any], tables: Iterable[str]) -> None:
     """Write report.md, tables.json with the content, and a CSV for each of the tables that has rows. Raises OSError."""
-    texts = {name: csv_text(content[name]) if content[name] else "" for name in tables}
+    texts = {name: csv_text(content[name]) if content.get(name) else "" for name in tables}
     files.replace_file_atomically(experiment.report, report.encode())
     files.replace_file_atomically(experiment.folder / "tables.json", indented_json(content))
     for name, text in texts.items():

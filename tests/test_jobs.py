@@ -29,8 +29,8 @@ def options_of(name: str) -> dict[str, str]:
     return dict(lines)
 
 
-def test_each_of_the_four_questions_and_the_study_have_a_job_file() -> None:
-    assert JOBS == ["q1", "q2", "q3", "q4", "q4-study"]
+def test_each_of_the_four_questions_the_study_and_int8_have_a_job_file() -> None:
+    assert JOBS == ["q1", "q2", "q3", "q4", "q4-study", "quantize"]
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -44,7 +44,8 @@ def test_a_job_asks_for_the_largest_shape_of_its_grid_and_has_an_element_a_point
     num_gpus = max(spec.num_gpus for spec in points)
     options = options_of(name)
     assert options["array"] == f"0-{len(points) - 1}"
-    assert (options["nodes"], options["ntasks-per-node"], options["gpus-per-node"]) == ("1", "1", str(num_gpus))
+    assert (options["nodes"], options["ntasks-per-node"]) == ("1", "1")
+    assert options.get("gpus-per-node") == (None if name == "quantize" else str(num_gpus))  # which needs no GPU
     assert options["cpus-per-task"] == str(asked.cpus_per_gpu * num_gpus)
     assert options["mem"] == f"{asked.mem_per_gpu_gib * num_gpus:.0f}G"
     assert options["time"] == asked.time

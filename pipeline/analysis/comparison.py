@@ -92,7 +92,7 @@ class Comparison(NamedTuple):
 def compare_outcomes(a: Sequence[PointOutcome], b: Sequence[PointOutcome]) -> Comparison:
     """Compare the points of two experiments that agree in all axes but repeat and seed.
 
-    Searches for the largest batch (`measure: memory`) hold no time and are left out.
+    Points without a time to compare (`measure: memory` and `quantize`) are left out.
     """
     sides_a, sides_b = ({side.point.spec: side for side in timed_sides(outcomes)} for outcomes in (a, b))
     shared = [compare_point(side, sides_b[spec]) for spec, side in sides_a.items() if spec in sides_b]
@@ -115,7 +115,7 @@ def is_failing(points: Iterable[ComparedPoint], fail_above: float | None) -> boo
 
 def timed_sides(outcomes: Sequence[PointOutcome]) -> list[TimedSide]:
     """Return the pooled points that are timed."""
-    return [TimedSide(point) for point in pool_outcomes(outcomes) if point.spec.measure != "memory"]
+    return [TimedSide(point) for point in pool_outcomes(outcomes) if point.spec.measure in ("epochs", "communication")]
 
 
 def compare_point(a: TimedSide, b: TimedSide) -> ComparedPoint:

@@ -22,6 +22,10 @@ ThrottleReason = Literal[
     "reliability",
     "other",
 ]
+ScaleRule = Literal["largest_magnitude", "three_sigma", "percentile_99_9"]
+ScaleGranularity = Literal["per_tensor", "per_channel"]  # of weights; activations always have one scale per tensor
+QuantizationStage = Literal["fp32", "weights", "activations", "biases"]  # each includes those before it
+HistogramTensor = Literal["weights", "before_relu", "after_relu"]
 Text = Annotated[str, msgspec.Meta(max_length=4000)]
 ShortText = Annotated[str, msgspec.Meta(max_length=400)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -233,6 +237,68 @@ class MemorySearch(RecordStruct, frozen=True):
     smallest_failing: PositiveInt | None
 
 
+class StageResult(RecordStruct, frozen=True):
+    """The test of one quantized network: correct answers, the same answers as fp32, and answers that are ties.
+
+    `num_bytes` counts weights, biases and scales. The counts are None where `problem` says why there is no network.
+    """
+
+    stage: QuantizationStage
+    scale_rule: ScaleRule | None = None  # None: fp32
+    granularity: ScaleGranularity | None = None
+    num_correct: NonNegativeInt | None = None
+    num_agreeing: NonNegativeInt | None = None
+    num_ties: NonNegativeInt | None = None
+    num_bytes: PositiveInt | None = None
+    problem: Text | None = None
+
+
+class LayerScales(RecordStruct, frozen=True):
+    """The scales of a layer with int8 activations, and the largest magnitudes of its integers.
+
+    `max_accumulator` is the largest sum that any int8 input could give, bias included.
+    """
+
+    layer: ShortText
+    weight_scales: tuple[float, ...]
+    input_scale: float
+    output_scale: float
+    max_weight: NonNegativeInt
+    max_bias: NonNegativeInt
+    max_accumulator: NonNegativeInt
+
+
+class NetworkScales(RecordStruct, frozen=True):
+    """The scales of one fully quantized network, layer by layer."""
+
+    scale_rule: ScaleRule
+    granularity: ScaleGranularity
+    layers: tuple[LayerScales, ...]
+
+
+class Histogram(RecordStruct, frozen=True):
+    """Counts of a tensor's values in bins of equal width from `low` to `high`, with mean and sigma of all values."""
+
+    layer: ShortText
+    tensor: HistogramTensor
+    low: float
+    high: float
+    counts: tuple[NonNegativeInt, ...]
+    mean: float
+    sigma: float
+
+
+class Quantization(RecordStruct, frozen=True):
+    """The result of `measure: quantize`. `weights_sha256` is the digest of the .weights.npz beside the record."""
+
+    weights_sha256: ShortText
+    num_calibration_samples: PositiveInt
+    num_test_samples: PositiveInt
+    results: tuple[StageResult, ...]
+    scales: tuple[NetworkScales, ...] = ()
+    histograms: tuple[Histogram, ...] = ()
+
+
 class Measurement(RecordStruct, frozen=True):
     """The raw values of an ok attempt; every reported figure is computed from them.
 
@@ -254,6 +320,7 @@ class Measurement(RecordStruct, frozen=True):
     captured_batch_sizes: tuple[PositiveInt, ...] = ()
     communication: Communication | None = None
     memory_search: MemorySearch | None = None
+    quantization: Quantization | None = None
 
 
 class GpuWindow(RecordStruct, frozen=True):

@@ -24,6 +24,7 @@ from pipeline.experiment.spec import NonNegativeInt, Spec
 #  11  adds the variant `no_collectives`, and times windows of steps after a lead-in, with the device busy
 #      adds the learning rate at the first update of each epoch and the largest one, and the axes `schedule`, `nesterov`
 #      and `reference_batch_size`
+#      adds the result of `measure: quantize` and the number of its calibration images
 SCHEMA_VERSION: Literal[11] = 11
 
 MAX_STEP_TIMES = 40_000  # over all epochs; a longer series is stored in the .steps.npz only
@@ -150,7 +151,7 @@ class Record(RecordStruct, frozen=True):
         spec, epochs, ranks = self.spec, measurement.epochs, list(range(self.spec.world_size))
         if [epoch.epoch for epoch in epochs] != list(range(1, len(epochs) + 1)):
             raise ValueError("epochs count from 1, one after another")
-        if spec.measure == "epochs" and not spec.min_epochs <= len(epochs) <= spec.epochs:
+        if spec.measure in ("epochs", "quantize") and not spec.min_epochs <= len(epochs) <= spec.epochs:
             raise ValueError(f"the point has at least {spec.min_epochs} of {spec.epochs} epochs, and not {len(epochs)}")
         for epoch in epochs:
             if [clock.rank for clock in epoch.ranks] != ranks or any(not clock.epoch_time_ns for clock in epoch.ranks):

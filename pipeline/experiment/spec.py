@@ -18,7 +18,7 @@ Dataset = Literal["cifar10", "imagefolder", "synthetic"]
 Model = Literal["resnet18", "lenet"]  # each is a function of the same name in pipeline.training.models
 Remedy = Literal["linear_scaling", "warmup", "zero_gamma", "no_bias_decay"]
 Schedule = Literal["constant", "cosine"]  # of the learning rate, after warm-up
-Measure = Literal["epochs", "communication", "memory"]
+Measure = Literal["epochs", "communication", "memory", "quantize"]
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
@@ -43,6 +43,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     that differ from their defaults, so old ids stay valid.
 
     With `measure: memory` the point is a search for the largest batch, and `batch_size_per_gpu` is its first trial.
+    With `measure: quantize` it trains in fp32, then tests the network in int8 in every stage and with every scale.
 
     `None` in `precision`, `input`, `num_workers`, `dataset` and `model` means "not stated", which only timings measured
     elsewhere may have.
@@ -82,6 +83,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     layout: MemoryLayout = "contiguous"
     fused_optimizer: bool = False
     execution: Literal[Execution, "auto"] = "eager"  # auto: the fastest allowed, recorded as execution_used
+    num_calibration_samples: PositiveInt = 1000  # training images from which int8 activations get their scales
     seed: NonNegativeInt = 0
     repeat: NonNegativeInt = 0
 
@@ -153,6 +155,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                     f"epochs={self.epochs} must be {needed} or more."
                 )
             return
+        if self.measure == "quantize":
+            self._check_quantize()
+            return
         if self.input != "synthetic":
             raise ValueError(
                 f"measure={self.measure!r} runs steps alone and needs input='synthetic', got {self.input!r}."
@@ -176,6 +181,22 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(f"measure='memory' runs trials of {NUM_TRIAL_STEPS} steps; leave out max_steps.")
         if self.device == "cpu" and self.memory_limit_gib is None:
             raise ValueError("measure='memory' on device='cpu' would fill the whole machine; set memory_limit_gib.")
+
+    def _check_quantize(self) -> None:
+        needed = {"strategy": "single", "model": "lenet", "precision": "fp32", "evaluate": True}
+        for axis, value in needed.items():
+            if (got := getattr(self, axis)) != value:
+                raise ValueError(
+                    "measure='quantize' trains one network of convolutions and linear layers in fp32 and tests it; it "
+                    f"needs {axis}={value!r}, got {got!r}."
+                )
+        if self.input == "synthetic":
+            raise ValueError("measure='quantize' needs images to train on, got input='synthetic'; use input='gpu'.")
+        if self.num_calibration_samples > self.num_samples:
+            raise ValueError(
+                f"num_calibration_samples={self.num_calibration_samples} are chosen among num_samples="
+                f"{self.num_samples} training images; lower it."
+            )
 
     def execution_problem(self, execution: Execution) -> str | None:
         """Explain why the point cannot use this execution, with the cure; None if it can."""

@@ -13,10 +13,13 @@ from pipeline.report import row_types
 from pipeline.report.bandwidth_rows import MeasuredLinks, bandwidth_rows, measured_links, sweep_rows
 from pipeline.report.communication_rows import exposed_row, split_row, transfer_row
 from pipeline.report.cost_rows import cost_rows
+from pipeline.report.int8_rows import int8_histogram_rows, int8_rows
 from pipeline.report.memory_rows import memory_row
 from pipeline.report.prediction_rows import prediction_rows
 from pipeline.report.q1_to_q4_rows import oom_row, q1_row, q2_row, q3_row, q4_rows
 from pipeline.report.time_to_target_rows import time_to_target_rows
+
+INT8_TABLES = ("int8", "int8_histograms")
 
 
 class Tables(msgspec.Struct, frozen=True):
@@ -36,10 +39,13 @@ class Tables(msgspec.Struct, frozen=True):
     memory: list[row_types.MemoryRow] = []
     cost: list[row_types.CostRow] = []
     time_to_target: list[row_types.TimeToTargetRow] = []
+    int8: list[row_types.Int8Row] = []
+    int8_histograms: list[row_types.Int8HistogramRow] = []
 
     def flat(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the rows of JSON and CSV, by table."""
-        return {name: [row.flat() for row in getattr(self, name)] for name in self.__struct_fields__}
+        """Return the rows of JSON and CSV, by table. The tables of int8 are left out where no point quantizes."""
+        names = [name for name in self.__struct_fields__ if getattr(self, name) or name not in INT8_TABLES]
+        return {name: [row.flat() for row in getattr(self, name)] for name in names}
 
 
 ROW_CLASSES: dict[str, type[row_types.Row]] = {name: get_args(hint)[0] for name, hint in get_type_hints(Tables).items()}
@@ -62,6 +68,7 @@ def build_tables(
     measured = [point for point in pooled if point.spec.measure == "communication"]
     ddp = [point for point in measured if point.spec.strategy == "ddp"]
     plain = [point for point in points if not point.spec.remedies]
+    quantized = [point for point in pooled if point.spec.measure == "quantize"]
     weak = pair_with_baselines(plain, "weak")
     links = (sibling_links or {}) | measured_links(record for point in ddp for record in point.ok_records)
     return Tables(
@@ -82,4 +89,6 @@ def build_tables(
         memory=[memory_row(point) for point in pooled if point.spec.measure == "memory"],
         cost=cost_rows(outcomes),
         time_to_target=time_to_target_rows(points, target_accuracy),
+        int8=[row for point in quantized for row in int8_rows(point)],
+        int8_histograms=[row for point in quantized for row in int8_histogram_rows(point)],
     )

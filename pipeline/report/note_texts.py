@@ -84,13 +84,14 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "sweep_waited_for_host": "the isolated all-reduces waited for the host: the link's limit lies higher",
     "sweeps_differ": "isolated all-reduces of some repeats were captured, of others not",
     "no_buffer_memory": "no memory for the buffer on some rank",
-    # predictions, memory, cost
+    # predictions, memory, int8, cost
     "latency_of_host": "the host issued the sweep's calls one by one: the latency is the host's, not the link's",
     "link_given": "the link is given, not measured",
     "no_link_fits": "no latency and bandwidth above 0 explain the sweep on {num_gpus}",
     "nothing_failed": "nothing failed in {trials} trials",
     "not_narrowed": "not narrowed to 1 % in {trials} trials",
     "trial_failed": "failed at {batch_size}: {reason}",
+    "too_few_seeds": "an interval needs {needed} seeds, got {found}",
     "convolutions_split": "from {batch_size} on activations pass 2^31 elements and convolutions are split",
     "times_unknown": "{count} without their times",
     "implied": "{count} more implied, not run",

@@ -312,6 +312,39 @@ class MemoryRow(PointRow, frozen=True, kw_only=True):
     search_time_s: float | None = None
 
 
+class Int8Row(PointRow, frozen=True, kw_only=True):
+    """int8: the test accuracy of one stage and scale, over seeds."""
+
+    stage: str | None = None
+    scale_rule: str | None = None
+    granularity: str | None = None
+    test_accuracy: float | None = None
+    test_accuracy_low: float | None = None
+    test_accuracy_high: float | None = None
+    accuracy_change: float | None = None
+    accuracy_change_low: float | None = None
+    accuracy_change_high: float | None = None
+    mean_accuracy_change: float | None = None
+    agreement: float | None = None
+    tie_share: float | None = None
+    network_bytes: int | None = None
+
+
+class Int8HistogramRow(PointRow, frozen=True, kw_only=True):
+    """int8: the histogram of a layer's weights, or of its outputs before or after ReLU, of one seed."""
+
+    seed: int
+    layer: str
+    tensor: str
+    low: float
+    high: float
+    mean: float
+    sigma: float
+    three_sigma_low: float
+    three_sigma_high: float
+    counts: list[int]
+
+
 class CostRow(Row, frozen=True, kw_only=True):
     """Cost: the hours of the attempts that ended in one way."""
 

@@ -120,7 +120,7 @@ class LaunchSession:
         return failed_record.failure_record(self.current_spec, self.current_files, self.id, failure)
 
     def publish(self, record: Record | None) -> None:
-        """Publish the record of the current point, and move its step times and traces beside it.
+        """Publish the record of the current point, and move its step times, weights and traces beside it.
 
         None means that another node publishes it.
         """
@@ -139,6 +139,8 @@ class LaunchSession:
         if record.status == "ok":
             with contextlib.suppress(FileNotFoundError):
                 self.current_files.series.rename(path.with_suffix(".steps.npz"))
+            with contextlib.suppress(FileNotFoundError):
+                self.current_files.weights.rename(path.with_suffix(".weights.npz"))
             with contextlib.suppress(FileNotFoundError):
                 self._experiment.traces.mkdir(mode=0o750, exist_ok=True)
                 self.current_files.traces.rename(self._experiment.traces / path.stem)

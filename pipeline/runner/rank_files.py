@@ -7,6 +7,7 @@
     result.json            rank 0, if the point succeeds            launcher
     rank<k>.error.json     rank k, if it fails                      launcher of every node
     steps.npz, traces/     rank 0, every rank                       moved beside the record by the launcher
+    weights.npz            rank 0, with measure: quantize           rank 0; moved beside the record by the launcher
     samples.<node>.jsonl   sampler of the node                      launcher of the first node
     findings.json          rank 0 of a self-test                    pipeline.selftest
     trial<k>/              the same files, for one trial of a memory search
@@ -82,6 +83,11 @@ class RankFiles:
     def series(self) -> Path:
         """The step times of every part and rank."""
         return self.folder / "steps.npz"
+
+    @property
+    def weights(self) -> Path:
+        """The weights of the trained model."""
+        return self.folder / "weights.npz"
 
     @property
     def traces(self) -> Path:

@@ -29,6 +29,7 @@ from pipeline.system import host, source_digest
 from pipeline.training import device_memory, gpu_checks, process_group, provenance
 from pipeline.training.loop import train_point
 from pipeline.training.process_group import Rank, device_indices
+from pipeline.training.quantize_point import quantize_point
 from pipeline.training.step_timer import PartTimesNs
 
 # torchrun's agent reports the first rank that exits as the cause, so a rank that lost its peer waits before it exits
@@ -157,13 +158,17 @@ def merge_environments(point: PointTask, by_rank: Sequence[Environment]) -> Envi
 
 
 def run_measurement(point: PointTask, rank: Rank, rank_files: RankFiles) -> Measurement:
-    """Train the point's epochs, or measure what communication costs, as its `measure` says."""
+    """Train the point's epochs, quantize the trained model, or measure communication, as its `measure` says."""
     if point.spec.measure == "communication":
         if point.keep_trace:
             rank_files.traces.mkdir(exist_ok=True)
         traces = rank_files.traces if point.keep_trace else None
         return measure_communication(point.spec, rank, traces, point.tolerance_share)
-    measurement, series = train_point(point.spec, rank, Path(point.data) if point.data else None)
+    data = Path(point.data) if point.data else None
+    if point.spec.measure == "quantize":
+        measurement, series = quantize_point(point.spec, rank, data, rank_files.weights)
+    else:
+        measurement, series = train_point(point.spec, rank, data)
     if rank.rank == 0:
         save_part_times(series, rank_files.series)
     return measurement

@@ -217,7 +217,7 @@ def cost_key(spec: Spec) -> CostKey:
 
 def predict_duration_s(spec: Spec, samples: Sequence[CostSample]) -> float | None:
     """Return the predicted seconds of a point, the median over its comparable records; None without records."""
-    num_samples = spec.epochs * samples_per_epoch(spec) if spec.measure == "epochs" else 0
+    num_samples = spec.epochs * samples_per_epoch(spec) if spec.measure in ("epochs", "quantize") else 0
     seconds = [sample.other_s + sample.seconds_per_sample * num_samples for sample in samples]
     return statistics.median(seconds) if seconds else None
 

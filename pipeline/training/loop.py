@@ -46,6 +46,14 @@ class RankEpochSeries(NamedTuple):
     num_correct: int
 
 
+class TrainedPoint(NamedTuple):
+    """A trained model with its measurement, and part times in ns as [epoch][rank]."""
+
+    model: nn.Module
+    measurement: Measurement
+    series: list[list[PartTimesNs]]
+
+
 def build_training_setup(spec: Spec, rank: Rank, data: Path | None) -> tuple[TrainingBatches, nn.Module]:
     """Build the batches and the model of a point. All ranks begin with equal weights. Raises staging.DataNotStaged."""
     set_precision(spec)
@@ -57,7 +65,13 @@ def build_training_setup(spec: Spec, rank: Rank, data: Path | None) -> tuple[Tra
 
 
 def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement, list[list[PartTimesNs]]]:
-    """Train a point. Return its measurement, and part times in ns as [epoch][rank].
+    """Train a point. Return its measurement, and part times in ns as [epoch][rank]."""
+    trained = train_model(spec, rank, data)
+    return trained.measurement, trained.series
+
+
+def train_model(spec: Spec, rank: Rank, data: Path | None) -> TrainedPoint:
+    """Train the model of a point.
 
     Training ends early when the epoch time is precise enough (may_stop_now); the measurement holds the epochs run.
     """
@@ -77,7 +91,7 @@ def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement,
         compile_time_s=ready.compile_time_s,
         captured_batch_sizes=ready.captured_batch_sizes,
     )
-    return measurement, series
+    return TrainedPoint(bare_model, measurement, series)
 
 
 def run_epochs(

@@ -59,6 +59,7 @@ def one_sentence(text: str) -> str:
         ("q1", {"1 node x 1 GPU": 8}),  # 6 timed and 2 probes
         # single on 1, DDP and DP on each of 2 and 4, in two precisions
         ("memory", {"1 node x 1 GPU": 2, "1 node x 2 GPUs": 4, "1 node x 4 GPUs": 4}),
+        ("quantize", {"1 node x 1 CPU process": 6}),  # six seeds
         ("q4", {"1 node x 1 GPU": 1, "1 node x 4 GPUs": 15}),  # 3 batch sizes x 5 sets of remedies
         # 54 over 30 epochs, 9 at half the rate, 6 with the baseline's updates; 2 global batches x 3 seeds on two GPUs
         ("q4-study", {"1 node x 1 GPU": 69, "1 node x 2 GPUs": 6}),
@@ -120,7 +121,7 @@ def test_scaling_has_each_point_with_a_loader_and_without_and_the_first_are_thos
 def test_every_shipped_grid_expands_and_runs_on_gpus_unless_it_chooses(name: str) -> None:
     for has_gpus in (False, True):
         devices = {spec.device for spec in expand_grid(name, has_gpus=has_gpus).points}
-        assert devices == ({"cpu"} if name == "smoke" and not has_gpus else {"cuda"})
+        assert devices == ({"cpu"} if name == "quantize" or (name == "smoke" and not has_gpus) else {"cuda"})
 
 
 def test_points_keep_the_order_of_the_file_with_the_last_axis_fastest(expand: Expand) -> None:

@@ -44,6 +44,7 @@ OTHER_VALUES: dict[str, Any] = {
     "layout": "channels_last",
     "fused_optimizer": True,
     "execution": "graph",
+    "num_calibration_samples": 100,
     "seed": 1,
     "repeat": 1,
 }
@@ -152,6 +153,43 @@ MEMORY: dict[str, Any] = {**COMMUNICATION, "measure": "memory"}
 def test_what_cannot_be_searched_is_refused_with_the_cure(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=re.escape(message)):
         msgspec.convert({**MEMORY, **fields}, Spec)
+
+
+QUANTIZE: dict[str, Any] = {
+    "strategy": "single",
+    "num_gpus": 1,
+    "batch_size_per_gpu": 64,
+    "device": "cpu",
+    "model": "lenet",
+    "precision": "fp32",
+    "input": "gpu",
+    "evaluate": True,
+    "measure": "quantize",
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"strategy": "ddp", "num_gpus": 2}, "needs strategy='single', got 'ddp'"),
+        ({"model": "resnet18"}, "needs model='lenet', got 'resnet18'"),
+        ({"precision": "bf16"}, "needs precision='fp32', got 'bf16'"),
+        ({"evaluate": False}, "needs evaluate=True, got False"),
+        ({"input": "synthetic"}, "needs images to train on, got input='synthetic'; use input='gpu'"),
+        ({"num_samples": 999}, "num_calibration_samples=1000 are chosen among num_samples=999 training images"),
+        ({"num_calibration_samples": 0}, "Expected `int` >= 1 - at `$.num_calibration_samples`"),
+    ],
+)
+def test_what_cannot_be_quantized_is_refused_with_the_cure(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=re.escape(message)):
+        msgspec.convert({**QUANTIZE, **fields}, Spec)
+
+
+def test_a_quantized_point_reads_images_and_has_no_epoch_time() -> None:
+    spec = Spec(**QUANTIZE)
+    assert spec.reads_data
+    assert not spec.is_probe
+    assert list(spec.timed_epochs) == []
 
 
 def test_a_search_runs_on_one_gpu_too_and_begins_anywhere() -> None:

@@ -367,6 +367,7 @@ PUBLISHED += [f"h200x2/{name}" for name in ("communication", "batchnorm", "graph
 PUBLISHED += [f"h200x2/communication-{name}" for name in ("captured", "settled")]
 PUBLISHED += [f"h200x4/{name}" for name in ("communication", "communication-captured", "batchnorm")]
 PUBLISHED += [f"h200x2/{name}" for name in ("packed", "one-a-point")]
+PUBLISHED += ["quantize"]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -83,6 +83,13 @@ def test_training_is_scaled_to_the_points_samples_and_start_up_is_not(
     assert found.hours == pytest.approx(hours)
 
 
+def test_a_quantized_point_takes_what_another_seed_took(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"device": "cpu", "model": "lenet", "precision": "fp32", "input": "gpu", "evaluate": True}
+    point = make_spec(**fields, measure="quantize")
+    others = [make_spec(**fields, measure="quantize", seed=seed) for seed in (1, 2)]
+    assert counts(estimate(tmp_path, others, took_half_an_hour(point))) == (2, 2, 1.0, 0.0)
+
+
 def test_of_several_records_the_median_tells(tmp_path: Path) -> None:
     ends = enumerate(f"2025-06-01T12:00:{second}Z" for second in (10, 20, 50))
     found = [

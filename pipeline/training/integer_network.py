@@ -1,0 +1,216 @@
+"""A small CNN as an int8 processor computes it: int8 weights and activations, int32 biases and sums.
+
+The sums are computed in floating point and are exact all the same: fp32 holds every whole number up to 2^24, float64
+up to 2^53, and no part of a sum exceeds `max_accumulator`, which decides between them. `F.linear` on int8 tensors would
+wrap around silently. Everything runs on the CPU.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.experiment.measurement import ScaleGranularity, ScaleRule
+from pipeline.training.quantization import (
+    INT8_MAX,
+    INT8_MIN,
+    INT32_MAX,
+    QuantizationProblem,
+    compute_scales,
+    quantize,
+    quantize_biases,
+)
+
+MAX_EXACT_FP32 = 2**24
+
+Forward = Callable[[Tensor], Tensor]  # images to scores [batch, classes]
+
+
+class Layer(NamedTuple):
+    """A convolution or linear layer, whether a ReLU follows it, and the pooling and flattening after that."""
+
+    name: str
+    module: nn.Conv2d | nn.Linear
+    has_relu: bool
+    reshaping: tuple[nn.Module, ...]
+
+    def multiply(self, inputs: Tensor, weights: Tensor) -> Tensor:
+        """Return the layer's sums of products, without bias."""
+        if isinstance(self.module, nn.Linear):
+            return nn.functional.linear(inputs, weights)
+        module = self.module
+        return nn.functional.conv2d(
+            inputs, weights, None, module.stride, module.padding, module.dilation, module.groups
+        )
+
+    def per_channel(self, values: Tensor) -> Tensor:
+        """Return values [channels] or [1] in a shape that broadcasts over the layer's outputs."""
+        return values if isinstance(self.module, nn.Linear) else values.view(-1, 1, 1)
+
+    @property
+    def biases(self) -> Tensor:
+        """The biases [channels] in fp32; zeros if the layer has none."""
+        module = self.module
+        return torch.zeros(len(module.weight)) if module.bias is None else module.bias.detach()
+
+    def reshape(self, outputs: Tensor) -> Tensor:
+        """Apply pooling and flattening, which keep whole numbers whole."""
+        for module in self.reshaping:
+            outputs = module(outputs)
+        return outputs
+
+    def forward(self, inputs: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the outputs in fp32 before and after the ReLU, not reshaped. `weights` replace the layer's own."""
+        weights = self.module.weight.detach() if weights is None else weights
+        before = self.multiply(inputs, weights) + self.per_channel(self.biases)
+        return before, before.relu() if self.has_relu else before
+
+
+def read_layers(model: nn.Module) -> tuple[Layer, ...]:
+    """Return the layers of a sequential model, named conv1, conv2, ..., fc1, ...
+
+    Raises QuantizationProblem for a model with other parts than convolutions, linear layers, ReLU, max-pool, flatten.
+    """
+    layers: list[Layer] = []
+    for module in model.children():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            kind = "conv" if isinstance(module, nn.Conv2d) else "fc"
+            number = 1 + sum(layer.name.startswith(kind) for layer in layers)
+            layers.append(Layer(f"{kind}{number}", module, False, ()))
+        elif isinstance(module, nn.ReLU) and layers and not layers[-1].reshaping:
+            layers[-1] = layers[-1]._replace(has_relu=True)
+        elif isinstance(module, nn.MaxPool2d | nn.Flatten) and layers:
+            layers[-1] = layers[-1]._replace(reshaping=(*layers[-1].reshaping, module))
+        else:
+            raise QuantizationProblem(
+                f"{type(module).__name__} cannot be quantized: only convolutions and linear layers, each followed by "
+                "ReLU, max-pool and flatten if wanted; use model='lenet'."
+            )
+    if not layers:
+        raise QuantizationProblem("the model has no layers to quantize; use model='lenet'.")
+    return tuple(layers)
+
+
+def trace_outputs(layers: Sequence[Layer], images: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return each layer's fp32 outputs before and after its ReLU. Raises QuantizationProblem without images."""
+    if not len(images):
+        raise QuantizationProblem("calibration needs one image or more; raise num_calibration_samples.")
+    traced = []
+    for layer in layers:
+        traced.append(layer.forward(images))
+        images = layer.reshape(traced[-1][1])
+    return traced
+
+
+class QuantizedLayer(NamedTuple):
+    """A layer of whole numbers. Biases are int32, or still fp32 in the stage before they are quantized."""
+
+    layer: Layer
+    weights: Tensor  # int8
+    weight_scales: Tensor  # [1] or [channels], fp32
+    input_scale: Tensor  # [1], fp32
+    output_scale: Tensor  # [1], fp32
+    biases: Tensor  # [channels], int32 or fp32
+    max_accumulator: int  # the largest magnitude that any int8 input could give a sum, bias included
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """The floating-point type in which every sum is exact."""
+        return torch.float32 if self.max_accumulator <= MAX_EXACT_FP32 else torch.float64
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return int8 outputs for int8 inputs, before pooling and flattening."""
+        per_channel = self.layer.per_channel
+        sums = self.layer.multiply(inputs.to(self.sum_dtype), self.weights.to(self.sum_dtype))
+        sum_scales = per_channel(self.input_scale * self.weight_scales)
+        if self.biases.dtype == torch.int32:
+            outputs = (sums + per_channel(self.biases)).float() * (sum_scales / self.output_scale)
+        else:
+            outputs = (sums.float() * sum_scales + per_channel(self.biases)) / self.output_scale
+        low = 0 if self.layer.has_relu else INT8_MIN
+        return outputs.round().clamp(low, INT8_MAX).to(torch.int8)
+
+
+def max_accumulator(weights: Tensor, biases: Tensor, name: str) -> int:
+    """Return the largest magnitude of a sum for any int8 inputs: the largest 128 sum(|weights|) + |bias|.
+
+    Raises QuantizationProblem if it does not fit into 32 bits.
+    """
+    largest = int((weights.long().abs().flatten(1).sum(1) * -INT8_MIN + biases.long().abs()).max())
+    if largest > INT32_MAX:
+        raise QuantizationProblem(
+            f"{name}: a sum may reach {largest}, and 32 bits hold {INT32_MAX}; use a larger scale or a smaller layer."
+        )
+    return largest
+
+
+@dataclass(frozen=True)
+class QuantizedNetwork:
+    """A network of whole numbers."""
+
+    layers: tuple[QuantizedLayer, ...]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return int8 scores of fp32 images."""
+        values = quantize(images, self.layers[0].input_scale)
+        for quantized in self.layers:
+            values = reshape_integers(quantized.layer, quantized.forward(values))
+        return values
+
+
+def reshape_integers(layer: Layer, values: Tensor) -> Tensor:
+    """Apply a layer's pooling and flattening to int8 values, in fp32, which holds them exactly."""
+    return layer.reshape(values.float()).to(torch.int8)
+
+
+def compute_weight_scales(layers: Sequence[Layer], rule: ScaleRule, granularity: ScaleGranularity) -> list[Tensor]:
+    """Return the weight scales of each layer. Raises QuantizationProblem."""
+    return [compute_scales(layer.module.weight, rule, granularity, f"the weights of {layer.name}") for layer in layers]
+
+
+def rounded_weight_network(layers: Sequence[Layer], weight_scales: Sequence[Tensor]) -> Forward:
+    """Return the fp32 network whose weights are rounded to int8; activations and biases stay fp32."""
+    rounded = []
+    for layer, scales in zip(layers, weight_scales, strict=True):
+        shaped = scales.view(-1, *[1] * (layer.module.weight.dim() - 1))
+        rounded.append(quantize(layer.module.weight.detach(), shaped) * shaped)
+
+    def forward(values: Tensor) -> Tensor:
+        for layer, weights in zip(layers, rounded, strict=True):
+            values = layer.reshape(layer.forward(values, weights)[1])
+        return values
+
+    return forward
+
+
+def calibrate(layers: Sequence[Layer], images: Tensor, rule: ScaleRule) -> list[Tensor]:
+    """Return the scales of the images and of each layer's outputs after ReLU: one more than layers.
+
+    Raises QuantizationProblem without images, and for outputs that are all 0 or not finite.
+    """
+    outputs = trace_outputs(layers, images)
+    names = [f"the outputs of {layer.name}" for layer in layers]
+    found = zip(["the images", *names], [images, *(after for _, after in outputs)], strict=True)
+    return [compute_scales(values, rule, "per_tensor", name) for name, values in found]
+
+
+def build_quantized_network(
+    layers: Sequence[Layer], weight_scales: Sequence[Tensor], activation_scales: Sequence[Tensor], int32_biases: bool
+) -> QuantizedNetwork:
+    """Return the network with int8 weights and activations, and with int32 biases if asked.
+
+    Raises QuantizationProblem if a bias or a sum needs more than 32 bits.
+    """
+    quantized = []
+    for number, (layer, scales) in enumerate(zip(layers, weight_scales, strict=True)):
+        input_scale, output_scale = activation_scales[number : number + 2]
+        shaped = scales.view(-1, *[1] * (layer.module.weight.dim() - 1))
+        weights = quantize(layer.module.weight.detach(), shaped)
+        biases = layer.biases
+        if int32_biases:
+            biases = quantize_biases(biases, input_scale * scales, layer.name)
+        largest = max_accumulator(weights, biases, layer.name)
+        quantized.append(QuantizedLayer(layer, weights, scales, input_scale, output_scale, biases, largest))
+    return QuantizedNetwork(tuple(quantized))

@@ -1,0 +1,69 @@
+"""Scales of post-training quantization, and the rounding of weights, activations and biases to whole numbers.
+
+A real value is scale x integer, without a zero point. Weights and activations are int8, biases int32. An activation has
+one scale per tensor: an integer sum over input channels could not use several.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from pipeline.experiment.measurement import ScaleGranularity, ScaleRule
+
+INT8_MIN, INT8_MAX = -128, 127
+INT32_MAX = 2**31 - 1
+NUM_SIGMAS = 3
+QUANTILE = 0.999
+
+
+class QuantizationProblem(ValueError):
+    """A model, its weights or its activations cannot be quantized. The message says why, and what to do."""
+
+
+def compute_scales(values: Tensor, rule: ScaleRule, granularity: ScaleGranularity, name: str) -> Tensor:
+    """Return the scale of a tensor [1], or of each of its output channels [channels], fp32: clip magnitude / 127.
+
+    Where the rule clips everything (few values differ from 0), the largest magnitude is used. A channel of zeros has
+    the largest scale of the others: every scale fits its weights, and this one fits its bias. Raises
+    QuantizationProblem, which calls the tensor `name`, if it is empty, not finite, or all zero.
+    """
+    if not values.numel():
+        raise QuantizationProblem(f"{name}: there are no values to scale; calibrate with one image or more.")
+    rows = values.detach().float().reshape(1 if granularity == "per_tensor" else len(values), -1)
+    if not rows.isfinite().all():
+        raise QuantizationProblem(f"{name}: not all values are finite; train again with a lower learning rate.")
+    scales = clip_magnitudes(rows, rule) / INT8_MAX
+    scales = torch.where(scales > 0, scales, rows.abs().amax(1) / INT8_MAX)
+    if not scales.any():
+        raise QuantizationProblem(f"{name}: all values are 0, so that there is no scale; train the model longer.")
+    return torch.where(scales > 0, scales, scales.max())
+
+
+def clip_magnitudes(rows: Tensor, rule: ScaleRule) -> Tensor:
+    """Return the magnitude of each row [rows, n] that becomes 127; larger ones saturate.
+
+    `three_sigma` is |mean| + 3 sigma, which covers the mean plus and minus 3 sigma. `percentile_99_9` is the smallest
+    magnitude that at least 99.9 % of the magnitudes do not exceed.
+    """
+    if rule == "largest_magnitude":
+        return rows.abs().amax(1)
+    if rule == "three_sigma":
+        return rows.mean(1).abs() + NUM_SIGMAS * rows.std(1, correction=0)
+    return rows.abs().kthvalue(math.ceil(QUANTILE * rows.shape[1]), dim=1).values
+
+
+def quantize(values: Tensor, scales: Tensor) -> Tensor:
+    """Return the values over their scales as int8, rounded half to even. Values out of range saturate."""
+    return (values / scales).round().clamp(INT8_MIN, INT8_MAX).to(torch.int8)
+
+
+def quantize_biases(biases: Tensor, scales: Tensor, name: str) -> Tensor:
+    """Return the biases [channels] as int32. Their scale is input scale x weight scale, the scale of the sums.
+
+    Raises QuantizationProblem if one needs more than 32 bits.
+    """
+    rounded = (biases / scales).round().double()
+    if not bool((rounded.abs() <= INT32_MAX).all()):  # also refuses NaN
+        raise QuantizationProblem(f"{name}: a bias does not fit into 32 bits at its scale; use a larger scale.")
+    return rounded.to(torch.int32)

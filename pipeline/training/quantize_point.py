@@ -1,0 +1,236 @@
+"""A point of `measure: quantize`: train in fp32, publish the weights, and test the network in every stage of int8."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.data import augmentation
+from pipeline.data.batches import CHANNEL_MEANS, CHANNEL_STDS
+from pipeline.data.images import Images, Pixels, load_images
+from pipeline.experiment.measurement import (
+    Histogram,
+    HistogramTensor,
+    LayerScales,
+    Measurement,
+    NetworkScales,
+    Quantization,
+    QuantizationStage,
+    ScaleGranularity,
+    ScaleRule,
+    StageResult,
+)
+from pipeline.experiment.spec import Spec
+from pipeline.training.integer_network import (
+    Forward,
+    Layer,
+    QuantizedNetwork,
+    build_quantized_network,
+    calibrate,
+    compute_weight_scales,
+    read_layers,
+    rounded_weight_network,
+    trace_outputs,
+)
+from pipeline.training.loop import train_model
+from pipeline.training.models import build_model
+from pipeline.training.process_group import Rank
+from pipeline.training.quantization import QuantizationProblem
+from pipeline.training.step_timer import PartTimesNs
+from pipeline.training.weight_files import load_weights, save_weights
+
+TEST_BATCH_SIZE = 500  # of the stages; larger batches are slower on a CPU
+NUM_BINS = 64
+SCALE_BYTES = 4  # a scale is fp32
+PARAMETER_BYTES = 4  # of fp32 weights, and of biases in fp32 and int32
+
+
+class LabelledImages(NamedTuple):
+    """Normalised test images [n, 3, 32, 32] fp32, and labels [n] int64."""
+
+    images: Tensor
+    labels: Tensor
+
+
+class Answers(NamedTuple):
+    """The class that a network gives to each image, and whether another class has the same score."""
+
+    classes: Tensor
+    are_ties: Tensor
+
+
+def quantize_point(
+    spec: Spec, rank: Rank, data: Path | None, weights_path: Path
+) -> tuple[Measurement, list[list[PartTimesNs]]]:
+    """Train a point, write its weights to a file, and quantize what the file holds.
+
+    Return its measurement, and part times of training in ns as [epoch][rank].
+    """
+    trained = train_model(spec, rank, data)
+    sha256 = save_weights(trained.model, weights_path)
+    test = load_images(spec, "test", data)
+    model = build_model(spec.model or "lenet", test.num_classes)
+    load_weights(model, weights_path, sha256)
+    chosen = choose_calibration_images(load_images(spec, "train", data), spec.num_calibration_samples, spec.seed)
+    test_set = LabelledImages(normalize_images(test.pixels), torch.from_numpy(np.array(test.labels)))
+    quantization = quantize_layers(read_layers(model), normalize_images(chosen), test_set, sha256)
+    return msgspec.structs.replace(trained.measurement, quantization=quantization), trained.series
+
+
+def choose_calibration_images(images: Images, count: int, seed: int) -> Pixels:
+    """Return the pixels of that many training images, chosen at random with this seed, not augmented."""
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(images.labels))[:count])
+    return images.pixels[chosen]
+
+
+def normalize_images(pixels: Pixels) -> Tensor:
+    """Return pixels [n, 32, 32, 3] uint8 as the network sees them: [n, 3, 32, 32] fp32."""
+    normalize = augmentation.Normalization(CHANNEL_MEANS, CHANNEL_STDS, torch.device("cpu"))
+    return normalize(torch.from_numpy(np.array(pixels)), torch.float32, torch.contiguous_format)
+
+
+@torch.no_grad()
+def quantize_layers(layers: Sequence[Layer], calibration: Tensor, test: LabelledImages, sha256: str) -> Quantization:
+    """Test the network in fp32, and in every stage with every scale. `sha256` is the digest of its weight file."""
+    expected = answer(fp32_network(layers), test.images)
+    fp32 = count_answers(StageResult(stage="fp32", num_bytes=count_bytes(layers, "fp32", 0)), expected, expected, test)
+    results, networks = [fp32], []
+    for rule, granularity in itertools.product(get_args(ScaleRule), get_args(ScaleGranularity)):
+        for stage, build in stage_builders(layers, calibration, rule, granularity):
+            result = StageResult(stage=stage, scale_rule=rule, granularity=granularity)
+            try:
+                network, num_scales = build()
+                result = msgspec.structs.replace(result, num_bytes=count_bytes(layers, stage, num_scales))
+                if isinstance(network, QuantizedNetwork):
+                    check_exactness(network, calibration[:1])
+                    if stage == "biases":
+                        networks.append(describe_scales(network, rule, granularity))
+                result = count_answers(result, answer(network, test.images), expected, test)
+            except QuantizationProblem as problem:
+                result = StageResult(stage=stage, scale_rule=rule, granularity=granularity, problem=str(problem))
+            results.append(result)
+    return Quantization(
+        weights_sha256=sha256,
+        num_calibration_samples=len(calibration),
+        num_test_samples=len(test.labels),
+        results=tuple(results),
+        scales=tuple(networks),
+        histograms=tuple(draw_histograms(layers, calibration)),
+    )
+
+
+def stage_builders(
+    layers: Sequence[Layer], calibration: Tensor, rule: ScaleRule, granularity: ScaleGranularity
+) -> Iterator[tuple[QuantizationStage, Callable[[], tuple[Forward, int]]]]:
+    """Yield each stage with a function that builds its network and counts its scales."""
+
+    def build_weights() -> tuple[Forward, int]:
+        scales = compute_weight_scales(layers, rule, granularity)
+        return rounded_weight_network(layers, scales), sum(map(len, scales))
+
+    def build_integers(int32_biases: bool) -> tuple[Forward, int]:
+        scales = compute_weight_scales(layers, rule, granularity)
+        activation_scales = calibrate(layers, calibration, rule)
+        network = build_quantized_network(layers, scales, activation_scales, int32_biases)
+        return network, sum(map(len, scales)) + len(activation_scales)
+
+    yield "weights", build_weights
+    yield "activations", lambda: build_integers(False)
+    yield "biases", lambda: build_integers(True)
+
+
+def fp32_network(layers: Sequence[Layer]) -> Forward:
+    """Return the network in fp32."""
+
+    def forward(values: Tensor) -> Tensor:
+        for layer in layers:
+            values = layer.reshape(layer.forward(values)[1])
+        return values
+
+    return forward
+
+
+def check_exactness(network: QuantizedNetwork, images: Tensor) -> None:
+    """Raise RuntimeError if this machine's fp32 sums of whole numbers differ from those in float64.
+
+    A convolution by another algorithm, or with a shorter type inside, would not be exact.
+    """
+    in_float64 = QuantizedNetwork(tuple(layer._replace(max_accumulator=2**31) for layer in network.layers))
+    if not torch.equal(network(images), in_float64(images)):
+        raise RuntimeError("fp32 sums of whole numbers are not exact on this machine; unset DNNL_DEFAULT_FPMATH_MODE.")
+
+
+def answer(network: Forward, images: Tensor) -> Answers:
+    """Return the answers of a network. The first of several highest scores counts."""
+    scores = torch.cat([network(batch) for batch in images.split(TEST_BATCH_SIZE)])
+    return Answers(scores.argmax(1), (scores == scores.amax(1, keepdim=True)).sum(1) > 1)
+
+
+def count_answers(result: StageResult, found: Answers, expected: Answers, test: LabelledImages) -> StageResult:
+    """Return the result with its counts. `expected` are the answers in fp32."""
+    return msgspec.structs.replace(
+        result,
+        num_correct=int((found.classes == test.labels).sum()),
+        num_agreeing=int((found.classes == expected.classes).sum()),
+        num_ties=int(found.are_ties.sum()),
+    )
+
+
+def count_bytes(layers: Sequence[Layer], stage: QuantizationStage, num_scales: int) -> int:
+    """Return the bytes of weights, biases and scales. A weight takes 4 bytes in fp32 and 1 in int8."""
+    num_weights = sum(layer.module.weight.numel() for layer in layers)
+    num_biases = sum(layer.module.bias.numel() for layer in layers if layer.module.bias is not None)
+    weight_bytes = num_weights * (PARAMETER_BYTES if stage == "fp32" else 1)
+    return weight_bytes + num_biases * PARAMETER_BYTES + num_scales * SCALE_BYTES
+
+
+def describe_scales(network: QuantizedNetwork, rule: ScaleRule, granularity: ScaleGranularity) -> NetworkScales:
+    """Return the scales of a fully quantized network, and the largest magnitudes of its integers."""
+    layers = [
+        LayerScales(
+            layer=quantized.layer.name,
+            weight_scales=tuple(quantized.weight_scales.tolist()),
+            input_scale=float(quantized.input_scale),
+            output_scale=float(quantized.output_scale),
+            max_weight=int(quantized.weights.int().abs().max()),
+            max_bias=int(quantized.biases.long().abs().max()),
+            max_accumulator=quantized.max_accumulator,
+        )
+        for quantized in network.layers
+    ]
+    return NetworkScales(scale_rule=rule, granularity=granularity, layers=tuple(layers))
+
+
+def draw_histograms(layers: Sequence[Layer], calibration: Tensor) -> Iterator[Histogram]:
+    """Yield the histograms of each layer's weights, and of its fp32 outputs before and after ReLU.
+
+    A tensor that is not finite has none.
+    """
+    for layer, (before, after) in zip(layers, trace_outputs(layers, calibration), strict=True):
+        tensors: dict[HistogramTensor, Tensor] = {"weights": layer.module.weight.detach(), "before_relu": before}
+        if layer.has_relu:
+            tensors["after_relu"] = after
+        for name, values in tensors.items():
+            if values.isfinite().all():
+                yield draw_histogram(layer.name, name, values)
+
+
+def draw_histogram(layer: str, tensor: HistogramTensor, values: Tensor) -> Histogram:
+    """Return the histogram of the values, NUM_BINS bins from the smallest to the largest."""
+    low, high = float(values.min()), float(values.max())
+    # in float64, which counts past 2^24; one bin for a constant, whose range torch would widen
+    counts = torch.histc(values.double(), 1 if low == high else NUM_BINS, low, high)
+    return Histogram(
+        layer=layer,
+        tensor=tensor,
+        low=low,
+        high=high,
+        counts=tuple(int(count) for count in counts),
+        mean=float(values.double().mean()),
+        sigma=float(values.double().std(correction=0)),
+    )

@@ -1,0 +1,161 @@
+"""Two published mistakes of int8 quantization, beside the right way, on the network and the training of those reports.
+
+    python tests/benchmarks/bench_published_int8_mistakes.py --data DIR [--json FILE]
+
+DIR is an image folder. Batch 4, rate 0.001, two epochs, 400 calibration images, two seeds: a few minutes on two cores.
+The network is the LeNet of the reports, whose last layer alone has a bias.
+
+Inverted: a report scales the outputs of a layer by 127 max / (product of the scales before it) and not by 127 / (max x
+product). An output then saturates from 1 / max on, not from max on. Unscaled: a bias is added to the sums as it is, and
+not over the scale of the sums, so that it is next to nothing.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import tabulate
+import torch
+from torch import Tensor, nn
+
+from pipeline.data.images import Images, load_images
+from pipeline.experiment.spec import Spec
+from pipeline.training.integer_network import (
+    Forward,
+    Layer,
+    QuantizedNetwork,
+    build_quantized_network,
+    calibrate,
+    compute_weight_scales,
+    read_layers,
+    rounded_weight_network,
+)
+from pipeline.training.models import build_model
+from pipeline.training.quantization import INT8_MAX, quantize_biases
+
+SEEDS = (0, 1)
+EPOCHS, BATCH_SIZE, LEARNING_RATE, MOMENTUM = 2, 4, 0.001, 0.9
+NUM_CALIBRATION_IMAGES = 400
+TEST_BATCH_SIZE = 500
+
+
+class Row(NamedTuple):
+    """The test accuracy of one network by seed, as a fraction."""
+
+    network: str
+    test_accuracy: tuple[float, ...]
+
+
+def normalize(images: Images) -> tuple[Tensor, Tensor]:
+    """Return images from -1 to 1 [n, 3, 32, 32] fp32, and labels."""
+    pixels = torch.from_numpy(np.array(images.pixels)).permute(0, 3, 1, 2)
+    return (pixels / 127.5 - 1).contiguous(), torch.from_numpy(np.array(images.labels))
+
+
+def build_network(num_classes: int) -> nn.Module:
+    """Build LeNet with a bias in its last layer alone."""
+    model = build_model("lenet", num_classes)
+    for layer in read_layers(model)[:-1]:
+        layer.module.bias = None
+    return model
+
+
+def train(seed: int, images: Tensor, labels: Tensor, num_classes: int, epochs: int = EPOCHS) -> nn.Module:
+    """Train a network as the reports do: SGD with momentum, without augmentation."""
+    torch.manual_seed(seed)
+    model = build_network(num_classes)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(labels)).split(BATCH_SIZE):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images[chosen]), labels[chosen]).backward()
+            optimizer.step()
+    return model
+
+
+def inverted(scales: Sequence[Tensor]) -> list[Tensor]:
+    """Return activation scales of which those of outputs are inverted: 1 / (127 max) and not max / 127."""
+    return [scales[0], *(1 / (INT8_MAX**2 * scale) for scale in scales[1:])]
+
+
+def with_unscaled_biases(network: QuantizedNetwork) -> QuantizedNetwork:
+    """Return the network whose int32 biases are the fp32 ones rounded, at a scale of 1."""
+    one = torch.ones(1)
+    layers = [layer._replace(biases=quantize_biases(layer.layer.biases, one, "")) for layer in network.layers]
+    return QuantizedNetwork(tuple(layers))
+
+
+def networks_of(layers: Sequence[Layer], calibration: Tensor) -> dict[str, Forward]:
+    """Return the networks to compare, by name."""
+    weights = compute_weight_scales(layers, "largest_magnitude", "per_tensor")
+    right = calibrate(layers, calibration, "largest_magnitude")
+    exact = build_quantized_network(layers, weights, right, int32_biases=True)
+    return {
+        "int8 weights": rounded_weight_network(layers, weights),
+        "right: int8 activations": build_quantized_network(layers, weights, right, int32_biases=False),
+        "right: int32 bias": exact,
+        "inverted: int8 activations": build_quantized_network(layers, weights, inverted(right), int32_biases=False),
+        "inverted: int32 bias": build_quantized_network(layers, weights, inverted(right), int32_biases=True),
+        "unscaled: int32 bias": with_unscaled_biases(exact),
+    }
+
+
+@torch.no_grad()
+def accuracy(network: Forward, images: Tensor, labels: Tensor) -> float:
+    """Return the share of images that the network classifies correctly."""
+    scores = torch.cat([network(batch) for batch in images.split(TEST_BATCH_SIZE)])
+    return float((scores.argmax(1) == labels).double().mean())
+
+
+def compare(
+    training: Images,
+    test: Images,
+    seeds: Sequence[int] = SEEDS,
+    epochs: int = EPOCHS,
+    num_calibration_images: int = NUM_CALIBRATION_IMAGES,
+) -> list[Row]:
+    """Train a network for each seed, and return the accuracy of each way to quantize it."""
+    images, labels = normalize(training)
+    test_images, test_labels = normalize(test)
+    found: dict[str, list[float]] = {}
+    for seed in seeds:
+        model = train(seed, images, labels, training.num_classes, epochs)
+        chosen = torch.from_numpy(np.random.default_rng(seed).permutation(len(labels))[:num_calibration_images])
+        with torch.no_grad():
+            networks: dict[str, Forward] = {"fp32": model, **networks_of(read_layers(model), images[chosen])}
+        for name, network in networks.items():
+            found.setdefault(name, []).append(accuracy(network, test_images, test_labels))
+    return [Row(name, tuple(values)) for name, values in found.items()]
+
+
+def main() -> None:
+    """Print the accuracy of each network by seed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="an image folder")
+    parser.add_argument("--num-samples", type=int, default=50_000, help="training images (default: 50000)")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    arguments = parser.parse_args()
+    spec = Spec(
+        strategy="single",
+        num_gpus=1,
+        batch_size_per_gpu=BATCH_SIZE,
+        device="cpu",
+        dataset="imagefolder",
+        num_samples=arguments.num_samples,
+    )
+    rows = compare(load_images(spec, "train", arguments.data), load_images(spec, "test", arguments.data))
+    if arguments.json:
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode([row._asdict() for row in rows])) + b"\n")
+    print(f"batch {BATCH_SIZE}, rate {LEARNING_RATE}, {EPOCHS} epochs, {NUM_CALIBRATION_IMAGES} calibration images")
+    shown = [[row.network, *(f"{100 * value:.2f}" for value in row.test_accuracy)] for row in rows]
+    headers = ["test accuracy [%]", *(f"seed {seed}" for seed in SEEDS)]
+    print(
+        tabulate.tabulate(shown, headers, tablefmt="github", disable_numparse=True, colalign=["left", "right", "right"])
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The figures of docs/int8.md and of the README's sentence are those of the published records and of the benchmark."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from factories import ROOT
+
+from pipeline.experiment.record_store import load_record
+from pipeline.training.models import build_model
+from pipeline.training.weight_files import load_weights
+
+STAGES = ("fp32", "weights", "activations", "biases")
+PAGE = (ROOT / "docs" / "int8.md").read_text()
+ROWS: list[dict[str, Any]] = json.loads((ROOT / "outputs/quantize/tables.json").read_text())["int8"]
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+def points(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:+.2f}"
+
+
+def table_row(row: dict[str, Any]) -> str:
+    low, high = percent(row["test_accuracy_low"]), percent(row["test_accuracy_high"])
+    cells = [
+        row["stage"],
+        row["scale_rule"] or "",
+        row["granularity"] or "",
+        f"{percent(row['test_accuracy'])} ({low} to {high})",
+        points(row["accuracy_change"]),
+        points(row["mean_accuracy_change"]),
+        "" if row["agreement"] is None else percent(row["agreement"]),
+        f"{row['network_bytes']:,}",
+    ]
+    return re.sub(" +", " ", f"| {' | '.join(cells)} |")
+
+
+def test_the_page_shows_every_stage_and_scale() -> None:
+    results = PAGE.split("## What it cost")[1].split("##")[0]
+    shown = [line for line in results.splitlines() if line.startswith(tuple(f"| {stage} |" for stage in STAGES))]
+    assert shown == [table_row(row) for row in ROWS]
+
+
+def test_the_page_shows_what_the_benchmark_of_the_mistakes_printed() -> None:
+    rows = json.loads((ROOT / "outputs/two-cores/published-int8-mistakes.json").read_text())
+    for row in rows:
+        assert f"| {row['network']} | {' | '.join(map(percent, row['test_accuracy']))} |" in PAGE
+
+
+def test_the_right_way_costs_at_most_half_a_point_on_average() -> None:
+    complete = [row for row in ROWS if row["stage"] == "biases" and row["scale_rule"] != "three_sigma"]
+    assert len(complete) == 4
+    assert all(row["n"] == 6 and row["mean_accuracy_change"] >= -0.005 for row in complete)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "outputs/quantize/records").glob("*.json")), ids=lambda path: path.stem)
+def test_published_weights_have_the_digest_of_their_record(path: Any) -> None:
+    measurement = load_record(path).measurement
+    assert measurement is not None
+    assert measurement.quantization is not None
+    weights = path.with_suffix(".weights.npz")
+    load_weights(build_model("lenet", 10), weights, measurement.quantization.weights_sha256)
+
+
+def test_the_readme_answers_in_one_sentence() -> None:
+    (row,) = [
+        row
+        for row in ROWS
+        if (row["stage"], row["scale_rule"], row["granularity"]) == ("biases", "largest_magnitude", "per_tensor")
+    ]
+    (worst,) = [
+        row
+        for row in ROWS
+        if (row["stage"], row["scale_rule"], row["granularity"]) == ("biases", "three_sigma", "per_tensor")
+    ]
+    text = " ".join((ROOT / "README.md").read_text().split())
+    low, high = points(row["accuracy_change_low"]), points(row["accuracy_change_high"])
+    assert f"{points(row['accuracy_change'])} points ({low} to {high}, n = {row['n']} seeds)" in text
+    assert f"scales of three sigma cost {points(worst['accuracy_change'])} points" in text

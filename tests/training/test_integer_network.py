@@ -1,0 +1,195 @@
+import itertools
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from onnx_reference import OnnxNetwork
+from torch import nn
+
+from pipeline.experiment.measurement import ScaleGranularity, ScaleRule
+from pipeline.training.integer_network import (
+    QuantizedNetwork,
+    build_quantized_network,
+    calibrate,
+    compute_weight_scales,
+    max_accumulator,
+    read_layers,
+    rounded_weight_network,
+)
+from pipeline.training.models import build_model
+from pipeline.training.quantization import QuantizationProblem
+
+Array = npt.NDArray[Any]
+SCALES = list(itertools.product(get_args(ScaleRule), get_args(ScaleGranularity)))
+
+
+def make_lenet() -> nn.Module:
+    """LeNet with biases that matter; the images of these tests are noise."""
+    torch.manual_seed(0)
+    model = build_model("lenet", 10)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    return model
+
+
+def images_of(count: int, seed: int) -> torch.Tensor:
+    return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+
+
+def quantized_lenet(rule: ScaleRule, granularity: ScaleGranularity, int32_biases: bool = True) -> QuantizedNetwork:
+    layers = read_layers(make_lenet())
+    scales = compute_weight_scales(layers, rule, granularity)
+    return build_quantized_network(layers, scales, calibrate(layers, images_of(32, 1), rule), int32_biases)
+
+
+def integer_scores(network: QuantizedNetwork, images: Array) -> Array:
+    """The same network a second time, in NumPy's integer types: every sum is int64."""
+    values: Array = np.clip(np.round(images / network.layers[0].input_scale.numpy()), -128, 127).astype(np.int64)
+    for layer in network.layers:
+        weights = layer.weights.numpy().astype(np.int64)
+        if weights.ndim == 4:
+            windows = np.lib.stride_tricks.sliding_window_view(values, weights.shape[2:], axis=(2, 3))
+            sums = np.einsum("nchwij,ocij->nohw", windows, weights)
+            shape: tuple[int, ...] = (-1, 1, 1)
+        else:
+            sums, shape = values.reshape(len(values), -1) @ weights.T, (-1,)
+        sums = sums + layer.biases.numpy().astype(np.int64).reshape(shape)
+        assert np.abs(sums).max() <= layer.max_accumulator < 2**31
+        factors = (layer.input_scale * layer.weight_scales / layer.output_scale).numpy().reshape(shape)
+        values = np.clip(np.round(sums.astype(np.float32) * factors), -128, 127).astype(np.int64)
+        if layer.layer.has_relu:
+            values = np.maximum(values, 0)
+        if weights.ndim == 4:
+            count, channels, height, width = values.shape
+            values = values.reshape(count, channels, height // 2, 2, width // 2, 2).max(axis=(3, 5))
+    return values
+
+
+def test_lenet_is_the_cnn_of_the_courses() -> None:
+    layers = read_layers(build_model("lenet", 10))
+    shapes = {layer.name: tuple(layer.module.weight.shape) for layer in layers}
+    assert shapes == {
+        "conv1": (6, 3, 5, 5),
+        "conv2": (16, 6, 5, 5),
+        "fc1": (120, 400),
+        "fc2": (84, 120),
+        "fc3": (10, 84),
+    }
+    assert [layer.has_relu for layer in layers] == [True, True, True, True, False]
+    assert [[type(part).__name__ for part in layer.reshaping] for layer in layers[:2]] == [
+        ["MaxPool2d"],
+        ["MaxPool2d", "Flatten"],
+    ]
+
+
+@pytest.mark.parametrize(("rule", "granularity"), SCALES)
+def test_the_simulated_network_is_integer_arithmetic_value_by_value(
+    rule: ScaleRule, granularity: ScaleGranularity
+) -> None:
+    network, images = quantized_lenet(rule, granularity), images_of(50, 2)
+    scores = network(images)
+    assert scores.dtype == torch.int8
+    assert {layer.sum_dtype for layer in network.layers} == {torch.float32}
+    np.testing.assert_array_equal(scores.numpy(), integer_scores(network, images.numpy()))
+    assert len(scores.unique()) > 100
+
+
+@pytest.mark.parametrize("granularity", get_args(ScaleGranularity))
+def test_onnxruntime_gives_the_same_outputs_for_the_same_scales(granularity: ScaleGranularity, tmp_path: Path) -> None:
+    model, calibration, images = make_lenet(), images_of(32, 1), images_of(2000, 2)
+    reference = OnnxNetwork(model, calibration.numpy(), tmp_path, granularity == "per_channel")
+    assert (reference.operators.count("QLinearConv"), reference.operators.count("QGemm")) == (2, 3)
+    indices = [index for index, module in enumerate(model.children()) if isinstance(module, nn.Conv2d | nn.Linear)]
+
+    def tensor(name: str) -> torch.Tensor:
+        return torch.from_numpy(np.atleast_1d(reference.tensors[name]))
+
+    weight_scales = [tensor(f"weight{index}_scale") for index in indices]
+    activation_scales = [tensor("images_scale"), *(tensor(f"output{index}_scale") for index in indices)]
+    layers = read_layers(model)
+    for ours, theirs in (
+        (compute_weight_scales(layers, "largest_magnitude", granularity), weight_scales),
+        (calibrate(layers, calibration, "largest_magnitude"), activation_scales),
+    ):
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-5, atol=0)
+    network = build_quantized_network(layers, weight_scales, activation_scales, int32_biases=True)
+    for quantized, index in zip(network.layers, indices, strict=True):
+        np.testing.assert_array_equal(quantized.weights.numpy(), reference.tensors[f"weight{index}_quantized"])
+        np.testing.assert_array_equal(quantized.biases.numpy(), reference.tensors[f"bias{index}_quantized"])
+    expected = reference(images.numpy()) / reference.tensors[f"output{indices[-1]}_scale"]
+    assert expected.size == 20_000
+    np.testing.assert_array_equal(network(images).numpy(), np.round(expected))
+
+
+def test_biases_in_fp32_and_int32_differ_by_rounding_alone() -> None:
+    images = images_of(50, 2)
+    exact = quantized_lenet("largest_magnitude", "per_channel", int32_biases=False)
+    rounded = quantized_lenet("largest_magnitude", "per_channel")
+    assert {layer.biases.dtype for layer in exact.layers} == {torch.float32}
+    assert {layer.biases.dtype for layer in rounded.layers} == {torch.int32}
+    assert int((exact(images).int() - rounded(images).int()).abs().max()) <= 2
+
+
+def test_rounded_weights_stay_within_half_a_step_of_the_scores() -> None:
+    """Scores of int8 weights are near those of fp32 and are not the same."""
+    model, images = make_lenet(), images_of(50, 2)
+    layers = read_layers(model)
+    with torch.no_grad():
+        expected = model(images)
+    found = rounded_weight_network(layers, compute_weight_scales(layers, "largest_magnitude", "per_tensor"))(images)
+    assert 0 < float((found - expected).abs().max()) < 0.05 * float(expected.abs().max())
+
+
+def test_sums_that_fp32_cannot_hold_are_computed_in_float64() -> None:
+    """3,001 products of 127 x 127 are odd and above 2^24."""
+    wide = nn.Linear(3001, 1, bias=False)
+    nn.init.ones_(wide.weight)
+    layers = read_layers(nn.Sequential(wide))
+    one = torch.tensor([1 / 127])
+    (layer,) = build_quantized_network(layers, [one], [one, one], int32_biases=True).layers
+    inputs = torch.full((1, 3001), 127, dtype=torch.int8)
+    total = 3001 * 127 * 127
+    assert total > 2**24
+    assert layer.sum_dtype == torch.float64
+    assert int(layer.layer.multiply(inputs.double(), layer.weights.double())) == total
+    assert int(torch.tensor(total, dtype=torch.float32)) != total
+
+
+def test_sums_of_more_than_32_bits_are_refused() -> None:
+    """128 x 127 x 132,105 is the first product past 2^31 - 1."""
+    biases = torch.zeros(1, dtype=torch.int32)
+    most = torch.full((1, 132_104), 127, dtype=torch.int8)
+    assert max_accumulator(most, biases, "fc1") == 128 * 127 * 132_104 < 2**31
+    with pytest.raises(QuantizationProblem, match=r"fc1: a sum may reach 2147498880, and 32 bits hold 2147483647"):
+        max_accumulator(torch.full((1, 132_105), 127, dtype=torch.int8), biases, "fc1")
+
+
+def test_calibration_needs_an_image() -> None:
+    with pytest.raises(QuantizationProblem, match="calibration needs one image or more"):
+        calibrate(read_layers(make_lenet()), torch.zeros(0, 3, 32, 32), "largest_magnitude")
+
+
+def test_a_layer_that_never_answers_is_named() -> None:
+    model = make_lenet()
+    nn.init.constant_(model.get_parameter("0.bias"), -1e6)
+    with pytest.raises(QuantizationProblem, match="the outputs of conv1: all values are 0"):
+        calibrate(read_layers(model), images_of(2, 1), "largest_magnitude")
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), "BatchNorm2d cannot be quantized"),
+        (nn.Sequential(nn.ReLU(), nn.Linear(3, 4)), "ReLU cannot be quantized"),
+        (build_model("resnet18", 10), "cannot be quantized.*use model='lenet'"),
+        (nn.Sequential(), "no layers"),
+    ],
+)
+def test_a_model_of_other_parts_is_refused(model: nn.Module, why: str) -> None:
+    with pytest.raises(QuantizationProblem, match=why):
+        read_layers(model)

@@ -1,0 +1,218 @@
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from conftest import Command
+from factories import LENET, make_record, make_spec
+from torch import Tensor, nn
+
+from pipeline.data.images import Images, synthetic_images
+from pipeline.experiment.measurement import Quantization, ScaleGranularity, ScaleRule
+from pipeline.experiment.record_store import encode_record, load_record
+from pipeline.training.integer_network import build_quantized_network, calibrate, compute_weight_scales, read_layers
+from pipeline.training.models import build_model
+from pipeline.training.process_group import Rank
+from pipeline.training.quantize_point import (
+    LabelledImages,
+    check_exactness,
+    choose_calibration_images,
+    draw_histogram,
+    normalize_images,
+    quantize_layers,
+    quantize_point,
+)
+from pipeline.training.weight_files import file_sha256, load_weights
+
+ALONE = Rank(0, 0, 1, torch.device("cpu"))
+SMALL: dict[str, Any] = {
+    **LENET,
+    "input": "gpu",
+    "evaluate": True,
+    "measure": "quantize",
+    "num_samples": 320,
+    "num_calibration_samples": 32,
+    "learning_rate": 0.01,
+}
+SCALES = list(itertools.product(get_args(ScaleRule), get_args(ScaleGranularity)))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Use one thread, since cores are shared."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def quantized(model: nn.Module, num_images: int = 40) -> Quantization:
+    images = synthetic_images(num_images, "train", 0)
+    normalized = normalize_images(images.pixels)
+    test = LabelledImages(normalized, torch.from_numpy(images.labels))
+    return quantize_layers(read_layers(model), normalized, test, "digest")
+
+
+def test_a_point_publishes_the_weights_that_it_quantizes(tmp_path: Path) -> None:
+    spec = make_spec(**SMALL)
+    measurement, series = quantize_point(spec, ALONE, None, tmp_path / "weights.npz")
+    found = measurement.quantization
+    assert found is not None
+    assert (len(measurement.epochs), len(series)) == (2, 2)
+    assert found.weights_sha256 == file_sha256(tmp_path / "weights.npz")
+    assert (found.num_calibration_samples, found.num_test_samples) == (32, 64)
+    stages = [(result.stage, result.scale_rule, result.granularity) for result in found.results]
+    assert stages == [
+        ("fp32", None, None),
+        *((stage, *scale) for scale in SCALES for stage in ("weights", "activations", "biases")),
+    ]
+    fp32 = found.results[0]
+    assert fp32.num_correct == round((measurement.epochs[-1].test_accuracy or 0) * 64)
+    assert (fp32.num_agreeing, fp32.num_ties) == (64, 0)
+    assert all(result.num_agreeing is not None and result.num_agreeing > 48 for result in found.results)
+    record = make_record(spec, measurement=measurement)
+    path = tmp_path / f"{record.run_id}.0.json"
+    path.write_bytes(encode_record(record))
+    assert load_record(path) == record
+
+
+def test_the_stages_take_as_many_bytes_as_counted_by_hand() -> None:
+    """LeNet has 61,770 weights and 236 biases; 5 layers, or 236 channels, have a weight scale, 6 tensors another."""
+    counted = {(r.stage, r.granularity): r.num_bytes for r in quantized(build_model("lenet", 10)).results}
+    assert counted == {
+        ("fp32", None): 4 * (61_770 + 236),
+        ("weights", "per_tensor"): 61_770 + 4 * (236 + 5),
+        ("activations", "per_tensor"): 61_770 + 4 * (236 + 5 + 6),
+        ("biases", "per_tensor"): 61_770 + 4 * (236 + 5 + 6),
+        ("weights", "per_channel"): 61_770 + 4 * (236 + 236),
+        ("activations", "per_channel"): 61_770 + 4 * (236 + 236 + 6),
+        ("biases", "per_channel"): 61_770 + 4 * (236 + 236 + 6),
+    }
+
+
+def test_the_ranges_of_every_network_are_recorded() -> None:
+    found = quantized(build_model("lenet", 10))
+    assert [(network.scale_rule, network.granularity) for network in found.scales] == SCALES
+    for network in found.scales:
+        assert [layer.layer for layer in network.layers] == ["conv1", "conv2", "fc1", "fc2", "fc3"]
+        for layer, after in itertools.pairwise(network.layers):
+            assert layer.output_scale == after.input_scale
+        for layer in network.layers:
+            assert 1 <= layer.max_weight <= 128
+            assert layer.max_weight * 128 <= layer.max_accumulator < 2**24
+            assert layer.max_bias < 2**31
+    largest = found.scales[0].layers[0]
+    assert largest.max_weight == 127
+
+
+def zero(model: nn.Module, *names: str) -> nn.Module:
+    for name in names:
+        nn.init.zeros_(model.get_parameter(name))
+    return model
+
+
+def test_a_layer_of_zeros_is_a_sentence_in_every_stage_and_fp32_stays() -> None:
+    found = quantized(zero(build_model("lenet", 10), "3.weight"))
+    fp32, *others = found.results
+    assert fp32.num_correct is not None
+    assert {other.problem for other in others} == {
+        "the weights of conv2: all values are 0, so that there is no scale; train the model longer."
+    }
+    assert {(other.num_correct, other.num_bytes) for other in others} == {(None, None)}
+
+
+def test_a_model_that_diverged_has_a_sentence_and_a_record() -> None:
+    model = build_model("lenet", 10)
+    nn.init.constant_(model.get_parameter("7.weight"), float("nan"))
+    found = quantized(model)
+    assert {other.problem for other in found.results[1:]} == {
+        "the weights of fc1: not all values are finite; train again with a lower learning rate."
+    }
+    assert {histogram.layer for histogram in found.histograms} == {"conv1", "conv2", "fc2", "fc3"}
+    spec = make_spec(**SMALL)
+    measured = make_record(spec).measurement
+    assert measured is not None
+    encode_record(make_record(spec, measurement=msgspec.structs.replace(measured, quantization=found)))
+
+
+def test_equal_scores_are_counted_as_ties() -> None:
+    """The last layer lowers one class and leaves nine at 0: every image has nine highest scores, in every stage."""
+    model = zero(build_model("lenet", 10), "11.weight", "11.bias")
+    with torch.no_grad():
+        model.get_parameter("11.weight")[3] = -1e-3
+    found = quantized(model)
+    assert [(result.problem, result.num_ties) for result in found.results] == [(None, 40)] * 19
+
+
+def test_a_machine_whose_sums_are_not_exact_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = read_layers(build_model("lenet", 10))
+    images = normalize_images(synthetic_images(2, "train", 0).pixels)
+    scales = compute_weight_scales(layers, "largest_magnitude", "per_tensor")
+    network = build_quantized_network(layers, scales, calibrate(layers, images, "largest_magnitude"), True)
+    check_exactness(network, images)
+    convolve = nn.functional.conv2d
+
+    def in_bf16(inputs: Tensor, weights: Tensor, *rest: Any) -> Tensor:
+        is_exact = inputs.dtype == torch.float64
+        return convolve(inputs, weights, *rest) if is_exact else convolve(inputs, weights, *rest).bfloat16().float()
+
+    monkeypatch.setattr(nn.functional, "conv2d", in_bf16)
+    with pytest.raises(RuntimeError, match="not exact on this machine"):
+        check_exactness(network, images)
+
+
+def test_calibration_images_are_training_images_chosen_by_the_seed() -> None:
+    pixels = np.arange(100, dtype=np.uint8).repeat(32 * 32 * 3).reshape(100, 32, 32, 3)
+    images = Images(pixels, np.zeros(100, dtype=np.int64), 1)
+    chosen = [choose_calibration_images(images, 10, seed)[:, 0, 0, 0].tolist() for seed in (0, 0, 1)]
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert len(set(chosen[0])) == 10
+    assert max(chosen[0]) > 20
+
+
+def test_a_histogram_counts_every_value_once() -> None:
+    found = draw_histogram("conv1", "weights", torch.tensor([0.0, 1.0, 1.0, 64.0]))
+    assert (found.low, found.high, len(found.counts)) == (0.0, 64.0, 64)
+    assert (found.counts[0], found.counts[1], found.counts[63], sum(found.counts)) == (1, 2, 1, 4)
+    assert (found.mean, round(found.sigma, 6)) == (16.5, round(float(np.std([0, 1, 1, 64])), 6))
+    constant = draw_histogram("conv1", "weights", torch.full((5,), 2.0))
+    assert (constant.low, constant.high, constant.counts, constant.sigma) == (2.0, 2.0, (5,), 0.0)
+
+
+def test_histograms_cover_weights_and_outputs_before_and_after_relu() -> None:
+    found = quantized(build_model("lenet", 10), num_images=4).histograms
+    named = [(histogram.layer, histogram.tensor) for histogram in found]
+    hidden = [
+        (layer, tensor)
+        for layer in ("conv1", "conv2", "fc1", "fc2")
+        for tensor in ("weights", "before_relu", "after_relu")
+    ]
+    assert named == [*hidden, ("fc3", "weights"), ("fc3", "before_relu")]
+    counts = {name: sum(histogram.counts) for name, histogram in zip(named, found, strict=True)}
+    assert counts["conv1", "weights"] == 6 * 3 * 5 * 5
+    assert counts["conv1", "before_relu"] == counts["conv1", "after_relu"] == 4 * 6 * 28 * 28
+    assert all(histogram.low >= 0 for histogram in found if histogram.tensor == "after_relu")
+
+
+@pytest.mark.training
+def test_a_submitted_point_leaves_its_weights_beside_its_record(pipeline: Command, tmp_path: Path) -> None:
+    changes = ("dataset=synthetic", "num_samples=320", "num_calibration_samples=32", "epochs=2", "seed=0,1")
+    sets = [part for change in changes for part in ("--set", change)]
+    done = pipeline("submit", "--grid", "quantize", *sets, "--cluster", "local", "--outputs", tmp_path)
+    assert done.returncode == 0, done.stderr
+    paths = sorted((tmp_path / "quantize" / "records").glob("*.json"))
+    assert len(paths) == 2
+    for path in paths:
+        found = load_record(path).measurement
+        assert found is not None
+        assert found.quantization is not None
+        load_weights(build_model("lenet", 10), path.with_suffix(".weights.npz"), found.quantization.weights_sha256)
+    shown = json.loads(pipeline("collect", tmp_path / "quantize", "--format", "json").stdout)
+    rows = shown["experiments"]["quantize"]["int8"]
+    assert (len(rows), {row["n"] for row in rows}) == (19, {2})
+    assert all("an interval needs 6 seeds, got 2" in row["note"] for row in rows)
