@@ -42,7 +42,7 @@ REPORT_PAGE = "report.html"
 WORDS = Path("docs") / "words.md"
 TABLE_NAMES = (
     *("Q1", "Q2", "Q3", "Q4", "oom", "communication", "bandwidth", "sweep", "transfers", "split", "prediction"),
-    *("memory", "cost", "time_to_target"),
+    *("memory", "cost", "time_to_target", "int8", "int8_histograms"),
 )  # the fields of Tables, which --help need not import
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell that begins with one
 

@@ -153,7 +153,7 @@ def test_a_label_has_the_length_of_a_point_only_where_that_tells_points_apart(
     labels = [line.split("|")[1].strip() for line in text.splitlines() if line.endswith("the noise |")]
     assert labels == ["7 epochs, 6 windows", "10 epochs, 9 windows", "32 per GPU", "64 per GPU"]
     shared = [line for line in text.splitlines() if line.startswith("All points")]
-    assert shared == ["All points: single 1 GPU, 32 per GPU.", "All points: single, 1 GPU."]
+    assert shared == ["All points: single 1 GPU, 32 per GPU.", "All points: single 1 GPU."]
 
 
 def test_times_that_drift_are_named(pipeline: Command, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ FACTORS: dict[str, dict[str, float]] = {
     "s": {"s": 1, "ms": 1e3, "us": 1e6},
     "B": {"MB": 1e-6},
     "J": {"mJ/image": 1e3},
-    "1": {"%": 100, "": 1},
+    "1": {"%": 100, "points": 100, "": 1},
 }
 
 
