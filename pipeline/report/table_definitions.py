@@ -345,7 +345,7 @@ TABLE_DEFINITIONS = (
             Figure("ties [%]", "tie_share", 100),
             Figure("size [MB]", "network_bytes", 1e-6),
         ),
-        "Ties are test images whose highest score several classes have. The size is that of weights, biases and scales.",
+        "Ties are test images whose highest score several classes share. The size counts weights, biases and scales.",
     ),
     TableDefinition(
         "cost",
