@@ -65,11 +65,11 @@ def without_slurm(**changes: str) -> dict[str, str]:
     return plain | changes
 
 
-def test_the_prose_is_short_and_has_one_picture() -> None:
+def test_the_prose_is_short_and_has_one_plot_and_one_screenshot() -> None:
     shown = re.sub(r"```.*?```|<!--.*?-->", "", README, flags=re.DOTALL)
     prose = "\n".join(line for line in shown.splitlines() if not line.startswith("|"))
     assert len(re.sub(r"\]\([^)]*\)", "]", prose).split()) <= MAX_WORDS
-    assert len(re.findall(r"!\[", README)) == 1
+    assert re.findall(r"!\[[^]]*\]\(([^)]*)\)", README) == ["docs/q2.svg", "docs/screenshots/report-desktop-light.png"]
 
 
 @pytest.mark.parametrize("route", ROUTES)

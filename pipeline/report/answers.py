@@ -10,7 +10,7 @@ from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.analysis.notes import Note
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, name_workers, varying_axes
 from pipeline.report.build_tables import Tables
-from pipeline.report.row_types import CommunicationRow, MemoryRow, Q2Row, Q3Row, Row
+from pipeline.report.row_types import CommunicationRow, Int8Row, MemoryRow, Q2Row, Q3Row, Row
 
 SPEEDUPS = ("speedup", "parallel_efficiency", "serial_fraction_karp_flatt")
 SUBTRACTIONS = ("comm_time_subtraction_s", "bandwidth_subtraction_gb_s")
@@ -55,7 +55,12 @@ RUN = "run `python -m pipeline.submit --grid {}`"
 
 
 def answer_questions(tables: Tables, workers: str) -> Answers:
-    """Return a sentence for each question, from the rows; where they cannot answer it, the command that would."""
+    """Return a sentence for each question, from the rows; where they cannot answer it, the command that would.
+
+    An experiment that quantizes has one question, what int8 costs.
+    """
+    if tables.int8:
+        return [("int8", answer_int8(tables.int8))]
     answers = {
         "Q1": answer_batch_size(tables),
         "Q2": answer_scaling(tables.Q2),
@@ -163,18 +168,17 @@ def answer_communication(tables: Tables) -> str:
     most = max(row["num_gpus"] for row in measured)
     at_most = [row for row in measured if row["num_gpus"] == most]
     worst = max(at_most, key=exposed_share)
-    best = min(at_most, key=exposed_share)
+    told = [row for row in at_most if not any(note.kind == "exposure_is_noise" for note in row.notes)]
+    best = min(told or [worst], key=exposed_share)
     exposed, step = 1e6 * (worst.exposed_comm_time_s or 0.0), worst.step_time_s or 1.0
-    low, high = worst.exposed_comm_time_low_s, worst.exposed_comm_time_high_s
-    ends = f", {percent(low / step, 1)} to {percent(high / step, 1)}" if low is not None and high is not None else ""
     said = (
-        f"On {most} GPUs communication that is not hidden takes {exposed:,.0f} us of a step of "
-        f"{1e3 * step:,.2f} ms ({percent(exposed_share(worst), 1)}{ends}, {source_of(worst, measured)})."
+        f"On {most} GPUs all-reduces of gradients that are not hidden take {exposed:,.0f} us of a step of "
+        f"{1e3 * step:,.2f} ms ({percent(exposed_share(worst), 1)}{exposed_ends(worst)}, {source_of(worst, measured)})."
     )
     if any(note.kind == "exposure_is_noise" for note in worst.notes):
         said += " That lies inside the noise."
     if best is not worst:
-        said += f" At best it is {percent(exposed_share(best), 1)} ({describe_own(best, measured)})."
+        said += f" At best it is {percent(exposed_share(best), 1)} ({describe_own(best, measured)}{exposed_ends(best)})."
     both = [row for row in subtracted if row.exposed_comm_time_s is not None and row["num_gpus"] == most]
     if both:
         off = max(both, key=subtracted_share)
@@ -188,6 +192,12 @@ def answer_communication(tables: Tables) -> str:
 def exposed_share(row: CommunicationRow) -> float:
     """Return exposed communication as a share of the step."""
     return (row.exposed_comm_time_s or 0.0) / (row.step_time_s or 1.0)
+
+
+def exposed_ends(row: CommunicationRow) -> str:
+    """Return the interval of that share in words; empty if it has none."""
+    low, high, step = row.exposed_comm_time_low_s, row.exposed_comm_time_high_s, row.step_time_s or 1.0
+    return f", {percent(low / step, 1)} to {percent(high / step, 1)}" if low is not None and high is not None else ""
 
 
 def subtracted_share(row: Q3Row) -> float:
@@ -242,6 +252,11 @@ def final_accuracies(tables: Tables) -> list[FinalAccuracy]:
 
 def answer_large_batches(tables: Tables) -> str:
     """Return what the largest batch costs in accuracy, and the remedy that mends most of it."""
+    baselines = [row for row in tables.time_to_target if not row.remedies]
+    first = min(baselines, key=lambda row: row.global_batch_size, default=None)
+    if first is not None and first.final_test_accuracy is None:
+        lacking = f"{first.global_batch_size:,} images a step without remedies, have no result"
+        return f"Not answered yet: the runs to compare with, {lacking}; run the same command again."
     learnt = final_accuracies(tables)
     plain = [point for point in learnt if not point.remedies]
     if len({point.global_batch_size for point in plain}) < 2:
@@ -267,6 +282,23 @@ def answer_large_batches(tables: Tables) -> str:
     if best.low is not None and large.high is not None and best.low <= large.high:
         said += " The two overlap: that remedy is not told from noise."
     return said
+
+
+def answer_int8(rows: Sequence[Int8Row]) -> str:
+    """Return what int8 changes in accuracy and bytes: every tensor in int8, one scale a tensor by its largest value."""
+    usual = ("largest_magnitude", "per_tensor")
+    full = [row for row in rows if row.stage == "biases" and (row.scale_rule, row.granularity) == usual]
+    before = [row for row in rows if row.stage == "fp32"]
+    change = full[0].accuracy_change if full else None
+    if change is None or not before:
+        return "Not answered here: no quantized network was tested; run `python -m pipeline.status` for the reasons."
+    row, low, high = full[0], full[0].accuracy_change_low, full[0].accuracy_change_high
+    ends = f", {100 * low:+.2f} to {100 * high:+.2f}" if low is not None and high is not None else ""
+    return (
+        f"All of the network in int8 changes test accuracy by {100 * change:+.2f} points{ends} "
+        f"(from {percent(before[0].test_accuracy, 1)}, n = {row.n} seeds), in {row.network_bytes or 0:,} of "
+        f"{before[0].network_bytes or 0:,} bytes."
+    )
 
 
 def percent(fraction: float | None, decimals: int = 0) -> str:

@@ -21,6 +21,7 @@ UNSAFE_CHARACTERS = re.compile(r"[|<>`\[\]\\]")
 BLOCK_START = re.compile(r"(#{1,6}(?=\s|$)|[-+*](?=\s|$)|>|=+\s*$|-+\s*$|~{3}|[-*_][-*_\s]+$)")
 COMMAND = re.compile(r"(?<!\\)`[^`]*`")
 NUMBERED = re.compile(r"(\d{1,9})(?=[.)](?:\s|$))")
+MAX_GAPS = 10  # points without a result that are listed
 VERSIONS = {"torch": "torch", "NCCL": "nccl", "driver": "driver", "commit": "git_commit", "source": "source_digest"}
 
 
@@ -55,8 +56,8 @@ def render_experiment(
 def render_overview(answers: Mapping[str, Answers]) -> str:
     """Return what each of several experiments answers, by question."""
     parts = ["# Answers"]
-    for question in ("Q1", "Q2", "Q3", "Q4"):
-        said = [(name, dict(own)[question]) for name, own in answers.items()]
+    for question in dict.fromkeys(question for own in answers.values() for question, _ in own):
+        said = [(name, dict(own)[question]) for name, own in answers.items() if question in dict(own)]
         found = [(name, sentence) for name, sentence in said if is_answered(sentence)]
         lines = [wrap(f"{escape_markdown(name)}: {sentence}", "- ") for name, sentence in found]
         parts.append(f"**{question}.**\n\n" + "\n".join(lines or [wrap(f"{said[0][1]}", "- ")]))
@@ -81,6 +82,8 @@ def render_coverage(collected: CollectedOutcomes) -> str:
         for outcome in collected.outcomes
         if outcome.status not in ("ok", "oom")
     ]
+    if len(gaps) > MAX_GAPS:
+        gaps[MAX_GAPS:] = [f"- and {len(gaps) - MAX_GAPS} more: `python -m pipeline.status` lists them"]
     return "\n\n".join([wrap(line), *(["\n".join(gaps)] if gaps else [])])
 
 

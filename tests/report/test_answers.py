@@ -6,12 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 from communication_records import LARGE, measured, point
-from factories import make_communication_record, make_experiment, make_measurement, make_record, make_spec
+from conftest import ROOT
+from factories import assert_says, make_communication_record, make_experiment, make_measurement, make_record, make_spec
 from page_records import batch_records, every_question, scaling_records
 from rendered_tables import build
 
 from pipeline.analysis.notes import make_note
 from pipeline.collect import collect_experiment
+from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import shipped_grids
 from pipeline.experiment.measurement import AllReduce
 from pipeline.experiment.record import Environment, Gpu, Record
@@ -184,3 +186,24 @@ def test_six_seeds_tell_a_remedy_from_noise_or_say_that_they_do_not() -> None:
     assert "noise" not in told
     untold = answers_of(*plain, *studied(2048, 0.801, 0.001, "linear_scaling"))["Q4"]
     assert untold.endswith("not told from noise.")
+
+
+def published_answers(name: str) -> dict[str, str]:
+    _, tables = collect_experiment(Experiment(ROOT / "outputs" / name))
+    return dict(answer_questions(tables, "GPUs"))
+
+
+def test_an_experiment_that_quantizes_answers_what_int8_costs() -> None:
+    ((question, sentence),) = published_answers("quantize").items()
+    assert question == "int8"
+    assert_says(sentence, "-0.08 points", "-0.43 to +0.17", "60.7 %", "n = 6 seeds", "62,758 of 248,024 bytes")
+
+
+def test_a_study_without_its_baseline_answers_nothing_yet() -> None:
+    answer = published_answers("h100x2/q4-study")["Q4"]
+    assert_says(answer, "Not answered yet", "128 images a step without remedies", "run the same command again")
+
+
+def test_the_best_share_has_its_interval() -> None:
+    answer = published_answers("h200x2/communication-captured")["Q3"]
+    assert_says(answer, "all-reduces of gradients", "At best it is 0.7 %", "2,048 per GPU, 0.2 % to 1.0 %")

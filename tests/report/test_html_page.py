@@ -129,6 +129,12 @@ def test_little_to_show_is_still_a_page(tmp_path: Path, found: list[Record], wor
     assert "svg" not in page.tags
 
 
+def test_a_command_in_an_answer_is_set_as_code(tmp_path: Path) -> None:
+    source = page_source(tmp_path / "x", make_record())._replace(answers=[("Q4", "None; run `submit <b>`.")])
+    write_report(source)
+    assert "None; run <code>submit &lt;b&gt;</code>." in (tmp_path / "x" / "report.html").read_text()
+
+
 def test_every_point_stands_in_one_state_with_its_reason(tmp_path: Path) -> None:
     missing = [make_spec(batch_size_per_gpu=8192)]
     text = write_page(tmp_path / "x", *batch_records(), missing=missing).read_text()
