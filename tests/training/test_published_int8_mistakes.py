@@ -2,19 +2,22 @@
 
 import pytest
 import torch
-from bench_published_int8_mistakes import build_network, compare, inverted, networks_of, normalize, with_unscaled_biases
+from bench_published_int8_mistakes import build_network, compare, inverted, networks_of, normalize
 
 from pipeline.data.images import synthetic_images
 from pipeline.training.integer_network import QuantizedNetwork, read_layers
 
 NAMES = [
-    "fp32",
-    "int8 weights",
-    "right: int8 activations",
-    "right: int32 bias",
-    "inverted: int8 activations",
-    "inverted: int32 bias",
-    "unscaled: int32 bias",
+    "no bias: fp32",
+    "no bias: int8 weights",
+    "no bias: right",
+    "no bias: inverted",
+    "bias: fp32",
+    "bias: int8 weights",
+    "bias: right",
+    "bias: unscaled bias",
+    "bias: inverted",
+    "bias: inverted, right bias",
 ]
 
 
@@ -25,16 +28,28 @@ def test_an_inverted_scale_saturates_from_1_over_max_on() -> None:
     assert float(outputs * 127) == pytest.approx(1 / 4)
 
 
-def test_only_the_last_layer_has_a_bias_and_unscaled_it_is_next_to_nothing() -> None:
+def test_no_layer_or_the_last_one_has_a_bias() -> None:
+    biased = [
+        [layer.module.bias is not None for layer in read_layers(build_network(10, has_bias))]
+        for has_bias in (False, True)
+    ]
+    assert biased == [[False] * 5, [False] * 4 + [True]]
+
+
+def test_a_bias_is_next_to_nothing_if_unscaled_and_follows_the_scales_or_not_if_inverted() -> None:
     torch.manual_seed(0)
-    layers = read_layers(build_network(10))
-    assert [layer.module.bias is not None for layer in layers] == [False] * 4 + [True]
     images, _ = normalize(synthetic_images(8, "train", 0))
     with torch.no_grad():
-        right = networks_of(layers, images)["right: int32 bias"]
-    assert isinstance(right, QuantizedNetwork)
-    assert int(right.layers[-1].biases.abs().max()) > 100
-    assert with_unscaled_biases(right).layers[-1].biases.abs().max() == 0  # all biases lie below 0.5
+        networks = networks_of(build_network(10, has_bias=True), images)
+    biases = {}
+    for name in ("right", "unscaled bias", "inverted", "inverted, right bias"):
+        network = networks[f"bias: {name}"]
+        assert isinstance(network, QuantizedNetwork)
+        biases[name] = network.layers[-1].biases
+    assert int(biases["right"].abs().max()) > 100
+    assert biases["unscaled bias"].abs().max() == 0  # all biases lie below 0.5
+    assert torch.equal(biases["inverted, right bias"], biases["right"])
+    assert not torch.equal(biases["inverted"], biases["right"])
 
 
 def test_every_way_is_measured_for_every_seed() -> None:
