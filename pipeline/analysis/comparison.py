@@ -27,7 +27,7 @@ HARDWARE_FACTS: dict[str, Fact] = {
     "cuDNN": lambda record: record.environment.cudnn,
     "Python": lambda record: record.environment.python,
 }
-"""Facts beside those of `comparability`, which compares points of one experiment."""
+"""Facts that only this module compares. It also compares those of `comparability.compared_facts`."""
 
 
 class TimedSide:
@@ -44,7 +44,7 @@ class TimedSide:
 
     @cached_property
     def notes(self) -> list[Note]:
-        """A note if the time drifted in windows that the interval is based on."""
+        """A note if the time drifted from window to window, and the interval is computed from windows."""
         if self.time is None or self.time.basis != "windows":
             return []
         return intervals.drift_notes(time_key(self.point.spec), self.times_by_repeat_s)
@@ -61,7 +61,7 @@ class ComparedPoint(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """What the ratio and its interval say of B."""
+        """Whether B is slower or faster than A, or why that is not known."""
         if self.ratio is None:
             return "no data"
         if self.interval is None:
@@ -81,7 +81,7 @@ class ComparedPoint(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The shared points of two experiments, the points of one alone, and the facts in which the shared ones differ."""
+    """The points that A and B share, those that only one has, and the facts in which the shared points differ."""
 
     points: list[ComparedPoint]
     only_in_a: list[Spec]
@@ -90,9 +90,10 @@ class Comparison(NamedTuple):
 
 
 def compare_outcomes(a: Sequence[PointOutcome], b: Sequence[PointOutcome]) -> Comparison:
-    """Compare the points of two experiments that agree in all axes but repeat and seed.
+    """Return the comparison of two experiments.
 
-    Points without a time to compare (`measure: memory` and `quantize`) are left out.
+    Two points are shared if all their axes but repeat and seed are equal. Points without a time to compare are left
+    out (`measure: memory` and `quantize`).
     """
     sides_a, sides_b = ({side.point.spec: side for side in timed_sides(outcomes)} for outcomes in (a, b))
     shared = [compare_point(side, sides_b[spec]) for spec, side in sides_a.items() if spec in sides_b]
@@ -109,7 +110,7 @@ def compare_outcomes(a: Sequence[PointOutcome], b: Sequence[PointOutcome]) -> Co
 
 
 def is_failing(points: Iterable[ComparedPoint], fail_above: float | None) -> bool:
-    """True if a point is slower by more than this share, or lost its result; False without a limit."""
+    """True if a point is slower by more than `fail_above` (0.1 is 10 %) or is lost; False if `fail_above` is None."""
     return fail_above is not None and any(point.is_lost or point.is_slower_by(fail_above) for point in points)
 
 
@@ -119,7 +120,7 @@ def timed_sides(outcomes: Sequence[PointOutcome]) -> list[TimedSide]:
 
 
 def compare_point(a: TimedSide, b: TimedSide) -> ComparedPoint:
-    """Return the ratio of two medians, and its interval if both have one."""
+    """Return the compared point: the ratio of B's median to A's, and its interval if both medians have one."""
     ratio = interval = None
     if a.time and b.time:
         ratio = b.time.value_s / a.time.value_s
@@ -134,7 +135,7 @@ def time_key(spec: Spec) -> TimeKey:
 
 
 def times_by_repeat_s(point: PooledPoint) -> list[list[float]]:
-    """Return the times of each repeat that has any: of its timed epochs, or of a step in each of its windows."""
+    """Return a list of times for each repeat with times: one per timed epoch, or one step time per window."""
     if time_key(point.spec) == "epoch_time_s":
         return point.epoch_times_s
     found = communications_of(point.ok_records)
@@ -156,5 +157,5 @@ def differing_facts(a: Sequence[Record], b: Sequence[Record]) -> dict[str, tuple
 
 
 def fact_values(fact: Fact, records: Sequence[Record]) -> list[str]:
-    """Return the values of a fact, sorted; also of timings measured elsewhere, which may state their GPU."""
+    """Return the sorted values of a fact. Records measured elsewhere count too: they may state their GPU."""
     return sorted({value for record in records if (value := fact(record))})

@@ -1,8 +1,8 @@
 """The loader's part in an epoch: its workers, and how long the GPUs wait for its batches.
 
-The time that a rank waits for its own batch is its data time. Where ranks synchronize in every step, they also wait for
-the batch of the slowest rank, inside their collectives: that wait is part of their compute time. Pure functions of
-records; times in seconds.
+A rank's data time is the time that it waits for its own batch. Ranks that synchronize in every step also wait until the
+last rank has its batch. They do so inside a collective, so that this second wait is part of their compute time. All
+functions are pure functions of records. Times are in seconds.
 """
 
 from pipeline.analysis.formulas import median_of_known
@@ -16,15 +16,16 @@ MAX_DATA_SHARE = 0.1  # of an epoch; above it the point measures the loader
 
 
 def total_workers(spec: Spec) -> int | None:
-    """Return the loader workers of all processes (0: the processes load); None without a loader, or not stated."""
+    """Return the loader workers of all ranks (0: the ranks load images themselves); None if no loader or not stated."""
     return spec.num_workers * spec.world_size if spec.input == "dataloader" and spec.num_workers is not None else None
 
 
 def batch_wait_s(epoch: Epoch) -> float | None:
-    """Return at least how long the slowest rank waits in an epoch for the batches of the others; None for one rank.
+    """Return a lower bound of the time that the slowest rank waits for the batches of other ranks in an epoch.
 
-    It is the longest data time of a rank less its own. The true wait is longer if ranks are late in turn: records hold
-    sums over the epoch, and the sum of each step's longest is at least the longest sum.
+    The slowest rank has the longest epoch time. The bound is the longest data time of any rank minus the data time of
+    the slowest rank. The true wait is longer if different ranks are late in different steps: records hold only sums
+    over the epoch. None if fewer than two ranks have a data time, or if the slowest has none.
     """
     own = epoch.slowest_rank
     known = [rank.data_time_ns for rank in epoch.ranks if rank.data_time_ns is not None]
@@ -39,7 +40,7 @@ def median_batch_wait_s(record: Record) -> float | None:
 
 
 def longest_data_share(point: PooledPoint) -> float | None:
-    """Return the share of the epoch in which the GPU that waits longest waits for its data; None if not known."""
+    """Return data time plus batch wait as a share of the epoch time, medians of each; None if not known."""
     data_s, time_s = point.median(median_window_s("data_time_ns")), point.median_epoch_time_s
     if data_s is None or not time_s:
         return None
@@ -49,7 +50,7 @@ def longest_data_share(point: PooledPoint) -> float | None:
 def is_loader_bound(point: PooledPoint) -> bool | None:
     """True if a GPU waits for the loader in more than MAX_DATA_SHARE of the epoch; None if that is not known.
 
-    False without a loader: what then counts as data time is the device's own work.
+    False without a loader: the device then prepares its batches itself, and data time is that work.
     """
     if point.spec.input in ("gpu", "synthetic"):
         return False

@@ -1,4 +1,4 @@
-"""A process group whose collectives do nothing: DDP over it is the same step without communication."""
+"""A process group whose collectives do nothing. DDP with this group runs the same step without communication."""
 
 from typing import Any
 
@@ -12,9 +12,10 @@ from pipeline.training.process_group import Rank
 
 
 class SilentGroup(dist.ProcessGroup):
-    """A group of all ranks, in which a collective of DDP ends at once and leaves each rank its own data.
+    """A group of all ranks. Each collective that DDP calls returns at once, and each rank keeps its own data.
 
-    DDP runs as over any group: hooks, buckets, division by N. No rank waits for another, so each has its own gradients.
+    DDP does all its other work: hooks, buckets, division by N. No rank waits for another. Gradients are not summed
+    over ranks, so that ranks end up with different gradients.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -33,13 +34,14 @@ class SilentGroup(dist.ProcessGroup):
     def allgather(  # type: ignore[override]
         self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None
     ) -> Work:
-        """Give every rank's place this rank's tensor: DDP compares the shapes of all ranks' parameters."""
+        """Copy this rank's tensor into each rank's output, so that DDP finds the same parameter shapes on all ranks."""
         for by_rank, tensor in zip(outputs, inputs, strict=True):
             for output in by_rank:
                 output.copy_(tensor)
         return self._completed(outputs)
 
     def _completed(self, result: Any) -> Work:
+        """Return a Work that has already ended with this result."""
         future: Future[Any] = torch.futures.Future(devices=self._devices)
         future.set_result(result)
         work: Work = _create_work_from_future(future)

@@ -10,8 +10,10 @@ from pipeline.experiment.spec import AXES, Spec
 
 NAMING_AXES = ("strategy", "num_gpus", "batch_size_per_gpu")  # in every label of a point
 
-EFFORT_AXES = ("epochs", "windows", "max_steps", "num_nodes")  # how long and where a point ran; not what it is
-WORDS = {
+EFFORT_AXES = ("epochs", "windows", "max_steps", "num_nodes")
+"""Axes that say how long and on how many nodes a point runs, and not what it measures."""
+
+WORDS = {  # axis -> the words for its value; {} is the value
     "num_nodes": "{} nodes",
     "batch_size_per_gpu": "{} per GPU",
     "global_batch_size": "{} in all",
@@ -23,16 +25,17 @@ WORDS = {
     "bucket_cap_mb": "buckets of {} MiB",
     "memory_limit_gib": "limit {} GiB",
 }
-WITHOUT_VALUE = {
-    "max_steps": "",  # whole epochs, as usual
+WITHOUT_VALUE = {  # axis -> the words for the value None
+    "max_steps": "",  # the usual case, whole epochs, needs no words
     "bucket_cap_mb": "default buckets",
     "memory_limit_gib": "no memory limit",
 }
 PLAIN_AXES = ("strategy", "precision", "input", "dataset", "model", "device", "layout", "execution", "measure")
+"""Axes whose value needs no further word: `bf16`, not `precision bf16`."""
 
 
 def varying_axes(rows: Iterable[Mapping[str, Any]], without: Sequence[str] = ()) -> list[str]:
-    """Return the axes in which the rows differ, in their usual order."""
+    """Return the axes in which the rows differ, in the order of AXES; never those in `without`."""
     rows = list(rows)
     found = [axis for axis in AXES if rows and axis in rows[0] and axis not in without]
     return [axis for axis in found if len({repr(row[axis]) for row in rows}) > 1]
@@ -48,9 +51,10 @@ def describe_point(row: Mapping[str, Any], axes: Sequence[str]) -> str:
 
 
 def point_labels(points: Sequence[Spec]) -> dict[str, str]:
-    """Return run id -> the name of the point among these: strategy, GPUs and batch, and the other axes that vary.
+    """Return run id -> label. A label has strategy, GPUs, batch, and each other axis in which these points differ.
 
-    A value that is off, not set or the usual measure is left out, and so is the effort unless it tells points apart.
+    It leaves out a value that is None, False or empty, and the measure `epochs`. It names EFFORT_AXES only if two
+    points would otherwise have the same label.
     """
     rows = {spec.run_id(): msgspec.structs.asdict(spec) for spec in points}
     axes = (*NAMING_AXES, *varying_axes(rows.values(), NAMING_AXES))
@@ -82,10 +86,10 @@ def describe_axis(axis: str, value: Any) -> str:
 
 
 def name_workers(text: str, workers: str) -> str:
-    """Return text with GPUs called by their name: `GPUs`, or `processes` on the CPU."""
+    """Return the text with "GPUs" replaced by `workers`: "processes" for points that ran on the CPU, else "GPUs"."""
     return text if workers == "GPUs" else text.replace("GPUs", workers).replace("GPU", "process")
 
 
 def format_figure(value: float) -> str:
-    """Return a number with three significant digits, and all digits of a large one."""
+    """Return a number with three significant digits; from 100 on, rounded to a whole number."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,6 +1,6 @@
 """The answers to Q1 to Q4 in words, computed from the rows of the tables.
 
-A row shows every figure; a note says why one cannot carry an answer.
+A row shows every figure. If a figure is not fit for an answer, a note of the row says why (UNFIT_FIGURES).
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,26 +20,26 @@ UNFIT_FIGURES: dict[str, tuple[str, ...]] = {
     "superlinear": SPEEDUPS,  # an efficiency above 1, and with it a Karp-Flatt fraction below 0
     "serial_fraction_above_1": ("serial_fraction_karp_flatt",),
     "bandwidth_above_link": SUBTRACTIONS,
-    "no_pause_in_training": ("link_share",),  # of a share above 1, as the next
+    "no_pause_in_training": ("link_share",),  # this note and the next stand at a link share above 1
     "sweep_waited_for_host": ("link_share",),
 }
-"""By kind of note, the figures that no answer may use; also where the note is about the row's baseline."""
+"""Kind of note -> the figures of the row that no answer may use. A note about the row's baseline counts too."""
 
 
 def is_fit_for_answer(row: Row, figure: str) -> bool:
-    """True if the row has this figure and none of its notes forbids it in an answer."""
+    """True if the row has this figure and no note of the row makes it unfit (UNFIT_FIGURES)."""
     return row[figure] is not None and not any(figure in UNFIT_FIGURES.get(kind_of(note), ()) for note in row.notes)
 
 
 def kind_of(note: Note) -> str:
-    """Return the kind of a note, or of the note about the baseline that it holds."""
+    """Return the kind of a note. For a note of kind `of_baseline` it is the kind of the note inside."""
     return kind_of(note.values["note"]) if note.kind == "of_baseline" else note.kind
 
 
 def q2_answer_rows(rows: Iterable[Q2Row]) -> list[Q2Row]:
-    """Return the rows of Q2 for an answer: on several GPUs, with a speed-up that may be used.
+    """Return the rows of Q2 on several GPUs that have a fit speed-up and are not loader-bound.
 
-    A row of which it is not known whether it is loader-bound is left out too.
+    A row is left out too if `is_loader_bound` is None (not known).
     """
     return [
         row
@@ -51,11 +51,11 @@ def q2_answer_rows(rows: Iterable[Q2Row]) -> list[Q2Row]:
 Answers = Sequence[tuple[str, str]]  # a question and the sentence that answers it
 
 MIN_RUNS, MIN_EPOCHS = 3, 10  # below these an accuracy cannot tell a remedy from noise
-RUN = "run `python -m pipeline.submit --grid {}`"
+RUN = "run `python -m pipeline.submit --grid {}`"  # the cure in a sentence; {} is a grid
 
 
 def answer_questions(tables: Tables, workers: str) -> Answers:
-    """Return a sentence for each question, from the rows; where they cannot answer it, the command that would.
+    """Return each question with its answer. If the rows hold no answer, it gives the command that measures one.
 
     An experiment that quantizes has one question, what int8 costs.
     """
@@ -71,12 +71,12 @@ def answer_questions(tables: Tables, workers: str) -> Answers:
 
 
 def is_answered(sentence: str) -> bool:
-    """True if the sentence answers its question, if only in part."""
+    """True if the sentence answers its question fully or in part."""
     return not sentence.startswith("Not answered")
 
 
 def not_answered(why: str, grid: str) -> str:
-    """Return the sentence of a question that the rows do not answer, with the grid that would."""
+    """Return the sentence for a question without an answer: `why`, and the command that runs `grid` to get one."""
     return f"Not answered here: {why}; {RUN.format(grid)}."
 
 
@@ -116,11 +116,11 @@ def answer_memory(tables: Tables) -> str:
         fit = f"; {max(fitting):,} fit" if fitting and max(fitting) < first.global_batch_size else ""
         return f"{first.global_batch_size:,} is the first that runs out of memory ({source_of(first, lost)}){fit}."
     largest = f" up to {max(fitting):,}" if fitting else ""
-    return f"None{largest} ran out of memory; to find where it ends {RUN.format('memory')}."
+    return f"None{largest} ran out of memory; to find the largest batch that fits {RUN.format('memory')}."
 
 
 def answer_scaling(rows: Sequence[Q2Row]) -> str:
-    """Return speed-up and efficiency at the largest N, from a row that may carry an answer."""
+    """Return speed-up and efficiency at the largest N that has a fit row (see q2_answer_rows)."""
     several = [row for row in rows if row["num_gpus"] > 1]
     timed = [row for row in several if row.speedup is not None]
     if not timed:
@@ -154,7 +154,7 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
 
 
 def answer_communication(tables: Tables) -> str:
-    """Return the share of the step that is exposed communication, and how far subtraction is off."""
+    """Return the measured share of exposed communication, and beside it the share that subtraction gives."""
     measured = [row for row in tables.communication if row.exposed_comm_time_s is not None and row.step_time_s]
     subtracted = [row for row in tables.Q3 if row.comm_time_subtraction_s is not None and row.epoch_time_s]
     if not measured:
@@ -178,7 +178,8 @@ def answer_communication(tables: Tables) -> str:
     if any(note.kind == "exposure_is_noise" for note in worst.notes):
         said += " That lies inside the noise."
     if best is not worst:
-        said += f" At best it is {percent(exposed_share(best), 1)} ({describe_own(best, measured)}{exposed_ends(best)})."
+        where = describe_own(best, measured) + exposed_ends(best)
+        said += f" At best it is {percent(exposed_share(best), 1)} ({where})."
     both = [row for row in subtracted if row.exposed_comm_time_s is not None and row["num_gpus"] == most]
     if both:
         off = max(both, key=subtracted_share)
@@ -206,7 +207,7 @@ def subtracted_share(row: Q3Row) -> float:
 
 
 class FinalAccuracy(NamedTuple):
-    """The accuracy of one point after its last epoch, with its interval over seeds, if it has one."""
+    """The median accuracy (0 to 1) of one point after its last epoch, with low and high over seeds if known."""
 
     global_batch_size: int
     remedies: Sequence[str]
@@ -224,7 +225,7 @@ class FinalAccuracy(NamedTuple):
 
 
 def final_accuracies(tables: Tables) -> list[FinalAccuracy]:
-    """Return the accuracy of each point after its last epoch: over seeds where a study has them."""
+    """Return each point's accuracy after its last epoch, from the rows over seeds if there are any, else from Q4."""
     if tables.time_to_target:
         return [
             FinalAccuracy(
@@ -313,7 +314,7 @@ def interval_of(row: Row, figure: str, unit: str = "") -> str:
 
 
 def source_of(row: Row, rows: Sequence[Row]) -> str:
-    """Return the row that a figure comes from, and its n."""
+    """Return in words the row that a figure comes from, and its n."""
     return ", ".join(filter(None, (describe_own(row, rows), f"n = {row.n}" if row.n else "")))
 
 

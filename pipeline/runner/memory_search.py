@@ -1,8 +1,8 @@
 """The search for a point's memory boundary: trials of several batch sizes, one after another, that make one record.
 
-Each trial runs in new processes: after an out-of-memory a process keeps fragments and handles. Just below the boundary
-a library may fail without naming memory: oneDNN has crashed, and CUDA has reported a launch failure. Such a batch does
-not fit either.
+Each trial runs in new processes: a process that ran out of memory keeps fragmented memory and open handles. Just
+below the boundary a library may fail with an error that does not name memory: oneDNN has crashed, and CUDA has reported
+a launch failure. The search counts such a batch as one that does not fit.
 """
 
 import shutil
@@ -25,8 +25,8 @@ from pipeline.runner.failed_record import RankExit
 from pipeline.runner.rank_files import PointResult, PointTask, RankFiles
 from pipeline.system.errors import log_line
 
-MAX_OTHER_FAILURES = 2  # failures without an out-of-memory that a search accepts just below the boundary
-CRASH_EXIT_CODES = (-signal.SIGSEGV, -signal.SIGBUS)  # of native code that does not check if it got its memory
+MAX_OTHER_FAILURES = 2  # errors and crashes near the boundary that a search counts as "does not fit"
+CRASH_EXIT_CODES = (-signal.SIGSEGV, -signal.SIGBUS)  # native code crashes so if it does not check its allocations
 
 RunRanks = Callable[[Spec, RankFiles, str], dict[int, RankExit]]
 """The type of pipeline.runner.start_ranks.run_ranks, which runs a point's ranks and returns those that failed."""
@@ -44,8 +44,8 @@ class FinishedTrial(NamedTuple):
 def search_memory(spec: Spec, rank_files: RankFiles, launch_id: str, run_ranks: RunRanks) -> Record:
     """Run trials until the boundary is known. Return the record, which lists all of them.
 
-    It is `oom` if not even one sample fits, and `failed` if a trial failed for a reason that is not memory. Raises
-    whatever `run_ranks` raises.
+    The record is `oom` if not even one sample fits, and `failed` if a trial failed for a reason other than memory.
+    Raises whatever `run_ranks` raises.
     """
     finished: list[FinishedTrial] = []
     trials: list[MemoryTrial] = []
@@ -64,8 +64,9 @@ def search_memory(spec: Spec, rank_files: RankFiles, launch_id: str, run_ranks: 
 def is_memory_failure(failure: Failure, trials: Sequence[MemoryTrial]) -> bool:
     """True if the last trial failed because its batch is too large.
 
-    That is an out-of-memory; or a rank's own error or crash just below a batch that ran out of memory, at most
-    MAX_OTHER_FAILURES times. A lost peer, a kill, a time limit and another process on the GPU say nothing about memory.
+    An out-of-memory is such a failure. So is an exception or a crash of a rank, if the batch is at least 90 % of the
+    smallest that ran out of memory and the search has had at most MAX_OTHER_FAILURES such failures. A lost peer, a
+    kill, a time limit and another process on the GPU say nothing about memory.
     """
     if failure.kind in OOM_REASONS:
         return True
@@ -75,7 +76,7 @@ def is_memory_failure(failure: Failure, trials: Sequence[MemoryTrial]) -> bool:
 
 
 def run_trial(spec: Spec, batch_size: int, rank_files: RankFiles, trial_id: str, run_ranks: RunRanks) -> FinishedTrial:
-    """Run three full steps at a batch size. If one rank runs out of memory, the trial fails: the ranks end together."""
+    """Run three full steps at a batch size, and return the trial. It fails if any rank fails."""
     probe = spec.trial_spec(batch_size)
     rank_files.write_point(PointTask(probe, None, needs_free_gpus=True))
     started_ns = time.monotonic_ns()
@@ -95,7 +96,7 @@ def fitting_trial(spec: Spec, batch_size: int, time_ns: int, memory: tuple[Devic
     fullest = max(memory, key=share_used)
     peak_bytes, usable_bytes = fullest.peak_allocated_bytes, fullest.usable_bytes
     if spec.device == "cpu" and usable_bytes is not None and spec.memory_limit_gib is not None:
-        limit_bytes = int(spec.memory_limit_gib * GIB)  # of what the process takes after the limit was set
+        limit_bytes = int(spec.memory_limit_gib * GIB)  # it limits only the memory that was allocated after it was set
         peak_bytes, usable_bytes = max(0, peak_bytes - (usable_bytes - limit_bytes)), limit_bytes
     retries = [part.num_alloc_retries for part in memory if part.num_alloc_retries is not None]
     return MemoryTrial(
@@ -138,7 +139,7 @@ def search_record(spec: Spec, finished: list[FinishedTrial], launch_id: str) -> 
 
 
 def describe_bracket(trials: Sequence[MemoryTrial]) -> str:
-    """Return the bracket that the trials give, like " (256 fits, 512 does not)"; empty without trials."""
+    """Return the largest batch that fits and the smallest not: " (256 fits, 512 does not)"; "" without trials."""
     fits, fails = memory_trials.bracket_of(trials)
     parts = [f"{size} {outcome}" for size, outcome in ((fits, "fits"), (fails, "does not")) if size is not None]
     return f" ({', '.join(parts)})" if parts else ""

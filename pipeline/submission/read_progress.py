@@ -23,14 +23,15 @@ from pipeline.system.errors import CommandError, log_line
 
 LOG_TAIL_BYTES = 16_384
 LOCAL_PREFIX = "here"  # of the launch ids of points that run without Slurm
-FIRST_POLL_S, LAST_POLL_S = 2, 30  # the interval doubles up to the last: frequent queries load the controller
+FIRST_POLL_S, LAST_POLL_S = 2, 30  # it doubles after each query, to spare the Slurm controller
 
 
 class PointProgress(NamedTuple):
     """One point: its recorded outcome, its state, and its job and log if it has them.
 
-    `is_in_flight` is True while a job or a driver may still write a record, even if the point has one already. `rerun`
-    is its new state while it is being run again. `started_unix_s` is the start of the launch that runs now.
+    `is_in_flight` is True while a job or a driver may still write a record, even if the point has one already. A driver
+    is a `submit` process that runs points. `rerun` is the state of a new run of a point that has a result; None without
+    a new run. `started_unix_s` is the start of the launch that runs now.
     """
 
     outcome: PointOutcome
@@ -49,8 +50,8 @@ class PointProgress(NamedTuple):
 def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = False) -> list[PointProgress]:
     """Return the progress of every expected point.
 
-    If Slurm does not answer, points that were submitted to it and have no record are `unknown`. With `holds_lock` the
-    caller is the driver that holds the submission lock.
+    If Slurm does not answer, points that were submitted to it and have no record are `unknown`. Pass `holds_lock=True`
+    if the caller itself holds the submission lock.
     """
     found, rejected = record_store.load_folder(experiment.records_folder)
     outcomes = resolve_outcomes(manifest.points, found, rejected).outcomes
@@ -114,7 +115,7 @@ def read_launch_starts(experiment: Experiment, found: Iterable[Record]) -> dict[
 
 
 def find_running_here(manifest: Manifest, starts: Mapping[tuple[str, str], float]) -> str | None:
-    """Return the run id of the point that the driver on this machine runs now, None between two points."""
+    """Return the run id of the point that the driver on this machine runs now; None if it runs none."""
     begun = [submission.submitted_at for submission in manifest.submissions if submission.backend == "local"]
     since_unix_s = max((datetime.fromisoformat(text).timestamp() for text in begun), default=float("inf"))
     own = {run_id: start for (run_id, prefix), start in starts.items() if prefix == LOCAL_PREFIX}
@@ -129,9 +130,10 @@ def job_text(job: JobKey) -> str:
 
 
 def query_slurm(manifest: Manifest) -> tuple[dict[JobKey, JobState], str | None]:
-    """Return the states of the manifest's jobs, and the problem if Slurm cannot be queried.
+    """Return the states of the manifest's jobs, and None; or no states, and why Slurm cannot be queried.
 
-    Sets the job id of an array whose driver died before it stored the id; the array is found by its job name.
+    An array has no job id if its driver died before it stored the id. This function asks Slurm for the job with the
+    array's name, and sets the id in the manifest object.
     """
     arrays = [array for submission in manifest.submissions for array in submission.arrays]
     if not arrays:
@@ -160,10 +162,11 @@ def submitted_jobs(manifest: Manifest) -> dict[str, dict[JobKey, Submission]]:
 
 
 class ElementPositions(NamedTuple):
-    """What tells which point of an element of several points runs now.
+    """Which points of an array element have run, run now or wait. An element runs its points one after another.
 
-    `elements` gives the run ids of each such element in the order in which they run, and the prefix of its launch ids.
-    `started` and `published` hold the (run id, launch id prefix) of points that have a folder, or a record.
+    `elements` maps the job of each element with several points to the prefix of its launch ids and to its run ids, in
+    the order in which they run. `started` holds (run id, launch id prefix) of each launch that has a scratch folder,
+    and `published` of each that has a record.
     """
 
     elements: dict[JobKey, tuple[str, list[str]]]
@@ -193,11 +196,11 @@ def read_element_positions(experiment: Experiment, manifest: Manifest, found: It
     folders = os.listdir(experiment.scratch_folder) if elements and experiment.scratch_folder.is_dir() else []
     launches = [folder.partition(".")[::2] for folder in folders]
     launches_with_record = [(record.run_id, record.launch_id) for record in found]
-    return ElementPositions(elements, with_prefix(launches), with_prefix(launches_with_record))
+    return ElementPositions(elements, keep_launch_prefix(launches), keep_launch_prefix(launches_with_record))
 
 
-def with_prefix(launches: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Return the (run id, launch id) with only the prefix of the launch id, which a submission's launches share."""
+def keep_launch_prefix(launches: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Return (run id, launch id prefix) for each (run id, launch id). Launches of one submission share the prefix."""
     return {(run_id, launch_id.partition("-")[0]) for run_id, launch_id in launches}
 
 
@@ -223,7 +226,7 @@ def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
 
 
 def read_log_tail(log: Path | None, since: str = "") -> str:
-    """Return the last 16 KiB of a log and of the other nodes' logs, without what stands up to the text `since`."""
+    """Return the last 16 KiB of a log and of the other nodes' logs; of each, only what follows the last `since`."""
     if log is None:
         return ""
     tails = []
@@ -236,7 +239,7 @@ def read_log_tail(log: Path | None, since: str = "") -> str:
 
 
 def wait_until_finished(experiment: Experiment) -> None:
-    """Wait until no point is queued, running or settling, and log the states when they change."""
+    """Wait until no point is in flight, settling or unknown. Log the number of points in each state when it changes."""
     poll_s, last_summary = FIRST_POLL_S, ""
     while True:
         manifest = experiment.read_manifest()

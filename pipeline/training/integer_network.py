@@ -1,8 +1,8 @@
 """A small CNN as an int8 processor computes it: int8 weights and activations, int32 biases and sums.
 
-The sums are computed in floating point and are exact all the same: fp32 holds every whole number up to 2^24, float64
-up to 2^53, and no part of a sum exceeds `max_accumulator`, which decides between them. `F.linear` on int8 tensors would
-wrap around silently. Everything runs on the CPU.
+The sums are computed in floating point, and they are exact: fp32 holds every whole number up to 2^24, fp64 up to 2^53.
+`max_accumulator` is the largest value that a sum or a part of it can reach; it decides which of the two is used.
+`F.linear` on int8 tensors would overflow without an error. Everything runs on the CPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ Forward = Callable[[Tensor], Tensor]  # images to scores [batch, classes]
 
 
 class Layer(NamedTuple):
-    """A convolution or linear layer, whether a ReLU follows it, and the pooling and flattening after that."""
+    """A convolution or linear layer and what follows it: a ReLU if `has_relu`, then `reshaping`: pool, flatten."""
 
     name: str
     module: nn.Conv2d | nn.Linear
@@ -62,7 +62,7 @@ class Layer(NamedTuple):
         return outputs
 
     def forward(self, inputs: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the outputs in fp32 before and after the ReLU, not reshaped. `weights` replace the layer's own."""
+        """Return fp32 outputs (before ReLU, after ReLU), not pooled or flattened. `weights` replace the layer's own."""
         weights = self.module.weight.detach() if weights is None else weights
         before = self.multiply(inputs, weights) + self.per_channel(self.biases)
         return before, before.relu() if self.has_relu else before
@@ -71,7 +71,7 @@ class Layer(NamedTuple):
 def read_layers(model: nn.Module) -> tuple[Layer, ...]:
     """Return the layers of a sequential model, named conv1, conv2, ..., fc1, ...
 
-    Raises QuantizationProblem for a model with other parts than convolutions, linear layers, ReLU, max-pool, flatten.
+    Raises QuantizationProblem if the model has any part besides convolutions, linear layers, ReLU, max-pool, flatten.
     """
     layers: list[Layer] = []
     for module in model.children():
@@ -85,8 +85,8 @@ def read_layers(model: nn.Module) -> tuple[Layer, ...]:
             layers[-1] = layers[-1]._replace(reshaping=(*layers[-1].reshaping, module))
         else:
             raise QuantizationProblem(
-                f"{type(module).__name__} cannot be quantized: only convolutions and linear layers, each followed by "
-                "ReLU, max-pool and flatten if wanted; use model='lenet'."
+                f"{type(module).__name__} cannot be quantized here: a model may hold only convolutions and linear "
+                "layers, and after each of them ReLU, then max-pool and flatten; use model='lenet'."
             )
     if not layers:
         raise QuantizationProblem("the model has no layers to quantize; use model='lenet'.")
@@ -105,7 +105,7 @@ def trace_outputs(layers: Sequence[Layer], images: Tensor) -> list[tuple[Tensor,
 
 
 class QuantizedLayer(NamedTuple):
-    """A layer of whole numbers. Biases are int32, or still fp32 in the stage before they are quantized."""
+    """A layer with int8 weights. Its biases are int32; in the stage `activations` they are still fp32."""
 
     layer: Layer
     weights: Tensor  # int8
@@ -113,7 +113,7 @@ class QuantizedLayer(NamedTuple):
     input_scale: Tensor  # [1], fp32
     output_scale: Tensor  # [1], fp32
     biases: Tensor  # [channels], int32 or fp32
-    max_accumulator: int  # the largest magnitude that any int8 input could give a sum, bias included
+    max_accumulator: int  # upper bound of |sum + bias| over all int8 inputs
 
     @property
     def sum_dtype(self) -> torch.dtype:
@@ -134,9 +134,9 @@ class QuantizedLayer(NamedTuple):
 
 
 def max_accumulator(weights: Tensor, biases: Tensor, name: str) -> int:
-    """Return the largest magnitude of a sum for any int8 inputs: the largest 128 sum(|weights|) + |bias|.
+    """Return an upper bound of |sum + bias| over all int8 inputs: 128 sum|weights| + |bias| of the largest channel.
 
-    Raises QuantizationProblem if it does not fit into 32 bits.
+    `name` is the layer's name in the message. Raises QuantizationProblem if the bound does not fit into 32 bits.
     """
     largest = int((weights.long().abs().flatten(1).sum(1) * -INT8_MIN + biases.long().abs()).max())
     if largest > INT32_MAX:
@@ -148,7 +148,7 @@ def max_accumulator(weights: Tensor, biases: Tensor, name: str) -> int:
 
 @dataclass(frozen=True)
 class QuantizedNetwork:
-    """A network of whole numbers."""
+    """A network whose layers pass int8 values to each other."""
 
     layers: tuple[QuantizedLayer, ...]
 
@@ -186,7 +186,7 @@ def rounded_weight_network(layers: Sequence[Layer], weight_scales: Sequence[Tens
 
 
 def calibrate(layers: Sequence[Layer], images: Tensor, rule: ScaleRule) -> list[Tensor]:
-    """Return the scales of the images and of each layer's outputs after ReLU: one more than layers.
+    """Return len(layers) + 1 activation scales: that of the images, then that of each layer's outputs after ReLU.
 
     Raises QuantizationProblem without images, and for outputs that are all 0 or not finite.
     """
@@ -199,7 +199,7 @@ def calibrate(layers: Sequence[Layer], images: Tensor, rule: ScaleRule) -> list[
 def build_quantized_network(
     layers: Sequence[Layer], weight_scales: Sequence[Tensor], activation_scales: Sequence[Tensor], int32_biases: bool
 ) -> QuantizedNetwork:
-    """Return the network with int8 weights and activations, and with int32 biases if asked.
+    """Return the network with int8 weights and activations; its biases are int32 if `int32_biases`, else fp32.
 
     Raises QuantizationProblem if a bias or a sum needs more than 32 bits.
     """

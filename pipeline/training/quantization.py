@@ -1,7 +1,7 @@
 """Scales of post-training quantization, and the rounding of weights, activations and biases to whole numbers.
 
 A real value is scale x integer, without a zero point. Weights and activations are int8, biases int32. An activation has
-one scale per tensor: an integer sum over input channels could not use several.
+one scale per tensor: a sum of integers over input channels has a meaning only if all of them have the same scale.
 """
 
 import math
@@ -22,11 +22,12 @@ class QuantizationProblem(ValueError):
 
 
 def compute_scales(values: Tensor, rule: ScaleRule, granularity: ScaleGranularity, name: str) -> Tensor:
-    """Return the scale of a tensor [1], or of each of its output channels [channels], fp32: clip magnitude / 127.
+    """Return fp32 scales: one for the tensor, shape [1], or one per output channel, shape [channels].
 
-    Where the rule clips everything (few values differ from 0), the largest magnitude is used. A channel of zeros has
-    the largest scale of the others: every scale fits its weights, and this one fits its bias. Raises
-    QuantizationProblem, which calls the tensor `name`, if it is empty, not finite, or all zero.
+    A scale is clip magnitude / 127. If the rule gives a clip magnitude of 0, because few values differ from 0, the
+    largest magnitude is used. A channel with only zeros gets the largest scale of the other channels: any scale suits
+    its weights, and with a large one its int32 bias is small. Raises QuantizationProblem if the tensor is empty, not
+    finite or all zero. `name` is the tensor's name in that message.
     """
     if not values.numel():
         raise QuantizationProblem(f"{name}: there are no values to scale; calibrate with one image or more.")
@@ -41,10 +42,10 @@ def compute_scales(values: Tensor, rule: ScaleRule, granularity: ScaleGranularit
 
 
 def clip_magnitudes(rows: Tensor, rule: ScaleRule) -> Tensor:
-    """Return the magnitude of each row [rows, n] that becomes 127; larger ones saturate.
+    """Return the clip magnitude of each row of [rows, n]: it becomes 127, and larger magnitudes saturate.
 
     `three_sigma` is |mean| + 3 sigma, which covers the mean plus and minus 3 sigma. `percentile_99_9` is the smallest
-    magnitude that at least 99.9 % of the magnitudes do not exceed.
+    magnitude in the row for which at least 99.9 % of the magnitudes are as small or smaller.
     """
     if rule == "largest_magnitude":
         return rows.abs().amax(1)
@@ -54,7 +55,7 @@ def clip_magnitudes(rows: Tensor, rule: ScaleRule) -> Tensor:
 
 
 def quantize(values: Tensor, scales: Tensor) -> Tensor:
-    """Return the values over their scales as int8, rounded half to even. Values out of range saturate."""
+    """Return values / scales as int8. Halves round to the even integer; values out of range saturate."""
     return (values / scales).round().clamp(INT8_MIN, INT8_MAX).to(torch.int8)
 
 
