@@ -166,25 +166,28 @@ def render_provenance(records: Iterable[Record]) -> str:
     hardware = gpus or distinct(place.cpu for place in places) or NOT_STATED
     precisions = distinct(record.measurement.precision_used for record in found if record.measurement)
     computing = f", computing in {precisions}" if precisions else ""
-    return f"{count} measured on {hardware}{computing}; {software(places)}. Medians over n runs."
+    stated = software([record.environment for record in found])
+    return f"{count} measured on {hardware}{computing}; {stated}. Medians over n runs."
 
 
-def software(places: Sequence[Environment]) -> str:
-    """Return versions, commit and digest of the source."""
+def software(environments: Sequence[Environment]) -> str:
+    """Return versions, commit and digest of the source, from the environment of each record."""
     parts = []
     for label, field in VERSIONS.items():
         length = 12 if field == "source_digest" else 20
-        values = distinct(str(getattr(place, field) or "")[:length] for place in places)
-        unstated = sum(getattr(place, field) is None and place.source_digest is None for place in places)
-        if values and field == "git_commit" and unstated:
-            values += f" (not stated by {unstated} of {len(places)} records)"
+        values = distinct(str(getattr(place, field) or "")[:length] for place in environments)
+        unstated = sum(getattr(place, field) is None and place.source_digest is None for place in environments)
+        if field == "git_commit":
+            some = f" (not stated by {unstated} of {len(environments)} records)" if unstated < len(environments) else ""
+            if unstated:
+                values = values + some if values else NOT_STATED
         if values:
             parts.append(f"{label} {values}")
-    if any(place.git_dirty for place in places):
+    if any(place.git_dirty for place in environments):
         parts.append("with uncommitted changes")
-    if any(place.source_changed for place in places):
+    if any(place.source_changed for place in environments):
         parts.append("edited after it was imported")
-    return ", ".join(parts) or "versions not stated"
+    return ", ".join(parts)
 
 
 def distinct(values: Iterable[str | None]) -> str:

@@ -55,6 +55,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "allocator_retry": "allocator thrash: {count} retry",
     "allocator_retries": "allocator thrash: {count} retries",
     "diverged": "{count} of {repeats} diverged",
+    "test_loss_not_finite": "the test loss is not finite in {count} of {repeats}",
     "loader_bound": "loader-bound: a GPU waits for data in {share:.0%} of the epoch",
     # time to target
     "seeds_missing": "no result of seed {seeds:list}",

@@ -161,6 +161,10 @@ def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float]
     `times_s` are the training seconds up to its end, of the repeats that were measured here.
     """
     diverged = [epoch.diverged_at_update for epoch in epochs if epoch.diverged_at_update is not None]
+    untold = sum(epoch.test_accuracy is not None and epoch.test_loss is None for epoch in epochs)
+    notes = [make_note("diverged", count=len(diverged), repeats=len(epochs))] if diverged else []
+    if untold:
+        notes.append(make_note("test_loss_not_finite", count=untold, repeats=len(epochs)))
     learnt = ("loss", "accuracy", "test_loss", "test_accuracy")
     return make_row(
         Q4Row,
@@ -173,7 +177,7 @@ def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float]
         learning_rate=peak_learning_rate(point.spec) if times_s else None,
         **{key: formulas.median_of_known(getattr(epoch, key) for epoch in epochs) for key in learnt},
         diverged_at_update=min(diverged, default=None),
-        notes=[make_note("diverged", count=len(diverged), repeats=len(epochs))] if diverged else [],
+        notes=notes,
     )
 
 

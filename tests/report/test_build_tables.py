@@ -268,6 +268,11 @@ def test_a_loss_that_diverged_is_a_result_without_a_number() -> None:
     assert first["note"] == "2 of 2 diverged"
 
 
+def test_a_test_loss_that_is_not_finite_says_so() -> None:
+    (*_, row) = build(make_record(make_spec(evaluate=True), loss=2.0, test_loss=None, test_accuracy=0.1)).Q4
+    assert (row["test_loss"], row["note"]) == (None, "the test loss is not finite in 1 of 1")
+
+
 def test_one_seed_that_diverged_does_not_hide_the_loss_of_another() -> None:
     found = [make_record(make_spec(), loss=2.0), make_record(make_spec(seed=1), diverged_at_update=5)]
     first, _ = build(*found).Q4

@@ -273,7 +273,10 @@ def test_records_that_state_no_commit_are_counted_and_not_taken_for_the_others()
     stated, silent = Environment(torch="2.9", git_commit="c" * 40), Environment(torch="2.9")
     assert software([stated, silent, silent]).endswith(f"commit {'c' * 20} (not stated by 2 of 3 records)")
     assert software([stated]).endswith(f"commit {'c' * 20}")
-    assert software([silent]) == "torch 2.9"
+    assert software([silent]) == "torch 2.9, commit not stated"
+    specs = [make_spec(batch_size_per_gpu=size) for size in (8, 16, 32)]
+    shared = [make_record(specs[0], environment=stated), *(make_record(spec, environment=silent) for spec in specs[1:])]
+    assert "(not stated by 2 of 3 records)" in " ".join(report(*shared).split())  # two records of one environment
 
 
 def test_the_digest_of_the_source_stands_in_for_a_commit_that_git_could_not_give() -> None:
