@@ -32,6 +32,7 @@ MAX_WORDS, MAX_COMMANDS = 1000, 4
 CUT = "--set device=cpu model=lenet dataset=synthetic num_samples=512 strategy=ddp batch_size_per_gpu=8,16"
 CUT += " input=dataloader"
 CUT_NODE = "--set device=cpu model=lenet dataset=synthetic num_samples=64 strategy=ddp num_gpus=2 batch_size_per_gpu=8"
+CUT_NODE += " input=dataloader"
 CUT_REQUEST = "--gpus-per-node=0 --cpus-per-task=4 --mem=5G --array=0-1"
 CUT_SMOKE = "--set model=lenet batch_size_per_gpu=8"
 
@@ -184,8 +185,9 @@ def test_the_route_on_a_cluster_runs_as_written_but_for_its_size(
     said = cluster.run("bash", "-c", f"{python}\n{status}", cwd=checkout, env=on_slurm)
     assert "scaling: 6 points: 6 ok" in said.stdout
     shown = cluster.run("bash", "-c", f"{python}\n{collect}", cwd=checkout, env=on_slurm)
-    assert "# q4\n\n12 points expected: 2 ok" in shown.stdout
-    assert "# scaling\n\n6 points expected: 6 ok" in shown.stdout
+    assert shown.stdout.startswith("# Answers\n\n**Q1.**")
+    assert "12 points expected: 2 ok" in shown.stdout.split("\n# q4\n")[1]
+    assert "6 points expected: 6 ok" in shown.stdout.split("\n# scaling\n")[1]
     assert (checkout / "outputs" / "scaling" / "report.md").exists()
     assert noted.read_text() == "exec --nv pipeline.sif python\n" * 2
 
