@@ -103,7 +103,7 @@ def plot_source(*found: Record) -> PlotSource:
 def page_source(
     folder: Path, *found: Record, missing: Sequence[Spec] = (), name: str = "x", bad: Sequence[RejectedFile] = ()
 ) -> PageSource:
-    """What the page of these records is made from, in a folder of its own."""
+    """The sources of the page of these records, in a folder of its own."""
     collected = resolve_outcomes([*(record.spec for record in found), *missing], found, bad)
     folder.mkdir(parents=True, exist_ok=True)
     tables = build_tables(collected.outcomes)

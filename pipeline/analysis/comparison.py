@@ -61,7 +61,7 @@ class ComparedPoint(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """Whether B is slower or faster than A, or why that is not known."""
+        """The verdict: B is slower or faster than A, or the reason why that is not known."""
         if self.ratio is None:
             return "no data"
         if self.interval is None:

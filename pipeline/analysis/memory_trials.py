@@ -1,4 +1,4 @@
-"""What the trials of a memory search tell: the batch size to try next, and the largest one that fits.
+"""Figures from the trials of a memory search: the batch size to try next, and the largest one that fits.
 
 Two small trials give a line of peak memory against batch size. The prediction is the batch size at which the line
 meets the usable memory. One trial just below and one just above verify it. If they contradict it, the next trials move

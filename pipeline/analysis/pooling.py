@@ -77,7 +77,7 @@ class PooledPoint:
 
     @cached_property
     def num_neighbours(self) -> int:
-        """How many other points of the experiment ran on its node at the same time; the most of any ok record."""
+        """The number of other points that ran on its node at the same time; the most of any ok record."""
         return max((self.neighbours.get(attempt_key(record), 0) for record in self.ok_records), default=0)
 
     def median(self, value_of: Callable[[Record], float | None]) -> float | None:

@@ -67,7 +67,7 @@ Column = tuple[Cell, list[Cell]]  # its heading and its cells
 
 
 class DisplayOptions(NamedTuple):
-    """How to show tables. `only` names one table; with `is_full` it has every column, however wide.
+    """Options of the tables that are shown. `only` names one table; with `is_full` it has every column, however wide.
 
     `link_of` gives the address of a row's record.
     """

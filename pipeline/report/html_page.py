@@ -56,7 +56,7 @@ ENVIRONMENT_FIELDS = {
 
 
 class PageSource(NamedTuple):
-    """What the page of one experiment is made from. `root` is the folder of the index; `logs` are by run id."""
+    """The sources of the page of one experiment. `root` is the folder of the index; `logs` are by run id."""
 
     name: str
     folder: Path
@@ -98,7 +98,7 @@ class Section(NamedTuple):
 
 
 class Fate(NamedTuple):
-    """What became of one point."""
+    """The fate of one point."""
 
     run_id: str
     label: str

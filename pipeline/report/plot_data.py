@@ -19,7 +19,7 @@ REFERENCE = -1  # the style of a series to compare with
 
 
 class PlotSource(NamedTuple):
-    """What plots are made from: the rows of every table as JSON has them, and the outcomes of the points."""
+    """The sources of plots: the rows of every table as JSON has them, and the outcomes of the points."""
 
     rows: Mapping[str, Sequence[FlatRow]]
     outcomes: Sequence[PointOutcome]

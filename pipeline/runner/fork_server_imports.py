@@ -1,4 +1,4 @@
-"""What ranks import, imported once in the fork server of start_ranks, from which every rank is forked.
+"""The imports of a rank, done once in the fork server of start_ranks, from which every rank is forked.
 
 Nothing here touches a device. Import this module nowhere else: it makes the importing process end with its parent. A
 failed import raises nothing here: it fails again in the rank, and the point's record holds the error.

@@ -162,7 +162,7 @@ def submitted_jobs(manifest: Manifest) -> dict[str, dict[JobKey, Submission]]:
 
 
 class ElementPositions(NamedTuple):
-    """Which points of an array element have run, run now or wait. An element runs its points one after another.
+    """The points of an array element that have run, run now, or wait. An element runs its points one after another.
 
     `elements` maps the job of each element with several points to the prefix of its launch ids and to its run ids, in
     the order in which they run. `started` holds (run id, launch id prefix) of each launch that has a scratch folder,

@@ -1,4 +1,4 @@
-"""What the tool reads of a link whose rate is known, as root: hosts are network namespaces, their links shaped by tbf.
+"""Figures that the tool reads of a link of known rate, as root: hosts are namespaces, their links shaped by tbf.
 
     PYTHONPATH=tests python tests/benchmarks/bench_link_of_known_rate.py --json link-of-known-rate.json
     PYTHONPATH=tests python tests/benchmarks/bench_link_of_known_rate.py --print link-of-known-rate.json
