@@ -18,7 +18,8 @@ run: $(VENV)/.installed
 	@echo "Next:   python -m pipeline.submit --grid scaling --dry-run" >&2
 
 test: $(VENV)/.installed-test slurm browser
-	$(PYTEST)
+	$(PYTEST) --numprocesses 0 -m alone
+	$(PYTEST) -m "not alone"
 
 # at once: mypy is one process, and the linters end while the tests run
 check: $(VENV)/.installed-test

@@ -3,7 +3,6 @@
 `measure_over_link` runs this file as a rank on every host. The figures come out of the tool's own tables.
 """
 
-import contextlib
 import os
 import socket
 import statistics
@@ -36,7 +35,7 @@ NUM_HIDDEN = 2720
 GRADIENT_BYTES = 4 * ((3 * 32 * 32 + 1) * NUM_HIDDEN + (NUM_HIDDEN + 1) * 10)  # of two_layers
 TRANSFER_PORT = PORT + 1
 TRANSFER_BYTES = 32 * MIB
-NUM_TRANSFERS = 4  # the first warms up
+NUM_TRANSFERS = 8  # the first warms up
 CHUNK_BYTES = MIB
 COUNTED_BYTES, NUM_COUNTED = 8 * MIB, 3
 CONNECT_LIMIT_S = 60
@@ -133,7 +132,7 @@ def measure_rank(folder: Path) -> None:
     if task.is_short:
         shorten()
     models.lenet = two_layers
-    go_first()
+    share_cpus()
     rank = process_group.join_process_group(task.spec)
     transfer = transfer_bytes_per_s(rank)
     share = sent_share(rank)
@@ -144,13 +143,8 @@ def measure_rank(folder: Path) -> None:
     process_group.leave_process_group()
 
 
-def go_first() -> None:
-    """Run this process before others, and two ranks on a CPU: the link is to be the limit, and each rank's share equal.
-
-    The prediction from two ranks to four assumes that computation takes as long on both.
-    """
-    with contextlib.suppress(PermissionError):  # a container may forbid it; other work then disturbs the readings
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+def share_cpus() -> None:
+    """Give every two ranks one CPU: the prediction from two ranks to four assumes that both compute as fast."""
     num_cpus = max(1, int(os.environ["WORLD_SIZE"]) // 2)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:num_cpus])
 
@@ -172,25 +166,31 @@ def transfer_bytes_per_s(rank: Rank) -> float:
             server.settimeout(CONNECT_LIMIT_S)
             previous, _ = server.accept()
             with previous:
-                times_s = [
-                    max(process_group.all_gather(transfer_s(following, previous, rank))) for _ in range(NUM_TRANSFERS)
+                rates = [
+                    min(process_group.all_gather(received_bytes_per_s(following, previous, rank)))
+                    for _ in range(NUM_TRANSFERS)
                 ]
-    return TRANSFER_BYTES / statistics.median(times_s[1:])
+    return statistics.median(rates[1:])
 
 
-def transfer_s(following: socket.socket, previous: socket.socket, rank: Rank) -> float:
-    """Return the time to send TRANSFER_BYTES to the next rank and to receive as many from the previous one, at once."""
-    buffer, missing = bytearray(CHUNK_BYTES), TRANSFER_BYTES
+def received_bytes_per_s(following: socket.socket, previous: socket.socket, rank: Rank) -> float:
+    """Return the rate at which TRANSFER_BYTES arrive from the previous rank while as many go to the next.
+
+    The clock starts as the first bytes arrive: what a thread and a barrier take is no part of the link's rate.
+    """
+    buffer, received = bytearray(CHUNK_BYTES), 0
     sender = threading.Thread(target=following.sendall, args=(bytes(TRANSFER_BYTES),))
     process_group.barrier(rank)
-    started_s = time.perf_counter()
     sender.start()
-    while missing:
-        received = previous.recv_into(buffer, min(missing, CHUNK_BYTES))
-        assert received, "the previous rank has closed its connection"
-        missing -= received
+    first = previous.recv_into(buffer)
+    started_s = time.perf_counter()
+    while first + received < TRANSFER_BYTES:
+        num_bytes = previous.recv_into(buffer, min(TRANSFER_BYTES - first - received, CHUNK_BYTES))
+        assert num_bytes, "the previous rank has closed its connection"
+        received += num_bytes
+    rate = received / (time.perf_counter() - started_s)
     sender.join()
-    return time.perf_counter() - started_s
+    return rate
 
 
 def sent_share(rank: Rank) -> float:
