@@ -1,6 +1,5 @@
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -266,22 +265,3 @@ def test_set_names_what_it_replaced_and_name_gives_each_its_folder(pipeline: Com
     assert f"into {tmp_path / 'short'}\n" in answer.stdout
     assert "--set replaced" not in pipeline(*submit).stderr
     assert_refused(pipeline(*submit, "--name", "../up"), 2, "--name", "a-z")
-
-
-@pytest.mark.training
-def test_the_smoke_grid_measures_points_of_equal_threads_and_one_that_runs_out_of_memory(
-    pipeline: Command, tmp_path: Path
-) -> None:
-    """As `make run` does, with fewer images and windows."""
-    smaller = ("num_samples=1024", "windows=1", "epochs=2", "device=cpu")
-    options = ("--outputs", tmp_path, "--cluster", "local", "--points-per-element", "4", "--wait")
-    answer = pipeline("submit", "--grid", "smoke", *options, "--set", *smaller)
-    assert answer.returncode == 0, answer.stderr
-    found, rejected = record_store.load_folder(tmp_path / "smoke" / "records")
-    assert (len(found), rejected) == (8, [])
-    assert [record.spec.batch_size_per_gpu for record in found if record.status == "oom"] == [32_768]
-    assert {record.measurement.num_threads for record in found if record.measurement} == {1}
-    assert {record.spec.measure for record in found if record.status == "ok"} == {"epochs", "communication"}
-    log = (tmp_path / "smoke" / "logs").rglob("single-1proc-b32-*.log")
-    assert re.search(r"^epoch 2 of 2: [\d.]+ s, loss [\d.]+, accuracy [\d.]+%$", next(log).read_text(), re.MULTILINE)
-    assert f"Next: python -m pipeline.collect {tmp_path / 'smoke'}" in answer.stderr

@@ -21,6 +21,7 @@ from conftest import ROOT, run_command
 
 from pipeline import stage
 from pipeline.data import staging
+from pipeline.experiment import record_store
 from pipeline.experiment.grid import SHIPPED_GRIDS, expand_grid
 from pipeline.experiment.spec import AXES
 from pipeline.submission.batch_script import setup_lines
@@ -29,12 +30,12 @@ README = (ROOT / "README.md").read_text()
 PAGES = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
 ROUTES = ("laptop", "node", "cluster")
 MAX_WORDS, MAX_COMMANDS = 1000, 4
-CUT = "--set device=cpu model=lenet dataset=synthetic num_samples=512 strategy=ddp batch_size_per_gpu=8,16"
+CUT = "--set device=cpu model=lenet dataset=synthetic num_samples=512 strategy=ddp num_gpus=2 batch_size_per_gpu=8,16"
 CUT += " input=dataloader"
 CUT_NODE = "--set device=cpu model=lenet dataset=synthetic num_samples=64 strategy=ddp num_gpus=2 batch_size_per_gpu=8"
 CUT_NODE += " input=dataloader"
 CUT_REQUEST = "--gpus-per-node=0 --cpus-per-task=4 --mem=5G --array=0-1"
-CUT_SMOKE = "--set model=lenet batch_size_per_gpu=8"
+CUT_SMOKE = "--set num_samples=1024 windows=1 epochs=2 device=cpu"
 
 
 def shell_lines(after: str, text: str = README) -> list[str]:
@@ -145,7 +146,16 @@ def test_the_laptop_route_ends_with_a_report(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "Q1" in done.stdout
-    assert (checkout / "outputs/smoke/report.html").exists()
+    smoke = checkout / "outputs/smoke"
+    assert (smoke / "report.html").exists()
+    found, rejected = record_store.load_folder(smoke / "records")
+    assert (len(found), rejected) == (8, [])
+    assert [record.spec.batch_size_per_gpu for record in found if record.status == "oom"] == [32_768]
+    assert {record.measurement.num_threads for record in found if record.measurement} == {1}
+    assert {record.spec.measure for record in found if record.status == "ok"} == {"epochs", "communication"}
+    log = next((smoke / "logs").rglob("single-1proc-b32-*.log")).read_text()
+    assert re.search(r"^epoch 2 of 2: [\d.]+ s, loss [\d.]+, accuracy [\d.]+%$", log, re.MULTILINE)
+    assert "Next: python -m pipeline.collect outputs/smoke" in done.stderr
 
 
 @pytest.mark.training
@@ -183,11 +193,11 @@ def test_the_route_on_a_cluster_runs_as_written_but_for_its_size(
         assert done.returncode == 0, done.stderr
     cluster.wait_idle(timeout_s=200)
     said = cluster.run("bash", "-c", f"{python}\n{status}", cwd=checkout, env=on_slurm)
-    assert "scaling: 6 points: 6 ok" in said.stdout
+    assert "scaling: 2 points: 2 ok" in said.stdout
     shown = cluster.run("bash", "-c", f"{python}\n{collect}", cwd=checkout, env=on_slurm)
     assert shown.stdout.startswith("# Answers\n\n**Q1.**")
-    assert "12 points expected: 2 ok" in shown.stdout.split("\n# q4\n")[1]
-    assert "6 points expected: 6 ok" in shown.stdout.split("\n# scaling\n")[1]
+    assert "10 points expected: 2 ok" in shown.stdout.split("\n# q4\n")[1]
+    assert "2 points expected: 2 ok" in shown.stdout.split("\n# scaling\n")[1]
     assert (checkout / "outputs" / "scaling" / "report.md").exists()
     assert noted.read_text() == "exec --nv pipeline.sif python\n" * 2
 

@@ -82,7 +82,7 @@ def environments(tree: Path) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.training
-@pytest.mark.parametrize(("has_git", "is_committed"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(("has_git", "is_committed"), [(True, True), (False, False)])
 def test_points_after_an_edit_name_the_code_that_was_imported_before_it(
     tree: Path, has_git: bool, is_committed: bool
 ) -> None:

@@ -60,10 +60,12 @@ def ends_of(targets: list[str]) -> list[str]:
 @pytest.mark.training
 @needs_compiler
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("to_buckets", "end"),
-    [(False, "pipeline.wait_for_weight_gradients.default"), (True, "pipeline.send_to_bucket_stream.default")],
+    ("precision", "to_buckets", "end"),
+    [
+        (torch.float32, False, "pipeline.wait_for_weight_gradients.default"),
+        (torch.bfloat16, True, "pipeline.send_to_bucket_stream.default"),
+    ],
 )
 def test_the_pass_changes_the_order_of_the_work_and_no_gradient(
     precision: torch.dtype, to_buckets: bool, end: str
