@@ -18,33 +18,39 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-from pipeline.system import errors, files
+from pipeline.system import errors
 from pipeline.system.command_line import build_parser
-from pipeline.system.errors import CommandError, import_error_as_command_error, log_line
+from pipeline.system.errors import CommandError, log_line
 
 if TYPE_CHECKING:
     from pipeline.analysis.ring_model import Link
     from pipeline.experiment.folder import Experiment
-    from pipeline.experiment.outcomes import CollectedOutcomes
     from pipeline.report.answers import Answers
     from pipeline.report.bandwidth_rows import MeasuredLinks
-    from pipeline.report.build_tables import Tables
+    from pipeline.report.collect_experiment import CollectedExperiment
     from pipeline.report.display_tables import DisplayOptions
-    from pipeline.report.html_page import IndexEntry
+    from pipeline.report.pages import Pages
 
 NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another user's folder, or a read-only file system
-REPORT_PAGE = "report.html"
 WORDS = Path("docs") / "words.md"
 TABLE_NAMES = (
     *("Q1", "Q2", "Q3", "Q4", "oom", "communication", "bandwidth", "sweep", "transfers", "split", "prediction"),
     *("memory", "cost", "time_to_target", "int8", "int8_histograms"),
 )  # the fields of Tables, which --help need not import
-FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell that begins with one
+
+
+class Printed(NamedTuple):
+    """What may be printed of one experiment: its answers, the rows of its tables and the coverage, and its report."""
+
+    name: str
+    answers: "Answers"
+    content: dict[str, Any]
+    report: str
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -87,60 +93,56 @@ def main() -> int:
     """Print and write the tables. Return the exit code."""
     arguments = parse_arguments()
     gc.disable()  # all records are kept to the end, so a search for garbage finds none and costs time
-    # imported here so that --help does not wait for pandas
-    import msgspec
-
-    from pipeline.experiment.folder import find_experiments, warn_of_open_folders
-    from pipeline.report.answers import answer_questions
-    from pipeline.report.display_tables import DisplayOptions, workers_of
-    from pipeline.report.markdown import render_experiment, render_overview
+    # imported after the command line is parsed, so that --help answers at once
+    from pipeline.report.collect_experiment import collect_experiment
+    from pipeline.report.markdown import render_experiment
+    from pipeline.report.pages import Pages
 
     link = read_link_options(arguments)
+    experiments, code = find_all(arguments)
+    pages = Pages(arguments.folder, len(experiments) > 1)
+    links_by_folder: dict[Path, MeasuredLinks] = {}
+    printed: list[Printed] = []
+    for name, experiment in experiments.items():
+        try:
+            found = collect_experiment(experiment, link, links_by_folder, arguments.target_accuracy)
+        except CommandError as refusal:  # the other experiments still get their tables
+            log_line(f"error: {refusal}")
+            code = errors.EXIT_USAGE
+            continue
+        if arguments.strict and found.collected.coverage.num_gaps:
+            code = max(code, errors.EXIT_GAPS)
+        report = render_experiment(name, found.tables, found.collected, words=address_of_words(experiment))
+        printed.append(Printed(name, found.answers, found.content, own_view(name, found, arguments) or report))
+        if not arguments.no_write:
+            code = max(code, write_files(name, found, report, pages))
+    code = max(code, write_index(pages))
+    print_tables(printed, arguments)
+    return code
+
+
+def find_all(arguments: argparse.Namespace) -> "tuple[dict[str, Experiment], int]":
+    """Return the experiments by name, and the exit code so far. Raises CommandError if there is none."""
+    from pipeline.experiment.folder import find_experiments, warn_of_open_folders
+
     left_out: list[OSError] = []
     found = find_experiments(arguments.folder, left_out.append)
     if not found:
         problem = f"no experiment under {arguments.folder}; run pipeline.submit or pipeline.ingest first."
         raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
-    links_by_folder: dict[Path, MeasuredLinks] = {}
-    code = errors.EXIT_USAGE if left_out else errors.EXIT_OK
-    content_by_name: dict[str, dict[str, Any]] = {}
-    answers_by_name: dict[str, Answers] = {}
-    reports = []
-    pages = Pages(arguments.folder, len(found) > 1)
-    if warn_of_open_folders(found.values()) and arguments.strict:
-        code = max(code, errors.EXIT_GAPS)
-    for name, experiment in found.items():
-        try:
-            collected, tables = collect_experiment(experiment, link, links_by_folder, arguments.target_accuracy)
-        except CommandError as refusal:  # the other experiments still get their tables
-            log_line(f"error: {refusal}")
-            code = errors.EXIT_USAGE
-            continue
-        answers_by_name[name] = answer_questions(tables, workers_of(collected))
-        content_by_name[name] = {**tables.flat(), "coverage": msgspec.to_builtins(collected.coverage)}
-        if arguments.strict and collected.coverage.num_gaps:
-            code = max(code, errors.EXIT_GAPS)
-        report = render_experiment(name, tables, collected, words=address_of_words(experiment))
-        options = display_options(arguments)
-        is_own_view = arguments.format == "markdown" and options != DisplayOptions()
-        reports.append(render_experiment(name, tables, collected, options) if is_own_view else report)
-        if arguments.no_write:
-            continue
-        try:
-            write_files(experiment, report, content_by_name[name], tables.__struct_fields__)
-            pages.write(name, experiment, tables, collected, answers_by_name[name])
-        except OSError as error:
-            log_line(f"{name}: cannot write beside its records ({error.strerror}); its tables are only printed.")
-            code = max(code, errors.EXIT_OK if error.errno in NO_WRITING else errors.EXIT_USAGE)
-    code = max(code, pages.write_index())
-    overview = [render_overview(answers_by_name)] if len(reports) > 1 and not arguments.only else []
-    if arguments.format == "json":
-        sys.stdout.buffer.write(indented_json({"experiments": select_tables(content_by_name, arguments.only)}))
-    elif arguments.format == "csv":
-        sys.stdout.buffer.write(one_csv(content_by_name, arguments.only).encode(errors="backslashreplace"))
-    else:
-        print("\n".join([*overview, *reports]), end="")
-    return code
+    is_open = warn_of_open_folders(found.values()) and arguments.strict
+    return found, errors.EXIT_USAGE if left_out else errors.EXIT_GAPS if is_open else errors.EXIT_OK
+
+
+def own_view(name: str, found: "CollectedExperiment", arguments: argparse.Namespace) -> str:
+    """Return the report as options or a narrow terminal ask for it; empty if that is the one that is written."""
+    from pipeline.report.display_tables import DisplayOptions
+    from pipeline.report.markdown import render_experiment
+
+    options = display_options(arguments)
+    if arguments.format != "markdown" or options == DisplayOptions():
+        return ""
+    return render_experiment(name, found.tables, found.collected, options)
 
 
 def display_options(arguments: argparse.Namespace) -> "DisplayOptions":
@@ -151,22 +153,6 @@ def display_options(arguments: argparse.Namespace) -> "DisplayOptions":
     return DisplayOptions(min(columns or MAX_WIDTH, MAX_WIDTH), arguments.only, arguments.columns == "all")
 
 
-def select_tables(content_by_name: Mapping[str, dict[str, Any]], only: str) -> dict[str, dict[str, Any]]:
-    """Return all tables, or only one, by experiment."""
-    return {name: {only: content[only]} if only else content for name, content in content_by_name.items()}
-
-
-def one_csv(content_by_name: Mapping[str, dict[str, Any]], table: str) -> str:
-    """Return the rows of one table as CSV, of several experiments with the name of each in front."""
-    is_one = len(content_by_name) == 1
-    rows = [
-        row if is_one else {"experiment": name, **row}
-        for name, content in content_by_name.items()
-        for row in content[table]
-    ]
-    return csv_text(rows) if rows else ""
-
-
 def address_of_words(experiment: "Experiment") -> str:
     """Return the address of docs/words.md from the experiment's report; empty outside the pipeline's own repository."""
     root = Path(__file__).parents[1]
@@ -175,151 +161,53 @@ def address_of_words(experiment: "Experiment") -> str:
     return quote(os.path.relpath(root / WORDS, experiment.folder.resolve()))
 
 
-class Pages:
-    """Writes report.html of each experiment, and the index at the end. Says once what package is missing."""
+def write_files(name: str, found: "CollectedExperiment", report: str, pages: "Pages") -> int:
+    """Write the report, the tables and the page beside the records. Return the exit code."""
+    from pipeline.report.table_files import write_tables
+    from pipeline.submission.read_progress import find_logs
 
-    def __init__(self, root: Path, has_index: bool) -> None:
-        self.root, self.has_index = root, has_index
-        self.entries: list[IndexEntry] = []
-        self.problems: set[str] = set()
-
-    def write(
-        self,
-        name: str,
-        experiment: "Experiment",
-        tables: "Tables",
-        collected: "CollectedOutcomes",
-        answers: "Answers",
-    ) -> None:
-        """Write the page of one experiment. Raises OSError."""
-        try:
-            from pipeline.report.html_page import PageSource, write_report
-        except ImportError as error:
-            self.report_missing_package(f"no {REPORT_PAGE}", error)
-            return
-        from pipeline.submission.read_progress import find_logs
-
-        manifest = experiment.read_manifest()
-        logs = find_logs(experiment, manifest) if manifest else {}
-        source = PageSource(name, experiment.folder, self.root, self.has_index, tables, collected, logs, answers)
-        entry, failed_import = write_report(source)
-        self.entries.append(entry)
-        if failed_import:
-            self.report_missing_package(f"no plots in {REPORT_PAGE}", failed_import)
-
-    def report_missing_package(self, what: str, error: ImportError) -> None:
-        """Log what is missing and what to install, once for all experiments: the tables need neither."""
-        refusal = import_error_as_command_error(error)
-        if refusal is None:
-            raise error
-        sentence = f"{what}: it {refusal}"
-        if sentence not in self.problems:
-            log_line(sentence)
-        self.problems.add(sentence)
-
-    def write_index(self) -> int:
-        """Write the index if several experiments were found. Return the exit code."""
-        if not self.has_index or not self.entries:
-            return errors.EXIT_OK
-        from pipeline.report.html_page import write_index
-
-        try:
-            write_index(self.root, self.entries)
-        except OSError as error:
-            log_line(f"cannot write the index of all experiments into {self.root} ({error.strerror}); it is left out.")
-            return errors.EXIT_OK if error.errno in NO_WRITING else errors.EXIT_USAGE
-        return errors.EXIT_OK
-
-
-def collect_experiment(
-    experiment: "Experiment",
-    link: "Link | None" = None,
-    links_by_folder: "dict[Path, MeasuredLinks] | None" = None,
-    target_accuracy: float | None = None,
-) -> "tuple[CollectedOutcomes, Tables]":
-    """Return the outcomes and tables of one experiment. Raises CommandError.
-
-    `links_by_folder` keeps what was read of sibling experiments, for the next call.
-    """
-    from pipeline.experiment.outcomes import collect_outcomes
-    from pipeline.report.bandwidth_rows import is_swept
-    from pipeline.report.build_tables import build_tables
-
-    collected = collect_outcomes(experiment)
-    expected = [outcome.spec for outcome in collected.outcomes]
-    sibling_links: MeasuredLinks = {}
-    if any(spec.num_gpus > 1 and spec.is_whole_epoch for spec in expected) and not any(map(is_swept, expected)):
-        sibling_links = find_sibling_links(experiment, {} if links_by_folder is None else links_by_folder)
-    return collected, build_tables(collected.outcomes, link, sibling_links, target_accuracy)
-
-
-def find_sibling_links(experiment: "Experiment", links_by_folder: "dict[Path, MeasuredLinks]") -> "MeasuredLinks":
-    """Return the fastest link that experiments in the same folder measured on each kind of place.
-
-    Siblings without a manifest, and those that cannot be read, are left out.
-    """
-    from pipeline.experiment import folder, record_store
-    from pipeline.report.bandwidth_rows import is_swept, measured_links
-
-    links: MeasuredLinks = {}
-    own = experiment.folder.resolve()
     try:
-        siblings = [path for path in sorted(own.parent.iterdir()) if path != own and folder.is_experiment(path)]
-    except OSError:  # a folder that may be entered and not listed
-        siblings = []
-    for path in siblings:
-        if path not in links_by_folder:
-            sibling = folder.Experiment(path)
-            try:
-                manifest = sibling.read_manifest()
-                swept = {spec.run_id() for spec in manifest.points if is_swept(spec)} if manifest else set()
-                found, _ = record_store.load_folder(sibling.records_folder, for_tables=True) if swept else ([], [])
-            except (CommandError, OSError):
-                found, swept = [], set()
-            links_by_folder[path] = measured_links(record for record in found if record.run_id in swept)
-        for key, gb_s in links_by_folder[path].items():
-            links[key] = max(gb_s, links.get(key, 0.0))
-    return links
+        write_tables(found, report)
+        manifest = found.experiment.read_manifest()
+        pages.write(name, found, find_logs(found.experiment, manifest) if manifest else {})
+    except OSError as error:
+        log_line(f"{name}: cannot write beside its records ({error.strerror}); its tables are only printed.")
+        return code_of(error)
+    return errors.EXIT_OK
 
 
-def indented_json(value: object) -> bytes:
-    """Return the value as JSON, one space a level."""
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
-
-
-def write_files(experiment: "Experiment", report: str, content: dict[str, Any], tables: Iterable[str]) -> None:
-    """Write report.md, tables.json with the content, and a CSV for each of the tables that has rows. Raises OSError."""
-    texts = {name: csv_text(content[name]) if content.get(name) else "" for name in tables}
-    files.replace_file_atomically(experiment.report, report.encode())
-    files.replace_file_atomically(experiment.folder / "tables.json", indented_json(content))
-    for name, text in texts.items():
-        path = experiment.folder / f"{name.lower()}.csv"
-        if text:
-            files.replace_file_atomically(path, text.encode())
-        else:
-            path.unlink(missing_ok=True)
+def write_index(pages: "Pages") -> int:
+    """Write the index of several experiments. Return the exit code."""
+    try:
+        pages.write_index()
+    except OSError as error:
+        log_line(f"cannot write the index of all experiments into {pages.root} ({error.strerror}); it is left out.")
+        return code_of(error)
+    return errors.EXIT_OK
 
 
-def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows as CSV, with a header."""
-    import pandas
-
-    inert = [{column: inert_cell(value) for column, value in row.items()} for row in rows]
-    text: str = pandas.DataFrame(inert, dtype=object).to_csv(index=False, lineterminator="\n")
-    return text
+def code_of(error: OSError) -> int:
+    """Return the exit code of a file that was not written: 0 if nobody may write there."""
+    return errors.EXIT_OK if error.errno in NO_WRITING else errors.EXIT_USAGE
 
 
-def inert_cell(value: Any) -> Any:
-    """Return the value of a CSV cell. A quote before a formula makes a spreadsheet show it as text.
+def print_tables(printed: Sequence[Printed], arguments: argparse.Namespace) -> None:
+    """Print the tables of all experiments, or the one that `--only` names."""
+    from pipeline.report.markdown import render_overview
+    from pipeline.report.table_files import indented_json, one_csv
 
-    Carriage returns become line feeds: the CSV writer does not quote them, and readers would start a new row.
-    """
-    if not isinstance(value, str):
-        return value
-    one_row = value.replace("\r\n", "\n").replace("\r", "\n")
-    return f"'{one_row}" if value.startswith(FORMULA_SIGNS) else one_row
+    only = arguments.only
+    if arguments.format == "json":
+        shown = {part.name: {only: part.content.get(only, [])} if only else part.content for part in printed}
+        sys.stdout.buffer.write(indented_json({"experiments": shown}))
+    elif arguments.format == "csv":
+        text = one_csv({part.name: part.content.get(only, []) for part in printed})
+        sys.stdout.buffer.write(text.encode(errors="backslashreplace"))
+    else:
+        reports = [part.report for part in printed]
+        if len(printed) > 1 and not only:
+            reports.insert(0, render_overview({part.name: part.answers for part in printed}))
+        print("\n".join(reports), end="")
 
 
 if __name__ == "__main__":

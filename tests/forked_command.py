@@ -14,7 +14,14 @@ from pipeline.submission import read_progress
 
 ROOT = Path(__file__).resolve().parent.parent
 # what commands import when they need it; torch is not among them
-LATE = ("pandas", "tabulate", "jinja2", "submitit", "pipeline.report.build_tables", "pipeline.submission.read_progress")
+LATE = (
+    "pandas",
+    "tabulate",
+    "jinja2",
+    "submitit",
+    "pipeline.report.collect_experiment",
+    "pipeline.submission.read_progress",
+)
 READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_")  # variables that a running Python does not read again
 MULTIPROCESSING = multiprocessing.get_context("forkserver")
 MULTIPROCESSING.set_forkserver_preload([*(f"pipeline.{name}" for name in COMMANDS), *LATE])

@@ -353,6 +353,13 @@ def test_a_csv_of_several_experiments_names_each(pipeline: Command, tmp_path: Pa
     assert [row["experiment"] for row in rows] == ["x", "y"]
 
 
+def test_a_table_that_no_experiment_has_is_printed_without_rows(pipeline: Command, tmp_path: Path) -> None:
+    make_experiment(tmp_path / "x", make_record())
+    answers = [pipeline("collect", tmp_path, "--only", "int8", "--format", form) for form in ("csv", "json")]
+    assert [(answer.returncode, answer.stderr) for answer in answers] == [(0, ""), (0, "")]
+    assert (answers[0].stdout, json.loads(answers[1].stdout)["experiments"]) == ("", {"x": {"int8": []}})
+
+
 def test_a_csv_of_no_named_table_is_refused(pipeline: Command, tmp_path: Path) -> None:
     answer = pipeline("collect", tmp_path, "--format", "csv")
     assert answer.returncode == 2

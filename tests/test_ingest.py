@@ -9,10 +9,10 @@ from conftest import assert_refused, everything_in, run_command
 from factories import RESNET18_GRADIENT_BYTES, ROOT, assert_says, make_experiment, make_record
 
 from pipeline import ingest
-from pipeline.collect import collect_experiment
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.report.build_tables import Tables
+from pipeline.report.collect_experiment import collect_experiment
 from pipeline.system.errors import CommandError
 
 HEADER = "strategy,num_gpus,batch_size_per_gpu,epoch,epoch_time_s,compute_time_s,loss,accuracy,status"
@@ -194,7 +194,7 @@ def ingest_text(tmp_path: Path, *rows: str, header: str = HEADER, ending: str = 
 
 
 def collect(folder: Path) -> Tables:
-    return collect_experiment(Experiment(folder))[1]
+    return collect_experiment(Experiment(folder)).tables
 
 
 @pytest.mark.parametrize(
@@ -264,8 +264,8 @@ def test_a_report_does_not_mix_with_points_that_were_measured_here(tmp_path: Pat
 def test_a_corrected_file_is_a_new_attempt_and_the_old_record_stays(tmp_path: Path) -> None:
     ingest_text(tmp_path, GOOD)
     folder = ingest_text(tmp_path, GOOD.replace("24.94", "25.94"))
-    parts, tables = collect_experiment(Experiment(folder))
-    assert (tables.Q1[0]["epoch_time_s"], parts.coverage.superseded) == (25.94, 1)
+    found = collect_experiment(Experiment(folder))
+    assert (found.tables.Q1[0]["epoch_time_s"], found.collected.coverage.superseded) == (25.94, 1)
 
 
 def test_options_state_the_samples_and_the_size_of_the_model(tmp_path: Path) -> None:

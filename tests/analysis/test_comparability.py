@@ -12,10 +12,10 @@ from pipeline.analysis.comparability import (
     mixed_environment_notes,
 )
 from pipeline.analysis.pooling import pool_outcomes
-from pipeline.collect import collect_experiment
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.spec import Device, Execution
+from pipeline.report.collect_experiment import collect_experiment
 from pipeline.report.note_texts import MAX_VALUE_CHARS, shorten_values
 
 H200 = (Gpu(name="NVIDIA H200"),)
@@ -169,7 +169,7 @@ def test_a_note_stays_short() -> None:
 
 def test_tables_know_the_variables_that_records_were_measured_under(tmp_path: Path) -> None:
     found = [under(NCCL_ALGO="Ring", NCCL_DEBUG="INFO"), under(1, NCCL_ALGO="Tree")]
-    _, tables = collect_experiment(make_experiment(tmp_path / "x", *found))
+    tables = collect_experiment(make_experiment(tmp_path / "x", *found)).tables
     assert "mixed NCCL_ALGO: Ring, Tree" in tables.Q1[0]["note"]
     assert "NCCL_DEBUG" not in tables.Q1[0]["note"]
 
@@ -183,7 +183,7 @@ def test_two_types_of_gpu_in_one_experiment_are_named_wherever_they_meet(tmp_pat
         make_record(make_spec(batch_size_per_gpu=64), environment=one),
         make_record(make_spec(batch_size_per_gpu=64, strategy="ddp", num_gpus=2), environment=other),
     ]
-    _, tables = collect_experiment(make_experiment(tmp_path / "x", *found))
+    tables = collect_experiment(make_experiment(tmp_path / "x", *found)).tables
     both = "NVIDIA A40, Tesla V100-SXM2-16GB"
     rows = [row for row in tables.Q2 if row["scaling"] == "weak"]
     notes = {(row["num_gpus"], row["batch_size_per_gpu"]): row["note"] for row in rows}

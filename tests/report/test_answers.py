@@ -12,13 +12,13 @@ from page_records import batch_records, every_question, scaling_records
 from rendered_tables import build
 
 from pipeline.analysis.notes import make_note
-from pipeline.collect import collect_experiment
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import shipped_grids
 from pipeline.experiment.measurement import AllReduce
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.spec import Remedy
 from pipeline.report.answers import UNFIT_FIGURES, answer_questions, is_fit_for_answer, q2_answer_rows
+from pipeline.report.collect_experiment import collect_experiment
 from pipeline.report.note_texts import NOTE_TEXTS
 from pipeline.report.row_types import Q2Row, Q3Row
 
@@ -99,12 +99,12 @@ def test_the_link_may_be_that_of_a_sibling_and_its_own_comes_first(tmp_path: Pat
     own = make_experiment(tmp_path / "scaling", timed(10, 128), timed(6, 128, 2))
     sibling = make_experiment(tmp_path / "communication", swept(8.0))
     make_experiment(tmp_path / "others" / "communication", swept(7.0))  # no sibling: another folder
-    (row,) = collect_experiment(own)[1].Q3
+    (row,) = collect_experiment(own).tables.Q3
     assert "bandwidth above the 8 GB/s of the measured link" in row["note"]
     both = make_experiment(tmp_path / "q3", timed(10, 128), timed(6, 128, 2), swept(9.0))
-    assert "measured link" not in (collect_experiment(both)[1].Q3[0]["note"] or "")
+    assert "measured link" not in (collect_experiment(both).tables.Q3[0]["note"] or "")
     (sibling.folder / "manifest.json").write_text("broken")
-    (row,) = collect_experiment(own)[1].Q3
+    (row,) = collect_experiment(own).tables.Q3
     assert "above the 9 GB/s" not in (row["note"] or "")  # q3 is a sibling too; the broken one is left out
 
 
@@ -189,8 +189,7 @@ def test_six_seeds_tell_a_remedy_from_noise_or_say_that_they_do_not() -> None:
 
 
 def published_answers(name: str) -> dict[str, str]:
-    _, tables = collect_experiment(Experiment(ROOT / "outputs" / name))
-    return dict(answer_questions(tables, "GPUs"))
+    return dict(collect_experiment(Experiment(ROOT / "outputs" / name)).answers)
 
 
 def test_an_experiment_that_quantizes_answers_what_int8_costs() -> None:

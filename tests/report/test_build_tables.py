@@ -9,7 +9,6 @@ from factories import ROOT, make_measurement, make_record, make_spec
 from rendered_tables import build
 
 from pipeline.analysis.pooling import ALWAYS_SHOWN
-from pipeline.collect import collect_experiment, find_sibling_links
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.measurement import DeviceMemory, Epoch, GpuWindow, HostWindow, Telemetry
@@ -18,6 +17,7 @@ from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
 from pipeline.report.build_tables import build_tables
+from pipeline.report.collect_experiment import collect_experiment, find_sibling_links
 from pipeline.report.markdown import render_experiment
 from pipeline.report.row_types import Row
 
@@ -394,9 +394,9 @@ def test_timestamps_play_no_part_but_in_what_it_cost(tmp_path: Path, clocks: lis
         for attempt, clock in enumerate(clocks):
             record = make_record(make_spec(), (9, attempt + 1), launch_id=str(attempt))
             publish_record(stamp(record, clock), experiment.records_folder)
-        parts, tables = collect_experiment(experiment)
-        free = msgspec.structs.replace(tables, cost=[])
-        return msgspec.json.encode(free), render_experiment("x", free, parts)
+        found = collect_experiment(experiment)
+        free = msgspec.structs.replace(found.tables, cost=[])
+        return msgspec.json.encode(free), render_experiment("x", free, found.collected)
 
     skewed = collected(
         "skewed", lambda record, clock: msgspec.structs.replace(record, started_at=clock.start, ended_at=clock.end)
@@ -414,7 +414,7 @@ def test_what_is_not_kept_for_tables_is_in_no_table() -> None:
         collected = resolve_outcomes(manifest.points, found, rejected)
         siblings = find_sibling_links(experiment, {})
         whole = msgspec.json.encode(build_tables(collected.outcomes, sibling_links=siblings))
-        assert msgspec.json.encode(collect_experiment(experiment)[1]) == whole
+        assert msgspec.json.encode(collect_experiment(experiment).tables) == whole
 
 
 def sampled(spec: Spec, energies_j: Sequence[float | None], **fields: Any) -> Record:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from page_records import every_question
 from rendered_tables import report, table_of
 
-from pipeline.collect import collect_experiment
 from pipeline.experiment.folder import find_experiments
 from pipeline.experiment.grid import expand_grid, shipped_grids
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
+from pipeline.report.collect_experiment import collect_experiment
 from pipeline.report.display_tables import MAX_COLUMNS, MAX_WIDTH, DisplayOptions, merge_texts
 from pipeline.report.markdown import render_experiment
 
@@ -37,9 +37,8 @@ def assert_fits(text: str, width: int = MAX_WIDTH) -> None:
 
 @pytest.mark.parametrize("name", sorted(find_experiments(ROOT / "outputs")))
 def test_the_report_of_a_published_experiment_fits_and_opens_with_its_answers(name: str) -> None:
-    experiment = find_experiments(ROOT / "outputs")[name]
-    collected, tables = collect_experiment(experiment)
-    text = render_experiment(name, tables, collected, words="../docs/words.md")
+    found = collect_experiment(find_experiments(ROOT / "outputs")[name])
+    text = render_experiment(name, found.tables, found.collected, words="../docs/words.md")
     assert_fits(text)
     questions = ["int8"] if name == "quantize" else ["Q1", "Q2", "Q3", "Q4"]
     assert re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE) == questions
