@@ -1,15 +1,12 @@
 """The plots of Q4: accuracy by epoch, update and second, for each remedy."""
 
-import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.point_label import describe_axis
 from pipeline.report.plot_data import (
     MAX_SERIES,
     REFERENCE,
-    AxisValues,
     FlatRow,
     LinePanel,
     Plot,
@@ -34,7 +31,7 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     rows = [row for row in rows if row[accuracy] is not None]
     axes = axes_of(rows)
     num_epochs = Counter(axis_values(row, axes) for row in rows)
-    rows = with_seconds([row for row in rows if num_epochs[axis_values(row, axes)] >= MIN_EPOCHS], source.outcomes)
+    rows = [row for row in rows if num_epochs[axis_values(row, axes)] >= MIN_EPOCHS]
     if not rows:
         return
     remedied = sorted({row["global_batch_size"] for row in rows if row["remedies"]}, reverse=True)
@@ -66,7 +63,7 @@ def accuracy_panels(
         named.append((f"{batch} images, no remedies", reference, REFERENCE))
     title = "Test accuracy [%]" if accuracy == "test_accuracy" else "Training accuracy [%]"
     panels = []
-    for key, x_label in (("epoch", "epoch"), ("num_updates", "updates"), ("seconds", "seconds of training")):
+    for key, x_label in (("epoch", "epoch"), ("num_updates", "updates"), ("training_time_s", "seconds of training")):
         lines = []
         for label, rows, style in named:
             points = sorted(Point(row[key], 100 * row[accuracy]) for row in rows if row[key])
@@ -75,28 +72,3 @@ def accuracy_panels(
         is_wide = key != "epoch" and ends and max(ends) > WIDE_RANGE * min(ends)
         panels += [LinePanel(title, x_label, tuple(lines), "log10" if is_wide else "linear")] if lines else []
     return tuple(panels)
-
-
-def with_seconds(rows: Sequence[FlatRow], outcomes: Sequence[PointOutcome]) -> list[FlatRow]:
-    """Return the rows with `seconds`: the training time to the end of their epoch, the median over repeats.
-
-    Evaluation is left out. None if the time of an epoch is not known.
-    """
-    axes = axes_of(rows)
-    points: dict[AxisValues, list[PointOutcome]] = defaultdict(list)
-    for outcome in outcomes:
-        points[axis_values(outcome, axes)].append(outcome)
-    timed: list[FlatRow] = []
-    for row in rows:
-        totals = [seconds_until(outcome, row["epoch"]) for outcome in points[axis_values(row, axes)]]
-        known = [total for total in totals if total is not None]
-        timed.append({**row, "seconds": statistics.median(known) if known else None})
-    return timed
-
-
-def seconds_until(outcome: PointOutcome, epoch: int) -> float | None:
-    """Return the time of the epochs up to this one, on the slowest rank; None if one of them is not known."""
-    measurement = outcome.record.measurement if outcome.record else None
-    slowest = [part.slowest_rank for part in measurement.epochs if part.epoch <= epoch] if measurement else []
-    times_ns = [rank.epoch_time_ns for rank in slowest if rank and rank.epoch_time_ns]
-    return sum(times_ns) / 1e9 if len(times_ns) == epoch else None

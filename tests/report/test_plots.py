@@ -105,6 +105,7 @@ def test_q4_compares_remedies_with_the_small_batch_by_epoch_update_and_second() 
     assert by_epoch.series[0].points[-1].y == pytest.approx(55)
     assert [point.x for point in by_update.series[0].points] == [13, 26, 39, 52]  # 50,000 / 4096, rounded up
     assert [point.x for point in by_second.series[0].points] == [3, 5, 7, 9]
+    assert [line.label for line in by_second.series] == [line.label for line in by_epoch.series]
 
 
 @pytest.mark.parametrize(
