@@ -95,10 +95,11 @@ def main() -> int:
     gc.disable()  # all records are kept to the end, so a search for garbage finds none and costs time
     # imported after the command line is parsed, so that --help answers at once
     from pipeline.report.collect_experiment import collect_experiment
+    from pipeline.report.display_tables import DisplayOptions
     from pipeline.report.markdown import render_experiment
     from pipeline.report.pages import Pages
 
-    link = read_link_options(arguments)
+    link, options = read_link_options(arguments), display_options(arguments)
     experiments, code = find_all(arguments)
     pages = Pages(arguments.folder, len(experiments) > 1)
     links_by_folder: dict[Path, MeasuredLinks] = {}
@@ -113,7 +114,9 @@ def main() -> int:
         if arguments.strict and found.collected.coverage.num_gaps:
             code = max(code, errors.EXIT_GAPS)
         report = render_experiment(name, found.tables, found.collected, words=address_of_words(experiment))
-        printed.append(Printed(name, found.answers, found.content, own_view(name, found, arguments) or report))
+        is_own_view = arguments.format == "markdown" and options != DisplayOptions()
+        shown = render_experiment(name, found.tables, found.collected, options) if is_own_view else report
+        printed.append(Printed(name, found.answers, found.content, shown))
         if not arguments.no_write:
             code = max(code, write_files(name, found, report, pages))
     code = max(code, write_index(pages))
@@ -132,17 +135,6 @@ def find_all(arguments: argparse.Namespace) -> "tuple[dict[str, Experiment], int
         raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
     is_open = warn_of_open_folders(found.values()) and arguments.strict
     return found, errors.EXIT_USAGE if left_out else errors.EXIT_GAPS if is_open else errors.EXIT_OK
-
-
-def own_view(name: str, found: "CollectedExperiment", arguments: argparse.Namespace) -> str:
-    """Return the report as options or a narrow terminal ask for it; empty if that is the one that is written."""
-    from pipeline.report.display_tables import DisplayOptions
-    from pipeline.report.markdown import render_experiment
-
-    options = display_options(arguments)
-    if arguments.format != "markdown" or options == DisplayOptions():
-        return ""
-    return render_experiment(name, found.tables, found.collected, options)
 
 
 def display_options(arguments: argparse.Namespace) -> "DisplayOptions":

@@ -34,10 +34,6 @@ class EpochTimeInterval(NamedTuple):
     num_windows: int
     notes: list[Note]
 
-    def noise_floor(self, time_s: float | None) -> float | None:
-        """Return half the interval's width over the median. Over windows it does not hold for a new process."""
-        return intervals.relative_half_width(self.interval, time_s) if self.interval and time_s is not None else None
-
 
 @dataclass(frozen=True, eq=False)
 class PooledPoint:

@@ -29,6 +29,18 @@ def fraction(key: str, meaning: str) -> Column:
     return Column(key, meaning, "1")
 
 
+def interval_keys(key: str) -> tuple[str, str]:
+    """Return the keys of the ends of a figure's interval: epoch_time_low_s and epoch_time_high_s for epoch_time_s."""
+    stem, unit = (key.removesuffix("_s"), "_s") if key.endswith("_s") else (key, "")
+    return f"{stem}_low{unit}", f"{stem}_high{unit}"
+
+
+def estimate(key: str, meaning: str, unit: str = "") -> tuple[Column, ...]:
+    """Return the column of a figure, and those of the ends of its interval."""
+    (low, high), end = interval_keys(key), f"end of the interval of {key}."
+    return Column(key, meaning, unit), Column(low, f"Lower {end}", unit), Column(high, f"Upper {end}", unit)
+
+
 def transfers(kind: str, what: str) -> tuple[Column, Column]:
     """Return two columns for one kind of data that a rank sends: calls per step and bytes per step."""
     calls = Column(f"{kind}_calls_per_step", f"Calls per step that send {what}.")
@@ -52,9 +64,7 @@ FIGURE_COLUMNS = (
     seconds("run_spread_s", "Largest less smallest median of the n runs, each in new processes."),
     Column("reason", "Why the point ran out of memory."),
     # epochs: times, throughput, memory, energy
-    seconds("epoch_time_s", "Time of one epoch with data loading, on the slowest rank."),
-    Column("epoch_time_low_s", "Lower end of the interval of epoch_time_s.", "s"),
-    Column("epoch_time_high_s", "Upper end of the interval of epoch_time_s.", "s"),
+    *estimate("epoch_time_s", "Time of one epoch with data loading, on the slowest rank.", "s"),
     seconds(
         "compute_time_s", "Epoch time without data loading; under DDP it holds the wait for the slowest rank's batch."
     ),
@@ -82,12 +92,8 @@ FIGURE_COLUMNS = (
     fraction("host_cpu_share", "Busy share of the CPUs of the busiest node."),
     # weak and strong scaling
     Column("scaling", "The batch that stays fixed as GPUs are added: weak (per GPU) or strong (global)."),
-    Column("speedup", "T(1)/T(N) for the same samples.", "1"),
-    Column("speedup_low", "Lower end of the interval of speedup.", "1"),
-    Column("speedup_high", "Upper end of the interval of speedup.", "1"),
-    fraction("parallel_efficiency", "speedup/N."),
-    fraction("parallel_efficiency_low", "Lower end of the interval of parallel_efficiency."),
-    fraction("parallel_efficiency_high", "Upper end of the interval of parallel_efficiency."),
+    *estimate("speedup", "T(1)/T(N) for the same samples.", "1"),
+    *estimate("parallel_efficiency", "speedup/N.", "1"),
     fraction("serial_fraction_karp_flatt", "(1/S - 1/N)/(1 - 1/N) for N > 1."),
     Column("baseline", "Strategy of the one-GPU point that the row is compared with."),
     Column("baseline_batch_size_per_gpu", "Batch size per GPU of the baseline point."),
@@ -108,19 +114,11 @@ FIGURE_COLUMNS = (
     seconds("training_time_s", "Sum of epoch_time_s since the start, without evaluation."),
     # time to target
     fraction("target_accuracy", "Test accuracy to reach."),
-    fraction("final_test_accuracy", "Test accuracy after the last epoch."),
-    fraction("final_test_accuracy_low", "Lower end of the interval of final_test_accuracy."),
-    fraction("final_test_accuracy_high", "Upper end of the interval of final_test_accuracy."),
+    *estimate("final_test_accuracy", "Test accuracy after the last epoch.", "1"),
     Column("reached", "Number of seeds that reached the target, or never reached."),
-    Column("epochs_to_target", "First epoch whose test accuracy is the target or more."),
-    Column("epochs_to_target_low", "Lower end of the interval of epochs_to_target."),
-    Column("epochs_to_target_high", "Upper end of the interval of epochs_to_target."),
-    Column("updates_to_target", "Updates up to the end of that epoch."),
-    Column("updates_to_target_low", "Lower end of the interval of updates_to_target."),
-    Column("updates_to_target_high", "Upper end of the interval of updates_to_target."),
-    seconds("time_to_target_s", "Training time up to the end of that epoch, without evaluation."),
-    seconds("time_to_target_low_s", "Lower end of the interval of time_to_target_s."),
-    seconds("time_to_target_high_s", "Upper end of the interval of time_to_target_s."),
+    *estimate("epochs_to_target", "First epoch whose test accuracy is the target or more."),
+    *estimate("updates_to_target", "Updates up to the end of that epoch."),
+    *estimate("time_to_target_s", "Training time up to the end of that epoch, without evaluation.", "s"),
     seconds("gpu_time_to_target_s", "time_to_target_s x GPUs."),
     fraction("throughput_efficiency", "Samples per second and GPU over the baseline's."),
     fraction("statistical_efficiency", "Baseline's epochs_to_target over the row's."),
@@ -131,22 +129,18 @@ FIGURE_COLUMNS = (
     seconds("ddp_one_step_time_s", "DDP on one GPU."),
     seconds("no_sync_step_time_s", "DDP on N GPUs without any reduction (no_sync)."),
     seconds("no_op_hook_step_time_s", "DDP with a no-op hook: hooks and bucket copies alone."),
-    seconds("step_time_s", "One training step, on the slowest rank."),
-    Column("step_time_low_s", "Lower end of the interval of step_time_s.", "s"),
-    Column("step_time_high_s", "Upper end of the interval of step_time_s.", "s"),
-    seconds(
+    *estimate("step_time_s", "One training step, on the slowest rank.", "s"),
+    *estimate(
         "exposed_comm_time_s",
         "DDP minus no-op hook, gradients alone (both sides broadcast buffers); the interval is given by low and high.",
+        "s",
     ),
-    seconds("exposed_comm_time_low_s", "Lower end of the interval of exposed_comm_time_s."),
-    seconds("exposed_comm_time_high_s", "Upper end of the interval of exposed_comm_time_s."),
-    seconds(
+    *estimate(
         "collectives_time_s",
         "DDP minus DDP whose collectives return at once: the time that all collectives add to the step, with the "
         "broadcast of buffers and the wait for the slowest rank.",
+        "s",
     ),
-    seconds("collectives_time_low_s", "Lower end of the interval of collectives_time_s."),
-    seconds("collectives_time_high_s", "Upper end of the interval of collectives_time_s."),
     seconds("exposed_comm_time_run_spread_s", "run_spread_s of exposed_comm_time_s."),
     seconds("noise_floor_time_s", "Larger absolute end of the interval of DDP minus an equal DDP."),
     seconds("comm_time_s", "Shortest time of each all-reduce over ranks, summed over buckets."),
@@ -165,9 +159,7 @@ FIGURE_COLUMNS = (
         "gaps between them, plus slowed_compute_time_s where it is known.",
     ),
     seconds("slowed_compute_time_s", "DDP's kernel time minus the no-op hook's (profiled twice)."),
-    seconds("ddp_overhead_time_s", "No-op hook minus no_sync, which broadcasts no buffers."),
-    seconds("ddp_overhead_time_low_s", "Lower end of the interval of ddp_overhead_time_s."),
-    seconds("ddp_overhead_time_high_s", "Upper end of the interval of ddp_overhead_time_s."),
+    *estimate("ddp_overhead_time_s", "No-op hook minus no_sync, which broadcasts no buffers.", "s"),
     # bandwidth of all-reduces
     Column("bucket", "Number of the bucket, in the order of the collectives."),
     Column("num_bytes", "Bytes of one all-reduce (S).", "B"),
@@ -217,9 +209,7 @@ FIGURE_COLUMNS = (
     Column("granularity", "Scales of the weights: one per tensor, or one per output channel."),
     fraction("test_accuracy_low", "Lower end of the interval of test_accuracy."),
     fraction("test_accuracy_high", "Upper end of the interval of test_accuracy."),
-    fraction("accuracy_change", "Accuracy minus fp32 of the same seed, median over seeds."),
-    fraction("accuracy_change_low", "Lower end of the interval of accuracy_change."),
-    fraction("accuracy_change_high", "Upper end of the interval of accuracy_change."),
+    *estimate("accuracy_change", "Accuracy minus fp32 of the same seed, median over seeds.", "1"),
     fraction("mean_accuracy_change", "Mean over seeds of accuracy minus fp32."),
     fraction("agreement", "Share of test images that get the same class as in fp32."),
     fraction("tie_share", "Share of test images whose highest score several classes have."),

@@ -11,11 +11,12 @@ from pipeline.analysis import exposed_communication as exposure
 from pipeline.analysis import formulas, intervals
 from pipeline.analysis.exposed_communication import MedianTime, TracedExposure, communications_of, is_within_noise
 from pipeline.analysis.notes import Note, make_note
-from pipeline.analysis.pooling import PooledPoint
+from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, alike_key
 from pipeline.experiment.measurement import Communication, TransferKind, VariantName
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
+from pipeline.report.columns import interval_keys
 from pipeline.report.row_types import CommunicationRow, SplitRow, TransferRow, make_row
 
 Figures = dict[str, float | None]
@@ -43,10 +44,10 @@ def exposed_row(point: PooledPoint) -> CommunicationRow:
         CommunicationRow,
         point,
         **{key: value_s(exposure.median_step_time(found, variant)) for key, variant in STEP_TIMES.items()},
-        **step_figures(step),
-        **with_interval("exposed_comm_time", exposed),
-        **with_interval("collectives_time", exposure.median_difference(found, "ddp", "no_collectives")),
-        **with_interval("ddp_overhead_time", overhead),
+        **timed_figures("step_time_s", step),
+        **with_interval("exposed_comm_time_s", exposed),
+        **with_interval("collectives_time_s", exposure.median_difference(found, "ddp", "no_collectives")),
+        **with_interval("ddp_overhead_time_s", overhead),
         exposed_comm_time_run_spread_s=formulas.run_spread(exposed.run_medians_s) if exposed else None,
         noise_floor_time_s=floor_s,
         comm_time_s=comm_s,
@@ -70,24 +71,20 @@ def value_s(time: MedianTime | None) -> float | None:
     return time.value_s if time else None
 
 
-def step_figures(step: MedianTime | None) -> dict[str, Any]:
-    """Return a step time and its interval by column."""
+def timed_figures(key: str, time: MedianTime | None) -> dict[str, Any]:
+    """Return the time that a row is about by column: its interval, what that is computed from, and its run spread."""
     return {
-        **with_interval("step_time", step),
-        "noise_floor": step.noise_floor() if step else None,
-        "interval_over": step.basis if step else None,
-        "run_spread_s": formulas.run_spread(step.run_medians_s) if step else None,
+        **with_interval(key, time),
+        "noise_floor": time.noise_floor() if time else None,
+        "interval_over": time.basis if time else None,
+        "run_spread_s": formulas.run_spread(time.run_medians_s) if time else None,
     }
 
 
-def with_interval(name: str, time: MedianTime | None) -> Figures:
+def with_interval(key: str, time: MedianTime | None) -> Figures:
     """Return a time and the ends of its interval by column."""
-    interval = time.interval if time else None
-    return {
-        f"{name}_s": value_s(time),
-        f"{name}_low_s": interval.low if interval else None,
-        f"{name}_high_s": interval.high if interval else None,
-    }
+    low, high = time.interval[:2] if time and time.interval else (None, None)
+    return dict(zip((key, *interval_keys(key)), (value_s(time), low, high), strict=True))
 
 
 def split_exposed(exposed: MedianTime | None, comm_s: float | None, floor_s: float | None) -> Figures:
@@ -149,16 +146,15 @@ def time_notes(found: Sequence[Communication], variant: VariantName, step: Media
 def split_row(point: PooledPoint) -> SplitRow:
     """Return the row of DataParallel's step and its parts. Devices are synchronized after a part, not within a step."""
     found = communications_of(point.ok_records)
-    times_ns: dict[str, list[int]] = {}
-    for part in (part for communication in found for part in communication.split):
-        times_ns.setdefault(part.part, []).extend(part.times_ns)
+    parts = [part for communication in found for part in communication.split]
+    times_ns = group_pairs((part.part, time_ns) for part in parts for time_ns in part.times_ns)
     medians_s = {name: statistics.median(part_ns) / 1e9 for name, part_ns in times_ns.items()}
     step = exposure.median_step_time(found, "dp")
     return make_row(
         SplitRow,
         point,
         plain_step_time_s=value_s(exposure.median_step_time(found, "plain")),
-        **step_figures(step),
+        **timed_figures("step_time_s", step),
         **{f"{name}_time_s": medians_s.get(name) for name in SPLIT_PARTS},
         parts_time_s=sum(medians_s.values()) if medians_s else None,
         notes=time_notes(found, "dp", step) if step else [],

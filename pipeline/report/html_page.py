@@ -23,7 +23,7 @@ from pipeline.experiment.record import Record
 from pipeline.report.answers import Answers
 from pipeline.report.build_tables import Tables
 from pipeline.report.display_tables import MAX_ROWS, DisplayOptions, DisplayTable, display_tables
-from pipeline.report.plot_data import AxisValues, Plot, PlotSource, axis_values
+from pipeline.report.plot_data import AxisValues, PlotSource, axis_values
 from pipeline.report.plot_registry import build_plots
 from pipeline.report.row_types import CostRow, Row
 from pipeline.system import files
@@ -79,21 +79,13 @@ class IndexEntry(NamedTuple):
     answers: Answers
 
 
-class Figure(NamedTuple):
-    """A plot on the page: its panels and key as SVG text."""
-
-    plot: Plot
-    panels: list[str]
-    key: list[tuple[str, str]]
-
-
 class Section(NamedTuple):
     """A question with its plots and tables."""
 
     question: str
     text: str
-    figures: list[Figure]
-    folded_figures: list[Figure]
+    figures: "list[RenderedPlot]"
+    folded_figures: "list[RenderedPlot]"
     tables: list[DisplayTable]
 
 
@@ -115,15 +107,14 @@ def write_report(source: PageSource) -> tuple[IndexEntry, ImportError | None]:
     """
     plots, error = draw_plots(source)
     if error is None:
-        write_plots(source.folder / PLOTS_FOLDER, {f"{plot.name}.svg": drawn.file for plot, drawn in plots})
-    figures = [Figure(plot, drawn.panels, drawn.key) for plot, drawn in plots]
-    sections = build_sections(source, figures)
+        write_plots(source.folder / PLOTS_FOLDER, {f"{drawn.plot.name}.svg": drawn.file for drawn in plots})
+    sections = build_sections(source, plots)
     page = render_page(source, sections, has_plots=error is None)
     files.replace_file_atomically(source.folder / REPORT_NAME, page.encode())
     return index_entry(source, sections), error
 
 
-def draw_plots(source: PageSource) -> "tuple[list[tuple[Plot, RenderedPlot]], ImportError | None]":
+def draw_plots(source: PageSource) -> "tuple[list[RenderedPlot], ImportError | None]":
     """Return the plots as SVG, and the error if matplotlib cannot be imported; without plots it is not imported."""
     wanted = build_plots(PlotSource(source.tables.flat(), source.collected.outcomes))
     if not wanted:
@@ -132,7 +123,7 @@ def draw_plots(source: PageSource) -> "tuple[list[tuple[Plot, RenderedPlot]], Im
         from pipeline.report.plots import render_plot
     except ImportError as error:
         return [], error
-    return [(plot, render_plot(plot)) for plot in wanted], None
+    return [render_plot(plot) for plot in wanted], None
 
 
 def write_plots(folder: Path, pictures: Mapping[str, bytes]) -> None:
@@ -148,7 +139,7 @@ def write_plots(folder: Path, pictures: Mapping[str, bytes]) -> None:
             path.unlink()
 
 
-def build_sections(source: PageSource, figures: Sequence[Figure]) -> list[Section]:
+def build_sections(source: PageSource, figures: "Sequence[RenderedPlot]") -> list[Section]:
     """Return each question that has plots or tables, with them."""
     links = RecordLinks(source.collected.outcomes)
     tables: dict[str, list[DisplayTable]] = defaultdict(list)

@@ -7,7 +7,7 @@ from pipeline.analysis.memory_trials import bracket_tolerance
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint
 from pipeline.experiment.measurement import MemorySearch
-from pipeline.report.row_types import MemoryRow, make_row, own_figures
+from pipeline.report.row_types import MemoryRow, make_row
 
 MAX_ELEMENTS = 2**31  # of an activation; a convolution over more elements is split
 LARGEST_ACTIVATION = {"resnet18": 64 * 32 * 32}  # elements for each image
@@ -22,7 +22,7 @@ def memory_row(point: PooledPoint) -> MemoryRow:
     searches = [record.measurement.memory_search for record in point.ok_records if record.measurement]
     found = [search for search in searches if search is not None]
     by_search = [search_figures(search) for search in found]
-    medians = {key: median_of_known(figures[key] for figures in by_search) for key in own_figures(MemoryRow)}
+    medians = {key: median_of_known(figures[key] for figures in by_search) for key in MemoryRow.__annotations__}
     counts = {key: int(value) for key in COUNTS if (value := medians[key]) is not None}
     return make_row(MemoryRow, point, **(medians | counts), notes=memory_notes(point, found))
 

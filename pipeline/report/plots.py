@@ -44,8 +44,9 @@ ElementTree.register_namespace("xlink", XLINK)
 
 
 class RenderedPlot(NamedTuple):
-    """A plot as SVG: one element a panel and the key's drawings for the page, and the whole as a file."""
+    """A plot as SVG: for the page its panels and key, an entry a label with its drawing; and the whole as a file."""
 
+    plot: Plot
     panels: list[str]
     key: list[tuple[str, str]]
     file: bytes
@@ -60,7 +61,8 @@ def render_plot(plot: Plot) -> RenderedPlot:
         element = recolour(picture, by_variable, name)
         add_description(element, panel.title, panel.describe(), name)
         panels.append(to_text(element))
-    return RenderedPlot(panels, key_of(plot), render_file(plot, pictures))
+    key = [(entry.label, swatch(entry, by_variable)) for entry in plot.key()]
+    return RenderedPlot(plot, panels, key, render_file(plot, pictures))
 
 
 def render_file(plot: Plot, pictures: Sequence[bytes]) -> bytes:
@@ -156,11 +158,6 @@ def draw_key(plot: Plot, width: int) -> tuple[list[ElementTree.Element], int]:
         text = ElementTree.SubElement(item, f"{{{SVG}}}text", {"x": "36", "y": "4", "fill": LIGHT["--fg"]})
         text.text = label
     return [group], 16 + 18 * math.ceil(len(entries) / num_columns)
-
-
-def key_of(plot: Plot) -> list[tuple[str, str]]:
-    """Return the key for the page: labels, each with a drawing of its line or colour."""
-    return [(entry.label, swatch(entry, by_variable)) for entry in plot.key()]
 
 
 def swatch(entry: KeyEntry, colour: Callable[[str], str]) -> str:

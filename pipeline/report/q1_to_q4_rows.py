@@ -5,7 +5,13 @@ from typing import Any
 
 from pipeline.analysis import formulas, loader
 from pipeline.analysis.energy import energy_figures, energy_notes, host_cpu_share_of
-from pipeline.analysis.exposed_communication import MedianTime, communications_of, exposed_time, is_within_noise
+from pipeline.analysis.exposed_communication import (
+    MedianTime,
+    communications_of,
+    exposed_time,
+    is_within_noise,
+    median_time,
+)
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs, median_window_s, record_peak_memory_gib
 from pipeline.analysis.scaling import Baseline, Scaling, scaling_figures
@@ -15,7 +21,7 @@ from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS
 from pipeline.report.bandwidth_rows import MeasuredLinks, link_key
-from pipeline.report.communication_rows import is_same_point_trained, num_rounds, with_interval
+from pipeline.report.communication_rows import is_same_point_trained, num_rounds, timed_figures, with_interval
 from pipeline.report.row_types import OomRow, Q1Row, Q2Row, Q3Row, Q4Row, make_row
 
 
@@ -27,17 +33,12 @@ def time_figures(point: PooledPoint) -> dict[str, Any]:
     if epoch_time_s is not None:
         throughput = formulas.throughput_samples_per_s(point.spec.num_samples, epoch_time_s)
     return {
-        "epoch_time_s": epoch_time_s,
+        **timed_figures("epoch_time_s", median_time(point.epoch_times_s)),
         "compute_time_s": point.median(median_window_s("compute_time_ns")),
         "data_time_s": data_time_s,
         "throughput_samples_per_s": throughput,
         "peak_memory_gib": point.median(record_peak_memory_gib),
-        "epoch_time_low_s": spread.interval.low if spread.interval else None,
-        "epoch_time_high_s": spread.interval.high if spread.interval else None,
-        "noise_floor": spread.noise_floor(epoch_time_s),
-        "interval_over": spread.over,
         "num_windows": spread.num_windows,
-        "run_spread_s": formulas.run_spread(point.run_epoch_times_s),
         "num_workers_total": loader.total_workers(point.spec),
         "data_share": data_time_s / epoch_time_s if data_time_s is not None and epoch_time_s else None,
         "batch_wait_s": point.median(loader.median_batch_wait_s),
@@ -116,7 +117,7 @@ def q3_row(
         steps_per_epoch=num_steps,
         ring_bytes_per_epoch=num_bytes,
         bandwidth_subtraction_gb_s=bandwidth,
-        **with_interval("exposed_comm_time", exposed),
+        **with_interval("exposed_comm_time_s", exposed),
         baseline=baseline.point.spec.strategy if baseline.point else None,
         notes=notes + exposed_notes,
     )

@@ -42,11 +42,6 @@ def figure_keys(row_class: type[Row]) -> tuple[str, ...]:
     return row_class.__struct_fields__[len(Row.__struct_fields__) :]
 
 
-def own_figures(row_class: type[Row], but: str = "") -> tuple[str, ...]:
-    """Return the figures that a row class adds to those of its base class, in order, without the one named `but`."""
-    return tuple(key for key in row_class.__annotations__ if key != but)
-
-
 class PointRow(Row, frozen=True, kw_only=True):
     """A row of one pooled point."""
 

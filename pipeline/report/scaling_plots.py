@@ -1,8 +1,9 @@
 """The plots of Q1, Q2 and the link: values of table rows against batch size, GPUs and message size."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.experiment.point_label import describe_axis
+from pipeline.report.columns import interval_keys
 from pipeline.report.plot_data import (
     MAX_SERIES,
     FlatRow,
@@ -27,7 +28,7 @@ def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
     if len({*fitting, oom_from} - {None}) < 2:  # one point is no curve
         return
     shown = {
-        "Epoch time [s]": ("epoch_time_s", "epoch_time_low_s", "epoch_time_high_s"),
+        "Epoch time [s]": ("epoch_time_s", *interval_keys("epoch_time_s")),
         "Throughput [images/s]": ("throughput_samples_per_s",),
         "Peak memory [GiB]": ("peak_memory_gib",),
     }
@@ -58,12 +59,12 @@ def speedup_plots(source: PlotSource) -> Iterator[Plot]:
 def speedup_panels(rows: Sequence[FlatRow], batch: str, fixed: str) -> tuple[LinePanel, ...]:
     """Return speed-up against GPUs, a panel for each strategy; with one number of GPUs against the batch size."""
     counts = {row["num_gpus"] for row in rows}
-    interval = ("speedup", "speedup_low", "speedup_high")
+    interval = ("speedup", *interval_keys("speedup"))
     if len(counts) == 1:
         groups = group_series(rows, batch, without=("batch_size_per_gpu",), first=("strategy",))
         strategies = {row["strategy"] for row in rows}
         title = f"Speed-up {f'of {min(strategies)} ' if len(strategies) == 1 else ''}on {max(counts)} GPUs"
-        return (LinePanel(title, fixed, make_series(groups, batch, *interval), ideal=constant(max(counts))),)
+        return (LinePanel(title, fixed, make_series(groups, batch, *interval), ideal=lambda _: max(counts)),)
     sizes = sorted(rows, key=lambda row: row[batch])
     panels = []
     for strategy in sorted({row["strategy"] for row in rows}):
@@ -74,11 +75,6 @@ def speedup_panels(rows: Sequence[FlatRow], batch: str, fixed: str) -> tuple[Lin
         ]
         panels.append(LinePanel(f"Speed-up of {strategy}", "GPUs", tuple(lines), "linear", ideal=float))
     return tuple(panels)
-
-
-def constant(value: float) -> Callable[[float], float]:
-    """Return the function that has this value everywhere."""
-    return lambda _: value
 
 
 def bandwidth_plots(source: PlotSource) -> Iterator[Plot]:

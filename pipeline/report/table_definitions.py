@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pipeline.analysis.scaling import Scaling
-from pipeline.report.columns import COLUMNS
+from pipeline.report.columns import COLUMNS, interval_keys
 from pipeline.report.row_types import Row, figure_keys
 
 Rows = Sequence[Row]
@@ -74,9 +74,9 @@ def full_definition(table: str, row_class: type[Row]) -> TableDefinition:
     return TableDefinition(table, "", table, figures, is_full=True)
 
 
-def steps(*pairs: tuple[str, str]) -> tuple[Figure, ...]:
-    """Return figures of step times in ms, from pairs of heading and key."""
-    return tuple(Figure(f"{heading} [ms]", f"{key}_time_s", 1e3) for heading, key in pairs)
+def estimate(heading: str, key: str, factor: float = 1) -> Figure:
+    """Return a figure that is shown with its interval."""
+    return Figure(heading, key, factor, "", *interval_keys(key))
 
 
 EPOCH_TIME = Figure("epoch time [s]", "epoch_time_s")
@@ -85,7 +85,7 @@ THROUGHPUT = Figure("images/s", "throughput_samples_per_s")
 WAITING = Figure("waiting [%]", "data_share", 100)
 WORKERS = Figure("workers", "num_workers_total")
 BETWEEN_RUNS = Figure("between runs [s]", "run_spread_s")
-SPEEDUP = Figure("speed-up", "speedup", low="speedup_low", high="speedup_high")
+SPEEDUP = estimate("speed-up", "speedup")
 EFFICIENCY = Figure("efficiency [%]", "parallel_efficiency", 100)
 SCALING = (EPOCH_TIME, SPEEDUP, EFFICIENCY, WAITING, INTERVAL, THROUGHPUT, WORKERS, BETWEEN_RUNS)
 PIVOTS_AFTER = "Q2: weak scaling, speed-up against one GPU with the per-GPU batch fixed"
@@ -153,13 +153,7 @@ TABLE_DEFINITIONS = (
         "Q3.1: communication of one step, measured",
         (
             Figure("step [ms]", "step_time_s", 1e3),
-            Figure(
-                "exposed communication [us]",
-                "exposed_comm_time_s",
-                1e6,
-                low="exposed_comm_time_low_s",
-                high="exposed_comm_time_high_s",
-            ),
+            estimate("exposed communication [us]", "exposed_comm_time_s", 1e6),
             Figure("of step [%]", "exposed_comm_time_s", 100, over="step_time_s"),
             Figure("hidden [%]", "hidden_share", 100),
             Figure("launch [us]", "collective_launch_time_s", 1e6),
@@ -173,12 +167,12 @@ TABLE_DEFINITIONS = (
         "communication",
         "Q3",
         "Q3.1: five step times",
-        steps(
-            ("one GPU", "plain_step"),
-            ("DDP on one", "ddp_one_step"),
-            ("no_sync", "no_sync_step"),
-            ("no-op hook", "no_op_hook_step"),
-            ("DDP", "step"),
+        (
+            Figure("one GPU [ms]", "plain_step_time_s", 1e3),
+            Figure("DDP on one [ms]", "ddp_one_step_time_s", 1e3),
+            Figure("no_sync [ms]", "no_sync_step_time_s", 1e3),
+            Figure("no-op hook [ms]", "no_op_hook_step_time_s", 1e3),
+            Figure("DDP [ms]", "step_time_s", 1e3),
         ),
         "One training step on synthetic images, on the slowest rank; windows of each in turn on the same GPUs.",
         is_folded=True,
@@ -247,12 +241,16 @@ TABLE_DEFINITIONS = (
         "split",
         "Q3",
         "Q3: DataParallel's step, part by part",
-        steps(
-            ("step", "step"),
-            *((part.replace("_", " "), part) for part in ("scatter", "replicate", "parallel_forward", "gather")),
-            *((part, part) for part in ("backward", "optimizer")),
-            ("sum of parts", "parts"),
-            ("one GPU", "plain_step"),
+        (
+            Figure("step [ms]", "step_time_s", 1e3),
+            Figure("scatter [ms]", "scatter_time_s", 1e3),
+            Figure("replicate [ms]", "replicate_time_s", 1e3),
+            Figure("parallel forward [ms]", "parallel_forward_time_s", 1e3),
+            Figure("gather [ms]", "gather_time_s", 1e3),
+            Figure("backward [ms]", "backward_time_s", 1e3),
+            Figure("optimizer [ms]", "optimizer_time_s", 1e3),
+            Figure("sum of parts [ms]", "parts_time_s", 1e3),
+            Figure("one GPU [ms]", "plain_step_time_s", 1e3),
         ),
         "Every device is synchronized after each part, so the parts sum to more than the step.",
         is_folded=True,
@@ -264,9 +262,9 @@ TABLE_DEFINITIONS = (
         (
             Figure("GPUs", "num_gpus"),
             Figure("measured on", "from_num_gpus"),
-            *steps(("step at most", "predicted_step")),
+            Figure("step at most [ms]", "predicted_step_time_s", 1e3),
             Figure("efficiency [%]", "predicted_parallel_efficiency", 100),
-            *steps(("measured", "measured_step")),
+            Figure("measured [ms]", "measured_step_time_s", 1e3),
             Figure("error [%]", "prediction_error", 100),
             Figure("step at least [ms]", "predicted_step_time_low_s", 1e3),
             Figure("efficiency at most [%]", "predicted_parallel_efficiency_high", 100),
@@ -298,13 +296,7 @@ TABLE_DEFINITIONS = (
         "Q4: time to target",
         (
             Figure("images a step", "global_batch_size"),
-            Figure(
-                "final test accuracy [%]",
-                "final_test_accuracy",
-                100,
-                low="final_test_accuracy_low",
-                high="final_test_accuracy_high",
-            ),
+            estimate("final test accuracy [%]", "final_test_accuracy", 100),
             Figure("reached", "reached"),
             Figure("time [s]", "time_to_target_s"),
             Figure("epochs", "epochs_to_target"),
@@ -327,8 +319,8 @@ TABLE_DEFINITIONS = (
             Figure("stage", "stage"),
             Figure("scale", "scale_rule"),
             Figure("one scale per", "granularity"),
-            Figure("test accuracy [%]", "test_accuracy", 100, low="test_accuracy_low", high="test_accuracy_high"),
-            Figure("change [points]", "accuracy_change", 100, low="accuracy_change_low", high="accuracy_change_high"),
+            estimate("test accuracy [%]", "test_accuracy", 100),
+            estimate("change [points]", "accuracy_change", 100),
         ),
         "Medians over n seeds with their interval (nominally 97.5 %, for six seeds 96.9 %). Each stage includes those "
         "before it: weights in int8, activations in int8 with scales from training images, biases in int32.",

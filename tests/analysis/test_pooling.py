@@ -93,7 +93,6 @@ def test_fewer_than_six_values_have_no_interval_and_say_why_where_one_was_asked_
 ) -> None:
     spread = pool(*found, **missing).epoch_time_interval
     assert (spread.interval, spread.over, sentences(spread.notes)) == (None, None, notes)
-    assert spread.noise_floor(1.0) is None
 
 
 def test_a_point_without_a_time_says_nothing_of_intervals() -> None:
@@ -111,11 +110,6 @@ def test_windows_that_drift_are_not_alike_and_the_interval_says_so() -> None:
     assert sentences(together.notes) == ["interval over the windows of 2 repeats together"], (
         "another process may have another pace"
     )
-
-
-def test_the_noise_floor_is_the_half_width_over_the_median() -> None:
-    spread = pool(windowed(9.0, 10.0, 10.0, 10.0, 10.0, 11.0)).epoch_time_interval
-    assert spread.noise_floor(10.0) == 0.1
 
 
 @given(st.lists(st.lists(st.floats(0.1, 10), min_size=6, max_size=30), min_size=2, max_size=5))
