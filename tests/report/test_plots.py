@@ -132,7 +132,8 @@ def test_of_many_series_some_are_drawn_and_the_plot_says_how_many() -> None:
 
 def test_an_svg_is_deterministic_self_contained_and_described() -> None:
     found = every_question()
-    once, again = ([render_plot(plot) for plot in build_plots(plot_source(*found))] for _ in range(2))
+    plots = build_plots(plot_source(*found))
+    once, again = ([render_plot(plot) for plot in plots] for _ in range(2))
     assert once == again
     assert {"q1", "q2", "q3", "q3-bandwidth", "q4"} <= plots_of(*found).keys()
     for rendered in once:
