@@ -16,8 +16,7 @@ from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, alike_key
 from pipeline.experiment.measurement import Communication, TransferKind, VariantName
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
-from pipeline.report.columns import interval_keys
-from pipeline.report.row_types import CommunicationRow, SplitRow, TransferRow, make_row
+from pipeline.report.row_types import CommunicationRow, SplitRow, TransferRow, interval_keys, make_row
 
 Figures = dict[str, float | None]
 

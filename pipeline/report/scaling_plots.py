@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.experiment.point_label import describe_axis
-from pipeline.report.columns import interval_keys
 from pipeline.report.plot_data import (
     MAX_SERIES,
     FlatRow,
@@ -16,6 +15,7 @@ from pipeline.report.plot_data import (
     make_series,
     note_on_number,
 )
+from pipeline.report.row_types import interval_keys
 
 
 def batch_size_plots(source: PlotSource) -> Iterator[Plot]:

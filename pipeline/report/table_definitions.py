@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pipeline.analysis.scaling import Scaling
-from pipeline.report.columns import COLUMNS, interval_keys
-from pipeline.report.row_types import Row, figure_keys
+from pipeline.report.columns import COLUMNS
+from pipeline.report.row_types import Row, figure_keys, interval_keys
 
 Rows = Sequence[Row]
 

@@ -5,9 +5,10 @@ python -m pipeline.report.words docs/words.md
 
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
-from pipeline.report.columns import AXIS_COLUMNS, FIGURE_COLUMNS, Column
+from pipeline.report.columns import AXIS_COLUMNS, COLUMNS, Column
 from pipeline.report.display_tables import OWN_COLUMNS
 from pipeline.report.table_definitions import TABLE_DEFINITIONS
 
@@ -33,10 +34,10 @@ def render_words(page: str) -> str:
                     headings[key].append(figure.heading)
     by_hand = page.partition(MARKER)[0] + MARKER
     parts = [by_hand, INTRODUCTION, "## Axes\n", *table(AXIS_COLUMNS, headings), "\n## Figures\n"]
-    return "\n".join([*parts, *table(FIGURE_COLUMNS, headings)]) + "\n"
+    return "\n".join([*parts, *table(COLUMNS.values(), headings)]) + "\n"
 
 
-def table(columns: tuple[Column, ...], headings: dict[str, list[str]]) -> list[str]:
+def table(columns: Iterable[Column], headings: dict[str, list[str]]) -> list[str]:
     """Return the lines of one table."""
     lines = ["| key | unit | headings in reports | meaning |", "| :--- | :--- | :--- | :--- |"]
     for column in columns:
