@@ -101,8 +101,8 @@ def bandwidth_row(
 
 def isolated_all_reduce_time_s(found: Sequence[Communication], num_bytes: int) -> float | None:
     """Return the median time of isolated all-reduces of that size in the same jobs; None where none was timed."""
-    times_ns = [time for part in found for size in part.sweep if size.num_bytes == num_bytes for time in size.times_ns]
-    return statistics.median(times_ns) / 1e9 if times_ns else None
+    sizes = [size for part in found for size in part.sweep if size.num_bytes == num_bytes]
+    return formulas.median_of_known(time_ns / 1e9 for size in sizes for time_ns in size.times_ns)
 
 
 def sweep_rows(points: Iterable[PooledPoint]) -> list[SweepRow]:

@@ -20,12 +20,7 @@ from pipeline.report.row_types import CommunicationRow, SplitRow, TransferRow, i
 
 Figures = dict[str, float | None]
 
-STEP_TIMES: dict[str, VariantName] = {
-    "plain_step_time_s": "plain",
-    "ddp_one_step_time_s": "ddp_one",
-    "no_sync_step_time_s": "no_sync",
-    "no_op_hook_step_time_s": "no_op_hook",
-}
+COMPARED_STEPS: tuple[VariantName, ...] = ("plain", "ddp_one", "no_sync", "no_op_hook")  # with DDP's step
 KINDS: tuple[TransferKind, ...] = get_args(TransferKind)
 SPLIT_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
 
@@ -42,7 +37,7 @@ def exposed_row(point: PooledPoint) -> CommunicationRow:
     return make_row(
         CommunicationRow,
         point,
-        **{key: value_s(exposure.median_step_time(found, variant)) for key, variant in STEP_TIMES.items()},
+        **{f"{name}_step_time_s": value_s(exposure.median_step_time(found, name)) for name in COMPARED_STEPS},
         **timed_figures("step_time_s", step),
         **with_interval("exposed_comm_time_s", exposed),
         **with_interval("collectives_time_s", exposure.median_difference(found, "ddp", "no_collectives")),

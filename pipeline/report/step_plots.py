@@ -1,6 +1,7 @@
 """The plots of Q3 that split a step: by part of training, by exposed communication, by part of DataParallel."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -23,7 +24,8 @@ STYLES = {"data": 7, "copy": 3, "forward": 0, "backward": 2, BACKWARD_AND_MORE: 
 MEASURED_STYLES = {"all else": 0, EXPOSED: 1}
 SPLIT_STYLES = {"scatter": 7, "replicate": 1, "parallel forward": 0, "gather": 3, "backward": 2, "optimizer": 5}
 
-Steps = Sequence[tuple[str, Mapping[str, float]]]  # the name of a point, and the seconds of each part of its step
+Steps = Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]
+"""The axes of each point, and the seconds of each part of its step."""
 
 
 def step_plots(source: PlotSource) -> Iterator[Plot]:
@@ -33,23 +35,23 @@ def step_plots(source: PlotSource) -> Iterator[Plot]:
         ("q3-communication", "Communication in a step, data loading left out", measured_steps(source), MEASURED_STYLES),
         ("q3-dataparallel", "DataParallel's step, part by part", dataparallel_steps(source), SPLIT_STYLES),
     ):
-        known = [(label or "every point", parts) for label, parts in steps if sum(parts.values()) > 0]
+        axes = varying_axes([row for row, _ in steps], without=EFFORT_AXES)
+        known = [(describe_point(row, axes), parts) for row, parts in steps if sum(parts.values()) > 0]
         if known:
             note = note_on_number(len(known), MAX_BARS, "points")
             yield Plot(name, "Q3", title, (make_bars(evenly(known, MAX_BARS), styles),), note)
 
 
-def make_bars(steps: Steps, styles: Mapping[str, int]) -> BarPanel:
-    """Return a bar for each step, with parts in the order of `styles`."""
+def make_bars(steps: Sequence[tuple[str, Mapping[str, float]]], styles: Mapping[str, int]) -> BarPanel:
+    """Return a bar for each step by the name of its point, with parts in the order of `styles`."""
+    labels = tuple(label or "every point" for label, _ in steps)
     totals = [sum(parts.values()) for _, parts in steps]
     shares = {
         part: tuple(parts.get(part, 0.0) / total for (_, parts), total in zip(steps, totals, strict=True))
         for part in styles
         if any(part in parts for _, parts in steps)
     }
-    return BarPanel(
-        "Share of one step", tuple(label for label, _ in steps), tuple(1e3 * total for total in totals), shares, styles
-    )
+    return BarPanel("Share of one step", labels, tuple(1e3 * total for total in totals), shares, styles)
 
 
 def trained_steps(source: PlotSource) -> Steps:
@@ -65,10 +67,9 @@ def trained_steps(source: PlotSource) -> Steps:
     for point in pool_outcomes([outcome for outcome in plain if outcome.spec.num_gpus in (1, most) and most > 1]):
         if parts := parts_of_step(point):
             epoch_s = exposed_s.get(axis_values(point.outcomes[0], axes)) if point.spec.num_gpus > 1 else 0.0
-            found.append((point, separate_exposed(parts, epoch_s, point.spec.full_steps_per_epoch)))
-    specs = [msgspec.structs.asdict(point.spec) for point, _ in found]
-    axes = varying_axes(specs, without=EFFORT_AXES)
-    return [(describe_point(spec, axes), parts) for spec, (_, parts) in zip(specs, found, strict=True)]
+            split = separate_exposed(parts, epoch_s, point.spec.full_steps_per_epoch)
+            found.append((msgspec.structs.asdict(point.spec), split))
+    return found
 
 
 def parts_of_step(point: PooledPoint) -> dict[str, float]:
@@ -91,10 +92,10 @@ def measured_steps(source: PlotSource) -> Steps:
     rows = [
         row for row in source.rows["communication"] if row["step_time_s"] and row["exposed_comm_time_s"] is not None
     ]
-    axes, steps = varying_axes(rows, without=EFFORT_AXES), []
+    steps = []
     for row in rows:
         exposed_s = min(max(row["exposed_comm_time_s"], 0.0), row["step_time_s"])
-        steps.append((describe_point(row, axes), {"all else": row["step_time_s"] - exposed_s, EXPOSED: exposed_s}))
+        steps.append((row, {"all else": row["step_time_s"] - exposed_s, EXPOSED: exposed_s}))
     return steps
 
 
@@ -102,5 +103,4 @@ def dataparallel_steps(source: PlotSource) -> Steps:
     """Return DataParallel's steps. Devices are synchronized after each part, so the parts last longer than the step."""
     keys = {part: f"{part.replace(' ', '_')}_time_s" for part in SPLIT_STYLES}
     rows = [row for row in source.rows["split"] if all(row[key] is not None for key in keys.values())]
-    axes = varying_axes(rows, without=EFFORT_AXES)
-    return [(describe_point(row, axes), {part: row[key] for part, key in keys.items()}) for row in rows]
+    return [(row, {part: row[key] for part, key in keys.items()}) for row in rows]
