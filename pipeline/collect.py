@@ -92,7 +92,7 @@ def read_link_options(arguments: argparse.Namespace) -> "Link | None":
 def main() -> int:
     """Print and write the tables. Return the exit code."""
     arguments = parse_arguments()
-    gc.disable()  # all records are kept to the end, so a search for garbage finds none and costs time
+    gc.disable()  # records form no cycles, so a search for garbage finds none and costs time
     # imported after the command line is parsed, so that --help answers at once
     from pipeline.report.collect_experiment import collect_experiment
     from pipeline.report.display_tables import DisplayOptions
