@@ -491,14 +491,3 @@ def test_throttling_in_the_timed_epoch_is_said_in_the_row() -> None:
     windows.append(msgspec.structs.replace(windows[0], epoch=2, throttle_reasons=()))
     calm = msgspec.structs.replace(record.telemetry, gpus=tuple(windows))  # throttled while it warmed up
     assert build(msgspec.structs.replace(record, telemetry=calm)).Q1[0]["note"] is None
-
-
-def test_energies_are_columns_where_a_row_has_one_and_only_there() -> None:
-    def header(record: Record) -> str:
-        collected = resolve_outcomes([record.spec], [record], [])
-        text = render_experiment("x", build_tables(collected.outcomes), collected)
-        return next(line for line in text.splitlines() if line.startswith("|"))
-
-    with_energy, without = header(sampled(make_spec(), [400.0])), header(timed(make_spec(), 1))
-    assert "energy [mJ/image]" in with_energy
-    assert "energy" not in without
