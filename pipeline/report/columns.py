@@ -36,9 +36,9 @@ def declared_columns() -> dict[str, Column]:
             unit = "".join(part for part in metadata if isinstance(part, Unit))
             for meaning in (part for part in metadata if not isinstance(part, Unit)):
                 columns[key] = Column(key, meaning, unit)
-                for word, end in zip(("Lower", "Upper"), interval_keys(key), strict=True):
+                for end, of_end in zip(interval_keys(key), row_class.ENDS, strict=True):
                     if end in hints:
-                        columns.setdefault(end, Column(end, f"{word} end of the interval of {key}.", unit))
+                        columns.setdefault(end, Column(end, of_end.format(key), unit))
     return columns
 
 

@@ -6,7 +6,7 @@ None, and a note of the row says why.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -36,6 +36,8 @@ Hours = Annotated[float | None, Unit("h")]
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The axes of a row, the number of runs that it pools, and its notes."""
+
+    ENDS: ClassVar = ("Lower end of the interval of {}.", "Upper end of the interval of {}.")
 
     axes: dict[str, Any]
     n: Annotated[int, "Number of runs that the row pools."] = 0
@@ -188,6 +190,11 @@ class Q4Row(PointRow, frozen=True, kw_only=True):
 
 class TimeToTargetRow(PointRow, frozen=True, kw_only=True):
     """Q4: what a global batch with its remedies needs to reach a test accuracy."""
+
+    ENDS: ClassVar = (
+        "Lower end of the interval of {} over seeds; of two to five seeds the lowest.",
+        "Upper end of the interval of {} over seeds; of two to five seeds the highest.",
+    )
 
     remedies: list[str]
     epochs: int

@@ -9,7 +9,6 @@ import msgspec
 from pipeline.analysis import time_to_target
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
-from pipeline.analysis.time_to_target import Spread
 from pipeline.experiment.axis_groups import POOLED_AXES, TARGET_MAY_DIFFER, alike_key
 from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.report.row_types import TimeToTargetRow, make_row
@@ -82,14 +81,15 @@ def target_row(
 
 
 def spread_figures(key: str, values: Sequence[float]) -> dict[str, Any]:
-    """Return the columns `key`, its low and its high of the values of the seeds; None for what was not reached."""
+    """Return the columns `key`, its low and its high of the values of the seeds.
+
+    What was not reached is None, and so are the low and the high of a single seed.
+    """
     stem, unit = (key[:-2], "_s") if key.endswith("_s") else (key, "")
     names = (key, f"{stem}_low{unit}", f"{stem}_high{unit}")
-    found: Spread | tuple[None, ...] = time_to_target.spread(values) or (None,) * 3
-    return {
-        name: value if value is not None and math.isfinite(value) else None
-        for name, value in zip(names, found, strict=True)
-    }
+    found = (time_to_target.spread(values) or ())[: 3 if len(values) > 1 else 1]
+    pairs = zip(names, found, strict=False)
+    return dict.fromkeys(names) | {name: value for name, value in pairs if math.isfinite(value)}
 
 
 def reached_word(num_reached: int, num_seeds: int) -> str | None:
