@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from pipeline.experiment.spec import AXES, Spec
+
+Processors = Literal["GPUs", "processes"]  # what the points ran on
 
 NAMING_AXES = ("strategy", "num_gpus", "batch_size_per_gpu")  # in every label of a point
 
@@ -17,7 +19,7 @@ WORDS = {  # axis -> the words for its value; {} is the value
     "num_nodes": "{} nodes",
     "batch_size_per_gpu": "{} per GPU",
     "global_batch_size": "{} in all",
-    "num_workers": "{} workers",
+    "num_workers": "{} loader workers",
     "epochs": "{} epochs",
     "windows": "{} windows",
     "max_steps": "at most {} steps",
@@ -30,6 +32,7 @@ WITHOUT_VALUE = {  # axis -> the words for the value None
     "bucket_cap_mb": "default buckets",
     "memory_limit_gib": "no memory limit",
 }
+VALUES = {("input", "gpu"): "images on the device", ("measure", "epochs"): "timed epochs"}
 PLAIN_AXES = ("strategy", "precision", "input", "dataset", "model", "device", "layout", "execution", "measure")
 """Axes whose value needs no further word: `bf16`, not `precision bf16`."""
 
@@ -47,26 +50,29 @@ def describe_point(row: Mapping[str, Any], axes: Sequence[str]) -> str:
     if "strategy" in parts and "num_gpus" in parts:
         parts["strategy"] += f" {parts.pop('num_gpus')}"
     text = ", ".join(filter(None, parts.values()))
-    return text.replace("GPUs", "processes").replace("GPU", "process") if row.get("device") == "cpu" else text
+    return name_processors(text, "processes") if row.get("device") == "cpu" else text
 
 
 def point_labels(points: Sequence[Spec]) -> dict[str, str]:
     """Return run id -> label. A label has strategy, GPUs, batch, and each other axis in which these points differ.
 
-    It leaves out a value that is None, False or empty, and the measure `epochs`. It names EFFORT_AXES only if two
-    points would otherwise have the same label.
+    It leaves out a value that goes without saying. It names EFFORT_AXES only if two points would otherwise have the
+    same label.
     """
     rows = {spec.run_id(): msgspec.structs.asdict(spec) for spec in points}
     axes = (*NAMING_AXES, *varying_axes(rows.values(), NAMING_AXES))
 
     def describe(row: Mapping[str, Any], without: Sequence[str]) -> str:
-        usual = (None, (), row["measure"] == "epochs" and "epochs")
-        shown = [axis for axis in axes if axis not in without and not any(row[axis] is value for value in usual)]
-        return describe_point(row, [axis for axis in shown if row[axis] is not False])
+        return describe_point(row, [axis for axis in axes if axis not in without and is_said(axis, row[axis])])
 
     names = {run_id: describe(row, EFFORT_AXES) for run_id, row in rows.items()}
     counts = Counter(names.values())
     return {run_id: name if counts[name] == 1 else describe(rows[run_id], ()) for run_id, name in names.items()}
+
+
+def is_said(axis: str, value: Any) -> bool:
+    """True unless the value goes without saying: not set, switched off, no remedies, or timed epochs. 0 is said."""
+    return value is not None and value is not False and value != () and (axis, value) != ("measure", "epochs")
 
 
 def describe_axis(axis: str, value: Any) -> str:
@@ -82,12 +88,13 @@ def describe_axis(axis: str, value: Any) -> str:
     if value is None:
         return WITHOUT_VALUE.get(axis, f"{axis} not stated")
     shown = f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
-    return shown if axis in PLAIN_AXES else WORDS.get(axis, f"{axis} {{}}").format(shown)
+    words = VALUES.get((axis, shown)) or ("{}" if axis in PLAIN_AXES else WORDS.get(axis, f"{axis} {{}}"))
+    return words.format(shown)
 
 
-def name_workers(text: str, workers: str) -> str:
-    """Return the text with "GPUs" replaced by `workers`: "processes" for points that ran on the CPU, else "GPUs"."""
-    return text if workers == "GPUs" else text.replace("GPUs", workers).replace("GPU", "process")
+def name_processors(text: str, processors: Processors) -> str:
+    """Return a text about GPUs with the word for what the points ran on: processes on the CPU."""
+    return text if processors == "GPUs" else text.replace("GPUs", "processes").replace("GPU", "process")
 
 
 def format_figure(value: float) -> str:

@@ -3,14 +3,17 @@
 A row shows every figure. If a figure is not fit for an answer, a note of the row says why (UNFIT_FIGURES).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from pipeline.analysis.intervals import min_values
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.analysis.notes import Note
-from pipeline.experiment.point_label import EFFORT_AXES, describe_point, name_workers, varying_axes
+from pipeline.experiment.point_label import EFFORT_AXES, Processors, describe_point, name_processors, varying_axes
 from pipeline.report.build_tables import Tables
-from pipeline.report.row_types import CommunicationRow, Int8Row, MemoryRow, Q2Row, Q3Row, Row
+from pipeline.report.row_types import CommunicationRow, Int8Row, Q2Row, Q3Row, Row
+from pipeline.system.errors import pluralize
 
 SPEEDUPS = ("speedup", "parallel_efficiency", "serial_fraction_karp_flatt")
 SUBTRACTIONS = ("comm_time_subtraction_s", "bandwidth_subtraction_gb_s")
@@ -54,7 +57,7 @@ MIN_RUNS, MIN_EPOCHS = 3, 10  # below these an accuracy cannot tell a remedy fro
 RUN = "run `python -m pipeline.submit --grid {}`"  # the cure in a sentence; {} is a grid
 
 
-def answer_questions(tables: Tables, workers: str) -> Answers:
+def answer_questions(tables: Tables, processors: Processors) -> Answers:
     """Return each question with its answer. If the rows hold no answer, it gives the command that measures one.
 
     An experiment that quantizes has one question, what int8 costs.
@@ -67,7 +70,7 @@ def answer_questions(tables: Tables, workers: str) -> Answers:
         "Q3": answer_communication(tables),
         "Q4": answer_large_batches(tables),
     }
-    return [(question, name_workers(sentence, workers)) for question, sentence in answers.items()]
+    return [(question, name_processors(sentence, processors)) for question, sentence in answers.items()]
 
 
 def is_answered(sentence: str) -> bool:
@@ -87,18 +90,21 @@ def answer_batch_size(tables: Tables) -> str:
     if not timed:
         is_known = tables.memory or any(row.status == "oom" for row in tables.Q1)
         why = "no epoch was timed on one GPU"
-        return f"{memory} No speed: {why}; {RUN.format('q1')}." if is_known else not_answered(why, "q1")
+        return f"{memory} The speed is not known: {why}; {RUN.format('q1')}." if is_known else not_answered(why, "q1")
     best = max(timed, key=lambda row: row.throughput_samples_per_s or 0.0)
-    time = f"epoch {best.epoch_time_s:.3g} s{interval_of(best, 'epoch_time', '_s')}, {source_of(best, timed)}"
-    speed = f"{best.throughput_samples_per_s:,.0f} images/s ({time})."
-    if len({row.global_batch_size for row in timed}) == 1:
-        said = f"One batch size was timed: {best.global_batch_size:,} images a step give {speed}"
-    else:
-        said = f"One GPU is fastest at {best.global_batch_size:,} images a step: {speed}"
+    size, num_sizes = best.global_batch_size, len({row.global_batch_size for row in timed})
+    which = f"Of {num_sizes} batch sizes one GPU is fastest at {size:,} images a step:"
+    said = [
+        which if num_sizes > 1 else f"One batch size was timed: {size:,} images a step give",
+        f"{best.throughput_samples_per_s:,.0f} images/s (epoch {best.epoch_time_s:.3g} s,",
+        f"{interval_of(best, 'epoch_time', '_s')}{source_of(best, timed, 'batch_size_per_gpu')}).",
+    ]
     if best.is_loader_bound and best.data_share is not None:
-        waits = f" It waits for data {percent(best.data_share)} of that time"
-        said += f"{waits}: a faster loader would help more than a larger batch."
-    return f"{said} {memory}"
+        said.append(f"It waits for data {percent(best.data_share)} of that time, so this is partly the loader's speed.")
+    if gaps := sorted({row.global_batch_size for row in tables.Q1 if row.status in ("failed", "missing", "rejected")}):
+        kind = "runs without remedies" if any(row.remedies for row in tables.Q4) else "runs"
+        said.append(f"Some {kind} have no result: at {', '.join(f'{size:,}' for size in gaps)} images a step.")
+    return " ".join([*said, memory])
 
 
 def answer_memory(tables: Tables) -> str:
@@ -107,14 +113,15 @@ def answer_memory(tables: Tables) -> str:
     if alone:
         row = alone[0]
         fails = row.smallest_failing_batch_size_per_gpu
-        until = f", {fails:,} does not" if fails is not None else ""
-        return f"{row.largest_batch_size_per_gpu:,} images fit{until} ({source_of(row, alone)})."
+        until = f", {fails:,} do not" if fails is not None else ""
+        return f"{row.largest_batch_size_per_gpu:,} images fit{until} ({source_of(row, alone, 'batch_size_per_gpu')})."
     lost = [row for row in tables.Q1 if row.status == "oom"]
     fitting = [row.global_batch_size for row in tables.Q1 if row.status == "ok"]
     if lost:
         first = min(lost, key=lambda row: row.global_batch_size)
         fit = f"; {max(fitting):,} fit" if fitting and max(fitting) < first.global_batch_size else ""
-        return f"{first.global_batch_size:,} is the first that runs out of memory ({source_of(first, lost)}){fit}."
+        what = f"Of the sizes tried {first.global_batch_size:,} is the first that runs out of memory"
+        return f"{what} ({source_of(first, lost, 'batch_size_per_gpu')}){fit}."
     largest = f" up to {max(fitting):,}" if fitting else ""
     return f"None{largest} ran out of memory; to find the largest batch that fits {RUN.format('memory')}."
 
@@ -130,40 +137,58 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
     if not fit:
         fit = [row for row in timed if row.is_loader_bound is None and is_fit_for_answer(row, "speedup")]
         caveat = " How long they wait for data is not stated."
+    reasons = Counter(reason_left_out(row) for row in timed if row not in fit)
+    left_out = "; ".join(f"{count} because {reason}" for reason, count in reasons.items())
     if not fit:
-        is_bound = any(row.is_loader_bound for row in timed)
-        why = (
-            f"wait for data more than {percent(MAX_DATA_SHARE)} of the epoch"
-            if is_bound
-            else "state figures that cannot be"
-        )
-        return not_answered(f"the {len(timed)} rows with a speed-up {why}", "scaling")
+        again = "scaling" if WAITS in reasons else "scaling --repeats 3"
+        return not_answered(f"no speed-up is fit for an answer, {left_out}", again)
     most = max(row["num_gpus"] for row in fit)
     largest = [row for row in fit if row["num_gpus"] == most]
     best = max(largest, key=lambda row: (row.scaling == "weak", row.speedup or 0))
     speedup, share = best.speedup or 0.0, best.parallel_efficiency or 0.0
     faster = f"{speedup:.2f} times faster" if speedup >= 1 else f"{1 / speedup:.2f} times slower"
-    who = f"{most} GPUs with {best['strategy'].upper()}"
-    ends = interval_of(best, "speedup").replace(", ", ", speed-up ", 1)
-    source = source_of(best, fit)
-    said = f"{who} finish an epoch {faster} than one (efficiency {percent(share)}{ends}, {source}).{caveat}"
-    if len(bound := [row for row in timed if row.is_loader_bound]):
-        said += f" {len(bound)} of {len(timed)} rows are loader-bound and left out."
+    ends = interval_of(best, "speedup").replace("interval", "speed-up")
+    said = (
+        f"{most} GPUs with {best['strategy'].upper()} finish an epoch {faster} than one (efficiency {percent(share)}, "
+        f"{ends}{best.scaling} scaling, {source_of(best, fit)})"
+    )
+    rivals = sum(row.scaling == best.scaling for row in largest)
+    said += f", the best of {rivals} rows.{caveat}" if rivals > 1 else f".{caveat}"
+    if left_out:
+        said += f" Left out of {len(timed)} rows with a speed-up: {left_out}."
     beyond = max(row["num_gpus"] for row in timed)
-    return f"{said} On {beyond} no row is fit for an answer." if beyond > most else said
+    return f"{said} On {beyond} GPUs no row is fit for an answer." if beyond > most else said
+
+
+WAITS = f"a GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"
+
+
+def reason_left_out(row: Q2Row) -> str:
+    """Return why a speed-up is not fit for an answer."""
+    kinds = set(map(kind_of, row.notes))
+    if row.is_loader_bound or "loader_bound" in kinds:
+        return WAITS
+    if "superlinear" in kinds:
+        return "the efficiency is above 1, which noise or a slow baseline can cause"
+    return "the wait for data is not stated"
 
 
 def answer_communication(tables: Tables) -> str:
     """Return the measured share of exposed communication, and beside it the share that subtraction gives."""
     measured = [row for row in tables.communication if row.exposed_comm_time_s is not None and row.step_time_s]
-    subtracted = [row for row in tables.Q3 if row.comm_time_subtraction_s is not None and row.epoch_time_s]
+    known = [row for row in tables.Q3 if row.comm_time_subtraction_s is not None and row.epoch_time_s]
+    subtracted = [row for row in known if is_fit_for_answer(row, "comm_time_subtraction_s")]
     if not measured:
         if not subtracted:
-            return not_answered("no point on several GPUs measures communication", "communication")
+            why = "no point on several GPUs measures communication"
+            return not_answered(
+                f"{why}, and subtraction fails or counts waiting for data" if known else why, "communication"
+            )
         most_by = max(subtracted, key=subtracted_share)
         return (
-            f"Not measured here: subtraction says up to {percent(subtracted_share(most_by))} of the epoch "
-            f"({source_of(most_by, subtracted)}), waiting for data included; {RUN.format('communication')}."
+            f"Not measured here. Subtraction says up to {percent(subtracted_share(most_by))} of the epoch "
+            f"({source_of(most_by, subtracted)}), but it counts every cost that does not divide by N; to measure "
+            f"{RUN.format('communication')}."
         )
     most = max(row["num_gpus"] for row in measured)
     at_most = [row for row in measured if row["num_gpus"] == most]
@@ -172,22 +197,22 @@ def answer_communication(tables: Tables) -> str:
     best = min(told or [worst], key=exposed_share)
     exposed, step = 1e6 * (worst.exposed_comm_time_s or 0.0), worst.step_time_s or 1.0
     said = (
-        f"On {most} GPUs all-reduces of gradients that are not hidden take {exposed:,.0f} us of a step of "
-        f"{1e3 * step:,.2f} ms ({percent(exposed_share(worst), 1)}{exposed_ends(worst)}, {source_of(worst, measured)})."
+        f"On {most} GPUs all-reduces of gradients that computation does not hide take {exposed:,.0f} us of a step of "
+        f"{1e3 * step:,.2f} ms: {describe_exposed(worst, measured)}."
     )
-    if any(note.kind == "exposure_is_noise" for note in worst.notes):
-        said += " That lies inside the noise."
+    if worst not in told:
+        said += " That is inside the noise: it cannot be told from 0."
     if best is not worst:
-        where = describe_own(best, measured) + exposed_ends(best)
-        said += f" At best it is {percent(exposed_share(best), 1)} ({where})."
+        outside = " outside the noise" if len(told) < len(at_most) else ""
+        said += f" Of {len(at_most)} points it is the largest share; the smallest{outside} is "
+        said += f"{describe_exposed(best, measured)}."
     both = [row for row in subtracted if row.exposed_comm_time_s is not None and row["num_gpus"] == most]
     if both:
         off = max(both, key=subtracted_share)
         share = (off.exposed_comm_time_s or 0.0) / (off.epoch_time_s or 1.0)
-        where = describe_own(off, both)
         said += f" Subtraction says {percent(subtracted_share(off))} of the epoch"
-        return f"{said} where {percent(share, 1)} is measured ({where})."
-    return f"{said} What subtraction says of these points: {RUN.format('q3')}."
+        return f"{said} where {percent(share, 1)} is measured ({describe_own(off, both)})."
+    return said if known else f"{said} To compare with an estimate by subtraction {RUN.format('q3')}."
 
 
 def exposed_share(row: CommunicationRow) -> float:
@@ -195,10 +220,11 @@ def exposed_share(row: CommunicationRow) -> float:
     return (row.exposed_comm_time_s or 0.0) / (row.step_time_s or 1.0)
 
 
-def exposed_ends(row: CommunicationRow) -> str:
-    """Return the interval of that share in words; empty if it has none."""
+def describe_exposed(row: CommunicationRow, rows: Sequence[Row]) -> str:
+    """Return that share in words, with its interval and its source."""
     low, high, step = row.exposed_comm_time_low_s, row.exposed_comm_time_high_s, row.step_time_s or 1.0
-    return f", {percent(low / step, 1)} to {percent(high / step, 1)}" if low is not None and high is not None else ""
+    ends = f"interval {between(low / step, high / step)}, " if low is not None and high is not None else ""
+    return f"{percent(exposed_share(row), 1)} ({ends}{source_of(row, rows)})"
 
 
 def subtracted_share(row: Q3Row) -> float:
@@ -219,9 +245,13 @@ class FinalAccuracy(NamedTuple):
     is_test: bool = True
 
     def describe(self) -> str:
-        """Return the accuracy in words."""
-        known = self.low is not None and self.high is not None and self.n > 1
-        return f"{percent(self.value, 1)}{f' ({percent(self.low, 1)} to {percent(self.high, 1)})' if known else ''}"
+        """Return the accuracy in words, with its interval, or of fewer than six seeds with the lowest and highest."""
+        if self.low is None or self.high is None:
+            return percent(self.value, 1)
+        ends = f"interval {between(self.low, self.high)}"
+        if self.n < min_values():
+            ends = f"lowest {100 * self.low:.1f}, highest {percent(self.high, 1)}"
+        return f"{percent(self.value, 1)} ({ends})"
 
 
 def final_accuracies(tables: Tables) -> list[FinalAccuracy]:
@@ -257,31 +287,33 @@ def answer_large_batches(tables: Tables) -> str:
     first = min(baselines, key=lambda row: row.global_batch_size, default=None)
     if first is not None and first.final_test_accuracy is None:
         lacking = f"{first.global_batch_size:,} images a step without remedies, have no result"
-        return f"Not answered yet: the runs to compare with, {lacking}; run the same command again."
+        return f"Not answered yet: the runs to compare with, {lacking}; run the same submit command again."
     learnt = final_accuracies(tables)
     plain = [point for point in learnt if not point.remedies]
     if len({point.global_batch_size for point in plain}) < 2:
-        return not_answered("no accuracy of a small and a large batch" if learnt else "no accuracy", "q4-study")
+        which = " of a small and of a large batch" if learnt else ""
+        return not_answered(f"no accuracy{which} was measured", "q4-study")
     small, large = (choose(plain, key=lambda point: point.global_batch_size) for choose in (min, max))
     size = large.global_batch_size
     mended = [point for point in learnt if point.remedies and point.global_batch_size == size]
     mended = [point for point in mended if point.epochs == large.epochs]
     if not mended:
-        return not_answered(f"{small.epochs} epochs without a remedy", "q4-study")
+        return not_answered(f"no run of {size:,} images a step tried a remedy for large batches", "q4-study")
     best = max(mended, key=lambda point: point.value)
-    runs = min(point.n for point in (small, large, best))
-    what, verb = ("", " reaches") if best.value > large.value else ("no remedy does better, the best is ", " with")
+    remedy, runs = " + ".join(best.remedies), min(point.n for point in (small, large, best))
+    mends = f"With {remedy} it is" if best.value > large.value else f"No remedy does better: the best, {remedy}, gives"
     said = (
         f"After {large.epochs} epochs {size:,} images a step cost {100 * (small.value - large.value):.1f} points of "
         f"{'test' if large.is_test else 'training'} accuracy against {small.global_batch_size:,}: {large.describe()} "
-        f"against {small.describe()}; {what}{' + '.join(best.remedies)}{verb} {best.describe()}, n = {runs}."
+        f"instead of {small.describe()}. {mends} {best.describe()}, n = {pluralize(runs, 'run')}."
     )
     is_few, is_short = runs < MIN_RUNS, large.epochs < MIN_EPOCHS
     if is_few or is_short:
-        what = " at ".join([f"{large.epochs} epochs"] * is_short + [f"n = {runs}"] * is_few)
-        return f"{said} But {what} cannot tell a remedy from noise: {RUN.format('q4-study')}."
+        what = " and ".join([f"{large.epochs} epochs"] * is_short + [pluralize(runs, "run")] * is_few)
+        return f"{said} But {what} cannot show whether a remedy helps: {RUN.format('q4-study')}."
     if best.low is not None and large.high is not None and best.low <= large.high:
-        said += " The two overlap: that remedy is not told from noise."
+        ends = "intervals" if runs >= min_values() else "ranges"
+        said += f" The {ends} with {remedy} and without remedies overlap: these runs do not show that it helps."
     return said
 
 
@@ -294,11 +326,12 @@ def answer_int8(rows: Sequence[Int8Row]) -> str:
     if change is None or not before:
         return "Not answered here: no quantized network was tested; run `python -m pipeline.status` for the reasons."
     row, low, high = full[0], full[0].accuracy_change_low, full[0].accuracy_change_high
-    ends = f", {100 * low:+.2f} to {100 * high:+.2f}" if low is not None and high is not None else ""
+    ends = f"interval {100 * low:+.2f} to {100 * high:+.2f}, " if low is not None and high is not None else ""
+    unclear = " 0 lies inside the interval, so no change is shown." if ends and (low or 0) <= 0 <= (high or 0) else ""
     return (
-        f"All of the network in int8 changes test accuracy by {100 * change:+.2f} points{ends} "
-        f"(from {percent(before[0].test_accuracy, 1)}, n = {row.n} seeds), in {row.network_bytes or 0:,} of "
-        f"{before[0].network_bytes or 0:,} bytes."
+        f"With the whole network in int8 test accuracy changes by {100 * change:+.2f} points ({ends}from "
+        f"{percent(before[0].test_accuracy, 1)} in fp32, n = {pluralize(row.n, 'seed')}).{unclear} It takes "
+        f"{row.network_bytes or 0:,} of {before[0].network_bytes or 0:,} bytes."
     )
 
 
@@ -307,19 +340,27 @@ def percent(fraction: float | None, decimals: int = 0) -> str:
     return f"{100 * (fraction or 0.0):.{decimals}f} %"
 
 
+def between(low: float, high: float) -> str:
+    """Return two fractions in per cent."""
+    return f"{100 * low:.1f} to {percent(high, 1)}"
+
+
 def interval_of(row: Row, figure: str, unit: str = "") -> str:
-    """Return the interval of a figure in words; empty if it has none."""
+    """Return the interval of a figure in words, with digits that tell its ends apart; empty if it has none."""
     low, high = row[f"{figure}_low{unit}"], row[f"{figure}_high{unit}"]
-    return f", {low:.3g} to {high:.3g}" if low is not None and high is not None else ""
+    if low is None or high is None:
+        return ""
+    digits = next((digits for digits in range(3, 7) if f"{low:.{digits}g}" != f"{high:.{digits}g}"), 3)
+    return f"interval {low:.{digits}g} to {high:.{digits}g}{unit.replace('_', ' ')}, "
 
 
-def source_of(row: Row, rows: Sequence[Row]) -> str:
-    """Return in words the row that a figure comes from, and its n."""
-    return ", ".join(filter(None, (describe_own(row, rows), f"n = {row.n}" if row.n else "")))
+def source_of(row: Row, rows: Sequence[Row], but: str = "") -> str:
+    """Return in words the row that a figure comes from, without the axis `but`, and its n."""
+    return ", ".join(filter(None, (describe_own(row, rows, but), f"n = {pluralize(row.n, 'run')}" if row.n else "")))
 
 
-def describe_own(row: Row, rows: Sequence[Row]) -> str:
-    """Return the row's strategy and batch size, and the other axes in which the rows differ."""
+def describe_own(row: Row, rows: Sequence[Row], but: str = "") -> str:
+    """Return the row's strategy and batch size, and the other axes in which the rows differ, without the axis `but`."""
     varying = varying_axes([other.axes for other in rows], without=("num_gpus", *EFFORT_AXES))
-    always = ("strategy",) if isinstance(row, MemoryRow) else ("strategy", "batch_size_per_gpu")
-    return describe_point(row.axes, [axis for axis in row.axes if axis in (*varying, *always)])
+    named = {"strategy", "batch_size_per_gpu", *varying} - {but}
+    return describe_point(row.axes, [axis for axis in row.axes if axis in named])

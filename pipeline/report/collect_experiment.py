@@ -14,7 +14,7 @@ from pipeline.experiment.outcomes import CollectedOutcomes, collect_outcomes
 from pipeline.report.answers import Answers, answer_questions
 from pipeline.report.bandwidth_rows import MeasuredLinks, is_swept, measured_links
 from pipeline.report.build_tables import Tables, build_tables
-from pipeline.report.display_tables import workers_of
+from pipeline.report.display_tables import processors_of
 from pipeline.system.errors import CommandError
 
 
@@ -29,7 +29,7 @@ class CollectedExperiment:
     @cached_property
     def answers(self) -> Answers:
         """What the tables answer."""
-        return answer_questions(self.tables, workers_of(self.collected))
+        return answer_questions(self.tables, processors_of(self.collected))
 
     @cached_property
     def content(self) -> dict[str, Any]:

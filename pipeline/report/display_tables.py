@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.experiment.outcomes import CollectedOutcomes
-from pipeline.experiment.point_label import EFFORT_AXES, describe_point, name_workers, varying_axes
+from pipeline.experiment.point_label import EFFORT_AXES, Processors, describe_point, name_processors, varying_axes
 from pipeline.report.build_tables import ROW_CLASSES, Tables
 from pipeline.report.columns import NOT_STATED
-from pipeline.report.note_texts import render_note
+from pipeline.report.note_texts import FIGURE_WORDS, render_note
 from pipeline.report.plot_data import note_on_number
 from pipeline.report.row_types import Row
 from pipeline.report.table_definitions import (
@@ -25,6 +25,14 @@ from pipeline.report.table_definitions import (
 )
 
 STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
+ENDING_WORDS = {
+    "ok_timed": "ok: timed windows",
+    "ok_other": "ok: the rest",
+    "oom": "out of memory",
+    "superseded": "replaced by a later attempt",
+}
+TABLES_WITHOUT_REMEDIES = ("Q1", "Q2", "Q3")
+REMEDIES_ELSEWHERE = "Runs with remedies are in the tables of Q4 only."
 OWN_COLUMNS = {"strategy": "strategy", "num_gpus": "GPUs", "batch_size_per_gpu": "images per GPU"}
 """Axes that have a column if they vary; the others share one."""
 
@@ -66,6 +74,27 @@ class DisplayTable(NamedTuple):
 Column = tuple[Cell, list[Cell]]  # its heading and its cells
 
 
+class ReportWords(NamedTuple):
+    """The words of one report: what its points ran on, and a label for each configuration that is too long."""
+
+    processors: Processors
+    labels: dict[str, str]
+
+    def name(self, text: str) -> str:
+        """Return a text about GPUs with the word for what the points ran on."""
+        return name_processors(text, self.processors)
+
+    def label(self, configuration: str) -> str:
+        """Return the label of a configuration: c1, c2, ... The same one in every table of the report."""
+        return self.labels.setdefault(configuration, f"c{len(self.labels) + 1}")
+
+    def name_definition(self, definition: TableDefinition) -> TableDefinition:
+        """Return the definition with its texts in these words."""
+        figures = tuple(figure._replace(heading=self.name(figure.heading)) for figure in definition.figures)
+        heading, legend = self.name(definition.heading), self.name(definition.legend)
+        return definition._replace(heading=heading, legend=legend, figures=figures)
+
+
 class DisplayOptions(NamedTuple):
     """Options of the tables that are shown. `only` names one table; with `is_full` it has every column, however wide.
 
@@ -82,21 +111,25 @@ def display_tables(
     tables: Tables, collected: CollectedOutcomes, options: DisplayOptions
 ) -> Iterator[tuple[str, DisplayTable]]:
     """Yield the tables that have rows, in order, each with its question."""
-    workers = workers_of(collected)
+    words = ReportWords(processors_of(collected), {})
+    has_remedies = any(row.remedies for row in tables.Q4)
     definitions: Iterable[TableDefinition] = TABLE_DEFINITIONS
     if options.is_full or options.only == "oom":
         definitions = (full_definition(name, row_class) for name, row_class in ROW_CLASSES.items())
     for definition in definitions:
         if options.only not in ("", definition.table):
             continue
-        if table := build_table(definition, getattr(tables, definition.table), options, workers):
+        named = words.name_definition(definition)
+        if has_remedies and definition.table in TABLES_WITHOUT_REMEDIES:
+            named = named._replace(legend=f"{named.legend} {REMEDIES_ELSEWHERE}".strip())
+        if table := build_table(named, getattr(tables, definition.table), options, words):
             yield definition.question, table
         if definition.heading == PIVOTS_AFTER:
             is_stated = any(outcome.record and not outcome.record.measured for outcome in collected.outcomes)
-            yield from ((definition.question, pivot) for pivot in build_pivots(tables.Q2, is_stated, workers))
+            yield from ((definition.question, pivot) for pivot in build_pivots(tables.Q2, is_stated, words))
 
 
-def workers_of(collected: CollectedOutcomes) -> str:
+def processors_of(collected: CollectedOutcomes) -> Processors:
     """Return what the points run on: GPUs, or processes if all are of the CPU."""
     devices = {outcome.spec.device for outcome in collected.outcomes}
     return "processes" if devices == {"cpu"} else "GPUs"
@@ -106,7 +139,7 @@ def build_table(
     definition: TableDefinition,
     all_rows: Sequence[Row],
     options: DisplayOptions,
-    workers: str,
+    words: ReportWords,
 ) -> DisplayTable | None:
     """Return one table, None if it has no rows."""
     chosen = definition.choose(all_rows)
@@ -120,8 +153,9 @@ def build_table(
     if main not in figures and any(map(status_of, rows)):
         figures.insert(0, main)
     footnotes, numbers, shared_notes = number_notes(rows)
-    named = full_columns(points, varying) if definition.is_full else label_columns(points, varying, workers)
-    named, configurations = (named, "") if definition.is_full else shorten_labels(named)
+    named, configurations = full_columns(points, varying), ""
+    if not definition.is_full:
+        named, configurations = shorten_labels(label_columns(points, varying, words), words)
     shown = []
     for figure in figures:
         cells = figure_cells(figure, rows, None if definition.is_full else decimals_of(figure, rows))
@@ -131,9 +165,10 @@ def build_table(
                 for cell, row, noted in zip(cells, rows, numbers, strict=True)
             ]
         shown.append((Cell(figure.heading, cells[0].is_number), cells))
-    repeats = [(Cell("n", True), [Cell(f"{row.n}", True) for row in rows])] if any(row.n > 1 for row in rows) else []
-    if definition.table == "cost":  # n is a figure there
-        repeats = []
+    repeats: list[Column] = []
+    has_n = any(figure.key == "n" for figure in figures)
+    if not has_n and (definition.is_over_seeds or any(row.n > 1 for row in rows)):
+        repeats = [(Cell("n", True), [Cell(f"{row.n}", True) for row in rows])]
     most = math.inf if definition.is_full else options.max_width
     taken = [*map(width_of, (*named, *repeats)), *([width_of(note_column(numbers))] if any(numbers) else [])]
     widths = [width_of(column) for column in shown]
@@ -144,14 +179,14 @@ def build_table(
     columns = [*named, *(shown[index] for index in kept), *repeats]
     common = "; ".join(filter(None, [describe_common(points, varying, definition.hidden), *shared_notes]))
     omitted = ", ".join(column[0].text.partition(" [")[0] for index, column in enumerate(shown) if index not in kept)
-    room = f"Left out for want of room: {omitted}." if omitted else ""
+    room = f"Not shown for lack of room: {omitted}." if omitted else ""
     legend = (configurations, definition.legend, note_on_number(len(chosen), MAX_ROWS, "rows"), room)
     return DisplayTable(
         heading=definition.heading,
         columns=[heading for heading, _ in columns],
         rows=[list(cells) for cells in zip(*(cells for _, cells in columns), strict=True)],
-        footnotes=footnotes,
-        common=name_workers(common, workers),
+        footnotes=[words.name(note) for note in footnotes],
+        common=words.name(common),
         legend=" ".join(filter(None, legend)),
         source=f"{definition.table.lower()}.csv",
         is_folded=definition.is_folded or len(rows) > MAX_ROWS_UNFOLDED,
@@ -163,7 +198,7 @@ def is_shown(figure: Figure, rows: Sequence[Row], hides_zeros: bool) -> bool:
     return any(row[figure.key] is not None and (row[figure.key] or not hides_zeros) for row in rows)
 
 
-def build_pivots(all_rows: Sequence[Row], is_stated: bool, workers: str) -> list[DisplayTable]:
+def build_pivots(all_rows: Sequence[Row], is_stated: bool, words: ReportWords) -> list[DisplayTable]:
     """Return time, speed-up and efficiency of weak scaling by GPUs and batch size, as published reports print them.
 
     For a report that was ingested (`is_stated`) also T(2)/T(4) and N x T(1)/T(N), its own terms.
@@ -186,7 +221,7 @@ def build_pivots(all_rows: Sequence[Row], is_stated: bool, workers: str) -> list
         for first in range(0, len(sizes), MAX_BATCH_SIZES):
             part = [row for row in wanted if row["batch_size_per_gpu"] in sizes[first : first + MAX_BATCH_SIZES]]
             if part:
-                tables.append(pivot(figure, values, part, workers))
+                tables.append(pivot(figure, values, part, words))
     return tables
 
 
@@ -208,7 +243,7 @@ def two_over_four(rows: Sequence[Row]) -> dict[int, float | None]:
     return {row: on_two / on_four for row, (on_two, on_four) in found.items() if on_two and on_four}
 
 
-def pivot(figure: Figure, values: Mapping[int, float | None], rows: Sequence[Row], workers: str) -> DisplayTable:
+def pivot(figure: Figure, values: Mapping[int, float | None], rows: Sequence[Row], words: ReportWords) -> DisplayTable:
     """Return one figure by batch size (columns) and by all else that varies (rows). `values` are by row id."""
     points = [row.axes for row in rows]
     found = naming_axes(points, hidden=("batch_size_per_gpu",))
@@ -223,10 +258,10 @@ def pivot(figure: Figure, values: Mapping[int, float | None], rows: Sequence[Row
         text = status_of(row) if row["epoch_time_s"] is None else "" if value is None else f"{value:,.{decimals}f}"
         first.setdefault(name, point)
         lines.setdefault(name, {})[row["batch_size_per_gpu"]] = text
-    named, configurations = shorten_labels(label_columns(list(first.values()), varying, workers))
+    named, configurations = shorten_labels(label_columns(list(first.values()), varying, words), words)
     named += [(Cell(f"{size:,}", True), [Cell(line.get(size, ""), True) for line in lines.values()]) for size in sizes]
     return DisplayTable(
-        heading=name_workers(f"Q2: {figure.heading} by GPUs and images per GPU (weak scaling)", workers),
+        heading=words.name(f"Q2: {figure.heading} by GPUs and images per GPU (weak scaling)"),
         columns=[heading for heading, _ in named],
         rows=[list(cells) for cells in zip(*(cells for _, cells in named), strict=True)],
         footnotes=[],
@@ -244,35 +279,29 @@ def naming_axes(points: Sequence[Mapping[str, Any]], hidden: Sequence[str]) -> l
     return [axis for axis in (plain if numbers[0] == numbers[1] else every) if axis not in hidden]
 
 
-def label_columns(points: Sequence[Mapping[str, Any]], varying: Sequence[str], workers: str) -> list[Column]:
+def label_columns(points: Sequence[Mapping[str, Any]], varying: Sequence[str], words: ReportWords) -> list[Column]:
     """Return the columns that name the points: strategy, GPUs and batch size, and one for all else that varies."""
     own = [axis for axis in OWN_COLUMNS if axis in varying]
     others = [axis for axis in varying if axis not in OWN_COLUMNS]
     columns: list[Column] = []
     for axis in own:
         is_number = axis != "strategy"
-        columns.append(
-            (
-                Cell(name_workers(OWN_COLUMNS[axis], workers), is_number),
-                [Cell(format_axis(point[axis]), is_number) for point in points],
-            )
-        )
+        cells = [Cell(format_axis(point[axis]), is_number) for point in points]
+        columns.append((Cell(words.name(OWN_COLUMNS[axis]), is_number), cells))
     if others:
         heading = others[0] if len(others) == 1 else "configuration"
-        columns.append(
-            (Cell(heading), [Cell(name_workers(describe_point(point, others), workers)) for point in points])
-        )
+        columns.append((Cell(heading), [Cell(words.name(describe_point(point, others))) for point in points]))
     return columns
 
 
-def shorten_labels(columns: Sequence[Column]) -> tuple[list[Column], str]:
-    """Return the columns with short names for long configurations, and the sentence that explains these."""
+def shorten_labels(columns: Sequence[Column], words: ReportWords) -> tuple[list[Column], str]:
+    """Return the columns with labels for long configurations, and the sentence that explains these."""
     *others, (heading, cells) = columns or [(Cell(""), [])]
     if max((len(cell.text) for cell in cells), default=0) <= MAX_LABEL:
         return list(columns), ""
-    names = {text: f"c{number}" for number, text in enumerate(dict.fromkeys(cell.text for cell in cells), 1)}
-    explained = "; ".join(f"{name} {text}" for text, name in names.items())
-    return [*others, (heading, [Cell(names[cell.text]) for cell in cells])], f"Configurations: {explained}."
+    labels = [words.label(cell.text) for cell in cells]
+    explained = "; ".join(f"{label} = {text}" for text, label in words.labels.items() if label in labels)
+    return [*others, (heading, [Cell(label) for label in labels])], f"Configurations: {explained}."
 
 
 def full_columns(points: Sequence[Mapping[str, Any]], varying: Sequence[str]) -> list[Column]:
@@ -301,7 +330,8 @@ def number_notes(rows: Sequence[Row]) -> tuple[list[str], list[tuple[int, ...]],
 
     Notes that differ in numbers only are one footnote, which states their range.
     """
-    found = [[(NUMBER.sub("#", text), text) for text in map(render_note, row.notes)] for row in rows]
+    said = ([render_note(note, FIGURE_WORDS) for note in row.notes] for row in rows)
+    found = [[(NUMBER.sub("#", text), text) for text in texts] for texts in said]
     texts: dict[str, list[str]] = {}
     for pattern, text in (pair for notes in found for pair in notes):
         texts.setdefault(pattern, []).append(text)
@@ -383,7 +413,8 @@ def format_cell(figure: Figure, row: Row, decimals: int | None) -> str:
     if raw is None and any(note.kind == "not_stated" and figure.key in note.values["figures"] for note in row.notes):
         return NOT_STATED
     if isinstance(raw, str | list | bool):
-        return format_axis(raw)
+        is_ending = figure.key == "ending" and decimals is not None
+        return ENDING_WORDS.get(str(raw), str(raw)) if is_ending else format_axis(raw)
     value = figure.value(row)
     if value is None:
         return ""

@@ -13,13 +13,20 @@ from pipeline.experiment.record import Environment, Record
 from pipeline.report.answers import Answers, answer_questions, is_answered
 from pipeline.report.build_tables import Tables
 from pipeline.report.columns import NOT_STATED
-from pipeline.report.display_tables import MAX_WIDTH, Cell, DisplayOptions, DisplayTable, display_tables, workers_of
+from pipeline.report.display_tables import (
+    MAX_WIDTH,
+    Cell,
+    DisplayOptions,
+    DisplayTable,
+    display_tables,
+    processors_of,
+)
 from pipeline.report.row_types import Row
 from pipeline.system.errors import pluralize
 
 UNSAFE_CHARACTERS = re.compile(r"[|<>`\[\]\\]")
 BLOCK_START = re.compile(r"(#{1,6}(?=\s|$)|[-+*](?=\s|$)|>|=+\s*$|-+\s*$|~{3}|[-*_][-*_\s]+$)")
-COMMAND = re.compile(r"(?<!\\)`[^`]*`")
+UNBROKEN = re.compile(r"(?<!\\)`[^`]*`|\bn = \d|\d %| (?=\+ )")  # a command, n, per cent, a sum: on one line
 NUMBERED = re.compile(r"(\d{1,9})(?=[.)](?:\s|$))")
 MAX_GAPS = 10  # points without a result that are listed
 VERSIONS = {"torch": "torch", "NCCL": "nccl", "driver": "driver", "commit": "git_commit", "source": "source_digest"}
@@ -41,7 +48,7 @@ def render_experiment(
     title = f"# {escape_markdown(name)}"
     if options.only:
         return "\n\n".join([title, *(shown or [f"No rows of {options.only}."])]) + "\n"
-    parts = [title, render_answers(answer_questions(tables, workers_of(collected)))]
+    parts = [title, render_answers(answer_questions(tables, processors_of(collected)))]
     parts += [render_coverage(collected), *render_precision(tables)]
     parts.append(wrap(render_provenance(outcome.record for outcome in collected.outcomes if outcome.record)))
     parts += [f"What each column means: [docs/words.md]({words})."] if words and shown else []
@@ -96,7 +103,7 @@ def render_precision(tables: Tables) -> list[str]:
         return []
     narrow = sum(floor <= MAX_TIME_HALF_WIDTH for floor in known)
     limit = f"{100 * MAX_TIME_HALF_WIDTH:.0f} %"
-    return [f"Intervals: {narrow} of {len(known)} points have a half-width of at most {limit} of their median."]
+    return [f"Points whose interval is at most ± {limit} of the median: {narrow} of {len(known)}."]
 
 
 def render_table(table: DisplayTable) -> str:
@@ -123,8 +130,9 @@ def draw_table(lines: Sequence[Sequence[str]], is_number: Sequence[bool]) -> str
 
 def wrap(text: str, bullet: str = "") -> str:
     """Return text on lines of at most MAX_WIDTH characters, under a bullet if given. No line starts a new block."""
-    whole = COMMAND.sub(lambda match: match[0].replace(" ", "\0"), text)  # a command stays on one line
-    lines = textwrap.wrap(whole.strip(), MAX_WIDTH - len(bullet), break_long_words=False, break_on_hyphens=False)
+    whole = UNBROKEN.sub(lambda match: match[0].replace(" ", "\0"), text)
+    width = MAX_WIDTH - len(bullet) - 1  # an escape takes one
+    lines = textwrap.wrap(whole.strip(), width, break_long_words=False, break_on_hyphens=False)
     return bullet + f"\n{' ' * len(bullet)}".join(escape_start(line).replace("\0", " ") for line in lines)
 
 

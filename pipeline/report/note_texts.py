@@ -1,7 +1,7 @@
 """The sentence of every kind of note."""
 
 import string
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pipeline.analysis.notes import Note
@@ -9,6 +9,15 @@ from pipeline.system.errors import shorten_list
 
 MAX_LISTED_VALUES = 3
 MAX_VALUE_CHARS = 40
+
+FIGURE_WORDS = {
+    "epoch_time_s": "epoch time",
+    "step_time_s": "step time",
+    "compute_time_s": "computing",
+    "data_time_s": "waiting for data",
+    "peak_memory_gib": "memory",
+}
+"""The figures that notes name, in the words of the tables' headings. JSON and CSV have the key."""
 
 TRACE_AGAINST_STEPS = "the trace shows {traced_us:.0f} us exposed, the step times {exposed_us:.0f}: "
 TRACE_REASONS = {
@@ -22,7 +31,7 @@ TRACE_REASONS = {
 
 NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASONS.items()} | {
     "text": "{text}",
-    "not_stated": "not stated: {figures:list}",
+    "not_stated": "not stated: {figures:figures}",
     # pooled points
     "repeats_not_ok": "{count} of {repeats} repeats: {statuses:list}",
     "mixed_fact": "mixed {fact}: {ours:short}",
@@ -43,9 +52,10 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "too_few_values": "an interval needs {needed} windows or repeats, got {found}",
     "too_few_windows": "an interval needs {needed} windows, got {found}",
     "windows_pooled": "interval over the windows of {repeats} repeats together",
-    "drifted": "{what} drifted by {drift:+.1%} while measured: its interval is too narrow",
+    "drifted": "{what:figures} drifted by {drift:+.1%} while measured: its interval is too narrow",
     "drifted_in_repeats": (
-        "{what} drifted by {drift:+.1%} while measured in {count} of {repeats} repeats: its interval is too narrow"
+        "{what:figures} drifted by {drift:+.1%} while measured in {count} of {repeats} repeats: "
+        "its interval is too narrow"
     ),
     "execution_chosen": "execution=auto used {execution}",
     "execution_captured": "execution={execution}: the parts of a step are inside one graph",
@@ -56,7 +66,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "allocator_retries": "allocator thrash: {count} retries",
     "diverged": "{count} of {repeats} diverged",
     "test_loss_not_finite": "the test loss is not finite in {count} of {repeats}",
-    "loader_bound": "loader-bound: a GPU waits for data in {share:.0%} of the epoch",
+    "loader_bound": "loader-bound: the GPU that waits longest waits for data in {share:.0%} of the epoch",
     # time to target
     "seeds_missing": "no result of seed {seeds:list}",
     "equal_global_batch": "its losses and those of 1 GPU with this global batch overlap in {count} of {epochs} epochs",
@@ -97,20 +107,28 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "times_unknown": "{count} without their times",
     "implied": "{count} more implied, not run",
 }
-"""Templates by kind. `{name:list}` joins all values, `{name:short}` the first few, each cut to a few characters."""
+"""Templates by kind. `{name:list}` joins all values, `{name:short}` the first few, each cut to a few characters.
+
+`{name:figures}` joins the names of figures.
+"""
 
 
 class NoteFormatter(string.Formatter):
-    """str.format with lists and with notes about another point."""
+    """str.format with lists, names of figures and notes about another point."""
+
+    def __init__(self, words: Mapping[str, str]) -> None:
+        self.words = words
 
     def format_field(self, value: Any, format_spec: str) -> str:
         """Return one value as text."""
         if format_spec == "list":
             return ", ".join(value)
+        if format_spec == "figures":
+            return ", ".join(self.words.get(key, key) for key in ([value] if isinstance(value, str) else value))
         if format_spec == "short":
             return shorten_values(value)
         if isinstance(value, Note):
-            return render_note(value)
+            return render_note(value, self.words)
         return str(super().format_field(value, format_spec))
 
 
@@ -119,9 +137,9 @@ def shorten_values(values: Collection[str]) -> str:
     return shorten_list([value[:MAX_VALUE_CHARS] for value in sorted(values)], MAX_LISTED_VALUES)
 
 
-def render_note(note: Note) -> str:
-    """Return the sentence of a note."""
-    return NoteFormatter().vformat(NOTE_TEXTS[note.kind], (), note.values)
+def render_note(note: Note, words: Mapping[str, str] | None = None) -> str:
+    """Return the sentence of a note, with `words` (by key) for the figures that it names."""
+    return NoteFormatter(words or {}).vformat(NOTE_TEXTS[note.kind], (), note.values)
 
 
 def render_notes(notes: Iterable[Note]) -> str | None:

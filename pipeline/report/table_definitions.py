@@ -1,7 +1,7 @@
 """The tables for people: the rows, figures and words of each. `display_tables` builds them, for Markdown and HTML."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.analysis.scaling import Scaling
 from pipeline.report.columns import COLUMNS
@@ -29,6 +29,15 @@ class Figure(NamedTuple):
         return self.factor * value / divisor if value is not None and divisor else None
 
 
+def sort_rows(rows: Rows, batch: str = "batch_size_per_gpu") -> Rows:
+    """Return the rows by batch size, then strategy and GPUs; else in the order of the grid."""
+
+    def order(row: Row) -> tuple[Any, ...]:
+        return row[batch], row["strategy"] != "single", row["strategy"], row["num_gpus"]
+
+    return sorted(rows, key=order) if all("strategy" in row.axes for row in rows) else rows
+
+
 class TableDefinition(NamedTuple):
     """A table to show. Its figures stand in order of weight: where there is no room, the last ones are left out.
 
@@ -40,29 +49,28 @@ class TableDefinition(NamedTuple):
     heading: str
     figures: tuple[Figure, ...]
     legend: str = ""
-    choose: Callable[[Rows], Rows] = lambda rows: rows
+    choose: Callable[[Rows], Rows] = sort_rows
     hidden: tuple[str, ...] = ()  # axes that say nothing here
+    is_over_seeds: bool = False  # n is shown even if it is 1
     is_folded: bool = False
     hides_zeros: bool = False  # leaves a figure out that is 0 everywhere
     is_full: bool = False  # every column by its key, however wide
 
 
 def scaled(scaling: Scaling, batch: str) -> Callable[[Rows], Rows]:
-    """Return the choice of the rows of one kind of scaling, by batch size and GPUs; none if all are baselines."""
+    """Return the choice of the rows of one kind of scaling, in order; none if all are baselines."""
 
     def choose(rows: Rows) -> Rows:
         chosen = [row for row in rows if row["scaling"] == scaling]
-        in_order = sorted(chosen, key=lambda row: (row["strategy"] != "single", row["strategy"], row["num_gpus"]))
-        in_order.sort(key=lambda row: row[batch])
-        return in_order if any(row["num_gpus"] > 1 for row in chosen) else []
+        return sort_rows(chosen, batch) if any(row["num_gpus"] > 1 for row in chosen) else []
 
     return choose
 
 
 def first_and_last_epochs(rows: Rows) -> Rows:
-    """Return the rows of each point's first and last epoch."""
+    """Return the rows of each point's first and last epoch, in order."""
     by_point: dict[str, list[Row]] = {}
-    for row in rows:
+    for row in sort_rows(rows):
         by_point.setdefault(repr((row.axes, row["remedies"])), []).append(row)
     return [row for own in by_point.values() for row in own[:1] + own[1:][-1:]]
 
@@ -71,7 +79,7 @@ def full_definition(table: str, row_class: type[Row]) -> TableDefinition:
     """Return the definition of a table with all its columns, in their units."""
     units = {key: COLUMNS[key].unit if key in COLUMNS else "" for key in figure_keys(row_class)}
     figures = tuple(Figure(f"{key} [{unit}]" if unit not in ("", "1") else key, key) for key, unit in units.items())
-    return TableDefinition(table, "", table, figures, is_full=True)
+    return TableDefinition(table, "", table, figures, choose=lambda rows: rows, is_full=True)
 
 
 def estimate(heading: str, key: str, factor: float = 1) -> Figure:
@@ -129,8 +137,9 @@ TABLE_DEFINITIONS = (
         "Q2",
         PIVOTS_AFTER,
         SCALING,
-        "Speed-up is T(1)/T(N) for the same images; efficiency is speed-up over N; waiting is for data, as a share of "
-        "the epoch. The global batch grows with N.",
+        "Weak scaling: every GPU keeps its batch size, so N GPUs train on N times as many images a step. Speed-up is "
+        "T(1)/T(N): the time of an epoch on one GPU over that on N GPUs, with the same images in both. Efficiency is "
+        "speed-up/N. Waiting is the share of the epoch in which the slowest rank waits for data.",
         scaled("weak", "batch_size_per_gpu"),
     ),
     TableDefinition(
@@ -143,7 +152,8 @@ TABLE_DEFINITIONS = (
             Figure("Karp-Flatt", "serial_fraction_karp_flatt"),
             *SCALING[3:],
         ),
-        "Every row has its baseline's images a step, which one GPU runs alone; the images per GPU shrink with N.",
+        "Strong scaling: the images a step stay the same, so each of N GPUs gets 1/N of them. Speed-up is against one "
+        "GPU with all of them. Karp-Flatt is the share of the work that seems to run on one GPU only.",
         scaled("strong", "global_batch_size"),
         hidden=("batch_size_per_gpu",),
     ),
@@ -306,10 +316,13 @@ TABLE_DEFINITIONS = (
             Figure("updates", "updates_to_target"),
             Figure("efficiency [%]", "target_efficiency", 100),
         ),
-        "Medians over n seeds with their interval (nominally 97.5 %), of fewer than six seeds minimum and maximum. The "
-        "target is 2 points below the final accuracy of the baseline: the smallest batch without remedies. Under a "
-        "cosine schedule accuracy rises most at the end of a run, so the time also depends on the epochs asked for.",
+        "Medians over n seeds. In brackets: of six seeds or more the interval of the median (nominally 97.5 %), "
+        "of two to five seeds the lowest and the highest. The target is 2 points below the final accuracy of the "
+        "baseline: the smallest batch without remedies. Under a cosine schedule accuracy rises most at the end of a "
+        "run, so the time also depends on the epochs asked for.",
+        choose=lambda rows: rows,
         hidden=("batch_size_per_gpu",),
+        is_over_seeds=True,
     ),
     TableDefinition(
         "int8",
@@ -324,6 +337,7 @@ TABLE_DEFINITIONS = (
         ),
         "Medians over n seeds with their interval (nominally 97.5 %, for six seeds 96.9 %). Each stage includes those "
         "before it: weights in int8, activations in int8 with scales from training images, biases in int32.",
+        is_over_seeds=True,
     ),
     TableDefinition(
         "int8",
@@ -338,6 +352,7 @@ TABLE_DEFINITIONS = (
             Figure("size [MB]", "network_bytes", 1e-6),
         ),
         "Ties are test images whose highest score several classes share. The size counts weights, biases and scales.",
+        is_over_seeds=True,
     ),
     TableDefinition(
         "cost",
@@ -350,8 +365,8 @@ TABLE_DEFINITIONS = (
             Figure("of all [%]", "allocated_share", 100),
             Figure("attempts", "n"),
         ),
-        "From each launch to its record, times the GPUs allocated. ok_timed is the timed windows on the GPUs used, "
-        "ok_other the rest of ok attempts: start-up, warm-up, evaluation, unused GPUs.",
+        "Hours from each launch to its record, times the GPUs allocated. Two rows share the attempts that ended ok: "
+        "their timed windows on the GPUs used, and the rest (start-up, warm-up, evaluation, unused GPUs).",
     ),
 )
 """Every table, in its order."""

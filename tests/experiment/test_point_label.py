@@ -21,7 +21,7 @@ from pipeline.experiment.point_label import point_labels
             [{"remedies": ()}, {"remedies": ("warmup", "zero_gamma")}],
             [None, "single 1 GPU, 128 per GPU, warmup + zero_gamma"],
         ),
-        ([{"num_workers": 0}, {"num_workers": 2}], ["single 1 GPU, 128 per GPU, 0 workers", None]),
+        ([{"num_workers": 0}, {"num_workers": 2}], ["single 1 GPU, 128 per GPU, 0 loader workers", None]),
     ],
 )
 def test_a_point_is_named_by_its_gpus_and_batch_and_by_what_varies(

@@ -101,6 +101,14 @@ def test_a_note_of_another_point_and_lists_are_written_out() -> None:
     assert said == "braces {stay} as they are"
 
 
+def test_a_report_names_a_figure_as_its_heading_does_and_json_by_its_key() -> None:
+    note = make_note("of_baseline", note=make_note("not_stated", figures=["data_time_s", "loss"]))
+    assert note_texts.render_note(note, note_texts.FIGURE_WORDS) == "baseline: not stated: waiting for data, loss"
+    assert note_texts.render_note(note) == "baseline: not stated: data_time_s, loss"
+    headings = [heading.partition(" [")[0] for heading, *_ in TABLE_DEFINITIONS[0].figures]
+    assert {*note_texts.FIGURE_WORDS.values()} - {*headings} == {"step time"}
+
+
 def test_a_cell_is_not_stated_by_the_kind_of_its_note_and_not_by_its_words() -> None:
     point: dict[str, Any] = {"axes": {}, "global_batch_size": 128, "status": "ok"}
     stated = Q1Row(**point, notes=(make_note("not_stated", figures=["epoch_time_s"]),))

@@ -10,12 +10,12 @@ from factories import ROOT, make_record, make_spec
 from hypothesis import given
 from hypothesis import strategies as st
 from page_records import every_question
-from rendered_tables import report, table_of
+from rendered_tables import build, report, table_of
 
 from pipeline.experiment.folder import find_experiments
 from pipeline.experiment.grid import expand_grid, shipped_grids
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Spec
+from pipeline.experiment.spec import Remedy, Spec
 from pipeline.report.collect_experiment import collect_experiment
 from pipeline.report.display_tables import MAX_COLUMNS, MAX_WIDTH, DisplayOptions, merge_texts
 from pipeline.report.markdown import render_experiment
@@ -66,7 +66,7 @@ def test_a_report_of_every_question_fits_a_narrow_terminal_as_far_as_one_figure_
     assert len(tables_in(report(*found))) >= 8
     narrow = report(*found, options=DisplayOptions(60))
     assert max(len(line) for line in narrow.splitlines() if line.startswith("|")) <= 100
-    assert "Left out for want of room: " in narrow
+    assert "Not shown for lack of room: " in narrow
 
 
 def test_all_columns_are_there_if_asked_for() -> None:
@@ -81,6 +81,42 @@ def test_every_unit_stands_in_the_heading_and_in_no_cell() -> None:
             for column, cell in row.items():
                 if "[" in column:
                     assert re.fullmatch(r"([-\d.,]+|)( \([-\d.,]+ to [-\d.,]+\))?|OOM|not stated", cell), (column, cell)
+
+
+def test_a_label_means_one_configuration_in_the_whole_report() -> None:
+    learnt: dict[str, Any] = {"loss": 1.0, "test_accuracy": 0.5}
+    remedies: tuple[tuple[Remedy, ...], ...] = (("linear_scaling", "warmup", "zero_gamma", "no_bias_decay"), ())
+    specs = [
+        make_spec(batch_size_per_gpu=size, evaluate=True, remedies=those) for size in (128, 512) for those in remedies
+    ]
+    text = " ".join(report(*(make_record(spec, **learnt) for spec in specs)).split())
+    said = re.findall(r"(?<=[:;] )(c\d+) = ([^;.]*)", text)  # time to target has the rows without remedies first
+    assert text.count("Configurations:") == 2
+    assert sorted(said) == sorted(2 * list(dict.fromkeys(said)))
+    assert {label for label, _ in said} == {"c1", "c2"}
+
+
+def test_rows_stand_by_batch_size_whatever_the_order_of_the_grid() -> None:
+    found = [make_record(make_spec(batch_size_per_gpu=size), (9, 8)) for size in (512, 32, 128)]
+    found += [
+        make_record(make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=size), (9, 5)) for size in (512, 32, 128)
+    ]
+    for heading in ("Q1", "Q3"):
+        assert [row["images per GPU"] for row in table_of(report(*found), heading)] == ["32", "128", "512"]
+    assert [row["batch_size_per_gpu"] for row in build(*found).Q3] == [512, 32, 128]
+
+
+def test_the_tables_of_the_cpu_name_no_gpu() -> None:
+    specs = [make_spec(device="cpu", strategy="ddp", num_gpus=num, batch_size_per_gpu=8) for num in (1, 2)]
+    text = report(*(make_record(spec) for spec in specs))
+    assert "against one process with the per-process batch fixed" in text
+    assert "GPU" not in text
+
+
+def test_where_runs_with_remedies_stand_is_said() -> None:
+    mended = make_record(make_spec(remedies=("warmup",)), loss=1.0)
+    assert "Runs with remedies are in the tables of Q4 only." in " ".join(report(make_record(), mended).split())
+    assert "Runs with remedies" not in report(make_record())
 
 
 def test_a_pivot_has_a_row_for_each_number_of_gpus_and_a_column_for_each_batch_size() -> None:

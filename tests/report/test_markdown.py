@@ -122,7 +122,7 @@ def test_a_point_without_a_time_says_its_state_in_the_cell_of_the_time(status: A
     spec = make_spec(batch_size_per_gpu=64)
     found = [make_record(make_spec())] + ([make_record(spec, status=status)] if status in ("oom", "failed") else [])
     bad = [RejectedFile(Path(f"{spec.run_id()}.0.json"), spec.run_id(), "is truncated")] if status == "rejected" else []
-    row = table_of(report(*found, missing=[spec], bad=bad), "Q1")[1]
+    row = table_of(report(*found, missing=[spec], bad=bad), "Q1")[0]
     assert (row["images per GPU"], row["epoch time [s]"]) == ("64", word)
 
 
@@ -143,7 +143,7 @@ def test_what_does_not_vary_is_said_once_below_and_is_no_column() -> None:
     assert "All rows: single 1 GPU, tf32, dataloader" in text
     rows = table_of(text, "Q1")
     assert [list(row)[:2] for row in rows] == [["images per GPU", "num_workers"]] * 2
-    assert [row["num_workers"] for row in rows] == ["32 workers", "64 workers"]
+    assert [row["num_workers"] for row in rows] == ["32 loader workers", "64 loader workers"]
 
 
 def test_axes_beyond_three_share_a_column() -> None:
@@ -158,7 +158,7 @@ def test_axes_beyond_three_share_a_column() -> None:
     ]
     row, *_ = table_of(report(*found), "Q2")
     assert list(row)[:4] == ["strategy", "GPUs", "images per GPU", "configuration"]
-    assert row["configuration"] in ("32 workers, tf32", "32 workers, bf16")
+    assert row["configuration"] in ("32 loader workers, tf32", "32 loader workers, bf16")
 
 
 def test_the_repeats_are_counted_where_there_are_any() -> None:
@@ -176,9 +176,9 @@ def test_an_interval_is_a_column_only_where_a_row_has_one() -> None:
     plain = report(make_record(make_spec()))
     assert "interval [" not in plain
     text = report(windowed(make_spec(), 9.9, 10, 10.7, 10, 10, 10), make_record(make_spec(batch_size_per_gpu=64)))
-    first, second = table_of(text, "Q1")
-    assert (first["epoch time [s]"], first["interval [± %]"]) == ("10.000", "4.0")  # half of 0.8
-    assert second["interval [± %]"] == ""
+    without, known = table_of(text, "Q1")
+    assert (known["epoch time [s]"], known["interval [± %]"]) == ("10.000", "4.0")  # half of 0.8
+    assert without["interval [± %]"] == ""
 
 
 def test_weak_and_strong_scaling_are_two_tables_that_name_what_is_fixed() -> None:
@@ -265,7 +265,7 @@ def test_the_report_says_how_many_points_have_a_narrow_interval() -> None:
     strong = Q2Row(**point, scaling="strong", noise_floor=0.001)
     measured = [CommunicationRow(**point, noise_floor=0.001)]
     tables = Tables(Q1=[], Q2=[*rows, strong], Q3=[], Q4=[], oom=[], communication=measured)
-    assert render_precision(tables) == ["Intervals: 2 of 3 points have a half-width of at most 2 % of their median."]
+    assert render_precision(tables) == ["Points whose interval is at most ± 2 % of the median: 2 of 3."]
     assert render_precision(Tables(Q1=[], Q2=rows[2:], Q3=[], Q4=[], oom=[])) == []
 
 
