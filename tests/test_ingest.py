@@ -101,7 +101,7 @@ def test_a40_out_of_memory_is_a_cell_and_not_a_gap(a40: Ingested) -> None:
 def test_a_baseline_stated_as_oom_leaves_its_row_without_one(tmp_path: Path) -> None:
     tables = collect(ingest_text(tmp_path, "ddp,1,8192,,,,,,oom", "ddp,2,8192,2,10,,,,ok", "ddp,4,8192,2,5,,,,ok"))
     for row in (*tables.Q2[1:], *tables.Q3):
-        assert "no baseline: ddp on 1 is oom" in row["note"]
+        assert "no baseline: ddp on 1 GPU is oom" in row["note"]
     assert [row["speedup"] for row in tables.Q2] == [None] * 3
     assert [row["comm_time_subtraction_s"] for row in tables.Q3] == [None] * 2
 

@@ -5,14 +5,13 @@ A row shows every figure. If a figure is not fit for an answer, a note of the ro
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from pipeline.analysis.intervals import min_values
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.analysis.notes import Note
 from pipeline.experiment.point_label import EFFORT_AXES, Processors, describe_point, name_processors, varying_axes
 from pipeline.report.build_tables import Tables
-from pipeline.report.row_types import CommunicationRow, Int8Row, Q2Row, Q3Row, Row
+from pipeline.report.row_types import CommunicationRow, Int8Row, Q2Row, Q3Row, Row, TimeToTargetRow
 from pipeline.system.errors import pluralize
 
 SPEEDUPS = ("speedup", "parallel_efficiency", "serial_fraction_karp_flatt")
@@ -68,7 +67,7 @@ def answer_questions(tables: Tables, processors: Processors) -> Answers:
         "Q1": answer_batch_size(tables),
         "Q2": answer_scaling(tables.Q2),
         "Q3": answer_communication(tables),
-        "Q4": answer_large_batches(tables),
+        "Q4": answer_large_batches(tables.time_to_target),
     }
     return [(question, name_processors(sentence, processors)) for question, sentence in answers.items()]
 
@@ -131,13 +130,15 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
     several = [row for row in rows if row["num_gpus"] > 1]
     timed = [row for row in several if row.speedup is not None]
     if not timed:
-        return not_answered(f"no {'speed-up' if several else 'point'} on several GPUs", "scaling")
+        lacking = " with a timed point on one GPU to compare with" if several else ""
+        return not_answered(f"no point on several GPUs{lacking}", "scaling")
     fit = q2_answer_rows(rows)
     caveat = ""
     if not fit:
         fit = [row for row in timed if row.is_loader_bound is None and is_fit_for_answer(row, "speedup")]
         caveat = " How long they wait for data is not stated."
-    reasons = Counter(reason_left_out(row) for row in timed if row not in fit)
+    used = set(map(id, fit))
+    reasons = Counter(reason_left_out(row) for row in timed if id(row) not in used)
     left_out = "; ".join(f"{count} because {reason}" for reason, count in reasons.items())
     if not fit:
         again = "scaling" if WAITS in reasons else "scaling --repeats 3"
@@ -147,7 +148,7 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
     best = max(largest, key=lambda row: (row.scaling == "weak", row.speedup or 0))
     speedup, share = best.speedup or 0.0, best.parallel_efficiency or 0.0
     faster = f"{speedup:.2f} times faster" if speedup >= 1 else f"{1 / speedup:.2f} times slower"
-    ends = interval_of(best, "speedup").replace("interval", "speed-up")
+    ends = interval_of(best, "speedup").replace("interval", "speed-up interval")
     said = (
         f"{most} GPUs with {best['strategy'].upper()} finish an epoch {faster} than one (efficiency {percent(share)}, "
         f"{ends}{best.scaling} scaling, {source_of(best, fit)})"
@@ -232,89 +233,51 @@ def subtracted_share(row: Q3Row) -> float:
     return (row.comm_time_subtraction_s or 0.0) / (row.epoch_time_s or 1.0)
 
 
-class FinalAccuracy(NamedTuple):
-    """The median accuracy (0 to 1) of one point after its last epoch, with low and high over seeds if known."""
-
-    global_batch_size: int
-    remedies: Sequence[str]
-    epochs: int
-    n: int
-    value: float
-    low: float | None = None
-    high: float | None = None
-    is_test: bool = True
-
-    def describe(self) -> str:
-        """Return the accuracy in words, with its interval, or of fewer than six seeds with the lowest and highest."""
-        if self.low is None or self.high is None:
-            return percent(self.value, 1)
-        ends = f"interval {between(self.low, self.high)}"
-        if self.n < min_values():
-            ends = f"lowest {100 * self.low:.1f}, highest {percent(self.high, 1)}"
-        return f"{percent(self.value, 1)} ({ends})"
-
-
-def final_accuracies(tables: Tables) -> list[FinalAccuracy]:
-    """Return each point's accuracy after its last epoch, from the rows over seeds if there are any, else from Q4."""
-    if tables.time_to_target:
-        return [
-            FinalAccuracy(
-                row.global_batch_size,
-                row.remedies,
-                row.epochs,
-                row.n,
-                row.final_test_accuracy,
-                row.final_test_accuracy_low,
-                row.final_test_accuracy_high,
-            )
-            for row in tables.time_to_target
-            if row.final_test_accuracy is not None
-        ]
-    found = []
-    for row in {repr((row.axes, row.remedies)): row for row in tables.Q4}.values():
-        value = row.accuracy if row.test_accuracy is None else row.test_accuracy
-        if value is not None:
-            is_test = row.test_accuracy is not None
-            found.append(
-                FinalAccuracy(row.global_batch_size, row.remedies, row.epoch or 0, row.n, value, is_test=is_test)
-            )
-    return found
-
-
-def answer_large_batches(tables: Tables) -> str:
-    """Return what the largest batch costs in accuracy, and the remedy that mends most of it."""
-    baselines = [row for row in tables.time_to_target if not row.remedies]
-    first = min(baselines, key=lambda row: row.global_batch_size, default=None)
-    if first is not None and first.final_test_accuracy is None:
-        lacking = f"{first.global_batch_size:,} images a step without remedies, have no result"
+def answer_large_batches(rows: Sequence[TimeToTargetRow]) -> str:
+    """Return what the largest batch costs in test accuracy, and the remedy that mends most of it."""
+    plain = sorted((row for row in rows if not row.remedies), key=lambda row: row.global_batch_size)
+    if not plain:
+        return not_answered("no test accuracy of a small and of a large batch was measured", "q4-study")
+    small = plain[0]
+    if small.final_test_accuracy is None:
+        lacking = f"{small.global_batch_size:,} images a step without remedies, have no result"
         return f"Not answered yet: the runs to compare with, {lacking}; run the same submit command again."
-    learnt = final_accuracies(tables)
-    plain = [point for point in learnt if not point.remedies]
-    if len({point.global_batch_size for point in plain}) < 2:
-        which = " of a small and of a large batch" if learnt else ""
-        return not_answered(f"no accuracy{which} was measured", "q4-study")
-    small, large = (choose(plain, key=lambda point: point.global_batch_size) for choose in (min, max))
-    size = large.global_batch_size
-    mended = [point for point in learnt if point.remedies and point.global_batch_size == size]
-    mended = [point for point in mended if point.epochs == large.epochs]
+    learnt = [row for row in rows if row.final_test_accuracy is not None and row.epochs == small.epochs]
+    large = max((row for row in learnt if not row.remedies), key=lambda row: row.global_batch_size)
+    size, loss = large.global_batch_size, (small.final_test_accuracy or 0.0) - (large.final_test_accuracy or 0.0)
+    if size == small.global_batch_size:
+        return not_answered(f"no test accuracy of a large batch after {small.epochs} epochs", "q4-study")
+    mended = [row for row in learnt if row.remedies and row.global_batch_size == size]
     if not mended:
         return not_answered(f"no run of {size:,} images a step tried a remedy for large batches", "q4-study")
-    best = max(mended, key=lambda point: point.value)
-    remedy, runs = " + ".join(best.remedies), min(point.n for point in (small, large, best))
-    mends = f"With {remedy} it is" if best.value > large.value else f"No remedy does better: the best, {remedy}, gives"
+    best = max(mended, key=lambda row: row.final_test_accuracy or 0.0)
+    is_better = (best.final_test_accuracy or 0.0) > (large.final_test_accuracy or 0.0)
+    remedy, runs = " + ".join(best.remedies), min(row.n for row in (small, large, best))
+    mends = f"With {remedy} it is" if is_better else f"No remedy does better: the best, {remedy}, gives"
+    change = f"{'cost' if loss >= 0 else 'gain'} {100 * abs(loss):.1f} points"
     said = (
-        f"After {large.epochs} epochs {size:,} images a step cost {100 * (small.value - large.value):.1f} points of "
-        f"{'test' if large.is_test else 'training'} accuracy against {small.global_batch_size:,}: {large.describe()} "
-        f"instead of {small.describe()}. {mends} {best.describe()}, n = {pluralize(runs, 'run')}."
+        f"After {large.epochs} epochs {size:,} images a step {change} of test accuracy against "
+        f"{small.global_batch_size:,}: {describe_accuracy(large)} instead of {describe_accuracy(small)}. "
+        f"{mends} {describe_accuracy(best)}, n = {pluralize(runs, 'run')}."
     )
     is_few, is_short = runs < MIN_RUNS, large.epochs < MIN_EPOCHS
     if is_few or is_short:
         what = " and ".join([f"{large.epochs} epochs"] * is_short + [pluralize(runs, "run")] * is_few)
         return f"{said} But {what} cannot show whether a remedy helps: {RUN.format('q4-study')}."
-    if best.low is not None and large.high is not None and best.low <= large.high:
+    if (best.final_test_accuracy_low or 0.0) <= (large.final_test_accuracy_high or 0.0):
         ends = "intervals" if runs >= min_values() else "ranges"
         said += f" The {ends} with {remedy} and without remedies overlap: these runs do not show that it helps."
     return said
+
+
+def describe_accuracy(row: TimeToTargetRow) -> str:
+    """Return the final accuracy in words: with its interval, of two to five seeds with the lowest and the highest."""
+    median, low, high = (row[f"final_test_accuracy{end}"] for end in ("", "_low", "_high"))
+    if low is None or high is None:
+        return percent(median, 1)
+    if row.n >= min_values():
+        return f"{percent(median, 1)} (interval {between(low, high)})"
+    return f"{percent(median, 1)} (lowest {100 * low:.1f}, highest {percent(high, 1)})"
 
 
 def answer_int8(rows: Sequence[Int8Row]) -> str:

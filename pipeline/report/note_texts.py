@@ -73,7 +73,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "no_target": "no target: the baseline has no final test accuracy",
     # baselines and scaling
     "no_baseline": "no baseline: the experiment has no point on 1 GPU with these axes",
-    "baseline_untimed": "no baseline: {strategy} on 1 is {status}",
+    "baseline_untimed": "no baseline: {strategy} on 1 GPU is {status}",
     "of_baseline": "baseline: {note}",
     "no_difference": "no difference from the baseline: 1 lies inside the interval",
     "superlinear": "efficiency above 1: noise, a slowed baseline, or a difference besides the GPUs",

@@ -282,6 +282,7 @@ TABLE_DEFINITIONS = (
         "Not measured. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N S/bandwidth, fitted to "
         "the all-reduces above. At most, and for the efficiency (against one GPU alone): no extra all-reduce time is "
         "hidden; at least: all of it, while all-reduces take no longer than the step.",
+        choose=lambda rows: sorted(rows, key=lambda row: int(row["batch_size_per_gpu"])),
         hidden=("num_gpus",),
         is_folded=True,
     ),
@@ -306,7 +307,7 @@ TABLE_DEFINITIONS = (
         "Q4: time to target",
         (
             Figure("images a step", "global_batch_size"),
-            estimate("final test accuracy [%]", "final_test_accuracy", 100),
+            estimate("final accuracy [%]", "final_test_accuracy", 100),
             Figure("reached", "reached"),
             Figure("time [s]", "time_to_target_s"),
             Figure("epochs", "epochs_to_target"),

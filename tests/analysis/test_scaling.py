@@ -136,7 +136,7 @@ def test_a_baseline_without_a_time_stands_in_the_strong_rows_and_the_others_say_
     first, second = sorted(rows_of("strong", *found, timed(5, 128, 2), missing=[one]), key=lambda row: row["num_gpus"])
     assert (first["status"], first["speedup"]) == (status, None)
     assert (second["speedup"], second["serial_fraction_karp_flatt"]) == (None, None)
-    assert second["note"] == f"no baseline: single on 1 is {status}"
+    assert second["note"] == f"no baseline: single on 1 GPU is {status}"
 
 
 @pytest.mark.parametrize("scaling", FIXED_AXIS)

@@ -138,7 +138,7 @@ def test_a_baseline_that_was_not_measured_gives_null_and_says_its_state(status: 
     q2, (q3,) = row_of(tables.Q2, ddp(2)), tables.Q3
     assert (q2["speedup"], q2["parallel_efficiency"], q2["epoch_time_s"]) == (None, None, 4)
     assert (q3["compute_time_subtraction_s"], q3["comm_time_subtraction_s"]) == (None, None)
-    assert all(f"no baseline: single on 1 is {status}" in row["note"] for row in (q2, q3))
+    assert all(f"no baseline: single on 1 GPU is {status}" in row["note"] for row in (q2, q3))
 
 
 def test_the_reported_epoch_is_the_second_however_many_were_run() -> None:
