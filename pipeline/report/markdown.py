@@ -81,9 +81,11 @@ def render_coverage(collected: CollectedOutcomes) -> str:
     coverage = collected.coverage
     line = (
         f"{pluralize(coverage.expected, 'point')} expected: {coverage.ok} ok, {coverage.oom} OOM, "
-        f"{coverage.failed} failed, {coverage.missing} missing, {coverage.rejected} rejected. "
-        f"Files besides: {coverage.superseded} superseded, {coverage.duplicate} duplicate, {coverage.foreign} foreign."
+        f"{coverage.failed} failed, {coverage.missing} missing, {coverage.rejected} rejected."
     )
+    counts = {word: getattr(coverage, word) for word in ("superseded", "duplicate", "foreign")}
+    if unused := [f"{number} {word}" for word, number in counts.items() if number]:
+        line += f" Record files that are not used: {', '.join(unused)}."
     gaps = [
         wrap(f"{outcome.spec.run_id()}: {outcome.status}, {escape_markdown(outcome.reason)}", "- ")
         for outcome in collected.outcomes
@@ -102,8 +104,8 @@ def render_precision(tables: Tables) -> list[str]:
     if not known:
         return []
     narrow = sum(floor <= MAX_TIME_HALF_WIDTH for floor in known)
-    limit = f"{100 * MAX_TIME_HALF_WIDTH:.0f} %"
-    return [f"Points whose interval is at most ± {limit} of the median: {narrow} of {len(known)}."]
+    known_within = f"known within ± {100 * MAX_TIME_HALF_WIDTH:.0f} % of the median"
+    return [f"Intervals: {narrow} of {len(known)} points are {known_within}. At n = 1 an interval lies within one run."]
 
 
 def render_table(table: DisplayTable) -> str:

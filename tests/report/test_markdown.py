@@ -218,6 +218,12 @@ def test_every_gap_is_listed_by_name_with_its_reason() -> None:
     assert f"- {absent.run_id()}: missing, no record" in text
 
 
+def test_files_that_are_not_used_are_counted_where_there_are_any() -> None:
+    assert "not used" not in report(make_record())
+    superseded = report(make_record(), make_record(attempt=1))
+    assert "0 rejected. Record files that are not used: 1 superseded." in " ".join(superseded.split())
+
+
 def test_a_file_that_was_not_read_is_named() -> None:
     text = report(make_record(), bad=[RejectedFile(Path("notes.json"), None, "is not a record")])
     assert "- records/notes.json was not read: is not a record." in text
@@ -265,7 +271,8 @@ def test_the_report_says_how_many_points_have_a_narrow_interval() -> None:
     strong = Q2Row(**point, scaling="strong", noise_floor=0.001)
     measured = [CommunicationRow(**point, noise_floor=0.001)]
     tables = Tables(Q1=[], Q2=[*rows, strong], Q3=[], Q4=[], oom=[], communication=measured)
-    assert render_precision(tables) == ["Points whose interval is at most ± 2 % of the median: 2 of 3."]
+    (said,) = render_precision(tables)
+    assert said.startswith("Intervals: 2 of 3 points are known within ± 2 % of the median.")
     assert render_precision(Tables(Q1=[], Q2=rows[2:], Q3=[], Q4=[], oom=[])) == []
 
 
