@@ -19,6 +19,7 @@ from pipeline.experiment.point_label import format_figure  # noqa: E402
 from pipeline.report.plot_data import (  # noqa: E402
     REFERENCE,
     BarPanel,
+    HistogramPanel,
     LinePanel,
     Panel,
     Point,
@@ -27,7 +28,11 @@ from pipeline.report.plot_data import (  # noqa: E402
 )
 
 WIDTH, HEIGHT = 360, 250  # of a panel of lines, in px; it is as wide as a phone
+HISTOGRAM_HEIGHT = 170
 BAR_HEIGHT, BAR_MARGINS = 33, 54  # a bar with its label above it; title and axis
+MARGINS = {LinePanel: (46, 12, 34, 40), BarPanel: (4, 12, 26, 26), HistogramPanel: (60, 12, 26, 22)}
+"""Left, right, top and bottom of a panel, in px."""
+MIN_COUNT = 0.7  # where the axis of a histogram begins, so that a count of 1 is seen
 FONT_SIZE = 11
 MAX_TICKS = 6
 MAX_MARKERS = 40  # of a line; with more they touch
@@ -82,7 +87,9 @@ def role_of(style: int) -> str:
 
 def size_of(panel: Panel) -> tuple[int, int]:
     """Return the width and height of a panel in px."""
-    return (WIDTH, HEIGHT if isinstance(panel, LinePanel) else BAR_MARGINS + BAR_HEIGHT * len(panel.bars))
+    if isinstance(panel, BarPanel):
+        return WIDTH, BAR_MARGINS + BAR_HEIGHT * len(panel.bars)
+    return WIDTH, HEIGHT if isinstance(panel, LinePanel) else HISTOGRAM_HEIGHT
 
 
 def draw_panel(panel: Panel) -> bytes:
@@ -91,14 +98,15 @@ def draw_panel(panel: Panel) -> bytes:
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(width / 72, height / 72))
         figure.patch.set_visible(False)
-        margins = (46, 12, 34, 40) if isinstance(panel, LinePanel) else (4, 12, 26, 26)
-        left, right, top, bottom = margins
+        left, right, top, bottom = MARGINS[type(panel)]
         axes = figure.add_axes(
             (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
         )
         axes.patch.set_visible(False)
         if isinstance(panel, LinePanel):
             draw_lines(axes, panel)
+        elif isinstance(panel, HistogramPanel):
+            draw_histogram(axes, panel)
         else:
             draw_bars(axes, panel)
         axes.set_title(
@@ -116,6 +124,7 @@ def draw_lines(axes: Axes, panel: LinePanel) -> None:
     everything = [point for series in panel.series for point in series.points]
     positions = sorted({point.x for point in everything} | ({panel.oom_from} if panel.oom_from else set()))
     top = max([point.high or point.y for point in everything] + [0])
+    bottom = min([point.low or point.y for point in everything] + [0])
     if panel.ideal:
         top = max(top, *(panel.ideal(x) for x in positions))
         style: dict[str, Any] = {"color": PLACEHOLDERS["--muted"], "linewidth": 1, "dashes": (3, 3), "zorder": 1}
@@ -124,7 +133,8 @@ def draw_lines(axes: Axes, panel: LinePanel) -> None:
         is_flat = panel.ideal(ends[0]) == panel.ideal(ends[1])
         where: dict[str, Any] = {"xytext": (0, 4), "textcoords": "offset points", "ha": "left" if is_flat else "right"}
         axes.annotate("ideal", (ends[0 if is_flat else 1], panel.ideal(ends[1])), **where)
-    axes.set_ylim(0, 1.08 * top or 1)
+    margin = 0.08 * (top - bottom)
+    axes.set_ylim(bottom - margin if bottom else 0, top + margin or 1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axes.locator_params(axis="y", nbins=5)
     axes.set_xlabel(panel.x_label)
@@ -135,6 +145,10 @@ def draw_lines(axes: Axes, panel: LinePanel) -> None:
 
 def set_x_axis(axes: Axes, panel: LinePanel, positions: Sequence[float]) -> None:
     """Set the scale, limits and ticks of the x axis: the measured values where they fit."""
+    if panel.x_names:
+        axes.set_xlim(-0.5, len(panel.x_names) - 0.5)
+        axes.set_xticks(range(len(panel.x_names)), panel.x_names)
+        return
     first, last = positions[0], positions[-1]
     if panel.x_scale == "linear":
         margin = (last - first) * 0.04 or 0.5
@@ -188,6 +202,40 @@ def shade(axes: Axes, start: float, measured: Sequence[Point]) -> None:
     axes.axvspan(border, right, color=PLACEHOLDERS["--shade"], linewidth=0, zorder=0)
     middle = math.sqrt(border * right)
     axes.annotate("out of\nmemory", (middle, 0.5), xycoords=("data", "axes fraction"), ha="center", va="center")
+
+
+def draw_histogram(axes: Axes, panel: HistogramPanel) -> None:
+    """Draw the counts on a logarithmic axis, dashed lines at three sigma and a solid one at the largest magnitude."""
+    margin = (abs(panel.low) / 2 or 0.5) if panel.low == panel.high else 0  # one bin for a constant
+    start, width = panel.low - margin, (panel.high - panel.low + 2 * margin) / len(panel.counts)
+    edges = [start + index * width for index in range(len(panel.counts) + 1)]
+    heights = [max(count, MIN_COUNT) for count in panel.counts]
+    axes.stairs(heights, edges, baseline=MIN_COUNT, fill=True, color=PLACEHOLDERS["--s0"], linewidth=0)
+    ends = [edges[0], edges[-1], *panel.three_sigma]
+    margin = 0.03 * (max(ends) - min(ends))
+    left, right = axes.set_xlim(min(ends) - margin, max(ends) + margin)
+    low, high = panel.three_sigma
+    largest = f"largest {format_figure(panel.largest)}"
+    for x, text, height, role in (
+        (low, "", 1, "--s1"),
+        (high, "3 sigma", 1, "--s1"),
+        (panel.largest, largest, 0.8, "--fg"),
+    ):
+        style: dict[str, Any] = {"dashes": (3, 3)} if role == "--s1" else {}
+        axes.axvline(x, color=PLACEHOLDERS[role], linewidth=1.2, **style)
+        if text:
+            is_left = x < (left + right) / 2
+            where: dict[str, Any] = {"xytext": (3 if is_left else -3, 0), "textcoords": "offset points", "va": "top"}
+            where |= {"ha": "left" if is_left else "right", "color": PLACEHOLDERS[role], "fontsize": FONT_SIZE - 1}
+            ground = {"facecolor": PLACEHOLDERS["--bg"], "edgecolor": "none", "pad": 1}
+            axes.annotate(text, (x, height), xycoords=("data", "axes fraction"), bbox=ground, **where)
+    axes.set_yscale("log")
+    axes.set_ylim(MIN_COUNT, MIN_COUNT * (max(heights) / MIN_COUNT) ** 1.35)  # room for the words
+    powers = range(math.ceil(math.log10(max(heights))) + 1)
+    axes.set_yticks([10.0**power for power in powers][:: math.ceil(len(powers) / 4)])
+    axes.yaxis.set_major_formatter(lambda value, _: format_x(value, "linear"))
+    axes.minorticks_off()
+    axes.locator_params(axis="x", nbins=6)
 
 
 def draw_bars(axes: Axes, panel: BarPanel) -> None:

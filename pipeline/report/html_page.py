@@ -6,6 +6,7 @@ A page is one file: no script, no remote asset, and a content policy that allows
 import base64
 import errno
 import hashlib
+import itertools
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +41,9 @@ QUESTIONS = {
     "Q2": "How does training scale over GPUs?",
     "Q3": "Where does the time go, and how much of it is communication?",
     "Q4": "What does a large batch cost in accuracy, and which remedy mends it?",
+    "int8": "What does quantization to int8 cost in accuracy, and what do its scales cover?",
 }
+PLOT_FILES = ("q[1-4]*.svg", "int8*.svg")  # the plots in a folder that earlier runs wrote
 ENVIRONMENT_FIELDS = {
     "CPU": "cpu",
     "torch": "torch",
@@ -134,7 +137,7 @@ def write_plots(folder: Path, pictures: Mapping[str, bytes]) -> None:
         folder.mkdir(exist_ok=True)
     for name, picture in pictures.items():
         files.replace_file_atomically(folder / name, picture)
-    for path in folder.glob("q[1-4]*.svg"):
+    for path in itertools.chain.from_iterable(map(folder.glob, PLOT_FILES)):
         if path.name not in pictures:
             path.unlink()
 
@@ -275,7 +278,7 @@ def render_page(source: PageSource, sections: Sequence[Section], has_plots: bool
         answers=source.answers,
         counts=describe_counts(source.collected),
         sections=sections,
-        unanswered=[question for question in QUESTIONS if question not in {section.question for section in sections}],
+        unanswered=unanswered_questions(source.tables, sections),
         has_plots=has_plots,
         fates=build_fates(source),
         left_out=source.collected.notes,
@@ -283,6 +286,12 @@ def render_page(source: PageSource, sections: Sequence[Section], has_plots: bool
         hardware=hardware_of(source.collected.outcomes),
         cost=describe_cost(source.tables.cost),
     )
+
+
+def unanswered_questions(tables: Tables, sections: Sequence[Section]) -> list[str]:
+    """Return the questions without a section. An experiment that quantizes has one question, another has the rest."""
+    answered = {section.question for section in sections}
+    return [name for name in QUESTIONS if (name == "int8") == bool(tables.int8) and name not in answered]
 
 
 def write_index(folder: Path, entries: Sequence[IndexEntry]) -> None:

@@ -44,7 +44,10 @@ class Series(NamedTuple):
 
 
 class LinePanel(NamedTuple):
-    """Lines over one axis. From `oom_from` on nothing fits in memory; `ideal` is what perfect scaling would give."""
+    """Lines over one axis. From `oom_from` on nothing fits in memory; `ideal` is what perfect scaling would give.
+
+    With `x_names` the axis has no numbers: they are the names of the positions 0, 1, 2 and so on.
+    """
 
     title: str
     x_label: str
@@ -52,16 +55,21 @@ class LinePanel(NamedTuple):
     x_scale: Scale = "log2"
     oom_from: float | None = None
     ideal: Callable[[float], float] | None = None
+    x_names: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Return what the panel shows, in numbers."""
         sentences = [f"{self.title} against {self.x_label}."]
         for series in self.series:
-            values = [f"{format_figure(point.y)} at {format_x(point.x, self.x_scale)}" for point in key_points(series)]
+            values = [f"{format_figure(point.y)} at {self.name_x(point.x)}" for point in key_points(series)]
             sentences.append(f"{series.label or 'Measured'}: {', '.join(values)}.")
         if self.oom_from is not None:
             sentences.append(f"Out of memory from {format_x(self.oom_from, self.x_scale)} on.")
         return " ".join(sentences)
+
+    def name_x(self, x: float) -> str:
+        """Return a position on the x axis as text."""
+        return self.x_names[round(x)] if self.x_names else format_x(x, self.x_scale)
 
 
 class BarPanel(NamedTuple):
@@ -82,7 +90,32 @@ class BarPanel(NamedTuple):
         return " ".join(sentences)
 
 
-Panel = LinePanel | BarPanel
+class HistogramPanel(NamedTuple):
+    """Counts of values in bins of equal width from `low` to `high`, on a logarithmic axis, and two lines to compare."""
+
+    title: str
+    low: float
+    high: float
+    counts: tuple[int, ...]
+    three_sigma: tuple[float, float]  # the mean minus and plus 3 sigma
+
+    @property
+    def largest(self) -> float:
+        """The value with the largest magnitude."""
+        return max(self.low, self.high, key=abs)
+
+    def describe(self) -> str:
+        """Return what the panel shows, in numbers."""
+        most = self.counts.index(max(self.counts))
+        width = (self.high - self.low) / len(self.counts)
+        low, high = (format_figure(end) for end in self.three_sigma)
+        return (
+            f"{self.title}, from {format_figure(self.low)} to {format_figure(self.high)}, most often near "
+            f"{format_figure(self.low + (most + 0.5) * width)}. Three sigma: {low} to {high}."
+        )
+
+
+Panel = LinePanel | BarPanel | HistogramPanel
 
 
 class KeyEntry(NamedTuple):
@@ -109,7 +142,7 @@ class Plot(NamedTuple):
         for panel in self.panels:
             if isinstance(panel, BarPanel):
                 entries |= {part: KeyEntry(part, panel.styles[part], "part") for part in panel.parts}
-            else:
+            elif isinstance(panel, LinePanel):
                 for line in panel.series:
                     entries[line.label] = KeyEntry(line.label, line.style, "line" if line.is_line else "markers")
         return list(entries.values()) if len(entries) > 1 else []

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from pipeline.report.accuracy_plots import accuracy_plots
+from pipeline.report.int8_plots import int8_plots
 from pipeline.report.plot_data import Plot, PlotSource
 from pipeline.report.scaling_plots import bandwidth_plots, batch_size_plots, speedup_plots
 from pipeline.report.step_plots import step_plots
@@ -13,6 +14,7 @@ PLOTS: tuple[Callable[[PlotSource], Iterable[Plot]], ...] = (
     step_plots,
     bandwidth_plots,
     accuracy_plots,
+    int8_plots,
 )
 
 

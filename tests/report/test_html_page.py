@@ -9,10 +9,11 @@ from urllib.parse import unquote
 
 import pytest
 from factories import make_experiment, make_record, make_spec
+from int8_records import RECORDS
 from page_records import EVIL, batch_records, every_question, hostile_records, page_source, write_page
 
 from pipeline.experiment.record import Record
-from pipeline.report.html_page import write_index, write_report
+from pipeline.report.html_page import QUESTIONS, write_index, write_report
 from pipeline.report.table_definitions import TABLE_DEFINITIONS
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -129,6 +130,15 @@ def test_little_to_show_is_still_a_page(tmp_path: Path, found: list[Record], wor
     assert "svg" not in page.tags
 
 
+def test_an_experiment_that_quantizes_has_one_question(tmp_path: Path) -> None:
+    page = Page(write_page(tmp_path / "x", *RECORDS).read_text())
+    assert [name for name in page.all("id") if name in QUESTIONS] == ["int8"]
+    assert "No point of this experiment answers" not in page.text
+    assert "fp32" in page.text
+    assert "plots/int8-weights.svg" in page.all("href")
+    assert sorted(path.name for path in (tmp_path / "x" / "plots").iterdir()) == ["int8-weights.svg", "int8.svg"]
+
+
 def test_a_command_in_an_answer_is_set_as_code(tmp_path: Path) -> None:
     source = page_source(tmp_path / "x", make_record())._replace(answers=[("Q4", "None; run `submit <b>`.")])
     write_report(source)
@@ -146,7 +156,7 @@ def test_every_point_stands_in_one_state_with_its_reason(tmp_path: Path) -> None
 def test_plots_of_an_earlier_run_do_not_stay(tmp_path: Path) -> None:
     kept = tmp_path / "x" / "plots" / "mine.svg"
     kept.parent.mkdir(parents=True)
-    for name in ("mine.svg", "q4-8192.svg"):
+    for name in ("mine.svg", "q4-8192.svg", "int8-weights.svg"):
         (kept.parent / name).write_text("earlier")
     write_page(tmp_path / "x", *batch_records())
     assert sorted(path.name for path in kept.parent.iterdir()) == ["mine.svg", "q1.svg"]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from browser import look_at, needs_chromium
 from factories import make_record, make_spec
+from int8_records import RECORDS
 from page_records import EVIL, every_question, hostile_records, page_source, write_page
 
 from pipeline.report.html_page import write_index, write_report
@@ -39,6 +40,16 @@ def test_a_page_in_both_themes_and_widths(tmp_path: Path, full_page: Path, width
     assert min(found["text_heights"]) >= MIN_TEXT_PX
     assert len(found["alternatives"]) >= 10
     assert all(title and any(character.isdigit() for character in text) for title, text in found["alternatives"])
+
+
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+def test_the_page_of_int8_on_a_phone(tmp_path: Path, is_dark: bool) -> None:
+    found = look_at(write_page(tmp_path / "x", *RECORDS), tmp_path / "profile", PHONE, is_dark)
+    assert (found["console"], found["asked"]) == ([], ["/report.html"])
+    assert found["page_width"] <= PHONE
+    assert set(found["title_colours"]) == {TEXTS[is_dark]}
+    assert min(found["text_heights"]) >= MIN_TEXT_PX
+    assert len(found["alternatives"]) == 2
 
 
 def test_a_hostile_name_shows_as_text(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """What plots show, worked by hand, and their SVG: deterministic, in two themes, readable by everyone."""
 
 import itertools
+import json
 import math
 import re
 from xml.etree import ElementTree
 
 import pytest
 from factories import ROOT, make_record, make_spec
+from int8_records import RECORDS
 from page_records import (
     REMEDIES,
     batch_records,
@@ -19,7 +21,16 @@ from page_records import (
 )
 
 from pipeline.report.draw_panels import LIGHT, MARKERS, PLACEHOLDERS, SERIES_COLOURS
-from pipeline.report.plot_data import MAX_SERIES, REFERENCE, BarPanel, LinePanel, Plot, Point
+from pipeline.report.plot_data import (
+    MAX_SERIES,
+    REFERENCE,
+    BarPanel,
+    HistogramPanel,
+    LinePanel,
+    Plot,
+    PlotSource,
+    Point,
+)
 from pipeline.report.plot_registry import build_plots
 from pipeline.report.plots import MARKER_PATHS, render_plot
 
@@ -108,6 +119,39 @@ def test_q4_compares_remedies_with_the_small_batch_by_epoch_update_and_second() 
     assert [line.label for line in by_second.series] == [line.label for line in by_epoch.series]
 
 
+def test_int8_shows_the_change_by_stage_in_points_and_what_three_sigma_covers() -> None:
+    """-5, -4, -2, -1, 1, 3 of 1,000 images; weights -1 to 1, of mean 0.25 and sigma 0.5."""
+    found = plots_of(*RECORDS)
+    panel = line_panel(found["int8"])
+    assert panel.title == "One scale per channel: change [points]"
+    assert [line.label for line in panel.series] == ["fp32", "three sigma"]
+    (change,) = panel.series[1].points
+    assert change == pytest.approx(Point(2, -0.15, -0.5, 0.3))
+    assert "three sigma: -0.15 at + biases." in panel.describe()
+    assert "6 seeds with its interval" in found["int8"].note
+    (weights,) = found["int8-weights"].panels
+    assert weights == HistogramPanel("conv1: 4 values", -1.0, 1.0, (1, 2, 1), (-1.25, 1.75))
+    assert weights.describe() == "conv1: 4 values, from -1 to 1, most often near 0. Three sigma: -1.25 to 1.75."
+    assert not {"int8-before-relu", "int8-after-relu"} & found.keys()
+
+
+def test_histograms_name_the_layer_without_relu_and_every_stage_stands_in_the_order_of_the_pipeline() -> None:
+    tables = json.loads((ROOT / "outputs" / "quantize" / "tables.json").read_text())
+    change, weights, before, after = build_plots(PlotSource(tables, []))
+    assert [len(plot.panels) for plot in (change, weights, before, after)] == [2, 5, 5, 4]
+    assert [panel.title.split(":")[0] for panel in before.panels][3:] == ["fc2", "fc3 (no ReLU)"]
+    for panel in change.panels:
+        assert isinstance(panel, LinePanel)
+        assert [[round(point.x) for point in line.points] for line in panel.series[1:]] == [[0, 1, 2]] * 3
+
+
+def test_a_constant_tensor_is_one_bar() -> None:
+    panel = HistogramPanel("fc1: 4 values", 0.0, 0.0, (4,), (0.0, 0.0))
+    (drawn,) = render_plot(Plot("int8-weights", "int8", "Weights", (panel,))).panels
+    assert "from 0 to 0" in drawn
+    assert "largest 0" in drawn
+
+
 @pytest.mark.parametrize(
     "found",
     [
@@ -131,11 +175,10 @@ def test_of_many_series_some_are_drawn_and_the_plot_says_how_many() -> None:
 
 
 def test_an_svg_is_deterministic_self_contained_and_described() -> None:
-    found = every_question()
-    plots = build_plots(plot_source(*found))
-    once, again = ([render_plot(plot) for plot in plots] for _ in range(2))
+    wanted = [*build_plots(plot_source(*every_question())), *build_plots(plot_source(*RECORDS))]
+    once, again = ([render_plot(plot) for plot in wanted] for _ in range(2))
     assert once == again
-    assert {"q1", "q2", "q3", "q3-bandwidth", "q4"} <= plots_of(*found).keys()
+    assert {"q1", "q2", "q3", "q3-bandwidth", "q4", "int8", "int8-weights"} <= {plot.name for plot in wanted}
     for rendered in once:
         for text in (rendered.file.decode(), *rendered.panels):
             root = ElementTree.fromstring(text)

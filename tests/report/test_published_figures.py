@@ -370,6 +370,25 @@ PUBLISHED += [f"h200x2/{name}" for name in ("packed", "one-a-point")]
 PUBLISHED += ["quantize"]
 
 
+def test_the_figures_of_int8_are_the_published_ones() -> None:
+    rows = {(row["stage"], row["scale_rule"], row["granularity"]): row for row in tables_of("quantize")["int8"]}
+    full, three_sigma = (rows["biases", rule, "per_tensor"] for rule in ("largest_magnitude", "three_sigma"))
+    change, low, high = (f"{100 * full[f'accuracy_change{end}']:+.2f}" for end in ("", "_low", "_high"))
+    said = " ".join(README.split()), " ".join(RESULTS.split())
+    assert f"test accuracy by {change} points ({low} to {high}, n = {full['n']} seeds)" in said[0]
+    assert f"three sigma lose {-100 * three_sigma['accuracy_change']:.2f} points" in said[0]
+    assert f"test accuracy by {change} points, {low} to {high} (`outputs/quantize`, n = {full['n']} seeds" in said[1]
+    shown = []
+    for key, row in rows.items():
+        accuracies = [f"{100 * row[f'test_accuracy{end}']:.2f}" for end in ("", "_low", "_high")]
+        cells = [*(name or "" for name in key), "{} ({} to {})".format(*accuracies), "", "", ""]
+        if key[0] != "fp32":
+            changes = (100 * row["accuracy_change"], 100 * row["mean_accuracy_change"])
+            cells[4:] = [*(f"{value:+.2f}" for value in changes), f"{100 * row['agreement']:.2f}"]
+        shown.append([*cells, f"{row['network_bytes']:,}"])
+    assert shown_rows((ROOT / "docs/int8.md").read_text(), "What it cost") == shown
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_published_tables_are_what_their_records_give(name: str, tmp_path: Path) -> None:
     published = ROOT / "outputs" / name

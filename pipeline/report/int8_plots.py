@@ -1,0 +1,96 @@
+"""The plots of int8: what each stage costs, and what the scales cover of every layer's weights and activations."""
+
+from collections.abc import Iterator, Sequence
+
+from pipeline.experiment.point_label import EFFORT_AXES, describe_point, varying_axes
+from pipeline.report.plot_data import (
+    MAX_SERIES,
+    REFERENCE,
+    FlatRow,
+    HistogramPanel,
+    LinePanel,
+    Plot,
+    PlotSource,
+    Point,
+    Series,
+    axes_of,
+    axis_values,
+    evenly,
+    note_on_number,
+)
+from pipeline.system.errors import pluralize
+
+STAGES = {"weights": "weights", "activations": "+ activations", "biases": "+ biases"}
+RULES = {"largest_magnitude": "largest magnitude", "three_sigma": "three sigma", "percentile_99_9": "99.9th percentile"}
+GRANULARITIES = {"per_tensor": "One scale per tensor", "per_channel": "One scale per channel"}
+HISTOGRAMS = {
+    "weights": ("int8-weights", "Weights of every layer"),
+    "before_relu": ("int8-before-relu", "Outputs of every layer before ReLU"),
+    "after_relu": ("int8-after-relu", "Outputs of every layer after ReLU"),
+}
+SPACING = 0.12  # between the series of a stage, so that their intervals do not hide each other
+
+
+def int8_plots(source: PlotSource) -> Iterator[Plot]:
+    """Yield the change of accuracy by stage, and the histograms of one seed, by tensor."""
+    rows = [row for row in source.rows.get("int8", ()) if row["accuracy_change"] is not None]
+    if rows:
+        yield change_plot(rows)
+    yield from histogram_plots(source.rows.get("int8_histograms", ()))
+
+
+def change_plot(rows: Sequence[FlatRow]) -> Plot:
+    """Return the change of test accuracy against fp32 by stage: a line for each scale rule, a panel a granularity."""
+    axes = varying_axes(rows, without=EFFORT_AXES)
+    named = [(", ".join(filter(None, (RULES[row["scale_rule"]], describe_point(row, axes)))), row) for row in rows]
+    labels = list(dict.fromkeys(label for label, _ in named))
+    shown = evenly(labels, MAX_SERIES)
+    panels = []
+    for granularity, title in GRANULARITIES.items():
+        ends = (Point(-0.5, 0), Point(len(STAGES) - 0.5, 0))
+        lines = [Series("fp32", ends, REFERENCE)]
+        for style, label in enumerate(shown):
+            shift = SPACING * (style - (len(shown) - 1) / 2)
+            own = [row for other, row in named if other == label and row["granularity"] == granularity]
+            points = tuple(change_point(row, shift) for row in own)
+            lines += [Series(label, points, style)] if points else []
+        if len(lines) > 1:
+            panels.append(LinePanel(f"{title}: change [points]", "stage", tuple(lines), x_names=tuple(STAGES.values())))
+    seeds = pluralize(max(row["n"] for row in rows), "seed")
+    if any(row["accuracy_change_low"] is not None for row in rows):
+        seeds += " with its interval"
+    note = f"Median over {seeds}, each against its own network in fp32. Each stage includes those before it."
+    note += f" {note_on_number(len(labels), MAX_SERIES, 'series')}"
+    return Plot("int8", "int8", "Change of test accuracy in int8, by stage", tuple(panels), note.strip())
+
+
+def change_point(row: FlatRow, shift: float) -> Point:
+    """Return the change of one row in percentage points, beside the position of its stage."""
+    ends = (row["accuracy_change_low"], row["accuracy_change_high"])
+    low, high = (None if end is None else 100 * end for end in ends)
+    return Point(list(STAGES).index(row["stage"]) + shift, 100 * row["accuracy_change"], low, high)
+
+
+def histogram_plots(rows: Sequence[FlatRow]) -> Iterator[Plot]:
+    """Yield a plot for each kind of tensor, with a panel a layer; of several points the first counts."""
+    axes = axes_of(rows)
+    points = list(dict.fromkeys(axis_values(row, axes) for row in rows))
+    rows = [row for row in rows if axis_values(row, axes) == points[0]]
+    with_relu = {row["layer"] for row in rows if row["tensor"] == "after_relu"}
+    for tensor, (name, title) in HISTOGRAMS.items():
+        own = [row for row in rows if row["tensor"] == tensor]
+        if own:
+            shown = f"seed {own[0]['seed']}" + (f" of the first of {len(points)} points" if points[1:] else "")
+            note = (
+                f"Number of values in each bin, {shown}. Dashed: mean plus and minus 3 sigma. Solid: largest magnitude."
+            )
+            ends_in = with_relu if tensor == "before_relu" else {row["layer"] for row in own}
+            panels = tuple(histogram_panel(row, row["layer"] in ends_in) for row in own)
+            yield Plot(name, "int8", title, panels, note)
+
+
+def histogram_panel(row: FlatRow, has_relu: bool) -> HistogramPanel:
+    """Return the panel of one row; of the last layer it says that no ReLU follows."""
+    title = f"{row['layer']}{'' if has_relu else ' (no ReLU)'}: {sum(row['counts']):,} values"
+    ends = (row["three_sigma_low"], row["three_sigma_high"])
+    return HistogramPanel(title, row["low"], row["high"], tuple(row["counts"]), ends)
