@@ -194,8 +194,9 @@ def build_table(
 
 
 def is_shown(figure: Figure, rows: Sequence[Row], hides_zeros: bool) -> bool:
-    """True if the figure is known for some row, and, if asked for, is not 0."""
-    return any(row[figure.key] is not None and (row[figure.key] or not hides_zeros) for row in rows)
+    """True if the figure is known for some row, and, if asked for, is not 0; or if it is named as absent."""
+    known = any(row[figure.key] is not None and (row[figure.key] or not hides_zeros) for row in rows)
+    return known or any(map(figure.absent, rows))
 
 
 def build_pivots(all_rows: Sequence[Row], is_stated: bool, words: ReportWords) -> list[DisplayTable]:
@@ -408,7 +409,10 @@ def figure_cells(figure: Figure, rows: Sequence[Row], decimals: int | None) -> l
 
 
 def format_cell(figure: Figure, row: Row, decimals: int | None) -> str:
-    """Return the number, with its interval if the figure has one; empty if it is not known, and why if a note says."""
+    """Return the number, with its interval if the figure has one; empty if it is not known, and why if a note says.
+
+    Minimum and maximum of one run are no interval.
+    """
     raw = row[figure.key]
     if raw is None and any(note.kind == "not_stated" and figure.key in note.values["figures"] for note in row.notes):
         return NOT_STATED
@@ -417,9 +421,11 @@ def format_cell(figure: Figure, row: Row, decimals: int | None) -> str:
         return ENDING_WORDS.get(str(raw), str(raw)) if is_ending else format_axis(raw)
     value = figure.value(row)
     if value is None:
-        return ""
+        return figure.absent(row)
     if decimals is None or not math.isfinite(value) or abs(value) >= 1e9:
         return f"{value:.6g}" if decimals is None else f"{value:.3g}"
     text = f"{value:,.{decimals}f}"
     low, high = (figure.value(row, key) if key else None for key in (figure.low, figure.high))
-    return text if low is None or high is None else f"{text} ({low:,.{decimals}f} to {high:,.{decimals}f})"
+    if low is None or high is None or (row.n == 1 and low == high):
+        return text
+    return f"{text} ({low:,.{decimals}f} to {high:,.{decimals}f})"

@@ -13,7 +13,8 @@ Rows = Sequence[Row]
 class Figure(NamedTuple):
     """A figure of a table: its heading with the unit, its key, and the factor or the other key for that unit.
 
-    `low` and `high` are the keys of an interval that stands behind the number.
+    `low` and `high` are the keys of an interval that stands behind the number. `absent` names a number that a row
+    cannot have.
     """
 
     heading: str
@@ -22,6 +23,7 @@ class Figure(NamedTuple):
     over: str = ""
     low: str = ""
     high: str = ""
+    absent: Callable[[Row], str] = lambda row: ""
 
     def value(self, row: Row, key: str = "") -> float | None:
         """Return the number in the unit of the column; None if it is not known."""
@@ -73,6 +75,11 @@ def first_and_last_epochs(rows: Rows) -> Rows:
     for row in sort_rows(rows):
         by_point.setdefault(repr((row.axes, row["remedies"])), []).append(row)
     return [row for own in by_point.values() for row in own[:1] + own[1:][-1:]]
+
+
+def never_reached(row: Row) -> str:
+    """Return these words if no seed reached the target."""
+    return "never reached" if row["reached"] == "never reached" else ""
 
 
 def full_definition(table: str, row_class: type[Row]) -> TableDefinition:
@@ -308,8 +315,8 @@ TABLE_DEFINITIONS = (
         (
             Figure("images a step", "global_batch_size"),
             estimate("final accuracy [%]", "final_test_accuracy", 100),
+            Figure("time [s]", "time_to_target_s", absent=never_reached),
             Figure("reached", "reached"),
-            Figure("time [s]", "time_to_target_s"),
             Figure("epochs", "epochs_to_target"),
             Figure("soonest in", "soonest"),
             Figure("GPU-time [s]", "gpu_time_to_target_s"),
@@ -317,10 +324,11 @@ TABLE_DEFINITIONS = (
             Figure("updates", "updates_to_target"),
             Figure("efficiency [%]", "target_efficiency", 100),
         ),
-        "Medians over n seeds. In brackets: of six seeds or more the interval of the median (nominally 97.5 %), "
-        "of two to five seeds the lowest and the highest. The target is 2 points below the final accuracy of the "
-        "baseline: the smallest batch without remedies. Under a cosine schedule accuracy rises most at the end of a "
-        "run, so the time also depends on the epochs asked for.",
+        "The final accuracy is the test accuracy after the last epoch. Medians over n seeds. In brackets: of six seeds "
+        "or more the interval of the median (nominally 97.5 %), of two to five seeds the lowest and the highest. The "
+        "target, unless --target-accuracy sets it, is 2 points below the final accuracy of the baseline: the smallest "
+        "batch without remedies. Under a cosine schedule accuracy rises most at the end of a run, so the time also "
+        "depends on the epochs asked for.",
         choose=lambda rows: rows,
         hidden=("batch_size_per_gpu",),
         is_over_seeds=True,

@@ -14,6 +14,8 @@ from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
 from pipeline.report.build_tables import build_tables
+from pipeline.report.display_tables import DisplayOptions
+from pipeline.report.markdown import render_experiment
 from pipeline.report.row_types import TimeToTargetRow
 
 
@@ -73,7 +75,18 @@ def test_a_target_that_is_never_reached_is_a_named_cell() -> None:
     assert (row.epochs_to_target, row.time_to_target_s, row.statistical_efficiency, row.soonest) == (None,) * 4
     assert row.throughput_efficiency == 2
     cell = table_of(report(*found), "Q4: time to target")[1]
-    assert (cell["reached"], cell["time [s]"]) == ("never reached", "")
+    assert (cell["reached"], cell["time [s]"], cell["epochs"]) == ("never reached", "never reached", "")
+    assert cell["test accuracy [%]"] == "40.00"  # of one run there is no interval
+
+
+def test_a_target_that_no_run_reaches_is_named_where_a_table_has_little_room() -> None:
+    found = baseline(), trained([0.1, 0.2, 0.3, 0.4], batch_size_per_gpu=8192)
+    collected = resolve_outcomes([record.spec for record in found], found, [])
+    tables = build_tables(collected.outcomes, target_accuracy=0.99)
+    text = render_experiment("x", tables, collected, DisplayOptions(60))
+    cells = table_of(text, "Q4: time to target")
+    assert [cell["time [s]"] for cell in cells] == ["never reached"] * 2
+    assert "reached" not in cells[0]
 
 
 def test_seeds_that_fail_to_reach_it_widen_the_spread_before_they_move_the_median() -> None:
