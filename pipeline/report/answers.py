@@ -287,6 +287,9 @@ def answer_int8(rows: Sequence[Int8Row]) -> str:
     before = [row for row in rows if row.stage == "fp32"]
     change = full[0].accuracy_change if full else None
     if change is None or not before:
+        why = next((str(row["note"]).rstrip(".") for row in full if row["note"]), "")
+        if why:
+            return f"Not answered here: no network was quantized in full ({why})."
         return "Not answered here: no quantized network was tested; run `python -m pipeline.status` for the reasons."
     row, low, high = full[0], full[0].accuracy_change_low, full[0].accuracy_change_high
     ends = f"interval {100 * low:+.2f} to {100 * high:+.2f}, " if low is not None and high is not None else ""

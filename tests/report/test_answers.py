@@ -8,13 +8,14 @@ import pytest
 from communication_records import LARGE, measured, point
 from conftest import ROOT
 from factories import assert_says, make_communication_record, make_experiment, make_measurement, make_record, make_spec
+from int8_records import record_of
 from page_records import batch_records, every_question, scaling_records
 from rendered_tables import build
 
 from pipeline.analysis.notes import make_note
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import shipped_grids
-from pipeline.experiment.measurement import AllReduce
+from pipeline.experiment.measurement import AllReduce, StageResult
 from pipeline.experiment.point_label import Processors
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.spec import Remedy
@@ -246,6 +247,22 @@ def test_an_experiment_that_quantizes_answers_what_int8_costs() -> None:
     ((question, sentence),) = published_answers("quantize").items()
     assert question == "int8"
     assert_says(sentence, "-0.08 points", "-0.43 to +0.17", "60.7 %", "n = 6 seeds", "62,758 of 248,024 bytes")
+
+
+def test_a_network_that_cannot_be_quantized_says_why_and_its_other_stages_keep_their_figures() -> None:
+    why = "the outputs of fc1: all values are 0, so that there is no scale; train the model longer."
+    failed = StageResult(stage="biases", scale_rule="largest_magnitude", granularity="per_tensor", problem=why)
+    tables = build(record_of(0, failed))
+    said = f"Not answered here: no network was quantized in full ({why.rstrip('.')})."
+    assert answer_questions(tables, "process") == [("int8", said)]
+    assert tables.int8[0].test_accuracy == 0.6
+
+
+def test_the_answer_about_one_seed_is_in_the_singular() -> None:
+    tested = StageResult("biases", "largest_magnitude", "per_tensor", 598, 950, 0, 62_758)
+    tables = build(record_of(0, tested))
+    ((_, sentence),) = answer_questions(tables, "process")
+    assert_says(sentence, "-0.20 points (from 60.0 % in fp32, n = 1 seed)", "62,758 of 248,024 bytes")
 
 
 def test_a_study_without_its_baseline_answers_nothing_yet() -> None:
