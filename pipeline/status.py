@@ -177,7 +177,7 @@ def render_experiment(
     counts = Counter(point.state.word for point in points).most_common()
     again = sum(point.rerun is not None for point in points)
     total = ", ".join(
-        [*(f"{count} {word}" for word, count in counts), *([f"{again} being run again"] if again else [])]
+        [*(f"{count:,} {word}" for word, count in counts), *([f"{again:,} being run again"] if again else [])]
     )
     lines = [f"{experiment.folder}: {errors.pluralize(len(points), 'point')}: {total}"]
     labels = point_labels([point.spec for point in points])

@@ -80,11 +80,11 @@ def render_coverage(collected: CollectedOutcomes) -> str:
     """Return the number of points in each status, and a line for each point without a result."""
     coverage = collected.coverage
     line = (
-        f"{pluralize(coverage.expected, 'point')} expected: {coverage.ok} ok, {coverage.oom} OOM, "
-        f"{coverage.failed} failed, {coverage.missing} missing, {coverage.rejected} rejected."
+        f"{pluralize(coverage.expected, 'point')} expected: {coverage.ok:,} ok, {coverage.oom:,} OOM, "
+        f"{coverage.failed:,} failed, {coverage.missing:,} missing, {coverage.rejected:,} rejected."
     )
     counts = {word: getattr(coverage, word) for word in ("superseded", "duplicate", "foreign")}
-    if unused := [f"{number} {word}" for word, number in counts.items() if number]:
+    if unused := [f"{number:,} {word}" for word, number in counts.items() if number]:
         line += f" Record files that are not used: {', '.join(unused)}."
     gaps = [
         wrap(f"{outcome.spec.run_id()}: {outcome.status}, {escape_markdown(outcome.reason)}", "- ")
@@ -92,7 +92,7 @@ def render_coverage(collected: CollectedOutcomes) -> str:
         if outcome.status not in ("ok", "oom")
     ]
     if len(gaps) > MAX_GAPS:
-        gaps[MAX_GAPS:] = [f"- and {len(gaps) - MAX_GAPS} more: `python -m pipeline.status` lists them"]
+        gaps[MAX_GAPS:] = [f"- and {len(gaps) - MAX_GAPS:,} more: `python -m pipeline.status` lists them"]
     return "\n\n".join([wrap(line), *(["\n".join(gaps)] if gaps else [])])
 
 

@@ -39,9 +39,9 @@ def log_line(sentence: str) -> None:
 
 
 def pluralize(number: int, noun: str) -> str:
-    """Return the number with its noun: 1 point, 2 points, 2 processes."""
+    """Return the number with its noun: 1 point, 2,000 points, 2 processes."""
     suffix = "" if number == 1 else "es" if noun.endswith("s") else "s"
-    return f"{number} {noun}{suffix}"
+    return f"{number:,} {noun}{suffix}"
 
 
 def format_duration(seconds: float) -> str:

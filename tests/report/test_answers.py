@@ -254,14 +254,14 @@ def test_a_network_that_cannot_be_quantized_says_why_and_its_other_stages_keep_t
     failed = StageResult(stage="biases", scale_rule="largest_magnitude", granularity="per_tensor", problem=why)
     tables = build(record_of(0, failed))
     said = f"Not answered here: no network was quantized in full ({why.rstrip('.')})."
-    assert answer_questions(tables, "process") == [("int8", said)]
+    assert answer_questions(tables, "processes") == [("int8", said)]
     assert tables.int8[0].test_accuracy == 0.6
 
 
 def test_the_answer_about_one_seed_is_in_the_singular() -> None:
     tested = StageResult("biases", "largest_magnitude", "per_tensor", 598, 950, 0, 62_758)
     tables = build(record_of(0, tested))
-    ((_, sentence),) = answer_questions(tables, "process")
+    ((_, sentence),) = answer_questions(tables, "processes")
     assert_says(sentence, "-0.20 points (from 60.0 % in fp32, n = 1 seed)", "62,758 of 248,024 bytes")
 
 

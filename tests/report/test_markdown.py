@@ -9,12 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rendered_tables import report, table_of
 
+from pipeline.experiment.outcomes import CollectedOutcomes, Coverage
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Precision, Spec
 from pipeline.report.build_tables import Tables
 from pipeline.report.display_tables import MAX_WIDTH, decimals_of, format_cell
-from pipeline.report.markdown import escape_markdown, render_precision, software, wrap
+from pipeline.report.markdown import escape_markdown, render_coverage, render_precision, software, wrap
 from pipeline.report.row_types import CommunicationRow, Q2Row, Row
 from pipeline.report.table_definitions import EFFICIENCY, EPOCH_TIME, THROUGHPUT, Figure
 
@@ -293,3 +294,8 @@ def test_the_digest_of_the_source_stands_in_for_a_commit_that_git_could_not_give
     assert software([stated]) == f"torch 2.9, commit {'c' * 20}, source {'a' * 12}"
     both = f"commit {'c' * 20}, source {'a' * 12}, {'b' * 12} (mixed), edited after it was imported"
     assert software([stated, no_git]) == f"torch 2.9, {both}"
+
+
+def test_a_thousand_points_have_a_separator() -> None:
+    text = render_coverage(CollectedOutcomes([], Coverage(10_000, 9_999, 0, 0, 1, 0, 0, 0, 0), []))
+    assert text.startswith("10,000 points expected: 9,999 ok, 0 OOM, 0 failed, 1 missing")
