@@ -41,7 +41,7 @@ def load_weights(model: nn.Module, path: Path, sha256: str | None = None) -> Non
     except (ValueError, TypeError) as error:  # pickled objects, or a type that torch does not know
         if isinstance(error, UnusableWeights):
             raise
-        raise UnusableWeights(f"{path} is not a file of weights ({error}); {cure}.") from error
+        raise UnusableWeights(f"{path} is not a file of weights; {cure}.") from error
     expected = model.state_dict()
     different = sorted(set(tensors) ^ set(expected))
     if different:
