@@ -220,8 +220,8 @@ def submit_or_run(
     if not num_gaps:
         log_line(f"Next: {command('collect', experiment.folder)}")
         return EXIT_OK
-    points = pluralize(len(expected), "point")
-    log_line(f"{num_gaps} of {points} have no result; see {command('status', experiment.folder)}")
+    gaps = f"{num_gaps} of {pluralize(len(expected), 'point')} {'has' if len(expected) == 1 else 'have'} no result"
+    log_line(f"{gaps}; see {command('status', experiment.folder)}")
     return errors.EXIT_GAPS
 
 

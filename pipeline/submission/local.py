@@ -45,7 +45,13 @@ def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], opt
                     if progress.is_terminal:
                         progress.show_epochs(spec, read_log_tail(log, since=f"{spec.run_id()}: starting"))
                     time.sleep(RECORD_POLL_S)
-                progress.end(spec, latest_status_line(experiment, spec, num_before[spec]) or f"no record; see {log}")
+                progress.end(spec, latest_status_line(experiment, spec, num_before[spec]) or say_lost(log))
+
+
+def say_lost(log: Path) -> str:
+    """Return that a point left no record, with the error at the end of its log if there is one."""
+    last = read_log_tail(log).rstrip().rpartition("\n")[2]
+    return f"no record; see {log}" + (f" ({last})" if last.startswith("error: ") else "")
 
 
 def open_log(folder: Path, element: Sequence[Spec]) -> Path:

@@ -17,7 +17,7 @@ from factories import LENET, make_experiment, make_record, make_spec
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record_store import load_folder, publish_record
 from pipeline.runner.launch_options import LaunchOptions, launch_command
-from pipeline.submission.local import latest_status_line
+from pipeline.submission.local import latest_status_line, say_lost
 from pipeline.system import host
 
 pytestmark = pytest.mark.training
@@ -99,6 +99,14 @@ def test_a_driver_that_is_killed_leaves_no_rank_behind_and_can_be_run_again(pipe
     assert not list(tmp_path.glob("two/records/*.json"))
     again = pipeline("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--dry-run")
     assert "2 points to run" in again.stdout
+
+
+def test_a_point_without_a_record_is_said_with_the_error_that_its_log_ends_with(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("x: starting\nerror: needs the package 'torch'; install it.\n")
+    assert say_lost(log) == f"no record; see {log} (error: needs the package 'torch'; install it.)"
+    log.write_text("x: starting\n")
+    assert say_lost(log) == f"no record; see {log}"
 
 
 def test_a_launcher_that_is_killed_leaves_no_rank_behind(tmp_path: Path) -> None:
