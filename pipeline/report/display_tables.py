@@ -196,7 +196,7 @@ def build_table(
 def is_shown(figure: Figure, rows: Sequence[Row], hides_zeros: bool) -> bool:
     """True if the figure is known for some row, and, if asked for, is not 0; or if it is named as absent."""
     known = any(row[figure.key] is not None and (row[figure.key] or not hides_zeros) for row in rows)
-    return known or any(map(figure.absent, rows))
+    return known or (figure.absent is not None and any(map(figure.absent, rows)))
 
 
 def build_pivots(all_rows: Sequence[Row], is_stated: bool, words: ReportWords) -> list[DisplayTable]:
@@ -421,7 +421,7 @@ def format_cell(figure: Figure, row: Row, decimals: int | None) -> str:
         return ENDING_WORDS.get(str(raw), str(raw)) if is_ending else format_axis(raw)
     value = figure.value(row)
     if value is None:
-        return figure.absent(row)
+        return figure.absent(row) if figure.absent else ""
     if decimals is None or not math.isfinite(value) or abs(value) >= 1e9:
         return f"{value:.6g}" if decimals is None else f"{value:.3g}"
     text = f"{value:,.{decimals}f}"

@@ -23,7 +23,7 @@ class Figure(NamedTuple):
     over: str = ""
     low: str = ""
     high: str = ""
-    absent: Callable[[Row], str] = lambda row: ""
+    absent: Callable[[Row], str] | None = None
 
     def value(self, row: Row, key: str = "") -> float | None:
         """Return the number in the unit of the column; None if it is not known."""
