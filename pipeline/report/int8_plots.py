@@ -81,9 +81,8 @@ def histogram_plots(rows: Sequence[FlatRow]) -> Iterator[Plot]:
         own = [row for row in rows if row["tensor"] == tensor]
         if own:
             shown = f"seed {own[0]['seed']}" + (f" of the first of {len(points)} points" if points[1:] else "")
-            note = (
-                f"Number of values in each bin, {shown}. Dashed: mean plus and minus 3 sigma. Solid: largest magnitude."
-            )
+            note = f"Number of values in a bin, logarithmic; {shown}. Dashed: mean plus and minus 3 sigma. Solid: the "
+            note += "largest magnitude."
             ends_in = with_relu if tensor == "before_relu" else {row["layer"] for row in own}
             panels = tuple(histogram_panel(row, row["layer"] in ends_in) for row in own)
             yield Plot(name, "int8", title, panels, note)
