@@ -9,15 +9,31 @@ job has points that --only does not name; 3 no experiment, or an unknown RUN_ID;
 """
 
 import argparse
+import subprocess
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+from pipeline.experiment import record_store
+from pipeline.experiment.folder import Experiment, find_experiments
+from pipeline.experiment.manifest import Manifest
+from pipeline.submission.read_progress import find_element_positions, job_text, query_slurm, submitted_jobs
+from pipeline.submission.slurm_queries import JobKey
+from pipeline.submission.state_rules import is_unfinished
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
-from pipeline.system.errors import CommandError, log_line, pluralize, replace_control_characters
+from pipeline.system.errors import EXIT_SCHEDULER, CommandError, log_line, pluralize, replace_control_characters
+from pipeline.system.slurm_commands import run_slurm
 
-if TYPE_CHECKING:
-    from pipeline.experiment.folder import Experiment
+ENDING = "COMPLETING"  # its processes are being ended already
+
+
+class UnfinishedJob(NamedTuple):
+    """An array element or plain job that is queued or running, and its points that have no record of it yet."""
+
+    key: JobKey
+    state: str  # as Slurm says it
+    run_ids: list[str]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -32,9 +48,6 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Cancel the jobs, and print a line for each."""
     arguments = parse_arguments()
-    # imported after the command line is parsed, so that --help answers at once
-    from pipeline.experiment.folder import find_experiments
-
     unreadable: list[OSError] = []
     experiments = find_experiments(arguments.folder, unreadable.append)
     manifests = {name: manifest for name, found in experiments.items() if (manifest := found.read_manifest())}
@@ -50,7 +63,7 @@ def main() -> int:
         run_ids = {spec.run_id() for spec in manifest.points}
         only = [run_id for run_id in arguments.only if run_id in run_ids]
         if only or not arguments.only:
-            num_cancelled += cancel_experiment(name, experiments[name], only)
+            num_cancelled += cancel_experiment(name, experiments[name], manifest, only)
     if num_cancelled:
         log_line(f"{pluralize(num_cancelled, 'job')} cancelled; the same submit runs their points again.")
     else:
@@ -58,22 +71,16 @@ def main() -> int:
     return errors.EXIT_USAGE if unreadable else errors.EXIT_OK
 
 
-def cancel_experiment(name: str, experiment: "Experiment", only: list[str]) -> int:
+def cancel_experiment(name: str, experiment: Experiment, manifest: Manifest, only: list[str]) -> int:
     """Cancel the jobs of one experiment, or those of the points in `only`; return their number. Raises CommandError.
 
     The lock keeps a driver from submitting more meanwhile. A driver that runs points on this machine holds it too.
     """
-    from pipeline.submission.cancel_jobs import cancel_jobs, find_unfinished_jobs, select_jobs
-    from pipeline.submission.read_progress import job_text
-
-    manifest = experiment.read_manifest()
-    has_arrays = manifest is not None and any(submission.arrays for submission in manifest.submissions)
+    has_arrays = any(submission.arrays for submission in manifest.submissions)
     if not has_arrays and not experiment.is_being_submitted():
         return 0
     with experiment.submission_lock():
-        manifest = experiment.read_manifest()
-        assert manifest is not None, "the caller read it"
-        jobs = find_unfinished_jobs(experiment, manifest)
+        jobs = find_unfinished_jobs(experiment, experiment.read_manifest() or manifest)
         if only:
             jobs = select_jobs(jobs, only)
         if jobs:
@@ -83,6 +90,60 @@ def cancel_experiment(name: str, experiment: "Experiment", only: list[str]) -> i
         line = f"cancelled {name} job {job_text(job.key)} ({job.state.lower()}): {', '.join(job.run_ids)}"
         print(replace_control_characters(line))
     return len(jobs)
+
+
+def find_unfinished_jobs(experiment: Experiment, manifest: Manifest) -> list[UnfinishedJob]:
+    """Return the jobs of an experiment that are queued or running.
+
+    Raises CommandError (scheduler) if Slurm does not say.
+    """
+    job_states, problem = query_slurm(manifest)
+    if problem:
+        sentence = f"{problem.partition(';')[0]}; run this command on the machine that submitted them."
+        raise CommandError(sentence, EXIT_SCHEDULER)
+    run_ids_by_job: dict[JobKey, list[str]] = {}
+    for run_id, jobs in submitted_jobs(manifest).items():
+        for job in jobs:
+            if job in job_states and is_unfinished(job_states[job]) and job_states[job].state != ENDING:
+                run_ids_by_job.setdefault(job, []).append(run_id)
+    if not run_ids_by_job:
+        return []
+    found, _ = record_store.load_folder(experiment.records_folder)
+    positions = find_element_positions(manifest, found, starts={})  # only "passed" counts
+    return [
+        UnfinishedJob(job, job_states[job].state, left)
+        for job, run_ids in run_ids_by_job.items()
+        if (left := [run_id for run_id in run_ids if positions.of(run_id, job) != "passed"])
+    ]
+
+
+def select_jobs(jobs: Sequence[UnfinishedJob], only: Collection[str]) -> list[UnfinishedJob]:
+    """Return the jobs that run the points named in `only`.
+
+    Raises CommandError if such a job also has points that are not named: they would be cancelled with it.
+    """
+    selected = [job for job in jobs if not set(only).isdisjoint(job.run_ids)]
+    for job in selected:
+        others = [run_id for run_id in job.run_ids if run_id not in only]
+        if others:
+            options = " ".join(f"--only {run_id}" for run_id in others)
+            problem = f"job {job_text(job.key)} would also lose {len(others)} of its points"
+            raise CommandError(f"{problem}; to cancel them too, add {options}")
+    return selected
+
+
+def cancel_jobs(keys: Collection[JobKey]) -> None:
+    """Cancel these jobs, in one call. The key (7, None) is the whole array 7.
+
+    Raises CommandError (scheduler) if scancel fails; jobs that have ended meanwhile are no failure to it.
+    """
+    try:
+        answer = run_slurm("scancel", *map(job_text, keys))
+    except (subprocess.TimeoutExpired, OSError) as error:
+        raise CommandError(f"scancel does not answer ({error}); try again.", EXIT_SCHEDULER) from error
+    if answer.returncode:
+        reason = " ".join(answer.stderr.split()) or f"exit code {answer.returncode}"
+        raise CommandError(f"scancel failed: {reason}; some jobs may be left: look at status.", EXIT_SCHEDULER)
 
 
 if __name__ == "__main__":

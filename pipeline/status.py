@@ -18,15 +18,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from pipeline.experiment.folder import Experiment, find_experiments, warn_of_open_folders
+from pipeline.experiment.point_label import point_labels
+from pipeline.submission.gpu_hours_estimate import predict_durations_s
+from pipeline.submission.read_progress import FIRST_POLL_S, LAST_POLL_S, PointProgress, job_text, read_progress
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import EXIT_USAGE, CommandError, format_duration, log_line, replace_control_characters
-
-if TYPE_CHECKING:
-    from pipeline.experiment.folder import Experiment
-    from pipeline.submission.read_progress import PointProgress
 
 RESULTS = ("ok", "oom")
 WIDE = 10_000  # columns: lines are not wrapped where nobody reads them on a terminal
@@ -35,8 +35,8 @@ WIDE = 10_000  # columns: lines are not wrapped where nobody reads them on a ter
 class ExperimentProgress(NamedTuple):
     """An experiment and the progress of its points."""
 
-    experiment: "Experiment"
-    points: "list[PointProgress]"
+    experiment: Experiment
+    points: list[PointProgress]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -56,9 +56,6 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Print the state of every point."""
     arguments = parse_arguments()
-    # imported after the command line is parsed, so that --help answers at once
-    from pipeline.experiment.folder import find_experiments, warn_of_open_folders
-
     unreadable: list[Exception] = []
     found = find_experiments(arguments.folder, unreadable.append)
     is_open = warn_of_open_folders(found.values()) > 0
@@ -82,14 +79,12 @@ def main() -> int:
 
 
 def read_experiments(
-    found: "Mapping[str, Experiment]", unreadable: list[Exception] | None = None
+    found: Mapping[str, Experiment], unreadable: list[Exception] | None = None
 ) -> dict[str, ExperimentProgress]:
     """Return the progress of every experiment that has a manifest.
 
     Log the others, and append errors to `unreadable`; without it raise them. Raises CommandError (scheduler).
     """
-    from pipeline.submission.read_progress import read_progress
-
     progress = {}
     for name, experiment in found.items():
         try:
@@ -106,13 +101,11 @@ def read_experiments(
     return progress
 
 
-def watch(found: "Mapping[str, Experiment]", *, shows_all: bool) -> dict[str, ExperimentProgress]:
+def watch(found: Mapping[str, Experiment], *, shows_all: bool) -> dict[str, ExperimentProgress]:
     """Show the states until no point is queued, running or settling; return the last progress.
 
     A live table on a terminal with rich; else the text, each time when a state has changed.
     """
-    from pipeline.submission.read_progress import FIRST_POLL_S, LAST_POLL_S
-
     poll_s, last_states = FIRST_POLL_S, None
     with open_screen() as show:
         while True:
@@ -143,10 +136,8 @@ def open_screen() -> Iterator[Callable[[str], None]]:
         yield lambda text: live.update(Text(text), refresh=True)
 
 
-def point_as_json(progress: "PointProgress") -> dict[str, Any]:
+def point_as_json(progress: PointProgress) -> dict[str, Any]:
     """Return the point as `--json` prints it."""
-    from pipeline.submission.read_progress import job_text
-
     return {
         "run_id": progress.spec.run_id(),
         "state": progress.state.word,
@@ -165,15 +156,12 @@ def render_all(progress: Mapping[str, ExperimentProgress], *, shows_all: bool) -
 
 
 def render_experiment(
-    experiment: "Experiment", points: "Sequence[PointProgress]", *, shows_all: bool = False, width: int = WIDE
+    experiment: Experiment, points: Sequence[PointProgress], *, shows_all: bool = False, width: int = WIDE
 ) -> str:
     """Return the counts of the states, and a line for each point without a result or, with `shows_all`, for every one.
 
     A line that is wider than `width` columns goes on below.
     """
-    from pipeline.experiment.point_label import point_labels
-    from pipeline.submission.gpu_hours_estimate import predict_durations_s
-
     counts = Counter(point.state.word for point in points).most_common()
     again = sum(point.rerun is not None for point in points)
     total = ", ".join(
@@ -201,16 +189,14 @@ def render_experiment(
     return replace_control_characters("\n".join(lines))
 
 
-def is_worth_a_line(point: "PointProgress") -> bool:
+def is_worth_a_line(point: PointProgress) -> bool:
     """True unless the point has a result and nothing else is to be said of it."""
     is_quiet = point.state.word == "oom" or (point.state.word == "ok" and not point.state.reason)
     return point.rerun is not None or not is_quiet
 
 
-def describe_progress(point: "PointProgress", expected_s: float | None) -> Iterator[str]:
+def describe_progress(point: PointProgress, expected_s: float | None) -> Iterator[str]:
     """Yield the job of an unfinished point, its time so far, its reason, and the log of one that failed."""
-    from pipeline.submission.read_progress import job_text
-
     if point.job is not None and point.is_in_flight:
         yield f"job {job_text(point.job)}"
     if point.started_unix_s is not None:
@@ -222,14 +208,14 @@ def describe_progress(point: "PointProgress", expected_s: float | None) -> Itera
         yield f"[{point.log}]"
 
 
-def gpu_of(points: "Sequence[PointProgress]") -> str | None:
+def gpu_of(points: Sequence[PointProgress]) -> str | None:
     """Return the GPU model that the experiment's records name, None if there is none or there are several."""
     records = [point.outcome.record for point in points if point.outcome.record is not None]
     names = {gpu.name for record in records for gpu in record.environment.gpus}
     return names.pop() if len(names) == 1 else None
 
 
-def next_command(experiment: "Experiment", points: "Sequence[PointProgress]") -> str:
+def next_command(experiment: Experiment, points: Sequence[PointProgress]) -> str:
     """Return how to run the points that have no result and are not in flight, "" if there are none."""
     gaps = [point for point in points if point.state.word not in RESULTS and not point.is_in_flight]
     failed = [point for point in gaps if point.outcome.status == "failed"]

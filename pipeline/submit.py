@@ -14,18 +14,21 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pipeline.runner.launch_options import RERUN_CHOICES, add_point_arguments, read_launch_options
+from pipeline.data import staging
+from pipeline.experiment.folder import Experiment, warn_of_open_folders
+from pipeline.experiment.grid import Grid
+from pipeline.experiment.manifest import add_points
+from pipeline.experiment.packing import pack_elements
+from pipeline.experiment.spec import Spec
+from pipeline.runner.launch_options import RERUN_CHOICES, LaunchOptions, add_point_arguments, read_launch_options
+from pipeline.submission import dry_run, gpu_hours_estimate, local, plan, read_progress, slurm_submit
+from pipeline.submission.gpu_hours_estimate import Estimate
+from pipeline.submission.plan import Cluster, PointSelection, SubmitOptions
+from pipeline.submission.slurm_request import PASSED_ON, SlurmOptions
 from pipeline.system import errors, files
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import EXIT_OK, CommandError, log_line, pluralize
-
-if TYPE_CHECKING:
-    from pipeline.experiment.grid import Grid
-    from pipeline.experiment.spec import Spec
-    from pipeline.submission.gpu_hours_estimate import Estimate
-    from pipeline.submission.plan import Cluster, SubmitOptions
 
 MAX_PROLOGUE_BYTES = 1_000_000
 MAX_REPEATS = 1000
@@ -78,7 +81,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose nodes, GPUs and memory of a Slurm cluster."""
-    for name in ("partition", "account", "qos", "constraint"):
+    for name in PASSED_ON:
         parser.add_argument(f"--{name}", help=f"Slurm's {name}")
     parser.add_argument(
         "--exclusive", action="store_true", help="request whole nodes, so that no other job runs beside a point"
@@ -97,11 +100,7 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
 def main() -> int:
     """Plan the submission, then print the plan or execute it."""
     arguments = parse_arguments()
-    # imported after the command line is parsed, so that --help answers at once
-    from pipeline.experiment.folder import Experiment
-    from pipeline.submission import gpu_hours_estimate, plan, slurm_submit
-
-    submit_options = plan.SubmitOptions.from_arguments(arguments)
+    submit_options = SubmitOptions.from_arguments(arguments)
     grid = plan.expand_submission(submit_options)
     cluster = plan.inspect_cluster(submit_options)
     experiment = Experiment(submit_options.outputs / grid.name)
@@ -116,26 +115,35 @@ def main() -> int:
         log_line(f"--set replaced {'; '.join(grid.replaced)}.")
     for notice in (*cluster.notices, *left_out, *ignored_option_notices(arguments, cluster.kind)):
         log_line(notice)
+    selection = plan.select_points(points, experiment, submit_options)
+    options = read_launch_options(arguments, grid.resources.time_min() * 60, plan.num_cpu_threads(grid, cluster))
     estimates: list[Estimate] = []
     if submit_options.is_dry_run or arguments.max_gpu_hours is not None:
-        selected = plan.select_points(points, experiment, submit_options).todo
         limit_min = grid.resources.time_min() if cluster.kind == "slurm" else None  # no limit on this machine
         gpu_model = plan.find_gpu_model(cluster, submit_options.slurm_options)
-        estimates = gpu_hours_estimate.estimate_points(selected, submit_options.outputs, limit_min, gpu_model)
+        estimates = gpu_hours_estimate.estimate_points(selection.todo, submit_options.outputs, limit_min, gpu_model)
     if submit_options.is_dry_run:
-        print_plan(arguments, submit_options, grid, cluster, estimates)
+        print_plan(arguments, submit_options, experiment, grid, cluster, selection, options, estimates)
         return EXIT_OK
     if arguments.max_gpu_hours is not None:
         gpu_hours_estimate.check_gpu_hours_limit(estimates, arguments.max_gpu_hours)
-    return submit_or_run(arguments, submit_options, grid, cluster, prologue)
+    submitted = submit_or_run(submit_options, experiment, grid, cluster, prologue, options, selection.todo)
+    print(f"folder {experiment.folder}")
+    if cluster.kind == "slurm" and not arguments.wait:
+        log_line(f"Next: {command('status', experiment.folder)} --watch")
+        return EXIT_OK
+    if cluster.kind == "slurm":
+        read_progress.wait_until_finished(experiment)
+    run_ids = plan.selected_run_ids(points, submit_options.only)
+    expected = [spec for spec in points if spec.run_id() in run_ids] if arguments.wait else submitted
+    return report_gaps(experiment, expected)
 
 
 def ignored_option_notices(arguments: argparse.Namespace, cluster_kind: str) -> list[str]:
     """Return a notice with the given options that have no effect without Slurm, [] if there are none."""
     if cluster_kind == "slurm":
         return []
-    names = ["partition", "account", "qos", "constraint", "exclusive", "gpu_type", "gres", "mem"]
-    names += ["prologue", "max_parallel"]
+    names = [*SlurmOptions._fields, "prologue", "max_parallel"]
     if arguments.points_per_element == 1:
         names.append("time")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
@@ -144,21 +152,16 @@ def ignored_option_notices(arguments: argparse.Namespace, cluster_kind: str) -> 
 
 def print_plan(
     arguments: argparse.Namespace,
-    submit_options: "SubmitOptions",
-    grid: "Grid",
-    cluster: "Cluster",
-    estimates: "Sequence[Estimate]",
+    submit_options: SubmitOptions,
+    experiment: Experiment,
+    grid: Grid,
+    cluster: Cluster,
+    selection: PointSelection,
+    options: LaunchOptions,
+    estimates: Sequence[Estimate],
 ) -> None:
     """Print the plan, and log why --max-gpu-hours would refuse it."""
-    from pipeline.experiment.folder import Experiment
-    from pipeline.experiment.packing import pack_elements
-    from pipeline.submission import dry_run, plan
-    from pipeline.submission.gpu_hours_estimate import check_gpu_hours_limit
-
-    experiment = Experiment(submit_options.outputs / grid.name)
-    selection = plan.select_points(grid.points, experiment, submit_options)
     arrays = plan.plan_arrays(selection.todo, grid.resources, cluster, submit_options)
-    options = read_launch_options(arguments, grid.resources.time_min() * 60, plan.num_cpu_threads(grid, cluster))
     here = pack_elements(selection.todo, submit_options.points_per_element) if cluster.kind == "local" else []
     described = dry_run.describe_plan(
         experiment, cluster, selection, arrays, options, arguments.prologue, estimates, here
@@ -168,29 +171,26 @@ def print_plan(
         log_line("Next: the same command without --dry-run")
     if arguments.max_gpu_hours is not None:
         try:
-            check_gpu_hours_limit(estimates, arguments.max_gpu_hours)
+            gpu_hours_estimate.check_gpu_hours_limit(estimates, arguments.max_gpu_hours)
         except CommandError as refusal:
             log_line(f"Without --dry-run this is refused: {refusal}")
 
 
 def submit_or_run(
-    arguments: argparse.Namespace,
-    submit_options: "SubmitOptions",
-    grid: "Grid",
-    cluster: "Cluster",
+    submit_options: SubmitOptions,
+    experiment: Experiment,
+    grid: Grid,
+    cluster: Cluster,
     prologue: bytes | None,
-) -> int:
-    """Submit the arrays, or run the points on this machine, with the lock held; return the exit code."""
-    from pipeline.experiment.folder import Experiment, warn_of_open_folders
-    from pipeline.experiment.manifest import add_points
-    from pipeline.experiment.packing import pack_elements
-    from pipeline.submission import local, plan, read_progress, slurm_submit
+    options: LaunchOptions,
+    planned: Sequence[Spec],
+) -> list[Spec]:
+    """Submit the arrays, or run the points on this machine, with the lock held.
 
-    experiment = Experiment(submit_options.outputs / grid.name)
-    options = read_launch_options(arguments, grid.resources.time_min() * 60, plan.num_cpu_threads(grid, cluster))
+    Return the points: the planned ones, less those that another driver took and more those that it gave back.
+    """
     errors.require_packages(*(errors.RANK_PACKAGES if cluster.kind == "local" else ("submitit",)))
-    staged = plan.select_points(grid.points, experiment, submit_options).todo
-    stage_data(staged, options.data)  # before create(), so that a failure leaves no empty folder
+    stage_data(planned, options.data)  # before create(), so that a failure leaves no empty folder
     experiment.create()
     warn_of_open_folders([experiment])
     with experiment.submission_lock():
@@ -199,7 +199,7 @@ def submit_or_run(
         log_line(f"{selection.describe()}.")
         if "recorded as failed" in selection.skipped:
             log_line("To run the failed points again, add --rerun failed.")
-        stage_data([spec for spec in selection.todo if spec not in set(staged)], options.data)
+        stage_data([spec for spec in selection.todo if spec not in set(planned)], options.data)
         with experiment.edit_manifest() as manifest:
             manifest.name = grid.name
             add_points(manifest, grid.points)
@@ -208,14 +208,11 @@ def submit_or_run(
         else:
             arrays = plan.plan_arrays(selection.todo, grid.resources, cluster, submit_options)
             slurm_submit.submit_arrays(experiment, arrays, prologue, options)
-    print(f"folder {experiment.folder}")
-    if cluster.kind == "slurm":
-        if not arguments.wait:
-            log_line(f"Next: {command('status', experiment.folder)} --watch")
-            return EXIT_OK
-        read_progress.wait_until_finished(experiment)
-    run_ids = plan.selected_run_ids(grid.points, submit_options.only)
-    expected = [spec for spec in grid.points if spec.run_id() in run_ids] if arguments.wait else selection.todo
+    return selection.todo
+
+
+def report_gaps(experiment: Experiment, expected: Sequence[Spec]) -> int:
+    """Log the next command, and how many of the points have no result. Return the exit code."""
     num_gaps = read_progress.count_gaps(experiment, expected)
     if not num_gaps:
         log_line(f"Next: {command('collect', experiment.folder)}")
@@ -230,13 +227,11 @@ def command(name: str, folder: Path) -> str:
     return f"python -m pipeline.{name} {shlex.quote(str(folder))}"
 
 
-def stage_data(points: "Sequence[Spec]", folder: Path) -> None:
+def stage_data(points: Sequence[Spec], folder: Path) -> None:
     """Check that the data of the points exists, and download CIFAR-10 if it does not: jobs never download.
 
     Raises CommandError.
     """
-    from pipeline.data import staging
-
     reading = [spec for spec in points if spec.reads_data]
     num_images = max((spec.num_samples for spec in reading if spec.dataset == "imagefolder"), default=None)
     try:

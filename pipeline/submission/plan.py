@@ -211,8 +211,9 @@ def select_points(points: Sequence[Spec], experiment: Experiment, submit_options
         if word == "unknown" and submit_options.is_dry_run:
             skipped["in a state that cannot be read"] += 1
         elif word == "unknown":
+            reason = progress.state.reason.partition(";")[0]
             raise CommandError(
-                f"the state of {progress.spec.run_id()} cannot be read ({progress.state.reason}), and it may still be "
+                f"the state of {progress.spec.run_id()} cannot be read ({reason}), and it may still be "
                 "running; try again when Slurm answers, or use another --outputs.",
                 EXIT_SCHEDULER,
             )

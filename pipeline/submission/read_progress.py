@@ -1,7 +1,6 @@
 """The progress of every point of an experiment: what its records, submissions, logs and Slurm say, and its state."""
 
 import contextlib
-import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,6 +46,50 @@ class PointProgress(NamedTuple):
         return self.outcome.spec
 
 
+class PointJob(NamedTuple):
+    """The job that decides the state of a point, and the position of the point in it.
+
+    `key` and `state` are None without a job that Slurm knows. `launch_id_prefix` is of the launches of the point there.
+    """
+
+    key: JobKey | None
+    state: JobState | None
+    position: PositionInElement
+    launch_id_prefix: str
+
+    @property
+    def may_publish(self) -> bool:
+        """True if the job may still write a record of the point."""
+        return self.state is not None and state_rules.is_unfinished(self.state) and self.position != "passed"
+
+
+class Facts(NamedTuple):
+    """All that is known of an experiment's points beside their records.
+
+    `slurm_problem` says why Slurm cannot be queried, None if it can. `in_arrays` holds the points of all arrays, also
+    of those without a job id. `running_here` is the run id of the point that a driver on this machine runs now.
+    """
+
+    job_states: dict[JobKey, JobState]
+    slurm_problem: str | None
+    jobs: dict[str, dict[JobKey, Submission]]
+    in_arrays: set[str]
+    positions: "ElementPositions"
+    driver_is_here: bool
+    running_here: str | None
+    logs: dict[str, Path]
+    now: datetime
+
+    def find_job(self, run_id: str) -> PointJob:
+        """Return the job that decides the state of the point."""
+        jobs = self.jobs.get(run_id, {})
+        key = choose_job(list(jobs), self.job_states)
+        if key is None:
+            return PointJob(None, None, "current", LOCAL_PREFIX)
+        prefix = jobs[key].launch_id_prefix if jobs[key].backend == "slurm" else LOCAL_PREFIX
+        return PointJob(key, self.job_states[key], self.positions.of(run_id, key), prefix)
+
+
 def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = False) -> list[PointProgress]:
     """Return the progress of every expected point.
 
@@ -54,51 +97,64 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
     if the caller itself holds the submission lock.
     """
     found, rejected = record_store.load_folder(experiment.records_folder)
-    outcomes = resolve_outcomes(manifest.points, found, rejected).outcomes
-    job_states, problem = query_slurm(manifest)
-    jobs_by_run_id = submitted_jobs(manifest)
+    job_states, slurm_problem = query_slurm(manifest)  # before the others: it completes the manifest
     arrays = [array for submission in manifest.submissions for array in submission.arrays]
-    in_arrays = {run_id for array in arrays for element in array.elements for run_id in element}
-    positions = read_element_positions(experiment, manifest, found)
-    driver_is_here = not holds_lock and experiment.is_being_submitted()
     starts = read_launch_starts(experiment, found)
-    running_here = find_running_here(manifest, starts) if driver_is_here else None
-    logs = find_logs(experiment, manifest)
-    now = datetime.now()
-    result = []
-    for outcome in outcomes:
-        run_id = outcome.spec.run_id()
-        jobs = jobs_by_run_id.get(run_id, {})
-        job = choose_job(list(jobs), job_states)
-        log, position = logs.get(run_id), positions.of(run_id, job)
-        has_result = outcome.status in state_rules.RECORDED_STATUSES
-        job_state = job_states.get(job) if job is not None else None
-        may_publish = job_state is not None and state_rules.is_unfinished(job_state) and position != "passed"
-        if outcome.status == "missing" and run_id in in_arrays and problem:
-            state = PointState("unknown", problem)
-        elif not has_result and run_id == running_here:
-            state = PointState("running", "")
-        elif not has_result and run_id not in in_arrays and driver_is_here:
-            state = PointState("pending", "a driver on this machine is running or submitting it")
-        else:
-            tail = "" if has_result else read_log_tail(log, since=f"{run_id}: starting")
-            # a plain sbatch registers every point of its grid, even if it submits only some of its elements
-            was_submitted = any(submission.backend == "slurm" for submission in jobs.values())
-            state = decide_state_in_element(outcome, job_state, position, was_submitted, tail, now)
-        submission = None if job is None or jobs[job].backend != "slurm" else jobs[job]
-        has_published = submission is None or (run_id, submission.launch_id_prefix) in positions.published
-        rerun = PointState("running", "") if has_result and run_id == running_here else None
-        if may_publish and has_result and not has_published:
-            no_record = outcome._replace(status="missing")
-            rerun = decide_state_in_element(no_record, job_state, position, True, "", now)
-        if rerun is not None:
-            note = f"being run again: {rerun.word}" + (f", {rerun.reason}" if rerun.reason else "")
-            state = state._replace(reason=f"{state.reason}; {note}" if state.reason else note)
-        is_in_flight = state.word in state_rules.IN_FLIGHT or may_publish or rerun is not None
-        start = starts.get((run_id, submission.launch_id_prefix if submission else LOCAL_PREFIX))
-        started_s = start if "running" in (state.word, rerun.word if rerun else "") else None
-        result.append(PointProgress(outcome, state, is_in_flight, job, log, rerun, started_s))
-    return result
+    driver_is_here = not holds_lock and experiment.is_being_submitted()
+    facts = Facts(
+        job_states=job_states,
+        slurm_problem=slurm_problem,
+        jobs=submitted_jobs(manifest),
+        in_arrays={run_id for array in arrays for element in array.elements for run_id in element},
+        positions=find_element_positions(manifest, found, starts),
+        driver_is_here=driver_is_here,
+        running_here=find_running_here(manifest, starts) if driver_is_here else None,
+        logs=find_logs(experiment, manifest),
+        now=datetime.now(),
+    )
+    return [find_progress(outcome, facts) for outcome in resolve_outcomes(manifest.points, found, rejected).outcomes]
+
+
+def find_progress(outcome: PointOutcome, facts: Facts) -> PointProgress:
+    """Return the progress of one point."""
+    run_id = outcome.spec.run_id()
+    job = facts.find_job(run_id)
+    state = decide_current_state(outcome, job, facts)
+    rerun = decide_rerun_state(outcome, job, facts)
+    if rerun is not None:
+        note = f"being run again: {rerun.word}" + (f", {rerun.reason}" if rerun.reason else "")
+        state = state._replace(reason=f"{state.reason}; {note}" if state.reason else note)
+    is_in_flight = state.word in state_rules.IN_FLIGHT or job.may_publish or rerun is not None
+    is_running = "running" in (state.word, rerun.word if rerun else "")
+    started_s = facts.positions.starts.get((run_id, job.launch_id_prefix)) if is_running else None
+    return PointProgress(outcome, state, is_in_flight, job.key, facts.logs.get(run_id), rerun, started_s)
+
+
+def decide_current_state(outcome: PointOutcome, job: PointJob, facts: Facts) -> PointState:
+    """Return the state of a point; for one with a result that of the result, whatever becomes of a new run."""
+    run_id, has_result = outcome.spec.run_id(), outcome.status in state_rules.RECORDED_STATUSES
+    if outcome.status == "missing" and run_id in facts.in_arrays and facts.slurm_problem:
+        return PointState("unknown", facts.slurm_problem)
+    if not has_result and run_id == facts.running_here:
+        return PointState("running", "")
+    if not has_result and run_id not in facts.in_arrays and facts.driver_is_here:
+        return PointState("pending", "a driver on this machine is running or submitting it")
+    tail = "" if has_result else read_log_tail(facts.logs.get(run_id), since=f"{run_id}: starting")
+    # a plain sbatch registers every point of its grid, even if it submits only some of its elements
+    was_submitted = any(submission.backend == "slurm" for submission in facts.jobs.get(run_id, {}).values())
+    return decide_state_in_element(outcome, job.state, job.position, was_submitted, tail, facts.now)
+
+
+def decide_rerun_state(outcome: PointOutcome, job: PointJob, facts: Facts) -> PointState | None:
+    """Return the state of a new run of a point that has a result, None without a new run."""
+    run_id, prefix = outcome.spec.run_id(), job.launch_id_prefix
+    if outcome.status not in state_rules.RECORDED_STATUSES:
+        return None
+    has_published = prefix == LOCAL_PREFIX or (run_id, prefix) in facts.positions.published
+    if job.may_publish and not has_published:
+        no_record = outcome._replace(status="missing")
+        return decide_state_in_element(no_record, job.state, job.position, True, "", facts.now)
+    return PointState("running", "") if run_id == facts.running_here else None
 
 
 def read_launch_starts(experiment: Experiment, found: Iterable[Record]) -> dict[tuple[str, str], float]:
@@ -140,7 +196,8 @@ def query_slurm(manifest: Manifest) -> tuple[dict[JobKey, JobState], str | None]
         return {}, None
     presence = slurm_queries.probe_slurm()
     if presence != "up":
-        return {}, f"Slurm is {presence} here, so the states of its jobs cannot be read"
+        cure = "run this command on the machine that submitted them"
+        return {}, f"Slurm is {presence} here, so the states of its jobs cannot be read; {cure}"
     try:
         without_id = [array for array in arrays if array.job_id is None]
         found = slurm_queries.find_jobs_named({array.job_name for array in without_id})
@@ -165,15 +222,15 @@ class ElementPositions(NamedTuple):
     """The points of an array element that have run, run now, or wait. An element runs its points one after another.
 
     `elements` maps the job of each element with several points to the prefix of its launch ids and to its run ids, in
-    the order in which they run. `started` holds (run id, launch id prefix) of each launch that has a scratch folder,
-    and `published` of each that has a record.
+    the order in which they run. `published` holds (run id, launch id prefix) of each launch that has a record, and
+    `starts` is what read_launch_starts returned.
     """
 
     elements: dict[JobKey, tuple[str, list[str]]]
-    started: set[tuple[str, str]]
     published: set[tuple[str, str]]
+    starts: Mapping[tuple[str, str], float]
 
-    def of(self, run_id: str, job: JobKey | None) -> PositionInElement:
+    def of(self, run_id: str, job: JobKey) -> PositionInElement:
         """Return the position of a point in its job; "current" for a point that is alone in its job."""
         if job not in self.elements:
             return "current"
@@ -181,11 +238,13 @@ class ElementPositions(NamedTuple):
         index = run_ids.index(run_id)
         if any((later, prefix) in self.published for later in run_ids[index:]):
             return "passed"
-        return "current" if index == 0 or (run_id, prefix) in self.started else "waiting"
+        return "current" if index == 0 or (run_id, prefix) in self.starts else "waiting"
 
 
-def read_element_positions(experiment: Experiment, manifest: Manifest, found: Iterable[Record]) -> ElementPositions:
-    """Return the positions of all points, from the records and from the folder that a launch makes for each point."""
+def find_element_positions(
+    manifest: Manifest, found: Iterable[Record], starts: Mapping[tuple[str, str], float]
+) -> ElementPositions:
+    """Return the positions of all points, from the records and the starts of launches without a record."""
     elements = {
         (array.job_id, index if array.is_array else None): (submission.launch_id_prefix, run_ids)
         for submission in manifest.submissions
@@ -193,15 +252,8 @@ def read_element_positions(experiment: Experiment, manifest: Manifest, found: It
         for index, run_ids in enumerate(array.elements)
         if array.job_id is not None and len(run_ids) > 1
     }
-    folders = os.listdir(experiment.scratch_folder) if elements and experiment.scratch_folder.is_dir() else []
-    launches = [folder.partition(".")[::2] for folder in folders]
-    launches_with_record = [(record.run_id, record.launch_id) for record in found]
-    return ElementPositions(elements, keep_launch_prefix(launches), keep_launch_prefix(launches_with_record))
-
-
-def keep_launch_prefix(launches: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Return (run id, launch id prefix) for each (run id, launch id). Launches of one submission share the prefix."""
-    return {(run_id, launch_id.partition("-")[0]) for run_id, launch_id in launches}
+    published = {(record.run_id, record.launch_id.partition("-")[0]) for record in found}
+    return ElementPositions(elements, published, starts)
 
 
 def choose_job(jobs: list[JobKey], job_states: dict[JobKey, JobState]) -> JobKey | None:

@@ -326,7 +326,9 @@ def packed(tmp_path: Path) -> tuple[Experiment, Manifest]:
 
 def start(experiment: Experiment, *points: Spec, launch_id: str = LAUNCH) -> None:
     for spec in points:
-        (experiment.scratch_folder / f"{spec.run_id()}.{launch_id}").mkdir(parents=True)
+        folder = experiment.launch_folder(spec.run_id(), launch_id)
+        folder.mkdir(parents=True)
+        (folder / "point.json").touch()
 
 
 def end(experiment: Experiment, spec: Spec, status: Status = "ok", launch_id: str = LAUNCH) -> None:
