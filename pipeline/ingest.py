@@ -32,6 +32,7 @@ from pipeline.experiment.spec import (
     Spec,
     Strategy,
 )
+from pipeline.runner.launch_options import positive_integer
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import CommandError, replace_control_characters
@@ -96,14 +97,6 @@ def parse_arguments() -> argparse.Namespace:
         "--num-parameters", type=positive_integer, default=11_173_962, help="trained parameters (default: %(default)s)"
     )
     return parser.parse_args()
-
-
-def positive_integer(text: str) -> int:
-    """Parse an integer of at least 1, for argparse."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
-    return number
 
 
 def main() -> int:

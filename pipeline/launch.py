@@ -21,7 +21,7 @@ from pipeline.experiment.manifest import SlurmArray, add_points, start_submissio
 from pipeline.experiment.packing import points_for_same_processes
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
-from pipeline.runner.launch_options import RERUN_CHOICES, LaunchOptions, add_point_arguments, read_launch_options
+from pipeline.runner.launch_options import LaunchOptions, add_point_arguments, positive_integer, read_launch_options
 from pipeline.runner.launch_session import LaunchSession
 from pipeline.runner.memory_search import search_memory
 from pipeline.runner.rank_files import FollowingPoint, PointTask
@@ -40,17 +40,12 @@ def parse_arguments() -> argparse.Namespace:
     source.add_argument("--manifest", type=Path, help="the manifest.json that holds the points")
     parser.add_argument("--index", type=int, help="the index of the point in the grid, from 0")
     parser.add_argument("--run-id", action="append", default=[], help="a point of the manifest; may be repeated")
-    parser.add_argument("--rerun", choices=RERUN_CHOICES, help="run the point even if it has a record of this status")
     threads = "threads of each process on the CPU (default: the grid's cpus_per_gpu, 1 with --manifest)"
-    parser.add_argument("--num-threads", type=int, metavar="N", help=threads)
-    parser.add_argument("--point-limit-s", type=int, metavar="S", help="stop a point that takes longer; run the next")
+    parser.add_argument("--num-threads", type=positive_integer, metavar="N", help=threads)
+    limit = "stop a point that takes longer; run the next"
+    parser.add_argument("--point-limit-s", type=positive_integer, metavar="S", help=limit)
     add_point_arguments(parser)
-    arguments = parser.parse_args()
-    if arguments.point_limit_s is not None and arguments.point_limit_s < 1:
-        parser.error("--point-limit-s must be at least 1")
-    if arguments.num_threads is not None and arguments.num_threads < 1:
-        parser.error("--num-threads must be at least 1")
-    return arguments
+    return parser.parse_args()
 
 
 def main() -> int:

@@ -10,17 +10,29 @@ check failed, 2 wrong usage or a failed run.
 """
 
 import argparse
-import contextlib
 import datetime
 import json
-import os
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
+import msgspec
+
+from pipeline.communication.selftest_checks import (
+    TOLERANCE_SHARE,
+    CheckResult,
+    Findings,
+    SavedSelftest,
+    check_answers,
+    count_verdicts,
+    findings_of_point,
+)
+from pipeline.experiment.record import Environment
 from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Model, Spec
+from pipeline.runner import failed_record
+from pipeline.runner.rank_files import PointTask, RankFiles, Task
+from pipeline.runner.start_ranks import environment_variables, run_ranks
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import (
     EXIT_GAPS,
@@ -31,12 +43,8 @@ from pipeline.system.errors import (
     require_packages,
     run_command,
 )
+from pipeline.system.files import UnreadableFile, read_bounded
 from pipeline.system.host import num_visible_gpus
-
-if TYPE_CHECKING:
-    from pipeline.communication.selftest_checks import CheckResult, Findings, SavedSelftest
-    from pipeline.experiment.record import Environment
-    from pipeline.runner.rank_files import RankFiles, Task
 
 SOCKETS_ONLY_VARIABLES = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 MAX_SELFTEST_BYTES = 10_000_000
@@ -64,8 +72,6 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the point three times (or read the runs), check the results, and print them."""
     arguments = parse_arguments()
-    from pipeline.communication.selftest_checks import check_answers, count_verdicts
-
     content, saved = read_selftest(arguments.judge) if arguments.judge else measure_selftest(selftest_spec(arguments))
     try:
         results = check_answers(saved.runs)
@@ -82,13 +88,9 @@ def main() -> int:
     return EXIT_GAPS if counts["fail"] else EXIT_OK
 
 
-def measure_selftest(spec: Spec) -> tuple[dict[str, Any], "SavedSelftest"]:
+def measure_selftest(spec: Spec) -> tuple[dict[str, Any], SavedSelftest]:
     """Run the point three times. Return the findings by name of the run, as JSON without answers and as a struct."""
     require_packages(*RANK_PACKAGES)
-    import msgspec
-
-    from pipeline.communication.selftest_checks import SavedSelftest
-
     measured_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     known_answers, environment = run_selftest_task(spec, "known_answers")
     runs = {"known_answers": known_answers, "measure": run_selftest_task(spec, "measure")[0]}
@@ -99,13 +101,8 @@ def measure_selftest(spec: Spec) -> tuple[dict[str, Any], "SavedSelftest"]:
     return {"answers": [], **msgspec.to_builtins(saved)}, saved
 
 
-def read_selftest(path: Path) -> tuple[dict[str, Any], "SavedSelftest"]:
+def read_selftest(path: Path) -> tuple[dict[str, Any], SavedSelftest]:
     """Read an earlier self-test: all of its JSON, and what the checks use of it. Raises CommandError if it is none."""
-    import msgspec
-
-    from pipeline.communication.selftest_checks import SavedSelftest
-    from pipeline.system.files import UnreadableFile, read_bounded
-
     try:
         raw = read_bounded(path, MAX_SELFTEST_BYTES, follow_links=True)
         saved = msgspec.json.decode(raw, type=SavedSelftest)
@@ -144,13 +141,8 @@ def selftest_spec(arguments: argparse.Namespace) -> Spec:
         raise CommandError(f"the self-test needs two GPUs or processes: {error}") from error
 
 
-def run_selftest_task(spec: Spec, task: "Task") -> tuple["Findings", "Environment"]:
+def run_selftest_task(spec: Spec, task: Task) -> tuple[Findings, Environment]:
     """Run the task in a new process group. Raises CommandError with the cause if a rank failed."""
-    from pipeline.communication.selftest_checks import TOLERANCE_SHARE
-    from pipeline.runner import failed_record
-    from pipeline.runner.rank_files import PointTask, RankFiles
-    from pipeline.runner.start_ranks import run_ranks
-
     log_line(f"{task} on {spec.num_gpus} x {spec.device}, {spec.batch_size_per_gpu} per GPU: running")
     with tempfile.TemporaryDirectory(prefix="pipeline-selftest-") as folder:
         rank_files = RankFiles(Path(folder) / "point")
@@ -162,29 +154,13 @@ def run_selftest_task(spec: Spec, task: "Task") -> tuple["Findings", "Environmen
         return findings, rank_files.read_environment()
 
 
-def read_task_findings(spec: Spec, rank_files: "RankFiles") -> "Findings | None":
+def read_task_findings(spec: Spec, rank_files: RankFiles) -> Findings | None:
     """Return the findings of the ranks, or those of the point that they measured; None if there are none."""
-    from pipeline.communication.selftest_checks import findings_of_point
-
     result = rank_files.read_result()
     return findings_of_point(spec, result.measurement) if result else rank_files.read_findings()
 
 
-@contextlib.contextmanager
-def environment_variables(changes: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables during the block."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
-
-
-def describe_origin(saved: "SavedSelftest") -> str:
+def describe_origin(saved: SavedSelftest) -> str:
     """Return when, where and with what the runs were measured, as one line."""
     if saved.environment is None:
         return "measured: not stated in this file"
@@ -202,7 +178,7 @@ def describe_origin(saved: "SavedSelftest") -> str:
     return "; ".join(parts)
 
 
-def results_as_text(results: list["CheckResult"]) -> str:
+def results_as_text(results: list[CheckResult]) -> str:
     """Format the results, one line each."""
     return "\n".join(f"{result.verdict:<14}  {result.check}: {result.sentence}" for result in results)
 

@@ -21,7 +21,7 @@ from pipeline.experiment.grid import Grid
 from pipeline.experiment.manifest import add_points
 from pipeline.experiment.packing import pack_elements
 from pipeline.experiment.spec import Spec
-from pipeline.runner.launch_options import RERUN_CHOICES, LaunchOptions, add_point_arguments, read_launch_options
+from pipeline.runner.launch_options import LaunchOptions, add_point_arguments, positive_integer, read_launch_options
 from pipeline.submission import dry_run, gpu_hours_estimate, local, plan, read_progress, slurm_submit
 from pipeline.submission.gpu_hours_estimate import Estimate
 from pipeline.submission.plan import Cluster, PointSelection, SubmitOptions
@@ -49,14 +49,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", default=[], metavar="RUN_ID", help="only this point; may be repeated"
     )
-    parser.add_argument("--rerun", choices=RERUN_CHOICES, help="also run points whose record has this status")
     parser.add_argument("--cluster", choices=("auto", "slurm", "local"), default="auto", help="where to run")
     add_cluster_arguments(parser)
     parser.add_argument("--time", help="the time limit of a point, as [days-]hours:minutes:seconds")
     parser.add_argument("--prologue", type=Path, help="your own shell file; each job sources it first")
-    parser.add_argument("--max-parallel", type=int, help="elements of an array that may run at the same time")
+    parser.add_argument("--max-parallel", type=positive_integer, help="elements of an array that may run together")
     packing = "points with equal resources that an array element runs one after another (default: 1)"
-    parser.add_argument("--points-per-element", type=int, default=1, metavar="N", help=packing)
+    parser.add_argument("--points-per-element", type=positive_integer, default=1, metavar="N", help=packing)
     parser.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help="refuse to run if they may take more")
     parser.add_argument("--skip-unsatisfiable", action="store_true", help="leave out points that cannot run here")
     waiting = "wait until no point is queued or running; exit code 1 if a point has no result"
@@ -64,16 +63,12 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.json and not arguments.is_dry_run:
         parser.error("--json needs --dry-run")
-    if arguments.max_parallel is not None and arguments.max_parallel < 1:
-        parser.error("--max-parallel must be at least 1")
     if arguments.repeats is not None:
         if not 1 <= arguments.repeats <= MAX_REPEATS:
             parser.error(f"--repeats must be between 1 and {MAX_REPEATS}")
         if any(change.partition("=")[0] == "repeat" for change in arguments.overrides):
             parser.error("--repeats and --set repeat=... both number the repeats; give one of them")
         arguments.overrides.append(f"repeat={','.join(map(str, range(arguments.repeats)))}")
-    if arguments.points_per_element < 1:
-        parser.error("--points-per-element must be at least 1")
     if arguments.max_gpu_hours is not None and not arguments.max_gpu_hours >= 0:  # also refuses nan
         parser.error("--max-gpu-hours must be 0 or more")
     return arguments

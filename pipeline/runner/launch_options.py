@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple, NoReturn, get_args
 PYTHONPATH_ROOT = Path(__file__).resolve().parent.parent.parent
 
 Rerun = Literal["failed", "oom", "all"]
-RERUN_CHOICES: tuple[Rerun, ...] = get_args(Rerun)
 
 
 class LaunchOptions(NamedTuple):
@@ -55,8 +54,16 @@ def exec_element(manifest: Path, elements: Sequence[Sequence[str]], options: Lau
     os.execvp(command[0], command)
 
 
+def positive_integer(text: str) -> int:
+    """Parse an integer of at least 1, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return number
+
+
 def add_point_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that change the points, name their data folder and say what is written where."""
+    """Add the options that change and select the points, name their data folder and say what is written where."""
     parser.add_argument(
         "--set",
         dest="overrides",
@@ -66,6 +73,7 @@ def add_point_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="AXIS=VALUE[,VALUE]",
         help="replace an axis in every block of the grid",
     )
+    parser.add_argument("--rerun", choices=get_args(Rerun), help="also run points whose record has this status")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="the parent of the experiment's folder")
     parser.add_argument(
         "--keep-trace", action="store_true", help="keep the profiler's traces of points that measure communication"
@@ -78,9 +86,7 @@ def add_data_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="the data folder (default: PIPELINE_DATA, else data)")
 
 
-def read_launch_options(
-    arguments: argparse.Namespace, point_limit_s: int | None, num_threads: int = 1
-) -> LaunchOptions:
+def read_launch_options(arguments: argparse.Namespace, point_limit_s: int | None, num_threads: int) -> LaunchOptions:
     """Return the launch options of the command line."""
     data = choose_data_folder(arguments)
     return LaunchOptions(data, arguments.keep_trace, arguments.rerun, point_limit_s, num_threads)

@@ -5,6 +5,7 @@ below the boundary a library may fail with an error that does not name memory: o
 a launch failure. The search counts such a batch as one that does not fit.
 """
 
+import math
 import shutil
 import signal
 import time
@@ -93,7 +94,9 @@ def run_trial(spec: Spec, batch_size: int, rank_files: RankFiles, trial_id: str,
 
 def fitting_trial(spec: Spec, batch_size: int, time_ns: int, memory: tuple[DeviceMemory, ...]) -> MemoryTrial:
     """Return a trial that fits, with the memory of its fullest device and the most allocator retries of any device."""
-    fullest = max(memory, key=share_used)
+    # one whose usable memory is unknown counts as the fullest
+    shares = [part.peak_allocated_bytes / part.usable_bytes if part.usable_bytes else math.inf for part in memory]
+    fullest = memory[shares.index(max(shares))]
     peak_bytes, usable_bytes = fullest.peak_allocated_bytes, fullest.usable_bytes
     if spec.device == "cpu" and usable_bytes is not None and spec.memory_limit_gib is not None:
         limit_bytes = int(spec.memory_limit_gib * GIB)  # it limits only the memory that was allocated after it was set
@@ -108,11 +111,6 @@ def fitting_trial(spec: Spec, batch_size: int, time_ns: int, memory: tuple[Devic
         usable_bytes=usable_bytes,
         num_alloc_retries=max(retries, default=None),
     )
-
-
-def share_used(memory: DeviceMemory) -> float:
-    """Return the peak as a share of the device's usable memory, or infinity if that is unknown."""
-    return memory.peak_allocated_bytes / memory.usable_bytes if memory.usable_bytes else float("inf")
 
 
 def describe_trial(finished: FinishedTrial) -> str:

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_threads: in
     Raises RuntimeError if the ranks cannot be started or do not meet. A signal to this process ends the ranks, and no
     record is written: Slurm's job state then gives the reason.
     """
-    with default_omp_threads(spec, num_threads):
+    with environment_variables(default_omp_threads(spec, num_threads)):
         return start_and_wait(spec, rank_files, launch_id, start_fork_server())
 
 
@@ -133,20 +133,26 @@ def run_rank(folder: Path, changed: dict[str, str], removed: list[str]) -> None:
     importlib.import_module(RANK_MODULE).main(folder)
 
 
-@contextlib.contextmanager
-def default_omp_threads(spec: Spec, num_threads: int) -> Iterator[None]:
-    """Set OMP_NUM_THREADS for ranks that the body starts, unless the user has set it.
+def default_omp_threads(spec: Spec, num_threads: int) -> dict[str, str]:
+    """Return OMP_NUM_THREADS for ranks: `num_threads` on the CPU, whatever the strategy, and 1 beside a GPU.
 
-    A process has `num_threads` on the CPU, whatever the strategy, and one beside a GPU.
+    Empty if the user has set the variable.
     """
-    if "OMP_NUM_THREADS" in os.environ:
-        yield
-        return
-    os.environ["OMP_NUM_THREADS"] = str(num_threads if spec.device == "cpu" else 1)
+    count = num_threads if spec.device == "cpu" else 1
+    return {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(count)}
+
+
+@contextlib.contextmanager
+def environment_variables(changes: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process while the body runs."""
+    before = dict(os.environ)
+    os.environ.update(changes)
     try:
         yield
     finally:
-        del os.environ["OMP_NUM_THREADS"]
+        for name in changes:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def rendezvous_settings(spec: Spec) -> dict[str, Any]:

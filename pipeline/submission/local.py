@@ -36,12 +36,14 @@ def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], opt
     gpu_model = gpus.pop() if len(gpus) == 1 else None
     progress = LocalProgress(specs, labels, predict_durations_s(specs, experiment.folder.parent, gpu_model))
     for element in elements:
-        num_before = {spec: num_attempts(experiment, spec) for spec in element}
+        num_before = {
+            spec: len(record_store.load_attempts(experiment.records_folder, spec.run_id())) for spec in element
+        }
         log = open_log(folder, element)
         with launch_process(experiment, element, log, options) as process:
             for spec in element:
                 progress.begin(spec)
-                while process.poll() is None and num_attempts(experiment, spec) == num_before[spec]:
+                while process.poll() is None and latest_status_line(experiment, spec, num_before[spec]) is None:
                     if progress.is_terminal:
                         progress.show_epochs(spec, read_log_tail(log, since=f"{spec.run_id()}: starting"))
                     time.sleep(RECORD_POLL_S)
@@ -84,11 +86,6 @@ def launch_process(
             if process.poll() is None:
                 process.terminate()
                 process.wait()
-
-
-def num_attempts(experiment: Experiment, spec: Spec) -> int:
-    """Return the number of records of the point."""
-    return len(record_store.load_attempts(experiment.records_folder, spec.run_id()))
 
 
 def latest_status_line(experiment: Experiment, spec: Spec, num_before: int) -> str | None:

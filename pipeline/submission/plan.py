@@ -184,14 +184,17 @@ def drop_unsatisfiable(
         reasons = slurm_request.unsatisfiable_on_slurm(todo, cluster.nodes, submit_options.slurm_options.gpu_type)
     if not reasons:
         return list(points), []
+    lines = slurm_request.group_by_reason(reasons)
     if submit_options.is_dry_run and not submit_options.skip_unsatisfiable:
-        return list(points), [f"Cannot run here, {line}." for line in slurm_request.group_by_reason(reasons)]
+        return list(points), [f"Cannot run here, {line}." for line in lines]
     if not submit_options.skip_unsatisfiable:
-        slurm_request.refuse_unsatisfiable(reasons, len(points))
+        problem = f"{len(reasons)} of {len(points)} points cannot run here"
+        cure = "leave them out with --skip-unsatisfiable, or change them with --set"
+        raise CommandError(f"{problem}; {cure} ({'; '.join(lines)}).")
     kept = [spec for spec in points if spec.run_id() not in reasons]
     if not kept:
         raise CommandError("none of the points can run here; change them with --set.")
-    return kept, [f"Left out, {line}." for line in slurm_request.group_by_reason(reasons)]
+    return kept, [f"Left out, {line}." for line in lines]
 
 
 def select_points(points: Sequence[Spec], experiment: Experiment, submit_options: SubmitOptions) -> PointSelection:

@@ -181,14 +181,6 @@ def unsatisfiable_on_this_machine(points: Iterable[Spec], num_gpus: int) -> dict
     return reasons
 
 
-def refuse_unsatisfiable(reasons: Mapping[str, str], num_points: int) -> None:
-    """Raise CommandError with the points that cannot run, if there are any."""
-    if reasons:
-        cure = "leave them out with --skip-unsatisfiable, or change them with --set"
-        listed = "; ".join(group_by_reason(reasons))
-        raise CommandError(f"{len(reasons)} of {num_points} points cannot run here; {cure} ({listed}).")
-
-
 def group_by_reason(reasons: Mapping[str, str]) -> list[str]:
     """Return a line for each reason with the run ids that it applies to, the first ones if there are many."""
     groups: dict[str, list[str]] = {}

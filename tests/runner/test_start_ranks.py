@@ -18,7 +18,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from pipeline.runner import start_ranks
 from pipeline.runner.rank_process import set_num_threads
-from pipeline.runner.start_ranks import default_omp_threads, run_rank
+from pipeline.runner.start_ranks import default_omp_threads, environment_variables, run_rank
 
 
 @pytest.fixture
@@ -120,10 +120,12 @@ def test_threads_are_the_same_for_each_layout_of_processes_and_not_left_behind(m
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     seen = []
     for fields in ({"device": "cpu"}, {"device": "cpu", "strategy": "ddp", "num_gpus": 4}, {"device": "cuda"}):
-        with default_omp_threads(make_spec(**fields), 2):
+        with environment_variables(default_omp_threads(make_spec(**fields), 2)):
             seen.append(os.environ["OMP_NUM_THREADS"])
     assert seen == ["2", "2", "1"]  # a CPU point of one process had all cores before, and was compared with this one
     assert "OMP_NUM_THREADS" not in os.environ
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # set by the user
-    with default_omp_threads(make_spec(device="cpu"), 2):
-        assert os.environ["OMP_NUM_THREADS"] == "3"
+    assert default_omp_threads(make_spec(device="cpu"), 2) == {}
+    with environment_variables({"OMP_NUM_THREADS": "4", "NEW": "1"}):
+        assert (os.environ["OMP_NUM_THREADS"], os.environ["NEW"]) == ("4", "1")
+    assert (os.environ["OMP_NUM_THREADS"], "NEW" in os.environ) == ("3", False)

@@ -15,7 +15,6 @@ from pipeline.submission.slurm_request import (
     build_request,
     check_slurm_options,
     group_by_reason,
-    refuse_unsatisfiable,
     signal_delay_s,
     sum_time_limits,
     unsatisfiable_on_slurm,
@@ -206,14 +205,6 @@ def test_a_point_that_some_node_can_run_is_not_named() -> None:
 def test_this_machine_runs_one_node_and_no_more_gpus_than_it_has(fields: dict[str, object], can_run: bool) -> None:
     spec = make_spec(strategy="ddp", **fields)
     assert (spec.run_id() not in unsatisfiable_on_this_machine([spec], num_gpus=2)) is can_run
-
-
-def test_points_that_cannot_run_are_refused_before_anything_starts() -> None:
-    refuse_unsatisfiable({}, 5)
-    with pytest.raises(CommandError, match="2 of 5 points cannot run here") as refusal:
-        refuse_unsatisfiable({"run-a": "needs 4 GPUs", "run-b": "needs 8 GPUs"}, 5)
-    assert refusal.value.code == 2
-    assert all(word in str(refusal.value) for word in ("run-a", "run-b", "needs 4 GPUs", "--skip-unsatisfiable"))
 
 
 @pytest.mark.parametrize(
