@@ -21,7 +21,6 @@ import msgspec
 
 from pipeline.communication.selftest_checks import (
     TOLERANCE_SHARE,
-    CheckResult,
     Findings,
     SavedSelftest,
     check_answers,
@@ -82,7 +81,8 @@ def main() -> int:
     if arguments.json:
         print(json.dumps(content | {"answers": [result._asdict() for result in results]}, indent=1))
     else:
-        print(describe_origin(saved), results_as_text(results), sep="\n")
+        lines = (f"{result.verdict:<14}  {result.check}: {result.sentence}" for result in results)
+        print(describe_origin(saved), *lines, sep="\n")
     counts = count_verdicts(results)
     log_line(", ".join(f"{count} {word}" for word, count in counts.items()))
     return EXIT_GAPS if counts["fail"] else EXIT_OK
@@ -148,16 +148,11 @@ def run_selftest_task(spec: Spec, task: Task) -> tuple[Findings, Environment]:
         rank_files = RankFiles(Path(folder) / "point")
         rank_files.write_point(PointTask(spec, None, task=task, tolerance_share=TOLERANCE_SHARE))
         exits = run_ranks(spec, rank_files, f"selftest-{uuid.uuid4().hex[:12]}")
-        findings = read_task_findings(spec, rank_files)
+        result = rank_files.read_result()
+        findings = findings_of_point(spec, result.measurement) if result else rank_files.read_findings()
         if exits or findings is None:
             raise CommandError(f"{task} failed: {failed_record.find_root_cause(rank_files, exits).message}")
         return findings, rank_files.read_environment()
-
-
-def read_task_findings(spec: Spec, rank_files: RankFiles) -> Findings | None:
-    """Return the findings of the ranks, or those of the point that they measured; None if there are none."""
-    result = rank_files.read_result()
-    return findings_of_point(spec, result.measurement) if result else rank_files.read_findings()
 
 
 def describe_origin(saved: SavedSelftest) -> str:
@@ -176,11 +171,6 @@ def describe_origin(saved: SavedSelftest) -> str:
         *(f"{name} {version}" for name, version in versions.items() if version),
     ]
     return "; ".join(parts)
-
-
-def results_as_text(results: list[CheckResult]) -> str:
-    """Format the results, one line each."""
-    return "\n".join(f"{result.verdict:<14}  {result.check}: {result.sentence}" for result in results)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Exit codes: 0 the data is there, 2 the download failed or the data has the wrong
 """
 
 from pipeline.data import staging
-from pipeline.runner.launch_options import add_data_argument, choose_data_folder
+from pipeline.runner.launch_options import add_data_argument
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import EXIT_OK, CommandError, log_line, run_command
 
@@ -15,7 +15,7 @@ def main() -> int:
     """Stage CIFAR-10."""
     parser = build_parser("stage", __doc__)
     add_data_argument(parser)
-    folder = choose_data_folder(parser.parse_args())
+    folder = parser.parse_args().data
     try:
         is_new = staging.stage_cifar10(folder)
         staging.check_cifar10_md5(folder)

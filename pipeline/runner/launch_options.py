@@ -83,15 +83,12 @@ def add_point_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_data_argument(parser: argparse.ArgumentParser) -> None:
     """Add the option that names the data folder."""
-    parser.add_argument("--data", type=Path, help="the data folder (default: PIPELINE_DATA, else data)")
+    default = Path(os.environ.get("PIPELINE_DATA") or "data")
+    parser.add_argument(
+        "--data", type=Path, default=default, help="the data folder (default: PIPELINE_DATA, else data)"
+    )
 
 
 def read_launch_options(arguments: argparse.Namespace, point_limit_s: int | None, num_threads: int) -> LaunchOptions:
     """Return the launch options of the command line."""
-    data = choose_data_folder(arguments)
-    return LaunchOptions(data, arguments.keep_trace, arguments.rerun, point_limit_s, num_threads)
-
-
-def choose_data_folder(arguments: argparse.Namespace) -> Path:
-    """Return the data folder: `--data`, else PIPELINE_DATA, else `data`."""
-    return arguments.data or Path(os.environ.get("PIPELINE_DATA") or "data")
+    return LaunchOptions(arguments.data, arguments.keep_trace, arguments.rerun, point_limit_s, num_threads)

@@ -27,9 +27,13 @@ class CostSample(NamedTuple):
     """Duration of an earlier ok record: training seconds per sample, and the rest (start-up, evaluation)."""
 
     record: str
+    device: Device
     gpu: str | None
     seconds_per_sample: float
     other_s: float
+
+
+CostSamples = dict[CostKey, list[CostSample]]
 
 
 class Estimate(NamedTuple):
@@ -97,51 +101,49 @@ def estimate_points(
     `limit_min` is the time limit of a point, None without one. `gpu_model` is the name or Slurm's type of the GPUs
     that the points will run on; if it is None, no record of a GPU is comparable.
     """
+    earlier = load_cost_samples(points, outputs, gpu_model)
     points_by_device = {device: [spec for spec in points if spec.device == device] for device in get_args(Device)}
-    return [
-        estimate_device(own, outputs, limit_min, gpu_model if device == "cuda" else None)
-        for device, own in points_by_device.items()
-        if own
-    ]
+    return [estimate_device(own, earlier, limit_min, gpu_model) for own in points_by_device.values() if own]
 
 
-def estimate_device(points: Sequence[Spec], outputs: Path, limit_min: int | None, gpu_model: str | None) -> Estimate:
+def estimate_device(
+    points: Sequence[Spec], earlier: CostSamples, limit_min: int | None, gpu_model: str | None
+) -> Estimate:
     """Return the estimate for points of one device."""
     device = points[0].device
-    is_comparable = device == "cpu" or gpu_model is not None
-    earlier = load_cost_samples(points, outputs, gpu_model) if is_comparable else {}
-    known = [(spec, predict_duration_s(spec, earlier.get(cost_key(spec), []))) for spec in points]
+    known = [(spec, predict_duration_s(spec, earlier)) for spec in points]
     hours = [seconds * spec.num_gpus / 3600 for spec, seconds in known if seconds is not None]
     unknown_gpus = sum(spec.num_gpus for spec, seconds in known if seconds is None)
     at_limit = 0.0 if not unknown_gpus else None if limit_min is None else unknown_gpus * limit_min / 60
-    used = [sample for samples in earlier.values() for sample in samples]
+    used = [sample for samples in earlier.values() for sample in samples if sample.device == device]
     names = tuple(sorted({sample.record for sample in used}))
     gpu = used[0].gpu if used else None
     return Estimate(device, len(points), len(hours), sum(hours) if hours else None, at_limit, gpu_model, gpu, names)
 
 
-def load_cost_samples(
-    points: Sequence[Spec], outputs: Path, requested_gpu: str | None
-) -> dict[CostKey, list[CostSample]]:
+def load_cost_samples(points: Sequence[Spec], outputs: Path, gpu_model: str | None) -> CostSamples:
     """Return the durations of comparable ok records of all experiments in the folder, {} without a folder.
 
-    Records of GPUs count only if they are of the requested model.
+    Records of GPUs count only if they are of this model, none if it is None.
     """
-    found: dict[CostKey, list[CostSample]] = {}
+    comparable = [spec for spec in points if spec.device == "cpu" or gpu_model is not None]
+    found: list[tuple[CostKey, CostSample]] = []
     try:
-        experiments = find_experiments(outputs) if points else {}
+        experiments = find_experiments(outputs) if comparable else {}
     except CommandError:
         return {}
     for name, experiment in experiments.items():
         with contextlib.suppress(OSError, CommandError):  # it cannot be listed, or its manifest is invalid
-            for record in read_comparable_records(experiment, points):
+            for record in read_comparable_records(experiment, comparable):
                 if (sample := cost_sample(record, replace_control_characters(name))) is not None:
-                    found.setdefault(cost_key(record.spec), []).append(sample)
-    if requested_gpu is None:
-        return found
-    gpu = match_gpu_name({sample.gpu for samples in found.values() for sample in samples if sample.gpu}, requested_gpu)
-    own = {key: [sample for sample in samples if gpu and sample.gpu == gpu] for key, samples in found.items()}
-    return {key: samples for key, samples in own.items() if samples}
+                    found.append((cost_key(record.spec), sample))
+    names = {sample.gpu for _, sample in found if sample.device == "cuda" and sample.gpu}
+    gpu = match_gpu_name(names, gpu_model) if gpu_model is not None else None
+    samples: CostSamples = {}
+    for key, sample in found:
+        if sample.device == "cpu" or (gpu is not None and sample.gpu == gpu):
+            samples.setdefault(key, []).append(sample)
+    return samples
 
 
 def read_comparable_records(experiment: Experiment, points: Sequence[Spec]) -> Iterator[Record]:
@@ -173,7 +175,8 @@ def cost_sample(record: Record, experiment: str) -> CostSample | None:
     sample_s = trained_s / num_samples if num_samples else 0.0
     gpus = {gpu.name for gpu in record.environment.gpus}
     name = f"{experiment}/{record.run_id}.{record.attempt}"
-    return CostSample(name, gpus.pop() if len(gpus) == 1 else None, sample_s, max(0.0, total_s - trained_s))
+    gpu = gpus.pop() if len(gpus) == 1 else None
+    return CostSample(name, record.spec.device, gpu, sample_s, max(0.0, total_s - trained_s))
 
 
 def match_gpu_name(names: Collection[str], requested_gpu: str) -> str | None:
@@ -215,8 +218,9 @@ def cost_key(spec: Spec) -> CostKey:
     return (spec.is_probe, *axis_groups.alike_key(spec, may_differ))
 
 
-def predict_duration_s(spec: Spec, samples: Sequence[CostSample]) -> float | None:
+def predict_duration_s(spec: Spec, earlier: CostSamples) -> float | None:
     """Return the predicted seconds of a point, the median over its comparable records; None without records."""
+    samples = earlier.get(cost_key(spec), [])
     num_samples = spec.epochs * samples_per_epoch(spec) if spec.measure in ("epochs", "quantize") else 0
     seconds = [sample.other_s + sample.seconds_per_sample * num_samples for sample in samples]
     return statistics.median(seconds) if seconds else None
@@ -224,14 +228,9 @@ def predict_duration_s(spec: Spec, samples: Sequence[CostSample]) -> float | Non
 
 def predict_durations_s(points: Sequence[Spec], outputs: Path, gpu_model: str | None) -> dict[str, float]:
     """Return run id -> predicted seconds, for the points that have comparable records in this folder."""
-    known = [spec for spec in points if spec.device == "cpu" or gpu_model is not None]
-    found: dict[str, float] = {}
-    for device in get_args(Device):
-        own = [spec for spec in known if spec.device == device]
-        samples = load_cost_samples(own, outputs, gpu_model if device == "cuda" else None)
-        predicted = ((spec, predict_duration_s(spec, samples.get(cost_key(spec), []))) for spec in own)
-        found |= {spec.run_id(): seconds for spec, seconds in predicted if seconds is not None}
-    return found
+    earlier = load_cost_samples(points, outputs, gpu_model)
+    predicted = ((spec, predict_duration_s(spec, earlier)) for spec in points)
+    return {spec.run_id(): seconds for spec, seconds in predicted if seconds is not None}
 
 
 def check_gpu_hours_limit(estimates: Iterable[Estimate], max_gpu_hours: float) -> None:
