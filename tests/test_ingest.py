@@ -139,14 +139,6 @@ def test_what_the_file_does_not_state_is_null_and_printed_not_stated(file: str, 
     assert "versions not stated" in found.report
 
 
-def test_a_time_that_the_file_does_not_state_is_printed_not_stated(a40: Ingested) -> None:
-    table = a40.report.partition("## Q1")[2].partition("## Q2")[0]
-    header, _, first, *_ = [line.split("|") for line in table.splitlines() if line.startswith("|")]
-    columns = [cell.strip() for cell in header]
-    assert "data_time_s" not in columns or first[columns.index("data_time_s")].strip() == "not stated"
-    assert "not stated" in table.partition("|")[2]
-
-
 def test_a_figure_that_the_file_does_not_state_is_explained_in_its_row(a40: Ingested) -> None:
     row = a40.row("Q1", batch_size_per_gpu=32)
     assert row["data_time_s"] is None

@@ -102,12 +102,6 @@ def test_a_data_folder_that_lacks_images_is_2_before_anything_runs(
     assert not list(tmp_path.glob("out/*/manifest.json"))
 
 
-def test_outputs_that_are_a_file_are_2(pipeline: Command, tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("mine")
-    grid = write_grid(tmp_path, PLANNED)
-    assert_refused(pipeline("submit", "--grid", grid, "--outputs", tmp_path / "out", env=without_slurm(tmp_path)), 2)
-
-
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
 @pytest.mark.parametrize("place", ["file", "file/below", "out/planned as a file", "closed", "closed/below"])
 def test_a_dry_run_refuses_the_outputs_that_the_run_refuses(

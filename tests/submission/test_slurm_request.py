@@ -136,11 +136,6 @@ def test_a_request_is_one_task_a_node_with_the_cpus_and_memory_of_its_gpus() -> 
     assert (options["time"], options["open-mode"], options["no-requeue"]) == ("20", "append", "")
 
 
-def test_processes_on_the_cpu_ask_for_no_gpus() -> None:
-    options = build_request(ResourceShape("cpu", 1, 4), Resources(), NOWHERE, None, None).options
-    assert not any("gpu" in name or "gres" in name for name in options)
-
-
 def test_cpus_and_memory_are_cut_to_one_node_that_has_the_gpus_and_said() -> None:
     nodes = [NodeType(1, 8, 32_000, 4), NodeType(1, 12, 24_000, 8), NodeType(1, 256, 4_000_000, 2)]
     request = build_request(FOUR_GPUS, Resources(cpus_per_gpu=4, mem_per_gpu_gib=16), NOWHERE, nodes, None)

@@ -64,33 +64,6 @@ def test_a_state_name_that_no_manual_has_is_unknown_and_named(name: str) -> None
     assert name in state.reason
 
 
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [
-        ("PENDING", "pending"),
-        ("CONFIGURING", "pending"),
-        ("REQUEUED", "pending"),
-        ("SUSPENDED", "pending"),
-        ("REQUEUE_HOLD", "held"),
-        ("SPECIAL_EXIT", "held"),
-        ("RUNNING", "running"),
-        ("COMPLETING", "running"),
-        ("STAGE_OUT", "running"),
-        ("SIGNALING", "running"),
-        ("OUT_OF_MEMORY", "host_oom"),
-        ("FAILED", "failed"),
-        ("TIMEOUT", "timeout"),
-        ("DEADLINE", "timeout"),
-        ("PREEMPTED", "preempted"),
-        ("NODE_FAIL", "node_fail"),
-        ("BOOT_FAIL", "node_fail"),
-        ("CANCELLED", "cancelled"),
-    ],
-)
-def test_without_a_record_the_state_is_the_jobs(state: str, expected: str) -> None:
-    assert word(job(state, 1)) == expected
-
-
 OOM_KILL = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0."
 OVER_LIMIT = "slurmstepd-node1: error: StepId=7.0 exceeded memory limit (342581248 > 209715200), being killed"
 

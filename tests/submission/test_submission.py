@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -65,21 +64,6 @@ def test_what_no_node_has_is_refused_by_name_before_anything_is_submitted(
     assert "--skip-unsatisfiable" in refused.stderr
     assert not queued(cluster)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_partition_that_does_not_exist_is_refused(pipeline: Command, on_slurm: Env, tmp_path: Path) -> None:
-    answer = pipeline("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, "--partition", "nowhere", env=on_slurm)
-    assert answer.returncode == 4
-    assert "choose --partition from down, high, main" in answer.stderr
-
-
-@pytest.mark.parametrize("option", ["--partition=a b", "--account=$(touch x)", "--qos=-x", "--constraint=a\nb"])
-def test_site_options_that_could_be_more_than_a_name_are_refused(
-    pipeline: Command, on_slurm: Env, tmp_path: Path, option: str
-) -> None:
-    answer = pipeline("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, option, env=on_slurm)
-    assert answer.returncode == 2
-    assert len(answer.stderr.splitlines()) == 1 or "\n" in option
 
 
 # the lines of a script that are submitit's own: logs, the wckey that it would name, headings, and its executor
@@ -162,16 +146,6 @@ def test_a_controller_that_does_not_answer_ends_with_4_and_never_trains_here(
         cluster.start_controller()
 
 
-def test_a_configuration_that_is_absent_is_not_taken_for_no_slurm(
-    pipeline: Command, cluster: Cluster, tmp_path: Path
-) -> None:
-    env = {**cluster.env, "SLURM_CONF": str(tmp_path / "nowhere.conf")}
-    started_s = time.monotonic()
-    answer = pipeline("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, env=env)
-    assert answer.returncode == 4
-    assert time.monotonic() - started_s < 5
-
-
 def test_a_refused_array_leaves_nothing_behind(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
@@ -196,18 +170,6 @@ def test_a_refused_array_leaves_nothing_behind(
     assert not list(tmp_path.glob("small/logs/*/*"))
     manifest = json.loads((tmp_path / "small" / "manifest.json").read_text())
     assert [array for submission in manifest["submissions"] for array in submission["arrays"]] == []
-
-
-def test_an_array_that_sbatch_took_and_then_failed_is_not_submitted_twice(
-    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
-) -> None:
-    ending = "{real} \"$@\" >/dev/null; echo 'sbatch: error: Socket timed out' >&2; exit 1"
-    env = with_sbatch(tmp_path, on_slurm, ending)
-    submit = ("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, "--partition", "down", "--set", "device=cpu")
-    answer = pipeline(*submit, env=env)
-    assert answer.returncode == 0, answer.stderr
-    assert len(queued(cluster)) == 5
-    assert "0 points to run, 5 queued or running" in pipeline(*submit, env=on_slurm).stderr
 
 
 @pytest.mark.parametrize(
