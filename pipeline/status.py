@@ -9,6 +9,7 @@ Exit codes: 0 success, 1 with --strict if a point has no result, 2 the folder ca
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.experiment.folder import Experiment, find_experiments, warn_of_open_folders
 from pipeline.experiment.point_label import point_labels
@@ -32,11 +33,7 @@ RESULTS = ("ok", "oom")
 WIDE = 10_000  # columns: lines are not wrapped where nobody reads them on a terminal
 
 
-class ExperimentProgress(NamedTuple):
-    """An experiment and the progress of its points."""
-
-    experiment: Experiment
-    points: list[PointProgress]
+Progress = dict[str, list[PointProgress]]  # by the name of the experiment
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -66,31 +63,29 @@ def main() -> int:
         problem = f"no manifest under {arguments.folder}; submit an experiment first."
         raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
     if arguments.json:
-        described = {name: [point_as_json(point) for point in part.points] for name, part in progress.items()}
+        described = {name: [point_as_json(point) for point in points] for name, points in progress.items()}
         print(json.dumps({"experiments": described}, indent=1))
     elif arguments.watch:
         progress = watch({name: found[name] for name in progress}, shows_all=arguments.shows_all)
     else:
-        print(render_all(progress, shows_all=arguments.shows_all))
+        print(render_all(found, progress, shows_all=arguments.shows_all))
     if unreadable:
         return EXIT_USAGE
-    has_gaps = any(point.state.word not in RESULTS for part in progress.values() for point in part.points)
+    has_gaps = any(point.state.word not in RESULTS for points in progress.values() for point in points)
     return errors.EXIT_GAPS if arguments.strict and (has_gaps or is_open) else errors.EXIT_OK
 
 
-def read_experiments(
-    found: Mapping[str, Experiment], unreadable: list[Exception] | None = None
-) -> dict[str, ExperimentProgress]:
+def read_experiments(found: Mapping[str, Experiment], unreadable: list[Exception] | None = None) -> Progress:
     """Return the progress of every experiment that has a manifest.
 
     Log the others, and append errors to `unreadable`; without it raise them. Raises CommandError (scheduler).
     """
-    progress = {}
+    progress: Progress = {}
     for name, experiment in found.items():
         try:
             manifest = experiment.read_manifest()
             if manifest is not None:
-                progress[name] = ExperimentProgress(experiment, read_progress(experiment, manifest))
+                progress[name] = read_progress(experiment, manifest)
             else:
                 log_line(f"Notice: {name} has no manifest, which lists the expected points; collect shows its records.")
         except (CommandError, OSError) as error:  # continue with the other experiments
@@ -101,7 +96,7 @@ def read_experiments(
     return progress
 
 
-def watch(found: Mapping[str, Experiment], *, shows_all: bool) -> dict[str, ExperimentProgress]:
+def watch(found: Mapping[str, Experiment], *, shows_all: bool) -> Progress:
     """Show the states until no point is queued, running or settling; return the last progress.
 
     A live table on a terminal with rich; else the text, each time when a state has changed.
@@ -110,10 +105,10 @@ def watch(found: Mapping[str, Experiment], *, shows_all: bool) -> dict[str, Expe
     with open_screen() as show:
         while True:
             progress = read_experiments(found)
-            points = [point for part in progress.values() for point in part.points]
+            points = list(itertools.chain.from_iterable(progress.values()))
             states = [(point.spec.run_id(), point.state.word, point.rerun) for point in points]
             if show is not print or states != last_states:
-                show(render_all(progress, shows_all=shows_all))
+                show(render_all(found, progress, shows_all=shows_all))
             if not any(point.is_in_flight or point.state.word in ("settling", "unknown") for point in points):
                 return progress
             poll_s = FIRST_POLL_S if states != last_states else min(LAST_POLL_S, poll_s * 2)
@@ -149,15 +144,14 @@ def point_as_json(progress: PointProgress) -> dict[str, Any]:
     }
 
 
-def render_all(progress: Mapping[str, ExperimentProgress], *, shows_all: bool) -> str:
+def render_all(found: Mapping[str, Experiment], progress: Progress, *, shows_all: bool) -> str:
     """Return the text of all experiments, no wider than the terminal, if there is one."""
     width = shutil.get_terminal_size((WIDE, 0)).columns
-    return "\n\n".join(render_experiment(*part, shows_all=shows_all, width=width) for part in progress.values())
+    parts = (render_experiment(found[name], points, shows_all, width) for name, points in progress.items())
+    return "\n\n".join(parts)
 
 
-def render_experiment(
-    experiment: Experiment, points: Sequence[PointProgress], *, shows_all: bool = False, width: int = WIDE
-) -> str:
+def render_experiment(experiment: Experiment, points: Sequence[PointProgress], shows_all: bool, width: int) -> str:
     """Return the counts of the states, and a line for each point without a result or, with `shows_all`, for every one.
 
     A line that is wider than `width` columns goes on below.

@@ -14,6 +14,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline.data import staging
 from pipeline.experiment.folder import Experiment, warn_of_open_folders
@@ -32,6 +33,16 @@ from pipeline.system.errors import EXIT_OK, CommandError, log_line, pluralize
 
 MAX_PROLOGUE_BYTES = 1_000_000
 MAX_REPEATS = 1000
+
+
+class SubmitContext(NamedTuple):
+    """All that decides how the selected points are submitted or run."""
+
+    submit_options: SubmitOptions
+    experiment: Experiment
+    grid: Grid
+    cluster: Cluster
+    launch_options: LaunchOptions
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -111,18 +122,20 @@ def main() -> int:
     for notice in (*cluster.notices, *left_out, *ignored_option_notices(arguments, cluster.kind)):
         log_line(notice)
     selection = plan.select_points(points, experiment, submit_options)
-    options = read_launch_options(arguments, grid.resources.time_min() * 60, plan.num_cpu_threads(grid, cluster))
+    num_threads = plan.num_cpu_threads(grid, cluster)
+    options = read_launch_options(arguments, grid.resources.time_min() * 60, num_threads)
+    context = SubmitContext(submit_options, experiment, grid, cluster, options)
     estimates: list[Estimate] = []
     if submit_options.is_dry_run or arguments.max_gpu_hours is not None:
         limit_min = grid.resources.time_min() if cluster.kind == "slurm" else None  # no limit on this machine
         gpu_model = plan.find_gpu_model(cluster, submit_options.slurm_options)
         estimates = gpu_hours_estimate.estimate_points(selection.todo, submit_options.outputs, limit_min, gpu_model)
     if submit_options.is_dry_run:
-        print_plan(arguments, submit_options, experiment, grid, cluster, selection, options, estimates)
+        print_plan(arguments, context, selection, estimates)
         return EXIT_OK
     if arguments.max_gpu_hours is not None:
         gpu_hours_estimate.check_gpu_hours_limit(estimates, arguments.max_gpu_hours)
-    submitted = submit_or_run(submit_options, experiment, grid, cluster, prologue, options, selection.todo)
+    submitted = submit_or_run(context, prologue, selection.todo)
     print(f"folder {experiment.folder}")
     if cluster.kind == "slurm" and not arguments.wait:
         log_line(f"Next: {command('status', experiment.folder)} --watch")
@@ -146,16 +159,10 @@ def ignored_option_notices(arguments: argparse.Namespace, cluster_kind: str) -> 
 
 
 def print_plan(
-    arguments: argparse.Namespace,
-    submit_options: SubmitOptions,
-    experiment: Experiment,
-    grid: Grid,
-    cluster: Cluster,
-    selection: PointSelection,
-    options: LaunchOptions,
-    estimates: Sequence[Estimate],
+    arguments: argparse.Namespace, context: SubmitContext, selection: PointSelection, estimates: Sequence[Estimate]
 ) -> None:
     """Print the plan, and log why --max-gpu-hours would refuse it."""
+    submit_options, experiment, grid, cluster, options = context
     arrays = plan.plan_arrays(selection.todo, grid.resources, cluster, submit_options)
     here = pack_elements(selection.todo, submit_options.points_per_element) if cluster.kind == "local" else []
     described = dry_run.describe_plan(
@@ -171,19 +178,12 @@ def print_plan(
             log_line(f"Without --dry-run this is refused: {refusal}")
 
 
-def submit_or_run(
-    submit_options: SubmitOptions,
-    experiment: Experiment,
-    grid: Grid,
-    cluster: Cluster,
-    prologue: bytes | None,
-    options: LaunchOptions,
-    planned: Sequence[Spec],
-) -> list[Spec]:
+def submit_or_run(context: SubmitContext, prologue: bytes | None, planned: Sequence[Spec]) -> list[Spec]:
     """Submit the arrays, or run the points on this machine, with the lock held.
 
     Return the points: the planned ones, less those that another driver took and more those that it gave back.
     """
+    submit_options, experiment, grid, cluster, options = context
     errors.require_packages(*(errors.RANK_PACKAGES if cluster.kind == "local" else ("submitit",)))
     stage_data(planned, options.data)  # before create(), so that a failure leaves no empty folder
     experiment.create()

@@ -47,15 +47,10 @@ def failure_record(spec: Spec, rank_files: RankFiles, launch_id: str, failure: F
         spec,
         "oom" if failure.kind in OOM_REASONS else "failed",
         launch_id,
-        reason=OOM_REASONS.get(failure.kind, first_message_line(failure)),
+        reason=OOM_REASONS.get(failure.kind, failure.message.partition("\n")[0]),
         failure=failure,
         environment=rank_files.read_environment(),
     )
-
-
-def first_message_line(failure: Failure) -> str:
-    """Return the first line of the failure's message."""
-    return failure.message.split("\n")[0]
 
 
 def find_root_cause(rank_files: RankFiles, exits: Mapping[int, RankExit]) -> Failure:

@@ -16,7 +16,8 @@ Rerun = Literal["failed", "oom", "all"]
 class LaunchOptions(NamedTuple):
     """The options of a launch: the data folder, if traces are kept, and the kind of recorded points to run again.
 
-    `point_limit_s` limits each point of an element that runs several. `num_threads` is of each process on the CPU.
+    `point_limit_s` limits each point of an element that runs several; a single point has the job's limit alone.
+    `num_threads` is of each process on the CPU.
     """
 
     data: Path
@@ -25,13 +26,9 @@ class LaunchOptions(NamedTuple):
     point_limit_s: int | None = None
     num_threads: int = 1
 
-    def for_element(self, num_points: int) -> "LaunchOptions":
-        """Return the options of an element of `num_points` points. A single point has the job's limit alone."""
-        return self if num_points > 1 else self._replace(point_limit_s=None)
-
 
 def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOptions) -> list[str]:
-    """Return the command that runs these points, as a list of words."""
+    """Return the command of an element that runs these points, as a list of words."""
     command = [sys.executable, "-u", "-m", "pipeline.launch", "--manifest", str(manifest.resolve())]
     for run_id in run_ids:
         command += ["--run-id", run_id]
@@ -40,7 +37,7 @@ def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOption
         command += ["--rerun", options.rerun]
     if options.num_threads != 1:
         command += ["--num-threads", str(options.num_threads)]
-    if options.point_limit_s is not None:
+    if options.point_limit_s is not None and len(run_ids) > 1:
         command += ["--point-limit-s", str(options.point_limit_s)]
     if options.keep_trace:
         command.append("--keep-trace")
@@ -50,7 +47,7 @@ def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOption
 def exec_element(manifest: Path, elements: Sequence[Sequence[str]], options: LaunchOptions) -> NoReturn:
     """Replace this process with the launch of its array element. Slurm runs this inside the job."""
     index = int(os.environ["SLURM_ARRAY_TASK_ID"]) if len(elements) > 1 else 0  # one element is a job without array
-    command = launch_command(manifest, elements[index], options.for_element(len(elements[index])))
+    command = launch_command(manifest, elements[index], options)
     os.execvp(command[0], command)
 
 

@@ -86,7 +86,7 @@ def run_trial(spec: Spec, batch_size: int, rank_files: RankFiles, trial_id: str,
     result = None if exits else rank_files.read_result()
     if result is None:
         failure = failed_record.find_root_cause(rank_files, exits)
-        reason = None if failure.kind in OOM_REASONS else failed_record.first_message_line(failure)
+        reason = None if failure.kind in OOM_REASONS else failure.message.partition("\n")[0]
         trial = MemoryTrial(batch_size_per_gpu=batch_size, fits=False, time_ns=time_ns, reason=reason)
         return FinishedTrial(trial, rank_files, None, failure)
     return FinishedTrial(fitting_trial(spec, batch_size, time_ns, result.measurement.memory), rank_files, result, None)

@@ -25,14 +25,13 @@ def describe_plan(
     elements_here: Sequence[Sequence[Spec]],
 ) -> dict[str, Any]:
     """Return the plan as `--dry-run --json` prints it; `elements_here` are those that would run on this machine."""
+    setup = batch_script.setup_lines("<submission>", prologue)
     described = []
     for index, array in enumerate(arrays):
-        run_ids = [[spec.run_id() for spec in element] for element in array.elements]
+        run_ids, name = array.run_ids(), f"{experiment.folder.name}-{index}"
         most = max(len(element) for element in run_ids)
         variables = ["$RUN_ID"] if most == 1 else [f"$RUN_ID_{number}" for number in range(1, most + 1)]
-        command = launch_command(experiment.manifest_path, variables, options.for_element(most))
-        name = f"{experiment.folder.name}-{index}"
-        setup = batch_script.setup_lines("<submission>", prologue)
+        command = launch_command(experiment.manifest_path, variables, options)
         described.append(
             {
                 "shape": array.shape._asdict(),
@@ -50,8 +49,8 @@ def describe_plan(
         "cost": [estimate.as_row() for estimate in estimates],
         "arrays": described,
         "commands": [
-            shlex.join(launch_command(experiment.manifest_path, run_ids, options.for_element(len(run_ids))))
-            for run_ids in ([spec.run_id() for spec in element] for element in elements_here)
+            shlex.join(launch_command(experiment.manifest_path, [spec.run_id() for spec in element], options))
+            for element in elements_here
         ],
     }
 

@@ -72,8 +72,7 @@ def launch_process(
     experiment: Experiment, element: Sequence[Spec], log: Path, options: LaunchOptions
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Launch the points and wait for them. An interrupt of this process ends them first."""
-    run_ids = [spec.run_id() for spec in element]
-    command = launch_command(experiment.manifest_path, run_ids, options.for_element(len(run_ids)))
+    command = launch_command(experiment.manifest_path, [spec.run_id() for spec in element], options)
     inherited = ("PIPELINE_LAUNCH_ID", "SLURM_NODEID")  # if this driver runs inside a job
     environ = {key: value for key, value in os.environ.items() if key not in inherited}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PYTHONPATH_ROOT), os.environ.get("PYTHONPATH")]))

@@ -77,6 +77,10 @@ class PlannedArray(NamedTuple):
     request: SlurmRequest
     elements: list[list[Spec]]
 
+    def run_ids(self) -> list[list[str]]:
+        """Return the run ids of the points of each element."""
+        return [[spec.run_id() for spec in element] for element in self.elements]
+
 
 class PointSelection(NamedTuple):
     """The points to run, and the number of points that are skipped for each reason."""

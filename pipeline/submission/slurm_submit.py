@@ -84,9 +84,8 @@ def submit_arrays(
 def add_planned_arrays(experiment: Experiment, submission: Submission, arrays: Sequence[PlannedArray]) -> None:
     """Write the arrays into the manifest. Each has a unique job name, which finds its job if this process dies."""
     for index, planned in enumerate(arrays):
-        elements = [[spec.run_id() for spec in element] for element in planned.elements]
         name = f"{experiment.folder.name}-{submission.launch_id_prefix}-{index}"
-        submission.arrays.append(SlurmArray(name, elements, is_array=len(elements) > 1))
+        submission.arrays.append(SlurmArray(name, planned.run_ids(), is_array=len(planned.elements) > 1))
     write_submission(experiment, submission)
 
 

@@ -13,7 +13,6 @@ from pipeline.experiment.record import Environment, Failure, Gpu, Record
 from pipeline.experiment.record_store import publish_record
 from pipeline.report.build_tables import build_tables
 from pipeline.report.markdown import render_experiment
-from pipeline.runner.failed_record import first_message_line
 from pipeline.runner.launch_options import LaunchOptions, Rerun, launch_command
 from pipeline.system import host
 
@@ -30,10 +29,11 @@ def oom(size: int, *, environment: Environment = H200, kind: Any = "cuda_oom", *
 
 def beside_a_neighbour(size: int, **fields: Any) -> Record:
     """A point that ran out of memory while another process held most of the GPU."""
-    message = "rank 0: another process held 118.5 GiB of GPU 0; run again on a free GPU\nOutOfMemoryError: ..."
+    reason = "rank 0: another process held 118.5 GiB of GPU 0; run again on a free GPU"
+    message = f"{reason}\nOutOfMemoryError: ..."
     failure = Failure(kind="gpu_shared", message=message, rank=0, memory_of_others_bytes=(127_238_406_144,))
     spec = make_spec(batch_size_per_gpu=size, **fields)
-    return make_record(spec, status="failed", reason=first_message_line(failure), failure=failure, environment=H200)
+    return make_record(spec, status="failed", reason=reason, failure=failure, environment=H200)
 
 
 def implying(tmp_path: Path, *found: Record, gpus: frozenset[str] = frozenset({"NVIDIA H200"}), **fields: Any) -> Any:

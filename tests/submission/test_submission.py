@@ -121,7 +121,7 @@ def command_of_element(folder: Path, num_points: int) -> str:
     manifest, elements, options = delayed.args
     assert len(elements[0]) == num_points
     names = ["$RUN_ID"] if num_points == 1 else [f"$RUN_ID_{number}" for number in range(1, num_points + 1)]
-    return shlex.join(launch_command(manifest, names, options.for_element(num_points)))
+    return shlex.join(launch_command(manifest, names, options))
 
 
 def test_a_controller_that_does_not_answer_ends_with_4_and_never_trains_here(

@@ -93,7 +93,7 @@ def test_without_a_limit_it_never_comes_and_uses_no_signal() -> None:
 @pytest.mark.parametrize("run_ids", [["a"], ["a", "b"]])
 def test_the_limit_is_passed_where_an_element_runs_several_points(run_ids: list[str]) -> None:
     options = LaunchOptions(Path("data"), point_limit_s=1200)
-    command = launch_command(Path("manifest.json"), run_ids, options.for_element(len(run_ids)))
+    command = launch_command(Path("manifest.json"), run_ids, options)
     assert (command[-2:] == ["--point-limit-s", "1200"]) == (len(run_ids) > 1)
 
 
