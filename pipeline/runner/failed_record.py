@@ -1,4 +1,4 @@
-"""The record of a launch that has ended, built from the exit codes and the errors of its ranks."""
+"""The record of a launch that failed, built from the exit codes and the errors of its ranks."""
 
 import signal
 from collections.abc import Mapping
@@ -29,16 +29,6 @@ class RankExit(NamedTuple):
 
     exit_code: int
     time_s: float
-
-
-def ok_record(spec: Spec, rank_files: RankFiles, launch_id: str) -> Record | None:
-    """Return the `ok` record of a launch whose ranks all exited 0, or None if they left no result."""
-    result = rank_files.read_result()
-    if result is None:
-        return None
-    return record_store.new_record(
-        spec, "ok", launch_id, measurement=result.measurement, environment=result.environment
-    )
 
 
 def failure_record(spec: Spec, rank_files: RankFiles, launch_id: str, failure: Failure) -> Record:

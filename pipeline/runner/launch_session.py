@@ -180,9 +180,10 @@ def build_record(spec: Spec, rank_files: RankFiles, launch_id: str, exits: Mappi
     """Return the record of a launch; None on a later node whose ranks succeeded: the first node publishes it."""
     if not exits and node_rank() > 0:
         return None
-    record = None if exits else failed_record.ok_record(spec, rank_files, launch_id)
-    if record is not None:
-        return record
+    result = None if exits else rank_files.read_result()
+    if result is not None:
+        found = {"measurement": result.measurement, "environment": result.environment}
+        return record_store.new_record(spec, "ok", launch_id, **found)
     failure = failed_record.find_root_cause(rank_files, exits)
     if spec.num_nodes > 1 and failed_record.may_be_consequence(failure):
         time.sleep(ROOT_CAUSE_GRACE_S)

@@ -9,6 +9,7 @@ from pipeline.experiment.record import Environment, FailureKind
 from pipeline.experiment.record_store import publish_record
 from pipeline.runner import failed_record
 from pipeline.runner.failed_record import RankExit, find_root_cause
+from pipeline.runner.launch_session import build_record
 from pipeline.runner.rank_files import PointResult, RankError, RankFiles
 
 
@@ -79,7 +80,9 @@ def test_a_rank_that_got_sigterm_is_named_with_the_signal(rank_files: RankFiles)
 
 def test_ranks_that_leave_neither_result_nor_error_failed(rank_files: RankFiles) -> None:
     assert_says(find_root_cause(rank_files, {}).message, "every rank exited 0", "result")
-    assert failed_record.ok_record(make_spec(), rank_files, "launch") is None
+    record = build_record(make_spec(), rank_files, "launch", {})
+    assert record is not None
+    assert record.status == "failed"
 
 
 @pytest.mark.parametrize("number", [int(signal.SIGRTMIN), 40, int(signal.SIGRTMAX)])
@@ -114,6 +117,6 @@ def test_the_environment_is_recorded_for_success_and_for_failure(rank_files: Ran
     )
     measurement = make_measurement(spec)
     rank_files.write_result(PointResult(measurement, where))
-    record = failed_record.ok_record(spec, rank_files, "launch")
+    record = build_record(spec, rank_files, "launch", {})
     assert record is not None
     assert (record.measurement, record.environment) == (measurement, where)
