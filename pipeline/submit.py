@@ -135,16 +135,7 @@ def main() -> int:
         return EXIT_OK
     if arguments.max_gpu_hours is not None:
         gpu_hours_estimate.check_gpu_hours_limit(estimates, arguments.max_gpu_hours)
-    submitted = submit_or_run(context, prologue, selection.todo)
-    print(f"folder {experiment.folder}")
-    if cluster.kind == "slurm" and not arguments.wait:
-        log_line(f"Next: {command('status', experiment.folder)} --watch")
-        return EXIT_OK
-    if cluster.kind == "slurm":
-        read_progress.wait_until_finished(experiment)
-    run_ids = plan.selected_run_ids(points, submit_options.only)
-    expected = [spec for spec in points if spec.run_id() in run_ids] if arguments.wait else submitted
-    return report_gaps(experiment, expected)
+    return report_end(context, submit_or_run(context, prologue, selection.todo), waits=arguments.wait)
 
 
 def ignored_option_notices(arguments: argparse.Namespace, cluster_kind: str) -> list[str]:
@@ -181,7 +172,7 @@ def print_plan(
 def submit_or_run(context: SubmitContext, prologue: bytes | None, planned: Sequence[Spec]) -> list[Spec]:
     """Submit the arrays, or run the points on this machine, with the lock held.
 
-    Return the points: the planned ones, less those that another driver took and more those that it gave back.
+    Return the points. They are selected anew, since another driver may have run some of the planned ones.
     """
     submit_options, experiment, grid, cluster, options = context
     errors.require_packages(*(errors.RANK_PACKAGES if cluster.kind == "local" else ("submitit",)))
@@ -206,8 +197,20 @@ def submit_or_run(context: SubmitContext, prologue: bytes | None, planned: Seque
     return selection.todo
 
 
-def report_gaps(experiment: Experiment, expected: Sequence[Spec]) -> int:
-    """Log the next command, and how many of the points have no result. Return the exit code."""
+def report_end(context: SubmitContext, submitted: Sequence[Spec], *, waits: bool) -> int:
+    """Print the folder, wait if asked to, and log the next command and how many points have no result.
+
+    Return the exit code. Of a submission that does not wait, only points that ran on this machine can have a gap.
+    """
+    submit_options, experiment, grid, cluster, _ = context
+    print(f"folder {experiment.folder}")
+    if cluster.kind == "slurm" and not waits:
+        log_line(f"Next: {command('status', experiment.folder)} --watch")
+        return EXIT_OK
+    if cluster.kind == "slurm":
+        read_progress.wait_until_finished(experiment)
+    run_ids = plan.selected_run_ids(grid.points, submit_options.only)
+    expected = [spec for spec in grid.points if spec.run_id() in run_ids] if waits else submitted
     num_gaps = read_progress.count_gaps(experiment, expected)
     if not num_gaps:
         log_line(f"Next: {command('collect', experiment.folder)}")
