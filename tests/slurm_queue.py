@@ -33,10 +33,15 @@ def queued(cluster: Cluster) -> list[str]:
     return cluster.run("squeue", "-h", "-r", "-o", "%i").stdout.split()
 
 
-def fake_slurm(folder: Path, ping: str) -> Mapping[str, str]:
-    """A PATH with a Slurm that notes every sbatch and whose controller says that to a ping."""
+def write_commands(folder: Path, lines: Mapping[str, str]) -> None:
+    """Make the folder, with a shell script of that line under each name."""
     folder.mkdir()
-    for name, line in (("scontrol", ping), ("sbatch", "/bin/touch " + str(folder / "sbatch.was.called")), ("srun", "")):
+    for name, line in lines.items():
         (folder / name).write_text(f"#!/bin/sh\n{line}\n")
         (folder / name).chmod(0o755)
+
+
+def fake_slurm(folder: Path, ping: str) -> Mapping[str, str]:
+    """A PATH with a Slurm that notes every sbatch and whose controller says that to a ping."""
+    write_commands(folder, {"scontrol": ping, "sbatch": f"/bin/touch {folder / 'sbatch.was.called'}", "srun": ""})
     return without_slurm(folder)

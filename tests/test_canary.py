@@ -12,7 +12,7 @@ from conftest import Command
 from factories import PLANNED, write_grid
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from slurm_queue import MIXED, Env
+from slurm_queue import MIXED, Env, write_commands
 
 from pipeline.__main__ import COMMANDS
 from pipeline.experiment.folder import Experiment
@@ -49,10 +49,7 @@ STUBS = {
 def stub_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, and a Slurm whose sbatch runs every script in it."""
     folder = tmp_path / "bin"
-    folder.mkdir()
-    for name, line in STUBS.items():
-        (folder / name).write_text(f"#!/bin/bash\n{line}\n")
-        (folder / name).chmod(0o755)
+    write_commands(folder, STUBS)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.delenv("SLURM_CONF", raising=False)
     monkeypatch.chdir(tmp_path)

@@ -7,7 +7,7 @@ import pytest
 from cluster import Cluster
 from conftest import Command, assert_refused, wait_for, without_slurm
 from factories import make_experiment, make_record, make_spec, write_grid
-from slurm_queue import Env, queued, states
+from slurm_queue import Env, queued, states, write_commands
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import SlurmArray, Submission
@@ -30,17 +30,14 @@ def job(array: int, element: int, state: str) -> str:
 
 def slurm(folder: Path, *jobs: str, scancel: str = "") -> Mapping[str, str]:
     """A PATH with a Slurm that has these jobs and notes the arguments of every scancel."""
-    folder.mkdir()
-    (folder / "jobs").write_text("".join(jobs))
     lines = {
         "scontrol": "echo 'Slurmctld(primary) at here is UP'",
         "squeue": f"/bin/cat {folder}/jobs",
         "scancel": f"echo $* >> {folder}/cancelled; {scancel}",
         "sbatch": "",
     }
-    for name, line in lines.items():
-        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
-        (folder / name).chmod(0o755)
+    write_commands(folder, lines)
+    (folder / "jobs").write_text("".join(jobs))
     return without_slurm(folder)
 
 

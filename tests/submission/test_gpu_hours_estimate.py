@@ -16,6 +16,7 @@ from factories import (
     make_record,
     make_spec,
 )
+from slurm_queue import write_commands
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Environment, Gpu, Record
@@ -374,11 +375,8 @@ def test_a_dry_run_says_what_the_points_may_take_and_what_would_be_refused(
 def test_a_submission_that_may_take_more_is_2_and_nothing_is_written(pipeline: Command, tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text(GRID)
     folder = tmp_path / "bin"
-    folder.mkdir()
     answers = {"scontrol": "echo 'Slurmctld(primary) at here is UP'", "sbatch": f"touch {folder}/called"}
-    for name, line in {**answers, "sinfo": "echo 'main*|64|512000|gpu:8|4'", "squeue": ""}.items():
-        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
-        (folder / name).chmod(0o755)
+    write_commands(folder, {**answers, "sinfo": "echo 'main*|64|512000|gpu:8|4'", "squeue": ""})
     env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
     arguments = ("--grid", tmp_path / "grid.yaml", "--outputs", tmp_path / "out", "--max-gpu-hours", "0.5")
     answer = pipeline("submit", *arguments, env=env)
