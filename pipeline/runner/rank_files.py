@@ -73,26 +73,16 @@ class RankError(msgspec.Struct, frozen=True):
     memory_of_others_bytes: tuple[int | None, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankFiles:
     """The files in the folder of one launch of one point, which all of its nodes share."""
 
     folder: Path
 
-    @property
-    def series(self) -> Path:
-        """The step times of every part and rank."""
-        return self.folder / "steps.npz"
-
-    @property
-    def weights(self) -> Path:
-        """The weights of the trained model."""
-        return self.folder / "weights.npz"
-
-    @property
-    def traces(self) -> Path:
-        """The folder of the profiler's traces, one file per rank."""
-        return self.folder / "traces"
+    def __post_init__(self) -> None:
+        self.series = self.folder / "steps.npz"  # the step times of every part and rank
+        self.weights = self.folder / "weights.npz"  # of the trained model
+        self.traces = self.folder / "traces"  # of the profiler, one file per rank
 
     def samples(self, node: int) -> Path:
         """Return the path of a node's samples. Until the sampler has ended, the file has the suffix .part instead."""
