@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 
 from pipeline.analysis import intervals
 from pipeline.analysis.comparability import Fact, compared_facts
-from pipeline.analysis.exposed_communication import MedianTime, communications_of, median_time, step_times_s
-from pipeline.analysis.intervals import Interval
+from pipeline.analysis.exposed_communication import communications_of, step_times_s
+from pipeline.analysis.intervals import Interval, MedianTime, median_time
 from pipeline.analysis.notes import Note
 from pipeline.analysis.pooling import PooledPoint, pool_outcomes
 from pipeline.experiment.outcomes import PointOutcome
@@ -121,12 +121,8 @@ def timed_sides(outcomes: Sequence[PointOutcome]) -> list[TimedSide]:
 
 def compare_point(a: TimedSide, b: TimedSide) -> ComparedPoint:
     """Return the compared point: the ratio of B's median to A's, and its interval if both medians have one."""
-    ratio = interval = None
-    if a.time and b.time:
-        ratio = b.time.value_s / a.time.value_s
-        if a.time.interval and b.time.interval:
-            interval = intervals.ratio_interval(b.time.interval, a.time.interval)
-    return ComparedPoint(a.point.spec, a, b, ratio, interval)
+    ratio = b.time.value_s / a.time.value_s if a.time and b.time else None
+    return ComparedPoint(a.point.spec, a, b, ratio, intervals.time_ratio_interval(b.time, a.time))
 
 
 def time_key(spec: Spec) -> TimeKey:

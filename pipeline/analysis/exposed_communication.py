@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 from pipeline.analysis import intervals
 from pipeline.analysis.formulas import median_of_known
-from pipeline.analysis.intervals import Interval, IntervalBasis
+from pipeline.analysis.intervals import MedianTime, median_time
 from pipeline.analysis.notes import Note, make_note, text_note
 from pipeline.analysis.stopping_rule import difference_tolerance_s, is_difference_precise_enough, is_time_precise_enough
 from pipeline.experiment.measurement import Collective, Communication, Profile, TransferKind, VariantName
 from pipeline.experiment.record import Record
 
 
-def collectives_of_kinds(profile: Profile, kinds: Collection[TransferKind] | None = None) -> list[Collective]:
-    """Return the collectives of these kinds, by default all."""
-    return [collective for collective in profile.collectives if kinds is None or collective.kind in kinds]
+def collectives_of_kinds(profile: Profile, kinds: Collection[TransferKind]) -> list[Collective]:
+    """Return the collectives of these kinds."""
+    return [collective for collective in profile.collectives if collective.kind in kinds]
 
 
 def total_comm_ns(collectives: Iterable[Collective]) -> float:
@@ -73,27 +73,6 @@ def least_exposed_rank(profile: Profile) -> TracedExposure:
 MIN_BUSY_FRACTION = 0.9  # of a step; a device that computes less waits for its host
 
 
-class MedianTime(NamedTuple):
-    """The median of the repeats' medians, with its interval and the values that the interval is computed from."""
-
-    value_s: float
-    interval: Interval | None
-    basis: IntervalBasis | None = None
-    run_medians_s: tuple[float, ...] = ()
-
-    def times(self, count: int) -> "MedianTime":
-        """Return the time of so many steps; an interval is multiplied too."""
-        interval = self.interval
-        scaled = interval._replace(low=count * interval.low, high=count * interval.high) if interval else None
-        return MedianTime(
-            count * self.value_s, scaled, self.basis, tuple(count * time_s for time_s in self.run_medians_s)
-        )
-
-    def noise_floor(self) -> float | None:
-        """Return half the interval's width over the median. Over windows it does not hold for a new process."""
-        return intervals.relative_half_width(self.interval, self.value_s) if self.interval else None
-
-
 def communications_of(records: Sequence[Record]) -> list[Communication]:
     """Return the communication measurements of the records that have one."""
     found = [record.measurement.communication for record in records if record.measurement]
@@ -125,15 +104,6 @@ def step_time_differences_s(found: Communication, variant: VariantName, other: V
     """Return the step time of one variant minus that of another for each round; empty if one was not run."""
     ones, others = step_times_s(found, variant), step_times_s(found, other)
     return [one - two for one, two in zip(ones, others, strict=True)] if ones and others else []
-
-
-def median_time(by_repeat: Sequence[Sequence[float]]) -> MedianTime | None:
-    """Return the median of the repeats' medians and its interval; None without values."""
-    known = [values for values in by_repeat if values]
-    if not known:
-        return None
-    run_medians_s = tuple(map(statistics.median, known))
-    return MedianTime(statistics.median(run_medians_s), *intervals.interval_by_repeat(known), run_medians_s)
 
 
 def exposed_time(found: Sequence[Communication]) -> tuple[MedianTime | None, float | None]:

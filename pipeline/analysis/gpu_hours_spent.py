@@ -1,9 +1,10 @@
 """GPU-hours (process-hours on the CPU) spent on attempts, by their ending."""
 
 from collections.abc import Iterable
-from datetime import datetime
 from typing import NamedTuple
 
+from pipeline.analysis.exposed_communication import communications_of
+from pipeline.analysis.neighbours import attempt_span
 from pipeline.analysis.pooling import window_values_s
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Device
@@ -44,11 +45,8 @@ def hours_columns(device: Device, hours: float | None, suffix: str = "") -> dict
 
 def attempt_duration_s(record: Record) -> float | None:
     """Return the seconds from launch to record; None if the record has no times, or the end precedes the start."""
-    try:
-        start, end = datetime.fromisoformat(record.started_at or ""), datetime.fromisoformat(record.ended_at or "")
-        return (end - start).total_seconds() if end >= start else None
-    except (ValueError, TypeError):  # not a time, or only one of both has a time zone
-        return None
+    span = attempt_span(record)
+    return span.end - span.start if span else None
 
 
 def allocated_hours(record: Record) -> float:
@@ -58,8 +56,7 @@ def allocated_hours(record: Record) -> float:
 
 def timed_window_hours(record: Record) -> float:
     """Return the hours in timed windows (epochs or communication series) times the GPUs used."""
-    communication = record.measurement.communication if record.measurement else None
-    series = communication.series if communication else ()
-    windows_ns = [max(window) for part in series for window in part.window_times_ns if window]
+    series = (series for found in communications_of([record]) for series in found.series)
+    windows_ns = [max(window) for part in series for window in part.window_times_ns]
     seconds = sum(window_values_s(record, "epoch_time_ns")) + sum(windows_ns) / 1e9
     return seconds * record.spec.num_gpus / 3600

@@ -34,10 +34,34 @@ class Interval(NamedTuple):
         """True if the value lies inside, bounds included."""
         return self.low <= value <= self.high
 
+    def scaled(self, factor: float) -> "Interval":
+        """Return the interval of the median times a positive factor."""
+        return self._replace(low=factor * self.low, high=factor * self.high)
+
     @property
     def max_abs_bound(self) -> float:
         """The larger absolute value of the two bounds: the noise in a difference between equals."""
         return max(abs(self.low), abs(self.high))
+
+
+class MedianTime(NamedTuple):
+    """The median of the repeats' medians, with its interval and the values that the interval is computed from."""
+
+    value_s: float
+    interval: Interval | None
+    basis: IntervalBasis | None = None
+    run_medians_s: tuple[float, ...] = ()
+
+    def times(self, count: int) -> "MedianTime":
+        """Return the time of so many steps; an interval is multiplied too."""
+        interval = self.interval.scaled(count) if self.interval else None
+        return MedianTime(
+            count * self.value_s, interval, self.basis, tuple(count * time_s for time_s in self.run_medians_s)
+        )
+
+    def noise_floor(self) -> float | None:
+        """Return half the interval's width over the median. Over windows it does not hold for a new process."""
+        return relative_half_width(self.interval, self.value_s) if self.interval else None
 
 
 @functools.cache
@@ -129,6 +153,15 @@ def interval_by_repeat(by_repeat: Sequence[Sequence[float]]) -> tuple[Interval |
     return None, None
 
 
+def median_time(by_repeat: Sequence[Sequence[float]]) -> MedianTime | None:
+    """Return the median of the repeats' medians and its interval; None without values."""
+    known = [values for values in by_repeat if values]
+    if not known:
+        return None
+    run_medians_s = tuple(map(statistics.median, known))
+    return MedianTime(statistics.median(run_medians_s), *interval_by_repeat(known), run_medians_s)
+
+
 def pooled_notes(by_repeat: Sequence[Sequence[float]], over: IntervalBasis | None) -> list[Note]:
     """Return a note if an interval is over windows of several processes, whose times may differ."""
     if over == "windows" and len(by_repeat) > 1:
@@ -141,6 +174,13 @@ def relative_half_width(interval: Interval, median: float) -> float:
     if median <= 0:
         raise ValueError(f"a relative width needs a positive median, got {median}.")
     return (interval.high - interval.low) / 2 / median
+
+
+def time_ratio_interval(above: MedianTime | None, below: MedianTime | None) -> Interval | None:
+    """Return the interval of above/below; None if one of the times has no interval."""
+    if above is None or below is None or above.interval is None or below.interval is None:
+        return None
+    return ratio_interval(above.interval, below.interval)
 
 
 def ratio_interval(above: Interval, below: Interval) -> Interval:

@@ -35,7 +35,7 @@ def count_neighbours(attempts: Iterable[Record]) -> Counter[AttemptKey]:
     """
     on_machine: dict[str, list[tuple[Span, Record]]] = defaultdict(list)
     for record in attempts:
-        if span := attempt_span(record):
+        if (span := attempt_span(record)) and span.start < span.end:
             for machine in machines_of(record):
                 on_machine[machine].append((span, record))
     counts: Counter[AttemptKey] = Counter()
@@ -58,12 +58,12 @@ def count_overlapping(spans: Sequence[Span]) -> dict[Span, int]:
 
 
 def attempt_span(record: Record) -> Span | None:
-    """Return the span of an attempt; None if it lacks a start or an end, or if the end is not after the start."""
+    """Return the span of an attempt; None if it lacks a start or an end, or if the end is before the start."""
     try:
-        start, end = (datetime.fromisoformat(text or "").timestamp() for text in (record.started_at, record.ended_at))
-    except ValueError:  # not a time
+        start, end = (datetime.fromisoformat(text or "") for text in (record.started_at, record.ended_at))
+        return Span(start.timestamp(), end.timestamp()) if start <= end else None
+    except (ValueError, TypeError):  # not a time, or only one of both has a time zone
         return None
-    return Span(start, end) if start < end else None
 
 
 def machines_of(record: Record) -> tuple[str, ...]:

@@ -1,13 +1,12 @@
 """Pooled points: the outcomes that one table row shows, their epoch time and its interval."""
 
-import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from pipeline.analysis import comparability, formulas, intervals
-from pipeline.analysis.intervals import Interval, IntervalBasis
+from pipeline.analysis.intervals import MedianTime
 from pipeline.analysis.neighbours import AttemptKey, attempt_key, count_neighbours
 from pipeline.analysis.notes import Note, make_note, text_note
 from pipeline.experiment.axis_groups import POOLED_AXES, alike_key, without_repeat
@@ -24,15 +23,6 @@ STATUS_ORDER = ("ok", "oom", "failed", "rejected", "missing")
 
 SomeKey = TypeVar("SomeKey")
 Value = TypeVar("Value")
-
-
-class EpochTimeInterval(NamedTuple):
-    """The interval of a point's epoch time in seconds, and what it is computed from; a note says why there is none."""
-
-    interval: Interval | None
-    over: IntervalBasis | None
-    num_windows: int
-    notes: list[Note]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,29 +76,27 @@ class PooledPoint:
         return [values for record in self.ok_records if (values := window_values_s(record, "epoch_time_ns"))]
 
     @cached_property
-    def median_epoch_time_s(self) -> float | None:
+    def epoch_time(self) -> MedianTime | None:
         """The point's epoch time: the median of the repeats' medians; None if no repeat has one."""
-        return formulas.median_of_known(self.run_epoch_times_s)
+        return intervals.median_time(self.epoch_times_s)
+
+    @property
+    def median_epoch_time_s(self) -> float | None:
+        """The value of the epoch time in seconds; None without one."""
+        return self.epoch_time.value_s if self.epoch_time else None
 
     @cached_property
-    def run_epoch_times_s(self) -> list[float]:
-        """The median epoch time of each repeat that has one."""
-        return list(map(statistics.median, self.epoch_times_s))
-
-    @cached_property
-    def epoch_time_interval(self) -> EpochTimeInterval:
-        """The interval of the epoch time over repeats or windows, with notes on its limits."""
-        interval, over = intervals.interval_by_repeat(self.epoch_times_s)
-        num_windows = sum(map(len, self.epoch_times_s))
-        notes = intervals.pooled_notes(self.epoch_times_s, over)
-        if interval is None and num_windows and (self.spec.windows > 1 or len(self.outcomes) > 1):
-            notes.append(make_note("too_few_values", needed=intervals.min_values(), found=num_windows))
-        return EpochTimeInterval(interval, over, num_windows, notes)
+    def interval_notes(self) -> list[Note]:
+        """Notes on the limits of the epoch time's interval; one says why there is none."""
+        time, num_windows = self.epoch_time, sum(map(len, self.epoch_times_s))
+        if time and not time.interval and (self.spec.windows > 1 or len(self.outcomes) > 1):
+            return [make_note("too_few_values", needed=intervals.min_values(), found=num_windows)]
+        return intervals.pooled_notes(self.epoch_times_s, time.basis) if time else []
 
     @cached_property
     def epoch_time_drift_notes(self) -> list[Note]:
         """A note if the epoch time drifted in windows that an interval is based on."""
-        if self.epoch_time_interval.over != "windows":
+        if self.epoch_time is None or self.epoch_time.basis != "windows":
             return []
         return intervals.drift_notes("epoch_time_s", self.epoch_times_s)
 

@@ -108,8 +108,7 @@ def speedup_interval(point: PooledPoint, baseline: Baseline) -> Interval | None:
     """Return the interval of T(1)/T(N); None on one GPU, and if one of the times has no interval."""
     if baseline.point is None or point.spec.num_gpus == 1:
         return None
-    above, below = baseline.point.epoch_time_interval.interval, point.epoch_time_interval.interval
-    return intervals.ratio_interval(above, below) if above and below else None
+    return intervals.time_ratio_interval(baseline.point.epoch_time, point.epoch_time)
 
 
 def scaling_notes(

@@ -33,7 +33,10 @@ def sweep_all_reduce(bucket_bytes: Iterable[int], rank: Rank) -> tuple[AllReduce
     buckets = set(bucket_bytes)
     sizes = sorted({*SWEEP_BYTES[rank.device.type], *buckets, sum(buckets)} - {0})
     with capture_stream(rank) as capture:
-        return tuple(time_all_reduce(size, size in buckets, rank, capture) for size in sizes)
+        return tuple(
+            AllReduce(num_bytes=size, times_ns=time_all_reduce(size, rank, capture), is_bucket=size in buckets)
+            for size in sizes
+        )
 
 
 @contextlib.contextmanager
@@ -46,14 +49,14 @@ def capture_stream(rank: Rank) -> Iterator[GraphCapturer | None]:
         yield graph_capturer()
 
 
-def time_all_reduce(num_bytes: int, is_bucket: bool, rank: Rank, capture: GraphCapturer | None = None) -> AllReduce:
-    """Time one size, captured if `capture` is given. The result has no times if a rank has no memory for its buffer.
+def time_all_reduce(num_bytes: int, rank: Rank, capture: GraphCapturer | None = None) -> tuple[int, ...]:
+    """Return the slowest rank's time per call in ns, by window; empty if a rank has no memory for its buffer.
 
-    `is_bucket` is only passed on: True if a bucket of DDP has this size.
+    The calls are captured if `capture` is given.
     """
     buffer = allocate_buffer(num_bytes, rank)
     if not all(process_group.all_gather(buffer is not None)):  # all ranks must take part, or none
-        return AllReduce(num_bytes=num_bytes, is_bucket=is_bucket)
+        return ()
     num_calls = CALLS_PER_WINDOW[rank.device.type] * (SMALL_FACTOR if num_bytes <= SMALL_BYTES else 1)
 
     def call_all() -> None:
@@ -64,11 +67,7 @@ def time_all_reduce(num_bytes: int, is_bucket: bool, rank: Rank, capture: GraphC
     time_window(work, WARM_UP_WINDOWS, rank)
     windows_ns = [time_window(work, 1, rank) for _ in range(NUM_WINDOWS)]
     slowest_ns = [max(ranks) for ranks in zip(*process_group.all_gather(windows_ns), strict=True)]
-    return AllReduce(
-        num_bytes=num_bytes,
-        is_bucket=is_bucket,
-        times_ns=tuple(round(window_ns / num_calls) for window_ns in slowest_ns),
-    )
+    return tuple(round(window_ns / num_calls) for window_ns in slowest_ns)
 
 
 def allocate_buffer(num_bytes: int, rank: Rank) -> torch.Tensor | None:

@@ -18,9 +18,8 @@ from pipeline.communication.step_variants import (
     build_variants,
     choose_variants,
 )
-from pipeline.data.batches import SyntheticBatches
 from pipeline.experiment.measurement import Communication, Measurement, Profile, StepSeries, WindowTimesNs
-from pipeline.experiment.spec import Execution, Spec
+from pipeline.experiment.spec import Spec
 from pipeline.training import device_memory
 from pipeline.training.loop import build_measurement, set_precision
 from pipeline.training.process_group import Rank
@@ -41,23 +40,16 @@ def measure_communication(spec: Spec, rank: Rank, traces: Path | None, tolerance
     device_memory.set_memory_limit(spec, rank)
     execution = choose_execution(spec, rank)
     with execution_stream(execution, rank):
-        return measure_variants(execution, spec, rank, traces, tolerance_share)
-
-
-def measure_variants(
-    execution: Execution, spec: Spec, rank: Rank, traces: Path | None, tolerance_share: float
-) -> Measurement:
-    """Time the variants of the step in that execution, and measure their transfers."""
-    context = build_step_context(spec, rank, next(SyntheticBatches(spec, rank.shard).epoch(1)))
-    names, notes = choose_variants(spec, execution)
-    variants = {variant.name: variant for variant in build_variants(context, names, execution)}
-    communication = msgspec.structs.replace(time_step_variants(variants, spec, rank, tolerance_share), notes=notes)
-    if spec.strategy == "ddp":
-        communication = add_sweep_and_profile(communication, variants["ddp"], variants["no_op_hook"], rank, traces)
-    else:
-        communication = add_step_parts(communication, variants["dp"], context)
-    model = variants["plain"].model
-    return build_measurement(spec, rank, model, (), communication=communication, execution_used=execution)
+        context = build_step_context(spec, rank)
+        names, notes = choose_variants(spec, execution)
+        variants = {variant.name: variant for variant in build_variants(context, names, execution)}
+        communication = msgspec.structs.replace(time_step_variants(variants, spec, rank, tolerance_share), notes=notes)
+        if spec.strategy == "ddp":
+            communication = add_sweep_and_profile(communication, variants["ddp"], variants["no_op_hook"], rank, traces)
+        else:
+            communication = add_step_parts(communication, variants["dp"], context)
+        model = variants["plain"].model
+        return build_measurement(spec, rank, model, (), communication=communication, execution_used=execution)
 
 
 def time_step_variants(

@@ -43,7 +43,7 @@ def profile_steps(
 
     `expected` are the operations and bytes of the collectives of a captured step (see trace.summarize_trace).
     If the profiler fails the steps run on without it, since the other ranks wait for this rank's collectives. Raises
-    ProfilerFailed at the end then, trace.TraceUnreadable (TraceTooLarge above MAX_TRACE_BYTES), and what a step raises.
+    ProfilerFailed at the end then, trace.TraceUnreadable (also above MAX_TRACE_BYTES), and what a step raises.
     """
     activities = [ProfilerActivity.CPU]
     if rank.device.type == "cuda":

@@ -49,7 +49,7 @@ BARE_WINDOWS = 7
 def measure_exposure(spec: Spec, rank: Rank) -> Findings:
     """Time the step with and without collectives, and one all-reduce of all gradients. Called by all ranks."""
     set_precision(spec)
-    context = build_step_context(spec, rank, next(SyntheticBatches(spec, rank.shard).epoch(1)))
+    context = build_step_context(spec, rank)
     variants = build_variants(context, ("ddp", "no_op_hook"))
     return time_selftest_variants(variants, context)
 
@@ -57,7 +57,7 @@ def measure_exposure(spec: Spec, rank: Rank) -> Findings:
 def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
     """Measure everything that one process group can measure. Called by all ranks."""
     set_precision(spec)
-    context = build_step_context(spec, rank, next(SyntheticBatches(spec, rank.shard).epoch(1)))
+    context = build_step_context(spec, rank)
     extra = torch.zeros(INJECTED_BYTES[rank.device.type] // 4, device=rank.device)
     one_bucket = msgspec.structs.replace(spec, bucket_cap_mb=LARGE_BUCKET_MB)
     variants = build_variants(context, ("ddp", "ddp_again", "no_op_hook", "no_op_hook_again", "no_collectives"))
@@ -72,7 +72,7 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
         for name, batch_size in batch_sizes.items()
     }
     bare_ns = time_bare_loop(findings.gradient_bytes, rank)
-    extra_ns = list(time_all_reduce(INJECTED_BYTES[rank.device.type], False, rank).times_ns)
+    extra_ns = list(time_all_reduce(INJECTED_BYTES[rank.device.type], rank))
     findings = add_sleeping_rank(findings, variants[0], rank)  # last: the profiler may stay attached
     return msgspec.structs.replace(
         findings,
@@ -109,7 +109,7 @@ def time_selftest_variants(variants: list[StepVariant], context: StepContext) ->
 
     windows = time_interleaved(steps, spec.windows, steps_per_window, rank, is_precise_enough)
     with capture_stream(rank) as capture:
-        swept_ns = list(time_all_reduce(gradient_bytes, False, rank, capture).times_ns)
+        swept_ns = list(time_all_reduce(gradient_bytes, rank, capture))
     return msgspec.structs.replace(findings, windows=windows, swept_ns=swept_ns)
 
 

@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.communication.silent_group import SilentGroup
-from pipeline.data.batches import Batch
+from pipeline.data.batches import Batch, SyntheticBatches
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, Execution, Spec
 from pipeline.training.cuda_graph import graph_capturer, num_capture_warm_up_steps, warm_up_and_capture
 from pipeline.training.models import build_model
@@ -45,22 +45,21 @@ class StepContext(NamedTuple):
     single_rank_group: dist.ProcessGroup | None
 
 
-def build_step_context(spec: Spec, rank: Rank, batch: Batch) -> StepContext:
+def build_step_context(spec: Spec, rank: Rank) -> StepContext:
     """Build the context of a rank. Called by all ranks, since all take part in making every process group."""
+    batch = next(SyntheticBatches(spec, rank.shard).epoch(1))
     groups = [dist.new_group([member]) for member in range(rank.world_size)] if dist.is_initialized() else []
     return StepContext(spec, rank, batch, groups[rank.rank] if groups else None)
 
 
 def choose_variants(spec: Spec, execution: Execution) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the variants to measure at a point, and notes on those that it cannot have."""
-    names, reason = VARIANTS[spec.strategy], None
-    if spec.strategy != "ddp":
-        return names, ()
+    names = VARIANTS[spec.strategy]
     if spec.sync_batchnorm:
         reason = "SyncBatchNorm needs its collectives"
     elif execution in CAPTURED_EXECUTIONS:
         reason = "not tried in a CUDA graph"
-    if reason is None:
+    else:
         return names, ()
     return tuple(name for name in names if name != "no_collectives"), (f"no step without collectives: {reason}",)
 

@@ -23,11 +23,7 @@ OPERATIONS = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatt
 
 
 class TraceUnreadable(ValueError):
-    """The trace is not a valid trace of kineto, or not of the expected step."""
-
-
-class TraceTooLarge(TraceUnreadable):
-    """The trace has more bytes than the limit."""
+    """The trace is too large, not a valid trace of kineto, or not of the expected step."""
 
 
 class TraceEvent(msgspec.Struct):
@@ -70,12 +66,12 @@ class RankTrace(NamedTuple):
 def read_trace(path: Path, max_bytes: int) -> list[TraceEvent]:
     """Read the events of a trace, gzipped or not.
 
-    Raises TraceTooLarge if it has more than `max_bytes` uncompressed, TraceUnreadable if it is not valid.
+    Raises TraceUnreadable if it has more than `max_bytes` uncompressed, or is not valid.
     """
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         raw = file.read(max_bytes + 1)
     if len(raw) > max_bytes:
-        raise TraceTooLarge(
+        raise TraceUnreadable(
             f"the trace of a rank is larger than {max_bytes} bytes, the limit in pipeline.communication.profiling; "
             "raise it"
         )

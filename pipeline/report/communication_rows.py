@@ -9,7 +9,8 @@ from typing import Any, get_args
 
 from pipeline.analysis import exposed_communication as exposure
 from pipeline.analysis import formulas, intervals
-from pipeline.analysis.exposed_communication import MedianTime, TracedExposure, communications_of, is_within_noise
+from pipeline.analysis.exposed_communication import TracedExposure, communications_of, is_within_noise
+from pipeline.analysis.intervals import MedianTime
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, alike_key

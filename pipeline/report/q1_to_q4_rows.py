@@ -5,13 +5,8 @@ from typing import Any
 
 from pipeline.analysis import formulas, loader
 from pipeline.analysis.energy import energy_figures, energy_notes, host_cpu_share_of
-from pipeline.analysis.exposed_communication import (
-    MedianTime,
-    communications_of,
-    exposed_time,
-    is_within_noise,
-    median_time,
-)
+from pipeline.analysis.exposed_communication import communications_of, exposed_time, is_within_noise
+from pipeline.analysis.intervals import MedianTime
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs, median_window_s, record_peak_memory_gib
 from pipeline.analysis.scaling import Baseline, Scaling, scaling_figures
@@ -27,25 +22,25 @@ from pipeline.report.row_types import OomRow, Q1Row, Q2Row, Q3Row, Q4Row, make_r
 
 def time_figures(point: PooledPoint) -> dict[str, Any]:
     """Return the figures of Q1 and Q2 over a point's timed windows, with `notes` on them."""
-    epoch_time_s, spread = point.median_epoch_time_s, point.epoch_time_interval
+    epoch_time_s = point.median_epoch_time_s
     data_time_s = point.median(median_window_s("data_time_ns"))
     throughput = None
     if epoch_time_s is not None:
         throughput = formulas.throughput_samples_per_s(point.spec.num_samples, epoch_time_s)
     return {
-        **timed_figures("epoch_time_s", median_time(point.epoch_times_s)),
+        **timed_figures("epoch_time_s", point.epoch_time),
         "compute_time_s": point.median(median_window_s("compute_time_ns")),
         "data_time_s": data_time_s,
         "throughput_samples_per_s": throughput,
         "peak_memory_gib": point.median(record_peak_memory_gib),
-        "num_windows": spread.num_windows,
+        "num_windows": sum(map(len, point.epoch_times_s)),
         "num_workers_total": loader.total_workers(point.spec),
         "data_share": data_time_s / epoch_time_s if data_time_s is not None and epoch_time_s else None,
         "batch_wait_s": point.median(loader.median_batch_wait_s),
         "is_loader_bound": loader.is_loader_bound(point),
         "notes": [
             *loader.loader_notes(point),
-            *(*spread.notes, *point.epoch_time_drift_notes, *point.parts_notes, *execution_notes(point)),
+            *(*point.interval_notes, *point.epoch_time_drift_notes, *point.parts_notes, *execution_notes(point)),
         ],
     }
 

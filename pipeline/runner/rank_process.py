@@ -166,12 +166,12 @@ def run_measurement(point: PointTask, rank: Rank, rank_files: RankFiles) -> Meas
         return measure_communication(point.spec, rank, traces, point.tolerance_share)
     data = Path(point.data) if point.data else None
     if point.spec.measure == "quantize":
-        measurement, series = quantize_point(point.spec, rank, data, rank_files.weights)
+        trained = quantize_point(point.spec, rank, data, rank_files.weights)
     else:
-        measurement, series = train_point(point.spec, rank, data)
+        trained = train_point(point.spec, rank, data)
     if rank.rank == 0:
-        save_part_times(series, rank_files.series)
-    return measurement
+        save_part_times(trained.series, rank_files.series)
+    return trained.measurement
 
 
 def set_num_threads(omp_num_threads: str) -> None:

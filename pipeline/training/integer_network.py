@@ -1,10 +1,11 @@
 """A small CNN as an int8 processor computes it: int8 weights and activations, int32 biases and sums.
 
 The sums are computed in floating point, and they are exact: fp32 holds every whole number up to 2^24, fp64 up to 2^53.
-`max_accumulator` is the largest value that a sum or a part of it can reach; it decides which of the two is used.
+`max_accumulator` bounds every sum, and every part of one; it decides which of the two is used.
 `F.linear` on int8 tensors would overflow without an error. Everything runs on the CPU.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -61,11 +62,15 @@ class Layer(NamedTuple):
             outputs = module(outputs)
         return outputs
 
-    def forward(self, inputs: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return fp32 outputs (before ReLU, after ReLU), not pooled or flattened. `weights` replace the layer's own."""
-        weights = self.module.weight.detach() if weights is None else weights
-        before = self.multiply(inputs, weights) + self.per_channel(self.biases)
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return fp32 outputs (before ReLU, after ReLU), not pooled or flattened."""
+        before = self.multiply(inputs, self.module.weight.detach()) + self.per_channel(self.biases)
         return before, before.relu() if self.has_relu else before
+
+    def quantize_weights(self, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weights as int8, and the scales [1] or [channels] in a shape that broadcasts over them."""
+        shaped = scales.view(-1, *[1] * (self.module.weight.dim() - 1))
+        return quantize(self.module.weight.detach(), shaped), shaped
 
 
 def read_layers(model: nn.Module) -> tuple[Layer, ...]:
@@ -104,6 +109,11 @@ def trace_outputs(layers: Sequence[Layer], images: Tensor) -> list[tuple[Tensor,
     return traced
 
 
+def fp32_network(layers: Sequence[Layer]) -> Forward:
+    """Return the network in fp32."""
+    return lambda images: layers[-1].reshape(trace_outputs(layers, images)[-1][1])
+
+
 class QuantizedLayer(NamedTuple):
     """A layer with int8 weights. Its biases are int32; in the stage `activations` they are still fp32."""
 
@@ -113,7 +123,7 @@ class QuantizedLayer(NamedTuple):
     input_scale: Tensor  # [1], fp32
     output_scale: Tensor  # [1], fp32
     biases: Tensor  # [channels], int32 or fp32
-    max_accumulator: int  # upper bound of |sum + bias| over all int8 inputs
+    max_accumulator: int  # upper bound of every sum's magnitude; the sum includes an int32 bias
 
     @property
     def sum_dtype(self) -> torch.dtype:
@@ -134,14 +144,16 @@ class QuantizedLayer(NamedTuple):
 
 
 def max_accumulator(weights: Tensor, biases: Tensor, name: str) -> int:
-    """Return an upper bound of |sum + bias| over all int8 inputs: 128 sum|weights| + |bias| of the largest channel.
+    """Return an upper bound of a sum over all int8 inputs: 128 sum|weights| + |bias| of the largest channel.
 
-    `name` is the layer's name in the message. Raises QuantizationProblem if the bound does not fit into 32 bits.
+    Only int32 biases count: one in fp32 is added later, to the scaled sum. `name` is the layer's name in the message.
+    Raises QuantizationProblem if the bound does not fit into 32 bits.
     """
-    largest = int((weights.long().abs().flatten(1).sum(1) * -INT8_MIN + biases.long().abs()).max())
+    bounds = weights.long().abs().flatten(1).sum(1) * -INT8_MIN
+    largest = int((bounds + biases.long().abs() if biases.dtype == torch.int32 else bounds).max())
     if largest > INT32_MAX:
         raise QuantizationProblem(
-            f"{name}: a sum may reach {largest}, and 32 bits hold {INT32_MAX}; use a larger scale or a smaller layer."
+            f"{name}: a sum may reach {largest}, and 32 bits hold {INT32_MAX}; use a layer with fewer inputs."
         )
     return largest
 
@@ -156,13 +168,9 @@ class QuantizedNetwork:
         """Return int8 scores of fp32 images."""
         values = quantize(images, self.layers[0].input_scale)
         for quantized in self.layers:
-            values = reshape_integers(quantized.layer, quantized.forward(values))
+            # pooling needs floating point; fp32 holds int8 exactly
+            values = quantized.layer.reshape(quantized.forward(values).float()).to(torch.int8)
         return values
-
-
-def reshape_integers(layer: Layer, values: Tensor) -> Tensor:
-    """Apply a layer's pooling and flattening to int8 values, in fp32, which holds them exactly."""
-    return layer.reshape(values.float()).to(torch.int8)
 
 
 def compute_weight_scales(layers: Sequence[Layer], rule: ScaleRule, granularity: ScaleGranularity) -> list[Tensor]:
@@ -170,19 +178,13 @@ def compute_weight_scales(layers: Sequence[Layer], rule: ScaleRule, granularity:
     return [compute_scales(layer.module.weight, rule, granularity, f"the weights of {layer.name}") for layer in layers]
 
 
-def rounded_weight_network(layers: Sequence[Layer], weight_scales: Sequence[Tensor]) -> Forward:
-    """Return the fp32 network whose weights are rounded to int8; activations and biases stay fp32."""
-    rounded = []
-    for layer, scales in zip(layers, weight_scales, strict=True):
-        shaped = scales.view(-1, *[1] * (layer.module.weight.dim() - 1))
-        rounded.append(quantize(layer.module.weight.detach(), shaped) * shaped)
-
-    def forward(values: Tensor) -> Tensor:
-        for layer, weights in zip(layers, rounded, strict=True):
-            values = layer.reshape(layer.forward(values, weights)[1])
-        return values
-
-    return forward
+def round_weights(layers: Sequence[Layer], weight_scales: Sequence[Tensor]) -> list[Layer]:
+    """Return copies of the layers whose fp32 weights are those of int8, times their scale."""
+    rounded = [layer._replace(module=copy.deepcopy(layer.module)) for layer in layers]
+    for layer, scales in zip(rounded, weight_scales, strict=True):
+        weights, shaped = layer.quantize_weights(scales)
+        layer.module.weight.data = weights * shaped
+    return rounded
 
 
 def calibrate(layers: Sequence[Layer], images: Tensor, rule: ScaleRule) -> list[Tensor]:
@@ -206,8 +208,7 @@ def build_quantized_network(
     quantized = []
     for number, (layer, scales) in enumerate(zip(layers, weight_scales, strict=True)):
         input_scale, output_scale = activation_scales[number : number + 2]
-        shaped = scales.view(-1, *[1] * (layer.module.weight.dim() - 1))
-        weights = quantize(layer.module.weight.detach(), shaped)
+        weights, _ = layer.quantize_weights(scales)
         biases = layer.biases
         if int32_biases:
             biases = quantize_biases(biases, input_scale * scales, layer.name)

@@ -47,11 +47,11 @@ class RankEpochSeries(NamedTuple):
 
 
 class TrainedPoint(NamedTuple):
-    """A trained model with its measurement, and part times in ns as [epoch][rank]."""
+    """The measurement of a trained model, part times in ns as [epoch][rank], and the model."""
 
-    model: nn.Module
     measurement: Measurement
     series: list[list[PartTimesNs]]
+    model: nn.Module
 
 
 def build_training_setup(spec: Spec, rank: Rank, data: Path | None) -> tuple[TrainingBatches, nn.Module]:
@@ -64,13 +64,7 @@ def build_training_setup(spec: Spec, rank: Rank, data: Path | None) -> tuple[Tra
     return batches, bare_model
 
 
-def train_point(spec: Spec, rank: Rank, data: Path | None) -> tuple[Measurement, list[list[PartTimesNs]]]:
-    """Train a point. Return its measurement, and part times in ns as [epoch][rank]."""
-    trained = train_model(spec, rank, data)
-    return trained.measurement, trained.series
-
-
-def train_model(spec: Spec, rank: Rank, data: Path | None) -> TrainedPoint:
+def train_point(spec: Spec, rank: Rank, data: Path | None) -> TrainedPoint:
     """Train the model of a point.
 
     Training ends early when the epoch time is precise enough (may_stop_now); the measurement holds the epochs run.
@@ -91,7 +85,7 @@ def train_model(spec: Spec, rank: Rank, data: Path | None) -> TrainedPoint:
         compile_time_s=ready.compile_time_s,
         captured_batch_sizes=ready.captured_batch_sizes,
     )
-    return TrainedPoint(bare_model, measurement, series)
+    return TrainedPoint(measurement, series, bare_model)
 
 
 def run_epochs(

@@ -66,5 +66,8 @@ def quantize_biases(biases: Tensor, scales: Tensor, name: str) -> Tensor:
     """
     rounded = (biases / scales).round().double()
     if not bool((rounded.abs() <= INT32_MAX).all()):  # also refuses NaN
-        raise QuantizationProblem(f"{name}: a bias does not fit into 32 bits at its scale; use a larger scale.")
+        raise QuantizationProblem(
+            f"{name}: a bias does not fit into 32 bits, since the layer's weights or inputs are tiny beside it; use "
+            "another scale rule or granularity of this record, or train longer."
+        )
     return rounded.to(torch.int32)

@@ -1,7 +1,7 @@
 """A point of `measure: quantize`: train in fp32, publish the weights, and test the network in every stage of int8."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -17,7 +17,6 @@ from pipeline.experiment.measurement import (
     Histogram,
     HistogramTensor,
     LayerScales,
-    Measurement,
     NetworkScales,
     Quantization,
     QuantizationStage,
@@ -33,15 +32,15 @@ from pipeline.training.integer_network import (
     build_quantized_network,
     calibrate,
     compute_weight_scales,
+    fp32_network,
     read_layers,
-    rounded_weight_network,
+    round_weights,
     trace_outputs,
 )
-from pipeline.training.loop import train_model
+from pipeline.training.loop import TrainedPoint, train_point
 from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank
 from pipeline.training.quantization import QuantizationProblem
-from pipeline.training.step_timer import PartTimesNs
 from pipeline.training.weight_files import load_weights, save_weights
 
 TEST_BATCH_SIZE = 500  # of the stages; larger batches are slower on a CPU
@@ -64,14 +63,9 @@ class Answers(NamedTuple):
     are_ties: Tensor
 
 
-def quantize_point(
-    spec: Spec, rank: Rank, data: Path | None, weights_path: Path
-) -> tuple[Measurement, list[list[PartTimesNs]]]:
-    """Train a point, write its weights to a file, and quantize what the file holds.
-
-    Return its measurement, and part times of training in ns as [epoch][rank].
-    """
-    trained = train_model(spec, rank, data)
+def quantize_point(spec: Spec, rank: Rank, data: Path | None, weights_path: Path) -> TrainedPoint:
+    """Train a point, write its weights to a file, and quantize what the file holds."""
+    trained = train_point(spec, rank, data)
     sha256 = save_weights(trained.model, weights_path)
     test = load_images(spec, "test", data)
     model = build_model(spec.model or "lenet", test.num_classes)
@@ -79,7 +73,7 @@ def quantize_point(
     chosen = choose_calibration_images(load_images(spec, "train", data), spec.num_calibration_samples, spec.seed)
     test_set = LabelledImages(normalize_images(test.pixels), torch.from_numpy(np.array(test.labels)))
     quantization = quantize_layers(read_layers(model), normalize_images(chosen), test_set, sha256)
-    return msgspec.structs.replace(trained.measurement, quantization=quantization), trained.series
+    return trained._replace(measurement=msgspec.structs.replace(trained.measurement, quantization=quantization))
 
 
 def choose_calibration_images(images: Images, count: int, seed: int) -> Pixels:
@@ -100,20 +94,21 @@ def quantize_layers(layers: Sequence[Layer], calibration: Tensor, test: Labelled
     expected = answer(fp32_network(layers), test.images)
     fp32 = count_answers(StageResult(stage="fp32", num_bytes=count_bytes(layers, "fp32", 0)), expected, expected, test)
     results, networks = [fp32], []
-    for rule, granularity in itertools.product(get_args(ScaleRule), get_args(ScaleGranularity)):
-        for stage, build in stage_builders(layers, calibration, rule, granularity):
-            result = StageResult(stage=stage, scale_rule=rule, granularity=granularity)
-            try:
-                network, num_scales = build()
-                result = msgspec.structs.replace(result, num_bytes=count_bytes(layers, stage, num_scales))
-                if isinstance(network, QuantizedNetwork):
-                    check_exactness(network, calibration[:1])
-                    if stage == "biases":
-                        networks.append(describe_scales(network, rule, granularity))
-                result = count_answers(result, answer(network, test.images), expected, test)
-            except QuantizationProblem as problem:
-                result = StageResult(stage=stage, scale_rule=rule, granularity=granularity, problem=str(problem))
-            results.append(result)
+    axes = (get_args(axis) for axis in (ScaleRule, ScaleGranularity, QuantizationStage))
+    for rule, granularity, stage in itertools.product(*axes):
+        if stage == "fp32":
+            continue
+        result = StageResult(stage=stage, scale_rule=rule, granularity=granularity)
+        try:
+            network, num_scales = build_network(layers, calibration, stage, rule, granularity)
+            if isinstance(network, QuantizedNetwork):
+                check_exactness(network, calibration[:1])
+                if stage == "biases":
+                    networks.append(describe_scales(network, rule, granularity))
+            counted = msgspec.structs.replace(result, num_bytes=count_bytes(layers, stage, num_scales))
+            results.append(count_answers(counted, answer(network, test.images), expected, test))
+        except QuantizationProblem as problem:
+            results.append(msgspec.structs.replace(result, problem=str(problem)))
     return Quantization(
         weights_sha256=sha256,
         num_calibration_samples=len(calibration),
@@ -124,35 +119,21 @@ def quantize_layers(layers: Sequence[Layer], calibration: Tensor, test: Labelled
     )
 
 
-def stage_builders(
-    layers: Sequence[Layer], calibration: Tensor, rule: ScaleRule, granularity: ScaleGranularity
-) -> Iterator[tuple[QuantizationStage, Callable[[], tuple[Forward, int]]]]:
-    """Yield each stage with a function that builds its network and counts its scales."""
-
-    def build_weights() -> tuple[Forward, int]:
-        scales = compute_weight_scales(layers, rule, granularity)
-        return rounded_weight_network(layers, scales), sum(map(len, scales))
-
-    def build_integers(int32_biases: bool) -> tuple[Forward, int]:
-        scales = compute_weight_scales(layers, rule, granularity)
-        activation_scales = calibrate(layers, calibration, rule)
-        network = build_quantized_network(layers, scales, activation_scales, int32_biases)
-        return network, sum(map(len, scales)) + len(activation_scales)
-
-    yield "weights", build_weights
-    yield "activations", lambda: build_integers(False)
-    yield "biases", lambda: build_integers(True)
-
-
-def fp32_network(layers: Sequence[Layer]) -> Forward:
-    """Return the network in fp32."""
-
-    def forward(values: Tensor) -> Tensor:
-        for layer in layers:
-            values = layer.reshape(layer.forward(values)[1])
-        return values
-
-    return forward
+def build_network(
+    layers: Sequence[Layer],
+    calibration: Tensor,
+    stage: QuantizationStage,
+    rule: ScaleRule,
+    granularity: ScaleGranularity,
+) -> tuple[Forward, int]:
+    """Return the network of a stage after fp32, and the number of its scales. Raises QuantizationProblem."""
+    scales = compute_weight_scales(layers, rule, granularity)
+    num_scales = sum(map(len, scales))
+    if stage == "weights":
+        return fp32_network(round_weights(layers, scales)), num_scales
+    activation_scales = calibrate(layers, calibration, rule)
+    network = build_quantized_network(layers, scales, activation_scales, int32_biases=stage == "biases")
+    return network, num_scales + len(activation_scales)
 
 
 def check_exactness(network: QuantizedNetwork, images: Tensor) -> None:

@@ -10,7 +10,6 @@ from factories import (
 )
 
 from pipeline.analysis.exposed_communication import (
-    MedianTime,
     TracedExposure,
     busy_share,
     communications_of,
@@ -18,12 +17,11 @@ from pipeline.analysis.exposed_communication import (
     is_communication_precise_enough,
     median_difference,
     median_step_time,
-    median_time,
     profiled_transfer_s,
     step_times_s,
     traced_exposure,
 )
-from pipeline.analysis.intervals import Interval
+from pipeline.analysis.intervals import Interval, MedianTime, median_time
 from pipeline.experiment.measurement import Communication, Profile, StepSeries, VariantName
 
 US = 1e-6

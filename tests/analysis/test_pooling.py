@@ -7,7 +7,7 @@ from factories import make_measurement, make_record, make_spec, sentences
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.analysis.intervals import Interval, interval_by_repeat
+from pipeline.analysis.intervals import Interval, MedianTime, interval_by_repeat
 from pipeline.analysis.pooling import (
     PooledPoint,
     median_window_s,
@@ -59,23 +59,22 @@ def test_a_point_that_stopped_early_reports_the_windows_that_were_run() -> None:
     spec = make_spec(windows=20, epochs=21)
     point = pool(make_record(spec, (9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)))
     assert (point.status, point.notes, point.median_epoch_time_s) == ("ok", [], 3.5)
-    spread = point.epoch_time_interval
-    assert (spread.interval, spread.over, spread.num_windows) == (Interval(1.0, 6.0, 0.96875, 6), "windows", 6)
+    assert point.epoch_time == MedianTime(3.5, Interval(1.0, 6.0, 0.96875, 6), "windows", (3.5,))
 
 
 def test_the_interval_is_over_repeats_where_there_are_six_and_each_counts_once() -> None:
     # medians 1 to 6, though the windows reach from 0.5 to 9
     found = [windowed(0.5, number, 9.0, repeat=number) for number in range(1, 7)]
-    spread = pool(*found).epoch_time_interval
-    assert (spread.interval, spread.over) == (Interval(1.0, 6.0, 0.96875, 6), "repeats")
-    assert (spread.num_windows, spread.notes) == (18, [])
+    point = pool(*found)
+    assert point.epoch_time == MedianTime(3.5, Interval(1.0, 6.0, 0.96875, 6), "repeats", (1, 2, 3, 4, 5, 6))
+    assert point.interval_notes == []
 
 
 def test_else_it_is_over_the_windows_of_all_repeats_and_says_so() -> None:
     found = [windowed(1.0, 2.0, 3.0), windowed(4.0, 5.0, 6.0, repeat=1)]
-    spread = pool(*found).epoch_time_interval
-    assert (spread.interval, spread.over) == (Interval(1.0, 6.0, 0.96875, 6), "windows")
-    assert sentences(spread.notes) == ["interval over the windows of 2 repeats together"]
+    point = pool(*found)
+    assert point.epoch_time == MedianTime(3.5, Interval(1.0, 6.0, 0.96875, 6), "windows", (2.0, 5.0))
+    assert sentences(point.interval_notes) == ["interval over the windows of 2 repeats together"]
 
 
 @pytest.mark.parametrize(
@@ -91,13 +90,15 @@ def test_else_it_is_over_the_windows_of_all_repeats_and_says_so() -> None:
 def test_fewer_than_six_values_have_no_interval_and_say_why_where_one_was_asked_for(
     found: list[Record], missing: dict[str, Any], notes: list[str]
 ) -> None:
-    spread = pool(*found, **missing).epoch_time_interval
-    assert (spread.interval, spread.over, sentences(spread.notes)) == (None, None, notes)
+    point = pool(*found, **missing)
+    assert point.epoch_time is not None
+    assert (point.epoch_time.interval, point.epoch_time.basis, point.epoch_time.noise_floor()) == (None, None, None)
+    assert sentences(point.interval_notes) == notes
 
 
 def test_a_point_without_a_time_says_nothing_of_intervals() -> None:
-    spread = pool(make_record(make_spec(windows=9, epochs=10), status="oom")).epoch_time_interval
-    assert (spread.interval, spread.num_windows, spread.notes) == (None, 0, [])
+    point = pool(make_record(make_spec(windows=9, epochs=10), status="oom"))
+    assert (point.epoch_time, point.median_epoch_time_s, point.interval_notes) == (None, None, [])
 
 
 def test_windows_that_drift_are_not_alike_and_the_interval_says_so() -> None:
@@ -106,10 +107,16 @@ def test_windows_that_drift_are_not_alike_and_the_interval_says_so() -> None:
     assert sentences(pool(slowed).epoch_time_drift_notes) == [note]
     steady = windowed(*[1.0, 1.01, 1.13] * 2, *[1.1, 1.12, 1.02] * 2)
     assert pool(steady).epoch_time_drift_notes == []
-    together = pool(windowed(*[1.0] * 6, repeat=0), windowed(*[1.1] * 6, repeat=1)).epoch_time_interval
-    assert sentences(together.notes) == ["interval over the windows of 2 repeats together"], (
+    together = pool(windowed(*[1.0] * 6, repeat=0), windowed(*[1.1] * 6, repeat=1))
+    assert sentences(together.interval_notes) == ["interval over the windows of 2 repeats together"], (
         "another process may have another pace"
     )
+
+
+def test_the_noise_floor_is_the_half_width_over_the_median() -> None:
+    time = pool(windowed(9.0, 10.0, 10.0, 10.0, 10.0, 11.0)).epoch_time
+    assert time is not None
+    assert time.noise_floor() == 0.1
 
 
 @given(st.lists(st.lists(st.floats(0.1, 10), min_size=6, max_size=30), min_size=2, max_size=5))
@@ -117,11 +124,10 @@ def test_the_epoch_time_lies_inside_its_interval_however_unequal_the_repeats(tim
     windows = max(map(len, times_s))
     spec = {"windows": windows, "epochs": windows + 1}
     found = [make_record(make_spec(repeat=number, **spec), (90.0, *part)) for number, part in enumerate(times_s)]
-    point = pool(*found)
-    spread, time_s = point.epoch_time_interval, point.median_epoch_time_s
-    assert time_s is not None
-    assert spread.interval is not None
-    assert spread.interval.contains(time_s)
+    time = pool(*found).epoch_time
+    assert time is not None
+    assert time.interval is not None
+    assert time.interval.contains(time.value_s)
 
 
 def test_an_interval_is_widened_to_reach_the_median_of_unequal_repeats() -> None:

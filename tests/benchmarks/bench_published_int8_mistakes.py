@@ -32,8 +32,9 @@ from pipeline.training.integer_network import (
     build_quantized_network,
     calibrate,
     compute_weight_scales,
+    fp32_network,
     read_layers,
-    rounded_weight_network,
+    round_weights,
 )
 from pipeline.training.models import build_model
 from pipeline.training.quantization import INT8_MAX, quantize_biases
@@ -104,7 +105,7 @@ def networks_of(model: nn.Module, calibration: Tensor) -> dict[str, Forward]:
     wrong = build_quantized_network(layers, weights, inverted(scales), int32_biases=True)
     networks: dict[str, Forward] = {
         "fp32": model,
-        "int8 weights": rounded_weight_network(layers, weights),
+        "int8 weights": fp32_network(round_weights(layers, weights)),
         "right": right,
     }
     if layers[-1].module.bias is None:

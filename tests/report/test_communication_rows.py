@@ -14,8 +14,7 @@ from factories import (
 )
 from rendered_tables import build
 
-from pipeline.analysis.exposed_communication import MedianTime
-from pipeline.analysis.intervals import Interval
+from pipeline.analysis.intervals import Interval, MedianTime
 from pipeline.experiment.measurement import Communication, SplitPart, VariantName
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import encode_record

@@ -15,9 +15,10 @@ from pipeline.training.integer_network import (
     build_quantized_network,
     calibrate,
     compute_weight_scales,
+    fp32_network,
     max_accumulator,
     read_layers,
-    rounded_weight_network,
+    round_weights,
 )
 from pipeline.training.models import build_model
 from pipeline.training.quantization import QuantizationProblem
@@ -141,7 +142,9 @@ def test_rounded_weights_stay_within_half_a_step_of_the_scores() -> None:
     layers = read_layers(model)
     with torch.no_grad():
         expected = model(images)
-    found = rounded_weight_network(layers, compute_weight_scales(layers, "largest_magnitude", "per_tensor"))(images)
+    rounded = round_weights(layers, compute_weight_scales(layers, "largest_magnitude", "per_tensor"))
+    found = fp32_network(rounded)(images)
+    torch.testing.assert_close(fp32_network(layers)(images), expected)  # the layers keep their own weights
     assert 0 < float((found - expected).abs().max()) < 0.05 * float(expected.abs().max())
 
 
@@ -165,6 +168,8 @@ def test_sums_of_more_than_32_bits_are_refused() -> None:
     biases = torch.zeros(1, dtype=torch.int32)
     most = torch.full((1, 132_104), 127, dtype=torch.int8)
     assert max_accumulator(most, biases, "fc1") == 128 * 127 * 132_104 < 2**31
+    assert max_accumulator(most[:, :1], biases + 7, "fc1") == 128 * 127 + 7
+    assert max_accumulator(most[:, :1], biases.float() + 7, "fc1") == 128 * 127, "in fp32 it is added after the sum"
     with pytest.raises(QuantizationProblem, match=r"fc1: a sum may reach 2147498880, and 32 bits hold 2147483647"):
         max_accumulator(torch.full((1, 132_105), 127, dtype=torch.int8), biases, "fc1")
 

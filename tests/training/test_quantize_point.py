@@ -60,7 +60,7 @@ def quantized(model: nn.Module, num_images: int = 40) -> Quantization:
 
 def test_a_point_publishes_the_weights_that_it_quantizes(tmp_path: Path) -> None:
     spec = make_spec(**SMALL)
-    measurement, series = quantize_point(spec, ALONE, None, tmp_path / "weights.npz")
+    measurement, series, _ = quantize_point(spec, ALONE, None, tmp_path / "weights.npz")
     found = measurement.quantization
     assert found is not None
     assert (len(measurement.epochs), len(series)) == (2, 2)

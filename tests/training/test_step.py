@@ -66,7 +66,7 @@ def losses(measurement: Measurement) -> list[float | None]:
 
 
 def train(**fields: Any) -> tuple[Measurement, list[list[PartTimesNs]]]:
-    return train_point(lenet(**fields), ALONE, None)
+    return train_point(lenet(**fields), ALONE, None)[:2]
 
 
 def play_again(work: StepFunction) -> StepFunction:
@@ -273,7 +273,7 @@ def test_a_variant_of_the_step_is_captured_too_and_can_still_be_traced(monkeypat
         return work
 
     monkeypatch.setattr("pipeline.communication.step_variants.graph_capturer", lambda: record)
-    context = build_step_context(spec, ALONE, blank_batch(8, spec, ALONE))
+    context = build_step_context(spec, ALONE)
     variant = build_variant(context, "plain", execution="graph")
     assert recorded == [variant.eager]
     before = [parameter.detach().clone() for parameter in variant.model.parameters()]
