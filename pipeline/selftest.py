@@ -19,14 +19,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from pipeline.communication.selftest_checks import (
-    TOLERANCE_SHARE,
-    Findings,
-    SavedSelftest,
-    check_answers,
-    count_verdicts,
-    findings_of_point,
-)
+from pipeline.communication.selftest_checks import check_answers, count_verdicts
+from pipeline.communication.selftest_findings import TOLERANCE_SHARE, Findings, SavedSelftest, findings_of_point
 from pipeline.experiment.record import Environment
 from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Model, Spec
 from pipeline.runner import failed_record

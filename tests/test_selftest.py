@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import ROOT, Command
 
-from pipeline.communication.selftest_checks import Findings
+from pipeline.communication.selftest_findings import Findings
 from pipeline.system.host import node_name
 
 

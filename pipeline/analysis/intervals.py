@@ -61,7 +61,7 @@ class MedianTime(NamedTuple):
 
     def noise_floor(self) -> float | None:
         """Return half the interval's width over the median. Over windows it does not hold for a new process."""
-        return relative_half_width(self.interval, self.value_s) if self.interval else None
+        return (self.interval.high - self.interval.low) / 2 / self.value_s if self.interval else None
 
 
 @functools.cache
@@ -167,13 +167,6 @@ def pooled_notes(by_repeat: Sequence[Sequence[float]], over: IntervalBasis | Non
     if over == "windows" and len(by_repeat) > 1:
         return [make_note("windows_pooled", repeats=len(by_repeat))]
     return []
-
-
-def relative_half_width(interval: Interval, median: float) -> float:
-    """Return half the interval's width over the median. Raises ValueError if the median is not positive."""
-    if median <= 0:
-        raise ValueError(f"a relative width needs a positive median, got {median}.")
-    return (interval.high - interval.low) / 2 / median
 
 
 def time_ratio_interval(above: MedianTime | None, below: MedianTime | None) -> Interval | None:

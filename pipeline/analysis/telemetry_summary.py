@@ -18,7 +18,7 @@ MIN_SAMPLES = 2  # fewest samples in a window to report any value
 # an H200's energy counter changes ten times a second; in a shorter window the two ends cause large errors
 MIN_ENERGY_SAMPLES = 5
 MAX_GPU_WINDOWS = 200  # per record, to keep it small; the first epochs are kept, and they include the timed ones
-MAX_NOTES, MAX_NOTE_CHARS = 20, 400
+MAX_NOTES = 20
 # bits of NVML's clocks event reasons (nvml.h); not throttling: 0x1 idle, 0x2 clocks set by the user, 0x100 display
 REASON_BITS: dict[int, ThrottleReason] = {
     0x4: "sw_power_cap",
@@ -154,7 +154,7 @@ def summarize_telemetry(
         interval_s=max((node.interval_s or 0 for node in nodes), default=0),
         gpus=tuple(gpus),
         hosts=tuple(hosts),
-        notes=tuple(note[:MAX_NOTE_CHARS] for note in notes[:MAX_NOTES]),
+        notes=tuple(note[: measurement.MAX_SHORT_TEXT_CHARS] for note in notes[:MAX_NOTES]),
     )
 
 

@@ -101,7 +101,7 @@ def count_data_parallel_transfers(step: StepFunction, num_steps: int) -> tuple[T
 
 def total_bytes(tensors: Any) -> int:
     """Return the bytes of all tensors together."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def count_broadcast(tensors: Any, devices: Any, *_: Any, **__: Any) -> tuple[TransferKind, int]:

@@ -9,14 +9,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
-import msgspec
-
 from pipeline.analysis.formulas import ring_bytes_per_step
 from pipeline.analysis.intervals import Interval, median_interval, ratio_interval
-from pipeline.analysis.stopping_rule import difference_tolerance_s, is_difference_precise_enough, is_half_width_below
-from pipeline.experiment.measurement import Measurement, WindowTimesNs
-from pipeline.experiment.record import Environment
-from pipeline.experiment.spec import Spec
+from pipeline.analysis.stopping_rule import difference_tolerance_s
+from pipeline.communication.selftest_findings import (
+    CLOCK_TOLERANCE,
+    REPEAT_TOLERANCE,
+    Findings,
+    clock_costs,
+    difference_us,
+    step_us,
+)
 
 NOISE_FLOOR_US = 10.0
 LARGE_BUCKET_RATIO = 1.5  # exposed communication must rise by this factor with one bucket
@@ -24,51 +27,12 @@ USUAL_BUCKET_BYTES = 25 * 2**20
 SOCKET_RATIO = 10.0  # exposed communication must rise by this factor over sockets
 SOCKET_BANDWIDTH_RATIO = 2.0  # and the bandwidth must fall by this one
 INJECTED_TOLERANCE = 0.20
-REPEAT_TOLERANCE = 0.01
 WAIT_TOLERANCE = 0.20
 SHORTEST_RISE_TOLERANCE = 0.20  # limit of the rise of the shortest all-reduce while a rank sleeps
 BARE_LOOP_TOLERANCE = 0.05
 CLOCK_PARTS_TOLERANCE = 0.01
-CLOCK_TOLERANCE = {"large": 0.01, "small": 0.03}  # share of a step
-TOLERANCE_SHARE = 0.5  # differences are timed until known within this share of their tolerance, so that two agree in it
 
 Verdict = Literal["pass", "undecided", "fail", "not applicable"]
-
-
-class Findings(msgspec.Struct, frozen=True):
-    """Raw findings of the ranks in one run of the self-test."""
-
-    device: str
-    gpu: str
-    num_ranks: int
-    batch_size_per_gpu: int
-    gradient_bytes: int
-    steps_per_window: int
-    windows: WindowTimesNs
-    swept_ns: list[int]  # time of one all-reduce of all gradients, by window
-    bare_ns: list[int] = []  # the same, timed by a bare loop
-    extra_bytes: int = 0
-    extra_ns: list[int] = []  # time of the injected all-reduce alone, by window
-    sleep_ns: int = 0  # how much longer one rank pauses before a step than the others do
-    # by profiled step: [no rank asleep, one asleep][step]
-    shortest_by_step_ns: list[list[float]] = []  # all-reduces of gradients, on the fastest rank
-    wait_by_step_ns: list[list[float]] = []  # longest wait of a rank in one collective, mean over ranks
-    profile_problem: str = ""  # the reason why no step was profiled
-    clock_windows: dict[str, list[int]] = {}  # wall time of the training loop with marks, by batch ("large", "small")
-    silent_windows: dict[str, list[int]] = {}  # the same without marks
-    parts_share: list[float] = []  # sum of the parts over the wall time, by window
-    clock_batches: dict[str, int] = {}  # samples per GPU of "large" and "small"
-
-
-class SavedSelftest(msgspec.Struct, kw_only=True):
-    """The output of `selftest --json`. Its `answers` are not read: they are computed again from the runs.
-
-    `measured_at` is the time of the start, in UTC. Files of earlier versions have neither that nor the environment.
-    """
-
-    measured_at: str | None = None
-    environment: Environment | None = None
-    runs: dict[str, Findings]
 
 
 class CheckResult(NamedTuple):
@@ -93,8 +57,7 @@ class Estimate(NamedTuple):
 
     def scaled(self, factor: float) -> "Estimate":
         """Return the estimate of the figure times a positive factor."""
-        interval = self.interval._replace(low=self.interval.low * factor, high=self.interval.high * factor)
-        return Estimate(self.value * factor, interval)
+        return Estimate(self.value * factor, self.interval.scaled(factor))
 
     def figures(self, key: str) -> dict[str, float]:
         """Return the value and both ends of the interval, by key."""
@@ -128,8 +91,7 @@ def judge(interval: Interval, at_least: float = -math.inf, at_most: float = math
 
 def worst(*verdicts: Verdict) -> Verdict:
     """Return the verdict on several claims together."""
-    order: tuple[Verdict, ...] = ("fail", "undecided", "pass")
-    return next(verdict for verdict in order if verdict in verdicts)
+    return min(verdicts, key=("fail", "undecided", "pass").index)
 
 
 def check_answers(runs: Mapping[str, Findings]) -> list[CheckResult]:
@@ -154,62 +116,9 @@ def check_answers(runs: Mapping[str, Findings]) -> list[CheckResult]:
     ]
 
 
-def findings_of_point(spec: Spec, measurement: Measurement) -> Findings:
-    """Return the windows of a point of `measure: communication` as findings. Raises ValueError if it has none."""
-    found = measurement.communication
-    if found is None:
-        raise ValueError("the point did not measure communication.")
-    return Findings(
-        device=spec.device,
-        gpu="",
-        num_ranks=spec.world_size,
-        batch_size_per_gpu=spec.batch_size_per_gpu,
-        gradient_bytes=measurement.gradient_bytes,
-        steps_per_window=found.steps_per_window,
-        windows={series.variant: [list(window) for window in series.window_times_ns] for series in found.series},
-        swept_ns=[],
-    )
-
-
-def step_us(findings: Findings, name: str) -> list[float]:
-    """Return the slowest rank's step time in each window, in us."""
-    return [max(ranks) / findings.steps_per_window / 1e3 for ranks in findings.windows[name]]
-
-
-def difference_us(findings: Findings, name: str, other: str) -> list[float]:
-    """Return the difference of two step times in each round, in us; slow drift cancels out."""
-    return [a - b for a, b in zip(step_us(findings, name), step_us(findings, other), strict=True)]
-
-
 def exposed_us(findings: Findings, name: str = "ddp") -> Estimate:
     """Return the exposed communication of a step in us: the median difference from the no-op hook over rounds."""
     return estimate_median(difference_us(findings, name, "no_op_hook"))
-
-
-def is_precise_enough(findings: Findings) -> bool:
-    """Return True if DDP's step time and all differences from the no-op hook are precise enough to stop."""
-    differences = [difference_us(findings, name, "no_op_hook") for name in findings.windows if name != "no_op_hook"]
-    differences += [difference_us(findings, "extra", "ddp")] if "extra" in findings.windows else []
-    times_us = step_us(findings, "ddp")
-    is_repeatable = is_half_width_below(times_us, REPEAT_TOLERANCE / 2 * statistics.median(times_us))
-    return is_repeatable and all(
-        is_difference_precise_enough([us / 1e6 for us in series], TOLERANCE_SHARE) for series in differences
-    )
-
-
-def tolerance_us(difference_us: float) -> float:
-    """Return the tolerated error of a difference of step times, in us: the larger of 15 % and 20 us."""
-    return difference_tolerance_s(difference_us / 1e6) * 1e6
-
-
-def is_clock_cost_precise_enough(name: str, clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> bool:
-    """Return True if the cost of the clock's marks is known to within half of its limit."""
-    return is_half_width_below(clock_costs(clocked_ns, silent_ns), CLOCK_TOLERANCE[name] / 2)
-
-
-def clock_costs(clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> list[float]:
-    """Return the cost of the marks as a share of the loop without them, for each pair of windows."""
-    return [clocked / silent - 1 for clocked, silent in zip(clocked_ns, silent_ns, strict=True)]
 
 
 def check_no_op_series(findings: Findings) -> CheckResult:
@@ -326,7 +235,7 @@ def check_entry_points(findings: Findings, measured: Findings | None) -> CheckRe
         low=ours.interval.low - theirs.interval.high, high=ours.interval.high - theirs.interval.low
     )
     difference = Estimate(ours.value - theirs.value, interval)
-    limit = tolerance_us(max(abs(ours.value), abs(theirs.value)))
+    limit = difference_tolerance_s(max(abs(ours.value), abs(theirs.value)) / 1e6) * 1e6
     collectives = [estimate_median(difference_us(run, "ddp", "no_collectives")) for run in (findings, measured)]
     return CheckResult(
         name,

@@ -13,11 +13,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.analysis.exposed_communication import collectives_of_kinds
-from pipeline.communication import selftest_checks
+from pipeline.communication import selftest_findings
 from pipeline.communication.allreduce_sweep import capture_stream, time_all_reduce
+from pipeline.communication.dataparallel_split import total_bytes
 from pipeline.communication.interleaved_timing import TARGET_WINDOW_S, time_interleaved, warm_up_and_size_windows
 from pipeline.communication.profiling import ddp_bucket_bytes, profile_ranks
-from pipeline.communication.selftest_checks import Findings
+from pipeline.communication.selftest_findings import Findings
 from pipeline.communication.step_variants import (
     StepContext,
     StepVariant,
@@ -91,8 +92,7 @@ def time_selftest_variants(variants: list[StepVariant], context: StepContext) ->
     spec, rank = context.spec, context.rank
     steps = {variant.name: variant.step for variant in variants}
     steps_per_window = warm_up_and_size_windows(steps, rank)
-    parameters = variants[0].model.parameters()
-    gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    gradient_bytes = total_bytes(variants[0].model.parameters())
     findings = Findings(
         device=rank.device.type,
         gpu=torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else "",
@@ -105,7 +105,7 @@ def time_selftest_variants(variants: list[StepVariant], context: StepContext) ->
     )
 
     def is_precise_enough(windows: WindowTimesNs) -> bool:
-        return selftest_checks.is_precise_enough(msgspec.structs.replace(findings, windows=windows))
+        return selftest_findings.is_precise_enough(msgspec.structs.replace(findings, windows=windows))
 
     windows = time_interleaved(steps, spec.windows, steps_per_window, rank, is_precise_enough)
     with capture_stream(rank) as capture:
@@ -252,7 +252,7 @@ def measure_clock_cost(name: str, spec: Spec, rank: Rank) -> tuple[list[int], li
         shares.append(pair[StepTimer][1])
         for clock in order:
             times_ns[clock].append(max(process_group.all_gather(pair[clock][0])))
-        if selftest_checks.is_clock_cost_precise_enough(name, times_ns[StepTimer], times_ns[UnmarkedTimer]):
+        if selftest_findings.is_clock_cost_precise_enough(name, times_ns[StepTimer], times_ns[UnmarkedTimer]):
             break
     return times_ns[StepTimer], times_ns[UnmarkedTimer], shares
 

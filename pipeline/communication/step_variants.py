@@ -26,6 +26,8 @@ VARIANTS = {
     "dp": ("plain", "dp", "dp_again"),
 }
 
+SyncContext = Callable[[], contextlib.AbstractContextManager[Any]]
+
 
 class StepVariant(NamedTuple):
     """A variant with its own model. `step` may be captured; `eager` is the same step issued by the host."""
@@ -94,15 +96,7 @@ def build_variant(
     assert form == "plain" or form in VARIANTS.get(spec.strategy, ()), "the strategy wraps the model"
     torch.manual_seed(spec.seed)
     bare = place_model(build_model(spec.model or "resnet18", num_classes=10), spec, context.rank)
-    group = {"ddp_one": context.single_rank_group, "no_collectives": SilentGroup(context.rank)}.get(form)
-    model = bare if form == "plain" else wrap_for_strategy(bare, spec, context.rank, group)
-    sync_context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-    if form == "no_op_hook":
-        assert isinstance(model, DistributedDataParallel)
-        model.register_comm_hook(None, noop_hook)
-    if form == "no_sync":
-        assert isinstance(model, DistributedDataParallel)
-        sync_context = model.no_sync
+    model, sync_context = wrap_variant(form, bare, spec, context)
     train_step = EagerStep(model, spec, context.rank, sync_context=sync_context, after_backward=after_backward)
     train_step.begin_epoch()
     images, labels = context.batch
@@ -116,3 +110,18 @@ def build_variant(
     if execution in CAPTURED_EXECUTIONS:
         step = warm_up_and_capture(eager, num_capture_warm_up_steps(spec), graph_capturer())
     return StepVariant(name, model, step, eager)
+
+
+def wrap_variant(form: str, bare: nn.Module, spec: Spec, context: StepContext) -> tuple[nn.Module, SyncContext]:
+    """Return the model wrapped for the variant, and the context of its forward and backward pass."""
+    if form == "plain":
+        return bare, contextlib.nullcontext
+    group = {"ddp_one": context.single_rank_group, "no_collectives": SilentGroup(context.rank)}.get(form)
+    model = wrap_for_strategy(bare, spec, context.rank, group)
+    if form == "no_op_hook":
+        assert isinstance(model, DistributedDataParallel)
+        model.register_comm_hook(None, noop_hook)
+    if form == "no_sync":
+        assert isinstance(model, DistributedDataParallel)
+        return model, model.no_sync
+    return model, contextlib.nullcontext

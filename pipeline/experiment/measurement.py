@@ -27,7 +27,8 @@ ScaleGranularity = Literal["per_tensor", "per_channel"]  # of weights; activatio
 QuantizationStage = Literal["fp32", "weights", "activations", "biases"]  # each includes those before it
 HistogramTensor = Literal["weights", "before_relu", "after_relu"]
 Text = Annotated[str, msgspec.Meta(max_length=4000)]
-ShortText = Annotated[str, msgspec.Meta(max_length=400)]
+MAX_SHORT_TEXT_CHARS = 400
+ShortText = Annotated[str, msgspec.Meta(max_length=MAX_SHORT_TEXT_CHARS)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 PositiveNanoseconds = Annotated[int, msgspec.Meta(ge=1, le=2**62)]  # a measured time is never 0
 UnitFraction = Annotated[float, msgspec.Meta(ge=0, le=1)]

@@ -30,7 +30,6 @@ SCHEMA_VERSION: Literal[11] = 11
 MAX_STEP_TIMES = 40_000  # over all epochs; a longer series is stored in the .steps.npz only
 MAX_RANK_EPOCHS = 1_000  # epochs x ranks; with more there is no space for step times
 MAX_MESSAGE_CHARS = 3900  # of a failure; the rest of Text is left for a prefix
-MAX_PATH_CHARS = 400
 TIMING_VARIABLE_PREFIXES = ("NCCL_", "GLOO_", "TORCHINDUCTOR_")  # variables that may change a step's time
 TIMING_NEUTRAL_VARIABLES = ("NCCL_VERSION", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")  # these do not
 

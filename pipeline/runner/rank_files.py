@@ -23,7 +23,7 @@ from typing import Literal
 
 import msgspec
 
-from pipeline.communication.selftest_checks import Findings
+from pipeline.communication.selftest_findings import Findings
 from pipeline.experiment.measurement import Measurement
 from pipeline.experiment.record import Environment, FailureKind
 from pipeline.experiment.spec import Spec

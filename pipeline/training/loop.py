@@ -258,7 +258,7 @@ def build_measurement(
     return Measurement(
         epochs=epochs,
         num_parameters=sum(parameter.numel() for parameter in parameters),
-        gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        gradient_bytes=sum(parameter.nbytes for parameter in parameters),
         memory=tuple(itertools.chain(*process_group.all_gather(device_memory.read_peak_memory(spec, rank)))),
         precision_used=precision_used(spec, rank),
         cudnn_benchmark=torch.backends.cudnn.benchmark if spec.device == "cuda" else None,

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 import pipeline
+from pipeline.experiment.measurement import MAX_SHORT_TEXT_CHARS
 from pipeline.experiment.record import Environment, Gpu
 from pipeline.experiment.spec import Spec
 from pipeline.system import source_digest
@@ -29,7 +30,7 @@ SLURM_VARIABLES = (
     "SLURM_CPUS_PER_TASK",
     "SLURM_MEM_PER_NODE",
 )
-MAX_TEXT_CHARS = 400
+DRIVER_VERSION = r"\b(\d{3,}\.\d+(?:\.\d+)?)\b"
 
 
 def describe_environment(spec: Spec, rank: Rank) -> Environment:
@@ -39,10 +40,10 @@ def describe_environment(spec: Spec, rank: Rank) -> Environment:
         gpus=tuple(describe_gpu(spec, index) for index in device_indices(spec, rank)),
         num_gpus_allocated=torch.cuda.device_count() * spec.num_nodes if spec.device == "cuda" else None,
         nodes=(node_name(),),
-        boot_ids=(known_boot[:MAX_TEXT_CHARS],) if (known_boot := boot_id()) else (),
-        cpu=cpu_model(),
+        boot_ids=(known_boot[:MAX_SHORT_TEXT_CHARS],) if (known_boot := boot_id()) else (),
+        cpu=search_file("/proc/cpuinfo", r"^model name\s*:[ \t]*(.*\S)"),
         num_cpus=len(os.sched_getaffinity(0)),
-        driver=driver_version() if spec.device == "cuda" else None,
+        driver=search_file("/proc/driver/nvidia/version", DRIVER_VERSION) if spec.device == "cuda" else None,
         cuda=torch.version.cuda,
         cudnn=str(torch.backends.cudnn.version()) if torch.backends.cudnn.is_available() else None,
         nccl=".".join(map(str, torch.cuda.nccl.version())) if spec.device == "cuda" else None,
@@ -54,7 +55,7 @@ def describe_environment(spec: Spec, rank: Rank) -> Environment:
         git_dirty=source.is_dirty,
         source_digest=source.digest,
         source_changed=source.is_changed,
-        slurm={name: os.environ[name][:MAX_TEXT_CHARS] for name in SLURM_VARIABLES if name in os.environ},
+        slurm={name: os.environ[name][:MAX_SHORT_TEXT_CHARS] for name in SLURM_VARIABLES if name in os.environ},
         variables=recorded_variables(os.environ),
     )
 
@@ -71,20 +72,10 @@ def describe_gpu(spec: Spec, index: int) -> Gpu:
     )
 
 
-def cpu_model() -> str | None:
-    """Return the processor's name from /proc/cpuinfo; None if it is not there."""
+def search_file(path: str, pattern: str) -> str | None:
+    """Return the first group of the pattern's first match in a file; None without a match or without the file."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        match = re.search(pattern, Path(path).read_text(), re.MULTILINE)
     except OSError:
         return None
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next((name[:MAX_TEXT_CHARS] for name in names), None)
-
-
-def driver_version() -> str | None:
-    """Return the version of the NVIDIA kernel module; None without one."""
-    try:
-        match = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", Path("/proc/driver/nvidia/version").read_text())
-    except OSError:
-        return None
-    return match[1] if match else None
+    return match[1][:MAX_SHORT_TEXT_CHARS] if match else None

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 
-class UnusableWeights(ValueError):
+class UnusableWeights(Exception):
     """A file does not hold the weights of the model. The message says why, and what to do."""
 
 

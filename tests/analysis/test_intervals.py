@@ -20,7 +20,6 @@ from pipeline.analysis.intervals import (
     median_interval,
     min_values,
     ratio_interval,
-    relative_half_width,
 )
 
 TIMES = st.floats(min_value=1e-3, max_value=1e3)
@@ -99,12 +98,6 @@ def test_the_coverage_is_kept_by_skewed_values() -> None:
 def test_a_value_that_is_not_finite_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="finite"):
         median_interval([1.0] * 9 + [value])
-
-
-def test_the_half_width_is_relative_to_the_median() -> None:
-    assert relative_half_width(Interval(9.0, 11.0, 0.95, 6), 10.0) == 0.1
-    with pytest.raises(ValueError, match="positive median"):
-        relative_half_width(Interval(-1.0, 1.0, 0.95, 6), 0.0)
 
 
 def test_a_ratio_spans_the_worst_of_both_and_is_less_sure_than_either() -> None:

@@ -8,7 +8,6 @@ from factories import make_communication, make_communication_record
 
 from pipeline.communication.selftest_checks import (
     CheckResult,
-    Findings,
     Verdict,
     check_answers,
     check_bare_loop,
@@ -22,16 +21,19 @@ from pipeline.communication.selftest_checks import (
     check_sockets,
     check_straggler,
     count_verdicts,
-    difference_us,
     estimate_median,
     exposed_us,
-    findings_of_point,
     gradients_busbw_gb_s,
+    judge,
+    worst,
+)
+from pipeline.communication.selftest_findings import (
+    Findings,
+    difference_us,
+    findings_of_point,
     is_clock_cost_precise_enough,
     is_precise_enough,
-    judge,
     step_us,
-    worst,
 )
 
 STEPS = 10

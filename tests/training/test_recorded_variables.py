@@ -3,7 +3,8 @@ import json
 import pytest
 from conftest import ROOT
 
-from pipeline.training.recorded_variables import MAX_RECORDED_CHARS, recorded_variables
+from pipeline.experiment.measurement import MAX_SHORT_TEXT_CHARS
+from pipeline.training.recorded_variables import recorded_variables
 
 MEASURED = {
     "CUDA_VISIBLE_DEVICES": "0,1",
@@ -66,8 +67,8 @@ def test_a_value_that_looks_like_a_credential_is_not_recorded(value: str) -> Non
 
 
 def test_long_values_are_cut() -> None:
-    assert recorded_variables({"NCCL_TOPO_FILE": "x" * (MAX_RECORDED_CHARS + 1)}) == {
-        "NCCL_TOPO_FILE": "x" * MAX_RECORDED_CHARS
+    assert recorded_variables({"NCCL_TOPO_FILE": "x" * (MAX_SHORT_TEXT_CHARS + 1)}) == {
+        "NCCL_TOPO_FILE": "x" * MAX_SHORT_TEXT_CHARS
     }
 
 
