@@ -1,5 +1,7 @@
 """Small builders shared by tests: points, records and folders with as little said as the law needs."""
 
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -184,3 +186,9 @@ def write_grid(folder: Path, text: str) -> Path:
     path = folder / "grid.yaml"
     path.write_text(text)
     return path
+
+
+def run_python(code: str, *arguments: object) -> subprocess.Popen[str]:
+    """Start a Python process that runs the code beside this one; its stdout is a pipe."""
+    command = [sys.executable, "-B", "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)

@@ -64,11 +64,11 @@ class RankTrace(NamedTuple):
 
 
 def read_trace(path: Path, max_bytes: int) -> list[TraceEvent]:
-    """Read the events of a trace, gzipped or not.
+    """Read the events of a gzipped trace.
 
     Raises TraceUnreadable if it has more than `max_bytes` uncompressed, or is not valid.
     """
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+    with gzip.open(path) as file:
         raw = file.read(max_bytes + 1)
     if len(raw) > max_bytes:
         raise TraceUnreadable(

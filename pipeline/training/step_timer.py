@@ -34,9 +34,8 @@ class StepTimer:
         num_marks = num_steps * len(parts) + 1
         is_cpu = device.type == "cpu"
         self._marks: list[Any] = [0 if is_cpu else torch.cuda.Event(enable_timing=True) for _ in range(num_marks)]
-        self._host_ns = [0] * (num_steps * 2 + 1)  # the host's times of batch ready and of step issued, in turn
+        self._host_ns: list[int] = []  # the host's times of batch ready and of step issued, in turn
         self._next = 0
-        self._next_host = 0
         self._started_ns = self._stopped_ns = 0
         self.started_unix_ns = 0  # the start in Unix time, to match telemetry samples
 
@@ -44,7 +43,8 @@ class StepTimer:
         """Wait until the device is idle, then start the clock."""
         self._synchronize()
         self.started_unix_ns = time.time_ns()
-        self._started_ns = self._host_mark()
+        self._started_ns = time.perf_counter_ns()
+        self._host_ns.append(self._started_ns)
         self._mark()
 
     def mark(self, part: str) -> None:
@@ -52,7 +52,7 @@ class StepTimer:
         if part in self.parts:
             self._mark()
         if part in ("data", self.parts[-1]):
-            self._host_mark()
+            self._host_ns.append(time.perf_counter_ns())
 
     def stop(self) -> None:
         """Stop the clock when the device has done all its work."""
@@ -66,12 +66,6 @@ class StepTimer:
         else:
             self._marks[self._next].record()
         self._next += 1
-
-    def _host_mark(self) -> int:
-        now_ns = time.perf_counter_ns()
-        self._host_ns[self._next_host] = now_ns
-        self._next_host += 1
-        return now_ns
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

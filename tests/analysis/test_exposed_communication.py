@@ -21,7 +21,7 @@ from pipeline.analysis.exposed_communication import (
     step_times_s,
     traced_exposure,
 )
-from pipeline.analysis.intervals import Interval, MedianTime, median_time
+from pipeline.analysis.intervals import Interval
 from pipeline.experiment.measurement import Communication, Profile, StepSeries, VariantName
 
 US = 1e-6
@@ -94,21 +94,6 @@ def test_a_variant_that_was_not_run_leaves_no_difference() -> None:
 def test_what_is_noise_reaches_to_the_far_end_of_the_interval() -> None:
     assert Interval(-3.0, 2.0, 0.97, 6).max_abs_bound == 3.0
     assert Interval(-3.0, 5.0, 0.97, 6).max_abs_bound == 5.0
-
-
-def test_six_values_give_an_interval_and_five_do_not() -> None:
-    assert median_time([[1, 2, 3, 4, 5]]) == MedianTime(3, None, None, (3,))
-    assert median_time([[1, 2, 3, 4, 5, 6]]) == MedianTime(3.5, Interval(1, 6, 0.96875, 6), "windows", (3.5,))
-    assert median_time([]) is median_time([[]]) is None
-
-
-def test_an_interval_is_over_repeats_where_there_are_six() -> None:
-    rounds = [[time - 0.1, time, time + 0.1] for time in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]
-    assert median_time(rounds) == MedianTime(3.5, Interval(1, 6, 0.96875, 6), "repeats", (1, 2, 3, 4, 5, 6))
-    five = median_time(rounds[:5])
-    assert five is not None
-    assert (five.value_s, five.basis) == (3.0, "windows")
-    assert median_time([]) is None
 
 
 def test_only_records_that_measured_communication_have_it() -> None:

@@ -75,12 +75,6 @@ def test_it_holds_the_median_with_the_nominal_confidence_and_is_the_narrowest(va
     assert (interval.low, interval.high) == (sorted(values)[rank - 1], sorted(values)[-rank])
 
 
-@given(SAMPLES, st.randoms(use_true_random=False))
-def test_the_order_of_the_values_plays_no_part(values: list[float], rng: random.Random) -> None:
-    shuffled = rng.sample(values, len(values))
-    assert median_interval(shuffled) == median_interval(values)
-
-
 @given(st.integers(min_value=6, max_value=200))
 def test_more_confidence_is_never_narrower(n: int) -> None:
     assert innermost_rank(n, 0.99) <= innermost_rank(n, CONFIDENCE) <= innermost_rank(n, 0.8)

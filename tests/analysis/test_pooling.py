@@ -113,12 +113,6 @@ def test_windows_that_drift_are_not_alike_and_the_interval_says_so() -> None:
     )
 
 
-def test_the_noise_floor_is_the_half_width_over_the_median() -> None:
-    time = pool(windowed(9.0, 10.0, 10.0, 10.0, 10.0, 11.0)).epoch_time
-    assert time is not None
-    assert time.noise_floor() == 0.1
-
-
 @given(st.lists(st.lists(st.floats(0.1, 10), min_size=6, max_size=30), min_size=2, max_size=5))
 def test_the_epoch_time_lies_inside_its_interval_however_unequal_the_repeats(times_s: list[list[float]]) -> None:
     windows = max(map(len, times_s))

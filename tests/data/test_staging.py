@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from factories import ROOT
+from factories import run_python
 
 from pipeline import stage as stage_command
 from pipeline.data import staging
@@ -273,8 +273,7 @@ print(stage_cifar10(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))
 
 
 def start_staging(folder: Path, server: ArchiveServer) -> subprocess.Popen[str]:
-    command = [sys.executable, "-B", "-c", STAGE, str(folder), server.url, server.sha256]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return run_python(STAGE, folder, server.url, server.sha256)
 
 
 def test_six_processes_at_once_download_once(tmp_path: Path, server: ArchiveServer) -> None:

@@ -1,15 +1,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from factories import ROOT, make_spec
+from factories import make_spec, run_python
 
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.manifest import Manifest, SlurmArray, add_points, start_submission
@@ -213,11 +211,6 @@ for repeat in map(int, sys.argv[2:]):
     with Experiment(Path(sys.argv[1])).edit_manifest() as manifest:
         add_points(manifest, [Spec(strategy="single", num_gpus=1, batch_size_per_gpu=1, repeat=repeat)])
 """
-
-
-def run_python(code: str, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-B", "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
 def test_processes_that_edit_at_once_lose_nothing(experiment: Experiment) -> None:

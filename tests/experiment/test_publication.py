@@ -6,7 +6,6 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ import msgspec
 import pytest
 from factories import (
     RECORD_NAME,
-    ROOT,
     RUN_ID,
     make_measurement,
     make_record,
     make_spec,
+    run_python,
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -52,11 +51,6 @@ WAYS = {
     "renameat2": NO_LINKS,
     "claim": NO_LINKS + "from pipeline.system import files\nfiles.RENAME_NOREPLACE = 1 << 6\n",
 }
-
-
-def run_python(code: str, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-B", "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
 def outputs_of(processes: list[subprocess.Popen[str]]) -> list[str]:
