@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.communication import step_variants
-from pipeline.communication.silent_group import SilentGroup
-from pipeline.communication.step_variants import VARIANTS, StepContext, build_variants, choose_variants
+from pipeline.communication.step_variants import VARIANTS, SilentGroup, StepContext, build_variants, choose_variants
 from pipeline.experiment.spec import Execution, Spec
 from pipeline.training.process_group import Rank
 
