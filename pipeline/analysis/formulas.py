@@ -37,11 +37,9 @@ def parallel_efficiency(speedup: float, num_gpus: int) -> float:
 def serial_fraction_karp_flatt(speedup: float, num_gpus: int) -> float:
     """Return (1/S - 1/N) / (1 - 1/N), the experimentally determined serial fraction (Karp & Flatt, CACM 33(5), 1990).
 
-    A value that grows with N indicates overhead rather than serial work; below 0 the speed-up is superlinear. Raises
-    ValueError if num_gpus is 1, for which it is not defined.
+    A value that grows with N indicates overhead rather than serial work; below 0 the speed-up is superlinear. One GPU
+    has none.
     """
-    if num_gpus == 1:
-        raise ValueError("the serial fraction needs num_gpus > 1.")
     return (1 / speedup - 1 / num_gpus) / (1 - 1 / num_gpus)
 
 

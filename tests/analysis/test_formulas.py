@@ -60,8 +60,3 @@ def test_link_use_divides_an_epochs_bytes_by_the_same_epochs_communication() -> 
 )
 def test_the_serial_fraction_of_karp_and_flatt(speedup: float, num_gpus: int, serial_fraction: float) -> None:
     assert formulas.serial_fraction_karp_flatt(speedup, num_gpus) == pytest.approx(serial_fraction, abs=1e-12)
-
-
-def test_one_gpu_has_no_serial_fraction() -> None:
-    with pytest.raises(ValueError, match="num_gpus > 1"):
-        formulas.serial_fraction_karp_flatt(1.0, 1)
