@@ -19,6 +19,7 @@ from pipeline.experiment.spec import Spec
 
 Verdict = Literal["slower", "faster", "inside the noise", "no interval", "no data"]
 TimeKey = Literal["epoch_time_s", "step_time_s"]
+TIMED_MEASURES = ("epochs", "communication")
 
 HARDWARE_FACTS: dict[str, Fact] = {
     "nodes": lambda record: " and ".join(sorted(record.environment.nodes)),
@@ -95,7 +96,10 @@ def compare_outcomes(a: Sequence[PointOutcome], b: Sequence[PointOutcome]) -> Co
     Two points are shared if all their axes but repeat and seed are equal. Points without a time to compare are left
     out (`measure: memory` and `quantize`).
     """
-    sides_a, sides_b = ({side.point.spec: side for side in timed_sides(outcomes)} for outcomes in (a, b))
+    sides_a, sides_b = (
+        {point.spec: TimedSide(point) for point in pool_outcomes(outcomes) if point.spec.measure in TIMED_MEASURES}
+        for outcomes in (a, b)
+    )
     shared = [compare_point(side, sides_b[spec]) for spec, side in sides_a.items() if spec in sides_b]
     records_a, records_b = (
         [record for side in sides for record in side.point.ok_records]
@@ -112,11 +116,6 @@ def compare_outcomes(a: Sequence[PointOutcome], b: Sequence[PointOutcome]) -> Co
 def is_failing(points: Iterable[ComparedPoint], fail_above: float | None) -> bool:
     """True if a point is slower by more than `fail_above` (0.1 is 10 %) or is lost; False if `fail_above` is None."""
     return fail_above is not None and any(point.is_lost or point.is_slower_by(fail_above) for point in points)
-
-
-def timed_sides(outcomes: Sequence[PointOutcome]) -> list[TimedSide]:
-    """Return the pooled points that are timed."""
-    return [TimedSide(point) for point in pool_outcomes(outcomes) if point.spec.measure in ("epochs", "communication")]
 
 
 def compare_point(a: TimedSide, b: TimedSide) -> ComparedPoint:

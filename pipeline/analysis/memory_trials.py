@@ -152,20 +152,15 @@ def extrapolate(one: MemoryPoint, other: MemoryPoint, target_bytes: float) -> in
     return max(1, int(size))
 
 
-def first_prediction(trials: Sequence[MemoryTrial]) -> int | None:
-    """Return the first prediction that a later trial could follow; None without one."""
-    predictions = (predict_boundary(trials[:count]) for count in range(len(trials)))
-    return next((predicted for predicted in predictions if predicted is not None), None)
-
-
 def search_result(trials: Sequence[MemoryTrial]) -> MemorySearch | None:
     """Return the result of the search; None if nothing fits."""
     bracket = bracket_of(trials)
     if bracket.fits is None:
         return None
+    predictions = (predict_boundary(trials[:count]) for count in range(len(trials)))  # that a later trial could follow
     return MemorySearch(
         trials=tuple(trials),
-        predicted=first_prediction(trials),
+        predicted=next(filter(None, predictions), None),
         largest_fitting=bracket.fits,
         smallest_failing=bracket.fails,
     )

@@ -36,7 +36,8 @@ def count_neighbours(attempts: Iterable[Record]) -> Counter[AttemptKey]:
     on_machine: dict[str, list[tuple[Span, Record]]] = defaultdict(list)
     for record in attempts:
         if (span := attempt_span(record)) and span.start < span.end:
-            for machine in machines_of(record):
+            # two machines with the same name have different boot ids
+            for machine in record.environment.boot_ids or record.environment.nodes:
                 on_machine[machine].append((span, record))
     counts: Counter[AttemptKey] = Counter()
     for found in on_machine.values():
@@ -64,11 +65,3 @@ def attempt_span(record: Record) -> Span | None:
         return Span(start.timestamp(), end.timestamp()) if start <= end else None
     except (ValueError, TypeError):  # not a time, or only one of both has a time zone
         return None
-
-
-def machines_of(record: Record) -> tuple[str, ...]:
-    """Return the boot ids of an attempt's machines, or the names of its nodes if it has no boot ids.
-
-    Two machines with the same name have different boot ids.
-    """
-    return record.environment.boot_ids or record.environment.nodes

@@ -85,7 +85,9 @@ def scaling_figures(point: PooledPoint, baseline: Baseline, scaling: Scaling) ->
     """Return speed-up and efficiency with their intervals, the serial fraction (strong scaling only) and `notes`."""
     time_s, num_gpus = point.median_epoch_time_s, point.spec.num_gpus
     speedup = formulas.speedup(baseline.time_s, time_s) if time_s is not None and baseline.time_s is not None else None
-    interval = speedup_interval(point, baseline)
+    interval = None
+    if baseline.point and num_gpus > 1:
+        interval = intervals.time_ratio_interval(baseline.point.epoch_time, point.epoch_time)
     serial_fraction = None
     if scaling == "strong" and speedup is not None and num_gpus > 1:
         serial_fraction = formulas.serial_fraction_karp_flatt(speedup, num_gpus)
@@ -102,13 +104,6 @@ def scaling_figures(point: PooledPoint, baseline: Baseline, scaling: Scaling) ->
         "baseline_batch_size_per_gpu": baseline.point.spec.batch_size_per_gpu if baseline.point else None,
         "notes": scaling_notes(baseline, interval, speedup, num_gpus, serial_fraction) if num_gpus > 1 else [],
     }
-
-
-def speedup_interval(point: PooledPoint, baseline: Baseline) -> Interval | None:
-    """Return the interval of T(1)/T(N); None on one GPU, and if one of the times has no interval."""
-    if baseline.point is None or point.spec.num_gpus == 1:
-        return None
-    return intervals.time_ratio_interval(baseline.point.epoch_time, point.epoch_time)
 
 
 def scaling_notes(
