@@ -69,10 +69,8 @@ def time_on_device(work: StepFunction, num_calls: int, rank: Rank) -> int:
 
 def warm_up_and_size_windows(steps: Mapping[str, StepFunction], rank: Rank) -> int:
     """Run every step a few times. Return how many of the slowest fill a window of TARGET_WINDOW_S."""
-    longest_ns = 0
-    for step in steps.values():
-        longest_ns = max(longest_ns, time_steps(step, MIN_STEPS, rank, WARM_UP_STEPS_PER_VARIANT))
-    longest_ns = max(process_group.all_gather(longest_ns))
+    slowest_ns = max(time_steps(step, MIN_STEPS, rank, WARM_UP_STEPS_PER_VARIANT) for step in steps.values())
+    longest_ns = max(process_group.all_gather(slowest_ns))
     num_steps = math.ceil(TARGET_WINDOW_S / (longest_ns / 1e9 / MIN_STEPS))
     return min(MAX_STEPS, max(MIN_STEPS, num_steps))
 
