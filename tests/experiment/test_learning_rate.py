@@ -30,6 +30,9 @@ def large(**fields: Any) -> Spec:
         ({"schedule": "cosine", **WARM}, 14, 0.1),  # 28 updates are left
         ({"schedule": "cosine", **WARM}, 28, 0.05),
         ({"schedule": "cosine", **WARM}, 35, 0.1 * (1 - 2**-0.5) / 2),  # three quarters: cos 135 degrees
+        (WARM, 14, 0.1),
+        ({"remedies": ("linear_scaling",), "batch_size_per_gpu": 2048, "strategy": "ddp", "num_gpus": 4}, 0, 6.4),
+        ({**WARM, "remedies": ("linear_scaling", "warmup", "zero_gamma")}, 6, 3.2),  # the 7th of 14
         ({"remedies": ("linear_scaling",), "reference_batch_size": 256}, 5, 3.2),  # 0.1 x 8192/256
         ({"remedies": ("linear_scaling",), "reference_batch_size": 8192}, 5, 0.1),
     ],

@@ -81,6 +81,3 @@ def test_points_over_several_nodes_are_not_packed_and_it_is_said() -> None:
 @pytest.mark.parametrize("limit_min", [None, 60])
 def test_a_point_alone_has_its_own_limit_and_nothing_is_said(limit_min: int | None) -> None:
     assert plan(POINTS[:1], limit_min) == [([1], "20", "")]
-
-
-MEMORY = [make_spec(input="synthetic", measure="memory", repeat=repeat) for repeat in range(2)]

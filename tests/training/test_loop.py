@@ -15,7 +15,6 @@ from pipeline.analysis.pooling import timed_epochs
 from pipeline.data import augmentation
 from pipeline.data.batches import build_batches
 from pipeline.data.images import Images, synthetic_images
-from pipeline.experiment.learning_rate import learning_rate_at
 from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch
 from pipeline.experiment.record import MAX_STEP_TIMES
 from pipeline.experiment.record_store import encode_record
@@ -58,24 +57,6 @@ def settings_of_torch() -> Iterator[None]:
 
 def train(**fields: Any) -> tuple[Measurement, list[list[PartTimesNs]]]:
     return train_point(make_spec(**{**SMALL, **fields}), ALONE, None)[:2]
-
-
-@pytest.mark.parametrize(
-    ("remedies", "update", "rate"),
-    [
-        ((), 0, 0.1),
-        (("linear_scaling",), 0, 6.4),  # global batch 4 x 2048 = 8192: 0.1 x 8192/128
-        (("warmup",), 0, 0.1 / 14),  # 7 updates an epoch, 2 epochs of warm-up
-        (("warmup",), 6, 0.05),  # the 7th of 14
-        (("warmup",), 13, 0.1),
-        (("warmup",), 14, 0.1),
-        (("linear_scaling", "warmup"), 6, 3.2),
-        (("warmup", "linear_scaling", "zero_gamma"), 34, 6.4),
-    ],
-)
-def test_the_learning_rate_of_an_update(remedies: tuple[str, ...], update: int, rate: float) -> None:
-    spec = make_spec(strategy="ddp", num_gpus=4, batch_size_per_gpu=2048, epochs=5, remedies=remedies)
-    assert learning_rate_at(spec, update) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("fields", [{"layout": "channels_last"}, {"fused_optimizer": True}, {"input": "gpu"}])

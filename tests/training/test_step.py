@@ -210,14 +210,6 @@ def test_no_bias_decay_spares_biases_and_batchnorm_alone() -> None:
         assert torch.allclose(p, before[id(p)] * share, rtol=1e-6)
 
 
-def test_linear_scaling_at_the_reference_batch_size_changes_nothing() -> None:
-    plain = lenet(reference_batch_size=64, schedule="cosine")
-    scaled = lenet(reference_batch_size=64, schedule="cosine", remedies=("linear_scaling",))
-    assert [learning_rate_at(scaled, u) for u in range(6)] == [learning_rate_at(plain, u) for u in range(6)]
-    fields = {"reference_batch_size": 64, "schedule": "cosine"}
-    assert losses(train(**fields, remedies=("linear_scaling",))[0]) == losses(train(**fields)[0])
-
-
 def test_nesterov_is_the_update_of_sutskever() -> None:
     """From rest at gradient g, v = g and the step is rate x (g + momentum x v)."""
     spec = lenet(nesterov=True, weight_decay=0.0, learning_rate=0.1, momentum=0.9)
