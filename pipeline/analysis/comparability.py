@@ -4,7 +4,8 @@ Facts that a record does not state, and timings measured elsewhere, never count 
 """
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
 
 from pipeline.analysis.notes import Note, make_note
 from pipeline.experiment.record import Record
@@ -25,13 +26,6 @@ COMPARED_FACTS: dict[str, Fact] = {
     ),
     "data folder": lambda record: record.environment.data,
 }
-
-PLACES: dict[str, Callable[[Record], Iterable[str]]] = {
-    "other_node": lambda record: record.environment.nodes,
-    "other_boot": lambda record: record.environment.boot_ids,
-    "other_gpu": lambda record: (gpu.uuid for gpu in record.environment.gpus if gpu.uuid),
-}
-"""Kind of note -> the places of a record, the widest first: on another node the boot and the GPU are others too."""
 
 
 def environment_key(record: Record) -> tuple[object, ...]:
@@ -58,12 +52,15 @@ def environment_difference_notes(what: str, others: Sequence[Record], records: S
         ours, theirs = distinct_values(records, fact), distinct_values(others, fact)
         if ours and theirs and ours != theirs:
             notes.append(make_note("other_fact", what=what, fact=name, theirs=sorted(theirs), ours=sorted(ours)))
-    for kind, places_of in PLACES.items():
-        ours, theirs = (
-            {place for record in side if record.measured for place in places_of(record)} for side in (records, others)
-        )
-        if ours and not theirs <= ours:
-            return [*notes, make_note(kind, what=what, theirs=sorted(theirs), ours=sorted(ours))]
+    ours, theirs = places_of(records, "nodes"), places_of(others, "nodes")
+    our_boots, their_boots = places_of(records, "boot_ids"), places_of(others, "boot_ids")
+    our_gpus, their_gpus = gpu_uuids_of(records), gpu_uuids_of(others)
+    if ours and not theirs <= ours:
+        notes.append(make_note("other_node", what=what, theirs=sorted(theirs), ours=sorted(ours)))
+    elif our_boots and not their_boots <= our_boots:
+        notes.append(make_note("other_boot", what=what))
+    elif our_gpus and not their_gpus <= our_gpus:
+        notes.append(make_note("other_gpu", what=what))
     return notes
 
 
@@ -93,3 +90,13 @@ def timing_variable(name: str, record: Record) -> str | None:
 def distinct_values(records: Sequence[Record], fact: Fact) -> set[str]:
     """Return the values of a fact among the records measured here."""
     return {value for record in records if record.measured and (value := fact(record))}
+
+
+def gpu_uuids_of(records: Sequence[Record]) -> set[str]:
+    """Return the UUIDs of all GPUs of the records measured here, as far as they are known."""
+    return {gpu.uuid for record in records if record.measured for gpu in record.environment.gpus if gpu.uuid}
+
+
+def places_of(records: Sequence[Record], field: Literal["nodes", "boot_ids"]) -> set[str]:
+    """Return all nodes or boot ids of the records measured here."""
+    return {place for record in records if record.measured for place in getattr(record.environment, field)}
