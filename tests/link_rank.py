@@ -3,6 +3,7 @@
 `measure_over_link` runs this file as a rank on every host. The figures come out of the tool's own tables.
 """
 
+import functools
 import os
 import socket
 import statistics
@@ -31,8 +32,7 @@ from pipeline.training import models, process_group
 from pipeline.training.process_group import Rank
 
 MIB = 2**20
-NUM_HIDDEN = 2720
-GRADIENT_BYTES = 4 * ((3 * 32 * 32 + 1) * NUM_HIDDEN + (NUM_HIDDEN + 1) * 10)  # of two_layers
+NUM_HIDDEN, NUM_HIDDEN_SHORT = 2720, 1360
 TRANSFER_PORT = PORT + 1
 TRANSFER_BYTES = 32 * MIB
 NUM_TRANSFERS = 8  # the first warms up
@@ -43,7 +43,7 @@ TASK, READING = "task.json", "reading.json"
 
 
 class LinkTask(msgspec.Struct):
-    """The point, and whether to time fewer calls and steps than the tool does, to be done within seconds."""
+    """The point, and whether to send less and to time fewer calls and steps than the tool does, to be done soon."""
 
     spec: Spec
     is_short: bool
@@ -78,7 +78,7 @@ def communication_point(num_ranks: int, **fields: Any) -> Spec:
         "measure": "communication",
         "windows": 6,
         "max_steps": 1,
-        "bucket_cap_mb": GRADIENT_BYTES / MIB + 1,
+        "bucket_cap_mb": gradient_bytes() / MIB + 1,
         "gradient_as_bucket_view": True,
     }
     return make_spec(**{**given, **fields})
@@ -104,13 +104,19 @@ def tables_of(readings: Sequence[LinkReading]) -> Tables:
     return build_tables(resolve_outcomes([record.spec for record in records], records, []).outcomes)
 
 
-def two_layers(num_classes: int, zero_gamma: bool) -> nn.Module:
+def gradient_bytes(is_short: bool = False) -> int:
+    """Return the size of the gradients of `two_layers`."""
+    num_hidden = NUM_HIDDEN_SHORT if is_short else NUM_HIDDEN
+    return 4 * ((3 * 32 * 32 + 1) * num_hidden + (num_hidden + 1) * 10)
+
+
+def two_layers(num_hidden: int, num_classes: int, zero_gamma: bool) -> nn.Module:
     """Build a perceptron with many parameters and little computation: a step is mostly communication.
 
     The ranks share the CPUs of one machine, so a step that computes much would take longer on four ranks than on two.
     """
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(3 * 32 * 32, NUM_HIDDEN), nn.ReLU(), nn.Linear(NUM_HIDDEN, num_classes)
+        nn.Flatten(), nn.Linear(3 * 32 * 32, num_hidden), nn.ReLU(), nn.Linear(num_hidden, num_classes)
     )
 
 
@@ -121,9 +127,9 @@ def largest_busbw_bytes_per_s(reading: LinkReading) -> float:
     return busbw_gb_s * GB
 
 
-def all_reduce_s(num_ranks: int, rate_bits_per_s: float) -> float:
+def all_reduce_s(num_ranks: int, rate_bits_per_s: float, is_short: bool = False) -> float:
     """Return bytes over rate: what a rank sends of the gradients in a ring, over the link's rate for payload."""
-    return ring_bytes_per_step(GRADIENT_BYTES, num_ranks) / payload_bytes_per_s(rate_bits_per_s)
+    return ring_bytes_per_step(gradient_bytes(is_short), num_ranks) / payload_bytes_per_s(rate_bits_per_s)
 
 
 def measure_rank(folder: Path) -> None:
@@ -131,7 +137,7 @@ def measure_rank(folder: Path) -> None:
     task = msgspec.json.decode((folder / TASK).read_bytes(), type=LinkTask)
     if task.is_short:
         shorten()
-    models.lenet = two_layers
+    models.lenet = functools.partial(two_layers, NUM_HIDDEN_SHORT if task.is_short else NUM_HIDDEN)
     share_cpus()
     rank = process_group.join_process_group(task.spec)
     transfer = transfer_bytes_per_s(rank)

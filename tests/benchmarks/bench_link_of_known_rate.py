@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 import tabulate
 from link_rank import (
-    GRADIENT_BYTES,
     LinkReading,
     all_reduce_s,
     communication_point,
+    gradient_bytes,
     largest_busbw_bytes_per_s,
     measure_over_link,
     tables_of,
@@ -111,7 +111,7 @@ def print_tables(readings: Sequence[LinkReading]) -> None:
         ("Exposed communication from the fast link to the slow one", [growth_row(found) for found in of_ranks]),
         ("The step on four ranks, predicted from two", [prediction_row(found) for found in of_rates]),
     )
-    print(f"{GRADIENT_BYTES:,} bytes of gradients in one bucket, gloo, {os.cpu_count()} CPUs")
+    print(f"{gradient_bytes():,} bytes of gradients in one bucket, gloo, {os.cpu_count()} CPUs")
     for title, rows in tables:
         print(f"\n### {title}\n\n{tabulate.tabulate(rows, headers='keys', tablefmt='github', floatfmt='.4g')}")
 

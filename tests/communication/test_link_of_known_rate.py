@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from link_rank import (
-    GRADIENT_BYTES,
     LinkReading,
     all_reduce_s,
     communication_point,
+    gradient_bytes,
     largest_busbw_bytes_per_s,
     measure_over_link,
     tables_of,
@@ -85,7 +85,8 @@ def test_exposed_communication_grows_as_bytes_over_rate(readings: Readings) -> N
     slow, fast = (tables_of([readings[2, rate]]).communication[0].exposed_comm_time_s for rate in (SLOW, FAST))
     assert slow is not None
     assert fast is not None
-    assert slow - fast == pytest.approx(all_reduce_s(2, SLOW) - all_reduce_s(2, FAST), rel=0.1)
+    known_slow, known_fast = (all_reduce_s(2, rate, is_short=True) for rate in (SLOW, FAST))
+    assert slow - fast == pytest.approx(known_slow - known_fast, rel=0.1)
 
 
 def test_the_step_of_four_lies_within_what_two_predict(readings: Readings) -> None:
@@ -99,7 +100,7 @@ def test_the_step_of_four_lies_within_what_two_predict(readings: Readings) -> No
 
 def test_the_gradients_travel_at_once(readings: Readings) -> None:
     profile = tables_of([readings[2, SLOW]]).bandwidth
-    assert [bucket.num_bytes for bucket in profile] == [GRADIENT_BYTES]
+    assert [bucket.num_bytes for bucket in profile] == [gradient_bytes(is_short=True)]
 
 
 def namespaces_left() -> list[Path]:
