@@ -1,5 +1,5 @@
 # make run: measure the smoke grid with whatever this machine has, and print its tables
-# make check: linters, types, and the tests that need no Slurm, start no training process and build no wheel: a minute
+# make check: linters, types, and the tests that need no Slurm and no browser and start no training process
 # make test: install what the tests need and run them all; make lint, make bench, make bench-gpu, make jobs, make words
 PYTHON ?= python3
 VENV ?= .venv
@@ -26,7 +26,7 @@ check: $(VENV)/.installed-test
 	$(MAKE) --jobs=2 --output-sync=target lint test-fast
 
 test-fast: $(VENV)/.installed-test
-	$(PYTEST) -m "not slurm and not training and not wheel"
+	$(PYTEST) -m "not slurm and not training and not browser and not wheel and not alone"
 
 lint: $(VENV)/.installed-test
 	ruff check .

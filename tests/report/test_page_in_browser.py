@@ -11,7 +11,7 @@ from page_records import EVIL, every_question, hostile_records, page_source, wri
 
 from pipeline.report.html_page import write_index, write_report
 
-pytestmark = needs_chromium
+pytestmark = [pytest.mark.browser, needs_chromium]
 
 PHONE, DESKTOP = 390, 1280
 GROUNDS = {False: "rgb(255, 255, 255)", True: "rgb(20, 24, 28)"}

@@ -76,7 +76,7 @@ def test_a_target_that_is_never_reached_is_a_named_cell() -> None:
     assert row.throughput_efficiency == 2
     cell = table_of(report(*found), "Q4: time to target")[1]
     assert (cell["reached"], cell["time [s]"], cell["epochs"]) == ("never reached", "never reached", "")
-    assert cell["test accuracy [%]"] == "40.00"  # of one run there is no interval
+    assert cell["final accuracy [%]"] == "40.00"  # of one run there is no interval
 
 
 def test_a_target_that_no_run_reaches_is_named_where_a_table_has_little_room() -> None:

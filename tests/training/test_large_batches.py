@@ -68,6 +68,7 @@ def train(spec: Spec) -> Epoch:
     return measurement.epochs[-1]
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("remedies", [(), ("linear_scaling", "warmup"), ALL], ids=len)
 def test_shuffled_labels_are_not_learnt_with_any_remedy(
     remedies: tuple[Remedy, ...], monkeypatch: pytest.MonkeyPatch
