@@ -1,11 +1,11 @@
-"""Cancel what is queued or running of an experiment in Slurm.
+"""Cancel the queued and running Slurm jobs of an experiment.
 
     python -m pipeline.cancel outputs/scaling
     python -m pipeline.cancel outputs/scaling --only RUN_ID
 
-Records stay, and the same submit runs again what was cancelled.
-Exit codes: 0 success, also if nothing was queued or running; 2 a folder cannot be read, a driver is at work in it, or a
-job has points that --only does not name; 3 no experiment, or an unknown RUN_ID; 4 Slurm refuses or does not answer.
+All records are kept. To run the cancelled points again, repeat the same submit command.
+Exit codes: 0 success, also if nothing was queued or running; 2 a folder cannot be read, a submit process uses it, or a
+job also has points that --only does not name; 3 no experiment, or an unknown RUN_ID; 4 Slurm refuses or is silent.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from pipeline.system.command_line import build_parser
 from pipeline.system.errors import EXIT_SCHEDULER, CommandError, log_line, pluralize, replace_control_characters
 from pipeline.system.slurm_commands import run_slurm
 
-ENDING = "COMPLETING"  # its processes are being ended already
+ENDING = "COMPLETING"  # Slurm is already ending the job's processes
 
 
 class UnfinishedJob(NamedTuple):
-    """An array element or plain job that is queued or running, and its points that have no record of it yet."""
+    """An array element or plain job that is queued or running, and its points that this job has not recorded yet."""
 
     key: JobKey
     state: str  # as Slurm says it
@@ -67,14 +67,15 @@ def main() -> int:
     if num_cancelled:
         log_line(f"{pluralize(num_cancelled, 'job')} cancelled; the same submit runs their points again.")
     else:
-        print(f"Nothing {'of these points ' if arguments.only else ''}is queued or running in Slurm.")
+        print(f"{'None of these points' if arguments.only else 'Nothing'} is queued or running in Slurm.")
     return errors.EXIT_USAGE if unreadable else errors.EXIT_OK
 
 
 def cancel_experiment(name: str, experiment: Experiment, manifest: Manifest, only: list[str]) -> int:
-    """Cancel the jobs of one experiment, or those of the points in `only`; return their number. Raises CommandError.
+    """Cancel the jobs of one experiment, or only the jobs of the points in `only`. Return the number of jobs.
 
-    The lock keeps a driver from submitting more meanwhile. A driver that runs points on this machine holds it too.
+    While this function holds the lock, no `submit` can add jobs. Raises CommandError, also if another process holds the
+    lock: a `submit` that runs points on this machine holds it until they have ended.
     """
     has_arrays = any(submission.arrays for submission in manifest.submissions)
     if not has_arrays and not experiment.is_being_submitted():
@@ -84,7 +85,7 @@ def cancel_experiment(name: str, experiment: Experiment, manifest: Manifest, onl
         if only:
             jobs = select_jobs(jobs, only)
         if jobs:
-            # without --only whole arrays, in place of up to thousands of elements
+            # without --only cancel whole arrays: to name each element would take up to thousands of arguments
             cancel_jobs({job.key if only else (job.key[0], None) for job in jobs})
     for job in jobs:
         line = f"cancelled {name} job {job_text(job.key)} ({job.state.lower()}): {', '.join(job.run_ids)}"
@@ -95,7 +96,7 @@ def cancel_experiment(name: str, experiment: Experiment, manifest: Manifest, onl
 def find_unfinished_jobs(experiment: Experiment, manifest: Manifest) -> list[UnfinishedJob]:
     """Return the jobs of an experiment that are queued or running.
 
-    Raises CommandError (scheduler) if Slurm does not say.
+    Raises CommandError (scheduler) if Slurm cannot be queried.
     """
     job_states, problem = query_slurm(manifest)
     if problem:
@@ -127,7 +128,7 @@ def select_jobs(jobs: Sequence[UnfinishedJob], only: Collection[str]) -> list[Un
         others = [run_id for run_id in job.run_ids if run_id not in only]
         if others:
             options = " ".join(f"--only {run_id}" for run_id in others)
-            problem = f"job {job_text(job.key)} would also lose {len(others)} of its points"
+            problem = f"job {job_text(job.key)} also has {pluralize(len(others), 'point')} that --only does not name"
             raise CommandError(f"{problem}; to cancel them too, add {options}")
     return selected
 
@@ -135,7 +136,7 @@ def select_jobs(jobs: Sequence[UnfinishedJob], only: Collection[str]) -> list[Un
 def cancel_jobs(keys: Collection[JobKey]) -> None:
     """Cancel these jobs, in one call. The key (7, None) is the whole array 7.
 
-    Raises CommandError (scheduler) if scancel fails; jobs that have ended meanwhile are no failure to it.
+    Raises CommandError (scheduler) if scancel fails. For scancel it is no failure if a job has ended meanwhile.
     """
     try:
         answer = run_slurm("scancel", *map(job_text, keys))
@@ -143,7 +144,7 @@ def cancel_jobs(keys: Collection[JobKey]) -> None:
         raise CommandError(f"scancel does not answer ({error}); try again.", EXIT_SCHEDULER) from error
     if answer.returncode:
         reason = " ".join(answer.stderr.split()) or f"exit code {answer.returncode}"
-        raise CommandError(f"scancel failed: {reason}; some jobs may be left: look at status.", EXIT_SCHEDULER)
+        raise CommandError(f"scancel failed: {reason}; some jobs may still be active; see status.", EXIT_SCHEDULER)
 
 
 if __name__ == "__main__":

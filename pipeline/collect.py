@@ -5,10 +5,10 @@
     python -m pipeline.collect outputs/scaling --only Q2 --format csv --no-write
 
 Prints the answers, then the tables, as Markdown (or one JSON object, or one table as CSV) on stdout. Writes
-report.md, report.html with plots/, tables.json and one CSV per table beside the records, and index.html into a folder
-of several experiments.
-Exit codes: 0 success, also if nobody may write beside the records; 1 under --strict: gaps, or a folder that anyone may
-write; 2 the folder cannot be read, or a write failed; 3 no experiment in the folder.
+report.md, report.html with plots/, tables.json and one CSV per table beside the records. A folder of several
+experiments also gets index.html.
+Exit codes: 0 success, also if you may not write beside the records; 1 with --strict: a point has no result, or anyone
+may write to a folder; 2 the folder cannot be read, or a write failed; 3 no experiment in the folder.
 """
 
 import argparse
@@ -41,11 +41,11 @@ WORDS = Path("docs") / "words.md"
 TABLE_NAMES = (
     *("Q1", "Q2", "Q3", "Q4", "oom", "communication", "bandwidth", "sweep", "transfers", "split", "prediction"),
     *("memory", "cost", "time_to_target", "int8", "int8_histograms"),
-)  # the fields of Tables, which --help need not import
+)  # the fields of Tables, repeated here because --help must not import it
 
 
 class Printed(NamedTuple):
-    """What may be printed of one experiment: its answers, the rows of its tables and the coverage, and its report."""
+    """One experiment for stdout. `content` holds the rows of its tables and the coverage, for JSON and CSV."""
 
     name: str
     answers: "Answers"
@@ -56,16 +56,16 @@ class Printed(NamedTuple):
 def parse_arguments() -> argparse.Namespace:
     parser = build_parser("collect", __doc__)
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
-    formats = "the format on stdout; csv is of one table, which --only names"
+    formats = "the format on stdout; csv prints one table, which --only names"
     parser.add_argument("--format", choices=("markdown", "csv", "json"), default="markdown", help=formats)
     parser.add_argument("--only", choices=TABLE_NAMES, default="", help="print this table alone")
     parser.add_argument("--columns", choices=("few", "all"), default="few", help="all: wide tables, with every column")
-    parser.add_argument("--no-write", action="store_true", help="print, and write no file")
+    parser.add_argument("--no-write", action="store_true", help="only print; write no file")
     strict = "exit 1 if a point has no result, or if anyone may write to the folder"
     parser.add_argument("--strict", action="store_true", help=strict)
     parser.add_argument("--link-latency-us", type=float, help="predict for a link with this latency per hop")
     parser.add_argument("--link-gb-s", type=float, help="bandwidth of that link (default: the measured link)")
-    target = "test accuracy to reach, as a fraction (default: 0.02 below the baseline's final one)"
+    target = "test accuracy to reach, as a fraction (default: the baseline's final test accuracy - 0.02)"
     parser.add_argument("--target-accuracy", type=float, metavar="FRACTION", help=target)
     arguments = parser.parse_args()
     if arguments.target_accuracy is not None and not 0 < arguments.target_accuracy <= 1:
@@ -76,7 +76,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def read_link_options(arguments: argparse.Namespace) -> "Link | None":
-    """Return the given link, or None for the measured link. Raises CommandError if only one option is valid."""
+    """Return the link of the two options; None without them. Raises CommandError for one alone, or for a bad value."""
     from pipeline.analysis.ring_model import Link
 
     latency_us, bandwidth_gb_s = arguments.link_latency_us, arguments.link_gb_s
@@ -92,7 +92,7 @@ def read_link_options(arguments: argparse.Namespace) -> "Link | None":
 def main() -> int:
     """Print and write the tables. Return the exit code."""
     arguments = parse_arguments()
-    gc.disable()  # records form no cycles, so a search for garbage finds none and costs time
+    gc.disable()  # records form no reference cycles, so the garbage collector would find nothing and cost time
     # imported after the command line is parsed, so that --help answers at once
     from pipeline.report.collect_experiment import collect_experiment
     from pipeline.report.display_tables import DisplayOptions
@@ -114,8 +114,8 @@ def main() -> int:
         if arguments.strict and found.collected.coverage.num_gaps:
             code = max(code, errors.EXIT_GAPS)
         report = render_experiment(name, found.tables, found.collected, words=address_of_words(experiment))
-        is_own_view = arguments.format == "markdown" and options != DisplayOptions()
-        shown = render_experiment(name, found.tables, found.collected, options) if is_own_view else report
+        is_custom_view = arguments.format == "markdown" and options != DisplayOptions()
+        shown = render_experiment(name, found.tables, found.collected, options) if is_custom_view else report
         printed.append(Printed(name, found.answers, found.content, shown))
         if not arguments.no_write:
             code = max(code, write_files(name, found, report, pages))
@@ -146,7 +146,7 @@ def display_options(arguments: argparse.Namespace) -> "DisplayOptions":
 
 
 def address_of_words(experiment: "Experiment") -> str:
-    """Return the address of docs/words.md from the experiment's report; empty outside the pipeline's own repository."""
+    """Return the relative link from the experiment's report to docs/words.md; "" outside the pipeline's repository."""
     root = Path(__file__).parents[1]
     if not experiment.folder.resolve().is_relative_to(root) or not (root / WORDS).exists():
         return ""
@@ -164,7 +164,7 @@ def write_files(name: str, found: "CollectedExperiment", report: str, pages: "Pa
         pages.write(name, found, find_logs(found.experiment, manifest) if manifest else {})
     except OSError as error:
         log_line(f"{name}: cannot write beside its records ({error.strerror}); its tables are only printed.")
-        return code_of(error)
+        return exit_code_of(error)
     return errors.EXIT_OK
 
 
@@ -174,12 +174,12 @@ def write_index(pages: "Pages") -> int:
         pages.write_index()
     except OSError as error:
         log_line(f"cannot write the index of all experiments into {pages.root} ({error.strerror}); it is left out.")
-        return code_of(error)
+        return exit_code_of(error)
     return errors.EXIT_OK
 
 
-def code_of(error: OSError) -> int:
-    """Return the exit code of a file that was not written: 0 if nobody may write there."""
+def exit_code_of(error: OSError) -> int:
+    """Return the exit code after a write that failed: 0 if this user may not write there, which is no failure."""
     return errors.EXIT_OK if error.errno in NO_WRITING else errors.EXIT_USAGE
 
 

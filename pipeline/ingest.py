@@ -1,4 +1,4 @@
-"""Convert timings that were measured elsewhere into records, which tables mark as not measured here.
+"""Convert timings from elsewhere into records. Tables mark such records as not measured here.
 
     python -m pipeline.ingest FILE.csv --outputs outputs/NAME --gpu "NVIDIA A40"
 
@@ -40,19 +40,19 @@ from pipeline.system.files import UnreadableFile, read_bounded
 
 MAX_CSV_BYTES = 16_000_000
 COLUMNS_HELP = """columns of the file, in any order; an empty cell means not measured:
-  strategy            single, dp or ddp, in any case
+  strategy            single, dp or ddp, in lower or upper case
   num_gpus            GPUs in total
   batch_size_per_gpu  samples per GPU and step
   epoch_time_s        seconds of the epoch; empty if the point ran out of memory
 optional columns:
-  status              ok (without the column) or oom, in any case
-  epoch               number from 1; empty, or without the column: 2, the first that is not a warm-up
+  status              ok or oom, in lower or upper case (without the column: ok)
+  epoch               number from 1 (empty, or without the column: 2, the first epoch after the warm-up)
   compute_time_s      seconds of the epoch without waiting for data
   loss                mean training loss of the epoch
-  accuracy            training accuracy, as a fraction (0.509) or with its sign (50.9%)
-  num_nodes, repeat   1 and 0 without the column
+  accuracy            training accuracy, as a fraction (0.509) or with a percent sign (50.9%)
+  num_nodes, repeat   numbers (without the column: 1 node, repeat 0)
   precision           fp32, tf32 or bf16"""
-CASELESS_COLUMNS = ("strategy", "status", "precision")
+CASE_INSENSITIVE_COLUMNS = ("strategy", "status", "precision")
 NO_NUMBERS = ("nan", "inf", "-inf", "+inf", "infinity", "-infinity", "null", "none")
 NOT_A_NUMBER = "is not a number; leave the cell empty if it was not measured."
 BYTES_PER_PARAMETER = 4  # gradients in fp32, as DistributedDataParallel sends them
@@ -61,7 +61,7 @@ PositiveSeconds = Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)]
 
 
 class CsvRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row of the file. Its header must have the columns without a default, which COLUMNS_HELP explains."""
+    """A row of the file. The header must name each column that has no default here. COLUMNS_HELP explains them all."""
 
     strategy: Strategy
     num_gpus: PositiveInt
@@ -77,7 +77,7 @@ class CsvRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     precision: Precision | None = None
 
     def point(self) -> tuple[Any, ...]:
-        """Return the columns that identify the point: all that are axes, except the epoch."""
+        """Return the values of the columns that identify the point. The epoch is not one of them."""
         return (self.strategy, self.num_nodes, self.num_gpus, self.batch_size_per_gpu, self.precision, self.repeat)
 
 
@@ -89,7 +89,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.epilog, parser.formatter_class = COLUMNS_HELP, argparse.RawDescriptionHelpFormatter
     parser.add_argument("file", type=Path, help="a CSV file with the columns below")
     parser.add_argument("--outputs", type=Path, required=True, help="the experiment's folder, such as outputs/a40-ddp")
-    parser.add_argument("--gpu", help="the GPU's name; without it, tables say not stated")
+    parser.add_argument("--gpu", help="the GPU's name (without it, tables show 'not stated')")
     parser.add_argument(
         "--num-samples", type=positive_integer, default=CIFAR10_SAMPLES, help="samples an epoch (default: %(default)s)"
     )
@@ -100,7 +100,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Publish a record for each point of the file that has none yet."""
+    """Publish a record for each point of the file, unless the folder already has the same record."""
     arguments = parse_arguments()
     try:
         raw = read_bounded(arguments.file, MAX_CSV_BYTES, follow_links=True)
@@ -149,7 +149,7 @@ def check_header(header: list[str], name: str) -> None:
 
 
 def read_row(header: list[str], cells: list[str], where: str) -> CsvRow:
-    """Return one row. An empty cell becomes None or the column's default; a status that has a column must be stated.
+    """Return one row. An empty cell becomes None or the column's default, but a cell of `status` must not be empty.
 
     Raises CommandError.
     """
@@ -160,7 +160,7 @@ def read_row(header: list[str], cells: list[str], where: str) -> CsvRow:
     for column, cell in zip(header, (cell.strip() for cell in cells), strict=True):
         if cell.lower() in NO_NUMBERS:
             raise CommandError(f"{where}: {column}={cell!r} {NOT_A_NUMBER}")
-        if column in CASELESS_COLUMNS:
+        if column in CASE_INSENSITIVE_COLUMNS:
             cell = cell.lower()
         if column == "accuracy" and cell:
             cell = read_fraction(cell, where)
@@ -175,16 +175,16 @@ def read_row(header: list[str], cells: list[str], where: str) -> CsvRow:
 
 
 def read_fraction(cell: str, where: str) -> str:
-    """Return an accuracy as a fraction: `50.9%` is 0.509. Raises CommandError for a number above 1 without a sign."""
+    """Return an accuracy as a fraction: `50.9%` is 0.509. Raises CommandError for a number above 1 without a `%`."""
     number = cell.removesuffix("%").strip()
     try:
         value = float(number)
     except ValueError:
-        return cell  # which is refused as text
+        return cell  # read_row then refuses it, because it is not a number
     if number != cell:
         return repr(value / 100)
     if 1 < value <= 100:
-        cure = f"write a fraction ({value / 100:g}) or add the sign ({cell}%)"
+        cure = f"write a fraction ({value / 100:g}) or add the percent sign ({cell}%)"
         raise CommandError(f"{where}: accuracy={cell} is above 1; {cure}.")
     return cell
 
@@ -194,13 +194,13 @@ def check_row(row: CsvRow, where: str) -> None:
     if row.loss is not None and not math.isfinite(row.loss):
         raise CommandError(f"{where}: loss={row.loss} {NOT_A_NUMBER}")
     if row.status == "oom" and (row.epoch_time_s or row.compute_time_s or row.loss is not None):
-        raise CommandError(f"{where} is oom and gives a measurement; leave its cells empty, or write status ok.")
+        raise CommandError(f"{where} has status oom and a measurement; empty the measured cells, or write status ok.")
     if row.compute_time_s and row.epoch_time_s and row.compute_time_s > row.epoch_time_s:
         raise CommandError(f"{where}: compute_time_s is longer than epoch_time_s, which includes it; correct the row.")
 
 
 def group_rows(rows: Iterable[CsvRow]) -> list[list[CsvRow]]:
-    """Return the rows of each point, sorted by epoch. Raises CommandError for a repeated epoch, or ok and oom."""
+    """Return the rows of each point, sorted by epoch. Raises CommandError for an epoch twice, or ok beside oom."""
     points: dict[tuple[Any, ...], list[CsvRow]] = {}
     for row in rows:
         points.setdefault(row.point(), []).append(row)
@@ -209,7 +209,8 @@ def group_rows(rows: Iterable[CsvRow]) -> list[list[CsvRow]]:
         if len({row.status for row in parts}) > 1:
             raise CommandError(f"{where} is both ok and oom; remove the wrong rows.")
         if len({row.epoch for row in parts}) < len(parts):
-            raise CommandError(f"{where} gives an epoch twice; remove one, or number them with a repeat column.")
+            cure = "remove one, or number the repeats in a column `repeat`"
+            raise CommandError(f"{where} has two rows for one epoch; {cure}.")
         parts.sort(key=lambda row: row.epoch)
     return list(points.values())
 
@@ -267,8 +268,8 @@ def nanoseconds(time_s: float | None) -> int | None:
 def publish_all(found: list[Record], experiment: Experiment) -> int:
     """Publish the new records and return their number.
 
-    Raises CommandError if a record could not be loaded again, before any is written, or if the folder has records
-    measured here.
+    Raises CommandError before it writes any record, if a record could not be loaded again, or if the folder has records
+    measured here. Raises it also if a write fails.
     """
     for record in found:
         try:
@@ -294,7 +295,7 @@ def publish_all(found: list[Record], experiment: Experiment) -> int:
 
 
 def refuse_parent_folder(folder: Path) -> None:
-    """Raise CommandError for a folder that contains experiments, since it cannot be one itself."""
+    """Raise CommandError for a folder that contains experiments: such a folder cannot be an experiment itself."""
     found = find_experiments(folder) if folder.is_dir() else {}
     names = [name for name, experiment in found.items() if experiment.folder != folder]
     if names:

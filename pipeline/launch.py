@@ -1,9 +1,9 @@
 """Run the points of one array element one after another, and publish a record of each.
 
     python -m pipeline.launch --grid q4 --index 3                    a point of a grid (jobs/*.sbatch)
-    python -m pipeline.launch --manifest PATH --run-id ID ...        points of a manifest (the driver's elements)
+    python -m pipeline.launch --manifest PATH --run-id ID ...        points of a manifest (the arrays of `submit`)
 
-Exit codes: 0 every point is ok, 1 a point is not (its record says why), 2 usage.
+Exit codes: 0 every point is ok, 1 at least one is not ok (its record says why), 2 wrong usage.
 """
 
 import argparse
@@ -40,9 +40,9 @@ def parse_arguments() -> argparse.Namespace:
     source.add_argument("--manifest", type=Path, help="the manifest.json that holds the points")
     parser.add_argument("--index", type=int, help="the index of the point in the grid, from 0")
     parser.add_argument("--run-id", action="append", default=[], help="a point of the manifest; may be repeated")
-    threads = "threads of each process on the CPU (default: the grid's cpus_per_gpu, 1 with --manifest)"
+    threads = "CPU threads of each process that trains on the CPU (default: the grid's cpus_per_gpu; with --manifest 1)"
     parser.add_argument("--num-threads", type=positive_integer, metavar="N", help=threads)
-    limit = "stop a point that takes longer; run the next"
+    limit = "stop a point that runs longer than S seconds, and run the next one"
     parser.add_argument("--point-limit-s", type=positive_integer, metavar="S", help=limit)
     add_point_arguments(parser)
     return parser.parse_args()
@@ -52,7 +52,7 @@ def main() -> int:
     """Run the points that the command line names, one after another."""
     arguments = parse_arguments()
     errors.require_packages(*errors.RANK_PACKAGES)
-    # Slurm sends USR2 to every process of the step before the time limit; it would kill the ranks
+    # before the time limit Slurm sends USR2 to every process of the job step; a process dies if it does not ignore it
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     if arguments.manifest:
         experiment, points = resolve_manifest(arguments.manifest, arguments.run_id)
@@ -71,42 +71,44 @@ def main() -> int:
 
 
 def run_launch(points: Sequence[Spec], experiment: Experiment, options: LaunchOptions) -> int:
-    """Run the points in order, several in the same processes if that changes no result. Return the exit code."""
+    """Run the points in order, and return the exit code. Points share processes where that changes no result."""
     exit_code = errors.EXIT_OK
     while points:
         implied = publish_implied_oom(points[0], experiment, options)
         results = [implied] if implied else launch_points(points_for_same_processes(points), experiment, options)
         if any(record is not None and record.status != "ok" for record in results):
             exit_code = errors.EXIT_GAPS
-            if points[0].num_nodes > 1:  # other nodes may still run this point: end the job step with it
+            if points[0].num_nodes > 1:  # by this exit code srun ends the point on the other nodes
                 return exit_code
         points = points[len(results) :]
     return exit_code
 
 
 def resolve_manifest(path: Path, run_ids: list[str]) -> tuple[Experiment, list[Spec]]:
-    """Return the points of the manifest with these run ids. Raises CommandError for an unknown one."""
+    """Return the points of the manifest with these run ids. Raises CommandError for an unknown run id or for none."""
     experiment = Experiment(path.parent)
     manifest = experiment.read_manifest()
     if manifest is None:
         raise CommandError(f"{path} is absent; submit the experiment first.")
     known = {spec.run_id(): spec for spec in manifest.points}
     missing = [run_id for run_id in run_ids if run_id not in known]
-    if missing or not run_ids:
-        names = ", ".join(missing) or "(none was named)"
-        raise CommandError(f"{path} has no point {names}; give --run-id one of its points.")
+    if not run_ids:
+        raise CommandError(f"no point of {path} is named; add --run-id with the run id of a point.")
+    if missing:
+        raise CommandError(f"{path} has no point {', '.join(missing)}; give --run-id one of its points.")
     return experiment, [known[run_id] for run_id in run_ids]
 
 
 def resolve_grid(grid: Grid, index: int | None, outputs: Path) -> tuple[Experiment, list[Spec]]:
-    """Return the point of the grid at the index (none past its end). Publish the manifest if it lacks the points.
+    """Return the experiment, and a list with the grid's point at the index; the list is empty past the grid's end.
 
-    Raises CommandError without a valid index or array id.
+    Add the points and the Slurm array to the manifest if it lacks them. Raises CommandError if the index or the array
+    id is not valid.
     """
     if index is None or index < 0:
         raise CommandError("--grid needs --index, the number of a point from 0.")
     array_id = os.environ.get("SLURM_ARRAY_JOB_ID")
-    if array_id and not (array_id.isascii() and array_id.isdigit()):  # the manifest would become unreadable
+    if array_id and not (array_id.isascii() and array_id.isdigit()):  # no manifest with such an id can be read
         raise CommandError(f"SLURM_ARRAY_JOB_ID={array_id!r} is not a job id; unset it.")
     experiment = Experiment(outputs / grid.name)
     experiment.create()
@@ -122,7 +124,7 @@ def resolve_grid(grid: Grid, index: int | None, outputs: Path) -> tuple[Experime
 
 
 def needs_run(spec: Spec, experiment: Experiment, rerun: str | None) -> bool:
-    """True if the point has no record, or one that `rerun` selects. A second sbatch thus fills the gaps."""
+    """True if the point has no record, or if `rerun` selects its record. So a second sbatch only fills the gaps."""
     attempts = record_store.load_attempts(experiment.records_folder, spec.run_id())
     if not attempts or rerun in ("all", status := record_store.choose_attempt(attempts).status):
         return True
@@ -131,7 +133,7 @@ def needs_run(spec: Spec, experiment: Experiment, rerun: str | None) -> bool:
 
 
 def warn_of_idle_gpus(spec: Spec, grid: str) -> None:
-    """Log a notice if the job holds more GPUs than the point uses: plain sbatch asks for the grid's largest shape."""
+    """Log a notice if the job holds more GPUs than the point uses: plain sbatch requests the grid's largest shape."""
     held, used = num_job_gpus(), spec.gpus_per_node if spec.device == "cuda" else 0
     if node_rank() == 0 and held > used:
         cure = f"python -m pipeline.submit --grid {grid} asks for one array a shape"
@@ -139,7 +141,7 @@ def warn_of_idle_gpus(spec: Spec, grid: str) -> None:
 
 
 def publish_manifest(experiment: Experiment, name: str, points: list[Spec], array_id: str | None) -> None:
-    """Add the points to the manifest with the Slurm array that runs them, so that `submit` does not run them too."""
+    """Add the points and the Slurm array that runs them to the manifest, so that `submit` does not submit them too."""
     with experiment.edit_manifest() as manifest:
         manifest.name = name
         add_points(manifest, points)
@@ -152,7 +154,8 @@ def publish_manifest(experiment: Experiment, name: str, points: list[Spec], arra
 def refuse_reused_launch_id(points: Sequence[Spec], experiment: Experiment) -> None:
     """Raise CommandError for a point that was already launched with this launch id: two attempts would look like one.
 
-    A point over several nodes needs a record as proof, because another node may have just created the folder.
+    A launch folder or a record proves the earlier launch. For a point on several nodes only a record does, because
+    another node of the same launch may just have created the folder.
     """
     launch_id = os.environ.get("PIPELINE_LAUNCH_ID")
     for spec in points if launch_id else ():
@@ -186,8 +189,8 @@ def read_launch_id() -> str:
 def launch_points(specs: Sequence[Spec], experiment: Experiment, options: LaunchOptions) -> list[Record | None]:
     """Run this node's ranks for the points, one after another, and publish a record of each.
 
-    Return the records of the points that were started; None is a record that another node publishes. The remaining
-    points need new processes, because a point failed or the ranks stopped before one.
+    Return an entry for each point that was started: its record, or None if another node publishes the record. The
+    other points need new processes, because a point failed or the ranks stopped before the next point.
     """
     launch = LaunchSession(experiment, read_launch_id(), specs, options.point_limit_s)
     first = launch.rank_files_by_point[0]
@@ -203,7 +206,7 @@ def launch_points(specs: Sequence[Spec], experiment: Experiment, options: Launch
             exits = run_with_threads(specs[0], first, launch.id)
     except DeadlineExpired:
         launch.publish_timed_out()
-    except (RuntimeError, TimeoutError) as error:  # of torchrun: the ranks did not meet
+    except (RuntimeError, TimeoutError) as error:  # from run_ranks: the ranks could not start or connect
         launch.publish_failure(f"the ranks could not be started: {error}")
     else:
         launch.publish_finished(exits)

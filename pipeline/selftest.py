@@ -1,12 +1,12 @@
-"""Test the instrument on this machine's GPUs against quantities whose size is known.
+"""Test the measurements of this pipeline on this machine's GPUs against quantities whose size is known.
 
     python -m pipeline.selftest --json > selftest.json
     python -m pipeline.selftest --judge selftest.json            repeat the checks on any machine, without measuring
 
-Runs one point three times: with the variants of all checks in one process group, by `measure: communication` in new
-processes, and over sockets. A check is undecided if its limit lies inside the interval of what was measured, or if the
-file of an earlier version lacks what it needs. Exit codes: 0 no check failed (stderr says how many are undecided), 1 a
-check failed, 2 wrong usage or a failed run.
+Runs one point three times, each time in new processes: with the variants of all checks; as `measure: communication`;
+and, on GPUs, with NCCL over sockets. A check is undecided if its limit lies inside the measured interval, or if the
+file of an earlier version lacks data for it. Exit codes: 0 no check failed (stderr says how many are undecided),
+1 a check failed, 2 wrong usage or a failed run.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the point three times (or read the runs), check the results, and print them."""
+    """Run the point three times (or read the runs of a file), check the findings, and print the results."""
     arguments = parse_arguments()
     content, saved = read_selftest(arguments.judge) if arguments.judge else measure_selftest(selftest_spec(arguments))
     try:
@@ -71,7 +71,7 @@ def main() -> int:
     except (LookupError, ValueError, ZeroDivisionError) as error:
         if arguments.judge is None:
             raise
-        raise CommandError(f"{arguments.judge} lacks findings ({error}); give what --json printed.") from error
+        raise CommandError(f"{arguments.judge} lacks findings ({error}); give the output of --json.") from error
     if arguments.json:
         print(json.dumps(content | {"answers": [result._asdict() for result in results]}, indent=1))
     else:
@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def measure_selftest(spec: Spec) -> tuple[dict[str, Any], SavedSelftest]:
-    """Run the point three times. Return the findings by name of the run, as JSON without answers and as a struct."""
+    """Run the point three times. Return the findings of each run twice: as JSON (no answers yet) and as a struct."""
     require_packages(*RANK_PACKAGES)
     measured_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     known_answers, environment = run_selftest_task(spec, "known_answers")
@@ -96,29 +96,30 @@ def measure_selftest(spec: Spec) -> tuple[dict[str, Any], SavedSelftest]:
 
 
 def read_selftest(path: Path) -> tuple[dict[str, Any], SavedSelftest]:
-    """Read an earlier self-test: all of its JSON, and what the checks use of it. Raises CommandError if it is none."""
+    """Return an earlier self-test twice: its JSON, and what the checks use. Raises CommandError for another file."""
     try:
         raw = read_bounded(path, MAX_SELFTEST_BYTES, follow_links=True)
         saved = msgspec.json.decode(raw, type=SavedSelftest)
     except (UnreadableFile, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CommandError(f"{path} does not hold a self-test ({error}); give what --json printed.") from error
+        raise CommandError(f"{path} does not hold a self-test ({error}); give the output of --json.") from error
     if "known_answers" not in saved.runs or not {"measure", "again"} & set(saved.runs):
-        raise CommandError(f"{path} lacks the runs known_answers and measure; give what --json printed.")
+        raise CommandError(f"{path} lacks the runs known_answers and measure; give the output of --json.")
     return msgspec.json.decode(raw), saved
 
 
 def selftest_spec(arguments: argparse.Namespace) -> Spec:
-    """Return the point to measure. Raises CommandError if the options do not make a point for this machine."""
+    """Return the point to measure. Raises CommandError for an option that does not fit."""
     visible = num_visible_gpus()
     device = "cuda" if visible else "cpu"
     num_gpus = visible or 2 if arguments.num_gpus is None else arguments.num_gpus
     batch_size = DEFAULT_BATCH[device] if arguments.batch_size_per_gpu is None else arguments.batch_size_per_gpu
     if min(num_gpus, batch_size) < 1:
-        raise CommandError("--num-gpus and --batch-size-per-gpu count from 1; raise them.")
+        raise CommandError("--num-gpus and --batch-size-per-gpu must be at least 1; raise them.")
     if visible and num_gpus > visible:
-        raise CommandError(f"--num-gpus {num_gpus} is more than the {visible} that are visible here; lower it.")
+        raise CommandError(f"--num-gpus {num_gpus} is more than the {visible} visible GPUs of this machine; lower it.")
     if arguments.windows < MIN_WINDOWS_FOR_INTERVAL:
-        raise CommandError(f"--windows {arguments.windows} gives no interval; {MIN_WINDOWS_FOR_INTERVAL} are needed.")
+        cure = f"give at least {MIN_WINDOWS_FOR_INTERVAL}"
+        raise CommandError(f"--windows {arguments.windows} is too few for an interval; {cure}.")
     try:
         return Spec(
             strategy="ddp",

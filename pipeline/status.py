@@ -3,7 +3,8 @@
     python -m pipeline.status outputs/
     python -m pipeline.status outputs/ --watch
 
-Exit codes: 0 success, 1 with --strict if a point has no result, 2 the folder cannot be read, 3 it has no experiment.
+Exit codes: 0 success; 1 with --strict: a point has no result, or anyone may write to a folder; 2 the folder cannot be
+read; 3 it has no experiment.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from pipeline.system.command_line import build_parser
 from pipeline.system.errors import EXIT_USAGE, CommandError, format_duration, log_line, replace_control_characters
 
 RESULTS = ("ok", "oom")
-WIDE = 10_000  # columns: lines are not wrapped where nobody reads them on a terminal
+WIDTH_WITHOUT_TERMINAL = 10_000  # columns: so wide that no line of a file or pipe is wrapped
 
 
 Progress = dict[str, list[PointProgress]]  # by the name of the experiment
@@ -39,11 +40,12 @@ Progress = dict[str, list[PointProgress]]  # by the name of the experiment
 def parse_arguments() -> argparse.Namespace:
     parser = build_parser("status", __doc__)
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
-    parser.add_argument("--all", dest="shows_all", action="store_true", help="list also the points that have a result")
-    watch = "show the states until no point is queued or running: live on a terminal (needs rich), else as they change"
+    parser.add_argument("--all", dest="shows_all", action="store_true", help="also list the points that have a result")
+    watch = "repeat until no point is queued or running: live on a terminal (needs rich), else a text per change"
     parser.add_argument("--watch", action="store_true", help=watch)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--strict", action="store_true", help="exit 1 if a point has no result, or if anyone may write")
+    strict = "exit 1 if a point has no result, or if anyone may write to a folder"
+    parser.add_argument("--strict", action="store_true", help=strict)
     arguments = parser.parse_args()
     if arguments.watch and arguments.json:
         parser.error("--watch and --json exclude each other")
@@ -78,7 +80,8 @@ def main() -> int:
 def read_experiments(found: Mapping[str, Experiment], unreadable: list[Exception] | None = None) -> Progress:
     """Return the progress of every experiment that has a manifest.
 
-    Log the others, and append errors to `unreadable`; without it raise them. Raises CommandError (scheduler).
+    Log the name of an experiment without a manifest. Append an error to `unreadable` and go on. Raise the error if
+    `unreadable` is None, or if it is an error of Slurm.
     """
     progress: Progress = {}
     for name, experiment in found.items():
@@ -87,7 +90,7 @@ def read_experiments(found: Mapping[str, Experiment], unreadable: list[Exception
             if manifest is not None:
                 progress[name] = read_progress(experiment, manifest)
             else:
-                log_line(f"Notice: {name} has no manifest, which lists the expected points; collect shows its records.")
+                log_line(f"Notice: {name} has no manifest, so its points are not known; collect shows its records.")
         except (CommandError, OSError) as error:  # continue with the other experiments
             if unreadable is None or (isinstance(error, CommandError) and error.code != EXIT_USAGE):
                 raise
@@ -99,7 +102,7 @@ def read_experiments(found: Mapping[str, Experiment], unreadable: list[Exception
 def watch(found: Mapping[str, Experiment], *, shows_all: bool) -> Progress:
     """Show the states until no point is queued, running or settling; return the last progress.
 
-    A live table on a terminal with rich; else the text, each time when a state has changed.
+    On a terminal with rich, show a live table. Elsewhere print the text each time a state has changed.
     """
     poll_s, last_states = FIRST_POLL_S, None
     with open_screen() as show:
@@ -119,7 +122,7 @@ def watch(found: Mapping[str, Experiment], *, shows_all: bool) -> Progress:
 
 @contextlib.contextmanager
 def open_screen() -> Iterator[Callable[[str], None]]:
-    """Yield the function that shows a text in place of the text before; `print` where that cannot be done."""
+    """Yield a function that replaces the text on the screen; without a terminal or without rich, yield `print`."""
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     if not is_terminal or importlib.util.find_spec("rich") is None:
         yield print
@@ -146,26 +149,26 @@ def point_as_json(progress: PointProgress) -> dict[str, Any]:
 
 def render_all(found: Mapping[str, Experiment], progress: Progress, *, shows_all: bool) -> str:
     """Return the text of all experiments, no wider than the terminal, if there is one."""
-    width = shutil.get_terminal_size((WIDE, 0)).columns
+    width = shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 0)).columns
     parts = (render_experiment(found[name], points, shows_all, width) for name, points in progress.items())
     return "\n\n".join(parts)
 
 
 def render_experiment(experiment: Experiment, points: Sequence[PointProgress], shows_all: bool, width: int) -> str:
-    """Return the counts of the states, and a line for each point without a result or, with `shows_all`, for every one.
+    """Return the number of points in each state, and a line for each point: for all, or for those listed by default.
 
-    A line that is wider than `width` columns goes on below.
+    A line that is wider than `width` columns is wrapped.
     """
     counts = Counter(point.state.word for point in points).most_common()
-    again = sum(point.rerun is not None for point in points)
+    num_reruns = sum(point.rerun is not None for point in points)
     total = ", ".join(
-        [*(f"{count:,} {word}" for word, count in counts), *([f"{again:,} being run again"] if again else [])]
+        [*(f"{count:,} {word}" for word, count in counts), *([f"{num_reruns:,} being run again"] if num_reruns else [])]
     )
     lines = [f"{experiment.folder}: {errors.pluralize(len(points), 'point')}: {total}"]
     labels = point_labels([point.spec for point in points])
     running = [point.spec for point in points if point.started_unix_s is not None]
     expected_s = predict_durations_s(running, experiment.folder.parent, gpu_of(points)) if running else {}
-    shown = [point for point in points if shows_all or is_worth_a_line(point)]
+    shown = [point for point in points if shows_all or is_listed_by_default(point)]
     state_width = max((len(point.state.word) for point in shown), default=0)
     label_width = max((len(labels[point.spec.run_id()]) for point in shown), default=0)
     for point in shown:
@@ -183,19 +186,19 @@ def render_experiment(experiment: Experiment, points: Sequence[PointProgress], s
     return replace_control_characters("\n".join(lines))
 
 
-def is_worth_a_line(point: PointProgress) -> bool:
-    """True unless the point has a result and nothing else is to be said of it."""
+def is_listed_by_default(point: PointProgress) -> bool:
+    """True if the point has no result, is being run again, or is ok with a remark (the reason of its state)."""
     is_quiet = point.state.word == "oom" or (point.state.word == "ok" and not point.state.reason)
     return point.rerun is not None or not is_quiet
 
 
 def describe_progress(point: PointProgress, expected_s: float | None) -> Iterator[str]:
-    """Yield the job of an unfinished point, its time so far, its reason, and the log of one that failed."""
+    """Yield what is known of a point: its job while in flight, its time so far, its reason, its log if it failed."""
     if point.job is not None and point.is_in_flight:
         yield f"job {job_text(point.job)}"
     if point.started_unix_s is not None:
-        of = f" of about {format_duration(expected_s)}" if expected_s is not None else ""
-        yield format_duration(max(0.0, time.time() - point.started_unix_s)) + of
+        total = f" of about {format_duration(expected_s)}" if expected_s is not None else ""
+        yield format_duration(max(0.0, time.time() - point.started_unix_s)) + total
     if point.state.reason:
         yield point.state.reason
     if point.log and point.state.word not in (*RESULTS, "pending", "running"):
@@ -210,14 +213,14 @@ def gpu_of(points: Sequence[PointProgress]) -> str | None:
 
 
 def next_command(experiment: Experiment, points: Sequence[PointProgress]) -> str:
-    """Return how to run the points that have no result and are not in flight, "" if there are none."""
+    """Return a sentence on how to run the points that have no result and are not in flight; "" if there are none."""
     gaps = [point for point in points if point.state.word not in RESULTS and not point.is_in_flight]
     failed = [point for point in gaps if point.outcome.status == "failed"]
     todo, option = (failed, " with --rerun failed") if failed else (gaps, "")
     if not todo or any(point.state.word in ("settling", "unknown") for point in todo):
         return ""
     which = "failed points" if failed else "points without a record"
-    return f"To run the {which} ({len(todo)}): the submit command of {experiment.folder.name} again{option}."
+    return f"To run the {which} ({len(todo)}), repeat the submit command of {experiment.folder.name}{option}."
 
 
 if __name__ == "__main__":

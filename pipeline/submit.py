@@ -3,9 +3,9 @@
     python -m pipeline.submit --grid scaling
     python -m pipeline.submit --grid scaling --dry-run
 
-Exit codes: 0 success, also if there is nothing to run; 1 a point that ran here has no result, or with --wait any
-expected point; 2 wrong usage or configuration; 3 --only or --rerun select no point; 4 Slurm refused an array, or is
-configured and does not answer.
+Exit codes: 0 success, also if there is nothing to run; 1 a point that ran here has no result (with --wait: any
+expected point); 2 wrong usage or configuration; 3 --only or --rerun select no point; 4 Slurm refused an array, or
+Slurm is configured and does not answer.
 """
 
 import argparse
@@ -36,7 +36,7 @@ MAX_REPEATS = 1000
 
 
 class SubmitContext(NamedTuple):
-    """All that decides how the selected points are submitted or run."""
+    """The options and facts that decide how the selected points are submitted or run."""
 
     submit_options: SubmitOptions
     experiment: Experiment
@@ -49,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
     """Return the parsed and checked command line."""
     parser = build_parser("submit", __doc__)
     parser.add_argument("--grid", required=True, help="the name of a shipped grid, or a path to a grid file")
-    naming = "the experiment's folder below --outputs (default: the grid's name); use one for each set of --set"
+    naming = "the experiment's folder below --outputs (default: the grid's name); use a new one if --set changes"
     parser.add_argument("--name", help=naming)
     add_point_arguments(parser)
     printing = "print points, arrays and batch scripts; write nothing"
@@ -65,9 +65,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--time", help="the time limit of a point, as [days-]hours:minutes:seconds")
     parser.add_argument("--prologue", type=Path, help="your own shell file; each job sources it first")
     parser.add_argument("--max-parallel", type=positive_integer, help="elements of an array that may run together")
-    packing = "points with equal resources that an array element runs one after another (default: 1)"
+    packing = "let each array element run N points with equal resources, one after another (default: 1)"
     parser.add_argument("--points-per-element", type=positive_integer, default=1, metavar="N", help=packing)
-    parser.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help="refuse to run if they may take more")
+    parser.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help="refuse to run points that may take more")
     parser.add_argument("--skip-unsatisfiable", action="store_true", help="leave out points that cannot run here")
     waiting = "wait until no point is queued or running; exit code 1 if a point has no result"
     parser.add_argument("--wait", action="store_true", help=waiting)
@@ -139,14 +139,14 @@ def main() -> int:
 
 
 def ignored_option_notices(arguments: argparse.Namespace, cluster_kind: str) -> list[str]:
-    """Return a notice with the given options that have no effect without Slurm, [] if there are none."""
+    """Return a notice that lists the given options that only Slurm uses, if the points run without Slurm; else []."""
     if cluster_kind == "slurm":
         return []
     names = [*SlurmOptions._fields, "prologue", "max_parallel"]
     if arguments.points_per_element == 1:
         names.append("time")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
-    return [f"Notice: without Slurm {', '.join(given)} has no effect."] if given else []
+    return [f"Notice: these options have no effect without Slurm: {', '.join(given)}."] if given else []
 
 
 def print_plan(
@@ -170,9 +170,9 @@ def print_plan(
 
 
 def submit_or_run(context: SubmitContext, prologue: bytes | None, planned: Sequence[Spec]) -> list[Spec]:
-    """Submit the arrays, or run the points on this machine, with the lock held.
+    """Take the submission lock, then submit the arrays or run the points on this machine. Return these points.
 
-    Return the points. They are selected anew, since another driver may have run some of the planned ones.
+    The points are selected again under the lock, because another `submit` may have run some of the planned ones.
     """
     submit_options, experiment, grid, cluster, options = context
     errors.require_packages(*(errors.RANK_PACKAGES if cluster.kind == "local" else ("submitit",)))
@@ -180,7 +180,7 @@ def submit_or_run(context: SubmitContext, prologue: bytes | None, planned: Seque
     experiment.create()
     warn_of_open_folders([experiment])
     with experiment.submission_lock():
-        slurm_submit.recover_unnamed_arrays(experiment)
+        slurm_submit.recover_job_ids(experiment)
         selection = plan.select_points(grid.points, experiment, submit_options)
         log_line(f"{selection.describe()}.")
         if "recorded as failed" in selection.skipped:
@@ -198,9 +198,9 @@ def submit_or_run(context: SubmitContext, prologue: bytes | None, planned: Seque
 
 
 def report_end(context: SubmitContext, submitted: Sequence[Spec], *, waits: bool) -> int:
-    """Print the folder, wait if asked to, and log the next command and how many points have no result.
+    """Print the folder, wait if `waits`, and log the next command, or how many points have no result.
 
-    Return the exit code. Of a submission that does not wait, only points that ran on this machine can have a gap.
+    Return the exit code. Without `waits` only points that ran on this machine count: Slurm runs its points later.
     """
     submit_options, experiment, grid, cluster, _ = context
     print(f"folder {experiment.folder}")
@@ -221,12 +221,12 @@ def report_end(context: SubmitContext, submitted: Sequence[Spec], *, waits: bool
 
 
 def command(name: str, folder: Path) -> str:
-    """Return the command line for this folder, to be typed next."""
+    """Return the command line that the user types next for this folder."""
     return f"python -m pipeline.{name} {shlex.quote(str(folder))}"
 
 
 def stage_data(points: Sequence[Spec], folder: Path) -> None:
-    """Check that the data of the points exists, and download CIFAR-10 if it does not: jobs never download.
+    """Check that the data of the points exists. Download CIFAR-10 if it is missing, because jobs never download.
 
     Raises CommandError.
     """

@@ -240,10 +240,10 @@ def test_a_command_prints_the_version_and_the_commit(name: str) -> None:
 def test_options_of_slurm_that_change_nothing_here_are_named(pipeline: Command, tmp_path: Path) -> None:
     submit = ("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, "--cluster", "local", "--dry-run")
     said = pipeline(*submit, "--set", "device=cpu", "--exclusive", "--partition", "gpu").stderr
-    assert "Notice: without Slurm --partition, --exclusive has no effect." in said
+    assert "Notice: these options have no effect without Slurm: --partition, --exclusive." in said
     typed = pipeline(*submit, "--set", "device=cpu", "--gpu-type", "a40", "--gres", "--mem", "0").stderr
-    assert "Notice: without Slurm --gpu-type, --gres, --mem has no effect." in typed
-    assert "has no effect" not in pipeline(*submit, "--set", "device=cpu").stderr
+    assert "Notice: these options have no effect without Slurm: --gpu-type, --gres, --mem." in typed
+    assert "have no effect" not in pipeline(*submit, "--set", "device=cpu").stderr
 
 
 def test_the_time_of_a_point_is_idle_without_slurm_unless_others_wait_behind_it(
@@ -251,9 +251,9 @@ def test_the_time_of_a_point_is_idle_without_slurm_unless_others_wait_behind_it(
 ) -> None:
     submit = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path, "--cluster", "local")
     asked = (*submit, "--dry-run", "--time", "00:05:00")
-    assert "Notice: without Slurm --time has no effect." in pipeline(*asked).stderr
+    assert "Notice: these options have no effect without Slurm: --time." in pipeline(*asked).stderr
     packed = pipeline(*asked, "--points-per-element", "2")
-    assert "has no effect" not in packed.stderr
+    assert "have no effect" not in packed.stderr
     assert "--point-limit-s 300\n" in packed.stdout
 
 

@@ -68,7 +68,7 @@ def test_a_file_that_is_no_self_test_is_refused(pipeline: Command, text: str, tm
     (tmp_path / "file.json").write_text(text)
     done = pipeline("selftest", "--judge", tmp_path / "file.json")
     assert done.returncode == 2
-    assert "give what --json printed" in done.stderr
+    assert "give the output of --json" in done.stderr
 
 
 @pytest.mark.parametrize("windows", [{}, {"ddp": [], "no_op_hook": []}])
@@ -78,19 +78,19 @@ def test_findings_that_answer_nothing_are_refused(pipeline: Command, windows: ob
     (tmp_path / "file.json").write_text(json.dumps(shape))
     done = pipeline("selftest", "--judge", tmp_path / "file.json")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    assert "give what --json printed" in done.stderr
+    assert "give the output of --json" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--num-gpus", "1"], "needs num_gpus>=2"),
-        (["--windows", "5"], "gives no interval; 6 are needed"),
+        (["--windows", "5"], "too few for an interval; give at least 6"),
         (["--model", "vgg"], "invalid choice"),
-        (["--num-gpus", "0"], "count from 1"),
-        (["--num-gpus", "-3"], "count from 1"),
-        (["--batch-size-per-gpu", "0"], "count from 1"),
-        (["--batch-size-per-gpu", "-3"], "count from 1"),
+        (["--num-gpus", "0"], "must be at least 1"),
+        (["--num-gpus", "-3"], "must be at least 1"),
+        (["--batch-size-per-gpu", "0"], "must be at least 1"),
+        (["--batch-size-per-gpu", "-3"], "must be at least 1"),
     ],
 )
 def test_what_cannot_be_tested_is_refused(pipeline: Command, arguments: list[str], message: str) -> None:

@@ -24,7 +24,7 @@ FORM = re.compile(r"sxm\d?|pcie|hbm\d\w?|\d+gb")  # words for its form factor an
 
 
 class CostSample(NamedTuple):
-    """Duration of an earlier ok record: training seconds per sample, and the rest (start-up, evaluation)."""
+    """The duration of an earlier ok record: its training time per sample, and all other time (start-up, evaluation)."""
 
     record: str
     device: Device
@@ -39,8 +39,8 @@ CostSamples = dict[CostKey, list[CostSample]]
 class Estimate(NamedTuple):
     """GPU-hours (process-hours on cpu) of the points of one device.
 
-    `hours` covers the points with comparable records, None if there are none. `hours_at_limit` covers the other points
-    if they run until their time limit, None if they have no limit.
+    `hours` is for the points with comparable records; None if there are none. `hours_at_limit` is for the other points,
+    each counted up to its time limit; None if they have no limit.
     """
 
     device: Device
@@ -122,9 +122,9 @@ def estimate_device(
 
 
 def load_cost_samples(points: Sequence[Spec], outputs: Path, gpu_model: str | None) -> CostSamples:
-    """Return the durations of comparable ok records of all experiments in the folder, {} without a folder.
+    """Return the durations of comparable ok records of all experiments in the folder; {} if there is no folder.
 
-    Records of GPUs count only if they are of this model, none if it is None.
+    A record of a GPU counts only if the GPU is of this model. If `gpu_model` is None, no record of a GPU counts.
     """
     comparable = [spec for spec in points if spec.device == "cpu" or gpu_model is not None]
     found: list[tuple[CostKey, CostSample]] = []
@@ -133,7 +133,7 @@ def load_cost_samples(points: Sequence[Spec], outputs: Path, gpu_model: str | No
     except CommandError:
         return {}
     for name, experiment in experiments.items():
-        with contextlib.suppress(OSError, CommandError):  # it cannot be listed, or its manifest is invalid
+        with contextlib.suppress(OSError, CommandError):  # its folder cannot be listed, or its manifest is invalid
             for record in read_comparable_records(experiment, comparable):
                 if (sample := cost_sample(record, replace_control_characters(name))) is not None:
                     found.append((cost_key(record.spec), sample))
@@ -180,7 +180,7 @@ def cost_sample(record: Record, experiment: str) -> CostSample | None:
 
 
 def match_gpu_name(names: Collection[str], requested_gpu: str) -> str | None:
-    """Return the GPU name that a name or Slurm's type stands for, None if none or several names match."""
+    """Return the one of `names` that matches the requested name or Slurm type; None if none or several match."""
     if requested_gpu in names:
         return requested_gpu
     model, form = split_gpu_name(requested_gpu)
@@ -206,9 +206,9 @@ def samples_per_epoch(spec: Spec) -> int:
 def cost_key(spec: Spec) -> CostKey:
     """Return the values in which two points must be equal, so that a record of one predicts the cost of the other.
 
-    Axes that change the training time only in proportion are left out, such as the number of samples. They are kept
-    where other costs depend on them: evaluation (no record holds its time), decoding of images, and compilation or
-    capture for a smaller last batch.
+    Axes that only scale the training time, such as the number of samples, are left out. They are kept where another
+    cost depends on them: evaluation (no record holds its time), decoding of images, and compilation or capture for a
+    smaller last batch.
     """
     may_differ = axis_groups.COST_MAY_DIFFER
     if spec.measure == "epochs" and not spec.evaluate:
@@ -219,7 +219,7 @@ def cost_key(spec: Spec) -> CostKey:
 
 
 def predict_duration_s(spec: Spec, earlier: CostSamples) -> float | None:
-    """Return the predicted seconds of a point, the median over its comparable records; None without records."""
+    """Return the predicted seconds of a point: the median over its comparable records, None if it has none."""
     samples = earlier.get(cost_key(spec), [])
     num_samples = spec.epochs * samples_per_epoch(spec) if spec.measure in ("epochs", "quantize") else 0
     seconds = [sample.other_s + sample.seconds_per_sample * num_samples for sample in samples]
@@ -234,13 +234,13 @@ def predict_durations_s(points: Sequence[Spec], outputs: Path, gpu_model: str | 
 
 
 def check_gpu_hours_limit(estimates: Iterable[Estimate], max_gpu_hours: float) -> None:
-    """Raise CommandError if the points may take more GPU-hours than the limit, or their time is not bounded."""
+    """Raise CommandError if the points may take more GPU-hours than the limit, or if nothing limits their time."""
     limit = f"--max-gpu-hours {max_gpu_hours:g}"
     for estimate in (estimate for estimate in estimates if estimate.device == "cuda"):
         if estimate.hours_at_limit is None:
             unknown = f"{estimate.num_unknown} of {estimate.num_points} points"
             raise CommandError(
-                f"{limit} cannot be ensured: {unknown} have no comparable record and no time limit on this machine; "
+                f"{limit} cannot be checked: {unknown} have no comparable record and no time limit on this machine; "
                 "run one of them first with --only, or omit the option."
             )
         most_hours = (estimate.hours or 0.0) + estimate.hours_at_limit

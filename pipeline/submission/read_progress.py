@@ -22,15 +22,15 @@ from pipeline.system.errors import CommandError, log_line
 
 LOG_TAIL_BYTES = 16_384
 LOCAL_PREFIX = "here"  # of the launch ids of points that run without Slurm
-FIRST_POLL_S, LAST_POLL_S = 2, 30  # it doubles after each query, to spare the Slurm controller
+FIRST_POLL_S, LAST_POLL_S = 2, 30  # the wait doubles from query to query, to spare the Slurm controller
 
 
 class PointProgress(NamedTuple):
     """One point: its recorded outcome, its state, and its job and log if it has them.
 
-    `is_in_flight` is True while a job or a driver may still write a record, even if the point has one already. A driver
-    is a `submit` process that runs points. `rerun` is the state of a new run of a point that has a result; None without
-    a new run. `started_unix_s` is the start of the launch that runs now.
+    `is_in_flight` is True while a job, or a `submit` process on this machine, may still write a record, even if the
+    point has one already. `rerun` is the state of a new run of a point that has a result; None without a new run.
+    `started_unix_s` is the start of the launch that runs now.
     """
 
     outcome: PointOutcome
@@ -49,7 +49,8 @@ class PointProgress(NamedTuple):
 class PointJob(NamedTuple):
     """The job that decides the state of a point, and the position of the point in it.
 
-    `key` and `state` are None without a job that Slurm knows. `launch_id_prefix` is of the launches of the point there.
+    `key` and `state` are None if Slurm knows no job of the point. Every launch id of the point in this job begins with
+    `launch_id_prefix`.
     """
 
     key: JobKey | None
@@ -64,10 +65,11 @@ class PointJob(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """All that is known of an experiment's points beside their records.
+    """All that is known of an experiment's points, apart from their records.
 
-    `slurm_problem` says why Slurm cannot be queried, None if it can. `in_arrays` holds the points of all arrays, also
-    of those without a job id. `running_here` is the run id of the point that a driver on this machine runs now.
+    `slurm_problem` says why Slurm cannot be queried, None if it can. `in_arrays` holds the run ids of all arrays, also
+    of arrays without a job id. `submit_is_here` is True if another `submit` process on this machine holds the lock;
+    `running_here` is the run id of the point that it runs now.
     """
 
     job_states: dict[JobKey, JobState]
@@ -75,7 +77,7 @@ class Facts(NamedTuple):
     jobs: dict[str, dict[JobKey, Submission]]
     in_arrays: set[str]
     positions: "ElementPositions"
-    driver_is_here: bool
+    submit_is_here: bool
     running_here: str | None
     logs: dict[str, Path]
     now: datetime
@@ -97,18 +99,18 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
     if the caller itself holds the submission lock.
     """
     found, rejected = record_store.load_folder(experiment.records_folder)
-    job_states, slurm_problem = query_slurm(manifest)  # before the others: it completes the manifest
+    job_states, slurm_problem = query_slurm(manifest)  # first, because it adds missing job ids to the manifest
     arrays = [array for submission in manifest.submissions for array in submission.arrays]
     starts = read_launch_starts(experiment, found)
-    driver_is_here = not holds_lock and experiment.is_being_submitted()
+    submit_is_here = not holds_lock and experiment.is_being_submitted()
     facts = Facts(
         job_states=job_states,
         slurm_problem=slurm_problem,
         jobs=submitted_jobs(manifest),
         in_arrays={run_id for array in arrays for element in array.elements for run_id in element},
         positions=find_element_positions(manifest, found, starts),
-        driver_is_here=driver_is_here,
-        running_here=find_running_here(manifest, starts) if driver_is_here else None,
+        submit_is_here=submit_is_here,
+        running_here=find_running_here(manifest, starts) if submit_is_here else None,
         logs=find_logs(experiment, manifest),
         now=datetime.now(),
     )
@@ -131,16 +133,16 @@ def find_progress(outcome: PointOutcome, facts: Facts) -> PointProgress:
 
 
 def decide_current_state(outcome: PointOutcome, job: PointJob, facts: Facts) -> PointState:
-    """Return the state of a point; for one with a result that of the result, whatever becomes of a new run."""
+    """Return the state of a point. A new run does not change the state of a point that has a result."""
     run_id, has_result = outcome.spec.run_id(), outcome.status in state_rules.RECORDED_STATUSES
     if outcome.status == "missing" and run_id in facts.in_arrays and facts.slurm_problem:
         return PointState("unknown", facts.slurm_problem)
     if not has_result and run_id == facts.running_here:
         return PointState("running", "")
-    if not has_result and run_id not in facts.in_arrays and facts.driver_is_here:
-        return PointState("pending", "a driver on this machine is running or submitting it")
+    if not has_result and run_id not in facts.in_arrays and facts.submit_is_here:
+        return PointState("pending", "a submit process on this machine is running or submitting it")
     tail = "" if has_result else read_log_tail(facts.logs.get(run_id), since=f"{run_id}: starting")
-    # a plain sbatch registers every point of its grid, even if it submits only some of its elements
+    # only arrays of `submit` count: a plain sbatch lists its whole grid, even if only some elements are submitted
     was_submitted = any(submission.backend == "slurm" for submission in facts.jobs.get(run_id, {}).values())
     return decide_state_in_element(outcome, job.state, job.position, was_submitted, tail, facts.now)
 
@@ -171,7 +173,7 @@ def read_launch_starts(experiment: Experiment, found: Iterable[Record]) -> dict[
 
 
 def find_running_here(manifest: Manifest, starts: Mapping[tuple[str, str], float]) -> str | None:
-    """Return the run id of the point that the driver on this machine runs now; None if it runs none."""
+    """Return the run id of the point that `submit` runs on this machine now; None if it runs none."""
     begun = [submission.submitted_at for submission in manifest.submissions if submission.backend == "local"]
     since_unix_s = max((datetime.fromisoformat(text).timestamp() for text in begun), default=float("inf"))
     own = {run_id: start for (run_id, prefix), start in starts.items() if prefix == LOCAL_PREFIX}
@@ -186,9 +188,9 @@ def job_text(job: JobKey) -> str:
 
 
 def query_slurm(manifest: Manifest) -> tuple[dict[JobKey, JobState], str | None]:
-    """Return the states of the manifest's jobs, and None; or no states, and why Slurm cannot be queried.
+    """Return the states of the manifest's jobs with None, or {} with the reason why Slurm cannot be queried.
 
-    An array has no job id if its driver died before it stored the id. This function asks Slurm for the job with the
+    An array has no job id if `submit` died before it stored the id. This function asks Slurm for the job with the
     array's name, and sets the id in the manifest object.
     """
     arrays = [array for submission in manifest.submissions for array in submission.arrays]
@@ -219,7 +221,7 @@ def submitted_jobs(manifest: Manifest) -> dict[str, dict[JobKey, Submission]]:
 
 
 class ElementPositions(NamedTuple):
-    """The points of an array element that have run, run now, or wait. An element runs its points one after another.
+    """Which points of each array element have run, run now, or wait. An element runs its points one after another.
 
     `elements` maps the job of each element with several points to the prefix of its launch ids and to its run ids, in
     the order in which they run. `published` holds (run id, launch id prefix) of each launch that has a record, and
@@ -278,7 +280,7 @@ def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
 
 
 def read_log_tail(log: Path | None, since: str = "") -> str:
-    """Return the last 16 KiB of a log and of the other nodes' logs; of each, only what follows the last `since`."""
+    """Return the last 16 KiB of a log and of the other nodes' logs; of each only the text after the last `since`."""
     if log is None:
         return ""
     tails = []

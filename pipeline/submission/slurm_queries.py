@@ -1,4 +1,4 @@
-"""Queries to Slurm: its presence, its nodes and limits, and the states of jobs. Silence is never taken for a state."""
+"""Queries to Slurm: its presence, its nodes and limits, and the states of jobs. A missing answer is never a state."""
 
 import os
 import re
@@ -18,7 +18,7 @@ SQUEUE_FIELDS = "ArrayJobID:|,ArrayTaskID:|,JobID:|,State:|,exit_code:|,EndTime:
 DEFAULT_MAX_ARRAY_SIZE = 1001
 UP = re.compile(r"^Slurmctld\(.*\) at .* is UP\s*$", re.MULTILINE)
 NUMBER = re.compile(r"[0-9]{1,12}")  # int() also accepts non-ASCII digits, and raises for over 4,300 digits
-NO_STATE = "no state"  # the state of a job if its line in the answer has none
+NO_STATE = "no state"  # the state of a job if Slurm's line about it has none
 
 SlurmPresence = Literal["absent", "silent", "up"]
 
@@ -50,11 +50,11 @@ JobKey = tuple[str, int | None]  # job id (of the array), index in the array (No
 
 
 def probe_slurm() -> SlurmPresence:
-    """Return `absent` if commands or configuration are missing, `silent` if the controller is silent, else `up`."""
+    """Return `absent` if commands or configuration are missing, `silent` if the controller never answers, else `up`."""
     if shutil.which("sbatch") is None or shutil.which("scontrol") is None:
         return "absent"
     named = os.environ.get("SLURM_CONF")
-    if named and not Path(named).is_file():  # Slurm's own commands would retry for a minute
+    if named and not Path(named).is_file():  # do not ask: without this file Slurm's commands retry for a minute
         return "silent"
     try:
         ping = run_slurm("scontrol", "ping", timeout_s=PING_TIMEOUT_S)
@@ -77,9 +77,9 @@ def parse_number(text: str) -> int | None:
 
 
 def query_max_array_size() -> int:
-    """Return the number of elements that an array may have: its indices run from 0 to MaxArraySize - 1.
+    """Return the largest number of elements of an array, MaxArraySize: indices run from 0 to MaxArraySize - 1.
 
-    Returns 1 if MaxArraySize is 0, which turns arrays off. Raises CommandError if it cannot be parsed.
+    Return 1 if MaxArraySize is 0, because then Slurm has no arrays. Raises CommandError if it cannot be parsed.
     """
     match = re.search(r"^MaxArraySize\b.*$", ask_slurm("scontrol", "show", "config"), re.MULTILINE)
     if match is None:
@@ -133,7 +133,7 @@ def read_nodes(row: Sequence[str]) -> NodeType:
 
 
 def choose_partitions(names: Sequence[str], partition: str | None) -> set[str]:
-    """Return the requested partitions, or if there are none the default one, marked with a star by sinfo."""
+    """Return the requested partitions; if none is requested, the default one, which sinfo marks with a star."""
     return set(partition.split(",")) if partition else {name.rstrip("*") for name in names if name.endswith("*")}
 
 
@@ -194,7 +194,7 @@ def read_squeue(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
     except (subprocess.TimeoutExpired, OSError) as error:
         raise CommandError(f"squeue does not answer ({error}); try again.", EXIT_SCHEDULER) from error
     if answer.returncode and "Invalid job id specified" in answer.stderr:
-        return  # the controller has forgotten the only job of the query
+        return  # the query named one job, and the controller has forgotten it
     if answer.returncode:
         raise CommandError(f"squeue failed: {' '.join(answer.stderr.split())}; try again.", EXIT_SCHEDULER)
     lines = [line for line in answer.stdout.splitlines() if line.strip()]

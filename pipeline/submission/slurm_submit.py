@@ -50,8 +50,8 @@ def submit_arrays(
 ) -> None:
     """Submit every array, and write the job id of each one into the manifest.
 
-    The manifest lists all arrays before the first one is submitted. Raises CommandError; the manifest then keeps the
-    arrays that Slurm has or may have.
+    The manifest lists all arrays before the first one is submitted. Raises CommandError; the manifest then keeps
+    only the arrays that Slurm has accepted or may have accepted.
     """
     if not arrays:
         return
@@ -82,7 +82,7 @@ def submit_arrays(
 
 
 def add_planned_arrays(experiment: Experiment, submission: Submission, arrays: Sequence[PlannedArray]) -> None:
-    """Write the arrays into the manifest. Each has a unique job name, which finds its job if this process dies."""
+    """Write the arrays into the manifest. Slurm finds a job by its unique name if this process dies."""
     for index, planned in enumerate(arrays):
         name = f"{experiment.folder.name}-{submission.launch_id_prefix}-{index}"
         submission.arrays.append(SlurmArray(name, planned.run_ids(), is_array=len(planned.elements) > 1))
@@ -105,10 +105,10 @@ def submit_array(
 ) -> str:
     """Submit one array and return its job id.
 
-    submitit only submits. In the job, the process of an element becomes pipeline.launch (exec), so that exit code,
-    signals and logs are those of the point. All elements read one pickle, which exists before sbatch is called, so they
-    need nothing from this process afterwards. (submitit's own map_array names its pickles only after sbatch returned,
-    and loses the array if the driver is killed in between.)
+    submitit only submits. In the job, each element replaces its process with pipeline.launch (exec), so that exit code,
+    signals and logs are those of the point. All elements read one pickle. This process writes the pickle before it
+    calls sbatch, so the elements do not need this process later. submitit's own map_array is not used: it names its
+    pickles only after sbatch has returned, so an array is lost if this process is killed in between.
 
     Raises CommandError (scheduler) if sbatch refused the array, and removes its files. Raises SubmissionUnconfirmed if
     Slurm may have accepted it.
@@ -146,14 +146,14 @@ def find_accepted_array(name: str, folder: Path, problem: str) -> str | None:
     except CommandError as refusal:
         raise SubmissionUnconfirmed(
             f"sbatch failed for {name} ({problem or 'without a message'}) and Slurm does not say whether it has the "
-            f"array ({str(refusal).partition(';')[0]}); submit again: the command then asks Slurm for it first.",
+            f"array ({str(refusal).partition(';')[0]}); submit again: submit first looks for the array in Slurm.",
             EXIT_SCHEDULER,
         ) from refusal
     return found.get(name) or withdraw_array(folder)
 
 
 def withdraw_array(folder: Path) -> str | None:
-    """Remove the pickle of an array that Slurm does not know, so that no element runs if sbatch submits it later.
+    """Remove the pickle of an array that Slurm does not know: if sbatch submits the array later, no element can run.
 
     Returns the job id, and keeps the pickle, if an element has started.
     """
@@ -169,10 +169,10 @@ def withdraw_array(folder: Path) -> str | None:
     return started.name.partition("_")[0]
 
 
-def recover_unnamed_arrays(experiment: Experiment) -> None:
-    """Find the job ids of arrays whose driver died before it stored them; remove the arrays that Slurm does not know.
+def recover_job_ids(experiment: Experiment) -> None:
+    """Find the job ids of arrays whose `submit` died before it stored them. Remove the arrays that Slurm does not know.
 
-    A removed array can never run, even if an sbatch that outlived its driver submits it now. Raises CommandError
+    A removed array can never run, even if its sbatch process still runs and submits it now. Raises CommandError
     (scheduler) if an array has no job id and Slurm does not answer.
     """
     manifest = experiment.read_manifest()
