@@ -21,7 +21,7 @@ from pipeline.report.row_types import CommunicationRow, SplitRow, TransferRow, i
 
 Figures = dict[str, float | None]
 
-COMPARED_STEPS: tuple[VariantName, ...] = ("plain", "ddp_one", "no_sync", "no_op_hook")  # with DDP's step
+COMPARED_STEPS: tuple[VariantName, ...] = ("plain", "ddp_one", "no_sync", "no_op_hook")  # beside the step of DDP
 KINDS: tuple[TransferKind, ...] = get_args(TransferKind)
 SPLIT_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
 
@@ -31,7 +31,7 @@ def exposed_row(point: PooledPoint) -> CommunicationRow:
     found = communications_of(point.ok_records)
     step, overhead = exposure.median_step_time(found, "ddp"), exposure.median_difference(found, "no_op_hook", "no_sync")
     exposed, floor_s = exposure.exposed_time(found)
-    # 0 if the trace does not name the all-reduces of gradients
+    # None, not 0, if the trace does not name the all-reduces of gradients
     comm_s = exposure.profiled_transfer_s(found, ["gradients"]) or None
     traced = exposure.traced_exposure(found) if comm_s else TracedExposure()
     split = split_exposed(exposed, comm_s, floor_s)
@@ -67,7 +67,7 @@ def value_s(time: MedianTime | None) -> float | None:
 
 
 def timed_figures(key: str, time: MedianTime | None) -> dict[str, Any]:
-    """Return the time that a row is about by column: its interval, what that is computed from, and its run spread."""
+    """Return the columns of a row's main time: the time, its interval and the interval's basis, and the run spread."""
     return {
         **with_interval(key, time),
         "noise_floor": time.noise_floor() if time else None,
@@ -83,10 +83,11 @@ def with_interval(key: str, time: MedianTime | None) -> Figures:
 
 
 def split_exposed(exposed: MedianTime | None, comm_s: float | None, floor_s: float | None) -> Figures:
-    """Return the share of communication that compute hides, or the host's cost where exposed exceeds communication.
+    """Return the share of communication that compute hides, or the launch time if exposed exceeds communication.
 
-    Both are None where noise could hide all communication, and where exposed communication is negative beyond noise.
-    The interval of the share is that of exposed communication, cut to 0 and 1; communication itself counts as exact.
+    The launch time is exposed communication minus `comm_s`, a cost of the host. Both are None if noise could hide all
+    communication, or if exposed communication is negative beyond noise. The interval of the share follows from the
+    interval of exposed communication, limited to 0 up to `comm_s`; `comm_s` itself counts as exact.
     """
     hidden = low = high = launch_s = None
     if exposed is not None and comm_s and not (is_within_noise(exposed, floor_s) and (floor_s or 0.0) >= comm_s):
@@ -139,7 +140,7 @@ def time_notes(found: Sequence[Communication], variant: VariantName, step: Media
 
 
 def split_row(point: PooledPoint) -> SplitRow:
-    """Return the row of DataParallel's step and its parts. Devices are synchronized after a part, not within a step."""
+    """Return the row of DataParallel's step and its parts. Devices synchronize after each part, not in the step."""
     found = communications_of(point.ok_records)
     parts = [part for communication in found for part in communication.split]
     times_ns = group_pairs((part.part, time_ns) for part in parts for time_ns in part.times_ns)
@@ -157,7 +158,7 @@ def split_row(point: PooledPoint) -> SplitRow:
 
 
 def transfer_row(point: PooledPoint, trained: Sequence[PooledPoint]) -> TransferRow:
-    """Return a row with calls and bytes of one step by kind. Epoch time and accuracy are of the same point trained."""
+    """Return the calls and bytes of one step by kind. Epoch time and accuracy come from training the same point."""
     found, spec = communications_of(point.ok_records), point.spec
     counted = {transfer.kind: transfer for part in found for transfer in part.transfers}
     absent = 0.0 if counted else None

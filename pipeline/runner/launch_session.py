@@ -27,7 +27,7 @@ from pipeline.system.errors import log_line
 from pipeline.system.host import node_rank, utc_timestamp
 
 RANK_FILES_POLL_S = 0.1
-ROOT_CAUSE_GRACE_S = 5  # time for the node that knows the cause to write it
+ROOT_CAUSE_GRACE_S = 5  # in this time the node that knows the cause writes it
 
 
 class LaunchSession:
@@ -62,7 +62,7 @@ class LaunchSession:
 
     @contextlib.contextmanager
     def publish_while_running(self) -> Iterator[None]:
-        """Sample this node, and publish each point that the ranks have finished, while the body runs them."""
+        """While the body runs the ranks, sample this node, and publish each point that the ranks have finished."""
         has_ended = threading.Event()
         self._start_sampler()
         with ThreadPoolExecutor(1) as pool:
@@ -72,14 +72,14 @@ class LaunchSession:
             finally:
                 has_ended.set()
                 wait([publishing])
-                self._sampler.close()  # before the pool ends: a sampler ends with the thread that started it
+                self._sampler.close()  # before the pool ends: a sampler dies with its starting thread
                 publishing.result()  # raises the error of that thread, if any
 
     def _start_sampler(self) -> None:
         self._sampler.enter_context(telemetry_sampler.sample_in_background(self.current_files, node_rank()))
 
     def _publish_until(self, has_ended: threading.Event) -> None:
-        """Publish each point once the next one has started, until the ranks have ended. The last point is left."""
+        """Publish each point once the next one has started, until the ranks end. The caller publishes the last."""
         for following in self.rank_files_by_point[1:]:
             while not following.has_started():
                 if has_ended.wait(RANK_FILES_POLL_S) and not following.has_started():
@@ -98,9 +98,9 @@ class LaunchSession:
         self.publish(record)
 
     def publish_timed_out(self) -> None:
-        """Publish the record of the current point, whose ranks were stopped at the deadline. A complete result counts.
+        """Publish the record of the current point after the deadline stopped its ranks. A complete result counts.
 
-        If the point before it ended at that very moment, the current one has just started: publish nothing and remove
+        If the point before it ended just at the deadline, the current point has only begun: publish nothing and remove
         its folder, so that it is launched again.
         """
         if not self.deadline.is_expired:
@@ -112,7 +112,7 @@ class LaunchSession:
             self.publish(failed_record.failure_record(self.current_spec, self.current_files, self.id, failure))
 
     def publish_failure(self, message: str) -> None:
-        """Publish the current point as failed, for an error of the launcher and not of a rank."""
+        """Publish the current point as failed, because of an error in the launcher, not in a rank."""
         self.publish(self._failure_record(message))
 
     def _failure_record(self, message: str) -> Record:
@@ -151,7 +151,7 @@ class LaunchSession:
 def compare_source(environment: Environment) -> Environment:
     """Return the environment; `source_changed` is set if the ranks' source differs from the launcher's or the disk's.
 
-    After an edit, later imports get another version: the sampler of a later point, the workers of a loader.
+    After an edit, later processes import another version: the sampler of a later point, the workers of a data loader.
     """
     if environment.source_digest is None:
         return environment
@@ -163,7 +163,7 @@ def add_telemetry(record: Record, rank_files: RankFiles) -> Record:
     """Return the record with the telemetry of all nodes; without it if the record would then be invalid."""
     assert record.measurement is not None, "an ok record has a measurement"
     nodes = telemetry_sampler.read_all_nodes(rank_files, record.spec.num_nodes)
-    # all timed epochs are kept; a longer run keeps no more than leaves the record small
+    # keep at least the timed epochs; keep more of a longer run only while the record stays small
     needed = NUM_WARM_UP_EPOCHS + record.spec.windows
     num_epochs = max(needed, telemetry_summary.MAX_GPU_WINDOWS // record.spec.num_gpus)
     sampled = telemetry_summary.summarize_telemetry(record.measurement.epochs, record.environment, nodes, num_epochs)
@@ -177,7 +177,7 @@ def add_telemetry(record: Record, rank_files: RankFiles) -> Record:
 
 
 def build_record(spec: Spec, rank_files: RankFiles, launch_id: str, exits: Mapping[int, RankExit]) -> Record | None:
-    """Return the record of a launch; None on a later node whose ranks succeeded: the first node publishes it."""
+    """Return the record of a launch; None on a later node whose ranks succeeded, since the first node publishes it."""
     if not exits and node_rank() > 0:
         return None
     result = None if exits else rank_files.read_result()

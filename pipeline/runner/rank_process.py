@@ -53,7 +53,7 @@ def run_rank_points(first: RankFiles) -> None:
     with record_rank_errors(first):
         point = first.read_point()
         gpu_checks.check_gpu_supported(point.spec, device_indices(point.spec, process_group.find_rank(point.spec)))
-        decode_ahead(point.spec, Path(point.data) if point.data else None)  # before others wait for this rank
+        decode_ahead(point.spec, Path(point.data) if point.data else None)  # first: no other rank waits yet
         rank = process_group.join_process_group(point.spec)
         earlier = [EarlierPoint(point.spec, run_point(point, rank, first, 0))]
     rank_files = first
@@ -66,7 +66,7 @@ def run_rank_points(first: RankFiles) -> None:
             rank_files = next_rank_files
             if rank.rank == 0:
                 rank_files.write_point(point)
-            gpu_checks.check_gpu_supported(point.spec, device_indices(point.spec, rank))  # may need another precision
+            gpu_checks.check_gpu_supported(point.spec, device_indices(point.spec, rank))  # its precision may differ
             decode_ahead(point.spec, Path(point.data) if point.data else None)
             earlier.append(EarlierPoint(point.spec, run_point(point, rank, rank_files, len(earlier))))
     with record_rank_errors(rank_files):
@@ -100,14 +100,14 @@ def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
 
 
 def did_gpu_allocator_refuse() -> bool:
-    """True if torch's allocator refused GPU memory to this process, even if the caller then found another way."""
+    """True if torch's allocator ever refused GPU memory to this process, even if the process could go on without it."""
     return any(torch.cuda.memory_stats(index).get("num_ooms", 0) for index in range(torch.cuda.device_count()))
 
 
 def add_memory_of_others(failure: RankError, spec: Spec) -> RankError:
-    """Return the out-of-memory error with the bytes that other processes hold of the rank's GPUs.
+    """Return the out-of-memory error with the bytes that other processes hold on the rank's GPUs.
 
-    If they hold more than 1 GiB of one, they are the cause: the kind becomes `gpu_shared` and the message names it.
+    More than 1 GiB on one GPU counts as the cause: the kind becomes `gpu_shared`, and the message names the GPU.
     """
     indices = device_indices(spec, process_group.find_rank(spec))
     others = {index: gpu_checks.memory_of_others_bytes(spec, index) for index in indices}
@@ -144,7 +144,7 @@ def run_point(point: PointTask, rank: Rank, rank_files: RankFiles, num_points_be
 def merge_environments(point: PointTask, by_rank: Sequence[Environment]) -> Environment:
     """Return rank 0's environment with the GPUs and nodes of all ranks.
 
-    `source_changed` is set if any rank imported source that changed, or other source than rank 0.
+    `source_changed` is set if the source of any rank changed, or differs from the source of rank 0.
     """
     first = by_rank[0]
     return msgspec.structs.replace(
@@ -188,10 +188,10 @@ def set_num_threads(omp_num_threads: str) -> None:
 def main(folder: Path) -> None:
     """Run a rank. `folder` holds its first point."""
     host.die_with_parent()
-    source_digest.imported_source()  # already computed if this process was forked after fork_server_imports
-    os.dup2(2, 1)  # the command's stdout carries data, and Gloo prints to it (torch 2.8)
+    source_digest.imported_source()  # computes the digest, unless the fork server has done so
+    os.dup2(2, 1)  # stdout becomes stderr: stdout carries the command's data, and Gloo prints to it (torch 2.8)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # else os._exit drops the last lines
+        sys.stdout.reconfigure(line_buffering=True)  # os._exit drops lines that are still buffered
     host.set_process_name(f"rank{os.environ['RANK']}")
     set_num_threads(os.environ.get("OMP_NUM_THREADS", ""))
     run_rank_points(RankFiles(folder))

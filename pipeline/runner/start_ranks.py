@@ -1,7 +1,8 @@
 """The launcher's side: it starts this node's ranks under torchrun's agent and waits for them.
 
-Every rank is a new process. It is forked from a fork server that has imported what ranks need (fork_server_imports) and
-has done nothing else: to import torch and torchvision again for each rank would take longer than many points.
+Every rank is a new process. It is forked from a fork server, which has imported what ranks need (fork_server_imports)
+and has done nothing else. Without it each rank would import torch and torchvision again, which takes longer than many
+points.
 """
 
 import contextlib
@@ -27,12 +28,12 @@ from pipeline.system.slurm_commands import ask_slurm
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
-# modules by name, because this process needs none of their imports
+# named, not imported: this process does not need them
 RANK_MODULE, PRELOADED_MODULE = "pipeline.runner.rank_process", "pipeline.runner.fork_server_imports"
 FIRST_PORT, NUM_PORTS = 15_000, 15_000  # below the ephemeral range
 RENDEZVOUS_TIMEOUT_S = 300
 
-_fork_server_environ: dict[str, str] = {}  # as it was when the fork server started
+_fork_server_environ: dict[str, str] = {}  # os.environ when the fork server started
 
 
 def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_threads: int = 1) -> dict[int, RankExit]:
@@ -71,8 +72,8 @@ def start_and_wait(spec: Spec, rank_files: RankFiles, launch_id: str, start_meth
 def drop_traceback(line: logging.LogRecord) -> bool:
     """Remove the agent's own traceback from its log line about a rank that exited; keep a rank's traceback.
 
-    A logging filter, so it returns True. To print a traceback torch imports TorchDynamo, which would take up to five
-    seconds after a rank has run out of memory.
+    This is a logging filter: True keeps the line. To print the traceback, torch would import TorchDynamo, which takes
+    up to five seconds after a rank has run out of memory.
     """
     from torch.multiprocessing.spawn import ProcessExitedException
 
@@ -95,12 +96,12 @@ def launch_config(spec: Spec, rank_files: RankFiles, launch_id: str, start_metho
         monitor_interval=0.1,
         start_method=start_method,
         **rendezvous_settings(spec),
-        logs_specs=DefaultLogsSpecs(str(rank_files.folder)),  # in TMPDIR nobody would remove them
+        logs_specs=DefaultLogsSpecs(str(rank_files.folder)),  # the default is TMPDIR, where nobody would remove them
     )
 
 
 def start_fork_server() -> str:
-    """Start the fork server if it does not run yet; it imports what ranks need while this process imports torchrun.
+    """Start the fork server if there is none yet. It imports what ranks need while this process imports torchrun.
 
     Return the start method of multiprocessing: "forkserver", or "spawn" if there can be no server.
     """
@@ -110,7 +111,7 @@ def start_fork_server() -> str:
     try:
         forkserver.ensure_running()
     except OSError as error:  # its socket is in TMPDIR, whose path may be too long
-        log_line(f"every rank imports torch again, as TMPDIR={tempfile.gettempdir()} cannot hold a socket: {error}")
+        log_line(f"every rank imports torch again: TMPDIR={tempfile.gettempdir()} cannot hold a socket ({error})")
         return "spawn"
     return "forkserver"
 
@@ -134,7 +135,7 @@ def run_rank(folder: Path, changed: dict[str, str], removed: list[str]) -> None:
 
 
 def default_omp_threads(spec: Spec, num_threads: int) -> dict[str, str]:
-    """Return OMP_NUM_THREADS for ranks: `num_threads` on the CPU, whatever the strategy, and 1 beside a GPU.
+    """Return OMP_NUM_THREADS for ranks: `num_threads` if they train on the CPU, with any strategy, and 1 on a GPU.
 
     Empty if the user has set the variable.
     """
@@ -156,7 +157,7 @@ def environment_variables(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 def rendezvous_settings(spec: Spec) -> dict[str, Any]:
-    """Return where ranks meet: any free port of one node; for several nodes, the first and a port from the job id.
+    """Return where ranks meet: one node uses any free port; several use the first node and a port from the job id.
 
     Raises CommandError for several nodes outside a Slurm job.
     """
