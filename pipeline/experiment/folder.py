@@ -101,7 +101,7 @@ class Experiment:
         return self._lock("submit", timeout_s=2)  # is_being_submitted holds it for a moment
 
     def is_being_submitted(self) -> bool:
-        """True if a driver on this host holds the submission lock now."""
+        """True if a `submit` process on this host holds the submission lock now."""
         if not self.folder.is_dir():
             return False
         try:

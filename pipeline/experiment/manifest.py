@@ -44,7 +44,7 @@ class SlurmArray(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Submission(msgspec.Struct, forbid_unknown_fields=True):
-    """One submission: a call of the driver or a plain sbatch, with its arrays. Its logs have their own folder."""
+    """One submission: a call of `submit` or a plain sbatch, with its arrays. Its logs have their own folder."""
 
     id: str
     backend: Backend

@@ -73,7 +73,7 @@ def launch_process(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Launch the points and wait for them. An interrupt of this process ends them first."""
     command = launch_command(experiment.manifest_path, [spec.run_id() for spec in element], options)
-    inherited = ("PIPELINE_LAUNCH_ID", "SLURM_NODEID")  # if this driver runs inside a job
+    inherited = ("PIPELINE_LAUNCH_ID", "SLURM_NODEID")  # if this `submit` runs inside a job
     environ = {key: value for key, value in os.environ.items() if key not in inherited}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PYTHONPATH_ROOT), os.environ.get("PYTHONPATH")]))
     with log.open("ab") as output:

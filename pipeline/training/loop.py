@@ -114,7 +114,7 @@ def run_epochs(
 
 
 def describe_epoch(epoch: Epoch, num_epochs: int) -> str:
-    """Return the epoch as a line of the log, from which the driver reads its number and its time."""
+    """Return the epoch as a line of the log, from which `submit` reads its number and its time."""
     slowest = epoch.slowest_rank
     time_s = (slowest.epoch_time_ns if slowest else None) or 0
     loss = "diverged" if epoch.loss is None else f"loss {epoch.loss:.4g}"
