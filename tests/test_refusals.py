@@ -258,12 +258,12 @@ def test_a_launch_id_that_a_point_had_before_is_refused(pipeline: Command, tmp_p
 @pytest.mark.parametrize(
     ("raised", "said"),
     [
-        ("OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))", "error: No space left on device; the command"),
-        ("OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))", "error: Resource temporarily unavailable; the command"),
-        ("OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))", "error: Connection refused; the command"),
-        ("OSError(errno.EIO, 'broken', 'table.csv')", "error: table.csv: broken; the command"),
-        ("TimeoutError('no answer')", "error: no answer; the command"),
-        ("OSError()", "error: OSError; the command"),
+        ("OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))", "error: No space left on device; solve this"),
+        ("OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))", "error: Resource temporarily unavailable; solve this"),
+        ("OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))", "error: Connection refused; solve this"),
+        ("OSError(errno.EIO, 'broken', 'table.csv')", "error: table.csv: broken; solve this"),
+        ("TimeoutError('no answer')", "error: no answer; solve this"),
+        ("OSError()", "error: OSError; solve this"),
     ],
 )
 def test_any_error_of_the_system_is_said_in_words_that_are_true_of_it(raised: str, said: str) -> None:
@@ -272,7 +272,7 @@ def test_any_error_of_the_system_is_said_in_words_that_are_true_of_it(raised: st
         f"def main(): raise {raised}\nrun_command(main)"
     )
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert_refused(answer, 2, said, "fix this and run it again")
+    assert_refused(answer, 2, said, "solve this problem and run the command again")
     assert "a file" not in answer.stderr
 
 

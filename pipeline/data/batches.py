@@ -18,7 +18,7 @@ from pipeline.system.host import name_shared_memory
 
 CHANNEL_MEANS = (0.4914, 0.4822, 0.4465)
 CHANNEL_STDS = (0.2023, 0.1994, 0.2010)
-AUGMENTATION_CHUNK_BYTES = 256 * 2**20  # of augmented fp32 images at a time; an epoch of CIFAR-10 is three chunks
+AUGMENTATION_CHUNK_BYTES = 256 * 2**20  # of augmented fp32 images in memory at once; an epoch of CIFAR-10 is 3 chunks
 
 Batch = tuple[Tensor, Tensor]  # images [batch, 3, 32, 32] of image_dtype(), labels [batch] int64
 
@@ -68,7 +68,7 @@ class LoaderBatches:
     def __init__(self, spec: Spec, shard: Shard, images: Images) -> None:
         self.num_classes = images.num_classes
         self._sampler = build_sampler(spec.num_samples, shard.world_size, shard.rank, spec.seed)
-        assert spec.num_workers is not None, "a point that runs states its workers"
+        assert spec.num_workers is not None, "num_workers must be set in a point that runs"
         self._loader = DataLoader(
             AugmentedImages(images),
             batch_size=spec.global_batch_size // shard.world_size,
@@ -92,21 +92,21 @@ class LoaderBatches:
 def collate_shared(samples: list[tuple[Tensor, int]]) -> list[Tensor]:
     """Collate samples into a batch; in a loader's worker, move the labels into shared memory as well.
 
-    When shared memory is full, an error raised here reaches the rank. By default a background thread moves the labels;
-    its error would be lost and the rank would wait forever.
+    If shared memory is full, the error is raised here and reaches the rank. By default a background thread moves the
+    labels: its error would be lost, and the rank would wait forever.
     """
     images, labels = default_collate(samples)
     return [images, labels.share_memory_() if get_worker_info() else labels]
 
 
 def build_sampler(num_samples: int, world_size: int, rank: int, seed: int) -> DistributedSampler[int]:
-    """Return a sampler that permutes all samples once an epoch and deals them to the ranks, padded to equal shares."""
+    """Return a sampler that shuffles all samples once per epoch and gives equal shares to ranks, some samples twice."""
     placeholder: Dataset[int] = range(num_samples)  # type: ignore[assignment]  # only its length is used
     return DistributedSampler(placeholder, num_replicas=world_size, rank=rank, seed=seed)
 
 
 class SyntheticBatches:
-    """Batches of `input: synthetic`: one batch on the device, repeated each step. The last batch may be smaller."""
+    """Batches of `input: synthetic`: one batch on the device for every step; the last step may get a part."""
 
     num_classes = NUM_SYNTHETIC_CLASSES
 
@@ -127,8 +127,8 @@ class SyntheticBatches:
 class DeviceAugmentedBatches:
     """Batches of `input: gpu`: the data set lies on the device as uint8 and is augmented there once an epoch.
 
-    The sample order is drawn before the clock starts, as by a DataLoader. Augmentation runs while the clock runs: the
-    first batch of a chunk augments the whole chunk (in the `data` part of its step), and each batch is a slice of it.
+    The sample order is drawn before the clock starts, as in a DataLoader. Augmentation is timed: the first batch of a
+    chunk augments the whole chunk (in the `data` part of its step), and each batch is a slice of the chunk.
     Under DataParallel the global batch lies on GPU 0.
     """
 

@@ -1,4 +1,4 @@
-"""Images of a split in memory: from the staged archive, from an image folder decoded once a node, or synthetic."""
+"""Images of a split in memory: from the staged archive, from an image folder decoded once per node, or synthetic."""
 
 import contextlib
 import functools
@@ -44,7 +44,7 @@ def load_images(spec: Spec, split: str, folder: Path | None) -> Images:
         return synthetic_images(spec.num_samples, split, spec.seed)
     root = staging.require_folder(folder)
     images = load_split(spec.dataset, split, root)
-    return images if split == "test" else balanced_subset(images, spec.num_samples, root)
+    return images if split == "test" else shuffled_subset(images, spec.num_samples, root)
 
 
 @functools.lru_cache(maxsize=2)  # both splits stay in memory for the next points of this process
@@ -60,8 +60,8 @@ def decode_ahead(spec: Spec, folder: Path | None) -> None:
             cached_folder_images(staging.require_folder(folder), split)
 
 
-def balanced_subset(images: Images, num_samples: int, root: Path) -> Images:
-    """Select `num_samples` images by a fixed shuffle, which mixes classes: a folder lists class after class."""
+def shuffled_subset(images: Images, num_samples: int, root: Path) -> Images:
+    """Select `num_samples` images by a fixed shuffle, because a folder lists images class by class."""
     available = len(images.labels)
     if num_samples > available:
         raise staging.DataNotStaged(
@@ -90,7 +90,7 @@ def synthetic_images(num_samples: int, split: str, seed: int) -> Images:
     generator = np.random.default_rng((seed, split == "test"))
     labels = generator.integers(0, NUM_SYNTHETIC_CLASSES, count)
     pixels = np.empty((count, IMAGE_SIZE_PX, IMAGE_SIZE_PX, 3), dtype=np.uint8)
-    for start in range(0, count, 4096):  # in slices, since the noise takes four times the memory of the pixels
+    for start in range(0, count, 4096):  # in slices: the noise takes four times the memory of the pixels
         part = labels[start : start + 4096]
         noise = generator.integers(-64, 64, (len(part), IMAGE_SIZE_PX, IMAGE_SIZE_PX, 3), dtype=np.int16)
         pixels[start : start + 4096] = patterns[part] + noise
@@ -98,11 +98,11 @@ def synthetic_images(num_samples: int, split: str, seed: int) -> Images:
 
 
 def cached_folder_images(root: Path, split: str) -> Images:
-    """Load an image folder (`<split>/<class>/*.jpg`), decoded once a node into a memory-mapped uint8 file."""
+    """Load an image folder (`<split>/<class>/*.jpg`), decoded once per node into a memory-mapped uint8 file."""
     staging.require_image_folder(root)
     try:
         source = datasets.ImageFolder(str(root / split))
-    except FileNotFoundError as error:  # a class without a file that torchvision knows as an image
+    except FileNotFoundError as error:  # torchvision knows no file of a class as an image
         raise staging.DataNotStaged(f"{root / split}: {error}; complete the folder, or remove the class.") from error
     cache = private_cache_folder() / f"{split}-{folder_fingerprint(source)}.npy"
     with filelock.FileLock(cache.with_suffix(".lock")):
@@ -133,20 +133,20 @@ def private_cache_folder() -> Path:
 
 
 def decode_folder(source: datasets.ImageFolder, cache: Path) -> None:
-    """Decode every image into a scratch file, then rename it to `cache`. Raises staging.DataNotStaged and OSError."""
-    scratch = cache.with_suffix(".decoding")
+    """Decode every image into a temporary file, then rename it to `cache`. Raises staging.DataNotStaged and OSError."""
+    temporary = cache.with_suffix(".decoding")
     shape = (len(source.samples), IMAGE_SIZE_PX, IMAGE_SIZE_PX, 3)
     try:
-        pixels = np.lib.format.open_memmap(scratch, mode="w+", dtype=np.uint8, shape=shape)
+        pixels = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
         # reserve the space now: on a full disk, writing to the memory map would end in SIGBUS
-        with files.add_path_to_errors(cache), scratch.open("rb+") as file:
-            os.posix_fallocate(file.fileno(), 0, scratch.stat().st_size)
+        with files.add_path_to_errors(cache), temporary.open("rb+") as file:
+            os.posix_fallocate(file.fileno(), 0, temporary.stat().st_size)
         for index, (path, _) in enumerate(source.samples):
             pixels[index] = decode_image(path)
         pixels.flush()
-        scratch.rename(cache)
+        temporary.rename(cache)
     finally:
-        scratch.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def decode_image(path: str) -> Pixels:

@@ -36,7 +36,7 @@ class DataNotStaged(RuntimeError):
 def require_folder(folder: Path | None) -> Path:
     """Return the data folder. Raises DataNotStaged if none was given or it does not exist."""
     if folder is None:
-        raise DataNotStaged("no data folder was named; give --data DIR, or set PIPELINE_DATA.")
+        raise DataNotStaged("no data folder was given; use --data DIR, or set PIPELINE_DATA.")
     if not folder.is_dir():
         raise DataNotStaged(
             f"the data folder {folder} is absent; name another with --data, or stage CIFAR-10 there with "
@@ -60,7 +60,7 @@ def check_cifar10_files(folder: Path) -> None:
         status = path.stat()
         if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
             raise DataNotStaged(
-                f"{path} can be written by others, and reading it runs their code; chmod go-w it, or stage it again."
+                f"others can write {path}, and reading it runs their code; run chmod go-w {path}, or stage it again."
             )
 
 
@@ -110,7 +110,7 @@ def class_folders(split: Path) -> list[Path]:
 
 
 def stage_cifar10(folder: Path, url: str = CIFAR10_URL, sha256: str = CIFAR10_SHA256) -> bool:
-    """Fetch, verify and unpack CIFAR-10. Return False if it was staged already. A lock file admits one process.
+    """Fetch, verify and unpack CIFAR-10 under a file lock. Return False if it was staged already.
 
     Raises DataNotStaged when the archive cannot be fetched or has a wrong SHA-256.
     """
@@ -128,11 +128,11 @@ def stage_cifar10(folder: Path, url: str = CIFAR10_URL, sha256: str = CIFAR10_SH
 
 @contextlib.contextmanager
 def folder_removed_on_error(folder: Path) -> Iterator[None]:
-    """Make the folder if it is absent, and remove it again if the block fails, since its path may be a typing error."""
+    """Make the folder if it is absent, and remove it again if the block fails, because its path may be mistyped."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     if is_new:
-        folder.chmod(0o755)  # everybody may read it, for any umask: the data is public
+        folder.chmod(0o755)  # the data is public: everybody may read it, whatever the umask
     try:
         yield
     except BaseException:
@@ -144,16 +144,16 @@ def folder_removed_on_error(folder: Path) -> Iterator[None]:
 
 
 def fetch_and_unpack(folder: Path, url: str, sha256: str) -> None:
-    """Download, verify and unpack in a scratch folder, then rename into place. Raises DataNotStaged."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".staging-") as scratch:
-        archive = Path(scratch, "archive.tar.gz")
+    """Download, verify and unpack in a temporary folder, then move into place. Raises DataNotStaged."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".staging-") as temporary:
+        archive = Path(temporary, "archive.tar.gz")
         digest = download(url, archive)
         if digest != sha256:
             raise DataNotStaged(f"{url} gave an archive with SHA-256 {digest}, expected {sha256}; it was not unpacked.")
-        batches = Path(scratch, CIFAR10_FOLDER)
+        batches = Path(temporary, CIFAR10_FOLDER)
         unpack(archive, batches)
         if (folder / CIFAR10_FOLDER).exists():  # it is incomplete: a complete folder is not fetched again
-            (folder / CIFAR10_FOLDER).rename(Path(scratch, "incomplete"))
+            (folder / CIFAR10_FOLDER).rename(Path(temporary, "incomplete"))
         batches.rename(folder / CIFAR10_FOLDER)
 
 
@@ -179,7 +179,7 @@ def unpack(archive: Path, target: Path) -> None:
 
 def download(url: str, target: Path) -> str:
     """Save a URL to a file and return the SHA-256 of its bytes. Raises DataNotStaged, which says what to do."""
-    # imported here, so that a command starts faster if the data is staged already
+    # imported here: a command starts faster if it does not download
     import http.client
     import urllib.error
     import urllib.request

@@ -37,7 +37,7 @@ WindowTimesNs = dict[str, list[list[int]]]  # wall times in ns: step name -> [wi
 
 
 class RecordStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """Base of all parts of a record. No garbage collection: it would take longer than reading the records."""
+    """Base of all parts of a record. The garbage collector skips it: collecting would take longer than reading."""
 
 
 class RankEpoch(RecordStruct, frozen=True):
@@ -57,7 +57,7 @@ class RankEpoch(RecordStruct, frozen=True):
     optimizer_ns: Nanoseconds | None = None
     data_time_ns: Nanoseconds | None = None
     loader_wait_ns: Nanoseconds | None = None
-    num_samples: NonNegativeInt | None = None  # images that the rank trained on, as often as it saw them
+    num_samples: NonNegativeInt | None = None  # images that the rank trained on; one seen twice counts twice
     started_unix_ns: Nanoseconds | None = None  # start of the epoch, to find its telemetry
 
 
@@ -65,8 +65,8 @@ class Epoch(RecordStruct, frozen=True):
     """One epoch: every rank's times, the loss, and the accuracy (from 0 to 1). `epoch` counts from 1.
 
     `num_updates` counts from the start of training to the end of this epoch. If the loss was not finite, `loss` is None
-    and `diverged_at_update` is set. `num_samples` counts distinct samples over all ranks. The learning rates are those
-    of the first update of the epoch and the largest one (None before schema 11).
+    and `diverged_at_update` is set. `num_samples` counts distinct samples over all ranks. `first_learning_rate`
+    is that of the first update, `peak_learning_rate` the largest one of the epoch (both None before schema 11).
     """
 
     epoch: PositiveInt
@@ -92,8 +92,8 @@ class Epoch(RecordStruct, frozen=True):
 class DeviceMemory(RecordStruct, frozen=True):
     """Peak memory of one device of one rank, in bytes. On the CPU: the peak resident set size of the process.
 
-    `usable_bytes` is the memory that the process held at its end plus the free memory: not the memory of
-    other processes and of CUDA itself, and at most `memory_limit_gib`. None on a CPU without a limit.
+    `usable_bytes` is the memory that the process held at its end plus the free memory. It excludes
+    other processes and CUDA itself, and is at most `memory_limit_gib`. It is None on a CPU without a limit.
     """
 
     rank: NonNegativeInt
@@ -112,7 +112,7 @@ class StepSeries(RecordStruct, frozen=True):
 
 
 class Collective(RecordStruct, frozen=True):
-    """One collective of a profiled step, in the order in which they start; durations are [step][rank].
+    """One collective of the profiled steps; durations are [step][rank]. A profile lists collectives by start time.
 
     `num_bytes` is the size of one rank's input. A rank's duration includes its wait for the others.
     """
@@ -124,13 +124,13 @@ class Collective(RecordStruct, frozen=True):
 
 
 class Profile(RecordStruct, frozen=True):
-    """Profiled steps, run apart from timed ones. One device time per rank over all steps; overlaps count once.
+    """Profiled steps, which are not timed. Each tuple of times has the device time of each rank over all steps.
 
-    `comm_ns`: gradient reductions. `compute_ns`: all work except collectives. `overlap_ns`: both at once. On the CPU
-    compute is not traced, and all but `comm_ns` are 0. `covered_ns` is of earlier records, and nothing reads it:
-    reductions during compute or in a gap of up to 5 us between kernels. `no_op_compute_ns` and
-    `no_op_again_compute_ns`: `compute_ns` of as many steps without gradient reductions (no-op hook), profiled before
-    and after, empty if not recorded; the JSON has their earlier names.
+    `comm_ns`: gradient reductions. `compute_ns`: all work except collectives. `overlap_ns`: both at once. Time with
+    several kernels at once counts once. On the CPU compute is not traced: all but `comm_ns` are 0. `no_op_compute_ns`
+    and `no_op_again_compute_ns`: `compute_ns` of equally many steps without gradient reductions (no-op hook), profiled
+    before and after. They are empty if not recorded, and have older names in the JSON. `covered_ns` stands in old
+    records and is not read: reductions during compute or in a gap of up to 5 us between kernels.
     """
 
     num_steps: PositiveInt
@@ -149,7 +149,7 @@ class Profile(RecordStruct, frozen=True):
         ranks |= {len(step) for collective in self.collectives for step in collective.durations_ns}
         steps = {len(collective.durations_ns) for collective in self.collectives}
         if len(ranks) > 1 or 0 in ranks or steps - {self.num_steps}:
-            raise ValueError("a profile needs every rank in every total, and in every step of every collective")
+            raise ValueError("a profile needs every rank in each total and step, and num_steps steps per collective")
 
 
 class AllReduce(RecordStruct, frozen=True):
@@ -164,7 +164,7 @@ class AllReduce(RecordStruct, frozen=True):
 
 
 class Transfer(RecordStruct, frozen=True):
-    """The data of one kind that one rank sends in one step, counted at run time and not from a formula."""
+    """The data of one kind that one rank sends in one step, counted at run time, not computed by a formula."""
 
     kind: TransferKind
     calls_per_step: Annotated[float, msgspec.Meta(ge=0, le=2**40)]
@@ -181,8 +181,8 @@ class SplitPart(RecordStruct, frozen=True):
 class Communication(RecordStruct, frozen=True):
     """The raw result of `measure: communication`; `notes` name parts that could not be measured, with the reason.
 
-    `sweep_captured` is True if the calls of the sweep were one CUDA graph, None without a sweep and in records before
-    schema 6 (there, the sweep was one CUDA graph only if the steps were).
+    `sweep_captured` is True if the calls of the sweep ran as one CUDA graph. It is None without a sweep, and in records
+    before schema 6: there the sweep ran as one CUDA graph only if the steps did.
     """
 
     steps_per_window: PositiveInt
@@ -198,7 +198,7 @@ class Communication(RecordStruct, frozen=True):
         rounds = {len(series.window_times_ns) for series in self.series}
         ranks = {len(window) for series in self.series for window in series.window_times_ns}
         if len(rounds) > 1 or len(ranks) > 1 or 0 in rounds | ranks:
-            raise ValueError("every variant needs as many windows as the others, each with every rank")
+            raise ValueError("all variants need the same number of windows, and all windows the same ranks")
         if len({series.variant for series in self.series}) < len(self.series):
             raise ValueError("each variant may have only one series")
 
@@ -206,8 +206,8 @@ class Communication(RecordStruct, frozen=True):
 class MemoryTrial(RecordStruct, frozen=True):
     """One trial of a memory search, in its own processes, and the memory of the fullest device in bytes.
 
-    On the CPU, peak and usable memory are counted from the time `memory_limit_gib` was set. Memory is None if the batch
-    did not fit; `reason` explains a failure other than an OOM (since schema 9).
+    On the CPU, peak and usable memory count from the moment when `memory_limit_gib` was set. The memory fields are
+    None if the batch did not fit; `reason` explains a failure other than an OOM (since schema 9).
     """
 
     batch_size_per_gpu: PositiveInt
@@ -228,8 +228,8 @@ class MemoryTrial(RecordStruct, frozen=True):
 class MemorySearch(RecordStruct, frozen=True):
     """The result of `measure: memory`: the trials in order, and three batch sizes per GPU that follow from them.
 
-    `predicted` comes from the first straight line through two trials, None without one. `smallest_failing` is None if
-    no trial failed.
+    `predicted` comes from the first straight line through two trials; it is None if there was no line.
+    `smallest_failing` is None if no trial failed.
     """
 
     trials: tuple[MemoryTrial, ...]
@@ -241,7 +241,7 @@ class MemorySearch(RecordStruct, frozen=True):
 class StageResult(RecordStruct, frozen=True):
     """The test of one quantized network: correct answers, the same answers as fp32, and answers that are ties.
 
-    `num_bytes` counts weights, biases and scales. The counts are None where `problem` says why there is no network.
+    `num_bytes` counts weights, biases and scales. Without a network the counts are None and `problem` says why.
     """
 
     stage: QuantizationStage
@@ -278,7 +278,7 @@ class NetworkScales(RecordStruct, frozen=True):
 
 
 class Histogram(RecordStruct, frozen=True):
-    """Counts of a tensor's values in bins of equal width from `low` to `high`, with mean and sigma of all values."""
+    """Counts of a tensor's values in bins of equal width from `low` to `high`; mean and standard deviation of all."""
 
     layer: ShortText
     tensor: HistogramTensor
@@ -303,9 +303,9 @@ class Quantization(RecordStruct, frozen=True):
 class Measurement(RecordStruct, frozen=True):
     """The raw values of an ok attempt; every reported figure is computed from them.
 
-    `num_points_before` counts the points that the same processes ran before. `compile_time_s` is the slowest rank's
-    wall time for compiling and capturing, before the clock starts. Each of `captured_batch_sizes` has its own CUDA
-    graph.
+    `num_points_before` counts the points that the same processes ran before this one. `compile_time_s` is the slowest
+    rank's wall time for compiling and capturing, before the clock starts. Each of `captured_batch_sizes` has its own
+    CUDA graph.
     """
 
     epochs: tuple[Epoch, ...]
@@ -345,7 +345,7 @@ class GpuWindow(RecordStruct, frozen=True):
 
 
 class HostWindow(RecordStruct, frozen=True):
-    """Telemetry of one node during its first rank's epoch: the busy share of all its CPUs (other jobs included)."""
+    """Telemetry of one node during its first rank's epoch: the busy share of all its CPUs, other jobs included."""
 
     epoch: PositiveInt
     node: NonNegativeInt

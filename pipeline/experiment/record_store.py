@@ -16,15 +16,15 @@ from pipeline.system import files
 
 MAX_RECORD_BYTES = 1_000_000
 RECORD_NAME_PATTERN = re.compile(r"([a-z0-9-]{1,120})\.(\d{1,6})\.json")
-# line breaks inside a list of numbers, to be removed; the first group matches strings, which are kept
+# matches line breaks in a list of numbers, which are removed, and (as group 1) strings, which are kept
 NUMBER_LIST_LINE_BREAK = re.compile(rb'("(?:[^"\\]|\\.)*")|(?<=[\[,])\s+(?=-?\d)|(?<=\d)\s+(?=\])')
 
 
 class RejectedFile(NamedTuple):
-    """A file that is not the record that its name claims: its path, its point (None: foreign) and the reason.
+    """A file that does not hold the record that its name states. `run_id` is None if the point is unknown.
 
     `copy_of` is the run id and attempt if the file holds a valid record under a wrong name. `is_newer` is True if a
-    later version wrote it.
+    later version of the pipeline wrote it.
     """
 
     path: Path
@@ -35,7 +35,7 @@ class RejectedFile(NamedTuple):
 
 
 class InvalidRecord(files.UnreadableFile):
-    """The file is not the record that its name claims. `copy_of` and `is_newer` are as in RejectedFile."""
+    """The file does not hold the record that its name states. `copy_of` and `is_newer` are as in RejectedFile."""
 
     def __init__(self, reason: str, copy_of: tuple[str, int] | None = None, is_newer: bool = False) -> None:
         super().__init__(reason)
@@ -46,7 +46,7 @@ _record_decoder = msgspec.json.Decoder(Record)
 
 
 def new_record(spec: Spec, status: Status, launch_id: str, **fields: Any) -> Record:
-    """Return a record without an attempt number, which publication assigns."""
+    """Return a record with attempt 0. publish_record sets the attempt number."""
     return Record(
         schema_version=SCHEMA_VERSION,
         run_id=spec.run_id(),
@@ -61,7 +61,7 @@ def new_record(spec: Spec, status: Status, launch_id: str, **fields: Any) -> Rec
 def publish_record(record: Record, folder: Path) -> Path:
     """Publish the record atomically under the smallest free attempt number and return its path.
 
-    Several nodes may publish the end of one launch: the first wins, and the others get its path.
+    If several nodes publish a record of the same launch, the first record is kept and the others get its path.
     Raises ValueError for a non-finite number or more than MAX_RECORD_BYTES, OSError if writing fails.
     """
     attempt = 0
@@ -78,7 +78,7 @@ def publish_record(record: Record, folder: Path) -> Path:
 
 
 def encode_record(record: Record) -> bytes:
-    """Return the record as indented JSON. Raises ValueError for a non-finite number, an invalid or too large record."""
+    """Return the record as indented JSON. Raises ValueError if it is invalid, too large or has a non-finite number."""
     for where, number in _floats(msgspec.to_builtins(record), "record"):
         if not math.isfinite(number):  # msgspec would silently write null
             raise ValueError(f"{where} is {number}; a record holds finite numbers only")
@@ -129,8 +129,8 @@ def load_record(path: Path | str) -> Record:
 def load_folder(folder: Path, *, for_tables: bool = False) -> tuple[list[Record], list[RejectedFile]]:
     """Return every record of a folder, sorted by run id and attempt, and every file that is not a valid record.
 
-    Skips names that start with a dot: unfinished publications. With `for_tables` it drops fields that no table reads,
-    after checking them. Raises OSError if the folder cannot be listed.
+    Names that start with a dot are unfinished files and are skipped. With `for_tables`, fields that no table reads are
+    checked and then dropped. Raises OSError if the folder cannot be listed.
     """
     found: list[Record] = []
     rejected: list[RejectedFile] = []
@@ -139,7 +139,7 @@ def load_folder(folder: Path, *, for_tables: bool = False) -> tuple[list[Record]
         if name.startswith(".") or not name.endswith(".json"):
             continue
         try:
-            record = load_record(f"{folder}/{name}")  # making a Path would cost 5 % of reading a record
+            record = load_record(f"{folder}/{name}")  # a Path here would make reading 5 % slower
         except InvalidRecord as error:
             match = RECORD_NAME_PATTERN.fullmatch(name)
             run_id = error.copy_of[0] if error.copy_of else match[1] if match else None
@@ -174,7 +174,7 @@ def load_attempts(folder: Path, run_id: str) -> list[Record]:
 
 
 def load_attempts_by_point(folder: Path, run_ids: Collection[str]) -> list[list[Record]]:
-    """Return the valid attempts of each of these points that has any. Lists the folder once."""
+    """Return one list of valid attempts for each point that has any. The folder is listed only once."""
     found: dict[str, list[Record]] = {}
     for name in os.listdir(folder) if folder.exists() else []:
         match = RECORD_NAME_PATTERN.fullmatch(name)

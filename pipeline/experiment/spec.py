@@ -12,7 +12,8 @@ Strategy = Literal["single", "dp", "ddp"]
 Precision = Literal["fp32", "tf32", "bf16"]
 Input = Literal["dataloader", "synthetic", "gpu"]  # `gpu`: images and augmentation on the device, also on `cpu`
 MemoryLayout = Literal["contiguous", "channels_last"]  # of images and weights in memory
-# eager: the host launches each operation; compile: each compiled kernel; the graphs: one launch a step, of either
+# The host launches: each operation (eager), each compiled kernel (compile), or one CUDA graph per step, of operations
+# (graph) or of compiled kernels (compiled_graph).
 Execution = Literal["eager", "compile", "graph", "compiled_graph"]
 Dataset = Literal["cifar10", "imagefolder", "synthetic"]
 Model = Literal["resnet18", "lenet"]  # each is a function of the same name in pipeline.training.models
@@ -28,9 +29,9 @@ FractionBelowOne = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 COMPILED_EXECUTIONS: tuple[Execution, ...] = ("compile", "compiled_graph")
 CAPTURED_EXECUTIONS: tuple[Execution, ...] = ("graph", "compiled_graph")
 FLOAT_AXES = ("learning_rate", "momentum", "weight_decay", "bucket_cap_mb", "memory_limit_gib")
-NUM_WARM_UP_EPOCHS = 1  # first epochs of every run, never reported: caches fill, kernels are chosen and compiled
+NUM_WARM_UP_EPOCHS = 1  # first epochs of a run, never reported: caches fill, kernels are chosen and compiled
 FIRST_TIMED_EPOCH = NUM_WARM_UP_EPOCHS + 1  # epochs count from 1
-NUM_TRIAL_STEPS = 3  # of a trial of a memory search: the optimizer's state exists only after the first step
+NUM_TRIAL_STEPS = 3  # in a trial of a memory search; not 1, because the first step creates the optimizer's state
 MIN_WINDOWS_FOR_INTERVAL = 6  # fewer values give no interval
 CIFAR10_SAMPLES = 50_000  # images of the training set
 REFERENCE_GLOBAL_BATCH_SIZE = 128  # `learning_rate` is for this batch size, if no other is stated
@@ -43,10 +44,10 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     that differ from their defaults, so old ids stay valid.
 
     With `measure: memory` the point is a search for the largest batch, and `batch_size_per_gpu` is its first trial.
-    With `measure: quantize` it trains in fp32, then tests the network in int8 in every stage and with every scale.
+    With `measure: quantize` it trains in fp32, then tests the int8 network in every stage with every kind of scale.
 
-    `None` in `precision`, `input`, `num_workers`, `dataset` and `model` means "not stated", which only timings measured
-    elsewhere may have.
+    `None` in `precision`, `input`, `num_workers`, `dataset` and `model` means "not stated". Only timings that were
+    measured elsewhere may have None there.
 
     Raises ValueError if the fields contradict each other.
     """
@@ -75,7 +76,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     nesterov: bool = False
     broadcast_buffers: bool = True
     sync_batchnorm: bool = False
-    bucket_cap_mb: PositiveFloat | None = None  # MiB of gradients per all-reduce; None: 25 and a first of 1
+    bucket_cap_mb: PositiveFloat | None = None  # MiB of gradients per all-reduce; None: 25, first bucket 1
     gradient_as_bucket_view: bool = False  # gradients are views of DDP's buckets, so they are not copied
     measure: Measure = "epochs"
     windows: PositiveInt = 1
@@ -128,8 +129,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if not always_full and self.batch_size_per_gpu > self.shard_size:
             raise ValueError(
                 f"batch_size_per_gpu={self.batch_size_per_gpu} is larger than the shard of {self.shard_size} samples "
-                f"(num_samples={self.num_samples} over num_gpus={self.num_gpus}) and could never be filled; "
-                "lower it, or make the point a probe with input: synthetic and max_steps: 3."
+                f"(num_samples={self.num_samples} over num_gpus={self.num_gpus}) and would never be full; lower "
+                "batch_size_per_gpu, or make the point a probe with input: synthetic and max_steps: 3."
             )
 
     def _check_training(self) -> None:
@@ -137,10 +138,10 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(f"remedies={list(self.remedies)} names one twice; name each once.")
         if "warmup" in self.remedies and self.warmup_epochs > self.epochs:
             raise ValueError(
-                f"warmup_epochs={self.warmup_epochs} is longer than epochs={self.epochs}; raise epochs or lower it."
+                f"warmup_epochs={self.warmup_epochs} exceeds epochs={self.epochs}; raise epochs or lower warmup_epochs."
             )
         if self.nesterov and not self.momentum:
-            raise ValueError("nesterov=true looks ahead along the momentum, which is 0; raise momentum.")
+            raise ValueError("nesterov=true needs a momentum above 0, got 0; raise momentum.")
         if self.sync_batchnorm and (self.strategy != "ddp" or self.device == "cpu"):
             raise ValueError(
                 "sync_batchnorm=true shares statistics over the GPUs of DDP; use strategy='ddp' on device='cuda'."
@@ -151,8 +152,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             needed = NUM_WARM_UP_EPOCHS + self.windows
             if self.windows > 1 and self.epochs < needed:
                 raise ValueError(
-                    f"windows={self.windows} are timed epochs after the first, which warms up; "
-                    f"epochs={self.epochs} must be {needed} or more."
+                    f"windows={self.windows} timed epochs come after epoch 1, which is only the warm-up; "
+                    f"raise epochs from {self.epochs} to {needed}."
                 )
             return
         if self.measure == "quantize":
@@ -160,7 +161,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             return
         if self.input != "synthetic":
             raise ValueError(
-                f"measure={self.measure!r} runs steps alone and needs input='synthetic', got {self.input!r}."
+                f"measure={self.measure!r} runs steps without a loader and needs input='synthetic', got {self.input!r}."
             )
         if self.evaluate or self.remedies:
             raise ValueError(f"measure={self.measure!r} keeps no trained model; leave out evaluate and remedies.")
@@ -168,14 +169,14 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             if self.strategy == "single" or self.num_gpus < 2:
                 raise ValueError(
                     f"measure='communication' compares N GPUs with and without their transfers and needs num_gpus>=2 "
-                    f"and strategy 'ddp' or 'dp', got {self.strategy!r} on {self.num_gpus}; leave one GPU to "
+                    f"and strategy 'ddp' or 'dp', got {self.strategy!r} on {self.num_gpus}; for one GPU use "
                     "measure='epochs'."
                 )
             return
         if self.num_nodes > 1:
             raise ValueError(
                 f"measure='memory' needs num_nodes=1, got {self.num_nodes}: a GPU's memory does not depend on the "
-                "number of nodes; use the GPUs of one."
+                "number of nodes; use one node."
             )
         if self.max_steps is not None:
             raise ValueError(f"measure='memory' runs trials of {NUM_TRIAL_STEPS} steps; leave out max_steps.")
@@ -194,8 +195,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("measure='quantize' needs images to train on, got input='synthetic'; use input='gpu'.")
         if self.num_calibration_samples > self.num_samples:
             raise ValueError(
-                f"num_calibration_samples={self.num_calibration_samples} are chosen among num_samples="
-                f"{self.num_samples} training images; lower it."
+                f"num_calibration_samples={self.num_calibration_samples} exceeds num_samples={self.num_samples}, from "
+                "which they are chosen; lower num_calibration_samples."
             )
 
     def execution_problem(self, execution: Execution) -> str | None:
@@ -205,7 +206,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             return None
         if self.strategy == "dp":
             return (
-                f"{stated} does not go with strategy='dp', which starts new threads each step; use 'eager' or 'auto'."
+                f"{stated} does not work with strategy='dp', which starts new threads each step; use 'eager' or 'auto'."
             )
         if execution in CAPTURED_EXECUTIONS and self.device == "cpu":
             return f"{stated} needs device='cuda': a graph is captured from CUDA streams; use 'eager' or 'compile'."
@@ -216,13 +217,13 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "update, and only the fused optimizer reads it from the device."
             )
         if execution in COMPILED_EXECUTIONS and self.sync_batchnorm:
-            return f"{stated} does not go with sync_batchnorm=true, whose collectives break the graph; use 'graph'."
+            return f"{stated} does not work with sync_batchnorm=true: torch.compile cannot include it; use 'graph'."
         if execution in COMPILED_EXECUTIONS and self.bucket_cap_mb is not None and self.bucket_cap_mb < 1:
             return f"{stated} needs bucket_cap_mb>=1, got {self.bucket_cap_mb}: DDP's first bucket is 1 MiB; raise it."
         if execution in COMPILED_EXECUTIONS and self.measure == "communication":
             return (
-                f"{stated} does not go with measure='communication': several forms of one model in one process would "
-                "share what was compiled for the first; use 'eager' or 'graph'."
+                f"{stated} does not work with measure='communication': it runs several variants of one model, and all "
+                "would use the code compiled for the first one; use 'eager' or 'graph'."
             )
         return None
 
@@ -265,7 +266,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def world_size(self) -> int:
-        """Training processes over all nodes; not the scaling axis, which is `num_gpus`."""
+        """Training processes over all nodes. The scaling axis is `num_gpus`, not this number."""
         return self.num_processes_per_node * self.num_nodes
 
     @property
@@ -287,7 +288,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def may_stop_early(self) -> bool:
-        """True if the run may end once the epoch time is precise enough: every epoch after warm-up only adds a time.
+        """True if the run may end once the epoch time is precise enough: epochs after warm-up only repeat the timing.
 
         Evaluation, remedies and a schedule need the whole training.
         """

@@ -1,4 +1,4 @@
-"""Exit codes, CommandError (one sentence with the cure), and the frame that every command runs in."""
+"""Exit codes, CommandError (one sentence with the cure), and run_command, which runs every command."""
 
 import importlib.util
 import io
@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NoReturn
 
-EXIT_OK = 0  # also if everything was measured already
-EXIT_GAPS = 1  # points without a result, under --strict or after submit waited; points too slow for --fail-above
+EXIT_OK = 0  # also if nothing was left to measure
+EXIT_GAPS = 1  # a point has no result (under --strict, or after submit waited), or is too slow for --fail-above
 EXIT_USAGE = 2  # wrong usage or configuration, an absent or unreadable folder, a grid without points
 EXIT_NOTHING_FOUND = 3  # no experiment in the folder, an option that selects no point, or no point to compare
 EXIT_SCHEDULER = 4  # Slurm refused, or is configured and does not answer
 
-UMASK = 0o027  # the group may read what a command and its processes write, others may not
+UMASK = 0o027  # the group may read the files of a command and its processes, others may not
 
 CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 RANK_PACKAGES = ("numpy", "PIL", "torch", "torchvision")  # module names
@@ -26,7 +26,7 @@ INSTALL = "install this project's packages with: python -m pip install -c constr
 
 
 class CommandError(Exception):
-    """The command cannot continue: one sentence with the cure, and the exit code."""
+    """Raised if the command cannot continue. It has one sentence with the cure, and the exit code."""
 
     def __init__(self, sentence: str, code: int = EXIT_USAGE) -> None:
         super().__init__(sentence)
@@ -34,7 +34,7 @@ class CommandError(Exception):
 
 
 def log_line(sentence: str) -> None:
-    """Print a sentence to stderr; stdout carries data."""
+    """Print a sentence to stderr, because stdout is for data."""
     print(replace_control_characters(sentence), file=sys.stderr, flush=True)
 
 
@@ -52,19 +52,19 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
-def shorten_list(names: Sequence[str], most: int) -> str:
-    """Return the first `most` names and the number of the others: a, b and 3 more."""
-    num_others = len(names) - most
-    return ", ".join(names[:most]) + (f" and {num_others} more" if num_others > 0 else "")
+def shorten_list(names: Sequence[str], max_shown: int) -> str:
+    """Return the first `max_shown` names and the number of the others: a, b and 3 more."""
+    num_others = len(names) - max_shown
+    return ", ".join(names[:max_shown]) + (f" and {num_others} more" if num_others > 0 else "")
 
 
 def replace_control_characters(text: str) -> str:
-    """Replace control characters other than line breaks and tabs: error texts may hold terminal escapes."""
+    """Replace control characters other than line breaks and tabs: an error text may contain terminal escapes."""
     return "".join(char if char in "\n\t" or char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def refuse_control_characters(words: Sequence[str]) -> None:
-    """Raise CommandError for an argument with a control character: a line break starts a command in a batch script."""
+    """Raise CommandError for an argument with a control character: a batch script runs the text after a newline."""
     for before, word in itertools.pairwise(["", *words]):
         if CONTROL_CHARACTER.search(word):
             option = f"{before} " if before.startswith("-") and "=" not in before else ""
@@ -95,16 +95,16 @@ def import_error_as_command_error(error: ImportError) -> CommandError | None:
 
 def report_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     """Handle an uncaught exception: a failed import ends with one sentence, any other error with its traceback."""
-    refusal = import_error_as_command_error(error) if isinstance(error, ImportError) else None
-    if refusal is None:
+    command_error = import_error_as_command_error(error) if isinstance(error, ImportError) else None
+    if command_error is None:
         sys.__excepthook__(kind, error, traceback)
         return
-    log_line(f"error: {refusal}")
-    sys.exit(refusal.code)
+    log_line(f"error: {command_error}")
+    sys.exit(command_error.code)
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return the error's message, after its file if it names one."""
+    """Return the message of the error; if the error names a file, the file comes first."""
     message = error.strerror or str(error) or type(error).__name__
     return message if error.filename is None else f"{error.filename}: {message}"
 
@@ -114,22 +114,22 @@ def run_command(main: Callable[[], int]) -> NoReturn:
     os.umask(os.umask(UMASK) | UMASK)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names that the terminal cannot show
+            stream.reconfigure(errors="backslashreplace")  # the terminal may not be able to show a name
     try:
         refuse_control_characters(sys.argv[1:])
         code = main()
         sys.stdout.flush()
     except (CommandError, ImportError) as error:  # commands import some packages only when they need them
-        refusal = error if isinstance(error, CommandError) else import_error_as_command_error(error)
-        if refusal is None:
+        command_error = error if isinstance(error, CommandError) else import_error_as_command_error(error)
+        if command_error is None:
             raise
-        log_line(f"error: {refusal}")
-        code = refusal.code
-    except BrokenPipeError:  # `... | head` closed stdout: not an error; the exit must not flush to it again
+        log_line(f"error: {command_error}")
+        code = command_error.code
+    except BrokenPipeError:  # `... | head` closed stdout, which is no error; Python must not flush to it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + signal.SIGPIPE
     except OSError as error:
-        log_line(f"error: {describe_os_error(error)}; the command cannot continue: fix this and run it again.")
+        log_line(f"error: {describe_os_error(error)}; solve this problem and run the command again.")
         code = EXIT_USAGE
     except KeyboardInterrupt:
         log_line("interrupted; run the same command again to continue.")

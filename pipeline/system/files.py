@@ -14,10 +14,10 @@ import msgspec
 
 # errors of a file system that lacks an operation (FAT, SMB, FUSE, some Lustre)
 UNSUPPORTED = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL})
-AT_FDCWD, RENAME_NOREPLACE = -100, 1  # renameat2(2)
+AT_FDCWD, RENAME_NOREPLACE = -100, 1  # constants of renameat2(2)
 CLAIM_TIMEOUT_S = 2  # the rename follows the claim at once; a process that takes longer is dead
 
-CANNOT_READ = "cannot be read: "  # the reason starts with this if the file could not be opened
+CANNOT_READ = "cannot be read: "  # an UnreadableFile starts with this if the file could not be opened
 
 
 class UnreadableFile(ValueError):
@@ -29,35 +29,35 @@ def create_file_atomically(raw: bytes, path: Path) -> None:
 
     Raises FileExistsError if the name is taken.
     """
-    with temporary_file_beside(path, raw) as scratch:
-        move_exclusively(scratch, path)
+    with temporary_file_beside(path, raw) as temporary:
+        move_exclusively(temporary, path)
         sync_folder(path.parent)
 
 
-def move_exclusively(scratch: str, path: Path) -> None:
-    """Move `scratch` to `path` by the first method that works here. Raises FileExistsError if `path` exists."""
+def move_exclusively(temporary: str, path: Path) -> None:
+    """Move `temporary` to `path` by the first method that works here. Raises FileExistsError if `path` exists."""
     for move in (os.link, rename_exclusively):
         with ignore_errno(*UNSUPPORTED):
-            move(scratch, path)
+            move(temporary, path)
             return
-    claim_and_rename(scratch, path)
+    claim_and_rename(temporary, path)
 
 
-def rename_exclusively(scratch: str, path: Path) -> None:
+def rename_exclusively(temporary: str, path: Path) -> None:
     """Rename a file unless the name is taken: renameat2(2) with RENAME_NOREPLACE."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # glibc has it since 2.28
     if renameat2 is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(path))
-    if renameat2(AT_FDCWD, os.fsencode(scratch), AT_FDCWD, os.fsencode(path), RENAME_NOREPLACE):
+    if renameat2(AT_FDCWD, os.fsencode(temporary), AT_FDCWD, os.fsencode(path), RENAME_NOREPLACE):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), str(path))
 
 
-def claim_and_rename(scratch: str, path: Path) -> None:
+def claim_and_rename(temporary: str, path: Path) -> None:
     """Create an empty claim file with O_EXCL, then rename. Raises FileExistsError if the claim or `path` exists.
 
-    The claim file is kept: a check of `path` may read a stale cache, O_EXCL does not. A claim without its file
-    comes from a process that died; that name cannot be used again.
+    The claim file stays: a check of `path` may read a stale cache, but O_EXCL does not. If a claim has no file, its
+    process died, and the name cannot be used again.
     """
     claim = path.with_name(f".claim-{path.name}")
     try:
@@ -69,20 +69,20 @@ def claim_and_rename(scratch: str, path: Path) -> None:
         raise
     if os.path.lexists(path):  # the file was made without a claim: copied by hand, or linked by another machine
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    os.rename(scratch, path)
+    os.rename(temporary, path)
 
 
 def check_exclusive_creation(folder: Path) -> None:
-    """Test that the folder allows to create a file only if its name is free. Raises OSError if no method works."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".publishing-", ignore_cleanup_errors=True) as scratch:
-        first, second, path = (Path(scratch, name) for name in ("first", "second", "name"))
+    """Test that creating a file in this folder fails if its name is taken. Raises OSError if no method works."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".publishing-", ignore_cleanup_errors=True) as temporary:
+        first, second, path = (Path(temporary, name) for name in ("first", "second", "name"))
         first.touch()
         second.touch()
         try:
             move_exclusively(str(first), path)
             with contextlib.suppress(FileExistsError):
                 move_exclusively(str(second), path)
-                raise OSError(errno.EOPNOTSUPP, "a second file takes the name of the first")
+                raise OSError(errno.EOPNOTSUPP, "a second file could take the name of the first")
         except OSError as error:
             if error.errno in UNSUPPORTED:
                 cause = "its file system supports neither hard links nor another way to publish a record exclusively"
@@ -93,22 +93,22 @@ def check_exclusive_creation(folder: Path) -> None:
 @contextlib.contextmanager
 def temporary_file_beside(path: Path, raw: bytes) -> Iterator[str]:
     """Write the bytes to a temporary file in the same folder and fsync it; delete it at the end."""
-    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=".publishing-")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".publishing-")
     try:
         with add_path_to_errors(path), os.fdopen(handle, "wb") as file:
             file.write(raw)
             file.flush()
-            with ignore_errno(*UNSUPPORTED):  # a file system without modes
+            with ignore_errno(*UNSUPPORTED):  # some file systems have no modes
                 os.fchmod(handle, 0o644)
             os.fsync(handle)
-        yield scratch
+        yield temporary
     finally:
-        Path(scratch).unlink(missing_ok=True)  # it is missing if it was renamed
+        Path(temporary).unlink(missing_ok=True)  # it is missing if it was renamed
 
 
 @contextlib.contextmanager
 def ignore_errno(*codes: int) -> Iterator[None]:
-    """Ignore an OSError with one of these error numbers that is raised inside."""
+    """Ignore an OSError that is raised inside and has one of these error numbers."""
     try:
         yield
     except OSError as error:
@@ -137,7 +137,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_bounded(path: Path | str, max_bytes: int, *, follow_links: bool = False) -> bytes:
-    """Return the bytes of a regular file; refuse a link by default. Raises UnreadableFile, also if it is too large."""
+    """Return the bytes of a regular file; refuse a link by default. Raises UnreadableFile, also for too many bytes."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW))
     except OSError as error:
@@ -149,7 +149,7 @@ def read_bounded(path: Path | str, max_bytes: int, *, follow_links: bool = False
             raise UnreadableFile("is not a regular file")
         if status.st_size > max_bytes:
             raise UnreadableFile(f"has {status.st_size} bytes, more than {max_bytes}")
-        # os.read, because a file object would take twice the time
+        # os.read: reading through a file object takes twice the time
         return b"".join(iter(lambda: os.read(handle, status.st_size + 1), b""))
     finally:
         os.close(handle)
@@ -167,8 +167,8 @@ def find_world_writable_folder(folder: Path) -> Path | None:
 
 def replace_file_atomically(path: Path, raw: bytes) -> None:
     """Write a temporary file, fsync it and rename it: readers see the old bytes or the new ones. Raises OSError."""
-    with temporary_file_beside(path, raw) as scratch:
-        os.replace(scratch, path)
+    with temporary_file_beside(path, raw) as temporary:
+        os.replace(temporary, path)
     sync_folder(path.parent)
 
 
@@ -190,5 +190,5 @@ def check_schema_version(raw: bytes, newest: int) -> None:
         return
     if version > newest:
         raise NewerSchema(
-            f"has schema {version}, written by a later version; this version reads up to {newest}: update the pipeline"
+            f"has schema {version} of a later pipeline; this one reads schemas up to {newest}: update the pipeline"
         )

@@ -11,10 +11,10 @@ from pipeline.data import images
 from pipeline.data.images import (
     IMAGE_SIZE_PX,
     Images,
-    balanced_subset,
     cached_folder_images,
     load_images,
     private_cache_folder,
+    shuffled_subset,
     synthetic_images,
 )
 from pipeline.data.staging import DataNotStaged
@@ -41,18 +41,18 @@ def test_the_first_samples_are_of_every_class_alike_and_always_the_same() -> Non
     labels = np.repeat(np.arange(10), 100)  # as a folder lists them: class after class
     pixels = np.zeros((1000, 1, 1, 3), dtype=np.uint8) + labels[:, None, None, None].astype(np.uint8)
     images = Images(pixels, labels, 10)
-    some = balanced_subset(images, 200, Path("root"))
+    some = shuffled_subset(images, 200, Path("root"))
     counts = np.bincount(some.labels, minlength=10)
     assert counts.sum() == 200
     assert counts.min() >= 8  # 20 expected of each, standard deviation 4: three of them
     assert np.array_equal(some.pixels[:, 0, 0, 0], some.labels)
-    assert np.array_equal(some.labels, balanced_subset(images, 200, Path("root")).labels)
-    assert balanced_subset(images, 1000, Path("root")) is images
+    assert np.array_equal(some.labels, shuffled_subset(images, 200, Path("root")).labels)
+    assert shuffled_subset(images, 1000, Path("root")) is images
 
 
 def test_more_samples_than_there_are_is_refused_with_the_numbers() -> None:
     with pytest.raises(DataNotStaged, match=r"root has 50 training images and the point needs 51; complete the folder"):
-        balanced_subset(synthetic_images(50, "train", 0), 51, Path("root"))
+        shuffled_subset(synthetic_images(50, "train", 0), 51, Path("root"))
 
 
 def test_an_image_folder_gives_its_images_and_labels(image_folder: Path) -> None:

@@ -189,16 +189,16 @@ def test_a_member_that_would_leave_the_folder_or_is_no_file_is_refused(
 def test_batches_that_others_can_write_are_refused(tmp_path: Path, server: ArchiveServer, name: str, mode: int) -> None:
     stage(tmp_path, server)
     (tmp_path / CIFAR10_FOLDER / name).chmod(mode)
-    with pytest.raises(DataNotStaged, match=r"can be written by others.*; chmod go-w it, or stage it again"):
+    with pytest.raises(DataNotStaged, match=r"^others can write .*; run chmod go-w .*, or stage it again"):
         check_cifar10_files(tmp_path)
-    with pytest.raises(DataNotStaged, match="can be written by others"):
+    with pytest.raises(DataNotStaged, match="others can write"):
         stage(tmp_path, server)
 
 
 def test_a_data_folder_that_others_can_write_is_refused(tmp_path: Path, server: ArchiveServer) -> None:
     stage(tmp_path, server)
     tmp_path.chmod(0o777)
-    with pytest.raises(DataNotStaged, match="can be written by others"):
+    with pytest.raises(DataNotStaged, match="others can write"):
         check_cifar10_files(tmp_path)
 
 
@@ -214,7 +214,7 @@ def test_a_folder_that_lost_a_batch_is_whole_again_after_staging(tmp_path: Path,
 
 
 def test_a_folder_that_is_not_named_or_absent_is_said_with_the_cure(tmp_path: Path) -> None:
-    with pytest.raises(DataNotStaged, match=r"^no data folder was named; give --data DIR, or set PIPELINE_DATA\.$"):
+    with pytest.raises(DataNotStaged, match=r"^no data folder was given; use --data DIR, or set PIPELINE_DATA\.$"):
         require_folder(None)
     with pytest.raises(
         DataNotStaged,

@@ -186,7 +186,7 @@ def test_a_manifest_of_a_later_version_is_not_called_damaged(experiment: Experim
     experiment.manifest_path.write_text('{"schema_version": 2, "name": "x", "colour": "blue"}')
     with pytest.raises(CommandError) as refused:
         experiment.read_manifest()
-    said = "has schema 2, written by a later version; this version reads up to 1: update the pipeline."
+    said = "has schema 2 of a later pipeline; this one reads schemas up to 1: update the pipeline."
     assert str(refused.value) == f"{experiment.manifest_path} {said}"
 
 

@@ -16,17 +16,17 @@ from pipeline.experiment.record_store import load_folder, publish_record
 @pytest.mark.parametrize(
     ("series", "profile", "message"),
     [
-        ({"ddp": [[1, 2]], "plain": [[1, 2], [1, 2]]}, {}, "as many windows as the others"),
-        ({"ddp": [[1, 2], [1]]}, {}, "as many windows as the others"),
-        ({"ddp": []}, {}, "as many windows as the others"),
-        ({"ddp": [[]]}, {}, "as many windows as the others"),
+        ({"ddp": [[1, 2]], "plain": [[1, 2], [1, 2]]}, {}, "all variants need the same number of windows"),
+        ({"ddp": [[1, 2], [1]]}, {}, "all variants need the same number of windows"),
+        ({"ddp": []}, {}, "all variants need the same number of windows"),
+        ({"ddp": [[]]}, {}, "all variants need the same number of windows"),
         ({"ddp": [[0]]}, {}, "Expected `int` >= 1"),
-        ({"ddp": [[1]]}, {"comm_ns": [1], "compute_ns": [1, 2]}, "every rank in every total"),
-        ({"ddp": [[1]]}, {"comm_ns": [1, 2], "compute_ns": [1, 2]}, "every rank in every total"),
+        ({"ddp": [[1]]}, {"comm_ns": [1], "compute_ns": [1, 2]}, "every rank in each total"),
+        ({"ddp": [[1]]}, {"comm_ns": [1, 2], "compute_ns": [1, 2]}, "every rank in each total"),
         ({"ddp": [[1]]}, {"comm_ns": [1], "compute_ns": [1], "overlap_ns": [1], "covered_ns": [1, 2]}, "every rank in"),
-        ({"ddp": [[1]]}, {"collectives": [[[], []]]}, "every rank in every total"),
-        ({"ddp": [[1]]}, {"collectives": [[[1, 2], [1, 2], [1, 2]]]}, "every rank in every total"),
-        ({"ddp": [[1]]}, {"collectives": [[[1, 2], [1]]]}, "every rank in every total"),
+        ({"ddp": [[1]]}, {"collectives": [[[], []]]}, "every rank in each total"),
+        ({"ddp": [[1]]}, {"collectives": [[[1, 2], [1, 2], [1, 2]]]}, "every rank in each total"),
+        ({"ddp": [[1]]}, {"collectives": [[[1, 2], [1]]]}, "every rank in each total"),
     ],
 )
 def test_a_communication_that_does_not_fit_together_is_refused(

@@ -68,7 +68,7 @@ def test_a_record_with_a_flipped_bit_is_invalid_or_still_a_record_of_its_point(t
         (
             '"schema_version": 11',
             '"schema_version": 12',
-            "has schema 12, written by a later version; this version reads up to 11",
+            "has schema 12 of a later pipeline; this one reads schemas up to 11",
         ),
         ('"attempt": 0', '"attempt": 1', "holds attempt 1 of"),
         ('"attempt": 0', '"attempt": 0, "extra": 1', "unknown field `extra`"),

@@ -115,11 +115,11 @@ COMMUNICATION: dict[str, Any] = {
     ("fields", "message"),
     [
         ({"num_gpus": 1}, "needs num_gpus>=2 and strategy 'ddp' or 'dp', got 'ddp' on 1"),
-        ({"strategy": "single", "num_gpus": 1}, "got 'single' on 1; leave one GPU to measure='epochs'"),
+        ({"strategy": "single", "num_gpus": 1}, "got 'single' on 1; for one GPU use measure='epochs'"),
         ({"input": "dataloader"}, "needs input='synthetic', got 'dataloader'"),
         ({"evaluate": True}, "leave out evaluate and remedies"),
         ({"remedies": ["warmup"]}, "leave out evaluate and remedies"),
-        ({"measure": "epochs", "windows": 2, "epochs": 2}, "epochs=2 must be 3 or more"),
+        ({"measure": "epochs", "windows": 2, "epochs": 2}, "raise epochs from 2 to 3"),
         ({"sync_batchnorm": True, "device": "cpu"}, "use strategy='ddp' on device='cuda'"),
         ({"sync_batchnorm": True, "strategy": "dp"}, "use strategy='ddp' on device='cuda'"),
     ],
@@ -142,7 +142,10 @@ MEMORY: dict[str, Any] = {**COMMUNICATION, "measure": "memory"}
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"input": "dataloader"}, "measure='memory' runs steps alone and needs input='synthetic', got 'dataloader'"),
+        (
+            {"input": "dataloader"},
+            "measure='memory' runs steps without a loader and needs input='synthetic', got 'dataloader'",
+        ),
         ({"evaluate": True}, "measure='memory' keeps no trained model; leave out evaluate and remedies"),
         ({"remedies": ["warmup"]}, "leave out evaluate and remedies"),
         ({"max_steps": 3}, "runs trials of 3 steps; leave out max_steps"),
@@ -176,7 +179,7 @@ QUANTIZE: dict[str, Any] = {
         ({"precision": "bf16"}, "needs precision='fp32', got 'bf16'"),
         ({"evaluate": False}, "needs evaluate=True, got False"),
         ({"input": "synthetic"}, "needs images to train on, got input='synthetic'; use input='gpu'"),
-        ({"num_samples": 999}, "num_calibration_samples=1000 are chosen among num_samples=999 training images"),
+        ({"num_samples": 999}, "num_calibration_samples=1000 exceeds num_samples=999"),
         ({"num_calibration_samples": 0}, "Expected `int` >= 1 - at `$.num_calibration_samples`"),
     ],
 )
@@ -231,7 +234,7 @@ def test_a_point_keeps_its_run_id_through_json_and_through_its_stated_fields_alo
         ({"strategy": "dp", "device": "cpu"}, r"strategy='dp' needs device='cuda'.* use 'ddp'"),
         (
             {"batch_size_per_gpu": 50_001},
-            "larger than the shard of 50000 samples .*lower it, or make the point a probe",
+            "larger than the shard of 50000 samples .*lower batch_size_per_gpu, or make the point a probe",
         ),
         ({"strategy": "ddp", "num_gpus": 4, "batch_size_per_gpu": 12_501}, "larger than the shard of 12500 samples"),
         ({"batch_size_per_gpu": 50_001, "max_steps": 3}, "larger than the shard"),  # cut, but real samples
@@ -239,8 +242,8 @@ def test_a_point_keeps_its_run_id_through_json_and_through_its_stated_fields_alo
         ({"strategy": "ddp", "num_gpus": 3, "num_nodes": 2}, "num_gpus=3 .* must be a multiple of num_nodes=2"),
         ({"strategy": "dp", "num_gpus": 4, "num_nodes": 2}, "use 'ddp' for num_nodes=2"),
         ({"remedies": ("warmup", "warmup")}, "names one twice; name each once"),
-        ({"remedies": ("warmup",), "warmup_epochs": 3, "epochs": 2}, "warmup_epochs=3 is longer than epochs=2"),
-        ({"nesterov": True, "momentum": 0}, "nesterov=true looks ahead along the momentum, which is 0"),
+        ({"remedies": ("warmup",), "warmup_epochs": 3, "epochs": 2}, "warmup_epochs=3 exceeds epochs=2"),
+        ({"nesterov": True, "momentum": 0}, "nesterov=true needs a momentum above 0, got 0"),
         ({"strategy": "ddp", "num_gpus": 4, "num_samples": 3, "batch_size_per_gpu": 1}, "without a sample; raise"),
     ],
 )
@@ -319,19 +322,19 @@ def test_data_is_staged_for_every_input_path_that_reads_it(fields: dict[str, Any
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"strategy": "dp", "num_gpus": 2, "execution": "graph"}, r"does not go with strategy='dp'.*use 'eager'"),
-        ({"strategy": "dp", "num_gpus": 2, "execution": "compile"}, r"does not go with strategy='dp'"),
+        ({"strategy": "dp", "num_gpus": 2, "execution": "graph"}, r"does not work with strategy='dp'.*use 'eager'"),
+        ({"strategy": "dp", "num_gpus": 2, "execution": "compile"}, r"does not work with strategy='dp'"),
         ({"device": "cpu", "execution": "graph"}, r"execution='graph' needs device='cuda'.*use 'eager' or 'compile'"),
         ({"device": "cpu", "execution": "compiled_graph"}, r"execution='compiled_graph' needs device='cuda'"),
         ({"remedies": ("warmup",), "execution": "graph"}, r"needs fused_optimizer=true: the learning rate changes"),
         ({"schedule": "cosine", "execution": "graph"}, r"with schedule='cosine' needs fused_optimizer=true"),
         (
             {"strategy": "ddp", "num_gpus": 2, "sync_batchnorm": True, "execution": "compile"},
-            r"does not go with sync_batchnorm=true.*use 'graph'",
+            r"does not work with sync_batchnorm=true.*use 'graph'",
         ),
         (
             {**COMMUNICATION, "execution": "compile"},
-            r"does not go with measure='communication'.*use 'eager' or 'graph'",
+            r"does not work with measure='communication'.*use 'eager' or 'graph'",
         ),
     ],
 )
