@@ -24,12 +24,12 @@ def collectives_of_kinds(profile: Profile, kinds: Collection[TransferKind]) -> l
 
 
 def total_comm_ns(collectives: Iterable[Collective]) -> float:
-    """Return the median transfer time of a step. A collective's transfer time is the shortest over ranks."""
+    """Return the median transfer time of a step. Each collective counts with its shortest time over ranks."""
     return _median_step(collectives, min)
 
 
 def straggler_wait_ns(collectives: Iterable[Collective]) -> float:
-    """Return the median time in a step that the mean rank waits: its collectives take longer than the shortest."""
+    """Return the median wait in a step. Each collective counts with its mean time over ranks minus the shortest."""
     return _median_step(collectives, lambda ranks: statistics.fmean(ranks) - min(ranks))
 
 
@@ -41,7 +41,7 @@ def _median_step(collectives: Iterable[Collective], over_ranks: Callable[[tuple[
 class TracedExposure(NamedTuple):
     """Exposed communication of a step from the trace, in seconds; None if not traced or not recorded.
 
-    `slowed_s` is the part due to slowed compute kernels, `noise_s` the noise of that part.
+    `slowed_s` is the part due to compute kernels that reductions slow down, `noise_s` is the noise of `slowed_s`.
     """
 
     exposed_s: float | None = None
@@ -50,12 +50,12 @@ class TracedExposure(NamedTuple):
 
 
 def least_exposed_rank(profile: Profile) -> TracedExposure:
-    """Return the exposed communication in a step of the rank that has the least; the other ranks wait for it.
+    """Return the exposed communication in a step of the rank that has the least; the other ranks wait for that rank.
 
-    Exposure is the time of gradient reductions that no compute kernel covers, plus the extra time of compute over a
-    step without reductions. That step was profiled twice: the mean counts, the difference is noise. It is an upper
-    bound: a reduction in the gap between two kernels counts, though the next kernel might not have started earlier.
-    Records before schema 8 do not have the extra time.
+    Exposed communication is the time of gradient reductions that no compute kernel overlaps, plus the extra time of
+    compute over a step without reductions. The step without reductions was profiled twice: the mean is used, and the
+    difference is the noise. The result is an upper bound, because it counts a reduction in a gap between two kernels
+    even if the gap would exist without it. The extra time is missing in records before schema 8.
     """
     if not any(profile.compute_ns):
         return TracedExposure()
@@ -70,7 +70,7 @@ def least_exposed_rank(profile: Profile) -> TracedExposure:
     return TracedExposure(*(time_ns / unit_ns for time_ns in min(by_rank)))
 
 
-MIN_BUSY_FRACTION = 0.9  # of a step; a device that computes less waits for its host
+MIN_BUSY_FRACTION = 0.9  # of a step; a device that computes less than this waits for its host
 
 
 def communications_of(records: Sequence[Record]) -> list[Communication]:
@@ -80,7 +80,7 @@ def communications_of(records: Sequence[Record]) -> list[Communication]:
 
 
 def job_notes(found: Sequence[Communication]) -> list[Note]:
-    """Return the notes that jobs made on parts that they could not measure, each once."""
+    """Return the notes that jobs made on parts that they could not measure, without repeats."""
     return [text_note(note) for note in dict.fromkeys(note for part in found for note in part.notes)]
 
 
@@ -118,7 +118,7 @@ def exposed_time(found: Sequence[Communication]) -> tuple[MedianTime | None, flo
 def is_communication_precise_enough(found: Communication, share: float = 1.0) -> bool:
     """True once every step time, exposed communication and the time of all collectives are precise enough to stop.
 
-    The latter two are known within that share of their tolerance.
+    Exposed communication and the time of all collectives must be known within `share` of their tolerance.
     """
     times_s = [step_times_s(found, series.variant) for series in found.series]
     references: tuple[VariantName, ...] = ("no_op_hook", "no_collectives")
@@ -154,7 +154,7 @@ def profiled_transfer_s(
 
 
 def traced_exposure(found: Sequence[Communication]) -> TracedExposure:
-    """Return exposed communication from the traces: medians over the complete profiles, or over all if none is."""
+    """Return exposed communication from the traces: medians over those with `slowed_s`, or over all if none has it."""
     known = [least_exposed_rank(part.profile) for part in found if part.profile and part.profile.collectives]
     whole = [traced for traced in known if traced.slowed_s is not None]
     columns = zip(*(whole or known), strict=True)

@@ -12,11 +12,11 @@ from typing import NamedTuple
 from pipeline.experiment.measurement import MemorySearch, MemoryTrial
 
 TOLERANCE_DIVISOR = 100  # the final bracket is at most 1/100 of the largest batch that fits
-MIN_PEAK_GAP_FRACTION = 0.1  # of the usable memory; closer peaks give no reliable line
-NEARBY_FRACTION = 0.1  # of a batch size; trials this near count as steps from the same one
+MIN_PEAK_GAP_FRACTION = 0.1  # of the usable memory; two peaks that are closer give no reliable line
+NEARBY_FRACTION = 0.1  # of a batch size; trials within this distance count as one series of steps
 MAX_GROWTH_FACTOR = 64  # from one trial to the next
 SHRINK_FACTOR = 4
-MAX_EXTRAPOLATED_TRIALS = 6  # counted from the first that fits; later trials ignore the line
+MAX_EXTRAPOLATED_TRIALS = 6  # counted from the first trial that fits; later trials ignore the line
 MAX_TRIALS = 30
 MAX_BATCH_SIZE = 2**40  # the limit in Spec
 
@@ -66,7 +66,7 @@ def next_batch_size(trials: Sequence[MemoryTrial], first: int) -> int | None:
 
 
 def next_size_above(trials: Sequence[MemoryTrial], fits: int) -> int:
-    """Return the next batch size while nothing has failed: the line's target, or a step of 1 % that doubles."""
+    """Return the next batch size while nothing has failed: the line's target, or a doubling step from 1 %."""
     num_near = sum(trial.batch_size_per_gpu >= fits * (1 - NEARBY_FRACTION) for trial in trials)
     min_size = fits + (bracket_tolerance(fits) << num_near - 1)
     return min(max(extrapolated_target(trials), min_size), MAX_GROWTH_FACTOR * fits)
@@ -83,21 +83,21 @@ def next_size_between(trials: Sequence[MemoryTrial], fits: int, fails: int) -> i
         return target
     if fails - fits <= NEARBY_FRACTION * fails:
         return middle
-    above_it = min((size for size in failing_batch_sizes(trials) if size > fails), default=fails)
-    return max(middle, fails - max(step, 2 * (above_it - fails)))
+    next_failing = min((size for size in failing_batch_sizes(trials) if size > fails), default=fails)
+    return max(middle, fails - max(step, 2 * (next_failing - fails)))
 
 
 def extrapolated_target(trials: Sequence[MemoryTrial]) -> int:
-    """Return the batch size to try by the line: half a bracket below its prediction."""
-    target = predict_boundary(trials) or second_line_point(trials)
-    # one passing trial here and one failing trial a step of 1 % above then bracket the prediction
+    """Return the batch size to try next by the line: half a bracket below the prediction of the line."""
+    target = predict_boundary(trials) or size_for_line(trials)
+    # if this trial fits and a trial 1 % above fails, the two bracket the prediction
     return target - bracket_tolerance(target - bracket_tolerance(target)) // 2
 
 
 def predict_boundary(trials: Sequence[MemoryTrial]) -> int | None:
     """Return the batch size at which the line through two fitting trials meets the usable memory.
 
-    Uses the largest trial that fits and the next one with a peak far enough below. None if there are no such two.
+    Uses the largest trial that fits and the next one with a peak far enough below. None without two such trials.
     """
     known = memory_points(trials)
     if not known:
@@ -108,11 +108,12 @@ def predict_boundary(trials: Sequence[MemoryTrial]) -> int | None:
     return extrapolate(other, largest, largest.usable_bytes) if other else None
 
 
-def second_line_point(trials: Sequence[MemoryTrial]) -> int:
-    """Return the batch size of a second trial for the line; 0 without trials.
+def size_for_line(trials: Sequence[MemoryTrial]) -> int:
+    """Return the batch size of a trial that gives the line its second point; 0 without trials.
 
-    It should use half the free memory, or all of it if little is free. The estimate is a line through the smallest and
-    the largest trial that fits. With one trial the line starts at 0 bytes for 0 samples, and is too steep.
+    The trial should use half the free memory, or all of it if little is free. The batch size is estimated by a line
+    through the smallest and the largest trial that fit. With one trial the line starts at 0 bytes for 0 samples: it is
+    too steep, and the batch size too small.
     """
     known = memory_points(trials)
     if not known:
@@ -157,7 +158,7 @@ def search_result(trials: Sequence[MemoryTrial]) -> MemorySearch | None:
     bracket = bracket_of(trials)
     if bracket.fits is None:
         return None
-    predictions = (predict_boundary(trials[:count]) for count in range(len(trials)))  # that a later trial could follow
+    predictions = (predict_boundary(trials[:count]) for count in range(len(trials)))  # before each trial
     return MemorySearch(
         trials=tuple(trials),
         predicted=next(filter(None, predictions), None),

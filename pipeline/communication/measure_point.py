@@ -1,4 +1,4 @@
-"""Measurement of communication: step times with and without it, a profiled pass, and the limit of the link."""
+"""Measurement of communication: step times with and without it, a profile, and the limit of the link."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,14 +27,14 @@ from pipeline.training.step import StepFunction
 from pipeline.training.step_setup import choose_execution, execution_stream
 
 NUM_COUNTED_STEPS = 3
-OUTSIDE_GRAPH_FOLDER = "outside_graph"  # holds traces of the eager form of a captured step
+OUTSIDE_GRAPH_FOLDER = "outside_graph"  # has the traces of a captured step that ran outside its graph
 NOT_TRACED = "profile and transfers are those of the same step outside its CUDA graph"
 
 
 def measure_communication(spec: Spec, rank: Rank, traces: Path | None, tolerance_share: float = 1.0) -> Measurement:
     """Measure a point of `measure: communication`. Profiler traces are kept in the folder `traces`, if given.
 
-    Windows are timed until differences are known within `tolerance_share` of their tolerance.
+    Timing goes on until the differences are known within `tolerance_share` of their tolerance, or windows run out.
     """
     set_precision(spec)
     device_memory.set_memory_limit(spec, rank)
@@ -76,7 +76,7 @@ def time_step_variants(
 def add_sweep_and_profile(
     communication: Communication, ddp: StepVariant, without_communication: StepVariant, rank: Rank, traces: Path | None
 ) -> Communication:
-    """Add the all-reduce sweep and the profiled pass, which comes last since the profiler may stay attached."""
+    """Add the all-reduce sweep, then the profile: it comes last, because the profiler may stay attached."""
     assert isinstance(ddp.model, DistributedDataParallel)
     buckets = ddp_bucket_bytes(ddp.model)
     sweep = sweep_all_reduce(buckets, rank)
@@ -105,10 +105,10 @@ def add_step_parts(communication: Communication, dp: StepVariant, context: StepC
 def profile_collectives(
     ddp: StepVariant, without_communication: StepVariant, buckets: list[int], rank: Rank, traces: Path | None
 ) -> tuple[Profile | None, tuple[str, ...]]:
-    """Profile DDP's step on all ranks. Return the profile (None without one), and notes on what is missing.
+    """Profile DDP's step on all ranks. Return the profile, or None, and notes on what is missing.
 
-    `without_communication` is the same step without the reduction of gradients. A captured step is profiled twice:
-    outside its graph for the sizes of its collectives, which kernels inside do not carry, then inside for their times.
+    `without_communication` is the same step without the reduction of gradients. A captured step is profiled twice. The
+    profile outside its graph has the sizes of its collectives, which are unknown inside. The other has the times.
     """
     if ddp.step is ddp.eager:
         return profile_beside_reference(ddp.eager, without_communication.eager, rank, buckets, traces)
@@ -134,7 +134,8 @@ def profile_beside_reference(
 ) -> tuple[Profile | None, tuple[str, ...]]:
     """Profile a step, and before and after it the step without communication. Return the profile and notes.
 
-    The comparison shows how much communication slows down compute kernels; the two profiles without it differ by noise.
+    The comparison shows how much communication slows down compute kernels. The two profiles without communication
+    differ by noise.
     """
     before, problems = profile_ranks(without_communication, rank, [])
     profile, notes = profile_ranks(step, rank, buckets, traces, expected)

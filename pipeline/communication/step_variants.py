@@ -20,8 +20,8 @@ from pipeline.training.process_group import Rank, wrap_for_strategy
 from pipeline.training.step import EagerStep, StepFunction, ignore_mark, place_model
 
 # By strategy, in the order in which variants are built and warmed up. As in training, DDP over all ranks comes first.
-# `ddp_one` comes last, because it uses a second communicator of NCCL: a DDP that is warmed up after it has shorter gaps
-# between its kernels, by 0.6 of 27.5 ms a step on two H100s (512 per GPU, TF32).
+# `ddp_one` comes last, because it uses a second NCCL communicator. A DDP that is warmed up after `ddp_one` has shorter
+# gaps between its kernels, by 0.6 ms in a step of 27.5 ms on two H100s (512 per GPU, TF32).
 VARIANTS = {
     "ddp": ("ddp", "ddp_again", "no_op_hook", "no_collectives", "no_sync", "plain", "ddp_one"),
     "dp": ("plain", "dp", "dp_again"),
@@ -49,14 +49,14 @@ class StepContext(NamedTuple):
 
 
 def build_step_context(spec: Spec, rank: Rank) -> StepContext:
-    """Build the context of a rank. Called by all ranks, since all take part in making every process group."""
+    """Build the context of a rank. All ranks must call it, because all take part in making every process group."""
     batch = next(SyntheticBatches(spec, rank.shard).epoch(1))
     groups = [dist.new_group([member]) for member in range(rank.world_size)] if dist.is_initialized() else []
     return StepContext(spec, rank, batch, groups[rank.rank] if groups else None)
 
 
 def choose_variants(spec: Spec, execution: Execution) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the variants to measure at a point, and notes on those that it cannot have."""
+    """Return the names of the variants to measure at a point, and notes on those that are not possible there."""
     names = VARIANTS[spec.strategy]
     if spec.sync_batchnorm:
         reason = "SyncBatchNorm needs its collectives"
@@ -68,7 +68,7 @@ def choose_variants(spec: Spec, execution: Execution) -> tuple[tuple[str, ...], 
 
 
 def build_variants(context: StepContext, names: Iterable[str], execution: Execution = "eager") -> list[StepVariant]:
-    """Build the variants in the order of VARIANTS, the same for everyone who measures them."""
+    """Build the variants in the order of VARIANTS, whatever the order of `names`."""
     order = VARIANTS[context.spec.strategy]
     in_order = sorted(names, key=lambda name: order.index(name if name in order else name.removesuffix("_again")))
     return [build_variant(context, name, execution=execution) for name in in_order]
@@ -83,25 +83,25 @@ def build_variant(
 ) -> StepVariant:
     """Build the variant of that name. It has its own parameters, with equal initial values on all ranks.
 
-    `plain`: the bare module. `ddp_one`: DDP on this rank alone. `ddp`: DDP over all ranks. `no_op_hook`: DDP whose
-    hooks and bucket copies run without the reductions and the division by N; buffers are broadcast. `no_collectives`:
-    DDP over a group whose collectives do nothing. `no_sync`: DDP without reduction. `dp`: DataParallel. The suffix
-    `_again` repeats a variant: their difference is noise.
+    `plain`: the bare module. `ddp_one`: DDP on this rank alone. `ddp`: DDP over all ranks. `no_op_hook`: DDP that runs
+    hooks and bucket copies, but no reduction and no division by N; it broadcasts buffers. `no_collectives`: DDP over a
+    group whose collectives do nothing. `no_sync`: DDP in its no_sync context, without reduction. `dp`: DataParallel.
+    The suffix `_again` repeats a variant: the difference between the two is noise.
 
     `spec` replaces the context's spec; `after_backward` runs between backward and optimizer. `execution` is eager or
-    graph. Called by all ranks inside step_setup.execution_stream(execution).
+    graph. All ranks must call it inside step_setup.execution_stream(execution).
     """
-    assert execution not in COMPILED_EXECUTIONS, "variants of one model would share compiled code"
+    assert execution not in COMPILED_EXECUTIONS, "compiled code would be shared between the variants of one model"
     spec = spec or context.spec
-    form = name.removesuffix("_again")
-    assert form == "plain" or form in VARIANTS.get(spec.strategy, ()), "the strategy wraps the model"
+    base_name = name.removesuffix("_again")
+    assert base_name == "plain" or base_name in VARIANTS.get(spec.strategy, ()), "the variant needs another strategy"
     torch.manual_seed(spec.seed)
     bare = place_model(build_model(spec.model or "resnet18", num_classes=10), spec, context.rank)
-    model, sync_context = wrap_variant(form, bare, spec, context)
+    model, sync_context = wrap_variant(base_name, bare, spec, context)
     train_step = EagerStep(model, spec, context.rank, sync_context=sync_context, after_backward=after_backward)
     train_step.begin_epoch()
     images, labels = context.batch
-    if form != "dp":  # DataParallel takes the global batch
+    if base_name != "dp":  # DataParallel takes the global batch
         images, labels = images[: spec.batch_size_per_gpu], labels[: spec.batch_size_per_gpu]
 
     def eager() -> None:
@@ -113,16 +113,16 @@ def build_variant(
     return StepVariant(name, model, step, eager)
 
 
-def wrap_variant(form: str, bare: nn.Module, spec: Spec, context: StepContext) -> tuple[nn.Module, SyncContext]:
+def wrap_variant(base_name: str, bare: nn.Module, spec: Spec, context: StepContext) -> tuple[nn.Module, SyncContext]:
     """Return the model wrapped for the variant, and the context of its forward and backward pass."""
-    if form == "plain":
+    if base_name == "plain":
         return bare, contextlib.nullcontext
-    group = {"ddp_one": context.single_rank_group, "no_collectives": SilentGroup(context.rank)}.get(form)
+    group = {"ddp_one": context.single_rank_group, "no_collectives": SilentGroup(context.rank)}.get(base_name)
     model = wrap_for_strategy(bare, spec, context.rank, group)
-    if form == "no_op_hook":
+    if base_name == "no_op_hook":
         assert isinstance(model, DistributedDataParallel)
         model.register_comm_hook(None, noop_hook)
-    if form == "no_sync":
+    if base_name == "no_sync":
         assert isinstance(model, DistributedDataParallel)
         return model, model.no_sync
     return model, contextlib.nullcontext

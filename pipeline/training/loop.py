@@ -2,8 +2,8 @@
 
 An epoch is `spec.steps_per_epoch` steps: one pass over the rank's share of the samples, unless `max_steps` cuts it.
 The clock (run_epoch) starts after the loader has begun the epoch and all ranks have met at a barrier. It stops when the
-device has finished the last step; the exchange of results and the evaluation follow, untimed. Epoch 1 warms up: it is
-recorded like every other, but tables take times only from the `windows` epochs after it.
+device has finished the last step. Then ranks exchange results and rank 0 evaluates: both are not timed. Epoch 1 is the
+warm-up: it is recorded like every other epoch, but tables take times only from the `windows` epochs after it.
 """
 
 import itertools
@@ -37,9 +37,9 @@ MAX_EVALUATION_BATCH_SIZE = 1000
 
 
 class RankEpochSeries(NamedTuple):
-    """Raw results of one rank's epoch: part times [num_steps, num_parts] in ns; loss and batch size of each step."""
+    """Raw results of one rank's epoch; part times [num_steps, num_parts] in ns, loss and batch size of each step."""
 
-    clock: RankEpoch
+    times: RankEpoch
     parts_ns: PartTimesNs
     losses: list[float]
     sizes: list[int]
@@ -60,14 +60,14 @@ def build_training_setup(spec: Spec, rank: Rank, data: Path | None) -> tuple[Tra
     torch.manual_seed(spec.seed)
     batches = build_batches(spec, rank.shard, data)
     bare_model = build_model(spec.model or "resnet18", batches.num_classes, "zero_gamma" in spec.remedies)
-    torch.manual_seed(spec.seed * 1_000_003 + rank.rank)  # each rank draws its own augmentation
+    torch.manual_seed(spec.seed * 1_000_003 + rank.rank)  # each rank draws a different augmentation
     return batches, bare_model
 
 
 def train_point(spec: Spec, rank: Rank, data: Path | None) -> TrainedPoint:
     """Train the model of a point.
 
-    Training ends early when the epoch time is precise enough (may_stop_now); the measurement holds the epochs run.
+    Training ends early when the epoch time is precise enough (may_stop_now). The measurement holds the epochs that ran.
     """
     batches, bare_model = build_training_setup(spec, rank, data)
     test_images = load_images(spec, "test", data) if spec.evaluate and rank.rank == 0 else None
@@ -101,12 +101,12 @@ def run_epochs(
     series: list[list[PartTimesNs]] = []
     for epoch_number in range(1, spec.epochs + 1):
         gathered = process_group.all_gather(run_epoch(epoch_number, spec, rank, batches, step))
-        # evaluation batches are no larger than training batches, so that the peak memory is that of training
+        # an evaluation batch is at most as large as a training batch, so that training sets the peak memory
         batch_size = min(MAX_EVALUATION_BATCH_SIZE, spec.batch_size_per_gpu)
         tested = evaluate(bare_model, test_images, rank, batch_size) if test_images else (None, None)
         epochs.append(summarize_epoch(epoch_number, spec, gathered, *tested))
         series.append([part.parts_ns for part in gathered])
-        if rank.rank == 0:  # between two epochs, where no clock runs
+        if rank.rank == 0:  # between two epochs no clock runs
             log_line(describe_epoch(epochs[-1], spec.epochs))
         if may_stop_now(spec, epochs):
             break
@@ -144,7 +144,7 @@ def run_epoch(
     losses: list[Tensor] = []
     sizes: list[int] = []
     step.begin_epoch()
-    batch_iterator = iter(batches.epoch(epoch_number))  # this starts the loader's workers: before the clock
+    batch_iterator = iter(batches.epoch(epoch_number))  # starts the loader's workers, so before the clock
     process_group.barrier(rank)
 
     clock.start()
@@ -184,7 +184,7 @@ def read_rank_epoch(clock: StepTimer, rank: Rank, num_samples: int) -> RankEpoch
 
 
 def set_precision(spec: Spec) -> None:
-    """Allow TF32 in convolutions and matrix products only if the point asks for it; no cuDNN benchmark mode."""
+    """Allow TF32 in convolutions and matrix products only if the point asks for it. Turn off cuDNN benchmark mode."""
     allow_tf32 = spec.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     torch.backends.cudnn.allow_tf32 = allow_tf32
@@ -228,7 +228,7 @@ def summarize_epoch(
     first_rate, peak_rate = epoch_learning_rates(spec, epoch_number)
     return Epoch(
         epoch=epoch_number,
-        ranks=tuple(part.clock for part in ranks),
+        ranks=tuple(part.times for part in ranks),
         num_updates=updates_before + spec.steps_per_epoch,
         num_samples=spec.num_samples if spec.is_whole_epoch else num_seen,
         loss=None if diverged else loss,
@@ -243,9 +243,9 @@ def summarize_epoch(
 
 
 def drop_long_step_times(epochs: list[Epoch]) -> tuple[Epoch, ...]:
-    """Return the epochs, without step times if the record would be too long. steps.npz always has step times."""
-    num_clocks = sum(len(epoch.ranks) for epoch in epochs)
-    if sum(len(epoch.step_times_ns or ()) for epoch in epochs) <= MAX_STEP_TIMES and num_clocks <= MAX_RANK_EPOCHS:
+    """Return the epochs, without step times if the record would be too long. steps.npz always has them."""
+    num_rank_epochs = sum(len(epoch.ranks) for epoch in epochs)
+    if sum(len(epoch.step_times_ns or ()) for epoch in epochs) <= MAX_STEP_TIMES and num_rank_epochs <= MAX_RANK_EPOCHS:
         return tuple(epochs)
     return tuple(msgspec.structs.replace(epoch, step_times_ns=None) for epoch in epochs)
 

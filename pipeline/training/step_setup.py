@@ -25,8 +25,8 @@ EXECUTIONS_FASTEST_FIRST: tuple[Execution, ...] = ("compiled_graph", "graph", "c
 
 
 EXPECTED_WARNINGS = (
-    "The .grad attribute of a Tensor that is not a leaf",  # TorchDynamo reads .grad of the outputs
-    "The AccumulateGrad node's stream does not match",  # ddp_wrapping_stream is another stream than the step's
+    "The .grad attribute of a Tensor that is not a leaf",  # TorchDynamo reads .grad of outputs
+    "The AccumulateGrad node's stream does not match",  # ddp_wrapping_stream is not the stream of the step
 )
 
 
@@ -55,7 +55,7 @@ def choose_execution(spec: Spec, rank: Rank) -> Execution:
 
 
 def fastest_execution(spec: Spec, can_compile: bool) -> Execution:
-    """Return the fastest execution that the spec and the machine allow; eager on the CPU, where none was measured."""
+    """Return the fastest execution that the spec and the machine allow; on the CPU eager: others were not measured."""
     if spec.device == "cpu":
         return "eager"
     allowed = (execution for execution in EXECUTIONS_FASTEST_FIRST if spec.execution_problem(execution) is None)
@@ -71,16 +71,16 @@ def has_compiler(device: str) -> bool:
 
 
 def execution_stream(execution: Execution, rank: Rank) -> contextlib.AbstractContextManager[None]:
-    """Return the stream context for all work of the execution. Wrap the model in it too (see ddp_wrapping_stream)."""
+    """Return the stream context for all work of the execution, also for wrapping the model (ddp_wrapping_stream)."""
     if execution not in CAPTURED_EXECUTIONS:
         return contextlib.nullcontext()
     return cuda_graph.on_stream(cuda_graph.new_stream(execution, rank), rank)
 
 
 def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: Rank) -> PreparedStep:
-    """Place and wrap the model, and prepare its step. Called by all ranks inside execution_stream(execution).
+    """Place and wrap the model, and prepare its step. All ranks must call it inside execution_stream(execution).
 
-    Compiling and capturing train a few steps; the training state is restored after them.
+    Compiling and capturing train a few steps. After these steps the training state is restored.
 
     Raises RuntimeError if torch.compile finds nothing to compile.
     """
@@ -106,7 +106,7 @@ def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: 
                 images, labels = blank_batch(size, spec, rank)
                 for _ in range(cuda_graph.CAPTURE_WARM_UP_STEPS):
                     step(images, labels, ignore_mark)
-            device_memory.reset_memory_statistics(spec, rank)  # cuDNN's trials use more memory than a step
+            device_memory.reset_memory_statistics(spec, rank)  # cuDNN's trials of algorithms use more than a step
             if num_compiled_graphs() - num_before <= len(sizes):  # only the loss function was compiled
                 raise RuntimeError(
                     f"torch.compile found nothing to compile in model {spec.model!r} under strategy {spec.strategy!r}; "
@@ -120,7 +120,7 @@ def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: 
 
 
 def ddp_wrapping_stream(execution: Execution, spec: Spec, rank: Rank) -> contextlib.AbstractContextManager[None]:
-    """Return the stream context in which to wrap the model: DDP fills its buckets on the stream current at wrapping.
+    """Return the stream context for wrapping the model: DDP later fills its buckets on the stream current there.
 
     If weight gradients come from a side stream (pipeline.training.weight_gradient_overlap), this is a separate stream,
     so that the backward pass does not wait for the buckets.
@@ -134,10 +134,10 @@ def ddp_wrapping_stream(execution: Execution, spec: Spec, rank: Rank) -> context
 def restore_training_state(step: EagerStep, rank: Rank) -> Iterator[None]:
     """Restore parameters, buffers, momentum and random state after the block, as if it had trained nothing.
 
-    Tensors are restored in place, since a graph reads them at fixed addresses. Momentum buffers stay, with value 0: the
-    first update is then the same as without them (0 x momentum + gradient).
+    Tensors are restored in place, because a graph reads them at fixed addresses. Momentum buffers stay and are set to
+    0: the first update is then the same as without them (0 x momentum + gradient).
     """
-    assert not step.optimizer.state, "the step has not trained yet"
+    assert not step.optimizer.state, "the step must not have trained before"
     tensors = [*step.model.parameters(), *step.model.buffers()]
     saved = [tensor.detach().clone() for tensor in tensors]
     with torch.random.fork_rng(devices=[rank.device] if rank.device.type == "cuda" else []):
@@ -150,4 +150,4 @@ def restore_training_state(step: EagerStep, rank: Rank) -> Iterator[None]:
                 value.zero_()
 
 
-assert set(EXECUTIONS_FASTEST_FIRST) == set(get_args(Execution)), "auto must know every execution"
+assert set(EXECUTIONS_FASTEST_FIRST) == set(get_args(Execution)), "auto must rank every execution"

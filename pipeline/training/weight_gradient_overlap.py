@@ -1,9 +1,9 @@
 """Overlap of weight gradients with the rest of a compiled backward pass: convolutions compute them on a side stream.
 
-The layer below needs the input gradient at once; a weight gradient is first read by the optimizer. A pass over the
-compiled graph therefore moves weight gradients to a side stream, and one operation at the end waits for them. In a
-captured step both become branches of one CUDA graph, and small kernels share the GPU. Under DDP the backward pass is
-split at the buckets; at each split only the stream that fills the bucket waits.
+The previous layer needs the input gradient at once, but only the optimizer reads a weight gradient. Therefore a
+compiler pass moves weight gradients to a side stream, and one operation at the end waits for them. In a captured step
+the two streams become branches of one CUDA graph, and small kernels share the GPU. Under DDP the backward pass is split
+at the buckets; at each split only the stream that fills the bucket waits.
 """
 
 import functools
@@ -22,9 +22,9 @@ from pipeline.training.process_group import bucket_stream
 aten = torch.ops.aten
 
 INDUCTOR_OPTIONS = {"allow_buffer_reuse": False, "inplace_buffers": False}
-"""Options that the pass requires: Inductor assumes one stream, and would reuse memory that the side stream reads."""
+"""Options for the compiler pass: Inductor assumes one stream, and would reuse memory that the side stream reads."""
 
-_tensors_in_use: list[Tensor] = []  # read by the side stream; kept from the allocator until it has been waited for
+_tensors_in_use: list[Tensor] = []  # inputs of the side stream, kept in memory until another stream waited for it
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def convolution_gradients(
     dilation: list[int],
     groups: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of a convolution's inputs and weight. Wait for the weight's before reading it."""
+    """Return the gradients of a convolution's inputs and weight. The caller must wait for the weight gradient."""
     shape = (None, stride, padding, dilation, False, [0] * len(stride), groups)
     if not gradient.is_cuda:
         gradients = aten.convolution_backward(gradient, inputs, weight, *shape, [True, True, False])
@@ -67,8 +67,8 @@ def wait_for_weight_gradients(weight_gradients: list[Tensor], dtype: torch.dtype
 def send_to_bucket_stream(weight_gradients: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Let only bucket_stream wait for all weight gradients. Return them in `dtype`.
 
-    Nothing else may read them before the end of the backward pass, when autograd waits for the streams on which
-    gradients were accumulated. Inputs of the side stream are kept until then, which takes more memory than
+    No other stream may read them before the end of the backward pass: then autograd waits for the streams on which
+    gradients were accumulated. Until then the inputs of the side stream stay in memory, which takes more memory than
     wait_for_weight_gradients.
     """
     if not weight_gradients[0].is_cuda:
@@ -102,16 +102,16 @@ register("pipeline::send_to_bucket_stream")(send_to_bucket_stream).register_fake
 
 
 class OverlapWeightGradients(CustomGraphPass):
-    """The pass over a compiled graph, for Inductor's `post_grad_custom_post_pass`. Forward graphs stay as they are.
+    """The compiler pass, for Inductor's option `post_grad_custom_post_pass`. It does not change forward graphs.
 
-    With `to_buckets`, DDP was wrapped on bucket_stream, and gradients that leave the graph go there only.
+    `to_buckets`: DDP was wrapped on bucket_stream, so only that stream waits for gradients that leave the graph.
     """
 
     def __init__(self, to_buckets: bool) -> None:
         self.to_buckets = to_buckets
 
     def __call__(self, graph: Graph) -> None:
-        """Replace each convolution backward that gives both gradients; wait for weight gradients after the last one."""
+        """Replace each node that computes both gradients of a convolution. Insert the wait after the last of them."""
         ends = [end for node in find_backwards(graph) if (end := replace_backward(graph, node)) is not None]
         for dtype in dict.fromkeys(end.meta["val"].dtype for end in ends):
             of_dtype = [end for end in ends if end.meta["val"].dtype == dtype]
@@ -126,12 +126,12 @@ class OverlapWeightGradients(CustomGraphPass):
 
 
 def find_backwards(graph: Graph) -> list[Node]:
-    """Return the nodes of convolution backwards that give gradients of input and weight but not of a bias."""
+    """Return the nodes that compute the gradients of a convolution's input and weight, but of no bias."""
     return [
         node
         for node in graph.nodes
         if node.target is aten.convolution_backward.default
-        and not node.args[7]  # transposed
+        and not node.args[7]  # not a transposed convolution
         and node.args[10] == [True, True, False]
     ]
 
@@ -139,8 +139,8 @@ def find_backwards(graph: Graph) -> list[Node]:
 def replace_backward(graph: Graph, node: Node) -> Node | None:
     """Replace one convolution backward by convolution_gradients.
 
-    Return the last node of its weight gradient: the type conversion if that is the only reader, else the gradient
-    itself. None if nothing reads it.
+    Return the last node of its weight gradient: the type conversion if only that reads the gradient, else the gradient
+    itself. Return None if nothing reads the gradient.
     """
     gradient, inputs, weight, _, stride, padding, dilation, _, _, groups, _ = node.args
     with graph.inserting_before(node):
