@@ -20,8 +20,8 @@ def percent(value: float) -> str:
     return f"{100 * value:.2f}"
 
 
-def points(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:+.2f}"
+def points(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{100 * value:+.{digits}f}"
 
 
 def table_row(row: dict[str, Any]) -> str:
@@ -31,8 +31,8 @@ def table_row(row: dict[str, Any]) -> str:
         row["scale_rule"] or "",
         row["granularity"] or "",
         f"{percent(row['test_accuracy'])} ({low} to {high})",
-        points(row["accuracy_change"]),
-        points(row["mean_accuracy_change"]),
+        points(row["accuracy_change"], digits=3),
+        points(row["mean_accuracy_change"], digits=3),
         "" if row["agreement"] is None else percent(row["agreement"]),
         f"{row['network_bytes']:,}",
     ]
@@ -64,6 +64,19 @@ def test_the_page_says_what_the_mistakes_cost() -> None:
     assert "loses its bias, and {} and {} points".format(*map(percent, lost)) in text
 
 
+def test_a_channel_has_too_few_weights_for_a_percentile_of_99_9() -> None:
+    weights = [parameter for name, parameter in build_model("lenet", 10).named_parameters() if "weight" in name]
+    largest = max(weight[0].numel() for weight in weights)
+    assert largest < 1000
+    assert f"A channel of LeNet has at most {largest} weights" in PAGE
+    by_rule = {
+        rule: [row["test_accuracy"], row["agreement"]]
+        for row in ROWS
+        if (row["stage"], row["granularity"]) == ("weights", "per_channel") and (rule := row["scale_rule"])
+    }
+    assert by_rule["percentile_99_9"] == by_rule["largest_magnitude"]
+
+
 def test_the_right_way_costs_at_most_half_a_point_on_average() -> None:
     complete = [row for row in ROWS if row["stage"] == "biases" and row["scale_rule"] != "three_sigma"]
     assert len(complete) == 4
@@ -93,4 +106,6 @@ def test_the_readme_answers_in_one_sentence() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
     low, high = points(row["accuracy_change_low"]), points(row["accuracy_change_high"])
     assert f"{points(row['accuracy_change'])} points ({low} to {high}, n = {row['n']} seeds)" in text
-    assert f"scales of three sigma lose {points(worst['accuracy_change']).lstrip('-')} points" in text
+    lost, least, most = (f"{-100 * worst[f'accuracy_change{end}']:.2f}" for end in ("", "_high", "_low"))
+    assert f"scales of three sigma lose {lost} points ({least} to {most})" in text
+    assert f"no loss is shown: {points(row['accuracy_change'])} points ({low} to {high})" in " ".join(PAGE.split())

@@ -227,40 +227,120 @@ def tables_of(name: str) -> dict[str, Any]:
     return tables
 
 
-def test_the_answers_of_the_readme_are_the_published_ones() -> None:
-    fastest, *_ = sorted(tables_of("h200x2/q1")["Q1"], key=lambda row: -(row["throughput_samples_per_s"] or 0))
-    assert (fastest["batch_size_per_gpu"], fastest["n"]) == (512, 1)
-    said = [f"fastest at 512 images a step: {fastest['throughput_samples_per_s']:,.0f} images/s"]
-    (two,) = (
-        row for row in tables_of("h200x2/graph")["Q2"] if (row["num_gpus"], row["batch_size_per_gpu"]) == (2, 512)
-    )
+def row_of(name: str, table: str, **place: Any) -> dict[str, Any]:
+    """The only row of a published table with these cells."""
+    rows: list[dict[str, Any]] = tables_of(name)[table]
+    (row,) = (row for row in rows if all(row[key] == cell for key, cell in place.items()))
+    return row
+
+
+def fastest_row(name: str) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = tables_of(name)["Q1"]
+    fastest = max(rows, key=lambda row: row["throughput_samples_per_s"] or 0)
+    assert fastest["n"] == 1
+    return fastest
+
+
+def missing_in(page: str, said: list[str]) -> list[str]:
+    return [part for part in said if part not in " ".join(page.split())]
+
+
+def test_the_answers_of_the_readme_to_q1_are_the_published_ones() -> None:
+    lone, shared, graph = (fastest_row(name) for name in ("h200x2/q1", "h200x4/scaling", "h200x2/graph"))
+    assert [row["batch_size_per_gpu"] for row in (lone, shared, graph)] == [512, 8192, 2048]
+    assert "shared its node" in shared["note"]
+    lone_rate, shared_rate, graph_rate = (f"{row['throughput_samples_per_s']:,.0f}" for row in (lone, shared, graph))
+    said = [
+        f"fastest at 512 images a step: {lone_rate} images/s (n = 1",
+        f"waits for data {100 * lone['data_share']:.0f} % of that time",
+        f"8,192 was fastest, with {shared_rate}",
+        f"it is 2,048: {graph_rate} images/s",
+    ]
+    assert missing_in(README, said) == []
+
+
+def test_the_answers_of_the_readme_to_q2_are_the_published_ones() -> None:
+    two, throttled = (row_of("h200x2/graph", "Q2", num_gpus=2, batch_size_per_gpu=size) for size in (512, 2048))
     assert two["n"] == 1
-    said.append("{speedup:.2f} times faster than one ({speedup_low:.3f} to {speedup_high:.3f}".format(**two))
-    said.append(f"{100 * two['parallel_efficiency']:.1f} % efficiency")
-    loaded = [row for row in tables_of("h200x2/scaling")["Q2"] if row["num_gpus"] == 2]
-    (ddp,) = (
-        row for row in loaded if (row["strategy"], row["scaling"], row["batch_size_per_gpu"]) == ("ddp", "weak", 512)
-    )
-    said.append(f"With the DataLoader it is {ddp['speedup']:.2f} times")
-    assert all(row["speedup"] < 1 for row in loaded if row["strategy"] == "dp")
-    rows = tables_of("h200x4/communication-captured")["communication"]
-    (four,) = (row for row in rows if (row["num_gpus"], row["batch_size_per_gpu"]) == (4, 512))
+    assert "throttled" not in two["note"]
+    assert "throttled" in throttled["note"]
+    said = ["{speedup:.2f} times faster than one ({speedup_low:.3f} to {speedup_high:.3f}".format(**two)]
+    said.append(f"{100 * two['parallel_efficiency']:.1f} % efficiency. At 2,048 it is {throttled['speedup']:.2f},")
+    ddp = row_of("h200x2/scaling", "Q2", strategy="ddp", scaling="weak", batch_size_per_gpu=512)
+    said.append(f"With the DataLoader it is {ddp['speedup']:.2f} times at 512 (n = {ddp['n']}")
+    assert ddp["is_loader_bound"]
+    dp_rows = [row for row in tables_of("h200x2/scaling")["Q2"] if row["strategy"] == "dp"]
+    assert all(row["speedup"] < 1 for row in dp_rows)
+    assert missing_in(README, said) == []
+
+
+def test_the_rates_of_dataparallel_that_the_docs_name_are_the_published_ones() -> None:
+    rows = tables_of("h200x2/communication")["split"]
+    assert [(row["num_gpus"], row["batch_size_per_gpu"], row["n"]) for row in rows] == [(2, size, 1) for size in SIZES]
+    rates = [f"{2 * row['plain_step_time_s'] / row['step_time_s']:.2f}" for row in rows]
+    said = "{}, {}, {} and {} times".format(*rates)
+    assert missing_in(README, [f"it is {said}"]) == missing_in(RESULTS, [f"it handles {said}"]) == []
+
+
+def test_the_answers_of_the_readme_to_q3_are_the_published_ones() -> None:
+    four_gpus = [row for row in tables_of("h200x4/communication-captured")["communication"] if row["num_gpus"] == 4]
+    shares = {row["batch_size_per_gpu"]: 100 * row["exposed_comm_time_s"] / row["step_time_s"] for row in four_gpus}
+    assert max(shares, key=lambda size: shares[size]) == 32
+    (four,) = (row for row in four_gpus if row["batch_size_per_gpu"] == 512)
     exposed, low, high = (1e6 * four[name] for name in EXPOSED)
-    step = 1e6 * four["step_time_s"]
-    said.append(f"take {exposed:.1f} us ({low:.1f} to {high:.1f}, n = {four['n']}) of a step of {step:,.0f} us")
-    said.append(f": {100 * exposed / step:.1f} %.")
-    rows = tables_of("h200x2/scaling")["Q3"]
-    (by_loader,) = (row for row in rows if (row["strategy"], row["batch_size_per_gpu"]) == ("ddp", 512))
-    said.append(f"Subtraction said {100 * by_loader['comm_time_subtraction_s'] / by_loader['epoch_time_s']:.0f} %")
+    step, overhead = (1e6 * four[name] for name in ("step_time_s", "ddp_overhead_time_s"))
+    two = row_of("h200x2/communication-captured", "communication", batch_size_per_gpu=512)
+    subtracted = row_of("h200x2/graph", "Q3", batch_size_per_gpu=512)
+    said = [
+        f"take {exposed:.1f} us ({low:.1f} to {high:.1f}, n = {four['n']}) of a step of {step:,.0f} us",
+        f": {shares[512]:.1f} %. The largest share is {shares[32]:.1f} %, at 32.",
+        f"takes {overhead:.0f} us more at 512: {100 * overhead / step:.1f} %.",
+        f"communication takes {100 * two['exposed_comm_time_s'] / two['step_time_s']:.1f} %.",
+        f"Subtraction says {100 * subtracted['comm_time_subtraction_s'] / subtracted['epoch_time_s']:.1f} %:",
+    ]
+    assert missing_in(README, said) == []
+
+
+def test_the_cost_of_scaling_that_the_readme_names_is_the_published_one() -> None:
     num_points = len(list((ROOT / "outputs/h200x2/scaling/records").iterdir()))
     gpu_hours = sum(row["gpu_hours"] for row in tables_of("h200x2/scaling")["cost"])
-    said.append(f"{num_points} points took {gpu_hours:.2f} GPU-hours")
+    assert missing_in(README, [f"{num_points} points took {gpu_hours:.2f} GPU-hours"]) == []
+
+
+def test_the_answers_of_the_readme_to_q4_are_the_published_ones() -> None:
     two_gpus, four_gpus = accuracies("h200x2"), accuracies("h200x4")
     none, scaled, warm_up, _, all_three = (four_gpus[4, 2048][remedy] for remedy in REMEDIES)
-    said.append(f"reach {none} test accuracy, where 128 images on one GPU reach {four_gpus[1, 128]['']}")
-    said.append(f"({two_gpus[1, 128]['']} in another run)")
-    said.append(f"{scaled} with linear scaling, {warm_up} with warm-up, {all_three} with all three")
-    assert [part for part in said if part not in " ".join(README.split())] == []
+    said = [
+        f"reach {none} test accuracy, where 128 images on one GPU reach {four_gpus[1, 128]['']}",
+        f"({two_gpus[1, 128]['']} in another run)",
+        f"{scaled} with linear scaling (as good as guessing), {warm_up} with warm-up, {all_three} with all three",
+        f"At 1,024 on two GPUs warm-up gives {two_gpus[2, 1024]['warmup']}, no remedy {two_gpus[2, 1024]['']}",
+    ]
+    assert missing_in(README, said) == []
+
+
+def test_the_first_sitting_of_q4_study_that_the_pages_name_is_the_published_one() -> None:
+    found = {}
+    for row in tables_of("h100x2/q4-study")["Q4"]:  # epochs ascend
+        if row["test_accuracy"] is not None:
+            assert row["n"] == 1
+            found[row["global_batch_size"], len(row["remedies"])] = f"{100 * row['test_accuracy']:.1f}"
+    two, four = 2, 4  # linear scaling and warm-up; all remedies
+    num_points = len(json.loads((ROOT / "outputs/h100x2/q4-study/manifest.json").read_text())["points"])
+    said = [
+        f"{len(found)} of {num_points} points, one seed each",
+        f"At 2,048 it has {found[2048, 0]} % without remedies, {found[2048, two]} % with linear scaling and warm-up",
+        f"reach {found[128, two]} % at 128. At 8,192 remedies were worse: {found[8192, two]} and {found[8192, four]} %, "
+        f"without {found[8192, 0]} %.",
+    ]
+    assert missing_in(README, said) == []
+    said = [
+        f"{found[128, two]} % at 128, {found[512, two]} % at 512 and {found[2048, two]} % at 2048 with linear scaling",
+        f"Without remedies {found[2048, 0]} % at 2048.",
+        f"{found[8192, 0]} % without remedies, {found[8192, two]} % with linear scaling and warm-up, "
+        f"{found[8192, four]} % with all four",
+    ]
+    assert missing_in((ROOT / "outputs/h100x2/README.md").read_text(), said) == []
 
 
 def test_the_report_that_the_readme_shows_is_the_published_one() -> None:
@@ -270,7 +350,7 @@ def test_the_report_that_the_readme_shows_is_the_published_one() -> None:
         throttled = re.search(r"throttled: \w+", row["note"])
         time_s, images_per_s = f"{row['epoch_time_s']:.3f}", f"{row['throughput_samples_per_s']:,.0f}"
         memory, note = f"{row['peak_memory_gib']:.2f}", throttled[0] if throttled else ""
-        shown.append([str(row["batch_size_per_gpu"]), time_s, low_to_high, images_per_s, memory, note])
+        shown.append([f"{row['batch_size_per_gpu']:,}", time_s, low_to_high, images_per_s, memory, note])
     assert shown_rows(README, "The start of Q1") == shown
 
 
@@ -375,23 +455,12 @@ PUBLISHED += [f"h200x2/{name}" for name in ("packed", "one-a-point")]
 PUBLISHED += ["quantize"]
 
 
-def test_the_figures_of_int8_are_the_published_ones() -> None:
-    rows = {(row["stage"], row["scale_rule"], row["granularity"]): row for row in tables_of("quantize")["int8"]}
-    full, three_sigma = (rows["biases", rule, "per_tensor"] for rule in ("largest_magnitude", "three_sigma"))
-    change, low, high = (f"{100 * full[f'accuracy_change{end}']:+.2f}" for end in ("", "_low", "_high"))
-    said = " ".join(README.split()), " ".join(RESULTS.split())
-    assert f"test accuracy by {change} points ({low} to {high}, n = {full['n']} seeds)" in said[0]
-    assert f"three sigma lose {-100 * three_sigma['accuracy_change']:.2f} points" in said[0]
-    assert f"test accuracy by {change} points, {low} to {high} (`outputs/quantize`, n = {full['n']} seeds" in said[1]
-    shown = []
-    for key, row in rows.items():
-        accuracies = [f"{100 * row[f'test_accuracy{end}']:.2f}" for end in ("", "_low", "_high")]
-        cells = [*(name or "" for name in key), "{} ({} to {})".format(*accuracies), "", "", ""]
-        if key[0] != "fp32":
-            changes = (100 * row["accuracy_change"], 100 * row["mean_accuracy_change"])
-            cells[4:] = [*(f"{value:+.2f}" for value in changes), f"{100 * row['agreement']:.2f}"]
-        shown.append([*cells, f"{row['network_bytes']:,}"])
-    assert shown_rows((ROOT / "docs/int8.md").read_text(), "What it cost") == shown
+def test_the_figures_of_int8_that_the_results_name_are_the_published_ones() -> None:
+    place = {"stage": "biases", "scale_rule": "largest_magnitude", "granularity": "per_tensor"}
+    row = row_of("quantize", "int8", **place)
+    change, low, high = (f"{100 * row[f'accuracy_change{end}']:+.2f}" for end in ("", "_low", "_high"))
+    said = f"test accuracy by {change} points, {low} to {high} (`outputs/quantize`, n = {row['n']} seeds"
+    assert missing_in(RESULTS, [said]) == []
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
