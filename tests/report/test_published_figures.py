@@ -393,7 +393,8 @@ def test_the_figures_of_self_tests_that_the_docs_name_are_the_published_ones() -
         for path in (ROOT / "outputs").glob("*/selftest.json")
         if (machine := path.parent.name)
     }
-    figures = answers["h100x2"]["two entry points"]["figures"]    bucket = answers["h100x2"]["bucket cap of 100 MB"]["figures"]
+    figures = answers["h100x2"]["two entry points"]["figures"]
+    bucket = answers["h100x2"]["bucket cap of 100 MB"]["figures"]
     exposed, in_one = (round(bucket[name], 1) for name in ("exposed_us", "exposed_one_bucket_us"))
     said = f"{in_one} less 1.5 times {exposed} is {in_one - 1.5 * exposed:.1f}, and the row says"
     said += f" {bucket['above_limit_us']:.1f}."
