@@ -5,6 +5,7 @@ import re
 import shutil
 import statistics
 import sys
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,23 @@ def test_the_comparisons_that_the_docs_name_are_the_published_ones() -> None:
     assert [figure for figure in said if figure not in " ".join(RESULTS.split())] == []
 
 
+def test_where_the_loader_sets_the_pace_the_docs_say_it_as_published() -> None:
+    rows = {row["batch_size_per_gpu"]: row for row in tables_of("h200x2/q1")["Q1"] if row["compute_time_s"]}
+    largest = max(rows)
+    assert [size for size, row in rows.items() if row["is_loader_bound"]] == [128, 512, 2048, largest]
+    said = [f"from {rows[512]['compute_time_s']:.3f} to {rows[largest]['compute_time_s']:.3f} s"]
+    said.append(f"waits for data in {100 * rows[128]['data_share']:.0f} % of the epoch")
+    assert missing_in(RESULTS, said) == []
+
+
+@pytest.mark.parametrize("machine", ["h200x2", "h200x4"])
+def test_the_page_of_a_machine_says_what_each_folder_holds(machine: str) -> None:
+    folder = ROOT / "outputs" / machine
+    cells = [row[0] for row in shown_rows((folder / "README.md").read_text(), "# ")]
+    listed = sorted(name for cell in cells for name in re.findall(r"`([^`]*)`", cell))
+    assert listed == sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
 def test_the_other_trainers_that_the_docs_show_are_the_published_ones() -> None:
     *compiled, captured, beside_it = bench_rows("trainers-compiled").values()
     eager = [list(bench_rows(f"trainers-{number}").values()) for number in (1, 2, 3)]
@@ -159,6 +177,8 @@ def test_the_captured_communication_that_the_docs_show_is_the_published_one() ->
     assert shown_rows(RESULTS, "**A prediction.**") == [
         [hidden, *(f"{error:+.1f} %" for error in errors)] for hidden, errors in (("none", longest), ("all", shortest))
     ]
+    said = "the step is {:.1f}, {:.1f} and {:.1f} % too long at 32, 128 and 512;".format(*longest)
+    assert missing_in((ROOT / "outputs/h200x4/README.md").read_text(), [said]) == []
 
 
 def test_the_two_ways_to_exposed_communication_that_the_docs_name_are_the_published_ones() -> None:
@@ -498,14 +518,23 @@ NARROW = {
 }
 
 
+def narrow_points(names: Iterable[str]) -> str:
+    """How many points of these experiments are known within 2 %, of how many, as their reports say it."""
+    reports = [(ROOT / "outputs" / name / "report.md").read_text() for name in names]
+    found = [re.search(r"^Intervals: \D*?(\d+) of (\d+) ", report, re.MULTILINE) for report in reports]
+    pairs = [(int(match[1]), int(match[2])) for match in found if match]
+    assert len(pairs) == len(reports)
+    return " of ".join(str(sum(part)) for part in zip(*pairs, strict=True))
+
+
 def test_how_many_published_points_are_known_within_2_per_cent_is_what_their_reports_say() -> None:
-    counted = {}
-    for kind, names in NARROW.items():
-        reports = [(ROOT / "outputs" / name / "report.md").read_text() for name in names]
-        found = [re.search(r"^Intervals: (\d+) of (\d+) points", report, re.MULTILINE) for report in reports]
-        pairs = [(int(match[1]), int(match[2])) for match in found if match]
-        assert len(pairs) == len(names)
-        counted[kind] = " of ".join(str(sum(part)) for part in zip(*pairs, strict=True))
+    counted = {kind: narrow_points(names) for kind, names in NARROW.items()}
     others = set(PUBLISHED) - {name for names in NARROW.values() for name in names}
     assert not any("\nIntervals: " in (ROOT / "outputs" / name / "report.md").read_text() for name in others)
     assert [row[1] for row in shown_rows(TRUST, "a half-width of at most 2 %")] == list(counted.values())
+    on_two = {kind: [name for name in names if name.startswith("h200x2/")] for kind, names in NARROW.items()}
+    captured, epochs, communication = map(narrow_points, on_two.values())
+    said = [f"{captured} captured, {epochs} eager epochs", f"{communication} eager communication points"]
+    every = narrow_points(name for names in on_two.values() for name in names).replace(" of ", " of the ")
+    said.append(f"{every} points with six windows or more")
+    assert missing_in((ROOT / "outputs/h200x2/README.md").read_text(), said) == []
