@@ -59,7 +59,7 @@ def environment_difference_notes(what: str, others: Sequence[Record], records: S
         notes.append(make_note("other_node", what=what, theirs=sorted(theirs), ours=sorted(ours)))
     elif our_boots and not their_boots <= our_boots:
         notes.append(make_note("other_boot", what=what))
-    elif our_gpus and not their_gpus <= our_gpus:
+    elif our_gpus and not their_gpus <= our_gpus and all(note.values["fact"] != "GPU" for note in notes):
         notes.append(make_note("other_gpu", what=what))
     return notes
 

@@ -19,14 +19,21 @@ FIGURE_WORDS = {
 }
 """The figures that notes name, in the words of the tables' headings. JSON and CSV have the key."""
 
-TRACE_AGAINST_STEPS = "the trace shows {traced_us:.0f} us exposed, the step times {exposed_us:.0f}: "
+TRACE_AGAINST_STEPS = "two methods differ: trace {traced_us:.0f} us exposed, step times {exposed_us:.0f}; "
 TRACE_REASONS = {
-    "trace_is_noisy": "kernels took {noise_us:.0f} us more or less in two profiles without it",
-    "trace_counts_slowed_kernels": "a kernel that is slowed need not lengthen the step",
-    "trace_slows_host": "the profiler slows the host, and ranks that start apart wait inside the collectives",
-    "trace_omits_host": "the device computes {busy:.0%} of the step, the host's issue of collectives is exposed too",
-    "trace_omits_slowed_kernels": "kernels may run slower beside a collective, which this trace cannot show",
-    "trace_omits_gaps": "gaps between kernels may be longer, which no trace shows as exposed",
+    "trace_is_noisy": "the trace is noisy: kernels took {noise_us:.0f} us more or less in two profiles without it",
+    "trace_counts_slowed_kernels": "the trace is an upper bound: a kernel that is slowed need not lengthen the step",
+    "trace_slows_host": (
+        "the trace is too long: the profiler slows the host, and ranks that start apart wait inside the collectives"
+    ),
+    "trace_omits_host": (
+        "the trace is too short: the device computes {busy:.0%} of the step, and the host's issue of collectives is "
+        "exposed too"
+    ),
+    "trace_omits_slowed_kernels": (
+        "the trace is too short: kernels may run slower beside a collective, which it cannot show"
+    ),
+    "trace_omits_gaps": "the trace is too short: gaps between kernels may be longer, which it does not count",
 }
 
 NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASONS.items()} | {
@@ -40,7 +47,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "other_fact": "{what} with another {fact} ({theirs:short} against {ours:short})",
     "other_node": "{what} from another node ({theirs:short} against {ours:short})",
     "other_boot": "{what} from another boot of its node",
-    "other_gpu": "{what} on another GPU",
+    "other_gpu": "{what} ran on another GPU of the same model",
     "shared_node": "shared its node with {others} of this experiment while it ran",
     "other_shared_node": "{what} shared its node with {others} of this experiment while it ran",
     # epoch times and their intervals

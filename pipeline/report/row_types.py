@@ -265,8 +265,8 @@ class CommunicationRow(PointRow, frozen=True, kw_only=True):
     collective_launch_time_s: Annotated[Seconds, "exposed - comm where that is above 0."] = None
     traced_exposed_comm_time_s: Annotated[
         Seconds,
-        "Upper bound from the profile, on the rank with the smallest sum: all-reduce time outside kernels, also in the "
-        "gaps between them, plus slowed_compute_time_s where it is known.",
+        "From the profile, on the rank with the smallest sum: all-reduce time outside kernels, also in gaps between "
+        "them, plus slowed_compute_time_s where it is known; notes say where the trace is too long or too short.",
     ] = None
     slowed_compute_time_s: Annotated[Seconds, "DDP's kernel time minus the no-op hook's (profiled twice)."] = None
     buffer_comm_time_s: Annotated[Seconds, "Time of the collectives for buffers and batch-norm statistics."] = None

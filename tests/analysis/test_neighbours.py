@@ -100,8 +100,8 @@ def test_a_superseded_attempt_is_a_neighbour_too() -> None:
 
 
 def test_a_baseline_on_another_gpu_is_marked_as_far_as_uuids_are_known() -> None:
-    def on(spec: Spec, *uuids: str | None) -> Record:
-        gpus = tuple(Gpu(name="NVIDIA H200", uuid=uuid) for uuid in uuids)
+    def on(spec: Spec, *uuids: str | None, name: str = "NVIDIA H200") -> Record:
+        gpus = tuple(Gpu(name=name, uuid=uuid) for uuid in uuids)
         return ran(spec, "00:00", "01:00", launch_id="one", gpus=gpus)
 
     def note(one: Record, two: Record) -> str | None:
@@ -109,7 +109,9 @@ def test_a_baseline_on_another_gpu_is_marked_as_far_as_uuids_are_known() -> None
         text: str | None = row["note"]
         return text
 
-    assert note(on(OTHERS[128], "x"), on(TWO_GPUS, "y", "z")) == "baseline on another GPU"
+    assert note(on(OTHERS[128], "x"), on(TWO_GPUS, "y", "z")) == "baseline ran on another GPU of the same model"
+    other_model = note(on(OTHERS[128], "x", name="NVIDIA A40"), on(TWO_GPUS, "y", "z"))
+    assert other_model == "baseline with another GPU (NVIDIA A40 against NVIDIA H200)"
     assert note(on(OTHERS[128], "y"), on(TWO_GPUS, "y", "z")) is None
     assert note(on(OTHERS[128], None), on(TWO_GPUS, "y", "z")) is None
     assert note(on(OTHERS[128], "x"), on(TWO_GPUS, None, None)) is None
