@@ -25,12 +25,16 @@ from pipeline.report.table_definitions import (
 )
 
 STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
-ENDING_WORDS = {
-    "ok_timed": "ok: timed windows",
-    "ok_other": "ok: the rest",
-    "oom": "out of memory",
-    "superseded": "replaced by a later attempt",
+CELL_WORDS = {
+    "ending": {
+        "ok_timed": "ok: timed",
+        "ok_other": "ok: start-up and other",
+        "oom": "out of memory",
+        "superseded": "replaced by a later attempt",
+    },
+    "stage": {"activations": "+ activations", "biases": "+ biases (all)"},
 }
+"""Key of a figure -> the words for its values."""
 TABLES_WITHOUT_REMEDIES = ("Q1", "Q2", "Q3")
 REMEDIES_ELSEWHERE = "Runs with remedies are in the tables of Q4 only."
 OWN_COLUMNS = {"strategy": "strategy", "num_gpus": "GPUs", "batch_size_per_gpu": "images per GPU"}
@@ -40,6 +44,8 @@ STATED_KEYS = ("global_batch_size", "num_gpus", "from_num_gpus", "bucket", "num_
 NUMBER = re.compile(r"(?<![\w.^/-])[+-]?\d[\d,]*(?:\.\d+)?(?![\w.,]*\w)")
 MAX_DECIMALS = {"loss": 4, "accuracy": 2, "target": 2, "%": 1, "images/s": 1, "[us]": 1, "[GiB]": 2, "[GB/s]": 2}
 """By part of the heading; 3 for others."""
+
+PREDICTED_DECIMALS = {"predicted_step": 1, "predicted_parallel": 0}  # by the beginning of the key
 
 MAX_COLUMNS = 10
 MAX_WIDTH = 120  # characters of a row in Markdown
@@ -90,7 +96,10 @@ class ReportWords(NamedTuple):
 
     def name_definition(self, definition: TableDefinition) -> TableDefinition:
         """Return the definition with its texts in these words."""
-        figures = tuple(figure._replace(heading=self.name(figure.heading)) for figure in definition.figures)
+        figures = tuple(
+            figure._replace(heading=self.name(figure.heading), remark=self.name(figure.remark))
+            for figure in definition.figures
+        )
         heading, legend = self.name(definition.heading), self.name(definition.legend)
         return definition._replace(heading=heading, legend=legend, figures=figures)
 
@@ -147,12 +156,12 @@ def build_table(
     if not rows:
         return None
     points = [row.axes | remedies_of(row) for row in rows]
-    varying = naming_axes(points, definition.hidden)
+    varying, strategies = without_strategy(points, naming_axes(points, definition.hidden))
     main = main_figure(definition.figures)
     figures = [figure for figure in definition.figures if is_shown(figure, rows, definition.hides_zeros)]
     if main not in figures and any(map(status_of, rows)):
         figures.insert(0, main)
-    footnotes, numbers, shared_notes = number_notes(rows)
+    footnotes, numbers, shared_notes = number_notes(rows, definition.without_notes)
     named, configurations = full_columns(points, varying), ""
     if not definition.is_full:
         named, configurations = shorten_labels(label_columns(points, varying, words), words)
@@ -177,10 +186,11 @@ def build_table(
         wider = sorted({*kept, index})
         kept = wider if fits([*taken, *(widths[place] for place in wider)], most) else kept
     columns = [*named, *(shown[index] for index in kept), *repeats]
-    common = "; ".join(filter(None, [describe_common(points, varying, definition.hidden), *shared_notes]))
+    common = "; ".join(filter(None, [describe_common(points, varying, definition.hidden), strategies, *shared_notes]))
     omitted = ", ".join(column[0].text.partition(" [")[0] for index, column in enumerate(shown) if index not in kept)
     room = f"Not shown for lack of room: {omitted}." if omitted else ""
-    legend = (configurations, definition.legend, note_on_number(len(chosen), MAX_ROWS, "rows"), room)
+    remarks = [figure.remark for figure in figures]
+    legend = (configurations, definition.legend, *remarks, note_on_number(len(chosen), MAX_ROWS, "rows"), room)
     return DisplayTable(
         heading=definition.heading,
         columns=[heading for heading, _ in columns],
@@ -280,6 +290,21 @@ def naming_axes(points: Sequence[Mapping[str, Any]], hidden: Sequence[str]) -> l
     return [axis for axis in (plain if numbers[0] == numbers[1] else every) if axis not in hidden]
 
 
+def without_strategy(points: Sequence[Mapping[str, Any]], varying: list[str]) -> tuple[list[str], str]:
+    """Return the axes that name the points, and in words the strategies where the GPUs tell them.
+
+    Tables with remedies lack room, so there the strategy loses its column if each number of GPUs has one strategy.
+    """
+    names = {
+        point["num_gpus"]: describe_point(point, ("strategy", "num_gpus")) for point in points if "remedies" in point
+    }
+    if len({"strategy", "num_gpus", "remedies"} & {*varying}) < 3 or len(names) < len(
+        {(point["num_gpus"], point["strategy"]) for point in points}
+    ):
+        return varying, ""
+    return [axis for axis in varying if axis != "strategy"], " or ".join(names.values())
+
+
 def label_columns(points: Sequence[Mapping[str, Any]], varying: Sequence[str], words: ReportWords) -> list[Column]:
     """Return the columns that name the points: strategy, GPUs and batch size, and one for all else that varies."""
     own = [axis for axis in OWN_COLUMNS if axis in varying]
@@ -326,12 +351,17 @@ def fits(widths: Sequence[int], max_width: float) -> bool:
     return max_width == math.inf or (len(widths) <= MAX_COLUMNS and sum(widths) + 3 * len(widths) + 1 <= max_width)
 
 
-def number_notes(rows: Sequence[Row]) -> tuple[list[str], list[tuple[int, ...]], list[str]]:
+def number_notes(
+    rows: Sequence[Row], without: tuple[str, ...] = ()
+) -> tuple[list[str], list[tuple[int, ...]], list[str]]:
     """Return the footnotes, the numbers of each row's, and the notes that all of several rows share.
 
-    Notes that differ in numbers only are one footnote, which states their range.
+    Notes that differ in numbers only are one footnote, which states their range. Those whose kind begins with one of
+    `without` are left out.
     """
-    said = ([render_note(note, FIGURE_WORDS) for note in row.notes] for row in rows)
+    said = (
+        [render_note(note, FIGURE_WORDS) for note in row.notes if not note.kind.startswith(without)] for row in rows
+    )
     found = [[(NUMBER.sub("#", text), text) for text in texts] for texts in said]
     texts: dict[str, list[str]] = {}
     for pattern, text in (pair for notes in found for pair in notes):
@@ -398,7 +428,8 @@ def decimals_of(figure: Figure, rows: Sequence[Row]) -> int:
     )
     if is_count or not values:
         return 0
-    most = next((most for unit, most in MAX_DECIMALS.items() if unit in figure.heading), 3)
+    limits = [most for start, most in PREDICTED_DECIMALS.items() if figure.key.startswith(start)]
+    most = next(iter([*limits, *(most for unit, most in MAX_DECIMALS.items() if unit in figure.heading)]), 3)
     return min(max(max(most, 3) - math.floor(math.log10(min(values))), 0), most)
 
 
@@ -417,13 +448,16 @@ def format_cell(figure: Figure, row: Row, decimals: int | None) -> str:
     if raw is None and any(note.kind == "not_stated" and figure.key in note.values["figures"] for note in row.notes):
         return NOT_STATED
     if isinstance(raw, str | list | bool):
-        is_ending = figure.key == "ending" and decimals is not None
-        return ENDING_WORDS.get(str(raw), str(raw)) if is_ending else format_axis(raw)
+        words = CELL_WORDS.get(figure.key, {}) if decimals is not None else {}
+        return words.get(str(raw)) or format_axis(raw)
     value = figure.value(row)
     if value is None:
         return figure.absent(row) if figure.absent else ""
     if decimals is None or not math.isfinite(value) or abs(value) >= 1e9:
         return f"{value:.6g}" if decimals is None else f"{value:.3g}"
+    least = 10**-decimals
+    if figure.key == "noise_floor" and 0 < value < least / 2:
+        return f"<{least:.{decimals}f}"
     text = f"{value:,.{decimals}f}"
     low, high = (figure.value(row, key) if key else None for key in (figure.low, figure.high))
     if low is None or high is None or (row.n == 1 and low == high):

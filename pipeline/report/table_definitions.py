@@ -14,7 +14,7 @@ class Figure(NamedTuple):
     """A figure of a table: its heading with the unit, its key, and the factor or the other key for that unit.
 
     `low` and `high` are the keys of an interval that stands behind the number. `absent` names a number that a row
-    cannot have.
+    cannot have. `remark` is a sentence for the legend, where the figure is known.
     """
 
     heading: str
@@ -24,6 +24,7 @@ class Figure(NamedTuple):
     low: str = ""
     high: str = ""
     absent: Callable[[Row], str] | None = None
+    remark: str = ""
 
     def value(self, row: Row, key: str = "") -> float | None:
         """Return the number in the unit of the column; None if it is not known."""
@@ -57,6 +58,7 @@ class TableDefinition(NamedTuple):
     is_folded: bool = False
     hides_zeros: bool = False  # leaves a figure out that is 0 everywhere
     is_full: bool = False  # every column by its key, however wide
+    without_notes: tuple[str, ...] = ()  # how the kinds of notes begin that say nothing here
 
 
 def scaled(scaling: Scaling, batch: str) -> Callable[[Rows], Rows]:
@@ -78,8 +80,8 @@ def first_and_last_epochs(rows: Rows) -> Rows:
 
 
 def never_reached(row: Row) -> str:
-    """Return these words if no seed reached the target."""
-    return "never reached" if row["reached"] == "never reached" else ""
+    """Return this word if no seed reached the target."""
+    return "never" if row["reached"] == "never reached" else ""
 
 
 def full_definition(table: str, row_class: type[Row]) -> TableDefinition:
@@ -102,7 +104,12 @@ WORKERS = Figure("workers", "num_workers_total")
 BETWEEN_RUNS = Figure("between runs [s]", "run_spread_s")
 SPEEDUP = estimate("speed-up", "speedup")
 EFFICIENCY = Figure("efficiency [%]", "parallel_efficiency", 100)
-SCALING = (EPOCH_TIME, SPEEDUP, EFFICIENCY, WAITING, INTERVAL, THROUGHPUT, WORKERS, BETWEEN_RUNS)
+SLOWEST_WAITS = WAITING._replace(
+    remark="Waiting is the share of the epoch in which the slowest rank waits for data; another rank may wait longer, "
+    "which the notes count."
+)
+ALL_WORKERS = WORKERS._replace(remark="Under DDP N GPUs have N times the loader workers of one.")
+SCALING = (EPOCH_TIME, SPEEDUP, EFFICIENCY, SLOWEST_WAITS, INTERVAL, THROUGHPUT, ALL_WORKERS, BETWEEN_RUNS)
 PIVOTS_AFTER = "Q2: weak scaling, speed-up against one GPU with the per-GPU batch fixed"
 
 TABLE_DEFINITIONS = (
@@ -146,7 +153,7 @@ TABLE_DEFINITIONS = (
         SCALING,
         "Weak scaling: every GPU keeps its batch size, so N GPUs train on N times as many images a step. Speed-up is "
         "T(1)/T(N): the time of an epoch on one GPU over that on N GPUs, with the same images in both. Efficiency is "
-        "speed-up/N. Waiting is the share of the epoch in which the slowest rank waits for data.",
+        "speed-up/N.",
         scaled("weak", "batch_size_per_gpu"),
     ),
     TableDefinition(
@@ -160,7 +167,8 @@ TABLE_DEFINITIONS = (
             *SCALING[3:],
         ),
         "Strong scaling: the images a step stay the same, so each of N GPUs gets 1/N of them. Speed-up is against one "
-        "GPU with all of them. Karp-Flatt is the share of the work that seems to run on one GPU only.",
+        "GPU with all of them. Karp-Flatt is the share of the work that seems to run on one GPU only; it cannot be one "
+        "below 0 or above 1.",
         scaled("strong", "global_batch_size"),
         hidden=("batch_size_per_gpu",),
     ),
@@ -172,9 +180,9 @@ TABLE_DEFINITIONS = (
             Figure("step [ms]", "step_time_s", 1e3),
             estimate("exposed communication [us]", "exposed_comm_time_s", 1e6),
             Figure("of step [%]", "exposed_comm_time_s", 100, over="step_time_s"),
-            Figure("hidden [%]", "hidden_share", 100),
+            Figure("hidden [%]", "hidden_share", 100, remark="Hidden is a share of the all-reduce time."),
             Figure("launch [us]", "collective_launch_time_s", 1e6),
-            Figure("noise [us]", "noise_floor_time_s", 1e6),
+            Figure("noise [us]", "noise_floor_time_s", 1e6, remark="Exposed time below the noise says nothing."),
             Figure("all-reduce [us]", "comm_time_s", 1e6),
             Figure("DDP's overhead [us]", "ddp_overhead_time_s", 1e6),
         ),
@@ -191,8 +199,10 @@ TABLE_DEFINITIONS = (
             Figure("no-op hook [ms]", "no_op_hook_step_time_s", 1e3),
             Figure("DDP [ms]", "step_time_s", 1e3),
         ),
-        "One training step on synthetic images, on the slowest rank; windows of each in turn on the same GPUs.",
+        "One training step on synthetic images, on the slowest rank; windows of each in turn on the same GPUs. The "
+        "table above has medians of differences between neighbouring windows, not differences of these medians.",
         is_folded=True,
+        without_notes=("trace_", "exposure_", "launch_exposed", "no_bucket_profiled"),
     ),
     TableDefinition(
         "Q3",
@@ -207,6 +217,7 @@ TABLE_DEFINITIONS = (
             Figure("bandwidth [GB/s]", "bandwidth_subtraction_gb_s"),
         ),
         "Subtraction counts every cost that does not divide by N as communication, waiting for data included.",
+        lambda rows: sort_rows(rows) if any(row["compute_time_subtraction_s"] is not None for row in rows) else [],
     ),
     TableDefinition(
         "bandwidth",
@@ -232,6 +243,7 @@ TABLE_DEFINITIONS = (
             Figure("time [us]", "time_s", 1e6),
             Figure("algorithm bandwidth [GB/s]", "algbw_gb_s"),
             Figure("bus bandwidth [GB/s]", "busbw_gb_s"),
+            Figure("sweeps", "n"),
         ),
         "Times of a call on the slowest rank.",
         is_folded=True,
@@ -286,9 +298,10 @@ TABLE_DEFINITIONS = (
             Figure("step at least [ms]", "predicted_step_time_low_s", 1e3),
             Figure("efficiency at most [%]", "predicted_parallel_efficiency_high", 100),
         ),
-        "Not measured. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N S/bandwidth, fitted to "
-        "the all-reduces above. At most, and for the efficiency (against one GPU alone): no extra all-reduce time is "
-        "hidden; at least: all of it, while all-reduces take no longer than the step.",
+        "Extrapolated from steps and all-reduces on the GPUs under `measured on`. Only rows with a measured step were "
+        "tested; nothing beyond. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N S/bandwidth, "
+        "fitted to the all-reduces above. At most, and for the efficiency (against one GPU alone): no extra all-reduce "
+        "time is hidden; at least: all of it, while all-reduces take no longer than the step.",
         choose=lambda rows: sorted(rows, key=lambda row: int(row["batch_size_per_gpu"])),
         hidden=("num_gpus",),
         is_folded=True,
@@ -299,36 +312,37 @@ TABLE_DEFINITIONS = (
         "Q4: loss and accuracy by epoch",
         (
             Figure("epoch", "epoch"),
-            Figure("updates", "num_updates"),
-            Figure("training loss", "loss"),
-            Figure("training accuracy [%]", "accuracy", 100),
+            Figure("loss", "loss"),
             Figure("test accuracy [%]", "test_accuracy", 100),
+            Figure("training accuracy [%]", "accuracy", 100),
+            Figure("updates", "num_updates"),
             Figure("test loss", "test_loss"),
         ),
-        "Of each point the first and the last epoch. Training figures are of the images as they were seen.",
+        "Of each point the first and the last epoch. Loss and training accuracy are of augmented images, "
+        "during the epoch.",
         first_and_last_epochs,
     ),
     TableDefinition(
         "time_to_target",
         "Q4",
-        "Q4: time to target",
+        "Q4: final accuracy and time to target",
         (
             Figure("images a step", "global_batch_size"),
-            estimate("final accuracy [%]", "final_test_accuracy", 100),
+            estimate("accuracy [%]", "final_test_accuracy", 100),
             Figure("time [s]", "time_to_target_s", absent=never_reached),
+            Figure("epochs to target", "epochs_to_target"),
             Figure("reached", "reached"),
-            Figure("epochs", "epochs_to_target"),
             Figure("soonest in", "soonest"),
             Figure("GPU-time [s]", "gpu_time_to_target_s"),
             Figure("target [%]", "target_accuracy", 100),
             Figure("updates", "updates_to_target"),
             Figure("efficiency [%]", "target_efficiency", 100),
         ),
-        "The final accuracy is the test accuracy after the last epoch. Medians over n seeds. In brackets: of six seeds "
-        "or more the interval of the median (nominally 97.5 %), of two to five seeds the lowest and the highest. The "
-        "target, unless --target-accuracy sets it, is 2 points below the final accuracy of the baseline: the smallest "
-        "batch without remedies. Under a cosine schedule accuracy rises most at the end of a run, so the time also "
-        "depends on the epochs asked for.",
+        "Accuracy is of the test images after the last epoch, time that to the target. Medians over n seeds. In "
+        "brackets: of six seeds or more the interval of the median (nominally 97.5 %), of two to five seeds the lowest "
+        "and the highest. The target, unless --target-accuracy sets it, is 2 points below the final accuracy of the "
+        "baseline: the smallest batch without remedies. Under a cosine schedule accuracy rises most at the end of a "
+        "run, so the time also depends on the epochs asked for.",
         choose=lambda rows: rows,
         hidden=("batch_size_per_gpu",),
         is_over_seeds=True,
@@ -374,8 +388,8 @@ TABLE_DEFINITIONS = (
             Figure("of all [%]", "allocated_share", 100),
             Figure("attempts", "n"),
         ),
-        "Hours from each launch to its record, times the GPUs allocated. Two rows share the attempts that ended ok: "
-        "their timed windows on the GPUs used, and the rest (start-up, warm-up, evaluation, unused GPUs).",
+        "Hours from each launch to its record, times the GPUs allocated. The attempts that ended ok have two rows: "
+        "their timed windows on the GPUs used, and all else (start-up, warm-up, evaluation, unused GPUs).",
     ),
 )
 """Every table, in its order."""

@@ -107,6 +107,6 @@ def test_the_report_shows_the_cost_and_the_share_that_was_timed() -> None:
     collected = resolve_outcomes([record.spec], [record], [])
     text = render_experiment("x", build_tables(collected.outcomes), collected)
     section = text.partition("## Cost")[2]
-    assert re.search(r"\| ok: timed windows +\| +0.250 \| +25.0 \| +1 \|", section)
+    assert re.search(r"\| ok: timed +\| +0.250 \| +25.0 \| +1 \|", section)
     assert "process-hours" not in section
     assert "Medians" not in section

@@ -80,9 +80,10 @@ def test_the_report_shows_points_and_bytes() -> None:
     collected = collect(*RECORDS)
     text = render_experiment("quantize", build_tables(collected.outcomes), collected)
     table = text.split("## int8: test accuracy after quantization")[1].split("##")[0]
-    (row,) = [line for line in table.splitlines() if line.startswith("| biases")]
+    (row,) = [line for line in table.splitlines() if line.startswith("| + biases")]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells == ["biases", "three_sigma", "per_channel", "62.45 (59.90 to 65.10)", "-0.150 (-0.500 to 0.300)", "6"]
+    assert cells[:3] == ["+ biases (all)", "three_sigma", "per_channel"]
+    assert cells[3:] == ["62.45 (59.90 to 65.10)", "-0.150 (-0.500 to 0.300)", "6"]
     sizes = text.split("## int8: agreement with fp32, and size")[1].split("##")[0]
-    (row,) = [line for line in sizes.splitlines() if line.startswith("| biases")]
+    (row,) = [line for line in sizes.splitlines() if line.startswith("| + biases")]
     assert [cell.strip() for cell in row.strip("|").split("|")][3:] == ["92.5", "2.0", "0.064", "6"]

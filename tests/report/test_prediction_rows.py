@@ -151,8 +151,8 @@ def test_the_prediction_for_people() -> None:
     rows = table_of(report(swept(2, 1000), swept(4, 1040 + 175 / 3 + 10)), "Prediction: weak scaling on more GPUs")
     assert [row["GPUs"] for row in rows] == ["4", "8", "16", "64", "256", "1,024"]
     first, second = rows[:2]
-    assert (first["step at most [ms]"], first["measured [ms]"]) == ("1.098", "1.108")
-    assert (first["efficiency [%]"], first["error [%]"]) == ("81.9", "-0.9")  # 900/1098.3
+    assert (first["step at most [ms]"], first["measured [ms]"]) == ("1.1", "1.108")
+    assert (first["efficiency [%]"], first["error [%]"]) == ("82", "-0.9")  # 900/1098.3
     assert (second["measured [ms]"], second["error [%]"]) == ("", "")
 
 
