@@ -1,6 +1,7 @@
 """The answers to Q1 to Q4 in words, computed from the rows of the tables.
 
-A row shows every figure. If a figure is not fit for an answer, a note of the row says why (UNFIT_FIGURES).
+A row shows every figure. If a figure is not fit for an answer, a note of the row says why (UNFIT_FIGURES). A note that
+only weakens a figure is said beside it (WEAKENING_NOTES).
 """
 
 from collections import Counter
@@ -26,6 +27,21 @@ UNFIT_FIGURES: dict[str, tuple[str, ...]] = {
     "sweep_waited_for_host": ("link_share",),
 }
 """Kind of note -> the figures of the row that no answer may use. A note about the row's baseline counts too."""
+
+WEAKENING_NOTES = {
+    "shared_node": "shared its node",
+    "other_shared_node": "{what} shared its node",
+    "drifted": "drifted by {drift:+.1%}",
+    "drifted_in_repeats": "drifted by {drift:+.1%}",
+    "exposure_drifted": "exposed communication drifted",
+    "throttled": "throttled",
+    "other_node": "{what} on another node",
+    "other_boot": "{what} on another boot",
+    "other_gpu": "{what} on another GPU",
+    "other_fact": "{what} with another {fact}",
+}
+"""Kind of note -> the words for it in an answer."""
+UNMEASURED = {"exposure_is_noise", "exposure_negative"}  # kinds of notes: the row has no share of communication
 
 
 def is_fit_for_answer(row: Row, figure: str) -> bool:
@@ -139,10 +155,11 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
         caveat = " How long they wait for data is not stated."
     used = set(map(id, fit))
     reasons = Counter(reason_left_out(row) for row in timed if id(row) not in used)
-    left_out = "; ".join(f"{count} because {reason}" for reason, count in reasons.items())
+    why = "; ".join(f"{reason} ({count})" if len(reasons) > 1 else reason for reason, count in reasons.items())
+    left_out = f"{reasons.total()} of {pluralize(len(timed), 'row')} with a speed-up cannot be used: {why}"
     if not fit:
         again = "scaling" if WAITS in reasons else "scaling --repeats 3"
-        return not_answered(f"no speed-up is fit for an answer, {left_out}", again)
+        return not_answered(left_out, again)
     most = max(row["num_gpus"] for row in fit)
     largest = [row for row in fit if row["num_gpus"] == most]
     best = max(largest, key=lambda row: (row.scaling == "weak", row.speedup or 0))
@@ -154,11 +171,11 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
         f"{ends}{best.scaling} scaling, {source_of(best, fit)})"
     )
     rivals = sum(row.scaling == best.scaling for row in largest)
-    said += f", the best of {rivals} rows.{caveat}" if rivals > 1 else f".{caveat}"
-    if left_out:
-        said += f" Left out of {len(timed)} rows with a speed-up: {left_out}."
+    said += f", the best of {rivals} usable rows on {most} GPUs.{caveat}" if rivals > 1 else f".{caveat}"
+    if reasons:
+        said += f" {left_out}."
     beyond = max(row["num_gpus"] for row in timed)
-    return f"{said} On {beyond} GPUs no row is fit for an answer." if beyond > most else said
+    return f"{said} On {beyond} GPUs no row can be used." if beyond > most else said
 
 
 WAITS = f"a GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"
@@ -175,7 +192,10 @@ def reason_left_out(row: Q2Row) -> str:
 
 
 def answer_communication(tables: Tables) -> str:
-    """Return the measured share of exposed communication, and beside it the share that subtraction gives."""
+    """Return the measured share of exposed communication, and beside it the share that subtraction gives.
+
+    The largest and the smallest share are of points above the noise.
+    """
     measured = [row for row in tables.communication if row.exposed_comm_time_s is not None and row.step_time_s]
     known = [row for row in tables.Q3 if row.comm_time_subtraction_s is not None and row.epoch_time_s]
     subtracted = [row for row in known if is_fit_for_answer(row, "comm_time_subtraction_s")]
@@ -193,26 +213,26 @@ def answer_communication(tables: Tables) -> str:
         )
     most = max(row["num_gpus"] for row in measured)
     at_most = [row for row in measured if row["num_gpus"] == most]
-    worst = max(at_most, key=exposed_share)
-    told = [row for row in at_most if not any(note.kind == "exposure_is_noise" for note in row.notes)]
-    best = min(told or [worst], key=exposed_share)
-    exposed, step = 1e6 * (worst.exposed_comm_time_s or 0.0), worst.step_time_s or 1.0
-    said = (
-        f"On {most} GPUs all-reduces of gradients that computation does not hide take {exposed:,.0f} us of a step of "
-        f"{1e3 * step:,.2f} ms: {describe_exposed(worst, measured)}."
-    )
-    if worst not in told:
-        said += " That is inside the noise: it cannot be told from 0."
-    if best is not worst:
-        outside = " outside the noise" if len(told) < len(at_most) else ""
-        said += f" Of {len(at_most)} points it is the largest share; the smallest{outside} is "
-        said += f"{describe_exposed(best, measured)}."
+    told = [row for row in at_most if UNMEASURED.isdisjoint(map(kind_of, row.notes))]
+    worst, best = (choose(told or at_most, key=exposed_share) for choose in (max, min))
+    said = f"On {most} GPUs all-reduces of gradients that computation does not hide "
+    if told:
+        exposed, step = 1e6 * (worst.exposed_comm_time_s or 0.0), worst.step_time_s or 1.0
+        said += f"take {exposed:,.0f} us of a step of {1e3 * step:,.2f} ms: {describe_exposed(worst, measured)}."
+    else:
+        said += f"take no more time than the noise: {describe_exposed(worst, measured)}."
+    if len(told) > 1:
+        said += f" Of {len(told)} points it is the largest share; the smallest is {describe_exposed(best, measured)}."
+    if told and (lost := len(at_most) - len(told)):
+        said += f" In {pluralize(lost, 'other point')} they take no more than the noise."
     both = [row for row in subtracted if row.exposed_comm_time_s is not None and row["num_gpus"] == most]
     if both:
         off = max(both, key=subtracted_share)
         share = (off.exposed_comm_time_s or 0.0) / (off.epoch_time_s or 1.0)
         said += f" Subtraction says {percent(subtracted_share(off))} of the epoch"
-        return f"{said} where {percent(share, 1)} is measured ({describe_own(off, both)})."
+        is_noise = "measured_exposure_is_noise" in map(kind_of, off.notes)
+        found = f"{percent(share, 1)} is measured{', inside the noise' if is_noise else ''}"
+        return f"{said} where {found} ({describe_own(off, both)})."
     return said if known else f"{said} To compare with an estimate by subtraction {RUN.format('q3')}."
 
 
@@ -224,7 +244,9 @@ def exposed_share(row: CommunicationRow) -> float:
 def describe_exposed(row: CommunicationRow, rows: Sequence[Row]) -> str:
     """Return that share in words, with its interval and its source."""
     low, high, step = row.exposed_comm_time_low_s, row.exposed_comm_time_high_s, row.step_time_s or 1.0
-    ends = f"interval {between(low / step, high / step)}, " if low is not None and high is not None else ""
+    ends = (
+        f"interval {between(low / step, high / step)}{basis_of(row)}, " if low is not None and high is not None else ""
+    )
     return f"{percent(exposed_share(row), 1)} ({ends}{source_of(row, rows)})"
 
 
@@ -253,12 +275,16 @@ def answer_large_batches(rows: Sequence[TimeToTargetRow]) -> str:
     best = max(mended, key=lambda row: row.final_test_accuracy or 0.0)
     is_better = (best.final_test_accuracy or 0.0) > (large.final_test_accuracy or 0.0)
     remedy, runs = " + ".join(best.remedies), min(row.n for row in (small, large, best))
+    tried = sum(bool(row.remedies) and (row.global_batch_size, row.epochs) == (size, small.epochs) for row in rows)
     mends = f"With {remedy} it is" if is_better else f"No remedy does better: the best, {remedy}, gives"
+    if len(mended) < tried:
+        have = "has a result" if len(mended) == 1 else "have a result, the best"
+        mends = f"Of {tried} sets of remedies {len(mended)} {have}: {remedy} gives"
     change = f"{'cost' if loss >= 0 else 'gain'} {100 * abs(loss):.1f} points"
     said = (
         f"After {large.epochs} epochs {size:,} images a step {change} of test accuracy against "
         f"{small.global_batch_size:,}: {describe_accuracy(large)} instead of {describe_accuracy(small)}. "
-        f"{mends} {describe_accuracy(best)}, n = {pluralize(runs, 'run')}."
+        f"{mends} {describe_accuracy(best)}, n = {pluralize(runs, 'run')}.{largest_mended(learnt, small, size)}"
     )
     is_few, is_short = runs < MIN_RUNS, large.epochs < MIN_EPOCHS
     if is_few or is_short:
@@ -268,6 +294,19 @@ def answer_large_batches(rows: Sequence[TimeToTargetRow]) -> str:
         ends = "intervals" if runs >= min_values() else "ranges"
         said += f" The {ends} with {remedy} and without remedies overlap: these runs do not show that it helps."
     return said
+
+
+def largest_mended(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow, below: int) -> str:
+    """Return the largest batch below that size whose remedy is no worse than the small batch; empty if there is none.
+
+    Without it, an answer about a batch that is too large for any remedy would say that no remedy ever helps.
+    """
+    found = [row for row in rows if row.remedies and small.global_batch_size < row.global_batch_size < below]
+    mended = [row for row in found if (row.final_test_accuracy or 0.0) >= (small.final_test_accuracy or 0.0)]
+    if not mended:
+        return ""
+    best = max(mended, key=lambda row: (row.global_batch_size, row.final_test_accuracy or 0.0))
+    return f" At {best.global_batch_size:,} {' + '.join(best.remedies)} gives {describe_accuracy(best)}."
 
 
 def describe_accuracy(row: TimeToTargetRow) -> str:
@@ -293,11 +332,15 @@ def answer_int8(rows: Sequence[Int8Row]) -> str:
         return "Not answered here: no quantized network was tested; run `python -m pipeline.status` for the reasons."
     row, low, high = full[0], full[0].accuracy_change_low, full[0].accuracy_change_high
     ends = f"interval {100 * low:+.2f} to {100 * high:+.2f}, " if low is not None and high is not None else ""
-    unclear = " 0 lies inside the interval, so no change is shown." if ends and (low or 0) <= 0 <= (high or 0) else ""
+    unclear = (
+        " 0 lies inside the interval: a change is neither shown nor excluded."
+        if ends and (low or 0) <= 0 <= (high or 0)
+        else ""
+    )
     return (
         f"With the whole network in int8 test accuracy changes by {100 * change:+.2f} points ({ends}from "
-        f"{percent(before[0].test_accuracy, 1)} in fp32, n = {pluralize(row.n, 'seed')}).{unclear} It takes "
-        f"{row.network_bytes or 0:,} of {before[0].network_bytes or 0:,} bytes."
+        f"{percent(before[0].test_accuracy, 1)} in fp32, n = {pluralize(row.n, 'seed')}).{unclear} The network "
+        f"takes {row.network_bytes or 0:,} of {before[0].network_bytes or 0:,} bytes."
     )
 
 
@@ -317,12 +360,31 @@ def interval_of(row: Row, figure: str, unit: str = "") -> str:
     if low is None or high is None:
         return ""
     digits = next((digits for digits in range(3, 7) if f"{low:.{digits}g}" != f"{high:.{digits}g}"), 3)
-    return f"interval {low:.{digits}g} to {high:.{digits}g}{unit.replace('_', ' ')}, "
+    return f"interval {low:.{digits}g} to {high:.{digits}g}{unit.replace('_', ' ')}{basis_of(row)}, "
+
+
+def basis_of(row: Row) -> str:
+    """Return in words what the row's interval is computed from; empty if it has none."""
+    of_windows = "within one run" if row.n == 1 else "within runs"
+    return {"windows": f" {of_windows}", "repeats": " between runs"}.get(row["interval_over"], "")
 
 
 def source_of(row: Row, rows: Sequence[Row], but: str = "") -> str:
-    """Return in words the row that a figure comes from, without the axis `but`, and its n."""
-    return ", ".join(filter(None, (describe_own(row, rows, but), f"n = {pluralize(row.n, 'run')}" if row.n else "")))
+    """Return in words the row that a figure comes from, without the axis `but`, its n, and what weakens the figure.
+
+    An answer takes the best row with its weak points, and no other row in its place: so a reader finds in the table the
+    figure that the answer is about.
+    """
+    said = [describe_own(row, rows, but), *([f"n = {pluralize(row.n, 'run')}"] if row.n else [])]
+    return ", ".join(filter(None, [*said, *dict.fromkeys(map(weakness_of, row.notes))]))
+
+
+def weakness_of(note: Note) -> str:
+    """Return the words of a note that weakens a figure; empty for another note."""
+    if note.kind == "of_baseline":
+        inner = weakness_of(note.values["note"])
+        return f"baseline {inner}" if inner else ""
+    return WEAKENING_NOTES.get(note.kind, "").format(**note.values).replace("%", " %")
 
 
 def describe_own(row: Row, rows: Sequence[Row], but: str = "") -> str:
