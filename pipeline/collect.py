@@ -48,6 +48,7 @@ class Printed(NamedTuple):
     """One experiment for stdout. `content` holds the rows of its tables and the coverage, for JSON and CSV."""
 
     name: str
+    title: str
     answers: "Answers"
     content: dict[str, Any]
     report: str
@@ -96,7 +97,7 @@ def main() -> int:
     # imported after the command line is parsed, so that --help answers at once
     from pipeline.report.collect_experiment import collect_experiment
     from pipeline.report.display_tables import DisplayOptions
-    from pipeline.report.markdown import render_experiment
+    from pipeline.report.markdown import name_source, render_experiment
     from pipeline.report.pages import Pages
 
     link, options = read_link_options(arguments), display_options(arguments)
@@ -116,7 +117,8 @@ def main() -> int:
         report = render_experiment(name, found.tables, found.collected, words=address_of_words(experiment))
         is_custom_view = arguments.format == "markdown" and options != DisplayOptions()
         shown = render_experiment(name, found.tables, found.collected, options) if is_custom_view else report
-        printed.append(Printed(name, found.answers, found.content, shown))
+        title = name_source(name, found.collected)
+        printed.append(Printed(name, title, found.answers, found.content, shown))
         if not arguments.no_write:
             code = max(code, write_files(name, found, report, pages))
     code = max(code, write_index(pages))
@@ -198,7 +200,7 @@ def print_tables(printed: Sequence[Printed], arguments: argparse.Namespace) -> N
     else:
         reports = [part.report for part in printed]
         if len(printed) > 1 and not only:
-            reports.insert(0, render_overview({part.name: part.answers for part in printed}))
+            reports.insert(0, render_overview({part.title: part.answers for part in printed}))
         print("\n".join(reports), end="")
 
 

@@ -45,7 +45,7 @@ def render_experiment(
     """
     options = options or DisplayOptions()
     shown = [render_table(table) for _, table in display_tables(tables, collected, options)]
-    title = f"# {escape_markdown(name)}"
+    title = f"# {escape_markdown(name_source(name, collected))}"
     if options.only:
         return "\n\n".join([title, *(shown or [f"No rows of {options.only}."])]) + "\n"
     parts = [title, render_answers(answer_questions(tables, processors_of(collected)))]
@@ -58,6 +58,12 @@ def render_experiment(
     if collected.notes:
         parts.append("Files left out:\n\n" + "\n".join(wrap(escape_markdown(note), "- ") for note in collected.notes))
     return "\n\n".join(parts) + "\n"
+
+
+def name_source(name: str, collected: CollectedOutcomes) -> str:
+    """Return the name of an experiment, marked if its figures were stated elsewhere and none was measured here."""
+    found = [outcome.record for outcome in collected.outcomes if outcome.record]
+    return f"{name} (ingested)" if found and not any(record.measured for record in found) else name
 
 
 def render_overview(answers: Mapping[str, Answers]) -> str:
@@ -97,15 +103,18 @@ def render_coverage(collected: CollectedOutcomes) -> str:
 
 
 def render_precision(tables: Tables) -> list[str]:
-    """Return a line that counts the points with a narrow interval; no line if no point has an interval."""
+    """Return a line that counts the points whose time has a narrow interval; no line if no point has an interval."""
     weak = [row for row in tables.Q2 if row.scaling == "weak"]
-    rows: tuple[Row, ...] = (*weak, *tables.communication, *tables.split)
-    known = [row["noise_floor"] for row in rows if row["noise_floor"] is not None]
-    if not known:
+    timed: dict[str, Sequence[Row]] = {"epoch": weak, "step": [*tables.communication, *tables.split]}
+    said = []
+    for time, rows in timed.items():
+        known = [row["noise_floor"] for row in rows if row["noise_floor"] is not None]
+        narrow = sum(floor <= MAX_TIME_HALF_WIDTH for floor in known)
+        said += [f"{time} times of {narrow} of {len(known)} points"] if known else []
+    if not said:
         return []
-    narrow = sum(floor <= MAX_TIME_HALF_WIDTH for floor in known)
     known_within = f"known within ± {100 * MAX_TIME_HALF_WIDTH:.0f} % of the median"
-    return [f"Intervals: {narrow} of {len(known)} points are {known_within}. At n = 1 an interval lies within one run."]
+    return [wrap(f"Intervals: {' and '.join(said)} are {known_within}. At n = 1 an interval covers one run only.")]
 
 
 def render_table(table: DisplayTable) -> str:

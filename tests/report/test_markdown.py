@@ -17,7 +17,7 @@ from pipeline.report.build_tables import Tables
 from pipeline.report.display_tables import MAX_WIDTH, decimals_of, format_cell
 from pipeline.report.markdown import escape_markdown, render_coverage, render_precision, software, wrap
 from pipeline.report.row_types import CommunicationRow, Q2Row, Row
-from pipeline.report.table_definitions import EFFICIENCY, EPOCH_TIME, THROUGHPUT, Figure
+from pipeline.report.table_definitions import EFFICIENCY, EPOCH_TIME, INTERVAL, THROUGHPUT, Figure
 
 EVIL = (
     "<script>alert(1)</script>",
@@ -135,7 +135,7 @@ def test_an_oom_is_listed_with_the_probe_that_found_it() -> None:
 
 def test_a_loss_that_diverged_is_printed_as_such() -> None:
     rows = table_of(report(make_record(make_spec(), diverged_at_update=17)), "Q4")
-    assert [row["training loss"] for row in rows] == ["diverged at update 17"] * 2
+    assert [row["loss"] for row in rows] == ["diverged at update 17"] * 2
 
 
 def test_what_does_not_vary_is_said_once_below_and_is_no_column() -> None:
@@ -245,6 +245,7 @@ def test_a_file_that_was_not_read_is_named() -> None:
         (Figure("updates", "num_updates"), 39_100, "39,100"),
         (Figure("training loss", "loss"), 5.5247489931772184e22, "5.52e+22"),
         (Figure("error [%]", "prediction_error", 100), -0.0667, "-6.7"),
+        (INTERVAL, 0.0004, "<0.1"),
     ],
     ids=str,
 )
@@ -273,7 +274,8 @@ def test_the_report_says_how_many_points_have_a_narrow_interval() -> None:
     measured = [CommunicationRow(**point, noise_floor=0.001)]
     tables = Tables(Q1=[], Q2=[*rows, strong], Q3=[], Q4=[], oom=[], communication=measured)
     (said,) = render_precision(tables)
-    assert said.startswith("Intervals: 2 of 3 points are known within ± 2 % of the median.")
+    times = "epoch times of 1 of 2 points and step times of 1 of 1 points"
+    assert said.startswith(f"Intervals: {times} are known within ± 2 % of the median.")
     assert render_precision(Tables(Q1=[], Q2=rows[2:], Q3=[], Q4=[], oom=[])) == []
 
 
