@@ -296,17 +296,18 @@ def answer_large_batches(rows: Sequence[TimeToTargetRow]) -> str:
     return said
 
 
-def largest_mended(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow, below: int) -> str:
-    """Return the largest batch below that size whose remedy is no worse than the small batch; empty if there is none.
+def largest_mended(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow, largest: int) -> str:
+    """Return the largest batch that a remedy brings to the small batch's accuracy; empty if it is the largest of all.
 
-    Without it, an answer about a batch that is too large for any remedy would say that no remedy ever helps.
+    The largest batch may be too large for any remedy, so its figures alone do not tell if one ever helps.
     """
-    found = [row for row in rows if row.remedies and small.global_batch_size < row.global_batch_size < below]
+    found = [row for row in rows if row.remedies and row.global_batch_size > small.global_batch_size]
     mended = [row for row in found if (row.final_test_accuracy or 0.0) >= (small.final_test_accuracy or 0.0)]
     if not mended:
-        return ""
+        return f" No remedy that ran brings a larger batch to the accuracy of {small.global_batch_size:,}."
     best = max(mended, key=lambda row: (row.global_batch_size, row.final_test_accuracy or 0.0))
-    return f" At {best.global_batch_size:,} {' + '.join(best.remedies)} gives {describe_accuracy(best)}."
+    size, remedy = best.global_batch_size, " + ".join(best.remedies)
+    return "" if size == largest else f" At {size:,} {remedy} gives {describe_accuracy(best)}."
 
 
 def describe_accuracy(row: TimeToTargetRow) -> str:

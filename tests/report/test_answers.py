@@ -284,6 +284,7 @@ def test_a_study_without_its_baseline_answers_nothing_yet() -> None:
         ("h200x2/batchnorm", "Q3", "take no more time than the noise: -1.0 % (interval -5.8 to 2.9 %"),
         ("h200x2/q4", "Q4", "Of 4 sets of remedies 1 has a result: linear_scaling gives 9.2 %"),
         ("h200x2/q4", "Q4", "At 1,024 warmup gives 65.1 %."),
+        ("h200x4/q4", "Q4", "No remedy that ran brings a larger batch to the accuracy of 128."),
     ],
 )
 def test_an_answer_says_what_weakens_it(name: str, question: str, said: str) -> None:
