@@ -291,18 +291,15 @@ def naming_axes(points: Sequence[Mapping[str, Any]], hidden: Sequence[str]) -> l
 
 
 def without_strategy(points: Sequence[Mapping[str, Any]], varying: list[str]) -> tuple[list[str], str]:
-    """Return the axes that name the points, and in words the strategies where the GPUs tell them.
+    """Return the axes that name the points, and in words the strategies where the number of GPUs tells them.
 
     Tables with remedies lack room, so there the strategy loses its column if each number of GPUs has one strategy.
     """
-    names = {
-        point["num_gpus"]: describe_point(point, ("strategy", "num_gpus")) for point in points if "remedies" in point
-    }
-    if len({"strategy", "num_gpus", "remedies"} & {*varying}) < 3 or len(names) < len(
-        {(point["num_gpus"], point["strategy"]) for point in points}
-    ):
+    if not {"strategy", "num_gpus", "remedies"} <= {*varying}:
         return varying, ""
-    return [axis for axis in varying if axis != "strategy"], " or ".join(names.values())
+    names = {describe_point(point, ("strategy", "num_gpus")): point["num_gpus"] for point in points}
+    is_told = len(names) == len({*names.values()})
+    return ([axis for axis in varying if axis != "strategy"], " or ".join(names)) if is_told else (varying, "")
 
 
 def label_columns(points: Sequence[Mapping[str, Any]], varying: Sequence[str], words: ReportWords) -> list[Column]:

@@ -166,8 +166,8 @@ def test_two_ways_agree_within_20_us_or_15_per_cent(exposed_us: float, traced_us
             0.401,
             "computes 40% of the step",
         ),
-        (1592, 224, None, 0, 0.95, "this trace cannot show"),
-        (1592, 224, None, 0, None, "this trace cannot show"),
+        (1592, 224, None, 0, 0.95, "which it cannot show"),
+        (1592, 224, None, 0, None, "which it cannot show"),
         (1592, 224, 50, 19, 0.95, "gaps between kernels"),
         (100, 130, 40, 19, 0.95, "need not lengthen the step"),
         (100, 130, 40, 21, 0.95, "21 us more or less in two profiles"),
@@ -181,7 +181,7 @@ def test_two_ways_agree_within_20_us_or_15_per_cent(exposed_us: float, traced_us
             None,
             "the profiler slows the host",
         ),
-        (1000, 849, None, 0, 1.0, "this trace cannot show"),
+        (1000, 849, None, 0, 1.0, "which it cannot show"),
     ],
 )
 def test_where_they_do_not_the_reason_fits_the_direction(
@@ -195,7 +195,7 @@ def test_where_they_do_not_the_reason_fits_the_direction(
     note = explain_trace_disagreement(exposed_us * US, traced, busy)
     assert note is not None
     (said,) = sentences([note])
-    assert_says(said, f"trace shows {traced_us:.0f} us", f"step times {exposed_us:.0f}", reason)
+    assert_says(said, f"trace {traced_us:.0f} us", f"step times {exposed_us:.0f}", reason)
 
 
 @pytest.mark.parametrize(
