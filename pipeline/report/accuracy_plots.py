@@ -21,11 +21,15 @@ from pipeline.report.plot_data import (
 )
 
 MIN_EPOCHS = 3  # fewer do not show how accuracy develops
+INFORMATIVE = 0.5  # of the best accuracy; a size that stays below it tells remedies hardly apart
 WIDE_RANGE = 8  # the largest over the smallest end of a curve, from which the axis is logarithmic
 
 
 def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
-    """Yield Q4. With remedies there is a plot for each batch size, the largest first, else one plot."""
+    """Yield Q4. With remedies there is a plot for each batch size, the largest first, else one plot.
+
+    Folded up is a size whose best accuracy is below INFORMATIVE of the best: its lines are flat.
+    """
     rows = [row for row in source.rows["Q4"] if row["epoch"] is not None]
     accuracy = "test_accuracy" if any(row["test_accuracy"] is not None for row in rows) else "accuracy"
     rows = [row for row in rows if row[accuracy] is not None]
@@ -42,15 +46,18 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     plain = [row for row in rows if not row["remedies"]]
     smallest = min((row["global_batch_size"] for row in plain), default=0)
     reference = [row for row in plain if row["global_batch_size"] == smallest < min(remedied, default=0)]
+    best = max(row[accuracy] for row in rows)
     for index, batch in enumerate(remedied):
-        groups = group_series([row for row in rows if row["global_batch_size"] == batch], "epoch", first=("remedies",))
+        own = [row for row in rows if row["global_batch_size"] == batch]
+        groups = group_series(own, "epoch", first=("remedies",))
         groups = {
             label.replace("no remedies", f"{batch:,} images, no remedies"): rows for label, rows in groups.items()
         }
         note = note_on_number(len(groups), MAX_SERIES, "series")
-        title = f"Accuracy with {batch:,} images an update, by epoch, update and second"
+        title = f"Accuracy with {batch:,} images a step, by epoch, update and second"
         panels = accuracy_panels(groups, accuracy, reference)
-        yield Plot(f"q4-{batch}" if index else "q4", "Q4", title, panels, note, is_main=index == 0)
+        is_main = max(row[accuracy] for row in own) >= INFORMATIVE * best
+        yield Plot(f"q4-{batch}" if index else "q4", "Q4", title, panels, note, is_main)
 
 
 def accuracy_panels(

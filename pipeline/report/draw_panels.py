@@ -123,8 +123,8 @@ def draw_lines(axes: Axes, panel: LinePanel) -> None:
         draw_series(axes, series)
     everything = [point for series in panel.series for point in series.points]
     positions = sorted({point.x for point in everything} | ({panel.oom_from} if panel.oom_from else set()))
-    top = max([point.high or point.y for point in everything] + [0])
-    bottom = min([point.low or point.y for point in everything] + [0])
+    top = max([point.high or point.y for point in everything] + [*panel.y_covers, 0])
+    bottom = min([point.low or point.y for point in everything] + [*panel.y_covers, 0])
     if panel.ideal:
         top = max(top, *(panel.ideal(x) for x in positions))
         style: dict[str, Any] = {"color": PLACEHOLDERS["--muted"], "linewidth": 1, "dashes": (3, 3), "zorder": 1}
@@ -173,7 +173,7 @@ def set_x_axis(axes: Axes, panel: LinePanel, positions: Sequence[float]) -> None
 
 
 def draw_series(axes: Axes, series: Series) -> None:
-    """Draw one series with its intervals. Many points have no markers, and buckets are hollow."""
+    """Draw one series with its intervals. Many points have no markers; buckets and loader-bound points are hollow."""
     x, y = [point.x for point in series.points], [point.y for point in series.points]
     colour, is_reference = PLACEHOLDERS[role_of(series.style)], series.style == REFERENCE
     marker = "" if is_reference or len(x) > MAX_MARKERS else MARKERS[series.style]
@@ -189,6 +189,10 @@ def draw_series(axes: Axes, series: Series) -> None:
         markeredgecolor=colour,
         zorder=3,
     )
+    if marker and (hollow := [(point.x, point.y) for point in series.points if point.is_loader_bound]):
+        ring: dict[str, Any] = {"markersize": 6, "markeredgewidth": 1.4, "markeredgecolor": colour, "zorder": 4}
+        ring |= {"marker": MARKERS[series.style], "markerfacecolor": PLACEHOLDERS["--bg"], "linewidth": 0}
+        axes.plot(*zip(*hollow, strict=True), **ring)
     for point in series.points:
         if point.low is not None and point.high is not None:
             axes.plot([point.x, point.x], [point.low, point.high], color=colour, linewidth=1, zorder=2)
@@ -214,11 +218,10 @@ def draw_histogram(axes: Axes, panel: HistogramPanel) -> None:
     ends = [edges[0], edges[-1], *panel.three_sigma]
     margin = 0.03 * (max(ends) - min(ends))
     left, right = axes.set_xlim(min(ends) - margin, max(ends) + margin)
-    low, high = panel.three_sigma
     largest = f"largest {format_figure(panel.largest)}"
     for x, text, height, role in (
-        (low, "", 1, "--s1"),
-        (high, "3 sigma", 1, "--s1"),
+        *((end, "", 1, "--s1") for end in panel.three_sigma[:-1]),
+        (panel.three_sigma[-1], "3 sigma", 1, "--s1"),
         (panel.largest, largest, 0.8, "--fg"),
     ):
         style: dict[str, Any] = {"dashes": (3, 3)} if role == "--s1" else {}
@@ -264,7 +267,10 @@ def draw_bars(axes: Axes, panel: BarPanel) -> None:
     axes.set_xlim(0, 1)
     axes.set_ylim(len(panel.bars) - 0.6, -0.8)
     axes.set_yticks([])
-    axes.set_xticks([0.25, 0.5, 0.75])
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
     axes.grid(visible=False)
     axes.spines["left"].set_visible(False)
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    first, *_, last = axes.get_xticklabels()
+    first.set_horizontalalignment("left")
+    last.set_horizontalalignment("right")

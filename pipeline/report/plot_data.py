@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from pipeline.experiment.outcomes import PointOutcome
-from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_figure, varying_axes
+from pipeline.experiment.point_label import EFFORT_AXES, Processors, describe_point, format_figure, varying_axes
 from pipeline.experiment.spec import AXES
+from pipeline.report.note_texts import NOTE_TEXTS
 
 FlatRow = Mapping[str, Any]
 AxisValues = tuple[str, ...]
@@ -16,6 +17,8 @@ Scale = Literal["linear", "log2", "log10", "bytes"]
 MAX_SERIES = 8  # colours that one can tell apart
 MAX_BARS = 20
 REFERENCE = -1  # the style of a series to compare with
+LOADER_BOUND = NOTE_TEXTS["loader_bound"].partition(":")[0]  # the word of the note
+HOLLOW_LABEL = f"{LOADER_BOUND}, the point or its baseline"
 
 
 class PlotSource(NamedTuple):
@@ -23,15 +26,17 @@ class PlotSource(NamedTuple):
 
     rows: Mapping[str, Sequence[FlatRow]]
     outcomes: Sequence[PointOutcome]
+    processors: Processors = "GPUs"
 
 
 class Point(NamedTuple):
-    """One point of a series, with the ends of its interval if it has one."""
+    """One point of a series, with the ends of its interval if it has one. A loader-bound point has a hollow marker."""
 
     x: float
     y: float
     low: float | None = None
     high: float | None = None
+    is_loader_bound: bool = False
 
 
 class Series(NamedTuple):
@@ -46,7 +51,8 @@ class Series(NamedTuple):
 class LinePanel(NamedTuple):
     """Lines over one axis. From `oom_from` on nothing fits in memory; `ideal` is what perfect scaling would give.
 
-    With `x_names` the axis has no numbers: they are the names of the positions 0, 1, 2 and so on.
+    With `x_names` the axis has no numbers: they are the names of the positions 0, 1, 2 and so on. The y axis covers
+    `y_covers` too, so that panels can have the same range.
     """
 
     title: str
@@ -56,20 +62,22 @@ class LinePanel(NamedTuple):
     oom_from: float | None = None
     ideal: Callable[[float], float] | None = None
     x_names: tuple[str, ...] = ()
+    y_covers: tuple[float, ...] = ()
 
     def describe(self) -> str:
         """Return what the panel shows, in numbers."""
         sentences = [f"{self.title} against {self.x_label}."]
         for series in self.series:
-            values = [f"{format_figure(point.y)} at {self.name_x(point.x)}" for point in key_points(series)]
+            values = [self.describe_point(point) for point in key_points(series)]
             sentences.append(f"{series.label or 'Measured'}: {', '.join(values)}.")
         if self.oom_from is not None:
             sentences.append(f"Out of memory from {format_x(self.oom_from, self.x_scale)} on.")
         return " ".join(sentences)
 
-    def name_x(self, x: float) -> str:
-        """Return a position on the x axis as text."""
-        return self.x_names[round(x)] if self.x_names else format_x(x, self.x_scale)
+    def describe_point(self, point: Point) -> str:
+        """Return the value of a point, its position, and if it is loader-bound."""
+        where = self.x_names[round(point.x)] if self.x_names else format_x(point.x, self.x_scale)
+        return f"{format_figure(point.y)} at {where}{f' ({LOADER_BOUND})' if point.is_loader_bound else ''}"
 
 
 class BarPanel(NamedTuple):
@@ -97,7 +105,7 @@ class HistogramPanel(NamedTuple):
     low: float
     high: float
     counts: tuple[int, ...]
-    three_sigma: tuple[float, float]  # the mean minus and plus 3 sigma
+    three_sigma: tuple[float, ...]  # the mean minus and plus 3 sigma
 
     @property
     def largest(self) -> float:
@@ -108,10 +116,10 @@ class HistogramPanel(NamedTuple):
         """Return what the panel shows, in numbers."""
         most = self.counts.index(max(self.counts))
         width = (self.high - self.low) / len(self.counts)
-        low, high = (format_figure(end) for end in self.three_sigma)
+        ends = " to ".join(map(format_figure, self.three_sigma))
         return (
             f"{self.title}, from {format_figure(self.low)} to {format_figure(self.high)}, most often near "
-            f"{format_figure(self.low + (most + 0.5) * width)}. Three sigma: {low} to {high}."
+            f"{format_figure(self.low + (most + 0.5) * width)}. Three sigma: {ends}."
         )
 
 
@@ -123,7 +131,7 @@ class KeyEntry(NamedTuple):
 
     label: str
     style: int
-    kind: Literal["line", "markers", "part"]
+    kind: Literal["line", "markers", "part", "hollow"]
 
 
 class Plot(NamedTuple):
@@ -137,7 +145,7 @@ class Plot(NamedTuple):
     is_main: bool = True
 
     def key(self) -> list[KeyEntry]:
-        """Return an entry for every series or part; none for a single series, which the title names."""
+        """Return an entry for every series or part, and for hollow markers; the title names a single series."""
         entries: dict[str, KeyEntry] = {}
         for panel in self.panels:
             if isinstance(panel, BarPanel):
@@ -145,7 +153,10 @@ class Plot(NamedTuple):
             elif isinstance(panel, LinePanel):
                 for line in panel.series:
                     entries[line.label] = KeyEntry(line.label, line.style, "line" if line.is_line else "markers")
-        return list(entries.values()) if len(entries) > 1 else []
+        lines = [line for panel in self.panels if isinstance(panel, LinePanel) for line in panel.series]
+        hollow = any(point.is_loader_bound for line in lines for point in line.points)
+        found = list(entries.values()) if len(entries) > 1 else []
+        return [*found, KeyEntry(HOLLOW_LABEL, REFERENCE, "hollow")] if hollow else found
 
 
 def group_series(
@@ -169,10 +180,15 @@ def make_series(
     found = []
     for style, label in enumerate(evenly(list(groups), MAX_SERIES)):
         known = [row for row in groups[label] if row[y] is not None]
-        points = {row[x]: Point(row[x], row[y], row.get(low), row.get(high)) for row in known}
+        points = {row[x]: Point(row[x], row[y], row.get(low), row.get(high), is_loader_bound(row)) for row in known}
         if points:
             found.append(Series(label, tuple(points[position] for position in sorted(points)), style))
     return tuple(found)
+
+
+def is_loader_bound(row: FlatRow) -> bool:
+    """True if a note of the row says that it or its baseline is loader-bound."""
+    return LOADER_BOUND in (row.get("note") or "")
 
 
 def note_on_number(number: int, most: int, what: str) -> str:

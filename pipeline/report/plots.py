@@ -66,10 +66,11 @@ def render_plot(plot: Plot) -> RenderedPlot:
 
 
 def render_file(plot: Plot, pictures: Sequence[bytes]) -> bytes:
-    """Return the plot as one SVG file: its key, and its panels side by side in rows of three, on white."""
+    """Return the plot as one SVG file: its key, and its panels in rows of three, four in rows of two, on white."""
     drawn = [recolour(picture, LIGHT.__getitem__, f"{plot.name}-{index}") for index, picture in enumerate(pictures)]
     sizes = [size_of(panel) for panel in plot.panels]
-    rows = [list(zip(drawn, sizes, strict=True))[start : start + 3] for start in range(0, len(drawn), 3)]
+    step = 2 if len(drawn) == 4 else 3
+    rows = [list(zip(drawn, sizes, strict=True))[start : start + step] for start in range(0, len(drawn), step)]
     width = max(sum(size[0] for _, size in row) + GAP * (len(row) - 1) for row in rows)
     key, y = draw_key(plot, width)
     root = ElementTree.Element(f"{{{SVG}}}svg")
@@ -165,6 +166,9 @@ def swatch(entry: KeyEntry, colour: Callable[[str], str]) -> str:
     style, painted = entry.style, colour(role_of(entry.style))
     if entry.kind == "part":
         return f'<g xmlns="{SVG}"><path d="M8 -5H24V5H8z" fill="{painted}"/></g>'
+    if entry.kind == "hollow":
+        ring = f'<path d="{MARKER_PATHS[0]}" transform="translate(16 0)" fill="{colour("--bg")}" stroke="{painted}"/>'
+        return f'<g xmlns="{SVG}">{ring}</g>'
     if entry.kind == "markers":
         shape = f'<path d="{MARKER_PATHS[BUCKET]}" transform="translate(16 0)" fill="none" stroke="{painted}"/>'
         return f'<g xmlns="{SVG}">{shape}</g>'

@@ -35,7 +35,7 @@ def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
     panels = []
     for title, keys in shown.items():
         lines = make_series(groups, "batch_size_per_gpu", *keys)
-        panels += [LinePanel(title, "images per step", lines, oom_from=oom_from)] if lines else []
+        panels += [LinePanel(title, "images a step", lines, oom_from=oom_from)] if lines else []
     if panels:
         title = "One GPU: time, throughput and memory against batch size"
         yield Plot("q1", "Q1", title, tuple(panels), note_on_number(len(groups), MAX_SERIES, "series"))
@@ -45,8 +45,8 @@ def speedup_plots(source: PlotSource) -> Iterator[Plot]:
     """Yield Q2: speed-up with weak and with strong scaling."""
     rows = [row for row in source.rows["Q2"] if row["speedup"] is not None and row["num_gpus"] > 1]
     for name, scaling, batch, fixed in (
-        ("q2", "weak", "batch_size_per_gpu", "images per GPU and step"),
-        ("q2-strong", "strong", "global_batch_size", "images per step over all GPUs"),
+        ("q2", "weak", "batch_size_per_gpu", "images per GPU"),
+        ("q2-strong", "strong", "global_batch_size", "images a step"),
     ):
         scaled = [row for row in rows if row["scaling"] == scaling]
         if scaled:

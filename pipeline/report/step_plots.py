@@ -1,12 +1,14 @@
 """The plots of Q3 that split a step: by part of training, by exposed communication, by part of DataParallel."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from pipeline.analysis.pooling import PooledPoint, median_window_s, pool_outcomes
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, varying_axes
+from pipeline.experiment.spec import Strategy
 from pipeline.report.plot_data import MAX_BARS, BarPanel, Plot, PlotSource, axes_of, axis_values, evenly, note_on_number
 
 EXPOSED = "exposed communication"
@@ -21,6 +23,7 @@ STEP_PARTS = {
 STYLES = {"data": 7, "copy": 3, "forward": 0, "backward": 2, BACKWARD_AND_MORE: 4, EXPOSED: 1, "optimizer": 5}
 """The colour of each part, in the order of the parts in a bar."""
 
+MAX_BARS_A_PANEL = 8  # with more there is a panel for each strategy and number of GPUs
 MEASURED_STYLES = {"all else": 0, EXPOSED: 1}
 SPLIT_STYLES = {"scatter": 7, "replicate": 1, "parallel forward": 0, "gather": 3, "backward": 2, "optimizer": 5}
 
@@ -35,16 +38,24 @@ def step_plots(source: PlotSource) -> Iterator[Plot]:
         ("q3-communication", "Communication in a step, data loading left out", measured_steps(source), MEASURED_STYLES),
         ("q3-dataparallel", "DataParallel's step, part by part", dataparallel_steps(source), SPLIT_STYLES),
     ):
-        axes = varying_axes([row for row, _ in steps], without=EFFORT_AXES)
-        known = [(describe_point(row, axes), parts) for row, parts in steps if sum(parts.values()) > 0]
+        known = sorted((step for step in steps if sum(step[1].values()) > 0), key=lambda step: order_of(step[0]))
         if known:
             note = note_on_number(len(known), MAX_BARS, "points")
-            yield Plot(name, "Q3", title, (make_bars(evenly(known, MAX_BARS), styles),), note)
+            axes = varying_axes([row for row, _ in steps], without=EFFORT_AXES)
+            panels: dict[Any, list[Any]] = defaultdict(list)
+            for row, parts in (shown := evenly(known, MAX_BARS)):
+                panels[order_of(row)[:2] if len(shown) > MAX_BARS_A_PANEL else ()].append((row, parts))
+            yield Plot(name, "Q3", title, tuple(make_bars(own, axes, styles) for own in panels.values()), note)
 
 
-def make_bars(steps: Sequence[tuple[str, Mapping[str, float]]], styles: Mapping[str, int]) -> BarPanel:
-    """Return a bar for each step by the name of its point, with parts in the order of `styles`."""
-    labels = tuple(label or "every point" for label, _ in steps)
+def order_of(row: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return what sorts the bars: strategy, GPUs, batch size."""
+    return get_args(Strategy).index(row["strategy"]), row["num_gpus"], row["batch_size_per_gpu"]
+
+
+def make_bars(steps: Steps, axes: Sequence[str], styles: Mapping[str, int]) -> BarPanel:
+    """Return a bar for each step by these axes of its point, with parts in the order of `styles`."""
+    labels = tuple(describe_point(row, axes) or "every point" for row, _ in steps)
     totals = [sum(parts.values()) for _, parts in steps]
     shares = {
         part: tuple(parts.get(part, 0.0) / total for (_, parts), total in zip(steps, totals, strict=True))

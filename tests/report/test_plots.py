@@ -6,8 +6,9 @@ import math
 import re
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
-from factories import ROOT, make_record, make_spec
+from factories import ROOT, make_measurement, make_record, make_spec
 from int8_records import RECORDS
 from page_records import (
     REMEDIES,
@@ -22,6 +23,7 @@ from page_records import (
 
 from pipeline.report.draw_panels import LIGHT, MARKERS, PLACEHOLDERS, SERIES_COLOURS
 from pipeline.report.plot_data import (
+    HOLLOW_LABEL,
     MAX_SERIES,
     REFERENCE,
     BarPanel,
@@ -74,6 +76,41 @@ def test_q2_with_one_number_of_gpus_stands_against_the_batch_size() -> None:
     assert panel.ideal(32) == panel.ideal(512) == 2
 
 
+def test_a_loader_bound_point_is_hollow_and_the_key_says_so() -> None:
+    """At 128 images a step 30 % of the epoch is waiting for data, at 32 it is 6 %, which is not too much."""
+    measurements = {
+        size: make_measurement(make_spec(batch_size_per_gpu=size), (2.0, 1.0), compute_share=share)
+        for size, share in ((32, 0.9375), (128, 0.7))
+    }
+    found = [make_record(make_spec(batch_size_per_gpu=size), measurement=one) for size, one in measurements.items()]
+    plot = plots_of(*found)["q1"]
+    assert [point.is_loader_bound for point in line_panel(plot).series[0].points] == [False, True]
+    assert [(entry.kind, entry.label) for entry in plot.key()] == [("hollow", HOLLOW_LABEL)]
+    assert "1 at 32, 1 at 128 (loader-bound)." in line_panel(plot).describe()
+    assert 'stroke="var(--muted)"' in render_plot(plot).key[0][1]
+    assert render_plot(plot).panels[0].count('fill="var(--bg)"') >= 1
+
+
+def test_bars_stand_by_strategy_gpus_and_batch_size_and_many_have_a_panel_for_each_strategy() -> None:
+    sizes = (512, 64, 128, 32)
+    ways = (("ddp", 2), ("single", 1), ("dp", 2))
+    found = [make_spec(strategy=way, num_gpus=n, batch_size_per_gpu=size) for way, n in ways for size in sizes]
+    panels = plots_of(*(timed_record(spec, 4) for spec in found))["q3"].panels
+    labels = [panel.bars for panel in panels if isinstance(panel, BarPanel)]
+    expected = [("single 1 GPU", 1), ("dp 2 GPUs", 2), ("ddp 2 GPUs", 2)]
+    assert labels == [tuple(f"{way}, {size} per GPU" for size in sorted(sizes)) for way, _ in expected]
+
+
+def test_on_the_cpu_plots_name_processes() -> None:
+    specs = [make_spec(device="cpu", batch_size_per_gpu=size) for size in (32, 64)]
+    specs += [msgspec.structs.replace(spec, strategy="ddp", num_gpus=2) for spec in specs]
+    source = plot_source(*map(make_record, specs))._replace(processors="processes")
+    texts = [render_plot(plot).file.decode() + plot.title + plot.note for plot in build_plots(source)]
+    assert len(texts) >= 2
+    assert not [text for text in texts if "GPU" in text]
+    assert "Speed-up of ddp on 2 processes" in "".join(texts)
+
+
 def test_q3_splits_a_step_by_part_and_takes_exposed_communication_out_of_backward() -> None:
     """T = 4 s, 15/16 of it computing: copy 0.1, forward 0.3, backward 0.5, optimizer 0.1 of that."""
     single = timed_record(make_spec(), 4)
@@ -119,6 +156,21 @@ def test_q4_compares_remedies_with_the_small_batch_by_epoch_update_and_second() 
     assert [line.label for line in by_second.series] == [line.label for line in by_epoch.series]
 
 
+def test_q4_folds_up_sizes_whose_lines_are_flat() -> None:
+    """The large batch ends at 55 %; the accuracy of a still larger one stays at 20 %, below half of the best, 60 %."""
+    found = remedy_records()
+    flat = [make_spec(batch_size_per_gpu=8192, epochs=4, evaluate=True, remedies=remedies) for remedies in REMEDIES]
+    for spec in flat:
+        record = make_record(spec, (3.0, 2.0, 2.0, 2.0), loss=1.0)
+        assert record.measurement is not None
+        epochs = tuple(msgspec.structs.replace(epoch, test_accuracy=0.2) for epoch in record.measurement.epochs)
+        measurement = msgspec.structs.replace(record.measurement, epochs=epochs)
+        found.append(msgspec.structs.replace(record, measurement=measurement))
+    drawn = [plot for plot in plots_of(*found).values() if plot.question == "Q4"]
+    shown = [(plot.title.removeprefix("Accuracy with ").partition(" images")[0], plot.is_main) for plot in drawn]
+    assert shown == [("8,192", False), ("4,096", True)]
+
+
 def test_int8_shows_the_change_by_stage_in_points_and_what_three_sigma_covers() -> None:
     """-5, -4, -2, -1, 1, 3 of 1,000 images; weights -1 to 1, of mean 0.25 and sigma 0.5."""
     found = plots_of(*RECORDS)
@@ -138,11 +190,14 @@ def test_int8_shows_the_change_by_stage_in_points_and_what_three_sigma_covers() 
 def test_histograms_name_the_layer_without_relu_and_every_stage_stands_in_the_order_of_the_pipeline() -> None:
     tables = json.loads((ROOT / "outputs" / "quantize" / "tables.json").read_text())
     change, weights, before, after = build_plots(PlotSource(tables, []))
-    assert [len(plot.panels) for plot in (change, weights, before, after)] == [2, 5, 5, 4]
+    assert [len(plot.panels) for plot in (change, weights, before, after)] == [4, 5, 5, 4]
     assert [panel.title.split(":")[0] for panel in before.panels][3:] == ["fc2", "fc3 (no ReLU)"]
-    for panel in change.panels:
-        assert isinstance(panel, LinePanel)
-        assert [[round(point.x) for point in line.points] for line in panel.series[1:]] == [[0, 1, 2]] * 3
+    for index, num_rules in enumerate((3, 3, 2, 2)):  # three sigma hides how small the others are
+        panel = line_panel(change, index)
+        assert [[round(point.x) for point in line.points] for line in panel.series[1:]] == [[0, 1, 2]] * num_rules
+    covered = [sorted(line_panel(change, index).y_covers) for index in range(4)]
+    assert covered[0] == covered[1] != covered[2] == covered[3]
+    assert all(isinstance(panel, HistogramPanel) and len(panel.three_sigma) == 1 for panel in after.panels)
 
 
 def test_a_constant_tensor_is_one_bar() -> None:
