@@ -18,12 +18,21 @@ from urllib.parse import quote
 import jinja2
 import msgspec
 
+from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.outcomes import CollectedOutcomes, PointOutcome
-from pipeline.experiment.point_label import describe_point, format_figure, varying_axes
+from pipeline.experiment.point_label import describe_point, format_figure, name_processors, varying_axes
 from pipeline.experiment.record import Record
 from pipeline.report.answers import Answers
 from pipeline.report.build_tables import Tables
-from pipeline.report.display_tables import MAX_ROWS, DisplayOptions, DisplayTable, display_tables
+from pipeline.report.display_tables import (
+    ENDING_WORDS,
+    MAX_ROWS,
+    DisplayOptions,
+    DisplayTable,
+    display_tables,
+    processors_of,
+    remedies_of,
+)
 from pipeline.report.plot_data import AxisValues, PlotSource, axis_values
 from pipeline.report.plot_registry import build_plots
 from pipeline.report.row_types import CostRow, Row
@@ -41,7 +50,7 @@ QUESTIONS = {
     "Q2": "How does training scale over GPUs?",
     "Q3": "Where does the time go, and how much of it is communication?",
     "Q4": "What does a large batch cost in accuracy, and which remedy mends it?",
-    "int8": "What does quantization to int8 cost in accuracy, and what do its scales cover?",
+    "int8": "What does quantization to int8 cost in accuracy, and which values do its scales cover?",
 }
 PLOT_FILES = ("q[1-4]*.svg", "int8*.svg")  # the plots in a folder that earlier runs wrote
 ENVIRONMENT_FIELDS = {
@@ -76,6 +85,7 @@ class IndexEntry(NamedTuple):
 
     name: str
     href: str
+    is_ingested: bool
     counts: str
     hardware: str
     questions: str
@@ -119,7 +129,7 @@ def write_report(source: PageSource) -> tuple[IndexEntry, ImportError | None]:
 
 def draw_plots(source: PageSource) -> "tuple[list[RenderedPlot], ImportError | None]":
     """Return the plots as SVG, and the error if matplotlib cannot be imported; without plots it is not imported."""
-    wanted = build_plots(PlotSource(source.tables.flat(), source.collected.outcomes))
+    wanted = build_plots(PlotSource(source.tables.flat(), source.collected.outcomes, processors_of(source.collected)))
     if not wanted:
         return [], None
     try:
@@ -151,7 +161,7 @@ def build_sections(source: PageSource, figures: "Sequence[RenderedPlot]") -> lis
     sections = [
         Section(
             question,
-            text,
+            name_processors(text, processors_of(source.collected)),
             [figure for figure in figures if figure.plot.question == question and figure.plot.is_main],
             [figure for figure in figures if figure.plot.question == question and not figure.plot.is_main],
             tables[question],
@@ -162,7 +172,10 @@ def build_sections(source: PageSource, figures: "Sequence[RenderedPlot]") -> lis
 
 
 class RecordLinks:
-    """Finds the record that a table row stands for: the point with the row's axes."""
+    """Finds the record that a table row stands for: the point with the row's axes.
+
+    The learning rate of a row is that of its point, or its peak where remedies change it.
+    """
 
     def __init__(self, outcomes: Sequence[PointOutcome]) -> None:
         self.outcomes = outcomes
@@ -170,12 +183,15 @@ class RecordLinks:
 
     def of(self, row: Row) -> str:
         """Return the address of the row's record; of several, that of the point on this page. Empty: there is none."""
-        axes = tuple(row.axes)
+        wanted = {"remedies": []} | row.axes | remedies_of(row)
+        axes = tuple(wanted)
         if axes not in self.found:
             self.found[axes] = defaultdict(list)
             for outcome in self.outcomes:
-                self.found[axes][axis_values(outcome, axes)].append(outcome)
-        matches = self.found[axes].get(axis_values(row.axes, axes), [])
+                peak = msgspec.structs.replace(outcome.spec, learning_rate=peak_learning_rate(outcome.spec))
+                for values in {axis_values(outcome, axes), axis_values(outcome._replace(spec=peak), axes)}:
+                    self.found[axes][values].append(outcome)
+        matches = self.found[axes].get(axis_values(wanted, axes), [])
         records = [outcome.record for outcome in matches if outcome.record]
         if len(records) == 1:
             return record_address(records[0])
@@ -252,7 +268,11 @@ def describe_cost(rows: Iterable[CostRow]) -> list[str]:
         (row, row.gpu_hours, "GPU hours") if row.gpu_hours else (row, row.process_hours, "process hours")
         for row in rows
     )
-    return [f"{row.ending} {format_figure(number)} {unit}" for row, number, unit in hours if number]
+    return [
+        f"{format_figure(number)} {unit} ({ENDING_WORDS.get(row.ending, row.ending)})"
+        for row, number, unit in hours
+        if number
+    ]
 
 
 def index_entry(source: PageSource, sections: Sequence[Section]) -> IndexEntry:
@@ -261,6 +281,7 @@ def index_entry(source: PageSource, sections: Sequence[Section]) -> IndexEntry:
     return IndexEntry(
         name=source.name,
         href=address_of(source.folder / REPORT_NAME, source.root),
+        is_ingested=any(outcome.record and not outcome.record.measured for outcome in outcomes),
         counts=describe_counts(source.collected),
         hardware=hardware_of(outcomes),
         questions=", ".join(section.question for section in sections),

@@ -7,16 +7,19 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
+import msgspec
 import pytest
 from factories import make_experiment, make_record, make_spec
 from int8_records import RECORDS
 from page_records import EVIL, batch_records, every_question, hostile_records, page_source, write_page
 
 from pipeline.experiment.record import Record
-from pipeline.report.html_page import QUESTIONS, write_index, write_report
+from pipeline.report.display_tables import ENDING_WORDS
+from pipeline.report.html_page import QUESTIONS, RecordLinks, describe_cost, write_index, write_report
+from pipeline.report.row_types import CostRow
 from pipeline.report.table_definitions import TABLE_DEFINITIONS
 
-VOID = {"meta", "link", "br", "img", "hr", "input"}
+VOID = {"meta", "link", "br", "wbr", "img", "hr", "input"}
 
 
 class Page(html.parser.HTMLParser):
@@ -86,6 +89,44 @@ def test_a_pooled_cell_links_to_its_points_which_name_their_records(tmp_path: Pa
     links = page.all("href")
     assert f"#{repeats[0].run_id}" in links
     assert {f"records/{record.run_id}.0.json" for record in repeats} <= set(links)
+
+
+def test_a_row_with_remedies_links_to_its_record_where_the_learning_rate_varies(tmp_path: Path) -> None:
+    """64 of 32 images of reference: the peak is twice the rate, which is the rate of another point."""
+    common = {"batch_size_per_gpu": 64, "reference_batch_size": 32, "epochs": 2, "evaluate": True}
+    scaled = make_spec(learning_rate=0.1, remedies=("linear_scaling",), **common)
+    found = [make_record(spec, loss=1.0) for spec in (scaled, make_spec(learning_rate=0.2, **common))]
+    source = page_source(tmp_path / "x", *found)
+    links = RecordLinks(source.collected.outcomes)
+    linked = {(tuple(row.remedies), row["learning_rate"]): links.of(row) for row in source.tables.Q4}
+    addresses = [f"records/{record.run_id}.0.json" for record in found]
+    assert linked == {(("linear_scaling",), 0.2): addresses[0], ((), 0.2): addresses[1]}
+
+
+def test_columns_without_any_text_are_left_out_and_notes_have_their_own(tmp_path: Path) -> None:
+    plain = write_page(tmp_path / "x", make_record()).read_text()
+    assert ">reason</th>" not in plain
+    assert ">log</th>" not in plain
+    text = write_page(tmp_path / "y", *batch_records()).read_text()
+    assert ">reason</th>" in text
+    assert '<th scope="col">note</th>' in text
+
+
+def test_the_cost_is_in_words() -> None:
+    rows = [CostRow(axes={}, ending="ok_other", process_hours=1.64), CostRow(axes={}, ending="oom", gpu_hours=0.0)]
+    assert describe_cost(rows) == [f"1.64 process hours ({ENDING_WORDS['ok_other']})"]
+
+
+def test_the_index_says_what_was_ingested(tmp_path: Path) -> None:
+    stated = msgspec.structs.replace(make_record(), measured=False)
+    sources = [
+        page_source(tmp_path / name, record, name=name) for name, record in (("a", make_record()), ("b", stated))
+    ]
+    write_index(tmp_path, [write_report(source)[0] for source in sources])
+    assert re.findall(r"<h3>.*</h3>", (tmp_path / "index.html").read_text()) == [
+        '<h3><a href="a/report.html">a</a></h3>',
+        '<h3><a href="b/report.html">b</a> (ingested)</h3>',
+    ]
 
 
 @pytest.fixture(scope="module")
