@@ -25,7 +25,7 @@ from pipeline.experiment.record import Record
 from pipeline.report.answers import Answers
 from pipeline.report.build_tables import Tables
 from pipeline.report.display_tables import (
-    ENDING_WORDS,
+    CELL_WORDS,
     MAX_ROWS,
     DisplayOptions,
     DisplayTable,
@@ -269,7 +269,7 @@ def describe_cost(rows: Iterable[CostRow]) -> list[str]:
         for row in rows
     )
     return [
-        f"{format_figure(number)} {unit} ({ENDING_WORDS.get(row.ending, row.ending)})"
+        f"{format_figure(number)} {unit} ({CELL_WORDS['ending'].get(row.ending, row.ending)})"
         for row, number, unit in hours
         if number
     ]

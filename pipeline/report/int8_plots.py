@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, varying_axes
+from pipeline.report.display_tables import CELL_WORDS
 from pipeline.report.plot_data import (
     MAX_SERIES,
     REFERENCE,
@@ -20,7 +21,7 @@ from pipeline.report.plot_data import (
 )
 from pipeline.system.errors import pluralize
 
-STAGES = {"weights": "weights", "activations": "+ activations", "biases": "+ biases"}
+STAGES = {"weights": "weights", **CELL_WORDS["stage"]}
 RULES = {"largest_magnitude": "largest magnitude", "three_sigma": "three sigma", "percentile_99_9": "99.9th percentile"}
 GRANULARITIES = {"per_tensor": "One scale per tensor", "per_channel": "One scale per channel"}
 HISTOGRAMS = {

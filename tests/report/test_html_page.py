@@ -14,7 +14,7 @@ from int8_records import RECORDS
 from page_records import EVIL, batch_records, every_question, hostile_records, page_source, write_page
 
 from pipeline.experiment.record import Record
-from pipeline.report.display_tables import ENDING_WORDS
+from pipeline.report.display_tables import CELL_WORDS
 from pipeline.report.html_page import QUESTIONS, RecordLinks, describe_cost, write_index, write_report
 from pipeline.report.row_types import CostRow
 from pipeline.report.table_definitions import TABLE_DEFINITIONS
@@ -114,7 +114,7 @@ def test_columns_without_any_text_are_left_out_and_notes_have_their_own(tmp_path
 
 def test_the_cost_is_in_words() -> None:
     rows = [CostRow(axes={}, ending="ok_other", process_hours=1.64), CostRow(axes={}, ending="oom", gpu_hours=0.0)]
-    assert describe_cost(rows) == [f"1.64 process hours ({ENDING_WORDS['ok_other']})"]
+    assert describe_cost(rows) == [f"1.64 process hours ({CELL_WORDS['ending']['ok_other']})"]
 
 
 def test_the_index_says_what_was_ingested(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_int8_shows_the_change_by_stage_in_points_and_what_three_sigma_covers() 
     assert [line.label for line in panel.series] == ["fp32", "three sigma"]
     (change,) = panel.series[1].points
     assert change == pytest.approx(Point(2, -0.15, -0.5, 0.3))
-    assert "three sigma: -0.15 at + biases." in panel.describe()
+    assert "three sigma: -0.15 at + biases (all)." in panel.describe()
     assert "6 seeds with its interval" in found["int8"].note
     (weights,) = found["int8-weights"].panels
     assert weights == HistogramPanel("conv1: 4 values", -1.0, 1.0, (1, 2, 1), (-1.25, 1.75))
