@@ -208,7 +208,7 @@ def answer_communication(tables: Tables) -> str:
         most_by = max(subtracted, key=subtracted_share)
         return (
             f"Not measured here. Subtraction says up to {percent(subtracted_share(most_by))} of the epoch "
-            f"({source_of(most_by, subtracted)}), but it counts every cost that does not divide by N; to measure "
+            f"({source_of(most_by, subtracted)}), but it counts every cost that does not shrink with N; to measure "
             f"{RUN.format('communication')}."
         )
     most = max(row["num_gpus"] for row in measured)

@@ -21,14 +21,14 @@ FIGURE_WORDS = {
 
 TRACE_AGAINST_STEPS = "two methods differ: trace {traced_us:.0f} us exposed, step times {exposed_us:.0f}; "
 TRACE_REASONS = {
-    "trace_is_noisy": "the trace is noisy: kernels took {noise_us:.0f} us more or less in two profiles without it",
-    "trace_counts_slowed_kernels": "the trace is an upper bound: a kernel that is slowed need not lengthen the step",
+    "trace_is_noisy": ("the trace is noisy: in two profiles without communication kernels differ by {noise_us:.0f} us"),
+    "trace_counts_slowed_kernels": "the trace is an upper bound: a slower kernel does not always make the step longer",
     "trace_slows_host": (
         "the trace is too long: the profiler slows the host, and ranks that start apart wait inside the collectives"
     ),
     "trace_omits_host": (
-        "the trace is too short: the device computes {busy:.0%} of the step, and the host's issue of collectives is "
-        "exposed too"
+        "the trace is too short: the device computes {busy:.0%} of the step, and the host's time to launch "
+        "collectives is exposed too"
     ),
     "trace_omits_slowed_kernels": (
         "the trace is too short: kernels may run slower beside a collective, which it cannot show"
@@ -54,54 +54,56 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "probe_fits": "probe of {steps} steps: it fits, and has no epoch time",
     "epochs_cut": "epochs end after {steps} of {full} steps: no epoch time",
     "only_warm_up": "epoch 1 warms up and epoch 2 was not run: no epoch time",
-    "timed_epoch_not_stated": "epoch 2 not stated",
+    "timed_epoch_not_stated": "the file does not state epoch 2",
     "parts_deviate": "the parts of an epoch add up to {share:,.1%} of its time",
     "too_few_values": "an interval needs {needed} windows or repeats, got {found}",
     "too_few_windows": "an interval needs {needed} windows, got {found}",
     "windows_pooled": "interval over the windows of {repeats} repeats together",
-    "drifted": "{what:figures} drifted by {drift:+.1%} while measured: its interval is too narrow",
+    "drifted": "{what:figures} drifted by {drift:+.1%} during the measurement: its interval is too narrow",
     "drifted_in_repeats": (
-        "{what:figures} drifted by {drift:+.1%} while measured in {count} of {repeats} repeats: "
+        "{what:figures} drifted by {drift:+.1%} during the measurement in {count} of {repeats} repeats: "
         "its interval is too narrow"
     ),
     "execution_chosen": "execution=auto used {execution}",
     "execution_captured": "execution={execution}: the parts of a step are inside one graph",
-    "compile_time": "made ready in {time_s:.1f} s before the clock",
+    "compile_time": "made ready in {time_s:.1f} s before the clock started",
     "throttled": "throttled: {reasons:list}",
     "no_energy": "no energy: {samples} samples of a GPU in the window are too few, or a GPU was not sampled",
-    "allocator_retry": "allocator thrash: {count} retry",
-    "allocator_retries": "allocator thrash: {count} retries",
+    "allocator_retry": "memory was full once: the allocator freed its cache and tried again",
+    "allocator_retries": "memory was full {count} times: the allocator freed its cache and tried again",
     "diverged": "{count} of {repeats} diverged",
     "test_loss_not_finite": "the test loss is not finite in {count} of {repeats}",
     "loader_bound": "loader-bound: the GPU that waits longest waits for data in {share:.0%} of the epoch",
     # time to target
     "seeds_missing": "no result of seed {seeds:list}",
-    "equal_global_batch": "its losses and those of 1 GPU with this global batch overlap in {count} of {epochs} epochs",
+    "equal_global_batch": (
+        "the losses of this row and of 1 GPU with the same global batch overlap in {count} of {epochs} epochs"
+    ),
     "no_target": "no target: the baseline has no final test accuracy",
     # baselines and scaling
     "no_baseline": "no baseline: the experiment has no point on 1 GPU with these axes",
     "baseline_untimed": "no baseline: {strategy} on 1 GPU is {status}",
     "of_baseline": "baseline: {note}",
     "no_difference": "no difference from the baseline: 1 lies inside the interval",
-    "superlinear": "efficiency above 1: noise, a slowed baseline, or a difference besides the GPUs",
-    "subtraction_fails": "T(N) <= T(1)/N: subtraction cannot see the communication",
-    "serial_fraction_above_1": "Karp-Flatt above 1: slower than one GPU, so the loss is overhead and no serial part",
+    "superlinear": "efficiency above 1: noise, a slow baseline, or a difference other than the number of GPUs",
+    "subtraction_fails": "T(N) <= T(1)/N: subtraction cannot show the communication",
+    "serial_fraction_above_1": "Karp-Flatt above 1: slower than one GPU, so the loss is overhead, not a serial part",
     "bandwidth_above_link": (
         "bandwidth above the {link_gb_s:.0f} GB/s of the measured link: comm by subtraction is too short"
     ),
     "ring_assumed": "a ring is assumed, which DataParallel does not use",
     # communication
-    "exposure_is_noise": "exposed communication lies inside the noise floor",
-    "measured_exposure_is_noise": "measured exposed communication lies inside its noise floor",
-    "exposure_negative": "DDP was faster than with the no-op hook, which nothing here explains",
-    "exposure_drifted": "exposed communication went from {before_us:.0f} to {after_us:.0f} us while measured",
-    "launch_exposed": "more is exposed than the link takes: the rest is the host's cost of issuing collectives",
+    "exposure_is_noise": "exposed communication is not larger than the noise",
+    "measured_exposure_is_noise": "measured exposed communication is not larger than its noise",
+    "exposure_negative": "DDP was faster than DDP with the no-op hook; the records do not say why",
+    "exposure_drifted": "exposed communication went from {before_us:.0f} to {after_us:.0f} us during the measurement",
+    "launch_exposed": "more time is exposed than the transfer takes: the rest is the host's time to launch collectives",
     "no_bucket_profiled": "the profile shows no all-reduce of a bucket of gradients",
     "size_not_swept": "no isolated all-reduce of this size was timed",
-    "no_pause_in_training": "timed on the fastest rank, without the pause before it that isolated all-reduces have",
+    "no_pause_in_training": "time on the fastest rank; isolated all-reduces follow a pause, this one does not",
     "sweep_waited_for_host": "the isolated all-reduces waited for the host: the link's limit lies higher",
     "sweeps_differ": "isolated all-reduces of some repeats were captured, of others not",
-    "no_buffer_memory": "no memory for the buffer on some rank",
+    "no_buffer_memory": "a rank had no memory for the buffer",
     # predictions, memory, int8, cost
     "latency_of_host": "the host issued the sweep's calls one by one: the latency is the host's, not the link's",
     "link_given": "the link is given, not measured",
@@ -110,9 +112,9 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "not_narrowed": "not narrowed to 1 % in {trials} trials",
     "trial_failed": "failed at {batch_size}: {reason}",
     "too_few_seeds": "an interval needs {needed} seeds, got {found}",
-    "convolutions_split": "from {batch_size} on activations pass 2^31 elements and convolutions are split",
+    "convolutions_split": "from {batch_size} on activations have more than 2^31 elements, and convolutions are split",
     "times_unknown": "{count} without their times",
-    "implied": "{count} more implied, not run",
+    "implied": "{count} more not run: a smaller batch ran out of memory",
 }
 """Templates by kind. `{name:list}` joins all values, `{name:short}` the first few, each cut to a few characters.
 

@@ -216,7 +216,7 @@ TABLE_DEFINITIONS = (
             Figure("exposed, measured [s]", "exposed_comm_time_s"),
             Figure("bandwidth [GB/s]", "bandwidth_subtraction_gb_s"),
         ),
-        "Subtraction counts every cost that does not divide by N as communication, waiting for data included.",
+        "Subtraction counts every cost that does not shrink with N as communication, waiting for data included.",
         lambda rows: sort_rows(rows) if any(row["compute_time_subtraction_s"] is not None for row in rows) else [],
     ),
     TableDefinition(

@@ -103,7 +103,7 @@ def test_a_point_without_a_time_says_nothing_of_intervals() -> None:
 
 def test_windows_that_drift_are_not_alike_and_the_interval_says_so() -> None:
     slowed = windowed(*[1.0, 1.01, 1.02] * 2, *[1.1, 1.12, 1.13] * 2)
-    note = "epoch_time_s drifted by +10.9% while measured: its interval is too narrow"
+    note = "epoch_time_s drifted by +10.9% during the measurement: its interval is too narrow"
     assert sentences(pool(slowed).epoch_time_drift_notes) == [note]
     steady = windowed(*[1.0, 1.01, 1.13] * 2, *[1.1, 1.12, 1.02] * 2)
     assert pool(steady).epoch_time_drift_notes == []

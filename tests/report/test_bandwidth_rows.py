@@ -31,7 +31,7 @@ def test_a_buckets_bandwidth_beside_that_of_the_same_size_alone(num_gpus: int, a
     [
         (None, "the isolated all-reduces waited for the host: the link's limit lies higher"),
         (False, "the isolated all-reduces waited for the host: the link's limit lies higher"),
-        (True, "timed on the fastest rank, without the pause before it that isolated all-reduces have"),
+        (True, "time on the fastest rank; isolated all-reduces follow a pause, this one does not"),
     ],
 )
 def test_a_bucket_that_is_faster_in_training_than_alone_says_what_held_the_sweep_back(

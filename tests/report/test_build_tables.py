@@ -202,7 +202,7 @@ def test_what_a_captured_step_cannot_tell_is_null_with_the_reason(execution: Any
     assert row["epoch_time_s"] == 1.0
     if "graph" in used:
         assert (row["compute_time_s"], row["data_time_s"]) == (None, None)
-    assert row["note"] == "; ".join([*said, "made ready in 12.3 s before the clock"])
+    assert row["note"] == "; ".join([*said, "made ready in 12.3 s before the clock started"])
 
 
 def without_parts(epoch: Epoch) -> Epoch:
@@ -352,7 +352,7 @@ def test_a_figure_that_is_null_is_explained_and_no_figure_is_zero() -> None:
     tables = build(*found, make_record(probe), missing=[ddp(16)])
     reasons = {
         1: None,
-        2: "subtraction cannot see the communication",
+        2: "subtraction cannot show the communication",
         4: "it crashed",
         8: "probe of 3 steps",
         16: "no record",

@@ -79,7 +79,7 @@ def test_where_more_is_exposed_than_the_link_takes_the_rest_is_the_hosts() -> No
     row = exposed_row(measured(130, 130, 130, 130, 130, 130))
     assert row["collective_launch_time_s"] == pytest.approx(30 * US)  # 130 - 100
     assert row["hidden_share"] is None
-    assert_says(row["note"], "more is exposed than the link takes", "host")
+    assert_says(row["note"], "more time is exposed than the transfer takes", "host")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_the_hidden_share_has_the_interval_of_exposed_communication(
 def test_exposed_communication_inside_the_noise_floor_is_said(exposed_us: float, is_noise: bool) -> None:
     row = exposed_row(measured(*[exposed_us] * 6, again_us=(-3, 1, 0, 0, -1, 2)))
     assert row["exposed_comm_time_s"] == pytest.approx(exposed_us * US)
-    assert ("exposed communication lies inside the noise floor" in (row["note"] or "")) == is_noise
+    assert ("exposed communication is not larger than the noise" in (row["note"] or "")) == is_noise
 
 
 def test_fewer_than_six_windows_give_no_interval_and_say_so() -> None:
@@ -268,13 +268,13 @@ def test_an_interval_is_over_repeats_where_there_are_six_and_each_counts_once() 
 def test_communication_that_makes_a_step_faster_is_not_called_hidden() -> None:
     row = exposed_row(measured(*[-200.0] * 6, again_us=[0] * 6))
     assert (row["exposed_comm_time_s"], row["hidden_share"]) == (pytest.approx(-200 * US), None)
-    assert "DDP was faster than with the no-op hook, which nothing here explains" in row["note"]
+    assert "DDP was faster than DDP with the no-op hook; the records do not say why" in row["note"]
 
 
 def test_exposed_communication_that_changes_while_measured_is_said() -> None:
     assert exposed_row(steady(*[100.0] * 12))["note"] is None
     note = exposed_row(steady(*[100.0] * 6, *[50.0] * 6))["note"]
-    assert note.endswith("; exposed communication went from 100 to 50 us while measured")
+    assert note.endswith("; exposed communication went from 100 to 50 us during the measurement")
     near = exposed_row(steady(*[100.0] * 6, *[81.0] * 6))["note"]
     assert "exposed communication" not in (near or ""), "it need not be known to 20 us"
 
@@ -282,4 +282,4 @@ def test_exposed_communication_that_changes_while_measured_is_said() -> None:
 def test_a_dataparallel_step_that_drifts_is_said() -> None:
     times: dict[VariantName, Sequence[float]] = {"plain": [700.0] * 12, "dp": [1000.0] * 6 + [1500.0] * 6}
     (row,) = build(make_communication_record(point("dp"), make_communication(times))).split
-    assert row["note"] == "step_time_s drifted by +50.0% while measured: its interval is too narrow"
+    assert row["note"] == "step_time_s drifted by +50.0% during the measurement: its interval is too narrow"

@@ -81,7 +81,7 @@ def test_an_implied_oom_costs_nothing_and_is_counted_apart() -> None:
     failure = Failure(kind="implied_oom", message="not run")
     found = [took(36, make_spec(), status="oom"), make_record(make_spec(repeat=1), status="oom", failure=failure)]
     row = cost(*found)["oom"]
-    assert (row["gpu_hours"], row["n"], row["note"]) == (0.01, 1, "1 more implied, not run")
+    assert (row["gpu_hours"], row["n"], row["note"]) == (0.01, 1, "1 more not run: a smaller batch ran out of memory")
 
 
 def test_attempts_without_their_times_are_said_and_are_not_free() -> None:

@@ -87,11 +87,11 @@ def test_every_search_has_a_row_whatever_became_of_it() -> None:
     assert all(row["num_trials"] is None for row in rows[1:])
 
 
-@pytest.mark.parametrize(("retries", "note"), [(0, None), (1, "1 retry"), (3, "3 retries")])
+@pytest.mark.parametrize(("retries", "note"), [(0, None), (1, "once"), (3, "3 times")])
 def test_an_allocator_that_had_to_try_again_is_marked_here_and_in_q1(retries: int, note: str | None) -> None:
     memory = (DeviceMemory(rank=0, device="cuda:0", peak_allocated_bytes=GIB, num_alloc_retries=retries),)
     timed = make_record(measurement=msgspec.structs.replace(make_measurement(make_spec()), memory=memory))
-    expected = note and f"allocator thrash: {note}"
+    expected = note and f"memory was full {note}: the allocator freed its cache and tried again"
     assert build(timed).Q1[0]["note"] == expected
     assert build(record_of(searched(), retries=retries)).memory[0]["note"] == expected
 

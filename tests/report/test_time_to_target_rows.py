@@ -140,7 +140,9 @@ def test_two_gpus_are_compared_with_one_of_the_same_global_batch_epoch_by_epoch(
     two = seeds([[2.1, 1.3, 0.4], [2.3, 1.4, 0.5]], strategy="ddp", num_gpus=2, batch_size_per_gpu=512)
     rows = build(baseline(), *one, *two).time_to_target
     assert [row.axes["num_gpus"] for row in rows] == [1, 1, 2]
-    assert_says(rows[2]["note"], "its losses and those of 1 GPU with this global batch overlap in 2 of 3 epochs")
+    assert_says(
+        rows[2]["note"], "the losses of this row and of 1 GPU with the same global batch overlap in 2 of 3 epochs"
+    )
     assert not any("overlap" in (row["note"] or "") for row in rows[:2])
 
 

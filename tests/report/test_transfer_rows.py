@@ -67,7 +67,7 @@ def test_exposed_communication_over_an_epoch_that_is_noise_is_said(exposed_us: f
     noisy = make_communication_record(point(), measured(*[exposed_us] * 6, again_us=(-3, 1, 0, 0, -1, 2)))
     rows = build(make_record(make_spec(strategy="ddp", num_gpus=2)), noisy).Q3
     (twin,) = [row for row in rows if row["exposed_comm_time_s"] is not None]
-    assert ("measured exposed communication lies inside its noise floor" in twin["note"]) is said
+    assert ("measured exposed communication is not larger than its noise" in twin["note"]) is said
 
 
 def test_a_point_measured_twice_lends_what_most_rounds_say_and_not_what_failed() -> None:
