@@ -53,7 +53,7 @@ optional columns:
   num_nodes, repeat   numbers (without the column: 1 node, repeat 0)
   precision           fp32, tf32 or bf16"""
 CASE_INSENSITIVE_COLUMNS = ("strategy", "status", "precision")
-NO_NUMBERS = ("nan", "inf", "-inf", "+inf", "infinity", "-infinity", "null", "none")
+REFUSED_CELLS = ("nan", "inf", "-inf", "+inf", "infinity", "-infinity", "null", "none")
 NOT_A_NUMBER = "is not a number; leave the cell empty if it was not measured."
 BYTES_PER_PARAMETER = 4  # gradients in fp32, as DistributedDataParallel sends them
 
@@ -112,10 +112,10 @@ def main() -> int:
     sizes = (arguments.num_samples, arguments.num_parameters)
     inputs = repr((raw, arguments.gpu, *sizes)).encode(errors="surrogateescape")  # all that determines the records
     launch_id = f"ingest-{hashlib.sha256(inputs).hexdigest()[:16]}"
-    found = [build_ingested_record(rows, *sizes, launch_id, environment) for rows in points]
-    num_new = publish_all(found, Experiment(arguments.outputs))
+    records = [build_ingested_record(rows, *sizes, launch_id, environment) for rows in points]
+    num_new = publish_all(records, Experiment(arguments.outputs))
     new = errors.pluralize(num_new, "record")
-    errors.log_line(f"{new} new, {len(found) - num_new} known, in {arguments.outputs}.")
+    errors.log_line(f"{new} new, {len(records) - num_new} known, in {arguments.outputs}.")
     return errors.EXIT_OK
 
 
@@ -158,7 +158,7 @@ def read_row(header: list[str], cells: list[str], where: str) -> CsvRow:
         raise CommandError(f"{where} has {problem}; leave a cell empty if its value is unknown.")
     values: dict[str, str | None] = {}
     for column, cell in zip(header, (cell.strip() for cell in cells), strict=True):
-        if cell.lower() in NO_NUMBERS:
+        if cell.lower() in REFUSED_CELLS:
             raise CommandError(f"{where}: {column}={cell!r} {NOT_A_NUMBER}")
         if column in CASE_INSENSITIVE_COLUMNS:
             cell = cell.lower()
@@ -200,18 +200,21 @@ def check_row(row: CsvRow, where: str) -> None:
 
 
 def group_rows(rows: Iterable[CsvRow]) -> list[list[CsvRow]]:
-    """Return the rows of each point, sorted by epoch. Raises CommandError for an epoch twice, or ok beside oom."""
+    """Return the rows of each point, sorted by epoch.
+
+    Raises CommandError if a point has two rows for one epoch, or both a row with ok and a row with oom.
+    """
     points: dict[tuple[Any, ...], list[CsvRow]] = {}
     for row in rows:
         points.setdefault(row.point(), []).append(row)
-    for parts in points.values():
-        where = f"{parts[0].strategy} on {parts[0].num_gpus}, batch_size_per_gpu {parts[0].batch_size_per_gpu}"
-        if len({row.status for row in parts}) > 1:
+    for group in points.values():
+        where = f"{group[0].strategy} on {group[0].num_gpus}, batch_size_per_gpu {group[0].batch_size_per_gpu}"
+        if len({row.status for row in group}) > 1:
             raise CommandError(f"{where} is both ok and oom; remove the wrong rows.")
-        if len({row.epoch for row in parts}) < len(parts):
+        if len({row.epoch for row in group}) < len(group):
             cure = "remove one, or number the repeats in a column `repeat`"
             raise CommandError(f"{where} has two rows for one epoch; {cure}.")
-        parts.sort(key=lambda row: row.epoch)
+        group.sort(key=lambda row: row.epoch)
     return list(points.values())
 
 
@@ -265,13 +268,13 @@ def nanoseconds(time_s: float | None) -> int | None:
     return None if time_s is None else round(time_s * 1e9)
 
 
-def publish_all(found: list[Record], experiment: Experiment) -> int:
+def publish_all(records: list[Record], experiment: Experiment) -> int:
     """Publish the new records and return their number.
 
-    Raises CommandError before it writes any record, if a record could not be loaded again, or if the folder has records
-    measured here. Raises it also if a write fails.
+    Raises CommandError if a record could not be loaded again, or if the folder has records measured here: then no
+    record is written. Raises it also if a write fails.
     """
-    for record in found:
+    for record in records:
         try:
             record_store.encode_record(record)
         except (ValueError, TypeError) as error:  # also for a name that is not UTF-8
@@ -282,9 +285,9 @@ def publish_all(found: list[Record], experiment: Experiment) -> int:
     if any(record.measured for record in known):
         raise CommandError(f"{experiment.folder} has points measured here; give the file a folder of its own.")
     published = {comparable_content(record) for record in known}
-    new = [record for record in found if comparable_content(record) not in published]
+    new = [record for record in records if comparable_content(record) not in published]
     with experiment.edit_manifest() as manifest:
-        add_points(manifest, [record.spec for record in found])
+        add_points(manifest, [record.spec for record in records])
     try:
         for record in new:
             record_store.publish_record(record, experiment.records_folder)

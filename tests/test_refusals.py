@@ -172,7 +172,7 @@ def test_stage_refuses_other_files_under_the_names_and_a_folder_that_others_can_
     for name in CIFAR10_FILES:
         (tmp_path / "data" / CIFAR10_FOLDER / name).touch(mode=0o644)
     first = tmp_path / "data" / CIFAR10_FOLDER / "batches.meta"
-    assert_refused(pipeline("stage", "--data", tmp_path / "data"), 2, f"{first} is not CIFAR-10's")
+    assert_refused(pipeline("stage", "--data", tmp_path / "data"), 2, f"{first} is not the file of CIFAR-10")
     (tmp_path / "data").chmod(0o777)
     assert_refused(pipeline("stage", "--data", tmp_path / "data"), 2, "chmod go-w")
 

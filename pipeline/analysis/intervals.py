@@ -1,8 +1,9 @@
-"""Confidence intervals of a median by order statistics, of ratios of medians, and a test for drift.
+"""Confidence intervals of medians (by order statistics) and of ratios of medians, and a test for drift.
 
 Pure functions of numbers. An interval is in the unit of its values. It assumes no distribution, only independent,
-identically distributed values. Tables compute intervals at collection, at a nominal 97.5 % (96.9 % for six values), so
-that 95 % is kept by runs that stop early (stopping_rule). The simulation is in docs/stopping-rule.md.
+identically distributed values. Its nominal coverage is 97.5 % (96.9 % for six values), so that runs that stop early
+still have 95 % (stopping_rule; the simulation is in docs/stopping-rule.md). Intervals are computed when tables are
+collected.
 """
 
 import functools
@@ -14,9 +15,9 @@ from typing import Literal, NamedTuple
 
 from pipeline.analysis.notes import Note, make_note
 
-CONFIDENCE = 0.975  # nominal, for a number of values that was fixed before
-MIN_COVERAGE = 0.95  # of an interval; fewer than six values have none
-DRIFT_DEVIATIONS = 2.33  # beyond it a trend is a drift: false alarms in at most 2.1 % of steady series
+CONFIDENCE = 0.975  # nominal: it holds if the number of values was fixed before the run
+MIN_COVERAGE = 0.95  # fewer than six values cannot reach it, and get no interval
+DRIFT_DEVIATIONS = 2.33  # standard deviations; a larger trend is a drift (at most 2.1 % false alarms in steady series)
 MIN_RELATIVE_DRIFT = 0.001  # of the median; a smaller drift is not reported, even if significant
 
 IntervalBasis = Literal["windows", "repeats"]
@@ -40,7 +41,7 @@ class Interval(NamedTuple):
 
     @property
     def max_abs_bound(self) -> float:
-        """The larger absolute value of the two bounds: the noise in a difference between equals."""
+        """The larger absolute value of the two bounds. For a difference of two equal things it is the noise."""
         return max(abs(self.low), abs(self.high))
 
 
@@ -60,7 +61,7 @@ class MedianTime(NamedTuple):
         )
 
     def noise_floor(self) -> float | None:
-        """Return half the interval's width over the median. Over windows it does not hold for a new process."""
+        """Return half the interval's width divided by the median. If over windows, not valid for a new process."""
         return (self.interval.high - self.interval.low) / 2 / self.value_s if self.interval else None
 
 
@@ -84,7 +85,7 @@ def coverage_of_ranks(rank: int, n: int) -> float:
 @functools.cache
 def innermost_rank(n: int, confidence: float) -> int:
     """Return the largest rank (at least 1) whose coverage reaches the confidence."""
-    ways = tail = 1  # outcomes with rank - 1 values below the median, and with at most that many
+    ways = tail = 1  # of 2^n outcomes, those with exactly (ways) and at most (tail) rank - 1 values below the median
     for rank in range(1, n):
         ways = ways * (n - rank + 1) // rank
         tail += ways
@@ -112,9 +113,10 @@ def drifted_halves(values: Sequence[float]) -> tuple[float, float] | None:
     """Return the medians of the earlier and the later half of the values if they drift, else None.
 
     Values that drift are not identically distributed, so an interval over all of them is too narrow. The test is that
-    of Mann and Kendall for a trend: the pairs that rise less the pairs that fall, against their standard deviation
-    without a trend (Kendall, Rank Correlation Methods, 4.9). Of steady independent values 1.1 to 2.1 % are said to
-    drift; equal values only make it rarer. None too below `min_values`.
+    of Mann and Kendall for a trend: the number of pairs that rise minus the number that fall is compared with the
+    standard deviation that it has without a trend (Kendall, Rank Correlation Methods, 4.9). The test reports a drift in
+    1.1 to 2.1 % of steady series of independent values, and in fewer if some values are equal. With fewer values than
+    `min_values` the result is None.
     """
     n, middle = len(values), len(values) // 2
     if n < min_values():
@@ -127,8 +129,8 @@ def drifted_halves(values: Sequence[float]) -> tuple[float, float] | None:
 
 def drift_notes(what: str, by_repeat: Sequence[Sequence[float]]) -> list[Note]:
     """Return a note with the largest drift if positive times drifted within a repeat; else nothing."""
-    apart = [found for values in by_repeat if (found := drifted_halves(values))]
-    drifts = [drift for before, after in apart if abs(drift := after / before - 1) >= MIN_RELATIVE_DRIFT]
+    halves = [found for values in by_repeat if (found := drifted_halves(values))]
+    drifts = [drift for before, after in halves if abs(drift := after / before - 1) >= MIN_RELATIVE_DRIFT]
     if not drifts:
         return []
     values = {"what": what, "drift": max(drifts, key=abs)}
@@ -162,28 +164,29 @@ def median_time(by_repeat: Sequence[Sequence[float]]) -> MedianTime | None:
     return MedianTime(statistics.median(run_medians_s), *interval_by_repeat(known), run_medians_s)
 
 
-def pooled_notes(by_repeat: Sequence[Sequence[float]], over: IntervalBasis | None) -> list[Note]:
+def pooled_notes(by_repeat: Sequence[Sequence[float]], basis: IntervalBasis | None) -> list[Note]:
     """Return a note if an interval is over windows of several processes, whose times may differ."""
-    if over == "windows" and len(by_repeat) > 1:
+    if basis == "windows" and len(by_repeat) > 1:
         return [make_note("windows_pooled", repeats=len(by_repeat))]
     return []
 
 
-def time_ratio_interval(above: MedianTime | None, below: MedianTime | None) -> Interval | None:
-    """Return the interval of above/below; None if one of the times has no interval."""
-    if above is None or below is None or above.interval is None or below.interval is None:
+def time_ratio_interval(numerator: MedianTime | None, denominator: MedianTime | None) -> Interval | None:
+    """Return the interval of numerator/denominator; None if one of the times has no interval."""
+    if numerator is None or denominator is None or numerator.interval is None or denominator.interval is None:
         return None
-    return ratio_interval(above.interval, below.interval)
+    return ratio_interval(numerator.interval, denominator.interval)
 
 
-def ratio_interval(above: Interval, below: Interval) -> Interval:
-    """Return the interval of above/below from the intervals of two positive medians that were measured separately.
+def ratio_interval(numerator: Interval, denominator: Interval) -> Interval:
+    """Return the interval of numerator/denominator, from those of two positive medians that were measured separately.
 
     Interval arithmetic: the ratio is inside if both medians are, so by Bonferroni the coverage is at least the sum of
-    both less 1 (0.95 for two of 0.975, 0.9375 for two of six values). Conservative: it does not use pairing. `n` is the
-    smaller one. Raises ValueError if an interval reaches 0 or below.
+    both minus 1: 0.95 for two intervals of 0.975, and 0.9375 if both have six values. Conservative: it does not use
+    pairing. `n` is the smaller one. Raises ValueError if an interval reaches 0 or below.
     """
-    if min(above.low, below.low) <= 0:
+    if min(numerator.low, denominator.low) <= 0:
         raise ValueError("a ratio of medians needs intervals above 0.")
-    coverage = max(0.0, above.coverage + below.coverage - 1)
-    return Interval(above.low / below.high, above.high / below.low, coverage, min(above.n, below.n))
+    coverage = max(0.0, numerator.coverage + denominator.coverage - 1)
+    low, high = numerator.low / denominator.high, numerator.high / denominator.low
+    return Interval(low, high, coverage, min(numerator.n, denominator.n))

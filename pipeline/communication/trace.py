@@ -18,7 +18,7 @@ Interval = tuple[float, float]  # start and end in us
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 ITEM_BYTES = {"float": 4, "long": 8, "long int": 8, "int": 4, "c10::half": 2, "half": 2, "c10::bfloat16": 2}
 ITEM_BYTES |= {"bfloat16": 2, "double": 8, "bool": 1, "byte": 1, "unsigned char": 1}
-NCCL_KERNEL = re.compile(r"nccl[A-Za-z]*Kernel_(?P<operation>[A-Za-z]+)")  # Dev, SymkDev, ...
+NCCL_KERNEL = re.compile(r"nccl[A-Za-z]*Kernel_(?P<operation>[A-Za-z]+)")  # ncclDevKernel_, ncclSymkDevKernel_ ...
 OPERATIONS = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}
 
 
@@ -52,9 +52,9 @@ class TracedCollective(NamedTuple):
 
 
 class RankTrace(NamedTuple):
-    """One rank's profiled steps: collectives in order, and device time in ns (lengths of unions of intervals).
+    """One rank's profiled steps: collectives in order, and times in ns. Overlapping work counts once.
 
-    comm_ns: reductions of gradients. compute_ns: all work but NCCL's. overlap_ns: both at once.
+    comm_ns: reductions of gradients. compute_ns: all work of the GPU except NCCL's. overlap_ns: both at once.
     """
 
     collectives: list[TracedCollective]
@@ -104,14 +104,14 @@ def summarize_trace(
     )
 
 
-def add_sizes(traced: Sequence[TracedCollective], of_step: Sequence[tuple[str, int]]) -> list[TracedCollective]:
-    """Return the collectives of some steps, with the sizes that those of one step have.
+def add_sizes(traced: Sequence[TracedCollective], one_step: Sequence[tuple[str, int]]) -> list[TracedCollective]:
+    """Return the collectives of one or more steps, with their sizes: `one_step` lists those of a single step.
 
-    Raises TraceUnreadable unless they are whole steps of the same operations.
+    Raises TraceUnreadable unless `traced` repeats the operations of that step a whole number of times.
     """
-    expected = [*of_step] * (len(traced) // len(of_step))
+    expected = [*one_step] * (len(traced) // len(one_step))
     if [part.operation for part in traced] != [operation for operation, _ in expected]:
-        raise TraceUnreadable("the collectives inside the graph are not those of the same step outside it")
+        raise TraceUnreadable("the collectives of the captured step differ from those of the same step without a graph")
     return [part._replace(num_bytes=num_bytes) for part, (_, num_bytes) in zip(traced, expected, strict=True)]
 
 
@@ -121,7 +121,7 @@ def carries_gradients(collective: TracedCollective, buckets: Collection[int]) ->
 
 
 def parse_collective(event: TraceEvent) -> TracedCollective | None:
-    """Return the collective of an event; None if the event is another."""
+    """Return the collective of an event; None if the event is something else."""
     kernel = NCCL_KERNEL.match(event.name) if event.cat == "kernel" else None
     if kernel is not None:
         operation = str(event.args.get("Collective name") or kernel["operation"])

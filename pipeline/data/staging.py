@@ -71,8 +71,8 @@ def check_cifar10_md5(folder: Path) -> None:
             found = hashlib.file_digest(file, functools.partial(hashlib.md5, usedforsecurity=False)).hexdigest()
         if found != expected:
             raise DataNotStaged(
-                f"{folder / CIFAR10_FOLDER / name} is not CIFAR-10's (MD5 {found}, expected {expected}); remove it, "
-                f"and fetch it with python -m pipeline.stage --data {folder}."
+                f"{folder / CIFAR10_FOLDER / name} is not the file of CIFAR-10 (MD5 {found}, expected {expected}); "
+                f"remove it, and fetch it with python -m pipeline.stage --data {folder}."
             )
 
 
@@ -179,7 +179,7 @@ def unpack(archive: Path, target: Path) -> None:
 
 def download(url: str, target: Path) -> str:
     """Save a URL to a file and return the SHA-256 of its bytes. Raises DataNotStaged, which says what to do."""
-    # imported here: a command starts faster if it does not download
+    # imported here, so that commands that do not download start faster
     import http.client
     import urllib.error
     import urllib.request

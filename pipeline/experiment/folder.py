@@ -61,11 +61,11 @@ class Experiment:
     def require_writable(self) -> None:
         """Raise CommandError if `create` would fail, as far as this can be checked without writing."""
         for folder in (self.folder, self.records_folder, self.logs):
-            present = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-            if not present.is_dir():
-                raise self._unwritable(NotADirectoryError(errno.ENOTDIR, f"{present} is not a folder"))
-            if not os.access(present, os.W_OK | os.X_OK):
-                code = errno.EROFS if os.statvfs(present).f_flag & os.ST_RDONLY else errno.EACCES
+            nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+            if not nearest.is_dir():
+                raise self._unwritable(NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a folder"))
+            if not os.access(nearest, os.W_OK | os.X_OK):
+                code = errno.EROFS if os.statvfs(nearest).f_flag & os.ST_RDONLY else errno.EACCES
                 raise self._unwritable(OSError(code, os.strerror(code)))
 
     def read_manifest(self) -> Manifest | None:
@@ -98,7 +98,7 @@ class Experiment:
 
     def submission_lock(self) -> contextlib.AbstractContextManager[None]:
         """Hold the lock for submitting or running points here. Raises CommandError if another process holds it."""
-        return self._lock("submit", timeout_s=2)  # is_being_submitted holds it for a moment
+        return self._lock("submit", timeout_s=2)  # not 0: is_being_submitted, too, holds it for a moment
 
     def is_being_submitted(self) -> bool:
         """True if a `submit` process on this host holds the submission lock now."""
@@ -135,8 +135,9 @@ class Experiment:
 def find_experiments(root: Path, on_unreadable: Callable[[OSError], None] = lambda _: None) -> dict[str, Experiment]:
     """Return every experiment at or under the folder, at any depth, by its name relative to the folder.
 
-    The folder itself has its own name, or "." if an experiment in it has that name. Folders below that cannot be read
-    are logged and passed to `on_unreadable`. Raises CommandError if the folder itself is absent, unreadable or a file.
+    If the folder itself is an experiment, it gets the folder's own name, or "." if an experiment in it has that name.
+    Unreadable subfolders are logged and passed to `on_unreadable`. Raises CommandError if the folder itself is
+    absent, unreadable or a file.
     """
     try:
         if root.is_file():

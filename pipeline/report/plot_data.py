@@ -22,7 +22,7 @@ HOLLOW_LABEL = f"{LOADER_BOUND}, the point or its baseline"
 
 
 class PlotSource(NamedTuple):
-    """The sources of plots: the rows of every table as JSON has them, and the outcomes of the points."""
+    """The sources of plots: the rows of every table as in tables.json, and the outcomes of the points."""
 
     rows: Mapping[str, Sequence[FlatRow]]
     outcomes: Sequence[PointOutcome]
@@ -51,8 +51,8 @@ class Series(NamedTuple):
 class LinePanel(NamedTuple):
     """Lines over one axis. From `oom_from` on nothing fits in memory; `ideal` is what perfect scaling would give.
 
-    With `x_names` the axis has no numbers: they are the names of the positions 0, 1, 2 and so on. The y axis covers
-    `y_covers` too, so that panels can have the same range.
+    With `x_names` the x axis shows these names, at the positions 0, 1, 2 and so on, in place of numbers. The y axis
+    covers `y_covers` too, so that panels can have the same range.
     """
 
     title: str
@@ -135,7 +135,7 @@ class KeyEntry(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """One plot: panels that share a key. `name` is the name of its file. A page folds up what is not `is_main`."""
+    """One plot: panels that share a key. `name` is the name of its file. The page folds up plots without `is_main`."""
 
     name: str
     question: str
@@ -145,7 +145,7 @@ class Plot(NamedTuple):
     is_main: bool = True
 
     def key(self) -> list[KeyEntry]:
-        """Return an entry for every series or part, and for hollow markers; the title names a single series."""
+        """Return entries for series, parts and hollow markers. The title names a single series, so it has no entry."""
         entries: dict[str, KeyEntry] = {}
         for panel in self.panels:
             if isinstance(panel, BarPanel):
@@ -162,7 +162,10 @@ class Plot(NamedTuple):
 def group_series(
     rows: Sequence[FlatRow], x_axis: str, without: Sequence[str] = (), first: Sequence[str] = ()
 ) -> dict[str, list[FlatRow]]:
-    """Group rows into labelled series: by the keys `first`, and by the axes in which they differ, x left out."""
+    """Group rows into series, by label. A label states the keys `first`, then the axes in which the rows differ.
+
+    It leaves out x, the axes in `without` and EFFORT_AXES.
+    """
     axes = [*first, *varying_axes(rows, without=(x_axis, *without, *first, *EFFORT_AXES))]
     groups: dict[str, list[FlatRow]] = defaultdict(list)
     for row in rows:
@@ -173,9 +176,9 @@ def group_series(
 def make_series(
     groups: Mapping[str, Sequence[FlatRow]], x: str, y: str, low: str = "", high: str = ""
 ) -> tuple[Series, ...]:
-    """Return a series for each group with values, at most MAX_SERIES. Of two rows with one x the later one counts.
+    """Return a series for each group with values, at most MAX_SERIES. If rows share an x, the last one counts.
 
-    `low` and `high` are the keys of the ends of the interval. A label has one style, whatever y is.
+    `low` and `high` are the keys of the ends of the interval. The style of a label is the same for every y.
     """
     found = []
     for style, label in enumerate(evenly(list(groups), MAX_SERIES)):
@@ -192,7 +195,7 @@ def is_loader_bound(row: FlatRow) -> bool:
 
 
 def note_on_number(number: int, most: int, what: str) -> str:
-    """Return a note if only some of them are shown."""
+    """Return a note if only `most` of the `number` are shown, else nothing."""
     return f"{most:,} of {number:,} {what} are shown." if number > most else ""
 
 
@@ -220,7 +223,7 @@ def format_x(value: float, scale: Scale) -> str:
 
 
 def axis_values(point: Mapping[str, Any] | PointOutcome, axes: Sequence[str]) -> AxisValues:
-    """Return the values of these axes in a row or an outcome, to find one by the other."""
+    """Return the values of these axes. A row and the outcome of its point give the same, so one finds the other."""
     if isinstance(point, PointOutcome):
         values = (getattr(point.spec, axis) for axis in axes)
         return tuple(repr(list(value) if isinstance(value, tuple) else value) for value in values)

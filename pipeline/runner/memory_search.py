@@ -27,7 +27,7 @@ from pipeline.runner.rank_files import PointResult, PointTask, RankFiles
 from pipeline.system.errors import log_line
 
 MAX_OTHER_FAILURES = 2  # errors and crashes near the boundary that a search counts as "does not fit"
-CRASH_EXIT_CODES = (-signal.SIGSEGV, -signal.SIGBUS)  # native code crashes so if it does not check its allocations
+CRASH_EXIT_CODES = (-signal.SIGSEGV, -signal.SIGBUS)  # the crashes of native code that does not check its allocations
 
 RunRanks = Callable[[Spec, RankFiles, str], dict[int, RankExit]]
 """The type of pipeline.runner.start_ranks.run_ranks, which runs a point's ranks and returns those that failed."""
@@ -66,14 +66,14 @@ def is_memory_failure(failure: Failure, trials: Sequence[MemoryTrial]) -> bool:
     """True if the last trial failed because its batch is too large.
 
     An out-of-memory is such a failure. So is an exception or a crash of a rank, if the batch is at least 90 % of the
-    smallest that ran out of memory and the search has had at most MAX_OTHER_FAILURES such failures. A lost peer, a
-    kill, a time limit and another process on the GPU say nothing about memory.
+    smallest that ran out of memory and the search has had at most MAX_OTHER_FAILURES exceptions and crashes, this one
+    included. A lost peer, a kill, a time limit and another process on the GPU say nothing about memory.
     """
     if failure.kind in OOM_REASONS:
         return True
-    is_own = failure.kind == "exception" or failure.exit_code in CRASH_EXIT_CODES
+    is_rank_error = failure.kind == "exception" or failure.exit_code in CRASH_EXIT_CODES
     num_other_failures = sum(trial.reason is not None for trial in trials)
-    return is_own and num_other_failures <= MAX_OTHER_FAILURES and memory_trials.is_last_trial_near_oom(trials)
+    return is_rank_error and num_other_failures <= MAX_OTHER_FAILURES and memory_trials.is_last_trial_near_oom(trials)
 
 
 def run_trial(spec: Spec, batch_size: int, rank_files: RankFiles, trial_id: str, run_ranks: RunRanks) -> FinishedTrial:
@@ -94,12 +94,12 @@ def run_trial(spec: Spec, batch_size: int, rank_files: RankFiles, trial_id: str,
 
 def fitting_trial(spec: Spec, batch_size: int, time_ns: int, memory: tuple[DeviceMemory, ...]) -> MemoryTrial:
     """Return a trial that fits, with the memory of its fullest device and the most allocator retries of any device."""
-    # one whose usable memory is unknown counts as the fullest
+    # a device whose usable memory is unknown counts as the fullest
     shares = [part.peak_allocated_bytes / part.usable_bytes if part.usable_bytes else math.inf for part in memory]
     fullest = memory[shares.index(max(shares))]
     peak_bytes, usable_bytes = fullest.peak_allocated_bytes, fullest.usable_bytes
     if spec.device == "cpu" and usable_bytes is not None and spec.memory_limit_gib is not None:
-        limit_bytes = int(spec.memory_limit_gib * GIB)  # it limits only the memory that was allocated after it was set
+        limit_bytes = int(spec.memory_limit_gib * GIB)  # the limit leaves out memory allocated before it was set
         peak_bytes, usable_bytes = max(0, peak_bytes - (usable_bytes - limit_bytes)), limit_bytes
     retries = [part.num_alloc_retries for part in memory if part.num_alloc_retries is not None]
     return MemoryTrial(
@@ -137,7 +137,7 @@ def search_record(spec: Spec, finished: list[FinishedTrial], launch_id: str) -> 
 
 
 def describe_bracket(trials: Sequence[MemoryTrial]) -> str:
-    """Return the largest batch that fits and the smallest not: " (256 fits, 512 does not)"; "" without trials."""
+    """Return the largest batch that fits and the smallest that does not: " (256 fits, 512 does not)", or "" if none."""
     fits, fails = memory_trials.bracket_of(trials)
     parts = [f"{size} {outcome}" for size, outcome in ((fits, "fits"), (fails, "does not")) if size is not None]
     return f" ({', '.join(parts)})" if parts else ""

@@ -99,7 +99,7 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
     if the caller itself holds the submission lock.
     """
     found, rejected = record_store.load_folder(experiment.records_folder)
-    job_states, slurm_problem = query_slurm(manifest)  # first, because it adds missing job ids to the manifest
+    job_states, slurm_problem = query_slurm(manifest)  # before the manifest is used: it adds missing job ids
     arrays = [array for submission in manifest.submissions for array in submission.arrays]
     starts = read_launch_starts(experiment, found)
     submit_is_here = not holds_lock and experiment.is_being_submitted()
@@ -142,7 +142,7 @@ def decide_current_state(outcome: PointOutcome, job: PointJob, facts: Facts) -> 
     if not has_result and run_id not in facts.in_arrays and facts.submit_is_here:
         return PointState("pending", "a submit process on this machine is running or submitting it")
     tail = "" if has_result else read_log_tail(facts.logs.get(run_id), since=f"{run_id}: starting")
-    # only arrays of `submit` count: a plain sbatch lists its whole grid, even if only some elements are submitted
+    # a plain sbatch does not count: the manifest lists its whole grid, even if only some elements were submitted
     was_submitted = any(submission.backend == "slurm" for submission in facts.jobs.get(run_id, {}).values())
     return decide_state_in_element(outcome, job.state, job.position, was_submitted, tail, facts.now)
 
@@ -160,7 +160,7 @@ def decide_rerun_state(outcome: PointOutcome, job: PointJob, facts: Facts) -> Po
 
 
 def read_launch_starts(experiment: Experiment, found: Iterable[Record]) -> dict[tuple[str, str], float]:
-    """Return (run id, launch id prefix) -> the unix time at which its newest launch without a record began."""
+    """Return (run id, launch id prefix) -> the start of its newest launch without a record, in unix time."""
     published = {(record.run_id, record.launch_id) for record in found}
     starts: dict[tuple[str, str], float] = {}
     for folder in experiment.scratch_folder.glob("*"):
@@ -188,7 +188,7 @@ def job_text(job: JobKey) -> str:
 
 
 def query_slurm(manifest: Manifest) -> tuple[dict[JobKey, JobState], str | None]:
-    """Return the states of the manifest's jobs with None, or {} with the reason why Slurm cannot be queried.
+    """Return the states of the manifest's jobs, and None. If Slurm cannot be queried, return {} and the reason.
 
     An array has no job id if `submit` died before it stored the id. This function asks Slurm for the job with the
     array's name, and sets the id in the manifest object.
@@ -223,9 +223,9 @@ def submitted_jobs(manifest: Manifest) -> dict[str, dict[JobKey, Submission]]:
 class ElementPositions(NamedTuple):
     """Which points of each array element have run, run now, or wait. An element runs its points one after another.
 
-    `elements` maps the job of each element with several points to the prefix of its launch ids and to its run ids, in
-    the order in which they run. `published` holds (run id, launch id prefix) of each launch that has a record, and
-    `starts` is what read_launch_starts returned.
+    `elements` has only elements with several points. It maps the job of an element to the prefix of its launch ids and
+    to the run ids of its points, in the order in which they run. `published` holds (run id, launch id prefix) of each
+    launch that has a record, and `starts` is what read_launch_starts returned.
     """
 
     elements: dict[JobKey, tuple[str, list[str]]]
@@ -280,7 +280,7 @@ def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
 
 
 def read_log_tail(log: Path | None, since: str = "") -> str:
-    """Return the last 16 KiB of a log and of the other nodes' logs; of each only the text after the last `since`."""
+    """Return the last 16 KiB of this log and of each other node's log, without the text up to the last `since`."""
     if log is None:
         return ""
     tails = []

@@ -56,14 +56,14 @@ def rename_exclusively(temporary: str, path: Path) -> None:
 def claim_and_rename(temporary: str, path: Path) -> None:
     """Create an empty claim file with O_EXCL, then rename. Raises FileExistsError if the claim or `path` exists.
 
-    The claim file stays: a check of `path` may read a stale cache, but O_EXCL does not. If a claim has no file, its
-    process died, and the name cannot be used again.
+    The claim file stays: a check of `path` may read a stale cache, but O_EXCL does not. If there is a claim but no
+    `path`, the process that claimed it died, and the name cannot be used again.
     """
     claim = path.with_name(f".claim-{path.name}")
     try:
         os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except FileExistsError:
-        deadline_s = time.monotonic() + CLAIM_TIMEOUT_S
+        deadline_s = time.monotonic() + CLAIM_TIMEOUT_S  # the caller may read `path` next, so wait until it exists
         while not os.path.lexists(path) and time.monotonic() < deadline_s:
             time.sleep(0.01)
         raise

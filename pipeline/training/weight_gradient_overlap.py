@@ -24,7 +24,7 @@ aten = torch.ops.aten
 INDUCTOR_OPTIONS = {"allow_buffer_reuse": False, "inplace_buffers": False}
 """Options for the compiler pass: Inductor assumes one stream, and would reuse memory that the side stream reads."""
 
-_tensors_in_use: list[Tensor] = []  # inputs of the side stream, kept in memory until another stream waited for it
+_tensors_in_use: list[Tensor] = []  # by the side stream; kept in memory until another stream has waited for it
 
 
 @functools.cache
@@ -67,9 +67,9 @@ def wait_for_weight_gradients(weight_gradients: list[Tensor], dtype: torch.dtype
 def send_to_bucket_stream(weight_gradients: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Let only bucket_stream wait for all weight gradients. Return them in `dtype`.
 
-    No other stream may read them before the end of the backward pass: then autograd waits for the streams on which
-    gradients were accumulated. Until then the inputs of the side stream stay in memory, which takes more memory than
-    wait_for_weight_gradients.
+    No other stream may read them before the end of the backward pass, when autograd waits for the streams on
+    which gradients were accumulated. Until then the inputs of the side stream stay in memory, which takes more
+    memory than wait_for_weight_gradients.
     """
     if not weight_gradients[0].is_cuda:
         return wait_for_weight_gradients(weight_gradients, dtype)
@@ -104,19 +104,20 @@ register("pipeline::send_to_bucket_stream")(send_to_bucket_stream).register_fake
 class OverlapWeightGradients(CustomGraphPass):
     """The compiler pass, for Inductor's option `post_grad_custom_post_pass`. It does not change forward graphs.
 
-    `to_buckets`: DDP was wrapped on bucket_stream, so only that stream waits for gradients that leave the graph.
+    `to_buckets`: DDP was constructed with bucket_stream as the current stream, so only that stream waits for
+    gradients that leave the graph.
     """
 
     def __init__(self, to_buckets: bool) -> None:
         self.to_buckets = to_buckets
 
     def __call__(self, graph: Graph) -> None:
-        """Replace each node that computes both gradients of a convolution. Insert the wait after the last of them."""
+        """Replace nodes that compute both gradients of a convolution. Insert a wait after the last of each dtype."""
         ends = [end for node in find_backwards(graph) if (end := replace_backward(graph, node)) is not None]
         for dtype in dict.fromkeys(end.meta["val"].dtype for end in ends):
             of_dtype = [end for end in ends if end.meta["val"].dtype == dtype]
-            is_read_outside_only = all(user.op == "output" for end in of_dtype for user in end.users)
-            name = "send_to_bucket_stream" if self.to_buckets and is_read_outside_only else "wait_for_weight_gradients"
+            has_no_reader_inside = all(user.op == "output" for end in of_dtype for user in end.users)
+            name = "send_to_bucket_stream" if self.to_buckets and has_no_reader_inside else "wait_for_weight_gradients"
             insert_wait(graph, of_dtype, dtype, getattr(torch.ops.pipeline, name).default)
         graph.lint()
 
@@ -126,7 +127,7 @@ class OverlapWeightGradients(CustomGraphPass):
 
 
 def find_backwards(graph: Graph) -> list[Node]:
-    """Return the nodes that compute the gradients of a convolution's input and weight, but of no bias."""
+    """Return the nodes that compute a convolution's input gradient and weight gradient, and no bias gradient."""
     return [
         node
         for node in graph.nodes
@@ -139,8 +140,8 @@ def find_backwards(graph: Graph) -> list[Node]:
 def replace_backward(graph: Graph, node: Node) -> Node | None:
     """Replace one convolution backward by convolution_gradients.
 
-    Return the last node of its weight gradient: the type conversion if only that reads the gradient, else the gradient
-    itself. Return None if nothing reads the gradient.
+    Return the weight gradient's node, or that of its type conversion if nothing else reads the gradient. Return None if
+    nothing reads it at all.
     """
     gradient, inputs, weight, _, stride, padding, dilation, _, _, groups, _ = node.args
     with graph.inserting_before(node):

@@ -128,7 +128,7 @@ def test_what_lies_there_already_is_checked_by_its_content(
     check_cifar10_md5(tmp_path)
     altered = tmp_path / CIFAR10_FOLDER / "data_batch_3"
     altered.write_text("data_batch_4")
-    with pytest.raises(DataNotStaged, match=r"data_batch_3 is not CIFAR-10's .*; remove it, and fetch it"):
+    with pytest.raises(DataNotStaged, match=r"data_batch_3 is not the file of CIFAR-10 .*; remove it, and fetch it"):
         check_cifar10_md5(tmp_path)
 
 
