@@ -98,6 +98,7 @@ def test_the_message_of_a_gpu_check_is_kept_unchanged(rank_files: RankFiles, mon
     assert (found.kind, found.message) == ("unsupported_gpu", "this torch has no kernels for sm_70")
 
 
+@pytest.mark.training
 def test_output_of_a_rank_goes_to_stderr_even_from_native_code(tmp_path: Path) -> None:
     """Gloo of torch 2.8 writes to the file descriptor, past Python, and the command's stdout carries data."""
     code = (

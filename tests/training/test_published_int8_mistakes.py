@@ -52,6 +52,7 @@ def test_a_bias_is_next_to_nothing_if_unscaled_and_follows_the_scales_or_not_if_
     assert not torch.equal(biases["inverted"], biases["right"])
 
 
+@pytest.mark.training
 def test_every_way_is_measured_for_every_seed() -> None:
     training, test = synthetic_images(200, "train", 0), synthetic_images(200, "test", 0)
     rows = compare(training, test, seeds=(0, 1), epochs=1, num_calibration_images=20)
