@@ -41,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = build_parser("status", __doc__)
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
     parser.add_argument("--all", dest="shows_all", action="store_true", help="also list the points that have a result")
-    watch = "repeat until no point is queued or running: live on a terminal (needs rich), else a text per change"
+    watch = "repeat until no point is queued or running: a live table on a terminal (needs rich), else text on a change"
     parser.add_argument("--watch", action="store_true", help=watch)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     strict = "exit 1 if a point has no result, or if anyone may write to a folder"
@@ -80,8 +80,8 @@ def main() -> int:
 def read_experiments(found: Mapping[str, Experiment], unreadable: list[Exception] | None = None) -> Progress:
     """Return the progress of every experiment that has a manifest.
 
-    Log the name of an experiment without a manifest. Append an error to `unreadable` and go on. Raise the error if
-    `unreadable` is None, or if it is an error of Slurm.
+    Log the name of an experiment without a manifest. If an experiment cannot be read, log the error, append it to
+    `unreadable`, and go on with the next. Raise the error instead if `unreadable` is None, or if it comes from Slurm.
     """
     progress: Progress = {}
     for name, experiment in found.items():
@@ -90,7 +90,8 @@ def read_experiments(found: Mapping[str, Experiment], unreadable: list[Exception
             if manifest is not None:
                 progress[name] = read_progress(experiment, manifest)
             else:
-                log_line(f"Notice: {name} has no manifest, so its points are not known; collect shows its records.")
+                records = "python -m pipeline.collect shows its records"
+                log_line(f"Notice: {name} has no manifest, so its points are not known; {records}.")
         except (CommandError, OSError) as error:  # continue with the other experiments
             if unreadable is None or (isinstance(error, CommandError) and error.code != EXIT_USAGE):
                 raise
@@ -155,9 +156,9 @@ def render_all(found: Mapping[str, Experiment], progress: Progress, *, shows_all
 
 
 def render_experiment(experiment: Experiment, points: Sequence[PointProgress], shows_all: bool, width: int) -> str:
-    """Return the number of points in each state, and a line for each point: for all, or for those listed by default.
+    """Return the text of an experiment: the number of points in each state, then one line for each listed point.
 
-    A line that is wider than `width` columns is wrapped.
+    All points are listed if `shows_all`, else those of is_listed_by_default. A line wider than `width` is wrapped.
     """
     counts = Counter(point.state.word for point in points).most_common()
     num_reruns = sum(point.rerun is not None for point in points)

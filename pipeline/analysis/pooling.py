@@ -16,7 +16,7 @@ from pipeline.experiment.record import Record
 from pipeline.experiment.spec import AXES, FIRST_TIMED_EPOCH, Spec
 from pipeline.system.errors import pluralize
 
-MAX_PARTS_DEVIATION = 0.01  # of an epoch's time: by how much the sum of its parts may miss it
+MAX_PARTS_DEVIATION = 0.01  # of an epoch's time: the sum of its parts may differ from it by this share
 MIN_PARTS_DEVIATION_NS = 1_000_000  # a smaller difference is never reported
 ALWAYS_SHOWN = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "precision", "input")
 STATUS_ORDER = ("ok", "oom", "failed", "rejected", "missing")
@@ -27,13 +27,13 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, eq=False)
 class PooledPoint:
-    """The outcomes that differ only in repeat and seed. Figures are computed once: several tables show a point."""
+    """The outcomes that differ only in repeat and seed. Figures are cached, since several tables show a point."""
 
     spec: Spec  # with repeat and seed at 0
     outcomes: list[PointOutcome]
     axes: Sequence[str]  # that its rows show
     sources: Collection[str]  # source digests of all points of the experiment
-    neighbours: Mapping[AttemptKey, int]  # of every attempt of the experiment that had any
+    neighbours: Mapping[AttemptKey, int]  # their number, for each attempt of the experiment that had some
 
     @cached_property
     def status(self) -> str:
@@ -63,7 +63,7 @@ class PooledPoint:
 
     @cached_property
     def num_neighbours(self) -> int:
-        """The number of other points that ran on its node at the same time; the most of any ok record."""
+        """How many other points ran on its node at the same time: the largest number over the ok records."""
         return max((self.neighbours.get(attempt_key(record), 0) for record in self.ok_records), default=0)
 
     def median(self, value_of: Callable[[Record], float | None]) -> float | None:
@@ -87,7 +87,7 @@ class PooledPoint:
 
     @cached_property
     def interval_notes(self) -> list[Note]:
-        """Notes on the limits of the epoch time's interval; one says why there is none."""
+        """A note if the epoch time's interval is over windows of several processes, or a note on why there is none."""
         time, num_windows = self.epoch_time, sum(map(len, self.epoch_times_s))
         if time and not time.interval and (self.spec.windows > 1 or len(self.outcomes) > 1):
             return [make_note("too_few_values", needed=intervals.min_values(), found=num_windows)]
@@ -132,7 +132,7 @@ class PooledPoint:
 
     @cached_property
     def allocator_retry_notes(self) -> list[Note]:
-        """A note if the allocator freed cached memory and tried again, which costs time: memory is nearly full."""
+        """A note if memory was so full that the allocator freed its cache and tried again, which costs time."""
         memory = [part for record in self.ok_records if record.measurement for part in record.measurement.memory]
         retries = max((part.num_alloc_retries or 0 for part in memory), default=0)
         if not retries:
@@ -174,7 +174,7 @@ def timed_epochs(record: Record) -> list[Epoch]:
 
 
 def window_values_s(record: Record, field: str) -> list[float]:
-    """Return a time of the slowest rank of each timed epoch in seconds; `field` holds it in nanoseconds."""
+    """Return a value for each timed epoch: the slowest rank's time in `field`, converted from ns to seconds."""
     slowest = [epoch.slowest_rank for epoch in timed_epochs(record)]
     values = [getattr(rank, field) for rank in slowest if rank]
     return [value / 1e9 for value in values if value is not None]
@@ -203,7 +203,10 @@ def record_peak_memory_gib(record: Record) -> float | None:
 
 
 def parts_ratio(rank: RankEpoch) -> float:
-    """Return compute plus data time over the epoch time; 1 if one is not stated or they differ by 1 ms or less."""
+    """Return (compute time + data time) / epoch time.
+
+    It is 1 if one of the three times is not stated, or if the sum differs from the epoch time by 1 ms or less.
+    """
     time_ns, compute_ns, data_ns = rank.epoch_time_ns, rank.compute_time_ns, rank.data_time_ns
     if not time_ns or compute_ns is None or data_ns is None:
         return 1.0

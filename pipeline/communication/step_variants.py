@@ -89,9 +89,9 @@ def build_variant(
     The suffix `_again` repeats a variant: the difference between the two is noise.
 
     `spec` replaces the context's spec; `after_backward` runs between backward and optimizer. `execution` is eager or
-    graph. All ranks must call it inside step_setup.execution_stream(execution).
+    graph. All ranks must call this function inside step_setup.execution_stream(execution).
     """
-    assert execution not in COMPILED_EXECUTIONS, "compiled code would be shared between the variants of one model"
+    assert execution not in COMPILED_EXECUTIONS, "the variants of a model would share their compiled code"
     spec = spec or context.spec
     base_name = name.removesuffix("_again")
     assert base_name == "plain" or base_name in VARIANTS.get(spec.strategy, ()), "the variant needs another strategy"

@@ -100,13 +100,13 @@ def collate_shared(samples: list[tuple[Tensor, int]]) -> list[Tensor]:
 
 
 def build_sampler(num_samples: int, world_size: int, rank: int, seed: int) -> DistributedSampler[int]:
-    """Return a sampler that shuffles all samples once per epoch and gives equal shares to ranks, some samples twice."""
+    """Return a sampler that shuffles all samples in each epoch. It repeats some, so that all shares are equal."""
     placeholder: Dataset[int] = range(num_samples)  # type: ignore[assignment]  # only its length is used
     return DistributedSampler(placeholder, num_replicas=world_size, rank=rank, seed=seed)
 
 
 class SyntheticBatches:
-    """Batches of `input: synthetic`: one batch on the device for every step; the last step may get a part."""
+    """Batches of `input: synthetic`: every step gets the same batch on the device, the last step maybe a part of it."""
 
     num_classes = NUM_SYNTHETIC_CLASSES
 
@@ -127,9 +127,9 @@ class SyntheticBatches:
 class DeviceAugmentedBatches:
     """Batches of `input: gpu`: the data set lies on the device as uint8 and is augmented there once an epoch.
 
-    The sample order is drawn before the clock starts, as in a DataLoader. Augmentation is timed: the first batch of a
-    chunk augments the whole chunk (in the `data` part of its step), and each batch is a slice of the chunk.
-    Under DataParallel the global batch lies on GPU 0.
+    The sample order is drawn before the clock starts, as in a DataLoader. Augmentation is timed. It is done in chunks
+    of one or more batches: the step of a chunk's first batch augments the whole chunk, in its `data` part. Each batch
+    is a slice of a chunk. Under DataParallel the global batch lies on GPU 0.
     """
 
     def __init__(self, spec: Spec, shard: Shard, images: Images) -> None:

@@ -116,7 +116,8 @@ def load_grid_file(name_or_path: str) -> GridFile:
         file = msgspec.convert(yaml.load(text, StrictLoader), GridFile)
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise CommandError(f"grid {name_or_path!r}: {' '.join(str(error).split())}.") from error
-    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:  # of PyYAML, for a tag
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        # PyYAML raises these for some tags
         raise CommandError(
             f"grid {name_or_path!r} has a value that YAML cannot construct; write plain values."
         ) from error
@@ -130,7 +131,7 @@ def load_grid_file(name_or_path: str) -> GridFile:
 
 
 def read_grid_text(name_or_path: str) -> str:
-    """Return the text of a shipped grid (by name) or of a file (by a path with a slash or ending in .yaml)."""
+    """Return the text of a shipped grid, or of a file if the argument is a path (is_path)."""
     if is_path(name_or_path):
         try:
             raw = read_bounded(Path(name_or_path), MAX_GRID_BYTES, follow_links=True)
@@ -226,7 +227,7 @@ def expand_block(
 def spec_from_fields(fields: Mapping[str, Any], where: str) -> Spec:
     """Return the point with these fields. Raises CommandError that names the wrong key.
 
-    The checks here are newer than those of Spec, which must still read the manifests of earlier versions.
+    Spec itself does not make these checks: it must still read the manifests of versions that did not have them.
     """
     for axis in REQUIRED_AXES:
         if axis in fields and fields[axis] is None:

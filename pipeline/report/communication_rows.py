@@ -57,7 +57,7 @@ def exposed_row(point: PooledPoint) -> CommunicationRow:
 
 
 def num_rounds(found: Sequence[Communication]) -> int:
-    """Return the number of windows of each variant, over all records."""
+    """Return the number of rounds in all records. Each round has one window of every variant."""
     return sum(len(part.series[0].window_times_ns) for part in found if part.series)
 
 
@@ -83,11 +83,12 @@ def with_interval(key: str, time: MedianTime | None) -> Figures:
 
 
 def split_exposed(exposed: MedianTime | None, comm_s: float | None, floor_s: float | None) -> Figures:
-    """Return the share of communication that compute hides, or the launch time if exposed exceeds communication.
+    """Return the share of communication that compute hides. If more is exposed than `comm_s`, return the launch time.
 
-    The launch time is exposed communication minus `comm_s`, a cost of the host. Both are None if noise could hide all
-    communication, or if exposed communication is negative beyond noise. The interval of the share follows from the
-    interval of exposed communication, limited to 0 up to `comm_s`; `comm_s` itself counts as exact.
+    The launch time is exposed communication minus `comm_s`, a cost of the host. Both are None if exposed communication
+    is noise and the noise floor is at least `comm_s`, or if exposed communication is negative beyond noise. The
+    interval of the share is computed from that of exposed communication, limited to the range from 0 to `comm_s`. It
+    takes `comm_s` as exact.
     """
     hidden = low = high = launch_s = None
     if exposed is not None and comm_s and not (is_within_noise(exposed, floor_s) and (floor_s or 0.0) >= comm_s):
@@ -140,7 +141,10 @@ def time_notes(found: Sequence[Communication], variant: VariantName, step: Media
 
 
 def split_row(point: PooledPoint) -> SplitRow:
-    """Return the row of DataParallel's step and its parts. Devices synchronize after each part, not in the step."""
+    """Return the row of DataParallel's step and of its parts, which are timed with a synchronization after each.
+
+    The whole step is timed without these synchronizations.
+    """
     found = communications_of(point.ok_records)
     parts = [part for communication in found for part in communication.split]
     times_ns = group_pairs((part.part, time_ns) for part in parts for time_ns in part.times_ns)
@@ -169,7 +173,7 @@ def transfer_row(point: PooledPoint, trained: Sequence[PooledPoint]) -> Transfer
     }
     gradient_bytes = [record.measurement.gradient_bytes for record in point.ok_records if record.measurement]
     replicas = spec.num_gpus - 1 if spec.strategy == "dp" else 1
-    same = (other for other in trained if is_same_point_trained(other.spec, spec))
+    same = (other for other in trained if differ_only_in_measurement(other.spec, spec))
     match = next((other for other in same if other.median_epoch_time_s is not None), None)  # a probe has no epoch time
     notes = [] if counted else exposure.job_notes(found)
     if match:
@@ -192,6 +196,6 @@ def last_test_accuracy(record: Record) -> float | None:
     return epochs[-1].test_accuracy if epochs else None
 
 
-def is_same_point_trained(trained: Spec, measured: Spec) -> bool:
+def differ_only_in_measurement(trained: Spec, measured: Spec) -> bool:
     """Return True if two points differ only in how they were measured."""
     return alike_key(trained, TRAINED_MAY_DIFFER) == alike_key(measured, TRAINED_MAY_DIFFER)

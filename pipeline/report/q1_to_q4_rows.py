@@ -16,7 +16,7 @@ from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS
 from pipeline.report.bandwidth_rows import MeasuredLinks, link_key
-from pipeline.report.communication_rows import is_same_point_trained, num_rounds, timed_figures, with_interval
+from pipeline.report.communication_rows import differ_only_in_measurement, num_rounds, timed_figures, with_interval
 from pipeline.report.row_types import OomRow, Q1Row, Q2Row, Q3Row, Q4Row, make_row
 
 
@@ -123,7 +123,7 @@ def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tu
 
     If several points of `measured` match, the one with the most rounds counts.
     """
-    matches = [other for other in measured if is_same_point_trained(point.spec, other.spec)]
+    matches = [other for other in measured if differ_only_in_measurement(point.spec, other.spec)]
     match = max(matches, key=lambda other: num_rounds(communications_of(other.ok_records)), default=None)
     exposed, floor_s = exposed_time(communications_of(match.ok_records)) if match else (None, None)
     if match is None or exposed is None or not point.spec.is_whole_epoch:

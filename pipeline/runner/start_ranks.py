@@ -72,8 +72,8 @@ def start_and_wait(spec: Spec, rank_files: RankFiles, launch_id: str, start_meth
 def drop_traceback(line: logging.LogRecord) -> bool:
     """Remove the agent's own traceback from its log line about a rank that exited; keep a rank's traceback.
 
-    This is a logging filter: True keeps the line. To print the traceback, torch would import TorchDynamo, which takes
-    up to five seconds after a rank has run out of memory.
+    This is a logging filter: True keeps the line. To print the agent's traceback, torch would import TorchDynamo. When
+    a rank has run out of memory, that takes up to five seconds.
     """
     from torch.multiprocessing.spawn import ProcessExitedException
 

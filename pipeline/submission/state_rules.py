@@ -1,6 +1,7 @@
-"""The rules that give a point's state: from its record, its job in Slurm, its position in the element, and its log.
+"""The rules that give a point's state.
 
-read_progress reads these for every point of an experiment.
+They use its record, its job in Slurm, its position in the job's array element, and its log. read_progress applies
+them to every point of an experiment.
 """
 
 import re
@@ -15,7 +16,11 @@ from pipeline.submission.slurm_queries import JobState
 RECORD_GRACE_S = 60  # a network file system may show a new record this late
 
 WAITING_JOB_STATES = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "RESIZING", "SUSPENDED", "STOPPED"}
-WAITING_JOB_STATES |= {"POWER_UP_NODE", "REQUEUED_CRON", "EXPEDITING"}  # the last two: Slurm 20.11 only; since 25.11
+WAITING_JOB_STATES |= {
+    "POWER_UP_NODE",
+    "REQUEUED_CRON",  # only in Slurm 20.11
+    "EXPEDITING",  # since Slurm 25.11
+}
 HELD_JOB_STATES = {"REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 RUNNING_JOB_STATES = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING"}
 WORD_BY_ENDED_JOB_STATE = {
@@ -31,7 +36,10 @@ WORD_BY_ENDED_JOB_STATE = {
 }
 UNSUCCESSFUL_JOB_STATES = {*WORD_BY_ENDED_JOB_STATE, "FAILED", "OUT_OF_MEMORY"}
 SLURMSTEPD_ERROR = re.compile(r"slurmstepd(-\S+)?: error: ")  # some versions add the node
-KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # SIGKILL of the batch script; of a task, as srun reports it
+KILLED = (
+    -signal.SIGKILL,  # the batch script was killed
+    128 + signal.SIGKILL,  # a task was killed: srun reports it so
+)
 ADVICE_BY_WAIT_REASON = {
     "PartitionDown": "the partition is down; choose another with --partition",
     "PartitionNodeLimit": "the partition has too few nodes; lower num_nodes or choose another",
@@ -45,7 +53,7 @@ ADVICE_BY_WAIT_REASON = {
     "DependencyNeverSatisfied": "it waits for a job that failed; cancel it",
 }
 
-PositionInElement = Literal["passed", "current", "waiting"]  # of a point relative to the one that its job runs now
+PositionInElement = Literal["passed", "current", "waiting"]  # of a point, relative to the point that its job runs now
 IN_FLIGHT = ("pending", "held", "running")
 RECORDED_STATUSES = ("ok", "oom", "failed")
 

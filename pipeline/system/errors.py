@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import NoReturn
 
 EXIT_OK = 0  # also if nothing was left to measure
-EXIT_GAPS = 1  # a point has no result (under --strict, or after submit waited), or is too slow for --fail-above
+EXIT_GAPS = 1  # a point has no result (with --strict, or if submit waited); one is too slow (with --fail-above)
 EXIT_USAGE = 2  # wrong usage or configuration, an absent or unreadable folder, a grid without points
 EXIT_NOTHING_FOUND = 3  # no experiment in the folder, an option that selects no point, or no point to compare
 EXIT_SCHEDULER = 4  # Slurm refused, or is configured and does not answer
@@ -64,7 +64,7 @@ def replace_control_characters(text: str) -> str:
 
 
 def refuse_control_characters(words: Sequence[str]) -> None:
-    """Raise CommandError for an argument with a control character: a batch script runs the text after a newline."""
+    """Raise CommandError for an argument with a control character: after a newline, a batch script would run it."""
     for before, word in itertools.pairwise(["", *words]):
         if CONTROL_CHARACTER.search(word):
             option = f"{before} " if before.startswith("-") and "=" not in before else ""

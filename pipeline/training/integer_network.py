@@ -1,7 +1,7 @@
 """A small CNN as an int8 processor computes it: int8 weights and activations, int32 biases and sums.
 
 The sums are computed in floating point, and they are exact: fp32 holds every whole number up to 2^24, fp64 up to 2^53.
-`max_accumulator` bounds every sum, and every part of one; it decides which of the two is used.
+`max_accumulator` is an upper bound of every sum and partial sum. Up to 2^24 fp32 is used, above it fp64.
 `F.linear` on int8 tensors would overflow without an error. Everything runs on the CPU.
 """
 
@@ -144,7 +144,7 @@ class QuantizedLayer(NamedTuple):
 
 
 def max_accumulator(weights: Tensor, biases: Tensor, name: str) -> int:
-    """Return an upper bound of a sum over all int8 inputs: 128 sum|weights| + |bias| of the largest channel.
+    """Return an upper bound of every sum, whatever the int8 inputs: 128 sum|weights| + |bias|, for the largest channel.
 
     Only int32 biases count: one in fp32 is added later, to the scaled sum. `name` is the layer's name in the message.
     Raises QuantizationProblem if the bound does not fit into 32 bits.
@@ -179,7 +179,7 @@ def compute_weight_scales(layers: Sequence[Layer], rule: ScaleRule, granularity:
 
 
 def round_weights(layers: Sequence[Layer], weight_scales: Sequence[Tensor]) -> list[Layer]:
-    """Return copies of the layers whose fp32 weights are those of int8, times their scale."""
+    """Return copies of the layers with rounded weights: the int8 weights times their scales, in fp32."""
     rounded = [layer._replace(module=copy.deepcopy(layer.module)) for layer in layers]
     for layer, scales in zip(rounded, weight_scales, strict=True):
         weights, shaped = layer.quantize_weights(scales)

@@ -8,7 +8,7 @@ from rendered_tables import build
 from pipeline.experiment.grid import expand_grid
 from pipeline.experiment.measurement import Transfer, VariantName
 from pipeline.experiment.record import Environment, Gpu
-from pipeline.report.communication_rows import KINDS, is_same_point_trained
+from pipeline.report.communication_rows import KINDS, differ_only_in_measurement
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_grid_of_q3_measures_every_ddp_point_that_it_subtracts() -> None:
     subtracted = [spec for spec in points if spec.measure == "epochs" and spec.strategy == "ddp"]
     assert len(subtracted) == 10  # 5 batch sizes on each of 2 and 4 GPUs
     for spec in subtracted:
-        assert sum(is_same_point_trained(spec, other) for other in measured) == 1, spec.run_id()
+        assert sum(differ_only_in_measurement(spec, other) for other in measured) == 1, spec.run_id()
 
 
 @pytest.mark.parametrize(("exposed_us", "said"), [(2.9, True), (3.1, False)])
