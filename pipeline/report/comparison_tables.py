@@ -20,7 +20,7 @@ from pipeline.analysis.comparison import (
 )
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, varying_axes
 from pipeline.report.columns import NOT_STATED
-from pipeline.report.display_tables import STATUS_WORDS
+from pipeline.report.display_cells import STATUS_WORDS
 from pipeline.report.markdown import draw_table, escape_markdown
 from pipeline.report.note_texts import render_notes
 from pipeline.system.errors import pluralize

@@ -8,7 +8,13 @@ from typing import Any, NamedTuple
 from pipeline.experiment.outcomes import CollectedOutcomes
 from pipeline.experiment.point_label import EFFORT_AXES, Processors, describe_point, name_processors, varying_axes
 from pipeline.report.build_tables import ROW_CLASSES, Tables
-from pipeline.report.columns import NOT_STATED
+from pipeline.report.display_cells import (
+    Cell,
+    decimals_of,
+    figure_cells,
+    format_axis,
+    status_of,
+)
 from pipeline.report.note_texts import FIGURE_WORDS, render_note
 from pipeline.report.plot_data import note_on_number
 from pipeline.report.row_types import Row
@@ -24,17 +30,6 @@ from pipeline.report.table_definitions import (
     scaled,
 )
 
-STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
-CELL_WORDS = {
-    "ending": {
-        "ok_timed": "ok: timed",
-        "ok_other": "ok: start-up and other",
-        "oom": "out of memory",
-        "superseded": "replaced by a later attempt",
-    },
-    "stage": {"activations": "+ activations", "biases": "+ biases (all)"},
-}
-"""Key of a figure -> the words for its values."""
 TABLES_WITHOUT_REMEDIES = ("Q1", "Q2", "Q3")
 REMEDIES_ELSEWHERE = "Runs with remedies are in the tables of Q4 only."
 OWN_COLUMNS = {"strategy": "strategy", "num_gpus": "GPUs", "batch_size_per_gpu": "images per GPU"}
@@ -42,26 +37,12 @@ OWN_COLUMNS = {"strategy": "strategy", "num_gpus": "GPUs", "batch_size_per_gpu":
 
 STATED_KEYS = ("global_batch_size", "num_gpus", "from_num_gpus", "bucket", "num_bytes", "epoch", "num_updates")
 NUMBER = re.compile(r"(?<![\w.^/-])[+-]?\d[\d,]*(?:\.\d+)?(?![\w.,]*\w)")
-MAX_DECIMALS = {"loss": 4, "accuracy": 2, "target": 2, "%": 1, "images/s": 1, "[us]": 1, "[GiB]": 2, "[GB/s]": 2}
-"""By part of the heading; 3 for others."""
-
-PREDICTED_DECIMALS = {"predicted_step": 1, "predicted_parallel": 0}  # by the beginning of the key
-
 MAX_COLUMNS = 10
 MAX_WIDTH = 120  # characters of a row in Markdown
 MAX_LABEL = 44  # characters of a configuration; longer ones are named below the table
 MAX_BATCH_SIZES = 7  # of one table by GPUs and batch size
 MAX_ROWS_UNFOLDED = 40
 MAX_ROWS = 10_000  # a page with more is slow; the CSV files have all
-
-
-class Cell(NamedTuple):
-    """A cell: its text, the address that it links to, and the numbers of its footnotes."""
-
-    text: str
-    is_number: bool = False
-    href: str = ""
-    footnotes: tuple[int, ...] = ()
 
 
 class DisplayTable(NamedTuple):
@@ -395,68 +376,8 @@ def main_figure(figures: Sequence[Figure]) -> Figure:
     return next((figure for figure in figures if figure.key not in STATED_KEYS), figures[0])
 
 
-def status_of(row: Row) -> str:
-    """Return why a row has no main figure: its status, or that training diverged."""
-    if getattr(row, "diverged_at_update", None) is not None:
-        return f"diverged at update {row['diverged_at_update']}"
-    return STATUS_WORDS.get(getattr(row, "status", "ok"), "")
-
-
 def describe_common(points: Sequence[Mapping[str, Any]], varying: Sequence[str], hidden: Sequence[str]) -> str:
     """Return what all rows share, in words."""
     without = (*varying, *hidden, *(axis for axis in EFFORT_AXES if axis != "epochs"))
     same = (axis for axis, value in points[0].items() if axis not in without and value not in (False, []))
     return describe_point(points[0], [axis for axis in same if all(point[axis] == points[0][axis] for point in points)])
-
-
-def format_axis(value: Any) -> str:
-    """Return an axis's value in its own column."""
-    if isinstance(value, list):
-        return " + ".join(map(str, value)) or "none"
-    return f"{value:,}" if type(value) is int else NOT_STATED if value is None else str(value)
-
-
-def decimals_of(figure: Figure, rows: Sequence[Row]) -> int:
-    """Return the decimals of a column: four digits of its smallest value, if its unit allows; none for counts."""
-    known = [row for row in rows if row[figure.key] is not None and not isinstance(row[figure.key], str)]
-    values = [abs(value) for row in known if (value := figure.value(row)) and math.isfinite(value)]
-    is_count = "_calls_" in figure.key or (
-        figure.factor == 1 and all(isinstance(row[figure.key], int) for row in known)
-    )
-    if is_count or not values:
-        return 0
-    limits = [most for start, most in PREDICTED_DECIMALS.items() if figure.key.startswith(start)]
-    most = next(iter([*limits, *(most for unit, most in MAX_DECIMALS.items() if unit in figure.heading)]), 3)
-    return min(max(max(most, 3) - math.floor(math.log10(min(values))), 0), most)
-
-
-def figure_cells(figure: Figure, rows: Sequence[Row], decimals: int | None) -> list[Cell]:
-    """Return the cells of one figure. Without decimals they have up to six digits, and no interval."""
-    is_number = not any(isinstance(row[figure.key], str | list) for row in rows)
-    return [Cell(format_cell(figure, row, decimals), is_number) for row in rows]
-
-
-def format_cell(figure: Figure, row: Row, decimals: int | None) -> str:
-    """Return the number, with its interval if the figure has one; empty if it is not known, and why if a note says.
-
-    Minimum and maximum of one run are no interval.
-    """
-    raw = row[figure.key]
-    if raw is None and any(note.kind == "not_stated" and figure.key in note.values["figures"] for note in row.notes):
-        return NOT_STATED
-    if isinstance(raw, str | list | bool):
-        words = CELL_WORDS.get(figure.key, {}) if decimals is not None else {}
-        return words.get(str(raw)) or format_axis(raw)
-    value = figure.value(row)
-    if value is None:
-        return figure.absent(row) if figure.absent else ""
-    if decimals is None or not math.isfinite(value) or abs(value) >= 1e9:
-        return f"{value:.6g}" if decimals is None else f"{value:.3g}"
-    least = 10**-decimals
-    if figure.key == "noise_floor" and 0 < value < least / 2:
-        return f"<{least:.{decimals}f}"
-    text = f"{value:,.{decimals}f}"
-    low, high = (figure.value(row, key) if key else None for key in (figure.low, figure.high))
-    if low is None or high is None or (row.n == 1 and low == high):
-        return text
-    return f"{text} ({low:,.{decimals}f} to {high:,.{decimals}f})"

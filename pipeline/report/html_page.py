@@ -24,8 +24,8 @@ from pipeline.experiment.point_label import describe_point, format_figure, name_
 from pipeline.experiment.record import Record
 from pipeline.report.answers import Answers
 from pipeline.report.build_tables import Tables
+from pipeline.report.display_cells import CELL_WORDS
 from pipeline.report.display_tables import (
-    CELL_WORDS,
     MAX_ROWS,
     DisplayOptions,
     DisplayTable,

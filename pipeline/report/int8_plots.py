@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, varying_axes
-from pipeline.report.display_tables import CELL_WORDS
+from pipeline.report.display_cells import CELL_WORDS
 from pipeline.report.plot_data import (
     MAX_SERIES,
     REFERENCE,

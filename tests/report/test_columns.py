@@ -10,7 +10,7 @@ from pipeline.experiment.spec import AXES
 from pipeline.report import note_texts, row_types
 from pipeline.report.build_tables import ROW_CLASSES
 from pipeline.report.columns import AXIS_COLUMNS, COLUMNS, Column
-from pipeline.report.display_tables import format_cell
+from pipeline.report.display_cells import format_cell
 from pipeline.report.row_types import Q1Row, figure_keys
 from pipeline.report.table_definitions import EPOCH_TIME, TABLE_DEFINITIONS, Figure, TableDefinition
 from pipeline.report.words import render_words

@@ -14,7 +14,7 @@ from int8_records import RECORDS
 from page_records import EVIL, batch_records, every_question, hostile_records, page_source, write_page
 
 from pipeline.experiment.record import Record
-from pipeline.report.display_tables import CELL_WORDS
+from pipeline.report.display_cells import CELL_WORDS
 from pipeline.report.html_page import QUESTIONS, RecordLinks, describe_cost, write_index, write_report
 from pipeline.report.row_types import CostRow
 from pipeline.report.table_definitions import TABLE_DEFINITIONS

@@ -14,7 +14,8 @@ from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Precision, Spec
 from pipeline.report.build_tables import Tables
-from pipeline.report.display_tables import MAX_WIDTH, decimals_of, format_cell
+from pipeline.report.display_cells import decimals_of, format_cell
+from pipeline.report.display_tables import MAX_WIDTH
 from pipeline.report.markdown import escape_markdown, render_coverage, render_precision, software, wrap
 from pipeline.report.row_types import CommunicationRow, Q2Row, Row
 from pipeline.report.table_definitions import EFFICIENCY, EPOCH_TIME, INTERVAL, THROUGHPUT, Figure
