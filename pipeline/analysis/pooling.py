@@ -63,7 +63,7 @@ class PooledPoint:
 
     @cached_property
     def num_neighbours(self) -> int:
-        """How many other points ran on its node at the same time: the largest number over the ok records."""
+        """Return the largest number, over the ok records, of other points that ran on their node at the same time."""
         return max((self.neighbours.get(attempt_key(record), 0) for record in self.ok_records), default=0)
 
     def median(self, value_of: Callable[[Record], float | None]) -> float | None:

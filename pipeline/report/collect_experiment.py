@@ -28,12 +28,12 @@ class CollectedExperiment:
 
     @cached_property
     def answers(self) -> Answers:
-        """What the tables answer."""
+        """Return the answers that the tables give."""
         return answer_questions(self.tables, processors_of(self.collected))
 
     @cached_property
     def content(self) -> dict[str, Any]:
-        """The rows of the tables and the coverage, as JSON has them."""
+        """Return the rows of the tables and the coverage, as JSON has them."""
         return {**self.tables.flat(), "coverage": msgspec.to_builtins(self.collected.coverage)}
 
 

@@ -221,7 +221,7 @@ def submitted_jobs(manifest: Manifest) -> dict[str, dict[JobKey, Submission]]:
 
 
 class ElementPositions(NamedTuple):
-    """Which points of each array element have run, run now, or wait. An element runs its points one after another.
+    """Tells which points of an array element have run, run now, or wait. An element runs its points one by one.
 
     `elements` has only elements with several points. It maps the job of an element to the prefix of its launch ids and
     to the run ids of its points, in the order in which they run. `published` holds (run id, launch id prefix) of each

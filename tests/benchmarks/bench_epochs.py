@@ -37,7 +37,7 @@ class Contender(NamedTuple):
 
 
 class Row(msgspec.Struct):
-    """What a contender took: raw windows after the first epoch, which warmed up."""
+    """The times of a contender: the windows after the first epoch, which warmed up."""
 
     section: str
     name: str

@@ -59,7 +59,9 @@ def test_a_gpu_type_that_could_be_more_than_a_type_is_refused(text: str) -> None
 
 @pytest.mark.parametrize("text", ["a40", "a100-sxm4-80gb", "a100_3g.20gb", "NVIDIA_A40", "3090"])
 def test_a_gpu_type_that_is_a_name_is_taken(text: str) -> None:
-    check_slurm_options(SlurmOptions(gpu_type=text))
+    site = SlurmOptions(gpu_type=text)
+    check_slurm_options(site)
+    assert build_request(FOUR_GPUS, Resources(), site, None, None).options["gpus-per-node"] == f"{text}:4"
 
 
 @pytest.mark.parametrize(
