@@ -184,8 +184,11 @@ def read_rank_epoch(clock: StepTimer, rank: Rank, num_samples: int) -> RankEpoch
 
 
 def set_precision(spec: Spec) -> None:
-    """Allow TF32 in convolutions and matrix products only if the point asks for it. Turn off cuDNN benchmark mode."""
-    allow_tf32 = spec.precision == "tf32"
+    """Allow TF32 in convolutions and matrix products unless the point asks for fp32. Turn off cuDNN benchmark mode.
+
+    In a bf16 point only the test pass computes in fp32: autocast holds for training alone.
+    """
+    allow_tf32 = spec.precision != "fp32"
     torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     torch.backends.cudnn.allow_tf32 = allow_tf32
     torch.backends.cudnn.benchmark = False
@@ -201,20 +204,21 @@ def precision_used(spec: Spec, rank: Rank) -> str:
 def evaluate(model: nn.Module, images: Images, rank: Rank, batch_size: int) -> tuple[float | None, float]:
     """Return the mean loss (None if not finite) and the accuracy (a fraction) over the test set.
 
-    Runs on rank 0 only, outside the timed part.
+    Runs on rank 0 only, outside the timed part, in fp32 or TF32 (set_precision).
     """
     model.eval()
     mean, std = (torch.tensor(values, device=rank.device).view(1, 3, 1, 1) for values in (CHANNEL_MEANS, CHANNEL_STDS))
-    loss_sum, num_correct = 0.0, 0
+    loss_sum = torch.zeros((), dtype=torch.float64, device=rank.device)
+    num_correct = torch.zeros((), dtype=torch.int64, device=rank.device)
     for start in range(0, len(images.labels), batch_size):
         pixels = np.array(images.pixels[start : start + batch_size])  # a copy, since the memory map is read-only
         batch = torch.from_numpy(pixels).to(rank.device).permute(0, 3, 1, 2)
         labels = torch.from_numpy(images.labels[start : start + batch_size]).to(rank.device)
         outputs = model((batch.float() / 255 - mean) / std)
-        loss_sum += nn.functional.cross_entropy(outputs, labels, reduction="sum").item()
-        num_correct += int((outputs.argmax(1) == labels).sum())
-    loss = loss_sum / len(images.labels)
-    return loss if math.isfinite(loss) else None, num_correct / len(images.labels)
+        loss_sum += nn.functional.cross_entropy(outputs, labels, reduction="sum")
+        num_correct += (outputs.argmax(1) == labels).sum()
+    loss = float(loss_sum) / len(images.labels)
+    return loss if math.isfinite(loss) else None, int(num_correct) / len(images.labels)
 
 
 def summarize_epoch(

@@ -183,9 +183,9 @@ def test_what_was_computed_in_is_recorded_and_not_what_was_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "precision", "allows_tf32"),
-    [("single", "tf32", True), ("single", "fp32", False), ("dp", "bf16", False)],
+    [("single", "tf32", True), ("single", "fp32", False), ("dp", "bf16", True)],
 )
-def test_tf32_is_allowed_only_where_asked_for_and_cudnn_does_not_tune_yet(
+def test_tf32_is_allowed_unless_fp32_is_asked_for_and_cudnn_does_not_tune_yet(
     strategy: str, precision: str, allows_tf32: bool
 ) -> None:
     set_precision(make_spec(strategy=strategy, precision=precision))
