@@ -32,7 +32,11 @@ WITHOUT_VALUE = {  # axis -> the words for the value None
     "bucket_cap_mb": "default buckets",
     "memory_limit_gib": "no memory limit",
 }
-VALUES = {("input", "gpu"): "images on the device", ("measure", "epochs"): "timed epochs"}
+VALUES = {
+    ("input", "gpu"): "images on the device",
+    ("measure", "epochs"): "timed epochs",
+    ("reference_batch_size", "128"): "",  # the usual case
+}
 PLAIN_AXES = ("strategy", "precision", "input", "dataset", "model", "device", "layout", "execution", "measure")
 """Axes whose value needs no further word: `bf16`, not `precision bf16`."""
 
@@ -88,8 +92,8 @@ def describe_axis(axis: str, value: Any) -> str:
     if value is None:
         return WITHOUT_VALUE.get(axis, f"{axis} not stated")
     shown = f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
-    words = VALUES.get((axis, shown)) or ("{}" if axis in PLAIN_AXES else WORDS.get(axis, f"{axis} {{}}"))
-    return words.format(shown)
+    words = "{}" if axis in PLAIN_AXES else WORDS.get(axis, f"{axis} {{}}")
+    return VALUES.get((axis, shown), words).format(shown)
 
 
 def name_processors(text: str, processors: Processors) -> str:

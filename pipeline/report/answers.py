@@ -1,18 +1,28 @@
 """The answers to Q1 to Q4 in words, computed from the rows of the tables.
 
 A row shows every figure. If a figure is not fit for an answer, a note of the row says why (UNFIT_FIGURES). A note that
-only weakens a figure is said beside it (WEAKENING_NOTES).
+only weakens a figure is said beside it (answer_words.WEAKENING_NOTES).
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from pipeline.analysis.intervals import min_values
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.analysis.notes import Note
-from pipeline.experiment.point_label import EFFORT_AXES, Processors, describe_point, name_processors, varying_axes
+from pipeline.experiment.point_label import Processors, name_processors
+from pipeline.report.accuracy_answers import answer_int8, answer_large_batches
+from pipeline.report.answer_words import (
+    RUN,
+    basis_of,
+    between,
+    describe_own,
+    interval_of,
+    not_answered,
+    percent,
+    source_of,
+)
 from pipeline.report.build_tables import Tables
-from pipeline.report.row_types import CommunicationRow, Int8Row, Q2Row, Q3Row, Row, TimeToTargetRow
+from pipeline.report.row_types import CommunicationRow, Q2Row, Q3Row, Row
 from pipeline.system.errors import pluralize
 
 SPEEDUPS = ("speedup", "parallel_efficiency", "serial_fraction_karp_flatt")
@@ -28,19 +38,6 @@ UNFIT_FIGURES: dict[str, tuple[str, ...]] = {
 }
 """Kind of note -> the figures of the row that no answer may use. A note about the row's baseline counts too."""
 
-WEAKENING_NOTES = {
-    "shared_node": "shared its node",
-    "other_shared_node": "{what} shared its node",
-    "drifted": "drifted by {drift:+.1%}",
-    "drifted_in_repeats": "drifted by {drift:+.1%}",
-    "exposure_drifted": "exposed communication drifted",
-    "throttled": "throttled",
-    "other_node": "{what} on another node",
-    "other_boot": "{what} on another boot",
-    "other_gpu": "{what} on another GPU",
-    "other_fact": "{what} with another {fact}",
-}
-"""Kind of note -> the words for it in an answer."""
 UNMEASURED = {"exposure_is_noise", "exposure_negative"}  # kinds of notes: the row has no share of communication
 
 
@@ -68,9 +65,6 @@ def q2_answer_rows(rows: Iterable[Q2Row]) -> list[Q2Row]:
 
 Answers = Sequence[tuple[str, str]]  # a question and the sentence that answers it
 
-MIN_RUNS, MIN_EPOCHS = 3, 10  # below these an accuracy cannot tell a remedy from noise
-RUN = "run `python -m pipeline.submit --grid {}`"  # the cure in a sentence; {} is a grid
-
 
 def answer_questions(tables: Tables, processors: Processors) -> Answers:
     """Return each question with its answer. If the rows hold no answer, it gives the command that measures one.
@@ -93,11 +87,6 @@ def is_answered(sentence: str) -> bool:
     return not sentence.startswith("Not answered")
 
 
-def not_answered(why: str, grid: str) -> str:
-    """Return the sentence for a question without an answer: `why`, and the command that runs `grid` to get one."""
-    return f"Not answered here: {why}; {RUN.format(grid)}."
-
-
 def answer_batch_size(tables: Tables) -> str:
     """Return the batch size with the highest throughput on one GPU, and the first that runs out of memory."""
     timed = [row for row in tables.Q1 if row.throughput_samples_per_s]
@@ -116,7 +105,8 @@ def answer_batch_size(tables: Tables) -> str:
     ]
     if best.is_loader_bound and best.data_share is not None:
         said.append(f"It waits for data {percent(best.data_share)} of that time, so this is partly the loader's speed.")
-    if gaps := sorted({row.global_batch_size for row in tables.Q1 if row.status in ("failed", "missing", "rejected")}):
+    failed = {row.global_batch_size for row in tables.Q1 if row.status in ("failed", "missing", "rejected")}
+    if gaps := sorted(failed - {row.global_batch_size for row in timed}):
         kind = "runs without remedies" if any(row.remedies for row in tables.Q4) else "runs"
         said.append(f"Some {kind} have no result: at {', '.join(f'{size:,}' for size in gaps)} images a step.")
     return " ".join([*said, memory])
@@ -253,143 +243,3 @@ def describe_exposed(row: CommunicationRow, rows: Sequence[Row]) -> str:
 def subtracted_share(row: Q3Row) -> float:
     """Return communication by subtraction as a share of the epoch."""
     return (row.comm_time_subtraction_s or 0.0) / (row.epoch_time_s or 1.0)
-
-
-def answer_large_batches(rows: Sequence[TimeToTargetRow]) -> str:
-    """Return what the largest batch costs in test accuracy, and the remedy that mends most of it."""
-    plain = sorted((row for row in rows if not row.remedies), key=lambda row: row.global_batch_size)
-    if not plain:
-        return not_answered("no test accuracy of a small and of a large batch was measured", "q4-study")
-    small = plain[0]
-    if small.final_test_accuracy is None:
-        lacking = f"{small.global_batch_size:,} images a step without remedies, have no result"
-        return f"Not answered yet: the runs to compare with, {lacking}; run the same submit command again."
-    learnt = [row for row in rows if row.final_test_accuracy is not None and row.epochs == small.epochs]
-    large = max((row for row in learnt if not row.remedies), key=lambda row: row.global_batch_size)
-    size, loss = large.global_batch_size, (small.final_test_accuracy or 0.0) - (large.final_test_accuracy or 0.0)
-    if size == small.global_batch_size:
-        return not_answered(f"no test accuracy of a large batch after {small.epochs} epochs", "q4-study")
-    mended = [row for row in learnt if row.remedies and row.global_batch_size == size]
-    if not mended:
-        return not_answered(f"no run of {size:,} images a step tried a remedy for large batches", "q4-study")
-    best = max(mended, key=lambda row: row.final_test_accuracy or 0.0)
-    is_better = (best.final_test_accuracy or 0.0) > (large.final_test_accuracy or 0.0)
-    remedy, runs = " + ".join(best.remedies), min(row.n for row in (small, large, best))
-    tried = sum(bool(row.remedies) and (row.global_batch_size, row.epochs) == (size, small.epochs) for row in rows)
-    mends = f"With {remedy} it is" if is_better else f"No remedy does better: the best, {remedy}, gives"
-    if len(mended) < tried:
-        have = "has a result" if len(mended) == 1 else "have a result, the best"
-        mends = f"Of {tried} sets of remedies {len(mended)} {have}: {remedy} gives"
-    change = f"{'cost' if loss >= 0 else 'gain'} {100 * abs(loss):.1f} points"
-    said = (
-        f"After {large.epochs} epochs {size:,} images a step {change} of test accuracy against "
-        f"{small.global_batch_size:,}: {describe_accuracy(large)} instead of {describe_accuracy(small)}. "
-        f"{mends} {describe_accuracy(best)}, n = {pluralize(runs, 'run')}.{largest_mended(learnt, small, size)}"
-    )
-    is_few, is_short = runs < MIN_RUNS, large.epochs < MIN_EPOCHS
-    if is_few or is_short:
-        what = " and ".join([f"{large.epochs} epochs"] * is_short + [pluralize(runs, "run")] * is_few)
-        return f"{said} But {what} cannot show whether a remedy helps: {RUN.format('q4-study')}."
-    if (best.final_test_accuracy_low or 0.0) <= (large.final_test_accuracy_high or 0.0):
-        ends = "intervals" if runs >= min_values() else "ranges"
-        said += f" The {ends} with {remedy} and without remedies overlap: these runs do not show that it helps."
-    return said
-
-
-def largest_mended(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow, largest: int) -> str:
-    """Return the largest batch that a remedy brings to the small batch's accuracy; empty if it is the largest of all.
-
-    The largest batch may be too large for any remedy, so its figures alone do not tell if one ever helps.
-    """
-    found = [row for row in rows if row.remedies and row.global_batch_size > small.global_batch_size]
-    mended = [row for row in found if (row.final_test_accuracy or 0.0) >= (small.final_test_accuracy or 0.0)]
-    if not mended:
-        return f" No remedy that ran brings a larger batch to the accuracy of {small.global_batch_size:,}."
-    best = max(mended, key=lambda row: (row.global_batch_size, row.final_test_accuracy or 0.0))
-    size, remedy = best.global_batch_size, " + ".join(best.remedies)
-    return "" if size == largest else f" At {size:,} {remedy} gives {describe_accuracy(best)}."
-
-
-def describe_accuracy(row: TimeToTargetRow) -> str:
-    """Return the final accuracy in words: with its interval, of two to five seeds with the lowest and the highest."""
-    median, low, high = (row[f"final_test_accuracy{end}"] for end in ("", "_low", "_high"))
-    if low is None or high is None:
-        return percent(median, 1)
-    if row.n >= min_values():
-        return f"{percent(median, 1)} (interval {between(low, high)})"
-    return f"{percent(median, 1)} (lowest {100 * low:.1f}, highest {percent(high, 1)})"
-
-
-def answer_int8(rows: Sequence[Int8Row]) -> str:
-    """Return what int8 changes in accuracy and bytes: every tensor in int8, one scale a tensor by its largest value."""
-    usual = ("largest_magnitude", "per_tensor")
-    full = [row for row in rows if row.stage == "biases" and (row.scale_rule, row.granularity) == usual]
-    before = [row for row in rows if row.stage == "fp32"]
-    change = full[0].accuracy_change if full else None
-    if change is None or not before:
-        why = next((str(row["note"]).rstrip(".") for row in full if row["note"]), "")
-        if why:
-            return f"Not answered here: no network was quantized in full ({why})."
-        return "Not answered here: no quantized network was tested; run `python -m pipeline.status` for the reasons."
-    row, low, high = full[0], full[0].accuracy_change_low, full[0].accuracy_change_high
-    ends = f"interval {100 * low:+.2f} to {100 * high:+.2f}, " if low is not None and high is not None else ""
-    unclear = (
-        " 0 lies inside the interval: a change is neither shown nor excluded."
-        if ends and (low or 0) <= 0 <= (high or 0)
-        else ""
-    )
-    return (
-        f"With the whole network in int8 test accuracy changes by {100 * change:+.2f} points ({ends}from "
-        f"{percent(before[0].test_accuracy, 1)} in fp32, n = {pluralize(row.n, 'seed')}).{unclear} The network "
-        f"takes {row.network_bytes or 0:,} of {before[0].network_bytes or 0:,} bytes."
-    )
-
-
-def percent(fraction: float | None, decimals: int = 0) -> str:
-    """Return a fraction in per cent."""
-    return f"{100 * (fraction or 0.0):.{decimals}f} %"
-
-
-def between(low: float, high: float) -> str:
-    """Return two fractions in per cent."""
-    return f"{100 * low:.1f} to {percent(high, 1)}"
-
-
-def interval_of(row: Row, figure: str, unit: str = "") -> str:
-    """Return the interval of a figure in words, with digits that tell its ends apart; empty if it has none."""
-    low, high = row[f"{figure}_low{unit}"], row[f"{figure}_high{unit}"]
-    if low is None or high is None:
-        return ""
-    digits = next((digits for digits in range(3, 7) if f"{low:.{digits}g}" != f"{high:.{digits}g}"), 3)
-    return f"interval {low:.{digits}g} to {high:.{digits}g}{unit.replace('_', ' ')}{basis_of(row)}, "
-
-
-def basis_of(row: Row) -> str:
-    """Return in words what the row's interval is computed from; empty if it has none."""
-    of_windows = "within one run" if row.n == 1 else "within runs"
-    return {"windows": f" {of_windows}", "repeats": " between runs"}.get(row["interval_over"], "")
-
-
-def source_of(row: Row, rows: Sequence[Row], but: str = "") -> str:
-    """Return in words the row that a figure comes from, without the axis `but`, its n, and what weakens the figure.
-
-    An answer takes the best row with its weak points, and no other row in its place: so a reader finds in the table the
-    figure that the answer is about.
-    """
-    said = [describe_own(row, rows, but), *([f"n = {pluralize(row.n, 'run')}"] if row.n else [])]
-    return ", ".join(filter(None, [*said, *dict.fromkeys(map(weakness_of, row.notes))]))
-
-
-def weakness_of(note: Note) -> str:
-    """Return the words of a note that weakens a figure; empty for another note."""
-    if note.kind == "of_baseline":
-        inner = weakness_of(note.values["note"])
-        return f"baseline {inner}" if inner else ""
-    return WEAKENING_NOTES.get(note.kind, "").format(**note.values).replace("%", " %")
-
-
-def describe_own(row: Row, rows: Sequence[Row], but: str = "") -> str:
-    """Return the row's strategy and batch size, and the other axes in which the rows differ, without the axis `but`."""
-    varying = varying_axes([other.axes for other in rows], without=("num_gpus", *EFFORT_AXES))
-    named = {"strategy", "batch_size_per_gpu", *varying} - {but}
-    return describe_point(row.axes, [axis for axis in row.axes if axis in named])

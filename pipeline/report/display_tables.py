@@ -35,11 +35,15 @@ REMEDIES_ELSEWHERE = "Runs with remedies are in the tables of Q4 only."
 OWN_COLUMNS = {"strategy": "strategy", "num_gpus": "GPUs", "batch_size_per_gpu": "images per GPU"}
 """Axes that have a column if they vary; the others share one."""
 
-STATED_KEYS = ("global_batch_size", "num_gpus", "from_num_gpus", "bucket", "num_bytes", "epoch", "num_updates")
+STATED_KEYS = {"global_batch_size", "num_gpus", "from_num_gpus", "bucket", "num_bytes", "epoch", "epochs"}
+STATED_KEYS |= {"num_updates", "learning_rate"}
+"""Figures that follow from the grid, and were not measured."""
+
 NUMBER = re.compile(r"(?<![\w.^/-])[+-]?\d[\d,]*(?:\.\d+)?(?![\w.,]*\w)")
 MAX_COLUMNS = 10
 MAX_WIDTH = 120  # characters of a row in Markdown
-MAX_LABEL = 44  # characters of a configuration; longer ones are named below the table
+MAX_LABEL = 44  # characters of a configuration in a cell
+MAX_LABEL_BESIDE_OTHERS = 24  # the same where a table names some below it, since those need room for figures
 MAX_BATCH_SIZES = 7  # of one table by GPUs and batch size
 MAX_ROWS_UNFOLDED = 40
 MAX_ROWS = 10_000  # a page with more is slow; the CSV files have all
@@ -294,17 +298,19 @@ def label_columns(points: Sequence[Mapping[str, Any]], varying: Sequence[str], w
         columns.append((Cell(words.name(OWN_COLUMNS[axis]), is_number), cells))
     if others:
         heading = others[0] if len(others) == 1 else "configuration"
-        columns.append((Cell(heading), [Cell(words.name(describe_point(point, others))) for point in points]))
+        named = (describe_point(point, others) or format_axis(point[others[0]]) for point in points)
+        columns.append((Cell(heading), [Cell(words.name(name)) for name in named]))
     return columns
 
 
 def shorten_labels(columns: Sequence[Column], words: ReportWords) -> tuple[list[Column], str]:
-    """Return the columns with labels for long configurations, and the sentence that explains these."""
+    """Return the columns with labels for long configurations, if one is too long, and a sentence that explains them."""
     *others, (heading, cells) = columns or [(Cell(""), [])]
     if max((len(cell.text) for cell in cells), default=0) <= MAX_LABEL:
         return list(columns), ""
-    labels = [words.label(cell.text) for cell in cells]
-    explained = "; ".join(f"{label} = {text}" for text, label in words.labels.items() if label in labels)
+    long = {cell.text for cell in cells if len(cell.text) > MAX_LABEL_BESIDE_OTHERS}
+    labels = [words.label(cell.text) if cell.text in long else cell.text for cell in cells]
+    explained = "; ".join(f"{label} = {text}" for text, label in words.labels.items() if text in long)
     return [*others, (heading, [Cell(label) for label in labels])], f"Configurations: {explained}."
 
 

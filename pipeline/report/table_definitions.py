@@ -328,8 +328,10 @@ TABLE_DEFINITIONS = (
         "Q4: final accuracy and time to target",
         (
             Figure("images a step", "global_batch_size"),
+            Figure("epochs", "epochs"),
             estimate("accuracy [%]", "final_test_accuracy", 100),
             Figure("time [s]", "time_to_target_s", absent=never_reached),
+            Figure("rate", "learning_rate"),
             Figure("epochs to target", "epochs_to_target"),
             Figure("reached", "reached"),
             Figure("soonest in", "soonest"),
@@ -338,13 +340,15 @@ TABLE_DEFINITIONS = (
             Figure("updates", "updates_to_target"),
             Figure("efficiency [%]", "target_efficiency", 100),
         ),
-        "Accuracy is of the test images after the last epoch, time that to the target. Medians over n seeds. In "
+        "The rate is the run's highest learning rate. Accuracy is of the test images after the last epoch, time that "
+        "of training up to the target. Medians over n seeds. In "
         "brackets: of six seeds or more the interval of the median (nominally 97.5 %), of two to five seeds the lowest "
         "and the highest. The target, unless --target-accuracy sets it, is 2 points below the final accuracy of the "
         "baseline: the smallest batch without remedies. Under a cosine schedule accuracy rises most at the end of a "
         "run, so the time also depends on the epochs asked for.",
         choose=lambda rows: rows,
-        hidden=("batch_size_per_gpu",),
+        hidden=("batch_size_per_gpu", "epochs"),
+        without_notes=("repeats_not_ok",),
         is_over_seeds=True,
     ),
     TableDefinition(

@@ -121,10 +121,10 @@ def test_a_label_means_one_configuration_in_the_whole_report() -> None:
         make_spec(batch_size_per_gpu=size, evaluate=True, remedies=those) for size in (128, 512) for those in remedies
     ]
     text = " ".join(report(*(make_record(spec, **learnt) for spec in specs)).split())
-    said = re.findall(r"(?<=[:;] )(c\d+) = ([^;.]*)", text)  # time to target has the rows without remedies first
+    said = re.findall(r"(?<=[:;] )(c\d+) = ([^;.]*)", text)
     assert text.count("Configurations:") == 2
     assert sorted(said) == sorted(2 * list(dict.fromkeys(said)))
-    assert {label for label, _ in said} == {"c1", "c2"}
+    assert {label for label, _ in said} == {"c1"}  # "no remedies" is short enough for a cell
 
 
 def test_rows_stand_by_batch_size_whatever_the_order_of_the_grid() -> None:

@@ -1,0 +1,79 @@
+"""The words that the answers share: figures, their intervals, the rows they come from and what weakens them."""
+
+from collections.abc import Sequence
+
+from pipeline.analysis.notes import Note
+from pipeline.experiment.point_label import EFFORT_AXES, describe_point, varying_axes
+from pipeline.report.row_types import Row
+from pipeline.system.errors import pluralize
+
+WEAKENING_NOTES = {
+    "shared_node": "shared its node",
+    "other_shared_node": "{what} shared its node",
+    "drifted": "drifted by {drift:+.1%}",
+    "drifted_in_repeats": "drifted by {drift:+.1%}",
+    "exposure_drifted": "exposed communication drifted",
+    "throttled": "throttled",
+    "other_node": "{what} on another node",
+    "other_boot": "{what} on another boot",
+    "other_gpu": "{what} on another GPU",
+    "other_fact": "{what} with another {fact}",
+}
+"""Kind of note -> the words for it in an answer."""
+
+RUN = "run `python -m pipeline.submit --grid {}`"  # the cure in a sentence; {} is a grid
+
+
+def not_answered(why: str, grid: str) -> str:
+    """Return the sentence for a question without an answer: `why`, and the command that runs `grid` to get one."""
+    return f"Not answered here: {why}; {RUN.format(grid)}."
+
+
+def percent(fraction: float | None, decimals: int = 0) -> str:
+    """Return a fraction in per cent."""
+    return f"{100 * (fraction or 0.0):.{decimals}f} %"
+
+
+def between(low: float, high: float) -> str:
+    """Return two fractions in per cent."""
+    return f"{100 * low:.1f} to {percent(high, 1)}"
+
+
+def interval_of(row: Row, figure: str, unit: str = "") -> str:
+    """Return the interval of a figure in words, with digits that tell its ends apart; empty if it has none."""
+    low, high = row[f"{figure}_low{unit}"], row[f"{figure}_high{unit}"]
+    if low is None or high is None:
+        return ""
+    digits = next((digits for digits in range(3, 7) if f"{low:.{digits}g}" != f"{high:.{digits}g}"), 3)
+    return f"interval {low:.{digits}g} to {high:.{digits}g}{unit.replace('_', ' ')}{basis_of(row)}, "
+
+
+def basis_of(row: Row) -> str:
+    """Return in words what the row's interval is computed from; empty if it has none."""
+    of_windows = "within one run" if row.n == 1 else "within runs"
+    return {"windows": f" {of_windows}", "repeats": " between runs"}.get(row["interval_over"], "")
+
+
+def source_of(row: Row, rows: Sequence[Row], but: str = "") -> str:
+    """Return in words the row that a figure comes from, without the axis `but`, its n, and what weakens the figure.
+
+    An answer takes the best row with its weak points, and no other row in its place: so a reader finds in the table the
+    figure that the answer is about.
+    """
+    said = [describe_own(row, rows, but), *([f"n = {pluralize(row.n, 'run')}"] if row.n else [])]
+    return ", ".join(filter(None, [*said, *dict.fromkeys(map(weakness_of, row.notes))]))
+
+
+def weakness_of(note: Note) -> str:
+    """Return the words of a note that weakens a figure; empty for another note."""
+    if note.kind == "of_baseline":
+        inner = weakness_of(note.values["note"])
+        return f"baseline {inner}" if inner else ""
+    return WEAKENING_NOTES.get(note.kind, "").format(**note.values).replace("%", " %")
+
+
+def describe_own(row: Row, rows: Sequence[Row], but: str = "") -> str:
+    """Return the row's strategy and batch size, and the other axes in which the rows differ, without the axis `but`."""
+    varying = varying_axes([other.axes for other in rows], without=("num_gpus", *EFFORT_AXES))
+    named = {"strategy", "batch_size_per_gpu", *varying} - {but}
+    return describe_point(row.axes, [axis for axis in row.axes if axis in named])
