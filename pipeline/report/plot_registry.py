@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from pipeline.experiment.point_label import Processors, name_processors
-from pipeline.report.accuracy_plots import accuracy_plots
+from pipeline.report.accuracy_plots import accuracy_plots, final_accuracy_plots
 from pipeline.report.int8_plots import int8_plots
 from pipeline.report.plot_data import LinePanel, Panel, Plot, PlotSource
 from pipeline.report.scaling_plots import bandwidth_plots, batch_size_plots, speedup_plots
@@ -14,6 +14,7 @@ PLOTS: tuple[Callable[[PlotSource], Iterable[Plot]], ...] = (
     speedup_plots,
     step_plots,
     bandwidth_plots,
+    final_accuracy_plots,
     accuracy_plots,
     int8_plots,
 )

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
@@ -21,6 +22,7 @@ from page_records import (
     timed_record,
 )
 
+from pipeline.experiment.record import Record
 from pipeline.report.draw_panels import LIGHT, MARKERS, PLACEHOLDERS, SERIES_COLOURS
 from pipeline.report.plot_data import (
     HOLLOW_LABEL,
@@ -156,6 +158,56 @@ def test_q4_compares_remedies_with_the_small_batch_by_epoch_update_and_second() 
     assert [line.label for line in by_second.series] == [line.label for line in by_epoch.series]
 
 
+def learnt(size: int, accuracy: float, epochs: int = 4, seed: int = 0, **fields: Any) -> Record:
+    """A run whose test accuracy rises evenly to `accuracy`, 2 s an epoch."""
+    record = make_record(
+        make_spec(**{"batch_size_per_gpu": size, "epochs": epochs, "evaluate": True, "seed": seed} | fields),
+        [2.0] * epochs,
+        loss=1.0,
+    )
+    assert record.measurement is not None
+    rising = (
+        msgspec.structs.replace(epoch, test_accuracy=accuracy * epoch.epoch / epochs)
+        for epoch in record.measurement.epochs
+    )
+    return msgspec.structs.replace(
+        record, measurement=msgspec.structs.replace(record.measurement, epochs=tuple(rising))
+    )
+
+
+def test_q4_shows_final_accuracy_and_time_to_target_by_batch_size() -> None:
+    """Six seeds at 64; at 4096 one, on one GPU and on two, and a longer one, which is another question."""
+    found = [learnt(64, 0.80 + 0.01 * seed, seed=seed) for seed in range(6)]
+    found += [learnt(4096, 0.5), learnt(4096, 0.9, epochs=8), learnt(4096, 0.82, remedies=("warmup",))]
+    found += [learnt(2048, 0.4, strategy="ddp", num_gpus=2)]
+    plot = plots_of(*found)["q4-batch-size"]
+    assert plot.title == "Accuracy after 4 epochs and time to the target, by batch size"
+    accuracy, time = line_panel(plot), line_panel(plot, 1)
+    assert [line.label for line in accuracy.series] == ["no remedies", "warmup"]
+    small, large = accuracy.series[0].points
+    assert small == pytest.approx(Point(64, 82.5, 80, 85))
+    assert large == pytest.approx(Point(4096, 50))
+    assert time.title == "Training time to 80.5 % [s]"
+    assert [point.x for point in time.series[0].points] == [64]  # the large batch never reaches it
+    assert time.series[1].points == (Point(4096, 8),)  # in its last epoch
+
+
+def test_q4_of_a_single_batch_size_or_of_two_epochs_has_no_plot_by_batch_size() -> None:
+    assert "q4-batch-size" not in plots_of(learnt(64, 0.8), learnt(64, 0.8, remedies=("warmup",)))
+    assert "q4-batch-size" not in plots_of(learnt(64, 0.8, epochs=2), learnt(4096, 0.8, epochs=2))
+
+
+def test_q4_tells_runs_of_different_lengths_apart_and_compares_with_the_baseline() -> None:
+    """The baseline has remedies too, and stands in the plot of the large batch alone."""
+    found = [learnt(64, 0.8), learnt(64, 0.7, remedies=("warmup",)), learnt(64, 0.8, epochs=8)]
+    found += [learnt(4096, 0.5, remedies=("warmup",), epochs=epochs) for epochs in (4, 8)]
+    drawn = plots_of(*found)
+    large = line_panel(drawn["q4"])
+    assert [line.label for line in large.series] == ["warmup, 4 epochs", "warmup, 8 epochs", "64 images, no remedies"]
+    assert [len(line.points) for line in large.series] == [4, 8, 4]
+    assert REFERENCE not in [line.style for line in line_panel(drawn["q4-64"]).series]
+
+
 def test_q4_folds_up_sizes_whose_lines_are_flat() -> None:
     """The large batch ends at 55 %; the accuracy of a still larger one stays at 20 %, below half of the best, 60 %."""
     found = remedy_records()
@@ -166,7 +218,7 @@ def test_q4_folds_up_sizes_whose_lines_are_flat() -> None:
         epochs = tuple(msgspec.structs.replace(epoch, test_accuracy=0.2) for epoch in record.measurement.epochs)
         measurement = msgspec.structs.replace(record.measurement, epochs=epochs)
         found.append(msgspec.structs.replace(record, measurement=measurement))
-    drawn = [plot for plot in plots_of(*found).values() if plot.question == "Q4"]
+    drawn = [plot for plot in plots_of(*found).values() if plot.title.startswith("Accuracy with ")]
     shown = [(plot.title.removeprefix("Accuracy with ").partition(" images")[0], plot.is_main) for plot in drawn]
     assert shown == [("8,192", False), ("4,096", True)]
 

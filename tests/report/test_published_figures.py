@@ -431,8 +431,8 @@ def test_the_answers_of_the_readme_to_q4_are_the_published_ones() -> None:
         return ends_of(row, "final_test_accuracy", 100)
 
     said = [
-        f"2,048 images a step reach {middle(none)} test accuracy ({ends(none)}, n = 6 seeds) and with all four remedies "
-        f"{middle(four)} ({ends(four)}), where 128 images reach {middle(small)} ({ends(small)})",
+        f"2,048 images a step reach {middle(none)} test accuracy ({ends(none)}, n = 6 seeds) and with all "
+        f"four remedies {middle(four)} ({ends(four)}), where 128 images reach {middle(small)} ({ends(small)})",
         f"the first two alone give {middle(two)} ({ends(two)})",
         f"{middle(lost)} without ({ends(lost)}, n = 3), {middle(lost_four)} with all four ({ends(lost_four)})",
         f"Eight times the epochs gave {100 * study[8192, 4, 240, 1]['final_test_accuracy']:.1f} % there (n = 1)",
