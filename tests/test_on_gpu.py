@@ -130,6 +130,7 @@ base:
   epochs: 4
   fused_optimizer: true
   nesterov: true
+  learning_rate: 0.005  # at 0.1 training diverges, and rounding decides how
   remedies: [warmup, no_bias_decay]
 points:
   - {strategy: [single], num_gpus: [1], batch_size_per_gpu: [64], execution: [eager, graph], schedule: [cosine]}
