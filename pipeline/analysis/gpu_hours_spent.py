@@ -6,6 +6,7 @@ from typing import NamedTuple
 from pipeline.analysis.exposed_communication import communications_of
 from pipeline.analysis.neighbours import attempt_span
 from pipeline.analysis.pooling import window_values_s
+from pipeline.analysis.time_to_target import training_times_s
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Device
 
@@ -55,7 +56,12 @@ def allocated_hours(record: Record) -> float:
 
 
 def timed_window_hours(record: Record) -> float:
-    """Return the hours in timed windows (epochs or communication series) times the GPUs used."""
+    """Return the hours in timed windows (epochs or communication series) times the GPUs used.
+
+    Of a point that evaluates every epoch counts, as it does in the time to a target accuracy.
+    """
+    if record.spec.evaluate:
+        return sum(training_times_s(record)[-1:]) * record.spec.num_gpus / 3600
     series = (series for found in communications_of([record]) for series in found.series)
     windows_ns = [max(window) for part in series for window in part.window_times_ns]
     seconds = sum(window_values_s(record, "epoch_time_ns")) + sum(windows_ns) / 1e9

@@ -60,6 +60,11 @@ def test_all_timed_windows_count_and_no_more_than_the_attempt_took() -> None:
     assert (rows["ok_timed"]["allocated_share"], rows["ok_other"]["gpu_hours"]) == (1.0, 0.0)
 
 
+def test_every_epoch_of_a_point_that_evaluates_counts() -> None:
+    spec = make_spec(windows=1, epochs=3, evaluate=True)
+    assert cost(took(3600, spec, epoch_times_s=(720, 360, 360)))["ok_timed"]["gpu_hours"] == pytest.approx(0.4)
+
+
 def test_a_probe_is_not_timed_and_the_series_of_a_communication_point_are() -> None:
     probe = make_spec(input="synthetic", max_steps=3)
     assert cost(took(36, probe))["ok_timed"]["gpu_hours"] == 0.0
