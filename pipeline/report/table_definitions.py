@@ -393,8 +393,8 @@ TABLE_DEFINITIONS = (
             Figure("attempts", "n"),
         ),
         "Hours from each launch to its record, times the GPUs allocated. The attempts that ended ok have two rows: "
-        "their timed windows on the GPUs used (every epoch of a point that evaluates), and all else: start-up, warm-up, "
-        "evaluation, unused GPUs.",
+        "their timed windows on the GPUs used (every epoch of a point that evaluates), and all else: start-up, "
+        "warm-up, evaluation, unused GPUs.",
     ),
 )
 """Every table, in its order."""
