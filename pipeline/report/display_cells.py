@@ -1,4 +1,4 @@
-"""The text of a cell: numbers in the decimals of their column, axes, and the words for a value or a missing one."""
+"""Cells of a table: numbers in the decimals of their column, axes, and the words for a value or a missing one."""
 
 import math
 from collections.abc import Sequence
@@ -32,6 +32,19 @@ class Cell(NamedTuple):
     is_number: bool = False
     href: str = ""
     footnotes: tuple[int, ...] = ()
+
+
+class DisplayTable(NamedTuple):
+    """A table for people. `common` is what all rows share; `source` is the CSV file with every column."""
+
+    heading: str
+    columns: list[Cell]
+    rows: list[list[Cell]]
+    footnotes: list[str]
+    common: str
+    legend: str
+    source: str
+    is_folded: bool
 
 
 def status_of(row: Row) -> str:

@@ -24,14 +24,13 @@ from pipeline.experiment.point_label import describe_point, format_figure, name_
 from pipeline.experiment.record import Record
 from pipeline.report.answers import Answers
 from pipeline.report.build_tables import Tables
-from pipeline.report.display_cells import CELL_WORDS
+from pipeline.report.display_cells import CELL_WORDS, DisplayTable
+from pipeline.report.display_labels import remedies_of
 from pipeline.report.display_tables import (
     MAX_ROWS,
     DisplayOptions,
-    DisplayTable,
     display_tables,
     processors_of,
-    remedies_of,
 )
 from pipeline.report.plot_data import AxisValues, PlotSource, axis_values
 from pipeline.report.plot_registry import build_plots

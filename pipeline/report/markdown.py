@@ -13,11 +13,10 @@ from pipeline.experiment.record import Environment, Record
 from pipeline.report.answers import Answers, answer_questions, is_answered
 from pipeline.report.build_tables import Tables
 from pipeline.report.columns import NOT_STATED
-from pipeline.report.display_cells import Cell
+from pipeline.report.display_cells import Cell, DisplayTable
 from pipeline.report.display_tables import (
     MAX_WIDTH,
     DisplayOptions,
-    DisplayTable,
     display_tables,
     processors_of,
 )

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline.report.columns import AXIS_COLUMNS, COLUMNS, Column
-from pipeline.report.display_tables import OWN_COLUMNS
+from pipeline.report.display_labels import OWN_COLUMNS
 from pipeline.report.table_definitions import TABLE_DEFINITIONS
 
 MARKER = "<!-- columns -->"  # what stands above it in the page is written by hand
