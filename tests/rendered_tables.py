@@ -12,10 +12,10 @@ from pipeline.report.display_tables import DisplayOptions
 from pipeline.report.markdown import render_experiment
 
 
-def build(*found: Record, missing: Sequence[Spec] = ()) -> Tables:
+def build(*found: Record, missing: Sequence[Spec] = (), target_accuracy: float | None = None) -> Tables:
     """The tables of an experiment that expects the records' points and the missing ones."""
     expected = dict.fromkeys([*(record.spec for record in found), *missing])
-    return build_tables(resolve_outcomes(list(expected), found, []).outcomes)
+    return build_tables(resolve_outcomes(list(expected), found, []).outcomes, target_accuracy=target_accuracy)
 
 
 def report(

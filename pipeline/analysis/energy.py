@@ -1,6 +1,6 @@
 """Energy, clocks and throttling of a point's GPUs, and the load of its CPUs, over the timed epochs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pipeline.analysis import formulas
 from pipeline.analysis.notes import Note, make_note
@@ -23,11 +23,21 @@ def energy_figures(point: PooledPoint) -> dict[str, float | None]:
 def energy_notes(point: PooledPoint) -> list[Note]:
     """Return notes on lowered clocks, and on energy that is missing although GPUs were sampled."""
     windows = [window for record in point.ok_records for window in timed_windows(record)]
-    reasons = sorted({reason for window in windows for reason in window.throttle_reasons or ()})
-    notes = [make_note("throttled", reasons=reasons)] if reasons else []
+    notes = throttled_notes(windows)
     if windows and point.median(energy_j_of) is None:
         notes.append(make_note("no_energy", samples=min(window.num_telemetry_samples for window in windows)))
     return notes
+
+
+def throttled_notes(windows: Iterable[GpuWindow]) -> list[Note]:
+    """Return a note with the reasons for which clocks were lowered in these windows, if any."""
+    reasons = sorted({reason for window in windows for reason in window.throttle_reasons or ()})
+    return [make_note("throttled", reasons=reasons)] if reasons else []
+
+
+def all_windows(point: PooledPoint) -> list[GpuWindow]:
+    """Return the telemetry of every sampled GPU over all epochs of all repeats."""
+    return [window for record in point.ok_records if record.telemetry for window in record.telemetry.gpus]
 
 
 def timed_windows(record: Record) -> Sequence[GpuWindow]:

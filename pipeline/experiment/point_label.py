@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pipeline.experiment.spec import AXES, Spec
+from pipeline.experiment.spec import AXES, REMEDIES, Spec
 
 Processors = Literal["GPUs", "processes"]  # what the points ran on
 
@@ -37,6 +37,7 @@ VALUES = {
     ("measure", "epochs"): "timed epochs",
     ("reference_batch_size", "128"): "",  # the usual case
 }
+ALL_REMEDIES = "all remedies"
 PLAIN_AXES = ("strategy", "precision", "input", "dataset", "model", "device", "layout", "execution", "measure")
 """Axes whose value needs no further word: `bf16`, not `precision bf16`."""
 
@@ -54,6 +55,8 @@ def describe_point(row: Mapping[str, Any], axes: Sequence[str]) -> str:
     if "strategy" in parts and "num_gpus" in parts:
         parts["strategy"] += f" {parts.pop('num_gpus')}"
     text = ", ".join(filter(None, parts.values()))
+    if not text:  # a usual value goes without saying, but not alone
+        text = ", ".join(f"{axis} {row[axis]}" for axis in axes if row[axis] is not None)
     return name_processors(text, "processes") if row.get("device") == "cpu" else text
 
 
@@ -87,6 +90,8 @@ def describe_axis(axis: str, value: Any) -> str:
         return "1 node"
     if isinstance(value, bool):
         return axis if value else f"no {axis}"
+    if axis == "remedies" and {*value} == {*REMEDIES}:
+        return ALL_REMEDIES
     if isinstance(value, list | tuple):
         return " + ".join(map(str, value)) or f"no {axis}"
     if value is None:

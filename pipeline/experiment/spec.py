@@ -18,6 +18,7 @@ Execution = Literal["eager", "compile", "graph", "compiled_graph"]
 Dataset = Literal["cifar10", "imagefolder", "synthetic"]
 Model = Literal["resnet18", "lenet"]  # each is a function of the same name in pipeline.training.models
 Remedy = Literal["linear_scaling", "warmup", "zero_gamma", "no_bias_decay"]
+REMEDIES: tuple[Remedy, ...] = get_args(Remedy)
 Schedule = Literal["constant", "cosine"]  # of the learning rate, after warm-up
 Measure = Literal["epochs", "communication", "memory", "quantize"]
 
@@ -92,7 +93,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         for axis in FLOAT_AXES:  # 1 and 1.0 are the same point, and so are 0.0 and -0.0
             if (value := getattr(self, axis)) is not None:
                 msgspec.structs.force_setattr(self, axis, float(value) + 0.0)
-        remedies = tuple(sorted(self.remedies, key=get_args(Remedy).index))
+        remedies = tuple(sorted(self.remedies, key=REMEDIES.index))
         msgspec.structs.force_setattr(self, "remedies", remedies)
         self._check_shape()
         self._check_input()

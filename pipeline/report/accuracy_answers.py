@@ -3,22 +3,27 @@
 from collections.abc import Sequence
 
 from pipeline.analysis.intervals import min_values
-from pipeline.report.answer_words import RUN, between, not_answered, percent
+from pipeline.experiment.axis_groups import TARGET_MAY_DIFFER
+from pipeline.experiment.point_label import ALL_REMEDIES, describe_axis, describe_point, format_figure, varying_axes
+from pipeline.experiment.spec import REMEDIES
+from pipeline.report.answer_words import RUN, between, not_answered, percent, weakness_of
 from pipeline.report.row_types import Int8Row, TimeToTargetRow
+from pipeline.report.time_to_target_rows import baseline_order, main_study
 from pipeline.system.errors import pluralize
 
 MIN_RUNS, MIN_EPOCHS = 3, 10  # below these an accuracy cannot tell a remedy from noise
 
 
-def answer_large_batches(rows: Sequence[TimeToTargetRow]) -> str:
+def answer_large_batches(all_rows: Sequence[TimeToTargetRow]) -> str:
     """Return what large batches cost in test accuracy, what remedies mend of it, and what gets to the target soonest.
 
-    Accuracies are compared at equal epochs, those of the smallest batch without remedies.
+    It is about one study (main_study). Accuracies are compared at equal epochs, those of its baseline: the smallest
+    batch without remedies.
     """
-    plain = sorted((row for row in rows if not row.remedies), key=lambda row: row.global_batch_size)
-    if not plain:
+    rows = main_study(all_rows)
+    if not rows:
         return not_answered("no test accuracy of a small and of a large batch was measured", "q4-study")
-    small = plain[0]
+    small = min((row for row in rows if not row.remedies), key=baseline_order)
     if small.final_test_accuracy is None:
         lacking = f"{small.global_batch_size:,} images a step without remedies, have no result"
         return f"Not answered yet: the runs to compare with, {lacking}; run the same submit command again."
@@ -27,29 +32,39 @@ def answer_large_batches(rows: Sequence[TimeToTargetRow]) -> str:
     large = max((row for row in learnt if not row.remedies), key=lambda row: row.global_batch_size, default=None)
     if large is None:
         return not_answered(f"no test accuracy of a large batch after {small.epochs} epochs", "q4-study")
-    size = large.global_batch_size
-    mended = [row for row in learnt if row.remedies and row.global_batch_size == size]
+    with_remedies = [row for row in larger if row.remedies and placement(row) == placement(large)]
+    mended = [row for row in with_remedies if row.final_test_accuracy is not None]
     if not mended:
+        size = large.global_batch_size
         return not_answered(f"no run of {size:,} images a step tried a remedy for large batches", "q4-study")
-    best = max(mended, key=accuracy_of)
-    tried = sum(bool(row.remedies) and row.global_batch_size == size for row in larger)
-    runs = min(row.n for row in (small, large, best))
-    said = [
-        f"{describe_cost(small, large)} {describe_mending(best, large, len(mended), tried)}",
-        describe_largest_mended(learnt, small, large),
-    ]
+    said = [describe_cost(small, large), describe_mending(mended, large, num_sets(with_remedies))]
+    runs = min(row.n for row in (small, large, max(mended, key=accuracy_of)))
     is_few, is_short = runs < MIN_RUNS, large.epochs < MIN_EPOCHS
     if is_few or is_short:
         what = " and ".join([f"{large.epochs} epochs"] * is_short + [pluralize(runs, "run")] * is_few)
         said.append(f"But {what} cannot show whether a remedy helps: {RUN.format('q4-study')}.")
     else:
-        said.append(describe_soonest(rows, small))
-    return " ".join(filter(None, said))
+        said += [describe_largest_mended(learnt, small, large), describe_soonest(rows, small)]
+    answer = " ".join(filter(None, said)).replace(ALL_REMEDIES, f"{ALL_REMEDIES} ({', '.join(REMEDIES)})", 1)
+    if len(rows) < len(all_rows):
+        axes = [axis for axis in varying_axes([row.axes for row in all_rows]) if axis not in TARGET_MAY_DIFFER]
+        answer += f" This is the study with {describe_point(small.axes, axes)}; the tables have the others."
+    return answer
 
 
 def accuracy_of(row: TimeToTargetRow) -> float:
     """Return the final accuracy of a row, 0 if it has none."""
     return row.final_test_accuracy or 0.0
+
+
+def placement(row: TimeToTargetRow) -> tuple[int, int]:
+    """Return the global batch and the number of GPUs of a row."""
+    return row.global_batch_size, row["num_gpus"]
+
+
+def num_sets(rows: Sequence[TimeToTargetRow]) -> int:
+    """Return the number of different sets of remedies."""
+    return len({tuple(row.remedies) for row in rows})
 
 
 def describe_cost(small: TimeToTargetRow, large: TimeToTargetRow) -> str:
@@ -62,13 +77,14 @@ def describe_cost(small: TimeToTargetRow, large: TimeToTargetRow) -> str:
     )
 
 
-def describe_mending(best: TimeToTargetRow, plain: TimeToTargetRow, num_known: int, num_tried: int) -> str:
-    """Return what the best of the remedies gives beside the same batch without: `num_known` of `num_tried` have run."""
+def describe_mending(mended: Sequence[TimeToTargetRow], plain: TimeToTargetRow, num_tried: int) -> str:
+    """Return what the best remedies give beside the same batch without; `num_tried` counts the sets that were asked."""
+    best = max(mended, key=accuracy_of)
     remedy, is_better = name_remedies(best), accuracy_of(best) > accuracy_of(plain)
     mends = f"With {remedy} it is" if is_better else f"No remedy does better: the best, {remedy}, gives"
-    if num_known < num_tried:
-        have = "has a result" if num_known == 1 else "have a result, the best"
-        mends = f"Of {num_tried} sets of remedies {num_known} {have}: {remedy} gives"
+    if num_sets(mended) < num_tried:
+        have = "has a result" if num_sets(mended) == 1 else "have a result, the best"
+        mends = f"Of {num_tried} sets of remedies {num_sets(mended)} {have}: {remedy} gives"
     runs = pluralize(min(best.n, plain.n), "run")
     return f"{mends} {describe_accuracy(best)}, n = {runs}.{describe_overlap(best, plain)}"
 
@@ -84,27 +100,29 @@ def describe_overlap(best: TimeToTargetRow, plain: TimeToTargetRow) -> str:
 
 
 def describe_largest_mended(learnt: Sequence[TimeToTargetRow], small: TimeToTargetRow, largest: TimeToTargetRow) -> str:
-    """Return the largest batch that a remedy brings to the target; empty if it is the largest of all.
+    """Return the largest batch that ends at the target with remedies; empty if it is the largest of all.
 
-    The largest batch may be too large for any remedy, so its figures alone do not tell if one ever helps.
+    The largest batch may be too large for any remedy, so its figures alone do not tell if one ever helps. What counts
+    is the low end of the interval, of MIN_RUNS runs or more.
     """
-    target = small.target_accuracy or 0.0
-    mended = [row for row in learnt if row.remedies and accuracy_of(row) >= target]
-    if not mended:
-        return f"No remedy that ran brings a larger batch to the target of {percent(target, 1)}."
-    best = max(mended, key=lambda row: (row.global_batch_size, accuracy_of(row)))
-    size = best.global_batch_size
-    if size == largest.global_batch_size:
+    target = small.target_accuracy
+    if target is None:
         return ""
-    said = f"The largest batch that remedies bring to the target of {percent(target, 1)} is {size:,}:"
-    given = f"{name_remedies(best)} gives {describe_accuracy(best)}"
-    alike = (row for row in learnt if (row.global_batch_size, row["num_gpus"]) == (size, best["num_gpus"]))
-    plain = next((row for row in alike if not row.remedies), None)
-    if plain is None:
-        return f"{said} {given}, n = {pluralize(best.n, 'run')}."
-    runs = pluralize(min(best.n, plain.n), "run")
-    without = f"without remedies it is {describe_accuracy(plain)}, n = {runs}."
-    return f"{said} {given}, {without}{describe_overlap(best, plain)}"
+    known = [row for row in learnt if row.remedies and row.n >= MIN_RUNS]
+    mended = [row for row in known if (row.final_test_accuracy_low or 0.0) >= target]
+    if not mended:
+        return f"With remedies no larger batch ends at {percent(target, 1)} or more in all of its interval."
+    best = max(mended, key=lambda row: (row.global_batch_size, accuracy_of(row)))
+    if best.global_batch_size == largest.global_batch_size:
+        return ""
+    plain = next((row for row in learnt if not row.remedies and placement(row) == placement(best)), None)
+    without = "" if plain is None else f", without remedies {describe_accuracy(plain)}"
+    runs = pluralize(best.n if plain is None else min(best.n, plain.n), "run")
+    return (
+        f"The largest batch that ends at {percent(target, 1)} or more is {best.global_batch_size:,}: with "
+        f"{name_remedies(best)} {describe_accuracy(best)}{without}, n = {runs}."
+        f"{'' if plain is None else describe_overlap(best, plain)}"
+    )
 
 
 def describe_soonest(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow) -> str:
@@ -115,17 +133,36 @@ def describe_soonest(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow) ->
     soonest, cheapest = first["seconds"], first["GPU-seconds"]
     target = percent(small.target_accuracy, 1)
     if soonest is small:
-        run = describe_run(small, cheapest)
-        said = f"No run reaches {target} sooner than {run}: {describe_time(small)} of training."
+        said = f"No run reaches {target} sooner than {describe_run(small, cheapest)}: {describe_time(small)}."
     else:
-        rival = describe_time(small) if small.time_to_target_s is not None else "no time: it never gets there"
+        rival = describe_run(small, soonest)
+        reach = f"{rival} reach it in {describe_time(small)}" if small.time_to_target_s is not None else ""
         said = (
-            f"Soonest at {target} is {describe_run(soonest, small)}: {describe_time(soonest)} of training, "
-            f"where {describe_run(small, soonest)} takes {rival}."
+            f"Soonest at {target} is {describe_run(soonest, small)}: {describe_time(soonest)}; "
+            f"{reach or f'{describe_reached(small)} of {rival} reach it'}."
         )
+    said += describe_rivals(rows, soonest, small)
     if cheapest is soonest:
         return said
-    return f"{said} In GPU-seconds it is {describe_run(cheapest, soonest)}: {cheapest.gpu_time_to_target_s or 0.0:.3g}."
+    gpu_time_s = format_figure(cheapest.gpu_time_to_target_s or 0.0)
+    return f"{said} In GPU-seconds it is {describe_run(cheapest, soonest)}: {gpu_time_s} GPU-s."
+
+
+def describe_rivals(rows: Sequence[TimeToTargetRow], soonest: TimeToTargetRow, small: TimeToTargetRow) -> str:
+    """Return the runs whose interval meets that of the soonest: it is not shown that they take longer."""
+    end = soonest.time_to_target_high_s or soonest.time_to_target_s or 0.0
+    rivals = [
+        f"{describe_run(row, soonest)} ({row.time_to_target_s:,.1f} s)"
+        for row in rows
+        if row.time_to_target_s is not None and row is not soonest and row is not small
+        if (row.time_to_target_low_s or row.time_to_target_s) <= end
+    ]
+    return f" It is not shown to be sooner than {' or '.join(rivals)}." if rivals else ""
+
+
+def describe_reached(row: TimeToTargetRow) -> str:
+    """Return how many runs of a row reach the target."""
+    return "no runs" if row.reached == "never reached" else f"{row.reached} runs"
 
 
 def describe_run(row: TimeToTargetRow, beside: TimeToTargetRow) -> str:
@@ -137,15 +174,18 @@ def describe_run(row: TimeToTargetRow, beside: TimeToTargetRow) -> str:
 
 
 def describe_time(row: TimeToTargetRow) -> str:
-    """Return the time to the target with its interval, of two to five seeds with the lowest and the highest."""
-    low, high = row.time_to_target_low_s, row.time_to_target_high_s
-    ends = "" if low is None or high is None else f"{low:.3g} to {high:.3g} s, "
-    return f"{row.time_to_target_s or 0.0:.3g} s ({ends}n = {pluralize(row.n, 'run')})"
+    """Return the training time to the target with its ends (as in describe_accuracy), n, and what weakens it."""
+    low, high, time_s = row.time_to_target_low_s, row.time_to_target_high_s, row.time_to_target_s
+    ends = "" if low is None or high is None else f"{low:,.1f} to {high:,.1f} s"
+    reached = "" if row.reached == f"{row.n} of {row.n}" else f"reached by {describe_reached(row)}"
+    weak = dict.fromkeys(map(weakness_of, row.notes))
+    details = ", ".join(filter(None, [ends, f"n = {pluralize(row.n, 'run')}", reached, *weak]))
+    return f"{time_s or 0.0:,.1f} s of training ({details})"
 
 
 def name_remedies(row: TimeToTargetRow) -> str:
     """Return the remedies of a row in words."""
-    return " + ".join(row.remedies)
+    return describe_axis("remedies", row.remedies)
 
 
 def describe_accuracy(row: TimeToTargetRow) -> str:

@@ -12,6 +12,7 @@ from pipeline.report.plot_data import (
     Plot,
     PlotSource,
     Point,
+    Scale,
     Series,
     axes_of,
     axis_values,
@@ -20,49 +21,85 @@ from pipeline.report.plot_data import (
     note_on_number,
 )
 from pipeline.report.row_types import interval_keys
+from pipeline.report.time_to_target_rows import baseline_order, main_study
+
+RemedySets = Sequence[tuple[str, ...]]
 
 MIN_EPOCHS = 3  # fewer do not show how accuracy develops
 INFORMATIVE = 0.5  # of the best accuracy; a size that stays below it tells remedies hardly apart
 WIDE_RANGE = 8  # the largest over the smallest end of a curve, from which the axis is logarithmic
-
-
-SEEDS_NOTE = "Bars: of six seeds or more the interval of the median, of two to five seeds the lowest and the highest."
+SEEDS_NOTE = (
+    "Medians over the seeds. Bars: of six seeds or more the interval of the median, of two to five seeds the lowest "
+    "and the highest."
+)
 
 
 def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     """Yield Q4: final accuracy and time to target against the batch size, a line for each set of remedies.
 
-    All runs have the epochs of the smallest batch without remedies, and of equal global batches the fewest GPUs.
+    All runs are of one study (main_study) and have the epochs of its baseline. Of equal global batches only the run on
+    the fewest GPUs is shown. Times are compared on the baseline's number of GPUs.
     """
-    tested = [row for row in source.rows["time_to_target"] if row["final_test_accuracy"] is not None]
-    plain = [row for row in tested if not row["remedies"]]
+    study = [row for row in main_study(source.rows["time_to_target"]) if row["final_test_accuracy"] is not None]
+    plain = [row for row in study if not row["remedies"]]
     if not plain:
         return
     small = min(plain, key=baseline_order)
-    rows = [row for row in tested if row["epochs"] == small["epochs"] >= MIN_EPOCHS]
-    if len({row["global_batch_size"] for row in rows}) < 2:
-        return
-    placed = ("strategy", "num_gpus", "batch_size_per_gpu", "learning_rate")  # they follow the batch size
-    groups = group_series(rows, "global_batch_size", without=placed, first=("remedies",))
-    panels = [batch_size_panel("Test accuracy [%]", groups, "final_test_accuracy", 100)]
-    if any(row["time_to_target_s"] is not None for row in rows):
+    rows = [row for row in study if row["epochs"] == small["epochs"] >= MIN_EPOCHS]
+    groups = remedy_groups(rows)
+    styles = styles_of(groups, remedy_sets(rows))
+    panels = [batch_size_panel("Test accuracy [%]", groups, styles, "final_test_accuracy", 100)]
+    if small["target_accuracy"] is not None:
         title = f"Training time to {100 * small['target_accuracy']:.1f} % [s]"
-        panels.append(batch_size_panel(title, groups, "time_to_target_s"))
-    title = f"Accuracy after {small['epochs']} epochs and time to the target, by batch size"
-    yield Plot("q4-batch-size", "Q4", title, tuple(panels), SEEDS_NOTE)
+        alike = {label: [row for row in own if row["num_gpus"] == small["num_gpus"]] for label, own in groups.items()}
+        panels.append(batch_size_panel(title, alike, styles, "time_to_target_s"))
+    panels = [panel for panel in panels if len({point.x for line in panel.series for point in line.points}) > 1]
+    if panels:
+        title = f"Accuracy after {small['epochs']} epochs and time to the target, by batch size"
+        note = f"{SEEDS_NOTE} {note_on_number(len(groups), MAX_SERIES, 'series')}".strip()
+        yield Plot("q4-batch-size", "Q4", title, tuple(panels), note)
 
 
-def batch_size_panel(title: str, groups: Mapping[str, Sequence[FlatRow]], key: str, scale: float = 1) -> LinePanel:
-    """Return a figure x `scale` against the global batch size, of equal batches the one on the fewest GPUs."""
+def remedy_sets(rows: Sequence[FlatRow]) -> RemedySets:
+    """Return the different sets of remedies, the smallest first."""
+    return sorted({tuple(row["remedies"]) for row in rows}, key=lambda remedies: (len(remedies), remedies))
+
+
+def remedy_groups(rows: Sequence[FlatRow]) -> dict[str, list[FlatRow]]:
+    """Group rows by remedies, one row for each global batch: that on the fewest GPUs.
+
+    The labels leave out what follows from the batch, unless rows would then share a place.
+    """
+    follows = ("batch_size_per_gpu", "num_gpus", "strategy", "learning_rate")
+    for num_left_out in range(len(follows), 0, -1):
+        found = group_series(rows, "global_batch_size", follows[:num_left_out], first=("remedies",))
+        groups = {label: fewest_gpus(own) for label, own in found.items()}
+        if all(len(own) == len({row["global_batch_size"] for row in own}) for own in groups.values()):
+            break
+    return groups
+
+
+def fewest_gpus(rows: Sequence[FlatRow]) -> list[FlatRow]:
+    """Return the rows on the fewest GPUs of each global batch."""
+    fewest: dict[int, int] = {}
+    for row in rows:
+        fewest[row["global_batch_size"]] = min(row["num_gpus"], fewest.get(row["global_batch_size"], row["num_gpus"]))
+    return [row for row in rows if row["num_gpus"] == fewest[row["global_batch_size"]]]
+
+
+def batch_size_panel(
+    title: str, groups: Mapping[str, Sequence[FlatRow]], styles: Mapping[str, int], key: str, scale: float = 1
+) -> LinePanel:
+    """Return the panel of a figure against the global batch size; the figure is multiplied by `scale`."""
     low, high = interval_keys(key)
     lines = []
-    for style, label in enumerate(evenly(list(groups), MAX_SERIES)):
-        fewest_last = sorted(groups[label], key=lambda row: -row["num_gpus"])
-        known = {row["global_batch_size"]: row for row in fewest_last if row[key] is not None}
+    for label, style in styles.items():
         points = [
-            Point(size, scale * row[key], *ends_of(row[low], row[high], scale)) for size, row in sorted(known.items())
+            Point(row["global_batch_size"], scale * row[key], *ends_of(row[low], row[high], scale))
+            for row in groups[label]
+            if row[key] is not None
         ]
-        lines += [Series(label, tuple(points), style)] if points else []
+        lines += [Series(label, tuple(sorted(points, key=lambda point: point.x)), style)] if points else []
     return LinePanel(title, "images a step", tuple(lines))
 
 
@@ -71,18 +108,11 @@ def ends_of(low: float | None, high: float | None, scale: float) -> tuple[float 
     return (None, None) if low is None or high is None else (scale * low, scale * high)
 
 
-def baseline_order(row: FlatRow) -> tuple[int, int, int]:
-    """Return the sort key of a row without remedies; the first of a study is its baseline.
-
-    Rows of Q4 state their epochs only where the points differ in them.
-    """
-    return row["global_batch_size"], row["num_gpus"], row.get("epochs", 0)
-
-
 def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     """Yield Q4 by epoch. With remedies there is a plot for each batch size, the largest first, else one plot.
 
-    Folded up is a size whose best accuracy is below INFORMATIVE of the best: its lines are flat.
+    Runs longer than the shortest of their batch size have a plot of their own. Folded up is a size whose best accuracy
+    is below INFORMATIVE of the best: its lines are flat.
     """
     rows = [row for row in source.rows["Q4"] if row["epoch"] is not None]
     accuracy = "test_accuracy" if any(row["test_accuracy"] is not None for row in rows) else "accuracy"
@@ -97,29 +127,59 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
         groups = group_series(rows, "epoch")
         note = note_on_number(len(groups), MAX_SERIES, "series")
         yield Plot("q4", "Q4", "Accuracy by epoch, update and second", accuracy_panels(groups, accuracy), note)
-    plain = [row for row in rows if not row["remedies"]]
-    small = min(map(baseline_order, plain), default=None)
     best = max(row[accuracy] for row in rows)
+    sets = remedy_sets(rows)
     for index, batch in enumerate(remedied):
-        own = [row for row in rows if row["global_batch_size"] == batch]
-        lengths = ("epochs",) if len({row.get("epochs") for row in own}) > 1 else ()
-        groups = group_series(own, "epoch", first=("remedies", *lengths))
-        groups = {
-            label.replace("no remedies", f"{batch:,} images, no remedies"): rows for label, rows in groups.items()
-        }
-        note = note_on_number(len(groups), MAX_SERIES, "series")
-        title = f"Accuracy with {batch:,} images a step, by epoch, update and second"
-        reference = [row for row in plain if baseline_order(row) == small] if small and batch > small[0] else []
-        panels = accuracy_panels(groups, accuracy, reference)
-        is_main = max(row[accuracy] for row in own) >= INFORMATIVE * best
-        yield Plot(f"q4-{batch}" if index else "q4", "Q4", title, panels, note, is_main)
+        all_own = [row for row in rows if row["global_batch_size"] == batch]
+        shortest = min(epochs_of(row) for row in all_own)
+        for is_longer in (False, True):
+            own = [row for row in all_own if (epochs_of(row) > shortest) == is_longer]
+            if not own:
+                continue
+            lengths = ("epochs",) if len(set(map(epochs_of, own))) > 1 or is_longer else ()
+            groups = group_series(own, "epoch", first=("remedies", *lengths))
+            note = f"Medians over the seeds. {note_on_number(len(groups), MAX_SERIES, 'series')}".strip()
+            longer = " for longer" if is_longer else ""
+            title = f"Accuracy with {batch:,} images a step{longer}, by epoch, update and second"
+            panels = accuracy_panels(groups, accuracy, sets, baseline_curve(rows, axes, batch))
+            is_main = max(row[accuracy] for row in own) >= INFORMATIVE * best
+            name = f"q4-{batch}" if index else "q4"
+            yield Plot(f"{name}-longer" if is_longer else name, "Q4", title, panels, note, is_main)
+
+
+def epochs_of(row: FlatRow) -> int:
+    """Return the epochs of a row's run; rows of Q4 state them only where the points differ in them."""
+    return int(row.get("epochs", 0))
+
+
+def baseline_curve(rows: Sequence[FlatRow], axes: Sequence[str], batch: int) -> list[FlatRow]:
+    """Return the rows of one point to compare a larger batch with: the smallest batch without remedies."""
+    plain = [row for row in rows if not row["remedies"] and row["global_batch_size"] < batch]
+    if not plain:
+        return []
+    small = min(plain, key=lambda row: (row["global_batch_size"], row["num_gpus"], epochs_of(row)))
+    return [row for row in plain if axis_values(row, axes) == axis_values(small, axes)]
+
+
+def styles_of(groups: Mapping[str, Sequence[FlatRow]], sets: RemedySets) -> dict[str, int]:
+    """Return the style of each label: that of its remedies in every plot; a second line of the same has a free one."""
+    styles: dict[str, int] = {}
+    for label in evenly(list(groups), MAX_SERIES):
+        remedies = tuple(groups[label][0]["remedies"])
+        own = sets.index(remedies) if remedies in sets else len(styles)
+        free = (style for style in range(len(sets), len(sets) + MAX_SERIES) if style not in styles.values())
+        styles[label] = own if own not in styles.values() else next(free)
+    return {label: style % MAX_SERIES for label, style in styles.items()}
 
 
 def accuracy_panels(
-    groups: Mapping[str, Sequence[FlatRow]], accuracy: str, reference: Sequence[FlatRow] = ()
+    groups: Mapping[str, Sequence[FlatRow]],
+    accuracy: str,
+    sets: RemedySets = (),
+    reference: Sequence[FlatRow] = (),
 ) -> tuple[LinePanel, ...]:
     """Return accuracy by epoch, by update and by second; `reference` is a curve to compare with."""
-    named = [(label, groups[label], style) for style, label in enumerate(evenly(list(groups), MAX_SERIES))]
+    named = [(label, groups[label], style) for label, style in styles_of(groups, sets).items()]
     if reference:
         batch = describe_axis("global_batch_size", reference[0]["global_batch_size"]).removesuffix(" in all")
         named.append((f"{batch} images, no remedies", reference, REFERENCE))
@@ -132,5 +192,6 @@ def accuracy_panels(
             lines += [Series(label, tuple(points), style)] if points else []
         ends = [line.points[-1].x for line in lines]
         is_wide = key != "epoch" and ends and max(ends) > WIDE_RANGE * min(ends)
-        panels += [LinePanel(title, x_label, tuple(lines), "log10" if is_wide else "linear")] if lines else []
+        scale: tuple[str, Scale] = (f"{x_label}, logarithmic", "log10") if is_wide else (x_label, "linear")
+        panels += [LinePanel(title, scale[0], tuple(lines), scale[1])] if lines else []
     return tuple(panels)

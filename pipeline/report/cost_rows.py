@@ -13,8 +13,8 @@ from pipeline.report.row_types import CostRow
 def cost_rows(outcomes: Sequence[PointOutcome]) -> list[CostRow]:
     """Return a row for each device and ending; none if nothing was run here.
 
-    ok_timed is the timed windows on the GPUs that were used; ok_other all else that ok attempts took: start-up,
-    warm-up, evaluation, GPUs that were allocated and not used.
+    ok_timed is the timed windows on the GPUs that were used (every epoch of a point that evaluates). ok_other is all
+    else that ok attempts took: start-up, warm-up, evaluation, GPUs that were allocated and not used.
     """
     attempts = [AttemptEnding(outcome.status, outcome.record) for outcome in outcomes if outcome.record]
     attempts += [AttemptEnding("superseded", record) for outcome in outcomes for record in outcome.superseded]

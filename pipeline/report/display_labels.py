@@ -72,8 +72,7 @@ def label_columns(points: Sequence[Mapping[str, Any]], varying: Sequence[str], w
         columns.append((Cell(words.name(OWN_COLUMNS[axis]), is_number), cells))
     if others:
         heading = others[0] if len(others) == 1 else "configuration"
-        named = (describe_point(point, others) or format_axis(point[others[0]]) for point in points)
-        columns.append((Cell(heading), [Cell(words.name(name)) for name in named]))
+        columns.append((Cell(heading), [Cell(words.name(describe_point(point, others))) for point in points]))
     return columns
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pipeline.experiment.outcomes import CollectedOutcomes
-from pipeline.experiment.point_label import Processors
+from pipeline.experiment.point_label import ALL_REMEDIES, Processors
+from pipeline.experiment.spec import REMEDIES
 from pipeline.report.build_tables import ROW_CLASSES, Tables
 from pipeline.report.display_cells import Cell, DisplayTable, decimals_of, figure_cells, status_of
 from pipeline.report.display_labels import (
@@ -100,6 +101,8 @@ def build_table(
     named, configurations = full_columns(points, varying), ""
     if not definition.is_full:
         named, configurations = shorten_labels(label_columns(points, varying, words), words)
+        if any(ALL_REMEDIES in text for text in (configurations, *(cell.text for _, cells in named for cell in cells))):
+            configurations = f"{configurations} All remedies: {', '.join(REMEDIES)}.".strip()
     shown = []
     for figure in figures:
         cells = figure_cells(figure, rows, None if definition.is_full else decimals_of(figure, rows))
@@ -140,6 +143,8 @@ def build_table(
 
 def is_shown(figure: Figure, rows: Sequence[Row], hides_zeros: bool) -> bool:
     """True if the figure is known for some row, and, if asked for, is not 0; or if it is named as absent."""
+    if figure.only_if_varying and len({row[figure.key] for row in rows}) < 2:
+        return False
     known = any(row[figure.key] is not None and (row[figure.key] or not hides_zeros) for row in rows)
     return known or (figure.absent is not None and any(map(figure.absent, rows)))
 

@@ -9,6 +9,7 @@ import tabulate
 
 from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.experiment.outcomes import CollectedOutcomes
+from pipeline.experiment.point_label import point_labels
 from pipeline.experiment.record import Environment, Record
 from pipeline.report.answers import Answers, answer_questions, is_answered
 from pipeline.report.build_tables import Tables
@@ -91,13 +92,15 @@ def render_coverage(collected: CollectedOutcomes) -> str:
     counts = {word: getattr(coverage, word) for word in ("superseded", "duplicate", "foreign")}
     if unused := [f"{number:,} {word}" for word, number in counts.items() if number]:
         line += f" Record files that are not used: {', '.join(unused)}."
+    lost = [outcome for outcome in collected.outcomes if outcome.status not in ("ok", "oom")]
+    labels = point_labels([outcome.spec for outcome in collected.outcomes]) if lost else {}
     gaps = [
-        wrap(f"{outcome.spec.run_id()}: {outcome.status}, {escape_markdown(outcome.reason)}", "- ")
-        for outcome in collected.outcomes
-        if outcome.status not in ("ok", "oom")
+        wrap(f"{labels[run_id]}: {outcome.status}, {escape_markdown(outcome.reason)} ({run_id})", "- ")
+        for outcome in lost[:MAX_GAPS]
+        for run_id in (outcome.spec.run_id(),)
     ]
-    if len(gaps) > MAX_GAPS:
-        gaps[MAX_GAPS:] = [f"- and {len(gaps) - MAX_GAPS:,} more: `python -m pipeline.status` lists them"]
+    if len(lost) > MAX_GAPS:
+        gaps.append(f"- and {len(lost) - MAX_GAPS:,} more; `python -m pipeline.status` of this folder lists them")
     return "\n\n".join([wrap(line), *(["\n".join(gaps)] if gaps else [])])
 
 
@@ -109,11 +112,12 @@ def render_precision(tables: Tables) -> list[str]:
     for time, rows in timed.items():
         known = [row["noise_floor"] for row in rows if row["noise_floor"] is not None]
         narrow = sum(floor <= MAX_TIME_HALF_WIDTH for floor in known)
-        said += [f"{time} times of {narrow} of {len(known)} points"] if known else []
+        said += [f"{narrow} of {pluralize(len(known), f'{time} time')}"] if known else []
     if not said:
         return []
     known_within = f"known within ± {100 * MAX_TIME_HALF_WIDTH:.0f} % of the median"
-    return [wrap(f"Intervals: {' and '.join(said)} are {known_within}. At n = 1 an interval covers one run only.")]
+    counts = f"Of the rows with an interval {' and '.join(said)} are {known_within}."
+    return [wrap(f"{counts} At n = 1 an interval covers one run only.")]
 
 
 def render_table(table: DisplayTable) -> str:

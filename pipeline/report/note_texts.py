@@ -76,8 +76,10 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "loader_bound": "loader-bound: the GPU that waits longest waits for data in {share:.0%} of the epoch",
     # time to target
     "seeds_missing": "no result of seed {seeds:list}",
+    "reached_by_some": "{count} of {seeds} seeds reached the target",
     "equal_global_batch": (
-        "the losses of this row and of 1 GPU with the same global batch overlap in {count} of {epochs} epochs"
+        "over the seeds, the ranges of the training loss of this row and of 1 GPU with the same global batch overlap "
+        "in {count} of {epochs} epochs"
     ),
     "no_target": "no target: the baseline has no final test accuracy",
     # baselines and scaling

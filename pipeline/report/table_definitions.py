@@ -25,6 +25,7 @@ class Figure(NamedTuple):
     high: str = ""
     absent: Callable[[Row], str] | None = None
     remark: str = ""
+    only_if_varying: bool = False
 
     def value(self, row: Row, key: str = "") -> float | None:
         """Return the number in the unit of the column; None if it is not known."""
@@ -328,7 +329,7 @@ TABLE_DEFINITIONS = (
         "Q4: final accuracy and time to target",
         (
             Figure("images a step", "global_batch_size"),
-            Figure("epochs", "epochs"),
+            Figure("epochs", "epochs", only_if_varying=True),
             estimate("accuracy [%]", "final_test_accuracy", 100),
             Figure("time [s]", "time_to_target_s", absent=never_reached),
             Figure("rate", "learning_rate"),
@@ -340,14 +341,14 @@ TABLE_DEFINITIONS = (
             Figure("updates", "updates_to_target"),
             Figure("efficiency [%]", "target_efficiency", 100),
         ),
-        "The rate is the run's highest learning rate. Accuracy is of the test images after the last epoch, time that "
-        "of training up to the target. Medians over n seeds. In "
-        "brackets: of six seeds or more the interval of the median (nominally 97.5 %), of two to five seeds the lowest "
+        "Accuracy is of the test images after the last epoch. Time is that of training up to the target; never: no "
+        "seed reached it. The rate is the highest learning rate of the run. Medians over n seeds. In brackets: of "
+        "six seeds or more the interval of the median (nominally 97.5 %), of two to five seeds the lowest "
         "and the highest. The target, unless --target-accuracy sets it, is 2 points below the final accuracy of the "
         "baseline: the smallest batch without remedies. Under a cosine schedule accuracy rises most at the end of a "
         "run, so the time also depends on the epochs asked for.",
         choose=lambda rows: rows,
-        hidden=("batch_size_per_gpu", "epochs"),
+        hidden=("batch_size_per_gpu", "epochs", "reference_batch_size"),
         without_notes=("repeats_not_ok",),
         is_over_seeds=True,
     ),

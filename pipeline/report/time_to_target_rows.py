@@ -1,16 +1,18 @@
 """The rows of Q4's time to target: what each global batch and set of remedies needs to reach an accuracy."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from pipeline.analysis import time_to_target
+from pipeline.analysis.energy import all_windows, throttled_notes
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.axis_groups import POOLED_AXES, TARGET_MAY_DIFFER, alike_key
 from pipeline.experiment.learning_rate import peak_learning_rate
+from pipeline.experiment.spec import AXES
 from pipeline.report.row_types import TimeToTargetRow, make_row
 
 SOONEST_BY = {"time_to_target_s": "seconds", "gpu_time_to_target_s": "GPU-seconds"}
@@ -25,6 +27,29 @@ def time_to_target_rows(points: Sequence[PooledPoint], target_accuracy: float | 
     studies = group_pairs((alike_key(point.spec, TARGET_MAY_DIFFER), point) for point in evaluated).values()
     compared = [study for study in studies if len({point.spec.global_batch_size for point in study}) > 1]
     return [row for study in compared for row in study_rows(study, target_accuracy)]
+
+
+AnyRow = TypeVar("AnyRow", TimeToTargetRow, Mapping[str, Any])  # of the table, or of tables.json
+
+
+def main_study(rows: Sequence[AnyRow]) -> list[AnyRow]:
+    """Return the rows of one study: that of the smallest batch without remedies. [] without such a row."""
+    plain = [row for row in rows if not row["remedies"]]
+    if not plain:
+        return []
+    key = study_key(min(plain, key=baseline_order))
+    return [row for row in rows if study_key(row) == key]
+
+
+def study_key(row: AnyRow) -> tuple[str, ...]:
+    """Return the values of the axes that are equal in a study."""
+    axes: Mapping[str, Any] = row.axes if isinstance(row, TimeToTargetRow) else row
+    return tuple(repr(axes[axis]) for axis in AXES if axis in axes and axis not in TARGET_MAY_DIFFER)
+
+
+def baseline_order(row: AnyRow) -> tuple[int, int, int]:
+    """Return the sort key of a row without remedies; the first of a study is its baseline."""
+    return row["global_batch_size"], row["num_gpus"], row["epochs"]
 
 
 def study_rows(study: Sequence[PooledPoint], target_accuracy: float | None) -> list[TimeToTargetRow]:
@@ -55,7 +80,7 @@ def target_row(
     """Return the row of a point: its final accuracy, and what it needs to reach the target."""
     records = time_to_target.evaluated_records(point)
     figures = spread_figures("final_test_accuracy", [time_to_target.final_accuracy(record) for record in records])
-    notes = [*missing_notes(point), *equal_batch_notes(point, study)]
+    notes = [*missing_notes(point), *equal_batch_notes(point, study), *throttled_notes(all_windows(point))]
     if target is None:
         notes.append(make_note("no_target"))
     else:
@@ -65,7 +90,10 @@ def target_row(
         figures |= spread_figures("time_to_target_s", [part.time_s for part in progress])
         time_s = figures.get("time_to_target_s")
         figures["gpu_time_to_target_s"] = None if time_s is None else time_s * point.spec.num_gpus
-        figures["reached"] = reached_word(sum(math.isfinite(part.epochs) for part in progress), len(records))
+        num_reached = sum(math.isfinite(part.epochs) for part in progress)
+        figures["reached"] = reached_word(num_reached, len(records))
+        if 0 < num_reached < len(records):
+            notes.append(make_note("reached_by_some", count=num_reached, seeds=len(records)))
         figures |= efficiencies(point, baseline, target, figures.get("epochs_to_target"))
     return make_row(
         TimeToTargetRow,

@@ -15,7 +15,7 @@ from rendered_tables import build, report, table_of
 from pipeline.experiment.folder import find_experiments
 from pipeline.experiment.grid import expand_grid, shipped_grids
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Remedy, Spec
+from pipeline.experiment.spec import REMEDIES, Remedy, Spec
 from pipeline.report.collect_experiment import collect_experiment
 from pipeline.report.display_tables import MAX_COLUMNS, MAX_WIDTH, DisplayOptions, merge_texts
 from pipeline.report.markdown import render_experiment
@@ -116,15 +116,25 @@ def test_every_unit_stands_in_the_heading_and_in_no_cell() -> None:
 
 def test_a_label_means_one_configuration_in_the_whole_report() -> None:
     learnt: dict[str, Any] = {"loss": 1.0, "test_accuracy": 0.5}
-    remedies: tuple[tuple[Remedy, ...], ...] = (("linear_scaling", "warmup", "zero_gamma", "no_bias_decay"), ())
+    remedies: tuple[tuple[Remedy, ...], ...] = (("linear_scaling", "warmup", "zero_gamma"), ())
     specs = [
-        make_spec(batch_size_per_gpu=size, evaluate=True, remedies=those) for size in (128, 512) for those in remedies
+        make_spec(batch_size_per_gpu=size, evaluate=True, remedies=those, nesterov=bool(those))
+        for size in (128, 512)
+        for those in remedies
     ]
     text = " ".join(report(*(make_record(spec, **learnt) for spec in specs)).split())
     said = re.findall(r"(?<=[:;] )(c\d+) = ([^;.]*)", text)
     assert text.count("Configurations:") == 2
     assert sorted(said) == sorted(2 * list(dict.fromkeys(said)))
-    assert {label for label, _ in said} == {"c1"}  # "no remedies" is short enough for a cell
+    assert {label for label, _ in said} == {"c1"}  # "no remedies, no nesterov" is short enough for a cell
+
+
+def test_all_remedies_have_one_name_and_the_table_says_which_they_are() -> None:
+    learnt: dict[str, Any] = {"loss": 1.0, "test_accuracy": 0.5}
+    specs = [make_spec(evaluate=True), make_spec(batch_size_per_gpu=512, evaluate=True, remedies=REMEDIES)]
+    text = report(*(make_record(spec, **learnt) for spec in specs))
+    assert [row["remedies"] for row in table_of(text, "Q4: final accuracy")] == ["no remedies", "all remedies"]
+    assert "All remedies: linear_scaling, warmup, zero_gamma, no_bias_decay." in " ".join(text.split())
 
 
 def test_rows_stand_by_batch_size_whatever_the_order_of_the_grid() -> None:

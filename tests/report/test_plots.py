@@ -192,6 +192,42 @@ def test_q4_shows_final_accuracy_and_time_to_target_by_batch_size() -> None:
     assert time.series[1].points == (Point(4096, 8),)  # in its last epoch
 
 
+def test_q4_by_batch_size_is_of_one_study_and_tells_rates_apart() -> None:
+    found = [learnt(64, 0.8), learnt(4096, 0.5), learnt(4096, 0.6, learning_rate=0.4)]
+    found += [learnt(size, 0.3, precision="bf16") for size in (64, 4096)]
+    (panel,) = plots_of(*found)["q4-batch-size"].panels
+    assert isinstance(panel, LinePanel)
+    lines = {line.label: [point.y for point in line.points] for line in panel.series}
+    assert lines == {
+        "no remedies, learning rate 0.1": pytest.approx([80, 50]),
+        "no remedies, learning rate 0.4": pytest.approx([60]),
+    }
+
+
+def test_q4_compares_times_on_equal_gpus_only() -> None:
+    found = [learnt(64, 0.8)]
+    found += [learnt(1024, 0.9, strategy="ddp", num_gpus=4, remedies=remedies) for remedies in ((), ("warmup",))]
+    (panel,) = plots_of(*found)["q4-batch-size"].panels
+    assert panel.title == "Test accuracy [%]"
+
+
+def test_q4_without_a_baseline_that_was_measured_has_no_times() -> None:
+    lost = make_record(make_spec(batch_size_per_gpu=64, epochs=4, evaluate=True), status="failed", reason="")
+    found = [lost, learnt(512, 0.8), learnt(4096, 0.5), learnt(4096, 0.6, remedies=("warmup",))]
+    (panel,) = plots_of(*found)["q4-batch-size"].panels
+    assert panel.title == "Test accuracy [%]"
+
+
+def test_a_set_of_remedies_has_one_style_in_every_plot() -> None:
+    remedies: tuple[Any, ...] = ((), ("linear_scaling", "warmup"), ("linear_scaling", "warmup", "zero_gamma"))
+    found = [learnt(64, 0.8), learnt(512, 0.7, remedies=remedies[2]), learnt(512, 0.6, remedies=remedies[1])]
+    found += [learnt(4096, 0.5, remedies=one) for one in remedies]
+    drawn = plots_of(*found)
+    for name in ("q4-batch-size", "q4", "q4-512"):
+        styles = {line.label.partition(",")[0]: line.style for line in line_panel(drawn[name]).series}
+        assert (styles["linear_scaling + warmup"], styles["linear_scaling + warmup + zero_gamma"]) == (1, 2), name
+
+
 def test_q4_of_a_single_batch_size_or_of_two_epochs_has_no_plot_by_batch_size() -> None:
     assert "q4-batch-size" not in plots_of(learnt(64, 0.8), learnt(64, 0.8, remedies=("warmup",)))
     assert "q4-batch-size" not in plots_of(learnt(64, 0.8, epochs=2), learnt(4096, 0.8, epochs=2))
@@ -202,9 +238,10 @@ def test_q4_tells_runs_of_different_lengths_apart_and_compares_with_the_baseline
     found = [learnt(64, 0.8), learnt(64, 0.7, remedies=("warmup",)), learnt(64, 0.8, epochs=8)]
     found += [learnt(4096, 0.5, remedies=("warmup",), epochs=epochs) for epochs in (4, 8)]
     drawn = plots_of(*found)
-    large = line_panel(drawn["q4"])
-    assert [line.label for line in large.series] == ["warmup, 4 epochs", "warmup, 8 epochs", "64 images, no remedies"]
-    assert [len(line.points) for line in large.series] == [4, 8, 4]
+    for name, label, count in (("q4", "warmup", 4), ("q4-longer", "warmup, 8 epochs", 8)):
+        large = line_panel(drawn[name])
+        assert [line.label for line in large.series] == [label, "64 images, no remedies"]
+        assert [len(line.points) for line in large.series] == [count, 4]
     assert REFERENCE not in [line.style for line in line_panel(drawn["q4-64"]).series]
 
 

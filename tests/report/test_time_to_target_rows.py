@@ -141,7 +141,8 @@ def test_two_gpus_are_compared_with_one_of_the_same_global_batch_epoch_by_epoch(
     rows = build(baseline(), *one, *two).time_to_target
     assert [row.axes["num_gpus"] for row in rows] == [1, 1, 2]
     assert_says(
-        rows[2]["note"], "the losses of this row and of 1 GPU with the same global batch overlap in 2 of 3 epochs"
+        rows[2]["note"],
+        "the ranges of the training loss of this row and of 1 GPU with the same global batch overlap in 2 of 3 epochs",
     )
     assert not any("overlap" in (row["note"] or "") for row in rows[:2])
 
