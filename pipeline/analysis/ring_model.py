@@ -67,7 +67,7 @@ def fit_link(samples: Sequence[SweepSample]) -> LinkFit | None:
 def fit_link_by_size(samples: Sequence[SweepSample], boundary_bytes: float) -> LinkFit | None:
     """Fit the latency to messages below the boundary, and the bandwidth to the others.
 
-    NCCL sends small messages by another protocol: one link for all sizes is 43 % off at worst, one for each class 3 to
+    NCCL sends small messages by another protocol: one link for all sizes is 18 to 43 % off, one for each class 3 to
     8 % (outputs/h200x2, outputs/h200x4). If a class does not fit, the link is fitted to all sizes.
     """
     small = fit_link([sample for sample in samples if sample.num_bytes < boundary_bytes])

@@ -65,8 +65,8 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
         "its interval is too narrow"
     ),
     "execution_chosen": "execution=auto used {execution}",
-    "execution_captured": "execution={execution}: the parts of a step are inside one graph",
-    "compile_time": "made ready in {time_s:.1f} s before the clock started",
+    "execution_captured": "execution={execution}: one graph is the whole step, so its parts have no times",
+    "compile_time": "compiling or capturing took {time_s:.1f} s, before the clock started",
     "throttled": "throttled: {reasons:list}",
     "no_energy": "no energy: {samples} samples of a GPU in the window are too few, or a GPU was not sampled",
     "allocator_retry": "memory was full once: the allocator freed its cache and tried again",

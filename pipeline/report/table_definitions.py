@@ -63,11 +63,17 @@ class TableDefinition(NamedTuple):
 
 
 def scaled(scaling: Scaling, batch: str) -> Callable[[Rows], Rows]:
-    """Return the choice of the rows of one kind of scaling, in order; none if all are baselines."""
+    """Return the choice of the rows of one kind of scaling, in order.
+
+    None if all are baselines, or if every row on several GPUs has a speed-up of the other kind only.
+    """
 
     def choose(rows: Rows) -> Rows:
         chosen = [row for row in rows if row["scaling"] == scaling]
-        return sort_rows(chosen, batch) if any(row["num_gpus"] > 1 for row in chosen) else []
+        several = [row for row in chosen if row["num_gpus"] > 1]
+        compared = {repr(row.axes) for row in rows if row["scaling"] != scaling and row["speedup"] is not None}
+        is_told = all(row["speedup"] is None and repr(row.axes) in compared for row in several)
+        return [] if is_told else sort_rows(chosen, batch)
 
     return choose
 

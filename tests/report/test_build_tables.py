@@ -181,13 +181,13 @@ def test_an_epoch_takes_as_long_as_its_slowest_rank_and_its_parts_are_of_that_ra
 @pytest.mark.parametrize(
     ("execution", "used", "said"),
     [
-        ("graph", "graph", ["execution=graph: the parts of a step are inside one graph"]),
+        ("graph", "graph", ["execution=graph: one graph is the whole step, so its parts have no times"]),
         (
             "auto",
             "compiled_graph",
             [
                 "execution=auto used compiled_graph",
-                "execution=compiled_graph: the parts of a step are inside one graph",
+                "execution=compiled_graph: one graph is the whole step, so its parts have no times",
             ],
         ),
         ("compile", "compile", []),
@@ -202,7 +202,7 @@ def test_what_a_captured_step_cannot_tell_is_null_with_the_reason(execution: Any
     assert row["epoch_time_s"] == 1.0
     if "graph" in used:
         assert (row["compute_time_s"], row["data_time_s"]) == (None, None)
-    assert row["note"] == "; ".join([*said, "made ready in 12.3 s before the clock started"])
+    assert row["note"] == "; ".join([*said, "compiling or capturing took 12.3 s, before the clock started"])
 
 
 def without_parts(epoch: Epoch) -> Epoch:

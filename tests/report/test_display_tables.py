@@ -129,6 +129,15 @@ def test_a_label_means_one_configuration_in_the_whole_report() -> None:
     assert {label for label, _ in said} == {"c1"}  # "no remedies, no nesterov" is short enough for a cell
 
 
+def test_a_kind_of_scaling_without_a_speed_up_is_left_out_where_the_other_has_them() -> None:
+    """Two GPUs with 64 images each have a baseline of 128 images in all, and none of 64 per GPU."""
+    two = make_record(make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=64), (9, 5))
+    both = report(make_record(make_spec(batch_size_per_gpu=128), (9, 8)), two)
+    assert "## Q2: strong scaling" in both
+    assert "## Q2: weak scaling" not in both
+    assert "## Q2: weak scaling" in report(two)  # without a baseline the times stand there
+
+
 def test_all_remedies_have_one_name_and_the_table_says_which_they_are() -> None:
     learnt: dict[str, Any] = {"loss": 1.0, "test_accuracy": 0.5}
     specs = [make_spec(evaluate=True), make_spec(batch_size_per_gpu=512, evaluate=True, remedies=REMEDIES)]

@@ -16,6 +16,7 @@ import bench_memory
 import pytest
 from conftest import ROOT, run_command
 
+from pipeline.analysis import ring_model
 from pipeline.collect import address_of_words
 from pipeline.experiment.folder import Experiment
 from pipeline.report.collect_experiment import collect_experiment
@@ -620,3 +621,30 @@ def test_how_many_published_points_are_known_within_2_per_cent_is_what_their_rep
     every = narrow_points(name for names in on_two.values() for name in names).replace(" of ", " of the ")
     said.append(f"{every} points with six windows or more")
     assert missing_in((ROOT / "outputs/h200x2/README.md").read_text(), said) == []
+
+
+def worst_fit_errors(names: Iterable[str]) -> dict[tuple[str, int], float]:
+    """The largest relative error of the link model, by experiment and number of GPUs of its sweep."""
+    return {
+        (name, row["from_num_gpus"]): row.fit_worst_error
+        for name in names
+        for row in collect_experiment(Experiment(ROOT / "outputs" / name)).tables.prediction
+        if row.fit_worst_error is not None
+    }
+
+
+def test_how_well_the_link_model_fits_is_what_the_docs_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [name for name in PUBLISHED if "communication" in name or "batchnorm" in name]
+    by_size = worst_fit_errors(names)
+    settled = by_size.pop(("h200x2/communication-settled", 2))
+    monkeypatch.setattr(ring_model, "fit_link_by_size", lambda samples, boundary_bytes: ring_model.fit_link(samples))
+    by_one = worst_fit_errors(names)
+    low, high = (100 * end(by_size.values()) for end in (min, max))
+    lowest, highest = (100 * end(by_one.values()) for end in (min, max))
+    said = [
+        f"it is {low:.0f} to {high:.0f} % off in seven of eight published sweeps",
+        f"give no fit, and it is {100 * settled:.0f} % off.",
+        f"for all sizes would be {lowest:.0f} to {highest:.0f} % off in the eight.",
+    ]
+    assert (len(by_size), len(by_one)) == (7, 8)
+    assert missing_in(TRUST, said) == []
