@@ -76,15 +76,37 @@ def spread(values: Sequence[float]) -> Spread | None:
     return Spread(statistics.median(ordered), ordered[rank - 1], ordered[-rank])
 
 
-def find_baseline(study: Sequence[PooledPoint]) -> PooledPoint:
-    """Return the point of the smallest global batch, of those the one without remedies and with the fewest GPUs."""
-    return min(study, key=lambda p: (p.spec.global_batch_size, len(p.spec.remedies), p.spec.num_gpus, p.spec.epochs))
+def find_baseline(study: Sequence[PooledPoint]) -> PooledPoint | None:
+    """Return the point of the smallest global batch without remedies; None if no point is without.
+
+    Of several it is one that trains as long as a larger batch does, on the fewest GPUs, with the lowest learning rate.
+    """
+    plain = [point for point in study if not point.spec.remedies]
+    smallest = min((point.spec.global_batch_size for point in plain), default=0)
+    lengths = {point.spec.epochs for point in plain if point.spec.global_batch_size > smallest}
+
+    def order(point: PooledPoint) -> tuple[float, ...]:
+        spec = point.spec
+        return spec.global_batch_size, spec.epochs not in lengths, spec.num_gpus, spec.epochs, spec.learning_rate
+
+    return min(plain, key=order, default=None)
 
 
-def target_below(baseline: PooledPoint) -> float | None:
-    """Return the default target: TARGET_MARGIN below the baseline's median final accuracy; None without a result."""
-    final = formulas.median_of_known(map(final_accuracy, evaluated_records(baseline)))
-    return None if final is None else final - TARGET_MARGIN
+def target_below(baseline: PooledPoint | None) -> float | None:
+    """Return the default target: TARGET_MARGIN below the baseline's median final accuracy.
+
+    None without a result, if a run of the baseline diverged, or if nothing above 0 is left.
+    """
+    records = evaluated_records(baseline) if baseline else []
+    final = formulas.median_of_known(map(final_accuracy, records))
+    if final is None or final <= TARGET_MARGIN or any(map(is_diverged, records)):
+        return None
+    return final - TARGET_MARGIN
+
+
+def is_diverged(record: Record) -> bool:
+    """True if the loss of an epoch is not finite."""
+    return any(epoch.loss is None for epoch in (record.measurement.epochs if record.measurement else ()))
 
 
 def throughput_per_gpu(point: PooledPoint) -> float | None:

@@ -180,7 +180,8 @@ def load_attempts_by_point(folder: Path, run_ids: Collection[str]) -> list[list[
         match = RECORD_NAME_PATTERN.fullmatch(name)
         if match and match[1] in run_ids:
             with contextlib.suppress(InvalidRecord):
-                found.setdefault(match[1], []).append(load_record(folder / name))
+                record = load_record(folder / name)
+                found.setdefault(match[1], []).append(record)
     return list(found.values())
 
 

@@ -1,5 +1,6 @@
 """The answers about accuracy: Q4, what a large batch costs and what mends it, and what int8 costs."""
 
+import math
 from collections.abc import Sequence
 
 from pipeline.analysis.intervals import min_values
@@ -8,48 +9,77 @@ from pipeline.experiment.point_label import ALL_REMEDIES, describe_axis, describ
 from pipeline.experiment.spec import REMEDIES
 from pipeline.report.answer_words import RUN, between, not_answered, percent, weakness_of
 from pipeline.report.row_types import Int8Row, TimeToTargetRow
-from pipeline.report.time_to_target_rows import baseline_order, main_study
+from pipeline.report.time_to_target_rows import main_study
 from pipeline.system.errors import pluralize
 
+MAX_RIVALS = 2  # named in the answer
 MIN_RUNS, MIN_EPOCHS = 3, 10  # below these an accuracy cannot tell a remedy from noise
 
 
 def answer_large_batches(all_rows: Sequence[TimeToTargetRow]) -> str:
     """Return what large batches cost in test accuracy, what remedies mend of it, and what gets to the target soonest.
 
-    It is about one study (main_study). Accuracies are compared at equal epochs, those of its baseline: the smallest
-    batch without remedies.
+    It is about one study (main_study). Accuracies are compared at the epochs of its baseline.
     """
-    rows = main_study(all_rows)
-    if not rows:
+    rows, baseline = main_study(all_rows)
+    if baseline is None:
         return not_answered("no test accuracy of a small and of a large batch was measured", "q4-study")
-    small = min((row for row in rows if not row.remedies), key=baseline_order)
-    if small.final_test_accuracy is None:
-        lacking = f"{small.global_batch_size:,} images a step without remedies, have no result"
-        return f"Not answered yet: the runs to compare with, {lacking}; run the same submit command again."
-    larger = [row for row in rows if row.epochs == small.epochs and row.global_batch_size > small.global_batch_size]
-    learnt = [row for row in larger if row.final_test_accuracy is not None]
-    large = max((row for row in learnt if not row.remedies), key=lambda row: row.global_batch_size, default=None)
-    if large is None:
-        return not_answered(f"no test accuracy of a large batch after {small.epochs} epochs", "q4-study")
-    with_remedies = [row for row in larger if row.remedies and placement(row) == placement(large)]
-    mended = [row for row in with_remedies if row.final_test_accuracy is not None]
-    if not mended:
-        size = large.global_batch_size
-        return not_answered(f"no run of {size:,} images a step tried a remedy for large batches", "q4-study")
-    said = [describe_cost(small, large), describe_mending(mended, large, num_sets(with_remedies))]
-    runs = min(row.n for row in (small, large, max(mended, key=accuracy_of)))
-    is_few, is_short = runs < MIN_RUNS, large.epochs < MIN_EPOCHS
-    if is_few or is_short:
-        what = " and ".join([f"{large.epochs} epochs"] * is_short + [pluralize(runs, "run")] * is_few)
-        said.append(f"But {what} cannot show whether a remedy helps: {RUN.format('q4-study')}.")
-    else:
-        said += [describe_largest_mended(learnt, small, large), describe_soonest(rows, small)]
-    answer = " ".join(filter(None, said)).replace(ALL_REMEDIES, f"{ALL_REMEDIES} ({', '.join(REMEDIES)})", 1)
+    named = ""
     if len(rows) < len(all_rows):
         axes = [axis for axis in varying_axes([row.axes for row in all_rows]) if axis not in TARGET_MAY_DIFFER]
-        answer += f" This is the study with {describe_point(small.axes, axes)}; the tables have the others."
-    return answer
+        named = f" This is the study with {describe_point(baseline.axes, axes)}; the tables have the others."
+    answer = answer_for_study(rows, baseline)
+    return answer.replace(ALL_REMEDIES, f"{ALL_REMEDIES} ({', '.join(REMEDIES)})", 1) + named
+
+
+def answer_for_study(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow) -> str:
+    """Return the answer of one study with the baseline `small`."""
+    epochs = pluralize(small.epochs, "epoch")
+    if small.final_test_accuracy is None or "diverged" in {note.kind for note in small.notes}:
+        return describe_lost(small)
+    larger = [row for row in rows if row.epochs == small.epochs and row.global_batch_size > small.global_batch_size]
+    learnt = [row for row in larger if row.final_test_accuracy is not None]
+    with_remedies = {row.global_batch_size for row in larger if row.remedies}
+    plain = [row for row in learnt if not row.remedies]
+    large = max((row for row in plain if row.global_batch_size in with_remedies), key=largest_first, default=None)
+    large = large or max(plain, key=largest_first, default=None)
+    if large is None:
+        return not_answered(f"no test accuracy of a larger batch after {epochs}", "q4-study")
+    of_size = [row for row in larger if row.remedies and row.global_batch_size == large.global_batch_size]
+    tried = [row for row in of_size if placement(row) == placement(large)] or of_size
+    known = [row for row in tried if row.final_test_accuracy is not None]
+    if not known:
+        what = "has a result with remedies" if tried else "tried a remedy"
+        return not_answered(f"no run of {large.global_batch_size:,} images a step for {epochs} {what}", "q4-study")
+    best = max(known, key=best_known)
+    said = [describe_cost(small, large), describe_mending(best, large, num_sets(known), num_sets(tried))]
+    runs = min(row.n for row in (small, large, best))
+    is_few, is_short = runs < MIN_RUNS, large.epochs < MIN_EPOCHS
+    if is_few or is_short:
+        what = " and ".join([epochs] * is_short + [pluralize(runs, "run")] * is_few)
+        return f"{' '.join(said)} But {what} cannot show whether a remedy helps: {RUN.format('q4-study')}."
+    said += [describe_largest_mended(learnt, small, large), describe_soonest(rows, small)]
+    return " ".join(filter(None, said))
+
+
+def describe_lost(small: TimeToTargetRow) -> str:
+    """Return that the baseline has no accuracy to compare with."""
+    what = f"{small.global_batch_size:,} images a step without remedies, the runs to compare with,"
+    if small.final_test_accuracy is not None:
+        return f"Not answered here: {what} diverged."
+    if small.status in ("missing", "failed"):
+        return f"Not answered yet: {what} have no result; run the same submit command again."
+    return f"Not answered here: {what} have no result ({small.status})."
+
+
+def largest_first(row: TimeToTargetRow) -> tuple[int, int, float]:
+    """Return the sort key of a large batch: the largest, on the fewest GPUs, the most accurate."""
+    return row.global_batch_size, -row["num_gpus"], accuracy_of(row)
+
+
+def best_known(row: TimeToTargetRow) -> tuple[bool, float]:
+    """Return the sort key of a row with remedies: MIN_RUNS or more first, then the most accurate."""
+    return row.n >= MIN_RUNS, accuracy_of(row)
 
 
 def accuracy_of(row: TimeToTargetRow) -> float:
@@ -72,19 +102,21 @@ def describe_cost(small: TimeToTargetRow, large: TimeToTargetRow) -> str:
     loss = accuracy_of(small) - accuracy_of(large)
     change = f"{'cost' if loss >= 0 else 'gain'} {100 * abs(loss):.1f} points"
     return (
-        f"After {large.epochs} epochs {large.global_batch_size:,} images a step {change} of test accuracy against "
-        f"{small.global_batch_size:,}: {describe_accuracy(large)} instead of {describe_accuracy(small)}."
+        f"After {pluralize(large.epochs, 'epoch')} {large.global_batch_size:,} images a step {change} of test accuracy "
+        f"against {small.global_batch_size:,}: {describe_accuracy(large)} instead of {describe_accuracy(small)}."
     )
 
 
-def describe_mending(mended: Sequence[TimeToTargetRow], plain: TimeToTargetRow, num_tried: int) -> str:
-    """Return what the best remedies give beside the same batch without; `num_tried` counts the sets that were asked."""
-    best = max(mended, key=accuracy_of)
-    remedy, is_better = name_remedies(best), accuracy_of(best) > accuracy_of(plain)
+def describe_mending(best: TimeToTargetRow, plain: TimeToTargetRow, num_known: int, num_tried: int) -> str:
+    """Return what the best remedies give beside the same batch without: `num_known` of `num_tried` sets have run."""
+    remedy = name_remedies(best)
+    if "linear_scaling" in best.remedies and best.learning_rate is not None:
+        remedy += f" at rate {best.learning_rate:g}"
+    is_better = accuracy_of(best) > accuracy_of(plain)
     mends = f"With {remedy} it is" if is_better else f"No remedy does better: the best, {remedy}, gives"
-    if num_sets(mended) < num_tried:
-        have = "has a result" if num_sets(mended) == 1 else "have a result, the best"
-        mends = f"Of {num_tried} sets of remedies {num_sets(mended)} {have}: {remedy} gives"
+    if num_known < num_tried:
+        have = "has a result" if num_known == 1 else "have a result, the best"
+        mends = f"Of {num_tried} sets of remedies {num_known} {have}: {remedy} gives"
     runs = pluralize(min(best.n, plain.n), "run")
     return f"{mends} {describe_accuracy(best)}, n = {runs}.{describe_overlap(best, plain)}"
 
@@ -99,8 +131,8 @@ def describe_overlap(best: TimeToTargetRow, plain: TimeToTargetRow) -> str:
     return f" The {ends} with and without it overlap: these runs do not show that it helps."
 
 
-def describe_largest_mended(learnt: Sequence[TimeToTargetRow], small: TimeToTargetRow, largest: TimeToTargetRow) -> str:
-    """Return the largest batch that ends at the target with remedies; empty if it is the largest of all.
+def describe_largest_mended(learnt: Sequence[TimeToTargetRow], small: TimeToTargetRow, large: TimeToTargetRow) -> str:
+    """Return the largest batch that remedies keep at the target; empty if it is the largest of all, `large`.
 
     The largest batch may be too large for any remedy, so its figures alone do not tell if one ever helps. What counts
     is the low end of the interval, of MIN_RUNS runs or more.
@@ -110,28 +142,30 @@ def describe_largest_mended(learnt: Sequence[TimeToTargetRow], small: TimeToTarg
         return ""
     known = [row for row in learnt if row.remedies and row.n >= MIN_RUNS]
     mended = [row for row in known if (row.final_test_accuracy_low or 0.0) >= target]
+    least = f"at {percent(target, 1)} or above after {pluralize(small.epochs, 'epoch')}"
     if not mended:
-        return f"With remedies no larger batch ends at {percent(target, 1)} or more in all of its interval."
+        return f"With remedies no larger batch of {MIN_RUNS} runs or more is {least} in all of its interval."
     best = max(mended, key=lambda row: (row.global_batch_size, accuracy_of(row)))
-    if best.global_batch_size == largest.global_batch_size:
+    if best.global_batch_size == large.global_batch_size:
         return ""
     plain = next((row for row in learnt if not row.remedies and placement(row) == placement(best)), None)
     without = "" if plain is None else f", without remedies {describe_accuracy(plain)}"
     runs = pluralize(best.n if plain is None else min(best.n, plain.n), "run")
     return (
-        f"The largest batch that ends at {percent(target, 1)} or more is {best.global_batch_size:,}: with "
-        f"{name_remedies(best)} {describe_accuracy(best)}{without}, n = {runs}."
-        f"{'' if plain is None else describe_overlap(best, plain)}"
+        f"With remedies the largest batch that is {least} is {best.global_batch_size:,}: with {name_remedies(best)} "
+        f"{describe_accuracy(best)}{without}, n = {runs}.{'' if plain is None else describe_overlap(best, plain)}"
     )
 
 
 def describe_soonest(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow) -> str:
     """Return which run gets to the target soonest in seconds and in GPU-seconds, beside the small batch's time."""
+    if small.target_accuracy is None:
+        return ""
+    target = percent(small.target_accuracy, 1)
     first = {word: row for row in rows for word in (row.soonest or "").split(" and ") if word}
     if not first:
-        return ""
+        return f"No run reaches {target}."
     soonest, cheapest = first["seconds"], first["GPU-seconds"]
-    target = percent(small.target_accuracy, 1)
     if soonest is small:
         said = f"No run reaches {target} sooner than {describe_run(small, cheapest)}: {describe_time(small)}."
     else:
@@ -141,23 +175,26 @@ def describe_soonest(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow) ->
             f"Soonest at {target} is {describe_run(soonest, small)}: {describe_time(soonest)}; "
             f"{reach or f'{describe_reached(small)} of {rival} reach it'}."
         )
-    said += describe_rivals(rows, soonest, small)
+    said += describe_rivals(rows, soonest)
     if cheapest is soonest:
         return said
     gpu_time_s = format_figure(cheapest.gpu_time_to_target_s or 0.0)
     return f"{said} In GPU-seconds it is {describe_run(cheapest, soonest)}: {gpu_time_s} GPU-s."
 
 
-def describe_rivals(rows: Sequence[TimeToTargetRow], soonest: TimeToTargetRow, small: TimeToTargetRow) -> str:
-    """Return the runs whose interval meets that of the soonest: it is not shown that they take longer."""
+def describe_rivals(rows: Sequence[TimeToTargetRow], soonest: TimeToTargetRow) -> str:
+    """Return the runs whose interval meets that of the soonest, the first two by name: they may be as soon.
+
+    If a seed of the soonest missed the target, its interval has no end.
+    """
     end = soonest.time_to_target_high_s or soonest.time_to_target_s or 0.0
-    rivals = [
-        f"{describe_run(row, soonest)} ({row.time_to_target_s:,.1f} s)"
-        for row in rows
-        if row.time_to_target_s is not None and row is not soonest and row is not small
-        if (row.time_to_target_low_s or row.time_to_target_s) <= end
-    ]
-    return f" It is not shown to be sooner than {' or '.join(rivals)}." if rivals else ""
+    end = math.inf if missed_by_some(soonest) else end
+    timed = [(row.time_to_target_s, row) for row in rows if row.time_to_target_s is not None and row is not soonest]
+    met = [(time_s, row) for time_s, row in timed if (row.time_to_target_low_s or time_s) <= end]
+    met.sort(key=lambda pair: pair[0])
+    names = [f"{describe_run(row, soonest)} ({time_s:,.1f} s)" for time_s, row in met]
+    more = [f"{len(names) - MAX_RIVALS} more"] if len(names) > MAX_RIVALS else []
+    return f" It is not shown to be sooner than {' or '.join([*names[:MAX_RIVALS], *more])}." if names else ""
 
 
 def describe_reached(row: TimeToTargetRow) -> str:
@@ -165,19 +202,29 @@ def describe_reached(row: TimeToTargetRow) -> str:
     return "no runs" if row.reached == "never reached" else f"{row.reached} runs"
 
 
+def missed_by_some(row: TimeToTargetRow) -> bool:
+    """True if a seed of the row did not reach the target."""
+    return row.reached != f"{row.n} of {row.n}"
+
+
 def describe_run(row: TimeToTargetRow, beside: TimeToTargetRow) -> str:
-    """Return a row in words: its batch and remedies, and GPUs and epochs where they differ from those of `beside`."""
+    """Return a row in words: its batch and remedies, and what else differs from `beside`.
+
+    The learning rate differs by linear scaling too, so it is named only where batch and remedies are equal.
+    """
     gpus = f" on {pluralize(row['num_gpus'], 'GPU')}" if row["num_gpus"] != beside["num_gpus"] else ""
-    epochs = f" for {row.epochs} epochs" if row.epochs != beside.epochs else ""
+    epochs = f" for {pluralize(row.epochs, 'epoch')}" if row.epochs != beside.epochs else ""
     remedies = f"with {name_remedies(row)}" if row.remedies else "without remedies"
-    return f"{row.global_batch_size:,} images a step{gpus}{epochs} {remedies}"
+    alike = (row.global_batch_size, row.remedies) == (beside.global_batch_size, beside.remedies)
+    rate = f", learning rate {row.learning_rate:g}" if alike and row.learning_rate != beside.learning_rate else ""
+    return f"{row.global_batch_size:,} images a step{gpus}{epochs} {remedies}{rate}"
 
 
 def describe_time(row: TimeToTargetRow) -> str:
     """Return the training time to the target with its ends (as in describe_accuracy), n, and what weakens it."""
     low, high, time_s = row.time_to_target_low_s, row.time_to_target_high_s, row.time_to_target_s
     ends = "" if low is None or high is None else f"{low:,.1f} to {high:,.1f} s"
-    reached = "" if row.reached == f"{row.n} of {row.n}" else f"reached by {describe_reached(row)}"
+    reached = f"reached by {describe_reached(row)}" if missed_by_some(row) else ""
     weak = dict.fromkeys(map(weakness_of, row.notes))
     details = ", ".join(filter(None, [ends, f"n = {pluralize(row.n, 'run')}", reached, *weak]))
     return f"{time_s or 0.0:,.1f} s of training ({details})"

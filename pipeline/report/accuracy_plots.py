@@ -21,7 +21,8 @@ from pipeline.report.plot_data import (
     note_on_number,
 )
 from pipeline.report.row_types import interval_keys
-from pipeline.report.time_to_target_rows import baseline_order, main_study
+from pipeline.report.time_to_target_rows import main_study
+from pipeline.system.errors import pluralize
 
 RemedySets = Sequence[tuple[str, ...]]
 
@@ -30,7 +31,7 @@ INFORMATIVE = 0.5  # of the best accuracy; a size that stays below it tells reme
 WIDE_RANGE = 8  # the largest over the smallest end of a curve, from which the axis is logarithmic
 SEEDS_NOTE = (
     "Medians over the seeds. Bars: of six seeds or more the interval of the median, of two to five seeds the lowest "
-    "and the highest."
+    "and the highest. A point without a bar: one seed, or a seed missed the target."
 )
 
 
@@ -40,24 +41,28 @@ def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     All runs are of one study (main_study) and have the epochs of its baseline. Of equal global batches only the run on
     the fewest GPUs is shown. Times are compared on the baseline's number of GPUs.
     """
-    study = [row for row in main_study(source.rows["time_to_target"]) if row["final_test_accuracy"] is not None]
-    plain = [row for row in study if not row["remedies"]]
-    if not plain:
+    study, baseline = main_study(source.rows["time_to_target"])
+    if baseline is None or baseline["epochs"] < MIN_EPOCHS:
         return
-    small = min(plain, key=baseline_order)
-    rows = [row for row in study if row["epochs"] == small["epochs"] >= MIN_EPOCHS]
-    groups = remedy_groups(rows)
-    styles = styles_of(groups, remedy_sets(rows))
-    panels = [batch_size_panel("Test accuracy [%]", groups, styles, "final_test_accuracy", 100)]
-    if small["target_accuracy"] is not None:
-        title = f"Training time to {100 * small['target_accuracy']:.1f} % [s]"
-        alike = {label: [row for row in own if row["num_gpus"] == small["num_gpus"]] for label, own in groups.items()}
-        panels.append(batch_size_panel(title, alike, styles, "time_to_target_s"))
-    panels = [panel for panel in panels if len({point.x for line in panel.series for point in line.points}) > 1]
-    if panels:
-        title = f"Accuracy after {small['epochs']} epochs and time to the target, by batch size"
-        note = f"{SEEDS_NOTE} {note_on_number(len(groups), MAX_SERIES, 'series')}".strip()
-        yield Plot("q4-batch-size", "Q4", title, tuple(panels), note)
+    tested = [row for row in study if row["final_test_accuracy"] is not None and row["epochs"] == baseline["epochs"]]
+    sets = remedy_sets(source.rows["Q4"])
+    what = f"accuracy after {pluralize(baseline['epochs'], 'epoch')}"
+    shown = {what: batch_size_panel(tested, sets, "final_test_accuracy", 100)}
+    if baseline["target_accuracy"] is not None:
+        alike = [row for row in tested if row["num_gpus"] == baseline["num_gpus"]]
+        target = f"{100 * baseline['target_accuracy']:.1f} %"
+        panel = batch_size_panel(alike, sets, "time_to_target_s")._replace(title=f"Training time to {target} [s]")
+        shown["time to the target"] = panel
+    shown = {what: panel for what, panel in shown.items() if len(places_of(panel)) > 1}
+    if shown:
+        note = f"{SEEDS_NOTE} {note_on_number(len(remedy_groups(tested)), MAX_SERIES, 'series')}".strip()
+        title = f"{' and '.join(shown)}, by batch size"
+        yield Plot("q4-batch-size", "Q4", title[0].upper() + title[1:], tuple(shown.values()), note)
+
+
+def places_of(panel: LinePanel) -> set[float]:
+    """Return the positions on the x axis that have a point."""
+    return {point.x for line in panel.series for point in line.points}
 
 
 def remedy_sets(rows: Sequence[FlatRow]) -> RemedySets:
@@ -80,27 +85,31 @@ def remedy_groups(rows: Sequence[FlatRow]) -> dict[str, list[FlatRow]]:
 
 
 def fewest_gpus(rows: Sequence[FlatRow]) -> list[FlatRow]:
-    """Return the rows on the fewest GPUs of each global batch."""
-    fewest: dict[int, int] = {}
+    """Return the rows on the fewest GPUs, and of these on the fewest nodes, of each global batch."""
+    places: dict[int, list[tuple[int, int]]] = {}
     for row in rows:
-        fewest[row["global_batch_size"]] = min(row["num_gpus"], fewest.get(row["global_batch_size"], row["num_gpus"]))
-    return [row for row in rows if row["num_gpus"] == fewest[row["global_batch_size"]]]
+        places.setdefault(row["global_batch_size"], []).append(gpus_and_nodes(row))
+    return [row for row in rows if gpus_and_nodes(row) == min(places[row["global_batch_size"]])]
 
 
-def batch_size_panel(
-    title: str, groups: Mapping[str, Sequence[FlatRow]], styles: Mapping[str, int], key: str, scale: float = 1
-) -> LinePanel:
+def gpus_and_nodes(row: FlatRow) -> tuple[int, int]:
+    """Return the numbers of GPUs and of nodes of a row."""
+    return row["num_gpus"], row["num_nodes"]
+
+
+def batch_size_panel(rows: Sequence[FlatRow], sets: RemedySets, key: str, scale: float = 1) -> LinePanel:
     """Return the panel of a figure against the global batch size; the figure is multiplied by `scale`."""
     low, high = interval_keys(key)
+    groups = remedy_groups(rows)
     lines = []
-    for label, style in styles.items():
+    for label, style in styles_of(groups, sets).items():
         points = [
             Point(row["global_batch_size"], scale * row[key], *ends_of(row[low], row[high], scale))
             for row in groups[label]
             if row[key] is not None
         ]
         lines += [Series(label, tuple(sorted(points, key=lambda point: point.x)), style)] if points else []
-    return LinePanel(title, "images a step", tuple(lines))
+    return LinePanel("Test accuracy [%]", "images a step", tuple(lines))
 
 
 def ends_of(low: float | None, high: float | None, scale: float) -> tuple[float | None, float | None]:
@@ -163,13 +172,17 @@ def baseline_curve(rows: Sequence[FlatRow], axes: Sequence[str], batch: int) -> 
 
 def styles_of(groups: Mapping[str, Sequence[FlatRow]], sets: RemedySets) -> dict[str, int]:
     """Return the style of each label: that of its remedies in every plot; a second line of the same has a free one."""
+    labels = evenly(list(groups), MAX_SERIES)
+    if len(sets) > MAX_SERIES:
+        sets = remedy_sets([groups[label][0] for label in labels])
     styles: dict[str, int] = {}
-    for label in evenly(list(groups), MAX_SERIES):
+    for label in sorted(labels, key=len):  # the plainest line of a set comes first
         remedies = tuple(groups[label][0]["remedies"])
-        own = sets.index(remedies) if remedies in sets else len(styles)
-        free = (style for style in range(len(sets), len(sets) + MAX_SERIES) if style not in styles.values())
-        styles[label] = own if own not in styles.values() else next(free)
-    return {label: style % MAX_SERIES for label, style in styles.items()}
+        own = sets.index(remedies) if remedies in sets else MAX_SERIES
+        free = [*range(len(sets), MAX_SERIES), *range(len(sets))]
+        taken = styles.values()
+        styles[label] = own if own < MAX_SERIES and own not in taken else next(one for one in free if one not in taken)
+    return {label: styles[label] for label in labels}
 
 
 def accuracy_panels(

@@ -14,6 +14,7 @@ WEAKENING_NOTES = {
     "drifted_in_repeats": "drifted by {drift:+.1%}",
     "exposure_drifted": "exposed communication drifted",
     "throttled": "throttled",
+    "diverged": "{count} of {repeats} diverged",
     "other_node": "{what} on another node",
     "other_boot": "{what} on another boot",
     "other_gpu": "{what} on another GPU",

@@ -70,6 +70,8 @@ def decimals_of(figure: Figure, rows: Sequence[Row]) -> int:
     )
     if is_count or not values:
         return 0
+    if figure.key == "learning_rate":  # as it was set
+        return max(len(f"{value:.9f}".rstrip("0").partition(".")[2]) for value in values)
     limits = [most for start, most in PREDICTED_DECIMALS.items() if figure.key.startswith(start)]
     most = next(iter([*limits, *(most for unit, most in MAX_DECIMALS.items() if unit in figure.heading)]), 3)
     return min(max(max(most, 3) - math.floor(math.log10(min(values))), 0), most)

@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pipeline.experiment.outcomes import CollectedOutcomes
 from pipeline.experiment.point_label import ALL_REMEDIES, Processors
@@ -33,6 +33,8 @@ STATED_KEYS = {"global_batch_size", "num_gpus", "from_num_gpus", "bucket", "num_
 STATED_KEYS |= {"num_updates", "learning_rate"}
 """Figures that follow from the grid, and were not measured."""
 
+SAID_ONCE = {"target_accuracy"}  # figures in per cent that all rows of a study share
+NAMING_KEYS = {"global_batch_size", "epoch"}  # figures without which rows cannot be told apart
 NUMBER = re.compile(r"(?<![\w.^/-])[+-]?\d[\d,]*(?:\.\d+)?(?![\w.,]*\w)")
 MAX_COLUMNS = 10
 MAX_WIDTH = 120  # characters of a row in Markdown
@@ -91,42 +93,34 @@ def build_table(
     rows = chosen[:MAX_ROWS]
     if not rows:
         return None
-    points = [row.axes | remedies_of(row) for row in rows]
-    varying, strategies = without_strategy(points, naming_axes(points, definition.hidden))
+    points = [row.axes if definition.is_full else row.axes | remedies_of(row) for row in rows]
+    varying, strategies = naming_axes(points, definition.hidden), ""
+    if not definition.is_full:
+        varying, strategies = without_strategy(points, varying)
     main = main_figure(definition.figures)
     figures = [figure for figure in definition.figures if is_shown(figure, rows, definition.hides_zeros)]
     if main not in figures and any(map(status_of, rows)):
         figures.insert(0, main)
     footnotes, numbers, shared_notes = number_notes(rows, definition.without_notes)
-    named, configurations = full_columns(points, varying), ""
-    if not definition.is_full:
-        named, configurations = shorten_labels(label_columns(points, varying, words), words)
-        if any(ALL_REMEDIES in text for text in (configurations, *(cell.text for _, cells in named for cell in cells))):
-            configurations = f"{configurations} All remedies: {', '.join(REMEDIES)}.".strip()
-    shown = []
-    for figure in figures:
-        cells = figure_cells(figure, rows, None if definition.is_full else decimals_of(figure, rows))
-        if figure is main:
-            cells = [
-                Cell(cell.text or status_of(row), cell.is_number, options.link_of(row), noted)
-                for cell, row, noted in zip(cells, rows, numbers, strict=True)
-            ]
-        shown.append((Cell(figure.heading, cells[0].is_number), cells))
-    repeats: list[Column] = []
-    has_n = any(figure.key == "n" for figure in figures)
-    if not has_n and (definition.is_over_seeds or any(row.n > 1 for row in rows)):
-        repeats = [(Cell("n", True), [Cell(f"{row.n}", True) for row in rows])]
+    named, configurations = name_rows(definition, points, varying, words)
+    decimals = [None if definition.is_full else decimals_of(figure, rows) for figure in figures]
+    shown = [
+        (Cell(figure.heading, cells[0].is_number), cells)
+        for figure, digits in zip(figures, decimals, strict=True)
+        for cells in (figure_cells(figure, rows, digits),)
+    ]
+    for place in [index for index, figure in enumerate(figures) if figure is main]:
+        shown[place] = (shown[place][0], linked_cells(shown[place][1], rows, numbers, options))
+    repeats = count_column(definition, figures, rows)
     most = math.inf if definition.is_full else options.max_width
     taken = [*map(width_of, (*named, *repeats)), *([width_of(note_column(numbers))] if any(numbers) else [])]
-    widths = [width_of(column) for column in shown]
-    kept = [index for index, figure in enumerate(figures) if figure is main]
-    for index in range(len(shown)):
-        wider = sorted({*kept, index})
-        kept = wider if fits([*taken, *(widths[place] for place in wider)], most) else kept
+    always = [index for index, figure in enumerate(figures) if figure is main or figure.key in NAMING_KEYS]
+    kept = columns_that_fit([width_of(column) for column in shown], always, taken, most)
     columns = [*named, *(shown[index] for index in kept), *repeats]
     common = "; ".join(filter(None, [describe_common(points, varying, definition.hidden), strategies, *shared_notes]))
     omitted = ", ".join(column[0].text.partition(" [")[0] for index, column in enumerate(shown) if index not in kept)
     room = f"Not shown for lack of room: {omitted}." if omitted else ""
+    common = "; ".join(filter(None, [common, *equal_figures(shown, kept, figures)]))
     remarks = [figure.remark for figure in figures]
     legend = (configurations, definition.legend, *remarks, note_on_number(len(chosen), MAX_ROWS, "rows"), room)
     return DisplayTable(
@@ -141,10 +135,55 @@ def build_table(
     )
 
 
+def equal_figures(shown: Sequence[Column], kept: Sequence[int], figures: Sequence[Figure]) -> list[str]:
+    """Return the target in words where there was no room for its column and all rows have the same."""
+    omitted = [column for index, column in enumerate(shown) if index not in kept and figures[index].key in SAID_ONCE]
+    cells = [(heading.text, {cell.text for cell in own}) for heading, own in omitted]
+    return [f"{heading.replace('[%]', texts.pop())} %" for heading, texts in cells if len(texts) == 1]
+
+
+def name_rows(
+    definition: TableDefinition, points: Sequence[Mapping[str, Any]], varying: Sequence[str], words: ReportWords
+) -> tuple[list[Column], str]:
+    """Return the columns that name the rows, and the sentences that explain their labels."""
+    if definition.is_full:
+        return full_columns(points, varying), ""
+    named, explained = shorten_labels(label_columns(points, varying, words), words)
+    texts = (explained, *(cell.text for _, cells in named for cell in cells))
+    if any(ALL_REMEDIES in text for text in texts):
+        explained = f"{explained} All remedies: {', '.join(REMEDIES)}.".strip()
+    return named, explained
+
+
+def linked_cells(
+    cells: Sequence[Cell], rows: Sequence[Row], numbers: Sequence[tuple[int, ...]], options: DisplayOptions
+) -> list[Cell]:
+    """Return the cells of the main figure: with the row's status where it has none, its record and its footnotes."""
+    return [
+        Cell(cell.text or status_of(row), cell.is_number, options.link_of(row), noted)
+        for cell, row, noted in zip(cells, rows, numbers, strict=True)
+    ]
+
+
+def count_column(definition: TableDefinition, figures: Sequence[Figure], rows: Sequence[Row]) -> list[Column]:
+    """Return the column n, the number of pooled runs; none where the figures hold it or all rows have one."""
+    is_shown_already = any(figure.key == "n" for figure in figures)
+    if is_shown_already or not (definition.is_over_seeds or any(row.n > 1 for row in rows)):
+        return []
+    return [(Cell("n", True), [Cell(f"{row.n}", True) for row in rows])]
+
+
+def columns_that_fit(widths: Sequence[int], always: Sequence[int], taken: Sequence[int], max_width: float) -> list[int]:
+    """Return the places of the columns that there is room for beside those `taken`: `always`, then the first ones."""
+    kept = [*always]
+    for index in range(len(widths)):
+        wider = sorted({*kept, index})
+        kept = wider if fits([*taken, *(widths[place] for place in wider)], max_width) else kept
+    return kept
+
+
 def is_shown(figure: Figure, rows: Sequence[Row], hides_zeros: bool) -> bool:
     """True if the figure is known for some row, and, if asked for, is not 0; or if it is named as absent."""
-    if figure.only_if_varying and len({row[figure.key] for row in rows}) < 2:
-        return False
     known = any(row[figure.key] is not None and (row[figure.key] or not hides_zeros) for row in rows)
     return known or (figure.absent is not None and any(map(figure.absent, rows)))
 

@@ -112,7 +112,7 @@ def render_precision(tables: Tables) -> list[str]:
     for time, rows in timed.items():
         known = [row["noise_floor"] for row in rows if row["noise_floor"] is not None]
         narrow = sum(floor <= MAX_TIME_HALF_WIDTH for floor in known)
-        said += [f"{narrow} of {pluralize(len(known), f'{time} time')}"] if known else []
+        said += [f"{narrow} of {len(known)} {time} times"] if known else []
     if not said:
         return []
     known_within = f"known within ± {100 * MAX_TIME_HALF_WIDTH:.0f} % of the median"

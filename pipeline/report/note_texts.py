@@ -81,7 +81,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
         "over the seeds, the ranges of the training loss of this row and of 1 GPU with the same global batch overlap "
         "in {count} of {epochs} epochs"
     ),
-    "no_target": "no target: the baseline has no final test accuracy",
+    "no_target": "no target: the baseline has no final test accuracy, or it diverged",
     # baselines and scaling
     "no_baseline": "no baseline: the experiment has no point on 1 GPU with these axes",
     "baseline_untimed": "no baseline: {strategy} on 1 GPU is {status}",

@@ -198,6 +198,7 @@ class TimeToTargetRow(PointRow, frozen=True, kw_only=True):
 
     remedies: list[str]
     epochs: int
+    is_baseline: Annotated[bool, "The target and the efficiencies of a study come from this row."] = False
     learning_rate: float | None = None
     target_accuracy: Annotated[Ratio, "Test accuracy to reach."] = None
     final_test_accuracy: Annotated[Ratio, "Test accuracy after the last epoch."] = None

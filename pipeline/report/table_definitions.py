@@ -25,7 +25,6 @@ class Figure(NamedTuple):
     high: str = ""
     absent: Callable[[Row], str] | None = None
     remark: str = ""
-    only_if_varying: bool = False
 
     def value(self, row: Row, key: str = "") -> float | None:
         """Return the number in the unit of the column; None if it is not known."""
@@ -335,7 +334,7 @@ TABLE_DEFINITIONS = (
         "Q4: final accuracy and time to target",
         (
             Figure("images a step", "global_batch_size"),
-            Figure("epochs", "epochs", only_if_varying=True),
+            Figure("epochs", "epochs"),
             estimate("accuracy [%]", "final_test_accuracy", 100),
             Figure("time [s]", "time_to_target_s", absent=never_reached),
             Figure("rate", "learning_rate"),

@@ -15,6 +15,8 @@ from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.spec import AXES
 from pipeline.report.row_types import TimeToTargetRow, make_row
 
+AnyRow = TypeVar("AnyRow", TimeToTargetRow, Mapping[str, Any])  # of the table, or of tables.json
+
 SOONEST_BY = {"time_to_target_s": "seconds", "gpu_time_to_target_s": "GPU-seconds"}
 
 
@@ -29,27 +31,33 @@ def time_to_target_rows(points: Sequence[PooledPoint], target_accuracy: float | 
     return [row for study in compared for row in study_rows(study, target_accuracy)]
 
 
-AnyRow = TypeVar("AnyRow", TimeToTargetRow, Mapping[str, Any])  # of the table, or of tables.json
+def main_study(rows: Sequence[AnyRow]) -> tuple[list[AnyRow], AnyRow | None]:
+    """Return the rows of one study and its baseline: the first study with a result of its baseline, else the first.
+
+    A study that compares the baseline with a larger batch without remedies and with comes before others.
+    """
+    studies: dict[tuple[str, ...], list[AnyRow]] = {}
+    for row in rows:
+        studies.setdefault(study_key(row), []).append(row)
+    order = sorted(studies.values(), key=lambda study: -completeness(study))
+    first = order[0] if order else []
+    return first, next((row for row in first if row["is_baseline"]), None)
 
 
-def main_study(rows: Sequence[AnyRow]) -> list[AnyRow]:
-    """Return the rows of one study: that of the smallest batch without remedies. [] without such a row."""
-    plain = [row for row in rows if not row["remedies"]]
-    if not plain:
-        return []
-    key = study_key(min(plain, key=baseline_order))
-    return [row for row in rows if study_key(row) == key]
+def completeness(study: Sequence[AnyRow]) -> int:
+    """Return how many of these have a result: the baseline, then a larger batch without remedies, then one with."""
+    known = [row for row in study if row["final_test_accuracy"] is not None]
+    baseline = next((row for row in known if row["is_baseline"]), None)
+    if baseline is None:
+        return 0
+    larger = [row for row in known if row["global_batch_size"] > baseline["global_batch_size"]]
+    return 1 + any(not row["remedies"] for row in larger) + any(row["remedies"] for row in larger)
 
 
 def study_key(row: AnyRow) -> tuple[str, ...]:
     """Return the values of the axes that are equal in a study."""
     axes: Mapping[str, Any] = row.axes if isinstance(row, TimeToTargetRow) else row
     return tuple(repr(axes[axis]) for axis in AXES if axis in axes and axis not in TARGET_MAY_DIFFER)
-
-
-def baseline_order(row: AnyRow) -> tuple[int, int, int]:
-    """Return the sort key of a row without remedies; the first of a study is its baseline."""
-    return row["global_batch_size"], row["num_gpus"], row["epochs"]
 
 
 def study_rows(study: Sequence[PooledPoint], target_accuracy: float | None) -> list[TimeToTargetRow]:
@@ -75,12 +83,14 @@ def study_order(point: PooledPoint) -> tuple[float, ...]:
 
 
 def target_row(
-    point: PooledPoint, baseline: PooledPoint, target: float | None, study: Sequence[PooledPoint]
+    point: PooledPoint, baseline: PooledPoint | None, target: float | None, study: Sequence[PooledPoint]
 ) -> TimeToTargetRow:
     """Return the row of a point: its final accuracy, and what it needs to reach the target."""
     records = time_to_target.evaluated_records(point)
     figures = spread_figures("final_test_accuracy", [time_to_target.final_accuracy(record) for record in records])
-    notes = [*missing_notes(point), *equal_batch_notes(point, study), *throttled_notes(all_windows(point))]
+    num_diverged = sum(map(time_to_target.is_diverged, records))
+    notes = [make_note("diverged", count=num_diverged, repeats=len(records))] if num_diverged else []
+    notes += [*missing_notes(point), *equal_batch_notes(point, study), *throttled_notes(all_windows(point))]
     if target is None:
         notes.append(make_note("no_target"))
     else:
@@ -94,13 +104,15 @@ def target_row(
         figures["reached"] = reached_word(num_reached, len(records))
         if 0 < num_reached < len(records):
             notes.append(make_note("reached_by_some", count=num_reached, seeds=len(records)))
-        figures |= efficiencies(point, baseline, target, figures.get("epochs_to_target"))
+        if baseline:
+            figures |= efficiencies(point, baseline, target, figures.get("epochs_to_target"))
     return make_row(
         TimeToTargetRow,
         point,
         n=len(records),
         remedies=list(point.spec.remedies),
         epochs=point.spec.epochs,
+        is_baseline=point is baseline,
         learning_rate=peak_learning_rate(point.spec),
         target_accuracy=target,
         notes=notes,
@@ -153,11 +165,13 @@ def equal_batch_notes(point: PooledPoint, study: Sequence[PooledPoint]) -> list[
 
     At each epoch the ranges over the seeds meet or do not. None with fewer than two seeds of either.
     """
+    if point.spec.num_gpus == 1:
+        return []
     may_differ = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", *POOLED_AXES)
     key = alike_key(point.spec, may_differ)
     alike = (p for p in study if p.spec.num_gpus == 1 and alike_key(p.spec, may_differ) == key)
     one = next((other for other in alike if other.spec.global_batch_size == point.spec.global_batch_size), None)
-    if point.spec.num_gpus == 1 or one is None:
+    if one is None:
         return []
     ours, theirs = time_to_target.loss_ranges(point), time_to_target.loss_ranges(one)
     pairs = list(zip(ours, theirs, strict=False))

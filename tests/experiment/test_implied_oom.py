@@ -183,3 +183,14 @@ def test_launch_records_what_is_implied_without_running_it_unless_it_is_asked_to
     assert asked.returncode == 0, asked.stderr
     attempts = record_store.load_attempts(experiment.records_folder, large.run_id())
     assert [record.status for record in attempts] == ["oom", "ok"]
+
+
+def test_a_record_that_cannot_be_read_implies_nothing_and_stops_no_point(tmp_path: Path) -> None:
+    publish_record(oom(2048), tmp_path)
+    cut = publish_record(oom(1024), tmp_path)
+    cut.write_bytes(cut.read_bytes()[:100])
+    spec = make_spec(batch_size_per_gpu=4096)
+    points = [make_spec(batch_size_per_gpu=size) for size in SIZES]
+    cause = find_implying_oom(spec, points, tmp_path, {"NVIDIA H200"})
+    assert cause is not None
+    assert cause.spec.batch_size_per_gpu == 2048

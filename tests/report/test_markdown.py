@@ -276,7 +276,7 @@ def test_the_report_says_how_many_points_have_a_narrow_interval() -> None:
     measured = [CommunicationRow(**point, noise_floor=0.001)]
     tables = Tables(Q1=[], Q2=[*rows, strong], Q3=[], Q4=[], oom=[], communication=measured)
     (said,) = render_precision(tables)
-    times = "1 of 2 epoch times and 1 of 1 step time"
+    times = "1 of 2 epoch times and 1 of 1 step times"
     assert said.startswith(f"Of the rows with an interval {times} are known within ± 2 % of the median.")
     assert render_precision(Tables(Q1=[], Q2=rows[2:], Q3=[], Q4=[], oom=[])) == []
 

@@ -23,6 +23,7 @@ from page_records import (
 )
 
 from pipeline.experiment.record import Record
+from pipeline.experiment.spec import REMEDIES as REMEDIES_OF_SPEC
 from pipeline.report.draw_panels import LIGHT, MARKERS, PLACEHOLDERS, SERIES_COLOURS
 from pipeline.report.plot_data import (
     HOLLOW_LABEL,
@@ -216,6 +217,15 @@ def test_q4_without_a_baseline_that_was_measured_has_no_times() -> None:
     found = [lost, learnt(512, 0.8), learnt(4096, 0.5), learnt(4096, 0.6, remedies=("warmup",))]
     (panel,) = plots_of(*found)["q4-batch-size"].panels
     assert panel.title == "Test accuracy [%]"
+
+
+def test_twelve_sets_of_remedies_have_eight_lines_of_different_styles() -> None:
+    names = REMEDIES_OF_SPEC
+    every = [one for count in range(4) for one in itertools.combinations(names, count)][:12]
+    plot = plots_of(learnt(64, 0.8), *(learnt(4096, 0.5, remedies=one) for one in every))["q4-batch-size"]
+    styles = [line.style for line in line_panel(plot).series]
+    assert len(set(styles)) == len(styles) == MAX_SERIES
+    assert f"{MAX_SERIES} of 12 series are shown." in plot.note
 
 
 def test_a_set_of_remedies_has_one_style_in_every_plot() -> None:
