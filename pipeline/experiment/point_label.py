@@ -101,6 +101,12 @@ def describe_axis(axis: str, value: Any) -> str:
     return VALUES.get((axis, shown), words).format(shown)
 
 
+def describe_training(points: Iterable[Spec]) -> str:
+    """Return the models and the images that the points train on, in words: `resnet18 on cifar10`."""
+    pairs = {(spec.model, spec.dataset if spec.reads_data else "synthetic images") for spec in points}
+    return ", ".join(sorted(f"{model} on {images}" for model, images in pairs if model and images))
+
+
 def name_processors(text: str, processors: Processors) -> str:
     """Return a text about GPUs with the word for what the points ran on: processes on the CPU."""
     return text if processors == "GPUs" else text.replace("GPUs", "processes").replace("GPU", "process")

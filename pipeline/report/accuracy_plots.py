@@ -176,7 +176,7 @@ def styles_of(groups: Mapping[str, Sequence[FlatRow]], sets: RemedySets) -> dict
     if len(sets) > MAX_SERIES:
         sets = remedy_sets([groups[label][0] for label in labels])
     styles: dict[str, int] = {}
-    for label in sorted(labels, key=len):  # the plainest line of a set comes first
+    for label in sorted(labels, key=lambda label: (groups[label][0]["num_gpus"], len(label))):  # the plainest first
         remedies = tuple(groups[label][0]["remedies"])
         own = sets.index(remedies) if remedies in sets else MAX_SERIES
         free = [*range(len(sets), MAX_SERIES), *range(len(sets))]

@@ -20,7 +20,13 @@ import msgspec
 
 from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.outcomes import CollectedOutcomes, PointOutcome
-from pipeline.experiment.point_label import describe_point, format_figure, name_processors, varying_axes
+from pipeline.experiment.point_label import (
+    describe_point,
+    describe_training,
+    format_figure,
+    name_processors,
+    varying_axes,
+)
 from pipeline.experiment.record import Record
 from pipeline.report.answers import Answers
 from pipeline.report.build_tables import Tables
@@ -232,7 +238,8 @@ def build_provenance(outcomes: Iterable[PointOutcome]) -> dict[str, str]:
     records = [outcome.record for outcome in outcomes if outcome.record and outcome.status == "ok"]
     places = list({id(record.environment): record.environment for record in records}.values())
     used = (record.measurement.precision_used for record in records if record.measurement)
-    stated = {"GPU": distinct(gpu.name for place in places for gpu in place.gpus), "precision": distinct(used)}
+    stated = {"training": describe_training([record.spec for record in records])}
+    stated |= {"GPU": distinct(gpu.name for place in places for gpu in place.gpus), "precision": distinct(used)}
     stated |= {
         label: distinct(getattr(place, field) for place in places) for label, field in ENVIRONMENT_FIELDS.items()
     }
@@ -304,6 +311,7 @@ def render_page(source: PageSource, sections: Sequence[Section], has_plots: bool
         left_out=source.collected.notes,
         provenance=build_provenance(source.collected.outcomes),
         hardware=hardware_of(source.collected.outcomes),
+        training=describe_training([outcome.spec for outcome in source.collected.outcomes]),
         cost=describe_cost(source.tables.cost),
     )
 

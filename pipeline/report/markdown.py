@@ -9,7 +9,7 @@ import tabulate
 
 from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.experiment.outcomes import CollectedOutcomes
-from pipeline.experiment.point_label import point_labels
+from pipeline.experiment.point_label import describe_training, point_labels
 from pipeline.experiment.record import Environment, Record
 from pipeline.report.answers import Answers, answer_questions, is_answered
 from pipeline.report.build_tables import Tables
@@ -189,7 +189,8 @@ def render_provenance(records: Iterable[Record]) -> str:
     precisions = distinct(record.measurement.precision_used for record in found if record.measurement)
     computing = f", computing in {precisions}" if precisions else ""
     stated = software([record.environment for record in found])
-    return f"{count} measured on {hardware}{computing}; {stated}. Medians over n runs."
+    training = describe_training([record.spec for record in found])
+    return f"{count} of {training} measured on {hardware}{computing}; {stated}. Medians over n runs."
 
 
 def software(environments: Sequence[Environment]) -> str:

@@ -265,7 +265,7 @@ def test_where_the_figures_come_from_is_said_once_and_so_is_a_mixture() -> None:
 
     text = report(on("NVIDIA A40", 32), on("NVIDIA H200", 64))
     words = " ".join(text.split())
-    assert words.count("From 2 records measured on NVIDIA A40, NVIDIA H200 (mixed)") == 1
+    assert words.count("From 2 records of resnet18 on cifar10 measured on NVIDIA A40, NVIDIA H200 (mixed)") == 1
     assert f"torch 2.9, commit {'c' * 20}, with uncommitted changes. Medians over n runs." in words
 
 
