@@ -38,15 +38,10 @@ def answer_for_study(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow) ->
     if small.final_test_accuracy is None or "diverged" in {note.kind for note in small.notes}:
         return describe_lost(small)
     larger = [row for row in rows if row.epochs == small.epochs and row.global_batch_size > small.global_batch_size]
-    learnt = [row for row in larger if row.final_test_accuracy is not None]
-    with_remedies = {row.global_batch_size for row in larger if row.remedies}
-    plain = [row for row in learnt if not row.remedies]
-    large = max((row for row in plain if row.global_batch_size in with_remedies), key=largest_first, default=None)
-    large = large or max(plain, key=largest_first, default=None)
+    large = large_batch(larger)
     if large is None:
         return not_answered(f"no test accuracy of a larger batch after {epochs}", "q4-study")
-    of_size = [row for row in larger if row.remedies and row.global_batch_size == large.global_batch_size]
-    tried = [row for row in of_size if placement(row) == placement(large)] or of_size
+    tried = rows_with_remedies(larger, large)
     known = [row for row in tried if row.final_test_accuracy is not None]
     if not known:
         what = "has a result with remedies" if tried else "tried a remedy"
@@ -58,8 +53,22 @@ def answer_for_study(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow) ->
     if is_few or is_short:
         what = " and ".join([epochs] * is_short + [pluralize(runs, "run")] * is_few)
         return f"{' '.join(said)} But {what} cannot show whether a remedy helps: {RUN.format('q4-study')}."
-    said += [describe_largest_mended(learnt, small, large), describe_soonest(rows, small)]
+    said += [describe_largest_mended(larger, small, large), describe_soonest(rows, small)]
     return " ".join(filter(None, said))
+
+
+def large_batch(larger: Sequence[TimeToTargetRow]) -> TimeToTargetRow | None:
+    """Return the run without remedies to compare with: the largest batch that tried a remedy, else the largest."""
+    with_remedies = {row.global_batch_size for row in larger if row.remedies}
+    plain = [row for row in larger if not row.remedies and row.final_test_accuracy is not None]
+    tried = [row for row in plain if row.global_batch_size in with_remedies]
+    return max(tried or plain, key=largest_first, default=None)
+
+
+def rows_with_remedies(larger: Sequence[TimeToTargetRow], large: TimeToTargetRow) -> list[TimeToTargetRow]:
+    """Return the rows with remedies of the same batch, on the same number of GPUs if there are any."""
+    of_size = [row for row in larger if row.remedies and row.global_batch_size == large.global_batch_size]
+    return [row for row in of_size if placement(row) == placement(large)] or of_size
 
 
 def describe_lost(small: TimeToTargetRow) -> str:
@@ -131,7 +140,7 @@ def describe_overlap(best: TimeToTargetRow, plain: TimeToTargetRow) -> str:
     return f" The {ends} with and without it overlap: these runs do not show that it helps."
 
 
-def describe_largest_mended(learnt: Sequence[TimeToTargetRow], small: TimeToTargetRow, large: TimeToTargetRow) -> str:
+def describe_largest_mended(larger: Sequence[TimeToTargetRow], small: TimeToTargetRow, large: TimeToTargetRow) -> str:
     """Return the largest batch that remedies keep at the target; empty if it is the largest of all, `large`.
 
     The largest batch may be too large for any remedy, so its figures alone do not tell if one ever helps. What counts
@@ -140,7 +149,7 @@ def describe_largest_mended(learnt: Sequence[TimeToTargetRow], small: TimeToTarg
     target = small.target_accuracy
     if target is None:
         return ""
-    known = [row for row in learnt if row.remedies and row.n >= MIN_RUNS]
+    known = [row for row in larger if row.remedies and row.n >= MIN_RUNS]
     mended = [row for row in known if (row.final_test_accuracy_low or 0.0) >= target]
     least = f"at {percent(target, 1)} or above after {pluralize(small.epochs, 'epoch')}"
     if not mended:
@@ -148,7 +157,8 @@ def describe_largest_mended(learnt: Sequence[TimeToTargetRow], small: TimeToTarg
     best = max(mended, key=lambda row: (row.global_batch_size, accuracy_of(row)))
     if best.global_batch_size == large.global_batch_size:
         return ""
-    plain = next((row for row in learnt if not row.remedies and placement(row) == placement(best)), None)
+    learnt = [row for row in larger if not row.remedies and row.final_test_accuracy is not None]
+    plain = next((row for row in learnt if placement(row) == placement(best)), None)
     without = "" if plain is None else f", without remedies {describe_accuracy(plain)}"
     runs = pluralize(best.n if plain is None else min(best.n, plain.n), "run")
     return (
