@@ -67,13 +67,22 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--link-latency-us", type=float, help="predict for a link with this latency per hop")
     parser.add_argument("--link-gb-s", type=float, help="bandwidth of that link (default: the measured link)")
     target = "test accuracy to reach, as a fraction (default: the baseline's final test accuracy - 0.02)"
-    parser.add_argument("--target-accuracy", type=float, metavar="FRACTION", help=target)
+    parser.add_argument("--target-accuracy", type=parse_fraction, metavar="FRACTION", help=target)
     arguments = parser.parse_args()
-    if arguments.target_accuracy is not None and not 0 < arguments.target_accuracy <= 1:
-        parser.error("--target-accuracy must be above 0 and at most 1; write 88 % as 0.88")
     if arguments.format == "csv" and not arguments.only:
         parser.error("--format csv prints one table; name it with --only")
     return arguments
+
+
+def parse_fraction(text: str) -> float:
+    """Return a number above 0 and at most 1. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError("must be a number above 0 and at most 1; write 88 % as 0.88")
+    return value
 
 
 def read_link_options(arguments: argparse.Namespace) -> "Link | None":

@@ -154,7 +154,7 @@ def test_a_given_target_replaces_that_of_the_baseline() -> None:
     assert [(row.target_accuracy, row.epochs_to_target) for row in rows] == [(0.5, 1), (0.5, 2)]
 
 
-@pytest.mark.parametrize("target", ["0", "88", "-1", "nan"])
+@pytest.mark.parametrize("target", ["0", "88", "-1", "nan", "abc", "88%"])
 def test_a_target_that_is_no_fraction_is_refused(target: str) -> None:
     assert_refused(run_command("collect", ".", f"--target-accuracy={target}"), 2, "write 88 % as 0.88")
 
