@@ -61,7 +61,8 @@ def timed_window_hours(record: Record) -> float:
     Of a point that evaluates every epoch counts, as it does in the time to a target accuracy.
     """
     if record.spec.evaluate:
-        return sum(training_times_s(record)[-1:]) * record.spec.num_gpus / 3600
+        times_s = training_times_s(record)
+        return (times_s[-1] if times_s else 0.0) * record.spec.num_gpus / 3600
     series = (series for found in communications_of([record]) for series in found.series)
     windows_ns = [max(window) for part in series for window in part.window_times_ns]
     seconds = sum(window_values_s(record, "epoch_time_ns")) + sum(windows_ns) / 1e9

@@ -45,17 +45,16 @@ def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     if baseline is None or baseline["epochs"] < MIN_EPOCHS:
         return
     tested = [row for row in study if row["final_test_accuracy"] is not None and row["epochs"] == baseline["epochs"]]
-    sets = remedy_sets(source.rows["Q4"])
+    sets, groups = remedy_sets(source.rows["Q4"]), remedy_groups(tested)
     what = f"accuracy after {pluralize(baseline['epochs'], 'epoch')}"
-    shown = {what: batch_size_panel(tested, sets, "final_test_accuracy", 100)}
+    shown = {what: batch_size_panel("Test accuracy [%]", groups, sets, "final_test_accuracy", 100)}
     if baseline["target_accuracy"] is not None:
-        alike = [row for row in tested if row["num_gpus"] == baseline["num_gpus"]]
-        target = f"{100 * baseline['target_accuracy']:.1f} %"
-        panel = batch_size_panel(alike, sets, "time_to_target_s")._replace(title=f"Training time to {target} [s]")
-        shown["time to the target"] = panel
+        alike = remedy_groups([row for row in tested if row["num_gpus"] == baseline["num_gpus"]])
+        title = f"Training time to {100 * baseline['target_accuracy']:.1f} % [s]"
+        shown["time to the target"] = batch_size_panel(title, alike, sets, "time_to_target_s")
     shown = {what: panel for what, panel in shown.items() if len(places_of(panel)) > 1}
     if shown:
-        note = f"{SEEDS_NOTE} {note_on_number(len(remedy_groups(tested)), MAX_SERIES, 'series')}".strip()
+        note = f"{SEEDS_NOTE} {note_on_number(len(groups), MAX_SERIES, 'series')}".strip()
         title = f"{' and '.join(shown)}, by batch size"
         yield Plot("q4-batch-size", "Q4", title[0].upper() + title[1:], tuple(shown.values()), note)
 
@@ -97,10 +96,11 @@ def gpus_and_nodes(row: FlatRow) -> tuple[int, int]:
     return row["num_gpus"], row["num_nodes"]
 
 
-def batch_size_panel(rows: Sequence[FlatRow], sets: RemedySets, key: str, scale: float = 1) -> LinePanel:
+def batch_size_panel(
+    title: str, groups: Mapping[str, Sequence[FlatRow]], sets: RemedySets, key: str, scale: float = 1
+) -> LinePanel:
     """Return the panel of a figure against the global batch size; the figure is multiplied by `scale`."""
     low, high = interval_keys(key)
-    groups = remedy_groups(rows)
     lines = []
     for label, style in styles_of(groups, sets).items():
         points = [
@@ -109,7 +109,7 @@ def batch_size_panel(rows: Sequence[FlatRow], sets: RemedySets, key: str, scale:
             if row[key] is not None
         ]
         lines += [Series(label, tuple(sorted(points, key=lambda point: point.x)), style)] if points else []
-    return LinePanel("Test accuracy [%]", "images a step", tuple(lines))
+    return LinePanel(title, "images a step", tuple(lines))
 
 
 def ends_of(low: float | None, high: float | None, scale: float) -> tuple[float | None, float | None]:
@@ -137,7 +137,8 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
         note = note_on_number(len(groups), MAX_SERIES, "series")
         yield Plot("q4", "Q4", "Accuracy by epoch, update and second", accuracy_panels(groups, accuracy), note)
     best = max(row[accuracy] for row in rows)
-    sets = remedy_sets(rows)
+    sets, reference = remedy_sets(rows), baseline_curve(source, rows)
+    smallest = min((row["global_batch_size"] for row in reference), default=0)
     for index, batch in enumerate(remedied):
         all_own = [row for row in rows if row["global_batch_size"] == batch]
         shortest = min(epochs_of(row) for row in all_own)
@@ -150,7 +151,7 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
             note = f"Medians over the seeds. {note_on_number(len(groups), MAX_SERIES, 'series')}".strip()
             longer = " for longer" if is_longer else ""
             title = f"Accuracy with {batch:,} images a step{longer}, by epoch, update and second"
-            panels = accuracy_panels(groups, accuracy, sets, baseline_curve(rows, axes, batch))
+            panels = accuracy_panels(groups, accuracy, sets, [] if batch == smallest else reference)
             is_main = max(row[accuracy] for row in own) >= INFORMATIVE * best
             name = f"q4-{batch}" if index else "q4"
             yield Plot(f"{name}-longer" if is_longer else name, "Q4", title, panels, note, is_main)
@@ -161,13 +162,13 @@ def epochs_of(row: FlatRow) -> int:
     return int(row.get("epochs", 0))
 
 
-def baseline_curve(rows: Sequence[FlatRow], axes: Sequence[str], batch: int) -> list[FlatRow]:
-    """Return the rows of one point to compare a larger batch with: the smallest batch without remedies."""
-    plain = [row for row in rows if not row["remedies"] and row["global_batch_size"] < batch]
-    if not plain:
+def baseline_curve(source: PlotSource, rows: Sequence[FlatRow]) -> list[FlatRow]:
+    """Return the rows of the baseline (main_study), to compare larger batches with."""
+    _, baseline = main_study(source.rows["time_to_target"])
+    if baseline is None:
         return []
-    small = min(plain, key=lambda row: (row["global_batch_size"], row["num_gpus"], epochs_of(row)))
-    return [row for row in plain if axis_values(row, axes) == axis_values(small, axes)]
+    stated = [axis for axis in axes_of(rows) if axis in baseline]
+    return [row for row in rows if axis_values(row, stated) == axis_values(baseline, stated)]
 
 
 def styles_of(groups: Mapping[str, Sequence[FlatRow]], sets: RemedySets) -> dict[str, int]:
@@ -178,10 +179,9 @@ def styles_of(groups: Mapping[str, Sequence[FlatRow]], sets: RemedySets) -> dict
     styles: dict[str, int] = {}
     for label in sorted(labels, key=lambda label: (groups[label][0]["num_gpus"], len(label))):  # the plainest first
         remedies = tuple(groups[label][0]["remedies"])
-        own = sets.index(remedies) if remedies in sets else MAX_SERIES
-        free = [*range(len(sets), MAX_SERIES), *range(len(sets))]
-        taken = styles.values()
-        styles[label] = own if own < MAX_SERIES and own not in taken else next(one for one in free if one not in taken)
+        wanted = [sets.index(remedies)] if remedies in sets else []
+        order = [*wanted, *range(len(sets), MAX_SERIES), *range(len(sets))]
+        styles[label] = next(style for style in order if style not in styles.values())
     return {label: styles[label] for label in labels}
 
 

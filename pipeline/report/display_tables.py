@@ -25,7 +25,14 @@ from pipeline.report.note_texts import FIGURE_WORDS, render_note
 from pipeline.report.pivot_tables import build_pivots
 from pipeline.report.plot_data import note_on_number
 from pipeline.report.row_types import Row
-from pipeline.report.table_definitions import PIVOTS_AFTER, TABLE_DEFINITIONS, Figure, TableDefinition, full_definition
+from pipeline.report.table_definitions import (
+    PIVOTS_AFTER,
+    TABLE_DEFINITIONS,
+    TARGET_HEADING,
+    Figure,
+    TableDefinition,
+    full_definition,
+)
 
 TABLES_WITHOUT_REMEDIES = ("Q1", "Q2", "Q3")
 REMEDIES_ELSEWHERE = "Runs with remedies are in the tables of Q4 only."
@@ -33,7 +40,6 @@ STATED_KEYS = {"global_batch_size", "num_gpus", "from_num_gpus", "bucket", "num_
 STATED_KEYS |= {"num_updates", "learning_rate"}
 """Figures that follow from the grid, and were not measured."""
 
-SAID_ONCE = {"target_accuracy"}  # figures in per cent that all rows of a study share
 NAMING_KEYS = {"global_batch_size", "epoch"}  # figures without which rows cannot be told apart
 NUMBER = re.compile(r"(?<![\w.^/-])[+-]?\d[\d,]*(?:\.\d+)?(?![\w.,]*\w)")
 MAX_COLUMNS = 10
@@ -103,24 +109,21 @@ def build_table(
         figures.insert(0, main)
     footnotes, numbers, shared_notes = number_notes(rows, definition.without_notes)
     named, configurations = name_rows(definition, points, varying, words)
-    decimals = [None if definition.is_full else decimals_of(figure, rows) for figure in figures]
-    shown = [
-        (Cell(figure.heading, cells[0].is_number), cells)
-        for figure, digits in zip(figures, decimals, strict=True)
-        for cells in (figure_cells(figure, rows, digits),)
-    ]
-    for place in [index for index, figure in enumerate(figures) if figure is main]:
-        shown[place] = (shown[place][0], linked_cells(shown[place][1], rows, numbers, options))
+    shown = [figure_column(figure, rows, definition.is_full) for figure in figures]
+    if main in figures:
+        place = figures.index(main)
+        shown[place] = linked_column(shown[place], rows, numbers, options)
     repeats = count_column(definition, figures, rows)
     most = math.inf if definition.is_full else options.max_width
     taken = [*map(width_of, (*named, *repeats)), *([width_of(note_column(numbers))] if any(numbers) else [])]
     always = [index for index, figure in enumerate(figures) if figure is main or figure.key in NAMING_KEYS]
     kept = columns_that_fit([width_of(column) for column in shown], always, taken, most)
     columns = [*named, *(shown[index] for index in kept), *repeats]
-    common = "; ".join(filter(None, [describe_common(points, varying, definition.hidden), strategies, *shared_notes]))
-    omitted = ", ".join(column[0].text.partition(" [")[0] for index, column in enumerate(shown) if index not in kept)
-    room = f"Not shown for lack of room: {omitted}." if omitted else ""
-    common = "; ".join(filter(None, [common, *equal_figures(shown, kept, figures)]))
+    omitted = [column for index, column in enumerate(shown) if index not in kept]
+    headings = ", ".join(heading.text.partition(" [")[0] for heading, _ in omitted)
+    room = f"Not shown for lack of room: {headings}." if omitted else ""
+    shared = [describe_common(points, varying, definition.hidden), strategies, describe_target(omitted), *shared_notes]
+    common = "; ".join(filter(None, shared))
     remarks = [figure.remark for figure in figures]
     legend = (configurations, definition.legend, *remarks, note_on_number(len(chosen), MAX_ROWS, "rows"), room)
     return DisplayTable(
@@ -135,11 +138,10 @@ def build_table(
     )
 
 
-def equal_figures(shown: Sequence[Column], kept: Sequence[int], figures: Sequence[Figure]) -> list[str]:
-    """Return the target in words where there was no room for its column and all rows have the same."""
-    omitted = [column for index, column in enumerate(shown) if index not in kept and figures[index].key in SAID_ONCE]
-    cells = [(heading.text, {cell.text for cell in own}) for heading, own in omitted]
-    return [f"{heading.replace('[%]', texts.pop())} %" for heading, texts in cells if len(texts) == 1]
+def describe_target(omitted: Sequence[Column]) -> str:
+    """Return the target accuracy in words if its column was left out and all rows have the same; else nothing."""
+    targets = {cell.text for heading, cells in omitted if heading.text == TARGET_HEADING for cell in cells}
+    return f"target {targets.pop()} %" if len(targets) == 1 else ""
 
 
 def name_rows(
@@ -155,11 +157,18 @@ def name_rows(
     return named, explained
 
 
-def linked_cells(
-    cells: Sequence[Cell], rows: Sequence[Row], numbers: Sequence[tuple[int, ...]], options: DisplayOptions
-) -> list[Cell]:
-    """Return the cells of the main figure: with the row's status where it has none, its record and its footnotes."""
-    return [
+def figure_column(figure: Figure, rows: Sequence[Row], is_full: bool) -> Column:
+    """Return the column of a figure, with every digit if `is_full`."""
+    cells = figure_cells(figure, rows, None if is_full else decimals_of(figure, rows))
+    return Cell(figure.heading, cells[0].is_number), cells
+
+
+def linked_column(
+    column: Column, rows: Sequence[Row], numbers: Sequence[tuple[int, ...]], options: DisplayOptions
+) -> Column:
+    """Return the column of the main figure: with the row's status where it has none, its record and its footnotes."""
+    heading, cells = column
+    return heading, [
         Cell(cell.text or status_of(row), cell.is_number, options.link_of(row), noted)
         for cell, row, noted in zip(cells, rows, numbers, strict=True)
     ]

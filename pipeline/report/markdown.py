@@ -8,7 +8,7 @@ from unittest import mock
 import tabulate
 
 from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
-from pipeline.experiment.outcomes import CollectedOutcomes
+from pipeline.experiment.outcomes import CollectedOutcomes, PointOutcome
 from pipeline.experiment.point_label import describe_training, point_labels
 from pipeline.experiment.record import Environment, Record
 from pipeline.report.answers import Answers, answer_questions, is_answered
@@ -94,14 +94,16 @@ def render_coverage(collected: CollectedOutcomes) -> str:
         line += f" Record files that are not used: {', '.join(unused)}."
     lost = [outcome for outcome in collected.outcomes if outcome.status not in ("ok", "oom")]
     labels = point_labels([outcome.spec for outcome in collected.outcomes]) if lost else {}
-    gaps = [
-        wrap(f"{labels[run_id]}: {outcome.status}, {escape_markdown(outcome.reason)} ({run_id})", "- ")
-        for outcome in lost[:MAX_GAPS]
-        for run_id in (outcome.spec.run_id(),)
-    ]
+    gaps = [describe_gap(outcome, labels) for outcome in lost[:MAX_GAPS]]
     if len(lost) > MAX_GAPS:
         gaps.append(f"- and {len(lost) - MAX_GAPS:,} more; `python -m pipeline.status` of this folder lists them")
     return "\n\n".join([wrap(line), *(["\n".join(gaps)] if gaps else [])])
+
+
+def describe_gap(outcome: PointOutcome, labels: Mapping[str, str]) -> str:
+    """Return the line of a point without a result: its name, why, and the run id for `--only`."""
+    run_id = outcome.spec.run_id()
+    return wrap(f"{labels[run_id]}: {outcome.status}, {escape_markdown(outcome.reason)} ({run_id})", "- ")
 
 
 def render_precision(tables: Tables) -> list[str]:

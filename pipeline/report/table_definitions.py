@@ -102,6 +102,7 @@ def estimate(heading: str, key: str, factor: float = 1) -> Figure:
     return Figure(heading, key, factor, "", *interval_keys(key))
 
 
+TARGET_HEADING = "target [%]"
 EPOCH_TIME = Figure("epoch time [s]", "epoch_time_s")
 INTERVAL = Figure("interval [± %]", "noise_floor", 100)
 THROUGHPUT = Figure("images/s", "throughput_samples_per_s")
@@ -342,7 +343,7 @@ TABLE_DEFINITIONS = (
             Figure("reached", "reached"),
             Figure("soonest in", "soonest"),
             Figure("GPU-time [s]", "gpu_time_to_target_s"),
-            Figure("target [%]", "target_accuracy", 100),
+            Figure(TARGET_HEADING, "target_accuracy", 100),
             Figure("updates", "updates_to_target"),
             Figure("efficiency [%]", "target_efficiency", 100),
         ),

@@ -32,26 +32,25 @@ def time_to_target_rows(points: Sequence[PooledPoint], target_accuracy: float | 
 
 
 def main_study(rows: Sequence[AnyRow]) -> tuple[list[AnyRow], AnyRow | None]:
-    """Return the rows of one study and its baseline: the first study with a result of its baseline, else the first.
-
-    A study that compares the baseline with a larger batch without remedies and with comes before others.
-    """
+    """Return the rows of the most complete study, of several the first, and its baseline if it has one."""
     studies: dict[tuple[str, ...], list[AnyRow]] = {}
     for row in rows:
         studies.setdefault(study_key(row), []).append(row)
-    order = sorted(studies.values(), key=lambda study: -completeness(study))
-    first = order[0] if order else []
-    return first, next((row for row in first if row["is_baseline"]), None)
+    study = max(studies.values(), key=completeness, default=[])
+    return study, next((row for row in study if row["is_baseline"]), None)
 
 
 def completeness(study: Sequence[AnyRow]) -> int:
-    """Return how many of these have a result: the baseline, then a larger batch without remedies, then one with."""
+    """Return from 0 to 3 how much of a comparison has a result.
+
+    1 for the baseline, and then 1 each for a larger batch without remedies and for one with them.
+    """
     known = [row for row in study if row["final_test_accuracy"] is not None]
     baseline = next((row for row in known if row["is_baseline"]), None)
     if baseline is None:
         return 0
-    larger = [row for row in known if row["global_batch_size"] > baseline["global_batch_size"]]
-    return 1 + any(not row["remedies"] for row in larger) + any(row["remedies"] for row in larger)
+    larger = [bool(row["remedies"]) for row in known if row["global_batch_size"] > baseline["global_batch_size"]]
+    return 1 + len(set(larger))
 
 
 def study_key(row: AnyRow) -> tuple[str, ...]:
