@@ -3,11 +3,17 @@
 import re
 from collections.abc import Sequence
 
+from factories import ROOT
+
+from pipeline.experiment.folder import Experiment
 from pipeline.experiment.outcomes import resolve_outcomes
+from pipeline.experiment.point_label import Processors
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Spec
+from pipeline.report.answers import answer_questions
 from pipeline.report.build_tables import Tables, build_tables
+from pipeline.report.collect_experiment import collect_experiment
 from pipeline.report.display_tables import DisplayOptions
 from pipeline.report.markdown import render_experiment
 
@@ -36,3 +42,11 @@ def table_of(text: str, heading: str) -> list[dict[str, str]]:
     header, _, *rows = [line for line in section.splitlines() if line.startswith("|")]
     split = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in (header, *rows)]
     return [dict(zip(split[0], cells, strict=True)) for cells in split[1:]]
+
+
+def answers_of(*found: Record, processors: Processors = "GPUs") -> dict[str, str]:
+    return dict(answer_questions(build(*found), processors))
+
+
+def published_answers(name: str) -> dict[str, str]:
+    return dict(collect_experiment(Experiment(ROOT / "outputs" / name)).answers)

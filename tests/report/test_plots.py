@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import re
-from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
@@ -12,26 +11,21 @@ import pytest
 from factories import ROOT, make_measurement, make_record, make_spec
 from int8_records import RECORDS
 from page_records import (
-    REMEDIES,
     batch_records,
     communication_records,
     every_question,
     plot_source,
-    remedy_records,
     scaling_records,
     timed_record,
 )
+from rendered_plots import line_panel, plots_of
 
-from pipeline.experiment.record import Record
-from pipeline.experiment.spec import REMEDIES as REMEDIES_OF_SPEC
 from pipeline.report.draw_panels import LIGHT, MARKERS, PLACEHOLDERS, SERIES_COLOURS
 from pipeline.report.plot_data import (
     HOLLOW_LABEL,
     MAX_SERIES,
-    REFERENCE,
     BarPanel,
     HistogramPanel,
-    LinePanel,
     Plot,
     PlotSource,
     Point,
@@ -41,16 +35,6 @@ from pipeline.report.plots import MARKER_PATHS, render_plot
 
 MIN_CONTRAST = 3  # of a graphical object against its ground: WCAG 2.2, 1.4.11
 MIN_TEXT_CONTRAST = 4.5  # 1.4.3
-
-
-def plots_of(*found: object) -> dict[str, Plot]:
-    return {plot.name: plot for plot in build_plots(plot_source(*found))}  # type: ignore[arg-type]
-
-
-def line_panel(plot: Plot, index: int = 0) -> LinePanel:
-    panel = plot.panels[index]
-    assert isinstance(panel, LinePanel)
-    return panel
 
 
 def test_q1_shows_time_throughput_and_where_memory_ends() -> None:
@@ -146,128 +130,6 @@ def test_bandwidth_shows_the_sweep_and_the_buckets() -> None:
     assert first.x == 10_000
     assert first.y == pytest.approx(10_000 / 20_100)  # 10 kB in 20.1 us; 2(N-1)/N is 1
     assert [point.x for point in panel.series[1].points] == [8_000_000, 26_000_000]
-
-
-def test_q4_compares_remedies_with_the_small_batch_by_epoch_update_and_second() -> None:
-    plot = plots_of(*remedy_records())["q4"]
-    by_epoch, by_update, by_second = (line_panel(plot, index) for index in range(3))
-    assert len(by_epoch.series) == len(REMEDIES) + 1
-    assert (by_epoch.series[-1].label, by_epoch.series[-1].style) == ("64 images, no remedies", REFERENCE)
-    assert by_epoch.series[0].points[-1].y == pytest.approx(55)
-    assert [point.x for point in by_update.series[0].points] == [13, 26, 39, 52]  # 50,000 / 4096, rounded up
-    assert [point.x for point in by_second.series[0].points] == [3, 5, 7, 9]
-    assert [line.label for line in by_second.series] == [line.label for line in by_epoch.series]
-
-
-def learnt(size: int, accuracy: float, epochs: int = 4, seed: int = 0, **fields: Any) -> Record:
-    """A run whose test accuracy rises evenly to `accuracy`, 2 s an epoch."""
-    record = make_record(
-        make_spec(**{"batch_size_per_gpu": size, "epochs": epochs, "evaluate": True, "seed": seed} | fields),
-        [2.0] * epochs,
-        loss=1.0,
-    )
-    assert record.measurement is not None
-    rising = (
-        msgspec.structs.replace(epoch, test_accuracy=accuracy * epoch.epoch / epochs)
-        for epoch in record.measurement.epochs
-    )
-    return msgspec.structs.replace(
-        record, measurement=msgspec.structs.replace(record.measurement, epochs=tuple(rising))
-    )
-
-
-def test_q4_shows_final_accuracy_and_time_to_target_by_batch_size() -> None:
-    """Six seeds at 64; at 4096 one, on one GPU and on two, and a longer one, which is another question."""
-    found = [learnt(64, 0.80 + 0.01 * seed, seed=seed) for seed in range(6)]
-    found += [learnt(4096, 0.5), learnt(4096, 0.9, epochs=8), learnt(4096, 0.82, remedies=("warmup",))]
-    found += [learnt(2048, 0.4, strategy="ddp", num_gpus=2)]
-    plot = plots_of(*found)["q4-batch-size"]
-    assert plot.title == "Accuracy after 4 epochs and time to the target, by batch size"
-    accuracy, time = line_panel(plot), line_panel(plot, 1)
-    assert [line.label for line in accuracy.series] == ["no remedies", "warmup"]
-    small, large = accuracy.series[0].points
-    assert small == pytest.approx(Point(64, 82.5, 80, 85))
-    assert large == pytest.approx(Point(4096, 50))
-    assert time.title == "Training time to 80.5 % [s]"
-    assert [point.x for point in time.series[0].points] == [64]  # the large batch never reaches it
-    assert time.series[1].points == (Point(4096, 8),)  # in its last epoch
-
-
-def test_q4_by_batch_size_is_of_one_study_and_tells_rates_apart() -> None:
-    found = [learnt(64, 0.8), learnt(4096, 0.5), learnt(4096, 0.6, learning_rate=0.4)]
-    found += [learnt(size, 0.3, precision="bf16") for size in (64, 4096)]
-    (panel,) = plots_of(*found)["q4-batch-size"].panels
-    assert isinstance(panel, LinePanel)
-    lines = {line.label: [point.y for point in line.points] for line in panel.series}
-    assert lines == {
-        "no remedies, learning rate 0.1": pytest.approx([80, 50]),
-        "no remedies, learning rate 0.4": pytest.approx([60]),
-    }
-
-
-def test_q4_compares_times_on_equal_gpus_only() -> None:
-    found = [learnt(64, 0.8)]
-    found += [learnt(1024, 0.9, strategy="ddp", num_gpus=4, remedies=remedies) for remedies in ((), ("warmup",))]
-    (panel,) = plots_of(*found)["q4-batch-size"].panels
-    assert panel.title == "Test accuracy [%]"
-
-
-def test_q4_without_a_baseline_that_was_measured_has_no_times() -> None:
-    lost = make_record(make_spec(batch_size_per_gpu=64, epochs=4, evaluate=True), status="failed", reason="")
-    found = [lost, learnt(512, 0.8), learnt(4096, 0.5), learnt(4096, 0.6, remedies=("warmup",))]
-    (panel,) = plots_of(*found)["q4-batch-size"].panels
-    assert panel.title == "Test accuracy [%]"
-
-
-def test_twelve_sets_of_remedies_have_eight_lines_of_different_styles() -> None:
-    names = REMEDIES_OF_SPEC
-    every = [one for count in range(4) for one in itertools.combinations(names, count)][:12]
-    plot = plots_of(learnt(64, 0.8), *(learnt(4096, 0.5, remedies=one) for one in every))["q4-batch-size"]
-    styles = [line.style for line in line_panel(plot).series]
-    assert len(set(styles)) == len(styles) == MAX_SERIES
-    assert f"{MAX_SERIES} of 12 series are shown." in plot.note
-
-
-def test_a_set_of_remedies_has_one_style_in_every_plot() -> None:
-    remedies: tuple[Any, ...] = ((), ("linear_scaling", "warmup"), ("linear_scaling", "warmup", "zero_gamma"))
-    found = [learnt(64, 0.8), learnt(512, 0.7, remedies=remedies[2]), learnt(512, 0.6, remedies=remedies[1])]
-    found += [learnt(4096, 0.5, remedies=one) for one in remedies]
-    drawn = plots_of(*found)
-    for name in ("q4-batch-size", "q4", "q4-512"):
-        styles = {line.label.partition(",")[0]: line.style for line in line_panel(drawn[name]).series}
-        assert (styles["linear_scaling + warmup"], styles["linear_scaling + warmup + zero_gamma"]) == (1, 2), name
-
-
-def test_q4_of_a_single_batch_size_or_of_two_epochs_has_no_plot_by_batch_size() -> None:
-    assert "q4-batch-size" not in plots_of(learnt(64, 0.8), learnt(64, 0.8, remedies=("warmup",)))
-    assert "q4-batch-size" not in plots_of(learnt(64, 0.8, epochs=2), learnt(4096, 0.8, epochs=2))
-
-
-def test_q4_tells_runs_of_different_lengths_apart_and_compares_with_the_baseline() -> None:
-    """The baseline has remedies too, and stands in the plot of the large batch alone."""
-    found = [learnt(64, 0.8), learnt(64, 0.7, remedies=("warmup",)), learnt(64, 0.8, epochs=8)]
-    found += [learnt(4096, 0.5, remedies=("warmup",), epochs=epochs) for epochs in (4, 8)]
-    drawn = plots_of(*found)
-    for name, label, count in (("q4", "warmup", 4), ("q4-longer", "warmup, 8 epochs", 8)):
-        large = line_panel(drawn[name])
-        assert [line.label for line in large.series] == [label, "64 images, no remedies"]
-        assert [len(line.points) for line in large.series] == [count, 4]
-    assert REFERENCE not in [line.style for line in line_panel(drawn["q4-64"]).series]
-
-
-def test_q4_folds_up_sizes_whose_lines_are_flat() -> None:
-    """The large batch ends at 55 %; the accuracy of a still larger one stays at 20 %, below half of the best, 60 %."""
-    found = remedy_records()
-    flat = [make_spec(batch_size_per_gpu=8192, epochs=4, evaluate=True, remedies=remedies) for remedies in REMEDIES]
-    for spec in flat:
-        record = make_record(spec, (3.0, 2.0, 2.0, 2.0), loss=1.0)
-        assert record.measurement is not None
-        epochs = tuple(msgspec.structs.replace(epoch, test_accuracy=0.2) for epoch in record.measurement.epochs)
-        measurement = msgspec.structs.replace(record.measurement, epochs=epochs)
-        found.append(msgspec.structs.replace(record, measurement=measurement))
-    drawn = [plot for plot in plots_of(*found).values() if plot.title.startswith("Accuracy with ")]
-    shown = [(plot.title.removeprefix("Accuracy with ").partition(" images")[0], plot.is_main) for plot in drawn]
-    assert shown == [("8,192", False), ("4,096", True)]
 
 
 def test_int8_shows_the_change_by_stage_in_points_and_what_three_sigma_covers() -> None:

@@ -15,6 +15,7 @@ import bench_gpu
 import bench_memory
 import pytest
 from conftest import ROOT, run_command
+from published_pages import CLUSTER, README, RESULTS, TRUST, missing_in, shown_rows, tables_of
 
 from pipeline.analysis import ring_model
 from pipeline.collect import address_of_words
@@ -24,25 +25,10 @@ from pipeline.report.display_tables import MAX_WIDTH
 from pipeline.report.markdown import render_experiment
 from pipeline.report.table_files import indented_json
 
-README, RESULTS, TRUST, CLUSTER = (
-    (ROOT / name).read_text() for name in ("README.md", "docs/results.md", "docs/trust.md", "docs/cluster.md")
-)
 SIZES = (32, 128, 512, 2048)
 EXPOSED = ("exposed_comm_time_s", "exposed_comm_time_low_s", "exposed_comm_time_high_s")
 CAPTURED = ("step_time_s", *EXPOSED, "noise_floor_time_s", "ddp_overhead_time_s")
 TWO_WAYS = ("traced_exposed_comm_time_s", "exposed_comm_time_s")
-
-
-def shown_rows(page: str, heading: str) -> list[list[str]]:
-    """The body of the first table after a text."""
-    lines = iter(page.split(heading, 1)[1].splitlines())
-    next(line for line in lines if line.startswith("| ---"))
-    rows = []
-    for line in lines:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in line.strip("|").split("|")])
-    return rows
 
 
 @pytest.mark.parametrize(
@@ -227,36 +213,6 @@ def efficiency(ddp: dict[str, Any], single: dict[str, Any]) -> str:
     return f"{100 * next(times_s) / (4 * next(times_s)):.1f} %"
 
 
-def accuracies(folder: str) -> dict[tuple[int, int], dict[str, str]]:
-    """The test accuracy after the last epoch by GPUs and images a step, and then by remedies."""
-    found: dict[tuple[int, int], dict[str, str]] = {}
-    for row in json.loads((ROOT / "outputs" / folder / "q4" / "tables.json").read_text())["Q4"]:  # epochs ascend
-        assert row["n"] <= 1
-        place = found.setdefault((row["num_gpus"], row["global_batch_size"]), {})
-        ended = row["test_accuracy"] is not None
-        place["updates"] = f"{row['num_updates']:,}" if ended else place["updates"]
-        place["+".join(row["remedies"])] = f"{100 * row['test_accuracy']:.1f} %" if ended else "missing"
-        assert not ended or row["epoch"] <= 5
-    return found
-
-
-REMEDIES = ("", "linear_scaling", "warmup", "linear_scaling+warmup", "linear_scaling+warmup+zero_gamma")
-
-
-def test_the_accuracies_that_the_docs_show_are_the_published_ones() -> None:
-    shown = [
-        [str(num_gpus), f"{images:,}", by_remedy["updates"], *(by_remedy.get(remedy, "") for remedy in REMEDIES)]
-        for folder in ("h200x2", "h200x4")
-        for (num_gpus, images), by_remedy in accuracies(folder).items()
-    ]
-    assert shown_rows(RESULTS, "Test accuracy after **five epochs**") == shown
-
-
-def tables_of(name: str) -> dict[str, Any]:
-    tables: dict[str, Any] = json.loads((ROOT / "outputs" / name / "tables.json").read_text())
-    return tables
-
-
 def row_of(name: str, table: str, **place: Any) -> dict[str, Any]:
     """The only row of a published table with these cells."""
     rows: list[dict[str, Any]] = tables_of(name)[table]
@@ -269,10 +225,6 @@ def fastest_row(name: str) -> dict[str, Any]:
     fastest = max(rows, key=lambda row: row["throughput_samples_per_s"] or 0)
     assert fastest["n"] == 1
     return fastest
-
-
-def missing_in(page: str, said: list[str]) -> list[str]:
-    return [part for part in said if part not in " ".join(page.split())]
 
 
 def test_the_answers_of_the_readme_to_q1_are_the_published_ones() -> None:
@@ -335,120 +287,6 @@ def test_the_cost_of_scaling_that_the_readme_names_is_the_published_one() -> Non
     num_points = len(list((ROOT / "outputs/h200x2/scaling/records").iterdir()))
     gpu_hours = sum(row["gpu_hours"] for row in tables_of("h200x2/scaling")["cost"])
     assert missing_in(README, [f"{num_points} points took {gpu_hours:.2f} GPU-hours"]) == []
-
-
-def study_rows() -> dict[tuple[int, int, int, int], dict[str, Any]]:
-    """The rows of the time to target by images a step, number of remedies, epochs and GPUs; at 8,192 the lower rate."""
-    rows = sorted(tables_of("h100x2/q4-study")["time_to_target"], key=lambda row: -(row["learning_rate"] or 0))
-    found = {}
-    for row in rows:
-        key = (row["global_batch_size"], len(row["remedies"]), row["epochs"], row["num_gpus"])
-        found[(-8192, *key[1:]) if key in found else key] = row  # a second rate
-    return found
-
-
-def ends_of(row: dict[str, Any], figure: str, scale: float, unit: str = "") -> str:
-    low, high = (f"{scale * row[f'{figure}_{end}{unit}']:.1f}" for end in ("low", "high"))
-    return f"{low} to {high}"
-
-
-def accuracy_of(row: dict[str, Any]) -> str:
-    """The accuracy in per cent with its interval, as the table of docs/results.md writes it."""
-    if row["final_test_accuracy"] is None:
-        return str(row["status"])
-    return f"{100 * row['final_test_accuracy']:.1f} ({ends_of(row, 'final_test_accuracy', 100)})"
-
-
-def test_the_study_that_the_docs_show_is_the_published_one() -> None:
-    study = study_rows()
-    epochs_30 = {key: row for key, row in study.items() if key[2:] == (30, 1)}
-    updates = {
-        row["global_batch_size"]: row["num_updates"] for row in tables_of("h100x2/q4-study")["Q4"] if row["epoch"] == 30
-    }
-    sizes = (128, 512, 2048, 8192)
-    shown = [
-        [f"{size:,}", f"{updates[size]:,}", *(accuracy_of(epochs_30[size, count, 30, 1]) for count in (0, 2, 4))]
-        for size in sizes
-    ]
-    assert shown_rows(RESULTS, "after **30 epochs**") == shown
-    assert {size: epochs_30[size, 0, 30, 1]["n"] for size in sizes} == {128: 6, 512: 3, 2048: 6, 8192: 3}
-    best, small = epochs_30[2048, 4, 30, 1], epochs_30[128, 0, 30, 1]
-    final = {count: epochs_30[2048, count, 30, 1]["final_test_accuracy"] for count in (0, 4)}
-    behind = {count: 100 * (small["final_test_accuracy"] - accuracy) for count, accuracy in final.items()}
-    longer, as_many = {epochs: study[8192, 4, epochs, 1] for epochs in (120, 240)}, study[512, 0, 120, 1]
-    percent = {key: f"{100 * row['final_test_accuracy']:.1f} %" for key, row in {**longer, 512: as_many}.items()}
-    times = [
-        f"{row['time_to_target_s']:.1f} ({ends_of(row, 'time_to_target', 1, '_s')})"
-        for row in (small, epochs_30[512, 2, 30, 1], best)
-    ]
-    said = [
-        f"At 2,048 all four end {behind[4]:.1f} points below 128, where no remedies end {behind[0]:.1f} points below.",
-        f"at half the rate too: {accuracy_of(study[-8192, 4, 30, 1])}.",
-        f"They end at {percent[120]} after 120 epochs and {percent[240]} after 240.",
-        f"512 without remedies reaches {percent[512]} after 120 epochs",
-        f"Training time to {100 * small['target_accuracy']:.1f} %",
-        f"{times[0]} at 128 without remedies, {times[1]} at 512 with linear scaling and warm-up, "
-        f"{times[2]} at 2,048 with all four",
-        f"training is {best['throughput_efficiency']:.2f} times as fast as at 128, and "
-        f"{100 * (1 / best['statistical_efficiency'] - 1):.0f} % more epochs are needed: "
-        f"{best['epochs_to_target']:.0f} in place of {small['epochs_to_target']:.0f}.",
-    ]
-    assert missing_in(RESULTS, said) == []
-    assert {longer[120]["n"], longer[240]["n"], as_many["n"]} == {1}
-    assert best["soonest"] == "seconds and GPU-seconds"
-    worse = [study[key]["final_test_accuracy_high"] for key in ((8192, 2, 30, 1), (8192, 4, 30, 1), (-8192, 4, 30, 1))]
-    assert max(worse) < study[8192, 0, 30, 1]["final_test_accuracy_low"]
-
-
-def test_two_gpus_and_one_learn_the_same_from_equal_global_batches() -> None:
-    study = study_rows()
-    for size in (128, 2048):
-        assert "overlap in 30 of 30 epochs" in study[size, 0, 30, 2]["note"], size
-
-
-def test_the_epoch_of_8192_that_comes_within_the_margin_is_the_published_one() -> None:
-    options = ("--only", "time_to_target", "--no-write", "--format", "json")
-    target = study_rows()[128, 0, 30, 1]["final_test_accuracy"] - 0.015
-    collected = run_command("collect", "outputs/h100x2/q4-study", *options, "--target-accuracy", f"{target}")
-    (row,) = [
-        row
-        for row in json.loads(collected.stdout)["experiments"]["q4-study"]["time_to_target"]
-        if row["epochs"] == 240 and row["n"]
-    ]
-    epoch, updates, time_s = (
-        row[f"{key}_to_target{unit}"] for key, unit in (("epochs", ""), ("updates", ""), ("time", "_s"))
-    )
-    assert missing_in(RESULTS, [f"in epoch {epoch:.0f}, after {updates:,.0f} updates and {time_s:.0f} s."]) == []
-
-
-def test_the_answers_of_the_readme_to_q4_are_the_published_ones() -> None:
-    study = study_rows()
-    none, two, four = (study[2048, count, 30, 1] for count in (0, 2, 4))
-    small, lost, lost_four = study[128, 0, 30, 1], study[8192, 0, 30, 1], study[8192, 4, 30, 1]
-
-    def middle(row: dict[str, Any]) -> str:
-        return f"{100 * row['final_test_accuracy']:.1f} %"
-
-    def ends(row: dict[str, Any]) -> str:
-        return ends_of(row, "final_test_accuracy", 100)
-
-    def time_of(row: dict[str, Any]) -> str:
-        return f"{row['time_to_target_s']:.1f} s ({ends_of(row, 'time_to_target', 1, '_s')})"
-
-    said = [
-        f"2,048 images a step reach {middle(none)} test accuracy ({ends(none)}, n = 6 seeds) and with all "
-        f"four remedies {middle(four)} ({ends(four)}), where 128 images reach {middle(small)} ({ends(small)})",
-        f"linear scaling and warm-up, give {middle(two)} ({ends(two)})",
-        f"{middle(lost)} without ({ends(lost)}, n = 3), {middle(lost_four)} with all four ({ends(lost_four)})",
-        f"There 240 epochs, at half the rate, gave {middle(study[8192, 4, 240, 1])} (n = 1).",
-        f"To {100 * small['target_accuracy']:.1f} % 2,048 with all four trains {time_of(four)}, 512 with the two "
-        f"{time_of(study[512, 2, 30, 1]).replace(')', ', n = 3)')}, 128 {time_of(small)}.",
-    ]
-    assert missing_in(README, said) == []
-    manifest = json.loads((ROOT / "outputs/h100x2/q4-study/manifest.json").read_text())
-    records = list((ROOT / "outputs/h100x2/q4-study/records").iterdir())
-    sitting = f"{len(records)} of {len(manifest['points'])} points ran."
-    assert missing_in((ROOT / "outputs/h100x2/README.md").read_text(), [sitting]) == []
 
 
 def test_the_report_that_the_readme_shows_is_the_published_one() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 from conftest import assert_refused, run_command
-from factories import assert_says, make_record, make_spec
+from factories import assert_says
 from rendered_tables import build, report, table_of
+from study_records import trained
 
 from pipeline.analysis.time_to_target import NOT_REACHED, Spread, spread
 from pipeline.experiment.outcomes import resolve_outcomes
@@ -17,20 +18,6 @@ from pipeline.report.build_tables import build_tables
 from pipeline.report.display_tables import DisplayOptions
 from pipeline.report.markdown import render_experiment
 from pipeline.report.row_types import TimeToTargetRow
-
-
-def trained(accuracies: Sequence[float], epoch_time_s: float = 1.0, **fields: Any) -> Record:
-    """A record of an evaluated run with these test accuracies by epoch."""
-    spec = make_spec(**{"evaluate": True, "epochs": len(accuracies), **fields})
-    record = make_record(spec, [epoch_time_s] * spec.epochs, loss=1.0)
-    assert record.measurement is not None
-    epochs = [
-        msgspec.structs.replace(epoch, test_accuracy=accuracy)
-        for epoch, accuracy in zip(record.measurement.epochs, accuracies, strict=True)
-    ]
-    return msgspec.structs.replace(
-        record, measurement=msgspec.structs.replace(record.measurement, epochs=tuple(epochs))
-    )
 
 
 def baseline(**fields: Any) -> Record:
