@@ -53,6 +53,11 @@ class CollectedOutcomes(NamedTuple):
     coverage: Coverage
     notes: list[str]
 
+    @property
+    def records(self) -> list[Record]:
+        """The record of each point that has one."""
+        return [outcome.record for outcome in self.outcomes if outcome.record]
+
 
 def collect_outcomes(experiment: Experiment) -> CollectedOutcomes:
     """Return the outcomes of an experiment, for tables. Without a manifest it expects the points with a record.

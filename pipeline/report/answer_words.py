@@ -1,5 +1,6 @@
 """The words that the answers share: figures, their intervals, the rows they come from and what weakens them."""
 
+import math
 from collections.abc import Sequence
 
 from pipeline.analysis.notes import Note
@@ -40,13 +41,28 @@ def between(low: float, high: float) -> str:
     return f"{100 * low:.1f} to {percent(high, 1)}"
 
 
+def figure_of(row: Row, figure: str, unit: str = "") -> str:
+    """Return a figure with the decimals of its interval."""
+    return f"{row[figure + unit]:,.{num_decimals(row, figure, unit)}f}"
+
+
 def interval_of(row: Row, figure: str, unit: str = "") -> str:
-    """Return the interval of a figure in words, with digits that tell its ends apart; empty if it has none."""
+    """Return the interval of a figure in words; empty if it has none."""
     low, high = row[f"{figure}_low{unit}"], row[f"{figure}_high{unit}"]
     if low is None or high is None:
         return ""
-    digits = next((digits for digits in range(3, 7) if f"{low:.{digits}g}" != f"{high:.{digits}g}"), 3)
-    return f"interval {low:.{digits}g} to {high:.{digits}g}{unit.replace('_', ' ')}{basis_of(row)}, "
+    decimals = num_decimals(row, figure, unit)
+    return f"interval {low:,.{decimals}f} to {high:,.{decimals}f}{unit.replace('_', ' ')}{basis_of(row)}, "
+
+
+def num_decimals(row: Row, figure: str, unit: str) -> int:
+    """Return the decimals for three digits of a figure above 0, and up to three more that tell its ends apart."""
+    least = max(0, 2 - math.floor(math.log10(row[figure + unit])))
+    low, high = row[f"{figure}_low{unit}"], row[f"{figure}_high{unit}"]
+    if low is None or high is None:
+        return least
+    apart = (more for more in range(least, least + 4) if f"{low:.{more}f}" != f"{high:.{more}f}")
+    return next(apart, least)
 
 
 def basis_of(row: Row) -> str:
@@ -74,7 +90,12 @@ def weakness_of(note: Note) -> str:
 
 
 def describe_own(row: Row, rows: Sequence[Row], but: str = "") -> str:
-    """Return the row's strategy and batch size, and the other axes in which the rows differ, without the axis `but`."""
+    """Return the row's strategy and batch size, and the other axes in which the rows differ, without the axis `but`.
+
+    The strategy `single` goes without saying.
+    """
     varying = varying_axes([other.axes for other in rows], without=("num_gpus", *EFFORT_AXES))
     named = {"strategy", "batch_size_per_gpu", *varying} - {but}
+    if row["strategy"] == "single":
+        named.discard("strategy")
     return describe_point(row.axes, [axis for axis in row.axes if axis in named])

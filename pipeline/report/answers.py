@@ -16,6 +16,7 @@ from pipeline.report.answer_words import (
     basis_of,
     between,
     describe_own,
+    figure_of,
     interval_of,
     not_answered,
     percent,
@@ -100,7 +101,7 @@ def answer_batch_size(tables: Tables) -> str:
     which = f"Of {num_sizes} batch sizes one GPU is fastest at {size:,} images a step:"
     said = [
         which if num_sizes > 1 else f"One batch size was timed: {size:,} images a step give",
-        f"{best.throughput_samples_per_s:,.0f} images/s (epoch {best.epoch_time_s:.3g} s,",
+        f"{best.throughput_samples_per_s:,.0f} images/s (epoch {figure_of(best, 'epoch_time', '_s')} s,",
         f"{interval_of(best, 'epoch_time', '_s')}{source_of(best, timed, 'batch_size_per_gpu')}).",
     ]
     if best.is_loader_bound and best.data_share is not None:
@@ -153,12 +154,10 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
     most = max(row["num_gpus"] for row in fit)
     largest = [row for row in fit if row["num_gpus"] == most]
     best = max(largest, key=lambda row: (row.scaling == "weak", row.speedup or 0))
-    speedup, share = best.speedup or 0.0, best.parallel_efficiency or 0.0
-    faster = f"{speedup:.2f} times faster" if speedup >= 1 else f"{1 / speedup:.2f} times slower"
     ends = interval_of(best, "speedup").replace("interval", "speed-up interval")
     said = (
-        f"{most} GPUs with {best['strategy'].upper()} finish an epoch {faster} than one (efficiency {percent(share)}, "
-        f"{ends}{best.scaling} scaling, {source_of(best, fit)})"
+        f"{most} GPUs with {best['strategy'].upper()} are {figure_of(best, 'speedup')} times as fast as one "
+        f"(efficiency {percent(best.parallel_efficiency)}, {ends}{best.scaling} scaling, {source_of(best, fit, 'strategy')})"
     )
     rivals = sum(row.scaling == best.scaling for row in largest)
     said += f", the best of {rivals} usable rows on {most} GPUs.{caveat}" if rivals > 1 else f".{caveat}"

@@ -7,40 +7,25 @@ import base64
 import errno
 import hashlib
 import itertools
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources as package_files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote
 
 import jinja2
-import msgspec
 
-from pipeline.experiment.learning_rate import peak_learning_rate
-from pipeline.experiment.outcomes import CollectedOutcomes, PointOutcome
-from pipeline.experiment.point_label import (
-    describe_point,
-    describe_training,
-    format_figure,
-    name_processors,
-    varying_axes,
-)
-from pipeline.experiment.record import Record
+from pipeline.experiment.outcomes import CollectedOutcomes
+from pipeline.experiment.point_label import describe_training, format_figure, name_processors
 from pipeline.report.answers import Answers
 from pipeline.report.build_tables import Tables
 from pipeline.report.display_cells import CELL_WORDS, DisplayTable
-from pipeline.report.display_labels import remedies_of
-from pipeline.report.display_tables import (
-    MAX_ROWS,
-    DisplayOptions,
-    display_tables,
-    processors_of,
-)
-from pipeline.report.plot_data import AxisValues, PlotSource, axis_values
+from pipeline.report.display_tables import DisplayOptions, display_tables, processors_of
+from pipeline.report.plot_data import PlotSource
 from pipeline.report.plot_registry import build_plots
-from pipeline.report.row_types import CostRow, Row
+from pipeline.report.point_fates import RecordLinks, address_of, build_fates
+from pipeline.report.provenance import hardware_of, list_provenance
+from pipeline.report.row_types import CostRow
 from pipeline.system import files
 from pipeline.system.errors import pluralize
 
@@ -58,18 +43,6 @@ QUESTIONS = {
     "int8": "What does quantization to int8 cost in accuracy, and which values do its scales cover?",
 }
 PLOT_FILES = ("q[1-4]*.svg", "int8*.svg")  # the plots in a folder that earlier runs wrote
-ENVIRONMENT_FIELDS = {
-    "CPU": "cpu",
-    "torch": "torch",
-    "CUDA": "cuda",
-    "NCCL": "nccl",
-    "driver": "driver",
-    "Python": "python",
-    "pipeline": "pipeline",
-    "commit": "git_commit",
-    "source": "source_digest",
-    "stated by": "source",
-}
 
 
 class PageSource(NamedTuple):
@@ -105,17 +78,6 @@ class Section(NamedTuple):
     figures: "list[RenderedPlot]"
     folded_figures: "list[RenderedPlot]"
     tables: list[DisplayTable]
-
-
-class Fate(NamedTuple):
-    """The fate of one point."""
-
-    run_id: str
-    label: str
-    status: str
-    reason: str
-    records: list[tuple[str, str]]
-    log: str
 
 
 def write_report(source: PageSource) -> tuple[IndexEntry, ImportError | None]:
@@ -176,89 +138,6 @@ def build_sections(source: PageSource, figures: "Sequence[RenderedPlot]") -> lis
     return [section for section in sections if section.tables or section.figures]
 
 
-class RecordLinks:
-    """Finds the record that a table row stands for: the point with the row's axes.
-
-    The learning rate of a row is that of its point, or its peak where remedies change it.
-    """
-
-    def __init__(self, outcomes: Sequence[PointOutcome]) -> None:
-        self.outcomes = outcomes
-        self.found: dict[tuple[str, ...], dict[AxisValues, list[PointOutcome]]] = {}
-
-    def of(self, row: Row) -> str:
-        """Return the address of the row's record; of several, that of the point on this page. Empty: there is none."""
-        wanted = {"remedies": []} | row.axes | remedies_of(row)
-        axes = tuple(wanted)
-        if axes not in self.found:
-            self.found[axes] = defaultdict(list)
-            for outcome in self.outcomes:
-                peak = msgspec.structs.replace(outcome.spec, learning_rate=peak_learning_rate(outcome.spec))
-                for values in {axis_values(outcome, axes), axis_values(outcome._replace(spec=peak), axes)}:
-                    self.found[axes][values].append(outcome)
-        matches = self.found[axes].get(axis_values(wanted, axes), [])
-        records = [outcome.record for outcome in matches if outcome.record]
-        if len(records) == 1:
-            return record_address(records[0])
-        return f"#{matches[0].spec.run_id()}" if matches else ""
-
-
-def address_of(path: Path, folder: Path) -> str:
-    """Return the address of a file, relative to a page in the folder. Names need not be UTF-8."""
-    return quote(os.fsencode(path.relative_to(folder)))
-
-
-def record_address(record: Record) -> str:
-    """Return the address of a record, relative to the page."""
-    return quote(f"records/{record.run_id}.{record.attempt}.json")
-
-
-def build_fates(source: PageSource) -> list[Fate]:
-    """Return what became of every point, with links to its records and log. Of very many points the first ok ones."""
-    outcomes = source.collected.outcomes
-    if len(outcomes) > MAX_ROWS:
-        ok = [outcome for outcome in outcomes if outcome.status == "ok"]
-        outcomes = [*(outcome for outcome in outcomes if outcome.status != "ok"), *ok[:MAX_ROWS]]
-    specs = [msgspec.structs.asdict(outcome.spec) for outcome in outcomes]
-    axes = list(dict.fromkeys(["strategy", "num_gpus", "batch_size_per_gpu", *varying_axes(specs)]))
-    fates = []
-    for outcome, spec in zip(outcomes, specs, strict=True):
-        run_id = outcome.spec.run_id()
-        attempts = [*outcome.superseded, *([outcome.record] if outcome.record else [])]
-        names = [f"attempt {record.attempt}" for record in attempts] if len(attempts) > 1 else ["record"]
-        records = [(name, record_address(record)) for name, record in zip(names, attempts, strict=False)]
-        log = source.logs.get(run_id)
-        address = address_of(log, source.folder) if log and log.is_relative_to(source.folder) else ""
-        fates.append(Fate(run_id, describe_point(spec, axes), outcome.status, outcome.reason, records, address))
-    return fates
-
-
-def build_provenance(outcomes: Iterable[PointOutcome]) -> dict[str, str]:
-    """Return hardware, versions and source of the ok records, with all values that occur."""
-    records = [outcome.record for outcome in outcomes if outcome.record and outcome.status == "ok"]
-    places = list({id(record.environment): record.environment for record in records}.values())
-    used = (record.measurement.precision_used for record in records if record.measurement)
-    stated = {"training": describe_training([record.spec for record in records])}
-    stated |= {"GPU": distinct(gpu.name for place in places for gpu in place.gpus), "precision": distinct(used)}
-    stated |= {
-        label: distinct(getattr(place, field) for place in places) for label, field in ENVIRONMENT_FIELDS.items()
-    }
-    if any(place.git_dirty for place in places):
-        stated["commit"] += " with uncommitted changes"
-    return {label: value for label, value in stated.items() if value}
-
-
-def hardware_of(outcomes: Iterable[PointOutcome]) -> str:
-    """Return the models of the GPUs that the records name, or of the CPUs if there are none."""
-    places = [outcome.record.environment for outcome in outcomes if outcome.record]
-    return distinct(gpu.name for place in places for gpu in place.gpus) or distinct(place.cpu for place in places)
-
-
-def distinct(values: Iterable[Any]) -> str:
-    """Return the values that occur, once each."""
-    return ", ".join(sorted({str(value) for value in values if value}))
-
-
 def describe_counts(collected: CollectedOutcomes) -> str:
     """Return the number of points in each state that occurs."""
     coverage = collected.coverage
@@ -283,13 +162,13 @@ def describe_cost(rows: Iterable[CostRow]) -> list[str]:
 
 def index_entry(source: PageSource, sections: Sequence[Section]) -> IndexEntry:
     """Return the experiment's entry on the index."""
-    outcomes = source.collected.outcomes
+    records = source.collected.records
     return IndexEntry(
         name=source.name,
         href=address_of(source.folder / REPORT_NAME, source.root),
-        is_ingested=any(outcome.record and not outcome.record.measured for outcome in outcomes),
+        is_ingested=any(not record.measured for record in records),
         counts=describe_counts(source.collected),
-        hardware=hardware_of(outcomes),
+        hardware=hardware_of(records),
         questions=", ".join(section.question for section in sections),
         answers=source.answers,
     )
@@ -307,10 +186,10 @@ def render_page(source: PageSource, sections: Sequence[Section], has_plots: bool
         sections=sections,
         unanswered=unanswered_questions(source.tables, sections),
         has_plots=has_plots,
-        fates=build_fates(source),
+        fates=build_fates(source.collected.outcomes, source.folder, source.logs),
         left_out=source.collected.notes,
-        provenance=build_provenance(source.collected.outcomes),
-        hardware=hardware_of(source.collected.outcomes),
+        provenance=list_provenance(source.collected.records),
+        hardware=hardware_of(source.collected.records),
         training=describe_training([outcome.spec for outcome in source.collected.outcomes]),
         cost=describe_cost(source.tables.cost),
     )

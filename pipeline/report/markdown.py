@@ -2,18 +2,16 @@
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from unittest import mock
 
 import tabulate
 
 from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.experiment.outcomes import CollectedOutcomes, PointOutcome
-from pipeline.experiment.point_label import describe_training, point_labels
-from pipeline.experiment.record import Environment, Record
+from pipeline.experiment.point_label import point_labels
 from pipeline.report.answers import Answers, answer_questions, is_answered
 from pipeline.report.build_tables import Tables
-from pipeline.report.columns import NOT_STATED
 from pipeline.report.display_cells import Cell, DisplayTable
 from pipeline.report.display_tables import (
     MAX_WIDTH,
@@ -21,6 +19,7 @@ from pipeline.report.display_tables import (
     display_tables,
     processors_of,
 )
+from pipeline.report.provenance import describe_provenance
 from pipeline.report.row_types import Row
 from pipeline.system.errors import pluralize
 
@@ -29,7 +28,6 @@ BLOCK_START = re.compile(r"(#{1,6}(?=\s|$)|[-+*](?=\s|$)|>|=+\s*$|-+\s*$|~{3}|[-
 UNBROKEN = re.compile(r"(?<!\\)`[^`]*`|\bn = \d|\d %| (?=\+ )")  # a command, n, per cent, a sum: on one line
 NUMBERED = re.compile(r"(\d{1,9})(?=[.)](?:\s|$))")
 MAX_GAPS = 10  # points without a result that are listed
-VERSIONS = {"torch": "torch", "NCCL": "nccl", "driver": "driver", "commit": "git_commit", "source": "source_digest"}
 
 
 def render_experiment(
@@ -50,7 +48,7 @@ def render_experiment(
         return "\n\n".join([title, *(shown or [f"No rows of {options.only}."])]) + "\n"
     parts = [title, render_answers(answer_questions(tables, processors_of(collected)))]
     parts += [render_coverage(collected), *render_precision(tables)]
-    parts.append(wrap(render_provenance(outcome.record for outcome in collected.outcomes if outcome.record)))
+    parts.append(wrap(escape_markdown(describe_provenance(collected.records))))
     parts += [f"What each column means: [docs/words.md]({words})."] if words and shown else []
     parts += shown
     if tables.oom and not options.is_full:
@@ -62,8 +60,8 @@ def render_experiment(
 
 def name_source(name: str, collected: CollectedOutcomes) -> str:
     """Return the name of an experiment, marked if its figures were stated elsewhere and none was measured here."""
-    found = [outcome.record for outcome in collected.outcomes if outcome.record]
-    return f"{name} (ingested)" if found and not any(record.measured for record in found) else name
+    is_stated = collected.records and not any(record.measured for record in collected.records)
+    return f"{name} (ingested)" if is_stated else name
 
 
 def render_overview(answers: Mapping[str, Answers]) -> str:
@@ -174,49 +172,3 @@ def escape_markdown(text: str) -> str:
     """Return text that cannot break out of a Markdown cell or become HTML, a link or a terminal escape."""
     printable = text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
     return re.sub(r"([\\|<>`*_\[\]])", r"\\\1", printable) if UNSAFE_CHARACTERS.search(printable) else printable
-
-
-def render_provenance(records: Iterable[Record]) -> str:
-    """Return the provenance of a table: hardware, precision and versions, with all values that occur."""
-    found = [record for record in records if record.status == "ok"]
-    if not found:
-        return "From no record: nothing was measured."
-    count = f"From {pluralize(len(found), 'record')}"
-    places = list({id(record.environment): record.environment for record in found}.values())  # repeats share one
-    gpus = distinct(gpu.name for place in places for gpu in place.gpus)
-    if not any(record.measured for record in found):
-        where = f"{count} stated elsewhere ({distinct(place.source for place in places)})"
-        return f"{where}: GPU {gpus or NOT_STATED}, versions {NOT_STATED}. Medians over n runs."
-    hardware = gpus or distinct(place.cpu for place in places) or NOT_STATED
-    precisions = distinct(record.measurement.precision_used for record in found if record.measurement)
-    computing = f", computing in {precisions}" if precisions else ""
-    stated = software([record.environment for record in found])
-    training = describe_training([record.spec for record in found])
-    return f"{count} of {training} measured on {hardware}{computing}; {stated}. Medians over n runs."
-
-
-def software(environments: Sequence[Environment]) -> str:
-    """Return versions, commit and digest of the source, from the environment of each record."""
-    parts = []
-    for label, field in VERSIONS.items():
-        length = 12 if field == "source_digest" else 20
-        values = distinct(str(getattr(place, field) or "")[:length] for place in environments)
-        unstated = sum(getattr(place, field) is None and place.source_digest is None for place in environments)
-        if field == "git_commit":
-            some = f" (not stated by {unstated} of {len(environments)} records)" if unstated < len(environments) else ""
-            if unstated:
-                values = values + some if values else NOT_STATED
-        if values:
-            parts.append(f"{label} {values}")
-    if any(place.git_dirty for place in environments):
-        parts.append("with uncommitted changes")
-    if any(place.source_changed for place in environments):
-        parts.append("edited after it was imported")
-    return ", ".join(parts)
-
-
-def distinct(values: Iterable[str | None]) -> str:
-    """Return the values that occur, once each; several are marked as mixed."""
-    seen = sorted({value for value in values if value})
-    text = escape_markdown(", ".join(seen))
-    return f"{text} (mixed)" if len(seen) > 1 else text

@@ -14,7 +14,7 @@ from pipeline.analysis.notes import make_note
 from pipeline.experiment.grid import shipped_grids
 from pipeline.experiment.measurement import AllReduce
 from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.report.answer_words import WEAKENING_NOTES, interval_of
+from pipeline.report.answer_words import WEAKENING_NOTES, figure_of, interval_of
 from pipeline.report.answers import (
     UNFIT_FIGURES,
     is_fit_for_answer,
@@ -124,7 +124,7 @@ def test_every_question_is_answered_from_its_rows() -> None:
     answers = answers_of(*every_question())
     assert "fastest at 64 images a step: 25,000 images/s" in answers["Q1"]  # 50,000 in 2 s
     assert "2,048 is the first that runs out of memory" in answers["Q1"]
-    assert "4 GPUs with DDP finish an epoch 3.64 times faster" in answers["Q2"]  # 4/1.1
+    assert "4 GPUs with DDP are 3.64 times as fast as one" in answers["Q2"]  # 4/1.1
     assert "efficiency 91 %" in answers["Q2"]
     assert "40 us" in answers["Q3"]
     assert "Subtraction says 9 % of the epoch" in answers["Q3"]  # 1 - 1/1.1
@@ -168,7 +168,7 @@ def test_a_speed_up_that_cannot_be_is_named_with_what_is_wrong_and_what_to_do() 
 def test_the_best_row_names_its_rivals_and_the_rows_left_out() -> None:
     found = [timed(8, 128), timed(8, 256), timed(8, 512), timed(5, 128, 2), timed(4.5, 256, 2), timed(3.2, 512, 2)]
     answer = answers_of(*found)["Q2"]
-    assert_says(answer, "1.78 times faster", "weak scaling", "the best of 2 usable rows on 2 GPUs")
+    assert_says(answer, "1.78 times as fast as one", "weak scaling", "the best of 2 usable rows on 2 GPUs")
     assert_says(answer, "1 of 5 rows with a speed-up cannot be used: the efficiency is above 1")
 
 
@@ -188,6 +188,21 @@ def test_the_ends_of_an_interval_are_told_apart() -> None:
     narrow = msgspec.structs.replace(one, epoch_time_low_s=2.13291, epoch_time_high_s=2.13334)
     assert interval_of(narrow, "epoch_time", "_s") == "interval 2.1329 to 2.1333 s, "
     assert interval_of(one, "epoch_time", "_s") == ""
+
+
+@pytest.mark.parametrize(
+    ("ends", "shown"), [((2.13291, 2.13334), "2.1330"), ((2.0, 2.3), "2.13"), ((None, None), "2.13")]
+)
+def test_a_figure_has_the_decimals_of_its_interval(ends: tuple[float | None, float | None], shown: str) -> None:
+    (one,) = build(timed(8, 128)).Q1
+    row = msgspec.structs.replace(one, epoch_time_s=2.133, epoch_time_low_s=ends[0], epoch_time_high_s=ends[1])
+    assert figure_of(row, "epoch_time", "_s") == shown
+
+
+@pytest.mark.parametrize(("time_s", "shown"), [(1234.5, "1,234"), (2.7, "2.70"), (0.0123, "0.0123")])
+def test_a_figure_is_written_without_an_exponent(time_s: float, shown: str) -> None:
+    (one,) = build(timed(8, 128)).Q1
+    assert figure_of(msgspec.structs.replace(one, epoch_time_s=time_s), "epoch_time", "_s") == shown
 
 
 def test_a_process_on_the_cpu_is_called_no_gpu() -> None:

@@ -15,7 +15,8 @@ from page_records import EVIL, batch_records, every_question, hostile_records, p
 
 from pipeline.experiment.record import Record
 from pipeline.report.display_cells import CELL_WORDS
-from pipeline.report.html_page import QUESTIONS, RecordLinks, describe_cost, write_index, write_report
+from pipeline.report.html_page import QUESTIONS, describe_cost, write_index, write_report
+from pipeline.report.point_fates import RecordLinks
 from pipeline.report.row_types import CostRow
 from pipeline.report.table_definitions import TABLE_DEFINITIONS
 

@@ -16,7 +16,8 @@ from pipeline.experiment.spec import Precision, Spec
 from pipeline.report.build_tables import Tables
 from pipeline.report.display_cells import decimals_of, format_cell
 from pipeline.report.display_tables import MAX_WIDTH
-from pipeline.report.markdown import escape_markdown, render_coverage, render_precision, software, wrap
+from pipeline.report.markdown import escape_markdown, render_coverage, render_precision, wrap
+from pipeline.report.provenance import describe_versions
 from pipeline.report.row_types import CommunicationRow, Q2Row, Row
 from pipeline.report.table_definitions import EFFICIENCY, EPOCH_TIME, INTERVAL, THROUGHPUT, Figure
 
@@ -283,9 +284,9 @@ def test_the_report_says_how_many_points_have_a_narrow_interval() -> None:
 
 def test_records_that_state_no_commit_are_counted_and_not_taken_for_the_others() -> None:
     stated, silent = Environment(torch="2.9", git_commit="c" * 40), Environment(torch="2.9")
-    assert software([stated, silent, silent]).endswith(f"commit {'c' * 20} (not stated by 2 of 3 records)")
-    assert software([stated]).endswith(f"commit {'c' * 20}")
-    assert software([silent]) == "torch 2.9, commit not stated"
+    assert describe_versions([stated, silent, silent]).endswith(f"commit {'c' * 20} (not stated by 2 of 3 records)")
+    assert describe_versions([stated]).endswith(f"commit {'c' * 20}")
+    assert describe_versions([silent]) == "torch 2.9, commit not stated"
     specs = [make_spec(batch_size_per_gpu=size) for size in (8, 16, 32)]
     shared = [make_record(specs[0], environment=stated), *(make_record(spec, environment=silent) for spec in specs[1:])]
     assert "(not stated by 2 of 3 records)" in " ".join(report(*shared).split())  # two records of one environment
@@ -294,10 +295,10 @@ def test_records_that_state_no_commit_are_counted_and_not_taken_for_the_others()
 def test_the_digest_of_the_source_stands_in_for_a_commit_that_git_could_not_give() -> None:
     stated = Environment(torch="2.9", git_commit="c" * 40, source_digest="a" * 64, source_changed=False)
     no_git = Environment(torch="2.9", source_digest="b" * 64, source_changed=True)
-    assert software([no_git]) == f"torch 2.9, source {'b' * 12}, edited after it was imported"
-    assert software([stated]) == f"torch 2.9, commit {'c' * 20}, source {'a' * 12}"
+    assert describe_versions([no_git]) == f"torch 2.9, source {'b' * 12}, edited after it was imported"
+    assert describe_versions([stated]) == f"torch 2.9, commit {'c' * 20}, source {'a' * 12}"
     both = f"commit {'c' * 20}, source {'a' * 12}, {'b' * 12} (mixed), edited after it was imported"
-    assert software([stated, no_git]) == f"torch 2.9, {both}"
+    assert describe_versions([stated, no_git]) == f"torch 2.9, {both}"
 
 
 def test_a_thousand_points_have_a_separator() -> None:
