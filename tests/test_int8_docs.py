@@ -107,5 +107,5 @@ def test_the_readme_answers_in_one_sentence() -> None:
     low, high = points(row["accuracy_change_low"]), points(row["accuracy_change_high"])
     assert f"{points(row['accuracy_change'])} points ({low} to {high}, n = {row['n']} seeds)" in text
     lost, least, most = (f"{-100 * worst[f'accuracy_change{end}']:.2f}" for end in ("", "_high", "_low"))
-    assert f"scales of three sigma lose {lost} points ({least} to {most})" in text
+    assert f"Scales of three sigma lose {lost} points ({least} to {most})" in text
     assert f"no loss is shown: {points(row['accuracy_change'])} points ({low} to {high})" in " ".join(PAGE.split())
