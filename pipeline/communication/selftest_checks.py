@@ -64,9 +64,9 @@ class Estimate(NamedTuple):
         return {key: self.value, f"{key}_low": self.interval.low, f"{key}_high": self.interval.high}
 
     def format(self, form: str) -> str:
-        """Return the value and the ends of the interval as text."""
+        """Return the value and, in brackets, the ends of the interval."""
         value, low, high = (format(number, form) for number in (self.value, self.interval.low, self.interval.high))
-        return f"{value}, {low} to {high}"
+        return f"{value} ({low} to {high})"
 
 
 def estimate_median(values: Sequence[float]) -> Estimate:
@@ -132,7 +132,7 @@ def check_no_op_series(findings: Findings) -> CheckResult:
     return CheckResult(
         "two no-op series",
         judge(difference.interval, -limit, limit),
-        f"two interleaved series of the no-op hook differ by {difference.format('.1f')} us a step (limit {limit:.1f})",
+        f"two interleaved series of the no-op hook differ by {difference.format('.1f')} us a step, limit {limit:.1f}",
         difference.figures("difference_us")
         | {"limit_us": limit, "step_us": statistics.median(step_us(findings, "no_op_hook"))},
     )
@@ -150,8 +150,8 @@ def check_large_bucket(findings: Findings) -> CheckResult:
     return CheckResult(
         name,
         worst(judge(above.interval, 0), judge(large.interval, floor_us)),
-        f"exposed communication goes from {usual.value:.1f} to {large.format('.1f')} us a step (at least "
-        f"{floor_us:.0f}), which is {above.format('+.1f')} us from x{factor} (at least 0)",
+        f"exposed communication goes from {usual.value:.1f} to {large.format('.1f')} us a step, at least "
+        f"{floor_us:.0f}; less x{factor} that is {above.format('+.1f')} us, at least 0",
         usual.figures("exposed_us") | large.figures("exposed_one_bucket_us") | above.figures("above_limit_us"),
     )
 
@@ -169,9 +169,9 @@ def check_sockets(findings: Findings, sockets: Findings | None) -> CheckResult:
     return CheckResult(
         "sockets",
         worst(judge(rise.interval, SOCKET_RATIO), judge(fall.interval, SOCKET_BANDWIDTH_RATIO)),
-        f"without P2P and shared memory exposed communication goes from {fast.value:.1f} to {slow.value:.1f} us a step "
-        f"(x{rise.format('.1f')}; at least x{SOCKET_RATIO:.0f}) and the bus bandwidth from {peak:.1f} to "
-        f"{collapsed:.2f} GB/s (1/{fall.format('.1f')}; at most 1/{SOCKET_BANDWIDTH_RATIO:.0f})",
+        f"without P2P and shared memory exposed communication goes from {fast.value:.1f} to {slow.value:.1f} us a "
+        f"step: x{rise.format('.1f')}, at least x{SOCKET_RATIO:.0f}; the bus bandwidth goes from {peak:.1f} to "
+        f"{collapsed:.2f} GB/s: 1/{fall.format('.1f')}, at most 1/{SOCKET_BANDWIDTH_RATIO:.0f}",
         fast.figures("exposed_us")
         | slow.figures("exposed_sockets_us")
         | rise.figures("rise")
@@ -198,7 +198,7 @@ def check_injected(findings: Findings) -> CheckResult:
         "injected all-reduce",
         judge(share.interval, *limits),
         f"an extra all-reduce of {findings.extra_bytes / 1e6:.1f} MB adds {injected.value:.0f} us to a step and takes "
-        f"{alone.value:.0f} us alone: x{share.format('.3f')} (limit {limits[0]:g} to {limits[1]:g})",
+        f"{alone.value:.0f} us alone: x{share.format('.3f')}, limit {limits[0]:g} to {limits[1]:g}",
         injected.figures("injected_us") | alone.figures("isolated_us") | share.figures("ratio"),
     )
 
@@ -210,8 +210,8 @@ def check_repeat(findings: Findings, again: Findings) -> CheckResult:
     return CheckResult(
         "the same point twice",
         judge(share.interval, 1 - REPEAT_TOLERANCE, 1 + REPEAT_TOLERANCE),
-        f"a step takes {one.value:.1f} us, and {other.value:.1f} us in new processes: {format_change(share)} "
-        f"(limit {REPEAT_TOLERANCE:.0%})",
+        f"a step takes {one.value:.1f} us, and {other.value:.1f} us in new processes: {format_change(share)}, "
+        f"limit {REPEAT_TOLERANCE:.0%}",
         one.figures("step_us") | other.figures("step_again_us") | share.figures("ratio"),
     )
 
@@ -240,9 +240,9 @@ def check_entry_points(findings: Findings, measured: Findings | None) -> CheckRe
     return CheckResult(
         name,
         judge(difference.interval, -limit, limit),
-        f"exposed communication is {ours.value:.1f} us a step here, {theirs.value:.1f} us by measure: communication: "
-        f"{difference.format('+.1f')} us apart (limit {limit:.1f}); all collectives add {collectives[0].value:.0f} and "
-        f"{collectives[1].value:.0f} us",
+        f"exposed communication is {ours.value:.1f} us a step here, {theirs.value:.1f} us by measure: communication; "
+        f"difference {difference.format('+.1f')} us, limit {limit:.1f}; all collectives add {collectives[0].value:.0f} "
+        f"and {collectives[1].value:.0f} us",
         ours.figures("exposed_us")
         | theirs.figures("exposed_measure_us")
         | difference.figures("difference_us")
@@ -270,9 +270,9 @@ def check_straggler(findings: Findings) -> CheckResult:
     return CheckResult(
         name,
         worst(judge(wait.interval, *limits_us), judge(shortest.interval, at_most=1 + SHORTEST_RISE_TOLERANCE)),
-        f"while one rank sleeps {findings.sleep_ns / 1e6:.1f} ms the mean rank waits {wait.format('.0f')} us (limit "
-        f"{limits_us[0]:.0f} to {limits_us[1]:.0f}; else {usual.value:.0f}), and the shortest all-reduces change by "
-        f"{format_change(shortest)} (limit +{SHORTEST_RISE_TOLERANCE:.0%})",
+        f"while one rank sleeps {findings.sleep_ns / 1e6:.1f} ms the mean rank waits {wait.format('.0f')} us, limit "
+        f"{limits_us[0]:.0f} to {limits_us[1]:.0f} (without sleep {usual.value:.0f}); the shortest all-reduces change "
+        f"by {format_change(shortest)}, limit +{SHORTEST_RISE_TOLERANCE:.0%}",
         wait.figures("wait_us")
         | usual.figures("usual_wait_us")
         | {"expected_wait_us": expected_us}
@@ -288,7 +288,7 @@ def check_bare_loop(findings: Findings) -> CheckResult:
         "sweep against a bare loop",
         judge(share.interval, 1 - BARE_LOOP_TOLERANCE, 1 + BARE_LOOP_TOLERANCE),
         f"an all-reduce of {findings.gradient_bytes / 1e6:.1f} MB takes {swept.value:.1f} us in the sweep and "
-        f"{bare.value:.1f} us in a bare loop: {format_change(share)} (limit {BARE_LOOP_TOLERANCE:.0%})",
+        f"{bare.value:.1f} us in a bare loop: {format_change(share)}, limit {BARE_LOOP_TOLERANCE:.0%}",
         swept.figures("sweep_us")
         | bare.figures("bare_loop_us")
         | share.figures("ratio")
@@ -303,8 +303,8 @@ def check_parts(findings: Findings) -> CheckResult:
     return CheckResult(
         "parts against the wall clock",
         judge(every.interval, 1 - CLOCK_PARTS_TOLERANCE, 1 + CLOCK_PARTS_TOLERANCE),
-        f"the sum of the parts differs from the wall clock by {format_change(every)} over all windows "
-        f"(limit {CLOCK_PARTS_TOLERANCE:.0%})",
+        f"the sum of the parts differs from the wall clock by {format_change(every)} over all windows, "
+        f"limit {CLOCK_PARTS_TOLERANCE:.0%}",
         every.figures("ratio"),
     )
 
@@ -316,7 +316,7 @@ def check_clock(findings: Findings, name: str) -> CheckResult:
     return CheckResult(
         f"cost of the clock, {name} batch",
         judge(cost.interval, at_most=limit),
-        f"at {findings.clock_batches[name]} per GPU the marks cost {cost.format('+.2%')} of a step (limit {limit:.0%})",
+        f"at {findings.clock_batches[name]} per GPU the marks cost {cost.format('+.2%')} of a step, limit {limit:.0%}",
         cost.figures("cost"),
     )
 

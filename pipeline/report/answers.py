@@ -155,9 +155,10 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
     largest = [row for row in fit if row["num_gpus"] == most]
     best = max(largest, key=lambda row: (row.scaling == "weak", row.speedup or 0))
     ends = interval_of(best, "speedup").replace("interval", "speed-up interval")
+    source = source_of(best, fit, "strategy")
     said = (
         f"{most} GPUs with {best['strategy'].upper()} are {figure_of(best, 'speedup')} times as fast as one "
-        f"(efficiency {percent(best.parallel_efficiency)}, {ends}{best.scaling} scaling, {source_of(best, fit, 'strategy')})"
+        f"(efficiency {percent(best.parallel_efficiency)}, {ends}{best.scaling} scaling, {source})"
     )
     rivals = sum(row.scaling == best.scaling for row in largest)
     said += f", the best of {rivals} usable rows on {most} GPUs.{caveat}" if rivals > 1 else f".{caveat}"

@@ -150,8 +150,8 @@ def test_two_no_op_series_differ_by_10_us_at_most(difference_us: float, verdict:
     assert answer.figures["difference_us"] == pytest.approx(difference_us)
     assert answer.figures["step_us"] == 1250  # the median of the drift
     assert answer.sentence == (
-        f"two interleaved series of the no-op hook differ by {difference_us:.1f}, {difference_us:.1f} to "
-        f"{difference_us:.1f} us a step (limit 10.0)"
+        f"two interleaved series of the no-op hook differ by {difference_us:.1f} ({difference_us:.1f} to "
+        f"{difference_us:.1f}) us a step, limit 10.0"
     )
 
 
@@ -167,7 +167,7 @@ def test_or_by_what_the_same_series_twice_differ_by(difference_us: float, verdic
     answer = check_no_op_series(make_findings({"no_op_hook_again": difference_us, "ddp_again": again}))
     assert answer.verdict == verdict
     assert answer.figures["limit_us"] == pytest.approx(40)
-    assert answer.sentence.endswith("(limit 40.0)")
+    assert answer.sentence.endswith(", limit 40.0")
 
 
 def test_a_median_needs_six_values_for_its_interval() -> None:
@@ -196,8 +196,8 @@ def test_one_bucket_exposes_half_as_much_again(usual_us: float, large_us: list[f
 
 def test_the_sentence_of_one_bucket_has_both_limits() -> None:
     assert check_large_bucket(make_findings()).sentence == (
-        "exposed communication goes from 100.0 to 300.0, 300.0 to 300.0 us a step (at least 15), which is +150.0, "
-        "+150.0 to +150.0 us from x1.5 (at least 0)"
+        "exposed communication goes from 100.0 to 300.0 (300.0 to 300.0) us a step, at least 15; less x1.5 that is "
+        "+150.0 (+150.0 to +150.0) us, at least 0"
     )
 
 
@@ -230,8 +230,8 @@ def test_over_sockets_ten_times_as_much_is_exposed_and_the_bandwidth_collapses(
 
 def test_the_sentence_of_the_sockets_has_both_figures_and_both_limits() -> None:
     assert check_sockets(make_findings(), SOCKETS).sentence == (
-        "without P2P and shared memory exposed communication goes from 100.0 to 1000.0 us a step (x10.0, 10.0 to "
-        "10.0; at least x10) and the bus bandwidth from 251.1 to 1.00 GB/s (1/251.1, 251.1 to 251.1; at most 1/2)"
+        "without P2P and shared memory exposed communication goes from 100.0 to 1000.0 us a step: x10.0 (10.0 to "
+        "10.0), at least x10; the bus bandwidth goes from 251.1 to 1.00 GB/s: 1/251.1 (251.1 to 251.1), at most 1/2"
     )
 
 
@@ -269,8 +269,8 @@ def test_an_injected_all_reduce_costs_what_it_takes_alone(added_us: list[float],
 
 def test_the_sentence_of_the_injected_all_reduce() -> None:
     assert check_injected(make_findings({"extra": 1250.0})).sentence == (
-        "an extra all-reduce of 268.4 MB adds 1150 us to a step and takes 1000 us alone: x1.150, 1.150 to 1.150 "
-        "(limit 0.8 to 1.2)"
+        "an extra all-reduce of 268.4 MB adds 1150 us to a step and takes 1000 us alone: x1.150 (1.150 to 1.150), "
+        "limit 0.8 to 1.2"
     )
 
 
@@ -291,7 +291,7 @@ def test_the_same_point_twice_differs_by_one_per_cent_at_most(again_us: float, v
 def test_the_sentence_of_the_same_point_twice() -> None:
     again = make_findings(STEADY | {"ddp": [122.0 - drift for drift in DRIFT_US]})
     assert check_repeat(make_findings(STEADY), again).sentence == (
-        "a step takes 1100.0 us, and 1122.0 us in new processes: +2.00%, +2.00% to +2.00% (limit 1%)"
+        "a step takes 1100.0 us, and 1122.0 us in new processes: +2.00% (+2.00% to +2.00%), limit 1%"
     )
 
 
@@ -317,8 +317,8 @@ def test_two_entry_points_agree_within_15_per_cent_or_20_us(
 
 def test_the_sentence_of_two_entry_points_names_the_time_of_all_collectives() -> None:
     assert check_entry_points(make_findings(), make_findings({"ddp": 90.0})).sentence == (
-        "exposed communication is 100.0 us a step here, 90.0 us by measure: communication: +10.0, +10.0 to +10.0 us "
-        "apart (limit 20.0); all collectives add 600 and 590 us"
+        "exposed communication is 100.0 us a step here, 90.0 us by measure: communication; difference +10.0 "
+        "(+10.0 to +10.0) us, limit 20.0; all collectives add 600 and 590 us"
     )
 
 
@@ -362,8 +362,8 @@ def test_a_sleeping_rank_is_waiting_and_no_slower_link(
 
 def test_the_sentence_of_the_sleeping_rank() -> None:
     assert check_straggler(make_findings()).sentence == (
-        "while one rank sleeps 20.0 ms the mean rank waits 10010, 10010 to 10010 us (limit 8000 to 12000; else 20), "
-        "and the shortest all-reduces change by +5.00%, +5.00% to +5.00% (limit +20%)"
+        "while one rank sleeps 20.0 ms the mean rank waits 10010 (10010 to 10010) us, limit 8000 to 12000 "
+        "(without sleep 20); the shortest all-reduces change by +5.00% (+5.00% to +5.00%), limit +20%"
     )
 
 
@@ -392,8 +392,8 @@ def test_the_sweep_takes_as_long_as_a_bare_loop_within_5_per_cent(bare_ns: list[
 
 def test_the_sentence_of_the_bare_loop() -> None:
     assert check_bare_loop(make_findings(bare_ns=[172_816] * 7)).sentence == (
-        "an all-reduce of 44.7 MB takes 178.0 us in the sweep and 172.8 us in a bare loop: +3.00%, +3.00% to +3.00% "
-        "(limit 5%)"
+        "an all-reduce of 44.7 MB takes 178.0 us in the sweep and 172.8 us in a bare loop: +3.00% (+3.00% to +3.00%), "
+        "limit 5%"
     )
 
 
@@ -415,7 +415,7 @@ def test_the_parts_sum_to_the_wall_clock_in_every_window(shares: list[float], ve
 
 def test_the_sentence_of_the_parts() -> None:
     assert check_parts(make_findings(parts_share=[0.995, 1.001, 1.0])).sentence == (
-        "the sum of the parts differs from the wall clock by +0.00%, -0.50% to +0.10% over all windows (limit 1%)"
+        "the sum of the parts differs from the wall clock by +0.00% (-0.50% to +0.10%) over all windows, limit 1%"
     )
 
 
@@ -442,7 +442,7 @@ def test_the_marks_cost_1_per_cent_of_a_large_step_and_3_of_a_small_one(
     cost = clocked / 10_000 - 1
     assert (answer.figures["cost_low"], answer.figures["cost_high"]) == pytest.approx((cost, cost))
     assert answer.sentence == (
-        f"at {batch} per GPU the marks cost {cost:+.2%}, {cost:+.2%} to {cost:+.2%} of a step (limit {limit})"
+        f"at {batch} per GPU the marks cost {cost:+.2%} ({cost:+.2%} to {cost:+.2%}) of a step, limit {limit}"
     )
 
 
