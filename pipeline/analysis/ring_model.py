@@ -17,7 +17,7 @@ class Link(NamedTuple):
 
 
 class LinkFit(NamedTuple):
-    """The link fitted to the sweeps, and the largest relative error of a sample; by size, of the larger messages.
+    """The link fitted to samples of the sweeps, and its largest relative error over these samples.
 
     `is_host_bound`: the host issued the calls one by one, so the latency is that of the host.
     """
@@ -64,18 +64,13 @@ def fit_link(samples: Sequence[SweepSample]) -> LinkFit | None:
     return LinkFit(link, max(errors))
 
 
-def fit_link_by_size(samples: Sequence[SweepSample], boundary_bytes: float) -> LinkFit | None:
-    """Fit the latency to messages below the boundary, and the bandwidth to the others.
+def fit_large_messages(samples: Sequence[SweepSample], least_bytes: float) -> LinkFit | None:
+    """Fit the link to messages of at least that size; to all if they do not fit.
 
-    NCCL sends small messages by another protocol: one link for all sizes is 18 to 43 % off, one for each class 3 to
-    8 % (outputs/h200x2, outputs/h200x4). If a class does not fit, the link is fitted to all sizes.
+    NCCL sends small messages by another protocol: at its worst size one link for all is 18 to 43 % off, one for large
+    messages 3 to 8 % (outputs/h200x2, outputs/h200x4).
     """
-    small = fit_link([sample for sample in samples if sample.num_bytes < boundary_bytes])
-    large = fit_link([sample for sample in samples if sample.num_bytes >= boundary_bytes])
-    if small is None or large is None:
-        return fit_link(samples)
-    link = Link(small.link.latency_s, large.link.bandwidth_bytes_per_s)
-    return LinkFit(link, large.worst_error)
+    return fit_link([sample for sample in samples if sample.num_bytes >= least_bytes]) or fit_link(samples)
 
 
 class MeasuredStep(NamedTuple):

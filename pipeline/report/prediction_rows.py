@@ -16,7 +16,7 @@ from pipeline.report.bandwidth_rows import SweepKey, sweep_key, sweep_rows
 from pipeline.report.row_types import PredictionRow, make_row
 
 PREDICTED_NUM_GPUS = (8, 16, 64, 256, 1024)
-SIZES_BELOW_BUCKETS = 4  # the bandwidth is fitted from the smallest bucket over this
+SIZES_BELOW_BUCKETS = 4  # the link is fitted to messages from the smallest bucket over this
 
 
 class PredictionBase(NamedTuple):
@@ -51,10 +51,10 @@ def samples_by_sweep_key(points: Iterable[PooledPoint]) -> dict[SweepKey, list[S
 
 
 def fit_buckets(base: PredictionBase, samples: Mapping[SweepKey, Sequence[SweepSample]]) -> LinkFit | None:
-    """Fit the link to the sweep of the base's place; the bandwidth to messages of the size of its buckets."""
+    """Fit the link to the sweep of the base's place, to messages of about the size of its buckets and larger."""
     place = captured_sweep_key(base, samples)
-    boundary_bytes = min(base.measured.bucket_bytes) / SIZES_BELOW_BUCKETS
-    fit = ring_model.fit_link_by_size(samples.get(place, ()), boundary_bytes)
+    least_bytes = min(base.measured.bucket_bytes) / SIZES_BELOW_BUCKETS
+    fit = ring_model.fit_large_messages(samples.get(place, ()), least_bytes)
     return fit and fit._replace(is_host_bound=place.device == "cuda" and place.execution not in CAPTURED_EXECUTIONS)
 
 

@@ -352,7 +352,7 @@ class PredictionRow(PointRow, frozen=True, kw_only=True):
     from_num_gpus: Annotated[int, "Number of GPUs whose measurements the prediction uses."]
     latency_us: Annotated[Microseconds, "Latency of one hop, for messages of the size of the buckets."] = None
     link_gb_s: Annotated[Bandwidth, "Bandwidth of one link."] = None
-    fit_worst_error: Annotated[Ratio, "Largest relative error of the fit, over its sizes."] = None
+    fit_worst_error: Annotated[Ratio, "Largest relative error of the fit, over the sizes that it is fitted to."] = None
     predicted_step_time_low_s: Annotated[Seconds, "Step time if compute hides the extra all-reduce time."] = None
     predicted_step_time_s: Annotated[Seconds, "Step time if compute hides none of the extra all-reduce time."] = None
     predicted_parallel_efficiency: Annotated[Ratio, "Time on one GPU alone over predicted_step_time_s."] = None

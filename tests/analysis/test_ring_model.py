@@ -10,8 +10,8 @@ from pipeline.analysis.ring_model import (
     MeasuredStep,
     SweepSample,
     all_reduce_time_s,
+    fit_large_messages,
     fit_link,
-    fit_link_by_size,
     predict_efficiency,
     predict_min_step_s,
     predict_step_s,
@@ -106,19 +106,19 @@ def two_protocols() -> list[SweepSample]:
     return small + exact_samples(Link(10 * US, 300e9), 2, sizes=(8_000_000, 32_000_000, 128_000_000))
 
 
-def test_two_protocols_are_fitted_apart() -> None:
+def test_large_messages_are_fitted_apart_from_small_ones() -> None:
     mixed = fit_link(two_protocols())
     assert mixed is not None
     assert mixed.worst_error > 0.3
-    fit = fit_link_by_size(two_protocols(), 1_000_000)
+    fit = fit_large_messages(two_protocols(), 1_000_000)
     assert fit is not None
-    assert fit.link == pytest.approx((2 * US, 300e9))
+    assert fit.link == pytest.approx((10 * US, 300e9))
     assert fit.worst_error < 1e-9
 
 
-def test_a_class_of_one_size_is_fitted_with_the_others() -> None:
+def test_large_messages_of_one_size_are_fitted_with_the_others() -> None:
     samples = exact_samples(NVLINK, 2, sizes=(8_192, 8_000_000, 32_000_000))
-    assert fit_link_by_size(samples, 1_000_000) == fit_link(samples)
+    assert fit_large_messages(samples, 10_000_000) == fit_link(samples)
 
 
 MEASURED = MeasuredStep(2, one_gpu_step_s=900 * US, no_op_step_s=950 * US, step_s=1000 * US, bucket_bytes=BUCKETS)
