@@ -6,7 +6,8 @@
 A and B are experiments, or folders of several: those are paired by name. Points are paired by all axes but repeat and
 seed. A verdict holds for the interval of the ratio B / A.
 Exit codes: 0 success; 1 with --fail-above if a point is slower by more, or is ok in A and not in B; 2 a folder cannot
-be read, or both are the same; 3 no experiment, or no timed point, is in both.
+be read, both are the same, or --fail-above is given and no point has an interval; 3 no experiment, or no timed point,
+is in both.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def main() -> int:
     """Print the comparison of every pair of experiments. Return the exit code."""
     arguments = parse_arguments()
     # imported after the command line is parsed, so that --help answers at once
-    from pipeline.analysis.comparison import Comparison, compare_outcomes, is_failing
+    from pipeline.analysis.comparison import Comparison, compare_outcomes, is_decided, is_failing
     from pipeline.report.comparison_tables import comparison_as_json, render_comparison, summarize
 
     unreadable: list[OSError] = []
@@ -72,7 +73,12 @@ def main() -> int:
         print(" ".join(summarize(points, arguments.fail_above)))
     if unreadable:
         return errors.EXIT_USAGE
-    return errors.EXIT_GAPS if is_failing(points, arguments.fail_above) else errors.EXIT_OK
+    if is_failing(points, arguments.fail_above):
+        return errors.EXIT_GAPS
+    if arguments.fail_above is not None and not is_decided(points):
+        cure = "measure both sides with --repeats 6"
+        raise CommandError(f"no point has an interval on both sides, so --fail-above decides nothing; {cure}.")
+    return errors.EXIT_OK
 
 
 def pair_experiments(a: Path, b: Path, unreadable: list[OSError]) -> "dict[str, tuple[Experiment, Experiment]]":

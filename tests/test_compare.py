@@ -136,9 +136,18 @@ def test_one_window_has_no_interval_and_says_what_an_interval_needs(pipeline: Co
     make_experiment(tmp_path / "a", make_record())
     make_experiment(tmp_path / "b", make_record(epoch_times_s=(2.0, 9.0)))
     answer = pipeline("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "5%")
-    assert answer.returncode == 0
+    assert answer.returncode == 2
+    assert "no point has an interval on both sides" in answer.stderr
     assert "An interval needs 6 windows" in answer.stdout
     assert "1 point: 1 no interval. 0 of 0 points with an interval" in answer.stdout
+    assert "1 point without an interval was not checked." in answer.stdout
+
+
+def test_unequal_seeds_are_said(pipeline: Command, tmp_path: Path) -> None:
+    make_experiment(tmp_path / "a", *(make_record(make_spec(seed=seed)) for seed in (0, 1)))
+    make_experiment(tmp_path / "b", make_record(make_spec(seed=0)))
+    answer = pipeline("compare", tmp_path / "a", tmp_path / "b")
+    assert "- seed: 0 and 1 in A, 0 in B" in answer.stdout
 
 
 def test_a_label_has_the_length_of_a_point_only_where_that_tells_points_apart(

@@ -27,6 +27,8 @@ HARDWARE_FACTS: dict[str, Fact] = {
     "CUDA": lambda record: record.environment.cuda,
     "cuDNN": lambda record: record.environment.cudnn,
     "Python": lambda record: record.environment.python,
+    "seed": lambda record: str(record.spec.seed),
+    "repeat": lambda record: str(record.spec.repeat),
 }
 """Facts that only this module compares. It also compares those of `comparability.compared_facts`."""
 
@@ -116,6 +118,11 @@ def compare_outcomes(a: Sequence[PointOutcome], b: Sequence[PointOutcome]) -> Co
 def is_failing(points: Iterable[ComparedPoint], fail_above: float | None) -> bool:
     """True if a point is slower by more than `fail_above` (0.1 is 10 %) or is lost; False if `fail_above` is None."""
     return fail_above is not None and any(point.is_lost or point.is_slower_by(fail_above) for point in points)
+
+
+def is_decided(points: Sequence[ComparedPoint]) -> bool:
+    """False if points have times on both sides, and none has an interval: then no point can be said to be slower."""
+    return any(point.interval for point in points) or all(point.ratio is None for point in points)
 
 
 def compare_point(a: TimedSide, b: TimedSide) -> ComparedPoint:

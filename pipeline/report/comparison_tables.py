@@ -151,6 +151,10 @@ def summarize(points: Sequence[ComparedPoint], fail_above: float | None) -> list
         sentences.append(
             f"{slower} of {known} with an interval {verb} slower than the limit of {100 * fail_above:g} %."
         )
+    unchecked = counts["no interval"] if fail_above is not None else 0
+    if unchecked:
+        verb = "was" if unchecked == 1 else "were"
+        sentences.append(f"{pluralize(unchecked, 'point')} without an interval {verb} not checked.")
     if lost := sum(point.is_lost for point in points):
         sentences.append(f"{pluralize(lost, 'point')} ok in A but not in B.")
     if is_failing(points, fail_above):
