@@ -44,8 +44,8 @@ def table_of(text: str, heading: str) -> list[dict[str, str]]:
     return [dict(zip(split[0], cells, strict=True)) for cells in split[1:]]
 
 
-def answers_of(*found: Record, processors: Processors = "GPUs") -> dict[str, str]:
-    return dict(answer_questions(build(*found), processors))
+def answers_of(*found: Record, missing: Sequence[Spec] = (), processors: Processors = "GPUs") -> dict[str, str]:
+    return dict(answer_questions(build(*found, missing=missing), processors))
 
 
 def published_answers(name: str) -> dict[str, str]:

@@ -23,10 +23,15 @@ def energy_figures(point: PooledPoint) -> dict[str, float | None]:
 def energy_notes(point: PooledPoint) -> list[Note]:
     """Return notes on lowered clocks, and on energy that is missing although GPUs were sampled."""
     windows = [window for record in point.ok_records for window in timed_windows(record)]
-    notes = throttled_notes(windows)
+    notes = clock_notes(point)
     if windows and point.median(energy_j_of) is None:
         notes.append(make_note("no_energy", samples=min(window.num_telemetry_samples for window in windows)))
     return notes
+
+
+def clock_notes(point: PooledPoint) -> list[Note]:
+    """Return a note if clocks were lowered during the timed epochs."""
+    return throttled_notes(window for record in point.ok_records for window in timed_windows(record))
 
 
 def throttled_notes(windows: Iterable[GpuWindow]) -> list[Note]:

@@ -14,7 +14,6 @@ from pipeline.experiment.measurement import Epoch, RankEpoch
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import AXES, FIRST_TIMED_EPOCH, Spec
-from pipeline.system.errors import pluralize
 
 MAX_PARTS_DEVIATION = 0.01  # of an epoch's time: the sum of its parts may differ from it by this share
 MIN_PARTS_DEVIATION_NS = 1_000_000  # a smaller difference is never reported
@@ -57,8 +56,7 @@ class PooledPoint:
             what, other.records_by_environment, self.records_by_environment
         )
         if other.num_neighbours:
-            neighbours = pluralize(other.num_neighbours, "other point")
-            notes.append(make_note("other_shared_node", what=what, others=neighbours))
+            notes.append(make_note("other_shared_node", what=what, others=other.num_neighbours))
         return notes
 
     @cached_property
@@ -113,7 +111,7 @@ class PooledPoint:
         if self.status == "ok" and self.spec.measure == "epochs" and self.median_epoch_time_s is None:
             notes.append(explain_no_epoch_time(self.spec))
         if self.num_neighbours:
-            notes.append(make_note("shared_node", others=pluralize(self.num_neighbours, "other point")))
+            notes.append(make_note("shared_node", others=self.num_neighbours))
         return [
             *notes,
             *comparability.mixed_environment_notes(self.records_by_environment),

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis import formulas, intervals
-from pipeline.analysis.intervals import Interval
+from pipeline.analysis.energy import clock_notes
+from pipeline.analysis.intervals import Interval, IntervalBasis
 from pipeline.analysis.loader import loader_notes
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
@@ -62,7 +63,7 @@ def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling) ->
     if time_s is None:
         status = "not timed" if best.status == "ok" else best.status
         return Baseline(best, None, (make_note("baseline_untimed", strategy=best.spec.strategy, status=status),))
-    slowed = (make_note("of_baseline", note=note) for note in loader_notes(best))
+    slowed = (make_note("of_baseline", note=note) for note in (*loader_notes(best), *clock_notes(best)))
     return Baseline(best, time_s, (*point.difference_notes("baseline", best), *slowed))
 
 
@@ -102,25 +103,35 @@ def scaling_figures(point: PooledPoint, baseline: Baseline, scaling: Scaling) ->
         "serial_fraction_karp_flatt": serial_fraction,
         "baseline": baseline.point.spec.strategy if baseline.point else None,
         "baseline_batch_size_per_gpu": baseline.point.spec.batch_size_per_gpu if baseline.point else None,
-        "notes": scaling_notes(baseline, interval, speedup, num_gpus, serial_fraction) if num_gpus > 1 else [],
+        "notes": scaling_notes(point, baseline, interval, speedup, serial_fraction) if num_gpus > 1 else [],
     }
 
 
 def scaling_notes(
+    point: PooledPoint,
     baseline: Baseline,
     interval: Interval | None,
     speedup: float | None,
-    num_gpus: int,
     serial_fraction: float | None,
 ) -> list[Note]:
-    """Return the notes on the speed-up of a point on several GPUs."""
+    """Return the notes on the speed-up of a point on several GPUs.
+
+    It is superlinear if its whole interval is above N.
+    """
     notes = [*baseline.notes]
     if interval and baseline.point:
         notes += [make_note("of_baseline", note=note) for note in baseline.point.epoch_time_drift_notes]
+        if basis_of(baseline.point) != basis_of(point):
+            notes.append(make_note("baseline_runs", n=len(baseline.point.ok_records)))
     if interval and interval.contains(1):
         notes.append(make_note("no_difference"))
-    if speedup is not None and speedup > num_gpus:
+    if speedup is not None and (interval.low if interval else speedup) > point.spec.num_gpus:
         notes.append(make_note("superlinear"))
     if serial_fraction is not None and serial_fraction > 1:
         notes.append(make_note("serial_fraction_above_1"))
     return notes
+
+
+def basis_of(point: PooledPoint) -> IntervalBasis | None:
+    """Return what the interval of the point's epoch time is over."""
+    return point.epoch_time.basis if point.epoch_time else None

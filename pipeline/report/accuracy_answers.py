@@ -7,7 +7,7 @@ from pipeline.analysis.intervals import min_values
 from pipeline.experiment.axis_groups import TARGET_MAY_DIFFER
 from pipeline.experiment.point_label import ALL_REMEDIES, describe_axis, describe_point, format_figure, varying_axes
 from pipeline.experiment.spec import REMEDIES
-from pipeline.report.answer_words import RUN, between, not_answered, percent, weakness_of
+from pipeline.report.answer_words import RUN, SUBMIT_AGAIN, between, not_answered, percent, weakness_of
 from pipeline.report.row_types import Int8Row, TimeToTargetRow
 from pipeline.report.time_to_target_rows import main_study
 from pipeline.system.errors import pluralize
@@ -77,7 +77,7 @@ def describe_lost(small: TimeToTargetRow) -> str:
     if small.final_test_accuracy is not None:
         return f"Not answered here: {what} diverged."
     if small.status in ("missing", "failed"):
-        return f"Not answered yet: {what} have no result; run the same submit command again."
+        return f"Not answered yet: {what} have no result; {SUBMIT_AGAIN}."
     return f"Not answered here: {what} have no result ({small.status})."
 
 
@@ -110,9 +110,11 @@ def describe_cost(small: TimeToTargetRow, large: TimeToTargetRow) -> str:
     """Return what the large batch costs against the small one, both without remedies."""
     loss = accuracy_of(small) - accuracy_of(large)
     change = f"{'cost' if loss >= 0 else 'gain'} {100 * abs(loss):.1f} points"
+    unclear = overlapping_ends(small, large)
     return (
         f"After {pluralize(large.epochs, 'epoch')} {large.global_batch_size:,} images a step {change} of test accuracy "
         f"against {small.global_batch_size:,}: {describe_accuracy(large)} instead of {describe_accuracy(small)}."
+        f"{f' The {unclear} overlap: no difference is shown.' if unclear else ''}"
     )
 
 
@@ -132,12 +134,18 @@ def describe_mending(best: TimeToTargetRow, plain: TimeToTargetRow, num_known: i
 
 def describe_overlap(best: TimeToTargetRow, plain: TimeToTargetRow) -> str:
     """Return that the seeds cannot tell a better accuracy from the one without remedies; empty if they can."""
-    if min(best.n, plain.n) < MIN_RUNS or not accuracy_of(best) > accuracy_of(plain):
+    ends = overlapping_ends(best, plain) if accuracy_of(best) > accuracy_of(plain) else ""
+    return f" The {ends} with and without it overlap: these runs do not show that it helps." if ends else ""
+
+
+def overlapping_ends(row: TimeToTargetRow, other: TimeToTargetRow) -> str:
+    """Return `intervals`, or `ranges` of fewer seeds, if those of two accuracies overlap; else an empty text."""
+    if min(row.n, other.n) < MIN_RUNS:
         return ""
-    if (best.final_test_accuracy_low or 0.0) > (plain.final_test_accuracy_high or 0.0):
+    lows, highs = ([part[f"final_test_accuracy_{end}"] or 0.0 for part in (row, other)] for end in ("low", "high"))
+    if max(lows) > min(highs):
         return ""
-    ends = "intervals" if min(best.n, plain.n) >= min_values() else "ranges"
-    return f" The {ends} with and without it overlap: these runs do not show that it helps."
+    return "intervals" if min(row.n, other.n) >= min_values() else "ranges"
 
 
 def describe_largest_mended(larger: Sequence[TimeToTargetRow], small: TimeToTargetRow, large: TimeToTargetRow) -> str:
@@ -262,7 +270,7 @@ def answer_int8(rows: Sequence[Int8Row]) -> str:
     before = [row for row in rows if row.stage == "fp32"]
     change = full[0].accuracy_change if full else None
     if change is None or not before:
-        why = next((str(row["note"]).rstrip(".") for row in full if row["note"]), "")
+        why = next((str(row["note"]).rstrip(".") for row in full if row["note"]), "").replace("`", "'")  # no command
         if why:
             return f"Not answered here: no network was quantized in full ({why})."
         return "Not answered here: no quantized network was tested; run `python -m pipeline.status` for the reasons."

@@ -20,9 +20,13 @@ WEAKENING_NOTES = {
     "other_boot": "{what} on another boot",
     "other_gpu": "{what} on another GPU",
     "other_fact": "{what} with another {fact}",
+    "baseline_runs": "baseline n = {n}",
+    "no_difference": "no difference is shown",
+    "exposure_may_be_zero": "0 lies inside the interval",
 }
 """Kind of note -> the words for it in an answer."""
 
+SUBMIT_AGAIN = "run the same submit command again"  # the cure where points have no result
 RUN = "run `python -m pipeline.submit --grid {}`"  # the cure in a sentence; {} is a grid
 
 
@@ -71,14 +75,15 @@ def basis_of(row: Row) -> str:
     return {"windows": f" {of_windows}", "repeats": " between runs"}.get(row["interval_over"], "")
 
 
-def source_of(row: Row, rows: Sequence[Row], but: str = "") -> str:
-    """Return in words the row that a figure comes from, without the axis `but`, its n, and what weakens the figure.
+def source_of(row: Row, rows: Sequence[Row], but: str = "", also: str = "") -> str:
+    """Return in words the row that a figure comes from (see describe_own), its n, and what weakens the figure.
 
     An answer takes the best row with its weak points, and no other row in its place: so a reader finds in the table the
     figure that the answer is about.
     """
-    said = [describe_own(row, rows, but), *([f"n = {pluralize(row.n, 'run')}"] if row.n else [])]
-    return ", ".join(filter(None, [*said, *dict.fromkeys(map(weakness_of, row.notes))]))
+    said = [describe_own(row, rows, but, also), *([f"n = {pluralize(row.n, 'run')}"] if row.n else [])]
+    weak = sorted(dict.fromkeys(map(weakness_of, row.notes)), key=lambda words: words.startswith("baseline"))
+    return ", ".join(filter(None, [*said, *weak]))
 
 
 def weakness_of(note: Note) -> str:
@@ -89,13 +94,14 @@ def weakness_of(note: Note) -> str:
     return WEAKENING_NOTES.get(note.kind, "").format(**note.values).replace("%", " %")
 
 
-def describe_own(row: Row, rows: Sequence[Row], but: str = "") -> str:
-    """Return the row's strategy and batch size, and the other axes in which the rows differ, without the axis `but`.
+def describe_own(row: Row, rows: Sequence[Row], but: str = "", also: str = "") -> str:
+    """Return the row's strategy and batch size, the axes in which the rows differ, and the axis `also`, without `but`.
 
     The strategy `single` goes without saying.
     """
     varying = varying_axes([other.axes for other in rows], without=("num_gpus", *EFFORT_AXES))
-    named = {"strategy", "batch_size_per_gpu", *varying} - {but}
+    nodes = varying_axes([{"num_nodes": other["num_nodes"]} for other in rows])
+    named = {"strategy", "batch_size_per_gpu", *varying, *nodes, also} - {but}
     if row["strategy"] == "single":
         named.discard("strategy")
     return describe_point(row.axes, [axis for axis in row.axes if axis in named])

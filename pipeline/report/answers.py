@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.analysis.notes import Note
-from pipeline.experiment.point_label import Processors, name_processors
+from pipeline.experiment.point_label import EFFORT_AXES, Processors, name_processors, varying_axes
 from pipeline.report.accuracy_answers import answer_int8, answer_large_batches
 from pipeline.report.answer_words import (
     RUN,
+    SUBMIT_AGAIN,
     basis_of,
     between,
     describe_own,
@@ -23,7 +24,7 @@ from pipeline.report.answer_words import (
     source_of,
 )
 from pipeline.report.build_tables import Tables
-from pipeline.report.row_types import CommunicationRow, Q2Row, Q3Row, Row
+from pipeline.report.row_types import CommunicationRow, Q1Row, Q2Row, Q3Row, Row
 from pipeline.system.errors import pluralize
 
 SPEEDUPS = ("speedup", "parallel_efficiency", "serial_fraction_karp_flatt")
@@ -34,12 +35,11 @@ UNFIT_FIGURES: dict[str, tuple[str, ...]] = {
     "superlinear": SPEEDUPS,  # an efficiency above 1, and with it a Karp-Flatt fraction below 0
     "serial_fraction_above_1": ("serial_fraction_karp_flatt",),
     "bandwidth_above_link": SUBTRACTIONS,
+    "subtraction_is_noise": SUBTRACTIONS,
     "no_pause_in_training": ("link_share",),  # this note and the next stand at a link share above 1
     "sweep_waited_for_host": ("link_share",),
 }
 """Kind of note -> the figures of the row that no answer may use. A note about the row's baseline counts too."""
-
-UNMEASURED = {"exposure_is_noise", "exposure_negative"}  # kinds of notes: the row has no share of communication
 
 
 def is_fit_for_answer(row: Row, figure: str) -> bool:
@@ -92,6 +92,8 @@ def answer_batch_size(tables: Tables) -> str:
     """Return the batch size with the highest throughput on one GPU, and the first that runs out of memory."""
     timed = [row for row in tables.Q1 if row.throughput_samples_per_s]
     memory = answer_memory(tables)
+    if not timed and any(row.status in ("failed", "missing", "rejected") for row in tables.Q1):
+        return f"Not answered yet: points on one GPU have no result; {SUBMIT_AGAIN}."
     if not timed:
         is_known = tables.memory or any(row.status == "oom" for row in tables.Q1)
         why = "no epoch was timed on one GPU"
@@ -104,6 +106,7 @@ def answer_batch_size(tables: Tables) -> str:
         f"{best.throughput_samples_per_s:,.0f} images/s (epoch {figure_of(best, 'epoch_time', '_s')} s,",
         f"{interval_of(best, 'epoch_time', '_s')}{source_of(best, timed, 'batch_size_per_gpu')}).",
     ]
+    said += describe_as_fast(best, timed)
     if best.is_loader_bound and best.data_share is not None:
         said.append(f"It waits for data {percent(best.data_share)} of that time, so this is partly the loader's speed.")
     failed = {row.global_batch_size for row in tables.Q1 if row.status in ("failed", "missing", "rejected")}
@@ -111,6 +114,16 @@ def answer_batch_size(tables: Tables) -> str:
         kind = "runs without remedies" if any(row.remedies for row in tables.Q4) else "runs"
         said.append(f"Some {kind} have no result: at {', '.join(f'{size:,}' for size in gaps)} images a step.")
     return " ".join([*said, memory])
+
+
+def describe_as_fast(best: Q1Row, timed: Sequence[Q1Row]) -> list[str]:
+    """Return a sentence with the other batch sizes whose interval meets that of the fastest, if there are any."""
+    end_s = best.epoch_time_high_s
+    if end_s is None:
+        return []
+    met = [row for row in timed if row.epoch_time_low_s is not None and row.epoch_time_low_s <= end_s]
+    sizes = sorted({row.global_batch_size for row in met} - {best.global_batch_size}, reverse=True)
+    return [f"It is not shown to be faster than {' or '.join(f'{size:,}' for size in sizes)}."] if sizes else []
 
 
 def answer_memory(tables: Tables) -> str:
@@ -122,20 +135,30 @@ def answer_memory(tables: Tables) -> str:
         until = f", {fails:,} do not" if fails is not None else ""
         return f"{row.largest_batch_size_per_gpu:,} images fit{until} ({source_of(row, alone, 'batch_size_per_gpu')})."
     lost = [row for row in tables.Q1 if row.status == "oom"]
-    fitting = [row.global_batch_size for row in tables.Q1 if row.status == "ok"]
+    fits = [row for row in tables.Q1 if row.status == "ok"]
     if lost:
         first = min(lost, key=lambda row: row.global_batch_size)
-        fit = f"; {max(fitting):,} fit" if fitting and max(fitting) < first.global_batch_size else ""
+        alike = [row.global_batch_size for row in fits if not differing_axes(row, first)]
+        fit = f"; {max(alike):,} fit" if alike and max(alike) < first.global_batch_size else ""
+        named = source_of(first, tables.Q1, "batch_size_per_gpu")
         what = f"Of the sizes tried {first.global_batch_size:,} is the first that runs out of memory"
-        return f"{what} ({source_of(first, lost, 'batch_size_per_gpu')}){fit}."
+        return f"{what}{f' ({named})' if named else ''}{fit}."
+    fitting = [row.global_batch_size for row in fits]
     largest = f" up to {max(fitting):,}" if fitting else ""
     return f"None{largest} ran out of memory; to find the largest batch that fits {RUN.format('memory')}."
+
+
+def differing_axes(row: Row, other: Row) -> list[str]:
+    """Return the axes in which two rows of one GPU differ, but for the batch size and how long they run."""
+    return varying_axes([row.axes, other.axes], without=("batch_size_per_gpu", *EFFORT_AXES))
 
 
 def answer_scaling(rows: Sequence[Q2Row]) -> str:
     """Return speed-up and efficiency at the largest N that has a fit row (see q2_answer_rows)."""
     several = [row for row in rows if row["num_gpus"] > 1]
     timed = [row for row in several if row.speedup is not None]
+    if not timed and any(row.status in ("failed", "missing", "rejected") for row in rows):
+        return f"Not answered yet: points have no result; {SUBMIT_AGAIN}."
     if not timed:
         lacking = " with a timed point on one GPU to compare with" if several else ""
         return not_answered(f"no point on several GPUs{lacking}", "scaling")
@@ -155,6 +178,8 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
     largest = [row for row in fit if row["num_gpus"] == most]
     best = max(largest, key=lambda row: (row.scaling == "weak", row.speedup or 0))
     ends = interval_of(best, "speedup").replace("interval", "speed-up interval")
+    if "baseline_runs" in map(kind_of, best.notes):
+        ends = ends.replace(basis_of(best), "")
     source = source_of(best, fit, "strategy")
     said = (
         f"{most} GPUs with {best['strategy'].upper()} are {figure_of(best, 'speedup')} times as fast as one "
@@ -186,7 +211,8 @@ def answer_communication(tables: Tables) -> str:
 
     The largest and the smallest share are of points above the noise.
     """
-    measured = [row for row in tables.communication if row.exposed_comm_time_s is not None and row.step_time_s]
+    rows = tables.communication
+    measured = [row for row in rows if row.exposed_comm_time_s is not None and row.step_time_s]
     known = [row for row in tables.Q3 if row.comm_time_subtraction_s is not None and row.epoch_time_s]
     subtracted = [row for row in known if is_fit_for_answer(row, "comm_time_subtraction_s")]
     if not measured:
@@ -198,23 +224,11 @@ def answer_communication(tables: Tables) -> str:
         most_by = max(subtracted, key=subtracted_share)
         return (
             f"Not measured here. Subtraction says up to {percent(subtracted_share(most_by))} of the epoch "
-            f"({source_of(most_by, subtracted)}), but it counts every cost that does not shrink with N; to measure "
-            f"{RUN.format('communication')}."
+            f"({source_of(most_by, subtracted, also='num_gpus')}), but it counts every cost that does not shrink with "
+            f"N; to measure {RUN.format('communication')}."
         )
     most = max(row["num_gpus"] for row in measured)
-    at_most = [row for row in measured if row["num_gpus"] == most]
-    told = [row for row in at_most if UNMEASURED.isdisjoint(map(kind_of, row.notes))]
-    worst, best = (choose(told or at_most, key=exposed_share) for choose in (max, min))
-    said = f"On {most} GPUs all-reduces of gradients that computation does not hide "
-    if told:
-        exposed, step = 1e6 * (worst.exposed_comm_time_s or 0.0), worst.step_time_s or 1.0
-        said += f"take {exposed:,.0f} us of a step of {1e3 * step:,.2f} ms: {describe_exposed(worst, measured)}."
-    else:
-        said += f"take no more time than the noise: {describe_exposed(worst, measured)}."
-    if len(told) > 1:
-        said += f" Of {len(told)} points it is the largest share; the smallest is {describe_exposed(best, measured)}."
-    if told and (lost := len(at_most) - len(told)):
-        said += f" In {pluralize(lost, 'other point')} they take no more than the noise."
+    said = describe_measured([row for row in measured if row["num_gpus"] == most], measured)
     both = [row for row in subtracted if row.exposed_comm_time_s is not None and row["num_gpus"] == most]
     if both:
         off = max(both, key=subtracted_share)
@@ -222,8 +236,39 @@ def answer_communication(tables: Tables) -> str:
         said += f" Subtraction says {percent(subtracted_share(off))} of the epoch"
         is_noise = "measured_exposure_is_noise" in map(kind_of, off.notes)
         found = f"{percent(share, 1)} is measured{', inside the noise' if is_noise else ''}"
-        return f"{said} where {found} ({describe_own(off, both)})."
+        return f"{said} where {found} ({describe_own(off, subtracted)})."
     return said if known else f"{said} To compare with an estimate by subtraction {RUN.format('q3')}."
+
+
+def describe_measured(rows: Sequence[CommunicationRow], measured: Sequence[CommunicationRow]) -> str:
+    """Return the largest and the smallest share of communication in these rows, and how many rows show none."""
+    noisy, negative = (
+        [row for row in rows if kind in map(kind_of, row.notes)] for kind in ("exposure_is_noise", "exposure_negative")
+    )
+    told = [row for row in rows if row not in noisy and row not in negative]
+    what = f"On {rows[0]['num_gpus']} GPUs all-reduces of gradients that computation does not hide take"
+    said = []
+    if told:
+        worst, best = (choose(told, key=exposed_share) for choose in (max, min))
+        exposed, step = 1e6 * (worst.exposed_comm_time_s or 0.0), worst.step_time_s or 1.0
+        said.append(f"{what} {exposed:,.0f} us of a step of {1e3 * step:,.2f} ms: {describe_exposed(worst, measured)}.")
+        if len(told) > 1:
+            smallest = describe_exposed(best, measured)
+            said.append(f"Of {len(told)} points it is the largest share; the smallest is {smallest}.")
+    if noisy:
+        they = f"In {pluralize(len(noisy), 'other point')} they take" if told else what
+        said.append(
+            f"{they} no more time than the noise, up to {percent(max(map(noise_share, noisy)), 1)} of the step."
+        )
+    if negative:
+        points = pluralize(len(negative), "other point" if told or noisy else "point")
+        said.append(f"In {points} DDP was faster than DDP without all-reduces; the records do not say why.")
+    return " ".join(said)
+
+
+def noise_share(row: CommunicationRow) -> float:
+    """Return the noise of exposed communication as a share of the step."""
+    return (row.noise_floor_time_s or 0.0) / (row.step_time_s or 1.0)
 
 
 def exposed_share(row: CommunicationRow) -> float:

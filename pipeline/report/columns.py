@@ -17,6 +17,7 @@ class Column(NamedTuple):
     key: str
     meaning: str
     unit: str = ""
+    is_end: bool = False  # of an interval
 
 
 def row_classes(base: type[Row] = Row) -> Iterator[type[Row]]:
@@ -36,9 +37,8 @@ def declared_columns() -> dict[str, Column]:
             unit = "".join(part for part in metadata if isinstance(part, Unit))
             for meaning in (part for part in metadata if not isinstance(part, Unit)):
                 columns[key] = Column(key, meaning, unit)
-                for end, of_end in zip(interval_keys(key), row_class.ENDS, strict=True):
-                    if end in hints:
-                        columns.setdefault(end, Column(end, of_end.format(key), unit))
+                for end in (end for end in interval_keys(key) if end in hints):
+                    columns.setdefault(end, Column(end, f"End of the interval of {key}.", unit, is_end=True))
     return columns
 
 

@@ -125,6 +125,8 @@ def exposed_notes(
         notes.append(make_note("exposure_is_noise"))
     elif exposed.value_s < 0:
         notes.append(make_note("exposure_negative"))
+    elif exposed.interval and exposed.interval.contains(0):
+        notes.append(make_note("exposure_may_be_zero"))
     if launch_s is not None:
         notes.append(make_note("launch_exposed"))
     # a captured step does not wait for the host

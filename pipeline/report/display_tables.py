@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pipeline.analysis.notes import Note
 from pipeline.experiment.outcomes import CollectedOutcomes
 from pipeline.experiment.point_label import ALL_REMEDIES, Processors
 from pipeline.experiment.spec import REMEDIES
@@ -46,6 +47,9 @@ MAX_COLUMNS = 10
 MAX_WIDTH = 120  # characters of a row in Markdown
 MAX_ROWS_UNFOLDED = 40
 MAX_ROWS = 10_000  # a page with more is slow; the CSV files have all
+
+
+NotePattern = tuple[Any, ...]
 
 
 class DisplayOptions(NamedTuple):
@@ -105,7 +109,7 @@ def build_table(
         varying, strategies = without_strategy(points, varying)
     main = main_figure(definition.figures)
     figures = [figure for figure in definition.figures if is_shown(figure, rows, definition.hides_zeros)]
-    if main not in figures and any(map(status_of, rows)):
+    if main not in figures:  # it holds the status and the footnotes
         figures.insert(0, main)
     footnotes, numbers, shared_notes = number_notes(rows, definition.without_notes)
     named, configurations = name_rows(definition, points, varying, words)
@@ -218,14 +222,12 @@ def number_notes(
 ) -> tuple[list[str], list[tuple[int, ...]], list[str]]:
     """Return the footnotes, the numbers of each row's, and the notes that all of several rows share.
 
-    Notes that differ in numbers only are one footnote, which states their range. Those whose kind begins with one of
-    `without` are left out.
+    Notes that differ in quantities only are one footnote, which states their range. Those whose kind begins with one
+    of `without` are left out.
     """
-    said = (
-        [render_note(note, FIGURE_WORDS) for note in row.notes if not note.kind.startswith(without)] for row in rows
-    )
-    found = [[(NUMBER.sub("#", text), text) for text in texts] for texts in said]
-    texts: dict[str, list[str]] = {}
+    noted = ([note for note in row.notes if not note.kind.startswith(without)] for row in rows)
+    found = [[(note_pattern(note), render_note(note, FIGURE_WORDS)) for note in notes] for notes in noted]
+    texts: dict[NotePattern, list[str]] = {}
     for pattern, text in (pair for notes in found for pair in notes):
         texts.setdefault(pattern, []).append(text)
     patterns = [{pattern for pattern, _ in notes} for notes in found]
@@ -235,6 +237,19 @@ def number_notes(
     of_rows = [tuple(sorted(numbers[pattern] for pattern in own if pattern in numbers)) for own in patterns]
     said_once = [text for pattern, text in merged.items() if pattern in shared]
     return [merged[pattern] for pattern in numbers], of_rows, said_once
+
+
+def note_pattern(note: Note) -> NotePattern:
+    """Return what notes of one footnote share: their sentence without numbers, and all values but quantities.
+
+    A version, a rank or a seed is text, and no quantity.
+    """
+    fixed = {
+        name: note_pattern(value) if isinstance(value, Note) else repr(value)
+        for name, value in note.values.items()
+        if not isinstance(value, int | float)
+    }
+    return NUMBER.sub("#", render_note(note, FIGURE_WORDS)), note.kind, *sorted(fixed.items())
 
 
 def merge_texts(texts: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ import tabulate
 
 from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.experiment.outcomes import CollectedOutcomes, PointOutcome
-from pipeline.experiment.point_label import point_labels
+from pipeline.experiment.point_label import EFFORT_AXES, NAMING_AXES, describe_point, point_labels, varying_axes
 from pipeline.report.answers import Answers, answer_questions, is_answered
 from pipeline.report.build_tables import Tables
 from pipeline.report.display_cells import Cell, DisplayTable
@@ -70,14 +70,20 @@ def render_overview(answers: Mapping[str, Answers]) -> str:
     for question in dict.fromkeys(question for own in answers.values() for question, _ in own):
         said = [(name, dict(own)[question]) for name, own in answers.items() if question in dict(own)]
         found = [(name, sentence) for name, sentence in said if is_answered(sentence)]
-        lines = [wrap(f"{escape_markdown(name)}: {sentence}", "- ") for name, sentence in found]
-        parts.append(f"**{question}.**\n\n" + "\n".join(lines or [wrap(f"{said[0][1]}", "- ")]))
+        lines = [wrap(f"{escape_markdown(name)}: {escape_sentence(sentence)}", "- ") for name, sentence in found]
+        parts.append(f"**{question}.**\n\n" + "\n".join(lines or [wrap(escape_sentence(said[0][1]), "- ")]))
     return "\n\n".join(parts) + "\n"
 
 
 def render_answers(answers: Answers) -> str:
     """Return a paragraph for each question."""
-    return "\n\n".join(wrap(f"**{question}.** {sentence}") for question, sentence in answers)
+    return "\n\n".join(wrap(f"**{question}.** {escape_sentence(sentence)}") for question, sentence in answers)
+
+
+def escape_sentence(sentence: str) -> str:
+    """Return an answer with its commands as code and all other text escaped: it may hold text of a record."""
+    parts = sentence.split("`")
+    return "`".join(part if number % 2 else escape_markdown(part) for number, part in enumerate(parts))
 
 
 def render_coverage(collected: CollectedOutcomes) -> str:
@@ -160,10 +166,11 @@ def escape_start(line: str) -> str:
 
 def render_oom(rows: Sequence[Row]) -> str:
     """Return the list of points that ran out of memory."""
+    axes = [*NAMING_AXES, *varying_axes([row.axes for row in rows], (*NAMING_AXES, *EFFORT_AXES))]
     lines = []
     for row in rows:
         probe = f", probe of {row['max_steps']} steps" if row["max_steps"] else ""
-        where = f"{row['strategy']} on {row['num_gpus']}, batch_size_per_gpu {row['batch_size_per_gpu']}"
+        where = describe_point(row.axes, [axis for axis in row.axes if axis in axes])
         lines.append(wrap(f"{where}{probe}: OOM ({escape_markdown(row['reason'])})", "- "))
     return "\n\n".join(["## Out of memory", "\n".join(lines)])
 

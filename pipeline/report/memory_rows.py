@@ -11,20 +11,23 @@ from pipeline.report.row_types import MemoryRow, make_row
 
 MAX_ELEMENTS = 2**31  # of an activation; a convolution over more elements is split
 LARGEST_ACTIVATION = {"resnet18": 64 * 32 * 32}  # elements for each image
-COUNTS = (
-    *("largest_batch_size_per_gpu", "smallest_failing_batch_size_per_gpu", "predicted_batch_size_per_gpu"),
-    *("num_trials", "num_ooms"),
-)
+BATCH_SIZES = ("largest_batch_size_per_gpu", "smallest_failing_batch_size_per_gpu")
+COUNTS = ("predicted_batch_size_per_gpu", "num_trials", "num_ooms")  # rounded down
 
 
 def memory_row(point: PooledPoint) -> MemoryRow:
-    """Return the row of a point's search: medians over its repeats. Counts are rounded down, to the safe side."""
+    """Return the row of a point's search: medians over its repeats. Of the two batch sizes it has the smallest.
+
+    A batch that one search found too large is not said to fit.
+    """
     searches = [record.measurement.memory_search for record in point.ok_records if record.measurement]
     found = [search for search in searches if search is not None]
     by_search = [search_figures(search) for search in found]
     medians = {key: median_of_known(figures[key] for figures in by_search) for key in MemoryRow.__annotations__}
     counts = {key: int(value) for key in COUNTS if (value := medians[key]) is not None}
-    return make_row(MemoryRow, point, **(medians | counts), notes=memory_notes(point, found))
+    sizes = {key: [int(value) for figures in by_search if (value := figures[key]) is not None] for key in BATCH_SIZES}
+    smallest = {key: min(values) for key, values in sizes.items() if values}
+    return make_row(MemoryRow, point, **(medians | counts | smallest), notes=memory_notes(point, found))
 
 
 def search_figures(search: MemorySearch) -> dict[str, float | None]:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pipeline.analysis.notes import Note
-from pipeline.system.errors import shorten_list
+from pipeline.system.errors import pluralize, shorten_list
 
 MAX_LISTED_VALUES = 3
 MAX_VALUE_CHARS = 40
@@ -48,8 +48,8 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "other_node": "{what} from another node ({theirs:short} against {ours:short})",
     "other_boot": "{what} from another boot of its node",
     "other_gpu": "{what} ran on another GPU of the same model",
-    "shared_node": "shared its node with {others} of this experiment while it ran",
-    "other_shared_node": "{what} shared its node with {others} of this experiment while it ran",
+    "shared_node": "shared its node with {others:points} of this experiment while it ran",
+    "other_shared_node": "{what} shared its node with {others:points} of this experiment while it ran",
     # epoch times and their intervals
     "probe_fits": "probe of {steps} steps: it fits, and has no epoch time",
     "epochs_cut": "epochs end after {steps} of {full} steps: no epoch time",
@@ -58,7 +58,9 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "parts_deviate": "the parts of an epoch add up to {share:,.1%} of its time",
     "too_few_values": "an interval needs {needed} windows or repeats, got {found}",
     "too_few_windows": "an interval needs {needed} windows, got {found}",
-    "windows_pooled": "interval over the windows of {repeats} repeats together",
+    "windows_pooled": (
+        "interval over the windows of {repeats} repeats together: too narrow if repeats differ more than their windows"
+    ),
     "drifted": "{what:figures} drifted by {drift:+.1%} during the measurement: its interval is too narrow",
     "drifted_in_repeats": (
         "{what:figures} drifted by {drift:+.1%} during the measurement in {count} of {repeats} repeats: "
@@ -87,7 +89,9 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "baseline_untimed": "no baseline: {strategy} on 1 GPU is {status}",
     "of_baseline": "baseline: {note}",
     "no_difference": "no difference from the baseline: 1 lies inside the interval",
+    "baseline_runs": "baseline: n = {n}, so the interval of the speed-up is not between runs alone",
     "superlinear": "efficiency above 1: noise, a slow baseline, or a difference other than the number of GPUs",
+    "subtraction_is_noise": "0 lies inside the interval of T(N) - T(1)/N: subtraction shows no communication",
     "subtraction_fails": "T(N) <= T(1)/N: subtraction cannot show the communication",
     "serial_fraction_above_1": "Karp-Flatt above 1: slower than one GPU, so the loss is overhead, not a serial part",
     "bandwidth_above_link": (
@@ -97,6 +101,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     # communication
     "exposure_is_noise": "exposed communication is not larger than the noise",
     "measured_exposure_is_noise": "measured exposed communication is not larger than its noise",
+    "exposure_may_be_zero": "0 lies inside the interval of exposed communication",
     "exposure_negative": "DDP was faster than DDP with the no-op hook; the records do not say why",
     "exposure_drifted": "exposed communication went from {before_us:.0f} to {after_us:.0f} us during the measurement",
     "launch_exposed": "more time is exposed than the transfer takes: the rest is the host's time to launch collectives",
@@ -120,7 +125,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
 }
 """Templates by kind. `{name:list}` joins all values, `{name:short}` the first few, each cut to a few characters.
 
-`{name:figures}` joins the names of figures.
+`{name:figures}` joins the names of figures, `{name:points}` counts other points.
 """
 
 
@@ -138,6 +143,8 @@ class NoteFormatter(string.Formatter):
             return ", ".join(self.words.get(key, key) for key in ([value] if isinstance(value, str) else value))
         if format_spec == "short":
             return shorten_values(value)
+        if format_spec == "points":
+            return pluralize(value, "other point")
         if isinstance(value, Note):
             return render_note(value, self.words)
         return str(super().format_field(value, format_spec))

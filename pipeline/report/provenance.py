@@ -7,6 +7,7 @@ from pipeline.experiment.record import Environment, Record
 from pipeline.report.columns import NOT_STATED
 from pipeline.system.errors import pluralize
 
+RESULTS = ("ok", "oom")
 VERSIONS = {"torch": "torch", "NCCL": "nccl", "driver": "driver", "commit": "git_commit", "source": "source_digest"}
 LISTED = {
     "CPU": "cpu",
@@ -24,8 +25,11 @@ MAX_DIGITS = {"git_commit": 20, "source_digest": 12}  # of a digest in the sente
 
 
 def describe_provenance(records: Iterable[Record]) -> str:
-    """Return the sentence: training, hardware, precision and versions of the ok records, with all values that occur."""
-    found = [record for record in records if record.status == "ok"]
+    """Return the sentence: training, hardware, precision and versions of the records that are a result.
+
+    It names all values that occur.
+    """
+    found = [record for record in records if record.status in RESULTS]
     if not found:
         return "From no record: nothing was measured."
     count = f"From {pluralize(len(found), 'record')}"
@@ -60,8 +64,8 @@ def describe_versions(environments: Sequence[Environment]) -> str:
 
 
 def list_provenance(records: Iterable[Record]) -> dict[str, str]:
-    """Return training, hardware, precision and versions of the ok records by label, with all values that occur."""
-    found = [record for record in records if record.status == "ok"]
+    """Return the same facts by label."""
+    found = [record for record in records if record.status in RESULTS]
     places = environments_of(found)
     used = (record.measurement.precision_used for record in found if record.measurement)
     stated = {

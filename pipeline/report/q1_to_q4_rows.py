@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.analysis import formulas, loader
-from pipeline.analysis.energy import energy_figures, energy_notes, host_cpu_share_of
+from pipeline.analysis.energy import clock_notes, energy_figures, energy_notes, host_cpu_share_of
 from pipeline.analysis.exposed_communication import communications_of, exposed_time, is_within_noise
 from pipeline.analysis.intervals import MedianTime
 from pipeline.analysis.notes import Note, make_note
@@ -86,7 +86,8 @@ def q3_row(
     time_s, num_gpus = point.median_epoch_time_s, point.spec.num_gpus
     num_steps = point.spec.full_steps_per_epoch if point.spec.is_whole_epoch else None
     compute_s = comm_s = bandwidth = num_bytes = None
-    notes = [*loader.loader_notes(point), *baseline.notes]
+    ends_s: tuple[float, float] | None = None
+    notes = [*loader.loader_notes(point), *baseline.notes, *clock_notes(point)]
     measurement = point.ok_records[0].measurement if point.ok_records else None
     if measurement and num_steps is not None:
         num_bytes = round(num_steps * formulas.ring_bytes_per_step(measurement.gradient_bytes, num_gpus))
@@ -95,6 +96,8 @@ def q3_row(
         comm_s = formulas.comm_time_subtraction_s(baseline.time_s, time_s, num_gpus)
         if comm_s is None:
             notes.append(make_note("subtraction_fails"))
+        elif ends_s := subtraction_ends_s(point, baseline):
+            notes += [make_note("subtraction_is_noise")] if ends_s[0] <= 0 else []
     if comm_s is not None and num_bytes is not None:
         bandwidth = formulas.bandwidth_gb_s(num_bytes, comm_s)
         if point.spec.strategy == "dp":
@@ -109,6 +112,8 @@ def q3_row(
         epoch_time_s=time_s,
         compute_time_subtraction_s=compute_s,
         comm_time_subtraction_s=comm_s,
+        comm_time_subtraction_low_s=ends_s[0] if ends_s else None,
+        comm_time_subtraction_high_s=ends_s[1] if ends_s else None,
         steps_per_epoch=num_steps,
         ring_bytes_per_epoch=num_bytes,
         bandwidth_subtraction_gb_s=bandwidth,
@@ -116,6 +121,16 @@ def q3_row(
         baseline=baseline.point.spec.strategy if baseline.point else None,
         notes=notes + exposed_notes,
     )
+
+
+def subtraction_ends_s(point: PooledPoint, baseline: Baseline) -> tuple[float, float] | None:
+    """Return the ends of the interval of T(N) - T(1)/N, from those of both times; None if one has no interval."""
+    many = point.epoch_time.interval if point.epoch_time else None
+    one = baseline.point.epoch_time.interval if baseline.point and baseline.point.epoch_time else None
+    if many is None or one is None:
+        return None
+    num_gpus = point.spec.num_gpus
+    return many.low - one.high / num_gpus, many.high - one.low / num_gpus
 
 
 def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tuple[MedianTime | None, list[Note]]:

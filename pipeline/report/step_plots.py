@@ -111,7 +111,7 @@ def measured_steps(source: PlotSource) -> Steps:
 
 
 def dataparallel_steps(source: PlotSource) -> Steps:
-    """Return DataParallel's steps. Devices are synchronized after each part, so the parts last longer than the step."""
+    """Return DataParallel's steps. Devices are synchronized after each part, so their sum differs from the step."""
     keys = {part: f"{part.replace(' ', '_')}_time_s" for part in SPLIT_STYLES}
     rows = [row for row in source.rows["split"] if all(row[key] is not None for key in keys.values())]
     return [(row, {part: row[key] for part, key in keys.items()}) for row in rows]

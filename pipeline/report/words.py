@@ -19,7 +19,10 @@ INTRODUCTION = """
 Reports show a figure under a heading with its unit. CSV and JSON have it under its key, in the unit of the key: times
 in seconds, fractions from 0 to 1, sizes in bytes. `python -m pipeline.collect outputs/ --columns all` prints tables
 with every key. Times are medians over the timed windows, on the slowest rank. An empty cell means that the figure is
-not known; the notes of the row say why. From here on the page is written by `make words`.
+not known; the notes of the row say why.
+
+`X_low` and `X_high` (of a time `X_low_s` and `X_high_s`) are the ends of the interval of X. Of an accuracy or a time to
+target over two to five seeds they are the lowest and the highest. From here on the page is written by `make words`.
 """
 
 
@@ -29,12 +32,13 @@ def render_words(page: str) -> str:
     headings["n"].append("n")
     for definition in TABLE_DEFINITIONS:
         for figure in definition.figures:
-            for key in filter(None, (figure.key, figure.over, figure.low, figure.high)):
+            for key in filter(None, (figure.key, figure.low, figure.high)):
                 if figure.heading not in headings[key]:
                     headings[key].append(figure.heading)
     by_hand = page.partition(MARKER)[0] + MARKER
     parts = [by_hand, INTRODUCTION, "## Axes\n", *table(AXIS_COLUMNS, headings), "\n## Figures\n"]
-    return "\n".join([*parts, *table(COLUMNS.values(), headings)]) + "\n"
+    figures = (column for column in COLUMNS.values() if not column.is_end)
+    return "\n".join([*parts, *table(figures, headings)]) + "\n"
 
 
 def table(columns: Iterable[Column], headings: dict[str, list[str]]) -> list[str]:
@@ -42,7 +46,8 @@ def table(columns: Iterable[Column], headings: dict[str, list[str]]) -> list[str
     lines = ["| key | unit | headings in reports | meaning |", "| :--- | :--- | :--- | :--- |"]
     for column in columns:
         shown = "; ".join(headings[column.key])
-        lines.append(f"| `{column.key}` | {column.unit or '-'} | {shown or '-'} | {column.meaning} |")
+        meaning = column.meaning.replace("|", "\\|")
+        lines.append(f"| `{column.key}` | {column.unit or '-'} | {shown or '-'} | {meaning} |")
     return lines
 
 

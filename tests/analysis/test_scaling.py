@@ -34,8 +34,8 @@ def timed(
     return make_record(point, [time_s] * point.epochs, environment=Environment(**facts or {}))
 
 
-def windowed(times_s: Sequence[float], batch_size_per_gpu: int, num_gpus: int = 1) -> Record:
-    spec = timed(1, batch_size_per_gpu, num_gpus, **WINDOWS).spec
+def windowed(times_s: Sequence[float], batch_size_per_gpu: int, num_gpus: int = 1, **fields: Any) -> Record:
+    spec = timed(1, batch_size_per_gpu, num_gpus, **WINDOWS, **fields).spec
     return make_record(spec, (90.0, *times_s))
 
 
@@ -169,6 +169,24 @@ def test_a_difference_inside_the_noise_is_said() -> None:
     *_, row = rows_of("weak", one, two)
     assert row["speedup_low"] < 1 < row["speedup"] < row["speedup_high"]
     assert_says(row["note"], "no difference from the baseline", "interval")
+
+
+@pytest.mark.parametrize(("two_gpus_s", "is_said"), [(4.995, False), (4.7, True)])
+def test_an_efficiency_above_1_is_said_only_if_its_whole_interval_is_above(two_gpus_s: float, is_said: bool) -> None:
+    ten_percent = (0.99, 1.0, 1.01, 1.0, 0.99, 1.01)
+    one, two = (windowed([share * time_s for share in ten_percent], 128, n) for n, time_s in ((1, 10), (2, two_gpus_s)))
+    *_, row = rows_of("weak", one, two)
+    assert row["speedup"] > 2
+    assert ("efficiency above 1" in (row["note"] or "")) is is_said
+
+
+def test_an_interval_that_is_not_between_runs_alone_is_said() -> None:
+    runs = [
+        windowed([time_s] * 6, 128, 2, repeat=number) for number, time_s in enumerate((4.0, 4.1, 4.2, 4.3, 4.4, 4.5))
+    ]
+    *_, row = rows_of("weak", windowed((8.0, 8.1, 8.2, 8.3, 8.4, 8.5), 128), *runs)
+    assert (row["interval_over"], row["n"]) == ("repeats", 6)
+    assert_says(row["note"], "baseline: n = 1, so the interval of the speed-up is not between runs alone")
 
 
 def test_a_point_with_an_interval_and_a_baseline_without_has_no_interval_of_the_speedup() -> None:

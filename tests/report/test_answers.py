@@ -1,5 +1,6 @@
 """The answers in words; figures that cannot be are printed with the reason, and no answer uses them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -217,11 +218,15 @@ def test_a_process_on_the_cpu_is_called_no_gpu() -> None:
     ("name", "question", "said"),
     [
         ("h200x4/scaling", "Q2", "n = 1 run, baseline shared its node)"),
-        ("h200x2/graph", "Q2", "n = 1 run, drifted by +0.1 %, throttled)"),
+        ("h200x2/graph", "Q2", "n = 1 run, drifted by +0.1 %, throttled, baseline throttled)"),
         ("h200x2/intervals", "Q2", "n = 1 run, baseline on another GPU)"),
         ("h200x2/communication", "Q3", "0.2 % (interval 0.0 to 0.3 % within one run"),
-        ("h200x2/communication", "Q3", "In 3 other points they take no more than the noise."),
-        ("h200x2/batchnorm", "Q3", "take no more time than the noise: -1.0 % (interval -5.8 to 2.9 %"),
+        (
+            "h200x2/communication",
+            "Q3",
+            "In 3 other points they take no more time than the noise, up to 13.5 % of the step.",
+        ),
+        ("h200x2/batchnorm", "Q3", "hide take no more time than the noise, up to 27.7 % of the step."),
         ("h200x2/q4", "Q4", "Of 4 sets of remedies 1 has a result: linear_scaling at rate 12.8 gives 9.2 %"),
         ("h200x4/q4", "Q4", "With warmup it is 13.2 %, n = 1 run. But 5 epochs and 1 run cannot show"),
         ("h100x2/q4-study", "Q4", "21.5 s of training (21.5 to 22.3 s, n = 6 runs, shared its node, throttled)"),
@@ -234,6 +239,73 @@ def test_a_process_on_the_cpu_is_called_no_gpu() -> None:
 )
 def test_an_answer_says_what_weakens_it(name: str, question: str, said: str) -> None:
     assert_says(published_answers(name)[question], said)
+
+
+def windowed(times_s: Sequence[float], batch_size_per_gpu: int, num_gpus: int = 1, **fields: Any) -> Record:
+    """A record of six timed epochs."""
+    strategy = "single" if num_gpus == 1 else "ddp"
+    axes = {"strategy": strategy, "num_gpus": num_gpus, "batch_size_per_gpu": batch_size_per_gpu, **fields}
+    return make_record(make_spec(windows=6, epochs=7, **axes), (9.0, *times_s), environment=H200)
+
+
+NOISY = (0.95, 0.97, 0.99, 1.01, 1.03, 1.05)
+
+
+def test_a_batch_size_that_is_not_shown_to_be_slower_is_named() -> None:
+    found = [
+        windowed([factor * share for share in NOISY], size) for size, factor in ((128, 1.5), (512, 1.0), (2048, 1.01))
+    ]
+    assert_says(answers_of(*found)["Q1"], "fastest at 512", "It is not shown to be faster than 2,048.")
+
+
+def test_a_speed_up_that_may_be_none_is_said() -> None:
+    found = [windowed(NOISY, 128), windowed([0.98 * share for share in NOISY], 128, 2)]
+    assert_says(answers_of(*found)["Q2"], "1.02 times as fast as one", "no difference is shown")
+
+
+@pytest.mark.parametrize(("two_gpus_s", "is_said"), [(0.504, False), (0.9, True)])
+def test_subtraction_inside_its_noise_is_no_answer(two_gpus_s: float, is_said: bool) -> None:
+    found = [windowed(NOISY, 128), windowed([two_gpus_s * share for share in NOISY], 128, 2)]
+    (row,) = build(*found).Q3
+    assert row.comm_time_subtraction_low_s == pytest.approx(two_gpus_s * 0.95 - 1.05 / 2)
+    assert row.comm_time_subtraction_high_s == pytest.approx(two_gpus_s * 1.05 - 0.95 / 2)
+    assert ("0 lies inside the interval of T(N) - T(1)/N" in (row["note"] or "")) is not is_said
+    assert is_fit_for_answer(row, "bandwidth_subtraction_gb_s") is is_said
+    assert answers_of(*found)["Q3"].startswith("Not measured here. Subtraction says") is is_said
+
+
+def test_the_row_of_a_subtraction_is_named_with_its_gpus() -> None:
+    found = [timed(10, 128), timed(6, 128, 2), timed(4, 128, 4)]
+    assert_says(answers_of(*found)["Q3"], "(ddp 4 GPUs, 128 per GPU")
+
+
+def test_exposed_communication_that_may_be_none_is_said() -> None:
+    exposed = measured(-30, 10, 30, 40, 60, 90)
+    answer = answers_of(make_communication_record(point(), exposed))["Q3"]
+    assert_says(answer, "35 us of a step", "0 lies inside the interval")
+
+
+def test_ddp_faster_than_without_all_reduces_is_not_called_noise() -> None:
+    exposed = measured(-61, -61, -61, -61, -61, -61)
+    answer = answers_of(make_communication_record(point(), exposed))["Q3"]
+    assert_says(answer, "DDP was faster than DDP without all-reduces")
+    assert "noise" not in answer
+
+
+def test_points_without_a_result_are_to_be_submitted_again() -> None:
+    answers = answers_of(missing=[ONE, TWO])
+    assert_says(answers["Q1"], "Not answered yet", "run the same submit command again")
+    assert_says(answers["Q2"], "Not answered yet", "run the same submit command again")
+
+
+def test_the_batch_that_fits_is_alike_the_one_that_does_not() -> None:
+    found = [
+        make_record(make_spec(batch_size_per_gpu=2048, precision="fp32"), status="oom"),
+        make_record(make_spec(batch_size_per_gpu=1024, precision="bf16")),
+        make_record(make_spec(batch_size_per_gpu=512, precision="fp32")),
+    ]
+    answer = answers_of(*found)["Q1"]
+    assert_says(answer, "2,048 is the first that runs out of memory (fp32); 512 fit.")
 
 
 @pytest.mark.parametrize("kind", WEAKENING_NOTES)

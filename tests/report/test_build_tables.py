@@ -485,6 +485,11 @@ def test_throttling_in_the_timed_epoch_is_said_in_the_row() -> None:
     tables = build(*found)
     for rows in (tables.Q1, tables.Q2):
         assert "throttled: hw_thermal_slowdown, sw_power_cap" in rows[0]["note"].split("; ")
+    two = make_record(ddp(2), (9, 1))
+    (scaled,) = [row for row in build(found[0], two).Q2 if row["num_gpus"] == 2 and row.scaling == "weak"]
+    assert scaled["note"] == "baseline: throttled: sw_power_cap"
+    (subtracted,) = build(found[0], two).Q3
+    assert "baseline: throttled: sw_power_cap" in subtracted["note"].split("; ")
     record = found[0]
     assert record.telemetry is not None
     windows = [window for window in record.telemetry.gpus if window.epoch == 1]

@@ -209,6 +209,18 @@ def test_notes_that_differ_in_numbers_only_are_one_footnote() -> None:
     assert [row["note"] for row in table_of(text, "Q1")] == ["1", "1", ""]
 
 
+def test_notes_that_differ_in_names_or_versions_are_footnotes_of_their_own() -> None:
+    reasons = ("rank 0: exit code 1", "rank 3: exit code 137")
+    found = [
+        make_record(make_spec(batch_size_per_gpu=32 * 2**number), status="failed", reason=reason)
+        for number, reason in enumerate(reasons)
+    ]
+    text = report(*found, make_record(make_spec(batch_size_per_gpu=1024)))
+    assert [row["note"] for row in table_of(text, "Q1")] == ["1", "2", ""]
+    for number, reason in enumerate(reasons, 1):
+        assert f"{number}. {reason}" in text
+
+
 @pytest.mark.parametrize(
     ("texts", "merged"),
     [

@@ -132,7 +132,17 @@ def test_a_point_without_a_time_says_its_state_in_the_cell_of_the_time(status: A
 def test_an_oom_is_listed_with_the_probe_that_found_it() -> None:
     spec = make_spec(batch_size_per_gpu=65_536, input="synthetic", epochs=1, max_steps=3)
     text = report(make_record(spec, status="oom", reason="out of GPU memory"))
-    assert "- single on 1, batch_size_per_gpu 65536, probe of 3 steps: OOM (out of GPU memory)" in text
+    assert "- single 1 GPU, 65,536 per GPU, probe of 3 steps: OOM (out of GPU memory)" in text
+    assert "From 1 record of resnet18" in text, "an experiment that only runs out of memory has a source too"
+
+
+def test_points_out_of_memory_are_told_apart() -> None:
+    found = [make_record(make_spec(precision=name), status="oom", reason="full") for name in ("fp32", "bf16")]
+    listed = report(*found).split("## Out of memory")[1]
+    assert [line for line in listed.splitlines() if line] == [
+        "- single 1 GPU, 128 per GPU, fp32: OOM (full)",
+        "- single 1 GPU, 128 per GPU, bf16: OOM (full)",
+    ]
 
 
 def test_a_loss_that_diverged_is_printed_as_such() -> None:
