@@ -160,16 +160,25 @@ class Plot(NamedTuple):
 
 
 def group_series(
-    rows: Sequence[FlatRow], x_axis: str, without: Sequence[str] = (), first: Sequence[str] = ()
+    rows: Sequence[FlatRow], x_axis: str, without: Sequence[str] = (), first: Sequence[str] = (), panel: str = ""
 ) -> dict[str, list[FlatRow]]:
     """Group rows into series, by label. A label states the keys `first`, then the axes in which the rows differ.
 
-    It leaves out x, the axes in `without` and EFFORT_AXES.
+    It leaves out x, the axes in `without` and `panel`, which gives each of its values a panel. It leaves out
+    EFFORT_AXES unless rows of one label would share an x in a panel.
     """
-    axes = [*first, *varying_axes(rows, without=(x_axis, *without, *first, *EFFORT_AXES))]
-    groups: dict[str, list[FlatRow]] = defaultdict(list)
-    for row in rows:
-        groups[describe_point(row, axes)].append(row)
+
+    def position(row: FlatRow) -> tuple[Any, Any]:
+        return row[x_axis], row.get(panel)
+
+    groups: dict[str, list[FlatRow]] = {}
+    for effort in (EFFORT_AXES, ()):
+        axes = [*first, *varying_axes(rows, without=(x_axis, panel, *without, *first, *effort))]
+        groups = defaultdict(list)
+        for row in rows:
+            groups[describe_point(row, axes)].append(row)
+        if all(len(set(map(position, members))) == len(members) for members in groups.values()):
+            break
     return groups
 
 

@@ -50,31 +50,34 @@ def speedup_plots(source: PlotSource) -> Iterator[Plot]:
     ):
         scaled = [row for row in rows if row["scaling"] == scaling]
         if scaled:
-            panels = speedup_panels(scaled, batch, fixed)
-            number = len({row[batch] for row in scaled})
-            note = note_on_number(number, MAX_SERIES, "batch sizes") if panels[0].x_label == "GPUs" else ""
+            panels, num_series = speedup_panels(scaled, batch, fixed)
+            note = note_on_number(num_series, MAX_SERIES, "series")
             yield Plot(name, "Q2", f"Speed-up over one GPU, {scaling} scaling: {fixed} stay fixed", panels, note)
 
 
-def speedup_panels(rows: Sequence[FlatRow], batch: str, fixed: str) -> tuple[LinePanel, ...]:
-    """Return speed-up against GPUs, a panel for each strategy; with one number of GPUs against the batch size."""
+def speedup_panels(rows: Sequence[FlatRow], batch: str, fixed: str) -> tuple[tuple[LinePanel, ...], int]:
+    """Return speed-up against GPUs, a panel for each strategy; with one number of GPUs against the batch size.
+
+    Return the number of series too, also of those that a panel has no room for.
+    """
     counts = {row["num_gpus"] for row in rows}
     interval = ("speedup", *interval_keys("speedup"))
     if len(counts) == 1:
         groups = group_series(rows, batch, without=("batch_size_per_gpu",), first=("strategy",))
         strategies = {row["strategy"] for row in rows}
         title = f"Speed-up {f'of {min(strategies)} ' if len(strategies) == 1 else ''}on {max(counts)} GPUs"
-        return (LinePanel(title, fixed, make_series(groups, batch, *interval), ideal=lambda _: max(counts)),)
+        panel = LinePanel(title, fixed, make_series(groups, batch, *interval), ideal=lambda _: max(counts))
+        return (panel,), len(groups)
     sizes = sorted(rows, key=lambda row: row[batch])
+    groups = group_series(sizes, "num_gpus", without=("batch_size_per_gpu",), first=(batch,), panel="strategy")
     panels = []
     for strategy in sorted({row["strategy"] for row in rows}):
-        groups = group_series(sizes, "num_gpus", without=("batch_size_per_gpu", "strategy"), first=(batch,))
         chosen = {label: [row for row in group if row["strategy"] == strategy] for label, group in groups.items()}
         lines = [
             line._replace(points=(Point(1, 1), *line.points)) for line in make_series(chosen, "num_gpus", *interval)
         ]
         panels.append(LinePanel(f"Speed-up of {strategy}", "GPUs", tuple(lines), "linear", ideal=float))
-    return tuple(panels)
+    return tuple(panels), len(groups)
 
 
 def bandwidth_plots(source: PlotSource) -> Iterator[Plot]:

@@ -56,6 +56,30 @@ def test_q2_shows_a_line_from_one_gpu_for_each_batch_size() -> None:
     assert panel.ideal(4) == 4
 
 
+def test_a_point_on_two_nodes_is_a_line_of_its_own() -> None:
+    four = [
+        timed_record(make_spec(strategy="ddp", num_gpus=4, batch_size_per_gpu=128, num_nodes=nodes), 5 / speedup)
+        for nodes, speedup in ((1, 3.6), (2, 2.1))
+    ]
+    panel = line_panel(plots_of(*batch_records(), *four)["q2"])
+    assert {line.label: line.points[-1].y for line in panel.series} == {
+        "ddp, 1 node": pytest.approx(3.6),
+        "ddp, 2 nodes": pytest.approx(2.1),
+    }
+
+
+def test_the_series_that_a_plot_of_speed_ups_has_no_room_for_are_counted() -> None:
+    found = []
+    for number in range(5):
+        for images in ("dataloader", "synthetic"):
+            spec = make_spec(batch_size_per_gpu=32 * 2**number, input=images)
+            many = [msgspec.structs.replace(spec, strategy="ddp", num_gpus=count) for count in (2, 4)]
+            found += [timed_record(point, 8 / point.num_gpus) for point in (spec, *many)]
+    plot = plots_of(*found)["q2"]
+    assert len(line_panel(plot).series) == MAX_SERIES
+    assert plot.note == "8 of 10 series are shown."
+
+
 def test_q2_with_one_number_of_gpus_stands_against_the_batch_size() -> None:
     panel = line_panel(plots_of(*batch_records(), *scaling_records(counts=(2,)))["q2"])
     assert [point.x for point in panel.series[0].points] == [32, 128, 512]
