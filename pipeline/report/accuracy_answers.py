@@ -7,7 +7,7 @@ from pipeline.analysis.intervals import min_values
 from pipeline.experiment.axis_groups import TARGET_MAY_DIFFER
 from pipeline.experiment.point_label import ALL_REMEDIES, describe_axis, describe_point, format_figure, varying_axes
 from pipeline.experiment.spec import REMEDIES
-from pipeline.report.answer_words import RUN, SUBMIT_AGAIN, between, not_answered, percent, weakness_of
+from pipeline.report.answer_words import PART, RUN, SUBMIT_AGAIN, between, not_answered, percent, weakness_of
 from pipeline.report.row_types import Int8Row, TimeToTargetRow
 from pipeline.report.time_to_target_rows import main_study
 from pipeline.system.errors import pluralize
@@ -52,9 +52,9 @@ def answer_for_study(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow) ->
     is_few, is_short = runs < MIN_RUNS, large.epochs < MIN_EPOCHS
     if is_few or is_short:
         what = " and ".join([epochs] * is_short + [pluralize(runs, "run")] * is_few)
-        return f"{' '.join(said)} But {what} cannot show whether a remedy helps: {RUN.format('q4-study')}."
+        return f"{PART.join(said)} But {what} cannot show whether a remedy helps: {RUN.format('q4-study')}."
     said += [describe_largest_mended(larger, small, large), describe_soonest(rows, small)]
-    return " ".join(filter(None, said))
+    return PART.join(filter(None, said))
 
 
 def large_batch(larger: Sequence[TimeToTargetRow]) -> TimeToTargetRow | None:

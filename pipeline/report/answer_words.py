@@ -26,6 +26,7 @@ WEAKENING_NOTES = {
 }
 """Kind of note -> the words for it in an answer."""
 
+PART = "\n"  # between the parts of a long answer, of which a report makes a list
 SUBMIT_AGAIN = "run the same submit command again"  # the cure where points have no result
 RUN = "run `python -m pipeline.submit --grid {}`"  # the cure in a sentence; {} is a grid
 

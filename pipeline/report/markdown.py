@@ -5,11 +5,14 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from unittest import mock
 
+import msgspec
 import tabulate
 
+from pipeline.analysis.pooling import group_pairs
 from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.experiment.outcomes import CollectedOutcomes, PointOutcome
 from pipeline.experiment.point_label import EFFORT_AXES, NAMING_AXES, describe_point, point_labels, varying_axes
+from pipeline.report.answer_words import PART
 from pipeline.report.answers import Answers, answer_questions, is_answered
 from pipeline.report.build_tables import Tables
 from pipeline.report.display_cells import Cell, DisplayTable
@@ -68,16 +71,21 @@ def render_overview(answers: Mapping[str, Answers]) -> str:
     """Return what each of several experiments answers, by question."""
     parts = ["# Answers"]
     for question in dict.fromkeys(question for own in answers.values() for question, _ in own):
-        said = [(name, dict(own)[question]) for name, own in answers.items() if question in dict(own)]
-        found = [(name, sentence) for name, sentence in said if is_answered(sentence)]
-        lines = [wrap(f"{escape_markdown(name)}: {escape_sentence(sentence)}", "- ") for name, sentence in found]
-        parts.append(f"**{question}.**\n\n" + "\n".join(lines or [wrap(escape_sentence(said[0][1]), "- ")]))
+        said = {name: dict(own)[question] for name, own in answers.items() if question in dict(own)}
+        lines = {name: escape_sentence(sentence.replace(PART, " ")) for name, sentence in said.items()}
+        found = [f"{escape_markdown(name)}: {lines[name]}" for name in said if is_answered(said[name])]
+        parts.append(f"**{question}.**\n\n" + "\n".join(wrap(line, "- ") for line in found or [*lines.values()][:1]))
     return "\n\n".join(parts) + "\n"
 
 
 def render_answers(answers: Answers) -> str:
-    """Return a paragraph for each question."""
-    return "\n\n".join(wrap(f"**{question}.** {escape_sentence(sentence)}") for question, sentence in answers)
+    """Return a paragraph for each question; the further parts of a long answer are a list below it."""
+    paragraphs = []
+    for question, sentence in answers:
+        first, *others = map(escape_sentence, sentence.split(PART))
+        paragraphs.append(wrap(f"**{question}.** {first}"))
+        paragraphs += ["\n".join(wrap(part, "- ") for part in others)] if others else []
+    return "\n\n".join(paragraphs)
 
 
 def escape_sentence(sentence: str) -> str:
@@ -96,18 +104,32 @@ def render_coverage(collected: CollectedOutcomes) -> str:
     counts = {word: getattr(coverage, word) for word in ("superseded", "duplicate", "foreign")}
     if unused := [f"{number:,} {word}" for word, number in counts.items() if number]:
         line += f" Record files that are not used: {', '.join(unused)}."
-    lost = [outcome for outcome in collected.outcomes if outcome.status not in ("ok", "oom")]
-    labels = point_labels([outcome.spec for outcome in collected.outcomes]) if lost else {}
-    gaps = [describe_gap(outcome, labels) for outcome in lost[:MAX_GAPS]]
-    if len(lost) > MAX_GAPS:
-        gaps.append(f"- and {len(lost) - MAX_GAPS:,} more; `python -m pipeline.status` of this folder lists them")
+    gaps = list_gaps(collected.outcomes)
     return "\n\n".join([wrap(line), *(["\n".join(gaps)] if gaps else [])])
 
 
-def describe_gap(outcome: PointOutcome, labels: Mapping[str, str]) -> str:
-    """Return the line of a point without a result: its name, why, and the run id for `--only`."""
-    run_id = outcome.spec.run_id()
-    return wrap(f"{labels[run_id]}: {outcome.status}, {escape_markdown(outcome.reason)} ({run_id})", "- ")
+def list_gaps(outcomes: Sequence[PointOutcome]) -> list[str]:
+    """Return a line for each point without a result: its name, why, and the run id for `--only`.
+
+    Repeats and seeds of a point that lack a result for the same reason are one line.
+    """
+    lost = [outcome for outcome in outcomes if outcome.status not in ("ok", "oom")]
+    if not lost:
+        return []
+    points = {outcome.spec: msgspec.structs.replace(outcome.spec, repeat=0, seed=0) for outcome in outcomes}
+    labels = point_labels(list(dict.fromkeys(points.values())))
+    alike = group_pairs(((points[outcome.spec].run_id(), outcome.status, outcome.reason), outcome) for outcome in lost)
+    gaps = [describe_gap(labels[run_id], group) for (run_id, _, _), group in alike.items()]
+    if len(gaps) > MAX_GAPS:
+        more = f"- and {len(gaps) - MAX_GAPS:,} more; `python -m pipeline.status` of this folder lists them"
+        gaps[MAX_GAPS:] = [more]
+    return gaps
+
+
+def describe_gap(label: str, outcomes: Sequence[PointOutcome]) -> str:
+    """Return the line of one point, of which these runs have no result."""
+    which = outcomes[0].spec.run_id() if len(outcomes) == 1 else f"{len(outcomes):,} runs"
+    return wrap(f"{label}: {outcomes[0].status}, {escape_markdown(outcomes[0].reason)} ({which})", "- ")
 
 
 def render_precision(tables: Tables) -> list[str]:

@@ -78,11 +78,22 @@ def scaled(scaling: Scaling, batch: str) -> Callable[[Rows], Rows]:
 
 
 def first_and_last_epochs(rows: Rows) -> Rows:
-    """Return the rows of each point's first and last epoch, in order."""
+    """Return the rows of each point's first and last epoch, in order; none if the points were timed alone.
+
+    Without a test, a remedy or a loss that diverged, a loss of the first epochs answers nothing.
+    """
+    if not any(map(is_about_learning, rows)):
+        return []
     by_point: dict[str, list[Row]] = {}
     for row in sort_rows(rows):
         by_point.setdefault(repr((row.axes, row["remedies"])), []).append(row)
     return [row for own in by_point.values() for row in own[:1] + own[1:][-1:]]
+
+
+def is_about_learning(row: Row) -> bool:
+    """True if the row has a test, remedies or a loss that diverged, or if it was stated elsewhere."""
+    tested = row["test_accuracy"] is not None or row["test_loss"] is not None
+    return tested or bool(row["remedies"]) or row["diverged_at_update"] is not None or row["training_time_s"] is None
 
 
 def never_reached(row: Row) -> str:
@@ -174,8 +185,7 @@ TABLE_DEFINITIONS = (
             *SCALING[3:],
         ),
         "Strong scaling: the images a step stay the same, so each of N GPUs gets 1/N of them. Speed-up is against one "
-        "GPU with all of them. Karp-Flatt is the share of the work that seems to run on one GPU only; it cannot be one "
-        "below 0 or above 1.",
+        "GPU with all of them. Karp-Flatt estimates the serial share of the work; below 0 or above 1 it is no share.",
         scaled("strong", "global_batch_size"),
         hidden=("batch_size_per_gpu",),
     ),
@@ -325,8 +335,8 @@ TABLE_DEFINITIONS = (
             Figure("updates", "num_updates"),
             Figure("test loss", "test_loss"),
         ),
-        "Of each point the first and the last epoch. Loss and training accuracy are of augmented images, "
-        "during the epoch.",
+        "The table shows the first and the last epoch of each point. Loss and training accuracy are of augmented "
+        "images, during the epoch.",
         first_and_last_epochs,
     ),
     TableDefinition(
@@ -402,6 +412,7 @@ TABLE_DEFINITIONS = (
         "Hours from each launch to its record, times the GPUs allocated. The attempts that ended ok have two rows: "
         "their timed windows on the GPUs used (every epoch of a point that evaluates), and all else: start-up, "
         "warm-up, evaluation, unused GPUs.",
+        lambda rows: [row for row in rows if row["n"] or row.notes],
     ),
 )
 """Every table, in its order."""

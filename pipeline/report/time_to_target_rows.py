@@ -155,8 +155,9 @@ def efficiencies(
 
 def missing_notes(point: PooledPoint) -> list[Note]:
     """Return a note that names the seeds without a result, if the point has several."""
-    absent = [f"{outcome.spec.seed} ({outcome.status})" for outcome in point.outcomes if outcome.status != "ok"]
-    return [make_note("seeds_missing", seeds=absent)] if absent and len(point.outcomes) > 1 else []
+    absent = group_pairs((outcome.status, str(outcome.spec.seed)) for outcome in point.outcomes)
+    seeds = [f"{', '.join(absent[status])} ({status})" for status in absent if status != "ok"]
+    return [make_note("seeds_missing", seeds=seeds)] if seeds and len(point.outcomes) > 1 else []
 
 
 def equal_batch_notes(point: PooledPoint, study: Sequence[PooledPoint]) -> list[Note]:

@@ -16,7 +16,7 @@ from pipeline.experiment.spec import Precision, Spec
 from pipeline.report.build_tables import Tables
 from pipeline.report.display_cells import decimals_of, format_cell
 from pipeline.report.display_tables import MAX_WIDTH
-from pipeline.report.markdown import escape_markdown, render_coverage, render_precision, wrap
+from pipeline.report.markdown import escape_markdown, render_answers, render_coverage, render_precision, wrap
 from pipeline.report.provenance import describe_versions
 from pipeline.report.row_types import CommunicationRow, Q2Row, Row
 from pipeline.report.table_definitions import EFFICIENCY, EPOCH_TIME, INTERVAL, THROUGHPUT, Figure
@@ -230,6 +230,31 @@ def test_every_gap_is_listed_by_name_with_its_reason() -> None:
     text = " ".join(text.split())
     assert f"- single 1 GPU, 64 per GPU: failed, rank 0 was ended by SIGKILL ({failed.run_id()})" in text
     assert f"- single 1 GPU, 32 per GPU: missing, no record ({absent.run_id()})" in text
+
+
+def test_seeds_of_a_point_that_lack_a_result_for_one_reason_are_one_line() -> None:
+    absent = [make_spec(batch_size_per_gpu=64, seed=seed) for seed in range(3)]
+    failed = make_record(make_spec(batch_size_per_gpu=64, seed=3), status="failed", reason="rank 0 failed")
+    lines = report(make_record(), failed, missing=absent).splitlines()
+    assert "- single 1 GPU, 64 per GPU: missing, no record (3 runs)" in lines
+    assert f"- single 1 GPU, 64 per GPU: failed, rank 0 failed ({failed.run_id})" in " ".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_shown"),
+    [
+        ({"loss": 1.0, "accuracy": 0.5}, False),
+        ({"loss": 1.0, "test_accuracy": 0.5}, True),
+        ({"diverged_at_update": 3}, True),
+    ],
+)
+def test_points_that_were_timed_alone_have_no_table_of_losses(fields: dict[str, Any], is_shown: bool) -> None:
+    assert ("## Q4: loss and accuracy" in report(make_record(**fields))) is is_shown
+
+
+def test_the_parts_of_a_long_answer_are_a_list_and_its_text_is_escaped() -> None:
+    said = render_answers([("Q4", "First <b>.\nRun `a_b --c`.\nThen [x]."), ("Q1", "One.")])
+    assert said == "**Q4.** First \\<b\\>.\n\n- Run `a_b --c`.\n- Then \\[x\\].\n\n**Q1.** One."
 
 
 def test_files_that_are_not_used_are_counted_where_there_are_any() -> None:
