@@ -14,7 +14,6 @@ PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
 run: $(VENV)/.installed
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4
 	python -m pipeline.collect outputs/smoke
-	@echo "Report: outputs/smoke/report.html" >&2
 	@echo "Next:   python -m pipeline.submit --grid scaling --dry-run" >&2
 
 test: $(VENV)/.installed-test slurm browser

@@ -123,14 +123,17 @@ def main() -> int:
             continue
         if arguments.strict and found.collected.coverage.num_gaps:
             code = max(code, errors.EXIT_GAPS)
-        report = render_experiment(name, found.tables, found.collected, words=address_of_words(experiment))
+        words = address_of_words(experiment)
+        report = render_experiment(name, found.tables, found.collected, words=words)
         is_custom_view = arguments.format == "markdown" and options != DisplayOptions()
-        shown = render_experiment(name, found.tables, found.collected, options) if is_custom_view else report
+        shown = render_experiment(name, found.tables, found.collected, options, words) if is_custom_view else report
         title = name_source(name, found.collected)
         printed.append(Printed(name, title, found.answers, found.content, shown))
         if not arguments.no_write:
             code = max(code, write_files(name, found, report, pages))
     code = max(code, write_index(pages))
+    if pages.front and sys.stderr.isatty():
+        log_line(f"Report: {pages.front}")
     print_tables(printed, arguments)
     return code
 

@@ -114,6 +114,11 @@ def load_grid_file(name_or_path: str) -> GridFile:
     text = read_grid_text(name_or_path)
     try:
         file = msgspec.convert(yaml.load(text, StrictLoader), GridFile)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = f"is not valid YAML{where}: {error.problem or error.context}"
+        raise CommandError(f"grid {name_or_path!r} {problem}; correct that line.") from error
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise CommandError(f"grid {name_or_path!r}: {' '.join(str(error).split())}.") from error
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
@@ -140,7 +145,9 @@ def read_grid_text(name_or_path: str) -> str:
     else:
         shipped = shipped_grids()
         if name_or_path not in shipped:
-            raise CommandError(f"unknown grid {name_or_path!r}; choose one of {', '.join(shipped)}, or give a path.")
+            raise CommandError(
+                f"unknown grid {name_or_path!r}; choose one of {', '.join(shipped)}, or give a path, as in ./my.yaml."
+            )
         raw = (SHIPPED_GRIDS / f"{name_or_path}.yaml").read_bytes()
     try:
         return raw.decode()

@@ -102,9 +102,16 @@ def describe_axis(axis: str, value: Any) -> str:
 
 
 def describe_training(points: Iterable[Spec]) -> str:
-    """Return the models and the images that the points train on, in words: `resnet18 on cifar10`."""
+    """Return the models and the images that the points train on, in words: `resnet18 on cifar10`.
+
+    It names the limit of the memory of a process if all points have the same.
+    """
+    points = list(points)
     pairs = {(spec.model, spec.dataset if spec.reads_data else "synthetic images") for spec in points}
-    return ", ".join(sorted(f"{model} on {images}" for model, images in pairs if model and images))
+    limits = {spec.memory_limit_gib for spec in points}
+    limit = f" within {limits.pop():g} GiB a process" if len(limits) == 1 and None not in limits else ""
+    named = ", ".join(sorted(f"{model} on {images}" for model, images in pairs if model and images))
+    return named and named + limit
 
 
 def name_processors(text: str, processors: Processors) -> str:

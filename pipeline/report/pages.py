@@ -42,6 +42,13 @@ class Pages:
             log_line(sentence)
         self.problems.add(sentence)
 
+    @property
+    def front(self) -> Path | None:
+        """The page to open first: the index, or the page of the only experiment; None if no page was written."""
+        if not self.entries:
+            return None
+        return self.root / ("index.html" if self.has_index else "report.html")
+
     def write_index(self) -> None:
         """Write the index if several experiments were found. Raises OSError."""
         if self.has_index and self.entries:

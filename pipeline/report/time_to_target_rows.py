@@ -63,7 +63,9 @@ def study_rows(study: Sequence[PooledPoint], target_accuracy: float | None) -> l
     """Return the rows of one study by global batch, with the soonest marked."""
     baseline = time_to_target.find_baseline(study)
     target = time_to_target.target_below(baseline) if target_accuracy is None else target_accuracy
-    rows = [target_row(point, baseline, target, study) for point in sorted(study, key=study_order)]
+    alone = {equal_batch_key(point): point for point in reversed(study) if point.spec.num_gpus == 1}
+    ordered = sorted(study, key=study_order)
+    rows = [target_row(point, baseline, target, alone.get(equal_batch_key(point))) for point in ordered]
     soonest: list[list[str]] = [[] for _ in rows]
     for key, word in SOONEST_BY.items():
         known = [index for index, row in enumerate(rows) if row[key] is not None]
@@ -82,14 +84,17 @@ def study_order(point: PooledPoint) -> tuple[float, ...]:
 
 
 def target_row(
-    point: PooledPoint, baseline: PooledPoint | None, target: float | None, study: Sequence[PooledPoint]
+    point: PooledPoint, baseline: PooledPoint | None, target: float | None, one: PooledPoint | None
 ) -> TimeToTargetRow:
-    """Return the row of a point: its final accuracy, and what it needs to reach the target."""
+    """Return the row of a point: its final accuracy, and what it needs to reach the target.
+
+    `one` is the same training on one GPU, with an equal global batch.
+    """
     records = time_to_target.evaluated_records(point)
     figures = spread_figures("final_test_accuracy", [time_to_target.final_accuracy(record) for record in records])
     num_diverged = sum(map(time_to_target.is_diverged, records))
     notes = [make_note("diverged", count=num_diverged, repeats=len(records))] if num_diverged else []
-    notes += [*missing_notes(point), *equal_batch_notes(point, study), *throttled_notes(all_windows(point))]
+    notes += [*missing_notes(point), *equal_batch_notes(point, one), *throttled_notes(all_windows(point))]
     if target is None:
         notes.append(make_note("no_target"))
     else:
@@ -160,18 +165,18 @@ def missing_notes(point: PooledPoint) -> list[Note]:
     return [make_note("seeds_missing", seeds=seeds)] if seeds and len(point.outcomes) > 1 else []
 
 
-def equal_batch_notes(point: PooledPoint, study: Sequence[PooledPoint]) -> list[Note]:
+def equal_batch_key(point: PooledPoint) -> tuple[Any, ...]:
+    """Return what a point and the same training on one GPU have in common: the global batch and all else."""
+    may_differ = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", *POOLED_AXES)
+    return point.spec.global_batch_size, alike_key(point.spec, may_differ)
+
+
+def equal_batch_notes(point: PooledPoint, one: PooledPoint | None) -> list[Note]:
     """Return a note that compares the loss curve of several GPUs with that of one GPU and the same global batch.
 
     At each epoch the ranges over the seeds meet or do not. None with fewer than two seeds of either.
     """
-    if point.spec.num_gpus == 1:
-        return []
-    may_differ = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", *POOLED_AXES)
-    key = alike_key(point.spec, may_differ)
-    alike = (p for p in study if p.spec.num_gpus == 1 and alike_key(p.spec, may_differ) == key)
-    one = next((other for other in alike if other.spec.global_batch_size == point.spec.global_batch_size), None)
-    if one is None:
+    if point.spec.num_gpus == 1 or one is None:
         return []
     ours, theirs = time_to_target.loss_ranges(point), time_to_target.loss_ranges(one)
     pairs = list(zip(ours, theirs, strict=False))

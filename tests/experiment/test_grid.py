@@ -333,3 +333,10 @@ def test_whatever_the_file_says_it_is_a_grid_or_a_refusal(tmp_path_factory: pyte
 @pytest.mark.parametrize("text", ["1e-3", "1E-3", "1.0e-3", "0.001", "+1e-3"])
 def test_a_number_is_one_however_it_is_written(expand: Expand, text: str) -> None:
     assert expand(points(f"learning_rate: [{text}]")).points[0].learning_rate == 0.001
+
+
+def test_a_file_that_is_no_yaml_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text("name: x\npoints: [a: {b\n")
+    with pytest.raises(CommandError, match=r"is not valid YAML at line 3, column 1: .*; correct that line\.$"):
+        expand_grid(str(path))

@@ -132,7 +132,7 @@ def test_an_implied_oom_is_a_record_and_the_tables_name_what_implies_it(tmp_path
     assert [(row["status"], row["note"]) for row in tables.Q1] == [("oom", None), ("oom", said)]
     assert [row["reason"] for row in tables.oom] == ["", said]
     text = render_experiment("x", tables, collected)
-    assert f"batch_size_per_gpu 4096: OOM ({said})" in text
+    assert f"4,096 per GPU: OOM ({said})" in text
     assert collected.coverage.oom == 2
 
 
