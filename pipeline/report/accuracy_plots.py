@@ -31,7 +31,8 @@ INFORMATIVE = 0.5  # of the best accuracy; a size that stays below it tells reme
 WIDE_RANGE = 8  # the largest over the smallest end of a curve, from which the axis is logarithmic
 SEEDS_NOTE = (
     "Medians over the seeds. Bars: of six seeds or more the interval of the median, of two to five seeds the lowest "
-    "and the highest. A point without a bar: one seed, or a seed missed the target."
+    "and the highest. A point without a bar: one seed, or a seed missed the target. The axis of "
+    "accuracies does not begin at 0."
 )
 
 
@@ -47,7 +48,8 @@ def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     tested = [row for row in study if row["final_test_accuracy"] is not None and row["epochs"] == baseline["epochs"]]
     sets, groups = remedy_sets(source.rows["Q4"]), remedy_groups(tested)
     what = f"accuracy after {pluralize(baseline['epochs'], 'epoch')}"
-    shown = {what: batch_size_panel("Test accuracy [%]", groups, sets, "final_test_accuracy", 100)}
+    accuracies = batch_size_panel("Test accuracy [%]", groups, sets, "final_test_accuracy", 100)
+    shown = {what: accuracies._replace(from_zero=False)}  # a point of accuracy counts
     if baseline["target_accuracy"] is not None:
         alike = remedy_groups([row for row in tested if row["num_gpus"] == baseline["num_gpus"]])
         title = f"Training time to {100 * baseline['target_accuracy']:.1f} % [s]"

@@ -123,8 +123,9 @@ def draw_lines(axes: Axes, panel: LinePanel) -> None:
         draw_series(axes, series)
     everything = [point for series in panel.series for point in series.points]
     positions = sorted({point.x for point in everything} | ({panel.oom_from} if panel.oom_from else set()))
-    top = max([point.high or point.y for point in everything] + [*panel.y_covers, 0])
-    bottom = min([point.low or point.y for point in everything] + [*panel.y_covers, 0])
+    covers = [*panel.y_covers, 0] if panel.from_zero else [*panel.y_covers]
+    top = max([point.high or point.y for point in everything] + covers)
+    bottom = min([point.low or point.y for point in everything] + covers)
     if panel.ideal:
         top = max(top, *(panel.ideal(x) for x in positions))
         style: dict[str, Any] = {"color": PLACEHOLDERS["--muted"], "linewidth": 1, "dashes": (3, 3), "zorder": 1}

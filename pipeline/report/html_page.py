@@ -184,7 +184,6 @@ def render_page(source: PageSource, sections: Sequence[Section], has_plots: bool
         answers=source.answers,
         counts=describe_counts(source.collected),
         sections=sections,
-        unanswered=unanswered_questions(source.tables, sections),
         has_plots=has_plots,
         fates=build_fates(source.collected.outcomes, source.folder, source.logs),
         left_out=source.collected.notes,
@@ -193,12 +192,6 @@ def render_page(source: PageSource, sections: Sequence[Section], has_plots: bool
         training=describe_training([outcome.spec for outcome in source.collected.outcomes]),
         cost=describe_cost(source.tables.cost),
     )
-
-
-def unanswered_questions(tables: Tables, sections: Sequence[Section]) -> list[str]:
-    """Return the questions without a section. An experiment that quantizes has one question, another has the rest."""
-    answered = {section.question for section in sections}
-    return [name for name in QUESTIONS if (name == "int8") == bool(tables.int8) and name not in answered]
 
 
 def write_index(folder: Path, entries: Sequence[IndexEntry]) -> None:

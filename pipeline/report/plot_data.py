@@ -52,7 +52,7 @@ class LinePanel(NamedTuple):
     """Lines over one axis. From `oom_from` on nothing fits in memory; `ideal` is what perfect scaling would give.
 
     With `x_names` the x axis shows these names, at the positions 0, 1, 2 and so on, in place of numbers. The y axis
-    covers `y_covers` too, so that panels can have the same range.
+    covers `y_covers` too, so that panels can have the same range. It begins at 0 if `from_zero`.
     """
 
     title: str
@@ -63,6 +63,7 @@ class LinePanel(NamedTuple):
     ideal: Callable[[float], float] | None = None
     x_names: tuple[str, ...] = ()
     y_covers: tuple[float, ...] = ()
+    from_zero: bool = True
 
     def describe(self) -> str:
         """Return what the panel shows, in numbers."""

@@ -168,14 +168,13 @@ def test_a_hostile_text_stays_text(tmp_path: Path) -> None:
 def test_little_to_show_is_still_a_page(tmp_path: Path, found: list[Record], words: str) -> None:
     page = Page(write_page(tmp_path / "x", *found).read_text())
     assert words in page.text
-    assert "answers Q1, Q2, Q3, Q4" in page.text if not found else "answers Q2, Q3, Q4" in page.text
     assert "svg" not in page.tags
 
 
 def test_an_experiment_that_quantizes_has_one_question(tmp_path: Path) -> None:
     page = Page(write_page(tmp_path / "x", *RECORDS).read_text())
     assert [name for name in page.all("id") if name in QUESTIONS] == ["int8"]
-    assert "No point of this experiment answers" not in page.text
+    assert "Not answered" not in page.text
     assert "fp32" in page.text
     assert "plots/int8-weights.svg" in page.all("href")
     assert sorted(path.name for path in (tmp_path / "x" / "plots").iterdir()) == ["int8-weights.svg", "int8.svg"]
