@@ -54,8 +54,9 @@ def least_exposed_rank(profile: Profile) -> TracedExposure:
 
     Exposed communication is the time of gradient reductions that no compute kernel overlaps, plus the extra time of
     compute over a step without reductions. The step without reductions was profiled twice: the mean is used, and the
-    difference is the noise. The result is an upper bound, because it counts a reduction in a gap between two kernels
-    even if the gap would exist without it. The extra time is missing in records before schema 8.
+    difference is the noise. The result is usually larger than that of the step times, because it counts a reduction in
+    a gap between two kernels even if the gap would exist without it; longer gaps can hide from it. The extra time is
+    missing in records before schema 8.
     """
     if not any(profile.compute_ns):
         return TracedExposure()

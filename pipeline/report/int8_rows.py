@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Sequence
 
+from pipeline.analysis.formulas import median_of_known
 from pipeline.analysis.intervals import median_interval, min_values
 from pipeline.analysis.notes import make_note, text_note
 from pipeline.analysis.pooling import PooledPoint
@@ -69,22 +70,17 @@ def int8_row(point: PooledPoint, found: Sequence[Quantization], key: tuple[str |
         stage=stage,
         scale_rule=scale_rule,
         granularity=granularity,
-        test_accuracy=median(accuracies),
+        test_accuracy=median_of_known(accuracies),
         test_accuracy_low=accuracy_interval.low if accuracy_interval else None,
         test_accuracy_high=accuracy_interval.high if accuracy_interval else None,
-        accuracy_change=median(changes),
+        accuracy_change=median_of_known(changes),
         accuracy_change_low=change_interval.low if change_interval else None,
         accuracy_change_high=change_interval.high if change_interval else None,
         mean_accuracy_change=statistics.fmean(changes) if changes else None,
-        agreement=median(values_of(agreement)),
-        tie_share=median(values_of(tie_share)),
+        agreement=median_of_known(values_of(agreement)),
+        tie_share=median_of_known(values_of(tie_share)),
         network_bytes=results[0][1].num_bytes if results else None,
     )
-
-
-def median(values: Sequence[float]) -> float | None:
-    """Return the median, None without values."""
-    return statistics.median(values) if values else None
 
 
 def accuracy_of(quantization: Quantization, result: StageResult) -> float | None:

@@ -22,7 +22,7 @@ FIGURE_WORDS = {
 TRACE_AGAINST_STEPS = "two methods differ: trace {traced_us:.0f} us exposed, step times {exposed_us:.0f}; "
 TRACE_REASONS = {
     "trace_is_noisy": ("the trace is noisy: in two profiles without communication kernels differ by {noise_us:.0f} us"),
-    "trace_counts_slowed_kernels": "the trace is an upper bound: a slower kernel does not always make the step longer",
+    "trace_counts_slowed_kernels": "the trace is too long: a slower kernel does not always make the step longer",
     "trace_slows_host": (
         "the trace is too long: the profiler slows the host, and ranks that start apart wait inside the collectives"
     ),

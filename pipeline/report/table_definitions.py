@@ -279,7 +279,8 @@ TABLE_DEFINITIONS = (
             Figure("inputs [MB]", "inputs_bytes_per_step", 1e-6),
             Figure("outputs [MB]", "outputs_bytes_per_step", 1e-6),
         ),
-        "What one rank sends (under DataParallel: what leaves a GPU), counted by instruments.",
+        "What one rank gives to collectives (under DataParallel: what leaves a GPU), counted by instruments. A ring "
+        "sends 2(N-1)/N of it.",
         is_folded=True,
         hides_zeros=True,
     ),

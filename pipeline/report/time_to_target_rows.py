@@ -13,7 +13,7 @@ from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.axis_groups import POOLED_AXES, TARGET_MAY_DIFFER, alike_key
 from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.spec import AXES
-from pipeline.report.row_types import TimeToTargetRow, make_row
+from pipeline.report.row_types import TimeToTargetRow, interval_keys, make_row
 
 AnyRow = TypeVar("AnyRow", TimeToTargetRow, Mapping[str, Any])  # of the table, or of tables.json
 
@@ -129,8 +129,7 @@ def spread_figures(key: str, values: Sequence[float]) -> dict[str, Any]:
 
     What was not reached is None, and so are the low and the high of a single seed.
     """
-    stem, unit = (key[:-2], "_s") if key.endswith("_s") else (key, "")
-    names = (key, f"{stem}_low{unit}", f"{stem}_high{unit}")
+    names = (key, *interval_keys(key))
     found = (time_to_target.spread(values) or ())[: 3 if len(values) > 1 else 1]
     pairs = zip(names, found, strict=False)
     return dict.fromkeys(names) | {name: value for name, value in pairs if math.isfinite(value)}
