@@ -35,7 +35,7 @@ from pipeline.experiment.spec import (
 from pipeline.runner.launch_options import positive_integer
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
-from pipeline.system.errors import CommandError, replace_control_characters
+from pipeline.system.errors import CommandError, pluralize, replace_control_characters
 from pipeline.system.files import UnreadableFile, read_bounded
 
 MAX_CSV_BYTES = 16_000_000
@@ -223,6 +223,13 @@ def build_ingested_record(
 ) -> Record:
     """Return the record of one point. Axes that the file does not state are None. Raises CommandError."""
     first = rows[0]
+    share = math.ceil(num_samples / max(1, first.num_gpus))
+    if first.batch_size_per_gpu > share:
+        raise CommandError(
+            f"{first.strategy} on {pluralize(first.num_gpus, 'GPU')} states batch_size_per_gpu "
+            f"{first.batch_size_per_gpu:,}, but a GPU has {share:,} of the {num_samples:,} samples, so the batch is "
+            "never full; leave the row out, or give --num-samples."
+        )
     try:
         spec = Spec(
             strategy=first.strategy,

@@ -442,3 +442,11 @@ def test_a_folder_that_holds_experiments_does_not_become_one(tmp_path: Path) -> 
     answer = run_command("ingest", tmp_path / "a40.csv", "--outputs", tmp_path / "out")
     assert_refused(answer, 2, "holds experiments (h200x4/q1, scaling)", f"--outputs {tmp_path / 'out' / 'NAME'}")
     assert everything_in(tmp_path / "out") == before
+
+
+def test_a_batch_larger_than_the_data_set_is_refused_with_a_cure_that_a_file_has(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(f"{HEADER}\nddp,2,32768,,,,,,oom\n")
+    answer = run_command("ingest", path, "--outputs", tmp_path / "out")
+    assert_refused(answer, 2, "a GPU has 25,000 of the 50,000 samples", "leave the row out, or give --num-samples")
+    assert run_command("ingest", path, "--outputs", tmp_path / "out", "--num-samples", "65536").returncode == 0
