@@ -35,7 +35,7 @@ MIB = 2**20
 NUM_HIDDEN, NUM_HIDDEN_SHORT = 2720, 1360
 TRANSFER_PORT = PORT + 1
 TRANSFER_BYTES = 32 * MIB
-NUM_TRANSFERS = 8  # the first warms up
+NUM_TRANSFERS = 8, 4  # before and after the measurement; the first of each warms up
 CHUNK_BYTES = MIB
 COUNTED_BYTES, NUM_COUNTED = 8 * MIB, 3
 CONNECT_LIMIT_S = 60
@@ -50,14 +50,14 @@ class LinkTask(msgspec.Struct):
 
 
 class LinkReading(msgspec.Struct):
-    """The readings of a link: `transfer_bytes_per_s` by a plain transfer, the slowest rank's.
+    """The readings of a link: `transfer_bytes_per_s` by plain transfers before and after, the slowest rank's.
 
     `sent_share` is what a rank's interface sent in an all-reduce, headers included, over the all-reduce's size.
     """
 
     spec: Spec
     rate_bits_per_s: float
-    transfer_bytes_per_s: float
+    transfer_bytes_per_s: tuple[float, float]
     sent_share: float
     measurement: Measurement
     num_dropped_packets: int = 0
@@ -140,11 +140,13 @@ def measure_rank(folder: Path) -> None:
     models.lenet = functools.partial(two_layers, NUM_HIDDEN_SHORT if task.is_short else NUM_HIDDEN)
     share_cpus()
     rank = process_group.join_process_group(task.spec)
-    transfer = transfer_bytes_per_s(rank)
+    before, after = NUM_TRANSFERS
+    first_transfer = transfer_bytes_per_s(rank, before)
     share = sent_share(rank)
     measurement = measure_communication(task.spec, rank, None)
+    transfers = (first_transfer, transfer_bytes_per_s(rank, after))
     if rank.rank == 0:
-        reading = LinkReading(task.spec, 0.0, transfer, share, measurement)
+        reading = LinkReading(task.spec, 0.0, transfers, share, measurement)
         (folder / READING).write_bytes(msgspec.json.encode(reading))
     process_group.leave_process_group()
 
@@ -159,13 +161,15 @@ def shorten() -> None:
     """Let this process time fewer calls and steps; the code that times them stays the same."""
     allreduce_sweep.SWEEP_BYTES["cpu"] = [8 * 2**10, 128 * 2**10, 2 * MIB, 8 * MIB]
     allreduce_sweep.CALLS_PER_WINDOW["cpu"] = 1
-    allreduce_sweep.NUM_WINDOWS = 3
     interleaved_timing.WARM_UP_STEPS_PER_VARIANT = interleaved_timing.MIN_STEPS = 1
     profiling.NUM_PROFILED_STEPS["cpu"] = profiling.PROFILER_WARM_UP_STEPS = 1
 
 
-def transfer_bytes_per_s(rank: Rank) -> float:
-    """Return the slowest rank's median rate of plain transfers, in which each rank sends to the next as in a ring."""
+def transfer_bytes_per_s(rank: Rank, num_transfers: int) -> float:
+    """Return the slowest rank's median rate of plain transfers, in which each rank sends to the next as in a ring.
+
+    The first transfer is left out.
+    """
     with socket.create_server((address_of(rank.rank), TRANSFER_PORT)) as server:
         process_group.barrier(rank)
         with socket.create_connection((address_of((rank.rank + 1) % rank.world_size), TRANSFER_PORT)) as following:
@@ -174,7 +178,7 @@ def transfer_bytes_per_s(rank: Rank) -> float:
             with previous:
                 rates = [
                     min(process_group.all_gather(received_bytes_per_s(following, previous, rank)))
-                    for _ in range(NUM_TRANSFERS)
+                    for _ in range(num_transfers)
                 ]
     return statistics.median(rates[1:])
 

@@ -54,7 +54,7 @@ def reading_row(reading: LinkReading) -> dict[str, Any]:
         "Gbit/s": reading.rate_bits_per_s / 1e9,
         "ranks": num_ranks,
         "payload MB/s": payload / 1e6,
-        "plain transfer MB/s": reading.transfer_bytes_per_s / 1e6,
+        "plain transfer MB/s": reading.transfer_bytes_per_s[0] / 1e6,
         "sweep MB/s": busbw / 1e6,
         "error %": 100 * (busbw / payload - 1),
         "sent / size": reading.sent_share,
