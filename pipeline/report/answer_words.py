@@ -26,9 +26,15 @@ WEAKENING_NOTES = {
 }
 """Kind of note -> the words for it in an answer."""
 
-PART = "\n"  # between the parts of a long answer, of which a report makes a list
+PART = "\n"  # between the parts of a long answer, of which a report makes a list; a last part may be a hint
 SUBMIT_AGAIN = "run the same submit command again"  # the cure where points have no result
 RUN = "run `python -m pipeline.submit --grid {}`"  # the cure in a sentence; {} is a grid
+
+
+def without_hint(answer: str) -> str:
+    """Return an answer on one line, without a further part that names a command to run."""
+    first, *others = answer.split(PART)
+    return " ".join([first, *(part for part in others if "`" not in part)])
 
 
 def not_answered(why: str, grid: str) -> str:

@@ -12,6 +12,7 @@ from pipeline.analysis.notes import Note
 from pipeline.experiment.point_label import EFFORT_AXES, Processors, name_processors, varying_axes
 from pipeline.report.accuracy_answers import answer_int8, answer_large_batches
 from pipeline.report.answer_words import (
+    PART,
     RUN,
     SUBMIT_AGAIN,
     basis_of,
@@ -145,7 +146,7 @@ def answer_memory(tables: Tables) -> str:
         return f"{what}{f' ({named})' if named else ''}{fit}."
     fitting = [row.global_batch_size for row in fits]
     largest = f" up to {max(fitting):,}" if fitting else ""
-    return f"None{largest} ran out of memory; to find the largest batch that fits {RUN.format('memory')}."
+    return f"None{largest} ran out of memory.{PART}To find the largest batch that fits {RUN.format('memory')}."
 
 
 def differing_axes(row: Row, other: Row) -> list[str]:
@@ -225,7 +226,7 @@ def answer_communication(tables: Tables) -> str:
         return (
             f"Not measured here. Subtraction says up to {percent(subtracted_share(most_by))} of the epoch "
             f"({source_of(most_by, subtracted, also='num_gpus')}), but it counts every cost that does not shrink with "
-            f"N; to measure {RUN.format('communication')}."
+            f"N.{PART}To measure it {RUN.format('communication')}."
         )
     most = max(row["num_gpus"] for row in measured)
     said = describe_measured([row for row in measured if row["num_gpus"] == most], measured)
@@ -237,7 +238,7 @@ def answer_communication(tables: Tables) -> str:
         is_noise = "measured_exposure_is_noise" in map(kind_of, off.notes)
         found = f"{percent(share, 1)} is measured{', inside the noise' if is_noise else ''}"
         return f"{said} where {found} ({describe_own(off, subtracted)})."
-    return said if known else f"{said} To compare with an estimate by subtraction {RUN.format('q3')}."
+    return said if known else f"{said}{PART}To compare with an estimate by subtraction {RUN.format('q3')}."
 
 
 def describe_measured(rows: Sequence[CommunicationRow], measured: Sequence[CommunicationRow]) -> str:

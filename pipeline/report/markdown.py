@@ -12,7 +12,7 @@ from pipeline.analysis.pooling import group_pairs
 from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.experiment.outcomes import CollectedOutcomes, PointOutcome
 from pipeline.experiment.point_label import EFFORT_AXES, NAMING_AXES, describe_point, point_labels, varying_axes
-from pipeline.report.answer_words import PART
+from pipeline.report.answer_words import PART, without_hint
 from pipeline.report.answers import Answers, answer_questions, is_answered
 from pipeline.report.build_tables import Tables
 from pipeline.report.display_cells import Cell, DisplayTable
@@ -72,7 +72,7 @@ def render_overview(answers: Mapping[str, Answers]) -> str:
     parts = ["# Answers"]
     for question in dict.fromkeys(question for own in answers.values() for question, _ in own):
         said = {name: dict(own)[question] for name, own in answers.items() if question in dict(own)}
-        lines = {name: escape_sentence(sentence.replace(PART, " ")) for name, sentence in said.items()}
+        lines = {name: escape_sentence(without_hint(sentence)) for name, sentence in said.items()}
         found = [f"{escape_markdown(name)}: {lines[name]}" for name in said if is_answered(said[name])]
         parts.append(f"**{question}.**\n\n" + "\n".join(wrap(line, "- ") for line in found or [*lines.values()][:1]))
     return "\n\n".join(parts) + "\n"

@@ -16,7 +16,14 @@ from pipeline.experiment.spec import Precision, Spec
 from pipeline.report.build_tables import Tables
 from pipeline.report.display_cells import decimals_of, format_cell
 from pipeline.report.display_tables import MAX_WIDTH
-from pipeline.report.markdown import escape_markdown, render_answers, render_coverage, render_precision, wrap
+from pipeline.report.markdown import (
+    escape_markdown,
+    render_answers,
+    render_coverage,
+    render_overview,
+    render_precision,
+    wrap,
+)
 from pipeline.report.provenance import describe_versions
 from pipeline.report.row_types import CommunicationRow, Q2Row, Row
 from pipeline.report.table_definitions import EFFICIENCY, EPOCH_TIME, INTERVAL, THROUGHPUT, Figure
@@ -250,6 +257,12 @@ def test_seeds_of_a_point_that_lack_a_result_for_one_reason_are_one_line() -> No
 )
 def test_points_that_were_timed_alone_have_no_table_of_losses(fields: dict[str, Any], is_shown: bool) -> None:
     assert ("## Q4: loss and accuracy" in report(make_record(**fields))) is is_shown
+
+
+def test_the_overview_says_no_command_twice() -> None:
+    said = {"a": [("Q1", "Fast.\nSlow.\nTo see run `x`.")], "b": [("Q1", "Not answered here; run `y`.")]}
+    assert render_overview(said) == "# Answers\n\n**Q1.**\n\n- a: Fast. Slow.\n"
+    assert render_overview({"b": said["b"]}) == "# Answers\n\n**Q1.**\n\n- Not answered here; run `y`.\n"
 
 
 def test_the_parts_of_a_long_answer_are_a_list_and_its_text_is_escaped() -> None:
