@@ -18,7 +18,7 @@ import jinja2
 from pipeline.experiment.outcomes import CollectedOutcomes
 from pipeline.experiment.point_label import describe_training, format_figure, name_processors
 from pipeline.report.answer_words import without_hint
-from pipeline.report.answers import Answers
+from pipeline.report.answers import Answers, is_answered
 from pipeline.report.build_tables import Tables
 from pipeline.report.display_cells import CELL_WORDS, DisplayTable
 from pipeline.report.display_tables import DisplayOptions, display_tables, processors_of
@@ -171,7 +171,7 @@ def index_entry(source: PageSource, sections: Sequence[Section]) -> IndexEntry:
         counts=describe_counts(source.collected),
         hardware=hardware_of(records),
         questions=", ".join(section.question for section in sections),
-        answers=[(question, without_hint(sentence)) for question, sentence in source.answers],
+        answers=[(question, without_hint(said)) for question, said in source.answers if is_answered(said)],
     )
 
 

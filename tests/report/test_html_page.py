@@ -118,6 +118,15 @@ def test_the_cost_is_in_words() -> None:
     assert describe_cost(rows) == [f"1.64 process hours ({CELL_WORDS['ending']['ok_other']})"]
 
 
+def test_the_index_has_what_is_answered(tmp_path: Path) -> None:
+    source = page_source(tmp_path / "x", make_record())
+    answers = [("Q1", "Fast.\nTo see run `x`."), ("Q2", "Not answered here; run `y`.")]
+    write_index(tmp_path, [write_report(source._replace(answers=answers))[0]])
+    said = Page((tmp_path / "index.html").read_text()).text
+    assert "Fast." in said
+    assert not any(text in said for text in ("Not answered", "To see"))
+
+
 def test_the_index_says_what_was_ingested(tmp_path: Path) -> None:
     stated = msgspec.structs.replace(make_record(), measured=False)
     sources = [
