@@ -7,7 +7,7 @@ from rendered_tables import build, report, table_of
 
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.experiment.record import Record
-from pipeline.report.answers import q2_answer_rows
+from pipeline.report.fit_figures import q2_answer_rows
 from pipeline.report.row_types import Q2Row
 
 

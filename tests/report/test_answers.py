@@ -16,12 +16,8 @@ from pipeline.experiment.grid import shipped_grids
 from pipeline.experiment.measurement import AllReduce
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.report.answer_words import WEAKENING_NOTES, figure_of, interval_of
-from pipeline.report.answers import (
-    UNFIT_FIGURES,
-    is_fit_for_answer,
-    q2_answer_rows,
-)
 from pipeline.report.collect_experiment import collect_experiment
+from pipeline.report.fit_figures import UNFIT_FIGURES, is_fit_for_answer, q2_answer_rows
 from pipeline.report.note_texts import NOTE_TEXTS
 from pipeline.report.row_types import Q2Row, Q3Row
 

@@ -1,0 +1,102 @@
+"""The answer to Q3: what communication costs, as measured and by subtraction."""
+
+from collections.abc import Sequence
+
+from pipeline.report.answer_words import (
+    PART,
+    RUN,
+    basis_of,
+    between,
+    describe_own,
+    not_answered,
+    percent,
+    source_of,
+)
+from pipeline.report.build_tables import Tables
+from pipeline.report.fit_figures import is_fit_for_answer, kind_of
+from pipeline.report.row_types import CommunicationRow, Q3Row, Row
+from pipeline.system.errors import pluralize
+
+
+def answer_communication(tables: Tables) -> str:
+    """Return the measured share of exposed communication, and beside it the share that subtraction gives.
+
+    The largest and the smallest share are of points above the noise.
+    """
+    rows = tables.communication
+    measured = [row for row in rows if row.exposed_comm_time_s is not None and row.step_time_s]
+    known = [row for row in tables.Q3 if row.comm_time_subtraction_s is not None and row.epoch_time_s]
+    subtracted = [row for row in known if is_fit_for_answer(row, "comm_time_subtraction_s")]
+    if not measured:
+        if not subtracted:
+            why = "no point on several GPUs measures communication"
+            return not_answered(
+                f"{why}, and subtraction fails or counts waiting for data" if known else why, "communication"
+            )
+        most_by = max(subtracted, key=subtracted_share)
+        return (
+            f"Not measured here. Subtraction says up to {percent(subtracted_share(most_by))} of the epoch "
+            f"({source_of(most_by, subtracted, also='num_gpus')}), but it counts every cost that does not shrink with "
+            f"N.{PART}To measure it {RUN.format('communication')}."
+        )
+    most = max(row["num_gpus"] for row in measured)
+    said = describe_measured([row for row in measured if row["num_gpus"] == most], measured)
+    both = [row for row in subtracted if row.exposed_comm_time_s is not None and row["num_gpus"] == most]
+    if both:
+        off = max(both, key=subtracted_share)
+        share = (off.exposed_comm_time_s or 0.0) / (off.epoch_time_s or 1.0)
+        said += f" Subtraction says {percent(subtracted_share(off))} of the epoch"
+        is_noise = "measured_exposure_is_noise" in map(kind_of, off.notes)
+        found = f"{percent(share, 1)} is measured{', inside the noise' if is_noise else ''}"
+        return f"{said} where {found} ({describe_own(off, subtracted)})."
+    return said if known else f"{said}{PART}To compare with an estimate by subtraction {RUN.format('q3')}."
+
+
+def describe_measured(rows: Sequence[CommunicationRow], measured: Sequence[CommunicationRow]) -> str:
+    """Return the largest and the smallest share of communication in these rows, and how many rows show none."""
+    noisy, negative = (
+        [row for row in rows if kind in map(kind_of, row.notes)] for kind in ("exposure_is_noise", "exposure_negative")
+    )
+    told = [row for row in rows if row not in noisy and row not in negative]
+    what = f"On {rows[0]['num_gpus']} GPUs all-reduces of gradients that computation does not hide take"
+    said = []
+    if told:
+        worst, best = (choose(told, key=exposed_share) for choose in (max, min))
+        exposed, step = 1e6 * (worst.exposed_comm_time_s or 0.0), worst.step_time_s or 1.0
+        said.append(f"{what} {exposed:,.0f} us of a step of {1e3 * step:,.2f} ms: {describe_exposed(worst, measured)}.")
+        if len(told) > 1:
+            smallest = describe_exposed(best, measured)
+            said.append(f"Of {len(told)} points it is the largest share; the smallest is {smallest}.")
+    if noisy:
+        they = f"In {pluralize(len(noisy), 'other point')} they take" if told else what
+        said.append(
+            f"{they} no more time than the noise, up to {percent(max(map(noise_share, noisy)), 1)} of the step."
+        )
+    if negative:
+        points = pluralize(len(negative), "other point" if told or noisy else "point")
+        said.append(f"In {points} DDP was faster than DDP without all-reduces; the records do not say why.")
+    return " ".join(said)
+
+
+def noise_share(row: CommunicationRow) -> float:
+    """Return the noise of exposed communication as a share of the step."""
+    return (row.noise_floor_time_s or 0.0) / (row.step_time_s or 1.0)
+
+
+def exposed_share(row: CommunicationRow) -> float:
+    """Return exposed communication as a share of the step."""
+    return (row.exposed_comm_time_s or 0.0) / (row.step_time_s or 1.0)
+
+
+def describe_exposed(row: CommunicationRow, rows: Sequence[Row]) -> str:
+    """Return that share in words, with its interval and its source."""
+    low, high, step = row.exposed_comm_time_low_s, row.exposed_comm_time_high_s, row.step_time_s or 1.0
+    ends = (
+        f"interval {between(low / step, high / step)}{basis_of(row)}, " if low is not None and high is not None else ""
+    )
+    return f"{percent(exposed_share(row), 1)} ({ends}{source_of(row, rows)})"
+
+
+def subtracted_share(row: Q3Row) -> float:
+    """Return communication by subtraction as a share of the epoch."""
+    return (row.comm_time_subtraction_s or 0.0) / (row.epoch_time_s or 1.0)
