@@ -27,29 +27,37 @@ def answer_communication(tables: Tables) -> str:
     measured = [row for row in rows if row.exposed_comm_time_s is not None and row.step_time_s]
     known = [row for row in tables.Q3 if row.comm_time_subtraction_s is not None and row.epoch_time_s]
     subtracted = [row for row in known if is_fit_for_answer(row, "comm_time_subtraction_s")]
-    if not measured:
-        if not subtracted:
-            why = "no point on several GPUs measures communication"
-            return not_answered(
-                f"{why}, and subtraction fails or counts waiting for data" if known else why, "communication"
-            )
+    if measured:
+        most = max(row["num_gpus"] for row in measured)
+        said = describe_measured([row for row in measured if row["num_gpus"] == most], measured)
+        if not known:
+            return f"{said}{PART}To compare with an estimate by subtraction {RUN.format('q3')}."
+        return said + compare_subtraction([row for row in subtracted if row["num_gpus"] == most], subtracted)
+    if subtracted:
         most_by = max(subtracted, key=subtracted_share)
         return (
             f"Not measured here. Subtraction says up to {percent(subtracted_share(most_by))} of the epoch "
             f"({source_of(most_by, subtracted, also='num_gpus')}), but it counts every cost that does not shrink with "
             f"N.{PART}To measure it {RUN.format('communication')}."
         )
-    most = max(row["num_gpus"] for row in measured)
-    said = describe_measured([row for row in measured if row["num_gpus"] == most], measured)
-    both = [row for row in subtracted if row.exposed_comm_time_s is not None and row["num_gpus"] == most]
-    if both:
-        off = max(both, key=subtracted_share)
-        share = (off.exposed_comm_time_s or 0.0) / (off.epoch_time_s or 1.0)
-        said += f" Subtraction says {percent(subtracted_share(off))} of the epoch"
-        is_noise = "measured_exposure_is_noise" in map(kind_of, off.notes)
-        found = f"{percent(share, 1)} is measured{', inside the noise' if is_noise else ''}"
-        return f"{said} where {found} ({describe_own(off, subtracted)})."
-    return said if known else f"{said}{PART}To compare with an estimate by subtraction {RUN.format('q3')}."
+    why = "no point on several GPUs measures communication"
+    if known:
+        why += ", and subtraction fails, or counts waiting for data, or shows no more than noise"
+    return not_answered(why, "communication")
+
+
+def compare_subtraction(rows: Sequence[Q3Row], subtracted: Sequence[Q3Row]) -> str:
+    """Return what subtraction says where communication was measured too; empty if no row has both."""
+    both = [row for row in rows if row.exposed_comm_time_s is not None]
+    if not both:
+        return ""
+    row = max(both, key=subtracted_share)
+    share = percent((row.exposed_comm_time_s or 0.0) / (row.epoch_time_s or 1.0), 1)
+    noise = ", inside the noise" if "measured_exposure_is_noise" in map(kind_of, row.notes) else ""
+    where = describe_own(row, subtracted)
+    return (
+        f" Subtraction says {percent(subtracted_share(row))} of the epoch where {share} is measured{noise} ({where})."
+    )
 
 
 def describe_measured(rows: Sequence[CommunicationRow], measured: Sequence[CommunicationRow]) -> str:
