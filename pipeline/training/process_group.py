@@ -101,6 +101,8 @@ def wrap_for_strategy(model: nn.Module, spec: Spec, rank: Rank, group: dist.Proc
     if spec.strategy == "single":
         return model
     if spec.strategy == "dp":
+        if spec.precision == "bf16":  # its threads turn autocast on without a type, and would compute in fp16
+            model.register_forward_pre_hook(lambda *_: torch.set_autocast_dtype("cuda", torch.bfloat16))
         return DataParallel(model, device_ids=list(range(spec.num_gpus)))
     if spec.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)

@@ -1,6 +1,7 @@
 import math
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -322,6 +323,21 @@ def test_ddp_is_wrapped_as_the_spec_says() -> None:
     assert model.gradient_as_bucket_view
     model(torch.zeros(2, 3, 32, 32)).sum().backward()
     assert all(parameter.grad._base is not None for parameter in model.parameters() if parameter.grad is not None)
+
+
+def test_the_threads_of_data_parallel_compute_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DataParallel starts a thread for each replica, in which autocast has its default type: fp16 on GPUs."""
+
+    class AutocastType(nn.Module):
+        def forward(self) -> torch.dtype:
+            return torch.get_autocast_dtype("cuda")
+
+    monkeypatch.setattr(process_group, "DataParallel", lambda module, device_ids: module)
+    spec = make_spec(strategy="dp", num_gpus=2, precision="bf16")
+    replica = process_group.wrap_for_strategy(AutocastType(), spec, ALONE)._replicate_for_data_parallel()
+    with ThreadPoolExecutor() as threads:
+        assert threads.submit(torch.get_autocast_dtype, "cuda").result() == torch.float16
+        assert threads.submit(replica).result() == torch.bfloat16
 
 
 def test_the_clock_of_an_epoch_starts_once_every_rank_is_ready_and_stops_after_the_last_step(
