@@ -35,6 +35,9 @@ lint: $(VENV)/.installed-test
 	@if command -v shellcheck >/dev/null; then shellcheck jobs/*.sbatch .ci/run; \
 	else echo "shellcheck is not installed: the job files were not checked" >&2; fi
 
+# benchmarks import helpers of the tests
+bench bench-gpu: export PYTHONPATH := tests$(if $(PYTHONPATH),:$(PYTHONPATH))
+
 bench: $(VENV)/.installed-test
 	python tests/benchmarks/bench_commands.py
 	python tests/benchmarks/bench_cpu.py

@@ -188,6 +188,14 @@ def write_grid(folder: Path, text: str) -> Path:
     return path
 
 
+def write_script(path: Path, *lines: str) -> Path:
+    """Write a shell script of these lines that can be run, and its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    path.chmod(0o755)
+    return path
+
+
 def run_python(code: str, *arguments: object) -> subprocess.Popen[str]:
     """Start a Python process that runs the code beside this one; its stdout is a pipe."""
     command = [sys.executable, "-B", "-c", code, *map(str, arguments)]

@@ -4,10 +4,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from factories import ROOT
+from factories import ROOT, write_script
 
 SOURCES = ("pipeline", "templates", "setup.cfg", "pyproject.toml", "LICENSE", "README.md", "constraints.txt")
 NO_NETWORK = ("No matching distribution", "Could not find a version", "Connection", "Temporary failure")
@@ -80,3 +81,19 @@ def test_the_constraints_for_volta_differ_in_torch_alone() -> None:
     usual, for_volta = map(set, lines)
     assert for_volta - usual == {"torch==2.10.0", "torchvision==0.25.0"}
     assert {line.partition("==")[0] for line in usual - for_volta} == {"torch", "torchvision"}
+
+
+def test_make_runs_benchmarks_that_import_helpers_of_the_tests(tmp_path: Path) -> None:
+    """The programs are stand-ins, of which only the last benchmark runs: it prints an earlier run's table."""
+    earlier = ROOT / "outputs/h200x2/bench/memory.json"
+    print_table = f'exec {shlex.quote(sys.executable)} "$1" --print {shlex.quote(str(earlier))}'
+    write_script(tmp_path / "bin/python", f'case "$1" in *bench_memory.py) {print_table};; esac')
+    write_script(tmp_path / "bin/torchrun")
+    time.sleep(0.01)
+    for stamp in (".installed", ".installed-test"):  # newer than what they are made of
+        (tmp_path / stamp).touch()
+    done = subprocess.run(
+        ["make", "bench-gpu", f"VENV={tmp_path}"], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert "accelerate" in done.stdout

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 from conftest import ROOT, run_command
+from factories import write_script
 
 from pipeline import stage
 from pipeline.data import staging
@@ -53,13 +54,6 @@ def copy_project(to: Path, *others: str) -> Path:
         shutil.copy(ROOT / name, to / name)
     (to / "outputs").mkdir()
     return to
-
-
-def write_script(path: Path, *lines: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
-    path.chmod(0o755)
-    return path
 
 
 def without_slurm(**changes: str) -> dict[str, str]:
