@@ -274,7 +274,13 @@ def test_more_samples_than_cifar10_has_are_refused_and_a_manifest_that_has_them_
     said = refusal_of(lambda: expand(points("num_samples: [1000000000000]" + fields)))
     assert said.endswith("num_samples=1000000000000 is more than the 50000 training images of cifar10; lower it.")
     assert make_spec(num_samples=10**12).num_samples == 10**12
-    assert len(expand(points("num_samples: [60000], input: [synthetic], evaluate: [true]")).points) == 1
+    assert len(expand(points("num_samples: [60000], input: [synthetic]")).points) == 1
+
+
+def test_a_test_of_a_model_that_saw_no_image_is_refused_and_a_manifest_that_has_it_is_read(expand: Expand) -> None:
+    said = refusal_of(lambda: expand(points("evaluate: [true], input: [gpu, synthetic]")))
+    assert said.endswith("trained on images, got input='synthetic'; use 'gpu' or 'dataloader'.")
+    assert make_spec(evaluate=True, input="synthetic").evaluate
 
 
 def test_an_unknown_name_lists_the_grids_and_a_path_that_cannot_be_read_says_why(tmp_path: Path) -> None:
