@@ -1,8 +1,11 @@
 # make run: measure the smoke grid with whatever this machine has, and print its tables
 # make check: linters, types, and the tests that need no Slurm and no browser and start no training process
 # make test: install what the tests need and run them all; make lint, make bench, make bench-gpu, make jobs, make words
+# make TARGET CONSTRAINTS=constraints-volta.txt: on a V100, or with an older NVIDIA driver (docs/cluster.md)
 PYTHON ?= python3
 VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+INSTALLED = $(VENV)/.installed-$(notdir $(CONSTRAINTS))
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
 WORKERS ?= 2
@@ -11,23 +14,23 @@ PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
 
 .PHONY: run check test test-fast lint bench bench-gpu jobs words slurm browser
 
-run: $(VENV)/.installed
+run: $(INSTALLED)
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4
 	python -m pipeline.collect outputs/smoke
 	@echo "Next:   python -m pipeline.submit --grid scaling --dry-run" >&2
 
-test: $(VENV)/.installed-test slurm browser
+test: $(INSTALLED)-test slurm browser
 	$(PYTEST) --numprocesses 0 -m alone
 	$(PYTEST) -m "not alone"
 
 # at once: mypy is one process, and the linters end while the tests run
-check: $(VENV)/.installed-test
+check: $(INSTALLED)-test
 	$(MAKE) --jobs=2 --output-sync=target lint test-fast
 
-test-fast: $(VENV)/.installed-test
+test-fast: $(INSTALLED)-test
 	$(PYTEST) -m "not slurm and not training and not browser and not wheel and not alone"
 
-lint: $(VENV)/.installed-test
+lint: $(INSTALLED)-test
 	ruff check .
 	ruff format --check .
 	mypy
@@ -38,20 +41,20 @@ lint: $(VENV)/.installed-test
 # benchmarks import helpers of the tests
 bench bench-gpu: export PYTHONPATH := tests$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-bench: $(VENV)/.installed-test
+bench: $(INSTALLED)-test
 	python tests/benchmarks/bench_commands.py
 	python tests/benchmarks/bench_cpu.py
 
 # on a node with a GPU, whose image folder PIPELINE_DATA names; with lightning and accelerate where they are installed
-bench-gpu: $(VENV)/.installed-test
+bench-gpu: $(INSTALLED)-test
 	python tests/benchmarks/bench_gpu.py --json bench-gpu.json
 	torchrun --standalone --nproc-per-node=gpu tests/benchmarks/bench_ddp.py --json bench-ddp.json
 	python tests/benchmarks/bench_memory.py --json bench-memory.json
 
-words: $(VENV)/.installed
+words: $(INSTALLED)
 	python -m pipeline.report.words docs/words.md
 
-jobs: $(VENV)/.installed
+jobs: $(INSTALLED)
 	for grid in q1 q2 q3 q4 q4-study quantize; do python -m pipeline.jobfile $$grid > jobs/$$grid.sbatch; done
 
 # the throwaway Slurm of the tests: only where packages may be installed; elsewhere its tests say why they are skipped
@@ -71,10 +74,11 @@ browser:
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: setup.cfg constraints.txt $(VENV)/bin/python
-	python -m pip install --quiet --constraint constraints.txt --editable .
+$(INSTALLED): setup.cfg $(CONSTRAINTS) $(VENV)/bin/python
+	python -m pip install --quiet --constraint $(CONSTRAINTS) --editable .
+	rm -f $(VENV)/.installed*  # also those of other constraints, whose versions are gone
 	touch $@
 
-$(VENV)/.installed-test: setup.cfg constraints.txt $(VENV)/.installed
-	python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+$(INSTALLED)-test: setup.cfg $(CONSTRAINTS) $(INSTALLED)
+	python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test]'
 	touch $@

@@ -90,10 +90,26 @@ def test_make_runs_benchmarks_that_import_helpers_of_the_tests(tmp_path: Path) -
     write_script(tmp_path / "bin/python", f'case "$1" in *bench_memory.py) {print_table};; esac')
     write_script(tmp_path / "bin/torchrun")
     time.sleep(0.01)
-    for stamp in (".installed", ".installed-test"):  # newer than what they are made of
+    for stamp in (".installed-constraints.txt", ".installed-constraints.txt-test"):  # newer than what they are made of
         (tmp_path / stamp).touch()
     done = subprocess.run(
         ["make", "bench-gpu", f"VENV={tmp_path}"], cwd=ROOT, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
     assert "accelerate" in done.stdout
+
+
+def test_make_installs_by_the_constraints_that_it_is_given(tmp_path: Path) -> None:
+    """Programs are stand-ins. What was installed by other constraints before does not count."""
+    write_script(tmp_path / "bin/python", 'echo "$*"')
+
+    def make_run(*variables: str) -> list[str]:
+        command = ["make", "--silent", "run", f"VENV={tmp_path}", *variables]
+        return subprocess.check_output(command, cwd=ROOT, text=True, timeout=100).splitlines()
+
+    installs = "-m pip install --quiet --constraint {} --editable .".format
+    volta = "CONSTRAINTS=constraints-volta.txt"
+    assert make_run()[0] == installs("constraints.txt")
+    assert make_run(volta)[0] == installs("constraints-volta.txt")
+    assert make_run(volta)[0].startswith("-m pipeline.submit")
+    assert make_run()[0] == installs("constraints.txt")

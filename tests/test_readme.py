@@ -134,7 +134,7 @@ def test_the_laptop_route_ends_with_a_report(tmp_path: Path) -> None:
     size = f'case "$*" in *pipeline.submit*) set -- "$@" {CUT_SMOKE};; esac'
     write_script(checkout / ".venv/bin/python", size, f'exec {shlex.quote(sys.executable)} "$@"')
     time.sleep(0.01)
-    (checkout / ".venv/.installed").touch()  # newer than what it is made of
+    (checkout / ".venv/.installed-constraints.txt").touch()  # newer than what it is made of
     done = subprocess.run(
         ["bash", "-c", line], cwd=checkout, env=without_slurm(), capture_output=True, text=True, timeout=400
     )
