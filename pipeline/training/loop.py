@@ -69,9 +69,9 @@ def train_point(spec: Spec, rank: Rank, data: Path | None) -> TrainedPoint:
 
     Training ends early when the epoch time is precise enough (may_stop_now). The measurement holds the epochs that ran.
     """
+    device_memory.set_memory_limit(spec, rank)
     batches, bare_model = build_training_setup(spec, rank, data)
     test_images = load_images(spec, "test", data) if spec.evaluate and rank.rank == 0 else None
-    device_memory.set_memory_limit(spec, rank)
     execution = choose_execution(spec, rank)
     with execution_stream(execution, rank):
         ready = prepare_step(execution, bare_model, spec, rank)

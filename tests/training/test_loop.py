@@ -12,6 +12,7 @@ from factories import LENET, make_measurement, make_record, make_spec
 from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from pipeline.analysis.formulas import GIB
 from pipeline.analysis.pooling import timed_epochs
 from pipeline.data import augmentation
 from pipeline.data.batches import build_batches
@@ -20,7 +21,7 @@ from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch
 from pipeline.experiment.record import MAX_STEP_TIMES
 from pipeline.experiment.record_store import encode_record
 from pipeline.experiment.spec import Spec
-from pipeline.training import process_group
+from pipeline.training import device_memory, process_group
 from pipeline.training.loop import (
     RankEpochSeries,
     drop_long_step_times,
@@ -294,6 +295,16 @@ def test_a_measurement_says_the_size_of_its_model() -> None:
     assert measurement.gradient_bytes == 4 * 62_006
     assert [memory.device for memory in measurement.memory] == ["cpu"]
     assert measurement.memory[0].peak_allocated_bytes > 2**20
+
+
+def test_the_memory_limit_of_a_cpu_counts_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts on top of what the process has before: a batch of 96 MiB does not raise it."""
+    limits: list[int] = []
+    monkeypatch.setattr("resource.setrlimit", lambda _, both: limits.append(both[0]))
+    before_bytes = device_memory.process_memory_bytes("VmData")
+    train(batch_size_per_gpu=8192, input="synthetic", max_steps=1, epochs=1, memory_limit_gib=4.0)
+    (limit_bytes,) = limits
+    assert limit_bytes - before_bytes == pytest.approx(4 * GIB, abs=10 * 2**20)
 
 
 def test_training_goes_on_in_training_mode_after_an_evaluation() -> None:
