@@ -241,7 +241,8 @@ class MemorySearch(RecordStruct, frozen=True):
 class StageResult(RecordStruct, frozen=True):
     """The test of one quantized network: correct answers, the same answers as fp32, and answers that are ties.
 
-    `num_bytes` counts weights, biases and scales. Without a network the counts are None and `problem` says why.
+    `num_bytes` counts weights, biases and scales. Without a network, or if its scores are not finite, the counts are
+    None and `problem` says why.
     """
 
     stage: QuantizationStage

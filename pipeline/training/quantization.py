@@ -37,7 +37,9 @@ def compute_scales(values: Tensor, rule: ScaleRule, granularity: ScaleGranularit
     scales = clip_magnitudes(rows, rule) / INT8_MAX
     scales = torch.where(scales > 0, scales, rows.abs().amax(1) / INT8_MAX)
     if not scales.any():
-        raise QuantizationProblem(f"{name}: all values are 0, so that there is no scale; train the model longer.")
+        raise QuantizationProblem(
+            f"{name}: all values are 0, so that there is no scale; train again with a lower learning rate."
+        )
     return torch.where(scales > 0, scales, scales.max())
 
 
@@ -68,6 +70,6 @@ def quantize_biases(biases: Tensor, scales: Tensor, name: str) -> Tensor:
     if not bool((rounded.abs() <= INT32_MAX).all()):  # also refuses NaN
         raise QuantizationProblem(
             f"{name}: a bias does not fit into 32 bits, since the layer's weights or inputs are tiny beside it; use "
-            "another scale rule or granularity of this record, or train longer."
+            "another scale rule or granularity of this record, or train again with a lower learning rate."
         )
     return rounded.to(torch.int32)

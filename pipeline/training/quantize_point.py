@@ -61,6 +61,7 @@ class Answers(NamedTuple):
 
     classes: Tensor
     are_ties: Tensor
+    are_finite: bool  # all scores of all images
 
 
 def quantize_point(spec: Spec, rank: Rank, data: Path | None, weights_path: Path) -> TrainedPoint:
@@ -149,11 +150,15 @@ def check_exactness(network: QuantizedNetwork, images: Tensor) -> None:
 def answer(network: Forward, images: Tensor) -> Answers:
     """Return the answers of a network. The first of several highest scores counts."""
     scores = torch.cat([network(batch) for batch in images.split(TEST_BATCH_SIZE)])
-    return Answers(scores.argmax(1), (scores == scores.amax(1, keepdim=True)).sum(1) > 1)
+    are_ties = (scores == scores.amax(1, keepdim=True)).sum(1) > 1
+    return Answers(scores.argmax(1), are_ties, bool(scores.isfinite().all()))
 
 
 def count_answers(result: StageResult, found: Answers, expected: Answers, test: LabelledImages) -> StageResult:
-    """Return the result with its counts. `expected` are the answers in fp32."""
+    """Return the result with its counts, or with a problem if scores are not finite. `expected` are those in fp32."""
+    if not found.are_finite:
+        problem = "the scores: not all values are finite; train again with a lower learning rate."
+        return msgspec.structs.replace(result, num_bytes=None, problem=problem)
     return msgspec.structs.replace(
         result,
         num_correct=int((found.classes == test.labels).sum()),

@@ -121,7 +121,7 @@ def test_a_layer_of_zeros_is_a_sentence_in_every_stage_and_fp32_stays() -> None:
     fp32, *others = found.results
     assert fp32.num_correct is not None
     assert {other.problem for other in others} == {
-        "the weights of conv2: all values are 0, so that there is no scale; train the model longer."
+        "the weights of conv2: all values are 0, so that there is no scale; train again with a lower learning rate."
     }
     assert {(other.num_correct, other.num_bytes) for other in others} == {(None, None)}
 
@@ -130,6 +130,9 @@ def test_a_model_that_diverged_has_a_sentence_and_a_record() -> None:
     model = build_model("lenet", 10)
     nn.init.constant_(model.get_parameter("7.weight"), float("nan"))
     found = quantized(model)
+    fp32 = found.results[0]
+    assert fp32.problem == "the scores: not all values are finite; train again with a lower learning rate."
+    assert (fp32.num_correct, fp32.num_ties, fp32.num_bytes) == (None, None, None)
     assert {other.problem for other in found.results[1:]} == {
         "the weights of fc1: not all values are finite; train again with a lower learning rate."
     }
