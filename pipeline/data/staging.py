@@ -77,7 +77,7 @@ def check_cifar10_md5(folder: Path) -> None:
 
 
 def require_image_folder(folder: Path) -> None:
-    """Raise DataNotStaged unless both splits have the same classes, each with at least one file."""
+    """Raise DataNotStaged unless both splits have the same two or more classes, each with at least one file."""
     for split in ("train", "test"):
         if not class_folders(folder / split):
             raise DataNotStaged(f"{folder / split} has no class folders; an image folder is <split>/<class>/<image>.")
@@ -90,6 +90,8 @@ def require_image_folder(folder: Path) -> None:
         raise DataNotStaged(
             f"{folder} has the classes {sorted(different)} in only one split; give both splits the same classes."
         )
+    if len(train) == 1:
+        raise DataNotStaged(f"{folder} has one class, so every answer is right; give it two or more.")
 
 
 def require_images(folder: Path, num_samples: int) -> None:

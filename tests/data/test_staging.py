@@ -1,5 +1,6 @@
 import hashlib
 import io
+import itertools
 import os
 import socket
 import subprocess
@@ -231,6 +232,11 @@ def test_an_image_folder_needs_classes_with_images_in_both_splits(tmp_path: Path
         with pytest.raises(DataNotStaged, match="cat has no images; complete the folder, or remove the class"):
             require_image_folder(tmp_path)
         (tmp_path / split / "cat" / "1.png").write_bytes(b"")
+    with pytest.raises(DataNotStaged, match="has one class, so every answer is right; give it two or more"):
+        require_image_folder(tmp_path)
+    for split in ("train", "test"):
+        (tmp_path / split / "dog").mkdir()
+        (tmp_path / split / "dog" / "1.png").write_bytes(b"")
     require_image_folder(tmp_path)
 
 
@@ -306,10 +312,9 @@ def test_splits_with_different_classes_are_refused_since_their_labels_would_diff
 
 
 def test_fewer_images_than_the_points_need_are_refused_before_anything_runs(tmp_path: Path) -> None:
-    for split in ("train", "test"):
-        (tmp_path / split / "cat").mkdir(parents=True)
-        for name in ("1.png", "2.png"):
-            (tmp_path / split / "cat" / name).write_bytes(b"")
+    for split, name in itertools.product(("train", "test"), ("cat", "dog")):
+        (tmp_path / split / name).mkdir(parents=True)
+        (tmp_path / split / name / "1.png").write_bytes(b"")
     require_images(tmp_path, 2)
     with pytest.raises(DataNotStaged, match=r"has 2 training images and the points need 3; .*--set num_samples=2"):
         require_images(tmp_path, 3)

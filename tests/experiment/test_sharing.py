@@ -144,11 +144,12 @@ def run(folder: Path, points: Sequence[Spec]) -> tuple[int, dict[str, Record]]:
 
 
 def write_images(folder: Path, count: int) -> None:
-    """A folder of so many black images of one class."""
+    """A folder of so many black images, by turns of two classes."""
     for split in ("train", "test"):
-        (folder / split / "black").mkdir(parents=True)
         for number in range(count):
-            Image.new("RGB", (32, 32)).save(folder / split / "black" / f"{number}.png")
+            path = folder / split / ("night", "coal")[number % 2] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (32, 32)).save(path)
 
 
 def losses(record: Record) -> list[float | None]:
