@@ -22,7 +22,6 @@ class Rank(NamedTuple):
     """The identity of this process. `device` is an index into the GPUs visible to the job, not into the node's."""
 
     rank: int
-    local_rank: int
     world_size: int
     device: torch.device
 
@@ -47,7 +46,7 @@ def find_rank(spec: Spec) -> Rank:
                 "GPUs, or lower num_gpus."
             )
         device = torch.device("cuda", local_rank)
-    return Rank(rank, local_rank, world_size, device)
+    return Rank(rank, world_size, device)
 
 
 def join_process_group(spec: Spec) -> Rank:
@@ -75,7 +74,7 @@ def leave_process_group() -> None:
 def barrier(rank: Rank) -> None:
     """Wait for every rank. Return at once outside DDP."""
     if dist.is_initialized():
-        dist.barrier(device_ids=[rank.local_rank] if rank.device.type == "cuda" else None)
+        dist.barrier(device_ids=[rank.device.index] if rank.device.type == "cuda" else None)
 
 
 def synchronize(rank: Rank) -> None:
@@ -85,12 +84,12 @@ def synchronize(rank: Rank) -> None:
 
 
 def all_gather(value: T) -> list[T]:
-    """Return the values of all ranks in rank order; outside DDP only the caller's. None values are left out."""
+    """Return the values of all ranks in rank order; outside DDP only the caller's."""
     if not dist.is_initialized():
         return [value]
-    values: list[T | None] = [None] * dist.get_world_size()
+    values = [value] * dist.get_world_size()
     dist.all_gather_object(values, value)
-    return [part for part in values if part is not None]
+    return values
 
 
 def wrap_for_strategy(model: nn.Module, spec: Spec, rank: Rank, group: dist.ProcessGroup | None = None) -> nn.Module:
@@ -108,7 +107,7 @@ def wrap_for_strategy(model: nn.Module, spec: Spec, rank: Rank, group: dist.Proc
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
     return DistributedDataParallel(
         model,
-        device_ids=[rank.local_rank] if rank.device.type == "cuda" else None,
+        device_ids=[rank.device.index] if rank.device.type == "cuda" else None,
         process_group=group,
         broadcast_buffers=spec.broadcast_buffers,
         bucket_cap_mb=spec.bucket_cap_mb,
@@ -126,4 +125,4 @@ def device_indices(spec: Spec, rank: Rank) -> list[int]:
     """Return the indices of the visible CUDA devices that this process uses; none on the CPU."""
     if spec.device == "cpu":
         return []
-    return list(range(spec.num_gpus)) if spec.strategy == "dp" else [rank.local_rank]
+    return list(range(spec.num_gpus)) if spec.strategy == "dp" else [rank.device.index]

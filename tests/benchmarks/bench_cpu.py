@@ -28,7 +28,7 @@ def point(layout: MemoryLayout) -> Spec:
 
 def main() -> None:
     """Print each layout's epoch beside the default's."""
-    rank = Rank(0, 0, 1, torch.device("cpu"))
+    rank = Rank(0, 1, torch.device("cpu"))
     rows = by_turns("cpu", [ours(layout, point(layout), rank, None) for layout in LAYOUTS], NUM_WINDOWS)
     shown = [
         {

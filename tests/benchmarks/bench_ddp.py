@@ -39,7 +39,7 @@ def measure(spec: Spec, rank: Rank, data: Path, num_windows: int) -> list[Row]:
     alone = point(batch_size_per_gpu=spec.batch_size_per_gpu)
     contenders = [
         ours("ddp", spec, rank, data),
-        ours("single", alone, Rank(0, rank.local_rank, 1, rank.device), data),
+        ours("single", alone, Rank(0, 1, rank.device), data),
     ]
     return by_turns(f"ddp at {spec.batch_size_per_gpu}", contenders, num_windows)
 

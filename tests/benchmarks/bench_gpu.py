@@ -252,7 +252,7 @@ def main() -> None:
         return
     if not torch.cuda.is_available():
         sys.exit("This benchmark needs a GPU, and torch sees none here.")
-    rank = Rank(0, 0, 1, torch.device("cuda", 0))
+    rank = Rank(0, 1, torch.device("cuda", 0))
     runner = Runner(rank, arguments.data, arguments.windows, arguments.json)
     measure(runner, arguments.sections.split(","), [int(size) for size in arguments.batch_sizes.split(",")])
     for problem in runner.bench.problems:

@@ -68,7 +68,7 @@ def test_the_split_trains_with_the_optimizer_of_the_step(monkeypatch: pytest.Mon
     monkeypatch.setattr(dataparallel_split, "run_step_in_parts", run_step)
     monkeypatch.setattr(dataparallel_split, "time_when_idle_ns", lambda _: 0)
     batch = torch.zeros(1), torch.zeros(1)
-    rank = Rank(0, 0, 1, torch.device("cpu"))
+    rank = Rank(0, 1, torch.device("cpu"))
     time_step_parts(model, spec, batch, rank)  # type: ignore[arg-type]
     assert seen[0]["weight_decay"] == spec.weight_decay > 0
     assert seen[0] == EagerStep(model, spec, rank).optimizer.defaults

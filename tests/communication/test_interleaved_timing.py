@@ -18,7 +18,7 @@ from pipeline.training import process_group
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
 
-ALONE = Rank(0, 0, 1, torch.device("cpu"))
+ALONE = Rank(0, 1, torch.device("cpu"))
 
 
 def logging_steps(log: list[str], *names: str) -> dict[str, StepFunction]:
@@ -116,6 +116,6 @@ def test_on_a_device_events_around_the_timed_steps_give_their_time(monkeypatch: 
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the current stream")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append("wait"))
-    gpu = Rank(0, 0, 1, torch.device("cuda", 0))
+    gpu = Rank(0, 1, torch.device("cuda", 0))
     assert time_steps(lambda: log.append("step"), 3, gpu) == 6_000_000
     assert log == ["wait", "step", "step", "event", "step", "step", "step", "event", "wait"]

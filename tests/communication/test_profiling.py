@@ -34,7 +34,7 @@ from pipeline.communication.trace import RankTrace, TracedCollective, TraceUnrea
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
 
-ALONE = Rank(0, 0, 1, torch.device("cpu"))
+ALONE = Rank(0, 1, torch.device("cpu"))
 BUCKET = 4000
 
 
@@ -229,7 +229,7 @@ def step():
     if rank == 1:
         raise RuntimeError("this rank is lost")
     torch.distributed.all_reduce(torch.ones(1))
-profile_ranks(step, Rank(rank, rank, 2, torch.device("cpu")), [])
+profile_ranks(step, Rank(rank, 2, torch.device("cpu")), [])
 """
 
 
@@ -266,7 +266,7 @@ def test_on_a_gpu_a_sweep_is_captured_on_a_stream_of_its_own(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"a stream of {device}")
     monkeypatch.setattr(allreduce_sweep, "on_stream", on_stream)
     monkeypatch.setattr(allreduce_sweep, "graph_capturer", lambda: recorder)
-    gpu = Rank(1, 1, 2, torch.device("cuda", 1))
+    gpu = Rank(1, 2, torch.device("cuda", 1))
     with allreduce_sweep.capture_stream(gpu) as record:
         assert entered == [("a stream of cuda:1", gpu)]
     assert record is recorder

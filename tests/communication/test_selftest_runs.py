@@ -6,7 +6,7 @@ from pipeline.communication.selftest_runs import Pause, after_pause, shortest_by
 from pipeline.experiment.measurement import Profile
 from pipeline.training.process_group import Rank
 
-ALONE = Rank(0, 0, 1, torch.device("cpu"))
+ALONE = Rank(0, 1, torch.device("cpu"))
 
 
 def test_a_late_rank_counts_once_however_many_collectives_wait_for_it() -> None:
@@ -58,7 +58,7 @@ def test_a_pause_of_a_device_keeps_its_stream_busy_for_the_time_that_events_show
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "_sleep", spin)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    pause = Pause(Rank(0, 0, 2, torch.device("cuda", 0)))
+    pause = Pause(Rank(0, 2, torch.device("cuda", 0)))
     before_ms = now_ms
     pause(0.02)
     assert now_ms - before_ms == pytest.approx(20)

@@ -12,7 +12,7 @@ from pipeline.communication.step_variants import VARIANTS, SilentGroup, StepCont
 from pipeline.experiment.spec import Execution, Spec
 from pipeline.training.process_group import Rank
 
-FIRST_OF_TWO = Rank(0, 0, 2, torch.device("cpu"))
+FIRST_OF_TWO = Rank(0, 2, torch.device("cpu"))
 
 
 def ddp_spec(**fields: object) -> Spec:

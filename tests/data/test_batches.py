@@ -16,7 +16,7 @@ from pipeline.data.images import IMAGE_SIZE_PX, Images, synthetic_images
 from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
 
-ALONE = Rank(0, 0, 1, torch.device("cpu"))
+ALONE = Rank(0, 1, torch.device("cpu"))
 
 
 def order(num_samples: int, world_size: int, rank: int, seed: int, epoch: int = 1) -> list[int]:
@@ -61,14 +61,14 @@ def test_batches_are_full_but_for_the_last(
     input: str, fields: dict[str, int | str], world_size: int, sizes: list[int]
 ) -> None:
     spec = make_spec(**{"dataset": "synthetic", "num_workers": 0, "input": input, **fields})
-    batches = build_batches(spec, Rank(0, 0, world_size, torch.device("cpu")).shard, None)
+    batches = build_batches(spec, Rank(0, world_size, torch.device("cpu")).shard, None)
     assert batch_sizes(spec, world_size) == sizes
     assert [len(labels) for _, labels in batches.epoch(1)][: spec.steps_per_epoch] == sizes
     assert len(sizes) == spec.steps_per_epoch
 
 
 def labels_of(spec: Spec, rank: int, world_size: int, epoch: int = 1) -> list[int]:
-    batches = build_batches(spec, Rank(rank, rank, world_size, torch.device("cpu")).shard, None)
+    batches = build_batches(spec, Rank(rank, world_size, torch.device("cpu")).shard, None)
     return torch.cat([labels for _, labels in batches.epoch(epoch)]).tolist()
 
 
@@ -160,7 +160,7 @@ def test_augmentation_differs_by_epoch_rank_and_seed_and_repeats_itself() -> Non
         )
         same = synthetic_images(1, "train", 0).pixels.repeat(64, axis=0)
         images = Images(same, np.zeros(64, dtype=np.int64), 10)
-        batches = DeviceAugmentedBatches(spec, Rank(rank, rank, 2, torch.device("cpu")).shard, images)
+        batches = DeviceAugmentedBatches(spec, Rank(rank, 2, torch.device("cpu")).shard, images)
         return next(batches.epoch(epoch))[0]
 
     assert torch.equal(first_image(), first_image())

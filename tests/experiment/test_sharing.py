@@ -222,7 +222,7 @@ def test_a_process_whose_peak_memory_cannot_be_reset_is_not_used_again(monkeypat
         raise PermissionError("read-only /proc")
 
     spec = make_spec(device="cpu")
-    rank = Rank(0, 0, 1, torch.device("cpu"))
+    rank = Rank(0, 1, torch.device("cpu"))
     assert reset_memory_statistics(spec, rank)
     monkeypatch.setattr(Path, "write_text", refuse)
     assert not reset_memory_statistics(spec, rank)

@@ -24,7 +24,7 @@ from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank, wrap_for_strategy
 from pipeline.training.step import EagerStep, ignore_mark
 
-ALONE = Rank(0, 0, 1, torch.device("cpu"))
+ALONE = Rank(0, 1, torch.device("cpu"))
 GLOBAL_BATCH_SIZE = 32
 ALL: tuple[Remedy, ...] = ("linear_scaling", "warmup", "zero_gamma", "no_bias_decay")
 
@@ -37,7 +37,7 @@ def gradients_of_share(rank: int, world_size: int, folder: str) -> None:
     share = GLOBAL_BATCH_SIZE // world_size
     spec = make_spec(**{**LENET, "strategy": "ddp", "num_gpus": world_size, "batch_size_per_gpu": share})
     torch.manual_seed(0)
-    place = Rank(rank, rank, world_size, torch.device("cpu"))
+    place = Rank(rank, world_size, torch.device("cpu"))
     model = wrap_for_strategy(build_model("lenet", 10), spec, place)
     images = torch.randn(GLOBAL_BATCH_SIZE, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(GLOBAL_BATCH_SIZE) % 10

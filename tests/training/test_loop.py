@@ -37,7 +37,7 @@ from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark, place_model
 from pipeline.training.step_timer import STEP_PARTS, PartTimesNs, StepTimer
 
-ALONE = Rank(0, 0, 1, torch.device("cpu"))
+ALONE = Rank(0, 1, torch.device("cpu"))
 SMALL: dict[str, Any] = {
     **LENET,
     "num_samples": 320,

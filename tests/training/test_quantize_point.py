@@ -29,7 +29,7 @@ from pipeline.training.quantize_point import (
 )
 from pipeline.training.weight_files import file_sha256, load_weights
 
-ALONE = Rank(0, 0, 1, torch.device("cpu"))
+ALONE = Rank(0, 1, torch.device("cpu"))
 SMALL: dict[str, Any] = {
     **LENET,
     "input": "gpu",

@@ -38,7 +38,7 @@ from pipeline.training.step_setup import (
 )
 from pipeline.training.step_timer import STEP_PARTS, PartTimesNs
 
-ALONE = Rank(0, 0, 1, torch.device("cpu"))
+ALONE = Rank(0, 1, torch.device("cpu"))
 SMALL: dict[str, Any] = {
     **LENET,
     "num_samples": 160,  # 64 + 64 + 32: the last batch is smaller
