@@ -103,7 +103,7 @@ def run_epochs(
         gathered = process_group.all_gather(run_epoch(epoch_number, spec, rank, batches, step))
         # an evaluation batch is at most as large as a training batch, so that training sets the peak memory
         batch_size = min(MAX_EVALUATION_BATCH_SIZE, spec.batch_size_per_gpu)
-        tested = evaluate(bare_model, test_images, rank, batch_size) if test_images else (None, None)
+        tested = evaluate(bare_model, test_images, rank, batch_size) if test_images is not None else (None, None)
         epochs.append(summarize_epoch(epoch_number, spec, gathered, *tested))
         series.append([part.parts_ns for part in gathered])
         if rank.rank == 0:  # between two epochs no clock runs
@@ -156,18 +156,14 @@ def run_epoch(
         sizes.append(len(labels))
     clock.stop()
 
-    return RankEpochSeries(
-        read_rank_epoch(clock, rank, sum(sizes)),
-        clock.parts_ns(),
-        [float(loss) for loss in torch.stack(losses).float().cpu()],
-        sizes,
-        int(step.num_correct),
-    )
+    parts_ns = clock.parts_ns()
+    times = sum_part_times(clock, parts_ns, rank, sum(sizes))
+    return RankEpochSeries(times, parts_ns, torch.stack(losses).tolist(), sizes, int(step.num_correct))
 
 
-def read_rank_epoch(clock: StepTimer, rank: Rank, num_samples: int) -> RankEpoch:
+def sum_part_times(clock: StepTimer, parts_ns: PartTimesNs, rank: Rank, num_samples: int) -> RankEpoch:
     """Return the total time of each part of an epoch; None for a part that the step does not time."""
-    totals: dict[str, int] = dict(zip(clock.parts, clock.parts_ns().sum(axis=0).tolist(), strict=True))
+    totals: dict[str, int] = dict(zip(clock.parts, parts_ns.sum(axis=0).tolist(), strict=True))
     return RankEpoch(
         rank=rank.rank,
         epoch_time_ns=clock.epoch_time_ns,
