@@ -77,7 +77,11 @@ def shuffled_subset(images: Images, num_samples: int, root: Path) -> Images:
 def cifar10_images(root: Path, split: str) -> Images:
     """Load CIFAR-10 from the staged archive with torchvision, which checks the MD5 of every file."""
     staging.check_cifar10_files(root)
-    source = datasets.CIFAR10(str(root), train=split == "train", download=False)
+    try:
+        source = datasets.CIFAR10(str(root), train=split == "train", download=False)
+    except RuntimeError:  # a wrong MD5, for which torchvision advises a download
+        staging.check_cifar10_md5(root)
+        raise
     return Images(source.data, np.array(source.targets, dtype=np.int64), len(source.classes))
 
 

@@ -7,7 +7,7 @@ import pytest
 from factories import COLOURS, make_spec
 from PIL import Image
 
-from pipeline.data import images
+from pipeline.data import images, staging
 from pipeline.data.images import (
     IMAGE_SIZE_PX,
     Images,
@@ -150,3 +150,14 @@ def test_data_that_is_not_staged_is_refused_and_never_downloaded(tmp_path: Path,
         with pytest.raises(DataNotStaged):
             load_images(make_spec(dataset=dataset), "train", folder)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_cifar10_is_named_with_the_cure(tmp_path: Path) -> None:
+    batches = tmp_path / staging.CIFAR10_FOLDER
+    batches.mkdir()
+    for name in staging.CIFAR10_FILES:
+        (batches / name).write_text("damaged")
+    for path in (tmp_path, batches, *batches.iterdir()):
+        path.chmod(0o755)
+    with pytest.raises(DataNotStaged, match=r"batches\.meta is not the file of CIFAR-10 .*; remove it, and fetch"):
+        load_images(make_spec(), "train", tmp_path)
