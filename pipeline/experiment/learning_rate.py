@@ -8,9 +8,10 @@ from pipeline.experiment.spec import Spec
 def learning_rate_at(spec: Spec, update: int) -> float:
     """Return the learning rate of an update, counted from 0.
 
-    Linear scaling multiplies the rate by global_batch_size / reference_batch_size; warm-up ramps it up linearly over
-    the updates of the warm-up epochs (Goyal et al. 2017). After them `cosine` lowers it from its peak towards 0 at the
-    end of the run: peak x (1 + cos(pi x share of the remaining updates that are done)) / 2 (Loshchilov & Hutter 2017).
+    Linear scaling multiplies the rate by global_batch_size / reference_batch_size (Goyal et al. 2017). Warm-up ramps it
+    up linearly over the updates of the warm-up epochs, from near 0; theirs begins at the unscaled rate. After them
+    `cosine` lowers it from its peak towards 0 at the end of the run: peak x (1 + cos(pi x share of the remaining
+    updates that are done)) / 2 (Loshchilov & Hutter 2017).
     """
     rate = spec.learning_rate
     if "linear_scaling" in spec.remedies:

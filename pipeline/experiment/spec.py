@@ -78,7 +78,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     broadcast_buffers: bool = True
     sync_batchnorm: bool = False
     bucket_cap_mb: PositiveFloat | None = None  # MiB of gradients per all-reduce; None: 25, first bucket 1
-    gradient_as_bucket_view: bool = False  # gradients are views of DDP's buckets, so they are not copied
+    gradient_as_bucket_view: bool = False  # gradients are views of DDP's buckets, so they are not copied back
     measure: Measure = "epochs"
     windows: PositiveInt = 1
     memory_limit_gib: PositiveFloat | None = None
