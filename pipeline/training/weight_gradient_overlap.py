@@ -8,7 +8,7 @@ at the buckets; at each split only the stream that fills the bucket waits.
 
 import functools
 import operator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -101,6 +101,18 @@ register("pipeline::wait_for_weight_gradients")(wait_for_weight_gradients).regis
 register("pipeline::send_to_bucket_stream")(send_to_bucket_stream).register_fake(empty_like_all)
 
 
+class WeightGradient(NamedTuple):
+    """A weight gradient in a graph: its node, and the node that others read."""
+
+    raw: Node
+    end: Node  # the type conversion, if nothing else reads `raw`; else `raw`
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which it is read."""
+        return cast(torch.dtype, self.end.meta["val"].dtype)
+
+
 class OverlapWeightGradients(CustomGraphPass):
     """The compiler pass, for Inductor's option `post_grad_custom_post_pass`. It does not change forward graphs.
 
@@ -113,10 +125,10 @@ class OverlapWeightGradients(CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         """Replace nodes that compute both gradients of a convolution. Insert a wait after the last of each dtype."""
-        ends = [end for node in find_backwards(graph) if (end := replace_backward(graph, node)) is not None]
-        for dtype in dict.fromkeys(end.meta["val"].dtype for end in ends):
-            of_dtype = [end for end in ends if end.meta["val"].dtype == dtype]
-            has_no_reader_inside = all(user.op == "output" for end in of_dtype for user in end.users)
+        found = [gradient for node in find_backwards(graph) if (gradient := replace_backward(graph, node)) is not None]
+        for dtype in dict.fromkeys(gradient.dtype for gradient in found):
+            of_dtype = [gradient for gradient in found if gradient.dtype == dtype]
+            has_no_reader_inside = all(user.op == "output" for gradient in of_dtype for user in gradient.end.users)
             name = "send_to_bucket_stream" if self.to_buckets and has_no_reader_inside else "wait_for_weight_gradients"
             insert_wait(graph, of_dtype, dtype, getattr(torch.ops.pipeline, name).default)
         graph.lint()
@@ -137,12 +149,8 @@ def find_backwards(graph: Graph) -> list[Node]:
     ]
 
 
-def replace_backward(graph: Graph, node: Node) -> Node | None:
-    """Replace one convolution backward by convolution_gradients.
-
-    Return the weight gradient's node, or that of its type conversion if nothing else reads the gradient. Return None if
-    nothing reads it at all.
-    """
+def replace_backward(graph: Graph, node: Node) -> WeightGradient | None:
+    """Replace a convolution backward by convolution_gradients. Return the weight gradient; None if nothing reads it."""
     gradient, inputs, weight, _, stride, padding, dilation, _, _, groups, _ = node.args
     with graph.inserting_before(node):
         replacement = graph.call_function(
@@ -161,24 +169,22 @@ def replace_backward(graph: Graph, node: Node) -> Node | None:
     if not readers:
         return None
     is_conversion = len(readers) == 1 and readers[0].target is torch.ops.prims.convert_element_type.default
-    return readers[0] if is_conversion else parts[1]
+    return WeightGradient(parts[1], readers[0] if is_conversion else parts[1])
 
 
-def insert_wait(graph: Graph, ends: list[Node], dtype: torch.dtype, wait: OpOverload) -> None:
+def insert_wait(graph: Graph, gradients: list[WeightGradient], dtype: torch.dtype, wait: OpOverload) -> None:
     """Insert one wait after the last weight gradient. Readers of the gradients then read the results of the wait."""
-    weight_gradients = [
-        end.args[0] if end.target is torch.ops.prims.convert_element_type.default else end for end in ends
-    ]
+    ends = [gradient.end for gradient in gradients]
     last = [node for node in graph.nodes if node in set(ends)][-1]
     readers = [list(end.users) for end in ends]
     with graph.inserting_after(last):
-        joined = graph.call_function(wait, (weight_gradients, dtype))
+        joined = graph.call_function(wait, ([gradient.raw for gradient in gradients], dtype))
     joined.meta["val"] = [end.meta["val"] for end in ends]
-    for index, (end, users) in enumerate(zip(ends, readers, strict=True)):
+    for index, ((raw, end), users) in enumerate(zip(gradients, readers, strict=True)):
         with graph.inserting_after(joined):
             part = graph.call_function(operator.getitem, (joined, index))
         part.meta["val"] = end.meta["val"]
         for user in users:
             user.replace_input_with(end, part)
-        if end not in weight_gradients:
+        if end is not raw:
             graph.erase_node(end)
