@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, get_args
 
 import torch
@@ -101,22 +101,27 @@ def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: 
         for message in EXPECTED_WARNINGS:
             warnings.filterwarnings("ignore", message)
         if execution in COMPILED_EXECUTIONS:
-            num_before = num_compiled_graphs()
-            for size in sizes:
-                images, labels = blank_batch(size, spec, rank)
-                for _ in range(cuda_graph.CAPTURE_WARM_UP_STEPS):
-                    step(images, labels, ignore_mark)
-            device_memory.reset_memory_statistics(spec, rank)  # cuDNN's trials of algorithms use more than a step
-            if num_compiled_graphs() - num_before <= len(sizes):  # only the loss function was compiled
-                raise RuntimeError(
-                    f"torch.compile found nothing to compile in model {spec.model!r} under strategy {spec.strategy!r}; "
-                    "give the model a forward of its own, or use execution: eager."
-                )
+            warm_up_compiled(step, sizes, spec, rank)
         if is_captured:
             ready = CapturedStep(step, sizes, spec, rank, cuda_graph.graph_capturer())
         process_group.synchronize(rank)
     compile_time_s = max(process_group.all_gather(time.perf_counter() - started))
     return PreparedStep(ready, compile_time_s, sizes if is_captured else ())
+
+
+def warm_up_compiled(step: EagerStep, sizes: Sequence[int], spec: Spec, rank: Rank) -> None:
+    """Train a few steps of each batch size, in which the step is compiled. Raises RuntimeError if it is not."""
+    num_before = num_compiled_graphs()
+    for size in sizes:
+        images, labels = blank_batch(size, spec, rank)
+        for _ in range(cuda_graph.CAPTURE_WARM_UP_STEPS):
+            step(images, labels, ignore_mark)
+    device_memory.reset_memory_statistics(spec, rank)  # cuDNN's trials of algorithms use more than a step
+    if num_compiled_graphs() - num_before <= len(sizes):  # only the loss function was compiled
+        raise RuntimeError(
+            f"torch.compile found nothing to compile in model {spec.model!r} under strategy {spec.strategy!r}; "
+            "give the model a forward of its own, or use execution: eager."
+        )
 
 
 def ddp_wrapping_stream(execution: Execution, spec: Spec, rank: Rank) -> contextlib.AbstractContextManager[None]:
