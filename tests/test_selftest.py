@@ -27,7 +27,7 @@ def test_a_sleeping_rank_and_the_parts_of_a_step_are_found_on_cpu(pipeline: Comm
     assert answers["bucket cap of 100 MB"]["verdict"] == "not applicable"
     assert answers["two entry points"]["figures"]["collectives_measure_us"] is not None
     assert set(shape["runs"]) == {"known_answers", "measure"}
-    assert set(Findings.__struct_fields__) == set(shape["runs"]["measure"])
+    assert set(Findings.__struct_encode_fields__) == set(shape["runs"]["measure"])
     assert shape["environment"]["nodes"] == [node_name()]
     assert shape["environment"]["torch"] == torch.__version__
     assert datetime.fromisoformat(shape["measured_at"]).tzinfo is not None

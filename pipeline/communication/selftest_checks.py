@@ -311,7 +311,7 @@ def check_parts(findings: Findings) -> CheckResult:
 
 def check_clock(findings: Findings, name: str) -> CheckResult:
     """Check that the marks cost less than the limit."""
-    cost = estimate_median(clock_costs(findings.clock_windows[name], findings.silent_windows[name]))
+    cost = estimate_median(clock_costs(findings.clock_windows[name], findings.unmarked_windows[name]))
     limit = CLOCK_TOLERANCE[name]
     return CheckResult(
         f"cost of the clock, {name} batch",

@@ -38,7 +38,8 @@ class Findings(msgspec.Struct, frozen=True):
     wait_by_step_ns: list[list[float]] = []  # longest wait of a rank in one collective, mean over ranks
     profile_problem: str = ""  # the reason why no step was profiled
     clock_windows: dict[str, list[int]] = {}  # wall time of the training loop with marks, by batch ("large", "small")
-    silent_windows: dict[str, list[int]] = {}  # the same without marks
+    # the same without marks; its name in files is that of earlier versions
+    unmarked_windows: dict[str, list[int]] = msgspec.field(default_factory=dict, name="silent_windows")
     parts_share: list[float] = []  # sum of the parts over the wall time, by window
     clock_batches: dict[str, int] = {}  # samples per GPU of "large" and "small"
 
@@ -92,11 +93,11 @@ def is_precise_enough(findings: Findings) -> bool:
     )
 
 
-def is_clock_cost_precise_enough(name: str, clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> bool:
+def is_clock_cost_precise_enough(name: str, marked_ns: Sequence[int], unmarked_ns: Sequence[int]) -> bool:
     """Return True if the cost of the clock's marks is known to within half of its limit."""
-    return is_half_width_below(clock_costs(clocked_ns, silent_ns), CLOCK_TOLERANCE[name] / 2)
+    return is_half_width_below(clock_costs(marked_ns, unmarked_ns), CLOCK_TOLERANCE[name] / 2)
 
 
-def clock_costs(clocked_ns: Sequence[int], silent_ns: Sequence[int]) -> list[float]:
+def clock_costs(marked_ns: Sequence[int], unmarked_ns: Sequence[int]) -> list[float]:
     """Return the cost of the marks as a share of the loop without them, for each pair of windows."""
-    return [clocked / silent - 1 for clocked, silent in zip(clocked_ns, silent_ns, strict=True)]
+    return [marked / unmarked - 1 for marked, unmarked in zip(marked_ns, unmarked_ns, strict=True)]

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -68,7 +69,7 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
     ]
     findings = time_selftest_variants(variants, context)
     batch_sizes = {"large": spec.batch_size_per_gpu, "small": min(SMALL_BATCH_SIZE_PER_GPU, spec.batch_size_per_gpu)}
-    clock_costs = {
+    clocks = {
         name: measure_clock_cost(name, msgspec.structs.replace(spec, batch_size_per_gpu=batch_size), rank)
         for name, batch_size in batch_sizes.items()
     }
@@ -80,9 +81,9 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
         bare_ns=bare_ns,
         extra_bytes=INJECTED_BYTES[rank.device.type],
         extra_ns=extra_ns,
-        clock_windows={name: windows for name, (windows, _, _) in clock_costs.items()},
-        silent_windows={name: windows for name, (_, windows, _) in clock_costs.items()},
-        parts_share=clock_costs["large"][2],
+        clock_windows={name: clock.marked_ns for name, clock in clocks.items()},
+        unmarked_windows={name: clock.unmarked_ns for name, clock in clocks.items()},
+        parts_share=clocks["large"].parts_share,
         clock_batches=batch_sizes,
     )
 
@@ -224,11 +225,16 @@ def after_pause(step: StepFunction, pause: Pause, seconds: float) -> StepFunctio
     return pause_and_step
 
 
-def measure_clock_cost(name: str, spec: Spec, rank: Rank) -> tuple[list[int], list[int], list[float]]:
-    """Time the training loop with and without marks, in pairs of windows, until their cost is precise enough.
+class ClockWindows(NamedTuple):
+    """Wall times of the training loop by window, with the clock's marks and without."""
 
-    Return the wall times with and without marks in ns, and the sum of the parts over the wall time, by window.
-    """
+    marked_ns: list[int]
+    unmarked_ns: list[int]
+    parts_share: list[float]  # the sum of the parts over the wall time
+
+
+def measure_clock_cost(name: str, spec: Spec, rank: Rank) -> ClockWindows:
+    """Time the training loop with and without marks, in pairs of windows, until their cost is precise enough."""
     num_windows = spec.windows
     spec = msgspec.structs.replace(spec, measure="epochs", windows=1, epochs=1, max_steps=10)
     step = EagerStep(build_model(spec.model or "resnet18", num_classes=10).to(rank.device), spec, rank)
@@ -254,7 +260,7 @@ def measure_clock_cost(name: str, spec: Spec, rank: Rank) -> tuple[list[int], li
             times_ns[clock].append(max(process_group.all_gather(pair[clock][0])))
         if selftest_findings.is_clock_cost_precise_enough(name, times_ns[StepTimer], times_ns[UnmarkedTimer]):
             break
-    return times_ns[StepTimer], times_ns[UnmarkedTimer], shares
+    return ClockWindows(times_ns[StepTimer], times_ns[UnmarkedTimer], shares)
 
 
 SELFTEST_TASKS: dict[str, Callable[[Spec, Rank], Findings]] = {

@@ -76,7 +76,7 @@ def make_findings(added_us: Mapping[str, float | Sequence[float]] | None = None,
         "shortest_by_step_ns": [[200_000.0] * 6, [210_000.0] * 6],
         "wait_by_step_ns": [[20_000.0] * 6, [10_010_000.0] * 6],
         "clock_windows": {"large": [1_005] * 6, "small": [1_010] * 6},
-        "silent_windows": {"large": [1_000] * 6, "small": [1_000] * 6},
+        "unmarked_windows": {"large": [1_000] * 6, "small": [1_000] * 6},
         "parts_share": [0.999, 1.001],
         "clock_batches": {"large": 512, "small": 32},
         **fields,
@@ -433,8 +433,8 @@ def test_the_marks_cost_1_per_cent_of_a_large_step_and_3_of_a_small_one(
     name: str, clocked: int, verdict: Verdict
 ) -> None:
     # a pair that was disturbed as a whole, and one in which the marks alone were: neither is in the interval's way
-    clocks, silents = [2 * clocked, 99_999, *[clocked] * 9], [20_000, *[10_000] * 10]
-    found = make_findings(clock_windows={name: clocks}, silent_windows={name: silents})
+    clocks, unmarked = [2 * clocked, 99_999, *[clocked] * 9], [20_000, *[10_000] * 10]
+    found = make_findings(clock_windows={name: clocks}, unmarked_windows={name: unmarked})
     answer = check_clock(found, name)
     assert (answer.verdict, answer.check) == (verdict, f"cost of the clock, {name} batch")
     assert answer.figures["cost"] == pytest.approx(clocked / 10_000 - 1)
@@ -459,7 +459,7 @@ def test_an_interval_that_holds_the_limit_of_the_clock_decides_nothing(
     clocks: tuple[int, int], verdict: Verdict
 ) -> None:
     found = make_findings(
-        clock_windows={"small": [*clocks] * 3, "large": [1] * 6}, silent_windows={"small": [10_000] * 6}
+        clock_windows={"small": [*clocks] * 3, "large": [1] * 6}, unmarked_windows={"small": [10_000] * 6}
     )
     assert check_clock(found, "small").verdict == verdict
 
@@ -482,7 +482,9 @@ def test_the_summary_counts_every_verdict_also_those_that_do_not_occur() -> None
 
 def test_findings_survive_their_file_and_each_failure_is_its_own() -> None:
     found = make_findings({"extra": 5000.0})
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Findings) == found
+    encoded = msgspec.json.encode(found)
+    assert msgspec.json.decode(encoded, type=Findings) == found
+    assert b'"silent_windows"' in encoded  # as files of earlier versions have it
     answers = check_answers({"known_answers": found, "measure": make_findings(), "sockets": SOCKETS})
     assert [answer.check for answer in answers if answer.verdict == "fail"] == ["injected all-reduce"]
 
@@ -518,6 +520,6 @@ def undrifted(values_us: Sequence[float]) -> list[float]:
 def test_pairs_go_on_until_the_clocks_cost_is_known_within_half_of_its_limit(
     name: str, last_ns: int, settled: bool
 ) -> None:
-    clocked_ns, silent_ns = [1_000] * 5 + [last_ns], [1_000] * 6
-    assert is_clock_cost_precise_enough(name, clocked_ns, silent_ns) is settled
-    assert not is_clock_cost_precise_enough(name, clocked_ns[1:], silent_ns[1:])
+    marked_ns, unmarked_ns = [1_000] * 5 + [last_ns], [1_000] * 6
+    assert is_clock_cost_precise_enough(name, marked_ns, unmarked_ns) is settled
+    assert not is_clock_cost_precise_enough(name, marked_ns[1:], unmarked_ns[1:])
