@@ -1,4 +1,4 @@
-"""How fast the commands answer on this machine: run by `make bench`, prints a line a figure, medians of n runs."""
+"""Times the commands on this machine and prints medians of n runs. Part of `make bench`."""
 
 import os
 import shutil
@@ -28,14 +28,14 @@ PYTHON = (sys.executable, "-m")
 
 
 class Run(NamedTuple):
-    """What a command took as a whole process: wall seconds, and the most memory that was resident at once."""
+    """The wall time and the peak resident memory of a command, run as a process."""
 
     time_s: float
     peak_memory_gib: float
 
 
 def run(command: Sequence[str], cwd: Path) -> Run:
-    """Run a command that ends well."""
+    """Run a command and return what it took. Raises RuntimeError if it fails."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryFile() as said:
         started_s = time.perf_counter()
@@ -80,7 +80,7 @@ def report_collect(folder: Path, num_points: int) -> None:
 
 
 def write_experiment(folder: Path) -> None:
-    """An experiment of NUM_POINTS points with a record each."""
+    """Write an experiment of NUM_POINTS points with a record each."""
     experiment = Experiment(folder / "many")
     experiment.create()
     manifest = Manifest(MANIFEST_VERSION, "many")

@@ -1,4 +1,4 @@
-"""What the layout of memory does to a training step on the CPU, for `make bench`: epochs by turns in one process."""
+"""Times epochs on the CPU by layout of memory, by turns in one process. Part of `make bench`."""
 
 import tabulate
 import torch
@@ -12,7 +12,7 @@ LAYOUTS: tuple[MemoryLayout, ...] = ("contiguous", "channels_last")
 
 
 def point(layout: MemoryLayout) -> Spec:
-    """A few steps of ResNet-18 in fp32 on synthetic images."""
+    """Return a point: a few steps of ResNet-18 in fp32 on synthetic images."""
     return Spec(
         strategy="single",
         num_gpus=1,
@@ -27,7 +27,7 @@ def point(layout: MemoryLayout) -> Spec:
 
 
 def main() -> None:
-    """Print each layout's epoch beside the default's."""
+    """Print the epoch time of each layout beside that of the default."""
     rank = Rank(0, 1, torch.device("cpu"))
     rows = by_turns("cpu", [ours(layout, point(layout), rank, None) for layout in LAYOUTS], NUM_WINDOWS)
     shown = [

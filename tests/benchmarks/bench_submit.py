@@ -1,4 +1,4 @@
-"""What submitting many points to Slurm takes beside one plain sbatch a point: for `make bench`."""
+"""Times the submission of many points to Slurm beside one plain sbatch for each point. Part of `make bench`."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ COUNTING = '#!/bin/sh\necho >> "{calls}"\nexec {sbatch} "$@"\n'
 
 
 def report_submit(folder: Path) -> None:
-    """Print both figures, measured by turns on one cluster; or why there is none. Nothing runs: its nodes are down."""
+    """Print both times, measured by turns on one cluster whose nodes are down; without Slurm print why not."""
     if missing := missing_parts():
         print(f"submit to Slurm of {NUM_POINTS} points: skipped. {missing}", flush=True)
         return
@@ -50,7 +50,7 @@ def report_submit(folder: Path) -> None:
 
 
 def time_sbatch_s(cluster: Cluster, folder: Path) -> float:
-    """Seconds of one plain sbatch, the mean of NUM_SBATCHES in a row."""
+    """Return the mean time of NUM_SBATCHES plain sbatch in a row, in seconds."""
     started_s = time.perf_counter()
     for _ in range(NUM_SBATCHES):
         cluster.run("sbatch", "--partition", "down", str(folder / "job.sh"))
@@ -58,7 +58,7 @@ def time_sbatch_s(cluster: Cluster, folder: Path) -> float:
 
 
 def time_submit_s(cluster: Cluster, folder: Path, outputs: Path) -> float:
-    """Seconds of a whole submission, which must call sbatch once a shape."""
+    """Return the time of a whole submission in seconds. It must call sbatch once for each shape."""
     sbatch, calls = folder / "bin" / "sbatch", outputs.with_suffix(".calls")
     sbatch.parent.mkdir(exist_ok=True)
     sbatch.write_text(COUNTING.format(calls=calls, sbatch=shutil.which("sbatch")))

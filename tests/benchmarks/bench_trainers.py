@@ -1,6 +1,6 @@
-"""What a person would write instead: a plain loop, accelerate's, and Lightning's Trainer, as contenders of a benchmark.
+"""Contenders of a benchmark that a person would write instead: a plain loop, accelerate's, and Lightning's Trainer.
 
-Lightning and accelerate are no dependencies of this project: where they are absent their rows are left out, by name.
+Lightning and accelerate are no dependencies of this project. Where one is absent, its row is left out by name.
 """
 
 import logging
@@ -29,7 +29,7 @@ from pipeline.training.step import place_model
 
 
 def by_hand(spec: Spec, rank: Rank, data: Path) -> Contender:
-    """A DataLoader with the usual transforms and the usual loop: nothing of ours but the model and decoded images."""
+    """Return the usual loop over a DataLoader with the usual transforms. Only the model and decoded images are ours."""
     set_precision(spec)
     transform = transforms.Compose(
         [
@@ -65,7 +65,7 @@ def by_hand(spec: Spec, rank: Rank, data: Path) -> Contender:
 
 
 class InMemory(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """Images in memory, transformed one at a time, as torchvision's own CIFAR-10 does it."""
+    """Images in memory that are transformed one at a time, as in torchvision's CIFAR-10."""
 
     def __init__(self, images: Images, transform: Callable[[Any], Tensor]) -> None:
         self._images = images
@@ -79,7 +79,7 @@ class InMemory(torch.utils.data.Dataset[tuple[Tensor, int]]):
 
 
 class Batches:
-    """The tool's own batches of an epoch, as an iterable that trainers take."""
+    """The batches of one epoch of this project, as an iterable that trainers take."""
 
     def __init__(self, spec: Spec, rank: Rank, data: Path) -> None:
         self._batches: TrainingBatches = build_batches(spec, rank.shard, data)
@@ -94,7 +94,7 @@ class Batches:
 
 
 def accelerated(spec: Spec, rank: Rank, data: Path) -> Contender:
-    """accelerate's loop, as its documentation writes it, over the tool's own batches. Raises ImportError."""
+    """Return the loop of accelerate's documentation over batches of this project. Raises ImportError."""
     from accelerate import Accelerator
 
     set_precision(spec)
@@ -123,7 +123,7 @@ def accelerated(spec: Spec, rank: Rank, data: Path) -> Contender:
 
 
 def lightning(spec: Spec, rank: Rank, data: Path) -> Contender:
-    """Lightning's Trainer without its extras (barebones), over the tool's own batches. Raises ImportError."""
+    """Return Lightning's Trainer without extras (barebones) over batches of this project. Raises ImportError."""
     import lightning
 
     set_precision(spec)
@@ -133,7 +133,7 @@ def lightning(spec: Spec, rank: Rank, data: Path) -> Contender:
     bare = place_model(build_model("resnet18", 10), spec, rank)
 
     class Module(lightning.LightningModule):  # type: ignore[misc]
-        """The model, and the epoch's clock."""
+        """The model with the clock of an epoch."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -179,20 +179,20 @@ def lightning(spec: Spec, rank: Rank, data: Path) -> Contender:
 
 
 def build_sgd(model: nn.Module, spec: Spec) -> torch.optim.SGD:
-    """The experiment's optimizer, fused where the spec says so."""
+    """Return the optimizer of the training step, fused where the spec says so."""
     return torch.optim.SGD(
         model.parameters(), 0.1, momentum=0.9, weight_decay=5e-4, fused=True if spec.fused_optimizer else None
     )
 
 
 def start(rank: Rank) -> float:
-    """The time, the device being idle."""
+    """Wait for the device. Return the time in seconds."""
     process_group.synchronize(rank)
     return time.perf_counter()
 
 
 def end(started_s: float, losses: list[Tensor], rank: Rank) -> Window:
-    """The window that ends here, once the device is done."""
+    """Wait for the device. Return the window that ends now."""
     process_group.synchronize(rank)
     time_s = time.perf_counter() - started_s
     return Window(time_s, statistics.fmean(torch.stack(losses).float().tolist()))
