@@ -15,6 +15,8 @@ from pipeline.system.slurm_commands import ask_slurm, run_slurm
 PING_TIMEOUT_S = 20
 NO_CONFIGURATION = ("Could not establish a configuration source", "DNS SRV lookup failed")
 SQUEUE_FIELDS = "ArrayJobID:|,ArrayTaskID:|,JobID:|,State:|,exit_code:|,EndTime:|,Reason:|,Name:"
+NAMED_JOB_FIELDS = "ArrayJobID:|,State:|,Reason:|,Name:"
+REFUSED = ["FAILED", "BadConstraints"]  # state and reason that slurmctld gives a job as it refuses its sbatch
 DEFAULT_MAX_ARRAY_SIZE = 1001
 UP = re.compile(r"^Slurmctld\(.*\) at .* is UP\s*$", re.MULTILINE)
 NUMBER = re.compile(r"[0-9]{1,12}")  # int() also accepts non-ASCII digits, and raises for over 4,300 digits
@@ -248,14 +250,15 @@ def read_sacct(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
 def find_jobs_named(names: Collection[str]) -> dict[str, str]:
     """Return {job name: job id of the whole array} for jobs with these names that the controller remembers.
 
+    A job that no node can ever run does not count: sbatch was refused, but the controller keeps the job as failed.
     Raises CommandError (scheduler) if squeue does not answer, or its answer cannot be parsed.
     """
     if not names:
         return {}
-    answer = ask_slurm("squeue", "-h", "-t", "all", "-n", ",".join(sorted(names)), "-O", "ArrayJobID:|,Name:")
-    rows = [line.partition("|")[::2] for line in answer.splitlines() if line.strip()]
-    found = {name: job_id for job_id, name in rows if name in names}
-    damaged = [job_id for job_id in found.values() if parse_number(job_id) is None]
-    if damaged or (rows and all(parse_number(job_id) is None for job_id, _ in rows)):  # only banners
-        raise unreadable_answer("squeue", damaged[0] if damaged else rows[0][0])
-    return found
+    answer = ask_slurm("squeue", "-h", "-t", "all", "-n", ",".join(sorted(names)), "-O", NAMED_JOB_FIELDS)
+    rows = [line.split("|", 3) for line in answer.splitlines() if line.strip()]
+    jobs = [row for row in rows if len(row) == 4 and (row[3] in names or parse_number(row[0]) is not None)]
+    damaged = [row for row in jobs if parse_number(row[0]) is None] or (rows if not jobs else [])  # only banners
+    if damaged:
+        raise unreadable_answer("squeue", "|".join(damaged[0]))
+    return {name: job_id for job_id, *ending, name in jobs if name in names and ending != REFUSED}

@@ -120,9 +120,9 @@ def test_words_that_are_no_answer_are_not_read_as_no_job(answer: str) -> None:
 def test_words_that_are_no_answer_do_not_forget_an_announced_array() -> None:
     with answering(BANNER.encode()), pytest.raises(CommandError, match="does not understand"):
         find_jobs_named(["x-0"])
-    with answering(b"none|x-0\n"), pytest.raises(CommandError, match="does not understand"):
+    with answering(b"none|PENDING|None|x-0\n"), pytest.raises(CommandError, match="does not understand"):
         find_jobs_named(["x-0"])
-    with answering(f"{BANNER}\n7|x-0\n9|other\n".encode()):
+    with answering(f"{BANNER}\n7|PENDING|None|x-0\n9|PENDING|None|other\n".encode()):
         assert find_jobs_named(["x-0"]) == {"x-0": "7"}
 
 

@@ -237,7 +237,12 @@ def test_a_question_that_slurm_refuses_is_a_refusal_with_its_words(fake: Fake) -
 
 
 def test_an_array_is_found_by_its_name_and_others_are_left_out(fake: Fake, tmp_path: Path) -> None:
-    fake("squeue", "7|x-0\n7|x-0\n9|other\n")
+    fake("squeue", "7|PENDING|Resources|x-0\n7|RUNNING|None|x-0\n9|PENDING|Priority|other\n")
     assert find_jobs_named(["x-0", "x-1"]) == {"x-0": "7"}
     assert find_jobs_named([]) == {}
     assert len(calls(tmp_path, "squeue")) == 1
+
+
+def test_a_job_that_slurm_refused_and_keeps_as_failed_is_not_found(fake: Fake) -> None:
+    fake("squeue", "7|FAILED|BadConstraints|x-0\n8|FAILED|NonZeroExitCode|x-1\n9|PENDING|BadConstraints|x-2\n")
+    assert find_jobs_named(["x-0", "x-1", "x-2"]) == {"x-1": "8", "x-2": "9"}  # these have been accepted

@@ -146,8 +146,16 @@ def test_a_controller_that_does_not_answer_ends_with_4_and_never_trains_here(
         cluster.start_controller()
 
 
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("echo 'sbatch: error: Invalid qos specification' >&2; exit 1", "Invalid qos specification"),
+        # slurmctld refuses it, and keeps a failed job of that name
+        ('exec {real} --mem=99G "$@"', "Requested node configuration is not available"),
+    ],
+)
 def test_a_refused_array_leaves_nothing_behind(
-    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path, script: str, problem: str
 ) -> None:
     submit = (
         "submit",
@@ -162,10 +170,9 @@ def test_a_refused_array_leaves_nothing_behind(
         "--qos",
         "y",
     )
-    env = with_sbatch(tmp_path, on_slurm, "echo 'sbatch: error: Invalid qos specification' >&2; exit 1")
-    answer = pipeline(*submit, env=env)
-    assert answer.returncode == 4
-    assert "Invalid qos specification" in answer.stderr
+    answer = pipeline(*submit, env=with_sbatch(tmp_path, on_slurm, script))
+    assert answer.returncode == 4, answer.stdout
+    assert problem in answer.stderr
     assert "Traceback" not in answer.stderr
     assert not list(tmp_path.glob("small/logs/*/*"))
     manifest = json.loads((tmp_path / "small" / "manifest.json").read_text())
