@@ -98,11 +98,12 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
     If Slurm does not answer, points that were submitted to it and have no record are `unknown`. Pass `holds_lock=True`
     if the caller itself holds the submission lock.
     """
+    # Slurm and the lock first: a job or a `submit` that has ended by then has published its records
+    job_states, slurm_problem = query_slurm(manifest)  # adds missing job ids to the manifest
+    submit_is_here = not holds_lock and experiment.is_being_submitted()
     found, rejected = record_store.load_folder(experiment.records_folder)
-    job_states, slurm_problem = query_slurm(manifest)  # before the manifest is used: it adds missing job ids
     arrays = [array for submission in manifest.submissions for array in submission.arrays]
     starts = read_launch_starts(experiment, found)
-    submit_is_here = not holds_lock and experiment.is_being_submitted()
     facts = Facts(
         job_states=job_states,
         slurm_problem=slurm_problem,

@@ -2,7 +2,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from factories import NOW, assert_says, make_record, make_spec
+from factories import NOW, assert_says, make_experiment, make_record, make_spec
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import Manifest, SlurmArray, add_points, start_submission
@@ -252,6 +252,33 @@ def test_a_point_with_a_record_that_is_queued_again_keeps_its_word_and_says_so(
     assert first.word == "ok"
     assert first.reason.startswith("being run again: pending, PartitionDown: the partition is down")
     assert second == PointState("ok", "")
+
+
+def test_a_record_that_is_published_while_slurm_is_asked_counts(
+    submitted: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_job(_: object) -> dict[JobKey, JobState]:
+        publish_record(make_record(make_spec()), submitted[0].records_folder)
+        return {("7", 0): job("COMPLETED"), ("7", 1): job("PENDING")}
+
+    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "up")
+    monkeypatch.setattr(slurm_queries, "query_job_states", end_job)
+    assert words(read_progress(*submitted)) == ["ok", "pending", "missing"]
+
+
+def test_a_record_that_is_published_while_the_lock_is_tried_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = make_experiment(tmp_path / "x", missing=[make_spec()])
+
+    def end_submit() -> bool:
+        publish_record(make_record(make_spec()), experiment.records_folder)
+        return False
+
+    monkeypatch.setattr(experiment, "is_being_submitted", end_submit)
+    manifest = experiment.read_manifest()
+    assert manifest is not None
+    assert words(read_progress(experiment, manifest)) == ["ok"]
 
 
 def test_only_the_end_of_a_log_is_read_and_any_bytes_will_do(tmp_path: Path) -> None:
