@@ -206,9 +206,21 @@ def query_slurm(manifest: Manifest) -> tuple[dict[JobKey, JobState], str | None]
         found = slurm_queries.find_jobs_named({array.job_name for array in without_id})
         for array in without_id:
             array.job_id = found.get(array.job_name)
-        return slurm_queries.query_job_states({array.job_id for array in arrays if array.job_id is not None}), None
+        job_states = slurm_queries.query_job_states({array.job_id for array in arrays if array.job_id is not None})
     except CommandError as refusal:
         return {}, str(refusal)
+    return drop_jobs_of_others(job_states, manifest), None
+
+
+def drop_jobs_of_others(job_states: Mapping[JobKey, JobState], manifest: Manifest) -> dict[JobKey, JobState]:
+    """Return the states without jobs whose name is not that of the manifest's array with their id.
+
+    Such a job belongs to other work: Slurm's ids may restart, and two clusters may share a home. A plain sbatch may
+    have any name.
+    """
+    submitted = (submission for submission in manifest.submissions if submission.backend == "slurm")
+    names = {array.job_id: array.job_name for submission in submitted for array in submission.arrays}
+    return {key: job for key, job in job_states.items() if job.name in ("", names.get(key[0], job.name))}
 
 
 def submitted_jobs(manifest: Manifest) -> dict[str, dict[JobKey, Submission]]:

@@ -26,12 +26,16 @@ SlurmPresence = Literal["absent", "silent", "up"]
 
 
 class JobState(NamedTuple):
-    """The state of a job or array element in Slurm; `exit_code` is -N if signal N ended it."""
+    """The state of a job or array element in Slurm; `exit_code` is -N if signal N ended it.
+
+    `name` is the job's name, "" if Slurm's line about it has none.
+    """
 
     state: str
     exit_code: int | None
     end_time: str | None
     reason: str
+    name: str = ""
 
 
 class NodeType(NamedTuple):
@@ -204,11 +208,11 @@ def read_squeue(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
     if lines and not ours:  # only banners
         raise unreadable_answer("squeue", lines[0])
     for line in ours:
-        array_id, task_id, _, state, status, end, reason, _ = (line + "|" * 7).split("|", 7)
+        array_id, task_id, _, state, status, end, reason, name = (line.split("|", 7) + [""] * 7)[:8]
         index = parse_number(task_id)
         if index is None and task_id != "N/A":
             raise unreadable_answer("squeue", line)
-        yield (array_id, index), JobState(state.strip() or NO_STATE, parse_exit_code(status), end, reason)
+        yield (array_id, index), JobState(state.strip() or NO_STATE, parse_exit_code(status), end, reason, name)
 
 
 def parse_exit_code(text: str) -> int | None:
@@ -230,7 +234,7 @@ def parse_exit_code(text: str) -> int | None:
 
 def read_sacct(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
     """Yield the jobs that accounting remembers, none if accounting is off."""
-    fields = "JobID,State,ExitCode,End,Reason"
+    fields = "JobID,State,ExitCode,End,Reason,JobName"
     try:
         answer = run_slurm("sacct", "-X", "-n", "-P", "-o", fields, "-j", ",".join(job_ids))
     except (OSError, subprocess.TimeoutExpired):
@@ -238,13 +242,13 @@ def read_sacct(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
     if answer.returncode:
         return
     for line in answer.stdout.splitlines():
-        job, state, code, end, reason = (line + "|" * 4).split("|", 4)
+        job, state, code, end, reason, name = (line.split("|", 5) + [""] * 5)[:6]
         array_id, underscore, task_id = job.partition("_")
         index = parse_number(task_id)
         if array_id not in job_ids or (underscore and index is None):
             continue  # a banner, or a range of waiting elements, which squeue lists one by one
         word = (state.split() or [NO_STATE])[0]  # "CANCELLED by 1000"
-        yield (array_id, index), JobState(word, parse_exit_code(code), end, reason)
+        yield (array_id, index), JobState(word, parse_exit_code(code), end, reason, name)
 
 
 def find_jobs_named(names: Collection[str]) -> dict[str, str]:

@@ -81,6 +81,27 @@ def test_jobs_that_have_ended_are_left_alone(pipeline: Command, experiment: Expe
     assert cancelled(tmp_path / "bin") == []
 
 
+def test_a_job_of_another_name_with_the_same_id_is_left_alone(
+    pipeline: Command, experiment: Experiment, tmp_path: Path
+) -> None:
+    of_another = job(7, 0, "RUNNING").replace("x-0", "my-thesis")
+    env = slurm(tmp_path / "bin", of_another, PLAIN_8)
+    answer = pipeline("cancel", experiment.folder, env=env)
+    assert (answer.returncode, answer.stdout) == (0, f"cancelled x job 8 (pending): {C}, {D}\n"), answer.stderr
+    assert cancelled(tmp_path / "bin") == ["8"]
+    found = states(pipeline, experiment.folder, env)
+    assert [found[run_id]["state"] for run_id in (A, B, C)] == ["lost", "lost", "pending"]
+
+
+def test_a_job_of_plain_sbatch_may_have_any_name(pipeline: Command, tmp_path: Path) -> None:
+    made = make_experiment(tmp_path / "x", missing=SPECS[:1])
+    with made.edit_manifest() as manifest:
+        manifest.submissions.append(Submission("sbatch-7", "sbatch", "2025-06-01", [SlurmArray("x", [[A]], "7")]))
+    env = slurm(tmp_path / "bin", job(7, 0, "RUNNING").replace("x-0", "my-name"))
+    answer = pipeline("cancel", made.folder, env=env)
+    assert (answer.returncode, answer.stdout) == (0, f"cancelled x job 7_0 (running): {A}\n"), answer.stderr
+
+
 def test_only_cancels_the_job_of_its_point(pipeline: Command, experiment: Experiment, tmp_path: Path) -> None:
     env = slurm(tmp_path / "bin", job(7, 0, "RUNNING"), job(7, 1, "PENDING"), PLAIN_8)
     answer = pipeline("cancel", experiment.folder, "--only", B, env=env)

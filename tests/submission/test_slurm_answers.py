@@ -149,7 +149,7 @@ def test_a_job_whose_element_cannot_be_told_is_one_sentence(index: str) -> None:
 )
 def test_an_exit_code_that_is_not_understood_is_none(text: str, exit_code: int | None) -> None:
     with answering(f"7|0|7|FAILED|{text}|N/A|None|x-0\n".encode()):
-        assert query_job_states(["7"]) == {("7", 0): JobState("FAILED", exit_code, "N/A", "None")}
+        assert query_job_states(["7"]) == {("7", 0): JobState("FAILED", exit_code, "N/A", "None", "x-0")}
 
 
 def test_a_damaged_line_of_accounting_is_a_state_or_left_out() -> None:
@@ -293,6 +293,7 @@ def test_the_jobs_of_each_version(version: str) -> None:
         ("9", 1): ("CANCELLED", -15, "2025-05-01T11:00:01"),
         ("9", 2): ("FAILED", 9, "2025-05-01T11:00:02"),
     }
+    assert (jobs["7", 7].name, jobs["20", None].name, jobs["9", 0].name) == ("x-0", "x-1", "x-3")
     assert decide_state_by_job(jobs["7", 7], "", NOW).reason.endswith("the nodes are reserved or down")
     assert decide_state_by_job(jobs["7", 1], "", NOW).reason.startswith("exited 3")
 

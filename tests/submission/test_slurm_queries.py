@@ -105,9 +105,9 @@ def test_squeue_gives_the_state_of_every_element_and_of_plain_jobs(fake: Fake, t
         "9|N/A|9|CANCELLED|9|N/A|None|name|with|bars\n",
     )
     assert query_job_states(["9", "7", "9"]) == {
-        ("7", 0): JobState("RUNNING", 0, "2025-01-01T00:00:00", "None"),
-        ("7", 1): JobState("FAILED", 3, "2025-01-01T00:00:01", "NonZeroExitCode"),
-        ("9", None): JobState("CANCELLED", -9, "N/A", "None"),
+        ("7", 0): JobState("RUNNING", 0, "2025-01-01T00:00:00", "None", "x-0"),
+        ("7", 1): JobState("FAILED", 3, "2025-01-01T00:00:01", "NonZeroExitCode", "x-0"),
+        ("9", None): JobState("CANCELLED", -9, "N/A", "None", "name|with|bars"),
     }
     (call,) = calls(tmp_path, "squeue")
     assert "-t all" in call  # those that ended too
