@@ -14,7 +14,7 @@ from pipeline.system.slurm_commands import ask_slurm, run_slurm
 
 PING_TIMEOUT_S = 20
 NO_CONFIGURATION = ("Could not establish a configuration source", "DNS SRV lookup failed")
-SQUEUE_FIELDS = "ArrayJobID:|,ArrayTaskID:|,JobID:|,State:|,exit_code:|,EndTime:|,Reason:|,Name:"
+SQUEUE_FIELDS = "ArrayJobID:|,ArrayTaskID:|,State:|,exit_code:|,EndTime:|,Reason:|,Name:"
 NAMED_JOB_FIELDS = "ArrayJobID:|,State:|,Reason:|,Name:"
 REFUSED = ["FAILED", "BadConstraints"]  # state and reason that slurmctld gives a job as it refuses its sbatch
 DEFAULT_MAX_ARRAY_SIZE = 1001
@@ -208,7 +208,7 @@ def read_squeue(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
     if lines and not ours:  # only banners
         raise unreadable_answer("squeue", lines[0])
     for line in ours:
-        array_id, task_id, _, state, status, end, reason, name = (line.split("|", 7) + [""] * 7)[:8]
+        array_id, task_id, state, status, end, reason, name = (line.split("|", 6) + [""] * 6)[:7]
         index = parse_number(task_id)
         if index is None and task_id != "N/A":
             raise unreadable_answer("squeue", line)

@@ -25,7 +25,7 @@ resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 
 
 def job(array: int, element: int, state: str) -> str:
-    return f"{array}|{element}|{array}|{state}|0:0|N/A|None|x-0\n"
+    return f"{array}|{element}|{state}|0:0|N/A|None|x-0\n"
 
 
 def slurm(folder: Path, *jobs: str, scancel: str = "") -> Mapping[str, str]:
@@ -56,7 +56,7 @@ def experiment(tmp_path: Path) -> Experiment:
     return made
 
 
-PLAIN_8 = "8|N/A|8|PENDING|0:0|N/A|Priority|x-1\n"
+PLAIN_8 = "8|N/A|PENDING|0:0|N/A|Priority|x-1\n"
 
 
 def test_everything_is_cancelled_by_array_and_each_job_has_a_line(

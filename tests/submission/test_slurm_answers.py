@@ -34,7 +34,7 @@ WORDS = [
     *("7", "7_0", "7_[3-9%4]", "0", "N/A", "-1", "x", "x-0", "RUNNING", "COMPLETED", "CANCELLED by 1000", "None"),
     *("3:=0", "3:0", "0:127", "127", "768", "Unknown", "main*", "main", "8+", "12x", "gpu:4", "gpu:", "(null)"),
     *("gpu:a100:4(S:0-1)", "1:30:00", "infinite", "2", "MaxArraySize = 0", "Slurmctld(primary) at here is UP\n"),
-    *("7|0|7|RUNNING|0|N/A|None|x-0\n", "main*|8|12000|gpu:4|2\n"),
+    *("7|0|RUNNING|0|N/A|None|x-0\n", "main*|8|12000|gpu:4|2\n"),
 ]
 PARTS = st.sampled_from(WORDS)
 ANSWERS = st.one_of(st.lists(PARTS, max_size=24).map(lambda parts: "".join(parts).encode("latin-1")), st.binary())
@@ -94,7 +94,7 @@ def test_any_answer_gives_a_value_or_one_sentence(answer: bytes) -> None:
     assert isinstance(size, CommandError) or (isinstance(size, int) and size >= 1)
 
 
-JOB = "7|0|7|RUNNING|0|N/A|None|x-0\n"
+JOB = "7|0|RUNNING|0|N/A|None|x-0\n"
 
 
 @pytest.mark.parametrize("answer", ["", "\n", "\n\n  \n"])
@@ -110,7 +110,7 @@ def test_lines_around_an_answer_are_left_out(answer: str) -> None:
         assert {key: job.state for key, job in query_job_states(["7"]).items()} == {("7", 0): "RUNNING"}
 
 
-@pytest.mark.parametrize("answer", [BANNER, "squeue is down for maintenance\n", "8|0|8|RUNNING|0|N/A|None|other\n"])
+@pytest.mark.parametrize("answer", [BANNER, "squeue is down for maintenance\n", "8|0|RUNNING|0|N/A|None|other\n"])
 def test_words_that_are_no_answer_are_not_read_as_no_job(answer: str) -> None:
     with answering(answer.encode()), pytest.raises(CommandError, match="does not understand") as refusal:
         query_job_states(["7"])
@@ -126,7 +126,7 @@ def test_words_that_are_no_answer_do_not_forget_an_announced_array() -> None:
         assert find_jobs_named(["x-0"]) == {"x-0": "7"}
 
 
-@pytest.mark.parametrize("line", ["7|0", "7|0|7", "7|0|7||0|N/A|None|x-0", "7|0|7| |0", "7|0|7|?|0|N/A|None|x-0"])
+@pytest.mark.parametrize("line", ["7|0", "7|0|", "7|0||0|N/A|None|x-0", "7|0| |0", "7|0|?|0|N/A|None|x-0"])
 def test_a_job_whose_state_is_not_there_is_unknown_and_not_taken_for_ended(line: str) -> None:
     with answering(f"{line}\n".encode()):
         job = query_job_states(["7"])["7", 0]
@@ -137,7 +137,7 @@ def test_a_job_whose_state_is_not_there_is_unknown_and_not_taken_for_ended(line:
 @pytest.mark.parametrize("index", ["", "x", "[0-5]", "0-5%2", "-1", HUGE, "²"])
 def test_a_job_whose_element_cannot_be_told_is_one_sentence(index: str) -> None:
     with (
-        answering(f"7|{index}|7|RUNNING|0|N/A|None|x-0\n".encode()),
+        answering(f"7|{index}|RUNNING|0|N/A|None|x-0\n".encode()),
         pytest.raises(CommandError, match="does not under"),
     ):
         query_job_states(["7"])
@@ -148,7 +148,7 @@ def test_a_job_whose_element_cannot_be_told_is_one_sentence(index: str) -> None:
     [("3:=0", None), ("", None), ("x", None), ("127", None), (HUGE, None), ("-2", None), ("3:0", 3), ("0:9", -9)],
 )
 def test_an_exit_code_that_is_not_understood_is_none(text: str, exit_code: int | None) -> None:
-    with answering(f"7|0|7|FAILED|{text}|N/A|None|x-0\n".encode()):
+    with answering(f"7|0|FAILED|{text}|N/A|None|x-0\n".encode()):
         assert query_job_states(["7"]) == {("7", 0): JobState("FAILED", exit_code, "N/A", "None", "x-0")}
 
 

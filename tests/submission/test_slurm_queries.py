@@ -100,9 +100,9 @@ def test_the_limit_of_a_partition_is_that_of_the_shortest_named(
 def test_squeue_gives_the_state_of_every_element_and_of_plain_jobs(fake: Fake, tmp_path: Path) -> None:
     fake(
         "squeue",
-        "7|0|8|RUNNING|0|2025-01-01T00:00:00|None|x-0\n"
-        "7|1|7|FAILED|768|2025-01-01T00:00:01|NonZeroExitCode|x-0\n"
-        "9|N/A|9|CANCELLED|9|N/A|None|name|with|bars\n",
+        "7|0|RUNNING|0|2025-01-01T00:00:00|None|x-0\n"
+        "7|1|FAILED|768|2025-01-01T00:00:01|NonZeroExitCode|x-0\n"
+        "9|N/A|CANCELLED|9|N/A|None|name|with|bars\n",
     )
     assert query_job_states(["9", "7", "9"]) == {
         ("7", 0): JobState("RUNNING", 0, "2025-01-01T00:00:00", "None", "x-0"),
@@ -121,7 +121,7 @@ def test_no_job_needs_no_call(fake: Fake, tmp_path: Path) -> None:
 
 
 def test_accounting_fills_in_what_the_controller_forgot_and_never_overrules_it(fake: Fake) -> None:
-    fake("squeue", "7|0|8|RUNNING|0|N/A|None|x-0\n")
+    fake("squeue", "7|0|RUNNING|0|N/A|None|x-0\n")
     fake(
         "sacct",
         "7_0|PENDING|0:0|Unknown|None\n"
@@ -141,7 +141,7 @@ def test_accounting_fills_in_what_the_controller_forgot_and_never_overrules_it(f
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_accounting_that_is_off_is_ignored(fake: Fake, code: int) -> None:
-    fake("squeue", "7|0|8|RUNNING|0|N/A|None|x-0\n")
+    fake("squeue", "7|0|RUNNING|0|N/A|None|x-0\n")
     fake("sacct", stderr="Slurm accounting storage is disabled", code=code)
     assert list(query_job_states(["7"])) == [("7", 0)]
 
