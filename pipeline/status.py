@@ -113,7 +113,7 @@ def watch(found: Mapping[str, Experiment], *, shows_all: bool) -> Progress:
             states = [(point.spec.run_id(), point.state.word, point.rerun) for point in points]
             if show is not print or states != last_states:
                 show(render_all(found, progress, shows_all=shows_all))
-            if not any(point.is_in_flight or point.state.word in ("settling", "unknown") for point in points):
+            if not any(point.is_in_flight or point.state.word == "unknown" for point in points):
                 return progress
             poll_s = FIRST_POLL_S if states != last_states else min(LAST_POLL_S, poll_s * 2)
             last_states = states
@@ -218,7 +218,7 @@ def next_command(experiment: Experiment, points: Sequence[PointProgress]) -> str
     gaps = [point for point in points if point.state.word not in RESULTS and not point.is_in_flight]
     failed = [point for point in gaps if point.outcome.status == "failed"]
     todo, option = (failed, " with --rerun failed") if failed else (gaps, "")
-    if not todo or any(point.state.word in ("settling", "unknown") for point in todo):
+    if not todo or any(point.state.word == "unknown" for point in todo):
         return ""
     which = "failed points" if failed else "points without a record"
     return f"To run the {which} ({len(todo)}), repeat the submit command of {experiment.folder.name}{option}."

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.__main__ import COMMANDS
-from pipeline.submission import read_progress
+from pipeline.submission import read_progress, state_rules
 
 ROOT = Path(__file__).resolve().parent.parent
 # what commands import when they need it; torch is not among them
@@ -57,8 +57,8 @@ def _become(module: str, arguments: Sequence[str], env: Mapping[str, str], stdou
     sys.path.insert(0, str(ROOT))
     sys.argv[1:] = arguments
     sys.modules.pop(module, None)  # else runpy warns
-    # or a test would wait half a minute for a job that has long ended
-    read_progress.LAST_POLL_S = read_progress.FIRST_POLL_S
+    # or a test would wait a minute for a job that has long ended
+    read_progress.LAST_POLL_S = state_rules.RECORD_GRACE_S = read_progress.FIRST_POLL_S
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception:

@@ -28,9 +28,9 @@ FIRST_POLL_S, LAST_POLL_S = 2, 30  # the wait doubles from query to query, to sp
 class PointProgress(NamedTuple):
     """One point: its recorded outcome, its state, and its job and log if it has them.
 
-    `is_in_flight` is True while a job, or a `submit` process on this machine, may still write a record, even if the
-    point has one already. `rerun` is the state of a new run of a point that has a result; None without a new run.
-    `started_unix_s` is the start of the launch that runs now.
+    `is_in_flight` is True while a new record may still appear, from a job or from a `submit` process on this machine,
+    even if the point has one already. `rerun` is the state of a new run of a point that has a result; None without
+    a new run. `started_unix_s` is the start of the launch that runs now.
     """
 
     outcome: PointOutcome
@@ -306,7 +306,7 @@ def read_log_tail(log: Path | None, since: str = "") -> str:
 
 
 def wait_until_finished(experiment: Experiment) -> None:
-    """Wait until no point is in flight, settling or unknown. Log the number of points in each state when it changes."""
+    """Wait until no point is in flight or unknown. Log the number of points in each state when it changes."""
     poll_s, last_summary = FIRST_POLL_S, ""
     while True:
         manifest = experiment.read_manifest()
@@ -317,7 +317,7 @@ def wait_until_finished(experiment: Experiment) -> None:
         if summary != last_summary:
             log_line(summary)
             last_summary = summary
-        if not any(point.is_in_flight or point.state.word in ("settling", "unknown") for point in points):
+        if not any(point.is_in_flight or point.state.word == "unknown" for point in points):
             return
         time.sleep(poll_s)
         poll_s = min(LAST_POLL_S, poll_s * 2)

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.runner.classify_failure import SLURM_OOM_SIGNS, suggests_oom
 from pipeline.submission.slurm_queries import JobState
+from pipeline.system.errors import EXIT_GAPS
 
 RECORD_GRACE_S = 60  # a network file system may show a new record this late
 
@@ -54,7 +55,7 @@ ADVICE_BY_WAIT_REASON = {
 }
 
 PositionInElement = Literal["passed", "current", "waiting"]  # of a point, relative to the point that its job runs now
-IN_FLIGHT = ("pending", "held", "running")
+IN_FLIGHT = ("pending", "held", "running", "settling")  # states in which a record may still appear
 RECORDED_STATUSES = ("ok", "oom", "failed")
 
 
@@ -96,16 +97,25 @@ def decide_state_by_job(job: JobState, log_tail: str, now: datetime) -> PointSta
         return PointState("running", "")
     if job.state == "OUT_OF_MEMORY" or (job.state == "FAILED" and is_memory_kill(job, log_tail)):
         return PointState("host_oom", "the node's memory ran out; raise mem_per_gpu_gib")
+    if has_just_ended(job, now):
+        return PointState("settling", "its job ended, its record may not be visible yet")
     if job.state == "FAILED":
         ended = f"{describe_exit(job.exit_code)} without a record; see its log"
         return PointState("failed", f"its log suggests out of memory; {ended}" if suggests_oom(log_tail) else ended)
     if job.state in WORD_BY_ENDED_JOB_STATE:
         return PointState(WORD_BY_ENDED_JOB_STATE[job.state], f"Slurm says {job.state}")
     if job.state == "COMPLETED":
-        if seconds_since(job.end_time, now) < RECORD_GRACE_S:
-            return PointState("settling", "its job ended, its record may not be visible yet")
         return PointState("lost", "exited 0 without a record")
     return PointState("unknown", f"Slurm says {job.state}, which this tool does not know")
+
+
+def has_just_ended(job: JobState, now: datetime) -> bool:
+    """True if the job has ended as a launch does that has published its records, and they may not be visible yet.
+
+    A launch exits 1 if it recorded that a point is not ok, so an out-of-memory is FAILED to Slurm.
+    """
+    has_recorded = job.state == "COMPLETED" or (job.state == "FAILED" and job.exit_code == EXIT_GAPS)
+    return has_recorded and seconds_since(job.end_time, now) < RECORD_GRACE_S
 
 
 def is_memory_kill(job: JobState, log_tail: str) -> bool:
@@ -157,6 +167,6 @@ def decide_state_in_element(
     if position == "waiting" and not has_record and job is not None:
         if job.state in RUNNING_JOB_STATES:
             return PointState("pending", "waits for the points before it in its element")
-        if job.state in UNSUCCESSFUL_JOB_STATES:
+        if job.state in UNSUCCESSFUL_JOB_STATES and not has_just_ended(job, now):
             return PointState("missing", f"not started: its element ended before it, Slurm says {job.state}")
     return decide_state(outcome, job, was_submitted, log_tail, now)

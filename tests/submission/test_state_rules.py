@@ -1,4 +1,4 @@
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -110,6 +110,23 @@ def test_a_failure_says_how_the_job_ended(exit_code: int | None, words: str) -> 
 )
 def test_a_completed_job_settles_for_a_minute_and_then_is_lost(ended_s_ago: float | None, expected: str) -> None:
     assert word(job("COMPLETED", ended_s_ago=ended_s_ago)) == expected
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "ended_s_ago", "expected"),
+    [
+        (1, 0, "settling"),
+        (1, 59, "settling"),
+        (1, 60, "failed"),
+        (1, None, "failed"),
+        (2, 0, "failed"),
+        (-9, 0, "failed"),
+    ],
+)
+def test_a_job_that_exits_as_a_launch_with_a_recorded_oom_settles_too(
+    exit_code: int, ended_s_ago: float | None, expected: str
+) -> None:
+    assert word(job("FAILED", exit_code, ended_s_ago=ended_s_ago), "CUDA out of memory") == expected
 
 
 @pytest.mark.parametrize("end", ["", "Unknown", "N/A", "NONE"])
@@ -302,7 +319,7 @@ def test_every_status_of_an_outcome_has_a_state() -> None:
 
 def test_a_state_under_way_is_one_of_those_that_a_driver_waits_for() -> None:
     under_way = {name for name in STATE_NAMES if state_rules.is_unfinished(job(name))}
-    assert {word(job(name)) for name in under_way} == set(state_rules.IN_FLIGHT)
+    assert {*(word(job(name)) for name in under_way), "settling"} == set(state_rules.IN_FLIGHT)
     assert not under_way & {*WORD_BY_ENDED_JOB_STATE, *DECIDED_ONE_BY_ONE}
 
 
@@ -377,6 +394,19 @@ def test_an_element_that_is_ended_loses_the_point_that_ran_and_the_rest_have_not
     assert parts[0].state.reason == ""  # what became of its element later is no word against it
     assert_says(parts[2].state.reason, "not started", "element ended", f"Slurm says {state}")
     assert not any(part.is_in_flight for part in parts)
+
+
+def test_an_element_that_has_just_ended_with_a_recorded_failure_settles(
+    packed: tuple[Experiment, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(packed[0], POINTS[0])
+    end(packed[0], POINTS[0])
+    just_now = JobState("FAILED", 1, datetime.now().isoformat(), "None")
+    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "up")
+    monkeypatch.setattr(slurm_queries, "query_job_states", lambda _: {("7", None): just_now})
+    parts = read_progress(*packed)
+    assert words(parts) == ["ok", "settling", "settling", "settling"]
+    assert [part.is_in_flight for part in parts] == [False, True, True, True]  # so `submit` leaves them alone
 
 
 @pytest.mark.parametrize("state", ["PENDING", "REQUEUE_HOLD", "COMPLETED"])
