@@ -22,7 +22,7 @@ from pipeline.experiment.packing import points_for_same_processes
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
 from pipeline.runner.launch_options import LaunchOptions, add_point_arguments, positive_integer, read_launch_options
-from pipeline.runner.launch_session import LaunchSession
+from pipeline.runner.launch_session import LaunchSession, publish_with_retries
 from pipeline.runner.memory_search import search_memory
 from pipeline.runner.rank_files import FollowingPoint, PointTask
 from pipeline.runner.start_ranks import run_ranks
@@ -176,7 +176,7 @@ def publish_implied_oom(spec: Spec, experiment: Experiment, options: LaunchOptio
     if cause is None:
         return None
     record = implied_oom.implied_oom_record(spec, cause, read_launch_id())
-    record_store.publish_record(record, experiment.records_folder)
+    publish_with_retries(record, experiment.records_folder)
     log_line(f"{spec.run_id()}: {record.status_line()}")
     return record
 

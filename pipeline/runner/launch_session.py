@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 
 import msgspec
 
@@ -23,11 +24,12 @@ from pipeline.runner.failed_record import RankExit
 from pipeline.runner.rank_files import RankFiles
 from pipeline.system import source_digest
 from pipeline.system.deadline import Deadline
-from pipeline.system.errors import log_line
+from pipeline.system.errors import describe_os_error, log_line
 from pipeline.system.host import node_rank, utc_timestamp
 
 RANK_FILES_POLL_S = 0.1
 ROOT_CAUSE_GRACE_S = 5  # in this time the node that knows the cause writes it
+PUBLISH_WAITS_S = (1, 10, 60)  # before each new try, if a network file system is away for a moment
 
 
 class LaunchSession:
@@ -122,7 +124,7 @@ class LaunchSession:
     def publish(self, record: Record | None) -> None:
         """Publish the record of the current point, and move its step times, weights and traces beside it.
 
-        None means that another node publishes it.
+        None means that another node publishes it. If it cannot be written, the point counts as failed.
         """
         started_at, self._started_at = self._started_at, utc_timestamp()
         if record is None:
@@ -131,21 +133,56 @@ class LaunchSession:
         times = {"started_at": started_at, "ended_at": self._started_at}
         record = msgspec.structs.replace(record, environment=compare_source(record.environment), **times)
         try:
-            path = record_store.publish_record(record, self._experiment.records_folder)
-        except ValueError as error:
-            failed = self._failure_record(f"the result could not be published: {error}")
-            record = msgspec.structs.replace(failed, **times)
-            path = record_store.publish_record(record, self._experiment.records_folder)
-        if record.status == "ok":
-            with contextlib.suppress(FileNotFoundError):
-                self.current_files.series.rename(path.with_suffix(".steps.npz"))
-            with contextlib.suppress(FileNotFoundError):
-                self.current_files.weights.rename(path.with_suffix(".weights.npz"))
-            with contextlib.suppress(FileNotFoundError):
-                self._experiment.traces.mkdir(mode=0o750, exist_ok=True)
-                self.current_files.traces.rename(self._experiment.traces / path.stem)
+            record, path = self._publish_valid(record)
+        except OSError as error:  # go on, because the ranks already run the next point
+            kept = f"submit again to measure the point again; its files are in {self.current_files.folder}"
+            problem = f"cannot publish its record: {describe_os_error(error)}; {kept}"
+            failure = Failure(kind="exception", message=problem)
+            record = record_store.new_record(record.spec, "failed", self.id, failure=failure, reason=problem)
+        else:
+            if record.status == "ok":
+                self._move_side_files(path)
         log_line(f"{record.run_id}: {record.status_line()}")
         self.published.append(record)
+
+    def _publish_valid(self, record: Record) -> tuple[Record, Path]:
+        """Publish the record, or if it is invalid a failed one that says why. Return that record, and its path."""
+        folder = self._experiment.records_folder
+        try:
+            return record, publish_with_retries(record, folder)
+        except ValueError as error:
+            failed = self._failure_record(f"the result could not be published: {error}")
+            failed = msgspec.structs.replace(failed, started_at=record.started_at, ended_at=record.ended_at)
+            return failed, publish_with_retries(failed, folder)
+
+    def _move_side_files(self, record_path: Path) -> None:
+        """Move the current point's step times, weights and traces, as far as it has them, beside its record."""
+        rank_files = self.current_files
+        for source, target in (
+            (rank_files.series, record_path.with_suffix(".steps.npz")),
+            (rank_files.weights, record_path.with_suffix(".weights.npz")),
+            (rank_files.traces, self._experiment.traces / record_path.stem),
+        ):
+            try:
+                if source.exists():
+                    target.parent.mkdir(mode=0o750, exist_ok=True)
+                    source.rename(target)
+            except OSError as error:
+                log_line(f"{source} stays there, not beside the record: {describe_os_error(error)}.")
+
+
+def publish_with_retries(record: Record, folder: Path) -> Path:
+    """Publish the record and return its path; after an OSError wait and try again, four times in all.
+
+    Raises what record_store.publish_record raises.
+    """
+    for wait_s in PUBLISH_WAITS_S:
+        try:
+            return record_store.publish_record(record, folder)
+        except OSError as error:
+            log_line(f"{record.run_id}: {describe_os_error(error)}; its record is written again in {wait_s} s.")
+            time.sleep(wait_s)
+    return record_store.publish_record(record, folder)
 
 
 def compare_source(environment: Environment) -> Environment:

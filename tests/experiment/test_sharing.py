@@ -1,5 +1,6 @@
 """Which points share processes, and that sharing them changes no result but the time they take."""
 
+import errno
 import itertools
 import os
 import subprocess
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pipeline.analysis.formulas import GIB
+from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import add_points
 from pipeline.experiment.measurement import DeviceMemory
@@ -31,6 +33,7 @@ from pipeline.experiment.packing import (
 from pipeline.experiment.record import Environment, Record
 from pipeline.experiment.record_store import load_folder
 from pipeline.experiment.spec import Spec
+from pipeline.runner import launch_session
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.runner.launch_session import RANK_FILES_POLL_S, LaunchSession
@@ -215,6 +218,37 @@ def test_an_ok_point_stays_ok_where_the_next_one_fails_before_anybody_looked(tmp
     assert first.ended_at == second.started_at
     assert first.telemetry is not None
     assert not any("ended early" in note for note in first.telemetry.notes)
+
+
+@pytest.mark.parametrize(("num_errors", "statuses"), [(3, ["ok", "ok"]), (4, ["failed", "ok"])])
+def test_a_write_error_is_tried_again_and_costs_at_most_its_own_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_errors: int, statuses: list[str]
+) -> None:
+    errors = [OSError(errno.ESTALE, "Stale file handle")] * num_errors
+    publish = record_store.publish_record
+
+    def publish_or_fail(record: Record, folder: Path) -> Path:
+        if errors:
+            raise errors.pop()
+        return publish(record, folder)
+
+    monkeypatch.setattr(record_store, "publish_record", publish_or_fail)
+    monkeypatch.setattr(launch_session, "PUBLISH_WAITS_S", (0, 0, 0))
+    experiment = Experiment(tmp_path / "x")
+    experiment.create()
+    points = [make_spec(batch_size_per_gpu=size) for size in (32, 64)]
+    launch = LaunchSession(experiment, "launch", points)
+    for spec, rank_files in zip(points, launch.rank_files_by_point, strict=True):
+        rank_files.write_point(PointTask(spec, None))
+        rank_files.write_result(PointResult(make_measurement(spec), Environment()))
+    with launch.publish_while_running():
+        pass
+    launch.publish_finished({})
+    assert [record.status for record in launch.published if record is not None] == statuses
+    found, _ = load_folder(experiment.records_folder)
+    assert len(found) == statuses.count("ok")
+    if "failed" in statuses:
+        assert launch.rank_files_by_point[0].read_result() is not None  # a person may still want it
 
 
 def test_a_process_whose_peak_memory_cannot_be_reset_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
