@@ -45,14 +45,18 @@ def require_folder(folder: Path | None) -> Path:
     return folder
 
 
+def missing_cifar10_files(folder: Path) -> list[str]:
+    """Return the names of the batch files that the data folder lacks."""
+    return [name for name in CIFAR10_FILES if not (folder / CIFAR10_FOLDER / name).is_file()]
+
+
 def check_cifar10_files(folder: Path) -> None:
     """Raise DataNotStaged if a batch file is missing, or if another user could have written it.
 
     The files are pickles: reading one runs the code inside.
     """
     batches = folder / CIFAR10_FOLDER
-    missing = [name for name in CIFAR10_FILES if not (batches / name).is_file()]
-    if missing:
+    if missing := missing_cifar10_files(folder):
         raise DataNotStaged(
             f"{folder} lacks CIFAR-10 ({', '.join(missing)}); fetch it with python -m pipeline.stage --data {folder}."
         )
@@ -114,18 +118,20 @@ def class_folders(split: Path) -> list[Path]:
 def stage_cifar10(folder: Path, url: str = CIFAR10_URL, sha256: str = CIFAR10_SHA256) -> bool:
     """Fetch, verify and unpack CIFAR-10 under a file lock. Return False if it was staged already.
 
-    Raises DataNotStaged when the archive cannot be fetched or has a wrong SHA-256.
+    A complete folder is only read, since it may be shared and read-only. Raises DataNotStaged when the archive
+    cannot be fetched or has a wrong SHA-256.
     """
+    was_missing = False
     try:
-        with folder_removed_on_error(folder), filelock.FileLock(folder / STAGE_LOCK_NAME):
-            if all((folder / CIFAR10_FOLDER / name).is_file() for name in CIFAR10_FILES):
-                check_cifar10_files(folder)
-                return False
-            fetch_and_unpack(folder, url, sha256)
+        if missing_cifar10_files(folder):
+            with folder_removed_on_error(folder), filelock.FileLock(folder / STAGE_LOCK_NAME):
+                was_missing = bool(missing_cifar10_files(folder))  # another process may have fetched it meanwhile
+                if was_missing:
+                    fetch_and_unpack(folder, url, sha256)
     except (OSError, tarfile.TarError) as error:
         raise DataNotStaged(f"cannot stage CIFAR-10 in {folder}: {error}.") from error
     check_cifar10_files(folder)
-    return True
+    return was_missing
 
 
 @contextlib.contextmanager

@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import io
 import itertools
@@ -10,7 +11,9 @@ import threading
 from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import NoReturn
 
+import filelock
 import pytest
 from factories import run_python
 
@@ -212,6 +215,21 @@ def test_a_folder_that_lost_a_batch_is_whole_again_after_staging(tmp_path: Path,
         check_cifar10_files(tmp_path)
     assert stage(tmp_path, server) is True
     check_cifar10_files(tmp_path)
+
+
+def test_a_complete_folder_needs_no_permission_to_write(
+    tmp_path: Path, server: ArchiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert stage(tmp_path, server)
+
+    def refuse(path: Path) -> NoReturn:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(filelock, "FileLock", refuse)
+    assert not stage(tmp_path, server)
+    (tmp_path / CIFAR10_FOLDER / "test_batch").unlink()
+    with pytest.raises(DataNotStaged, match="Read-only file system"):
+        stage(tmp_path, server)
 
 
 def test_a_folder_that_is_not_named_or_absent_is_said_with_the_cure(tmp_path: Path) -> None:
