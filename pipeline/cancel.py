@@ -3,14 +3,16 @@
     python -m pipeline.cancel outputs/scaling
     python -m pipeline.cancel outputs/scaling --only RUN_ID
 
-All records are kept. To run the cancelled points again, repeat the same submit command.
+All records are kept. To run the cancelled points again, repeat the same submit command. If one experiment cannot be
+cancelled, the others are, and the highest exit code counts.
 Exit codes: 0 success, also if nothing was queued or running; 2 a folder cannot be read, a submit process uses it, or a
 job also has points that --only does not name; 3 no experiment, or an unknown RUN_ID; 4 Slurm refuses or is silent.
 """
 
 import argparse
+import contextlib
 import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,12 +50,18 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Cancel the jobs, and print a line for each."""
     arguments = parse_arguments()
-    unreadable: list[OSError] = []
-    experiments = find_experiments(arguments.folder, unreadable.append)
-    manifests = {name: manifest for name, found in experiments.items() if (manifest := found.read_manifest())}
-    if not manifests:
+    codes: list[int] = []  # of errors after which the command went on
+    experiments = find_experiments(arguments.folder, lambda _: codes.append(errors.EXIT_USAGE))
+    manifests: dict[str, Manifest] = {}
+    for name, experiment in experiments.items():
+        with go_on_after_error(codes):
+            if (manifest := experiment.read_manifest()) is not None:
+                manifests[name] = manifest
+    if not manifests and not codes:
         problem = f"no manifest under {arguments.folder}; submit an experiment first."
         raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
+    if not manifests:
+        return max(codes)
     known = {spec.run_id() for manifest in manifests.values() for spec in manifest.points}
     if unknown := [run_id for run_id in arguments.only if run_id not in known]:
         problem = f"--only {unknown[0]}: no experiment under {arguments.folder} has this point"
@@ -63,12 +71,26 @@ def main() -> int:
         run_ids = {spec.run_id() for spec in manifest.points}
         only = [run_id for run_id in arguments.only if run_id in run_ids]
         if only or not arguments.only:
-            num_cancelled += cancel_experiment(name, experiments[name], manifest, only)
+            with go_on_after_error(codes):
+                num_cancelled += cancel_experiment(name, experiments[name], manifest, only)
     if num_cancelled:
         log_line(f"{pluralize(num_cancelled, 'job')} cancelled; the same submit runs their points again.")
-    else:
+    elif not codes:
         print(f"{'None of these points' if arguments.only else 'Nothing'} is queued or running in Slurm.")
-    return errors.EXIT_USAGE if unreadable else errors.EXIT_OK
+    return max(codes, default=errors.EXIT_OK)
+
+
+@contextlib.contextmanager
+def go_on_after_error(codes: list[int]) -> Iterator[None]:
+    """Log an error of the body and append its exit code: an experiment that fails must not save the others' jobs."""
+    try:
+        yield
+    except CommandError as error:
+        log_line(f"error: {error}")
+        codes.append(error.code)
+    except OSError as error:
+        log_line(f"error: {errors.describe_os_error(error)}; solve this problem and run the command again.")
+        codes.append(errors.EXIT_USAGE)
 
 
 def cancel_experiment(name: str, experiment: Experiment, manifest: Manifest, only: list[str]) -> int:

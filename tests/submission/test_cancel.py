@@ -144,6 +144,22 @@ def test_what_cannot_be_cancelled_is_one_sentence(pipeline: Command, experiment:
     assert_refused(pipeline("cancel", tmp_path / "bin", env=env), 3, "no manifest")
 
 
+def test_an_experiment_that_is_locked_or_invalid_does_not_save_the_others(
+    pipeline: Command, experiment: Experiment, tmp_path: Path
+) -> None:
+    locked = make_experiment(tmp_path / "out" / "a-locked", missing=SPECS[:1])
+    invalid = make_experiment(tmp_path / "out" / "b-invalid")
+    invalid.manifest_path.write_text("{")
+    env = slurm(tmp_path / "bin", PLAIN_8)
+    with locked.submission_lock():
+        answer = pipeline("cancel", tmp_path / "out", env=env)
+    assert (answer.returncode, answer.stdout) == (2, f"cancelled x job 8 (pending): {C}, {D}\n"), answer.stderr
+    assert "another process holds the submit lock" in answer.stderr
+    assert "not a valid manifest" in answer.stderr
+    assert cancelled(tmp_path / "bin") == ["8"]
+    assert_refused(pipeline("cancel", invalid.folder, env=env), 2, "not a valid manifest")
+
+
 def test_an_experiment_that_was_never_in_slurm_needs_none(pipeline: Command, tmp_path: Path) -> None:
     made = make_experiment(tmp_path / "x", make_record())
     answer = pipeline("cancel", made.folder, env=without_slurm(tmp_path))
