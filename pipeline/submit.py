@@ -114,14 +114,18 @@ def main() -> int:
     if cluster.kind == "slurm":
         slurm_submit.refuse_unsafe_paths(experiment)
     prologue = read_prologue(arguments.prologue)
-    todo = plan.select_points(grid.points, experiment, submit_options).todo
-    points, left_out = plan.drop_unsatisfiable(grid.points, todo, cluster, submit_options)
+    selection = plan.select_points(grid.points, experiment, submit_options)
+    points, left_out, refusal = plan.drop_unsatisfiable(grid.points, selection.todo, cluster, submit_options)
+    if refusal is not None and not submit_options.is_dry_run:
+        raise refusal
     grid = grid._replace(points=tuple(points))
+    selection = selection._replace(todo=[spec for spec in selection.todo if spec in set(points)])
+    kept_ids = {spec.run_id() for spec in points}
+    submit_options = submit_options._replace(only=[run_id for run_id in submit_options.only if run_id in kept_ids])
     if grid.replaced:
         log_line(f"--set replaced {'; '.join(grid.replaced)}.")
     for notice in (*cluster.notices, *left_out, *ignored_option_notices(arguments, cluster.kind)):
         log_line(notice)
-    selection = plan.select_points(points, experiment, submit_options)
     num_threads = plan.num_cpu_threads(grid, cluster)
     options = read_launch_options(arguments, grid.resources.time_min() * 60, num_threads)
     context = SubmitContext(submit_options, experiment, grid, cluster, options)
@@ -131,7 +135,7 @@ def main() -> int:
         gpu_model = plan.find_gpu_model(cluster, submit_options.slurm_options)
         estimates = gpu_hours_estimate.estimate_points(selection.todo, submit_options.outputs, limit_min, gpu_model)
     if submit_options.is_dry_run:
-        print_plan(arguments, context, selection, estimates)
+        print_plan(arguments, context, selection, estimates, refusal)
         return EXIT_OK
     if arguments.max_gpu_hours is not None:
         gpu_hours_estimate.check_gpu_hours_limit(estimates, arguments.max_gpu_hours)
@@ -150,9 +154,13 @@ def ignored_option_notices(arguments: argparse.Namespace, cluster_kind: str) -> 
 
 
 def print_plan(
-    arguments: argparse.Namespace, context: SubmitContext, selection: PointSelection, estimates: Sequence[Estimate]
+    arguments: argparse.Namespace,
+    context: SubmitContext,
+    selection: PointSelection,
+    estimates: Sequence[Estimate],
+    refusal: CommandError | None,
 ) -> None:
-    """Print the plan, and log why --max-gpu-hours would refuse it."""
+    """Print the plan, then log the next command, or why the run is refused: by `refusal` or by --max-gpu-hours."""
     submit_options, experiment, grid, cluster, options = context
     arrays = plan.plan_arrays(selection.todo, grid.resources, cluster, submit_options)
     here = pack_elements(selection.todo, submit_options.points_per_element) if cluster.kind == "local" else []
@@ -160,13 +168,15 @@ def print_plan(
         experiment, cluster, selection, arrays, options, arguments.prologue, estimates, here
     )
     print(json.dumps(described, indent=1) if arguments.json else dry_run.render_plan(described))
-    if selection.todo:
-        log_line("Next: the same command without --dry-run")
-    if arguments.max_gpu_hours is not None:
+    if refusal is None and arguments.max_gpu_hours is not None:
         try:
             gpu_hours_estimate.check_gpu_hours_limit(estimates, arguments.max_gpu_hours)
-        except CommandError as refusal:
-            log_line(f"Without --dry-run this is refused: {refusal}")
+        except CommandError as error:
+            refusal = error
+    if refusal is not None:
+        log_line(f"Without --dry-run this is refused: {refusal}")
+    elif selection.todo:
+        log_line("Next: the same command without --dry-run")
 
 
 def submit_or_run(context: SubmitContext, prologue: bytes | None, planned: Sequence[Spec]) -> list[Spec]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SMALL_GRID, Command, assert_refused, everything_in, run_unprivileged, without_slurm
 from factories import PLANNED, make_experiment, make_record, make_spec, planned_points, write_grid
-from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm
+from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm, write_commands
 
 from pipeline.__main__ import COMMANDS
 from pipeline.data.staging import CIFAR10_FILES, CIFAR10_FOLDER
@@ -75,12 +75,43 @@ def test_a_grid_of_zero_points_is_2(pipeline: Command, tmp_path: Path) -> None:
     assert_refused(pipeline("submit", "--grid", grid, "--dry-run"), 2, "has no value")
 
 
-def test_more_gpus_than_the_machine_has_are_2_and_the_points_are_named(pipeline: Command, tmp_path: Path) -> None:
+def test_more_gpus_than_the_machine_has_are_2_and_the_cure_is_one_that_helps(pipeline: Command, tmp_path: Path) -> None:
     env = without_slurm(tmp_path, CUDA_VISIBLE_DEVICES="")
     arguments = ("submit", "--grid", "scaling", "--outputs", tmp_path / "out")
-    assert_refused(pipeline(*arguments, env=env), 2, "58 of 58 points cannot run here", "--skip-unsatisfiable")
-    assert_refused(pipeline(*arguments, "--skip-unsatisfiable", env=env), 2, "none of the points")
+    for more in ((), ("--skip-unsatisfiable",)):
+        answer = pipeline(*arguments, *more, env=env)
+        assert_refused(answer, 2, "58 of 58 points cannot run here: ", "--grid smoke, which runs anywhere, or change")
+        assert "leave them out" not in answer.stderr
+        assert answer.stderr.count("gpu-b") == 3  # a run id for each number of GPUs
+    dry = pipeline(*arguments, "--dry-run", env=env)
+    assert dry.returncode == 0
+    assert dry.stderr.splitlines()[-1].startswith("Without --dry-run this is refused: 58 of 58 points cannot run here")
+    assert "Next:" not in dry.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_partition_without_gpus_names_the_ones_that_have_enough(pipeline: Command, tmp_path: Path) -> None:
+    sinfo = "printf 'cpu*|8|64000|(null)|4\\nold|8|64000|gpu:2|2\\nnew|8|64000|gpu:8|1\\nfat|8|64000|gpu:4|1\\n'"
+    write_commands(
+        tmp_path / "bin", {"scontrol": "echo 'Slurmctld(primary) at here is UP'", "sbatch": "", "sinfo": sinfo}
+    )
+    submit = ("submit", "--grid", "scaling", "--outputs", tmp_path / "out", "--set", "dataset=synthetic")
+    env = without_slurm(tmp_path / "bin")
+    answer = pipeline(*submit, env=env)
+    assert_refused(answer, 2, "58 of 58 points cannot run", "; choose another --partition (fat, new), or change them")
+    some = pipeline(*submit, "--partition", "old", env=env)
+    assert_refused(some, 2, "20 of 58 points cannot run here: 20 points need 4 GPUs per node", "--skip-unsatisfiable")
+    plan = json.loads(pipeline(*submit, "--partition", "fat", "--dry-run", "--json", env=env).stdout)
+    first_run_id = plan["points"][0]["run_id"]
+    run_id = next(point["run_id"] for point in plan["points"] if point["run_id"].startswith("ddp-4gpu"))
+    left_out = pipeline(*submit, "--partition", "old", "--only", run_id, "--skip-unsatisfiable", env=env)
+    assert_refused(left_out, 2, "1 of 1 point cannot run here: 1 point needs 4 GPUs per node", "--partition (fat, new)")
+    both = ("--partition", "old", "--only", run_id, "--only", first_run_id, "--dry-run", "--json")
+    dry = pipeline(*submit, *both, env=env)
+    assert "Without --dry-run this is refused: 1 of 2 points" in dry.stderr
+    one = pipeline(*submit, *both, "--skip-unsatisfiable", env=env)
+    assert [point["run_id"] for point in json.loads(one.stdout)["points"]] == [first_run_id]
+    assert "Next: the same command without --dry-run" in one.stderr
 
 
 @pytest.mark.parametrize("given", ["absent", "empty", "a file", "a class without images"])

@@ -21,11 +21,12 @@ from pipeline.submission.read_progress import read_progress
 from pipeline.submission.slurm_queries import NodeType
 from pipeline.submission.slurm_request import SlurmOptions, SlurmRequest
 from pipeline.system import slurm_commands
-from pipeline.system.errors import EXIT_NOTHING_FOUND, EXIT_SCHEDULER, CommandError, pluralize
+from pipeline.system.errors import EXIT_NOTHING_FOUND, EXIT_SCHEDULER, CommandError, pluralize, shorten_list
 from pipeline.system.host import gpu_names, num_visible_gpus
 
 ClusterKind = Literal["slurm", "local"]
 
+MAX_PARTITIONS = 5  # in one sentence
 NOT_PACKED = "since a failed point on several nodes is ended only with its whole element"
 
 
@@ -176,29 +177,54 @@ def find_gpu_model(cluster: Cluster, slurm_options: SlurmOptions) -> str | None:
 
 def drop_unsatisfiable(
     points: Sequence[Spec], todo: Sequence[Spec], cluster: Cluster, submit_options: SubmitOptions
-) -> tuple[list[Spec], list[str]]:
-    """Return the points without those of `todo` that cannot run, and a notice for each reason.
+) -> tuple[list[Spec], list[str], CommandError | None]:
+    """Return the points without those of `todo` that cannot run, a notice for each reason, and None.
 
-    A dry run keeps them all. Raises CommandError for a point that cannot run, unless --skip-unsatisfiable is given.
+    Without --skip-unsatisfiable, or if no selected point can run, return all points, no notice, and the refusal.
     """
-    reasons: dict[str, str] = {}
-    if cluster.kind == "local":
-        reasons = slurm_request.unsatisfiable_on_this_machine(todo, cluster.num_local_gpus)
-    elif cluster.nodes is not None:
-        reasons = slurm_request.unsatisfiable_on_slurm(todo, cluster.nodes, submit_options.slurm_options.gpu_type)
+    reasons = find_unsatisfiable(todo, cluster, cluster.nodes, submit_options)
     if not reasons:
-        return list(points), []
+        return list(points), [], None
     lines = slurm_request.group_by_reason(reasons)
-    if submit_options.is_dry_run and not submit_options.skip_unsatisfiable:
-        return list(points), [f"Cannot run here, {line}." for line in lines]
-    if not submit_options.skip_unsatisfiable:
-        problem = f"{len(reasons)} of {len(points)} points cannot run here"
-        cure = "leave them out with --skip-unsatisfiable, or change them with --set"
-        raise CommandError(f"{problem}; {cure} ({'; '.join(lines)}).")
-    kept = [spec for spec in points if spec.run_id() not in reasons]
-    if not kept:
-        raise CommandError("none of the points can run here; change them with --set.")
-    return kept, [f"Left out, {line}." for line in lines]
+    selected = selected_run_ids(points, submit_options.only)
+    is_any_left = not selected <= reasons.keys()
+    if submit_options.skip_unsatisfiable and is_any_left:
+        kept = [spec for spec in points if spec.run_id() not in reasons]
+        return kept, [f"Left out: {line}." for line in lines], None
+    cures = list_other_places(todo, len(reasons), cluster, submit_options)
+    if is_any_left:
+        cures.append("leave them out with --skip-unsatisfiable")
+    cures.append("change them with --set")
+    problem = f"{len(reasons)} of {pluralize(len(selected), 'point')} cannot run here: {'; '.join(lines)}"
+    return list(points), [], CommandError(f"{problem}; {', or '.join(cures)}.")
+
+
+def find_unsatisfiable(
+    todo: Sequence[Spec], cluster: Cluster, nodes: Sequence[NodeType] | None, submit_options: SubmitOptions
+) -> dict[str, str]:
+    """Return run id -> reason for the points that this machine or these nodes cannot run; {} for unknown nodes."""
+    if cluster.kind == "local":
+        return slurm_request.unsatisfiable_on_this_machine(todo, cluster.num_local_gpus)
+    if nodes is None:
+        return {}
+    return slurm_request.unsatisfiable_on_slurm(todo, nodes, submit_options.slurm_options.gpu_type)
+
+
+def list_other_places(
+    todo: Sequence[Spec], num_unsatisfiable: int, cluster: Cluster, submit_options: SubmitOptions
+) -> list[str]:
+    """Return the cure for points that cannot run here: the partitions that can run most, or a grid without GPUs."""
+    if cluster.kind == "local":
+        return ["take --grid smoke, which runs anywhere"] if cluster.num_local_gpus == 0 else []
+    num_left_out = {
+        name: len(find_unsatisfiable(todo, cluster, nodes, submit_options))
+        for name, nodes in slurm_queries.query_nodes_by_partition().items()
+    }
+    fewest = min(num_left_out.values(), default=num_unsatisfiable)
+    if fewest >= num_unsatisfiable:
+        return []
+    names = sorted(name for name, number in num_left_out.items() if number == fewest)
+    return [f"choose another --partition ({shorten_list(names, MAX_PARTITIONS)})"]
 
 
 def select_points(points: Sequence[Spec], experiment: Experiment, submit_options: SubmitOptions) -> PointSelection:

@@ -1,5 +1,6 @@
 """Queries to Slurm: its presence, its nodes and limits, and the states of jobs. A missing answer is never a state."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -46,6 +47,7 @@ class NodeType(NamedTuple):
     memory_mib: int
     num_gpus: int
     gpus_by_type: Mapping[str, int] = {}  # type -> number; GPUs without a type are left out
+    partition: str = ""
 
     def count_gpus(self, gpu_type: str | None) -> int:
         """Return the number of GPUs of this type, or of all GPUs if the type is None."""
@@ -114,9 +116,7 @@ def query_node_types(partition: str | None) -> list[NodeType]:
 
     Raises CommandError (scheduler) for a partition that Slurm does not have.
     """
-    # without --noconvert sinfo writes 1024 CPUs as 1K
-    answer = ask_slurm("sinfo", "--noconvert", "-h", "-e", "-o", "%P|%c|%m|%G|%D")
-    rows = read_table("sinfo", answer, num_columns=5)
+    rows = query_node_rows()
     names = {row[0].rstrip("*") for row in rows}
     wanted = choose_partitions([row[0] for row in rows], partition)
     if not wanted or not wanted <= names:
@@ -127,15 +127,31 @@ def query_node_types(partition: str | None) -> list[NodeType]:
     return [read_nodes(row) for row in rows if row[0].rstrip("*") in wanted]
 
 
+def query_nodes_by_partition() -> dict[str, list[NodeType]]:
+    """Return the nodes of every partition, without those that cannot be parsed. Raises CommandError (scheduler)."""
+    found: dict[str, list[NodeType]] = {}
+    for row in query_node_rows():
+        with contextlib.suppress(CommandError):
+            nodes = read_nodes(row)
+            found.setdefault(nodes.partition, []).append(nodes)
+    return found
+
+
+def query_node_rows() -> list[list[str]]:
+    """Return what sinfo says of each group of identical nodes: partition, CPUs, MiB, gres, number of nodes."""
+    # without --noconvert sinfo writes 1024 CPUs as 1K
+    return read_table("sinfo", ask_slurm("sinfo", "--noconvert", "-h", "-e", "-o", "%P|%c|%m|%G|%D"), num_columns=5)
+
+
 def read_nodes(row: Sequence[str]) -> NodeType:
     """Return the nodes of one row of sinfo, where `8+` means at least 8. Raises CommandError if it cannot be parsed."""
-    _, cpus, memory_mib, gres, nodes = row
+    partition, cpus, memory_mib, gres, nodes = row
     num_nodes, num_cpus = parse_number(nodes), parse_number(cpus.removesuffix("+"))
     least_mib, gpus = parse_number(memory_mib.removesuffix("+")), parse_gpus(gres)
     if num_nodes is None or num_cpus is None or least_mib is None or gpus is None:
         raise unreadable_answer("sinfo", "|".join(row))
     gpus_by_type = {gpu_type: count for gpu_type, count in gpus.items() if gpu_type}
-    return NodeType(num_nodes, num_cpus, least_mib, gpus.total(), gpus_by_type)
+    return NodeType(num_nodes, num_cpus, least_mib, gpus.total(), gpus_by_type, partition.rstrip("*"))
 
 
 def choose_partitions(names: Sequence[str], partition: str | None) -> set[str]:

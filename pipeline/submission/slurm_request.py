@@ -8,13 +8,12 @@ from typing import Literal, NamedTuple
 from pipeline.experiment.resources import Resources, ResourceShape, group_by_shape
 from pipeline.experiment.spec import Spec
 from pipeline.submission.slurm_queries import NodeType
-from pipeline.system.errors import EXIT_SCHEDULER, CommandError, pluralize, shorten_list
+from pipeline.system.errors import EXIT_SCHEDULER, CommandError, pluralize
 
 SAFE_OPTION_VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,:=+@/-]{0,127}")
 GPU_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MAX_SIGNAL_DELAY_S = 30
 PASSED_ON = ("partition", "account", "qos", "constraint")  # options that sbatch has under the same name
-MAX_NAMES = 8  # run ids in one line
 
 Memory = Literal["0", "default"]
 
@@ -154,7 +153,7 @@ def sum_time_limits(
 def unsatisfiable_on_slurm(
     points: Iterable[Spec], nodes: Sequence[NodeType], gpu_type: str | None = None
 ) -> dict[str, str]:
-    """Return run id -> reason, for each point that no node of the partition can run."""
+    """Return run id -> what the point needs and what there is, for each point that no node of the partition can run."""
     reasons = {}
     for shape, specs in group_by_shape(points).items():
         most_gpus = max((node.count_gpus(gpu_type) for node in nodes), default=0)
@@ -162,28 +161,31 @@ def unsatisfiable_on_slurm(
         reason = None
         if gpus_needed(shape) > most_gpus:
             needed = pluralize(shape.gpus_per_node, f"{gpu_type} GPU" if gpu_type else "GPU")
-            reason = f"needs {needed} per node and the largest node has {most_gpus}"
+            reason = f"{needed} per node and the largest node has {most_gpus}"
         elif shape.num_nodes > num_fitting:
-            reason = f"needs {shape.num_nodes} nodes and the partition has {num_fitting} that fit"
+            reason = f"{shape.num_nodes} nodes and the partition has {num_fitting} that fit"
         if reason:
             reasons.update({spec.run_id(): reason for spec in specs})
     return reasons
 
 
 def unsatisfiable_on_this_machine(points: Iterable[Spec], num_gpus: int) -> dict[str, str]:
-    """Return run id -> reason, for each point that this machine cannot run."""
+    """Return run id -> what the point needs and what there is, for each point that this machine cannot run."""
     reasons = {}
     for spec in points:
         if spec.num_nodes > 1:
-            reasons[spec.run_id()] = f"needs {spec.num_nodes} nodes and this is one; submit it to Slurm"
+            reasons[spec.run_id()] = f"{spec.num_nodes} nodes and this is one"
         elif spec.device == "cuda" and spec.num_gpus > num_gpus:
-            reasons[spec.run_id()] = f"needs {pluralize(spec.num_gpus, 'GPU')} and this machine has {num_gpus}"
+            reasons[spec.run_id()] = f"{pluralize(spec.num_gpus, 'GPU')} and this machine has {num_gpus}"
     return reasons
 
 
 def group_by_reason(reasons: Mapping[str, str]) -> list[str]:
-    """Return a line for each reason with the run ids that it applies to, the first ones if there are many."""
+    """Return a line for each reason, with the number of points that it applies to and the first run id."""
     groups: dict[str, list[str]] = {}
     for run_id, reason in reasons.items():
         groups.setdefault(reason, []).append(run_id)
-    return [f"{reason}: {shorten_list(run_ids, MAX_NAMES)}" for reason, run_ids in groups.items()]
+    return [
+        f"1 point needs {reason}: {first}" if not others else f"{1 + len(others)} points need {reason}, such as {first}"
+        for reason, (first, *others) in groups.items()
+    ]

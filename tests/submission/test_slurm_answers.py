@@ -21,6 +21,7 @@ from pipeline.submission.slurm_queries import (
     query_job_states,
     query_max_array_size,
     query_node_types,
+    query_nodes_by_partition,
     query_partition_limit_min,
 )
 from pipeline.submission.state_rules import decide_state_by_job, is_unfinished
@@ -60,6 +61,7 @@ def ask_all() -> dict[str, object]:
         "presence": probe_slurm,
         "array size": query_max_array_size,
         "nodes": lambda: query_node_types(None),
+        "all nodes": query_nodes_by_partition,
         "named nodes": lambda: query_node_types("main"),
         "limit": lambda: query_partition_limit_min("main"),
         "jobs": lambda: query_job_states(["7", "8"]),
@@ -178,6 +180,7 @@ def test_nodes_that_are_not_understood_are_one_sentence(row: str) -> None:
 def test_nodes_of_other_partitions_need_not_be_understood() -> None:
     with answering(f"{BANNER}\n\nmain*|8|12000|gpu:4|2\nother|x|y|gpu:z:w4w|v\n".encode()):
         assert [nodes.num_gpus for nodes in query_node_types(None)] == [4]
+        assert query_nodes_by_partition() == {"main": query_node_types(None)}
 
 
 @pytest.mark.parametrize("limit", ["x", "", "n/a", "1:2:3:4", f"{HUGE}:00", "-1:00"])
@@ -256,17 +259,17 @@ def test_each_version_is_up_and_says_how_long_an_array_may_be(version: str) -> N
 
 def test_the_nodes_of_each_version(version: str) -> None:
     assert query_node_types(None) == [
-        NodeType(3, 64, 515_000, 4, {"a100": 4}),
-        NodeType(2, 32, 191_000, 4, {"tesla": 2, "v100": 2}),
-        NodeType(1024, 1024, 4_096_000, 2, {"nvidia_a100_80gb_pcie": 2}),
+        NodeType(3, 64, 515_000, 4, {"a100": 4}, "gpu"),
+        NodeType(2, 32, 191_000, 4, {"tesla": 2, "v100": 2}, "gpu"),
+        NodeType(1024, 1024, 4_096_000, 2, {"nvidia_a100_80gb_pcie": 2}, "gpu"),
     ]
-    assert query_node_types("cpu") == [NodeType(10, 128, 256_000, 0)]
-    assert query_node_types("plain") == [NodeType(1, 48, 192_000, 8)]
+    assert query_node_types("cpu") == [NodeType(10, 128, 256_000, 0, {}, "cpu")]
+    assert query_node_types("plain") == [NodeType(1, 48, 192_000, 8, {}, "plain")]
     if version >= "21.08":
-        assert query_node_types("mig") == [NodeType(2, 128, 1_031_000, 8, {"a100_3g.20gb": 7, "a100": 1})]
+        assert query_node_types("mig") == [NodeType(2, 128, 1_031_000, 8, {"a100_3g.20gb": 7, "a100": 1}, "mig")]
     if version >= "22.05":
         # a shard is a part of a GPU, not one more
-        assert query_node_types("shared") == [NodeType(4, 64, 515_000, 8, {"nvidia_h100_80gb_hbm3": 8})]
+        assert query_node_types("shared") == [NodeType(4, 64, 515_000, 8, {"nvidia_h100_80gb_hbm3": 8}, "shared")]
 
 
 @pytest.mark.parametrize(

@@ -106,10 +106,10 @@ def test_a_point_that_needs_more_gpus_of_a_type_than_a_node_has_is_named_with_th
     eight = make_spec(strategy="ddp", num_gpus=8)
     assert unsatisfiable_on_slurm([eight], MIXED, gpu_type="v100") == {}
     (reason,) = unsatisfiable_on_slurm([eight], MIXED, gpu_type="a40").values()
-    assert_says(reason, "needs 8 a40 GPUs per node", "has 4")
+    assert_says(reason, "8 a40 GPUs per node", "has 4")
     two_nodes = make_spec(strategy="ddp", num_gpus=2, num_nodes=2)
     (reason,) = unsatisfiable_on_slurm([two_nodes], MIXED, gpu_type="a40").values()
-    assert_says(reason, "needs 2 nodes", "has 1")
+    assert_says(reason, "2 nodes", "has 1")
 
 
 def test_whole_nodes_are_a_flag() -> None:
@@ -170,10 +170,10 @@ def test_slurm_warns_a_tenth_of_the_limit_ahead_and_at_most_30_seconds(time: str
 @pytest.mark.parametrize(
     ("fields", "nodes", "why"),
     [
-        ({"num_gpus": 4}, [NodeType(9, 64, 1, 2)], "needs 4 GPUs per node and the largest node has 2"),
-        ({"num_gpus": 4, "num_nodes": 2}, [NodeType(1, 64, 1, 2)], "needs 2 nodes and the partition has 1"),
+        ({"num_gpus": 4}, [NodeType(9, 64, 1, 2)], "4 GPUs per node and the largest node has 2"),
+        ({"num_gpus": 4, "num_nodes": 2}, [NodeType(1, 64, 1, 2)], "2 nodes and the partition has 1"),
         ({"num_gpus": 4, "num_nodes": 2}, [NodeType(1, 64, 1, 2), NodeType(9, 64, 1, 1)], "partition has 1 that fit"),
-        ({"num_gpus": 1}, [], "needs 1 GPU"),
+        ({"num_gpus": 1}, [], "1 GPU"),
     ],
 )
 def test_a_point_that_no_node_can_run_is_named_with_what_it_needs(
@@ -205,13 +205,11 @@ def test_this_machine_runs_one_node_and_no_more_gpus_than_it_has(fields: dict[st
 
 
 @pytest.mark.parametrize(
-    ("count", "ends"), [(8, "run-6, run-7"), (9, "run-7 and 1 more"), (1000, "run-7 and 992 more")]
+    ("count", "line"),
+    [(1, "1 point needs 4 GPUs: run-0"), (1000, "1000 points need 4 GPUs, such as run-0")],
 )
-def test_of_many_points_that_cannot_run_the_first_are_named(count: int, ends: str) -> None:
-    reasons = {f"run-{number}": "needs 4 GPUs" for number in range(count)}
-    (named,) = group_by_reason(reasons)
-    assert named.startswith("needs 4 GPUs: run-0, run-1, ")
-    assert named.endswith(ends)
+def test_points_that_cannot_run_are_counted_and_the_first_is_named(count: int, line: str) -> None:
+    assert group_by_reason({f"run-{number}": "4 GPUs" for number in range(count)}) == [line]
 
 
 @pytest.mark.parametrize(

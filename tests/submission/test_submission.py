@@ -60,7 +60,8 @@ def test_what_no_node_has_is_refused_by_name_before_anything_is_submitted(
     submit = ("submit", "--grid", "scaling", "--outputs", tmp_path, "--set", "dataset=synthetic", "strategy=ddp")
     refused = pipeline(*submit, "num_gpus=1,8", "batch_size_per_gpu=32", env=on_slurm)
     assert refused.returncode == 2
-    assert "needs 8 GPUs per node and the largest node has 4: ddp-8gpu-b32-" in refused.stderr
+    assert "2 of 4 points cannot run here: 2 points need 8 GPUs per node and the largest node has 4" in refused.stderr
+    assert ", such as ddp-8gpu-b32-" in refused.stderr
     assert "--skip-unsatisfiable" in refused.stderr
     assert not queued(cluster)
     assert not list(tmp_path.iterdir())
