@@ -139,8 +139,9 @@ def query_nodes_by_partition() -> dict[str, list[NodeType]]:
 
 def query_node_rows() -> list[list[str]]:
     """Return what sinfo says of each group of identical nodes: partition, CPUs, MiB, gres, number of nodes."""
-    # without --noconvert sinfo writes 1024 CPUs as 1K
-    return read_table("sinfo", ask_slurm("sinfo", "--noconvert", "-h", "-e", "-o", "%P|%c|%m|%G|%D"), num_columns=5)
+    # without --all sinfo leaves out hidden partitions; without --noconvert it writes 1024 CPUs as 1K
+    answer = ask_slurm("sinfo", "--all", "--noconvert", "-h", "-e", "-o", "%P|%c|%m|%G|%D")
+    return read_table("sinfo", answer, num_columns=5)
 
 
 def read_nodes(row: Sequence[str]) -> NodeType:
@@ -161,7 +162,7 @@ def choose_partitions(names: Sequence[str], partition: str | None) -> set[str]:
 
 def query_partition_limit_min(partition: str | None) -> int | None:
     """Return the time limit of the partition in minutes (the smallest if several); None if there is no limit."""
-    rows = read_table("sinfo", ask_slurm("sinfo", "-h", "-o", "%P|%l"), num_columns=2)
+    rows = read_table("sinfo", ask_slurm("sinfo", "--all", "-h", "-o", "%P|%l"), num_columns=2)
     wanted = choose_partitions([row[0] for row in rows], partition)
     limits = [parse_limit_min(row[1].strip()) for row in rows if row[0].rstrip("*") in wanted]
     return min((limit for limit in limits if limit is not None), default=None)
@@ -275,7 +276,7 @@ def find_jobs_named(names: Collection[str]) -> dict[str, str]:
     """
     if not names:
         return {}
-    answer = ask_slurm("squeue", "-h", "-t", "all", "-n", ",".join(sorted(names)), "-O", NAMED_JOB_FIELDS)
+    answer = ask_slurm("squeue", "-h", "--all", "-t", "all", "-n", ",".join(sorted(names)), "-O", NAMED_JOB_FIELDS)
     rows = [line.split("|", 3) for line in answer.splitlines() if line.strip()]
     jobs = [row for row in rows if len(row) == 4 and (row[3] in names or parse_number(row[0]) is not None)]
     damaged = [row for row in jobs if parse_number(row[0]) is None] or (rows if not jobs else [])  # only banners

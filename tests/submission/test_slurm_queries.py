@@ -219,6 +219,18 @@ def test_a_partition_that_slurm_does_not_know_is_refused_with_those_it_does(fake
     assert refusal.value.code == 4
 
 
+def test_hidden_partitions_are_asked_for_too(fake: Fake, tmp_path: Path) -> None:
+    fake("sinfo", SINFO)
+    query_node_types("fat")
+    fake("sinfo", "main*|30:00\n")
+    query_partition_limit_min(None)
+    fake("squeue")
+    find_jobs_named(["x-0"])
+    made = [*calls(tmp_path, "sinfo"), *calls(tmp_path, "squeue")]
+    assert len(made) == 3
+    assert all("--all" in call.split() for call in made)
+
+
 @pytest.mark.parametrize(
     ("said", "size"), [("MaxArraySize            = 20\nMaxJobCount = 9\n", 20), ("MaxJobCount = 9\n", 1001)]
 )
