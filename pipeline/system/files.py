@@ -17,7 +17,7 @@ UNSUPPORTED = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLI
 AT_FDCWD, RENAME_NOREPLACE = -100, 1  # constants of renameat2(2)
 CLAIM_TIMEOUT_S = 2  # the rename follows the claim at once; a process that takes longer is dead
 
-CANNOT_READ = "cannot be read: "  # an UnreadableFile starts with this if the file could not be opened
+CANNOT_READ = "cannot be read: "  # an UnreadableFile starts with this if the file could not be opened or read
 
 
 class UnreadableFile(ValueError):
@@ -151,6 +151,8 @@ def read_bounded(path: Path | str, max_bytes: int, *, follow_links: bool = False
             raise UnreadableFile(f"has {status.st_size} bytes, more than {max_bytes}")
         # os.read: reading through a file object takes twice the time
         return b"".join(iter(lambda: os.read(handle, status.st_size + 1), b""))
+    except OSError as error:  # of the disk or of a network file system
+        raise UnreadableFile(f"{CANNOT_READ}{error.strerror}") from error
     finally:
         os.close(handle)
 

@@ -1,3 +1,4 @@
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -148,6 +149,21 @@ def test_a_record_under_another_name_is_rejected(tmp_path: Path, name: str) -> N
     found, (rejected,) = load_folder(tmp_path)
     assert (found, rejected.run_id) == ([], RUN_ID)
     assert f"holds attempt 0 of {RUN_ID}" in rejected.reason
+
+
+def test_a_read_error_rejects_one_record_and_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (publish_record(make_record(make_spec(repeat=repeat)), tmp_path) for repeat in range(2))
+    read = os.read
+
+    def read_or_fail(handle: int, num_bytes: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{handle}") == str(first):
+            raise OSError(errno.EIO, "Input/output error")
+        return read(handle, num_bytes)
+
+    monkeypatch.setattr(os, "read", read_or_fail)
+    found, (rejected,) = load_folder(tmp_path)
+    assert [f"{record.run_id}.0.json" for record in found] == [second.name]
+    assert (rejected.path, rejected.reason) == (first, "cannot be read: Input/output error")
 
 
 def test_a_folder_gives_records_in_order_and_passes_over_what_does_not_claim_to_be_one(tmp_path: Path) -> None:
