@@ -75,6 +75,20 @@ def test_a_grid_of_zero_points_is_2(pipeline: Command, tmp_path: Path) -> None:
     assert_refused(pipeline("submit", "--grid", grid, "--dry-run"), 2, "has no value")
 
 
+def test_a_point_whose_record_a_later_pipeline_wrote_is_not_run_again(pipeline: Command, tmp_path: Path) -> None:
+    made = make_experiment(tmp_path / "planned", *map(make_record, planned_points()))
+    (first, *_) = sorted(made.records_folder.iterdir())
+    first.write_text('{"schema_version": 99}')
+    submit = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path, "--cluster", "local")
+    assert_refused(
+        pipeline(*submit), 2, "has schema 99 of a later pipeline", "update the pipeline, or use another --out"
+    )
+    dry = pipeline(*submit, "--dry-run")
+    assert "0 points to run, 1 in a state that cannot be read, 1 recorded as ok" in dry.stdout
+    first.write_text("{")  # nobody can mend this one
+    assert "1 point to run" in pipeline(*submit, "--dry-run").stdout
+
+
 def test_more_gpus_than_the_machine_has_are_2_and_the_cure_is_one_that_helps(pipeline: Command, tmp_path: Path) -> None:
     env = without_slurm(tmp_path, CUDA_VISIBLE_DEVICES="")
     arguments = ("submit", "--grid", "scaling", "--outputs", tmp_path / "out")

@@ -18,13 +18,18 @@ PointStatus = Literal["ok", "oom", "failed", "rejected", "missing"]
 
 
 class PointOutcome(NamedTuple):
-    """One expected point: its status, its chosen record, the reason if it is not ok, and its superseded attempts."""
+    """One expected point: its status, its chosen record, the reason if it is not ok, and its superseded attempts.
+
+    `may_hold_result` is True if its only record is rejected but may be valid: to be renamed, made readable, or read by
+    a later pipeline.
+    """
 
     spec: Spec
     status: PointStatus
     record: Record | None
     reason: str
     superseded: Sequence[Record] = ()
+    may_hold_result: bool = False
 
 
 class Coverage(msgspec.Struct, frozen=True):
@@ -115,7 +120,8 @@ def resolve_point(spec: Spec, attempts: list[Record], bad: RejectedFile | None) 
         return PointOutcome(spec, record.status, record, record.reason, superseded)
     if bad is not None:
         reason = f"its only record was not read: {bad.reason}{cure_for_rejected(bad)}"
-        return PointOutcome(spec, "rejected", None, reason)
+        may_hold_result = bad.is_newer or bad.copy_of is not None or bad.reason.startswith(CANNOT_READ)
+        return PointOutcome(spec, "rejected", None, reason, may_hold_result=may_hold_result)
     return PointOutcome(spec, "missing", None, "no record")
 
 

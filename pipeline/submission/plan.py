@@ -17,7 +17,7 @@ from pipeline.experiment.resources import Resources, ResourceShape, group_by_sha
 from pipeline.experiment.spec import Spec
 from pipeline.runner.launch_options import Rerun
 from pipeline.submission import slurm_queries, slurm_request, state_rules
-from pipeline.submission.read_progress import read_progress
+from pipeline.submission.read_progress import PointProgress, read_progress
 from pipeline.submission.slurm_queries import NodeType
 from pipeline.submission.slurm_request import SlurmOptions, SlurmRequest
 from pipeline.system import slurm_commands
@@ -231,7 +231,7 @@ def select_points(points: Sequence[Spec], experiment: Experiment, submit_options
     """Return the points that have no record and are not queued or running, and those that --rerun selects.
 
     Raises CommandError: "nothing found" if --only or --rerun select no point, "scheduler" if the state of an earlier
-    submission cannot be read.
+    submission cannot be read, "usage" if a record cannot be read that may be valid.
     """
     manifest = experiment.read_manifest() or Manifest(MANIFEST_VERSION, experiment.folder.name)
     add_points(manifest, points)
@@ -240,16 +240,11 @@ def select_points(points: Sequence[Spec], experiment: Experiment, submit_options
     for progress in read_progress(experiment, manifest, holds_lock=True):
         if progress.spec.run_id() not in selected:
             continue
-        word, status = progress.state.word, progress.outcome.status
-        if word == "unknown" and submit_options.is_dry_run:
+        status, refusal = progress.outcome.status, refusal_of_unclear_point(progress)
+        if refusal is not None and not submit_options.is_dry_run:
+            raise refusal
+        if refusal is not None:
             skipped["in a state that cannot be read"] += 1
-        elif word == "unknown":
-            reason = progress.state.reason.partition(";")[0]
-            raise CommandError(
-                f"the state of {progress.spec.run_id()} cannot be read ({reason}), and it may still be "
-                "running; try again when Slurm answers, or use another --outputs.",
-                EXIT_SCHEDULER,
-            )
         elif progress.is_in_flight:
             skipped["queued or running"] += 1
         elif status in state_rules.RECORDED_STATUSES and submit_options.rerun not in ("all", status):
@@ -259,6 +254,19 @@ def select_points(points: Sequence[Spec], experiment: Experiment, submit_options
     if not todo and submit_options.rerun and not skipped.get("queued or running"):
         raise CommandError("--rerun selects no point; see python -m pipeline.status.", EXIT_NOTHING_FOUND)
     return PointSelection(todo, dict(skipped))
+
+
+def refusal_of_unclear_point(progress: PointProgress) -> CommandError | None:
+    """Return the error for a point that may still run, or may have a valid record, and nobody can tell; else None."""
+    run_id, state, outcome = progress.spec.run_id(), progress.state, progress.outcome
+    if state.word == "unknown":
+        problem = (
+            f"the state of {run_id} cannot be read ({state.reason.partition(';')[0]}), and it may still be running"
+        )
+        return CommandError(f"{problem}; try again when Slurm answers, or use another --outputs.", EXIT_SCHEDULER)
+    if outcome.may_hold_result and not progress.is_in_flight:
+        return CommandError(f"{run_id}: {outcome.reason}, or use another --outputs.")
+    return None
 
 
 def selected_run_ids(points: Sequence[Spec], only: Sequence[str]) -> set[str]:

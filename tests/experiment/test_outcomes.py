@@ -149,3 +149,4 @@ def test_each_attempt_number_is_taken_once_so_that_ties_cannot_happen(tmp_path: 
 def test_a_sound_file_is_not_to_be_thrown_away(file: RejectedFile, cure: str) -> None:
     (outcome,) = resolve_outcomes(POINTS[:1], [], [file]).outcomes
     assert outcome.reason == f"its only record was not read: {cure}"
+    assert outcome.may_hold_result == ("remove it" not in cure)
