@@ -25,16 +25,13 @@ from typing import Any
 from pipeline.experiment.folder import Experiment, find_experiments, warn_of_open_folders
 from pipeline.experiment.point_label import point_labels
 from pipeline.submission.gpu_hours_estimate import predict_durations_s
-from pipeline.submission.read_progress import FIRST_POLL_S, LAST_POLL_S, PointProgress, job_text, read_progress
+from pipeline.submission.read_progress import PointProgress, Progress, job_text, poll_until_finished, read_progress
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import EXIT_USAGE, CommandError, format_duration, log_line, replace_control_characters
 
 RESULTS = ("ok", "oom")
 WIDTH_WITHOUT_TERMINAL = 10_000  # columns: so wide that no line of a file or pipe is wrapped
-
-
-Progress = dict[str, list[PointProgress]]  # by the name of the experiment
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -105,20 +102,17 @@ def watch(found: Mapping[str, Experiment], *, shows_all: bool) -> Progress:
 
     On a terminal with rich, show a live table. Elsewhere print the text each time a state has changed.
     """
-    poll_s, last_states = FIRST_POLL_S, None
+    progress: Progress = {}
+    last_states = None
     with open_screen() as show:
-        while True:
-            progress = read_experiments(found)
-            points = list(itertools.chain.from_iterable(progress.values()))
+        for progress in poll_until_finished(lambda: read_experiments(found)):
+            points = itertools.chain(*progress.values())
             states = [(point.spec.run_id(), point.state.word, point.rerun) for point in points]
             if show is not print or states != last_states:
                 show(render_all(found, progress, shows_all=shows_all))
-            if not any(point.is_in_flight or point.state.word == "unknown" for point in points):
-                return progress
-            poll_s = FIRST_POLL_S if states != last_states else min(LAST_POLL_S, poll_s * 2)
             last_states = states
             sys.stdout.flush()
-            time.sleep(poll_s)
+    return progress
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -44,6 +44,9 @@ class PointProgress(NamedTuple):
     @property
     def spec(self) -> Spec:
         return self.outcome.spec
+
+
+Progress = dict[str, list[PointProgress]]  # by the name of the experiment
 
 
 class PointJob(NamedTuple):
@@ -305,22 +308,33 @@ def read_log_tail(log: Path | None, since: str = "") -> str:
     return "\n".join(tails)
 
 
+def poll_until_finished(read: Callable[[], Progress]) -> Iterator[Progress]:
+    """Yield what `read` returns, again and again, until no point in it is in flight or unknown."""
+    poll_s = FIRST_POLL_S
+    while True:
+        progress = read()
+        yield progress
+        if not any(point.is_in_flight or point.state.word == "unknown" for point in chain(*progress.values())):
+            return
+        time.sleep(poll_s)
+        poll_s = min(LAST_POLL_S, poll_s * 2)
+
+
 def wait_until_finished(experiment: Experiment) -> None:
     """Wait until no point is in flight or unknown. Log the number of points in each state when it changes."""
-    poll_s, last_summary = FIRST_POLL_S, ""
-    while True:
+
+    def read() -> Progress:
         manifest = experiment.read_manifest()
         assert manifest is not None, "the submission wrote it"
-        points = read_progress(experiment, manifest)
-        counts = Counter(point.state.word for point in points)
+        return {manifest.name: read_progress(experiment, manifest)}
+
+    last_summary = ""
+    for progress in poll_until_finished(read):
+        counts = Counter(point.state.word for point in chain(*progress.values()))
         summary = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
         if summary != last_summary:
             log_line(summary)
             last_summary = summary
-        if not any(point.is_in_flight or point.state.word == "unknown" for point in points):
-            return
-        time.sleep(poll_s)
-        poll_s = min(LAST_POLL_S, poll_s * 2)
 
 
 def count_gaps(experiment: Experiment, specs: Sequence[Spec]) -> int:

@@ -1,3 +1,4 @@
+import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -11,7 +12,14 @@ from pipeline.experiment.record import Status
 from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
 from pipeline.submission import slurm_queries, state_rules
-from pipeline.submission.read_progress import PointProgress, choose_job, read_log_tail, read_progress
+from pipeline.submission.read_progress import (
+    PointProgress,
+    Progress,
+    choose_job,
+    poll_until_finished,
+    read_log_tail,
+    read_progress,
+)
 from pipeline.submission.slurm_queries import JobKey, JobState
 from pipeline.submission.state_rules import (
     HELD_JOB_STATES,
@@ -296,6 +304,23 @@ def test_a_record_that_is_published_while_the_lock_is_tried_counts(
     manifest = experiment.read_manifest()
     assert manifest is not None
     assert words(read_progress(experiment, manifest)) == ["ok"]
+
+
+def test_slurm_is_asked_ever_more_rarely_also_while_points_keep_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    specs = [make_spec(repeat=repeat) for repeat in range(8)]
+
+    def read() -> Progress:
+        """One point more has ended each time."""
+        ends = [number < len(waits) for number in range(8)]
+        states = [PointState("ok" if has_ended else "running", "") for has_ended in ends]
+        found = zip(specs, states, ends, strict=True)
+        return {"x": [PointProgress(NO_RECORD._replace(spec=a), b, not c, None, None) for a, b, c in found]}
+
+    watched = list(poll_until_finished(read))
+    assert waits == [2, 4, 8, 16, 30, 30, 30, 30]
+    assert set(words(watched[-1]["x"])) == {"ok"}
 
 
 def test_only_the_end_of_a_log_is_read_and_any_bytes_will_do(tmp_path: Path) -> None:
