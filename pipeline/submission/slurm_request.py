@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -82,17 +83,17 @@ def build_request(
 ) -> SlurmRequest:
     """Return the request of an array of this shape: one task per node, in which torchrun starts the ranks.
 
-    CPUs and memory are reduced to those of the best node that has enough GPUs of the type; GPUs and nodes are never
+    CPUs and memory are reduced to what the best nodes with enough GPUs of the type have; GPUs and nodes are never
     reduced. `nodes` is None if Slurm cannot be queried.
     """
     cpus = resources.cpus_per_gpu * shape.gpus_per_node
     memory_mib = math.ceil(resources.mem_per_gpu_gib * 1024) * shape.gpus_per_node
     notices = []
     large_enough = [node for node in nodes or () if node.count_gpus(slurm_options.gpu_type) >= gpus_needed(shape)]
-    if large_enough:
-        best = max(large_enough, key=lambda node: min(1, node.num_cpus / cpus) * min(1, node.memory_mib / memory_mib))
-        notices = reduction_notices(shape, cpus, memory_mib if slurm_options.mem is None else 0, best)
-        cpus, memory_mib = min(cpus, best.num_cpus), min(memory_mib, best.memory_mib)
+    most = find_common_limits(large_enough, shape.num_nodes, cpus, memory_mib)
+    if most is not None:
+        notices = reduction_notices(shape, cpus, memory_mib if slurm_options.mem is None else 0, *most)
+        cpus, memory_mib = min(cpus, most[0]), min(memory_mib, most[1])
     options = {
         "nodes": str(shape.num_nodes),
         "ntasks-per-node": "1",
@@ -112,12 +113,37 @@ def build_request(
     return SlurmRequest(options, max_parallel, tuple(notices))
 
 
-def reduction_notices(shape: ResourceShape, cpus: int, memory_mib: int, node: NodeType) -> list[str]:
-    """Return a notice for CPUs, and one for memory, of which the node has less than requested."""
-    amounts = ((cpus, node.num_cpus, "CPUs"), (memory_mib, node.memory_mib, "MiB"))
+def find_common_limits(nodes: Sequence[NodeType], num_nodes: int, cpus: int, memory_mib: int) -> tuple[int, int] | None:
+    """Return the CPUs and the MiB that each of the `num_nodes` best nodes has: the nearest to the wanted ones.
+
+    A job gets all of its nodes from one partition. Return None if no partition has so many nodes.
+    """
+
+    def satisfied_share(limits: tuple[int, int]) -> float:
+        return min(1, limits[0] / cpus) * min(1, limits[1] / memory_mib)
+
+    found = []
+    for partition in {node.partition for node in nodes}:
+        own = [node for node in nodes if node.partition == partition]
+        each = [(node.num_cpus, node.memory_mib) for node in own for _ in range(min(node.num_nodes, num_nodes))]
+        best = sorted(each, key=satisfied_share, reverse=True)[:num_nodes]
+        if len(best) == num_nodes:
+            found.append((min(num_cpus for num_cpus, _ in best), min(mib for _, mib in best)))
+    return max(found, key=satisfied_share, default=None)
+
+
+def reduction_notices(
+    shape: ResourceShape, cpus: int, memory_mib: int, most_cpus: int, most_memory_mib: int
+) -> list[str]:
+    """Return a notice for CPUs, and one for memory, of which the nodes have less than requested."""
+    best = "the best node has" if shape.num_nodes == 1 else f"the {shape.num_nodes} best nodes have"
+    amounts = (
+        (cpus, most_cpus, "CPUs", ""),
+        (memory_mib, most_memory_mib, "MiB", "; if Slurm refuses it, give --mem 0"),
+    )
     return [
-        f"{shape}: {most} {unit} per node instead of {wanted}: the best node has no more"
-        for wanted, most, unit in amounts
+        f"{shape}: {most} {unit} per node instead of {wanted}: {best} no more{cure}"
+        for wanted, most, unit, cure in amounts
         if wanted > most
     ]
 
@@ -157,7 +183,7 @@ def unsatisfiable_on_slurm(
     reasons = {}
     for shape, specs in group_by_shape(points).items():
         most_gpus = max((node.count_gpus(gpu_type) for node in nodes), default=0)
-        num_fitting = sum(node.num_nodes for node in nodes if node.count_gpus(gpu_type) >= gpus_needed(shape))
+        num_fitting = count_fitting_nodes(nodes, gpus_needed(shape), gpu_type)
         reason = None
         if gpus_needed(shape) > most_gpus:
             needed = pluralize(shape.gpus_per_node, f"{gpu_type} GPU" if gpu_type else "GPU")
@@ -167,6 +193,14 @@ def unsatisfiable_on_slurm(
         if reason:
             reasons.update({spec.run_id(): reason for spec in specs})
     return reasons
+
+
+def count_fitting_nodes(nodes: Iterable[NodeType], num_gpus: int, gpu_type: str | None) -> int:
+    """Return how many nodes with so many GPUs a job can get: those of one partition, since nodes may lie in several."""
+    counts = Counter[str]()
+    for node in nodes:
+        counts[node.partition] += node.num_nodes if node.count_gpus(gpu_type) >= num_gpus else 0
+    return max(counts.values(), default=0)
 
 
 def unsatisfiable_on_this_machine(points: Iterable[Spec], num_gpus: int) -> dict[str, str]:

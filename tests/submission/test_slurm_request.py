@@ -149,6 +149,19 @@ def test_cpus_and_memory_are_cut_to_one_node_that_has_the_gpus_and_said() -> Non
     assert "instead of 16" in request.notices[0]
     assert "24000 MiB" in request.notices[1]
     assert "instead of 65536" in request.notices[1]
+    # a part of the node's memory may be set aside for the system (MemSpecLimit), and sinfo does not show it
+    assert [notice.endswith("; if Slurm refuses it, give --mem 0") for notice in request.notices] == [False, True]
+
+
+def test_cpus_and_memory_of_a_job_over_several_nodes_are_those_of_its_weakest_node() -> None:
+    fat, thin, thinnest = NodeType(1, 16, 65_536, 4), NodeType(1, 12, 48_000, 4), NodeType(3, 2, 8000, 4)
+    two_nodes = ResourceShape("cuda", 2, 4)
+    request = build_request(two_nodes, Resources(), NOWHERE, [thinnest, fat, thin], None)
+    assert (request.options["cpus-per-task"], request.options["mem"]) == ("12", "48000M")
+    assert all("the 2 best nodes have no more" in notice for notice in request.notices)
+    one_partition = [fat._replace(partition="a"), thin._replace(partition="b"), thinnest._replace(partition="b")]
+    request = build_request(two_nodes, Resources(), NOWHERE, one_partition, None)
+    assert (request.options["cpus-per-task"], request.options["mem"]) == ("2", "8000M")  # both of partition b
 
 
 @pytest.mark.parametrize("nodes", [None, [NodeType(1, 16, 65_536, 4)], [NodeType(1, 1, 1, 2)]])
@@ -182,6 +195,12 @@ def test_a_point_that_no_node_can_run_is_named_with_what_it_needs(
     spec = make_spec(strategy="ddp", **fields)
     (reason,) = unsatisfiable_on_slurm([spec], nodes).values()
     assert why in reason
+
+
+def test_nodes_that_lie_in_two_partitions_count_once() -> None:
+    spec = make_spec(strategy="ddp", num_gpus=4, num_nodes=2)
+    nodes = [NodeType(1, 64, 1, 2, partition=name) for name in ("day", "night")]
+    assert unsatisfiable_on_slurm([spec], nodes) == {spec.run_id(): "2 nodes and the partition has 1 that fit"}
 
 
 def test_a_point_that_some_node_can_run_is_not_named() -> None:
