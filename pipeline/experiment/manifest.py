@@ -55,8 +55,8 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def launch_id_prefix(self) -> str:
-        """The prefix of the launch ids of its elements."""
-        return self.id[:8]
+        """The prefix of the launch ids of its elements: of a plain sbatch its job id."""
+        return self.id.removeprefix("sbatch-") if self.backend == "sbatch" else self.id[:8]
 
 
 class Manifest(msgspec.Struct, forbid_unknown_fields=True):

@@ -53,13 +53,14 @@ class PointJob(NamedTuple):
     """The job that decides the state of a point, and the position of the point in it.
 
     `key` and `state` are None if Slurm knows no job of the point. Every launch id of the point in this job begins with
-    `launch_id_prefix`.
+    `launch_id_prefix`. An element of a plain sbatch runs a point with a record only under --rerun.
     """
 
     key: JobKey | None
     state: JobState | None
     position: PositionInElement
     launch_id_prefix: str
+    is_plain_sbatch: bool = False
 
     @property
     def may_publish(self) -> bool:
@@ -91,8 +92,8 @@ class Facts(NamedTuple):
         key = choose_job(list(jobs), self.job_states)
         if key is None:
             return PointJob(None, None, "current", LOCAL_PREFIX)
-        prefix = jobs[key].launch_id_prefix if jobs[key].backend == "slurm" else LOCAL_PREFIX
-        return PointJob(key, self.job_states[key], self.positions.of(run_id, key), prefix)
+        state, position = self.job_states[key], self.positions.of(run_id, key)
+        return PointJob(key, state, position, jobs[key].launch_id_prefix, jobs[key].backend == "sbatch")
 
 
 def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = False) -> list[PointProgress]:
@@ -156,8 +157,9 @@ def decide_rerun_state(outcome: PointOutcome, job: PointJob, facts: Facts) -> Po
     run_id, prefix = outcome.spec.run_id(), job.launch_id_prefix
     if outcome.status not in state_rules.RECORDED_STATUSES:
         return None
-    has_published = prefix == LOCAL_PREFIX or (run_id, prefix) in facts.positions.published
-    if job.may_publish and not has_published:
+    has_started = (run_id, prefix) in facts.positions.starts
+    has_published = (run_id, prefix) in facts.positions.published
+    if job.may_publish and not has_published and (has_started or not job.is_plain_sbatch):
         no_record = outcome._replace(status="missing")
         return decide_state_in_element(no_record, job.state, job.position, True, "", facts.now)
     return PointState("running", "") if run_id == facts.running_here else None
@@ -283,13 +285,15 @@ def choose_job(jobs: list[JobKey], job_states: dict[JobKey, JobState]) -> JobKey
 
 
 def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
-    """Return run id -> its latest log, for points that `submit` submitted or ran."""
+    """Return run id -> its latest log. That of a plain sbatch is found only where its job file puts it."""
     logs: dict[str, Path] = {}
     for submission in manifest.submissions:
         folder = experiment.log_folder(submission.id)
         for array in submission.arrays:
             for run_id, job in array.job_keys().items():
-                logs[run_id] = folder / array.job_name / f"{job_text(job)}_0_log.err"
+                of_sbatch = experiment.folder.parent / f"{array.job_name}-{job_text(job)}.log"
+                of_submit = folder / array.job_name / f"{job_text(job)}_0_log.err"
+                logs[run_id] = of_sbatch if submission.backend == "sbatch" else of_submit
         if submission.backend == "local":
             logs.update({path.name.removesuffix(".log"): path for path in folder.glob("*.log")})
     return {run_id: log for run_id, log in logs.items() if log.exists()}
@@ -300,7 +304,7 @@ def read_log_tail(log: Path | None, since: str = "") -> str:
     if log is None:
         return ""
     tails = []
-    for path in [log, *sorted(log.parent.glob(log.name.replace("_0_log", "_[1-9]*_log")))]:
+    for path in dict.fromkeys([log, *sorted(log.parent.glob(log.name.replace("_0_log", "_[1-9]*_log")))]):
         with contextlib.suppress(OSError), path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
             text = file.read().decode(errors="replace")

@@ -167,6 +167,7 @@ def test_plain_sbatch_runs_q4_and_collect_finds_it(
     assert all(0 <= row["test_accuracy"] <= 1 for row in report["Q4"] if row["epoch"])
     record = json.loads(next(tmp_path.glob("q4/records/*.json")).read_text())
     assert record["environment"]["slurm"]["SLURM_ARRAY_JOB_ID"] == array_id
+    assert record["launch_id"].startswith(f"{array_id}-")  # so `status` tells that this job began the point
 
     cluster.run("sbatch", *request, "--array=0-2", "jobs/q4.sbatch", *arguments, cwd=ROOT, env=on_slurm)
     cluster.wait_idle(timeout_s=120)  # a second sbatch fills the gaps and leaves the rest alone

@@ -463,6 +463,30 @@ def test_a_point_that_an_earlier_submission_measured_is_in_flight_until_a_later_
     assert [part.is_in_flight for part in parts] == [True] * 4
 
 
+def test_points_of_a_plain_sbatch_have_a_start_and_a_log_and_are_run_again_only_once_they_have_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = POINTS[:3]
+    experiment = make_experiment(tmp_path / "q4", make_record(second), make_record(third), missing=[first])
+    submission = start_submission("sbatch-7", "sbatch")
+    elements = [[first.run_id()], [second.run_id()], [third.run_id()]]
+    submission.arrays.append(SlurmArray("q4", elements, job_id="7"))
+    with experiment.edit_manifest() as manifest:
+        manifest.submissions.append(submission)
+    start(experiment, first, launch_id="7-0-0-1750000000")
+    start(experiment, second, launch_id="7-1-0-1750000000")  # with --rerun
+    (tmp_path / "q4-7_0.log").write_text("epoch 1")
+    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "up")
+    known = {("7", index): job("RUNNING") for index in range(3)}
+    monkeypatch.setattr(slurm_queries, "query_job_states", lambda _: known)
+    parts = {part.spec: part for part in read_progress(experiment, manifest)}
+    assert [parts[spec].state.word for spec in (first, second, third)] == ["running", "ok", "ok"]
+    assert [parts[spec].started_unix_s is not None for spec in (first, second, third)] == [True, True, False]
+    assert [parts[spec].rerun is not None for spec in (first, second, third)] == [False, True, False]
+    assert parts[first].log == tmp_path / "q4-7_0.log"
+    assert read_log_tail(parts[first].log) == "epoch 1"
+
+
 def leave_log(experiment: Experiment, *lines: str) -> Path:
     """The log of the element."""
     log = experiment.log_folder(SUBMISSION) / "x-0" / "7_0_log.err"
