@@ -114,13 +114,14 @@ class Experiment:
 
     @contextlib.contextmanager
     def _lock(self, purpose: str, timeout_s: float) -> Iterator[None]:
-        lock = filelock.FileLock(self.folder / f".{purpose}.lock", timeout=timeout_s)
+        path = self.folder / f".{purpose}.lock"
+        lock = filelock.FileLock(path, timeout=timeout_s)
         try:
             lock.acquire()
         except filelock.Timeout as error:
-            raise CommandError(
-                f"another process holds the {purpose} lock of {self.folder}; wait for it, or end it and try again."
-            ) from error
+            # a file system without flock (Lustre) keeps the file of a process that was killed
+            cure = f"wait for it, or end it and try again; if no such process runs on any node, remove {path}"
+            raise CommandError(f"another process holds the {purpose} lock of {self.folder}; {cure}.") from error
         except OSError as error:
             raise self._unwritable(error) from error
         try:

@@ -234,7 +234,8 @@ def test_a_second_driver_is_refused_until_the_first_is_done(experiment: Experime
     with experiment.submission_lock():
         assert second.is_being_submitted()
         with pytest.raises(
-            CommandError, match=r"another process holds the submit lock of .*; wait for it, or end it and try again"
+            CommandError,
+            match=r"the submit lock of .*; wait for it, or end it and try again; if no .* remove .*/\.submit\.lock\.$",
         ):
             hold(second)
         make_experiment(second.folder)  # its points may be read and written meanwhile
