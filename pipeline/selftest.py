@@ -142,7 +142,10 @@ def run_selftest_task(spec: Spec, task: Task) -> tuple[Findings, Environment]:
     with tempfile.TemporaryDirectory(prefix="pipeline-selftest-") as folder:
         rank_files = RankFiles(Path(folder) / "point")
         rank_files.write_point(PointTask(spec, None, task=task, tolerance_share=TOLERANCE_SHARE))
-        exits = run_ranks(spec, rank_files, f"selftest-{uuid.uuid4().hex[:12]}")
+        try:
+            exits = run_ranks(spec, rank_files, f"selftest-{uuid.uuid4().hex[:12]}")
+        except RuntimeError as error:
+            raise CommandError(f"{task} failed: {error}") from error
         result = rank_files.read_result()
         findings = findings_of_point(spec, result.measurement) if result else rank_files.read_findings()
         if exits or findings is None:

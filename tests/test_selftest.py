@@ -3,12 +3,16 @@
 import json
 from datetime import datetime
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
 from conftest import ROOT, Command
+from factories import make_spec
 
+from pipeline import selftest
 from pipeline.communication.selftest_findings import Findings
+from pipeline.system.errors import CommandError
 from pipeline.system.host import node_name
 
 
@@ -45,6 +49,16 @@ EARLIER = [
     ("h200x4", ["two no-op series", "bucket cap of 100 MB"], "6 pass, 5 undecided, 0 fail, 0 not applicable"),
     ("h200x2", ["bucket cap of 100 MB"], "7 pass, 4 undecided, 0 fail, 0 not applicable"),
 ]
+
+
+def test_ranks_that_cannot_be_started_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise RuntimeError("the ranks did not meet")
+
+    monkeypatch.setattr(selftest, "run_ranks", refuse)
+    spec = make_spec(strategy="ddp", num_gpus=2, device="cpu", input="synthetic", measure="communication")
+    with pytest.raises(CommandError, match=r"^exposure failed: the ranks did not meet$"):
+        selftest.run_selftest_task(spec, "exposure")
 
 
 @pytest.mark.parametrize(("machine", "close", "counts"), EARLIER)
