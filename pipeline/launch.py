@@ -52,7 +52,7 @@ def main() -> int:
     """Run the points that the command line names, one after another."""
     arguments = parse_arguments()
     errors.require_packages(*errors.RANK_PACKAGES)
-    # before the time limit Slurm sends USR2 to every process of the job step; a process dies if it does not ignore it
+    # submitit has Slurm send USR2 to every process of the step before the time limit: one that does not ignore it dies
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     if arguments.manifest:
         experiment, points = resolve_manifest(arguments.manifest, arguments.run_id)

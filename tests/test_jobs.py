@@ -101,6 +101,7 @@ def test_a_job_is_not_requeued_appends_to_its_log_and_ends_with_its_first_dead_r
     options = options_of(name)
     assert options["no-requeue"] == ""
     assert options["open-mode"] == "append"
+    assert "signal" not in options  # only submitit asks for one
     assert "--kill-on-bad-exit=1" in text_of(name)
 
 
@@ -164,7 +165,7 @@ def test_a_job_requests_what_a_submitted_array_does(pipeline: Command, tmp_path:
     (array,) = json.loads(pipeline(*submit, env=without_slurm(tmp_path)).stdout)["arrays"]
     own = {"job-name": "mine", "array": "0-0", "mem": "3G", "time": "00:02:00", "output": "outputs/%x-%A_%a.log"}
     assert options == array["resources"] | own
-    assert (options["signal"], "gpus-per-node" in options) == ("USR2@12", False)
+    assert "gpus-per-node" not in options
 
 
 def test_a_description_stays_a_comment_and_a_path_of_several_lines_is_refused(

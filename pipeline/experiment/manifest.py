@@ -14,7 +14,7 @@ from pipeline.system.host import utc_timestamp
 MANIFEST_VERSION: Literal[1] = 1
 MAX_MANIFEST_BYTES = 256_000_000
 
-Backend = Literal["slurm", "sbatch", "local", "ingest"]
+Backend = Literal["slurm", "sbatch", "local"]
 JobId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]+\Z")]  # an argument of Slurm commands
 JobName = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x1f]*\Z")]  # likewise
 

@@ -11,6 +11,7 @@ from pipeline.submission.slurm_request import SlurmOptions, SlurmRequest, build_
 from pipeline.system.slurm_commands import clean_step_lines
 
 MAX_RUNNING_ELEMENTS = 256  # without --max-parallel; submitit's default
+SIGNAL_DELAY_S = 1  # submitit always asks for USR2 before the time limit; pipeline.launch ignores it
 
 
 def start_lines() -> list[str]:
@@ -68,7 +69,7 @@ def render_batch_script(
 
     submitit adds its own lines (logs, wckey) and starts `command` through its pickle: see `submitit_parameters`.
     """
-    options = {"job-name": job_name, **request.options}
+    options = {"job-name": job_name, "signal": f"USR2@{SIGNAL_DELAY_S}", **request.options}
     if num_elements > 1:
         options["array"] = f"0-{num_elements - 1}%{max_running_elements(request, num_elements)}"
     srun = shlex.join(["srun", *srun_arguments(request.options["cpus-per-task"]), *command])
@@ -78,14 +79,13 @@ def render_batch_script(
 def submitit_parameters(job_name: str, request: SlurmRequest, num_elements: int, setup: list[str]) -> dict[str, object]:
     """Return the parameters with which submitit writes the same script."""
     options = dict(request.options)
-    signal_delay_s = int(options.pop("signal").partition("@")[2])
     options.pop("open-mode")  # submitit sets append itself
     options.pop("no-requeue")
     is_exclusive = options.pop("exclusive", None) is not None
     return {
         "job_name": job_name,
         **{key.replace("-", "_"): int(value) if value.isdecimal() else value for key, value in options.items()},
-        "signal_delay_s": signal_delay_s,
+        "signal_delay_s": SIGNAL_DELAY_S,
         "wckey": "",
         "array_parallelism": max_running_elements(request, num_elements),
         "exclusive": True if is_exclusive else None,

@@ -13,7 +13,6 @@ from pipeline.system.errors import EXIT_SCHEDULER, CommandError, pluralize
 
 SAFE_OPTION_VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,:=+@/-]{0,127}")
 GPU_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-MAX_SIGNAL_DELAY_S = 30
 PASSED_ON = ("partition", "account", "qos", "constraint")  # options that sbatch has under the same name
 
 Memory = Literal["0", "default"]
@@ -101,7 +100,6 @@ def build_request(
         "cpus-per-task": str(cpus),
         "mem": f"{memory_mib}M" if slurm_options.mem is None else slurm_options.mem,
         "time": str(resources.time_min()),
-        "signal": f"USR2@{signal_delay_s(resources.time_min())}",
         "open-mode": "append",
         "no-requeue": "",
     }
@@ -153,14 +151,6 @@ def gpus_needed(shape: ResourceShape) -> int:
     return shape.gpus_per_node if shape.device == "cuda" else 0
 
 
-def signal_delay_s(limit_min: int) -> int:
-    """Return the seconds between Slurm's signal and the time limit: a tenth of the limit, at most 30.
-
-    An early signal would end a short job that still finishes in time.
-    """
-    return min(MAX_SIGNAL_DELAY_S, limit_min * 60 // 10)
-
-
 def sum_time_limits(
     request: SlurmRequest, shape: ResourceShape, num_points: int, partition_limit_min: int | None
 ) -> SlurmRequest:
@@ -172,8 +162,7 @@ def sum_time_limits(
     notice = f"{packing}, limit {num_points} x {point_min} = {sum_min} min"
     if limit_min < sum_min:
         notice += f", reduced to {limit_min} min, the limit of the partition"
-    times = {"time": str(limit_min), "signal": f"USR2@{signal_delay_s(limit_min)}"}
-    return request._replace(options=request.options | times, notices=(*request.notices, notice))
+    return request._replace(options=request.options | {"time": str(limit_min)}, notices=(*request.notices, notice))
 
 
 def unsatisfiable_on_slurm(

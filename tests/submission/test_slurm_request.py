@@ -15,7 +15,6 @@ from pipeline.submission.slurm_request import (
     build_request,
     check_slurm_options,
     group_by_reason,
-    signal_delay_s,
     sum_time_limits,
     unsatisfiable_on_slurm,
     unsatisfiable_on_this_machine,
@@ -172,15 +171,6 @@ def test_a_request_that_fits_or_that_no_node_could_take_is_left_as_it_is(nodes: 
 
 
 @pytest.mark.parametrize(
-    ("time", "delay_s"), [("00:01:00", 6), ("00:04:00", 24), ("00:05:00", 30), ("00:20:00", 30), ("7-00:00:00", 30)]
-)
-def test_slurm_warns_a_tenth_of_the_limit_ahead_and_at_most_30_seconds(time: str, delay_s: int) -> None:
-    assert signal_delay_s(Resources(time=time).time_min()) == delay_s
-    options = build_request(FOUR_GPUS, Resources(time=time), NOWHERE, None, None).options
-    assert options["signal"] == f"USR2@{delay_s}"
-
-
-@pytest.mark.parametrize(
     ("fields", "nodes", "why"),
     [
         ({"num_gpus": 4}, [NodeType(9, 64, 1, 2)], "4 GPUs per node and the largest node has 2"),
@@ -245,7 +235,7 @@ def test_an_element_of_several_points_gets_the_sum_of_their_limits_within_the_pa
 ) -> None:
     alone = build_request(FOUR_GPUS, Resources(), NOWHERE, None, None)
     packed = sum_time_limits(alone, FOUR_GPUS, 4, partition_limit_min)
-    assert packed.options == alone.options | {"time": str(limit_min), "signal": "USR2@30"}
+    assert packed.options == alone.options | {"time": str(limit_min)}
     (notice,) = packed.notices
     assert notice.startswith("1 node x 4 GPUs: up to 4 points in sequence per element, limit 4 x 20 = 80 min")
     assert cut_to in notice if cut_to else "cut" not in notice
