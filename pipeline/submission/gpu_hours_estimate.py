@@ -113,12 +113,18 @@ def estimate_device(
     device = points[0].device
     known = [(spec, predict_duration_s(spec, earlier)) for spec in points]
     hours = [seconds * spec.num_gpus / 3600 for spec, seconds in known if seconds is not None]
-    unknown_gpus = sum(spec.num_gpus for spec, seconds in known if seconds is None)
-    at_limit = 0.0 if not unknown_gpus else None if limit_min is None else unknown_gpus * limit_min / 60
+    at_limit = hours_at_limit(sum(spec.num_gpus for spec, seconds in known if seconds is None), limit_min)
     used = [sample for samples in earlier.values() for sample in samples if sample.device == device]
     names = tuple(sorted({sample.record for sample in used}))
     gpu = used[0].gpu if used else None
     return Estimate(device, len(points), len(hours), sum(hours) if hours else None, at_limit, gpu_model, gpu, names)
+
+
+def hours_at_limit(num_gpus: int, limit_min: int | None) -> float | None:
+    """Return the hours of so many GPUs up to the time limit; None if there are GPUs and no limit."""
+    if not num_gpus:
+        return 0.0
+    return None if limit_min is None else num_gpus * limit_min / 60
 
 
 def load_cost_samples(points: Sequence[Spec], outputs: Path, gpu_model: str | None) -> CostSamples:

@@ -30,7 +30,8 @@ class LocalProgress:
         self._begin_s = time.monotonic()
         self._waiting.remove(spec)
         if not self.is_terminal:
-            log_line(f"{self._name(spec)}: running{describe_time_left(self._expected_s.get(spec.run_id()))}")
+            left = describe_time_left(self._expected_s.get(spec.run_id()))
+            log_line(", ".join(filter(None, (f"{self._name(spec)}: running", left))))
 
     def show_epochs(self, spec: Spec, log_text: str) -> None:
         """Rewrite the line of a terminal with the epochs that the log says have ended."""
@@ -42,9 +43,10 @@ class LocalProgress:
         if left_s is None and ended:
             left_s = (total - number) * epoch_s
         full = round(BAR_CHARS * number / total) if total else 0
-        epochs = f"epoch {number} of {total}, " if total else ""
+        epochs = f"epoch {number} of {total}" if total else ""
         bar = f"  [{'#' * full}{'.' * (BAR_CHARS - full)}]" if total else ""
-        text = f"{self._name(spec)}  {epochs}{format_duration(elapsed_s)}{describe_time_left(left_s)}{bar}"
+        parts = filter(None, (epochs, format_duration(elapsed_s), describe_time_left(left_s)))
+        text = f"{self._name(spec)}  {', '.join(parts)}{bar}"
         most = shutil.get_terminal_size().columns - 1
         print(ERASE_LINE + replace_control_characters(text)[:most], end="", file=sys.stderr, flush=True)
 
@@ -53,7 +55,7 @@ class LocalProgress:
         duration_s = time.monotonic() - self._begin_s
         self._durations_s.append(duration_s)
         rest = pluralize(len(self._waiting), "point")
-        left = f"; {describe_time_left(self.time_left_s())[2:]} for {rest}" if self._waiting else ""
+        left = f"; {describe_time_left(self.time_left_s())} for {rest}" if self._waiting else ""
         if self.is_terminal:
             print(ERASE_LINE, end="", file=sys.stderr)
         log_line(f"{self._name(spec)}: {outcome} after {format_duration(duration_s)}{left}")
@@ -69,5 +71,5 @@ class LocalProgress:
 
 
 def describe_time_left(seconds: float | None) -> str:
-    """Return the time left as the end of a sentence, "" if it is unknown."""
-    return "" if seconds is None else f", about {format_duration(seconds)} left"
+    """Return the time left, as "about 7 s left"; "" if it is unknown."""
+    return "" if seconds is None else f"about {format_duration(seconds)} left"

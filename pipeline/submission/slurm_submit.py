@@ -70,9 +70,11 @@ def submit_arrays(
     for index, (planned, array) in enumerate(zip(arrays, tuple(submission.arrays), strict=True)):
         try:
             array.job_id = submit_array(experiment, submission, array, planned.request, setup, options)
-        except CommandError as refusal:
-            may_be_accepted = isinstance(refusal, SubmissionUnconfirmed)
-            del submission.arrays[index + may_be_accepted :]
+        except SubmissionUnconfirmed:
+            del submission.arrays[index + 1 :]  # keep this array, which Slurm may have
+            raise
+        except CommandError:
+            del submission.arrays[index:]
             raise
         finally:
             write_submission(experiment, submission)
