@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -218,7 +219,12 @@ def report_end(context: SubmitContext, submitted: Sequence[Spec], *, waits: bool
         log_line(f"Next: {command('status', experiment.folder)} --watch")
         return EXIT_OK
     if cluster.kind == "slurm":
-        read_progress.wait_until_finished(experiment)
+        try:
+            read_progress.wait_until_finished(experiment)
+        except KeyboardInterrupt:
+            see, end = command("status", experiment.folder), command("cancel", experiment.folder)
+            log_line(f"interrupted; the jobs run on: see {see}, or end them with {end}")
+            return 128 + signal.SIGINT
     run_ids = plan.selected_run_ids(grid.points, submit_options.only)
     expected = [spec for spec in grid.points if spec.run_id() in run_ids] if waits else submitted
     num_gaps = read_progress.count_gaps(experiment, expected)

@@ -27,7 +27,7 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the time limit in minutes, rounded up as Slurm does. Raises ValueError if it is not a time."""
         match = TIME_PATTERN.fullmatch(self.time)
         if match is None:
-            raise ValueError(f'time={self.time!r} is not a time; write "[days-]hours:minutes:seconds" in quotes.')
+            raise ValueError(f'time={self.time!r} is not a time; write hours:minutes:seconds, such as "00:30:00".')
         days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
         return (days * 24 + hours) * 60 + minutes + (seconds > 0)
 

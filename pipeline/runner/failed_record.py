@@ -118,7 +118,7 @@ def failure_from_signal(rank: int, signal_number: int) -> Failure:
     """Return the failure of a rank that a signal killed."""
     hint = ""
     if signal_number == signal.SIGKILL:
-        hint = "; if the node ran out of memory, raise mem_per_gpu_gib"
+        hint = "; if the node ran out of memory, raise mem_per_gpu_gib in the grid file"
     elif signal_number == signal.SIGBUS:
         hint = f"; {shared_memory_hint()}"
     message = f"rank {rank} was killed by {signal_name(signal_number)}{hint}"

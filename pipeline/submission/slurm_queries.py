@@ -19,6 +19,7 @@ SQUEUE_FIELDS = "ArrayJobID:|,ArrayTaskID:|,State:|,exit_code:|,EndTime:|,Reason
 NAMED_JOB_FIELDS = "ArrayJobID:|,State:|,Reason:|,Name:"
 REFUSED = ["FAILED", "BadConstraints"]  # state and reason that slurmctld gives a job as it refuses its sbatch
 DEFAULT_MAX_ARRAY_SIZE = 1001
+OR_LOCAL = "try again, or use --cluster local"  # the cure if a question fails that only `submit` asks
 UP = re.compile(r"^Slurmctld\(.*\) at .* is UP\s*$", re.MULTILINE)
 NUMBER = re.compile(r"[0-9]{1,12}")  # int() also accepts non-ASCII digits, and raises for over 4,300 digits
 NO_STATE = "no state"  # the state of a job if Slurm's line about it has none
@@ -89,7 +90,7 @@ def query_max_array_size() -> int:
 
     Return 1 if MaxArraySize is 0, because then Slurm has no arrays. Raises CommandError if it cannot be parsed.
     """
-    match = re.search(r"^MaxArraySize\b.*$", ask_slurm("scontrol", "show", "config"), re.MULTILINE)
+    match = re.search(r"^MaxArraySize\b.*$", ask_slurm("scontrol", "show", "config", cure=OR_LOCAL), re.MULTILINE)
     if match is None:
         return DEFAULT_MAX_ARRAY_SIZE
     size = parse_number(match[0].partition("=")[2].strip())
@@ -140,7 +141,7 @@ def query_nodes_by_partition() -> dict[str, list[NodeType]]:
 def query_node_rows() -> list[list[str]]:
     """Return what sinfo says of each group of identical nodes: partition, CPUs, MiB, gres, number of nodes."""
     # without --all sinfo leaves out hidden partitions; without --noconvert it writes 1024 CPUs as 1K
-    answer = ask_slurm("sinfo", "--all", "--noconvert", "-h", "-e", "-o", "%P|%c|%m|%G|%D")
+    answer = ask_slurm("sinfo", "--all", "--noconvert", "-h", "-e", "-o", "%P|%c|%m|%G|%D", cure=OR_LOCAL)
     return read_table("sinfo", answer, num_columns=5)
 
 
@@ -162,7 +163,7 @@ def choose_partitions(names: Sequence[str], partition: str | None) -> set[str]:
 
 def query_partition_limit_min(partition: str | None) -> int | None:
     """Return the time limit of the partition in minutes (the smallest if several); None if there is no limit."""
-    rows = read_table("sinfo", ask_slurm("sinfo", "--all", "-h", "-o", "%P|%l"), num_columns=2)
+    rows = read_table("sinfo", ask_slurm("sinfo", "--all", "-h", "-o", "%P|%l", cure=OR_LOCAL), num_columns=2)
     wanted = choose_partitions([row[0] for row in rows], partition)
     limits = [parse_limit_min(row[1].strip()) for row in rows if row[0].rstrip("*") in wanted]
     return min((limit for limit in limits if limit is not None), default=None)

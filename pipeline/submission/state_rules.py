@@ -96,7 +96,9 @@ def decide_state_by_job(job: JobState, log_tail: str, now: datetime) -> PointSta
     if job.state in RUNNING_JOB_STATES:
         return PointState("running", "")
     if job.state == "OUT_OF_MEMORY" or (job.state == "FAILED" and is_memory_kill(job, log_tail)):
-        return PointState("host_oom", "the node's memory ran out; raise mem_per_gpu_gib")
+        return PointState(
+            "host_oom", "the node's memory ran out; raise mem_per_gpu_gib in the grid file, or give --mem 0"
+        )
     if has_just_ended(job, now):
         return PointState("settling", "its job ended, its record may not be visible yet")
     if job.state == "FAILED":

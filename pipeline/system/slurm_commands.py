@@ -77,15 +77,13 @@ def run_slurm(*command: str, timeout_s: float = 60) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s, env=env)
 
 
-def ask_slurm(*command: str) -> str:
+def ask_slurm(*command: str, cure: str = "try again") -> str:
     """Return the output of a Slurm command. Raises CommandError (EXIT_SCHEDULER) if it fails or does not answer."""
     try:
         answer = run_slurm(*command)
     except (subprocess.TimeoutExpired, OSError) as error:
-        raise CommandError(
-            f"{command[0]} does not answer ({error}); try again, or use --cluster local.", EXIT_SCHEDULER
-        ) from error
+        raise CommandError(f"{command[0]} does not answer ({error}); {cure}.", EXIT_SCHEDULER) from error
     if answer.returncode:
         reason = " ".join(answer.stderr.split()) or f"exit code {answer.returncode}"
-        raise CommandError(f"{command[0]} failed: {reason}; try again, or use --cluster local.", EXIT_SCHEDULER)
+        raise CommandError(f"{command[0]} failed: {reason}; {cure}.", EXIT_SCHEDULER)
     return answer.stdout

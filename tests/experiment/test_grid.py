@@ -203,7 +203,10 @@ def test_a_point_given_twice_is_an_error(expand: Expand, blocks: list[str]) -> N
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (points("seed: [0]") + "resources: {time: 20:00}\n", "time='20:00' is not a time; write"),
+        (
+            points("seed: [0]") + "resources: {time: 20:00}\n",
+            "'20:00' is not a time; write hours:minutes:seconds",
+        ),
         (points("seed: [010]"), "Expected `int`, got `str`"),
         (points("seed: [1:20]"), "Expected `int`, got `str`"),
         (points("seed: [0x10]"), "Expected `int`, got `str`"),

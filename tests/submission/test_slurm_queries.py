@@ -246,6 +246,9 @@ def test_a_question_that_slurm_refuses_is_a_refusal_with_its_words(fake: Fake) -
     with pytest.raises(CommandError, match=r"Unable to contact .* --cluster local\.$") as refusal:
         query_max_array_size()
     assert refusal.value.code == 4
+    fake("squeue", stderr="Unable to contact slurm controller", code=1)
+    with pytest.raises(CommandError, match=r"Unable to contact slurm controller; try again\.$"):
+        find_jobs_named(["x-0"])  # status and cancel ask this too, and have no --cluster
 
 
 def test_an_array_is_found_by_its_name_and_others_are_left_out(fake: Fake, tmp_path: Path) -> None:

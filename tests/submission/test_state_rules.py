@@ -79,7 +79,9 @@ OVER_LIMIT = "slurmstepd-node1: error: StepId=7.0 exceeded memory limit (3425812
 @pytest.mark.parametrize("exit_code", [137, -9])
 @pytest.mark.parametrize("line", [OOM_KILL, OVER_LIMIT])
 def test_a_job_that_was_killed_and_of_whose_memory_slurm_itself_wrote_ran_out_of_it(exit_code: int, line: str) -> None:
-    assert word(job("FAILED", exit_code), f"epoch 1\n{line}\n") == "host_oom"
+    state = decide_state(NO_RECORD, job("FAILED", exit_code), True, f"epoch 1\n{line}\n", NOW)
+    assert state.word == "host_oom"
+    assert state.reason.endswith("; raise mem_per_gpu_gib in the grid file, or give --mem 0")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import signal
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import submitit
@@ -14,8 +15,10 @@ from conftest import CPU_SIZE, SMALL_GRID, Command, wait_for
 from factories import write_grid
 from slurm_queue import MIXED, Env, queued, states
 
+from pipeline.experiment.folder import Experiment
 from pipeline.runner.launch_options import exec_element, launch_command
-from pipeline.submission import slurm_submit
+from pipeline.submission import plan, read_progress, slurm_submit
+from pipeline.submit import SubmitContext, report_end
 
 
 def with_sbatch(folder: Path, env: Env, script: str) -> Env:
@@ -309,6 +312,21 @@ def test_an_announced_array_that_was_never_submitted_leaves_nothing(tmp_path: Pa
     (folder / slurm_submit.PICKLE).touch()
     assert slurm_submit.withdraw_array(folder) is None
     assert not folder.exists()
+
+
+def test_an_interrupted_wait_says_that_the_jobs_run_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(_: Experiment) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(read_progress, "wait_until_finished", interrupt)
+    unused: Any = None
+    context = SubmitContext(unused, Experiment(tmp_path / "x"), unused, plan.Cluster("slurm", None, 20, 0, []), unused)
+    assert report_end(context, [], waits=True) == 128 + signal.SIGINT
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"interrupted; the jobs run on: see python -m pipeline.status {tmp_path / 'x'}")
+    assert said.endswith(f"or end them with python -m pipeline.cancel {tmp_path / 'x'}")
 
 
 def test_the_status_of_points_that_wait_to_be_run_again_says_so(
