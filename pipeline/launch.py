@@ -193,24 +193,30 @@ def launch_points(specs: Sequence[Spec], experiment: Experiment, options: Launch
     other points need new processes, because a point failed or the ranks stopped before the next point.
     """
     launch = LaunchSession(experiment, read_launch_id(), specs, options.point_limit_s)
-    first = launch.rank_files_by_point[0]
+    run_session(launch, options)
+    launch.remove_ok_folders()
+    return launch.published
+
+
+def run_session(launch: LaunchSession, options: LaunchOptions) -> None:
+    """Run the points of the session, and publish those that have ended."""
+    first_spec, first_files = launch.specs[0], launch.rank_files_by_point[0]
     run_with_threads = functools.partial(run_ranks, num_threads=options.num_threads)
     try:
-        if specs[0].measure == "memory":
+        if first_spec.measure == "memory":
             with launch.deadline:
-                record = search_memory(specs[0], first, launch.id, run_with_threads)
+                record = search_memory(first_spec, first_files, launch.id, run_with_threads)
             launch.publish(record)
-            return launch.published
+            return
         write_points(launch, options)
         with launch.publish_while_running(), launch.deadline:
-            exits = run_with_threads(specs[0], first, launch.id)
+            exits = run_with_threads(first_spec, first_files, launch.id)
     except DeadlineExpired:
         launch.publish_timed_out()
     except (RuntimeError, TimeoutError) as error:  # from run_ranks: the ranks could not start or connect
         launch.publish_failure(f"the ranks could not be started: {error}")
     else:
         launch.publish_finished(exits)
-    return launch.published
 
 
 def write_points(launch: LaunchSession, options: LaunchOptions) -> None:

@@ -157,18 +157,28 @@ class LaunchSession:
 
     def _move_side_files(self, record_path: Path) -> None:
         """Move the current point's step times, weights and traces, as far as it has them, beside its record."""
-        rank_files = self.current_files
-        for source, target in (
-            (rank_files.series, record_path.with_suffix(".steps.npz")),
-            (rank_files.weights, record_path.with_suffix(".weights.npz")),
-            (rank_files.traces, self._experiment.traces / record_path.stem),
-        ):
+        targets = (
+            record_path.with_suffix(".steps.npz"),
+            record_path.with_suffix(".weights.npz"),
+            self._experiment.traces / record_path.stem,
+        )
+        for source, target in zip(self.current_files.side_files(), targets, strict=True):
             try:
                 if source.exists():
                     target.parent.mkdir(mode=0o750, exist_ok=True)
                     source.rename(target)
             except OSError as error:
                 log_line(f"{source} stays there, not beside the record: {describe_os_error(error)}.")
+
+    def remove_ok_folders(self) -> None:
+        """Remove the folder of every point whose ok record and side files are in place. The ranks must have ended.
+
+        Another node may still write into the folder of a point on several nodes: it stays.
+        """
+        for record, rank_files in zip(self.published, self.rank_files_by_point, strict=False):  # some were not started
+            is_ok = record is not None and record.status == "ok" and record.spec.num_nodes == 1
+            if is_ok and not any(path.exists() for path in rank_files.side_files()):
+                shutil.rmtree(rank_files.folder, ignore_errors=True)
 
 
 def publish_with_retries(record: Record, folder: Path) -> Path:

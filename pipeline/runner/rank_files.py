@@ -13,7 +13,8 @@
     trial<k>/              the same files, for one trial of a memory search
 
 The launcher is the process of pipeline.launch (on every node), a rank is pipeline.runner.rank_process, the sampler is
-pipeline.runner.telemetry_sampler. Every JSON file appears whole or not at all.
+pipeline.runner.telemetry_sampler. Every JSON file appears whole or not at all. The launcher removes the folder of a
+point that is ok; those of other points stay in logs/scratch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -83,6 +84,10 @@ class RankFiles:
         self.series = self.folder / "steps.npz"  # the step times of every part and rank
         self.weights = self.folder / "weights.npz"  # of the trained model
         self.traces = self.folder / "traces"  # of the profiler, one file per rank
+
+    def side_files(self) -> tuple[Path, Path, Path]:
+        """Return the paths of what the launcher moves beside the record: step times, weights and traces."""
+        return self.series, self.weights, self.traces
 
     def samples(self, node: int) -> Path:
         """Return the path of a node's samples. Until the sampler has ended, the file has the suffix .part instead."""

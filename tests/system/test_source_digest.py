@@ -114,7 +114,7 @@ def test_a_submission_runs_the_code_of_its_start_and_rows_of_several_sources_are
         file.write(EDIT)
     second = digest_of(tree)
     driver = submit(tree, "--set", "num_samples=8192", "batch_size_per_gpu=64")
-    wait_for(lambda: len(list(tree.glob("out/two/logs/scratch/*/environment.json"))) == 2)
+    wait_for(lambda: first_point_runs(tree))
     (tree / "grid.yaml").write_text("name: two\npoints: []\n")
     _, said = driver.communicate(timeout=200)
     assert driver.returncode == 0, said
