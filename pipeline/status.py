@@ -188,7 +188,7 @@ def is_listed_by_default(point: PointProgress) -> bool:
 
 
 def describe_progress(point: PointProgress, expected_s: float | None) -> Iterator[str]:
-    """Yield what is known of a point: its job while in flight, its time so far, its reason, its log if it failed."""
+    """Yield what is known of a point: its job and time so far, its reason, and its log if it runs or has no result."""
     if point.job is not None and point.is_in_flight:
         yield f"job {job_text(point.job)}"
     if point.started_unix_s is not None:
@@ -196,7 +196,7 @@ def describe_progress(point: PointProgress, expected_s: float | None) -> Iterato
         yield format_duration(max(0.0, time.time() - point.started_unix_s)) + total
     if point.state.reason:
         yield point.state.reason
-    if point.log and point.state.word not in (*RESULTS, "pending", "running"):
+    if point.log and point.state.word not in (*RESULTS, "pending"):
         yield f"[{point.log}]"
 
 

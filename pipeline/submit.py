@@ -61,14 +61,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", default=[], metavar="RUN_ID", help="only this point; may be repeated"
     )
-    parser.add_argument("--cluster", choices=("auto", "slurm", "local"), default="auto", help="where to run")
+    where = "auto (the default): on Slurm if it is configured, else on this machine"
+    parser.add_argument("--cluster", choices=("auto", "slurm", "local"), default="auto", help=where)
     add_cluster_arguments(parser)
     parser.add_argument("--time", help="the time limit of a point, as [days-]hours:minutes:seconds")
-    parser.add_argument("--prologue", type=Path, help="your own shell file; each job sources it first")
-    parser.add_argument("--max-parallel", type=positive_integer, help="elements of an array that may run together")
+    parser.add_argument("--prologue", type=Path, metavar="FILE", help="your own shell file; each job sources it first")
+    parallel = "elements of an array that may run together"
+    parser.add_argument("--max-parallel", type=positive_integer, metavar="N", help=parallel)
     packing = "let each array element run N points with equal resources, one after another (default: 1)"
     parser.add_argument("--points-per-element", type=positive_integer, default=1, metavar="N", help=packing)
-    parser.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help="refuse to run points that may take more")
+    costly = "refuse if the points may take more GPU-hours than this"
+    parser.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help=costly)
     parser.add_argument("--skip-unsatisfiable", action="store_true", help="leave out points that cannot run here")
     waiting = "wait until no point is queued or running; exit code 1 if a point has no result"
     parser.add_argument("--wait", action="store_true", help=waiting)
@@ -89,7 +92,7 @@ def parse_arguments() -> argparse.Namespace:
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose nodes, GPUs and memory of a Slurm cluster."""
     for name in PASSED_ON:
-        parser.add_argument(f"--{name}", help=f"Slurm's {name}")
+        parser.add_argument(f"--{name}", metavar="NAME", help=f"Slurm's {name}")
     parser.add_argument(
         "--exclusive", action="store_true", help="request whole nodes, so that no other job runs beside a point"
     )

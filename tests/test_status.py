@@ -76,6 +76,19 @@ def test_a_point_that_is_run_again_shows_its_old_result_and_its_new_state(
     assert 75 <= time.time() - states[0]["started_unix_s"] < 200
 
 
+def test_a_running_point_names_its_log(pipeline: Command, running: Experiment, tmp_path: Path) -> None:
+    log = running.log_folder("s" * 8) / f"{MISSING.run_id()}.log"
+    log.parent.mkdir()
+    log.write_text("epoch 1\n")
+    started = running.launch_folder(MISSING.run_id(), "here-3")
+    started.mkdir()
+    (started / "point.json").write_text("{}")
+    text = pipeline("status", running.folder, env=without_slurm(tmp_path)).stdout
+    (line,) = [line for line in text.splitlines() if "64 per GPU" in line]
+    assert line.startswith("  running ")
+    assert line.endswith(f"  [{log}]")
+
+
 def test_the_time_so_far_stands_beside_what_an_earlier_record_took(
     pipeline: Command, running: Experiment, tmp_path: Path
 ) -> None:

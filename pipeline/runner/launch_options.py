@@ -70,7 +70,8 @@ def add_point_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="AXIS=VALUE[,VALUE]",
         help="replace an axis in every block of the grid",
     )
-    parser.add_argument("--rerun", choices=get_args(Rerun), help="also run points whose record has this status")
+    again = "also run points whose record has this status; all: run every point again"
+    parser.add_argument("--rerun", choices=get_args(Rerun), help=again)
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="the parent of the experiment's folder")
     parser.add_argument(
         "--keep-trace", action="store_true", help="keep the profiler's traces of points that measure communication"
@@ -82,7 +83,10 @@ def add_data_argument(parser: argparse.ArgumentParser) -> None:
     """Add the option that names the data folder."""
     default = Path(os.environ.get("PIPELINE_DATA") or "data")
     parser.add_argument(
-        "--data", type=Path, default=default, help="the data folder (default: PIPELINE_DATA, else data)"
+        "--data",
+        type=Path,
+        default=default,
+        help="the data folder (default: the environment variable PIPELINE_DATA, else data)",
     )
 
 
