@@ -294,7 +294,8 @@ def test_a_launch_id_that_a_point_had_before_is_refused(pipeline: Command, tmp_p
     (record,) = tmp_path.glob("small/records/*.json")
     run_id = record.name.split(".")[0]
     assert_refused(pipeline(*launch, env=env), 2, run_id, "PIPELINE_LAUNCH_ID", "unset it")
-    record.unlink()  # as after a launch that was killed
+    record.unlink()
+    Experiment(tmp_path / "small").launch_folder(run_id, "mine").mkdir()  # as a launch leaves it that was killed
     assert_refused(pipeline(*launch, env=env), 2, run_id, "PIPELINE_LAUNCH_ID", "unset it")
     assert pipeline(*launch, env={**env, "PIPELINE_LAUNCH_ID": "another"}).returncode == 0
     assert len(list(tmp_path.glob("small/records/*.json"))) == 1
