@@ -9,6 +9,7 @@ read; 3 it has no experiment.
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import itertools
 import json
@@ -152,8 +153,10 @@ def render_all(found: Mapping[str, Experiment], progress: Progress, *, shows_all
 def render_experiment(experiment: Experiment, points: Sequence[PointProgress], shows_all: bool, width: int) -> str:
     """Return the text of an experiment: the number of points in each state, then one line for each listed point.
 
-    All points are listed if `shows_all`, else those of is_listed_by_default. A line wider than `width` is wrapped.
+    All points are listed if `shows_all`, else those of is_listed_by_default. A line wider than `width` is wrapped; the
+    path of a log stays whole.
     """
+    wrap = functools.partial(textwrap.wrap, break_on_hyphens=False, break_long_words=False)
     counts = Counter(point.state.word for point in points).most_common()
     num_reruns = sum(point.rerun is not None for point in points)
     total = ", ".join(
@@ -176,8 +179,8 @@ def render_experiment(experiment: Experiment, points: Sequence[PointProgress], s
             continue
         indent = " " * len(start)
         for text, first in ((labels[run_id], start), (details, indent)):
-            lines += textwrap.wrap(text, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
-    lines += textwrap.wrap(next_command(experiment, points), width, break_on_hyphens=False, break_long_words=False)
+            lines += wrap(text, width, initial_indent=first, subsequent_indent=indent)
+    lines += wrap(next_command(experiment, points), width)
     return replace_control_characters("\n".join(lines))
 
 

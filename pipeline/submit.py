@@ -123,9 +123,9 @@ def main() -> int:
     if refusal is not None and not submit_options.is_dry_run:
         raise refusal
     grid = grid._replace(points=tuple(points))
-    selection = selection._replace(todo=[spec for spec in selection.todo if spec in set(points)])
-    kept_ids = {spec.run_id() for spec in points}
-    submit_options = submit_options._replace(only=[run_id for run_id in submit_options.only if run_id in kept_ids])
+    kept = {spec.run_id() for spec in points}
+    selection = selection._replace(todo=[spec for spec in selection.todo if spec.run_id() in kept])
+    submit_options = submit_options._replace(only=[run_id for run_id in submit_options.only if run_id in kept])
     if grid.replaced:
         log_line(f"--set replaced {'; '.join(grid.replaced)}.")
     for notice in (*cluster.notices, *left_out, *ignored_option_notices(arguments, cluster.kind)):

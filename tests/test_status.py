@@ -83,10 +83,11 @@ def test_a_running_point_names_its_log(pipeline: Command, running: Experiment, t
     started = running.launch_folder(MISSING.run_id(), "here-3")
     started.mkdir()
     (started / "point.json").write_text("{}")
-    text = pipeline("status", running.folder, env=without_slurm(tmp_path)).stdout
-    (line,) = [line for line in text.splitlines() if "64 per GPU" in line]
-    assert line.startswith("  running ")
-    assert line.endswith(f"  [{log}]")
+    for columns in ("40", "400"):
+        text = pipeline("status", running.folder, env={**without_slurm(tmp_path), "COLUMNS": columns}).stdout
+        (line,) = [line for line in text.splitlines() if "64 per GPU" in line]
+        assert line.startswith("  running ")
+        assert f"[{log}]" in text, "a terminal opens a path only if it is whole"
 
 
 def test_the_time_so_far_stands_beside_what_an_earlier_record_took(
