@@ -197,7 +197,7 @@ def unsatisfiable_on_this_machine(points: Iterable[Spec], num_gpus: int) -> dict
     reasons = {}
     for spec in points:
         if spec.num_nodes > 1:
-            reasons[spec.run_id()] = f"{spec.num_nodes} nodes and this is one"
+            reasons[spec.run_id()] = f"{spec.num_nodes} nodes and this machine is one"
         elif spec.device == "cuda" and spec.num_gpus > num_gpus:
             reasons[spec.run_id()] = f"{pluralize(spec.num_gpus, 'GPU')} and this machine has {num_gpus}"
     return reasons
