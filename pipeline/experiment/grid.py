@@ -249,7 +249,7 @@ def spec_from_fields(fields: Mapping[str, Any], where: str) -> Spec:
             f"{where} ({first_axes}): num_samples={spec.num_samples} is more than the {CIFAR10_SAMPLES} training "
             "images of cifar10; lower it."
         )
-    if spec.evaluate and spec.input == "synthetic":  # every step has the same batch of noise
+    if spec.evaluate and spec.input == "synthetic" and spec.dataset != "synthetic":  # noise, tested on real images
         raise CommandError(
             f"{where} ({first_axes}): evaluate=true needs a model trained on images, got input='synthetic'; use 'gpu' "
             "or 'dataloader'."

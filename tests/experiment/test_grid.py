@@ -284,6 +284,7 @@ def test_a_test_of_a_model_that_saw_no_image_is_refused_and_a_manifest_that_has_
     said = refusal_of(lambda: expand(points("evaluate: [true], input: [gpu, synthetic]")))
     assert said.endswith("trained on images, got input='synthetic'; use 'gpu' or 'dataloader'.")
     assert make_spec(evaluate=True, input="synthetic").evaluate
+    assert expand(points("evaluate: [true], input: [synthetic], dataset: [synthetic]")).points[0].evaluate
 
 
 def test_an_unknown_name_lists_the_grids_and_a_path_that_cannot_be_read_says_why(tmp_path: Path) -> None:
