@@ -65,7 +65,8 @@ class Estimate(NamedTuple):
 
     def format(self, form: str) -> str:
         """Return the value and, in brackets, the ends of the interval."""
-        value, low, high = (format(number, form) for number in (self.value, self.interval.low, self.interval.high))
+        ends = (self.value, self.interval.low, self.interval.high)
+        value, low, high = (format(number, form).replace("%", " %") for number in ends)
         return f"{value} ({low} to {high})"
 
 
@@ -211,7 +212,7 @@ def check_repeat(findings: Findings, again: Findings) -> CheckResult:
         "the same point twice",
         judge(share.interval, 1 - REPEAT_TOLERANCE, 1 + REPEAT_TOLERANCE),
         f"a step takes {one.value:.1f} us, and {other.value:.1f} us in new processes: {format_change(share)}, "
-        f"limit {REPEAT_TOLERANCE:.0%}",
+        f"limit {100 * REPEAT_TOLERANCE:.0f} %",
         one.figures("step_us") | other.figures("step_again_us") | share.figures("ratio"),
     )
 
@@ -272,7 +273,7 @@ def check_straggler(findings: Findings) -> CheckResult:
         worst(judge(wait.interval, *limits_us), judge(shortest.interval, at_most=1 + SHORTEST_RISE_TOLERANCE)),
         f"while one rank sleeps {findings.sleep_ns / 1e6:.1f} ms the mean rank waits {wait.format('.0f')} us, limit "
         f"{limits_us[0]:.0f} to {limits_us[1]:.0f} (without sleep {usual.value:.0f}); the shortest all-reduces change "
-        f"by {format_change(shortest)}, limit +{SHORTEST_RISE_TOLERANCE:.0%}",
+        f"by {format_change(shortest)}, limit +{100 * SHORTEST_RISE_TOLERANCE:.0f} %",
         wait.figures("wait_us")
         | usual.figures("usual_wait_us")
         | {"expected_wait_us": expected_us}
@@ -288,7 +289,7 @@ def check_bare_loop(findings: Findings) -> CheckResult:
         "sweep against a bare loop",
         judge(share.interval, 1 - BARE_LOOP_TOLERANCE, 1 + BARE_LOOP_TOLERANCE),
         f"an all-reduce of {findings.gradient_bytes / 1e6:.1f} MB takes {swept.value:.1f} us in the sweep and "
-        f"{bare.value:.1f} us in a bare loop: {format_change(share)}, limit {BARE_LOOP_TOLERANCE:.0%}",
+        f"{bare.value:.1f} us in a bare loop: {format_change(share)}, limit {100 * BARE_LOOP_TOLERANCE:.0f} %",
         swept.figures("sweep_us")
         | bare.figures("bare_loop_us")
         | share.figures("ratio")
@@ -304,7 +305,7 @@ def check_parts(findings: Findings) -> CheckResult:
         "parts against the wall clock",
         judge(every.interval, 1 - CLOCK_PARTS_TOLERANCE, 1 + CLOCK_PARTS_TOLERANCE),
         f"the sum of the parts differs from the wall clock by {format_change(every)} over all windows, "
-        f"limit {CLOCK_PARTS_TOLERANCE:.0%}",
+        f"limit {100 * CLOCK_PARTS_TOLERANCE:.0f} %",
         every.figures("ratio"),
     )
 
@@ -316,7 +317,8 @@ def check_clock(findings: Findings, name: str) -> CheckResult:
     return CheckResult(
         f"cost of the clock, {name} batch",
         judge(cost.interval, at_most=limit),
-        f"at {findings.clock_batches[name]} per GPU the marks cost {cost.format('+.2%')} of a step, limit {limit:.0%}",
+        f"at {findings.clock_batches[name]} per GPU the marks cost {cost.format('+.2%')} of a step, limit "
+        f"{100 * limit:.0f} %",
         cost.figures("cost"),
     )
 

@@ -147,7 +147,7 @@ class NoteFormatter(string.Formatter):
             return pluralize(value, "other point")
         if isinstance(value, Note):
             return render_note(value, self.words)
-        return str(super().format_field(value, format_spec))
+        return str(super().format_field(value, format_spec)).replace("%", " %" if format_spec.endswith("%") else "%")
 
 
 def shorten_values(values: Collection[str]) -> str:

@@ -156,7 +156,7 @@ def test_two_ways_agree_within_20_us_or_15_per_cent(exposed_us: float, traced_us
             None,
             0,
             0.401,
-            "computes 40% of the step",
+            "computes 40 % of the step",
         ),
         (
             1592,
@@ -164,7 +164,7 @@ def test_two_ways_agree_within_20_us_or_15_per_cent(exposed_us: float, traced_us
             50,
             19,
             0.401,
-            "computes 40% of the step",
+            "computes 40 % of the step",
         ),
         (1592, 224, None, 0, 0.95, "which it cannot show"),
         (1592, 224, None, 0, None, "which it cannot show"),

@@ -49,7 +49,7 @@ def test_a_row_that_waits_for_the_loader_is_marked(share: float, num_workers: in
     (row,) = build(waiting(share, num_workers=num_workers)).Q1
     assert row["data_share"] == row["data_time_s"] / row["epoch_time_s"] == share
     assert row["is_loader_bound"] is (share > MAX_DATA_SHARE)
-    said = "loader-bound: the GPU that waits longest waits for data in 29% of the epoch"
+    said = "loader-bound: the GPU that waits longest waits for data in 29 % of the epoch"
     assert row["note"] == (None if share == MAX_DATA_SHARE else said)
 
 
@@ -59,7 +59,7 @@ def test_the_wait_for_the_batch_of_another_rank_is_split_from_the_compute_time()
     assert (row.data_time_s, row.data_share) == (0.05, 0.05)
     assert row.batch_wait_s == pytest.approx(0.4)
     assert row.is_loader_bound is True
-    assert row["note"] == "loader-bound: the GPU that waits longest waits for data in 45% of the epoch"
+    assert row["note"] == "loader-bound: the GPU that waits longest waits for data in 45 % of the epoch"
     assert row_on(2, waiting(0.05), waiting(0.05, 0.05)).batch_wait_s == 0
     assert row_on(1, waiting(0.05)).batch_wait_s is None
 
@@ -87,8 +87,8 @@ def test_the_answer_of_q2_leaves_out_rows_that_are_loader_bound_or_have_such_a_b
     rows = [row for row in build(*free, *slow_point, *slow_baseline).Q2 if row.scaling == "weak"]
     assert [(row["num_gpus"], row["batch_size_per_gpu"]) for row in q2_answer_rows(rows)] == [(2, 32)]
     notes = {row["batch_size_per_gpu"]: row["note"] for row in rows if row["num_gpus"] == 2}
-    assert notes[64] == "loader-bound: the GPU that waits longest waits for data in 50% of the epoch"
-    assert notes[512] == "baseline: loader-bound: the GPU that waits longest waits for data in 40% of the epoch"
+    assert notes[64] == "loader-bound: the GPU that waits longest waits for data in 50 % of the epoch"
+    assert notes[512] == "baseline: loader-bound: the GPU that waits longest waits for data in 40 % of the epoch"
 
 
 def test_the_report_shows_the_workers_and_the_share_in_q1_and_q2() -> None:

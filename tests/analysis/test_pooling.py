@@ -105,7 +105,7 @@ def test_a_point_without_a_time_says_nothing_of_intervals() -> None:
 
 def test_windows_that_drift_are_not_alike_and_the_interval_says_so() -> None:
     slowed = windowed(*[1.0, 1.01, 1.02] * 2, *[1.1, 1.12, 1.13] * 2)
-    note = "epoch_time_s drifted by +10.9% during the measurement: its interval is too narrow"
+    note = "epoch_time_s drifted by +10.9 % during the measurement: its interval is too narrow"
     assert sentences(pool(slowed).epoch_time_drift_notes) == [note]
     steady = windowed(*[1.0, 1.01, 1.13] * 2, *[1.1, 1.12, 1.02] * 2)
     assert pool(steady).epoch_time_drift_notes == []
@@ -136,9 +136,9 @@ def test_an_interval_is_widened_to_reach_the_median_of_unequal_repeats() -> None
     [
         (2.0, None),
         (2.01, None),
-        (2.1, "the parts of an epoch add up to 95.2% of its time"),
-        (1.6, "the parts of an epoch add up to 125.0% of its time"),
-        (1e-9, "the parts of an epoch add up to 200,000,000,000.0% of its time"),
+        (2.1, "the parts of an epoch add up to 95.2 % of its time"),
+        (1.6, "the parts of an epoch add up to 125.0 % of its time"),
+        (1e-9, "the parts of an epoch add up to 200,000,000,000.0 % of its time"),
     ],
 )
 def test_parts_that_do_not_add_up_to_their_epoch_are_said(epoch_time_s: float, note: str | None) -> None:
