@@ -13,7 +13,7 @@ from pipeline.training.weight_files import load_weights
 
 STAGES = ("fp32", "weights", "activations", "biases")
 PAGE = (ROOT / "docs" / "int8.md").read_text()
-ROWS: list[dict[str, Any]] = json.loads((ROOT / "outputs/quantize/tables.json").read_text())["int8"]
+ROWS: list[dict[str, Any]] = json.loads((ROOT / "outputs/two-cores/quantize/tables.json").read_text())["int8"]
 
 
 def percent(value: float) -> str:
@@ -83,7 +83,9 @@ def test_the_right_way_costs_at_most_half_a_point_on_average() -> None:
     assert all(row["n"] == 6 and row["mean_accuracy_change"] >= -0.005 for row in complete)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "outputs/quantize/records").glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "outputs/two-cores/quantize/records").glob("*.json")), ids=lambda path: path.stem
+)
 def test_published_weights_have_the_digest_of_their_record(path: Any) -> None:
     measurement = load_record(path).measurement
     assert measurement is not None

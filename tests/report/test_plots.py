@@ -173,7 +173,7 @@ def test_int8_shows_the_change_by_stage_in_points_and_what_three_sigma_covers() 
 
 
 def test_histograms_name_the_layer_without_relu_and_every_stage_stands_in_the_order_of_the_pipeline() -> None:
-    tables = json.loads((ROOT / "outputs" / "quantize" / "tables.json").read_text())
+    tables = json.loads((ROOT / "outputs" / "two-cores" / "quantize" / "tables.json").read_text())
     change, weights, before, after = build_plots(PlotSource(tables, []))
     assert [len(plot.panels) for plot in (change, weights, before, after)] == [4, 5, 5, 4]
     assert [panel.title.split(":")[0] for panel in before.panels][3:] == ["fc2", "fc3 (no ReLU)"]

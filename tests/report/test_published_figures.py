@@ -424,14 +424,14 @@ PUBLISHED += [f"h200x2/{name}" for name in ("communication", "batchnorm", "graph
 PUBLISHED += [f"h200x2/communication-{name}" for name in ("captured", "settled")]
 PUBLISHED += [f"h200x4/{name}" for name in ("communication", "communication-captured", "batchnorm")]
 PUBLISHED += [f"h200x2/{name}" for name in ("packed", "one-a-point")]
-PUBLISHED += ["quantize", "h100x2/q4-study"]
+PUBLISHED += ["two-cores/quantize", "h100x2/q4-study"]
 
 
 def test_the_figures_of_int8_that_the_results_name_are_the_published_ones() -> None:
     place = {"stage": "biases", "scale_rule": "largest_magnitude", "granularity": "per_tensor"}
-    row = row_of("quantize", "int8", **place)
+    row = row_of("two-cores/quantize", "int8", **place)
     change, low, high = (f"{100 * row[f'accuracy_change{end}']:+.2f}" for end in ("", "_low", "_high"))
-    said = f"test accuracy by {change} points, {low} to {high} (`outputs/quantize`, n = {row['n']} seeds"
+    said = f"test accuracy by {change} points, {low} to {high} (`outputs/two-cores/quantize`, n = {row['n']} seeds"
     assert missing_in(RESULTS, [said]) == []
 
 
