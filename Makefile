@@ -17,7 +17,7 @@ PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
 run: $(INSTALLED)
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4
 	python -m pipeline.collect outputs/smoke
-	@echo "Next:   python -m pipeline.submit --grid scaling --dry-run" >&2
+	@echo "Next, on a machine with GPUs: python -m pipeline.submit --grid scaling --dry-run" >&2
 
 test: $(INSTALLED)-test slurm browser
 	$(PYTEST) --numprocesses 0 -m alone

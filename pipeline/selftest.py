@@ -33,6 +33,7 @@ from pipeline.system.errors import (
     RANK_PACKAGES,
     CommandError,
     log_line,
+    pluralize,
     require_packages,
     run_command,
 )
@@ -78,6 +79,8 @@ def main() -> int:
         lines = (f"{result.verdict:<14}  {result.check}: {result.sentence}" for result in results)
         print(describe_origin(saved), *lines, sep="\n")
     counts = count_verdicts(results)
+    if counts["undecided"] and arguments.judge is None:
+        log_line("More rounds (--windows) may decide what is undecided.")
     log_line(", ".join(f"{count} {word}" for word, count in counts.items()))
     return EXIT_GAPS if counts["fail"] else EXIT_OK
 
@@ -138,7 +141,8 @@ def selftest_spec(arguments: argparse.Namespace) -> Spec:
 
 def run_selftest_task(spec: Spec, task: Task) -> tuple[Findings, Environment]:
     """Run the task in a new process group. Raises CommandError with the cause if a rank failed."""
-    log_line(f"{task} on {spec.num_gpus} x {spec.device}, {spec.batch_size_per_gpu} per GPU: running")
+    processors = "GPU" if spec.device == "cuda" else "process"
+    log_line(f"{task} on {pluralize(spec.num_gpus, processors)}, {spec.batch_size_per_gpu} per {processors}: running")
     with tempfile.TemporaryDirectory(prefix="pipeline-selftest-") as folder:
         rank_files = RankFiles(Path(folder) / "point")
         rank_files.write_point(PointTask(spec, None, task=task, tolerance_share=TOLERANCE_SHARE))

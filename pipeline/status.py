@@ -212,7 +212,8 @@ def gpu_of(points: Sequence[PointProgress]) -> str | None:
 
 def next_command(experiment: Experiment, points: Sequence[PointProgress]) -> str:
     """Return a sentence on how to run the points that have no result and are not in flight; "" if there are none."""
-    gaps = [point for point in points if point.state.word not in RESULTS and not point.is_in_flight]
+    gone = (point for point in points if point.state.word not in RESULTS and not point.is_in_flight)
+    gaps = [point for point in gone if not point.outcome.may_hold_result]  # submit refuses to run these
     failed = [point for point in gaps if point.outcome.status == "failed"]
     todo, option = (failed, " with --rerun failed") if failed else (gaps, "")
     if not todo or any(point.state.word == "unknown" for point in todo):

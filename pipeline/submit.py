@@ -167,7 +167,8 @@ def print_plan(
     """Print the plan, then log the next command, or why the run is refused: by `refusal` or by --max-gpu-hours."""
     submit_options, experiment, grid, cluster, options = context
     arrays = plan.plan_arrays(selection.todo, grid.resources, cluster, submit_options)
-    here = pack_elements(selection.todo, submit_options.points_per_element) if cluster.kind == "local" else []
+    runs_here = cluster.kind == "local" and refusal is None
+    here = pack_elements(selection.todo, submit_options.points_per_element) if runs_here else []
     described = dry_run.describe_plan(
         experiment, cluster, selection, arrays, options, arguments.prologue, estimates, here
     )
@@ -179,7 +180,9 @@ def print_plan(
             refusal = error
     if refusal is not None:
         log_line(f"Without --dry-run this is refused: {refusal}")
-    elif selection.todo:
+    elif plan.UNCLEAR in selection.skipped:
+        log_line(f"Without --dry-run this is refused: see {command('status', experiment.folder)}.")
+    elif selection.todo and (cluster.kind == "local" or cluster.nodes is not None):
         log_line("Next: the same command without --dry-run")
 
 

@@ -68,7 +68,9 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
         build_variant(context, "ddp", after_backward=partial(dist.all_reduce, extra))._replace(name="extra"),
     ]
     findings = time_selftest_variants(variants, context)
-    batch_sizes = {"large": spec.batch_size_per_gpu, "small": min(SMALL_BATCH_SIZE_PER_GPU, spec.batch_size_per_gpu)}
+    batch_sizes = {"large": spec.batch_size_per_gpu}
+    if spec.batch_size_per_gpu > SMALL_BATCH_SIZE_PER_GPU:
+        batch_sizes["small"] = SMALL_BATCH_SIZE_PER_GPU
     clocks = {
         name: measure_clock_cost(name, msgspec.structs.replace(spec, batch_size_per_gpu=batch_size), rank)
         for name, batch_size in batch_sizes.items()

@@ -7,7 +7,16 @@ from pipeline.analysis.intervals import min_values
 from pipeline.experiment.axis_groups import TARGET_MAY_DIFFER
 from pipeline.experiment.point_label import ALL_REMEDIES, describe_axis, describe_point, format_figure, varying_axes
 from pipeline.experiment.spec import REMEDIES
-from pipeline.report.answer_words import PART, RUN, SUBMIT_AGAIN, between, not_answered, percent, weakness_of
+from pipeline.report.answer_words import (
+    PART,
+    RUN,
+    between,
+    describe_own,
+    not_answered,
+    percent,
+    submit_again,
+    weakness_of,
+)
 from pipeline.report.row_types import Int8Row, TimeToTargetRow
 from pipeline.report.time_to_target_rows import main_study
 from pipeline.system.errors import pluralize
@@ -77,7 +86,7 @@ def describe_lost(small: TimeToTargetRow) -> str:
     if small.final_test_accuracy is not None:
         return f"Not answered here: {what} diverged."
     if small.status in ("missing", "failed"):
-        return f"Not answered yet: {what} have no result; {SUBMIT_AGAIN}."
+        return f"Not answered yet: {what} have no result; {submit_again([small])}."
     return f"Not answered here: {what} have no result ({small.status})."
 
 
@@ -267,14 +276,15 @@ def answer_int8(rows: Sequence[Int8Row]) -> str:
     """Return what int8 changes in accuracy and bytes: every tensor in int8, one scale a tensor by its largest value."""
     usual = ("largest_magnitude", "per_tensor")
     full = [row for row in rows if row.stage == "biases" and (row.scale_rule, row.granularity) == usual]
-    before = [row for row in rows if row.stage == "fp32"]
-    change = full[0].accuracy_change if full else None
-    if change is None or not before:
+    row = max(full, key=lambda row: (row.accuracy_change is not None, row.n), default=None)
+    before = next((other for other in rows if row and other.stage == "fp32" and other.axes == row.axes), None)
+    if row is None or row.accuracy_change is None or before is None:
         why = next((str(row["note"]).rstrip(".") for row in full if row["note"]), "").replace("`", "'")  # no command
         if why:
             return f"Not answered here: no network was quantized in full ({why})."
-        return "Not answered here: no quantized network was tested; run `python -m pipeline.status` for the reasons."
-    row, low, high = full[0], full[0].accuracy_change_low, full[0].accuracy_change_high
+        return "Not answered here: no quantized network was tested; `status` of this folder has the reasons."
+    low, high = row.accuracy_change_low, row.accuracy_change_high
+    which = f" ({describe_own(row, full)})" if len(full) > 1 else ""
     ends = f"interval {100 * low:+.2f} to {100 * high:+.2f}, " if low is not None and high is not None else ""
     unclear = (
         " 0 lies inside the interval: a change is neither shown nor excluded."
@@ -282,7 +292,7 @@ def answer_int8(rows: Sequence[Int8Row]) -> str:
         else ""
     )
     return (
-        f"With the whole network in int8 test accuracy changes by {100 * change:+.2f} points ({ends}from "
-        f"{percent(before[0].test_accuracy, 1)} in fp32, n = {pluralize(row.n, 'seed')}).{unclear} The network "
-        f"takes {row.network_bytes or 0:,} of {before[0].network_bytes or 0:,} bytes."
+        f"With the whole network in int8{which} test accuracy changes by {100 * row.accuracy_change:+.2f} points "
+        f"({ends}from {percent(before.test_accuracy, 1)} in fp32, n = {pluralize(row.n, 'seed')}).{unclear} The "
+        f"network takes {row.network_bytes or 0:,} of {before.network_bytes or 0:,} bytes."
     )

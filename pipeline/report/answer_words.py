@@ -1,7 +1,7 @@
 """The words that the answers share: figures, their intervals, the rows they come from and what weakens them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pipeline.analysis.notes import Note
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, varying_axes
@@ -27,8 +27,13 @@ WEAKENING_NOTES = {
 """Kind of note -> the words for it in an answer."""
 
 PART = "\n"  # between the parts of a long answer, of which a report makes a list; a last part may be a hint
-SUBMIT_AGAIN = "run the same submit command again"  # the cure where points have no result
 RUN = "run `python -m pipeline.submit --grid {}`"  # the cure in a sentence; {} is a grid
+
+
+def submit_again(rows: Iterable[Row]) -> str:
+    """Return the cure for rows without a result."""
+    failed = any(row["status"] == "failed" for row in rows)
+    return f"run the same submit command again{' with --rerun failed' if failed else ''}"
 
 
 def without_hint(answer: str) -> str:

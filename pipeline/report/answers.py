@@ -13,18 +13,18 @@ from pipeline.report.accuracy_answers import answer_int8, answer_large_batches
 from pipeline.report.answer_words import (
     PART,
     RUN,
-    SUBMIT_AGAIN,
     basis_of,
     figure_of,
     interval_of,
     not_answered,
     percent,
     source_of,
+    submit_again,
 )
 from pipeline.report.build_tables import Tables
 from pipeline.report.communication_answers import answer_communication
 from pipeline.report.fit_figures import is_fit_for_answer, kind_of, q2_answer_rows
-from pipeline.report.row_types import Q1Row, Q2Row, Row
+from pipeline.report.row_types import MemoryRow, Q1Row, Q2Row, Row
 from pipeline.system.errors import pluralize
 
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
@@ -56,12 +56,13 @@ def answer_batch_size(tables: Tables) -> str:
     """Return the batch size with the highest throughput on one GPU, and the first that runs out of memory."""
     timed = [row for row in tables.Q1 if row.throughput_samples_per_s]
     memory = answer_memory(tables)
-    if not timed and any(row.status in NO_RESULT for row in tables.Q1):
-        return f"Not answered yet: points on one GPU have no result; {SUBMIT_AGAIN}."
     if not timed:
-        is_known = tables.memory or any(row.status == "oom" for row in tables.Q1)
-        why = "no epoch was timed on one GPU"
-        return f"{memory} The speed is not known: {why}; {RUN.format('q1')}." if is_known else not_answered(why, "q1")
+        lost = [row for row in tables.Q1 if row.status in NO_RESULT]
+        why = "points on one GPU have no result" if lost else "no epoch was timed on one GPU"
+        why += f"; {submit_again(lost) if lost else RUN.format('q1')}."
+        if searched_memory(tables) or any(row.status == "oom" for row in tables.Q1):
+            return f"{memory} The speed is not known: {why}"
+        return f"Not answered {'yet' if lost else 'here'}: {why}"
     best = max(timed, key=lambda row: row.throughput_samples_per_s or 0.0)
     size, num_sizes = best.global_batch_size, len({row.global_batch_size for row in timed})
     which = f"Of {num_sizes} batch sizes one GPU is fastest at {size:,} images a step:"
@@ -85,15 +86,15 @@ def describe_as_fast(best: Q1Row, timed: Sequence[Q1Row]) -> list[str]:
     end_s = best.epoch_time_high_s
     if end_s is None:
         return []
-    met = [row for row in timed if row.epoch_time_low_s is not None and row.epoch_time_low_s <= end_s]
+    alike = [row for row in timed if row.epoch_time_low_s is not None and not differing_axes(row, best)]
+    met = [row for row in alike if (row.epoch_time_low_s or 0.0) <= end_s]
     sizes = sorted({row.global_batch_size for row in met} - {best.global_batch_size}, reverse=True)
     return [f"It is not shown to be faster than {' or '.join(f'{size:,}' for size in sizes)}."] if sizes else []
 
 
 def answer_memory(tables: Tables) -> str:
     """Return the first batch size that runs out of memory on one GPU."""
-    alone = [row for row in tables.memory if row["num_gpus"] == 1 and row.largest_batch_size_per_gpu is not None]
-    if alone:
+    if alone := searched_memory(tables):
         row = alone[0]
         fails = row.smallest_failing_batch_size_per_gpu
         until = f", {fails:,} do not" if fails is not None else ""
@@ -112,6 +113,11 @@ def answer_memory(tables: Tables) -> str:
     return f"None{largest} ran out of memory.{PART}To find the largest batch that fits {RUN.format('memory')}."
 
 
+def searched_memory(tables: Tables) -> list[MemoryRow]:
+    """Return the rows of searches on one GPU that found a batch that fits."""
+    return [row for row in tables.memory if row["num_gpus"] == 1 and row.largest_batch_size_per_gpu is not None]
+
+
 def differing_axes(row: Row, other: Row) -> list[str]:
     """Return the axes in which two rows of one GPU differ, but for the batch size and how long they run."""
     return varying_axes([row.axes, other.axes], without=("batch_size_per_gpu", *EFFORT_AXES))
@@ -121,8 +127,8 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
     """Return speed-up and efficiency at the largest N that has a fit row (see q2_answer_rows)."""
     several = [row for row in rows if row["num_gpus"] > 1]
     timed = [row for row in several if row.speedup is not None]
-    if not timed and any(row.status in NO_RESULT for row in rows):
-        return f"Not answered yet: points have no result; {SUBMIT_AGAIN}."
+    if not timed and (lost := lost_scaling(rows)):
+        return f"Not answered yet: points have no result; {submit_again(lost)}."
     if not timed:
         lacking = " with a timed point on one GPU to compare with" if several else ""
         return not_answered(f"no point on several GPUs{lacking}", "scaling")
@@ -155,6 +161,15 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
         said += f" {left_out}."
     beyond = max(row["num_gpus"] for row in timed)
     return f"{said} On {beyond} GPUs no row can be used." if beyond > most else said
+
+
+def lost_scaling(rows: Sequence[Q2Row]) -> list[Q2Row]:
+    """Return the rows whose missing result leaves Q2 without an answer: on several GPUs, or else baselines of such."""
+    several = [row for row in rows if row["num_gpus"] > 1]
+    lost = [row for row in rows if row.status in NO_RESULT]
+    if any(row.status == "ok" for row in several):
+        return lost
+    return [row for row in lost if row["num_gpus"] > 1]
 
 
 WAITS = f"a GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"

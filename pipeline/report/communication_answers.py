@@ -11,6 +11,7 @@ from pipeline.report.answer_words import (
     not_answered,
     percent,
     source_of,
+    submit_again,
 )
 from pipeline.report.build_tables import Tables
 from pipeline.report.fit_figures import is_fit_for_answer, kind_of
@@ -40,6 +41,8 @@ def answer_communication(tables: Tables) -> str:
             f"({source_of(most_by, subtracted, also='num_gpus')}), but it counts every cost that does not shrink with "
             f"N.{PART}To measure it {RUN.format('communication')}."
         )
+    if lost := [row for row in rows if row.status in ("failed", "missing", "rejected")]:
+        return f"Not answered yet: points that measure communication have no result; {submit_again(lost)}."
     why = "no point on several GPUs measures communication"
     if known:
         why += ", and subtraction fails, or counts waiting for data, or shows no more than noise"
@@ -78,7 +81,8 @@ def describe_measured(rows: Sequence[CommunicationRow], measured: Sequence[Commu
     if noisy:
         they = f"In {pluralize(len(noisy), 'other point')} they take" if told else what
         said.append(
-            f"{they} no more time than the noise, up to {percent(max(map(noise_share, noisy)), 1)} of the step."
+            f"{they} no more time than the noise, which is up to "
+            f"{percent(max(map(noise_share, noisy)), 1)} of the step."
         )
     if negative:
         points = pluralize(len(negative), "other point" if told or noisy else "point")

@@ -146,11 +146,10 @@ def summarize(points: Sequence[ComparedPoint], fail_above: float | None) -> list
     sentences = [f"{pluralize(len(points), 'point')}: {listed}."]
     if fail_above is not None:
         slower = sum(point.is_slower_by(fail_above) for point in points)
-        known = pluralize(sum(point.interval is not None for point in points), "point")
-        verb = "is" if slower == 1 else "are"
-        sentences.append(
-            f"{slower} of {known} with an interval {verb} slower than the limit of {100 * fail_above:g} %."
-        )
+        known = sum(point.interval is not None for point in points)
+        verb = "is" if known == 1 else "are"
+        of_known = f"{slower} of {pluralize(known, 'point')} with an interval"
+        sentences.append(f"{of_known} {verb} slower than the limit of {100 * fail_above:g} %.")
     unchecked = counts["no interval"] if fail_above is not None else 0
     if unchecked:
         verb = "was" if unchecked == 1 else "were"

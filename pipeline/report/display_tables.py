@@ -38,7 +38,7 @@ from pipeline.report.table_definitions import (
 TABLES_WITHOUT_REMEDIES = ("Q1", "Q2", "Q3")
 REMEDIES_ELSEWHERE = "Runs with remedies are in the tables of Q4 only."
 STATED_KEYS = {"global_batch_size", "num_gpus", "from_num_gpus", "bucket", "num_bytes", "epoch", "epochs"}
-STATED_KEYS |= {"num_updates", "learning_rate"}
+STATED_KEYS |= {"num_updates", "learning_rate", "stage", "scale_rule", "granularity"}
 """Figures that follow from the grid, and were not measured."""
 
 NAMING_KEYS = {"global_batch_size", "epoch"}  # figures without which rows cannot be told apart

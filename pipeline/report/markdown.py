@@ -11,7 +11,14 @@ import tabulate
 from pipeline.analysis.pooling import group_pairs
 from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.experiment.outcomes import CollectedOutcomes, PointOutcome
-from pipeline.experiment.point_label import EFFORT_AXES, NAMING_AXES, describe_point, point_labels, varying_axes
+from pipeline.experiment.point_label import (
+    EFFORT_AXES,
+    NAMING_AXES,
+    describe_point,
+    name_processors,
+    point_labels,
+    varying_axes,
+)
 from pipeline.report.answer_words import PART, without_hint
 from pipeline.report.answers import Answers, answer_questions, is_answered
 from pipeline.report.build_tables import Tables
@@ -55,7 +62,7 @@ def render_experiment(
     parts += [f"What each column means: [docs/words.md]({words})."] if words and shown else []
     parts += shown
     if tables.oom and not options.is_full:
-        parts.append(render_oom(tables.oom))
+        parts.append(name_processors(render_oom(tables.oom), processors_of(collected)))
     if collected.notes:
         parts.append("Files left out:\n\n" + "\n".join(wrap(escape_markdown(note), "- ") for note in collected.notes))
     return "\n\n".join(parts) + "\n"

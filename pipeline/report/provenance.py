@@ -7,7 +7,6 @@ from pipeline.experiment.record import Environment, Record
 from pipeline.report.columns import NOT_STATED
 from pipeline.system.errors import pluralize
 
-RESULTS = ("ok", "oom")
 VERSIONS = {"torch": "torch", "NCCL": "nccl", "driver": "driver", "commit": "git_commit", "source": "source_digest"}
 LISTED = {
     "CPU": "cpu",
@@ -29,7 +28,7 @@ def describe_provenance(records: Iterable[Record]) -> str:
 
     It names all values that occur.
     """
-    found = [record for record in records if record.status in RESULTS]
+    found = [record for record in records if is_result(record)]
     if not found:
         return "From no record: nothing was measured."
     count = f"From {pluralize(len(found), 'record')}"
@@ -65,7 +64,7 @@ def describe_versions(environments: Sequence[Environment]) -> str:
 
 def list_provenance(records: Iterable[Record]) -> dict[str, str]:
     """Return the same facts by label."""
-    found = [record for record in records if record.status in RESULTS]
+    found = [record for record in records if is_result(record)]
     places = environments_of(found)
     used = (record.measurement.precision_used for record in found if record.measurement)
     stated = {
@@ -77,6 +76,12 @@ def list_provenance(records: Iterable[Record]) -> dict[str, str]:
     if any(place.git_dirty for place in places):
         stated["commit"] += " with uncommitted changes"
     return {label: value for label, value in stated.items() if value}
+
+
+def is_result(record: Record) -> bool:
+    """True for a record that is ok or out of memory, unless the latter is only implied: that ran nowhere."""
+    is_implied = record.failure is not None and record.failure.kind == "implied_oom"
+    return record.status in ("ok", "oom") and not is_implied
 
 
 def hardware_of(records: Iterable[Record]) -> str:

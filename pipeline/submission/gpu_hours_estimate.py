@@ -83,9 +83,10 @@ class Estimate(NamedTuple):
         """Return why no point has an estimate."""
         if self.device == "cuda" and self.requested_gpu is None:
             why = "the GPU model is not known (on Slurm, give --gpu-type), so no earlier record is comparable"
-            return f"{why} with the {self.num_points} points"
+            return f"{why} with the {pluralize(self.num_points, 'point')}"
         on = f" on {self.requested_gpu}" if self.device == "cuda" else ""
-        return f"no earlier record{on} is comparable with any of the {self.num_points} points"
+        points = "the point" if self.num_points == 1 else f"any of the {self.num_points} points"
+        return f"no earlier record{on} is comparable with {points}"
 
 
 def format_hours(hours: float) -> str:

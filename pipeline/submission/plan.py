@@ -27,6 +27,7 @@ from pipeline.system.host import gpu_names, num_visible_gpus
 ClusterKind = Literal["slurm", "local"]
 
 MAX_PARTITIONS = 5  # in one sentence
+UNCLEAR = "in a state that cannot be read"
 NOT_PACKED = "since a failed point on several nodes is ended only with its whole element"
 
 
@@ -244,7 +245,9 @@ def select_points(points: Sequence[Spec], experiment: Experiment, submit_options
         if refusal is not None and not submit_options.is_dry_run:
             raise refusal
         if refusal is not None:
-            skipped["in a state that cannot be read"] += 1
+            skipped[UNCLEAR] += 1
+        elif progress.state.word == "settling":
+            skipped["that ended just now, with no record yet"] += 1
         elif progress.is_in_flight:
             skipped["queued or running"] += 1
         elif status in state_rules.RECORDED_STATUSES and submit_options.rerun not in ("all", status):
@@ -252,7 +255,8 @@ def select_points(points: Sequence[Spec], experiment: Experiment, submit_options
         else:
             todo.append(progress.spec)
     if not todo and submit_options.rerun and not skipped.get("queued or running"):
-        raise CommandError("--rerun selects no point; see python -m pipeline.status.", EXIT_NOTHING_FOUND)
+        cure = f"see python -m pipeline.status {experiment.folder}"
+        raise CommandError(f"--rerun selects no point; {cure}.", EXIT_NOTHING_FOUND)
     return PointSelection(todo, dict(skipped))
 
 

@@ -149,7 +149,7 @@ def test_fewer_than_six_seeds_have_their_lowest_and_highest_and_one_has_none(n: 
 
 
 def test_an_experiment_that_quantizes_answers_what_int8_costs() -> None:
-    ((question, sentence),) = published_answers("quantize").items()
+    ((question, sentence),) = published_answers("two-cores/quantize").items()
     assert question == "int8"
     assert_says(sentence, "-0.08 points", "-0.43 to +0.17", "60.7 %", "n = 6 seeds", "62,758 of 248,024 bytes")
 

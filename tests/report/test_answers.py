@@ -220,9 +220,9 @@ def test_a_process_on_the_cpu_is_called_no_gpu() -> None:
         (
             "h200x2/communication",
             "Q3",
-            "In 3 other points they take no more time than the noise, up to 13.5 % of the step.",
+            "In 3 other points they take no more time than the noise, which is up to 13.5 % of the step.",
         ),
-        ("h200x2/batchnorm", "Q3", "hide take no more time than the noise, up to 27.7 % of the step."),
+        ("h200x2/batchnorm", "Q3", "hide take no more time than the noise, which is up to 27.7 % of the step."),
         ("h200x2/q4", "Q4", "Of 4 sets of remedies 1 has a result: linear_scaling at rate 12.8 gives 9.2 %"),
         ("h200x4/q4", "Q4", "With warmup it is 13.2 %, n = 1 run. But 5 epochs and 1 run cannot show"),
         ("h100x2/q4-study", "Q4", "21.5 s of training (21.5 to 22.3 s, n = 6 runs, shared its node, throttled)"),
@@ -290,8 +290,25 @@ def test_ddp_faster_than_without_all_reduces_is_not_called_noise() -> None:
 
 def test_points_without_a_result_are_to_be_submitted_again() -> None:
     answers = answers_of(missing=[ONE, TWO])
-    assert_says(answers["Q1"], "Not answered yet", "run the same submit command again")
-    assert_says(answers["Q2"], "Not answered yet", "run the same submit command again")
+    assert_says(answers["Q1"], "Not answered yet", "run the same submit command again.")
+    assert_says(answers["Q2"], "Not answered yet", "run the same submit command again.")
+    failed = answers_of(make_record(ONE, status="failed"), make_record(TWO, status="failed"))
+    assert_says(failed["Q1"], "Not answered yet", "run the same submit command again with --rerun failed.")
+    assert_says(failed["Q2"], "Not answered yet", "with --rerun failed.")
+
+
+def test_a_failed_point_hides_no_other_answer() -> None:
+    out_of_memory = make_record(make_spec(batch_size_per_gpu=512), status="oom")
+    failed = make_record(ONE, status="failed")
+    assert_says(
+        answers_of(out_of_memory, failed)["Q1"], "512 is the first that runs out of memory", "The speed is not known"
+    )
+    assert_says(answers_of(timed(2, 512), failed)["Q2"], "no point on several GPUs", "--grid scaling")
+
+
+def test_only_alike_batch_sizes_are_as_fast() -> None:
+    large, small = windowed(NOISY, 2048), windowed([share / 2 for share in NOISY], 512, num_samples=12_500)
+    assert "not shown" not in answers_of(large, small)["Q1"]
 
 
 def test_the_batch_that_fits_is_alike_the_one_that_does_not() -> None:

@@ -59,7 +59,7 @@ def test_a_point_without_a_record_keeps_its_row() -> None:
     tables = build_tables(collected.outcomes)
     (row,) = tables.int8
     assert (row.status, row.stage, row.n) == ("missing", None, 0)
-    assert "| missing |" in render_experiment("quantize", tables, collected)
+    assert " missing |" in render_experiment("quantize", tables, collected)
 
 
 def test_histograms_are_those_of_the_first_seed_with_the_lines_at_three_sigma() -> None:

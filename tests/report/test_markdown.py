@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rendered_tables import report, table_of
 
 from pipeline.experiment.outcomes import CollectedOutcomes, Coverage
-from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.experiment.record import Environment, Failure, Gpu, Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Precision, Spec
 from pipeline.report.build_tables import Tables
@@ -141,6 +141,16 @@ def test_an_oom_is_listed_with_the_probe_that_found_it() -> None:
     text = report(make_record(spec, status="oom", reason="out of GPU memory"))
     assert "- single 1 GPU, 65,536 per GPU, probe of 3 steps: OOM (out of GPU memory)" in text
     assert "From 1 record of resnet18" in text, "an experiment that only runs out of memory has a source too"
+
+
+def test_an_implied_oom_is_no_record_of_the_hardware() -> None:
+    implied = Failure(kind="implied_oom", message="implied by another")
+    found = [
+        make_record(environment=Environment(torch="2.9", git_commit="c" * 40)),
+        make_record(make_spec(batch_size_per_gpu=64), status="oom", failure=implied),
+    ]
+    assert "From 1 record of" in report(*found)
+    assert "not stated by" not in report(*found)
 
 
 def test_points_out_of_memory_are_told_apart() -> None:

@@ -314,7 +314,7 @@ def test_the_devices_are_apart_and_named_for_what_they_hold(tmp_path: Path) -> N
     gpu, cpu = estimate_points([make_spec(), make_spec(device="cpu")], tmp_path, LIMIT_MIN, None)
     assert (gpu.as_row()["gpu_hours_at_limit"], gpu.as_row()["process_hours_at_limit"]) == (0.5, None)
     assert (cpu.as_row()["gpu_hours_at_limit"], cpu.as_row()["process_hours_at_limit"]) == (None, 0.5)
-    assert cpu.sentence().startswith("process-hours unknown: no earlier record is comparable with any of the 1 points")
+    assert cpu.sentence().startswith("process-hours unknown: no earlier record is comparable with the point")
     assert estimate_points([], tmp_path, LIMIT_MIN, None) == []
 
 
