@@ -162,7 +162,7 @@ def shorten() -> None:
     allreduce_sweep.SWEEP_BYTES["cpu"] = [8 * 2**10, 128 * 2**10, 2 * MIB, 8 * MIB]
     allreduce_sweep.CALLS_PER_WINDOW["cpu"] = 1
     interleaved_timing.WARM_UP_STEPS_PER_VARIANT = interleaved_timing.MIN_STEPS = 1
-    profiling.NUM_PROFILED_STEPS["cpu"] = profiling.PROFILER_WARM_UP_STEPS = 1
+    profiling.NUM_PROFILED_STEPS["cpu"] = 1
 
 
 def transfer_bytes_per_s(rank: Rank, num_transfers: int) -> float:
