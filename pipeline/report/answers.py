@@ -147,20 +147,25 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
     most = max(row["num_gpus"] for row in fit)
     largest = [row for row in fit if row["num_gpus"] == most]
     best = max(largest, key=lambda row: (row.scaling == "weak", row.speedup or 0))
-    ends = interval_of(best, "speedup").replace("interval", "speed-up interval")
-    if "baseline_runs" in map(kind_of, best.notes):
-        ends = ends.replace(basis_of(best), "")
-    source = source_of(best, fit, "strategy")
-    said = (
-        f"{most} GPUs with {best['strategy'].upper()} are {figure_of(best, 'speedup')} times as fast as one "
-        f"(efficiency {percent(best.parallel_efficiency)}, {ends}{best.scaling} scaling, {source})"
-    )
+    said = describe_speedup(best, fit)
     rivals = sum(row.scaling == best.scaling for row in largest)
     said += f", the best of {rivals} usable rows on {most} GPUs.{caveat}" if rivals > 1 else f".{caveat}"
     if reasons:
         said += f" {left_out}."
     beyond = max(row["num_gpus"] for row in timed)
     return f"{said} On {beyond} GPUs no row can be used." if beyond > most else said
+
+
+def describe_speedup(row: Q2Row, rows: Sequence[Q2Row]) -> str:
+    """Return the speed-up of a row in words, with efficiency, interval and source."""
+    ends = interval_of(row, "speedup").replace("interval", "speed-up interval")
+    if "baseline_runs" in map(kind_of, row.notes):  # the interval is over two kinds of values
+        ends = ends.replace(basis_of(row), "")
+    return (
+        f"{row['num_gpus']} GPUs with {row['strategy'].upper()} are {figure_of(row, 'speedup')} times as fast as one "
+        f"(efficiency {percent(row.parallel_efficiency)}, {ends}{row.scaling} scaling, "
+        f"{source_of(row, rows, 'strategy')})"
+    )
 
 
 def lost_scaling(rows: Sequence[Q2Row]) -> list[Q2Row]:
