@@ -1,4 +1,4 @@
-"""How fast a DDP step is on this machine's GPUs, and against one of them alone, by `make bench-gpu`.
+"""Times a DDP step on this machine's GPUs, by turns with each of them alone; a part of `make bench-gpu`.
 
     torchrun --standalone --nproc-per-node=N tests/benchmarks/bench_ddp.py --data FOLDER --json bench-ddp.json
     python tests/benchmarks/bench_ddp.py --print bench-ddp.json

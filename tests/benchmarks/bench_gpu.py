@@ -1,4 +1,4 @@
-"""How fast a training step is on this machine's GPU, by `make bench-gpu`: raw windows as JSON, tables on the screen.
+"""Times a training step on this machine's GPU, for `make bench-gpu`: raw windows as JSON, tables on the screen.
 
     python tests/benchmarks/bench_gpu.py --data FOLDER --json bench.json   measure; FOLDER holds CIFAR-10's images
     python tests/benchmarks/bench_gpu.py --print bench.json ...            the tables of earlier runs
@@ -219,7 +219,7 @@ def as_profile(found: Profile) -> str:
 
 
 def describe(where: Environment) -> str:
-    """Where a benchmark ran, in a line."""
+    """Return where a benchmark ran, in a line."""
     gpu = where.gpus[0].name if where.gpus else "no GPU"
     dirty = " with uncommitted changes" * bool(where.git_dirty)
     return f"{gpu}; torch {where.torch}, driver {where.driver}, commit {where.git_commit}{dirty}"

@@ -37,7 +37,7 @@ SPEC = make_spec(input="synthetic", measure="memory", batch_size_per_gpu=512)
 
 
 class Search(msgspec.Struct):
-    """What one search took as a whole process, and found."""
+    """The time and the result of one search, as a whole process."""
 
     name: str
     time_s: float
