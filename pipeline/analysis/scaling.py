@@ -121,7 +121,7 @@ def scaling_notes(
     notes = [*baseline.notes]
     if interval and baseline.point:
         notes += [make_note("of_baseline", note=note) for note in baseline.point.epoch_time_drift_notes]
-        if basis_of(baseline.point) != basis_of(point):
+        if interval_basis(baseline.point) != interval_basis(point):
             notes.append(make_note("baseline_runs", n=len(baseline.point.ok_records)))
     if interval and interval.contains(1):
         notes.append(make_note("no_difference"))
@@ -132,6 +132,6 @@ def scaling_notes(
     return notes
 
 
-def basis_of(point: PooledPoint) -> IntervalBasis | None:
+def interval_basis(point: PooledPoint) -> IntervalBasis | None:
     """Return what the interval of the point's epoch time is over."""
     return point.epoch_time.basis if point.epoch_time else None
