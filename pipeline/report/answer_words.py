@@ -26,6 +26,7 @@ WEAKENING_NOTES = {
 }
 """Kind of note -> the words for it in an answer."""
 
+NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
 PART = "\n"  # between the parts of a long answer, of which a report makes a list; a last part may be a hint
 RUN = "run `python -m pipeline.submit --grid {}`"  # the cure in a sentence; {} is a grid
 
@@ -62,13 +63,17 @@ def figure_of(row: Row, figure: str, unit: str = "") -> str:
     return f"{row[figure + unit]:,.{num_decimals(row, figure, unit)}f}"
 
 
-def interval_of(row: Row, figure: str, unit: str = "") -> str:
-    """Return the interval of a figure in words; empty if it has none."""
+def interval_of(row: Row, figure: str, unit: str = "", name: str = "interval", one_basis: bool = True) -> str:
+    """Return the interval of a figure in words; empty if it has none.
+
+    `one_basis` says whether both sides of a ratio have intervals over the same kind of values; if not, none is named.
+    """
     low, high = row[f"{figure}_low{unit}"], row[f"{figure}_high{unit}"]
     if low is None or high is None:
         return ""
     decimals = num_decimals(row, figure, unit)
-    return f"interval {low:,.{decimals}f} to {high:,.{decimals}f}{unit.replace('_', ' ')}{basis_of(row)}, "
+    basis = basis_of(row) if one_basis else ""
+    return f"{name} {low:,.{decimals}f} to {high:,.{decimals}f}{unit.replace('_', ' ')}{basis}, "
 
 
 def num_decimals(row: Row, figure: str, unit: str) -> int:

@@ -11,9 +11,9 @@ from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.experiment.point_label import EFFORT_AXES, Processors, name_processors, varying_axes
 from pipeline.report.accuracy_answers import answer_int8, answer_large_batches
 from pipeline.report.answer_words import (
+    NO_RESULT,
     PART,
     RUN,
-    basis_of,
     figure_of,
     interval_of,
     not_answered,
@@ -27,7 +27,6 @@ from pipeline.report.fit_figures import is_fit_for_answer, kind_of, q2_answer_ro
 from pipeline.report.row_types import MemoryRow, Q1Row, Q2Row, Row
 from pipeline.system.errors import pluralize
 
-NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
 Answers = Sequence[tuple[str, str]]  # a question and the sentence that answers it
 
 
@@ -158,9 +157,8 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
 
 def describe_speedup(row: Q2Row, rows: Sequence[Q2Row]) -> str:
     """Return the speed-up of a row in words, with efficiency, interval and source."""
-    ends = interval_of(row, "speedup").replace("interval", "speed-up interval")
-    if "baseline_runs" in map(kind_of, row.notes):  # the interval is over two kinds of values
-        ends = ends.replace(basis_of(row), "")
+    one_basis = "baseline_runs" not in map(kind_of, row.notes)
+    ends = interval_of(row, "speedup", name="speed-up interval", one_basis=one_basis)
     return (
         f"{row['num_gpus']} GPUs with {row['strategy'].upper()} are {figure_of(row, 'speedup')} times as fast as one "
         f"(efficiency {percent(row.parallel_efficiency)}, {ends}{row.scaling} scaling, "

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from pipeline.report.answer_words import (
+    NO_RESULT,
     PART,
     RUN,
     basis_of,
@@ -41,7 +42,7 @@ def answer_communication(tables: Tables) -> str:
             f"({source_of(most_by, subtracted, also='num_gpus')}), but it counts every cost that does not shrink with "
             f"N.{PART}To measure it {RUN.format('communication')}."
         )
-    if lost := [row for row in rows if row.status in ("failed", "missing", "rejected")]:
+    if lost := [row for row in rows if row.status in NO_RESULT]:
         return f"Not answered yet: points that measure communication have no result; {submit_again(lost)}."
     why = "no point on several GPUs measures communication"
     if known:
