@@ -35,10 +35,10 @@ def environment_key(record: Record) -> tuple[object, ...]:
 
 
 def mixed_environment_notes(records: Sequence[Record], but: Collection[str] = ()) -> list[Note]:
-    """Return a note for every fact in which pooled records differ, except the facts named in `but`."""
+    """Return a note with every fact in which pooled records differ, except the facts named in `but`."""
     found = {name: distinct_values(records, fact) for name, fact in compared_facts(records).items() if name not in but}
     mixed = {name: sorted(values) for name, values in found.items() if len(values) > 1}
-    return [make_note("mixed_fact", fact=name, ours=values) for name, values in mixed.items()]
+    return [make_note("mixed_facts", facts=mixed)] if mixed else []
 
 
 def environment_difference_notes(what: str, others: Sequence[Record], records: Sequence[Record]) -> list[Note]:
@@ -51,7 +51,9 @@ def environment_difference_notes(what: str, others: Sequence[Record], records: S
     for name, fact in compared_facts([*records, *others]).items():
         ours, theirs = distinct_values(records, fact), distinct_values(others, fact)
         if ours and theirs and ours != theirs:
-            notes.append(make_note("other_fact", what=what, fact=name, theirs=sorted(theirs), ours=sorted(ours)))
+            values = {"what": what, "fact": name, "theirs": sorted(theirs), "ours": sorted(ours)}
+            is_gpu = what == "baseline" and name == "GPU"
+            notes.append(make_note("baseline_gpu_model" if is_gpu else "other_fact", **values))
     ours, theirs = places_of(records, "nodes"), places_of(others, "nodes")
     our_boots, their_boots = places_of(records, "boot_ids"), places_of(others, "boot_ids")
     our_gpus, their_gpus = gpu_uuids_of(records), gpu_uuids_of(others)
@@ -74,6 +76,11 @@ def source_notes(records: Sequence[Record], sources: Collection[str]) -> list[No
     if any(record.environment.source_changed for record in records):
         notes.append(make_note("source_edited"))
     return notes
+
+
+def gpu_model(record: Record) -> str:
+    """Return the model of the GPUs of a record measured here; "" if it is not known, and on a CPU."""
+    return COMPARED_FACTS["GPU"](record) or "" if record.measured else ""
 
 
 def compared_facts(records: Sequence[Record]) -> Mapping[str, Fact]:

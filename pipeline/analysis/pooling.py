@@ -1,11 +1,13 @@
 """Pooled points: the outcomes that one table row shows, their epoch time and its interval."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
 from pipeline.analysis import comparability, formulas, intervals
+from pipeline.analysis.comparability import gpu_model
 from pipeline.analysis.intervals import MedianTime
 from pipeline.analysis.neighbours import AttemptKey, attempt_key, count_neighbours
 from pipeline.analysis.notes import Note, make_note, text_note
@@ -33,6 +35,27 @@ class PooledPoint:
     axes: Sequence[str]  # that its rows show
     sources: Collection[str]  # source digests of all points of the experiment
     neighbours: Mapping[AttemptKey, int]  # their number, for each attempt of the experiment that had some
+    usual_gpu: str = ""  # the GPU model of most ok records of the experiment; "" if all have one model
+    left_out: Sequence[Record] = ()  # the ok records that `on_one_gpu_model` removed
+
+    @cached_property
+    def on_one_gpu_model(self) -> "PooledPoint":
+        """The point with the ok records of one GPU model only: times on two models are no repeats of each other.
+
+        It is the usual model of the experiment, or else that of most of the point's records. Records whose model is not
+        known stay.
+        """
+        models = Counter(filter(None, map(gpu_model, self.ok_records)))
+        if len(models) < 2:
+            return self
+        chosen = self.usual_gpu if self.usual_gpu in models else models.most_common(1)[0][0]
+        left_out = [record for record in self.ok_records if gpu_model(record) not in ("", chosen)]
+        kept = [outcome for outcome in self.outcomes if not any(outcome.record is record for record in left_out)]
+        return replace(self, outcomes=kept, left_out=left_out)
+
+    def is_on_usual_gpu(self, record: Record) -> bool:
+        """True if the record's GPU model is the usual one of the experiment, or not known."""
+        return gpu_model(record) in ("", self.usual_gpu) or not self.usual_gpu
 
     @cached_property
     def status(self) -> str:
@@ -114,9 +137,22 @@ class PooledPoint:
             notes.append(make_note("shared_node", others=self.num_neighbours))
         return [
             *notes,
+            *self.gpu_model_notes,
             *comparability.mixed_environment_notes(self.records_by_environment),
             *comparability.source_notes(self.records_by_environment, self.sources),
         ]
+
+    @cached_property
+    def gpu_model_notes(self) -> list[Note]:
+        """A note on repeats that were left out, and one if the rest ran on another GPU model than other points."""
+        notes = []
+        if self.left_out:
+            counts = {"count": len(self.left_out), "repeats": len(self.outcomes) + len(self.left_out)}
+            notes.append(make_note("repeats_left_out", **counts, gpus=sorted({*map(gpu_model, self.left_out)})))
+        models = {*map(gpu_model, self.ok_records)} - {""}
+        if len(models) == 1 and self.usual_gpu not in ("", *models):
+            notes.append(make_note("unusual_gpu", gpu=models.pop(), usual=self.usual_gpu))
+        return notes
 
     @cached_property
     def parts_notes(self) -> list[Note]:
@@ -146,7 +182,9 @@ def pool_outcomes(outcomes: Sequence[PointOutcome]) -> list[PooledPoint]:
     axes = axes_to_show([pool[0].spec for pool in pools])
     attempts = [record for outcome in outcomes for record in (outcome.record, *outcome.superseded) if record]
     neighbours = count_neighbours(attempts)
-    return [PooledPoint(without_repeat(pool[0].spec), pool, axes, sources, neighbours) for pool in pools]
+    models = Counter(filter(None, map(gpu_model, ok_records)))
+    usual_gpu = models.most_common(1)[0][0] if len(models) > 1 else ""
+    return [PooledPoint(without_repeat(pool[0].spec), pool, axes, sources, neighbours, usual_gpu) for pool in pools]
 
 
 def axes_to_show(specs: Sequence[Spec]) -> list[str]:

@@ -40,6 +40,11 @@ def evaluated_records(point: PooledPoint) -> list[Record]:
     return [record for record, epochs in found if record.measured and all(e.test_accuracy is not None for e in epochs)]
 
 
+def timed_records(point: PooledPoint) -> list[Record]:
+    """Return the evaluated records on the usual GPU model of the experiment: only their times compare with others."""
+    return [record for record in evaluated_records(point) if point.is_on_usual_gpu(record)]
+
+
 def training_times_s(record: Record) -> list[float]:
     """Return the training seconds from the start to the end of each epoch: the slowest rank's, without evaluation."""
     times_s, total_ns = [], 0
@@ -113,7 +118,7 @@ def throughput_per_gpu(point: PooledPoint) -> float | None:
     """Return the samples a second and GPU over whole trainings, the median over seeds."""
     rates = [
         record.spec.num_samples * len(times_s) / times_s[-1] / record.spec.num_gpus
-        for record in evaluated_records(point)
+        for record in timed_records(point)
         if (times_s := training_times_s(record))
     ]
     return formulas.median_of_known(rates)

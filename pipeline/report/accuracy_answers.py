@@ -62,7 +62,11 @@ def answer_for_study(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow) ->
     if is_few or is_short:
         what = " and ".join([epochs] * is_short + [pluralize(runs, "run")] * is_few)
         return f"{PART.join(said)} But {what} cannot show whether a remedy helps: {RUN.format('q4-study')}."
-    said += [describe_largest_mended(larger, small, large), describe_soonest(rows, small)]
+    said += [
+        describe_better_baseline(rows, small),
+        describe_largest_mended(larger, small, large),
+        describe_soonest(rows, small),
+    ]
     return PART.join(filter(None, said))
 
 
@@ -155,6 +159,21 @@ def overlapping_ends(row: TimeToTargetRow, other: TimeToTargetRow) -> str:
     if max(lows) > min(highs):
         return ""
     return "intervals" if min(row.n, other.n) >= min_values() else "ranges"
+
+
+def describe_better_baseline(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow) -> str:
+    """Return what remedies give the small batch itself; empty if the seeds do not show that they help it.
+
+    A large batch with remedies is then nearer to the baseline than to the best that is known of the small batch.
+    """
+    alike = [row for row in rows_with_remedies(rows, small) if row.epochs == small.epochs and row.n >= MIN_RUNS]
+    best = max(alike, key=accuracy_of, default=None)
+    if best is None or accuracy_of(best) <= accuracy_of(small) or overlapping_ends(best, small):
+        return ""
+    return (
+        f"{small.global_batch_size:,} images a step gain too: with {name_remedies(best)} they reach "
+        f"{describe_accuracy(best)}, n = {pluralize(min(best.n, small.n), 'run')}."
+    )
 
 
 def describe_largest_mended(larger: Sequence[TimeToTargetRow], small: TimeToTargetRow, large: TimeToTargetRow) -> str:
@@ -253,7 +272,7 @@ def describe_time(row: TimeToTargetRow) -> str:
     ends = "" if low is None or high is None else f"{low:,.1f} to {high:,.1f} s"
     reached = f"reached by {describe_reached(row)}" if missed_by_some(row) else ""
     weak = dict.fromkeys(map(weakness_of, row.notes))
-    details = ", ".join(filter(None, [ends, f"n = {pluralize(row.n, 'run')}", reached, *weak]))
+    details = ", ".join(filter(None, [ends, f"n = {pluralize(row.num_timed, 'run')}", reached, *weak]))
     return f"{time_s or 0.0:,.1f} s of training ({details})"
 
 

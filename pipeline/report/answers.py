@@ -23,7 +23,7 @@ from pipeline.report.answer_words import (
 )
 from pipeline.report.build_tables import Tables
 from pipeline.report.communication_answers import answer_communication
-from pipeline.report.fit_figures import is_fit_for_answer, kind_of, q2_answer_rows
+from pipeline.report.fit_figures import is_fit_for_answer, kind_of, on_usual_gpu, q2_answer_rows
 from pipeline.report.row_types import MemoryRow, Q1Row, Q2Row, Row
 from pipeline.system.errors import pluralize
 
@@ -53,7 +53,8 @@ def is_answered(sentence: str) -> bool:
 
 def answer_batch_size(tables: Tables) -> str:
     """Return the batch size with the highest throughput on one GPU, and the first that runs out of memory."""
-    timed = [row for row in tables.Q1 if row.throughput_samples_per_s]
+    all_timed = [row for row in tables.Q1 if row.throughput_samples_per_s]
+    timed = on_usual_gpu(all_timed)
     memory = answer_memory(tables)
     if not timed:
         lost = [row for row in tables.Q1 if row.status in NO_RESULT]
@@ -73,8 +74,10 @@ def answer_batch_size(tables: Tables) -> str:
     said += describe_as_fast(best, timed)
     if best.is_loader_bound and best.data_share is not None:
         said.append(f"It waits for data {percent(best.data_share)} of that time, so this is partly the loader's speed.")
+    if left_out := len(all_timed) - len(timed):
+        said.append(f"Left out: {pluralize(left_out, 'row')} of another GPU model.")
     failed = {row.global_batch_size for row in tables.Q1 if row.status in NO_RESULT}
-    if gaps := sorted(failed - {row.global_batch_size for row in timed}):
+    if gaps := sorted(failed - {row.global_batch_size for row in all_timed}):
         kind = "runs without remedies" if any(row.remedies for row in tables.Q4) else "runs"
         said.append(f"Some {kind} have no result: at {', '.join(f'{size:,}' for size in gaps)} images a step.")
     return " ".join([*said, memory])
@@ -183,6 +186,8 @@ def reason_left_out(row: Q2Row) -> str:
     kinds = set(map(kind_of, row.notes))
     if row.is_loader_bound or "loader_bound" in kinds:
         return WAITS
+    if "baseline_gpu_model" in kinds:
+        return "the baseline ran on another GPU model"
     if "superlinear" in kinds:
         return "the efficiency is above 1, which noise or a slow baseline can cause"
     return "the wait for data is not stated"

@@ -64,8 +64,9 @@ def build_tables(
     other experiments measured; the own ones come first.
     """
     pooled = pool_outcomes(outcomes)
-    points = [point for point in pooled if point.spec.measure == "epochs"]
-    measured = [point for point in pooled if point.spec.measure == "communication"]
+    trained = [point for point in pooled if point.spec.measure == "epochs"]  # accuracies pool all GPU models
+    points = [point.on_one_gpu_model for point in trained]
+    measured = [point.on_one_gpu_model for point in pooled if point.spec.measure == "communication"]
     ddp = [point for point in measured if point.spec.strategy == "ddp"]
     plain = [point for point in points if not point.spec.remedies]
     quantized = [point for point in pooled if point.spec.measure == "quantize"]
@@ -78,7 +79,7 @@ def build_tables(
             *(q2_row(point, baseline, "strong") for point, baseline in strong_pairs(plain)),
         ],
         Q3=[q3_row(point, baseline, measured, links) for point, baseline in weak if point.spec.num_gpus > 1],
-        Q4=[row for point in points for row in q4_rows(point)],
+        Q4=[row for point in trained for row in q4_rows(point)],
         oom=[oom_row(point) for point in pooled if any(outcome.status == "oom" for outcome in point.outcomes)],
         communication=[exposed_row(point) for point in ddp],
         bandwidth=[row for point in ddp for row in bandwidth_rows(point)],
@@ -86,9 +87,9 @@ def build_tables(
         transfers=[transfer_row(point, points) for point in measured],
         split=[split_row(point) for point in measured if point.spec.strategy == "dp"],
         prediction=prediction_rows(ddp, link),
-        memory=[memory_row(point) for point in pooled if point.spec.measure == "memory"],
+        memory=[memory_row(point.on_one_gpu_model) for point in pooled if point.spec.measure == "memory"],
         cost=cost_rows(outcomes),
-        time_to_target=time_to_target_rows(points, target_accuracy),
+        time_to_target=time_to_target_rows(trained, target_accuracy),
         int8=[row for point in quantized for row in int8_rows(point)],
         int8_histograms=[row for point in quantized for row in int8_histogram_rows(point)],
     )

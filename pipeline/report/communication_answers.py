@@ -46,7 +46,7 @@ def answer_communication(tables: Tables) -> str:
         return f"Not answered yet: points that measure communication have no result; {submit_again(lost)}."
     why = "no point on several GPUs measures communication"
     if known:
-        why += ", and subtraction fails, or counts waiting for data, or shows no more than noise"
+        why += ", and subtraction fails, counts waiting for data, compares two GPU models or shows no more than noise"
     return not_answered(why, "communication")
 
 

@@ -1,15 +1,19 @@
 """The figures that an answer may use. A row of a table shows every figure; if one is not fit, a note says why."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from pipeline.analysis.notes import Note
 from pipeline.report.row_types import Q2Row, Row
+
+SomeRow = TypeVar("SomeRow", bound=Row)
 
 SPEEDUPS = ("speedup", "parallel_efficiency", "serial_fraction_karp_flatt")
 SUBTRACTIONS = ("comm_time_subtraction_s", "bandwidth_subtraction_gb_s")
 
 UNFIT_FIGURES: dict[str, tuple[str, ...]] = {
     "loader_bound": (*SPEEDUPS, *SUBTRACTIONS),
+    "baseline_gpu_model": (*SPEEDUPS, *SUBTRACTIONS),  # a faster GPU is no speed-up
     "superlinear": SPEEDUPS,  # an efficiency above 1, and with it a Karp-Flatt fraction below 0
     "serial_fraction_above_1": ("serial_fraction_karp_flatt",),
     "bandwidth_above_link": SUBTRACTIONS,
@@ -28,6 +32,11 @@ def is_fit_for_answer(row: Row, figure: str) -> bool:
 def kind_of(note: Note) -> str:
     """Return the kind of a note. For a note of kind `of_baseline` it is the kind of the note inside."""
     return kind_of(note.values["note"]) if note.kind == "of_baseline" else note.kind
+
+
+def on_usual_gpu(rows: Sequence[SomeRow]) -> list[SomeRow]:
+    """Return the rows on the GPU model of most records of the experiment; all rows where none is on it."""
+    return [row for row in rows if "unusual_gpu" not in map(kind_of, row.notes)] or list(rows)
 
 
 def q2_answer_rows(rows: Iterable[Q2Row]) -> list[Q2Row]:

@@ -41,10 +41,13 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "not_stated": "not stated: {figures:figures}",
     # pooled points
     "repeats_not_ok": "{count} of {repeats} repeats: {statuses:list}",
-    "mixed_fact": "mixed {fact}: {ours:short}",
+    "mixed_facts": "{facts:mixed}",
+    "unusual_gpu": "ran on {gpu}, other points of this experiment on {usual}",
+    "repeats_left_out": "{count} of {repeats} repeats are left out: they ran on {gpus:list}",
     "other_source": "source {ours:short}, elsewhere in this table {others:short}",
     "source_edited": "source edited after it was imported",
     "other_fact": "{what} with another {fact} ({theirs:short} against {ours:short})",
+    "baseline_gpu_model": "{what} with another {fact} ({theirs:short} against {ours:short})",
     "other_node": "{what} from another node ({theirs:short} against {ours:short})",
     "other_boot": "{what} from another boot of its node",
     "other_gpu": "{what} ran on another GPU of the same model",
@@ -78,6 +81,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "loader_bound": "loader-bound: the GPU that waits longest waits for data in {share:.0%} of the epoch",
     # time to target
     "seeds_missing": "no result of seed {seeds:list}",
+    "times_left_out": "times of {count} of {seeds} seeds are left out: they ran on {gpus:list}",
     "reached_by_some": "{count} of {seeds} seeds reached the target",
     "equal_global_batch": (
         "over the seeds, the ranges of the training loss of this row and of 1 GPU with the same global batch overlap "
@@ -125,7 +129,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
 }
 """Templates by kind. `{name:list}` joins all values, `{name:short}` the first few, each cut to a few characters.
 
-`{name:figures}` joins the names of figures, `{name:points}` counts other points.
+`{name:figures}` joins the names of figures, `{name:points}` counts other points, `{name:mixed}` joins facts.
 """
 
 
@@ -143,6 +147,8 @@ class NoteFormatter(string.Formatter):
             return ", ".join(self.words.get(key, key) for key in ([value] if isinstance(value, str) else value))
         if format_spec == "short":
             return shorten_values(value)
+        if format_spec == "mixed":
+            return "; ".join(f"mixed {fact}: {shorten_values(values)}" for fact, values in value.items())
         if format_spec == "points":
             return pluralize(value, "other point")
         if isinstance(value, Note):

@@ -150,10 +150,11 @@ def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tu
 
 def q4_rows(point: PooledPoint) -> list[Q4Row]:
     """Return a row for every epoch with a loss. A point that has remedies but no loss has one row without figures."""
-    times_s = {id(record): training_times_s(record) for record in point.ok_records if record.measured}
+    timed = [record for record in point.ok_records if record.measured and point.is_on_usual_gpu(record)]
+    times_s = {id(record): training_times_s(record) for record in timed}
     found = [(record, epoch) for record in point.ok_records for epoch in learnt_epochs(record)]
     repeats = group_pairs((epoch.epoch, epoch) for _, epoch in found)
-    ends_s = group_pairs((e.epoch, times_s[id(r)][e.epoch - 1]) for r, e in found if r.measured)
+    ends_s = group_pairs((e.epoch, times_s[id(r)][e.epoch - 1]) for r, e in found if id(r) in times_s)
     rows = [q4_row(point, repeats[number], ends_s.get(number, ())) for number in sorted(repeats)]
     if not rows and point.spec.remedies:
         rows.append(make_row(Q4Row, point, remedies=list(point.spec.remedies)))
@@ -169,7 +170,7 @@ def learnt_epochs(record: Record) -> list[Epoch]:
 def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float]) -> Q4Row:
     """Return the medians over the repeats of one epoch. A loss that diverged is None, with its update.
 
-    `times_s` are the training seconds up to its end, of the repeats that were measured here.
+    `times_s` are the training seconds up to its end, of the repeats measured here on the usual GPU model.
     """
     diverged = [epoch.diverged_at_update for epoch in epochs if epoch.diverged_at_update is not None]
     untold = sum(epoch.test_accuracy is not None and epoch.test_loss is None for epoch in epochs)
@@ -185,7 +186,7 @@ def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float]
         epoch=epochs[0].epoch,
         num_updates=epochs[0].num_updates,
         training_time_s=formulas.median_of_known(times_s),
-        learning_rate=peak_learning_rate(point.spec) if times_s else None,
+        learning_rate=peak_learning_rate(point.spec) if any(record.measured for record in point.ok_records) else None,
         **{key: formulas.median_of_known(getattr(epoch, key) for epoch in epochs) for key in learnt},
         diverged_at_update=min(diverged, default=None),
         notes=notes,

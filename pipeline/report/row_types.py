@@ -211,6 +211,7 @@ class TimeToTargetRow(PointRow, frozen=True, kw_only=True):
     updates_to_target_low: float | None = None
     updates_to_target_high: float | None = None
     time_to_target_s: Annotated[Seconds, "Training time up to the end of that epoch, without evaluation."] = None
+    num_timed: Annotated[int, "Number of seeds that the time is of: those on the GPU model of most records."] = 0
     time_to_target_low_s: Seconds = None
     time_to_target_high_s: Seconds = None
     gpu_time_to_target_s: Annotated[Seconds, "time_to_target_s x GPUs."] = None

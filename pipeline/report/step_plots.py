@@ -76,7 +76,7 @@ def trained_steps(source: PlotSource) -> Steps:
     exposed_s = {axis_values(row, axes): row["exposed_comm_time_s"] for row in source.rows["Q3"]}
     found = []
     for point in pool_outcomes([outcome for outcome in plain if outcome.spec.num_gpus in (1, most) and most > 1]):
-        if parts := parts_of_step(point):
+        if parts := parts_of_step(point.on_one_gpu_model):
             epoch_s = exposed_s.get(axis_values(point.outcomes[0], axes)) if point.spec.num_gpus > 1 else 0.0
             split = separate_exposed(parts, epoch_s, point.spec.full_steps_per_epoch)
             found.append((msgspec.structs.asdict(point.spec), split))

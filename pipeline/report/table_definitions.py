@@ -96,9 +96,11 @@ def is_about_learning(row: Row) -> bool:
     return tested or bool(row["remedies"]) or row["diverged_at_update"] is not None or row["training_time_s"] is None
 
 
-def never_reached(row: Row) -> str:
-    """Return this word if no seed reached the target."""
-    return "never" if row["reached"] == "never reached" else ""
+def why_no_time(row: Row) -> str:
+    """Return in words why a row has no time to the target: never reached, or its GPUs are of another model."""
+    if row["reached"] == "never reached":
+        return "never"
+    return "other GPU" if row["n"] and row["num_timed"] == 0 else ""
 
 
 def full_definition(table: str, row_class: type[Row]) -> TableDefinition:
@@ -348,7 +350,7 @@ TABLE_DEFINITIONS = (
             Figure("images a step", "global_batch_size"),
             Figure("epochs", "epochs"),
             estimate("accuracy [%]", "final_test_accuracy", 100),
-            Figure("time [s]", "time_to_target_s", absent=never_reached),
+            Figure("time [s]", "time_to_target_s", absent=why_no_time),
             Figure("rate", "learning_rate"),
             Figure("epochs to target", "epochs_to_target"),
             Figure("reached", "reached"),

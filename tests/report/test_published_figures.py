@@ -424,7 +424,7 @@ PUBLISHED += [f"h200x2/{name}" for name in ("communication", "batchnorm", "graph
 PUBLISHED += [f"h200x2/communication-{name}" for name in ("captured", "settled")]
 PUBLISHED += [f"h200x4/{name}" for name in ("communication", "communication-captured", "batchnorm")]
 PUBLISHED += [f"h200x2/{name}" for name in ("packed", "one-a-point")]
-PUBLISHED += ["two-cores/quantize", "h100x2/q4-study"]
+PUBLISHED += ["two-cores/quantize", "h100x2/q4-study", "h100x2/again"]
 
 
 def test_the_figures_of_int8_that_the_results_name_are_the_published_ones() -> None:

@@ -1,0 +1,100 @@
+"""One experiment on GPUs of two models: its times are those of one model, its accuracies those of all."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from factories import assert_says, make_record, make_spec
+from rendered_tables import answers_of, build, report, table_of
+from study_records import trained
+
+from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.report.row_types import TimeToTargetRow
+
+H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
+
+
+def on(gpu: str, record: Record) -> Record:
+    return msgspec.structs.replace(record, environment=Environment(gpus=(Gpu(name=gpu),)))
+
+
+def timed(gpu: str, time_s: float, batch_size_per_gpu: int = 128, **fields: Any) -> Record:
+    return on(gpu, make_record(make_spec(batch_size_per_gpu=batch_size_per_gpu, **fields), (9.0, time_s)))
+
+
+def seeds(gpu: str, time_s: float, *numbers: int, **fields: Any) -> list[Record]:
+    """Runs of 512 images a step that reach 0.88 in their third epoch, and 0.9 + seed/100 at the end."""
+    ends = {seed: [0.5, 0.7, 0.89, 0.9 + seed / 100] for seed in numbers}
+    size = {"batch_size_per_gpu": 512, **fields}
+    return [on(gpu, trained(accuracies, time_s, seed=seed, **size)) for seed, accuracies in ends.items()]
+
+
+def study(*found: Record) -> tuple[TimeToTargetRow, TimeToTargetRow]:
+    """The row of the baseline, 128 on three H100s at 2 s an epoch, and the row of 512."""
+    baseline = [on(H100, trained([0.5, 0.7, 0.89, 0.9], 2.0, seed=seed)) for seed in range(3)]
+    first, second = build(*baseline, *found).time_to_target
+    return first, second
+
+
+def test_repeats_on_another_model_are_left_out_of_a_time_and_named() -> None:
+    found = [timed(H100, 4.0, 64), timed(H100, 2.0), timed(H200, 1.0, repeat=1), timed(H200, 1.0, repeat=2)]
+    found += [timed(H100, 3.0, 256)]
+    small, row, _ = build(*found).Q1
+    assert (row.epoch_time_s, row.n) == (2.0, 1), "one of three, since most points ran on an H100"
+    assert row["note"] == "2 of 3 repeats are left out: they ran on NVIDIA H200"
+    assert small["note"] is None
+
+
+def test_a_point_without_the_usual_model_keeps_its_time_and_says_where_it_ran() -> None:
+    found = [timed(H100, 2.0), timed(H100, 1.5, 256), timed(H200, 1.0, 512)]
+    *_, row = build(*found).Q1
+    assert (row.epoch_time_s, row["note"]) == (1.0, f"ran on {H200}, other points of this experiment on {H100}")
+
+
+def test_a_batch_size_is_not_called_fastest_since_its_gpu_is() -> None:
+    alike = [timed(H100, 2.0), timed(H100, 1.5, 256)]
+    said = answers_of(*alike, timed(H200, 1.0, 512))["Q1"]
+    assert_says(said, "Of 2 batch sizes one GPU is fastest at 256", "Left out: 1 row of another GPU model.")
+    assert "Left out" not in answers_of(*alike)["Q1"]
+    assert "fastest at 512" in answers_of(*alike, timed(H100, 1.0, 512))["Q1"]
+
+
+@pytest.mark.parametrize(("gpu", "is_answered"), [(H100, True), (H200, False)])
+def test_a_faster_model_is_no_speed_up(gpu: str, is_answered: bool) -> None:
+    found = [timed(H100, 2.0), timed(H100, 1.5, 256), timed(gpu, 1.2, strategy="ddp", num_gpus=2)]
+    answers = answers_of(*found)
+    assert ("1.67 times as fast" in answers["Q2"]) is is_answered
+    assert ("the baseline ran on another GPU model" in answers["Q2"]) is not is_answered
+    assert answers["Q3"].startswith("Not measured here. Subtraction says" if is_answered else "Not answered here")
+
+
+def test_seeds_on_another_model_count_in_accuracy_and_epochs_and_not_in_time() -> None:
+    baseline, row = study(*seeds(H100, 1.0, 0), *seeds(H200, 0.5, 1, 2))
+    assert (row.n, row.num_timed, row.final_test_accuracy, row.epochs_to_target) == (3, 1, 0.91, 3)
+    assert (row.time_to_target_s, row.time_to_target_low_s, row.throughput_efficiency) == (3.0, None, 2.0)
+    assert_says(row["note"], f"times of 2 of 3 seeds are left out: they ran on {H200}", f"mixed GPU: {H100}, {H200}")
+    assert (baseline.num_timed, baseline["note"]) == (3, None)
+
+
+def test_a_row_of_another_model_alone_has_no_time_and_is_not_soonest() -> None:
+    baseline, row = study(*seeds(H200, 0.5, 1, 2))
+    assert row.final_test_accuracy == pytest.approx(0.915)
+    assert (row.epochs_to_target, row.num_timed) == (3, 0)
+    assert (row.time_to_target_s, row.throughput_efficiency, row.soonest) == (None, None, None)
+    assert baseline.soonest == "seconds and GPU-seconds"
+    found = [on(H100, trained([0.5, 0.7, 0.89, 0.9], 2.0, seed=seed)) for seed in range(3)]
+    cell = table_of(report(*found, *seeds(H200, 0.5, 1, 2)), "Q4: final accuracy")[1]
+    assert (cell["time [s]"], cell["epochs to target"]) == ("other GPU", "3.00")
+
+
+def test_the_time_of_a_curve_is_of_the_usual_model() -> None:
+    rows = build(*seeds(H100, 1.0, 0, 1), *seeds(H200, 0.5, 2)).Q4
+    assert [row.training_time_s for row in rows] == [1.0, 2.0, 3.0, 4.0]
+    assert [row.n for row in rows] == [3] * 4
+    assert {row.learning_rate for row in rows} == {0.1}
+
+
+def test_what_states_no_model_is_never_left_out() -> None:
+    unknown = make_record(make_spec(repeat=1), (9.0, 4.0))
+    (row, *_) = build(timed(H100, 2.0), unknown, timed(H200, 1.0, 256)).Q1
+    assert (row.epoch_time_s, row.n) == (3.0, 2)
