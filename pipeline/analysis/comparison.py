@@ -34,11 +34,11 @@ HARDWARE_FACTS: dict[str, Fact] = {
 
 
 class TimedSide:
-    """One side of a compared point: its times by repeat, their median and its interval."""
+    """One side of a compared point: its times by repeat on one GPU model, their median and its interval."""
 
     def __init__(self, point: PooledPoint) -> None:
-        self.point = point
-        self.times_by_repeat_s = times_by_repeat_s(point)
+        self.point = point.on_one_gpu_model
+        self.times_by_repeat_s = times_by_repeat_s(self.point)
 
     @cached_property
     def time(self) -> MedianTime | None:
@@ -47,10 +47,11 @@ class TimedSide:
 
     @cached_property
     def notes(self) -> list[Note]:
-        """A note if the time drifted from window to window, and the interval is computed from windows."""
-        if self.time is None or self.time.basis != "windows":
-            return []
-        return intervals.drift_notes(time_key(self.point.spec), self.times_by_repeat_s)
+        """Notes on another GPU model, and on a drift from window to window if the interval is over windows."""
+        notes = [*self.point.gpu_model_notes]
+        if self.time and self.time.basis == "windows":
+            notes += intervals.drift_notes(time_key(self.point.spec), self.times_by_repeat_s)
+        return notes
 
 
 class ComparedPoint(NamedTuple):

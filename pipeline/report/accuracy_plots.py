@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipeline.experiment.point_label import describe_axis
 from pipeline.report.plot_data import (
     MAX_SERIES,
+    OTHER_MODEL,
     REFERENCE,
     FlatRow,
     LinePanel,
@@ -18,6 +19,7 @@ from pipeline.report.plot_data import (
     axis_values,
     evenly,
     group_series,
+    has_note,
     note_on_number,
 )
 from pipeline.report.row_types import interval_keys
@@ -150,13 +152,20 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
                 continue
             lengths = ("epochs",) if len(set(map(epochs_of, own))) > 1 or is_longer else ()
             groups = group_series(own, "epoch", first=("remedies", *lengths))
-            note = f"Medians over the seeds. {note_on_number(len(groups), MAX_SERIES, 'series')}".strip()
+            untimed = "A curve without seconds ran on another GPU model." if any(map(is_untimed, own)) else ""
+            parts = ("Medians over the seeds.", untimed, note_on_number(len(groups), MAX_SERIES, "series"))
+            note = " ".join(filter(None, parts))
             longer = " for longer" if is_longer else ""
             title = f"Accuracy with {batch:,} images a step{longer}, by epoch, update and second"
             panels = accuracy_panels(groups, accuracy, sets, [] if batch == smallest else reference)
             is_main = max(row[accuracy] for row in own) >= INFORMATIVE * best
             name = f"q4-{batch}" if index else "q4"
             yield Plot(f"{name}-longer" if is_longer else name, "Q4", title, panels, note, is_main)
+
+
+def is_untimed(row: FlatRow) -> bool:
+    """True if a row has no time since its runs are of another GPU model than most."""
+    return row["training_time_s"] is None and has_note(row, OTHER_MODEL)
 
 
 def epochs_of(row: FlatRow) -> int:

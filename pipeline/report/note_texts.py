@@ -43,7 +43,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "repeats_not_ok": "{count} of {repeats} repeats: {statuses:list}",
     "mixed_facts": "{facts:mixed}",
     "unusual_gpu": "ran on {gpu}, other points of this experiment on {usual}",
-    "repeats_left_out": "{count} of {repeats} repeats are left out: they ran on {gpus:list}",
+    "repeats_left_out": "{count} of {repeats} repeats left out: on {gpus:list}",
     "other_source": "source {ours:short}, elsewhere in this table {others:short}",
     "source_edited": "source edited after it was imported",
     "other_fact": "{what} with another {fact} ({theirs:short} against {ours:short})",
@@ -81,7 +81,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "loader_bound": "loader-bound: the GPU that waits longest waits for data in {share:.0%} of the epoch",
     # time to target
     "seeds_missing": "no result of seed {seeds:list}",
-    "times_left_out": "times of {count} of {seeds} seeds are left out: they ran on {gpus:list}",
+    "times_left_out": "times of {count} of {seeds} seeds left out: on {gpus:list}",
     "reached_by_some": "{count} of {seeds} seeds reached the target",
     "equal_global_batch": (
         "over the seeds, the ranges of the training loss of this row and of 1 GPU with the same global batch overlap "

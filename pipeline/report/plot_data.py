@@ -8,6 +8,7 @@ from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.point_label import EFFORT_AXES, Processors, describe_point, format_figure, varying_axes
 from pipeline.experiment.spec import AXES
 from pipeline.report.note_texts import NOTE_TEXTS
+from pipeline.system.errors import pluralize
 
 FlatRow = Mapping[str, Any]
 AxisValues = tuple[str, ...]
@@ -18,6 +19,8 @@ MAX_SERIES = 8  # colours that one can tell apart
 MAX_BARS = 20
 REFERENCE = -1  # the style of a series to compare with
 LOADER_BOUND = NOTE_TEXTS["loader_bound"].partition(":")[0]  # the word of the note
+OTHER_MODEL = NOTE_TEXTS["unusual_gpu"].partition(", ")[2].partition(" {")[0]  # likewise
+BASELINE_MODEL = NOTE_TEXTS["baseline_gpu_model"].partition(" (")[0].format(what="baseline", fact="GPU")
 HOLLOW_LABEL = f"{LOADER_BOUND}, the point or its baseline"
 
 
@@ -201,7 +204,19 @@ def make_series(
 
 def is_loader_bound(row: FlatRow) -> bool:
     """True if a note of the row says that it or its baseline is loader-bound."""
-    return LOADER_BOUND in (row.get("note") or "")
+    return has_note(row, LOADER_BOUND)
+
+
+def has_note(row: FlatRow, words: str) -> bool:
+    """True if a note of the row has these words."""
+    return words in (row.get("note") or "")
+
+
+def of_one_model(rows: Sequence[FlatRow], words: str) -> tuple[list[FlatRow], str]:
+    """Return the rows without these words in a note about another GPU model, and a note that counts the others."""
+    kept = [row for row in rows if not has_note(row, words)]
+    left_out = len(rows) - len(kept)
+    return kept, f"Left out: {pluralize(left_out, 'row')} of another GPU model." if left_out else ""
 
 
 def note_on_number(number: int, most: int, what: str) -> str:

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.experiment.point_label import describe_axis
 from pipeline.report.plot_data import (
+    BASELINE_MODEL,
     MAX_SERIES,
+    OTHER_MODEL,
     FlatRow,
     LinePanel,
     Plot,
@@ -14,13 +16,14 @@ from pipeline.report.plot_data import (
     group_series,
     make_series,
     note_on_number,
+    of_one_model,
 )
 from pipeline.report.row_types import interval_keys
 
 
 def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
     """Yield Q1: time, throughput and memory against batch size on one GPU."""
-    rows = source.rows["Q1"]
+    rows, note = of_one_model(source.rows["Q1"], OTHER_MODEL)
     groups = group_series([row for row in rows if row["status"] == "ok"], "batch_size_per_gpu")
     fitting = [row["batch_size_per_gpu"] for members in groups.values() for row in members]
     failing = [row["batch_size_per_gpu"] for row in rows if row["status"] == "oom"]
@@ -38,7 +41,8 @@ def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
         panels += [LinePanel(title, "images a step", lines, oom_from=oom_from)] if lines else []
     if panels:
         title = "One GPU: time, throughput and memory against batch size"
-        yield Plot("q1", "Q1", title, tuple(panels), note_on_number(len(groups), MAX_SERIES, "series"))
+        note = f"{note_on_number(len(groups), MAX_SERIES, 'series')} {note}".strip()
+        yield Plot("q1", "Q1", title, tuple(panels), note)
 
 
 def speedup_plots(source: PlotSource) -> Iterator[Plot]:
@@ -48,10 +52,10 @@ def speedup_plots(source: PlotSource) -> Iterator[Plot]:
         ("q2", "weak", "batch_size_per_gpu", "images per GPU"),
         ("q2-strong", "strong", "global_batch_size", "images a step"),
     ):
-        scaled = [row for row in rows if row["scaling"] == scaling]
+        scaled, note = of_one_model([row for row in rows if row["scaling"] == scaling], BASELINE_MODEL)
         if scaled:
             panels, num_series = speedup_panels(scaled, batch, fixed)
-            note = note_on_number(num_series, MAX_SERIES, "series")
+            note = f"{note_on_number(num_series, MAX_SERIES, 'series')} {note}".strip()
             yield Plot(name, "Q2", f"Speed-up over one GPU, {scaling} scaling: {fixed} stay fixed", panels, note)
 
 

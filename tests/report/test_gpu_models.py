@@ -4,11 +4,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from factories import assert_says, make_record, make_spec
+from factories import assert_says, make_record, make_spec, sentences
 from rendered_tables import answers_of, build, report, table_of
 from study_records import trained
 
+from pipeline.analysis.comparison import compare_outcomes
+from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.report.plot_data import LinePanel, Plot, PlotSource
+from pipeline.report.plot_registry import build_plots
 from pipeline.report.row_types import TimeToTargetRow
 
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
@@ -41,7 +45,7 @@ def test_repeats_on_another_model_are_left_out_of_a_time_and_named() -> None:
     found += [timed(H100, 3.0, 256)]
     small, row, _ = build(*found).Q1
     assert (row.epoch_time_s, row.n) == (2.0, 1), "one of three, since most points ran on an H100"
-    assert row["note"] == "2 of 3 repeats are left out: they ran on NVIDIA H200"
+    assert row["note"] == "2 of 3 repeats left out: on NVIDIA H200"
     assert small["note"] is None
 
 
@@ -72,7 +76,7 @@ def test_seeds_on_another_model_count_in_accuracy_and_epochs_and_not_in_time() -
     baseline, row = study(*seeds(H100, 1.0, 0), *seeds(H200, 0.5, 1, 2))
     assert (row.n, row.num_timed, row.final_test_accuracy, row.epochs_to_target) == (3, 1, 0.91, 3)
     assert (row.time_to_target_s, row.time_to_target_low_s, row.throughput_efficiency) == (3.0, None, 2.0)
-    assert_says(row["note"], f"times of 2 of 3 seeds are left out: they ran on {H200}", f"mixed GPU: {H100}, {H200}")
+    assert_says(row["note"], f"times of 2 of 3 seeds left out: on {H200}", f"mixed GPU: {H100}, {H200}")
     assert (baseline.num_timed, baseline["note"]) == (3, None)
 
 
@@ -98,3 +102,45 @@ def test_what_states_no_model_is_never_left_out() -> None:
     unknown = make_record(make_spec(repeat=1), (9.0, 4.0))
     (row, *_) = build(timed(H100, 2.0), unknown, timed(H200, 1.0, 256)).Q1
     assert (row.epoch_time_s, row.n) == (3.0, 2)
+
+
+def plots_of(*found: Record) -> dict[str, Plot]:
+    return {plot.name: plot for plot in build_plots(PlotSource(build(*found).flat(), []))}
+
+
+def lines_of(plot: Plot, panel: int = 0) -> list[tuple[float, ...]]:
+    shown = plot.panels[panel]
+    assert isinstance(shown, LinePanel)
+    return [tuple(point.y for point in line.points) for line in shown.series]
+
+
+def test_a_plot_of_times_leaves_another_model_out_and_says_so() -> None:
+    alike = [timed(H100, 2.0), timed(H100, 1.5, 256), timed(H100, 1.2, strategy="ddp", num_gpus=2)]
+    plots = plots_of(*alike, timed(H200, 1.0, 512), timed(H200, 0.8, 256, strategy="ddp", num_gpus=2))
+    assert lines_of(plots["q1"]) == [(2.0, 1.5)]
+    (speedups,) = lines_of(plots["q2"])
+    assert speedups == pytest.approx((2 / 1.2,))
+    for name in ("q1", "q2"):
+        assert plots[name].note == "Left out: 1 row of another GPU model."
+        assert plots_of(*alike)[name].note == ""
+
+
+def test_compared_experiments_compare_times_of_one_model() -> None:
+    found = [timed(H100, 2.0), timed(H100, 2.2, repeat=1), timed(H200, 1.0, repeat=2)]
+    sides = [resolve_outcomes([record.spec for record in part], part, []).outcomes for part in (found, found[:2])]
+    (point,) = compare_outcomes(*sides).points
+    assert point.ratio == 1
+    assert sentences(point.a.notes) == ["1 of 3 repeats left out: on NVIDIA H200"]
+    assert point.b.notes == []
+
+
+def test_a_curve_of_another_model_has_no_seconds_and_the_plot_says_so() -> None:
+    fields: dict[str, Any] = {"remedies": ("warmup",)}
+    found = [on(H100, trained([0.5, 0.7, 0.89, 0.9], 2.0, seed=seed)) for seed in range(3)]
+    (plot,) = [plot for name, plot in plots_of(*found, *seeds(H200, 0.5, 0, 1, **fields)).items() if name == "q4"]
+    assert [len(lines_of(plot, panel)) for panel in range(3)] == [2, 2, 1], (
+        "the last, by second, has the baseline alone"
+    )
+    assert plot.note == "Medians over the seeds. A curve without seconds ran on another GPU model."
+    (plot,) = [plot for name, plot in plots_of(*found, *seeds(H100, 0.5, 0, 1, **fields)).items() if name == "q4"]
+    assert plot.note == "Medians over the seeds."
