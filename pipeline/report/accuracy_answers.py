@@ -171,8 +171,8 @@ def describe_better_baseline(rows: Sequence[TimeToTargetRow], small: TimeToTarge
     if best is None or accuracy_of(best) <= accuracy_of(small) or overlapping_ends(best, small):
         return ""
     return (
-        f"{small.global_batch_size:,} images a step gain too: with {name_remedies(best)} they reach "
-        f"{describe_accuracy(best)}, n = {pluralize(min(best.n, small.n), 'run')}."
+        f"{small.global_batch_size:,} images a step reach more with {name_remedies(best)}: {describe_accuracy(best)}, "
+        f"n = {pluralize(min(best.n, small.n), 'run')}."
     )
 
 
