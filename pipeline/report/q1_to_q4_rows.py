@@ -83,44 +83,67 @@ def q3_row(
     Exposed communication comes from the matching point of `measured`: that of one step, times the steps. `links` tells
     if the bandwidth exceeds the link's own.
     """
-    time_s, num_gpus = point.median_epoch_time_s, point.spec.num_gpus
-    num_steps = point.spec.full_steps_per_epoch if point.spec.is_whole_epoch else None
-    compute_s = comm_s = bandwidth = num_bytes = None
-    ends_s: tuple[float, float] | None = None
-    notes = [*loader.loader_notes(point), *baseline.notes, *clock_notes(point)]
-    measurement = point.ok_records[0].measurement if point.ok_records else None
-    if measurement and num_steps is not None:
-        num_bytes = round(num_steps * formulas.ring_bytes_per_step(measurement.gradient_bytes, num_gpus))
-    if baseline.time_s is not None and time_s is not None:
-        compute_s = formulas.compute_time_subtraction_s(baseline.time_s, num_gpus)
-        comm_s = formulas.comm_time_subtraction_s(baseline.time_s, time_s, num_gpus)
-        if comm_s is None:
-            notes.append(make_note("subtraction_fails"))
-        elif ends_s := subtraction_ends_s(point, baseline):
-            notes += [make_note("subtraction_is_noise")] if ends_s[0] <= 0 else []
-    if comm_s is not None and num_bytes is not None:
-        bandwidth = formulas.bandwidth_gb_s(num_bytes, comm_s)
-        if point.spec.strategy == "dp":
-            notes.append(make_note("ring_assumed"))
-        link_gb_s = (links or {}).get(link_key(point.ok_records[0]))
-        if link_gb_s is not None and bandwidth > link_gb_s:
-            notes.append(make_note("bandwidth_above_link", link_gb_s=link_gb_s))
+    figures = subtraction_figures(point, baseline, links or {})
     exposed, exposed_notes = exposed_per_epoch(point, measured)
+    notes = [*loader.loader_notes(point), *baseline.notes, *clock_notes(point), *figures.pop("notes"), *exposed_notes]
     return make_row(
         Q3Row,
         point,
-        epoch_time_s=time_s,
-        compute_time_subtraction_s=compute_s,
-        comm_time_subtraction_s=comm_s,
-        comm_time_subtraction_low_s=ends_s[0] if ends_s else None,
-        comm_time_subtraction_high_s=ends_s[1] if ends_s else None,
-        steps_per_epoch=num_steps,
-        ring_bytes_per_epoch=num_bytes,
-        bandwidth_subtraction_gb_s=bandwidth,
+        epoch_time_s=point.median_epoch_time_s,
+        **figures,
         **with_interval("exposed_comm_time_s", exposed),
         baseline=baseline.point.spec.strategy if baseline.point else None,
-        notes=notes + exposed_notes,
+        notes=notes,
     )
+
+
+def subtraction_figures(point: PooledPoint, baseline: Baseline, links: MeasuredLinks) -> dict[str, Any]:
+    """Return the figures of Q3 that follow from T(N) - T(1)/N and the bytes of a ring, with `notes` on them."""
+    time_s, num_gpus = point.median_epoch_time_s, point.spec.num_gpus
+    compute_s = comm_s = None
+    ends_s: tuple[float, float] | None = None
+    notes: list[Note] = []
+    if baseline.time_s is not None and time_s is not None:
+        compute_s = formulas.compute_time_subtraction_s(baseline.time_s, num_gpus)
+        comm_s = formulas.comm_time_subtraction_s(baseline.time_s, time_s, num_gpus)
+        ends_s = subtraction_ends_s(point, baseline) if comm_s is not None else None
+        if comm_s is None:
+            notes.append(make_note("subtraction_fails"))
+        elif ends_s and ends_s[0] <= 0:
+            notes.append(make_note("subtraction_is_noise"))
+    num_steps = point.spec.full_steps_per_epoch if point.spec.is_whole_epoch else None
+    num_bytes = ring_bytes(point, num_steps)
+    bandwidth = None
+    if comm_s is not None and num_bytes is not None:
+        bandwidth = formulas.bandwidth_gb_s(num_bytes, comm_s)
+        notes += bandwidth_notes(point, bandwidth, links)
+    return {
+        "compute_time_subtraction_s": compute_s,
+        "comm_time_subtraction_s": comm_s,
+        "comm_time_subtraction_low_s": ends_s[0] if ends_s else None,
+        "comm_time_subtraction_high_s": ends_s[1] if ends_s else None,
+        "steps_per_epoch": num_steps,
+        "ring_bytes_per_epoch": num_bytes,
+        "bandwidth_subtraction_gb_s": bandwidth,
+        "notes": notes,
+    }
+
+
+def ring_bytes(point: PooledPoint, num_steps: int | None) -> int | None:
+    """Return the bytes that a GPU sends in the ring all-reduces of so many steps; None if the gradients are unknown."""
+    measurement = point.ok_records[0].measurement if point.ok_records else None
+    if measurement is None or num_steps is None:
+        return None
+    return round(num_steps * formulas.ring_bytes_per_step(measurement.gradient_bytes, point.spec.num_gpus))
+
+
+def bandwidth_notes(point: PooledPoint, bandwidth_gb_s: float, links: MeasuredLinks) -> list[Note]:
+    """Return the notes on a bandwidth by subtraction: a ring that is only assumed, a link that cannot be so fast."""
+    notes = [make_note("ring_assumed")] if point.spec.strategy == "dp" else []
+    link_gb_s = links.get(link_key(point.ok_records[0]))
+    if link_gb_s is not None and bandwidth_gb_s > link_gb_s:
+        notes.append(make_note("bandwidth_above_link", link_gb_s=link_gb_s))
+    return notes
 
 
 def subtraction_ends_s(point: PooledPoint, baseline: Baseline) -> tuple[float, float] | None:
