@@ -4,6 +4,7 @@ Facts that a record does not state, and timings measured elsewhere, never count 
 """
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
@@ -26,6 +27,8 @@ COMPARED_FACTS: dict[str, Fact] = {
     ),
     "data folder": lambda record: record.environment.data,
 }
+
+USUAL_FACTS = ("source", "GPU")  # in which a row is compared with most of the experiment
 
 
 def environment_key(record: Record) -> tuple[object, ...]:
@@ -66,21 +69,30 @@ def environment_difference_notes(what: str, others: Sequence[Record], records: S
     return notes
 
 
-def source_notes(records: Sequence[Record], sources: Collection[str]) -> list[Note]:
-    """Return notes if other rows have other source digests, and if the source changed during a run."""
-    ours = distinct_values(records, COMPARED_FACTS["source"])
-    others = set(sources) - ours
+def usual_notes(records: Sequence[Record], usual: Mapping[str, str]) -> list[Note]:
+    """Return a note for every fact whose value in most of the experiment (`usual`) no record here has."""
     notes = []
-    if ours and others:
-        notes.append(make_note("other_source", ours=sorted(ours), others=sorted(others)))
-    if any(record.environment.source_changed for record in records):
-        notes.append(make_note("source_edited"))
+    for name, most in usual.items():
+        ours, is_gpu = sorted({known_fact(name, record) for record in records} - {""}), name == "GPU"
+        if ours and most not in ours:
+            notes.append(make_note("unusual_gpu" if is_gpu else "unusual_source", ours=ours, usual=most))
     return notes
 
 
+def usual_facts(records: Sequence[Record]) -> dict[str, str]:
+    """Return GPU model and source of most records, if they are not the same in all; of a tie the first in the grid."""
+    counts = {name: Counter(filter(None, (known_fact(name, record) for record in records))) for name in USUAL_FACTS}
+    return {name: count.most_common(1)[0][0] for name, count in counts.items() if len(count) > 1}
+
+
 def gpu_model(record: Record) -> str:
-    """Return the model of the GPUs of a record measured here; "" if it is not known, and on a CPU."""
-    return COMPARED_FACTS["GPU"](record) or "" if record.measured else ""
+    """Return the model of a record's GPUs; "" if it is not stated, and on a CPU."""
+    return known_fact("GPU", record)
+
+
+def known_fact(name: str, record: Record) -> str:
+    """Return a fact of a record, measured here or elsewhere; "" if it is not stated."""
+    return COMPARED_FACTS[name](record) or ""
 
 
 def compared_facts(records: Sequence[Record]) -> Mapping[str, Fact]:

@@ -12,7 +12,7 @@ from pipeline.analysis.comparability import Fact, compared_facts
 from pipeline.analysis.exposed_communication import communications_of, step_times_s
 from pipeline.analysis.intervals import Interval, MedianTime, median_time
 from pipeline.analysis.notes import Note
-from pipeline.analysis.pooling import PooledPoint, pool_outcomes
+from pipeline.analysis.pooling import PooledPoint, most_common, pool_outcomes
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
@@ -37,8 +37,8 @@ class TimedSide:
     """One side of a compared point: its times by repeat on one GPU model, their median and its interval."""
 
     def __init__(self, point: PooledPoint) -> None:
-        self.point = point.on_one_gpu_model
-        self.times_by_repeat_s = times_by_repeat_s(self.point)
+        self.point = point
+        self.times_by_repeat_s = times_by_repeat_s(point)
 
     @cached_property
     def time(self) -> MedianTime | None:
@@ -48,7 +48,7 @@ class TimedSide:
     @cached_property
     def notes(self) -> list[Note]:
         """Notes on another GPU model, and on a drift from window to window if the interval is over windows."""
-        notes = [*self.point.gpu_model_notes]
+        notes = [note for note in self.point.notes if note.kind in ("repeats_left_out", "unusual_gpu")]
         if self.time and self.time.basis == "windows":
             notes += intervals.drift_notes(time_key(self.point.spec), self.times_by_repeat_s)
         return notes
@@ -99,19 +99,23 @@ def compare_outcomes(a: Sequence[PointOutcome], b: Sequence[PointOutcome]) -> Co
     Two points are shared if all their axes but repeat and seed are equal. Points without a time to compare are left
     out (`measure: memory` and `quantize`).
     """
-    sides_a, sides_b = (
-        {point.spec: TimedSide(point) for point in pool_outcomes(outcomes) if point.spec.measure in TIMED_MEASURES}
+    points_a, points_b = (
+        {point.spec: point for point in pool_outcomes(outcomes) if point.spec.measure in TIMED_MEASURES}
         for outcomes in (a, b)
     )
-    shared = [compare_point(side, sides_b[spec]) for spec, side in sides_a.items() if spec in sides_b]
+    shared = [
+        compare_point(*on_common_gpu_model(point, points_b[spec]))
+        for spec, point in points_a.items()
+        if spec in points_b
+    ]
     records_a, records_b = (
         [record for side in sides for record in side.point.ok_records]
         for sides in ([point.a for point in shared], [point.b for point in shared])
     )
     return Comparison(
         shared,
-        [spec for spec in sides_a if spec not in sides_b],
-        [spec for spec in sides_b if spec not in sides_a],
+        [spec for spec in points_a if spec not in points_b],
+        [spec for spec in points_b if spec not in points_a],
         differing_facts(records_a, records_b),
     )
 
@@ -124,6 +128,16 @@ def is_failing(points: Iterable[ComparedPoint], fail_above: float | None) -> boo
 def is_decided(points: Sequence[ComparedPoint]) -> bool:
     """False if points have times on both sides, and none has an interval: then no point can be said to be slower."""
     return any(point.interval for point in points) or all(point.ratio is None for point in points)
+
+
+def on_common_gpu_model(a: PooledPoint, b: PooledPoint) -> tuple[TimedSide, TimedSide]:
+    """Return both sides with the records of one GPU model: of one that both have, if there is such a model."""
+    common = a.gpu_models & b.gpu_models
+    usual = a.usual.get("GPU", "")
+    model = usual if usual in common else most_common(common)
+    if not model:
+        return TimedSide(a.on_one_gpu_model), TimedSide(b.on_one_gpu_model)
+    return TimedSide(a.on_gpu_model(model)), TimedSide(b.on_gpu_model(model))
 
 
 def compare_point(a: TimedSide, b: TimedSide) -> ComparedPoint:

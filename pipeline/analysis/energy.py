@@ -40,9 +40,9 @@ def throttled_notes(windows: Iterable[GpuWindow]) -> list[Note]:
     return [make_note("throttled", reasons=reasons)] if reasons else []
 
 
-def all_windows(point: PooledPoint) -> list[GpuWindow]:
-    """Return the telemetry of every sampled GPU over all epochs of all repeats."""
-    return [window for record in point.ok_records if record.telemetry for window in record.telemetry.gpus]
+def all_windows(records: Iterable[Record]) -> list[GpuWindow]:
+    """Return the telemetry of every sampled GPU over all epochs of the records."""
+    return [window for record in records if record.telemetry for window in record.telemetry.gpus]
 
 
 def timed_windows(record: Record) -> Sequence[GpuWindow]:

@@ -1,7 +1,7 @@
 """Pooled points: the outcomes that one table row shows, their epoch time and its interval."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
@@ -33,29 +33,42 @@ class PooledPoint:
     spec: Spec  # with repeat and seed at 0
     outcomes: list[PointOutcome]
     axes: Sequence[str]  # that its rows show
-    sources: Collection[str]  # source digests of all points of the experiment
+    usual: Mapping[str, str]  # the GPU model and the source of most ok records of the experiment, where they differ
     neighbours: Mapping[AttemptKey, int]  # their number, for each attempt of the experiment that had some
-    usual_gpu: str = ""  # the GPU model of most ok records of the experiment; "" if all have one model
     left_out: Sequence[Record] = ()  # the ok records that `on_one_gpu_model` removed
+
+    @cached_property
+    def gpu_models(self) -> Counter[str]:
+        """The GPU models of the ok records that state one, each with the number of its records."""
+        return Counter(filter(None, map(gpu_model, self.ok_records)))
 
     @cached_property
     def on_one_gpu_model(self) -> "PooledPoint":
         """The point with the ok records of one GPU model only: times on two models are no repeats of each other.
 
-        It is the usual model of the experiment, or else that of most of the point's records. Records whose model is not
-        known stay.
+        It is the usual model of the experiment, or else that of most of the point's records.
         """
-        models = Counter(filter(None, map(gpu_model, self.ok_records)))
-        if len(models) < 2:
-            return self
-        chosen = self.usual_gpu if self.usual_gpu in models else models.most_common(1)[0][0]
-        left_out = [record for record in self.ok_records if gpu_model(record) not in ("", chosen)]
+        usual = self.usual.get("GPU", "")
+        return self.on_gpu_model(usual if usual in self.gpu_models else most_common(self.gpu_models))
+
+    def on_gpu_model(self, model: str) -> "PooledPoint":
+        """Return the point with the ok records of that GPU model, and those that state none."""
+        left_out = [record for record in self.ok_records if gpu_model(record) not in ("", model)]
         kept = [outcome for outcome in self.outcomes if not any(outcome.record is record for record in left_out)]
-        return replace(self, outcomes=kept, left_out=left_out)
+        return replace(self, outcomes=kept, left_out=left_out) if left_out else self
+
+    def unusual_model(self) -> str:
+        """Return the GPU model if no record ran on the usual one of the experiment, else ""."""
+        usual = self.usual.get("GPU", "")
+        return "" if usual in ("", *self.gpu_models) else most_common(self.gpu_models)
+
+    def is_on_gpus_of(self, other: "PooledPoint") -> bool:
+        """True unless the ok records of both state GPU models, and not the same ones."""
+        return not self.gpu_models or not other.gpu_models or {*self.gpu_models} == {*other.gpu_models}
 
     def is_on_usual_gpu(self, record: Record) -> bool:
         """True if the record's GPU model is the usual one of the experiment, or not known."""
-        return gpu_model(record) in ("", self.usual_gpu) or not self.usual_gpu
+        return "GPU" not in self.usual or gpu_model(record) in ("", self.usual["GPU"])
 
     @cached_property
     def status(self) -> str:
@@ -129,7 +142,7 @@ class PooledPoint:
             notes += map(text_note, sorted({outcome.reason for outcome in self.outcomes if outcome.reason}))
         elif len(self.ok_records) < len(self.outcomes):
             others = [outcome.status for outcome in self.outcomes if outcome.status != "ok"]
-            counts = {"count": len(others), "repeats": len(self.outcomes)}
+            counts = {"count": len(others), "repeats": len(self.outcomes) + len(self.left_out)}
             notes.append(make_note("repeats_not_ok", **counts, statuses=sorted(set(others))))
         if self.status == "ok" and self.spec.measure == "epochs" and self.median_epoch_time_s is None:
             notes.append(explain_no_epoch_time(self.spec))
@@ -137,22 +150,24 @@ class PooledPoint:
             notes.append(make_note("shared_node", others=self.num_neighbours))
         return [
             *notes,
-            *self.gpu_model_notes,
+            *self.left_out_notes,
+            *comparability.usual_notes(self.records_by_environment, self.usual),
             *comparability.mixed_environment_notes(self.records_by_environment),
-            *comparability.source_notes(self.records_by_environment, self.sources),
+            *([make_note("source_edited")] if self.is_source_edited else []),
         ]
 
     @cached_property
-    def gpu_model_notes(self) -> list[Note]:
-        """A note on repeats that were left out, and one if the rest ran on another GPU model than other points."""
-        notes = []
-        if self.left_out:
-            counts = {"count": len(self.left_out), "repeats": len(self.outcomes) + len(self.left_out)}
-            notes.append(make_note("repeats_left_out", **counts, gpus=sorted({*map(gpu_model, self.left_out)})))
-        models = {*map(gpu_model, self.ok_records)} - {""}
-        if len(models) == 1 and self.usual_gpu not in ("", *models):
-            notes.append(make_note("unusual_gpu", gpu=models.pop(), usual=self.usual_gpu))
-        return notes
+    def left_out_notes(self) -> list[Note]:
+        """A note on repeats that were left out since they ran on another GPU model."""
+        if not self.left_out:
+            return []
+        counts = {"count": len(self.left_out), "repeats": len(self.outcomes) + len(self.left_out)}
+        return [make_note("repeats_left_out", **counts, gpus=sorted({*map(gpu_model, self.left_out)}))]
+
+    @property
+    def is_source_edited(self) -> bool:
+        """True if the source changed during a run."""
+        return any(record.environment.source_changed for record in self.records_by_environment)
 
     @cached_property
     def parts_notes(self) -> list[Note]:
@@ -177,14 +192,17 @@ class PooledPoint:
 def pool_outcomes(outcomes: Sequence[PointOutcome]) -> list[PooledPoint]:
     """Pool the outcomes that differ only in repeat and seed, in the order in which they first occur."""
     ok_records = [outcome.record for outcome in outcomes if outcome.record and outcome.status == "ok"]
-    sources = comparability.distinct_values(ok_records, comparability.COMPARED_FACTS["source"])
+    usual = comparability.usual_facts(ok_records)
     pools = group_pairs((alike_key(outcome.spec, POOLED_AXES), outcome) for outcome in outcomes).values()
     axes = axes_to_show([pool[0].spec for pool in pools])
     attempts = [record for outcome in outcomes for record in (outcome.record, *outcome.superseded) if record]
     neighbours = count_neighbours(attempts)
-    models = Counter(filter(None, map(gpu_model, ok_records)))
-    usual_gpu = models.most_common(1)[0][0] if len(models) > 1 else ""
-    return [PooledPoint(without_repeat(pool[0].spec), pool, axes, sources, neighbours, usual_gpu) for pool in pools]
+    return [PooledPoint(without_repeat(pool[0].spec), pool, axes, usual, neighbours) for pool in pools]
+
+
+def most_common(counts: Counter[str]) -> str:
+    """Return the value that occurs most often, of several the first; "" if there is none."""
+    return next((value for value, _ in counts.most_common(1)), "")
 
 
 def axes_to_show(specs: Sequence[Spec]) -> list[str]:

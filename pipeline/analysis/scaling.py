@@ -45,17 +45,25 @@ def check_invariant(spec: Spec, baseline: Spec, scaling: Scaling) -> None:
 def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling) -> Baseline:
     """Return the baseline of a point: of the same strategy or `single`, on one GPU.
 
-    Among several it prefers, in this order: one with a time, the same strategy, as many epochs, as many windows.
+    Among several it prefers, in this order: one with a time, the same GPU model, the same strategy, as many epochs, as
+    many windows.
     """
     order = {strategy: place for place, strategy in enumerate(dict.fromkeys((point.spec.strategy, "single")))}
     candidates = [other for other in index.get(baseline_key(point.spec, scaling), []) if other.spec.strategy in order]
     if not candidates:
         return Baseline(None, None, (make_note("no_baseline"),))
 
-    def preference(other: PooledPoint) -> tuple[bool, int, bool, bool]:
+    def preference(other: PooledPoint) -> tuple[bool, bool, int, bool, bool]:
         spec = other.spec
         untimed = other.median_epoch_time_s is None
-        return untimed, order[spec.strategy], spec.epochs != point.spec.epochs, spec.windows != point.spec.windows
+        is_other = not point.is_on_gpus_of(other)
+        return (
+            untimed,
+            is_other,
+            order[spec.strategy],
+            spec.epochs != point.spec.epochs,
+            spec.windows != point.spec.windows,
+        )
 
     best = min(candidates, key=preference)
     check_invariant(point.spec, best.spec, scaling)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline.analysis import formulas, intervals
+from pipeline.analysis.comparability import gpu_model
+from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint
 from pipeline.experiment.record import Record
 
@@ -43,6 +45,14 @@ def evaluated_records(point: PooledPoint) -> list[Record]:
 def timed_records(point: PooledPoint) -> list[Record]:
     """Return the evaluated records on the usual GPU model of the experiment: only their times compare with others."""
     return [record for record in evaluated_records(point) if point.is_on_usual_gpu(record)]
+
+
+def left_out_notes(point: PooledPoint, records: Sequence[Record]) -> list[Note]:
+    """Return a note on the records whose times are left out, unless it is all of them: another note tells that."""
+    gpus = [gpu_model(record) for record in records if not point.is_on_usual_gpu(record)]
+    if not 0 < len(gpus) < len(records):
+        return []
+    return [make_note("times_left_out", count=len(gpus), seeds=len(records), gpus=sorted({*gpus}))]
 
 
 def training_times_s(record: Record) -> list[float]:

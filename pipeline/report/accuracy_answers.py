@@ -17,6 +17,7 @@ from pipeline.report.answer_words import (
     submit_again,
     weakness_of,
 )
+from pipeline.report.fit_figures import describe_left_out
 from pipeline.report.row_types import Int8Row, TimeToTargetRow
 from pipeline.report.time_to_target_rows import main_study
 from pipeline.system.errors import pluralize
@@ -164,9 +165,10 @@ def overlapping_ends(row: TimeToTargetRow, other: TimeToTargetRow) -> str:
 def describe_better_baseline(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow) -> str:
     """Return what remedies give the small batch itself; empty if the seeds do not show that they help it.
 
-    A large batch with remedies is then nearer to the baseline than to the best that is known of the small batch.
+    The large batch is then further behind the small one than the sentences before say.
     """
-    alike = [row for row in rows_with_remedies(rows, small) if row.epochs == small.epochs and row.n >= MIN_RUNS]
+    of_size = [row for row in rows_with_remedies(rows, small) if row.n >= MIN_RUNS]
+    alike = [row for row in of_size if (row.epochs, row.learning_rate) == (small.epochs, small.learning_rate)]
     best = max(alike, key=accuracy_of, default=None)
     if best is None or accuracy_of(best) <= accuracy_of(small) or overlapping_ends(best, small):
         return ""
@@ -187,7 +189,7 @@ def describe_largest_mended(larger: Sequence[TimeToTargetRow], small: TimeToTarg
         return ""
     known = [row for row in larger if row.remedies and row.n >= MIN_RUNS]
     mended = [row for row in known if (row.final_test_accuracy_low or 0.0) >= target]
-    least = f"at {percent(target, 1)} or above after {pluralize(small.epochs, 'epoch')}"
+    least = f"at {describe_target(target)} or above after {pluralize(small.epochs, 'epoch')}"
     if not mended:
         return f"With remedies no larger batch of {MIN_RUNS} runs or more is {least} in all of its interval."
     best = max(mended, key=lambda row: (row.global_batch_size, accuracy_of(row)))
@@ -204,21 +206,39 @@ def describe_largest_mended(larger: Sequence[TimeToTargetRow], small: TimeToTarg
 
 
 def describe_soonest(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow) -> str:
-    """Return which run gets to the target soonest in seconds and in GPU-seconds, beside the small batch's time."""
+    """Return which run gets to the target soonest in seconds and in GPU-seconds, beside the small batch's time.
+
+    Rows that reach it on another GPU model have no time to compare. They are counted.
+    """
     if small.target_accuracy is None:
         return ""
-    target = percent(small.target_accuracy, 1)
+    target = describe_target(small.target_accuracy)
+    untimed = [row for row in rows if row.epochs_to_target is not None and row.time_to_target_s is None]
+    left_out = f" {describe_left_out(len(untimed))}" if untimed else ""
     first = {word: row for row in rows for word in (row.soonest or "").split(" and ") if word}
-    if not first:
-        return f"No run reaches {target}."
-    soonest, cheapest = first["seconds"], first["GPU-seconds"]
+    if first:
+        return describe_first(rows, small, first["seconds"], first["GPU-seconds"], target) + left_out
+    if untimed:
+        return f"No time to {target} is known on the GPU model of most runs.{left_out}"
+    never = all(row.reached in (None, "never reached") for row in rows)
+    return f"No run reaches {target}." if never else f"In no row half of the runs reach {target}."
+
+
+def describe_first(
+    rows: Sequence[TimeToTargetRow],
+    small: TimeToTargetRow,
+    soonest: TimeToTargetRow,
+    cheapest: TimeToTargetRow,
+    target: str,
+) -> str:
+    """Return the soonest run in seconds and in GPU-seconds, beside the small batch and the rivals."""
     if soonest is small:
-        said = f"No run reaches {target} sooner than {describe_run(small, cheapest)}: {describe_time(small)}."
+        said = f"No run is known to reach {target} sooner than {describe_run(small, cheapest)}: {describe_time(small)}."
     else:
         rival = describe_run(small, soonest)
         reach = f"{rival} reach it in {describe_time(small)}" if small.time_to_target_s is not None else ""
         said = (
-            f"Soonest at {target} is {describe_run(soonest, small)}: {describe_time(soonest)}; "
+            f"By the median the soonest at {target} is {describe_run(soonest, small)}: {describe_time(soonest)}; "
             f"{reach or f'{describe_reached(small)} of {rival} reach it'}."
         )
     said += describe_rivals(rows, soonest)
@@ -226,6 +246,11 @@ def describe_soonest(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow) ->
         return said
     gpu_time_s = format_figure(cheapest.gpu_time_to_target_s or 0.0)
     return f"{said} In GPU-seconds it is {describe_run(cheapest, soonest)}: {gpu_time_s} GPU-s."
+
+
+def describe_target(accuracy: float) -> str:
+    """Return a target accuracy in per cent, with up to two decimals."""
+    return f"{100 * accuracy:.2f}".removesuffix("0") + " %"
 
 
 def describe_rivals(rows: Sequence[TimeToTargetRow], soonest: TimeToTargetRow) -> str:
@@ -272,7 +297,12 @@ def describe_time(row: TimeToTargetRow) -> str:
     ends = "" if low is None or high is None else f"{low:,.1f} to {high:,.1f} s"
     reached = f"reached by {describe_reached(row)}" if missed_by_some(row) else ""
     weak = dict.fromkeys(map(weakness_of, row.notes))
-    details = ", ".join(filter(None, [ends, f"n = {pluralize(row.num_timed, 'run')}", reached, *weak]))
+    runs = (
+        f"time of {row.num_timed} of {pluralize(row.n, 'run')}"
+        if row.num_timed < row.n
+        else f"n = {pluralize(row.n, 'run')}"
+    )
+    details = ", ".join(filter(None, [ends, runs, reached, *weak]))
     return f"{time_s or 0.0:,.1f} s of training ({details})"
 
 

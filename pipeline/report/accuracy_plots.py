@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipeline.experiment.point_label import describe_axis
 from pipeline.report.plot_data import (
     MAX_SERIES,
-    OTHER_MODEL,
     REFERENCE,
     FlatRow,
     LinePanel,
@@ -19,8 +18,8 @@ from pipeline.report.plot_data import (
     axis_values,
     evenly,
     group_series,
-    has_note,
     note_on_number,
+    unusual_model_of,
 )
 from pipeline.report.row_types import interval_keys
 from pipeline.report.time_to_target_rows import main_study
@@ -36,6 +35,8 @@ SEEDS_NOTE = (
     "and the highest. A point without a bar: one seed, or a seed missed the target. The axis of "
     "accuracies does not begin at 0."
 )
+
+SOME_TIMES_NOTE = "Times are of one GPU model: seeds on another have none."
 
 
 def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
@@ -54,11 +55,12 @@ def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     shown = {what: accuracies._replace(from_zero=False)}  # a point of accuracy counts
     if baseline["target_accuracy"] is not None:
         alike = remedy_groups([row for row in tested if row["num_gpus"] == baseline["num_gpus"]])
-        title = f"Training time to {100 * baseline['target_accuracy']:.1f} % [s]"
+        title = f"Training time to {100 * baseline['target_accuracy']:.4g} % [s]"
         shown["time to the target"] = batch_size_panel(title, alike, sets, "time_to_target_s")
     shown = {what: panel for what, panel in shown.items() if len(places_of(panel)) > 1}
     if shown:
-        note = f"{SEEDS_NOTE} {note_on_number(len(groups), MAX_SERIES, 'series')}".strip()
+        of_some = SOME_TIMES_NOTE if any(row["num_timed"] < row["n"] for row in tested) else ""
+        note = " ".join(filter(None, (SEEDS_NOTE, of_some, note_on_number(len(groups), MAX_SERIES, "series"))))
         title = f"{' and '.join(shown)}, by batch size"
         yield Plot("q4-batch-size", "Q4", title[0].upper() + title[1:], tuple(shown.values()), note)
 
@@ -138,7 +140,7 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     remedied = sorted({row["global_batch_size"] for row in rows if row["remedies"]}, reverse=True)
     if not remedied:
         groups = group_series(rows, "epoch")
-        note = note_on_number(len(groups), MAX_SERIES, "series")
+        note = f"{note_on_number(len(groups), MAX_SERIES, 'series')} {describe_untimed(rows)}".strip()
         yield Plot("q4", "Q4", "Accuracy by epoch, update and second", accuracy_panels(groups, accuracy), note)
     best = max(row[accuracy] for row in rows)
     sets, reference = remedy_sets(rows), baseline_curve(source, rows)
@@ -152,20 +154,25 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
                 continue
             lengths = ("epochs",) if len(set(map(epochs_of, own))) > 1 or is_longer else ()
             groups = group_series(own, "epoch", first=("remedies", *lengths))
-            untimed = "A curve without seconds ran on another GPU model." if any(map(is_untimed, own)) else ""
-            parts = ("Medians over the seeds.", untimed, note_on_number(len(groups), MAX_SERIES, "series"))
-            note = " ".join(filter(None, parts))
+            compared = [] if batch == smallest else reference
+            parts = (describe_untimed([*own, *compared]), note_on_number(len(groups), MAX_SERIES, "series"))
+            note = " ".join(filter(None, ("Medians over the seeds.", *parts)))
             longer = " for longer" if is_longer else ""
             title = f"Accuracy with {batch:,} images a step{longer}, by epoch, update and second"
-            panels = accuracy_panels(groups, accuracy, sets, [] if batch == smallest else reference)
+            panels = accuracy_panels(groups, accuracy, sets, compared)
             is_main = max(row[accuracy] for row in own) >= INFORMATIVE * best
             name = f"q4-{batch}" if index else "q4"
             yield Plot(f"{name}-longer" if is_longer else name, "Q4", title, panels, note, is_main)
 
 
+def describe_untimed(rows: Sequence[FlatRow]) -> str:
+    """Return why a curve is missing from the panel of seconds; empty if none is."""
+    return "A curve without seconds ran on another GPU model." if any(map(is_untimed, rows)) else ""
+
+
 def is_untimed(row: FlatRow) -> bool:
     """True if a row has no time since its runs are of another GPU model than most."""
-    return row["training_time_s"] is None and has_note(row, OTHER_MODEL)
+    return row["training_time_s"] is None and bool(unusual_model_of(row))
 
 
 def epochs_of(row: FlatRow) -> int:

@@ -21,7 +21,7 @@ WEAKENING_NOTES = {
     "other_gpu": "{what} on another GPU",
     "other_fact": "{what} with another {fact}",
     "baseline_gpu_model": "{what} with another {fact}",
-    "unusual_gpu": "on {gpu}",
+    "unusual_gpu": "on {ours[0]}",
     "baseline_runs": "baseline n = {n}",
     "no_difference": "no difference is shown",
     "exposure_may_be_zero": "0 lies inside the interval",

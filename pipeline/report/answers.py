@@ -23,7 +23,7 @@ from pipeline.report.answer_words import (
 )
 from pipeline.report.build_tables import Tables
 from pipeline.report.communication_answers import answer_communication
-from pipeline.report.fit_figures import is_fit_for_answer, kind_of, on_usual_gpu, q2_answer_rows
+from pipeline.report.fit_figures import is_fit_for_answer, kind_of, on_one_gpu_model, q2_answer_rows, unusual_model
 from pipeline.report.row_types import MemoryRow, Q1Row, Q2Row, Row
 from pipeline.system.errors import pluralize
 
@@ -54,7 +54,7 @@ def is_answered(sentence: str) -> bool:
 def answer_batch_size(tables: Tables) -> str:
     """Return the batch size with the highest throughput on one GPU, and the first that runs out of memory."""
     all_timed = [row for row in tables.Q1 if row.throughput_samples_per_s]
-    timed = on_usual_gpu(all_timed)
+    timed, left_out = on_one_gpu_model(all_timed, unusual_model)
     memory = answer_memory(tables)
     if not timed:
         lost = [row for row in tables.Q1 if row.status in NO_RESULT]
@@ -74,8 +74,7 @@ def answer_batch_size(tables: Tables) -> str:
     said += describe_as_fast(best, timed)
     if best.is_loader_bound and best.data_share is not None:
         said.append(f"It waits for data {percent(best.data_share)} of that time, so this is partly the loader's speed.")
-    if left_out := len(all_timed) - len(timed):
-        said.append(f"Left out: {pluralize(left_out, 'row')} of another GPU model.")
+    said += [left_out] if left_out else []
     failed = {row.global_batch_size for row in tables.Q1 if row.status in NO_RESULT}
     if gaps := sorted(failed - {row.global_batch_size for row in all_timed}):
         kind = "runs without remedies" if any(row.remedies for row in tables.Q4) else "runs"
@@ -102,7 +101,7 @@ def answer_memory(tables: Tables) -> str:
         until = f", {fails:,} do not" if fails is not None else ""
         return f"{row.largest_batch_size_per_gpu:,} images fit{until} ({source_of(row, alone, 'batch_size_per_gpu')})."
     lost = [row for row in tables.Q1 if row.status == "oom"]
-    fits = [row for row in tables.Q1 if row.status == "ok"]
+    fits, _ = on_one_gpu_model([row for row in tables.Q1 if row.status == "ok"], unusual_model)
     if lost:
         first = min(lost, key=lambda row: row.global_batch_size)
         alike = [row.global_batch_size for row in fits if not differing_axes(row, first)]
@@ -145,6 +144,7 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
     left_out = f"{reasons.total()} of {pluralize(len(timed), 'row')} with a speed-up cannot be used: {why}"
     if not fit:
         again = "scaling" if WAITS in reasons else "scaling --repeats 3"
+        again = "scaling --gpu-type TYPE" if {*reasons} == {OTHER_MODEL} else again
         return not_answered(left_out, again)
     most = max(row["num_gpus"] for row in fit)
     largest = [row for row in fit if row["num_gpus"] == most]
@@ -181,13 +181,16 @@ def lost_scaling(rows: Sequence[Q2Row]) -> list[Q2Row]:
 WAITS = f"a GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"
 
 
+OTHER_MODEL = "the baseline ran on another GPU model"
+
+
 def reason_left_out(row: Q2Row) -> str:
     """Return why a speed-up is not fit for an answer."""
     kinds = set(map(kind_of, row.notes))
     if row.is_loader_bound or "loader_bound" in kinds:
         return WAITS
     if "baseline_gpu_model" in kinds:
-        return "the baseline ran on another GPU model"
+        return OTHER_MODEL
     if "superlinear" in kinds:
         return "the efficiency is above 1, which noise or a slow baseline can cause"
     return "the wait for data is not stated"

@@ -1,7 +1,7 @@
 """The rows of bandwidth: the buckets of gradients in training, and isolated all-reduces, the limit of the link."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pipeline.analysis import comparability, formulas
@@ -17,12 +17,13 @@ OF_STEPS = ("precision", "execution")  # facts that do not affect isolated all-r
 
 
 class SweepKey(NamedTuple):
-    """The place of a sweep and the execution of its calls. Sweeps are pooled only where all four are equal."""
+    """The place of a sweep and the execution of its calls. Sweeps are pooled only where all are equal."""
 
     device: str
     num_nodes: int
     num_gpus: int
     execution: str
+    gpu: str  # the models; its rows name them in a note
 
 
 class LinkKey(NamedTuple):
@@ -105,12 +106,15 @@ def isolated_all_reduce_time_s(found: Sequence[Communication], num_bytes: int) -
     return formulas.median_of_known(time_ns / 1e9 for size in sizes for time_ns in size.times_ns)
 
 
-def sweep_rows(points: Iterable[PooledPoint]) -> list[SweepRow]:
-    """Return a row for each place and size, over all points that swept there."""
+def sweep_rows(points: Iterable[PooledPoint]) -> dict[SweepKey, list[SweepRow]]:
+    """Return a row for each size, by place, over all points that swept there."""
+    points = list(points)
+    usual = points[0].usual if points else {}
     records = [record for point in points for record in point.ok_records]
     timed = [(record, size) for record in records for part in communications_of([record]) for size in part.sweep]
     sweeps = group_pairs(((sweep_key(record), size.num_bytes), (record, size)) for record, size in timed)
-    return [sweep_row(*key, found) for key, found in sorted(sweeps.items())]
+    rows = ((key[0], sweep_row(*key, found, usual)) for key, found in sorted(sweeps.items()))
+    return group_pairs(rows)
 
 
 def sweep_key(record: Record) -> SweepKey:
@@ -120,19 +124,23 @@ def sweep_key(record: Record) -> SweepKey:
     execution = "graph" if captured else "eager"
     if captured is None:  # earlier records do not state it: the calls were run as the steps were
         execution = (found.execution_used if found else None) or spec.execution
-    return SweepKey(spec.device, spec.num_nodes, spec.num_gpus, execution)
+    return SweepKey(spec.device, spec.num_nodes, spec.num_gpus, execution, comparability.gpu_model(record))
 
 
-def sweep_row(place: SweepKey, num_bytes: int, found: Sequence[tuple[Record, AllReduce]]) -> SweepRow:
+def sweep_row(
+    place: SweepKey, num_bytes: int, found: Sequence[tuple[Record, AllReduce]], usual: Mapping[str, str]
+) -> SweepRow:
     """Return the row of one size; `n` counts the jobs that timed it. It has no figures if the buffer did not fit."""
     times_ns = [time_ns for _, part in found for time_ns in part.times_ns]
     time_s = statistics.median(times_ns) / 1e9 if times_ns else None
     notes = [make_note("no_buffer_memory")]
     if times_ns:
         timed = [record for record, part in found if part.times_ns]
-        notes = comparability.mixed_environment_notes(timed, but=OF_STEPS)
+        notes = comparability.usual_notes(timed, usual) + comparability.mixed_environment_notes(timed, but=OF_STEPS)
+    axes = place._asdict()
+    del axes["gpu"]
     return SweepRow(
-        axes=place._asdict(),
+        axes=axes,
         num_bytes=num_bytes,
         status="ok" if times_ns else "oom",
         time_s=time_s,

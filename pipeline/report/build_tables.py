@@ -83,7 +83,7 @@ def build_tables(
         oom=[oom_row(point) for point in pooled if any(outcome.status == "oom" for outcome in point.outcomes)],
         communication=[exposed_row(point) for point in ddp],
         bandwidth=[row for point in ddp for row in bandwidth_rows(point)],
-        sweep=sweep_rows(ddp),
+        sweep=[row for rows in sweep_rows(ddp).values() for row in rows],
         transfers=[transfer_row(point, points) for point in measured],
         split=[split_row(point) for point in measured if point.spec.strategy == "dp"],
         prediction=prediction_rows(ddp, link),

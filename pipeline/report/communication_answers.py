@@ -15,7 +15,7 @@ from pipeline.report.answer_words import (
     submit_again,
 )
 from pipeline.report.build_tables import Tables
-from pipeline.report.fit_figures import is_fit_for_answer, kind_of
+from pipeline.report.fit_figures import is_fit_for_answer, kind_of, on_one_gpu_model, unusual_model
 from pipeline.report.row_types import CommunicationRow, Q3Row, Row
 from pipeline.system.errors import pluralize
 
@@ -26,12 +26,14 @@ def answer_communication(tables: Tables) -> str:
     The largest and the smallest share are of points above the noise.
     """
     rows = tables.communication
-    measured = [row for row in rows if row.exposed_comm_time_s is not None and row.step_time_s]
+    all_measured = [row for row in rows if row.exposed_comm_time_s is not None and row.step_time_s]
+    measured, left_out = on_one_gpu_model(all_measured, unusual_model)
     known = [row for row in tables.Q3 if row.comm_time_subtraction_s is not None and row.epoch_time_s]
     subtracted = [row for row in known if is_fit_for_answer(row, "comm_time_subtraction_s")]
     if measured:
         most = max(row["num_gpus"] for row in measured)
         said = describe_measured([row for row in measured if row["num_gpus"] == most], measured)
+        said += f" {left_out}" if left_out else ""
         if not known:
             return f"{said}{PART}To compare with an estimate by subtraction {RUN.format('q3')}."
         return said + compare_subtraction([row for row in subtracted if row["num_gpus"] == most], subtracted)

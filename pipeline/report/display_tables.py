@@ -113,6 +113,7 @@ def build_table(
         figures.insert(0, main)
     footnotes, numbers, shared_notes = number_notes(rows, definition.without_notes)
     named, configurations = name_rows(definition, points, varying, words)
+    named = named if definition.is_full else tell_apart(named, figures, rows)
     shown = [figure_column(figure, rows, definition.is_full) for figure in figures]
     if main in figures:
         place = figures.index(main)
@@ -140,6 +141,22 @@ def build_table(
         source=f"{definition.table.lower()}.csv",
         is_folded=definition.is_folded or len(rows) > MAX_ROWS_UNFOLDED,
     )
+
+
+def tell_apart(named: list[Column], figures: Sequence[Figure], rows: Sequence[Row]) -> list[Column]:
+    """Return the columns that name the rows, with the learning rate in the last where rows of a name differ in it."""
+    if not named or all(figure.key != "learning_rate" for figure in figures):
+        return named
+    names = [(*(cells[place].text for _, cells in named), row["global_batch_size"]) for place, row in enumerate(rows)]
+    rates: dict[Any, set[Any]] = {}
+    for name, row in zip(names, rows, strict=True):
+        rates.setdefault(name, set()).add(row["learning_rate"])
+    *others, (heading, cells) = named
+    told = [
+        cell._replace(text=f"{cell.text}, rate {row['learning_rate']:g}") if len(rates[name]) > 1 else cell
+        for cell, name, row in zip(cells, names, rows, strict=True)
+    ]
+    return [*others, (heading, told)]
 
 
 def describe_target(omitted: Sequence[Column]) -> str:

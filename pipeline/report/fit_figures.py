@@ -1,12 +1,15 @@
 """The figures that an answer may use. A row of a table shows every figure; if one is not fit, a note says why."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from pipeline.analysis.notes import Note
+from pipeline.analysis.pooling import most_common
 from pipeline.report.row_types import Q2Row, Row
+from pipeline.system.errors import pluralize
 
-SomeRow = TypeVar("SomeRow", bound=Row)
+AnyRow = TypeVar("AnyRow")
 
 SPEEDUPS = ("speedup", "parallel_efficiency", "serial_fraction_karp_flatt")
 SUBTRACTIONS = ("comm_time_subtraction_s", "bandwidth_subtraction_gb_s")
@@ -34,9 +37,26 @@ def kind_of(note: Note) -> str:
     return kind_of(note.values["note"]) if note.kind == "of_baseline" else note.kind
 
 
-def on_usual_gpu(rows: Sequence[SomeRow]) -> list[SomeRow]:
-    """Return the rows on the GPU model of most records of the experiment; all rows where none is on it."""
-    return [row for row in rows if "unusual_gpu" not in map(kind_of, row.notes)] or list(rows)
+def on_one_gpu_model(rows: Sequence[AnyRow], model_of: Callable[[AnyRow], str]) -> tuple[list[AnyRow], str]:
+    """Return the rows of one GPU model, and a sentence that counts the others if there are any.
+
+    `model_of` returns the model of a row, "" for the usual one of the experiment. That is taken if a row has it, else
+    the model of most rows.
+    """
+    models = Counter(map(model_of, rows))
+    chosen = "" if "" in models else most_common(models)
+    kept = [row for row in rows if model_of(row) == chosen]
+    return kept, describe_left_out(len(rows) - len(kept))
+
+
+def describe_left_out(number: int) -> str:
+    """Return a sentence that counts the rows on another GPU model; empty if there are none."""
+    return f"Left out: {pluralize(number, 'row')} on another GPU model." if number else ""
+
+
+def unusual_model(row: Row) -> str:
+    """Return the GPU model of a row that is not on the usual one of the experiment; "" of another row."""
+    return next((" and ".join(note.values["ours"]) for note in row.notes if note.kind == "unusual_gpu"), "")
 
 
 def q2_answer_rows(rows: Iterable[Q2Row]) -> list[Q2Row]:

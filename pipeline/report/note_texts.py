@@ -5,9 +5,10 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pipeline.analysis.notes import Note
-from pipeline.system.errors import pluralize, shorten_list
+from pipeline.system.errors import shorten_list
 
 MAX_LISTED_VALUES = 3
+OTHER_POINTS_ON = ", other points of this experiment on "
 MAX_VALUE_CHARS = 40
 
 FIGURE_WORDS = {
@@ -42,17 +43,17 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     # pooled points
     "repeats_not_ok": "{count} of {repeats} repeats: {statuses:list}",
     "mixed_facts": "{facts:mixed}",
-    "unusual_gpu": "ran on {gpu}, other points of this experiment on {usual}",
+    "unusual_gpu": "ran on {ours:list}" + OTHER_POINTS_ON + "{usual}",
+    "unusual_source": "source {ours:short}, other points of this experiment {usual}",
     "repeats_left_out": "{count} of {repeats} repeats left out: on {gpus:list}",
-    "other_source": "source {ours:short}, elsewhere in this table {others:short}",
     "source_edited": "source edited after it was imported",
     "other_fact": "{what} with another {fact} ({theirs:short} against {ours:short})",
     "baseline_gpu_model": "{what} with another {fact} ({theirs:short} against {ours:short})",
     "other_node": "{what} from another node ({theirs:short} against {ours:short})",
     "other_boot": "{what} from another boot of its node",
     "other_gpu": "{what} ran on another GPU of the same model",
-    "shared_node": "shared its node with {others:points} of this experiment while it ran",
-    "other_shared_node": "{what} shared its node with {others:points} of this experiment while it ran",
+    "shared_node": "other points of this experiment ran on its node meanwhile, {others} in all",
+    "other_shared_node": "{what}: other points of this experiment ran on its node meanwhile, {others} in all",
     # epoch times and their intervals
     "probe_fits": "probe of {steps} steps: it fits, and has no epoch time",
     "epochs_cut": "epochs end after {steps} of {full} steps: no epoch time",
@@ -82,7 +83,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     # time to target
     "seeds_missing": "no result of seed {seeds:list}",
     "times_left_out": "times of {count} of {seeds} seeds left out: on {gpus:list}",
-    "reached_by_some": "{count} of {seeds} seeds reached the target",
+    "reached_by_some": "{reached} seeds reached the target",
     "equal_global_batch": (
         "over the seeds, the ranges of the training loss of this row and of 1 GPU with the same global batch overlap "
         "in {count} of {epochs} epochs"
@@ -129,7 +130,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
 }
 """Templates by kind. `{name:list}` joins all values, `{name:short}` the first few, each cut to a few characters.
 
-`{name:figures}` joins the names of figures, `{name:points}` counts other points, `{name:mixed}` joins facts.
+`{name:figures}` joins the names of figures, `{name:mixed}` joins facts.
 """
 
 
@@ -149,8 +150,6 @@ class NoteFormatter(string.Formatter):
             return shorten_values(value)
         if format_spec == "mixed":
             return "; ".join(f"mixed {fact}: {shorten_values(values)}" for fact, values in value.items())
-        if format_spec == "points":
-            return pluralize(value, "other point")
         if isinstance(value, Note):
             return render_note(value, self.words)
         return str(super().format_field(value, format_spec)).replace("%", " %" if format_spec.endswith("%") else "%")

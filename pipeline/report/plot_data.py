@@ -1,5 +1,6 @@
 """Plots as numbers: their panels, series and bars. `plots` draws them, so nothing here needs matplotlib."""
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -7,8 +8,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.point_label import EFFORT_AXES, Processors, describe_point, format_figure, varying_axes
 from pipeline.experiment.spec import AXES
-from pipeline.report.note_texts import NOTE_TEXTS
-from pipeline.system.errors import pluralize
+from pipeline.report.fit_figures import on_one_gpu_model
+from pipeline.report.note_texts import NOTE_TEXTS, OTHER_POINTS_ON
 
 FlatRow = Mapping[str, Any]
 AxisValues = tuple[str, ...]
@@ -19,8 +20,8 @@ MAX_SERIES = 8  # colours that one can tell apart
 MAX_BARS = 20
 REFERENCE = -1  # the style of a series to compare with
 LOADER_BOUND = NOTE_TEXTS["loader_bound"].partition(":")[0]  # the word of the note
-OTHER_MODEL = NOTE_TEXTS["unusual_gpu"].partition(", ")[2].partition(" {")[0]  # likewise
-BASELINE_MODEL = NOTE_TEXTS["baseline_gpu_model"].partition(" (")[0].format(what="baseline", fact="GPU")
+UNUSUAL_MODEL = re.compile(f"ran on ([^;]*){OTHER_POINTS_ON}")
+BASELINE_MODEL = "baseline with another GPU"
 HOLLOW_LABEL = f"{LOADER_BOUND}, the point or its baseline"
 
 
@@ -212,11 +213,20 @@ def has_note(row: FlatRow, words: str) -> bool:
     return words in (row.get("note") or "")
 
 
-def of_one_model(rows: Sequence[FlatRow], words: str) -> tuple[list[FlatRow], str]:
-    """Return the rows without these words in a note about another GPU model, and a note that counts the others."""
-    kept = [row for row in rows if not has_note(row, words)]
-    left_out = len(rows) - len(kept)
-    return kept, f"Left out: {pluralize(left_out, 'row')} of another GPU model." if left_out else ""
+def without_note(rows: Sequence[FlatRow], words: str) -> list[FlatRow]:
+    """Return the rows of which no note has these words."""
+    return [row for row in rows if not has_note(row, words)]
+
+
+def unusual_model_of(row: FlatRow) -> str:
+    """Return the GPU model of a row that is not on the usual one of the experiment; "" of another row."""
+    found = UNUSUAL_MODEL.search(row.get("note") or "")
+    return found[1] if found else ""
+
+
+def alone_on_model(rows: Sequence[FlatRow]) -> tuple[list[FlatRow], str]:
+    """Return the rows of one GPU model, and a sentence that counts the others (fit_figures.on_one_gpu_model)."""
+    return on_one_gpu_model(rows, unusual_model_of)
 
 
 def note_on_number(number: int, most: int, what: str) -> str:

@@ -46,8 +46,10 @@ def prediction_rows(points: Sequence[PooledPoint], link: Link | None) -> list[Pr
 
 def samples_by_sweep_key(points: Iterable[PooledPoint]) -> dict[SweepKey, list[SweepSample]]:
     """Return the samples of each place's sweeps."""
-    found = ((SweepKey(**row.axes), row) for row in sweep_rows(points))
-    return group_pairs((key, SweepSample(key.num_gpus, row.num_bytes, row.time_s)) for key, row in found if row.time_s)
+    return {
+        key: [SweepSample(key.num_gpus, row.num_bytes, row.time_s) for row in rows if row.time_s]
+        for key, rows in sweep_rows(points).items()
+    }
 
 
 def fit_buckets(base: PredictionBase, samples: Mapping[SweepKey, Sequence[SweepSample]]) -> LinkFit | None:
@@ -66,9 +68,14 @@ def captured_sweep_key(base: PredictionBase, samples: Mapping[SweepKey, Sequence
 
 
 def series_of(points: Iterable[PooledPoint]) -> list[list[PredictionBase]]:
-    """Return the series of measured points that differ in num_gpus and num_nodes alone, each by number of GPUs."""
+    """Return the series of measured points that differ in num_gpus and num_nodes alone, each by number of GPUs.
+
+    Points on another GPU model are another series.
+    """
     bases = filter(None, map(prediction_base, points))
-    series = group_pairs((alike_key(base.point.spec, PREDICTION_MAY_DIFFER), base) for base in bases)
+    series = group_pairs(
+        ((alike_key(base.point.spec, PREDICTION_MAY_DIFFER), tuple(base.point.gpu_models)), base) for base in bases
+    )
     return [sorted(bases, key=lambda base: base.point.spec.num_gpus) for bases in series.values()]
 
 

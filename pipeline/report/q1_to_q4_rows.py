@@ -10,7 +10,7 @@ from pipeline.analysis.intervals import MedianTime
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs, median_window_s, record_peak_memory_gib
 from pipeline.analysis.scaling import Baseline, Scaling, scaling_figures
-from pipeline.analysis.time_to_target import training_times_s
+from pipeline.analysis.time_to_target import left_out_notes, training_times_s
 from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.record import Record
@@ -159,9 +159,11 @@ def subtraction_ends_s(point: PooledPoint, baseline: Baseline) -> tuple[float, f
 def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tuple[MedianTime | None, list[Note]]:
     """Return the measured exposed communication of an epoch's steps, and notes on it; None if no point matches.
 
-    If several points of `measured` match, the one with the most rounds counts.
+    A point on another GPU model does not match. If several points of `measured` match, the one with the most rounds
+    counts.
     """
-    matches = [other for other in measured if differ_only_in_measurement(point.spec, other.spec)]
+    alike = (other for other in measured if differ_only_in_measurement(point.spec, other.spec))
+    matches = [other for other in alike if other.is_on_gpus_of(point)]
     match = max(matches, key=lambda other: num_rounds(communications_of(other.ok_records)), default=None)
     exposed, floor_s = exposed_time(communications_of(match.ok_records)) if match else (None, None)
     if match is None or exposed is None or not point.spec.is_whole_epoch:
@@ -173,12 +175,14 @@ def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tu
 
 def q4_rows(point: PooledPoint) -> list[Q4Row]:
     """Return a row for every epoch with a loss. A point that has remedies but no loss has one row without figures."""
-    timed = [record for record in point.ok_records if record.measured and point.is_on_usual_gpu(record)]
+    measured = [record for record in point.ok_records if record.measured]
+    timed = [record for record in measured if point.is_on_usual_gpu(record)]
     times_s = {id(record): training_times_s(record) for record in timed}
     found = [(record, epoch) for record in point.ok_records for epoch in learnt_epochs(record)]
     repeats = group_pairs((epoch.epoch, epoch) for _, epoch in found)
     ends_s = group_pairs((e.epoch, times_s[id(r)][e.epoch - 1]) for r, e in found if id(r) in times_s)
-    rows = [q4_row(point, repeats[number], ends_s.get(number, ())) for number in sorted(repeats)]
+    notes = left_out_notes(point, measured)
+    rows = [q4_row(point, repeats[number], ends_s.get(number, ()), notes) for number in sorted(repeats)]
     if not rows and point.spec.remedies:
         rows.append(make_row(Q4Row, point, remedies=list(point.spec.remedies)))
     return rows
@@ -190,14 +194,17 @@ def learnt_epochs(record: Record) -> list[Epoch]:
     return [epoch for epoch in epochs if epoch.loss is not None or epoch.diverged_at_update is not None]
 
 
-def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float]) -> Q4Row:
+def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float], time_notes: Sequence[Note]) -> Q4Row:
     """Return the medians over the repeats of one epoch. A loss that diverged is None, with its update.
 
-    `times_s` are the training seconds up to its end, of the repeats measured here on the usual GPU model.
+    `times_s` are the training seconds up to its end, of the repeats measured here on the usual GPU model; `time_notes`
+    tell of the other repeats.
     """
     diverged = [epoch.diverged_at_update for epoch in epochs if epoch.diverged_at_update is not None]
     untold = sum(epoch.test_accuracy is not None and epoch.test_loss is None for epoch in epochs)
-    notes = [make_note("diverged", count=len(diverged), repeats=len(epochs))] if diverged else []
+    notes = [*time_notes]
+    if diverged:
+        notes.append(make_note("diverged", count=len(diverged), repeats=len(epochs)))
     if untold:
         notes.append(make_note("test_loss_not_finite", count=untold, repeats=len(epochs)))
     learnt = ("loss", "accuracy", "test_loss", "test_accuracy")

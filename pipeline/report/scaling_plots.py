@@ -3,28 +3,30 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.experiment.point_label import describe_axis
+from pipeline.report.fit_figures import describe_left_out
 from pipeline.report.plot_data import (
     BASELINE_MODEL,
     MAX_SERIES,
-    OTHER_MODEL,
     FlatRow,
     LinePanel,
     Plot,
     PlotSource,
     Point,
     Series,
+    alone_on_model,
     group_series,
     make_series,
     note_on_number,
-    of_one_model,
+    without_note,
 )
 from pipeline.report.row_types import interval_keys
 
 
 def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
     """Yield Q1: time, throughput and memory against batch size on one GPU."""
-    rows, note = of_one_model(source.rows["Q1"], OTHER_MODEL)
-    groups = group_series([row for row in rows if row["status"] == "ok"], "batch_size_per_gpu")
+    rows = source.rows["Q1"]
+    timed, left_out = alone_on_model([row for row in rows if row["status"] == "ok"])
+    groups = group_series(timed, "batch_size_per_gpu")
     fitting = [row["batch_size_per_gpu"] for members in groups.values() for row in members]
     failing = [row["batch_size_per_gpu"] for row in rows if row["status"] == "oom"]
     oom_from = min((size for size in failing if size > max(fitting, default=0)), default=None)
@@ -41,7 +43,7 @@ def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
         panels += [LinePanel(title, "images a step", lines, oom_from=oom_from)] if lines else []
     if panels:
         title = "One GPU: time, throughput and memory against batch size"
-        note = f"{note_on_number(len(groups), MAX_SERIES, 'series')} {note}".strip()
+        note = f"{note_on_number(len(groups), MAX_SERIES, 'series')} {left_out}".strip()
         yield Plot("q1", "Q1", title, tuple(panels), note)
 
 
@@ -52,10 +54,12 @@ def speedup_plots(source: PlotSource) -> Iterator[Plot]:
         ("q2", "weak", "batch_size_per_gpu", "images per GPU"),
         ("q2-strong", "strong", "global_batch_size", "images a step"),
     ):
-        scaled, note = of_one_model([row for row in rows if row["scaling"] == scaling], BASELINE_MODEL)
+        all_scaled = [row for row in rows if row["scaling"] == scaling]
+        scaled = without_note(all_scaled, BASELINE_MODEL)
         if scaled:
             panels, num_series = speedup_panels(scaled, batch, fixed)
-            note = f"{note_on_number(num_series, MAX_SERIES, 'series')} {note}".strip()
+            left_out = describe_left_out(len(all_scaled) - len(scaled))
+            note = f"{note_on_number(num_series, MAX_SERIES, 'series')} {left_out}".strip()
             yield Plot(name, "Q2", f"Speed-up over one GPU, {scaling} scaling: {fixed} stay fixed", panels, note)
 
 
@@ -86,8 +90,8 @@ def speedup_panels(rows: Sequence[FlatRow], batch: str, fixed: str) -> tuple[tup
 
 def bandwidth_plots(source: PlotSource) -> Iterator[Plot]:
     """Yield Q3.2: bus bandwidth against message size, of isolated all-reduces and of DDP's buckets."""
-    sweep = [row for row in source.rows["sweep"] if row["busbw_gb_s"] is not None]
-    buckets = [row for row in source.rows["bandwidth"] if row["busbw_gb_s"] is not None]
+    sweep, left_out = alone_on_model([row for row in source.rows["sweep"] if row["busbw_gb_s"] is not None])
+    buckets, _ = alone_on_model([row for row in source.rows["bandwidth"] if row["busbw_gb_s"] is not None])
     lines = []
     for style, count in enumerate(sorted({row["num_gpus"] for row in (*sweep, *buckets)})):
         gpus = describe_axis("num_gpus", count)
@@ -99,7 +103,7 @@ def bandwidth_plots(source: PlotSource) -> Iterator[Plot]:
             lines += [Series(label, points, style % MAX_SERIES, is_line)] if points else []
     if lines:
         panel = LinePanel("Bus bandwidth [GB/s]", "size of one all-reduce", tuple(lines), "bytes")
-        yield Plot("q3-bandwidth", "Q3", "Bus bandwidth against message size", (panel,))
+        yield Plot("q3-bandwidth", "Q3", "Bus bandwidth against message size", (panel,), left_out)
 
 
 def bandwidth_points(rows: Sequence[Mapping[str, float]], once_a_size: bool) -> tuple[Point, ...]:

@@ -9,7 +9,18 @@ import msgspec
 from pipeline.analysis.pooling import PooledPoint, median_window_s, pool_outcomes
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, varying_axes
 from pipeline.experiment.spec import Strategy
-from pipeline.report.plot_data import MAX_BARS, BarPanel, Plot, PlotSource, axes_of, axis_values, evenly, note_on_number
+from pipeline.report.fit_figures import on_one_gpu_model
+from pipeline.report.plot_data import (
+    MAX_BARS,
+    BarPanel,
+    Plot,
+    PlotSource,
+    alone_on_model,
+    axes_of,
+    axis_values,
+    evenly,
+    note_on_number,
+)
 
 EXPOSED = "exposed communication"
 BACKWARD_AND_MORE = "backward with communication"
@@ -33,14 +44,14 @@ Steps = Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]
 
 def step_plots(source: PlotSource) -> Iterator[Plot]:
     """Yield Q3: one step by part, of training points, of DDP's measured steps, and of DataParallel's."""
-    for name, title, steps, styles in (
+    for name, title, (steps, left_out), styles in (
         ("q3", "Where the time of a training step goes", trained_steps(source), STYLES),
         ("q3-communication", "Communication in a step, data loading left out", measured_steps(source), MEASURED_STYLES),
         ("q3-dataparallel", "DataParallel's step, part by part", dataparallel_steps(source), SPLIT_STYLES),
     ):
         known = sorted((step for step in steps if sum(step[1].values()) > 0), key=lambda step: order_of(step[0]))
         if known:
-            note = note_on_number(len(known), MAX_BARS, "points")
+            note = f"{note_on_number(len(known), MAX_BARS, 'points')} {left_out}".strip()
             axes = varying_axes([row for row, _ in steps], without=EFFORT_AXES)
             panels: dict[Any, list[Any]] = defaultdict(list)
             for row, parts in (shown := evenly(known, MAX_BARS)):
@@ -65,22 +76,25 @@ def make_bars(steps: Steps, axes: Sequence[str], styles: Mapping[str, int]) -> B
     return BarPanel("Share of one step", labels, tuple(1e3 * total for total in totals), shares, styles)
 
 
-def trained_steps(source: PlotSource) -> Steps:
+def trained_steps(source: PlotSource) -> tuple[Steps, str]:
     """Return the step of training points on one and on the most GPUs; nothing where all ran on one.
 
-    Exposed communication is part of backward. It stands apart where it was measured.
+    The points are of one GPU model; a sentence counts those left out. Exposed communication is part of backward. It
+    stands apart where it was measured.
     """
-    plain = [outcome for outcome in source.outcomes if outcome.spec.is_whole_epoch and not outcome.spec.remedies]
-    most = max((outcome.spec.num_gpus for outcome in plain), default=1)
+    pooled = [point.on_one_gpu_model for point in pool_outcomes(source.outcomes)]
+    plain = [point for point in pooled if point.spec.is_whole_epoch and not point.spec.remedies]
+    most = max((point.spec.num_gpus for point in plain), default=1)
+    shown = [point for point in plain if point.spec.num_gpus in (1, most) and most > 1 and parts_of_step(point)]
+    points, left_out = on_one_gpu_model(shown, PooledPoint.unusual_model)
     axes = axes_of(source.rows["Q3"])
     exposed_s = {axis_values(row, axes): row["exposed_comm_time_s"] for row in source.rows["Q3"]}
     found = []
-    for point in pool_outcomes([outcome for outcome in plain if outcome.spec.num_gpus in (1, most) and most > 1]):
-        if parts := parts_of_step(point.on_one_gpu_model):
-            epoch_s = exposed_s.get(axis_values(point.outcomes[0], axes)) if point.spec.num_gpus > 1 else 0.0
-            split = separate_exposed(parts, epoch_s, point.spec.full_steps_per_epoch)
-            found.append((msgspec.structs.asdict(point.spec), split))
-    return found
+    for point in points:
+        epoch_s = exposed_s.get(axis_values(point.outcomes[0], axes)) if point.spec.num_gpus > 1 else 0.0
+        split = separate_exposed(parts_of_step(point), epoch_s, point.spec.full_steps_per_epoch)
+        found.append((msgspec.structs.asdict(point.spec), split))
+    return found, left_out
 
 
 def parts_of_step(point: PooledPoint) -> dict[str, float]:
@@ -98,20 +112,24 @@ def separate_exposed(parts: Mapping[str, float], epoch_s: float | None, num_step
     return {**parts, "backward": parts["backward"] - step_s, EXPOSED: step_s} if step_s else dict(parts)
 
 
-def measured_steps(source: PlotSource) -> Steps:
-    """Return DDP's steps on synthetic images: exposed communication, and the rest."""
-    rows = [
-        row for row in source.rows["communication"] if row["step_time_s"] and row["exposed_comm_time_s"] is not None
-    ]
+def measured_steps(source: PlotSource) -> tuple[Steps, str]:
+    """Return DDP's steps on synthetic images, on one GPU model: exposed communication, and the rest."""
+    all_rows = source.rows["communication"]
+    known = [row for row in all_rows if row["step_time_s"] and row["exposed_comm_time_s"] is not None]
+    rows, left_out = alone_on_model(known)
     steps = []
     for row in rows:
         exposed_s = min(max(row["exposed_comm_time_s"], 0.0), row["step_time_s"])
         steps.append((row, {"all else": row["step_time_s"] - exposed_s, EXPOSED: exposed_s}))
-    return steps
+    return steps, left_out
 
 
-def dataparallel_steps(source: PlotSource) -> Steps:
-    """Return DataParallel's steps. Devices are synchronized after each part, so their sum differs from the step."""
+def dataparallel_steps(source: PlotSource) -> tuple[Steps, str]:
+    """Return DataParallel's steps, on one GPU model.
+
+    Devices are synchronized after each part, so the sum of the parts differs from the step.
+    """
     keys = {part: f"{part.replace(' ', '_')}_time_s" for part in SPLIT_STYLES}
-    rows = [row for row in source.rows["split"] if all(row[key] is not None for key in keys.values())]
-    return [(row, {part: row[key] for part, key in keys.items()}) for row in rows]
+    known = [row for row in source.rows["split"] if all(row[key] is not None for key in keys.values())]
+    rows, left_out = alone_on_model(known)
+    return [(row, {part: row[key] for part, key in keys.items()}) for row in rows], left_out

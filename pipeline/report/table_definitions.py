@@ -100,7 +100,7 @@ def why_no_time(row: Row) -> str:
     """Return in words why a row has no time to the target: never reached, or its GPUs are of another model."""
     if row["reached"] == "never reached":
         return "never"
-    return "other GPU" if row["n"] and row["num_timed"] == 0 else ""
+    return "other GPU" if row["reached"] and row["num_timed"] == 0 else ""
 
 
 def full_definition(table: str, row_class: type[Row]) -> TableDefinition:
@@ -361,11 +361,11 @@ TABLE_DEFINITIONS = (
             Figure("efficiency [%]", "target_efficiency", 100),
         ),
         "Accuracy is of the test images after the last epoch. Time is that of training up to the target; never: no "
-        "seed reached it. The rate is the highest learning rate of the run. Medians over n seeds. In brackets: of "
-        "six seeds or more the interval of the median (nominally 97.5 %), of two to five seeds the lowest "
-        "and the highest. The target, unless --target-accuracy sets it, is 2 points below the final accuracy of the "
-        "baseline: the smallest batch without remedies. Under a cosine schedule accuracy rises most at the end of a "
-        "run, so the time also depends on the epochs asked for.",
+        "seed reached it; other GPU: see its note. The rate is the highest learning rate of the run. Medians over n "
+        "seeds. In brackets: of six seeds or more the interval of the median (nominally 97.5 %), of two to five seeds "
+        "the lowest and the highest. The target, unless --target-accuracy sets it, is 2 points below the final "
+        "accuracy of the baseline: the smallest batch without remedies. Under a cosine schedule accuracy rises most at "
+        "the end of a run, so the time also depends on the epochs asked for.",
         choose=lambda rows: rows,
         hidden=("batch_size_per_gpu", "epochs", "reference_batch_size"),
         without_notes=("repeats_not_ok",),

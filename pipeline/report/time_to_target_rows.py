@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from pipeline.analysis import time_to_target
-from pipeline.analysis.comparability import gpu_model
 from pipeline.analysis.energy import all_windows, throttled_notes
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
@@ -95,24 +94,23 @@ def target_row(
     figures = spread_figures("final_test_accuracy", [time_to_target.final_accuracy(record) for record in records])
     num_diverged = sum(map(time_to_target.is_diverged, records))
     notes = [make_note("diverged", count=num_diverged, repeats=len(records))] if num_diverged else []
-    notes += [*missing_notes(point), *equal_batch_notes(point, one), *throttled_notes(all_windows(point))]
+    notes += [*missing_notes(point), *equal_batch_notes(point, one), *throttled_notes(all_windows(timed))]
     if target is None:
         notes.append(make_note("no_target"))
     else:
         progress = [time_to_target.progress_to(record, target) for record in records]
         figures |= spread_figures("epochs_to_target", [part.epochs for part in progress])
         figures |= spread_figures("updates_to_target", [part.updates for part in progress])
-        times_s = [time_to_target.progress_to(record, target).time_s for record in timed]
-        figures |= spread_figures("time_to_target_s", times_s)
+        if figures["epochs_to_target"] is not None:  # else the times of a few would tell of what most do not reach
+            times_s = [time_to_target.progress_to(record, target).time_s for record in timed]
+            figures |= spread_figures("time_to_target_s", times_s)
         time_s = figures.get("time_to_target_s")
         figures["gpu_time_to_target_s"] = None if time_s is None else time_s * point.spec.num_gpus
         num_reached = sum(math.isfinite(part.epochs) for part in progress)
         figures["reached"] = reached_word(num_reached, len(records))
         if 0 < num_reached < len(records):
-            notes.append(make_note("reached_by_some", count=num_reached, seeds=len(records)))
-        if num_reached and 0 < len(timed) < len(records):
-            gpus = sorted({gpu_model(record) for record in records if not point.is_on_usual_gpu(record)})
-            notes.append(make_note("times_left_out", count=len(records) - len(timed), seeds=len(records), gpus=gpus))
+            notes.append(make_note("reached_by_some", reached=figures["reached"]))
+        notes += time_to_target.left_out_notes(point, records) if num_reached else []
         if baseline:
             figures |= efficiencies(point, baseline, target, figures.get("epochs_to_target"))
     return make_row(

@@ -9,7 +9,7 @@ from pipeline.analysis.neighbours import attempt_key, count_neighbours
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.spec import Spec
 
-BESIDE_ONE = "shared its node with 1 other point of this experiment while it ran"
+BESIDE_ONE = "other points of this experiment ran on its node meanwhile, 1 in all"
 OTHERS = {size: make_spec(batch_size_per_gpu=size) for size in (32, 64, 128, 256)}
 TWO_GPUS = make_spec(strategy="ddp", num_gpus=2)
 
@@ -77,7 +77,7 @@ def test_rows_of_neighbours_and_rows_that_compare_with_them_say_so_and_keep_thei
     assert [row["note"] for row in (*quiet.Q1, *quiet.Q2)] == [None, None, None]
     assert [row["note"] for row in noted.Q1] == [BESIDE_ONE, BESIDE_ONE]
     of_two = [row["note"] for row in (*noted.Q2, *noted.Q3) if row["num_gpus"] == 2]
-    assert of_two == [f"baseline {BESIDE_ONE}"] * 2
+    assert of_two == [f"baseline: {BESIDE_ONE}"] * 2
     assert [row["speedup"] for row in noted.Q2 if row["num_gpus"] == 2] == [quiet.Q2[1]["speedup"]]
 
 
@@ -86,7 +86,7 @@ def test_measured_communication_beside_another_point_is_said_in_q3() -> None:
     record = make_communication_record(spec, measured(), launch_id="c")
     found = [ran(OTHERS[128], "00:00", "01:00"), ran(TWO_GPUS, "05:00", "06:00")]
     tables = build(*found, between(record, "10:00", "11:00"), ran(OTHERS[32], "10:30", "11:30"))
-    assert f"measured communication {BESIDE_ONE}" in tables.Q3[0]["note"]
+    assert f"measured communication: {BESIDE_ONE}" in tables.Q3[0]["note"]
     assert BESIDE_ONE in tables.communication[0]["note"]
 
 

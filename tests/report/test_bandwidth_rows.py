@@ -120,13 +120,16 @@ def test_repeats_of_both_kinds_of_sweep_are_not_pooled_without_a_word() -> None:
     assert all(said in row["note"] for row in tables.bandwidth)
 
 
-def test_a_sweep_over_unlike_jobs_says_so() -> None:
+def test_sweeps_on_two_gpu_models_are_two_rows() -> None:
     gpus = [Environment(gpus=(Gpu(name=name),)) for name in ("NVIDIA A40", "NVIDIA H200")]
     found = [
         make_communication_record(point(batch_size_per_gpu=32 * 2**number), measured(), environment=place)
         for number, place in enumerate(gpus)
     ]
-    assert {row["note"] for row in build(*found).sweep} == {"mixed GPU: NVIDIA A40, NVIDIA H200"}
+    rows = build(*found).sweep
+    said = "ran on NVIDIA H200, other points of this experiment on NVIDIA A40"
+    assert {row["note"]: row["n"] for row in rows} == {None: 1, said: 1}
+    assert len(rows) == 2 * len(build(found[0]).sweep)
 
 
 def test_a_sweep_beside_steps_of_another_precision_is_the_same_sweep() -> None:

@@ -4,14 +4,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from factories import assert_says, make_record, make_spec, sentences
+from communication_records import LARGE, measured, point, steady
+from factories import assert_says, make_communication_record, make_record, make_spec, sentences
+from page_records import timed_record
 from rendered_tables import answers_of, build, report, table_of
-from study_records import trained
+from study_records import studied, trained
 
 from pipeline.analysis.comparison import compare_outcomes
+from pipeline.experiment.measurement import AllReduce, GpuWindow, Telemetry
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.report.plot_data import LinePanel, Plot, PlotSource
+from pipeline.report.build_tables import build_tables
+from pipeline.report.plot_data import BarPanel, LinePanel, Plot, PlotSource
 from pipeline.report.plot_registry import build_plots
 from pipeline.report.row_types import TimeToTargetRow
 
@@ -23,7 +27,7 @@ def on(gpu: str, record: Record) -> Record:
 
 
 def timed(gpu: str, time_s: float, batch_size_per_gpu: int = 128, **fields: Any) -> Record:
-    return on(gpu, make_record(make_spec(batch_size_per_gpu=batch_size_per_gpu, **fields), (9.0, time_s)))
+    return on(gpu, timed_record(make_spec(batch_size_per_gpu=batch_size_per_gpu, **fields), time_s))
 
 
 def seeds(gpu: str, time_s: float, *numbers: int, **fields: Any) -> list[Record]:
@@ -58,7 +62,7 @@ def test_a_point_without_the_usual_model_keeps_its_time_and_says_where_it_ran() 
 def test_a_batch_size_is_not_called_fastest_since_its_gpu_is() -> None:
     alike = [timed(H100, 2.0), timed(H100, 1.5, 256)]
     said = answers_of(*alike, timed(H200, 1.0, 512))["Q1"]
-    assert_says(said, "Of 2 batch sizes one GPU is fastest at 256", "Left out: 1 row of another GPU model.")
+    assert_says(said, "Of 2 batch sizes one GPU is fastest at 256", "Left out: 1 row on another GPU model.")
     assert "Left out" not in answers_of(*alike)["Q1"]
     assert "fastest at 512" in answers_of(*alike, timed(H100, 1.0, 512))["Q1"]
 
@@ -91,6 +95,42 @@ def test_a_row_of_another_model_alone_has_no_time_and_is_not_soonest() -> None:
     assert (cell["time [s]"], cell["epochs to target"]) == ("other GPU", "3.00")
 
 
+def on_all(gpu: str, records: list[Record]) -> list[Record]:
+    return [on(gpu, record) for record in records]
+
+
+def test_the_answer_to_q4_counts_the_rows_without_a_time_and_says_of_none_that_it_misses_the_target() -> None:
+    plain = on_all(H100, [*studied(128, 0.9, 0, epoch_time_s=2.0), *studied(2048, 0.6, 0)])
+    sooner = answers_of(*plain, *on_all(H200, studied(2048, 0.9, 0, "warmup")))["Q4"]
+    assert_says(sooner, "No run is known to reach 88.0 % sooner than 128", "Left out: 1 row on another GPU model.")
+    elsewhere = [*on_all(H200, studied(128, 0.9, 0)), *on_all(H100, studied(2048, 0.6, 0))]
+    elsewhere += on_all(H100, studied(2048, 0.7, 0, "warmup"))
+    unknown = answers_of(*elsewhere)["Q4"]
+    assert_says(unknown, "No time to 88.0 % is known on the GPU model of most runs. Left out: 1 row")
+    assert "Left out" not in answers_of(*plain, *on_all(H100, studied(2048, 0.9, 0, "warmup")))["Q4"]
+
+
+def test_a_time_of_few_seeds_is_not_that_of_a_row_that_misses_the_target() -> None:
+    """Of six seeds the one on the usual model reaches it, and the five others do not."""
+    few = [on(H200, trained([0.1, 0.2, 0.3, 0.4], batch_size_per_gpu=512, seed=seed)) for seed in range(1, 6)]
+    baseline = [on(H100, trained([0.5, 0.7, 0.89, 0.9], 2.0, seed=seed)) for seed in range(6)]
+    first, row = build(*baseline, *seeds(H100, 1.0, 0), *few).time_to_target
+    assert (row.reached, row.epochs_to_target, row.time_to_target_s, row.soonest) == ("1 of 6", None, None, None)
+    assert first.soonest == "seconds and GPU-seconds"
+
+
+def test_clocks_lowered_in_runs_whose_times_are_left_out_weaken_no_time() -> None:
+    throttled = GpuWindow(epoch=1, gpu=0, num_telemetry_samples=5, throttle_reasons=("sw_power_cap",))
+    hot = [
+        msgspec.structs.replace(record, telemetry=Telemetry(interval_s=0.1, gpus=(throttled,)))
+        for record in seeds(H200, 0.5, 1, 2)
+    ]
+    _, row = study(*seeds(H100, 1.0, 0), *hot)
+    assert "throttled" not in (row["note"] or "")
+    _, row = study(*seeds(H100, 1.0, 0), *on_all(H100, hot))
+    assert "throttled" in (row["note"] or "")
+
+
 def test_the_time_of_a_curve_is_of_the_usual_model() -> None:
     rows = build(*seeds(H100, 1.0, 0, 1), *seeds(H200, 0.5, 2)).Q4
     assert [row.training_time_s for row in rows] == [1.0, 2.0, 3.0, 4.0]
@@ -105,7 +145,8 @@ def test_what_states_no_model_is_never_left_out() -> None:
 
 
 def plots_of(*found: Record) -> dict[str, Plot]:
-    return {plot.name: plot for plot in build_plots(PlotSource(build(*found).flat(), []))}
+    outcomes = resolve_outcomes([record.spec for record in found], found, []).outcomes
+    return {plot.name: plot for plot in build_plots(PlotSource(build_tables(outcomes).flat(), outcomes))}
 
 
 def lines_of(plot: Plot, panel: int = 0) -> list[tuple[float, ...]]:
@@ -121,17 +162,87 @@ def test_a_plot_of_times_leaves_another_model_out_and_says_so() -> None:
     (speedups,) = lines_of(plots["q2"])
     assert speedups == pytest.approx((2 / 1.2,))
     for name in ("q1", "q2"):
-        assert plots[name].note == "Left out: 1 row of another GPU model."
+        assert plots[name].note == "Left out: 1 row on another GPU model."
         assert plots_of(*alike)[name].note == ""
+
+
+def communicating(gpu: str, batch_size_per_gpu: int = 128, sweep_ns: int = 0) -> Record:
+    """DDP on two GPUs of which 300 us of 5,300 are exposed, or only an isolated all-reduce of that time."""
+    sweep = (AllReduce(num_bytes=LARGE, times_ns=(sweep_ns,)),)
+    found = measured(sweep=sweep) if sweep_ns else steady(300, 301, 302, 303, 304, 305)
+    return on(gpu, make_communication_record(point(batch_size_per_gpu=batch_size_per_gpu), found))
+
+
+def test_exposed_communication_of_another_model_is_not_set_beside_subtraction() -> None:
+    trainings = [timed(H100, 4.0), timed(H100, 2.4, strategy="ddp", num_gpus=2)]
+    (row,) = build(*trainings, communicating(H200)).Q3
+    assert row.exposed_comm_time_s is None
+    assert row.comm_time_subtraction_s == pytest.approx(0.4)
+    (row,) = build(*trainings, communicating(H100)).Q3
+    assert row.exposed_comm_time_s == pytest.approx(302.5e-6 * 196, rel=0.01)  # steps of an epoch on two GPUs
+    answer = answers_of(*trainings, communicating(H100), communicating(H200, 64))["Q3"]
+    assert_says(answer, "Left out: 1 row on another GPU model.")
+
+
+def test_a_sweep_is_of_one_model_and_so_is_the_link_of_a_prediction() -> None:
+    found = [communicating(H100, 128, 60_000), communicating(H100, 64, 60_000), communicating(H200, 256, 30_000)]
+    rows = build(*found).sweep
+    assert [row.n for row in rows] == [2, 1]
+    assert [row.time_s for row in rows] == pytest.approx([60e-6, 30e-6])
+    assert [row["note"] for row in rows] == [None, f"ran on {H200}, other points of this experiment on {H100}"]
+
+
+def test_a_baseline_on_the_same_model_comes_before_one_of_the_same_strategy() -> None:
+    ddp: dict[str, Any] = {"strategy": "ddp"}
+    found = [timed(H200, 1.0, **ddp), timed(H100, 2.0), timed(H100, 1.2, num_gpus=2, **ddp), timed(H100, 1.0, 256)]
+    row = next(row for row in build(*found).Q2 if row["num_gpus"] == 2 and row.scaling == "weak")
+    assert row.speedup == pytest.approx(2 / 1.2)
+    assert row.baseline == "single"
+
+
+def test_of_rows_on_unusual_models_alone_those_of_one_are_compared() -> None:
+    ddp = [timed(H100, 1.0, size, strategy="ddp", num_gpus=2) for size in (64, 128, 256)]
+    found = [timed(H200, 2.0), timed("NVIDIA A100", 1.5, 256), *ddp]
+    assert_says(answers_of(*found)["Q1"], "One batch size was timed: 128", "Left out: 1 row on another GPU model.")
+    assert "q1" in plots_of(timed(H200, 2.0), timed(H200, 1.5, 256), *ddp)
+
+
+def test_stated_times_of_two_models_are_not_mixed_either() -> None:
+    found = timed(H100, 5.0), timed(H200, 1.0, repeat=1)
+    stated = [msgspec.structs.replace(record, measured=False) for record in found]
+    (row,) = build(*stated).Q1
+    assert (row.epoch_time_s, row.n) == (5.0, 1)
+    assert_says(row["note"], "1 of 2 repeats left out: on NVIDIA H200")
+
+
+def test_the_bars_of_a_step_are_of_the_model_of_the_tables() -> None:
+    two: dict[str, Any] = {"strategy": "ddp", "num_gpus": 2}
+    found = [timed(H100, 4.0), timed(H100, 2.4, **two), timed(H200, 1.0, repeat=1), timed(H200, 1.2, 64, **two)]
+    plot = plots_of(*found, timed(H100, 3.0, 512), timed(H100, 3.0, 256))["q3"]
+    assert plot.note == "Left out: 1 row on another GPU model."
+    (panel,) = plot.panels
+    assert isinstance(panel, BarPanel)
+    steps_ms = [1e3 * time_s / steps for time_s, steps in ((4.0, 391), (2.4, 196), (3.0, 196), (3.0, 98))]
+    assert sorted(panel.totals_ms) == pytest.approx(steps_ms, rel=0.07), "the parts take 0.94 to 1 of a step"
 
 
 def test_compared_experiments_compare_times_of_one_model() -> None:
     found = [timed(H100, 2.0), timed(H100, 2.2, repeat=1), timed(H200, 1.0, repeat=2)]
     sides = [resolve_outcomes([record.spec for record in part], part, []).outcomes for part in (found, found[:2])]
-    (point,) = compare_outcomes(*sides).points
-    assert point.ratio == 1
-    assert sentences(point.a.notes) == ["1 of 3 repeats left out: on NVIDIA H200"]
-    assert point.b.notes == []
+    (compared,) = compare_outcomes(*sides).points
+    assert compared.ratio == 1
+    assert sentences(compared.a.notes) == ["1 of 3 repeats left out: on NVIDIA H200"]
+    assert compared.b.notes == []
+
+
+def test_compared_experiments_compare_the_model_that_both_have() -> None:
+    alike = [timed(H100, 2.0, repeat=number) for number in range(6)]
+    slower = [timed(H200, 3.0, repeat=number) for number in range(6, 13)]
+    sides = [resolve_outcomes([record.spec for record in part], part, []).outcomes for part in (alike, alike + slower)]
+    (compared,) = compare_outcomes(*sides).points
+    assert (compared.ratio, compared.verdict) == (1, "inside the noise")
+    left_out, _ = sentences(compared.b.notes)
+    assert left_out == "7 of 13 repeats left out: on NVIDIA H200"
 
 
 def test_a_curve_of_another_model_has_no_seconds_and_the_plot_says_so() -> None:
