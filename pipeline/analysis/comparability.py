@@ -1,6 +1,6 @@
 """Comparability: notes on environments that differ between records that are pooled or compared.
 
-Facts that a record does not state, and timings measured elsewhere, never count as a difference.
+Facts that a record does not state never count as a difference. Of timings measured elsewhere the GPU model alone does.
 """
 
 import functools
@@ -52,7 +52,7 @@ def environment_difference_notes(what: str, others: Sequence[Record], records: S
     """
     notes = []
     for name, fact in compared_facts([*records, *others]).items():
-        ours, theirs = distinct_values(records, fact), distinct_values(others, fact)
+        ours, theirs = (distinct_values(side, fact, with_stated=name == "GPU") for side in (records, others))
         if ours and theirs and ours != theirs:
             values = {"what": what, "fact": name, "theirs": sorted(theirs), "ours": sorted(ours)}
             is_gpu = what == "baseline" and name == "GPU"
@@ -106,9 +106,9 @@ def timing_variable(name: str, record: Record) -> str | None:
     return record.environment.variables.get(name, "not set") if record.environment.torch else None
 
 
-def distinct_values(records: Sequence[Record], fact: Fact) -> set[str]:
-    """Return the values of a fact among the records measured here."""
-    return {value for record in records if record.measured and (value := fact(record))}
+def distinct_values(records: Sequence[Record], fact: Fact, with_stated: bool = False) -> set[str]:
+    """Return the values of a fact among the records measured here, or among all `with_stated`."""
+    return {value for record in records if (record.measured or with_stated) and (value := fact(record))}
 
 
 def gpu_uuids_of(records: Sequence[Record]) -> set[str]:

@@ -1,4 +1,7 @@
-"""The figures that an answer may use. A row of a table shows every figure; if one is not fit, a note says why."""
+"""The figures and rows that an answer may use.
+
+A row of a table shows every figure. If one is not fit, a note says why.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

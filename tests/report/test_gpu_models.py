@@ -213,6 +213,9 @@ def test_stated_times_of_two_models_are_not_mixed_either() -> None:
     (row,) = build(*stated).Q1
     assert (row.epoch_time_s, row.n) == (5.0, 1)
     assert_says(row["note"], "1 of 2 repeats left out: on NVIDIA H200")
+    two = msgspec.structs.replace(timed(H200, 0.6, strategy="ddp", num_gpus=2), measured=False)
+    speedup = next(row for row in build(stated[0], two).Q2 if row["num_gpus"] == 2)
+    assert_says(speedup["note"], f"baseline with another GPU ({H100} against {H200})")
 
 
 def test_the_bars_of_a_step_are_of_the_model_of_the_tables() -> None:
