@@ -112,11 +112,16 @@ def compare_outcomes(a: Sequence[PointOutcome], b: Sequence[PointOutcome]) -> Co
         [record for side in sides for record in side.point.ok_records]
         for sides in ([point.a for point in shared], [point.b for point in shared])
     )
+    differences = differing_facts(records_a, records_b)
+    unlike = [point for point in shared if not point.a.point.is_on_gpus_of(point.b.point)]
+    if unlike and "GPU" not in differences:  # both experiments have both models, and these points have not
+        models = [sorted({*side.point.gpu_models}) for point in unlike[:1] for side in (point.a, point.b)]
+        differences["GPU"] = (models[0], models[1])
     return Comparison(
         shared,
         [spec for spec in points_a if spec not in points_b],
         [spec for spec in points_b if spec not in points_a],
-        differing_facts(records_a, records_b),
+        differences,
     )
 
 

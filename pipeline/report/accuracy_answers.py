@@ -17,9 +17,8 @@ from pipeline.report.answer_words import (
     submit_again,
     weakness_of,
 )
-from pipeline.report.fit_figures import describe_left_out
 from pipeline.report.row_types import Int8Row, TimeToTargetRow
-from pipeline.report.time_to_target_rows import main_study
+from pipeline.report.time_to_target_rows import format_target, main_study
 from pipeline.system.errors import pluralize
 
 MAX_RIVALS = 2  # named in the answer
@@ -168,7 +167,7 @@ def describe_better_baseline(rows: Sequence[TimeToTargetRow], small: TimeToTarge
     The large batch is then further behind the small one than the sentences before say.
     """
     of_size = [row for row in rows_with_remedies(rows, small) if row.n >= MIN_RUNS]
-    alike = [row for row in of_size if (row.epochs, row.learning_rate) == (small.epochs, small.learning_rate)]
+    alike = [row for row in of_size if all(row[key] == small[key] for key in ("epochs", "learning_rate", "num_gpus"))]
     best = max(alike, key=accuracy_of, default=None)
     if best is None or accuracy_of(best) <= accuracy_of(small) or overlapping_ends(best, small):
         return ""
@@ -189,7 +188,7 @@ def describe_largest_mended(larger: Sequence[TimeToTargetRow], small: TimeToTarg
         return ""
     known = [row for row in larger if row.remedies and row.n >= MIN_RUNS]
     mended = [row for row in known if (row.final_test_accuracy_low or 0.0) >= target]
-    least = f"at {describe_target(target)} or above after {pluralize(small.epochs, 'epoch')}"
+    least = f"at {format_target(target)} or above after {pluralize(small.epochs, 'epoch')}"
     if not mended:
         return f"With remedies no larger batch of {MIN_RUNS} runs or more is {least} in all of its interval."
     best = max(mended, key=lambda row: (row.global_batch_size, accuracy_of(row)))
@@ -212,14 +211,15 @@ def describe_soonest(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow) ->
     """
     if small.target_accuracy is None:
         return ""
-    target = describe_target(small.target_accuracy)
+    target = format_target(small.target_accuracy)
     untimed = [row for row in rows if row.epochs_to_target is not None and row.time_to_target_s is None]
-    left_out = f" {describe_left_out(len(untimed))}" if untimed else ""
+    reach = "row reaches" if len(untimed) == 1 else "rows reach"
+    left_out = f" {len(untimed)} {reach} it without a time on the usual GPU model." if untimed else ""
     first = {word: row for row in rows for word in (row.soonest or "").split(" and ") if word}
     if first:
         return describe_first(rows, small, first["seconds"], first["GPU-seconds"], target) + left_out
     if untimed:
-        return f"No time to {target} is known on the GPU model of most runs.{left_out}"
+        return f"No time to {target} is known.{left_out}"
     never = all(row.reached in (None, "never reached") for row in rows)
     return f"No run reaches {target}." if never else f"In no row half of the runs reach {target}."
 
@@ -246,11 +246,6 @@ def describe_first(
         return said
     gpu_time_s = format_figure(cheapest.gpu_time_to_target_s or 0.0)
     return f"{said} In GPU-seconds it is {describe_run(cheapest, soonest)}: {gpu_time_s} GPU-s."
-
-
-def describe_target(accuracy: float) -> str:
-    """Return a target accuracy in per cent, with up to two decimals."""
-    return f"{100 * accuracy:.2f}".removesuffix("0") + " %"
 
 
 def describe_rivals(rows: Sequence[TimeToTargetRow], soonest: TimeToTargetRow) -> str:

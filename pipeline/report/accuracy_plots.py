@@ -18,11 +18,12 @@ from pipeline.report.plot_data import (
     axis_values,
     evenly,
     group_series,
+    join_notes,
     note_on_number,
     unusual_model_of,
 )
 from pipeline.report.row_types import interval_keys
-from pipeline.report.time_to_target_rows import main_study
+from pipeline.report.time_to_target_rows import format_target, main_study
 from pipeline.system.errors import pluralize
 
 RemedySets = Sequence[tuple[str, ...]]
@@ -36,6 +37,7 @@ SEEDS_NOTE = (
     "accuracies does not begin at 0."
 )
 
+TIMES = "time to the target"  # the panel of times, in the title
 SOME_TIMES_NOTE = "Times are of one GPU model: seeds on another have none."
 
 
@@ -55,12 +57,13 @@ def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     shown = {what: accuracies._replace(from_zero=False)}  # a point of accuracy counts
     if baseline["target_accuracy"] is not None:
         alike = remedy_groups([row for row in tested if row["num_gpus"] == baseline["num_gpus"]])
-        title = f"Training time to {100 * baseline['target_accuracy']:.4g} % [s]"
-        shown["time to the target"] = batch_size_panel(title, alike, sets, "time_to_target_s")
+        title = f"Training time to {format_target(baseline['target_accuracy'])} [s]"
+        shown[TIMES] = batch_size_panel(title, alike, sets, "time_to_target_s")
     shown = {what: panel for what, panel in shown.items() if len(places_of(panel)) > 1}
     if shown:
-        of_some = SOME_TIMES_NOTE if any(row["num_timed"] < row["n"] for row in tested) else ""
-        note = " ".join(filter(None, (SEEDS_NOTE, of_some, note_on_number(len(groups), MAX_SERIES, "series"))))
+        is_partial = TIMES in shown and any(row["num_timed"] < row["n"] for row in tested)
+        of_some = SOME_TIMES_NOTE if is_partial else ""
+        note = join_notes(SEEDS_NOTE, of_some, note_on_number(len(groups), MAX_SERIES, "series"))
         title = f"{' and '.join(shown)}, by batch size"
         yield Plot("q4-batch-size", "Q4", title[0].upper() + title[1:], tuple(shown.values()), note)
 
@@ -140,7 +143,7 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     remedied = sorted({row["global_batch_size"] for row in rows if row["remedies"]}, reverse=True)
     if not remedied:
         groups = group_series(rows, "epoch")
-        note = f"{note_on_number(len(groups), MAX_SERIES, 'series')} {describe_untimed(rows)}".strip()
+        note = join_notes(note_on_number(len(groups), MAX_SERIES, "series"), describe_untimed(rows))
         yield Plot("q4", "Q4", "Accuracy by epoch, update and second", accuracy_panels(groups, accuracy), note)
     best = max(row[accuracy] for row in rows)
     sets, reference = remedy_sets(rows), baseline_curve(source, rows)
@@ -155,8 +158,8 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
             lengths = ("epochs",) if len(set(map(epochs_of, own))) > 1 or is_longer else ()
             groups = group_series(own, "epoch", first=("remedies", *lengths))
             compared = [] if batch == smallest else reference
-            parts = (describe_untimed([*own, *compared]), note_on_number(len(groups), MAX_SERIES, "series"))
-            note = " ".join(filter(None, ("Medians over the seeds.", *parts)))
+            left_out = note_on_number(len(groups), MAX_SERIES, "series")
+            note = join_notes("Medians over the seeds.", describe_untimed([*own, *compared]), left_out)
             longer = " for longer" if is_longer else ""
             title = f"Accuracy with {batch:,} images a step{longer}, by epoch, update and second"
             panels = accuracy_panels(groups, accuracy, sets, compared)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from pipeline.analysis.notes import Note
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, varying_axes
+from pipeline.report.note_texts import OTHER_BASELINE
 from pipeline.report.row_types import Row
 from pipeline.system.errors import pluralize
 
@@ -20,7 +21,7 @@ WEAKENING_NOTES = {
     "other_boot": "{what} on another boot",
     "other_gpu": "{what} on another GPU",
     "other_fact": "{what} with another {fact}",
-    "baseline_gpu_model": "{what} with another {fact}",
+    "baseline_gpu_model": OTHER_BASELINE,
     "unusual_gpu": "on {ours[0]}",
     "baseline_runs": "baseline n = {n}",
     "no_difference": "no difference is shown",

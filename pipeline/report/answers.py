@@ -23,7 +23,7 @@ from pipeline.report.answer_words import (
 )
 from pipeline.report.build_tables import Tables
 from pipeline.report.communication_answers import answer_communication
-from pipeline.report.fit_figures import is_fit_for_answer, kind_of, on_one_gpu_model, q2_answer_rows, unusual_model
+from pipeline.report.fit_figures import is_fit_for_answer, kind_of, of_one_gpu_model, q2_answer_rows, unusual_model
 from pipeline.report.row_types import MemoryRow, Q1Row, Q2Row, Row
 from pipeline.system.errors import pluralize
 
@@ -54,7 +54,7 @@ def is_answered(sentence: str) -> bool:
 def answer_batch_size(tables: Tables) -> str:
     """Return the batch size with the highest throughput on one GPU, and the first that runs out of memory."""
     all_timed = [row for row in tables.Q1 if row.throughput_samples_per_s]
-    timed, left_out = on_one_gpu_model(all_timed, unusual_model)
+    timed, left_out = of_one_gpu_model(all_timed, unusual_model)
     memory = answer_memory(tables)
     if not timed:
         lost = [row for row in tables.Q1 if row.status in NO_RESULT]
@@ -101,7 +101,7 @@ def answer_memory(tables: Tables) -> str:
         until = f", {fails:,} do not" if fails is not None else ""
         return f"{row.largest_batch_size_per_gpu:,} images fit{until} ({source_of(row, alone, 'batch_size_per_gpu')})."
     lost = [row for row in tables.Q1 if row.status == "oom"]
-    fits, _ = on_one_gpu_model([row for row in tables.Q1 if row.status == "ok"], unusual_model)
+    fits, _ = of_one_gpu_model([row for row in tables.Q1 if row.status == "ok"], unusual_model)
     if lost:
         first = min(lost, key=lambda row: row.global_batch_size)
         alike = [row.global_batch_size for row in fits if not differing_axes(row, first)]
@@ -146,12 +146,14 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
         again = "scaling" if WAITS in reasons else "scaling --repeats 3"
         again = "scaling --gpu-type TYPE" if {*reasons} == {OTHER_MODEL} else again
         return not_answered(left_out, again)
+    fit, left_out_rows = of_one_gpu_model(fit, unusual_model)
     most = max(row["num_gpus"] for row in fit)
     largest = [row for row in fit if row["num_gpus"] == most]
     best = max(largest, key=lambda row: (row.scaling == "weak", row.speedup or 0))
     said = describe_speedup(best, fit)
     rivals = sum(row.scaling == best.scaling for row in largest)
     said += f", the best of {rivals} usable rows on {most} GPUs.{caveat}" if rivals > 1 else f".{caveat}"
+    said += f" {left_out_rows}" if left_out_rows else ""
     if reasons:
         said += f" {left_out}."
     beyond = max(row["num_gpus"] for row in timed)
@@ -178,10 +180,8 @@ def lost_scaling(rows: Sequence[Q2Row]) -> list[Q2Row]:
     return [row for row in lost if row["num_gpus"] > 1]
 
 
-WAITS = f"a GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"
-
-
 OTHER_MODEL = "the baseline ran on another GPU model"
+WAITS = f"a GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"
 
 
 def reason_left_out(row: Q2Row) -> str:

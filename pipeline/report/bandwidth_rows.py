@@ -17,13 +17,13 @@ OF_STEPS = ("precision", "execution")  # facts that do not affect isolated all-r
 
 
 class SweepKey(NamedTuple):
-    """The place of a sweep and the execution of its calls. Sweeps are pooled only where all are equal."""
+    """The place of a sweep, the execution of its calls, and the GPU models. Sweeps are pooled where all are equal."""
 
     device: str
     num_nodes: int
     num_gpus: int
     execution: str
-    gpu: str  # the models; its rows name them in a note
+    gpu: str  # a row names it in a note if it is not the usual one of the experiment
 
 
 class LinkKey(NamedTuple):
@@ -85,7 +85,7 @@ def bandwidth_row(
     if share is not None and share > 1:
         is_captured = sweep_key(point.ok_records[0]).execution in CAPTURED_EXECUTIONS
         notes.append(make_note("no_pause_in_training" if is_captured else "sweep_waited_for_host"))
-    if len({sweep_key(record) for record in point.ok_records}) > 1:
+    if len({sweep_key(record).execution for record in point.ok_records}) > 1:
         notes.append(make_note("sweeps_differ"))
     return make_row(
         BandwidthRow,

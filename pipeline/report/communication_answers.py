@@ -15,7 +15,7 @@ from pipeline.report.answer_words import (
     submit_again,
 )
 from pipeline.report.build_tables import Tables
-from pipeline.report.fit_figures import is_fit_for_answer, kind_of, on_one_gpu_model, unusual_model
+from pipeline.report.fit_figures import is_fit_for_answer, kind_of, of_one_gpu_model, unusual_model
 from pipeline.report.row_types import CommunicationRow, Q3Row, Row
 from pipeline.system.errors import pluralize
 
@@ -27,9 +27,10 @@ def answer_communication(tables: Tables) -> str:
     """
     rows = tables.communication
     all_measured = [row for row in rows if row.exposed_comm_time_s is not None and row.step_time_s]
-    measured, left_out = on_one_gpu_model(all_measured, unusual_model)
+    measured, left_out = of_one_gpu_model(all_measured, unusual_model)
     known = [row for row in tables.Q3 if row.comm_time_subtraction_s is not None and row.epoch_time_s]
-    subtracted = [row for row in known if is_fit_for_answer(row, "comm_time_subtraction_s")]
+    fit = [row for row in known if is_fit_for_answer(row, "comm_time_subtraction_s")]
+    subtracted, _ = of_one_gpu_model(fit, unusual_model)
     if measured:
         most = max(row["num_gpus"] for row in measured)
         said = describe_measured([row for row in measured if row["num_gpus"] == most], measured)

@@ -186,7 +186,7 @@ def transfer_row(point: PooledPoint, trained: Sequence[PooledPoint]) -> Transfer
         **transfers,
         gradients_bytes_formula=float(gradient_bytes[0] * replicas) if gradient_bytes else None,
         step_time_s=value_s(exposure.median_step_time(found, "ddp" if spec.strategy == "ddp" else "dp")),
-        epoch_time_s=match.median_epoch_time_s if match else None,
+        epoch_time_s=match.median_epoch_time_s if match and match.is_on_gpus_of(point) else None,
         test_accuracy=match.median(last_test_accuracy) if match else None,
         notes=notes,
     )

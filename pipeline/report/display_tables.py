@@ -112,8 +112,7 @@ def build_table(
     if main not in figures:  # it holds the status and the footnotes
         figures.insert(0, main)
     footnotes, numbers, shared_notes = number_notes(rows, definition.without_notes)
-    named, configurations = name_rows(definition, points, varying, words)
-    named = named if definition.is_full else tell_apart(named, figures, rows)
+    named, configurations = name_rows(definition, rows, points, varying, words)
     shown = [figure_column(figure, rows, definition.is_full) for figure in figures]
     if main in figures:
         place = figures.index(main)
@@ -153,7 +152,7 @@ def tell_apart(named: list[Column], figures: Sequence[Figure], rows: Sequence[Ro
         rates.setdefault(name, set()).add(row["learning_rate"])
     *others, (heading, cells) = named
     told = [
-        cell._replace(text=f"{cell.text}, rate {row['learning_rate']:g}") if len(rates[name]) > 1 else cell
+        cell._replace(text=f"{cell.text}, rate {row['learning_rate']:.3g}") if len(rates[name]) > 1 else cell
         for cell, name, row in zip(cells, names, rows, strict=True)
     ]
     return [*others, (heading, told)]
@@ -166,12 +165,17 @@ def describe_target(omitted: Sequence[Column]) -> str:
 
 
 def name_rows(
-    definition: TableDefinition, points: Sequence[Mapping[str, Any]], varying: Sequence[str], words: ReportWords
+    definition: TableDefinition,
+    rows: Sequence[Row],
+    points: Sequence[Mapping[str, Any]],
+    varying: Sequence[str],
+    words: ReportWords,
 ) -> tuple[list[Column], str]:
     """Return the columns that name the rows, and the sentences that explain their labels."""
     if definition.is_full:
         return full_columns(points, varying), ""
-    named, explained = shorten_labels(label_columns(points, varying, words), words)
+    columns = tell_apart(label_columns(points, varying, words), definition.figures, rows)
+    named, explained = shorten_labels(columns, words)
     texts = (explained, *(cell.text for _, cells in named for cell in cells))
     if any(ALL_REMEDIES in text for text in texts):
         explained = f"{explained} All remedies: {', '.join(REMEDIES)}.".strip()

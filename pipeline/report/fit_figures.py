@@ -40,7 +40,7 @@ def kind_of(note: Note) -> str:
     return kind_of(note.values["note"]) if note.kind == "of_baseline" else note.kind
 
 
-def on_one_gpu_model(rows: Sequence[AnyRow], model_of: Callable[[AnyRow], str]) -> tuple[list[AnyRow], str]:
+def of_one_gpu_model(rows: Sequence[AnyRow], model_of: Callable[[AnyRow], str]) -> tuple[list[AnyRow], str]:
     """Return the rows of one GPU model, and a sentence that counts the others if there are any.
 
     `model_of` returns the model of a row, "" for the usual one of the experiment. That is taken if a row has it, else
@@ -52,9 +52,10 @@ def on_one_gpu_model(rows: Sequence[AnyRow], model_of: Callable[[AnyRow], str]) 
     return kept, describe_left_out(len(rows) - len(kept))
 
 
-def describe_left_out(number: int) -> str:
-    """Return a sentence that counts the rows on another GPU model; empty if there are none."""
-    return f"Left out: {pluralize(number, 'row')} on another GPU model." if number else ""
+def describe_left_out(number: int, also: str = "") -> str:
+    """Return a sentence that counts the rows on another GPU model; empty if there are none. `also` is left out too."""
+    also = f" {also}" if also else ""
+    return f"Left out: {pluralize(number, 'row')} on another GPU model{also}." if number else ""
 
 
 def unusual_model(row: Row) -> str:

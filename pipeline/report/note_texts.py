@@ -8,8 +8,9 @@ from pipeline.analysis.notes import Note
 from pipeline.system.errors import shorten_list
 
 MAX_LISTED_VALUES = 3
-OTHER_POINTS_ON = ", other points of this experiment on "
 MAX_VALUE_CHARS = 40
+OTHER_POINTS_ON = ", other points of this experiment on "
+OTHER_BASELINE = "baseline with another GPU"
 
 FIGURE_WORDS = {
     "epoch_time_s": "epoch time",
@@ -48,12 +49,12 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "repeats_left_out": "{count} of {repeats} repeats left out: on {gpus:list}",
     "source_edited": "source edited after it was imported",
     "other_fact": "{what} with another {fact} ({theirs:short} against {ours:short})",
-    "baseline_gpu_model": "{what} with another {fact} ({theirs:short} against {ours:short})",
+    "baseline_gpu_model": OTHER_BASELINE + " ({theirs:short} against {ours:short})",
     "other_node": "{what} from another node ({theirs:short} against {ours:short})",
     "other_boot": "{what} from another boot of its node",
     "other_gpu": "{what} ran on another GPU of the same model",
-    "shared_node": "other points of this experiment ran on its node meanwhile, {others} in all",
-    "other_shared_node": "{what}: other points of this experiment ran on its node meanwhile, {others} in all",
+    "shared_node": "other points of this experiment on its node meanwhile: {others}",
+    "other_shared_node": "{what}: other points of this experiment on its node meanwhile: {others}",
     # epoch times and their intervals
     "probe_fits": "probe of {steps} steps: it fits, and has no epoch time",
     "epochs_cut": "epochs end after {steps} of {full} steps: no epoch time",

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.point_label import EFFORT_AXES, Processors, describe_point, format_figure, varying_axes
 from pipeline.experiment.spec import AXES
-from pipeline.report.fit_figures import on_one_gpu_model
+from pipeline.report.fit_figures import of_one_gpu_model
 from pipeline.report.note_texts import NOTE_TEXTS, OTHER_POINTS_ON
 
 FlatRow = Mapping[str, Any]
@@ -21,7 +21,6 @@ MAX_BARS = 20
 REFERENCE = -1  # the style of a series to compare with
 LOADER_BOUND = NOTE_TEXTS["loader_bound"].partition(":")[0]  # the word of the note
 UNUSUAL_MODEL = re.compile(f"ran on ([^;]*){OTHER_POINTS_ON}")
-BASELINE_MODEL = "baseline with another GPU"
 HOLLOW_LABEL = f"{LOADER_BOUND}, the point or its baseline"
 
 
@@ -213,11 +212,6 @@ def has_note(row: FlatRow, words: str) -> bool:
     return words in (row.get("note") or "")
 
 
-def without_note(rows: Sequence[FlatRow], words: str) -> list[FlatRow]:
-    """Return the rows of which no note has these words."""
-    return [row for row in rows if not has_note(row, words)]
-
-
 def unusual_model_of(row: FlatRow) -> str:
     """Return the GPU model of a row that is not on the usual one of the experiment; "" of another row."""
     found = UNUSUAL_MODEL.search(row.get("note") or "")
@@ -225,13 +219,18 @@ def unusual_model_of(row: FlatRow) -> str:
 
 
 def alone_on_model(rows: Sequence[FlatRow]) -> tuple[list[FlatRow], str]:
-    """Return the rows of one GPU model, and a sentence that counts the others (fit_figures.on_one_gpu_model)."""
-    return on_one_gpu_model(rows, unusual_model_of)
+    """Return the rows of one GPU model, and a sentence that counts the others (fit_figures.of_one_gpu_model)."""
+    return of_one_gpu_model(rows, unusual_model_of)
 
 
 def note_on_number(number: int, most: int, what: str) -> str:
     """Return a note if only `most` of the `number` are shown, else nothing."""
     return f"{most:,} of {number:,} {what} are shown." if number > most else ""
+
+
+def join_notes(*notes: str) -> str:
+    """Return the notes of a plot as one text; some may be empty."""
+    return " ".join(filter(None, notes))
 
 
 def evenly(items: Sequence[Item], most: int) -> list[Item]:

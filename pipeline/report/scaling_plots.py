@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.experiment.point_label import describe_axis
 from pipeline.report.fit_figures import describe_left_out
+from pipeline.report.note_texts import OTHER_BASELINE
 from pipeline.report.plot_data import (
-    BASELINE_MODEL,
     MAX_SERIES,
     FlatRow,
     LinePanel,
@@ -15,9 +15,10 @@ from pipeline.report.plot_data import (
     Series,
     alone_on_model,
     group_series,
+    has_note,
+    join_notes,
     make_series,
     note_on_number,
-    without_note,
 )
 from pipeline.report.row_types import interval_keys
 
@@ -43,7 +44,7 @@ def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
         panels += [LinePanel(title, "images a step", lines, oom_from=oom_from)] if lines else []
     if panels:
         title = "One GPU: time, throughput and memory against batch size"
-        note = f"{note_on_number(len(groups), MAX_SERIES, 'series')} {left_out}".strip()
+        note = join_notes(note_on_number(len(groups), MAX_SERIES, "series"), left_out)
         yield Plot("q1", "Q1", title, tuple(panels), note)
 
 
@@ -55,11 +56,12 @@ def speedup_plots(source: PlotSource) -> Iterator[Plot]:
         ("q2-strong", "strong", "global_batch_size", "images a step"),
     ):
         all_scaled = [row for row in rows if row["scaling"] == scaling]
-        scaled = without_note(all_scaled, BASELINE_MODEL)
+        alike = [row for row in all_scaled if not has_note(row, OTHER_BASELINE)]
+        scaled, _ = alone_on_model(alike)
         if scaled:
             panels, num_series = speedup_panels(scaled, batch, fixed)
-            left_out = describe_left_out(len(all_scaled) - len(scaled))
-            note = f"{note_on_number(num_series, MAX_SERIES, 'series')} {left_out}".strip()
+            left_out = describe_left_out(len(all_scaled) - len(scaled), "or with a baseline on one")
+            note = join_notes(note_on_number(num_series, MAX_SERIES, "series"), left_out)
             yield Plot(name, "Q2", f"Speed-up over one GPU, {scaling} scaling: {fixed} stay fixed", panels, note)
 
 
@@ -90,8 +92,10 @@ def speedup_panels(rows: Sequence[FlatRow], batch: str, fixed: str) -> tuple[tup
 
 def bandwidth_plots(source: PlotSource) -> Iterator[Plot]:
     """Yield Q3.2: bus bandwidth against message size, of isolated all-reduces and of DDP's buckets."""
-    sweep, left_out = alone_on_model([row for row in source.rows["sweep"] if row["busbw_gb_s"] is not None])
-    buckets, _ = alone_on_model([row for row in source.rows["bandwidth"] if row["busbw_gb_s"] is not None])
+    known = [row for table in ("sweep", "bandwidth") for row in source.rows[table] if row["busbw_gb_s"] is not None]
+    kept, left_out = alone_on_model(known)
+    sweep = [row for row in kept if "bucket" not in row]
+    buckets = [row for row in kept if "bucket" in row]
     lines = []
     for style, count in enumerate(sorted({row["num_gpus"] for row in (*sweep, *buckets)})):
         gpus = describe_axis("num_gpus", count)

@@ -9,7 +9,7 @@ import msgspec
 from pipeline.analysis.pooling import PooledPoint, median_window_s, pool_outcomes
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, varying_axes
 from pipeline.experiment.spec import Strategy
-from pipeline.report.fit_figures import on_one_gpu_model
+from pipeline.report.fit_figures import of_one_gpu_model
 from pipeline.report.plot_data import (
     MAX_BARS,
     BarPanel,
@@ -19,6 +19,7 @@ from pipeline.report.plot_data import (
     axes_of,
     axis_values,
     evenly,
+    join_notes,
     note_on_number,
 )
 
@@ -51,7 +52,7 @@ def step_plots(source: PlotSource) -> Iterator[Plot]:
     ):
         known = sorted((step for step in steps if sum(step[1].values()) > 0), key=lambda step: order_of(step[0]))
         if known:
-            note = f"{note_on_number(len(known), MAX_BARS, 'points')} {left_out}".strip()
+            note = join_notes(note_on_number(len(known), MAX_BARS, "points"), left_out)
             axes = varying_axes([row for row, _ in steps], without=EFFORT_AXES)
             panels: dict[Any, list[Any]] = defaultdict(list)
             for row, parts in (shown := evenly(known, MAX_BARS)):
@@ -86,7 +87,7 @@ def trained_steps(source: PlotSource) -> tuple[Steps, str]:
     plain = [point for point in pooled if point.spec.is_whole_epoch and not point.spec.remedies]
     most = max((point.spec.num_gpus for point in plain), default=1)
     shown = [point for point in plain if point.spec.num_gpus in (1, most) and most > 1 and parts_of_step(point)]
-    points, left_out = on_one_gpu_model(shown, PooledPoint.unusual_model)
+    points, left_out = of_one_gpu_model(shown, PooledPoint.unusual_model)
     axes = axes_of(source.rows["Q3"])
     exposed_s = {axis_values(row, axes): row["exposed_comm_time_s"] for row in source.rows["Q3"]}
     found = []

@@ -17,6 +17,7 @@ from pipeline.report.row_types import TimeToTargetRow, interval_keys, make_row
 
 AnyRow = TypeVar("AnyRow", TimeToTargetRow, Mapping[str, Any])  # of the table, or of tables.json
 
+NEVER_REACHED = "never reached"
 SOONEST_BY = {"time_to_target_s": "seconds", "gpu_time_to_target_s": "GPU-seconds"}
 
 
@@ -59,6 +60,11 @@ def study_key(row: AnyRow) -> tuple[str, ...]:
     return tuple(repr(axes[axis]) for axis in AXES if axis in axes and axis not in TARGET_MAY_DIFFER)
 
 
+def format_target(accuracy: float) -> str:
+    """Return a target accuracy in per cent, with one decimal or two."""
+    return f"{100 * accuracy:.2f}".removesuffix("0") + " %"
+
+
 def study_rows(study: Sequence[PooledPoint], target_accuracy: float | None) -> list[TimeToTargetRow]:
     """Return the rows of one study by global batch, with the soonest marked."""
     baseline = time_to_target.find_baseline(study)
@@ -98,21 +104,10 @@ def target_row(
     if target is None:
         notes.append(make_note("no_target"))
     else:
-        progress = [time_to_target.progress_to(record, target) for record in records]
-        figures |= spread_figures("epochs_to_target", [part.epochs for part in progress])
-        figures |= spread_figures("updates_to_target", [part.updates for part in progress])
-        if figures["epochs_to_target"] is not None:  # else the times of a few would tell of what most do not reach
-            times_s = [time_to_target.progress_to(record, target).time_s for record in timed]
-            figures |= spread_figures("time_to_target_s", times_s)
-        time_s = figures.get("time_to_target_s")
-        figures["gpu_time_to_target_s"] = None if time_s is None else time_s * point.spec.num_gpus
-        num_reached = sum(math.isfinite(part.epochs) for part in progress)
-        figures["reached"] = reached_word(num_reached, len(records))
-        if 0 < num_reached < len(records):
-            notes.append(make_note("reached_by_some", reached=figures["reached"]))
-        notes += time_to_target.left_out_notes(point, records) if num_reached else []
+        figures |= reaching_figures(point, target)
+        notes += reaching_notes(point, figures["reached"], len(records))
         if baseline:
-            figures |= efficiencies(point, baseline, target, figures.get("epochs_to_target"))
+            figures |= efficiencies(point, baseline, target, figures["epochs_to_target"])
     return make_row(
         TimeToTargetRow,
         point,
@@ -126,6 +121,29 @@ def target_row(
         notes=notes,
         **figures,
     )
+
+
+def reaching_figures(point: PooledPoint, target: float) -> dict[str, Any]:
+    """Return what a point needs to reach the target: epochs and updates of all its runs, seconds of the timed ones."""
+    records = time_to_target.evaluated_records(point)
+    progress = [time_to_target.progress_to(record, target) for record in records]
+    figures = spread_figures("epochs_to_target", [part.epochs for part in progress])
+    figures |= spread_figures("updates_to_target", [part.updates for part in progress])
+    if figures["epochs_to_target"] is not None:  # else the times of a few would tell of what most do not reach
+        timed = time_to_target.timed_records(point)
+        figures |= spread_figures("time_to_target_s", [time_to_target.progress_to(run, target).time_s for run in timed])
+    time_s = figures.get("time_to_target_s")
+    figures["gpu_time_to_target_s"] = None if time_s is None else time_s * point.spec.num_gpus
+    figures["reached"] = reached_word(sum(math.isfinite(part.epochs) for part in progress), len(records))
+    return figures
+
+
+def reaching_notes(point: PooledPoint, reached: str | None, num_seeds: int) -> list[Note]:
+    """Return notes on seeds that miss the target, and on those whose times are left out."""
+    if reached in (None, NEVER_REACHED):
+        return []
+    by_some = [] if reached == f"{num_seeds} of {num_seeds}" else [make_note("reached_by_some", reached=reached)]
+    return [*by_some, *time_to_target.left_out_notes(point, time_to_target.evaluated_records(point))]
 
 
 def spread_figures(key: str, values: Sequence[float]) -> dict[str, Any]:
@@ -143,7 +161,7 @@ def reached_word(num_reached: int, num_seeds: int) -> str | None:
     """Return who reached the target as a word of the table; None without a result."""
     if not num_seeds:
         return None
-    return f"{num_reached} of {num_seeds}" if num_reached else "never reached"
+    return f"{num_reached} of {num_seeds}" if num_reached else NEVER_REACHED
 
 
 def efficiencies(

@@ -9,7 +9,7 @@ from pipeline.analysis.neighbours import attempt_key, count_neighbours
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.spec import Spec
 
-BESIDE_ONE = "other points of this experiment ran on its node meanwhile, 1 in all"
+BESIDE_ONE = "other points of this experiment on its node meanwhile: 1"
 OTHERS = {size: make_spec(batch_size_per_gpu=size) for size in (32, 64, 128, 256)}
 TWO_GPUS = make_spec(strategy="ddp", num_gpus=2)
 

@@ -102,12 +102,13 @@ def on_all(gpu: str, records: list[Record]) -> list[Record]:
 def test_the_answer_to_q4_counts_the_rows_without_a_time_and_says_of_none_that_it_misses_the_target() -> None:
     plain = on_all(H100, [*studied(128, 0.9, 0, epoch_time_s=2.0), *studied(2048, 0.6, 0)])
     sooner = answers_of(*plain, *on_all(H200, studied(2048, 0.9, 0, "warmup")))["Q4"]
-    assert_says(sooner, "No run is known to reach 88.0 % sooner than 128", "Left out: 1 row on another GPU model.")
+    said = "1 row reaches it without a time on the usual GPU model."
+    assert_says(sooner, "No run is known to reach 88.0 % sooner than 128", said)
     elsewhere = [*on_all(H200, studied(128, 0.9, 0)), *on_all(H100, studied(2048, 0.6, 0))]
     elsewhere += on_all(H100, studied(2048, 0.7, 0, "warmup"))
     unknown = answers_of(*elsewhere)["Q4"]
-    assert_says(unknown, "No time to 88.0 % is known on the GPU model of most runs. Left out: 1 row")
-    assert "Left out" not in answers_of(*plain, *on_all(H100, studied(2048, 0.9, 0, "warmup")))["Q4"]
+    assert_says(unknown, "No time to 88.0 % is known.", said)
+    assert "without a time" not in answers_of(*plain, *on_all(H100, studied(2048, 0.9, 0, "warmup")))["Q4"]
 
 
 def test_a_time_of_few_seeds_is_not_that_of_a_row_that_misses_the_target() -> None:
@@ -161,9 +162,25 @@ def test_a_plot_of_times_leaves_another_model_out_and_says_so() -> None:
     assert lines_of(plots["q1"]) == [(2.0, 1.5)]
     (speedups,) = lines_of(plots["q2"])
     assert speedups == pytest.approx((2 / 1.2,))
-    for name in ("q1", "q2"):
-        assert plots[name].note == "Left out: 1 row on another GPU model."
-        assert plots_of(*alike)[name].note == ""
+    assert plots["q1"].note == "Left out: 1 row on another GPU model."
+    assert plots["q2"].note == "Left out: 1 row on another GPU model or with a baseline on one."
+    assert plots_of(*alike)["q1"].note == plots_of(*alike)["q2"].note == ""
+
+
+def test_speed_ups_of_two_models_are_not_ranked_or_set_side_by_side() -> None:
+    two: dict[str, Any] = {"strategy": "ddp", "num_gpus": 2}
+    usual = [timed(H100, 1.0), timed(H100, 0.6, **two), timed(H100, 1.0, 64), timed(H100, 0.7, 64, **two)]
+    found = [*usual, timed(H200, 0.5, 256), timed(H200, 0.26, 256, **two)]
+    answers = answers_of(*found)
+    assert_says(answers["Q2"], "1.67 times as fast", "128 per GPU", "Left out: 1 row on another GPU model.")
+    assert_says(answers["Q3"], "(ddp 2 GPUs, 64 per GPU, n = 1 run)")
+    plot = plots_of(*found)["q2"]
+    (speedups,) = lines_of(plot)
+    assert speedups == pytest.approx((1 / 0.7, 1 / 0.6))
+    assert "Left out: 1 row" in plot.note
+    pivot = table_of(report(*found), "Q2: epoch time [s] by GPUs")
+    assert [sorted(row) for row in pivot] == [["128", "64", "GPUs", "strategy"]] * 2
+    assert "Left out: 2 rows on another GPU model." in report(*found)
 
 
 def communicating(gpu: str, batch_size_per_gpu: int = 128, sweep_ns: int = 0) -> Record:
@@ -190,6 +207,34 @@ def test_a_sweep_is_of_one_model_and_so_is_the_link_of_a_prediction() -> None:
     assert [row.n for row in rows] == [2, 1]
     assert [row.time_s for row in rows] == pytest.approx([60e-6, 30e-6])
     assert [row["note"] for row in rows] == [None, f"ran on {H200}, other points of this experiment on {H100}"]
+
+
+def test_buckets_of_one_model_are_not_set_beside_the_link_of_another() -> None:
+    """Two runs on H100s have a sweep alone, one on H200s has the buckets of its profile too."""
+    swept = measured(profile=None)
+    usual = [on(H100, make_communication_record(point(batch_size_per_gpu=size), swept)) for size in (64, 128)]
+    whole = on(H200, make_communication_record(point(batch_size_per_gpu=256), measured()))
+    plot = plots_of(*usual, whole)["q3-bandwidth"]
+    (panel,) = plot.panels
+    assert isinstance(panel, LinePanel)
+    assert [line.label for line in panel.series] == ["isolated all-reduce, 2 GPUs"]
+    rows = build(whole)
+    assert rows.bandwidth
+    assert plot.note == f"Left out: {len(rows.sweep) + len(rows.bandwidth)} rows on another GPU model."
+
+
+def test_a_repeat_that_states_no_gpu_is_no_other_kind_of_sweep() -> None:
+    unknown = make_communication_record(point(repeat=1), measured())
+    rows = build(on(H100, make_communication_record(point(), measured())), unknown).bandwidth
+    assert rows
+    assert not any("captured" in (row["note"] or "") for row in rows)
+
+
+def test_the_step_of_one_model_is_not_set_beside_the_epoch_of_another() -> None:
+    two: dict[str, Any] = {"strategy": "ddp", "num_gpus": 2}
+    for gpu, epoch_time_s in ((H100, 2.4), (H200, None)):
+        (row,) = build(timed(gpu, 2.4, **two), communicating(H100), timed(H100, 3.0, 512)).transfers
+        assert row.epoch_time_s == epoch_time_s
 
 
 def test_a_baseline_on_the_same_model_comes_before_one_of_the_same_strategy() -> None:
@@ -236,6 +281,14 @@ def test_compared_experiments_compare_times_of_one_model() -> None:
     assert compared.ratio == 1
     assert sentences(compared.a.notes) == ["1 of 3 repeats left out: on NVIDIA H200"]
     assert compared.b.notes == []
+
+
+def test_compared_points_of_two_models_are_said_to_differ_in_it() -> None:
+    """Each point ran on the usual model of its experiment, and both experiments have both models."""
+    one = [*(timed(H200, 1.0, repeat=number) for number in range(2)), timed(H100, 1.5, 256)]
+    other = [*(timed(H100, 2.0, repeat=number) for number in range(2)), timed(H200, 0.8, 256)]
+    sides = [resolve_outcomes([record.spec for record in part], part, []).outcomes for part in (one, other)]
+    assert compare_outcomes(*sides).differences["GPU"] == ([H200], [H100])
 
 
 def test_compared_experiments_compare_the_model_that_both_have() -> None:

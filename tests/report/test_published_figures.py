@@ -236,7 +236,7 @@ def fastest_row(name: str) -> dict[str, Any]:
 def test_the_answers_of_the_readme_to_q1_are_the_published_ones() -> None:
     lone, shared, graph = (fastest_row(name) for name in ("h200x2/q1", "h200x4/scaling", "h200x2/graph"))
     assert [row["batch_size_per_gpu"] for row in (lone, shared, graph)] == [512, 8192, 2048]
-    assert "other points of this experiment ran on its node" in shared["note"]
+    assert "other points of this experiment on its node" in shared["note"]
     lone_rate, shared_rate, graph_rate = (f"{row['throughput_samples_per_s']:,.0f}" for row in (lone, shared, graph))
     ends = f"{graph['epoch_time_low_s']:.4f} to {graph['epoch_time_high_s']:.4f} s"
     said = [

@@ -165,3 +165,12 @@ def test_q4_has_every_epoch_for_scripts_and_the_first_and_last_for_people() -> N
         ("512", "1"),
         ("512", "11"),
     ]
+
+
+def test_rows_that_differ_in_the_rate_alone_name_it() -> None:
+    fields: dict[str, Any] = {"batch_size_per_gpu": 8192, "remedies": ("linear_scaling",)}
+    halves = [trained([0.1, 0.2, 0.3, 0.4], **fields, reference_batch_size=size) for size in (128, 256)]
+    names = [row["remedies"] for row in table_of(report(baseline(), *halves), "Q4: final accuracy")]
+    assert names == ["no remedies", "linear_scaling, rate 3.2", "linear_scaling, rate 6.4"]
+    names = [row["remedies"] for row in table_of(report(baseline(), halves[0]), "Q4: final accuracy")]
+    assert names == ["no remedies", "linear_scaling"]
