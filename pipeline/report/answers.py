@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.experiment.point_label import EFFORT_AXES, Processors, name_processors, varying_axes
-from pipeline.report.accuracy_answers import answer_int8, answer_large_batches
+from pipeline.report.accuracy_answers import answer_large_batches
 from pipeline.report.answer_words import (
     NO_RESULT,
     PART,
@@ -24,6 +24,7 @@ from pipeline.report.answer_words import (
 from pipeline.report.build_tables import Tables
 from pipeline.report.communication_answers import answer_communication
 from pipeline.report.fit_figures import is_fit_for_answer, kind_of, of_one_gpu_model, q2_answer_rows, unusual_model
+from pipeline.report.int8_answers import answer_int8
 from pipeline.report.row_types import MemoryRow, Q1Row, Q2Row, Row
 from pipeline.system.errors import pluralize
 
