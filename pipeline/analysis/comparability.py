@@ -82,7 +82,17 @@ def usual_notes(records: Sequence[Record], usual: Mapping[str, str]) -> list[Not
 def usual_facts(records: Sequence[Record]) -> dict[str, str]:
     """Return GPU model and source of most records, if they are not the same in all; of a tie the first in the grid."""
     counts = {name: Counter(filter(None, (known_fact(name, record) for record in records))) for name in USUAL_FACTS}
-    return {name: count.most_common(1)[0][0] for name, count in counts.items() if len(count) > 1}
+    return {name: most_common(count) for name, count in counts.items() if len(count) > 1}
+
+
+def most_common(counts: Counter[str]) -> str:
+    """Return the value that occurs most often, of several the first; "" if there is none."""
+    return next((value for value, _ in counts.most_common(1)), "")
+
+
+def source_edited_notes(records: Sequence[Record]) -> list[Note]:
+    """Return a note if the source changed during a run."""
+    return [make_note("source_edited")] if any(record.environment.source_changed for record in records) else []
 
 
 def gpu_model(record: Record) -> str:

@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from pipeline.analysis import intervals
-from pipeline.analysis.comparability import Fact, compared_facts
+from pipeline.analysis.comparability import Fact, compared_facts, most_common
 from pipeline.analysis.exposed_communication import communications_of, step_times_s
 from pipeline.analysis.intervals import Interval, MedianTime, median_time
 from pipeline.analysis.notes import Note
-from pipeline.analysis.pooling import PooledPoint, most_common, pool_outcomes
+from pipeline.analysis.pooling import PooledPoint, pool_outcomes
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
@@ -113,15 +113,11 @@ def compare_outcomes(a: Sequence[PointOutcome], b: Sequence[PointOutcome]) -> Co
         for sides in ([point.a for point in shared], [point.b for point in shared])
     )
     differences = differing_facts(records_a, records_b)
-    unlike = [point for point in shared if not point.a.point.is_on_gpus_of(point.b.point)]
-    if unlike and "GPU" not in differences:  # both experiments have both models, and these points have not
-        models = [sorted({*side.point.gpu_models}) for point in unlike[:1] for side in (point.a, point.b)]
-        differences["GPU"] = (models[0], models[1])
     return Comparison(
         shared,
         [spec for spec in points_a if spec not in points_b],
         [spec for spec in points_b if spec not in points_a],
-        differences,
+        differences if "GPU" in differences else differences | unlike_gpu_models(shared),
     )
 
 
@@ -176,6 +172,18 @@ def differing_facts(a: Sequence[Record], b: Sequence[Record]) -> dict[str, tuple
         if values_a and values_b and values_a != values_b:
             found[name] = (values_a, values_b)
     return found
+
+
+def unlike_gpu_models(points: Iterable[ComparedPoint]) -> dict[str, tuple[list[str], list[str]]]:
+    """Return the GPU models of the first point whose sides ran on different ones, as a fact with its values.
+
+    If both experiments have both models, differing_facts does not find it.
+    """
+    for point in points:
+        a, b = point.a.point, point.b.point
+        if not a.is_on_gpus_of(b):
+            return {"GPU": (sorted(a.gpu_models), sorted(b.gpu_models))}
+    return {}
 
 
 def fact_values(fact: Fact, records: Sequence[Record]) -> list[str]:

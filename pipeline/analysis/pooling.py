@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from pipeline.analysis import comparability, formulas, intervals
-from pipeline.analysis.comparability import gpu_model
+from pipeline.analysis.comparability import gpu_model, most_common
 from pipeline.analysis.intervals import MedianTime
 from pipeline.analysis.neighbours import AttemptKey, attempt_key, count_neighbours
 from pipeline.analysis.notes import Note, make_note, text_note
@@ -35,7 +35,7 @@ class PooledPoint:
     axes: Sequence[str]  # that its rows show
     usual: Mapping[str, str]  # the GPU model and the source of most ok records of the experiment, where they differ
     neighbours: Mapping[AttemptKey, int]  # their number, for each attempt of the experiment that had some
-    left_out: Sequence[Record] = ()  # the ok records that `on_one_gpu_model` removed
+    left_out: Sequence[Record] = ()  # the ok records on other GPU models (see `on_gpu_model`)
 
     @cached_property
     def gpu_models(self) -> Counter[str]:
@@ -153,7 +153,7 @@ class PooledPoint:
             *self.left_out_notes,
             *comparability.usual_notes(self.records_by_environment, self.usual),
             *comparability.mixed_environment_notes(self.records_by_environment),
-            *([make_note("source_edited")] if self.is_source_edited else []),
+            *comparability.source_edited_notes(self.records_by_environment),
         ]
 
     @cached_property
@@ -163,11 +163,6 @@ class PooledPoint:
             return []
         counts = {"count": len(self.left_out), "repeats": len(self.outcomes) + len(self.left_out)}
         return [make_note("repeats_left_out", **counts, gpus=sorted({*map(gpu_model, self.left_out)}))]
-
-    @property
-    def is_source_edited(self) -> bool:
-        """True if the source changed during a run."""
-        return any(record.environment.source_changed for record in self.records_by_environment)
 
     @cached_property
     def parts_notes(self) -> list[Note]:
@@ -198,11 +193,6 @@ def pool_outcomes(outcomes: Sequence[PointOutcome]) -> list[PooledPoint]:
     attempts = [record for outcome in outcomes for record in (outcome.record, *outcome.superseded) if record]
     neighbours = count_neighbours(attempts)
     return [PooledPoint(without_repeat(pool[0].spec), pool, axes, usual, neighbours) for pool in pools]
-
-
-def most_common(counts: Counter[str]) -> str:
-    """Return the value that occurs most often, of several the first; "" if there is none."""
-    return next((value for value, _ in counts.most_common(1)), "")
 
 
 def axes_to_show(specs: Sequence[Spec]) -> list[str]:

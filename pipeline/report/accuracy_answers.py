@@ -16,7 +16,7 @@ from pipeline.report.answer_words import (
     submit_again,
     weakness_of,
 )
-from pipeline.report.row_types import TimeToTargetRow
+from pipeline.report.row_types import NEVER_REACHED, TimeToTargetRow
 from pipeline.report.time_to_target_rows import format_target, main_study
 from pipeline.system.errors import pluralize
 
@@ -163,10 +163,11 @@ def overlapping_ends(row: TimeToTargetRow, other: TimeToTargetRow) -> str:
 def describe_better_baseline(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow) -> str:
     """Return what remedies give the small batch itself; empty if the seeds do not show that they help it.
 
-    The large batch is then further behind the small one than the sentences before say.
+    The large batch is then further behind than describe_cost and describe_mending say.
     """
-    of_size = [row for row in rows_with_remedies(rows, small) if row.n >= MIN_RUNS]
-    alike = [row for row in of_size if all(row[key] == small[key] for key in ("epochs", "learning_rate", "num_gpus"))]
+    same = ("global_batch_size", "num_gpus", "epochs", "learning_rate")
+    tried = [row for row in rows if row.remedies and row.n >= MIN_RUNS]
+    alike = [row for row in tried if all(row[key] == small[key] for key in same)]
     best = max(alike, key=accuracy_of, default=None)
     if best is None or accuracy_of(best) <= accuracy_of(small) or overlapping_ends(best, small):
         return ""
@@ -219,7 +220,7 @@ def describe_soonest(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow) ->
         return describe_first(rows, small, first["seconds"], first["GPU-seconds"], target) + left_out
     if untimed:
         return f"No time to {target} is known.{left_out}"
-    never = all(row.reached in (None, "never reached") for row in rows)
+    never = all(row.reached in (None, NEVER_REACHED) for row in rows)
     return f"No run reaches {target}." if never else f"In no row half of the runs reach {target}."
 
 
@@ -264,7 +265,7 @@ def describe_rivals(rows: Sequence[TimeToTargetRow], soonest: TimeToTargetRow) -
 
 def describe_reached(row: TimeToTargetRow) -> str:
     """Return how many runs of a row reach the target."""
-    return "no runs" if row.reached == "never reached" else f"{row.reached} runs"
+    return "no runs" if row.reached == NEVER_REACHED else f"{row.reached} runs"
 
 
 def missed_by_some(row: TimeToTargetRow) -> bool:
@@ -291,11 +292,8 @@ def describe_time(row: TimeToTargetRow) -> str:
     ends = "" if low is None or high is None else f"{low:,.1f} to {high:,.1f} s"
     reached = f"reached by {describe_reached(row)}" if missed_by_some(row) else ""
     weak = dict.fromkeys(map(weakness_of, row.notes))
-    runs = (
-        f"time of {row.num_timed} of {pluralize(row.n, 'run')}"
-        if row.num_timed < row.n
-        else f"n = {pluralize(row.n, 'run')}"
-    )
+    runs = pluralize(row.n, "run")
+    runs = f"n = {runs}" if row.num_timed == row.n else f"time of {row.num_timed} of {runs}"
     details = ", ".join(filter(None, [ends, runs, reached, *weak]))
     return f"{time_s or 0.0:,.1f} s of training ({details})"
 

@@ -5,7 +5,7 @@ only weakens a figure is said beside it (answer_words.WEAKENING_NOTES).
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.experiment.point_label import EFFORT_AXES, Processors, name_processors, varying_axes
@@ -144,9 +144,7 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
     why = "; ".join(f"{reason} ({count})" if len(reasons) > 1 else reason for reason, count in reasons.items())
     left_out = f"{reasons.total()} of {pluralize(len(timed), 'row')} with a speed-up cannot be used: {why}"
     if not fit:
-        again = "scaling" if WAITS in reasons else "scaling --repeats 3"
-        again = "scaling --gpu-type TYPE" if {*reasons} == {OTHER_MODEL} else again
-        return not_answered(left_out, again)
+        return not_answered(left_out, grid_to_run(reasons))
     fit, left_out_rows = of_one_gpu_model(fit, unusual_model)
     most = max(row["num_gpus"] for row in fit)
     largest = [row for row in fit if row["num_gpus"] == most]
@@ -179,6 +177,13 @@ def lost_scaling(rows: Sequence[Q2Row]) -> list[Q2Row]:
     if any(row.status == "ok" for row in several):
         return lost
     return [row for row in lost if row["num_gpus"] > 1]
+
+
+def grid_to_run(reasons: Collection[str]) -> str:
+    """Return the grid, with options, that would give a fit speed-up, by the reasons why there is none."""
+    if WAITS in reasons:
+        return "scaling"
+    return "scaling --gpu-type TYPE" if {*reasons} == {OTHER_MODEL} else "scaling --repeats 3"
 
 
 OTHER_MODEL = "the baseline ran on another GPU model"

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from pipeline.analysis.comparability import most_common
 from pipeline.analysis.notes import Note
-from pipeline.analysis.pooling import most_common
 from pipeline.report.row_types import Q2Row, Row
 from pipeline.system.errors import pluralize
 
@@ -53,7 +53,10 @@ def of_one_gpu_model(rows: Sequence[AnyRow], model_of: Callable[[AnyRow], str]) 
 
 
 def describe_left_out(number: int, also: str = "") -> str:
-    """Return a sentence that counts the rows on another GPU model; empty if there are none. `also` is left out too."""
+    """Return a sentence that counts the rows on another GPU model; empty if there are none.
+
+    `also` says in words what other rows the number counts.
+    """
     also = f" {also}" if also else ""
     return f"Left out: {pluralize(number, 'row')} on another GPU model{also}." if number else ""
 

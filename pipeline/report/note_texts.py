@@ -131,7 +131,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
 }
 """Templates by kind. `{name:list}` joins all values, `{name:short}` the first few, each cut to a few characters.
 
-`{name:figures}` joins the names of figures, `{name:mixed}` joins facts.
+`{name:figures}` joins the names of figures, `{name:mixed}` writes out facts that differ.
 """
 
 

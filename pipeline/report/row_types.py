@@ -192,6 +192,9 @@ class Q4Row(PointRow, frozen=True, kw_only=True):
     diverged_at_update: Annotated[int | None, "First update whose loss was not finite."] = None
 
 
+NEVER_REACHED = "never reached"
+
+
 class TimeToTargetRow(PointRow, frozen=True, kw_only=True):
     """Q4: what a global batch with its remedies needs to reach a test accuracy."""
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from pipeline.analysis.scaling import Scaling
 from pipeline.report.columns import COLUMNS
-from pipeline.report.row_types import Row, figure_keys, interval_keys
+from pipeline.report.row_types import NEVER_REACHED, Row, figure_keys, interval_keys
 
 Rows = Sequence[Row]
 
@@ -98,7 +98,7 @@ def is_about_learning(row: Row) -> bool:
 
 def why_no_time(row: Row) -> str:
     """Return in words why a row has no time to the target: never reached, or its GPUs are of another model."""
-    if row["reached"] == "never reached":
+    if row["reached"] == NEVER_REACHED:
         return "never"
     return "other GPU" if row["reached"] and row["num_timed"] == 0 else ""
 

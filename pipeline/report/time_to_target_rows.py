@@ -13,11 +13,10 @@ from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.axis_groups import POOLED_AXES, TARGET_MAY_DIFFER, alike_key
 from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.spec import AXES
-from pipeline.report.row_types import TimeToTargetRow, interval_keys, make_row
+from pipeline.report.row_types import NEVER_REACHED, TimeToTargetRow, interval_keys, make_row
 
 AnyRow = TypeVar("AnyRow", TimeToTargetRow, Mapping[str, Any])  # of the table, or of tables.json
 
-NEVER_REACHED = "never reached"
 SOONEST_BY = {"time_to_target_s": "seconds", "gpu_time_to_target_s": "GPU-seconds"}
 
 

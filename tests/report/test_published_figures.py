@@ -1,11 +1,10 @@
-"""The figures of README.md and docs/ are those of the published records, and the published tables what these give."""
+"""The figures of README.md and docs/ are those of the published records."""
 
 import json
 import re
 import shutil
 import statistics
 import sys
-from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,6 @@ import bench_memory
 import pytest
 from conftest import ROOT, run_command
 from published_pages import CLUSTER, README, RESULTS, TRUST, missing_in, shown_rows, tables_of
-
-from pipeline.analysis import ring_model
-from pipeline.collect import address_of_words
-from pipeline.experiment.folder import Experiment
-from pipeline.report.collect_experiment import collect_experiment
-from pipeline.report.display_tables import MAX_WIDTH
-from pipeline.report.markdown import render_experiment
-from pipeline.report.table_files import indented_json
 
 SIZES = (32, 128, 512, 2048)
 EXPOSED = ("exposed_comm_time_s", "exposed_comm_time_low_s", "exposed_comm_time_high_s")
@@ -419,88 +410,9 @@ def test_the_tools_own_speed_that_the_docs_name_is_the_published_one() -> None:
     assert f"{seconds[2]} s and {peak}, {ratio} a bare read and decode" in words
 
 
-PUBLISHED = ["a40-ddp", "v100-dp", "h200x2/q1", "h200x2/scaling", "h200x2/q4", "h200x4/scaling", "h200x4/q4"]
-PUBLISHED += [f"h200x2/{name}" for name in ("communication", "batchnorm", "graph", "intervals", "memory")]
-PUBLISHED += [f"h200x2/communication-{name}" for name in ("captured", "settled")]
-PUBLISHED += [f"h200x4/{name}" for name in ("communication", "communication-captured", "batchnorm")]
-PUBLISHED += [f"h200x2/{name}" for name in ("packed", "one-a-point")]
-PUBLISHED += ["two-cores/quantize", "h100x2/q4-study", "h100x2/again"]
-
-
 def test_the_figures_of_int8_that_the_results_name_are_the_published_ones() -> None:
     place = {"stage": "biases", "scale_rule": "largest_magnitude", "granularity": "per_tensor"}
     row = row_of("two-cores/quantize", "int8", **place)
     change, low, high = (f"{100 * row[f'accuracy_change{end}']:+.2f}" for end in ("", "_low", "_high"))
     said = f"test accuracy by {change} points, {low} to {high} (`outputs/two-cores/quantize`, n = {row['n']} seeds"
     assert missing_in(RESULTS, [said]) == []
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_the_published_tables_are_what_their_records_give(name: str) -> None:
-    folder = ROOT / "outputs" / name
-    found = collect_experiment(Experiment(folder))
-    assert indented_json(found.content) == (folder / "tables.json").read_bytes()
-    report = (folder / "report.md").read_text()
-    assert max(map(len, report.splitlines())) <= MAX_WIDTH
-    words = address_of_words(found.experiment)
-    assert render_experiment(name, found.tables, found.collected, words=words) == report
-
-
-NARROW = {
-    "captured": ("h200x2/graph", "h200x2/communication-captured", "h200x4/communication-captured"),
-    "epochs": ("h200x2/intervals", "h200x2/packed", "h200x2/one-a-point"),
-    "communication": (
-        *(f"h200x2/{name}" for name in ("communication", "communication-settled", "batchnorm")),
-        *(f"h200x4/{name}" for name in ("communication", "batchnorm")),
-    ),
-}
-
-
-WITH_INTERVAL = "Of the rows with an interval"  # how the line of a report begins
-
-
-def narrow_points(names: Iterable[str]) -> str:
-    """How many points of these experiments are known within 2 %, of how many, as their reports say it."""
-    reports = [(ROOT / "outputs" / name / "report.md").read_text() for name in names]
-    found = [re.search(rf"^{WITH_INTERVAL} (\d+) of (\d+) ", report, re.MULTILINE) for report in reports]
-    pairs = [(int(match[1]), int(match[2])) for match in found if match]
-    assert len(pairs) == len(reports)
-    return " of ".join(str(sum(part)) for part in zip(*pairs, strict=True))
-
-
-def test_how_many_published_points_are_known_within_2_per_cent_is_what_their_reports_say() -> None:
-    counted = {kind: narrow_points(names) for kind, names in NARROW.items()}
-    others = {name for name in PUBLISHED if not name.startswith("h100")}  # the table of trust.md is of H200s
-    others -= {name for names in NARROW.values() for name in names}
-    assert not any(f"\n{WITH_INTERVAL} " in (ROOT / "outputs" / name / "report.md").read_text() for name in others)
-    assert [row[1] for row in shown_rows(TRUST, "a half-width of at most 2 %")] == list(counted.values())
-    on_two = {kind: [name for name in names if name.startswith("h200x2/")] for kind, names in NARROW.items()}
-    captured, epochs, communication = map(narrow_points, on_two.values())
-    said = [f"{captured} captured, {epochs} eager epochs", f"{communication} eager communication points"]
-    every = narrow_points(name for names in on_two.values() for name in names).replace(" of ", " of the ")
-    said.append(f"{every} points with six windows or more")
-    assert missing_in((ROOT / "outputs/h200x2/README.md").read_text(), said) == []
-
-
-def worst_fit_errors(names: Iterable[str]) -> dict[tuple[str, int], float]:
-    """The largest relative error of the link model, by experiment and number of GPUs of its sweep."""
-    return {
-        (name, row["from_num_gpus"]): row.fit_worst_error
-        for name in names
-        for row in collect_experiment(Experiment(ROOT / "outputs" / name)).tables.prediction
-        if row.fit_worst_error is not None
-    }
-
-
-def test_how_well_the_link_model_fits_is_what_the_docs_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [name for name in PUBLISHED if "communication" in name or "batchnorm" in name]
-    of_large = worst_fit_errors(names)
-    monkeypatch.setattr(ring_model, "fit_large_messages", lambda samples, least_bytes: ring_model.fit_link(samples))
-    of_all = worst_fit_errors(names)
-    low, high, lowest, highest = (100 * end(found.values()) for found in (of_large, of_all) for end in (min, max))
-    said = [
-        f"it is {low:.0f} to {high:.0f} % off in the eight published sweeps.",
-        f"Fitted to all sizes it would be {lowest:.0f} to {highest:.0f} % off.",
-    ]
-    assert len(of_large) == len(of_all) == 8
-    assert missing_in(TRUST, said) == []
