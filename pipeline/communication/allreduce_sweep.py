@@ -14,7 +14,7 @@ import torch.distributed as dist
 from pipeline.communication.interleaved_timing import time_window
 from pipeline.experiment.measurement import AllReduce
 from pipeline.training import process_group
-from pipeline.training.cuda_graph import GraphCapturer, graph_capturer, on_stream, warm_up_and_capture
+from pipeline.training.cuda_graph import GraphCapturer, graph_capturer, on_new_stream, warm_up_and_capture
 from pipeline.training.process_group import Rank
 
 KIB, MIB = 2**10, 2**20
@@ -45,7 +45,7 @@ def capture_stream(rank: Rank) -> Iterator[GraphCapturer | None]:
     if rank.device.type == "cpu":
         yield None
         return
-    with on_stream(torch.cuda.Stream(rank.device), rank):
+    with on_new_stream(rank):
         yield graph_capturer()
 
 

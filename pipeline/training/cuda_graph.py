@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeline.data.batches import Batch, image_dtype, memory_format
 from pipeline.data.images import IMAGE_SIZE_PX
-from pipeline.experiment.spec import COMPILED_EXECUTIONS, Execution, Spec
+from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, MarkPart, StepFunction, ignore_mark
 from pipeline.training.step_timer import WHOLE_STEP
@@ -29,20 +29,14 @@ def num_capture_warm_up_steps(spec: Spec) -> int:
     return DDP_CAPTURE_WARM_UP_STEPS if spec.strategy == "ddp" else CAPTURE_WARM_UP_STEPS
 
 
-def new_stream(execution: Execution, rank: Rank) -> torch.cuda.Stream:
-    """Return a stream for a captured step. If compiled it has high priority over the stream of weight gradients."""
-    return torch.cuda.Stream(rank.device, priority=-1 if execution in COMPILED_EXECUTIONS else 0)
-
-
 @contextlib.contextmanager
-def on_stream(stream: torch.cuda.Stream, rank: Rank) -> Iterator[None]:
-    """Issue all work of the block on `stream`, since the default stream cannot be captured.
+def on_new_stream(rank: Rank) -> Iterator[None]:
+    """Issue all work of the block on a stream of its own, since the default stream cannot be captured.
 
-    The model must be wrapped in DDP inside the block too, or on a stream that joins this one
-    (step_setup.ddp_wrapping_stream): DDP keeps the nodes that accumulate gradients, and they keep the stream on which
-    they were made. Warm-up, capture and replay then need no synchronization between them.
+    The model must be wrapped in DDP inside the block too: DDP keeps the nodes that accumulate gradients, and they keep
+    the stream on which they were made. Warm-up, capture and replay then need no synchronization between them.
     """
-    outside = torch.cuda.current_stream(rank.device)
+    outside, stream = torch.cuda.current_stream(rank.device), torch.cuda.Stream(rank.device)
     stream.wait_stream(outside)
     with torch.cuda.stream(stream):
         yield

@@ -1,6 +1,5 @@
 """The rank of this process, its device and process group, and the model wrapped for the strategy."""
 
-import functools
 import os
 from datetime import timedelta
 from typing import NamedTuple, TypeVar
@@ -113,12 +112,6 @@ def wrap_for_strategy(model: nn.Module, spec: Spec, rank: Rank, group: dist.Proc
         bucket_cap_mb=spec.bucket_cap_mb,
         gradient_as_bucket_view=spec.gradient_as_bucket_view,
     )
-
-
-@functools.cache
-def bucket_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the device's stream on which DDP fills its buckets while the backward pass goes on."""
-    return torch.cuda.Stream(device, priority=-1)
 
 
 def device_indices(spec: Spec, rank: Rank) -> list[int]:

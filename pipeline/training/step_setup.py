@@ -24,10 +24,7 @@ EXECUTIONS_FASTEST_FIRST: tuple[Execution, ...] = ("compiled_graph", "graph", "c
 """The order in which `execution: auto` tries them, from `make bench-gpu` on an H200 (bf16, one GPU, B=32 to 2048)."""
 
 
-EXPECTED_WARNINGS = (
-    "The .grad attribute of a Tensor that is not a leaf",  # TorchDynamo reads .grad of outputs
-    "The AccumulateGrad node's stream does not match",  # ddp_wrapping_stream is not the stream of the step
-)
+EXPECTED_WARNING = "The .grad attribute of a Tensor that is not a leaf"  # TorchDynamo reads .grad of outputs
 
 
 class PreparedStep(NamedTuple):
@@ -71,10 +68,8 @@ def has_compiler(device: str) -> bool:
 
 
 def execution_stream(execution: Execution, rank: Rank) -> contextlib.AbstractContextManager[None]:
-    """Return the stream context for all work of the execution, also for wrapping the model (ddp_wrapping_stream)."""
-    if execution not in CAPTURED_EXECUTIONS:
-        return contextlib.nullcontext()
-    return cuda_graph.on_stream(cuda_graph.new_stream(execution, rank), rank)
+    """Return the stream context for all work of the execution, also for wrapping the model."""
+    return cuda_graph.on_new_stream(rank) if execution in CAPTURED_EXECUTIONS else contextlib.nullcontext()
 
 
 def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: Rank) -> PreparedStep:
@@ -86,8 +81,7 @@ def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: 
     """
     set_cudnn_benchmark(execution)
     placed = place_model(bare_model, spec, rank)
-    with ddp_wrapping_stream(execution, spec, rank):
-        model = process_group.wrap_for_strategy(placed, spec, rank)
+    model = process_group.wrap_for_strategy(placed, spec, rank)
     is_captured = execution in CAPTURED_EXECUTIONS
     compiled = compile_model(model, execution, spec)._asdict() if execution in COMPILED_EXECUTIONS else {}
     step = EagerStep(model, spec, rank, rate_on_device=is_captured and spec.fused_optimizer, **compiled)
@@ -98,8 +92,7 @@ def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: 
     ready: TrainingStep = step
     step.begin_epoch()
     with restore_training_state(step, rank), warnings.catch_warnings():
-        for message in EXPECTED_WARNINGS:
-            warnings.filterwarnings("ignore", message)
+        warnings.filterwarnings("ignore", EXPECTED_WARNING)
         if execution in COMPILED_EXECUTIONS:
             warm_up_compiled(step, sizes, spec, rank)
         if is_captured:
@@ -122,17 +115,6 @@ def warm_up_compiled(step: EagerStep, sizes: Sequence[int], spec: Spec, rank: Ra
             f"torch.compile found nothing to compile in model {spec.model!r} under strategy {spec.strategy!r}; "
             "give the model a forward of its own, or use execution: eager."
         )
-
-
-def ddp_wrapping_stream(execution: Execution, spec: Spec, rank: Rank) -> contextlib.AbstractContextManager[None]:
-    """Return the stream context for wrapping the model: DDP later fills its buckets on the stream current there.
-
-    If weight gradients come from a side stream (pipeline.training.weight_gradient_overlap), this is a separate stream,
-    so that the backward pass does not wait for the buckets.
-    """
-    if spec.strategy != "ddp" or execution not in CAPTURED_EXECUTIONS or execution not in COMPILED_EXECUTIONS:
-        return contextlib.nullcontext()
-    return cuda_graph.on_stream(process_group.bucket_stream(rank.device), rank)
 
 
 @contextlib.contextmanager

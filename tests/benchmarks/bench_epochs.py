@@ -12,7 +12,6 @@ import torch
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS, Spec
 from pipeline.training import process_group
 from pipeline.training.compilation import set_cudnn_benchmark
-from pipeline.training.cuda_graph import new_stream
 from pipeline.training.loop import build_training_setup, run_epoch, set_precision
 from pipeline.training.process_group import Rank
 from pipeline.training.step_setup import choose_execution, prepare_step
@@ -55,9 +54,7 @@ def ours(name: str, spec: Spec, rank: Rank, data: Path | None) -> Contender:
     """The tool's own training loop, as a point of that spec runs it, on a stream of its own where that is captured."""
     batches, model = build_training_setup(spec, rank, data)
     execution = choose_execution(spec, rank)
-    stream = (
-        new_stream(execution, rank) if execution in CAPTURED_EXECUTIONS else None
-    )  # kept, so that it can be entered again
+    stream = torch.cuda.Stream(rank.device) if execution in CAPTURED_EXECUTIONS else None  # entered in every epoch
     process_group.synchronize(rank)
     with torch.cuda.stream(stream):
         ready = prepare_step(execution, model, spec, rank)

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import shutil
 from collections.abc import Callable, Iterator
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ from pipeline.communication.step_variants import build_step_context, build_varia
 from pipeline.data.batches import build_batches
 from pipeline.experiment.learning_rate import learning_rate_at
 from pipeline.experiment.measurement import Measurement
-from pipeline.experiment.spec import Execution, Spec, Strategy
-from pipeline.training import cuda_graph, process_group, step_setup
+from pipeline.experiment.spec import Spec
+from pipeline.training import cuda_graph, step_setup
 from pipeline.training.compilation import CompiledModel
 from pipeline.training.cuda_graph import (
     CAPTURE_WARM_UP_STEPS,
@@ -312,24 +312,6 @@ def test_a_compiled_step_learns_what_the_eager_one_learns() -> None:
     assert (compiled.execution_used, compiled.captured_batch_sizes) == ("compile", ())
     assert (compiled.compile_time_s or 0) > (compiled.epochs[0].ranks[0].epoch_time_ns or 0) / 1e9
     assert series[0][0].shape == (3, len(STEP_PARTS))
-
-
-@pytest.mark.parametrize("execution", get_args(Execution))
-@pytest.mark.parametrize("strategy", ["single", "ddp"])
-def test_ddp_fills_its_buckets_aside_where_weight_gradients_come_from_aside(
-    execution: Execution, strategy: Strategy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entered: list[object] = []
-
-    @contextlib.contextmanager
-    def on_stream(stream: object, _: Rank) -> Iterator[None]:
-        entered.append(stream)
-        yield
-
-    monkeypatch.setattr(cuda_graph, "on_stream", on_stream)
-    monkeypatch.setattr(process_group, "bucket_stream", lambda device: "the buckets'")
-    with step_setup.ddp_wrapping_stream(execution, make_spec(strategy=strategy, num_gpus=1), ALONE):
-        assert entered == ["the buckets'"] * (strategy == "ddp" and execution == "compiled_graph")
 
 
 def test_an_eager_step_which_auto_chooses_on_the_cpu_takes_no_making_ready() -> None:
