@@ -4,10 +4,11 @@
     python -m pipeline.compare outputs/driver-570 outputs/driver-580 --fail-above 5%
 
 A and B are experiments, or folders of several: those are paired by name. Points are paired by all axes but repeat and
-seed. A verdict holds for the interval of the ratio B / A.
-Exit codes: 0 success; 1 with --fail-above if a point is slower by more, or is ok in A and not in B; 2 a folder cannot
-be read, both are the same, or --fail-above is given and no point has an interval; 3 no experiment, or no timed point,
-is in both.
+seed. The verdict "slower" or "faster" needs six repeats of a point on both sides (submit --repeats 6), since one
+process says nothing of the next one. With fewer a point at most "differs within one run".
+Exit codes: 0 success; 1 with --fail-above if a point is slower by more, is ok in A and not in B, or has no verdict
+(unless --allow-unchecked); 2 a folder cannot be read, or both are the same; 3 no experiment, or no timed point, is in
+both.
 """
 
 import argparse
@@ -18,13 +19,14 @@ from typing import TYPE_CHECKING
 
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
-from pipeline.system.errors import CommandError, log_line
+from pipeline.system.errors import CommandError, log_line, pluralize, shorten_list
 
 if TYPE_CHECKING:
     from pipeline.experiment.folder import Experiment
     from pipeline.experiment.outcomes import PointOutcome
 
 PERCENTAGE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?%")
+MAX_NAMED_POINTS = 5  # in the sentence on points that were not checked; the tables have them all
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -32,10 +34,15 @@ def parse_arguments() -> argparse.Namespace:
     folder = "an experiment's folder, or one that holds experiments at any depth"
     parser.add_argument("a", type=Path, metavar="A", help=f"the reference: {folder}")
     parser.add_argument("b", type=Path, metavar="B", help="what is compared with it: likewise")
-    failing = "exit 1 if a point of B is slower by more than this, and noise does not explain it (such as 5%%)"
+    failing = "exit 1 if a point of B is slower by more than this, or has no verdict (such as 5%%)"
     parser.add_argument("--fail-above", type=parse_percentage, metavar="PERCENT", help=failing)
+    allowing = "with --fail-above: a point without a verdict does not change the exit code"
+    parser.add_argument("--allow-unchecked", action="store_true", help=allowing)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.allow_unchecked and arguments.fail_above is None:
+        parser.error("--allow-unchecked needs --fail-above; give both or neither")
+    return arguments
 
 
 def parse_percentage(text: str) -> float:
@@ -50,8 +57,8 @@ def main() -> int:
     """Print the comparison of every pair of experiments. Return the exit code."""
     arguments = parse_arguments()
     # imported after the command line is parsed, so that --help answers at once
-    from pipeline.analysis.comparison import Comparison, compare_outcomes, is_decided, is_failing
-    from pipeline.report.comparison_tables import comparison_as_json, render_comparison, summarize
+    from pipeline.analysis.comparison import Comparison, compare_outcomes, is_failing
+    from pipeline.report.comparison_tables import comparison_as_json, name_unchecked, render_comparison, summarize
 
     unreadable: list[OSError] = []
     comparisons: dict[str, tuple[tuple[str, str], Comparison]] = {}
@@ -67,18 +74,23 @@ def main() -> int:
         raise CommandError(f"{problem}; compare two runs of the same grid.", errors.EXIT_NOTHING_FOUND)
     if arguments.json:
         described = {name: comparison_as_json(comparison) for name, (_, comparison) in comparisons.items()}
-        print(json.dumps({"fail_above": arguments.fail_above, "experiments": described}, indent=1))
+        limits = {"fail_above": arguments.fail_above, "allow_unchecked": arguments.allow_unchecked}
+        print(json.dumps({**limits, "experiments": described}, indent=1))
     else:
         print("\n".join(render_comparison(name, *found) for name, found in comparisons.items()))
-        print(" ".join(summarize(points, arguments.fail_above)))
+        print(" ".join(summarize(points, arguments.fail_above, arguments.allow_unchecked)))
     if unreadable:
         return errors.EXIT_USAGE
-    if is_failing(points, arguments.fail_above):
-        return errors.EXIT_GAPS
-    if arguments.fail_above is not None and not is_decided(points):
-        cure = "measure both sides with --repeats 6"
-        raise CommandError(f"no point has an interval on both sides, so --fail-above decides nothing; {cure}.")
-    return errors.EXIT_OK
+    if not is_failing(points, arguments.fail_above, arguments.allow_unchecked):
+        return errors.EXIT_OK
+    unchecked = name_unchecked({name: comparison for name, (_, comparison) in comparisons.items()})
+    if unchecked and not arguments.allow_unchecked:
+        problem = (
+            f"{pluralize(len(unchecked), 'point')} without a verdict ({shorten_list(unchecked, MAX_NAMED_POINTS)})"
+        )
+        cure = "measure both sides with --repeats 6, or allow it with --allow-unchecked"
+        log_line(f"error: --fail-above could not check {problem}; {cure}.")
+    return errors.EXIT_GAPS
 
 
 def pair_experiments(a: Path, b: Path, unreadable: list[OSError]) -> "dict[str, tuple[Experiment, Experiment]]":

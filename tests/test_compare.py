@@ -16,12 +16,19 @@ from pipeline.experiment.spec import Spec
 STEADY_S = (9.0, 1.00, 1.03, 1.01, 1.05, 1.02, 1.04)  # the first epoch warms up; the median is 1.025 s
 
 
+def repeated(size: int, times_s: Sequence[float] = STEADY_S, **fields: Any) -> list[Record]:
+    """Six repeats of one timed epoch: the first time is of the epoch that warms up."""
+    warm_up_s, *timed_s = times_s
+    specs = [make_spec(batch_size_per_gpu=size, repeat=n) for n in range(len(timed_s))]
+    return [make_record(spec, (warm_up_s, time_s), **fields) for spec, time_s in zip(specs, timed_s, strict=True)]
+
+
 def timed(size: int, times_s: Sequence[float] = STEADY_S, **fields: Any) -> Record:
     return make_record(windows(size), times_s, **fields)
 
 
-def windows(size: int) -> Spec:
-    return make_spec(batch_size_per_gpu=size, windows=6, epochs=7)
+def windows(size: int, **fields: Any) -> Spec:
+    return make_spec(batch_size_per_gpu=size, windows=6, epochs=7, **fields)
 
 
 def slower(factor: float) -> list[float]:
@@ -42,11 +49,16 @@ def compare(pipeline: Command, folder: Path, *options: str) -> dict[str, Any]:
 
 def test_each_verdict_and_its_ratio(pipeline: Command, tmp_path: Path) -> None:
     few = make_spec(batch_size_per_gpu=16)
-    make_experiment(tmp_path / "a", *map(timed, (32, 64, 128, 256)), make_record(few))
-    rerun = (timed(32, slower(1.2)), timed(64, slower(0.8)), timed(128, slower(1.01)), timed(256, status="oom"))
-    make_experiment(tmp_path / "b", *rerun, make_record(few, (2.0, 3.0)))
+    first_runs = [record for size in (32, 64, 128) for record in repeated(size)]
+    make_experiment(tmp_path / "a", *first_runs, timed(256), make_record(few), timed(512), timed(1024))
+    reruns = [*repeated(32, slower(1.2)), *repeated(64, slower(0.8)), *repeated(128, slower(1.01))]
+    single = (timed(256, status="oom"), make_record(few, (2.0, 3.0)), timed(512, slower(1.2)), timed(1024))
+    make_experiment(tmp_path / "b", *reruns, *single)
     points = compare(pipeline, tmp_path)["points"]
-    assert [point["verdict"] for point in points] == ["slower", "faster", "inside the noise", "no data", "no interval"]
+    between = ["slower", "faster", "inside the noise"]
+    none = ["no data", "no interval", "differs within one run", "inside the noise of one run"]
+    assert [point["verdict"] for point in points] == between + none
+    assert [point["is_unchecked"] for point in points] == [False] * 4 + [True] * 3  # an OOM in B alone fails any limit
     first = points[0]
     assert first["axes"]["batch_size_per_gpu"] == 32
     assert (first["time"], first["a"]["time_s"], first["ratio"]) == ("epoch_time_s", 1.025, pytest.approx(1.2))
@@ -101,12 +113,57 @@ def test_what_differs_comes_before_the_rows(pipeline: Command, tmp_path: Path) -
 def test_the_exit_code_is_1_only_where_the_whole_interval_is_above_the_limit(
     pipeline: Command, tmp_path: Path, factor: float, limit: str, code: int
 ) -> None:
-    make_experiment(tmp_path / "a", timed(32))
-    make_experiment(tmp_path / "b", timed(32, slower(factor)))  # the interval begins at factor / 1.05
+    make_experiment(tmp_path / "a", *repeated(32))
+    make_experiment(tmp_path / "b", *repeated(32, slower(factor)))  # the interval begins at factor / 1.05
     answer = pipeline("compare", tmp_path / "a", tmp_path / "b", "--fail-above", limit)
     assert answer.returncode == code, answer.stderr
-    assert f"{code} of 1 point with an interval" in answer.stdout
+    assert f"{code} of 1 point with a verdict" in answer.stdout
     assert ("Exit code 1." in answer.stdout) == bool(code)
+    assert answer.stderr == ""
+
+
+@pytest.mark.parametrize(("num_a", "num_b", "code"), [(1, 1, 1), (5, 6, 1), (6, 5, 1), (6, 6, 0)])
+def test_a_limit_needs_six_repeats_on_both_sides_and_names_the_point_that_has_fewer(
+    pipeline: Command, tmp_path: Path, num_a: int, num_b: int, code: int
+) -> None:
+    """128 has six repeats on both sides, 32 not always. In 32 each repeat has six windows, 20 % slower in B."""
+    for side, count, factor in (("a", num_a, 1.0), ("b", num_b, 1.2)):
+        many = [make_record(windows(32, repeat=n), slower(factor)) for n in range(count)]
+        make_experiment(tmp_path / side, *many, *repeated(128))
+    command = ("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "50%")  # B is not slower than that
+    answer = pipeline(*command)
+    assert answer.returncode == code
+    named = "could not check 1 point without a verdict (a and b: single 1 GPU, 32 per GPU)"
+    assert (named in answer.stderr, "--repeats 6" in answer.stderr) == (bool(code), bool(code))
+    assert ("1 point without a verdict was not checked." in answer.stdout) == bool(code)
+    allowed = pipeline(*command, "--allow-unchecked", "--json")
+    assert (allowed.returncode, allowed.stderr) == (0, "")
+    found = json.loads(allowed.stdout)
+    assert (found["fail_above"], found["allow_unchecked"]) == (0.5, True)
+    verdicts = [point["verdict"] for point in found["experiments"]["a and b"]["points"]]
+    assert verdicts == ["differs within one run" if code else "slower", "inside the noise"]
+
+
+def test_a_point_without_verdict_does_not_hide_one_that_is_slower(pipeline: Command, tmp_path: Path) -> None:
+    make_experiment(tmp_path / "a", *repeated(32), timed(64))
+    make_experiment(tmp_path / "b", *repeated(32, slower(1.2)), timed(64))
+    command = ("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "5%")
+    for more, is_named in (((), True), (("--allow-unchecked",), False)):
+        answer = pipeline(*command, *more)
+        assert answer.returncode == 1
+        assert "1 of 1 point with a verdict is slower than the limit of 5 %." in answer.stdout
+        assert ("could not check" in answer.stderr) == is_named
+
+
+def test_a_point_that_has_no_result_in_a_is_not_checked_and_an_oom_there_is_a_result(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    failed = timed(64, status="failed")
+    make_experiment(tmp_path / "a", *repeated(32), failed, timed(128, status="oom"), missing=[windows(256)])
+    make_experiment(tmp_path / "b", *repeated(32), *(timed(size) for size in (64, 128, 256)))
+    answer = pipeline("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "5%")
+    assert answer.returncode == 1
+    assert "2 points without a verdict (a and b: single 1 GPU, 64 per GPU, a and b: single" in answer.stderr
 
 
 def test_a_point_that_fits_in_a_and_not_in_b_passes_no_limit(pipeline: Command, tmp_path: Path) -> None:
@@ -136,11 +193,11 @@ def test_one_window_has_no_interval_and_says_what_an_interval_needs(pipeline: Co
     make_experiment(tmp_path / "a", make_record())
     make_experiment(tmp_path / "b", make_record(epoch_times_s=(2.0, 9.0)))
     answer = pipeline("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "5%")
-    assert answer.returncode == 2
-    assert "no point has an interval on both sides" in answer.stderr
+    assert answer.returncode == 1
+    assert "could not check 1 point without a verdict (a and b: single 1 GPU, 128 per GPU)" in answer.stderr
     assert "An interval needs 6 windows" in answer.stdout
-    assert "1 point: 1 no interval. 0 of 0 points with an interval" in answer.stdout
-    assert "1 point without an interval was not checked." in answer.stdout
+    assert "1 point: 1 no interval. 0 of 0 points with a verdict" in answer.stdout
+    assert "1 point without a verdict was not checked." in answer.stdout
 
 
 def test_unequal_seeds_are_said(pipeline: Command, tmp_path: Path) -> None:
@@ -159,7 +216,7 @@ def test_a_label_has_the_length_of_a_point_only_where_that_tells_points_apart(
         make_experiment(tmp_path / side / "few", timed(32), make_record(long, range(1, 11)))
         make_experiment(tmp_path / side / "all", timed(32), twice)
     text = pipeline("compare", tmp_path / "a", tmp_path / "b").stdout
-    labels = [line.split("|")[1].strip() for line in text.splitlines() if line.endswith("the noise |")]
+    labels = [line.split("|")[1].strip() for line in text.splitlines() if line.endswith("the noise of one run |")]
     assert labels == ["7 epochs, 6 windows", "10 epochs, 9 windows", "32 per GPU", "64 per GPU"]
     shared = [line for line in text.splitlines() if line.startswith("All points")]
     assert shared == ["All points: single 1 GPU, 32 per GPU.", "All points: single 1 GPU."]
@@ -192,6 +249,7 @@ def test_what_is_no_comparison_is_refused(pipeline: Command, tmp_path: Path) -> 
     assert_refused(pipeline("compare", a, tmp_path / "several"), 3, "has the name of one")
     for text in ("5", "0.05", "-5%", "nan%", "%", "inf%", "five"):
         assert_refused(pipeline("compare", a, b, f"--fail-above={text}"), 2, "is no percentage", "5%")
+    assert_refused(pipeline("compare", a, b, "--allow-unchecked"), 2, "--fail-above")
 
 
 def test_a_hostile_name_stays_text(pipeline: Command, tmp_path: Path) -> None:

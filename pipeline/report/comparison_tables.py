@@ -1,7 +1,7 @@
 """Comparisons of two experiments, in Markdown and in JSON."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 import msgspec
@@ -18,7 +18,7 @@ from pipeline.analysis.comparison import (
     is_failing,
     time_key,
 )
-from pipeline.experiment.point_label import EFFORT_AXES, describe_point, varying_axes
+from pipeline.experiment.point_label import EFFORT_AXES, describe_point, point_labels, varying_axes
 from pipeline.report.columns import NOT_STATED
 from pipeline.report.display_cells import STATUS_WORDS
 from pipeline.report.markdown import draw_table, escape_markdown
@@ -119,18 +119,16 @@ def format_time(side: TimedSide, table: TimeTable) -> str:
 
 def render_notes_below(points: Sequence[ComparedPoint], labels: Sequence[str]) -> list[str]:
     """Return the sentences below a table: how far to trust the intervals, and which times drifted."""
-    known = [point for point in points if point.interval]
     lines = []
-    if known:
-        coverage = min(point.interval.coverage for point in known if point.interval)
-        lines.append(f"An interval contains the true ratio with a probability of at least {100 * coverage:.1f} %.")
+    if coverages := [point.interval.coverage for point in points if point.interval and point.is_between_runs]:
+        text = "An interval over repeats contains the true ratio with a probability of at least"
+        lines.append(f"{text} {100 * min(coverages):.1f} %.")
     needed = intervals.min_values()
-    over_windows = sum("windows" in (side.time.basis for side in point[1:3] if side.time) for point in known)
+    over_windows = sum(point.interval is not None and not point.is_between_runs for point in points)
     if over_windows:
-        lines.append(
-            f"Intervals over the windows of a run ({pluralize(over_windows, 'point')}) leave out changes from run to "
-            f"run; {needed} repeats would show them."
-        )
+        of_points = pluralize(over_windows, "point")
+        lines.append(f"Intervals over the windows of a run ({of_points}) leave out changes from run to run.")
+        lines.append(f"A verdict needs {needed} repeats on both sides.")
     if any(point.verdict == "no interval" for point in points):
         lines.append(f"An interval needs {needed} windows in a run, or {needed} repeats, on both sides.")
     for point, label in zip(points, labels, strict=True):
@@ -139,26 +137,35 @@ def render_notes_below(points: Sequence[ComparedPoint], labels: Sequence[str]) -
     return ["\n".join(f"- {escape_markdown(line)}" for line in lines)] if lines else []
 
 
-def summarize(points: Sequence[ComparedPoint], fail_above: float | None) -> list[str]:
+def summarize(points: Sequence[ComparedPoint], fail_above: float | None, allow_unchecked: bool) -> list[str]:
     """Return the sentences at the end: the number of points by verdict, and those beyond the limit."""
     counts = Counter(point.verdict for point in points)
     listed = ", ".join(f"{counts[word]} {word}" for word in get_args(Verdict) if counts[word])
     sentences = [f"{pluralize(len(points), 'point')}: {listed}."]
     if fail_above is not None:
         slower = sum(point.is_slower_by(fail_above) for point in points)
-        known = sum(point.interval is not None for point in points)
+        known = sum(point.is_between_runs for point in points)
         verb = "is" if known == 1 else "are"
-        of_known = f"{slower} of {pluralize(known, 'point')} with an interval"
+        of_known = f"{slower} of {pluralize(known, 'point')} with a verdict"
         sentences.append(f"{of_known} {verb} slower than the limit of {100 * fail_above:g} %.")
-    unchecked = counts["no interval"] if fail_above is not None else 0
+    unchecked = sum(point.is_unchecked for point in points) if fail_above is not None else 0
     if unchecked:
         verb = "was" if unchecked == 1 else "were"
-        sentences.append(f"{pluralize(unchecked, 'point')} without an interval {verb} not checked.")
+        sentences.append(f"{pluralize(unchecked, 'point')} without a verdict {verb} not checked.")
     if lost := sum(point.is_lost for point in points):
         sentences.append(f"{pluralize(lost, 'point')} ok in A but not in B.")
-    if is_failing(points, fail_above):
+    if is_failing(points, fail_above, allow_unchecked):
         sentences.append("Exit code 1.")
     return sentences
+
+
+def name_unchecked(comparisons: Mapping[str, Comparison]) -> list[str]:
+    """Return the names of the points that a limit cannot be checked for, each with its experiment."""
+    names = []
+    for name, comparison in comparisons.items():
+        labels = point_labels([point.spec for point in comparison.points])
+        names += [f"{name}: {labels[point.spec.run_id()]}" for point in comparison.points if point.is_unchecked]
+    return names
 
 
 def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
@@ -172,7 +179,10 @@ def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def point_as_json(point: ComparedPoint) -> dict[str, Any]:
-    """Return one point: its axes, both medians with their intervals in seconds, the ratio and the verdict."""
+    """Return one point: its axes, both medians with their intervals in seconds, the ratio and the verdict.
+
+    `is_unchecked` is true where a limit cannot be checked (see ComparedPoint).
+    """
     low, high, coverage = point.interval[:3] if point.interval else (None, None, None)
     return {
         "run_id": point.spec.run_id(),
@@ -185,6 +195,7 @@ def point_as_json(point: ComparedPoint) -> dict[str, Any]:
         "ratio_high": high,
         "coverage": coverage,
         "verdict": point.verdict,
+        "is_unchecked": point.is_unchecked,
     }
 
 
