@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pipeline.experiment.folder import Experiment
     from pipeline.experiment.outcomes import PointOutcome
 
-PERCENTAGE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?%")
+PERCENTAGE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(%?)")
 MAX_NAMED_POINTS = 5  # in the sentence on points that were not checked; the tables have them all
 
 
@@ -34,7 +34,7 @@ def parse_arguments() -> argparse.Namespace:
     folder = "an experiment's folder, or one that holds experiments at any depth"
     parser.add_argument("a", type=Path, metavar="A", help=f"the reference: {folder}")
     parser.add_argument("b", type=Path, metavar="B", help="what is compared with it: likewise")
-    failing = "exit 1 if a point of B is slower by more than this, or has no verdict (such as 5%%)"
+    failing = "exit 1 if a point of B is slower by more than this, or has no verdict; 5 and 5%% are 5 per cent"
     parser.add_argument("--fail-above", type=parse_percentage, metavar="PERCENT", help=failing)
     allowing = "with --fail-above: a point without a verdict does not change the exit code"
     parser.add_argument("--allow-unchecked", action="store_true", help=allowing)
@@ -46,11 +46,15 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def parse_percentage(text: str) -> float:
-    """Parse `5%` as 0.05, for argparse."""
+    """Parse `5%` or `5` as 0.05, for argparse. A number between 0 and 1 needs the sign: it may be a fraction."""
     match = PERCENTAGE.fullmatch(text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no percentage; write it as 5%")
-    return float(match[1]) / 100
+    number, sign = float(match[1]), match[2]
+    if 0 < number < 1 and not sign:
+        meant = f"write {100 * number:g}% for {100 * number:g} per cent, or {text}% for {text} per cent"
+        raise argparse.ArgumentTypeError(f"{text!r} may be a fraction or a percentage; {meant}")
+    return number / 100
 
 
 def main() -> int:

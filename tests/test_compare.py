@@ -1,5 +1,6 @@
 """`pipeline.compare`: verdicts, the limit and its exit code, and what is no comparison."""
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from conftest import Command, assert_refused
 from factories import make_communication, make_communication_record, make_experiment, make_record, make_spec
 
+from pipeline.compare import parse_percentage
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.spec import Spec
 
@@ -147,7 +149,7 @@ def test_a_limit_needs_six_repeats_on_both_sides_and_names_the_point_that_has_fe
 def test_a_point_without_verdict_does_not_hide_one_that_is_slower(pipeline: Command, tmp_path: Path) -> None:
     make_experiment(tmp_path / "a", *repeated(32), timed(64))
     make_experiment(tmp_path / "b", *repeated(32, slower(1.2)), timed(64))
-    command = ("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "5%")
+    command = ("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "5")
     for more, is_named in (((), True), (("--allow-unchecked",), False)):
         answer = pipeline(*command, *more)
         assert answer.returncode == 1
@@ -247,9 +249,25 @@ def test_what_is_no_comparison_is_refused(pipeline: Command, tmp_path: Path) -> 
     for name in ("x", "y"):
         make_experiment(tmp_path / "several" / name, timed(32))
     assert_refused(pipeline("compare", a, tmp_path / "several"), 3, "has the name of one")
-    for text in ("5", "0.05", "-5%", "nan%", "%", "inf%", "five"):
+    for text in ("-5%", "nan%", "%", "inf%", "five", "", "5%%"):
         assert_refused(pipeline("compare", a, b, f"--fail-above={text}"), 2, "is no percentage", "5%")
     assert_refused(pipeline("compare", a, b, "--allow-unchecked"), 2, "--fail-above")
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [("5", 0.05), ("5%", 0.05), ("5 %", 0.05), ("0.5%", 0.005), ("1", 0.01), ("0", 0), ("12.5", 0.125)],
+)
+def test_a_percentage_needs_no_sign_from_1_on(text: str, share: float) -> None:
+    assert parse_percentage(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("0.05", "5% for 5 per"), ("0.5", "50% for 50 per"), ("0.001", "0.1% for")]
+)
+def test_a_number_below_1_without_a_sign_may_be_a_fraction_and_is_refused(text: str, meant: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=f"write {meant}.*, or {text}% for {text} per cent"):
+        parse_percentage(text)
 
 
 def test_a_hostile_name_stays_text(pipeline: Command, tmp_path: Path) -> None:
