@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another user's folder, or a read-only file system
 WORDS = Path("docs") / "words.md"
+MAX_PREDICTED_GPUS = 1_000_000
 TABLE_NAMES = (
     *("Q1", "Q2", "Q3", "Q4", "oom", "communication", "bandwidth", "sweep", "transfers", "split", "prediction"),
     *("memory", "cost", "time_to_target", "int8", "int8_histograms"),
@@ -66,6 +67,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--strict", action="store_true", help=strict)
     parser.add_argument("--link-latency-us", type=float, help="predict for a link with this latency per hop")
     parser.add_argument("--link-gb-s", type=float, help="bandwidth of that link (default: the measured link)")
+    predicting = "predict the step up to this many GPUs (default: twice the most that were measured)"
+    parser.add_argument("--predict-to", type=parse_num_gpus, metavar="N", help=predicting)
     target = "test accuracy to reach, as a fraction (default: the baseline's final test accuracy - 0.02)"
     parser.add_argument("--target-accuracy", type=parse_fraction, metavar="FRACTION", help=target)
     arguments = parser.parse_args()
@@ -83,6 +86,13 @@ def parse_fraction(text: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError("must be a number above 0 and at most 1; write 88 % as 0.88")
     return value
+
+
+def parse_num_gpus(text: str) -> int:
+    """Return a number of GPUs from 2 to MAX_PREDICTED_GPUS. Raises ArgumentTypeError."""
+    if not text.isdecimal() or not 2 <= int(text[:20]) <= MAX_PREDICTED_GPUS:
+        raise argparse.ArgumentTypeError(f"must be a number of GPUs from 2 to {MAX_PREDICTED_GPUS:,}, such as 1024")
+    return int(text)
 
 
 def read_link_options(arguments: argparse.Namespace) -> "Link | None":
@@ -116,7 +126,8 @@ def main() -> int:
     printed: list[Printed] = []
     for name, experiment in experiments.items():
         try:
-            found = collect_experiment(experiment, link, links_by_folder, arguments.target_accuracy)
+            wanted = {"target_accuracy": arguments.target_accuracy, "predict_to": arguments.predict_to}
+            found = collect_experiment(experiment, link, links_by_folder, **wanted)
         except CommandError as refusal:  # the other experiments still get their tables
             log_line(f"error: {refusal}")
             code = errors.EXIT_USAGE

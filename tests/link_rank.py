@@ -22,12 +22,15 @@ from shaped_network import INTERFACE, PORT, ShapedNetwork, address_of, payload_b
 from torch import nn
 
 from pipeline.analysis.formulas import GB, ring_bytes_per_step
+from pipeline.analysis.pooling import pool_outcomes
 from pipeline.communication import allreduce_sweep, interleaved_timing, profiling
 from pipeline.communication.measure_point import measure_communication
 from pipeline.experiment.measurement import Measurement
-from pipeline.experiment.outcomes import resolve_outcomes
+from pipeline.experiment.outcomes import PointOutcome, resolve_outcomes
 from pipeline.experiment.spec import Spec
 from pipeline.report.build_tables import Tables, build_tables
+from pipeline.report.prediction_rows import prediction_rows
+from pipeline.report.row_types import PredictionRow
 from pipeline.training import models, process_group
 from pipeline.training.process_group import Rank
 
@@ -99,9 +102,19 @@ def measure_over_link(
 
 def tables_of(readings: Sequence[LinkReading]) -> Tables:
     """Return the tool's tables of the readings' points, which must all be of one rate."""
+    return build_tables(outcomes_of(readings))
+
+
+def prediction_of(readings: Sequence[LinkReading]) -> PredictionRow:
+    """Return the model's step on the most ranks from the fewest. The tool's tables predict nothing for CPUs."""
+    return prediction_rows(pool_outcomes(outcomes_of(readings)), None)[0]
+
+
+def outcomes_of(readings: Sequence[LinkReading]) -> list[PointOutcome]:
+    """Return the outcomes of the readings' points, which must all be of one rate."""
     assert len({reading.rate_bits_per_s for reading in readings}) == 1, "predictions mix what shares no link"
     records = [make_record(reading.spec, measurement=reading.measurement) for reading in readings]
-    return build_tables(resolve_outcomes([record.spec for record in records], records, []).outcomes)
+    return resolve_outcomes([record.spec for record in records], records, []).outcomes
 
 
 def gradient_bytes(is_short: bool = False) -> int:

@@ -1,8 +1,9 @@
 """Prediction of the step time on more GPUs: a latency-bandwidth model of the ring all-reduce, fitted to sweeps.
 
 t(N, S) = 2(N-1) x latency + 2(N-1)/N x S / bandwidth (Thakur, Rabenseifner & Gropp 2005, ring). The prediction adds the
-extra all-reduce time on N GPUs to the measured step on N0. The minimum assumes that computation hides all of it, as
-long as the all-reduces are not longer than the step.
+extra all-reduce time on N GPUs to the measured step on N0, as if computation hid none of it. Another one assumes that
+computation hides all of it, as long as the all-reduces are not longer than the step. Neither is a bound: measured steps
+lie on both sides of each (docs/results.md).
 """
 
 from collections.abc import Sequence
@@ -94,7 +95,9 @@ def predict_step_s(measured: MeasuredStep, link: Link, num_gpus: int, measured_l
     return max(measured.no_op_step_s, measured.step_s + after_s - before_s)
 
 
-def predict_min_step_s(measured: MeasuredStep, link: Link, num_gpus: int, measured_link: Link | None = None) -> float:
+def predict_all_hidden_step_s(
+    measured: MeasuredStep, link: Link, num_gpus: int, measured_link: Link | None = None
+) -> float:
     """Return the step time on N GPUs if computation hides all extra all-reduce time; at least the all-reduce time."""
     exposed_s = predict_step_s(measured, link, num_gpus, measured_link)
     return min(exposed_s, max(measured.step_s, all_reduces_time_s(measured, link, num_gpus)))

@@ -57,11 +57,12 @@ def build_tables(
     link: Link | None = None,
     sibling_links: MeasuredLinks | None = None,
     target_accuracy: float | None = None,
+    predict_to: int | None = None,
 ) -> Tables:
     """Return the tables of an experiment, rows in the order of the grid.
 
-    Predictions are for `link`, and times to target for `target_accuracy`, if given. `sibling_links` are those that
-    other experiments measured; the own ones come first.
+    Predictions are for `link` and up to `predict_to` GPUs, and times to target for `target_accuracy`, if given.
+    `sibling_links` are those that other experiments measured; the own ones come first.
     """
     pooled = pool_outcomes(outcomes)
     trained = [point for point in pooled if point.spec.measure == "epochs"]  # accuracies pool all GPU models
@@ -86,7 +87,8 @@ def build_tables(
         sweep=[row for rows in sweep_rows(ddp).values() for row in rows],
         transfers=[transfer_row(point, points) for point in measured],
         split=[split_row(point) for point in measured if point.spec.strategy == "dp"],
-        prediction=prediction_rows(ddp, link),
+        # processes share the CPUs of a machine, so more of them compute more slowly: the model says nothing of that
+        prediction=prediction_rows([point for point in ddp if point.spec.device == "cuda"], link, predict_to),
         memory=[memory_row(point.on_one_gpu_model) for point in pooled if point.spec.measure == "memory"],
         cost=cost_rows(outcomes),
         time_to_target=time_to_target_rows(trained, target_accuracy),

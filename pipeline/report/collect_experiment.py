@@ -42,6 +42,7 @@ def collect_experiment(
     link: Link | None = None,
     links_by_folder: dict[Path, MeasuredLinks] | None = None,
     target_accuracy: float | None = None,
+    predict_to: int | None = None,
 ) -> CollectedExperiment:
     """Return the outcomes and tables of one experiment. Raises CommandError.
 
@@ -52,7 +53,7 @@ def collect_experiment(
     sibling_links: MeasuredLinks = {}
     if any(spec.num_gpus > 1 and spec.is_whole_epoch for spec in expected) and not any(map(is_swept, expected)):
         sibling_links = find_sibling_links(experiment, {} if links_by_folder is None else links_by_folder)
-    tables = build_tables(collected.outcomes, link, sibling_links, target_accuracy)
+    tables = build_tables(collected.outcomes, link, sibling_links, target_accuracy, predict_to)
     return CollectedExperiment(experiment, collected, tables)
 
 

@@ -22,7 +22,13 @@ CELL_WORDS = {
 MAX_DECIMALS = {"loss": 4, "accuracy": 2, "target": 2, "%": 1, "images/s": 1, "[us]": 1, "[GiB]": 2, "[GB/s]": 2}
 """By part of the heading; 3 for others."""
 
-PREDICTED_DECIMALS = {"predicted_step": 1, "predicted_parallel": 0}  # by the beginning of the key
+PREDICTED_DECIMALS = {
+    "predicted_step": 1,
+    "all_hidden_step": 1,
+    "predicted_parallel": 0,
+    "all_hidden_parallel": 0,
+}
+"""By the beginning of the key."""
 
 
 class Cell(NamedTuple):

@@ -15,7 +15,7 @@ from pipeline.experiment.spec import CAPTURED_EXECUTIONS
 from pipeline.report.bandwidth_rows import SweepKey, sweep_key, sweep_rows
 from pipeline.report.row_types import PredictionRow, make_row
 
-PREDICTED_NUM_GPUS = (8, 16, 64, 256, 1024)
+PREDICTED_NUM_GPUS = (8, 16, 64, 256, 1024)  # as far as they are asked for, beside twice the measured number
 SIZES_BELOW_BUCKETS = 4  # the link is fitted to messages from the smallest bucket over this
 
 
@@ -26,11 +26,13 @@ class PredictionBase(NamedTuple):
     measured: MeasuredStep
 
 
-def prediction_rows(points: Sequence[PooledPoint], link: Link | None) -> list[PredictionRow]:
+def prediction_rows(
+    points: Sequence[PooledPoint], link: Link | None, predict_to: int | None = None
+) -> list[PredictionRow]:
     """Return the predictions of every series of points that differ in the number of GPUs alone.
 
     From the fewest GPUs each other measured number is predicted, to test the model. From the most GPUs larger numbers
-    are predicted, for `link` or else the measured link.
+    up to `predict_to` are predicted (by default twice the most), for `link` or else the measured link.
     """
     samples = samples_by_sweep_key(points)
     rows = []
@@ -39,9 +41,15 @@ def prediction_rows(points: Sequence[PooledPoint], link: Link | None) -> list[Pr
         fit = fit_buckets(fewest, samples)
         rows += [predicted_row(fewest, other.point.spec.num_gpus, fit, None, other) for other in series[1:]]
         fit = fit_buckets(most, samples)
-        larger = [n for n in PREDICTED_NUM_GPUS if n > most.point.spec.num_gpus]
+        larger = larger_numbers(most.point.spec.num_gpus, predict_to)
         rows += [predicted_row(most, num_gpus, fit, link) for num_gpus in larger]
     return rows
+
+
+def larger_numbers(num_measured: int, predict_to: int | None) -> list[int]:
+    """Return the numbers of GPUs above the measured one to predict: up to `predict_to`, by default twice as many."""
+    last = predict_to or 2 * num_measured
+    return sorted({n for n in (2 * num_measured, *PREDICTED_NUM_GPUS, last) if num_measured < n <= last})
 
 
 def samples_by_sweep_key(points: Iterable[PooledPoint]) -> dict[SweepKey, list[SweepSample]]:
@@ -101,13 +109,13 @@ def predicted_row(
 ) -> PredictionRow:
     """Return one prediction beside the measured step time, if any. It has no figures if no link fits the sweep."""
     spec, used = base.point.spec, link or (fit.link if fit else None)
-    step_s = min_step_s = efficiency = max_efficiency = None
+    step_s = hidden_step_s = efficiency = hidden_efficiency = None
     if fit and used:
         step_s = ring_model.predict_step_s(base.measured, used, num_gpus, fit.link)
-        min_step_s = ring_model.predict_min_step_s(base.measured, used, num_gpus, fit.link)
+        hidden_step_s = ring_model.predict_all_hidden_step_s(base.measured, used, num_gpus, fit.link)
         efficiency = ring_model.predict_efficiency(base.measured, step_s)
-        max_efficiency = ring_model.predict_efficiency(base.measured, min_step_s)
-    measured_step_s = measured.measured.step_s if measured else None
+        hidden_efficiency = ring_model.predict_efficiency(base.measured, hidden_step_s)
+    unchanged_s, measured_step_s = base.measured.step_s, measured.measured.step_s if measured else None
     row = make_row(
         PredictionRow,
         base.point,
@@ -116,12 +124,14 @@ def predicted_row(
         latency_us=used.latency_s * 1e6 if used else None,
         link_gb_s=used.bandwidth_bytes_per_s / 1e9 if used else None,
         fit_worst_error=fit.worst_error if fit else None,
-        predicted_step_time_low_s=min_step_s,
         predicted_step_time_s=step_s,
+        no_change_step_time_s=unchanged_s,
+        all_hidden_step_time_s=hidden_step_s,
         predicted_parallel_efficiency=efficiency,
-        predicted_parallel_efficiency_high=max_efficiency,
+        all_hidden_parallel_efficiency=hidden_efficiency,
         measured_step_time_s=measured_step_s,
         prediction_error=None if step_s is None or measured_step_s is None else step_s / measured_step_s - 1,
+        no_change_error=None if measured_step_s is None else unchanged_s / measured_step_s - 1,
         notes=predicted_notes(base, fit, link, measured),
     )
     num_nodes = measured.point.spec.num_nodes if measured else None  # the model knows no nodes

@@ -356,12 +356,18 @@ class PredictionRow(PointRow, frozen=True, kw_only=True):
     latency_us: Annotated[Microseconds, "Latency of one hop, for messages of the size of the buckets."] = None
     link_gb_s: Annotated[Bandwidth, "Bandwidth of one link."] = None
     fit_worst_error: Annotated[Ratio, "Largest relative error of the fit, over the sizes that it is fitted to."] = None
-    predicted_step_time_low_s: Annotated[Seconds, "Step time if compute hides the extra all-reduce time."] = None
-    predicted_step_time_s: Annotated[Seconds, "Step time if compute hides none of the extra all-reduce time."] = None
+    predicted_step_time_s: Annotated[
+        Seconds, "Step time if compute hides none of the extra all-reduce time; no upper bound."
+    ] = None
+    no_change_step_time_s: Annotated[Seconds, "Step time as measured on from_num_gpus: nothing is added."] = None
+    all_hidden_step_time_s: Annotated[
+        Seconds, "Step time if compute hides the extra all-reduce time; no lower bound."
+    ] = None
     predicted_parallel_efficiency: Annotated[Ratio, "Time on one GPU alone over predicted_step_time_s."] = None
-    predicted_parallel_efficiency_high: Annotated[Ratio, "Time on one GPU alone over predicted_step_time_low_s."] = None
+    all_hidden_parallel_efficiency: Annotated[Ratio, "Time on one GPU alone over all_hidden_step_time_s."] = None
     measured_step_time_s: Annotated[Seconds, "Step time that was measured on that number of GPUs."] = None
     prediction_error: Annotated[Ratio, "Predicted value divided by the measured value, minus 1."] = None
+    no_change_error: Annotated[Ratio, "no_change_step_time_s divided by measured_step_time_s, minus 1."] = None
 
 
 class MemoryRow(PointRow, frozen=True, kw_only=True):

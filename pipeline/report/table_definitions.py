@@ -310,18 +310,22 @@ TABLE_DEFINITIONS = (
         "Prediction: weak scaling on more GPUs",
         (
             Figure("GPUs", "num_gpus"),
-            Figure("measured on", "from_num_gpus"),
-            Figure("step at most [ms]", "predicted_step_time_s", 1e3),
-            Figure("efficiency [%]", "predicted_parallel_efficiency", 100),
-            Figure("measured [ms]", "measured_step_time_s", 1e3),
+            Figure("from", "from_num_gpus"),
+            Figure("none hidden [ms]", "predicted_step_time_s", 1e3),
             Figure("error [%]", "prediction_error", 100),
-            Figure("step at least [ms]", "predicted_step_time_low_s", 1e3),
-            Figure("efficiency at most [%]", "predicted_parallel_efficiency_high", 100),
+            Figure("no change [ms]", "no_change_step_time_s", 1e3),
+            Figure("its error [%]", "no_change_error", 100),
+            Figure("measured [ms]", "measured_step_time_s", 1e3),
+            Figure("none hidden efficiency [%]", "predicted_parallel_efficiency", 100),
+            Figure("all hidden [ms]", "all_hidden_step_time_s", 1e3),
+            Figure("all hidden efficiency [%]", "all_hidden_parallel_efficiency", 100),
         ),
-        "Extrapolated from steps and all-reduces on the GPUs under `measured on`. Only rows with a measured step were "
-        "tested; nothing beyond. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N S/bandwidth, "
-        "fitted to the all-reduces above. At most, and for the efficiency (against one GPU alone): no extra all-reduce "
-        "time is hidden; at least: all of it, while all-reduces take no longer than the step.",
+        "Extrapolated from steps and all-reduces on as many GPUs as stand under `from`. Only rows with a measured step "
+        "were tested; nothing beyond. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N "
+        "S/bandwidth, fitted to the all-reduces above. None hidden: the step grows by all that all-reduces take "
+        "longer. No change: the step takes as long as on those. All hidden: likewise, while all-reduces take no longer "
+        "than the step. None of them is a bound. Each error is that of the column before it. Efficiency is against one "
+        "GPU.",
         choose=lambda rows: sorted(rows, key=lambda row: int(row["batch_size_per_gpu"])),
         hidden=("num_gpus",),
         is_folded=True,

@@ -23,6 +23,7 @@ from link_rank import (
     gradient_bytes,
     largest_busbw_bytes_per_s,
     measure_over_link,
+    prediction_of,
     tables_of,
 )
 from shaped_network import missing_parts, payload_bytes_per_s, shaped_network
@@ -82,17 +83,17 @@ def growth_row(readings: Sequence[LinkReading]) -> dict[str, Any]:
 
 
 def prediction_row(readings: Sequence[LinkReading]) -> dict[str, Any]:
-    """Return the step on four ranks beside what the tool predicts from two at the same rate."""
-    row = tables_of(readings).prediction[0]
+    """Return the step on four ranks beside what the model predicts from two at the same rate."""
+    row = prediction_of(readings)
     return {
         "Gbit/s": readings[0].rate_bits_per_s / 1e9,
         "latency us": row.latency_us,
         "link MB/s": row.link_gb_s and row.link_gb_s * 1e3,
         "fit's worst error %": row.fit_worst_error and 100 * row.fit_worst_error,
-        "predicted low ms": milliseconds(row.predicted_step_time_low_s),
-        "predicted ms": milliseconds(row.predicted_step_time_s),
+        "all hidden ms": milliseconds(row.all_hidden_step_time_s),
+        "none hidden ms": milliseconds(row.predicted_step_time_s),
         "measured ms": milliseconds(row.measured_step_time_s),
-        "error of predicted %": row.prediction_error and 100 * row.prediction_error,
+        "error of none hidden %": row.prediction_error and 100 * row.prediction_error,
     }
 
 

@@ -102,6 +102,7 @@ def test_the_tables_show_it(outputs: Path) -> None:
     assert all(part["link_share"] > 0 for part in shape["bandwidth"])
     assert shape["Q1"] == shape["Q2"] == shape["Q4"] == []
     report = (outputs / "report.md").read_text()
-    for heading in ("five step times", "communication of one step, measured", "what travels in a step", "Prediction"):
+    for heading in ("five step times", "communication of one step, measured", "what travels in a step"):
         assert heading in report
+    assert "Prediction" not in report  # of processes on CPUs
     assert (outputs / "communication.csv").exists()

@@ -1,4 +1,5 @@
 import argparse
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -7,19 +8,26 @@ import msgspec
 import pytest
 from communication_records import BUCKETS, NVLINK, SIZES, US
 from conftest import Command
-from factories import make_collective, make_communication, make_communication_record, make_record, make_spec
+from factories import (
+    make_collective,
+    make_communication,
+    make_communication_record,
+    make_experiment,
+    make_record,
+    make_spec,
+)
 from rendered_tables import report, table_of
 
 from pipeline.analysis.ring_model import (
     Link,
     all_reduce_time_s,
 )
-from pipeline.collect import read_link_options
+from pipeline.collect import parse_num_gpus, read_link_options
 from pipeline.experiment.measurement import AllReduce, Profile, VariantName
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Record
 from pipeline.report.build_tables import build_tables
-from pipeline.report.prediction_rows import PREDICTED_NUM_GPUS
+from pipeline.report.display_tables import DisplayOptions
 from pipeline.report.row_types import PredictionRow
 from pipeline.system.errors import EXIT_USAGE, CommandError
 
@@ -49,8 +57,9 @@ def swept(num_gpus: int, step_us: float, link: Link = NVLINK, captured: bool = T
     return make_communication_record(make_spec(strategy="ddp", num_gpus=num_gpus, **spec), found)
 
 
-def predictions(*found: Record, link: Link | None = None) -> list[PredictionRow]:
-    return build_tables(resolve_outcomes([record.spec for record in found], found, []).outcomes, link).prediction
+def predictions(*found: Record, link: Link | None = None, predict_to: int | None = None) -> list[PredictionRow]:
+    outcomes = resolve_outcomes([record.spec for record in found], found, []).outcomes
+    return build_tables(outcomes, link, predict_to=predict_to).prediction
 
 
 def test_four_gpus_are_predicted_from_two_and_compared_with_what_was_measured() -> None:
@@ -64,15 +73,47 @@ def test_four_gpus_are_predicted_from_two_and_compared_with_what_was_measured() 
     assert row["predicted_parallel_efficiency"] == pytest.approx(
         900 / (1040 + 175 / 3), rel=1e-4
     )  # of the faster alone
-    assert row["predicted_step_time_low_s"] == pytest.approx(1000 * US)
-    assert row["predicted_parallel_efficiency_high"] == pytest.approx(0.9)
-    assert [(part["from_num_gpus"], part["measured_step_time_s"], part["prediction_error"]) for part in larger] == [
-        (4, None, None)
-    ] * len(PREDICTED_NUM_GPUS)
+    assert row["all_hidden_step_time_s"] == pytest.approx(1000 * US)
+    assert row["all_hidden_parallel_efficiency"] == pytest.approx(0.9)
+    assert row["no_change_step_time_s"] == pytest.approx(1000 * US)  # of the two GPUs
+    assert row["no_change_error"] == pytest.approx(1000 / (1030 + 175 / 3) - 1, rel=1e-4)  # 8.1 % too short
+    (doubled,) = larger
+    nothing = (doubled["measured_step_time_s"], doubled["prediction_error"], doubled["no_change_error"])
+    assert (doubled["from_num_gpus"], doubled["num_gpus"], *nothing) == (4, 8, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("num_measured", "predict_to", "numbers"),
+    [
+        (2, None, [4]),
+        (3, None, [6]),
+        (4, None, [8]),
+        (16, None, [32]),
+        (2, 1024, [4, 8, 16, 64, 256, 1024]),
+        (4, 1024, [8, 16, 64, 256, 1024]),
+        (16, 1024, [32, 64, 256, 1024]),
+        (4, 100, [8, 16, 64, 100]),
+        (4, 6, [6]),
+        (4, 4, []),
+        (4, 2, []),
+    ],
+)
+def test_twice_the_measured_number_is_predicted_and_more_only_if_asked_for(
+    num_measured: int, predict_to: int | None, numbers: list[int]
+) -> None:
+    rows = predictions(swept(num_measured, 1100), predict_to=predict_to)
+    assert [row["num_gpus"] for row in rows] == numbers
+
+
+def test_processes_on_cpus_are_not_predicted() -> None:
+    """Neither more of them, nor four from two that were both measured."""
+    on_cpus = [swept(num, 1000, device="cpu") for num in (2, 4)]
+    assert predictions(*on_cpus) == predictions(*on_cpus, predict_to=1024) == []
+    assert "Prediction" not in report(*on_cpus)
 
 
 def test_larger_numbers_take_longer_and_are_less_efficient() -> None:
-    rows = predictions(swept(4, 1100))
+    rows = predictions(swept(4, 1100), predict_to=1024)
     assert [row["num_gpus"] for row in rows] == [8, 16, 64, 256, 1024]
     times_s = [row["predicted_step_time_s"] for row in rows]
     efficiencies = [row["predicted_parallel_efficiency"] for row in rows]
@@ -85,19 +126,21 @@ def test_larger_numbers_take_longer_and_are_less_efficient() -> None:
 
 
 def test_a_number_that_was_measured_is_not_among_the_larger_ones() -> None:
-    assert [row["num_gpus"] for row in predictions(swept(2, 1000), swept(16, 1100))] == [16, 64, 256, 1024]
+    rows = predictions(swept(2, 1000), swept(16, 1100), predict_to=1024)
+    assert [row["num_gpus"] for row in rows] == [16, 32, 64, 256, 1024]
 
 
 def test_a_given_link_is_noted_and_the_test_of_the_model_keeps_its_own() -> None:
     network = Link(latency_s=20 * US, bandwidth_bytes_per_s=25e9)
-    test, *larger = predictions(swept(2, 1000), swept(4, 1100), link=network)
+    test, *larger = predictions(swept(2, 1000), swept(4, 1100), link=network, predict_to=1024)
     assert (test["note"], round(test["link_gb_s"])) == (None, 300)
     assert {row["note"] for row in larger} == {"the link is given, not measured"}
     assert all((row["latency_us"], row["link_gb_s"]) == (pytest.approx(20), pytest.approx(25)) for row in larger)
-    own = predictions(swept(2, 1000), swept(4, 1100))[1:]
+    own = predictions(swept(2, 1000), swept(4, 1100), predict_to=1024)[1:]
     slower = [
         row["predicted_step_time_s"] - mine["predicted_step_time_s"] for row, mine in zip(larger, own, strict=True)
     ]
+    assert len(slower) == 5
     assert min(slower) > 0
 
 
@@ -127,10 +170,10 @@ def test_the_link_between_nodes_is_not_mixed_with_that_within_one() -> None:
 
 def test_a_sweep_that_no_link_explains_leaves_rows_without_figures_and_a_reason() -> None:
     backward = Link(latency_s=100 * US, bandwidth_bytes_per_s=-3e12)  # larger messages take less time
-    rows = predictions(swept(2, 1000, backward), swept(4, 1100, backward))
+    rows = predictions(swept(2, 1000, backward), swept(4, 1100, backward), predict_to=1024)
     assert [row["num_gpus"] for row in rows] == [4, 8, 16, 64, 256, 1024]
     figures = ["latency_us", "link_gb_s", "fit_worst_error"]
-    figures += [name for name in rows[0].flat() if name.startswith("predicted_")]
+    figures += [name for name in rows[0].flat() if name.startswith(("predicted_", "all_hidden_"))]
     assert len(figures) == 7
     assert {row[figure] for row in rows for figure in figures} == {None}
     assert [row["note"] for row in rows] == [
@@ -148,12 +191,26 @@ def test_points_that_were_not_measured_or_not_profiled_predict_nothing() -> None
 
 
 def test_the_prediction_for_people() -> None:
-    rows = table_of(report(swept(2, 1000), swept(4, 1040 + 175 / 3 + 10)), "Prediction: weak scaling on more GPUs")
-    assert [row["GPUs"] for row in rows] == ["4", "8", "16", "64", "256", "1,024"]
-    first, second = rows[:2]
-    assert (first["step at most [ms]"], first["measured [ms]"]) == ("1.1", "1.108")
-    assert (first["efficiency [%]"], first["error [%]"]) == ("82", "-0.9")  # 900/1098.3
-    assert (second["measured [ms]"], second["error [%]"]) == ("", "")
+    text = report(swept(2, 1000), swept(4, 1040 + 175 / 3 + 10), options=DisplayOptions(max_width=200))
+    rows = table_of(text, "Prediction: weak scaling on more GPUs")
+    assert [row["GPUs"] for row in rows] == ["4", "8"]
+    first, second = rows
+    steps = [first[f"{name} [ms]"] for name in ("none hidden", "no change", "all hidden", "measured")]
+    assert steps == ["1.1", "1.000", "1.0", "1.108"]
+    assert (first["none hidden efficiency [%]"], first["all hidden efficiency [%]"]) == ("82", "90")  # 900/1098.3
+    assert (first["error [%]"], first["its error [%]"]) == ("-0.9", "-9.8")  # 1000/1108.3
+    assert second["no change [ms]"] == "1.108"  # of the four
+    assert [second[name] for name in ("measured [ms]", "error [%]", "its error [%]")] == [""] * 3
+    assert not [name for name in first if "at most" in name or "at least" in name]
+
+
+def test_the_narrow_table_has_both_predictions_with_their_errors() -> None:
+    sizes = [
+        swept(num, step_us, batch_size_per_gpu=size) for num, step_us in ((2, 1000), (4, 1108)) for size in (32, 64)
+    ]
+    first, *_ = table_of(report(*sizes), "Prediction: weak scaling on more GPUs")
+    shown = ["GPUs", "from", "none hidden [ms]", "error [%]", "no change [ms]", "its error [%]", "measured [ms]"]
+    assert list(first) == ["images per GPU", *shown]
 
 
 def test_a_test_of_the_model_names_what_the_two_steps_do_not_share() -> None:
@@ -199,3 +256,17 @@ def test_collect_refuses_half_a_link_before_it_reads_anything(pipeline: Command,
     done = pipeline("collect", tmp_path, "--link-latency-us", "5")
     assert (done.returncode, done.stdout) == (2, "")
     assert "give both or neither" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["1", "0", "-4", "2.5", "many", "", "1000001", "9" * 5000])
+def test_a_number_of_gpus_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="from 2 to 1,000,000"):
+        parse_num_gpus(text)
+
+
+def test_collect_predicts_as_far_as_it_is_asked_to(pipeline: Command, tmp_path: Path) -> None:
+    make_experiment(tmp_path / "x", swept(2, 1000))
+    command = ("collect", tmp_path / "x", "--no-write", "--only", "prediction", "--format", "json")
+    for options, numbers in (((), [4]), (("--predict-to", "64"), [4, 8, 16, 64])):
+        (found,) = json.loads(pipeline(*command, *options).stdout)["experiments"].values()
+        assert [row["num_gpus"] for row in found["prediction"]] == numbers

@@ -12,6 +12,7 @@ from typing import Any
 import bench_ddp
 import bench_gpu
 import bench_memory
+import bench_prediction
 import pytest
 from conftest import ROOT, run_command
 from published_pages import CLUSTER, README, RESULTS, TRUST, missing_in, shown_rows, tables_of
@@ -147,13 +148,40 @@ def test_the_captured_communication_that_the_docs_show_is_the_published_one() ->
         shown.append([*(str(row[place]) for place in places), step, exposed, f"{low} to {high}", floor, overhead])
     assert shown_rows(RESULTS, "measure what communication costs") == shown
     tests = [row for row in tables["prediction"] if row["measured_step_time_s"]]
-    longest = [100 * row["prediction_error"] for row in tests]
-    shortest = [100 * (row["predicted_step_time_low_s"] / row["measured_step_time_s"] - 1) for row in tests]
+    none_hidden, no_change = ([100 * row[key] for row in tests] for key in ("prediction_error", "no_change_error"))
+    predicted = (("none hidden", none_hidden), ("no change", no_change))
     assert shown_rows(RESULTS, "**A prediction.**") == [
-        [hidden, *(f"{error:+.1f} %" for error in errors)] for hidden, errors in (("none", longest), ("all", shortest))
+        [name, *(f"{error:+.1f} %" for error in errors)] for name, errors in predicted
     ]
-    said = "the step is {:.1f}, {:.1f} and {:.1f} % too long at 32, 128 and 512;".format(*longest)
+    grown = [row["measured_step_time_s"] - row["no_change_step_time_s"] for row in tests]
+    added = [row["predicted_step_time_s"] - row["no_change_step_time_s"] for row in tests]
+    factors = sorted(more / true for more, true in zip(added, grown, strict=True))
+    assert missing_in(RESULTS, [f"{factors[0]:.1f} to {factors[-1]:.1f} times what the step did take longer."]) == []
+    said = "the step is {:.1f}, {:.1f} and {:.1f} % too long at 32, 128 and 512;".format(*none_hidden)
     assert missing_in((ROOT / "outputs/h200x4/README.md").read_text(), [said]) == []
+
+
+def test_the_errors_of_predictions_over_all_published_pairs_are_what_the_docs_say() -> None:
+    pairs = list(bench_prediction.published_pairs())
+    noisy = [pair for pair in pairs if "batchnorm" in pair.few.experiment]
+    others = [pair for pair in pairs if pair not in noisy]
+    assert (len(pairs), len(noisy), len(others)) == (12, 3, 9)
+    scaled, no_change, of_noisy = (
+        f"{100 * min(errors):+.1f} to {100 * max(errors):+.1f} %"
+        for errors in (
+            [pair.scaled for pair in others],
+            [pair.no_change for pair in others],
+            [pair.scaled for pair in noisy],
+        )
+    )
+    said = [
+        f'In nine pairs it is off by {scaled}, "no change" by {no_change}.',
+        f"In the three of `batchnorm` it is off by {of_noisy}:",
+    ]
+    assert missing_in(RESULTS, said) == []
+    shorter = [pair for pair in others if pair.no_change > 0]
+    assert [pair.few.base.point.spec.batch_size_per_gpu for pair in shorter] == [2048]
+    assert missing_in(RESULTS, [f"on four GPUs is {100 * shorter[0].no_change:.1f} % shorter than one on two"]) == []
 
 
 def test_the_two_ways_to_exposed_communication_that_the_docs_name_are_the_published_ones() -> None:
