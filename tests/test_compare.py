@@ -135,7 +135,7 @@ def test_a_limit_needs_six_repeats_on_both_sides_and_names_the_point_that_has_fe
     command = ("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "50%")  # B is not slower than that
     answer = pipeline(*command)
     assert answer.returncode == code
-    named = "could not check 1 point without a verdict (a and b: single 1 GPU, 32 per GPU)"
+    named = 'could not check 1 point without a verdict ("a and b: single 1 GPU, 32 per GPU")'
     assert (named in answer.stderr, "--repeats 6" in answer.stderr) == (bool(code), bool(code))
     assert ("1 point without a verdict was not checked." in answer.stdout) == bool(code)
     allowed = pipeline(*command, "--allow-unchecked", "--json")
@@ -165,7 +165,8 @@ def test_a_point_that_has_no_result_in_a_is_not_checked_and_an_oom_there_is_a_re
     make_experiment(tmp_path / "b", *repeated(32), *(timed(size) for size in (64, 128, 256)))
     answer = pipeline("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "5%")
     assert answer.returncode == 1
-    assert "2 points without a verdict (a and b: single 1 GPU, 64 per GPU, a and b: single" in answer.stderr
+    assert '2 points without a verdict ("a and b: single 1 GPU, 64 per GPU' in answer.stderr
+    assert '", "a and b: single 1 GPU, 256 per GPU' in answer.stderr
 
 
 def test_a_point_that_fits_in_a_and_not_in_b_passes_no_limit(pipeline: Command, tmp_path: Path) -> None:
@@ -196,7 +197,7 @@ def test_one_window_has_no_interval_and_says_what_an_interval_needs(pipeline: Co
     make_experiment(tmp_path / "b", make_record(epoch_times_s=(2.0, 9.0)))
     answer = pipeline("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "5%")
     assert answer.returncode == 1
-    assert "could not check 1 point without a verdict (a and b: single 1 GPU, 128 per GPU)" in answer.stderr
+    assert 'could not check 1 point without a verdict ("a and b: single 1 GPU, 128 per GPU")' in answer.stderr
     assert "An interval needs 6 windows" in answer.stdout
     assert "1 point: 1 no interval. 0 of 0 points with a verdict" in answer.stdout
     assert "1 point without a verdict was not checked." in answer.stdout

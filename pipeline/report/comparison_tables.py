@@ -160,11 +160,12 @@ def summarize(points: Sequence[ComparedPoint], fail_above: float | None, allow_u
 
 
 def name_unchecked(comparisons: Mapping[str, Comparison]) -> list[str]:
-    """Return the names of the points that a limit cannot be checked for, each with its experiment."""
+    """Return the names of the points that a limit cannot be checked for, each with its experiment and in quotes."""
     names = []
     for name, comparison in comparisons.items():
         labels = point_labels([point.spec for point in comparison.points])
-        names += [f"{name}: {labels[point.spec.run_id()]}" for point in comparison.points if point.is_unchecked]
+        unchecked = [point.spec.run_id() for point in comparison.points if point.is_unchecked]
+        names += [f'"{name}: {labels[run_id]}"' for run_id in unchecked]
     return names
 
 
