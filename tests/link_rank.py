@@ -190,7 +190,7 @@ def transfer_bytes_per_s(rank: Rank, num_transfers: int) -> float:
             previous, _ = server.accept()
             with previous:
                 rates = [
-                    min(process_group.all_gather(received_bytes_per_s(following, previous, rank)))
+                    min(process_group.all_gather(received_bytes_per_s(following, previous, rank), float))
                     for _ in range(num_transfers)
                 ]
     return statistics.median(rates[1:])

@@ -55,7 +55,7 @@ def time_all_reduce(num_bytes: int, rank: Rank, capture: GraphCapturer | None = 
     The calls are captured if `capture` is given.
     """
     buffer = allocate_buffer(num_bytes, rank)
-    if not all(process_group.all_gather(buffer is not None)):  # all ranks must take part, or none
+    if not all(process_group.all_gather(buffer is not None, bool)):  # all ranks must take part, or none
         return ()
     num_calls = CALLS_PER_WINDOW[rank.device.type] * (SMALL_FACTOR if num_bytes <= SMALL_BYTES else 1)
 
@@ -66,7 +66,7 @@ def time_all_reduce(num_bytes: int, rank: Rank, capture: GraphCapturer | None = 
     work = call_all if capture is None else warm_up_and_capture(call_all, 1, capture)
     time_window(work, WARM_UP_WINDOWS, rank)
     windows_ns = [time_window(work, 1, rank) for _ in range(NUM_WINDOWS)]
-    slowest_ns = [max(ranks) for ranks in zip(*process_group.all_gather(windows_ns), strict=True)]
+    slowest_ns = [max(ranks) for ranks in zip(*process_group.all_gather(windows_ns, list[int]), strict=True)]
     return tuple(round(window_ns / num_calls) for window_ns in slowest_ns)
 
 

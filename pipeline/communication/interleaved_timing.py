@@ -70,7 +70,7 @@ def time_on_device(work: StepFunction, num_calls: int, rank: Rank) -> int:
 def warm_up_and_size_windows(steps: Mapping[str, StepFunction], rank: Rank) -> int:
     """Run every step a few times. Return how many of the slowest fill a window of TARGET_WINDOW_S."""
     slowest_ns = max(time_steps(step, MIN_STEPS, rank, WARM_UP_STEPS_PER_VARIANT) for step in steps.values())
-    longest_ns = max(process_group.all_gather(slowest_ns))
+    longest_ns = max(process_group.all_gather(slowest_ns, int))
     num_steps = math.ceil(TARGET_WINDOW_S / (longest_ns / 1e9 / MIN_STEPS))
     return min(MAX_STEPS, max(MIN_STEPS, num_steps))
 
@@ -93,7 +93,7 @@ def time_interleaved(
     for _ in range(num_windows):
         shuffle(order)
         round_ns = {name: time_steps(steps[name], steps_per_window, rank) for name in order}
-        round_of_ranks = process_group.all_gather(round_ns)
+        round_of_ranks = process_group.all_gather(round_ns, dict[str, int])
         for name, of_step in windows.items():
             of_step.append([of_rank[name] for of_rank in round_of_ranks])
         if is_precise_enough(windows):

@@ -101,7 +101,7 @@ def profile_ranks(
         trace = profile_steps(step, rank, buckets, folder, expected)
     except (ProfilerFailed, TraceUnreadable, OSError) as error:
         problem = f"rank {rank.rank}: no profile: {error}"
-    gathered = process_group.all_gather((trace, problem))
+    gathered = process_group.all_gather((trace, problem), tuple[RankTrace | None, str | None])
     problems = [text for _, text in gathered if text]
     if problems:
         return None, tuple(problems)

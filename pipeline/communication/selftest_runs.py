@@ -129,7 +129,7 @@ def time_bare_loop(num_bytes: int, rank: Rank) -> list[int]:
             dist.all_reduce(buffer)
         process_group.synchronize(rank)
         times_ns.append((time.perf_counter_ns() - started_ns) // num_calls)
-    slowest_ns = [max(ranks) for ranks in zip(*process_group.all_gather(times_ns), strict=True)]
+    slowest_ns = [max(ranks) for ranks in zip(*process_group.all_gather(times_ns, list[int]), strict=True)]
     return slowest_ns[1:]  # the first window warms up
 
 
@@ -147,7 +147,7 @@ def add_sleeping_rank(findings: Findings, ddp: StepVariant, rank: Rank) -> Findi
         if profile is None or not collectives_of_kinds(profile, ["gradients"]):
             problem = "; ".join(problems) or "the profile shows no all-reduce of gradients"
             return msgspec.structs.replace(findings, profile_problem=problem)
-        pauses_ns = process_group.all_gather(pause.take_median_ns())
+        pauses_ns = process_group.all_gather(pause.take_median_ns(), float)
         profiles.append(profile)
     return msgspec.structs.replace(
         findings,
@@ -247,7 +247,7 @@ def measure_clock_cost(name: str, spec: Spec, rank: Rank) -> ClockWindows:
         return wall_ns, float(series.parts_ns.sum()) / wall_ns
 
     run(spec, StepTimer)
-    wall_ns = max(process_group.all_gather(run(spec, UnmarkedTimer)[0]))
+    wall_ns = max(process_group.all_gather(run(spec, UnmarkedTimer)[0], int))
     num_steps = max(10, min(200, math.ceil(TARGET_WINDOW_S / (wall_ns / 10 / 1e9))))
     spec = msgspec.structs.replace(spec, max_steps=num_steps)
     times_ns: dict[type[StepTimer], list[int]] = {StepTimer: [], UnmarkedTimer: []}
@@ -259,7 +259,7 @@ def measure_clock_cost(name: str, spec: Spec, rank: Rank) -> ClockWindows:
         pair = {clock: run(spec, clock) for clock in order}
         shares.append(pair[StepTimer][1])
         for clock in order:
-            times_ns[clock].append(max(process_group.all_gather(pair[clock][0])))
+            times_ns[clock].append(max(process_group.all_gather(pair[clock][0], int)))
         if selftest_findings.is_clock_cost_precise_enough(name, times_ns[StepTimer], times_ns[UnmarkedTimer]):
             break
     return ClockWindows(times_ns[StepTimer], times_ns[UnmarkedTimer], shares)

@@ -60,7 +60,7 @@ def run_rank_points(first: RankFiles) -> None:
     for following in first.read_following():
         point, next_rank_files = following.point, RankFiles(Path(following.folder))
         with record_rank_errors(next_rank_files):
-            is_reset = process_group.all_gather(device_memory.reset_memory_statistics(point.spec, rank))
+            is_reset = process_group.all_gather(device_memory.reset_memory_statistics(point.spec, rank), bool)
             if not has_memory_headroom(point.spec, earlier) or not all(is_reset):
                 break
             rank_files = next_rank_files
@@ -121,7 +121,8 @@ def add_memory_of_others(failure: RankError, spec: Spec) -> RankError:
 
 def run_point(point: PointTask, rank: Rank, rank_files: RankFiles, num_points_before: int) -> Sequence[DeviceMemory]:
     """Run a point; rank 0 writes its result. Return the peak memory of every rank's devices, empty for a self-test."""
-    environment = merge_environments(point, process_group.all_gather(provenance.describe_environment(point.spec, rank)))
+    own = provenance.describe_environment(point.spec, rank)
+    environment = merge_environments(point, process_group.all_gather(own, Environment))
     if rank.rank == 0:
         rank_files.write_environment(environment)
     if point.needs_free_gpus:

@@ -21,7 +21,7 @@ from pipeline.analysis.stopping_rule import is_time_precise_enough
 from pipeline.data.batches import CHANNEL_MEANS, CHANNEL_STDS, TrainingBatches, build_batches
 from pipeline.data.images import Images, load_images
 from pipeline.experiment.learning_rate import epoch_learning_rates, learning_rate_at
-from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch
+from pipeline.experiment.measurement import DeviceMemory, Epoch, Measurement, RankEpoch
 from pipeline.experiment.record import MAX_RANK_EPOCHS, MAX_STEP_TIMES
 from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Spec
 from pipeline.system.errors import log_line
@@ -100,7 +100,7 @@ def run_epochs(
     epochs: list[Epoch] = []
     series: list[list[PartTimesNs]] = []
     for epoch_number in range(1, spec.epochs + 1):
-        gathered = process_group.all_gather(run_epoch(epoch_number, spec, rank, batches, step))
+        gathered = process_group.all_gather(run_epoch(epoch_number, spec, rank, batches, step), RankEpochSeries)
         # an evaluation batch is at most as large as a training batch, so that training sets the peak memory
         batch_size = min(MAX_EVALUATION_BATCH_SIZE, spec.batch_size_per_gpu)
         tested = evaluate(bare_model, test_images, rank, batch_size) if test_images is not None else (None, None)
@@ -255,11 +255,12 @@ def build_measurement(
 ) -> Measurement:
     """Build a measurement with the memory of every rank and the size of the model. All ranks must call it."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    memory = process_group.all_gather(device_memory.read_peak_memory(spec, rank), list[DeviceMemory])
     return Measurement(
         epochs=epochs,
         num_parameters=sum(parameter.numel() for parameter in parameters),
         gradient_bytes=sum(parameter.nbytes for parameter in parameters),
-        memory=tuple(itertools.chain(*process_group.all_gather(device_memory.read_peak_memory(spec, rank)))),
+        memory=tuple(itertools.chain(*memory)),
         precision_used=precision_used(spec, rank),
         cudnn_benchmark=torch.backends.cudnn.benchmark if spec.device == "cuda" else None,
         num_threads=torch.get_num_threads(),

@@ -1,9 +1,13 @@
 """The rank of this process, its device and process group, and the model wrapped for the strategy."""
 
 import os
+import typing
 from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
+import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -82,13 +86,42 @@ def synchronize(rank: Rank) -> None:
         torch.cuda.synchronize(rank.device)
 
 
-def all_gather(value: T) -> list[T]:
-    """Return the values of all ranks in rank order; outside DDP only the caller's."""
+def all_gather(value: T, kind: type[T]) -> list[T]:
+    """Return the values of all ranks in rank order; outside DDP only the caller's.
+
+    Ranks exchange msgpack, and what arrives must be of this kind. torch's all_gather_object would unpickle it, and so
+    run the code of whoever can write to a connection between ranks.
+    """
     if not dist.is_initialized():
         return [value]
-    values = [value] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    raw = torch.frombuffer(bytearray(msgspec.msgpack.encode(value, enc_hook=encode_array)), dtype=torch.uint8)
+    sizes = [int(size) for size in gather_tensors(torch.tensor([len(raw)], device=device))]
+    padded = nn.functional.pad(raw, (0, max(sizes) - len(raw))).to(device)
+    decoder = msgspec.msgpack.Decoder(kind, dec_hook=decode_array)
+    found = zip(gather_tensors(padded), sizes, strict=True)
+    return [decoder.decode(part[:size].cpu().numpy().tobytes()) for part, size in found]
+
+
+def gather_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors of all ranks, which have one shape."""
+    tensors = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(tensors, tensor)
+    return tensors
+
+
+def encode_array(array: object) -> object:
+    """Return an array as nested lists, for msgpack."""
+    if not isinstance(array, np.ndarray):
+        raise NotImplementedError(f"ranks cannot exchange a {type(array).__name__}")
+    return array.tolist()
+
+
+def decode_array(kind: type, value: object) -> npt.NDArray[np.int64]:
+    """Return the array of nested lists. The ranks exchange arrays of int64 alone."""
+    if typing.get_origin(kind) is not np.ndarray:
+        raise NotImplementedError(f"ranks cannot exchange a {kind}")
+    return np.asarray(value, dtype=np.int64)
 
 
 def wrap_for_strategy(model: nn.Module, spec: Spec, rank: Rank, group: dist.ProcessGroup | None = None) -> nn.Module:

@@ -42,7 +42,7 @@ def choose_execution(spec: Spec, rank: Rank) -> Execution:
     """
     if spec.execution == "eager":
         return "eager"
-    can_compile = all(process_group.all_gather(has_compiler(rank.device.type)))
+    can_compile = all(process_group.all_gather(has_compiler(rank.device.type), bool))
     if spec.execution == "auto":
         return fastest_execution(spec, can_compile)
     if spec.execution in COMPILED_EXECUTIONS and not can_compile:
@@ -98,7 +98,7 @@ def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: 
         if is_captured:
             ready = CapturedStep(step, sizes, spec, rank, cuda_graph.graph_capturer())
         process_group.synchronize(rank)
-    compile_time_s = max(process_group.all_gather(time.perf_counter() - started))
+    compile_time_s = max(process_group.all_gather(time.perf_counter() - started, float))
     return PreparedStep(ready, compile_time_s, sizes if is_captured else ())
 
 

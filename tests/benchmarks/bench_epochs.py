@@ -64,7 +64,7 @@ def ours(name: str, spec: Spec, rank: Rank, data: Path | None) -> Contender:
         set_cudnn_benchmark(execution)
         with torch.cuda.stream(stream):
             series = run_epoch(number, spec, rank, batches, ready.step)
-        times_ns = process_group.all_gather(series.times.epoch_time_ns or 0)
+        times_ns = process_group.all_gather(series.times.epoch_time_ns or 0, int)
         return Window(max(times_ns) / 1e9, statistics.fmean(series.losses))
 
     return Contender(name, spec, run, ready.compile_time_s)
