@@ -44,7 +44,7 @@ def save_part_times(series: list[list[PartTimesNs]], path: Path) -> None:
     np.savez_compressed(path, **{f"epoch{i}": np.stack(parts) for i, parts in enumerate(series, 1)})  # type: ignore[arg-type]
 
 
-def run_rank_points(first: RankFiles) -> None:
+def run_rank_points(first: RankFiles, store: Path | None) -> None:
     """Run the first point, then the points that may follow it in the same processes.
 
     Stop before a point that may come near the memory boundary, since fragments of earlier points would move the
@@ -54,7 +54,7 @@ def run_rank_points(first: RankFiles) -> None:
         point = first.read_point()
         gpu_checks.check_gpu_supported(point.spec, device_indices(point.spec, process_group.find_rank(point.spec)))
         decode_ahead(point.spec, Path(point.data) if point.data else None)  # first: no other rank waits yet
-        rank = process_group.join_process_group(point.spec)
+        rank = process_group.join_process_group(point.spec, store)
         earlier = [EarlierPoint(point.spec, run_point(point, rank, first, 0))]
     rank_files = first
     for following in first.read_following():
@@ -186,8 +186,8 @@ def set_num_threads(omp_num_threads: str) -> None:
         torch.set_num_threads(int(count))
 
 
-def main(folder: Path) -> None:
-    """Run a rank. `folder` holds its first point."""
+def main(folder: Path, store: Path | None) -> None:
+    """Run a rank. `folder` holds its first point; `store` is the file through which the ranks of one node meet."""
     host.die_with_parent()
     source_digest.imported_source()  # computes the digest, unless the fork server has done so
     os.dup2(2, 1)  # stdout becomes stderr: stdout carries the command's data, and Gloo prints to it (torch 2.8)
@@ -195,4 +195,4 @@ def main(folder: Path) -> None:
         sys.stdout.reconfigure(line_buffering=True)  # os._exit drops lines that are still buffered
     host.set_process_name(f"rank{os.environ['RANK']}")
     set_num_threads(os.environ.get("OMP_NUM_THREADS", ""))
-    run_rank_points(RankFiles(folder))
+    run_rank_points(RankFiles(folder), store)

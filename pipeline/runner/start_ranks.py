@@ -42,11 +42,27 @@ def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_threads: in
     Raises RuntimeError if the ranks cannot be started or do not meet. A signal to this process ends the ranks, and no
     record is written: Slurm's job state then gives the reason.
     """
-    with environment_variables(default_omp_threads(spec, num_threads)):
-        return start_and_wait(spec, rank_files, launch_id, start_fork_server())
+    with environment_variables(default_omp_threads(spec, num_threads)), rank_store(spec) as store:
+        return start_and_wait(spec, rank_files, launch_id, start_fork_server(), store)
 
 
-def start_and_wait(spec: Spec, rank_files: RankFiles, launch_id: str, start_method: str) -> dict[int, RankExit]:
+@contextlib.contextmanager
+def rank_store(spec: Spec) -> Iterator[Path | None]:
+    """Yield the path of the file through which the ranks of one node meet; None for several nodes.
+
+    The file is in a private folder of this node, since not every network file system has the locks that it needs. A
+    store of several nodes listens on a port (rendezvous_settings).
+    """
+    if spec.num_nodes > 1:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="pipeline-ranks-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder, "store")
+
+
+def start_and_wait(
+    spec: Spec, rank_files: RankFiles, launch_id: str, start_method: str, store: Path | None
+) -> dict[int, RankExit]:
     """Start the ranks by this start method of multiprocessing, and wait until all have ended."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -56,7 +72,7 @@ def start_and_wait(spec: Spec, rank_files: RankFiles, launch_id: str, start_meth
     config = launch_config(spec, rank_files, launch_id, start_method)
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(drop_traceback)
     try:
-        elastic_launch(config, run_rank)(rank_files.folder, *environ_changes())
+        elastic_launch(config, run_rank)(rank_files.folder, store, *environ_changes())
     except (RendezvousError, OSError, EOFError) as error:  # the last two: the fork server failed
         if isinstance(error, OSError):
             name_shared_memory(error)
@@ -122,7 +138,7 @@ def environ_changes() -> tuple[dict[str, str], list[str]]:
     return changed, [name for name in _fork_server_environ if name not in os.environ]
 
 
-def run_rank(folder: Path, changed: dict[str, str], removed: list[str]) -> None:
+def run_rank(folder: Path, store: Path | None, changed: dict[str, str], removed: list[str]) -> None:
     """Run a rank in this process, which was started for it.
 
     The start method goes back to the default, so that data loaders start their workers as usual.
@@ -131,7 +147,7 @@ def run_rank(folder: Path, changed: dict[str, str], removed: list[str]) -> None:
     for name in removed:
         os.environ.pop(name, None)
     multiprocessing.set_start_method(None, force=True)
-    importlib.import_module(RANK_MODULE).main(folder)
+    importlib.import_module(RANK_MODULE).main(folder, store)
 
 
 def default_omp_threads(spec: Spec, num_threads: int) -> dict[str, str]:
@@ -157,12 +173,17 @@ def environment_variables(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 def rendezvous_settings(spec: Spec) -> dict[str, Any]:
-    """Return where ranks meet: one node uses any free port; several use the first node and a port from the job id.
+    """Return where the nodes meet: one needs no place; several use the first node and a port from the job id.
+
+    The store of several nodes is static: unlike torchrun's dynamic one (c10d) it unpickles nothing.
 
     Raises CommandError for several nodes outside a Slurm job.
     """
     if spec.num_nodes == 1:
-        return {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_addr": "localhost"}
+        from pipeline.runner import one_node_rendezvous
+
+        one_node_rendezvous.register()
+        return {"rdzv_backend": one_node_rendezvous.NAME}
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if nodes is None:
         raise CommandError(f"a point over {spec.num_nodes} nodes needs a Slurm job; submit it there.")

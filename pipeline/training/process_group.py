@@ -3,6 +3,7 @@
 import os
 import typing
 from datetime import timedelta
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pipeline.data.batches import Shard
@@ -52,8 +54,11 @@ def find_rank(spec: Spec) -> Rank:
     return Rank(rank, world_size, device)
 
 
-def join_process_group(spec: Spec) -> Rank:
-    """Select this process's device and, under DDP, join the process group. Return the rank."""
+def join_process_group(spec: Spec, store: Path | None = None) -> Rank:
+    """Select this process's device and, under DDP, join the process group. Return the rank.
+
+    The ranks meet through the file `store`, or without one through the store that torchrun's variables name.
+    """
     rank = find_rank(spec)
     if spec.device == "cuda":
         torch.cuda.set_device(rank.device)
@@ -62,6 +67,9 @@ def join_process_group(spec: Spec) -> Rank:
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         dist.init_process_group(
             "nccl" if spec.device == "cuda" else "gloo",
+            store=FileStore(str(store), rank.world_size) if store else None,
+            rank=rank.rank,
+            world_size=rank.world_size,
             timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
             device_id=rank.device if spec.device == "cuda" else None,
         )

@@ -33,14 +33,14 @@ def forked_by_a_server() -> Iterator[None]:
 def test_a_rank_starts_loader_workers_with_the_default_start_method(
     forked_by_a_server: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    seen: list[tuple[Path, str | None]] = []
+    seen: list[tuple[Path, Path | None, str | None]] = []
 
-    def main(folder: Path) -> None:
-        seen.append((folder, multiprocessing.get_start_method(allow_none=True)))
+    def main(folder: Path, store: Path | None) -> None:
+        seen.append((folder, store, multiprocessing.get_start_method(allow_none=True)))
 
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=main))
-    run_rank(tmp_path, {}, [])
-    assert seen == [(tmp_path, None)]
+    run_rank(tmp_path, tmp_path / "store", {}, [])
+    assert seen == [(tmp_path, tmp_path / "store", None)]
 
 
 def test_a_rank_sees_the_variables_of_its_own_launch_only(
@@ -55,8 +55,8 @@ def test_a_rank_sees_the_variables_of_its_own_launch_only(
     assert changes == ({"CHANGED": "1", "NEW": "2"}, ["NCCL_P2P_DISABLE"])
     forked = {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0", "RANK": "3"}
     monkeypatch.setattr(os, "environ", forked)
-    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=lambda folder: None))
-    run_rank(tmp_path, *changes)
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=lambda folder, store: None))
+    run_rank(tmp_path, None, *changes)
     assert forked == {**launcher, "RANK": "3"}
 
 

@@ -1,0 +1,81 @@
+"""Another user of the node who connects to every port that a launch opened gets no code to run."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Command
+from factories import LENET, make_experiment, make_spec, write_grid
+from slurm_queue import Env
+
+from pipeline.experiment.record_store import load_folder
+from pipeline.runner.launch_options import LaunchOptions, launch_command
+
+pytestmark = [
+    pytest.mark.fault("F42"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user"),
+]
+TWO_RANKS = {**LENET, "input": "synthetic", "strategy": "ddp", "num_gpus": 2, "batch_size_per_gpu": 8}
+TWO_NODES = """
+name: two
+base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, strategy: ddp}
+points:
+  - {num_gpus: [2], num_nodes: [2], batch_size_per_gpu: [8], num_samples: [10000]}
+resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
+"""
+
+
+class Attack:
+    """An attack on the ports of all processes whose environment has TEST_FOLDER, while the body runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.canaries = folder / "canaries"
+        self.num_connections: Mapping[str, int] = {}
+        self._mark = f"TEST_FOLDER={folder}"
+
+    def __enter__(self) -> "Attack":
+        self.canaries.mkdir()
+        self.canaries.chmod(0o1777)
+        command = [sys.executable, str(ROOT / "tests" / "port_attacker.py"), self._mark, str(self.canaries)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        said, _ = self._process.communicate("", timeout=60)
+        self.num_connections = json.loads(said)
+
+
+@pytest.mark.training
+def test_on_one_node_only_the_ranks_listen_and_what_they_are_sent_does_not_run(tmp_path: Path) -> None:
+    spec = make_spec(**TWO_RANKS, num_samples=10_000)
+    experiment = make_experiment(tmp_path / "x", missing=[spec])
+    command = launch_command(experiment.manifest_path, [spec.run_id()], LaunchOptions(tmp_path))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TEST_FOLDER": str(tmp_path)}
+    with Attack(tmp_path) as attack:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert list(attack.canaries.iterdir()) == []
+    assert sorted(name.split()[0] for name in attack.num_connections) == ["rank0", "rank1"]
+    assert min(attack.num_connections.values()) > 10
+    ((record,), rejected) = load_folder(experiment.records_folder)
+    assert rejected == [], done.stderr
+    assert record.status == "ok" or record.failure is not None
+
+
+def test_on_two_nodes_nothing_that_the_store_or_the_ranks_are_sent_runs(
+    pipeline: Command, on_slurm: Env, tmp_path: Path
+) -> None:
+    grid = write_grid(tmp_path, TWO_NODES)
+    env = {**on_slurm, "TEST_FOLDER": str(tmp_path)}
+    with Attack(tmp_path) as attack:
+        done = pipeline("submit", "--grid", grid, "--outputs", tmp_path, "--wait", env=env)
+    assert list(attack.canaries.iterdir()) == []
+    launchers = [name for name in attack.num_connections if name.startswith("python")]
+    assert len(launchers) == 1, "the store of the first node"
+    assert attack.num_connections[launchers[0]] > 10
+    ((record,), rejected) = load_folder(tmp_path / "two" / "records")
+    assert (rejected, done.returncode == 0) == ([], record.status == "ok"), done.stderr
+    assert record.status == "ok" or record.failure is not None
