@@ -1,7 +1,9 @@
-"""Another user of the node who connects to every port that a launch opened gets no code to run."""
+"""The ports of launches: they are never in each other's way, and whoever connects to one gets no code to run."""
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,13 +14,12 @@ from conftest import ROOT, Command
 from factories import LENET, make_experiment, make_spec, write_grid
 from slurm_queue import Env
 
+from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record_store import load_folder
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 
-pytestmark = [
-    pytest.mark.fault("F42"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user"),
-]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+TORCHRUNS_PORT = 29500
 TWO_RANKS = {**LENET, "input": "synthetic", "strategy": "ddp", "num_gpus": 2, "batch_size_per_gpu": 8}
 TWO_NODES = """
 name: two
@@ -45,15 +46,37 @@ class Attack:
         return self
 
     def __exit__(self, *_: object) -> None:
-        said, _ = self._process.communicate("", timeout=60)
+        said = self._process.communicate("", timeout=60)[0]
         self.num_connections = json.loads(said)
 
 
+def make_launch(folder: Path, num_samples: int) -> tuple[Experiment, list[str]]:
+    """An experiment of one point of two ranks, and the command that launches it."""
+    spec = make_spec(**TWO_RANKS, num_samples=num_samples)
+    experiment = make_experiment(folder, missing=[spec])
+    return experiment, launch_command(experiment.manifest_path, [spec.run_id()], LaunchOptions(folder))
+
+
 @pytest.mark.training
+@pytest.mark.fault("F15")
+def test_launches_at_once_on_a_node_where_torchruns_port_is_taken_are_all_ok(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "MASTER_PORT": str(TORCHRUNS_PORT)}
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # somebody else holds it
+            stack.enter_context(socket.create_server(("", TORCHRUNS_PORT)))
+        launches = [make_launch(tmp_path / str(number), 64) for number in range(4)]
+        started = [subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) for _, command in launches]
+        said = [process.communicate(timeout=300)[1] for process in started]
+    assert [process.returncode for process in started] == [0] * 4, said
+    statuses = [record.status for experiment, _ in launches for record in load_folder(experiment.records_folder)[0]]
+    assert statuses == ["ok"] * 4
+
+
+@needs_root
+@pytest.mark.training
+@pytest.mark.fault("F42")
 def test_on_one_node_only_the_ranks_listen_and_what_they_are_sent_does_not_run(tmp_path: Path) -> None:
-    spec = make_spec(**TWO_RANKS, num_samples=10_000)
-    experiment = make_experiment(tmp_path / "x", missing=[spec])
-    command = launch_command(experiment.manifest_path, [spec.run_id()], LaunchOptions(tmp_path))
+    experiment, command = make_launch(tmp_path / "x", 10_000)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TEST_FOLDER": str(tmp_path)}
     with Attack(tmp_path) as attack:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
@@ -65,6 +88,8 @@ def test_on_one_node_only_the_ranks_listen_and_what_they_are_sent_does_not_run(t
     assert record.status == "ok" or record.failure is not None
 
 
+@needs_root
+@pytest.mark.fault("F42")
 def test_on_two_nodes_nothing_that_the_store_or_the_ranks_are_sent_runs(
     pipeline: Command, on_slurm: Env, tmp_path: Path
 ) -> None:
