@@ -6,6 +6,8 @@ __version__ = "0.2.0"
 
 # Under python -m pipeline.NAME the command is imported next, and a package that it imports may be missing.
 if sys.argv[:1] == ["-m"]:
+    if not sys.flags.safe_path:  # the current folder is first: a msgspec.py in it would be imported, so it becomes last
+        sys.path.append(sys.path.pop(0))
     from pipeline.system import errors
 
     sys.excepthook = errors.report_uncaught

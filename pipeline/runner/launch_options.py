@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn, get_args
 
-# the PYTHONPATH of a launch, which then finds the package from any working directory
+# the PYTHONPATH of what this project starts, which then finds the package from any working directory
 PYTHONPATH_ROOT = Path(__file__).resolve().parent.parent.parent
 
 Rerun = Literal["failed", "oom", "all"]
@@ -27,9 +27,19 @@ class LaunchOptions(NamedTuple):
     num_threads: int = 1
 
 
+def python_variables() -> dict[str, str]:
+    """Return the variables of a Python that this project starts: it finds this package, then the user's PYTHONPATH.
+
+    It imports nothing from the current folder, and neither do the processes that it starts (PYTHONSAFEPATH).
+    """
+    users = os.environ.get("PYTHONPATH")
+    folders = [str(PYTHONPATH_ROOT), *(users.split(os.pathsep) if users else [])]
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(folders)), "PYTHONSAFEPATH": "1"}
+
+
 def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOptions) -> list[str]:
     """Return the command of an element that runs these points, as a list of words."""
-    command = [sys.executable, "-u", "-m", "pipeline.launch", "--manifest", str(manifest.resolve())]
+    command = [sys.executable, "-P", "-u", "-m", "pipeline.launch", "--manifest", str(manifest.resolve())]
     for run_id in run_ids:
         command += ["--run-id", run_id]
     command += ["--data", str(options.data.resolve())]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.experiment.spec import Spec
 from pipeline.runner.failed_record import RankExit, describe_exception
+from pipeline.runner.launch_options import python_variables
 from pipeline.runner.rank_files import RankFiles
 from pipeline.system.errors import CommandError, log_line
 from pipeline.system.host import name_shared_memory, node_rank
@@ -42,7 +43,8 @@ def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_threads: in
     Raises RuntimeError if the ranks cannot be started or do not meet. A signal to this process ends the ranks, and no
     record is written: Slurm's job state then gives the reason.
     """
-    with environment_variables(default_omp_threads(spec, num_threads)), rank_store(spec) as store:
+    variables = {**default_omp_threads(spec, num_threads), **python_variables()}
+    with environment_variables(variables), rank_store(spec) as store:
         return start_and_wait(spec, rank_files, launch_id, start_fork_server(), store)
 
 

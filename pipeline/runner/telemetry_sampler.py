@@ -23,6 +23,7 @@ import msgspec
 from pipeline.analysis import telemetry_summary
 from pipeline.analysis.telemetry_summary import GpuSample, NodeSamples, SamplerHeader, SamplerNote, SamplingRound
 from pipeline.experiment.spec import Spec
+from pipeline.runner.launch_options import python_variables
 from pipeline.runner.rank_files import RankFiles
 from pipeline.system import host
 
@@ -41,9 +42,11 @@ def sample_in_background(rank_files: RankFiles, node: int) -> Iterator[None]:
     with contextlib.suppress(OSError):
         for stale in (path, path.with_suffix(".part")):  # left by the same launch before Slurm requeued it
             stale.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pipeline.runner.telemetry_sampler", str(rank_files.folder), "--node", str(node)]
+    module = "pipeline.runner.telemetry_sampler"
+    command = [sys.executable, "-P", "-m", module, str(rank_files.folder), "--node", str(node)]
+    environ = {**os.environ, **python_variables()}
     try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environ)
     except OSError as error:
         process, note = None, f"the sampler could not be started: {error}"
     try:

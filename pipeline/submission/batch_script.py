@@ -36,7 +36,7 @@ def setup_lines(submission_name: str, prologue: Path | None) -> list[str]:
             "trap - ERR",
             "set -eu",
         ]
-    return lines
+    return [*lines, "export PYTHONSAFEPATH=1"]  # a torch.py in the folder of the submission is not imported
 
 
 def link_line(pickle: Path, is_array: bool) -> str:

@@ -13,7 +13,7 @@ from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import start_submission
 from pipeline.experiment.point_label import point_labels
 from pipeline.experiment.spec import Spec
-from pipeline.runner.launch_options import PYTHONPATH_ROOT, LaunchOptions, launch_command
+from pipeline.runner.launch_options import LaunchOptions, launch_command, python_variables
 from pipeline.submission.gpu_hours_estimate import predict_durations_s
 from pipeline.submission.local_progress import LocalProgress
 from pipeline.submission.read_progress import read_log_tail
@@ -74,8 +74,7 @@ def launch_process(
     """Launch the points and wait for them. An interrupt of this process ends them first."""
     command = launch_command(experiment.manifest_path, [spec.run_id() for spec in element], options)
     inherited = ("PIPELINE_LAUNCH_ID", "SLURM_NODEID")  # if this `submit` runs inside a job
-    environ = {key: value for key, value in os.environ.items() if key not in inherited}
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PYTHONPATH_ROOT), os.environ.get("PYTHONPATH")]))
+    environ = {key: value for key, value in os.environ.items() if key not in inherited} | python_variables()
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environ, preexec_fn=die_with_parent)
         try:
