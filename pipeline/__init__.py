@@ -10,4 +10,5 @@ if sys.argv[:1] == ["-m"]:
         sys.path.append(sys.path.pop(0))
     from pipeline.system import errors
 
+    errors.open_closed_streams()
     sys.excepthook = errors.report_uncaught

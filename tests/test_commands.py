@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,66 @@ def test_a_broken_pipe_is_quiet(tmp_path: Path, arguments: tuple[str, ...]) -> N
     answer = subprocess.run(command, cwd=ROOT, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(write_end)
     assert (answer.returncode, answer.stderr) == (141, "")
+
+
+CLOSED = {"stdin": (0,), "stdout": (1,), "stderr": (2,), "all three": (0, 1, 2)}
+
+
+def run_with_closed(closed: Sequence[int], *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """A command that starts with these file descriptors closed."""
+
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    return subprocess.run(
+        [sys.executable, "-m", *map(str, words)],
+        cwd=ROOT,
+        env=without_slurm(ROOT),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        preexec_fn=close,
+    )
+
+
+@pytest.mark.fault("F50")
+@pytest.mark.parametrize("closed", CLOSED.values(), ids=CLOSED)
+@pytest.mark.parametrize("name", ["status", "collect", "jobfile", "submit", "a mistake"])
+def test_a_closed_stream_changes_neither_the_exit_code_nor_what_the_others_get(
+    tmp_path: Path, name: str, closed: Sequence[int]
+) -> None:
+    experiment = make_experiment(tmp_path / "x", make_record())
+    words: Sequence[str | Path] = {
+        "status": ("pipeline.status", experiment.folder),
+        "collect": ("pipeline.collect", experiment.folder, "--no-write", "--format", "json"),
+        "jobfile": ("pipeline.jobfile", "q4"),
+        "submit": ("pipeline.submit", "--grid", write_grid(tmp_path, PLANNED), "--dry-run", "--cluster", "local"),
+        "a mistake": ("pipeline.status", tmp_path / "absent"),
+    }[name]
+    usual, answer = run_with_closed((), *words), run_with_closed(closed, *words)
+    assert answer.returncode == usual.returncode == (2 if name == "a mistake" else 0)
+    assert answer.stdout == ("" if 1 in closed else usual.stdout)
+    assert answer.stderr == ("" if 2 in closed else usual.stderr)
+
+
+@pytest.mark.training
+@pytest.mark.fault("F50")
+@pytest.mark.parametrize("unread", ["closed", "a pipe without a reader"])
+def test_a_point_is_measured_also_if_nobody_reads_what_its_processes_say(tmp_path: Path, unread: str) -> None:
+    """Two ranks, since those write to stderr too."""
+    grid = write_grid(tmp_path, TINY)
+    words = ("pipeline.launch", "--grid", grid, "--index", "0", "--outputs", tmp_path, "--set", "device=cpu")
+    two_ranks = ("strategy=ddp", "num_gpus=2", "epochs=2")
+    if unread == "closed":
+        assert run_with_closed((0, 1, 2), *words, *two_ranks).returncode == 0
+    else:
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        command = [sys.executable, "-m", *map(str, words), *two_ranks]
+        assert subprocess.run(command, cwd=ROOT, stdout=write_end, stderr=write_end, timeout=300).returncode == 0
+        os.close(write_end)
+    assert [record.status for record in record_store.load_folder(tmp_path / "tiny" / "records")[0]] == ["ok"]
 
 
 @pytest.mark.parametrize("ping", [None, NO_CONFIGURATION, DEAD], ids=["no Slurm", "no configuration", "dead"])

@@ -93,7 +93,8 @@ def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
             with contextlib.suppress(OSError, RuntimeError):
                 rank_files.write_error(add_memory_of_others(failure, rank_files.read_point().spec))
         sys.excepthook(type(error), error, error.__traceback__)
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # nobody reads it
+            sys.stderr.flush()
         if failure.kind == "collective":
             time.sleep(LOST_PEER_GRACE_S)
         os._exit(1)

@@ -9,13 +9,15 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 EXIT_OK = 0  # also if nothing was left to measure
 EXIT_GAPS = 1  # a point has no result (with --strict, or if submit waited); one is too slow (with --fail-above)
 EXIT_USAGE = 2  # wrong usage or configuration, an absent or unreadable folder, a grid without points
 EXIT_NOTHING_FOUND = 3  # no experiment in the folder, an option that selects no point, or no point to compare
 EXIT_SCHEDULER = 4  # Slurm refused, or is configured and does not answer
+EXIT_NO_READER = 128 + signal.SIGPIPE  # whoever read stdout has gone (`| head`); a stdout closed from the start is
+# /dev/null: the caller wants no output, and the exit code tells of the work
 
 UMASK = 0o027  # the group may read the files of a command and its processes, others may not
 
@@ -33,9 +35,29 @@ class CommandError(Exception):
         self.code = code
 
 
+def open_closed_streams() -> None:
+    """Open /dev/null for each of stdin, stdout and stderr that is closed; child processes inherit it.
+
+    Else a file opened later would take its number.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            handle = os.open(os.devnull, os.O_RDWR)  # the lowest free number
+            os.set_inheritable(handle, handle == number)
+            setattr(sys, name, os.fdopen(handle, mode))
+
+
+def discard(stream: TextIO) -> None:
+    """Let /dev/null take the rest of a stream that nobody reads: Python could not flush it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def log_line(sentence: str) -> None:
-    """Print a sentence to stderr, because stdout is for data."""
-    print(replace_control_characters(sentence), file=sys.stderr, flush=True)
+    """Print a sentence to stderr, because stdout is for data. The work goes on if nobody reads it any longer."""
+    try:
+        print(replace_control_characters(sentence), file=sys.stderr, flush=True)
+    except OSError:
+        discard(sys.stderr)
 
 
 def pluralize(number: int, noun: str) -> str:
@@ -125,9 +147,9 @@ def run_command(main: Callable[[], int]) -> NoReturn:
             raise
         log_line(f"error: {command_error}")
         code = command_error.code
-    except BrokenPipeError:  # `... | head` closed stdout, which is no error; Python must not flush to it at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 128 + signal.SIGPIPE
+    except BrokenPipeError:  # no error: the reader has what it wants
+        discard(sys.stdout)
+        code = EXIT_NO_READER
     except OSError as error:
         log_line(f"error: {describe_os_error(error)}; solve this problem and run the command again.")
         code = EXIT_USAGE
