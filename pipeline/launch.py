@@ -25,6 +25,7 @@ from pipeline.runner.launch_options import LaunchOptions, add_point_arguments, p
 from pipeline.runner.launch_session import LaunchSession, publish_with_retries
 from pipeline.runner.memory_search import search_memory
 from pipeline.runner.rank_files import FollowingPoint, PointTask
+from pipeline.runner.side_files import recover_side_files
 from pipeline.runner.start_ranks import run_ranks
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
@@ -67,6 +68,8 @@ def main() -> int:
     options = read_launch_options(arguments, arguments.point_limit_s, arguments.num_threads or num_threads)
     points = [spec for spec in points if node_rank() < spec.num_nodes]
     refuse_reused_launch_id(points, experiment)
+    if node_rank() == 0:
+        recover_side_files(experiment)
     return run_launch(points, experiment, options)
 
 

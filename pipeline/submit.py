@@ -23,6 +23,7 @@ from pipeline.experiment.grid import Grid
 from pipeline.experiment.manifest import add_points
 from pipeline.experiment.packing import pack_elements
 from pipeline.experiment.spec import Spec
+from pipeline.runner import side_files
 from pipeline.runner.launch_options import LaunchOptions, add_point_arguments, positive_integer, read_launch_options
 from pipeline.submission import dry_run, gpu_hours_estimate, local, plan, read_progress, slurm_submit
 from pipeline.submission.gpu_hours_estimate import Estimate
@@ -198,6 +199,7 @@ def submit_or_run(context: SubmitContext, prologue: bytes | None, planned: Seque
     warn_of_open_folders([experiment])
     with experiment.submission_lock():
         slurm_submit.recover_job_ids(experiment)
+        side_files.recover_side_files(experiment)
         selection = plan.select_points(grid.points, experiment, submit_options)
         log_line(f"{selection.describe()}.")
         if "recorded as failed" in selection.skipped:

@@ -19,7 +19,7 @@ from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import MAX_MESSAGE_CHARS, Environment, Failure, Record
 from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Spec
-from pipeline.runner import failed_record, telemetry_sampler
+from pipeline.runner import failed_record, side_files, telemetry_sampler
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.rank_files import RankFiles
 from pipeline.system import source_digest
@@ -141,7 +141,7 @@ class LaunchSession:
             record = record_store.new_record(record.spec, "failed", self.id, failure=failure, reason=problem)
         else:
             if record.status == "ok":
-                self._move_side_files(path)
+                side_files.move_side_files(self._experiment, self.current_files, path)
         log_line(f"{record.run_id}: {record.status_line()}")
         self.published.append(record)
 
@@ -154,21 +154,6 @@ class LaunchSession:
             failed = self._failure_record(f"the result could not be published: {error}")
             failed = msgspec.structs.replace(failed, started_at=record.started_at, ended_at=record.ended_at)
             return failed, publish_with_retries(failed, folder)
-
-    def _move_side_files(self, record_path: Path) -> None:
-        """Move the current point's step times, weights and traces, as far as it has them, beside its record."""
-        targets = (
-            record_path.with_suffix(".steps.npz"),
-            record_path.with_suffix(".weights.npz"),
-            self._experiment.traces / record_path.stem,
-        )
-        for source, target in zip(self.current_files.side_files(), targets, strict=True):
-            try:
-                if source.exists():
-                    target.parent.mkdir(mode=0o750, exist_ok=True)
-                    source.rename(target)
-            except OSError as error:
-                log_line(f"{source} stays there, not beside the record: {describe_os_error(error)}.")
 
     def remove_ok_folders(self) -> None:
         """Remove the folder of every point whose ok record and side files are in place. The ranks must have ended.
