@@ -12,6 +12,8 @@ from pathlib import Path, PurePosixPath
 
 import filelock
 
+from pipeline.system.files import remove_leftovers
+
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 CIFAR10_SHA256 = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
 CIFAR10_FOLDER = "cifar-10-batches-py"
@@ -25,6 +27,7 @@ CIFAR10_FILES = {  # name and MD5, as published by the authors and checked by to
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
 STAGE_LOCK_NAME = ".stage.lock"
+TEMPORARY_PREFIX = ".staging-"
 MAX_ARCHIVE_BYTES = 400_000_000
 DOWNLOAD_TIMEOUT_S = 60
 
@@ -118,9 +121,10 @@ def class_folders(split: Path) -> list[Path]:
 def stage_cifar10(folder: Path, url: str = CIFAR10_URL, sha256: str = CIFAR10_SHA256) -> bool:
     """Fetch, verify and unpack CIFAR-10 under a file lock. Return False if it was staged already.
 
-    A complete folder is only read, since it may be shared and read-only. Raises DataNotStaged when the archive
-    cannot be fetched or has a wrong SHA-256.
+    Nothing is written into a complete folder, since it may be shared and read-only. What a dead download left more
+    than a day ago is removed. Raises DataNotStaged when the archive cannot be fetched or has a wrong SHA-256.
     """
+    remove_leftovers(folder, TEMPORARY_PREFIX)
     was_missing = False
     try:
         if missing_cifar10_files(folder):
@@ -153,7 +157,7 @@ def folder_removed_on_error(folder: Path) -> Iterator[None]:
 
 def fetch_and_unpack(folder: Path, url: str, sha256: str) -> None:
     """Download, verify and unpack in a temporary folder, then move into place. Raises DataNotStaged."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".staging-") as temporary:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY_PREFIX) as temporary:
         archive = Path(temporary, "archive.tar.gz")
         digest = download(url, archive)
         if digest != sha256:

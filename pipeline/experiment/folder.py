@@ -40,11 +40,16 @@ class Experiment:
         return self.logs / submission_id
 
     def create(self) -> None:
-        """Create the folders. Raises CommandError if that fails or records cannot be published there."""
+        """Create the folders, and remove what dead writers left there more than a day ago.
+
+        Raises CommandError if that fails or records cannot be published there.
+        """
         self.refuse_links()
         try:
             for folder in (self.folder, self.records_folder, self.logs):
                 folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+            for folder in (self.folder, self.records_folder):
+                files.remove_leftovers(folder, files.TEMPORARY_PREFIX)
             files.check_exclusive_creation(self.records_folder)
         except OSError as error:
             raise self._unwritable(error) from error

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import shutil
 import stat
 import tempfile
 import time
@@ -15,6 +16,8 @@ import msgspec
 # errors of a file system that lacks an operation (FAT, SMB, FUSE, some Lustre)
 UNSUPPORTED = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL})
 AT_FDCWD, RENAME_NOREPLACE = -100, 1  # constants of renameat2(2)
+TEMPORARY_PREFIX = ".publishing-"
+LEFTOVER_AGE_S = 24 * 60 * 60
 CLAIM_TIMEOUT_S = 2  # the rename follows the claim at once; a process that takes longer is dead
 
 CANNOT_READ = "cannot be read: "  # an UnreadableFile starts with this if the file could not be opened or read
@@ -74,7 +77,7 @@ def claim_and_rename(temporary: str, path: Path) -> None:
 
 def check_exclusive_creation(folder: Path) -> None:
     """Test that creating a file in this folder fails if its name is taken. Raises OSError if no method works."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".publishing-", ignore_cleanup_errors=True) as temporary:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY_PREFIX, ignore_cleanup_errors=True) as temporary:
         first, second, path = (Path(temporary, name) for name in ("first", "second", "name"))
         first.touch()
         second.touch()
@@ -93,7 +96,7 @@ def check_exclusive_creation(folder: Path) -> None:
 @contextlib.contextmanager
 def temporary_file_beside(path: Path, raw: bytes) -> Iterator[str]:
     """Write the bytes to a temporary file in the same folder and fsync it; delete it at the end."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".publishing-")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=TEMPORARY_PREFIX)
     try:
         with add_path_to_errors(path), os.fdopen(handle, "wb") as file:
             file.write(raw)
@@ -172,6 +175,23 @@ def replace_file_atomically(path: Path, raw: bytes) -> None:
     with temporary_file_beside(path, raw) as temporary:
         os.replace(temporary, path)
     sync_folder(path.parent)
+
+
+def remove_leftovers(folder: Path, prefix: str) -> None:
+    """Remove the temporary files and folders with this prefix whose writer is dead: nothing changed for a day."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # a colleague's, or removed by another process
+                if entry.name.startswith(prefix) and age_s(entry) > LEFTOVER_AGE_S:
+                    if entry.is_dir(follow_symlinks=False):
+                        shutil.rmtree(entry.path, ignore_errors=True)
+                    else:
+                        os.unlink(entry.path)
+
+
+def age_s(entry: os.DirEntry[str]) -> float:
+    """Return the seconds since the entry, or a folder's list of names, changed."""
+    return time.time() - entry.stat(follow_symlinks=False).st_mtime
 
 
 class NewerSchema(UnreadableFile):
