@@ -33,6 +33,8 @@ RESNET18_GRADIENT_BYTES = 44_695_848  # 4 bytes each
 RUN_ID = "single-1gpu-b128-aeb2c5a6c2c56133"  # of make_spec()
 RECORD_NAME = f"{RUN_ID}.0.json"
 NOW = datetime(2025, 6, 1, 12, 0, 0)
+SUBMISSION = "5ab0ab1e" + "0" * 24  # the id of a submission
+ARRAY = "x-5ab0ab1e-0"  # and the job name of its first array
 COLOURS = {"cat": (255, 0, 0), "dog": (0, 0, 255)}  # the classes of the `image_folder` fixture, in order
 
 

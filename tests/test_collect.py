@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Command, assert_refused, everything_in, run_command, run_unprivileged, without_slurm
-from factories import assert_says, make_experiment, make_record, make_spec
+from factories import SUBMISSION, assert_says, make_experiment, make_record, make_spec
 
 from pipeline.collect import TABLE_NAMES, address_of_words, display_options
 from pipeline.experiment.folder import Experiment
@@ -125,16 +125,16 @@ def test_what_collect_prints_is_what_it_writes(pipeline: Command, tmp_path: Path
 def test_collect_writes_a_page_beside_the_records_and_an_index_over_several(pipeline: Command, tmp_path: Path) -> None:
     found = [make_record(make_spec(batch_size_per_gpu=size)) for size in (32, 64)]
     first, second = (make_experiment(tmp_path / "a" / name, *found) for name in ("x", "y"))
-    log = first.logs / "by-hand" / f"{found[0].run_id}.log"
+    log = first.logs / SUBMISSION / f"{found[0].run_id}.log"
     log.parent.mkdir()
     log.write_text("")
     with first.edit_manifest() as manifest:
-        manifest.submissions.append(start_submission("by-hand", "local"))
+        manifest.submissions.append(start_submission(SUBMISSION, "local"))
     answer = pipeline("collect", tmp_path)
     assert (answer.returncode, answer.stderr) == (0, "")
     page = (first.folder / "report.html").read_text()
     assert f'href="records/{found[0].run_id}.0.json"' in page
-    assert f'href="logs/by-hand/{found[0].run_id}.log"' in page
+    assert f'href="logs/{SUBMISSION}/{found[0].run_id}.log"' in page
     assert 'href="../../index.html"' in page
     assert (second.folder / "plots" / "q1.svg").read_text().startswith("<svg ")
     index = (tmp_path / "index.html").read_text()

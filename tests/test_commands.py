@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 from conftest import CPU_SIZE, SMALL_GRID, Command, assert_refused, everything_in, run_command, without_slurm
-from factories import PLANNED, ROOT, assert_says, make_experiment, make_record, planned_points, write_grid
+from factories import (
+    ARRAY,
+    PLANNED,
+    ROOT,
+    SUBMISSION,
+    assert_says,
+    make_experiment,
+    make_record,
+    planned_points,
+    write_grid,
+)
 from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm
 
 from pipeline import __version__
@@ -121,8 +131,8 @@ def test_a_dry_run_works_anywhere_and_writes_nothing(
 def test_a_dry_run_works_where_earlier_jobs_cannot_be_asked_for(pipeline: Command, tmp_path: Path) -> None:
     points = planned_points()
     experiment = make_experiment(tmp_path / "out" / "planned", make_record(points[0]), missing=points)
-    submission = start_submission("s" * 8, "slurm")
-    submission.arrays.append(SlurmArray("x-0", [[spec.run_id()] for spec in points], job_id="7"))
+    submission = start_submission(SUBMISSION, "slurm")
+    submission.arrays.append(SlurmArray(ARRAY, [[spec.run_id()] for spec in points], job_id="7"))
     with experiment.edit_manifest() as manifest:
         manifest.submissions.append(submission)
     grid = write_grid(tmp_path, PLANNED)

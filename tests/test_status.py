@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Command, without_slurm
-from factories import ROOT, make_experiment, make_record, make_spec
+from factories import ROOT, SUBMISSION, make_experiment, make_record, make_spec
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import start_submission
@@ -36,7 +36,7 @@ def experiment(tmp_path: Path) -> Experiment:
 def running(experiment: Experiment) -> Iterator[Experiment]:
     """A driver runs the first point again, since 75 s."""
     with experiment.edit_manifest() as manifest:
-        submission = start_submission("s" * 8, "local")
+        submission = start_submission(SUBMISSION, "local")
         submission.submitted_at = "2020-01-01T00:00:00Z"
         manifest.submissions.append(submission)
     started = experiment.launch_folder(OK.run_id(), "here-2")
@@ -77,7 +77,7 @@ def test_a_point_that_is_run_again_shows_its_old_result_and_its_new_state(
 
 
 def test_a_running_point_names_its_log(pipeline: Command, running: Experiment, tmp_path: Path) -> None:
-    log = running.log_folder("s" * 8) / f"{MISSING.run_id()}.log"
+    log = running.log_folder(SUBMISSION) / f"{MISSING.run_id()}.log"
     log.parent.mkdir()
     log.write_text("epoch 1\n")
     started = running.launch_folder(MISSING.run_id(), "here-3")

@@ -10,7 +10,7 @@ from pathlib import Path
 import filelock
 import msgspec
 
-from pipeline.experiment.manifest import MANIFEST_VERSION, MAX_MANIFEST_BYTES, Manifest
+from pipeline.experiment.manifest import MANIFEST_VERSION, MAX_MANIFEST_BYTES, Manifest, Submission
 from pipeline.system import files
 from pipeline.system.errors import CommandError, log_line
 
@@ -54,13 +54,18 @@ class Experiment:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def refuse_links(self) -> None:
-        """Raise CommandError if a folder of the experiment is a link, which somebody else could redirect.
+    def refuse_links(self, submissions: Iterable[Submission] = ()) -> None:
+        """Raise CommandError if a folder of the experiment, or of the logs of its submissions, is a link.
 
-        The parent folder may be a link: people link it to a file system with enough space.
+        Somebody else could redirect it. The parent folder may be a link: people link it to a file system with enough
+        space.
         """
-        for folder in (self.folder, self.records_folder, self.logs, self.traces):
-            if folder.is_symlink():
+        folders = [self.folder, self.records_folder, self.logs, self.scratch_folder, self.traces]
+        for submission in submissions:
+            folder = self.log_folder(submission.id)
+            folders += [folder, *(folder / array.job_name for array in submission.arrays)]
+        for folder in folders:
+            if os.path.islink(folder):  # False if somebody else's folder cannot be read
                 raise CommandError(f"{folder} is a link; give the folder that it points to, or replace it by a folder.")
 
     def require_writable(self) -> None:
@@ -81,13 +86,15 @@ class Experiment:
         try:
             raw = files.read_bounded(self.manifest_path, MAX_MANIFEST_BYTES)
             files.check_schema_version(raw, MANIFEST_VERSION)
-            return msgspec.json.decode(raw, type=Manifest)
+            manifest = msgspec.json.decode(raw, type=Manifest)
         except files.NewerSchema as error:
             raise CommandError(f"{self.manifest_path} {error}.") from error
         except (files.UnreadableFile, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise CommandError(
                 f"{self.manifest_path} is not a valid manifest ({error}); restore it, or move it away."
             ) from error
+        self.refuse_links(manifest.submissions)
+        return manifest
 
     @contextlib.contextmanager
     def edit_manifest(self) -> Iterator[Manifest]:

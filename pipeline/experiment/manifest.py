@@ -1,5 +1,6 @@
 """The manifest of an experiment: its expected points, and every submission with its arrays."""
 
+import re
 import socket
 from collections.abc import Iterable
 from typing import Annotated, Literal
@@ -16,7 +17,9 @@ MAX_MANIFEST_BYTES = 256_000_000
 
 Backend = Literal["slurm", "sbatch", "local"]
 JobId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]+\Z")]  # an argument of Slurm commands
-JobName = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x1f]*\Z")]  # likewise
+JobName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9_][a-z0-9_-]{0,99}\Z")]  # likewise, and part of a path
+SubmissionId = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{32}|sbatch-[0-9]+)\Z")]  # the name of a folder
+NOT_IN_JOB_NAME = re.compile(r"\A-|[^a-z0-9_-]")
 
 
 class SlurmArray(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,12 +49,22 @@ class SlurmArray(msgspec.Struct, forbid_unknown_fields=True):
 class Submission(msgspec.Struct, forbid_unknown_fields=True):
     """One submission: a call of `submit` or a plain sbatch, with its arrays. Its logs have their own folder."""
 
-    id: str
+    id: SubmissionId
     backend: Backend
     submitted_at: str
     arrays: list[SlurmArray] = []
     prologue_sha256: str | None = None
     host: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an array of `submit` without the submission's id in its name, as another job may be."""
+        for array in self.arrays if self.backend == "slurm" else ():
+            if not re.search(rf"-{self.launch_id_prefix}-[0-9]+\Z", array.job_name):
+                raise ValueError(f"job_name {array.job_name!r} is not of submission {self.id}")
+
+    def array_name(self, experiment_name: str, index: int) -> str:
+        """Return the job name of an array of `submit`. It has random digits, so no other job has it."""
+        return f"{experiment_name}-{self.launch_id_prefix}-{index}"
 
     @property
     def launch_id_prefix(self) -> str:
@@ -71,6 +84,14 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
 def add_points(manifest: Manifest, points: Iterable[Spec]) -> None:
     """Add points at the end of the manifest's points, except those that it already has."""
     manifest.points = list(dict.fromkeys([*manifest.points, *points]))
+
+
+def as_job_name(name: str) -> str:
+    """Return the name under which the manifest holds a job, whose name in Slurm may be any text.
+
+    The name of a job of `submit` or of a job file stays as it is.
+    """
+    return NOT_IN_JOB_NAME.sub("_", name.lower())[:100] or "_"
 
 
 def start_submission(submission_id: str, backend: Backend) -> Submission:

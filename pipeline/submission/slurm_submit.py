@@ -86,7 +86,7 @@ def submit_arrays(
 def add_planned_arrays(experiment: Experiment, submission: Submission, arrays: Sequence[PlannedArray]) -> None:
     """Write the arrays into the manifest. Slurm finds a job by its unique name if this process dies."""
     for index, planned in enumerate(arrays):
-        name = f"{experiment.folder.name}-{submission.launch_id_prefix}-{index}"
+        name = submission.array_name(experiment.folder.name, index)
         submission.arrays.append(SlurmArray(name, planned.run_ids(), is_array=len(planned.elements) > 1))
     write_submission(experiment, submission)
 

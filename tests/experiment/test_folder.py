@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,10 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from factories import make_spec, run_python
+from factories import ARRAY, SUBMISSION, make_spec, run_python
 
 from pipeline.experiment.folder import Experiment, find_experiments
-from pipeline.experiment.manifest import Manifest, SlurmArray, add_points, start_submission
+from pipeline.experiment.manifest import Backend, Manifest, SlurmArray, add_points, as_job_name, start_submission
 from pipeline.system.errors import CommandError
 
 
@@ -87,8 +88,8 @@ def test_folders_are_made_closed_to_strangers_and_making_them_again_is_fine(expe
 
 def test_a_manifest_is_read_back_as_it_was(experiment: Experiment) -> None:
     spec = make_spec()
-    submission = start_submission("s1", "slurm")
-    submission.arrays.append(SlurmArray("job", [[spec.run_id()]], job_id="7"))
+    submission = start_submission(SUBMISSION, "slurm")
+    submission.arrays.append(SlurmArray(ARRAY, [[spec.run_id()]], job_id="7"))
     with experiment.edit_manifest() as manifest:
         add_points(manifest, [spec])
         manifest.submissions.append(submission)
@@ -164,21 +165,94 @@ def test_a_manifest_that_is_none_is_refused_and_left_in_place(experiment: Experi
 
 @pytest.mark.parametrize("job_id", ["--help", "-1", "", "7 8", "7,8", "7\n", "7_0", "²", "7\0"])
 def test_a_job_id_of_a_manifest_that_is_not_digits_reaches_no_command(experiment: Experiment, job_id: str) -> None:
-    array = {"job_name": "x-0", "elements": [["a"]], "job_id": job_id}
-    submission = {"id": "s1", "backend": "slurm", "submitted_at": "2025-01-01T00:00:00Z", "arrays": [array]}
+    array = {"job_name": ARRAY, "elements": [["a"]], "job_id": job_id}
+    submission = {"id": SUBMISSION, "backend": "slurm", "submitted_at": "2025-01-01T00:00:00Z", "arrays": [array]}
     experiment.manifest_path.write_text(json.dumps({"schema_version": 1, "name": "x", "submissions": [submission]}))
     with pytest.raises(CommandError, match=r"is not a valid manifest \(.*job_id.*\); restore it") as refusal:
         experiment.read_manifest()
     assert refusal.value.code == 2
 
 
-@pytest.mark.parametrize("name", ["x\0", "x\ny"])
-def test_a_job_name_of_a_manifest_without_an_id_holds_no_control_character(experiment: Experiment, name: str) -> None:
-    submission = start_submission("s1", "slurm")
-    submission.arrays.append(SlurmArray(name, [["a"]]))
-    manifest = Manifest(1, "x", submissions=[submission])
-    experiment.manifest_path.write_bytes(msgspec.json.encode(manifest))
+def write_manifest(experiment: Experiment, submission_id: str, backend: Backend, job_name: str) -> None:
+    """A manifest as a stranger may write it."""
+    submission = start_submission(submission_id, backend)
+    submission.arrays.append(SlurmArray(job_name, [["a"]]))
+    experiment.manifest_path.write_bytes(msgspec.json.encode(Manifest(1, "x", submissions=[submission])))
+
+
+NOT_OURS = ["x\0", "x\ny", "**", "*", "[a]", ".", "..", "a.b", "a/b", "/tmp/x", "../x", "", "-x", "x y", "ü", "x" * 101]
+
+
+@pytest.mark.fault("F41")
+@pytest.mark.parametrize("name", NOT_OURS)
+def test_a_job_name_of_a_manifest_is_one_that_this_project_gives(experiment: Experiment, name: str) -> None:
+    write_manifest(experiment, "sbatch-7", "sbatch", name)
     with pytest.raises(CommandError, match=r"is not a valid manifest \(.*job_name.*\); restore it"):
+        experiment.read_manifest()
+
+
+@pytest.mark.fault("F41")
+@pytest.mark.parametrize(
+    "submission_id",
+    [
+        "/home/x",
+        "..",
+        "",
+        "s1",
+        "sbatch-",
+        "sbatch-7/..",
+        "sbatch-²",
+        f"{SUBMISSION}\n",
+        SUBMISSION[1:],
+        "A" * 32,
+        "scratch",
+    ],
+)
+def test_a_submission_of_a_manifest_has_an_id_that_this_project_gives(
+    experiment: Experiment, submission_id: str
+) -> None:
+    write_manifest(experiment, submission_id, "local", "x")
+    with pytest.raises(CommandError, match=r"is not a valid manifest \(.*submissions.*\.id.*\); restore it"):
+        experiment.read_manifest()
+
+
+@pytest.mark.fault("F41")
+@pytest.mark.parametrize("name", ["thesis", "x-0", "x-5ab0ab1f-0", "5ab0ab1e-0", "x-5ab0ab1e-", "x-5ab0ab1e-0-y"])
+def test_an_array_of_submit_has_the_id_of_its_submission_in_its_name(experiment: Experiment, name: str) -> None:
+    write_manifest(experiment, SUBMISSION, "slurm", name)
+    with pytest.raises(CommandError, match=r"is not a valid manifest \(job_name .* is not of submission"):
+        experiment.read_manifest()
+    write_manifest(experiment, SUBMISSION, "slurm", ARRAY)
+    assert experiment.read_manifest() is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("q4-study", "q4-study"),
+        (ARRAY, ARRAY),
+        ("My run.2", "my_run_2"),
+        ("--help", "_-help"),
+        ("", "_"),
+        ("é/..", "____"),
+    ],
+)
+def test_a_job_of_any_name_has_one_that_a_manifest_may_hold(experiment: Experiment, name: str, kept: str) -> None:
+    assert as_job_name(name) == as_job_name(kept) == kept
+    write_manifest(experiment, "sbatch-7", "sbatch", as_job_name(name))
+    assert experiment.read_manifest() is not None
+    assert len(as_job_name(name * 200)) <= 100
+
+
+@pytest.mark.fault("F41")
+@pytest.mark.parametrize("place", ["", ARRAY])
+def test_a_linked_log_folder_of_a_submission_is_refused_by_name(experiment: Experiment, place: str) -> None:
+    write_manifest(experiment, SUBMISSION, "slurm", ARRAY)
+    assert experiment.read_manifest() is not None
+    link = experiment.log_folder(SUBMISSION) / place
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(experiment.folder)
+    with pytest.raises(CommandError, match=re.escape(f"{link} is a link; give the folder")):
         experiment.read_manifest()
 
 
@@ -293,8 +367,8 @@ def test_a_folder_that_cannot_be_listed_is_handed_on(tmp_path: Path, monkeypatch
 
 def test_a_manifest_of_a_version_that_ran_points_at_once_is_read(experiment: Experiment) -> None:
     with experiment.edit_manifest() as manifest:
-        submission = start_submission("5ub0ab1e", "slurm")
-        submission.arrays.append(SlurmArray("scaling-0", [["a", "b"]], job_id="7", is_array=False))
+        submission = start_submission(SUBMISSION, "slurm")
+        submission.arrays.append(SlurmArray(ARRAY, [["a", "b"]], job_id="7", is_array=False))
         manifest.submissions.append(submission)
     shape = json.loads(experiment.manifest_path.read_text())
     shape["submissions"][0]["arrays"][0]["num_lanes"] = 2

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 from conftest import Command, assert_refused, wait_for, without_slurm
-from factories import make_experiment, make_record, make_spec, write_grid
+from factories import ARRAY, SUBMISSION, make_experiment, make_record, make_spec, write_grid
 from slurm_queue import Env, queued, states, write_commands
 
 from pipeline.experiment.folder import Experiment
@@ -25,7 +25,7 @@ resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 
 
 def job(array: int, element: int, state: str) -> str:
-    return f"{array}|{element}|{state}|0:0|N/A|None|x-0\n"
+    return f"{array}|{element}|{state}|0:0|N/A|None|{ARRAY}\n"
 
 
 def slurm(folder: Path, *jobs: str, scancel: str = "") -> Mapping[str, str]:
@@ -50,13 +50,13 @@ def cancelled(folder: Path) -> list[str]:
 def experiment(tmp_path: Path) -> Experiment:
     """Array 7 with a point an element (A, B), array 8 with an element of two points (C, D)."""
     made = make_experiment(tmp_path / "out" / "x", missing=SPECS)
-    arrays = [SlurmArray("x-0", [[A], [B]], "7"), SlurmArray("x-1", [[C, D]], "8", is_array=False)]
+    arrays = [SlurmArray(ARRAY, [[A], [B]], "7"), SlurmArray("x-5ab0ab1e-1", [[C, D]], "8", is_array=False)]
     with made.edit_manifest() as manifest:
-        manifest.submissions.append(Submission("abcdefgh-1", "slurm", "2025-06-01", arrays))
+        manifest.submissions.append(Submission(SUBMISSION, "slurm", "2025-06-01", arrays))
     return made
 
 
-PLAIN_8 = "8|N/A|PENDING|0:0|N/A|Priority|x-1\n"
+PLAIN_8 = "8|N/A|PENDING|0:0|N/A|Priority|x-5ab0ab1e-1\n"
 
 
 def test_everything_is_cancelled_by_array_and_each_job_has_a_line(
@@ -84,7 +84,7 @@ def test_jobs_that_have_ended_are_left_alone(pipeline: Command, experiment: Expe
 def test_a_job_of_another_name_with_the_same_id_is_left_alone(
     pipeline: Command, experiment: Experiment, tmp_path: Path
 ) -> None:
-    of_another = job(7, 0, "RUNNING").replace("x-0", "my-thesis")
+    of_another = job(7, 0, "RUNNING").replace(ARRAY, "my-thesis")
     env = slurm(tmp_path / "bin", of_another, PLAIN_8)
     answer = pipeline("cancel", experiment.folder, env=env)
     assert (answer.returncode, answer.stdout) == (0, f"cancelled x job 8 (pending): {C}, {D}\n"), answer.stderr
@@ -97,7 +97,7 @@ def test_a_job_of_plain_sbatch_may_have_any_name(pipeline: Command, tmp_path: Pa
     made = make_experiment(tmp_path / "x", missing=SPECS[:1])
     with made.edit_manifest() as manifest:
         manifest.submissions.append(Submission("sbatch-7", "sbatch", "2025-06-01", [SlurmArray("x", [[A]], "7")]))
-    env = slurm(tmp_path / "bin", job(7, 0, "RUNNING").replace("x-0", "my-name"))
+    env = slurm(tmp_path / "bin", job(7, 0, "RUNNING").replace(ARRAY, "my-name"))
     answer = pipeline("cancel", made.folder, env=env)
     assert (answer.returncode, answer.stdout) == (0, f"cancelled x job 7_0 (running): {A}\n"), answer.stderr
 
@@ -124,8 +124,8 @@ def test_a_point_that_its_job_has_measured_need_not_be_named(
 ) -> None:
     make_experiment(tmp_path / "made", make_record(SPECS[2]))
     (record,) = (tmp_path / "made" / "records").iterdir()
-    text = record.read_text().replace('"launch_id": "0"', '"launch_id": "abcdefgh-8"')
-    assert "abcdefgh-8" in text
+    text = record.read_text().replace('"launch_id": "0"', '"launch_id": "5ab0ab1e-8"')
+    assert "5ab0ab1e-8" in text
     (experiment.records_folder / record.name).write_text(text)
     env = slurm(tmp_path / "bin", PLAIN_8.replace("PENDING", "RUNNING"))
     answer = pipeline("cancel", experiment.folder, "--only", D, env=env)

@@ -3,7 +3,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from factories import NOW, assert_says, make_experiment, make_record, make_spec
+from factories import ARRAY, NOW, SUBMISSION, assert_says, make_experiment, make_record, make_spec
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import Manifest, SlurmArray, add_points, start_submission
@@ -214,8 +214,8 @@ def submitted(tmp_path: Path) -> tuple[Experiment, Manifest]:
     experiment = Experiment(tmp_path / "x")
     experiment.create()
     points = [make_spec(repeat=repeat) for repeat in range(3)]
-    submission = start_submission("s" * 8, "slurm")
-    submission.arrays.append(SlurmArray("x-0", [[spec.run_id()] for spec in points[:2]], job_id="7"))
+    submission = start_submission(SUBMISSION, "slurm")
+    submission.arrays.append(SlurmArray(ARRAY, [[spec.run_id()] for spec in points[:2]], job_id="7"))
     with experiment.edit_manifest() as manifest:
         add_points(manifest, points)
         manifest.submissions.append(submission)
@@ -255,7 +255,7 @@ def test_each_element_has_the_state_of_its_own_job_and_its_own_log(
     monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "up")
     known = {("7", 0): job("RUNNING"), ("7", 1): job("FAILED", 1)}
     monkeypatch.setattr(slurm_queries, "query_job_states", lambda _: known)
-    folder = submitted[0].log_folder("s" * 8) / "x-0"
+    folder = submitted[0].log_folder(SUBMISSION) / ARRAY
     folder.mkdir(parents=True)
     (folder / "7_1_0_log.err").write_text("CUDA out of memory")
     parts = read_progress(*submitted)
@@ -273,7 +273,7 @@ def test_a_point_with_a_record_that_is_queued_again_keeps_its_word_and_says_so(
     monkeypatch.setattr(slurm_queries, "query_job_states", lambda _: known)
     publish_record(make_record(make_spec(), launch_id="ea411e40-3-0"), submitted[0].records_folder)
     publish_record(
-        make_record(make_spec(repeat=1), launch_id="ssssssss-8-0"), submitted[0].records_folder
+        make_record(make_spec(repeat=1), launch_id="5ab0ab1e-8-0"), submitted[0].records_folder
     )  # this job's own
     first, second, _ = (part.state for part in read_progress(*submitted))
     assert first.word == "ok"
@@ -350,8 +350,7 @@ def test_a_state_under_way_is_one_of_those_that_a_driver_waits_for() -> None:
     assert not under_way & {*WORD_BY_ENDED_JOB_STATE, *DECIDED_ONE_BY_ONE}
 
 
-SUBMISSION = "5ub0ab1e" + "0" * 24
-LAUNCH = "5ub0ab1e-7-0"
+LAUNCH = "5ab0ab1e-7-0"
 POINTS = [make_spec(repeat=repeat) for repeat in range(4)]
 
 
@@ -361,7 +360,7 @@ def packed(tmp_path: Path) -> tuple[Experiment, Manifest]:
     experiment = Experiment(tmp_path / "x")
     experiment.create()
     submission = start_submission(SUBMISSION, "slurm")
-    submission.arrays.append(SlurmArray("x-0", [[spec.run_id() for spec in POINTS]], job_id="7", is_array=False))
+    submission.arrays.append(SlurmArray(ARRAY, [[spec.run_id() for spec in POINTS]], job_id="7", is_array=False))
     with experiment.edit_manifest() as manifest:
         add_points(manifest, POINTS)
         manifest.submissions.append(submission)
@@ -491,7 +490,7 @@ def test_points_of_a_plain_sbatch_have_a_start_and_a_log_and_are_run_again_only_
 
 def leave_log(experiment: Experiment, *lines: str) -> Path:
     """The log of the element."""
-    log = experiment.log_folder(SUBMISSION) / "x-0" / "7_0_log.err"
+    log = experiment.log_folder(SUBMISSION) / ARRAY / "7_0_log.err"
     log.parent.mkdir(parents=True)
     log.write_text("".join(f"{line}\n" for line in lines))
     return log

@@ -12,13 +12,14 @@ import pytest
 import submitit
 from cluster import Cluster
 from conftest import CPU_SIZE, SMALL_GRID, Command, wait_for
-from factories import write_grid
+from factories import SUBMISSION, make_experiment, make_spec, write_grid
 from slurm_queue import MIXED, Env, queued, states
 
 from pipeline.experiment.folder import Experiment
 from pipeline.runner.launch_options import exec_element, launch_command
-from pipeline.submission import plan, read_progress, slurm_submit
+from pipeline.submission import plan, read_progress, slurm_queries, slurm_submit
 from pipeline.submit import SubmitContext, report_end
+from pipeline.system.errors import CommandError
 
 
 def with_sbatch(folder: Path, env: Env, script: str) -> Env:
@@ -207,7 +208,7 @@ def test_an_array_whose_driver_died_before_it_was_named_is_found_again(
     first, second = manifest["submissions"][0]["arrays"]
     number = first["job_id"]
     first["job_id"] = None  # as it stands between the announcement and the naming
-    second["job_id"], second["job_name"] = None, "never-submitted"
+    second["job_id"], second["job_name"] = None, second["job_name"].replace("small", "never-submitted")
     path.write_text(json.dumps(manifest))
     words = [part["state"] for part in states(pipeline, tmp_path, on_slurm).values()]
     assert sorted(words) == ["missing", "missing", "pending", "pending", "pending"]
@@ -312,6 +313,26 @@ def test_an_announced_array_that_was_never_submitted_leaves_nothing(tmp_path: Pa
     (folder / slurm_submit.PICKLE).touch()
     assert slurm_submit.withdraw_array(folder) is None
     assert not folder.exists()
+
+
+@pytest.mark.fault("F41")
+@pytest.mark.parametrize("parts", [("{0}/home", "thesis"), ("../..", "home"), (SUBMISSION, "../../../home/thesis")])
+def test_what_a_manifest_names_outside_the_logs_is_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: tuple[str, str]
+) -> None:
+    """The array has no job id, and Slurm does not know its name, as if `submit` had died before sbatch."""
+    chapter = tmp_path / "home" / "thesis" / "chapter1.tex"
+    chapter.parent.mkdir(parents=True)
+    chapter.write_text("text")
+    experiment = make_experiment(tmp_path / "x", missing=[make_spec()])
+    manifest = json.loads(experiment.manifest_path.read_text())
+    array = {"job_name": parts[1], "elements": [["a"]]}
+    hostile = {"id": parts[0].format(tmp_path), "backend": "slurm", "submitted_at": "", "arrays": [array]}
+    experiment.manifest_path.write_text(json.dumps(manifest | {"submissions": [hostile]}))
+    monkeypatch.setattr(slurm_queries, "find_jobs_named", lambda _: {})
+    with pytest.raises(CommandError, match="is not a valid manifest"):
+        slurm_submit.recover_job_ids(experiment)
+    assert chapter.read_text() == "text"
 
 
 def test_an_interrupted_wait_says_that_the_jobs_run_on(
