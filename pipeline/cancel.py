@@ -102,6 +102,7 @@ def cancel_experiment(name: str, experiment: Experiment, manifest: Manifest, onl
     has_arrays = any(submission.arrays for submission in manifest.submissions)
     if not has_arrays and not experiment.is_being_submitted():
         return 0
+    experiment.refuse_manifest_of_another_user()
     with experiment.submission_lock():
         jobs = find_unfinished_jobs(experiment, experiment.read_manifest() or manifest)
         if only:

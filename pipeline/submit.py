@@ -116,6 +116,8 @@ def main() -> int:
     cluster = plan.inspect_cluster(submit_options)
     experiment = Experiment(submit_options.outputs / grid.name)
     experiment.require_writable()
+    experiment.refuse_manifest_of_another_user()
+    experiment.refuse_open_folders()
     if cluster.kind == "slurm":
         slurm_submit.refuse_unsafe_paths(experiment)
     prologue = read_prologue(arguments.prologue)

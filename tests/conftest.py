@@ -21,6 +21,9 @@ SMALL_GRID = ROOT / "tests" / "recorded" / "small.yaml"
 CPU_SIZE = ("device=cpu", "model=lenet", "dataset=synthetic", "input=synthetic", "num_samples=64")
 
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to another user")
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by marker
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """Mark the tests that use the cluster `slurm`, and skip those marked `gpu` where there is none."""

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Command, assert_refused, everything_in, run_command
-from factories import make_experiment, make_record
+from conftest import ROOT, Command, assert_refused, everything_in, needs_root, run_command
+from factories import ARRAY, SUBMISSION, make_experiment, make_record
 
 from pipeline.experiment.folder import find_experiments
+from pipeline.experiment.manifest import SlurmArray, Submission
+from pipeline.system.errors import CommandError
 
 GRID = """
 name: tiny
@@ -69,6 +71,46 @@ def test_a_submission_below_a_folder_that_anyone_may_write_warns(pipeline: Comma
     answer = pipeline(*submit(tmp_path, tmp_path / "outputs"))
     assert answer.returncode == 0, answer.stderr
     assert answer.stderr.count(f"{tmp_path.resolve()}: anyone may write") == 1
+
+
+@pytest.mark.fault("F43")
+@pytest.mark.parametrize("place", ["", "logs"])
+def test_a_submission_into_a_folder_where_anyone_may_change_what_jobs_execute_is_refused(
+    pipeline: Command, tmp_path: Path, place: str
+) -> None:
+    experiment = make_experiment(tmp_path / "outputs" / "tiny", make_record())
+    experiment.logs.mkdir(exist_ok=True)
+    folder = experiment.folder / place
+    folder.chmod(0o777)
+    command, before = submit(tmp_path, tmp_path / "outputs"), everything_in(tmp_path)
+    for more in ((), ("--dry-run",)):
+        assert_refused(pipeline(*command, *more), 2, f"{folder}: anyone may write", "chmod o-w")
+    assert everything_in(tmp_path) == before
+    for mode in (0o1777, 0o2775, 0o770):  # with a sticky bit, or for the group alone
+        folder.chmod(mode)
+        assert pipeline(*command, "--dry-run").returncode == 0
+
+
+@needs_root
+@pytest.mark.fault("F41")
+def test_the_manifest_of_another_user_is_read_and_not_submitted_to_cancelled_or_changed(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    experiment = make_experiment(tmp_path / "outputs" / "tiny", make_record())
+    with experiment.edit_manifest() as manifest:
+        array = SlurmArray(ARRAY, [[make_record().run_id]], job_id="7")
+        manifest.submissions.append(Submission(SUBMISSION, "slurm", "2025-06-01", [array]))
+    os.chown(experiment.manifest_path, 65534, -1)
+    before = experiment.manifest_path.read_bytes()
+    refused = (str(experiment.manifest_path), "belongs to another user (65534)")
+    for more in ((), ("--dry-run",)):
+        assert_refused(pipeline(*submit(tmp_path, tmp_path / "outputs"), *more), 2, *refused)
+    assert_refused(pipeline("cancel", tmp_path / "outputs"), 2, *refused)
+    with pytest.raises(CommandError, match="belongs to another user"), experiment.edit_manifest():
+        pytest.fail("it is not ours")
+    assert experiment.manifest_path.read_bytes() == before
+    for command in ("status", "collect"):
+        assert pipeline(command, tmp_path / "outputs").returncode == 0
 
 
 LINKS: dict[str, Callable[[Path], Path]] = {

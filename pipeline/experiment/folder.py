@@ -68,6 +68,23 @@ class Experiment:
             if os.path.islink(folder):  # False if somebody else's folder cannot be read
                 raise CommandError(f"{folder} is a link; give the folder that it points to, or replace it by a folder.")
 
+    def refuse_manifest_of_another_user(self) -> None:
+        """Raise CommandError if somebody else owns the manifest: it says which jobs to end and which logs to remove."""
+        with contextlib.suppress(FileNotFoundError):
+            owner = self.manifest_path.lstat().st_uid
+            if owner != os.geteuid():
+                cure = "choose another --outputs or --name, or ask its owner"
+                raise CommandError(f"{self.manifest_path} belongs to another user ({owner}); {cure}.")
+
+    def refuse_open_folders(self) -> None:
+        """Raise CommandError if anyone may write where the files lie that jobs execute, or into a folder above them.
+
+        Folders above the experiment are only warned of (warn_of_open_folders), and so are records.
+        """
+        for folder in (self.folder, self.logs):
+            if files.is_world_writable(folder):
+                raise CommandError(f"{folder}: anyone may write there and change what jobs execute; chmod o-w it.")
+
     def require_writable(self) -> None:
         """Raise CommandError if `create` would fail, as far as this can be checked without writing."""
         for folder in (self.folder, self.records_folder, self.logs):
@@ -100,6 +117,7 @@ class Experiment:
     def edit_manifest(self) -> Iterator[Manifest]:
         """Yield the manifest to change, and write it at the end. One writer at a time. Raises CommandError."""
         with self._lock("manifest", timeout_s=60):
+            self.refuse_manifest_of_another_user()
             manifest = self.read_manifest() or Manifest(MANIFEST_VERSION, self.folder.name)
             yield manifest
             raw = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"

@@ -57,7 +57,7 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     host: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an array of `submit` without the submission's id in its name, as another job may be."""
+        """Raise ValueError for an array of `submit` whose name lacks the id: another job may have that name."""
         for array in self.arrays if self.backend == "slurm" else ():
             if not re.search(rf"-{self.launch_id_prefix}-[0-9]+\Z", array.job_name):
                 raise ValueError(f"job_name {array.job_name!r} is not of submission {self.id}")

@@ -162,12 +162,16 @@ def read_bounded(path: Path | str, max_bytes: int, *, follow_links: bool = False
 
 def find_world_writable_folder(folder: Path) -> Path | None:
     """Return this folder or its nearest parent that is world-writable without a sticky bit; None if there is none."""
-    for path in (folder.resolve(), *folder.resolve().parents):
-        with contextlib.suppress(OSError):  # the folder does not exist yet
-            mode = path.stat().st_mode
-            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-                return path
-    return None
+    return next(filter(is_world_writable, (folder.resolve(), *folder.resolve().parents)), None)
+
+
+def is_world_writable(folder: Path) -> bool:
+    """True if anyone may replace what is in the folder: it is world-writable without a sticky bit."""
+    try:
+        mode = folder.stat().st_mode
+    except OSError:  # it does not exist yet
+        return False
+    return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
 
 
 def replace_file_atomically(path: Path, raw: bytes) -> None:
