@@ -26,6 +26,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.runner import side_files
 from pipeline.runner.launch_options import LaunchOptions, add_point_arguments, positive_integer, read_launch_options
 from pipeline.submission import dry_run, gpu_hours_estimate, local, plan, read_progress, slurm_submit
+from pipeline.submission.batch_script import Prologue
 from pipeline.submission.gpu_hours_estimate import Estimate
 from pipeline.submission.plan import Cluster, PointSelection, SubmitOptions
 from pipeline.submission.slurm_request import PASSED_ON, SlurmOptions
@@ -142,7 +143,7 @@ def main() -> int:
         gpu_model = plan.find_gpu_model(cluster, submit_options.slurm_options)
         estimates = gpu_hours_estimate.estimate_points(selection.todo, submit_options.outputs, limit_min, gpu_model)
     if submit_options.is_dry_run:
-        print_plan(arguments, context, selection, estimates, refusal)
+        print_plan(arguments, context, selection, prologue, estimates, refusal)
         return EXIT_OK
     if arguments.max_gpu_hours is not None:
         gpu_hours_estimate.check_gpu_hours_limit(estimates, arguments.max_gpu_hours)
@@ -164,6 +165,7 @@ def print_plan(
     arguments: argparse.Namespace,
     context: SubmitContext,
     selection: PointSelection,
+    prologue: Prologue | None,
     estimates: Sequence[Estimate],
     refusal: CommandError | None,
 ) -> None:
@@ -172,9 +174,7 @@ def print_plan(
     arrays = plan.plan_arrays(selection.todo, grid.resources, cluster, submit_options)
     runs_here = cluster.kind == "local" and refusal is None
     here = pack_elements(selection.todo, submit_options.points_per_element) if runs_here else []
-    described = dry_run.describe_plan(
-        experiment, cluster, selection, arrays, options, arguments.prologue, estimates, here
-    )
+    described = dry_run.describe_plan(experiment, cluster, selection, arrays, options, prologue, estimates, here)
     print(json.dumps(described, indent=1) if arguments.json else dry_run.render_plan(described))
     if refusal is None and arguments.max_gpu_hours is not None:
         try:
@@ -189,7 +189,7 @@ def print_plan(
         log_line("Next: the same command without --dry-run")
 
 
-def submit_or_run(context: SubmitContext, prologue: bytes | None, planned: Sequence[Spec]) -> list[Spec]:
+def submit_or_run(context: SubmitContext, prologue: Prologue | None, planned: Sequence[Spec]) -> list[Spec]:
     """Take the submission lock, then submit the arrays or run the points on this machine. Return these points.
 
     The points are selected again under the lock, because another `submit` may have run some of the planned ones.
@@ -267,8 +267,8 @@ def stage_data(points: Sequence[Spec], folder: Path) -> None:
         raise CommandError(str(error)) from error
 
 
-def read_prologue(path: Path | None) -> bytes | None:
-    """Return the bytes of the prologue, None without one. Raises CommandError unless the user owns the file."""
+def read_prologue(path: Path | None) -> Prologue | None:
+    """Return the prologue, None without one. Raises CommandError unless the user owns the file."""
     if path is None:
         return None
     try:
@@ -280,7 +280,9 @@ def read_prologue(path: Path | None) -> bytes | None:
         raise CommandError(f"the prologue {path} {error}; give a file of shell lines.") from error
     if owner != os.getuid():
         raise CommandError(f"the prologue {path} belongs to another user, and your jobs would run it; copy it first.")
-    return text
+    if b"\0" in text:
+        raise CommandError(f"the prologue {path} has a NUL byte, which no shell reads; give a file of shell lines.")
+    return Prologue(path, text)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from pipeline.data import staging
 from pipeline.experiment import record_store
 from pipeline.experiment.grid import SHIPPED_GRIDS, expand_grid
 from pipeline.experiment.spec import AXES
-from pipeline.submission.batch_script import setup_lines
+from pipeline.submission.batch_script import Prologue, setup_lines
 
 README = (ROOT / "README.md").read_text()
 PAGES = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
@@ -200,7 +200,8 @@ def test_the_prologue_for_module_systems_runs_in_a_job(tmp_path: Path) -> None:
     prologue = tmp_path / "modules.sh"
     prologue.write_text("\n".join(shell_lines("<!-- run: the prologue", PAGES["cluster.md"])))
     module = 'module() { echo "module $*"; [ "$1" != purge ]; }'  # there may be nothing to purge
-    script = "\n".join([module, "SLURM_JOB_ID=1", *setup_lines("one", prologue), 'echo "$NCCL_SOCKET_IFNAME"'])
+    setup = setup_lines("one", Prologue(prologue, prologue.read_bytes()))
+    script = "\n".join([module, "SLURM_JOB_ID=1", *setup, 'echo "$NCCL_SOCKET_IFNAME"'])
     done = subprocess.run(["bash", "-c", script], env=without_slurm(), capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "module purge\nmodule load python/3.12\nib0\n"), done.stderr
 

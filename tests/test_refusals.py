@@ -14,6 +14,7 @@ from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm, write_commands
 from pipeline.__main__ import COMMANDS
 from pipeline.data.staging import CIFAR10_FILES, CIFAR10_FOLDER
 from pipeline.experiment.folder import Experiment
+from pipeline.submission.batch_script import Prologue
 from pipeline.submit import read_prologue
 from pipeline.system.errors import CommandError
 
@@ -322,10 +323,17 @@ def test_any_error_of_the_system_is_said_in_words_that_are_true_of_it(raised: st
     assert "a file" not in answer.stderr
 
 
+def test_a_prologue_that_no_shell_reads_whole_is_refused(tmp_path: Path) -> None:
+    prologue = tmp_path / "prologue.sh"
+    prologue.write_bytes(b"module load cuda\0\n")
+    with pytest.raises(CommandError, match=f"{prologue} has a NUL byte"):
+        read_prologue(prologue)
+
+
 def test_a_prologue_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prologue = tmp_path / "prologue.sh"
     prologue.write_text("module load cuda\n")
-    assert read_prologue(prologue) == b"module load cuda\n"
+    assert read_prologue(prologue) == Prologue(prologue, b"module load cuda\n")
     monkeypatch.setattr(os, "getuid", lambda: prologue.stat().st_uid + 1)
     with pytest.raises(CommandError, match=f"{prologue} belongs to another user"):
         read_prologue(prologue)

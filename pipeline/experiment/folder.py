@@ -72,7 +72,7 @@ class Experiment:
         """Raise CommandError if somebody else owns the manifest: it says which jobs to end and which logs to remove."""
         with contextlib.suppress(FileNotFoundError):
             owner = self.manifest_path.lstat().st_uid
-            if owner != os.geteuid():
+            if owner != os.getuid():
                 cure = "choose another --outputs or --name, or ask its owner"
                 raise CommandError(f"{self.manifest_path} belongs to another user ({owner}); {cure}.")
 

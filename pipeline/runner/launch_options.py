@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, NoReturn, get_args
+from typing import Literal, NamedTuple, get_args
 
 # the PYTHONPATH of what this project starts, which then finds the package from any working directory
 PYTHONPATH_ROOT = Path(__file__).resolve().parent.parent.parent
@@ -52,13 +52,6 @@ def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOption
     if options.keep_trace:
         command.append("--keep-trace")
     return command
-
-
-def exec_element(manifest: Path, elements: Sequence[Sequence[str]], options: LaunchOptions) -> NoReturn:
-    """Replace this process with the launch of its array element. Slurm runs this inside the job."""
-    index = int(os.environ["SLURM_ARRAY_TASK_ID"]) if len(elements) > 1 else 0  # one element is a job without array
-    command = launch_command(manifest, elements[index], options)
-    os.execvp(command[0], command)
 
 
 def positive_integer(text: str) -> int:

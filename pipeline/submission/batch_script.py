@@ -1,9 +1,12 @@
 """The lines of a batch script: for the dry run, for submitit, which writes the script, and for jobs/*.sbatch."""
 
+import hashlib
 import math
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline.experiment.resources import Resources, ResourceShape
 from pipeline.runner.launch_options import PYTHONPATH_ROOT
@@ -14,37 +17,67 @@ MAX_RUNNING_ELEMENTS = 256  # without --max-parallel; submitit's default
 SIGNAL_DELAY_S = 1  # submitit always asks for USR2 before the time limit; pipeline.launch ignores it
 
 
+class Prologue(NamedTuple):
+    """The shell file that every job sources, and the bytes that it holds when the array is submitted."""
+
+    path: Path
+    text: bytes
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of the text; in the batch script it proves that the file is still the same."""
+        return hashlib.sha256(self.text).hexdigest()
+
+
 def start_lines() -> list[str]:
     """Return the first shell lines of every batch script: stop at an error, and remove variables that srun reads."""
     return ["set -euo pipefail", *clean_step_lines()]
 
 
-def setup_lines(submission_name: str, prologue: Path | None) -> list[str]:
+def setup_lines(submission_name: str, prologue: Prologue | None) -> list[str]:
     """Return the shell lines that run before srun in a submitted array. A line that fails ends the job."""
     lines = [
         *start_lines(),
         f'export PIPELINE_LAUNCH_ID="{submission_name}-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}"',
         f'export PYTHONPATH={shlex.quote(str(PYTHONPATH_ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
     ]
-    if prologue is not None:
-        path = shlex.quote(str(prologue.resolve()))
-        lines += [
-            "set +eu",  # module systems read unset variables, and commands inside their functions may fail
-            """trap 'echo "the prologue failed: $BASH_COMMAND" >&2; exit 1' ERR""",
-            f"test -r {path}",  # `source` does not report that `cat` could not read
-            f"source <(cat {path}; printf '\\n:\\n')",  # the last line of the prologue may be a test that is false
-            "trap - ERR",
-            "set -eu",
-        ]
-    return [*lines, "export PYTHONSAFEPATH=1"]  # a torch.py in the folder of the submission is not imported
+    return lines if prologue is None else lines + prologue_lines(prologue)
 
 
-def link_line(pickle: Path, is_array: bool) -> str:
-    """Return the shell line that gives the array's pickle the name under which submitit looks for it in the job."""
+def prologue_lines(prologue: Prologue) -> list[str]:
+    """Return the shell lines that read the prologue once, compare its SHA-256, and source what was read."""
+    path = shlex.quote(str(prologue.path.resolve()))
+    changed = f"{path}' was changed after submit read it; submit again'"
+    return [
+        f"prologue=$(cat {path} && echo .)",  # the point keeps the line breaks at the end
+        "prologue=${prologue%.}",
+        f'[[ $(printf %s "$prologue" | sha256sum) == {prologue.sha256}* ]] || {{ echo {changed} >&2; exit 1; }}',
+        "set +eu",  # module systems read unset variables, and commands inside their functions may fail
+        """trap 'echo "the prologue failed: $BASH_COMMAND" >&2; exit 1' ERR""",
+        "source <(printf '%s\\n:\\n' \"$prologue\")",  # the last line of the prologue may be a test that is false
+        "trap - ERR",
+        "set -eu",
+        "unset prologue",
+    ]
+
+
+def linked_file(commands: Path, is_array: bool) -> str:
+    """Return the shell word for an element's own link to the file with the array's commands."""
     job = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if is_array else "${SLURM_JOB_ID}"
-    source = shlex.quote(str(pickle))
-    target = f'{shlex.quote(str(pickle.parent))}/"{job}_submitted.pkl"'
-    return f"ln -f {source} {target} 2>/dev/null || cp {source} {target} || exit"  # not all file systems can link
+    return f'{shlex.quote(str(commands.parent))}/"{job}_{commands.name}"'
+
+
+def link_line(commands: Path, is_array: bool) -> str:
+    """Return the shell line that makes the link. It ends the job if `submit` has withdrawn the array."""
+    source, target = shlex.quote(str(commands)), linked_file(commands, is_array)
+    copy = f"cp --remove-destination {source} {target}"  # not all file systems can link
+    return f"ln -f {source} {target} 2>/dev/null || {copy} || exit"
+
+
+def element_command(commands: Path, is_array: bool, sha256: str) -> str:
+    """Return the shell command of an element, which runs its part of the file if the file has this SHA-256."""
+    words = [sys.executable, "-P", "-u", "-m", "pipeline.runner.array_element", sha256]
+    return f"{shlex.join(words)} {linked_file(commands, is_array)}"
 
 
 def srun_arguments(cpus_per_task: str) -> list[str]:
@@ -67,7 +100,7 @@ def render_batch_script(
 ) -> str:
     """Return the batch script of an array as a dry run shows it.
 
-    submitit adds its own lines (logs, wckey) and starts `command` through its pickle: see `submitit_parameters`.
+    submitit adds its own lines (logs, wckey), and `element_command` stands in place of `command`.
     """
     options = {"job-name": job_name, "signal": f"USR2@{SIGNAL_DELAY_S}", **request.options}
     if num_elements > 1:

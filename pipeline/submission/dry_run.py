@@ -2,13 +2,13 @@
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.spec import Spec, non_default_fields
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.submission import batch_script
+from pipeline.submission.batch_script import Prologue
 from pipeline.submission.gpu_hours_estimate import Estimate
 from pipeline.submission.plan import Cluster, PlannedArray, PointSelection
 from pipeline.system.errors import pluralize
@@ -20,7 +20,7 @@ def describe_plan(
     selection: PointSelection,
     arrays: Sequence[PlannedArray],
     options: LaunchOptions,
-    prologue: Path | None,
+    prologue: Prologue | None,
     estimates: Sequence[Estimate],
     elements_here: Sequence[Sequence[Spec]],
 ) -> dict[str, Any]:

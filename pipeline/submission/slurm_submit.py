@@ -13,14 +13,14 @@ from pathlib import Path
 
 from pipeline.experiment.folder import Experiment, displayable_name
 from pipeline.experiment.manifest import SlurmArray, Submission, start_submission
-from pipeline.runner.launch_options import PYTHONPATH_ROOT, LaunchOptions, exec_element
+from pipeline.runner import array_element
+from pipeline.runner.launch_options import PYTHONPATH_ROOT, LaunchOptions, launch_command
 from pipeline.submission import batch_script, slurm_queries
+from pipeline.submission.batch_script import Prologue
 from pipeline.submission.plan import PlannedArray
 from pipeline.submission.slurm_request import SlurmRequest
 from pipeline.system import slurm_commands
 from pipeline.system.errors import CONTROL_CHARACTER, EXIT_SCHEDULER, CommandError, log_line, pluralize
-
-PICKLE = "elements.pkl"  # read by every element of an array; an element cannot start without it
 
 
 class SubmissionUnconfirmed(CommandError):
@@ -46,7 +46,7 @@ def refuse_unsafe_paths(experiment: Experiment) -> None:
 
 
 def submit_arrays(
-    experiment: Experiment, arrays: Sequence[PlannedArray], prologue: bytes | None, options: LaunchOptions
+    experiment: Experiment, arrays: Sequence[PlannedArray], prologue: Prologue | None, options: LaunchOptions
 ) -> None:
     """Submit every array, and write the job id of each one into the manifest.
 
@@ -58,12 +58,11 @@ def submit_arrays(
     submission = start_submission(uuid.uuid4().hex, "slurm")
     folder = experiment.log_folder(submission.id)
     folder.mkdir(mode=0o700, parents=True)
-    prologue_copy = None
     if prologue is not None:
-        prologue_copy = folder / "prologue.sh"
-        prologue_copy.write_bytes(prologue)
-        submission.prologue_sha256 = hashlib.sha256(prologue).hexdigest()
-    setup = batch_script.setup_lines(submission.launch_id_prefix, prologue_copy)
+        prologue = prologue._replace(path=folder / "prologue.sh")
+        prologue.path.write_bytes(prologue.text)
+        submission.prologue_sha256 = prologue.sha256
+    setup = batch_script.setup_lines(submission.launch_id_prefix, prologue)
     for notice in dict.fromkeys(notice for array in arrays for notice in array.request.notices):
         log_line(f"Notice: {notice}.")
     add_planned_arrays(experiment, submission, arrays)
@@ -107,10 +106,9 @@ def submit_array(
 ) -> str:
     """Submit one array and return its job id.
 
-    submitit only submits. In the job, each element replaces its process with pipeline.launch (exec), so that exit code,
-    signals and logs are those of the point. All elements read one pickle. This process writes the pickle before it
-    calls sbatch, so the elements do not need this process later. submitit's own map_array is not used: it names its
-    pickles only after sbatch has returned, so an array is lost if this process is killed in between.
+    submitit only submits: it writes the batch script and calls sbatch. Its pickle is not loaded by any job, because
+    somebody could change it before the job starts. In the job, array_element runs the command of its element. This
+    process writes the commands before it calls sbatch, so the elements do not need this process later.
 
     Raises CommandError (scheduler) if sbatch refused the array, and removes its files. Raises SubmissionUnconfirmed if
     Slurm may have accepted it.
@@ -119,17 +117,20 @@ def submit_array(
 
     folder = experiment.log_folder(submission.id).absolute() / array.job_name  # submitit would expand a leading ~
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    executor = submitit.SlurmExecutor(folder)
-    setup = [batch_script.link_line(folder.resolve() / PICKLE, array.is_array), *setup]
+    raw = array_element.encode_commands(
+        [launch_command(experiment.manifest_path, run_ids, options) for run_ids in array.elements]
+    )
+    commands = folder.resolve() / array_element.FILE_NAME
+    commands.write_bytes(raw)
+    python = batch_script.element_command(commands, array.is_array, hashlib.sha256(raw).hexdigest())
+    executor = submitit.SlurmExecutor(folder, python=python)
+    setup = [batch_script.link_line(commands, array.is_array), *setup]
     executor.update_parameters(**batch_script.submitit_parameters(array.job_name, request, len(array.elements), setup))
     if array.is_array:
         executor.parameters["map_count"] = len(array.elements)  # submitit then submits an array, not a plain job
-    absolute = options._replace(data=options.data.resolve())
-    element = (exec_element, experiment.manifest_path.resolve(), array.elements, absolute)
-    submitit.core.utils.DelayedSubmission(*element).dump(folder / PICKLE)
     try:
         with slurm_commands.clean_environment():
-            return str(executor.submit(*element).job_id)
+            return str(executor.submit(int).job_id)  # submitit wants a function, which no job calls
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError, OSError) as error:
         problem = error_line(str(error))
         job_id = find_accepted_array(array.job_name, folder, problem)
@@ -155,19 +156,20 @@ def find_accepted_array(name: str, folder: Path, problem: str) -> str | None:
 
 
 def withdraw_array(folder: Path) -> str | None:
-    """Remove the pickle of an array that Slurm does not know: if sbatch submits the array later, no element can run.
+    """Remove the commands of an array that Slurm does not know: if sbatch submits it later, no element can run.
 
-    Returns the job id, and keeps the pickle, if an element has started.
+    Returns the job id, and keeps the commands, if there is a file that an element has made, or submitit once it had
+    the id.
     """
-    pickle, withdrawn = folder / PICKLE, folder / "withdrawn.pkl"
+    commands, withdrawn = folder / array_element.FILE_NAME, folder / "withdrawn.json"
     with contextlib.suppress(FileNotFoundError):
-        pickle.rename(withdrawn)
-    started = next(folder.glob("*_submitted.pkl"), None)
+        commands.rename(withdrawn)
+    started = next(folder.glob("[0-9]*_*"), None)
     if started is None:
         shutil.rmtree(folder, ignore_errors=True)
         return None
     with contextlib.suppress(FileNotFoundError):
-        withdrawn.rename(pickle)
+        withdrawn.rename(commands)
     return started.name.partition("_")[0]
 
 

@@ -3,15 +3,19 @@
 import itertools
 import json
 import os
+import pickle
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from cluster import Cluster
 from conftest import CPU_SIZE, ROOT, Command, wait_for
 from factories import write_grid
 from slurm_queue import MIXED, Env, queued, states
+
+from pipeline.runner.array_element import FILE_NAME, encode_commands
 
 LONG = """
 name: long
@@ -207,6 +211,47 @@ def test_a_prologue_that_fails_ends_the_job_and_is_named(
         "the prologue failed: module load nothing-of-the-kind" in Path(part["log"]).read_text()
         for part in found.values()
     )
+
+
+class Canary:
+    """An object whose pickle, once loaded, makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.fault("F43")
+@pytest.mark.parametrize("swapped", ["elements", "prologue", "pickles"])
+def test_nothing_runs_of_a_file_that_is_swapped_while_its_job_waits(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path, swapped: str
+) -> None:
+    prologue, canary = tmp_path / "prologue.sh", tmp_path / "canary"
+    prologue.write_text("export OMP_NUM_THREADS=1\n")
+    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--prologue", prologue)
+    sent = pipeline(*submit, "--partition", "down", "--set", "num_gpus=1", "num_nodes=1", env=on_slurm)
+    assert sent.returncode == 0, sent.stderr
+    (folder,) = tmp_path.glob("mixed/logs/*/mixed-*")
+    if swapped == "elements":
+        (folder / FILE_NAME).unlink()
+        (folder / FILE_NAME).write_bytes(encode_commands([["/bin/touch", str(canary)]]))
+    elif swapped == "prologue":
+        (folder.parent / "prologue.sh").write_text(f"touch {canary}\n")
+    for path in folder.glob("*.pkl") if swapped == "pickles" else ():
+        path.write_bytes(pickle.dumps(Canary(canary)))
+    (part,) = states(pipeline, tmp_path, on_slurm).values()
+    cluster.run("scontrol", "update", f"JobId={part['job']}", "Partition=main")
+    cluster.wait_idle(timeout_s=120)
+    assert not canary.exists()
+    (part,) = states(pipeline, tmp_path, on_slurm).values()
+    if swapped == "pickles":  # no job loads one
+        assert part["state"] == "ok"
+        return
+    assert part["state"] in ("failed", "settling")
+    assert "was changed after submit" in Path(part["log"]).read_text()
+    assert not list(tmp_path.glob("mixed/records/*.json"))
 
 
 def test_a_job_that_is_cancelled_while_it_runs_is_cancelled_and_is_submitted_again(

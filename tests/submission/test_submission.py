@@ -1,22 +1,24 @@
 """What a real Slurm is asked for, and what it may answer: limits, refusals, a controller that is gone."""
 
+import hashlib
 import json
 import re
 import shlex
 import shutil
 import signal
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-import submitit
 from cluster import Cluster
 from conftest import CPU_SIZE, SMALL_GRID, Command, wait_for
 from factories import SUBMISSION, make_experiment, make_spec, write_grid
 from slurm_queue import MIXED, Env, queued, states
 
 from pipeline.experiment.folder import Experiment
-from pipeline.runner.launch_options import exec_element, launch_command
+from pipeline.runner import array_element
 from pipeline.submission import plan, read_progress, slurm_queries, slurm_submit
 from pipeline.submit import SubmitContext, report_end
 from pipeline.system.errors import CommandError
@@ -108,25 +110,28 @@ def test_the_dry_run_shows_the_script_that_submitit_writes_line_by_line(
         written = [normalized(line) for line in lines[:-1] if line != link]
         assert written == shown_lines
         assert shown_srun.startswith(arguments_of_srun(lines[-1], script.parent))
-        assert shown_srun.endswith(command_of_element(script.parent, len(planned["elements"][0])))
+        assert shown_srun.endswith(command_of_element(script.parent, planned["elements"][0]))
         assert oct(script.parent.stat().st_mode)[-3:] == "700"
 
 
 def arguments_of_srun(line: str, folder: Path) -> str:
     """The start of submitit's last line up to Python, without its own arguments."""
-    words, tail = shlex.split(line), ["-u", "-m", "submitit.core._submit", str(folder)]
-    assert words[-4:] == tail
-    return shlex.join(word for word in words[:-4] if not SUBMITIT_SRUN_ARGUMENT.fullmatch(word))
+    words = shlex.split(line)
+    index = words.index(sys.executable)
+    sha256 = hashlib.sha256((folder / array_element.FILE_NAME).read_bytes()).hexdigest()
+    assert words[index + 1 : index + 6] == ["-P", "-u", "-m", "pipeline.runner.array_element", sha256]
+    assert words[index + 6].endswith(f"_{array_element.FILE_NAME}")
+    assert words[index + 7 :] == ["-u", "-m", "submitit.core._submit", str(folder)]
+    return shlex.join(word for word in words[: index + 1] if not SUBMITIT_SRUN_ARGUMENT.fullmatch(word))
 
 
-def command_of_element(folder: Path, num_points: int) -> str:
-    """The command that an element of so many points becomes, by the array's pickle."""
-    delayed = submitit.core.utils.DelayedSubmission.load(folder / slurm_submit.PICKLE)
-    assert delayed.function is exec_element
-    manifest, elements, options = delayed.args
-    assert len(elements[0]) == num_points
-    names = ["$RUN_ID"] if num_points == 1 else [f"$RUN_ID_{number}" for number in range(1, num_points + 1)]
-    return shlex.join(launch_command(manifest, names, options))
+def command_of_element(folder: Path, run_ids: Sequence[str]) -> str:
+    """The command of the array's first element, with the names that a dry run has in place of its run ids."""
+    command = json.loads((folder / array_element.FILE_NAME).read_text())[0]
+    assert [word for word in command if word in run_ids] == list(run_ids)
+    names = ["$RUN_ID"] if len(run_ids) == 1 else [f"$RUN_ID_{number}" for number in range(1, len(run_ids) + 1)]
+    shown = dict(zip(run_ids, names, strict=True))
+    return shlex.join(shown.get(word, word) for word in command)
 
 
 def test_a_controller_that_does_not_answer_ends_with_4_and_never_trains_here(
@@ -298,19 +303,19 @@ def assert_each_ran_once(outputs: Path, num_points: int) -> None:
     assert [(record["attempt"], record["status"]) for record in records] == [(0, "ok")] * num_points
 
 
-@pytest.mark.parametrize("name", ["7_1_submitted.pkl", "7_submitted.pkl"])
+@pytest.mark.parametrize("name", ["7_1_elements.json", "7_elements.json", "7_submitted.pkl", "7_1_0_log.err"])
 def test_an_announced_array_that_has_begun_is_not_withdrawn(tmp_path: Path, name: str) -> None:
-    (tmp_path / slurm_submit.PICKLE).write_bytes(b"for the elements to come")
+    (tmp_path / array_element.FILE_NAME).write_bytes(b"for the elements to come")
     (tmp_path / name).touch()
     assert slurm_submit.withdraw_array(tmp_path) == "7"
-    assert (tmp_path / slurm_submit.PICKLE).read_bytes() == b"for the elements to come"
+    assert (tmp_path / array_element.FILE_NAME).read_bytes() == b"for the elements to come"
 
 
 def test_an_announced_array_that_was_never_submitted_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "array"
     assert slurm_submit.withdraw_array(folder) is None
     folder.mkdir()
-    (folder / slurm_submit.PICKLE).touch()
+    (folder / array_element.FILE_NAME).touch()
     assert slurm_submit.withdraw_array(folder) is None
     assert not folder.exists()
 
