@@ -4,15 +4,17 @@
     python -m pipeline.cancel outputs/scaling --only RUN_ID
 
 All records are kept. To run the cancelled points again, repeat the same submit command. If one experiment cannot be
-cancelled, the others are, and the highest exit code counts.
-Exit codes: 0 success, also if nothing was queued or running; 2 a folder cannot be read, a submit process uses it, or a
-job also has points that --only does not name; 3 no experiment, or an unknown RUN_ID; 4 Slurm refuses or is silent.
+cancelled, the others are, and the highest exit code counts. A job that has an id of the manifest, but another name or
+owner, is named and runs on.
+Exit codes: 0 success, also if nothing of the experiment was queued or running; 2 a folder cannot be read, it belongs to
+another user, a submit process uses it, or a job also has points that --only does not name; 3 no experiment, or an
+unknown RUN_ID; 4 Slurm refuses or is silent.
 """
 
 import argparse
 import contextlib
 import subprocess
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +22,7 @@ from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.manifest import Manifest
 from pipeline.submission.read_progress import find_element_positions, job_text, query_slurm, submitted_jobs
-from pipeline.submission.slurm_queries import JobKey
+from pipeline.submission.slurm_queries import JobKey, JobState
 from pipeline.submission.state_rules import is_unfinished
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
@@ -121,10 +123,13 @@ def find_unfinished_jobs(experiment: Experiment, manifest: Manifest) -> list[Unf
 
     Raises CommandError (scheduler) if Slurm cannot be queried.
     """
-    job_states, problem = query_slurm(manifest)
-    if problem:
-        sentence = f"{problem.partition(';')[0]}; run this command on the machine that submitted them."
+    slurm = query_slurm(manifest, experiment.job_owners())
+    if slurm.problem:
+        sentence = f"{slurm.problem.partition(';')[0]}; run this command on the machine that submitted them."
         raise CommandError(sentence, EXIT_SCHEDULER)
+    unproven = {key: job for key, job in slurm.job_states.items() if job.name == "" or job.uid is None}
+    name_jobs_of_others({**slurm.of_others, **unproven})
+    job_states = {key: job for key, job in slurm.job_states.items() if key not in unproven}
     run_ids_by_job: dict[JobKey, list[str]] = {}
     for run_id, jobs in submitted_jobs(manifest).items():
         for job in jobs:
@@ -139,6 +144,15 @@ def find_unfinished_jobs(experiment: Experiment, manifest: Manifest) -> list[Unf
         for job, run_ids in run_ids_by_job.items()
         if (left := [run_id for run_id in run_ids if positions.of(run_id, job) != "passed"])
     ]
+
+
+def name_jobs_of_others(jobs: Mapping[JobKey, JobState]) -> None:
+    """Log a sentence for each unfinished job or array that is not cancelled, because it may belong to other work."""
+    unfinished = {job_id: job for (job_id, _), job in jobs.items() if is_unfinished(job) and job.state != ENDING}
+    for job_id, job in unfinished.items():
+        owner = "an unknown user" if job.uid is None else f"user {job.uid}"
+        found = f"Slurm says that it is {job.name or 'a job without a name'} of {owner}"
+        log_line(f"Job {job_id} is not cancelled: {found}, not the manifest's; if it is yours, use scancel {job_id}.")
 
 
 def select_jobs(jobs: Sequence[UnfinishedJob], only: Collection[str]) -> list[UnfinishedJob]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from pipeline.experiment import implied_oom, record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import Grid, expand_grid
-from pipeline.experiment.manifest import SlurmArray, add_points, start_submission
+from pipeline.experiment.manifest import SlurmArray, add_points, as_job_name, start_submission
 from pipeline.experiment.packing import points_for_same_processes
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
@@ -150,7 +150,8 @@ def publish_manifest(experiment: Experiment, name: str, points: list[Spec], arra
         add_points(manifest, points)
         submission = start_submission(f"sbatch-{array_id}", "sbatch")
         if array_id and all(other.id != submission.id for other in manifest.submissions):
-            submission.arrays.append(SlurmArray(name, [[spec.run_id()] for spec in points], array_id))
+            job_name = as_job_name(os.environ.get("SLURM_JOB_NAME") or name)  # sbatch --job-name may have changed it
+            submission.arrays.append(SlurmArray(job_name, [[spec.run_id()] for spec in points], array_id))
             manifest.submissions.append(submission)
 
 

@@ -76,6 +76,12 @@ class Experiment:
                 cure = "choose another --outputs or --name, or ask its owner"
                 raise CommandError(f"{self.manifest_path} belongs to another user ({owner}); {cure}.")
 
+    def job_owners(self) -> set[int]:
+        """Return the users whose jobs may be those of the manifest: this user, and the owner of the manifest."""
+        with contextlib.suppress(FileNotFoundError):
+            return {os.getuid(), self.manifest_path.lstat().st_uid}
+        return {os.getuid()}
+
     def refuse_open_folders(self) -> None:
         """Raise CommandError if anyone may write where the files lie that jobs execute, or into a folder above them.
 

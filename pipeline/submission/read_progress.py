@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import Manifest, Submission
+from pipeline.experiment.manifest import Manifest, Submission, as_job_name
 from pipeline.experiment.outcomes import PointOutcome, resolve_outcomes
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
@@ -76,7 +76,7 @@ class Facts(NamedTuple):
     `running_here` is the run id of the point that it runs now.
     """
 
-    job_states: dict[JobKey, JobState]
+    job_states: Mapping[JobKey, JobState]
     slurm_problem: str | None
     jobs: dict[str, dict[JobKey, Submission]]
     in_arrays: set[str]
@@ -103,14 +103,14 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
     if the caller itself holds the submission lock.
     """
     # Slurm and the lock first: a job or a `submit` that has ended by then has published its records
-    job_states, slurm_problem = query_slurm(manifest)  # adds missing job ids to the manifest
+    slurm = query_slurm(manifest, experiment.job_owners())  # adds missing job ids to the manifest
     submit_is_here = not holds_lock and experiment.is_being_submitted()
     found, rejected = record_store.load_folder(experiment.records_folder)
     arrays = [array for submission in manifest.submissions for array in submission.arrays]
     starts = read_launch_starts(experiment, found)
     facts = Facts(
-        job_states=job_states,
-        slurm_problem=slurm_problem,
+        job_states=slurm.job_states,
+        slurm_problem=slurm.problem,
         jobs=submitted_jobs(manifest),
         in_arrays={run_id for array in arrays for element in array.elements for run_id in element},
         positions=find_element_positions(manifest, found, starts),
@@ -193,39 +193,48 @@ def job_text(job: JobKey) -> str:
     return job_id if index is None else f"{job_id}_{index}"
 
 
-def query_slurm(manifest: Manifest) -> tuple[dict[JobKey, JobState], str | None]:
-    """Return the states of the manifest's jobs, and None. If Slurm cannot be queried, return {} and the reason.
+class SlurmAnswer(NamedTuple):
+    """The states of a manifest's jobs; none, and the `problem`, if Slurm cannot be queried.
+
+    `of_others` holds the jobs that have an id of the manifest, and another name or owner. They belong to other work:
+    Slurm's ids may restart, two clusters may share a home, and a stranger may have written the manifest.
+    """
+
+    job_states: Mapping[JobKey, JobState] = {}
+    of_others: Mapping[JobKey, JobState] = {}
+    problem: str | None = None
+
+
+def query_slurm(manifest: Manifest, owners: Collection[int]) -> SlurmAnswer:
+    """Return what Slurm says of the manifest's jobs, which these users own.
 
     An array has no job id if `submit` died before it stored the id. This function asks Slurm for the job with the
     array's name, and sets the id in the manifest object.
     """
     arrays = [array for submission in manifest.submissions for array in submission.arrays]
     if not arrays:
-        return {}, None
+        return SlurmAnswer()
     presence = slurm_queries.probe_slurm()
     if presence != "up":
         cure = "run this command on the machine that submitted them"
-        return {}, f"Slurm is {presence} here, so the states of its jobs cannot be read; {cure}"
+        return SlurmAnswer(problem=f"Slurm is {presence} here, so the states of its jobs cannot be read; {cure}")
     try:
         without_id = [array for array in arrays if array.job_id is None]
-        found = slurm_queries.find_jobs_named({array.job_name for array in without_id})
+        found = slurm_queries.find_jobs_named({array.job_name for array in without_id}, owners)
         for array in without_id:
             array.job_id = found.get(array.job_name)
         job_states = slurm_queries.query_job_states({array.job_id for array in arrays if array.job_id is not None})
     except CommandError as refusal:
-        return {}, str(refusal)
-    return drop_jobs_of_others(job_states, manifest), None
+        return SlurmAnswer(problem=str(refusal))
+    names = {array.job_id: array.job_name for array in arrays}
+    of_others = {key: job for key, job in job_states.items() if is_of_others(job, names[key[0]], owners)}
+    return SlurmAnswer({key: job for key, job in job_states.items() if key not in of_others}, of_others)
 
 
-def drop_jobs_of_others(job_states: Mapping[JobKey, JobState], manifest: Manifest) -> dict[JobKey, JobState]:
-    """Return the states without jobs whose name is not that of the manifest's array with their id.
-
-    Such a job belongs to other work: Slurm's ids may restart, and two clusters may share a home. A plain sbatch may
-    have any name.
-    """
-    submitted = (submission for submission in manifest.submissions if submission.backend == "slurm")
-    names = {array.job_id: array.job_name for submission in submitted for array in submission.arrays}
-    return {key: job for key, job in job_states.items() if job.name in ("", names.get(key[0], job.name))}
+def is_of_others(job: JobState, job_name: str, owners: Collection[int]) -> bool:
+    """True if Slurm says that the job has another name than its array, or another owner than these."""
+    has_other_name = job.name != "" and as_job_name(job.name) != job_name
+    return has_other_name or (job.uid is not None and job.uid not in owners)
 
 
 def submitted_jobs(manifest: Manifest) -> dict[str, dict[JobKey, Submission]]:
@@ -276,7 +285,7 @@ def find_element_positions(
     return ElementPositions(elements, published, starts)
 
 
-def choose_job(jobs: list[JobKey], job_states: dict[JobKey, JobState]) -> JobKey | None:
+def choose_job(jobs: list[JobKey], job_states: Mapping[JobKey, JobState]) -> JobKey | None:
     """Return the job that decides the state of a point: the latest unfinished one, else the latest that Slurm knows."""
     known = [job for job in jobs if job in job_states]
     unfinished = [job for job in known if state_rules.is_unfinished(job_states[job])]

@@ -15,8 +15,8 @@ from pipeline.system.slurm_commands import ask_slurm, run_slurm
 
 PING_TIMEOUT_S = 20
 NO_CONFIGURATION = ("Could not establish a configuration source", "DNS SRV lookup failed")
-SQUEUE_FIELDS = "ArrayJobID:|,ArrayTaskID:|,State:|,exit_code:|,EndTime:|,Reason:|,Name:"
-NAMED_JOB_FIELDS = "ArrayJobID:|,State:|,Reason:|,Name:"
+SQUEUE_FIELDS = "ArrayJobID:|,ArrayTaskID:|,State:|,exit_code:|,EndTime:|,Reason:|,UserID:|,Name:"
+NAMED_JOB_FIELDS = "ArrayJobID:|,State:|,Reason:|,UserID:|,Name:"
 REFUSED = ["FAILED", "BadConstraints"]  # state and reason that slurmctld gives a job as it refuses its sbatch
 DEFAULT_MAX_ARRAY_SIZE = 1001
 OR_LOCAL = "try again, or use --cluster local"  # the cure if a question fails that only `submit` asks
@@ -30,7 +30,7 @@ SlurmPresence = Literal["absent", "silent", "up"]
 class JobState(NamedTuple):
     """The state of a job or array element in Slurm; `exit_code` is -N if signal N ended it.
 
-    `name` is the job's name, "" if Slurm's line about it has none.
+    `name` is the job's name and `uid` its owner; "" and None if Slurm's line about it does not say.
     """
 
     state: str
@@ -38,6 +38,7 @@ class JobState(NamedTuple):
     end_time: str | None
     reason: str
     name: str = ""
+    uid: int | None = None
 
 
 class NodeType(NamedTuple):
@@ -226,11 +227,12 @@ def read_squeue(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
     if lines and not ours:  # only banners
         raise unreadable_answer("squeue", lines[0])
     for line in ours:
-        array_id, task_id, state, status, end, reason, name = (line.split("|", 6) + [""] * 6)[:7]
+        array_id, task_id, state, status, end, reason, uid, name = (line.split("|", 7) + [""] * 7)[:8]
         index = parse_number(task_id)
         if index is None and task_id != "N/A":
             raise unreadable_answer("squeue", line)
-        yield (array_id, index), JobState(state.strip() or NO_STATE, parse_exit_code(status), end, reason, name)
+        word, exit_code = state.strip() or NO_STATE, parse_exit_code(status)
+        yield (array_id, index), JobState(word, exit_code, end, reason, name, parse_number(uid))
 
 
 def parse_exit_code(text: str) -> int | None:
@@ -252,7 +254,7 @@ def parse_exit_code(text: str) -> int | None:
 
 def read_sacct(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
     """Yield the jobs that accounting remembers, none if accounting is off."""
-    fields = "JobID,State,ExitCode,End,Reason,JobName"
+    fields = "JobID,State,ExitCode,End,Reason,UID,JobName"
     try:
         answer = run_slurm("sacct", "-X", "-n", "-P", "-o", fields, "-j", ",".join(job_ids))
     except (OSError, subprocess.TimeoutExpired):
@@ -260,17 +262,17 @@ def read_sacct(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
     if answer.returncode:
         return
     for line in answer.stdout.splitlines():
-        job, state, code, end, reason, name = (line.split("|", 5) + [""] * 5)[:6]
+        job, state, code, end, reason, uid, name = (line.split("|", 6) + [""] * 6)[:7]
         array_id, underscore, task_id = job.partition("_")
         index = parse_number(task_id)
         if array_id not in job_ids or (underscore and index is None):
             continue  # a banner, or a range of waiting elements, which squeue lists one by one
         word = (state.split() or [NO_STATE])[0]  # "CANCELLED by 1000"
-        yield (array_id, index), JobState(word, parse_exit_code(code), end, reason, name)
+        yield (array_id, index), JobState(word, parse_exit_code(code), end, reason, name, parse_number(uid))
 
 
-def find_jobs_named(names: Collection[str]) -> dict[str, str]:
-    """Return {job name: job id of the whole array} for jobs with these names that the controller remembers.
+def find_jobs_named(names: Collection[str], owners: Collection[int]) -> dict[str, str]:
+    """Return {job name: job id of the whole array} for jobs of these users and names that the controller remembers.
 
     A job that no node can ever run does not count: sbatch was refused, but the controller keeps the job as failed.
     Raises CommandError (scheduler) if squeue does not answer, or its answer cannot be parsed.
@@ -278,9 +280,11 @@ def find_jobs_named(names: Collection[str]) -> dict[str, str]:
     if not names:
         return {}
     answer = ask_slurm("squeue", "-h", "--all", "-t", "all", "-n", ",".join(sorted(names)), "-O", NAMED_JOB_FIELDS)
-    rows = [line.split("|", 3) for line in answer.splitlines() if line.strip()]
-    jobs = [row for row in rows if len(row) == 4 and (row[3] in names or parse_number(row[0]) is not None)]
-    damaged = [row for row in jobs if parse_number(row[0]) is None] or (rows if not jobs else [])  # only banners
+    rows = [line.split("|", 4) for line in answer.splitlines() if line.strip()]
+    jobs = [row for row in rows if len(row) == 5 and (row[4] in names or parse_number(row[0]) is not None)]
+    damaged = [row for row in jobs if None in (parse_number(row[0]), parse_number(row[3]))]
+    damaged = damaged or (rows if not jobs else [])  # only banners
     if damaged:
         raise unreadable_answer("squeue", "|".join(damaged[0]))
-    return {name: job_id for job_id, *ending, name in jobs if name in names and ending != REFUSED}
+    own = [row for row in jobs if parse_number(row[3]) in owners]
+    return {name: job_id for job_id, *ending, _, name in own if name in names and ending != REFUSED}

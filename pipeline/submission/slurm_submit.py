@@ -5,6 +5,7 @@ This is the only module that imports submitit.
 
 import contextlib
 import hashlib
+import os
 import shutil
 import sys
 import uuid
@@ -145,7 +146,7 @@ def find_accepted_array(name: str, folder: Path, problem: str) -> str | None:
     Raises SubmissionUnconfirmed if Slurm does not answer.
     """
     try:
-        found = slurm_queries.find_jobs_named([name])
+        found = slurm_queries.find_jobs_named([name], {os.getuid()})
     except CommandError as refusal:
         raise SubmissionUnconfirmed(
             f"sbatch failed for {name} ({problem or 'without a message'}) and Slurm does not say whether it has the "
@@ -184,7 +185,7 @@ def recover_job_ids(experiment: Experiment) -> None:
     names = {array.job_name for array in arrays if array.job_id is None}
     if not names:
         return
-    found = slurm_queries.find_jobs_named(names)
+    found = slurm_queries.find_jobs_named(names, {os.getuid()})
     with experiment.edit_manifest() as manifest:
         for submission in manifest.submissions:
             for array in submission.arrays:

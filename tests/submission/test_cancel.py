@@ -1,5 +1,6 @@
 """`pipeline.cancel`: what it asks Slurm to cancel, what it refuses, and once a real Slurm that cancels it."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from factories import ARRAY, SUBMISSION, make_experiment, make_record, make_spec
 from slurm_queue import Env, queued, states, write_commands
 
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import SlurmArray, Submission
+from pipeline.experiment.manifest import Backend, SlurmArray, Submission
+from pipeline.launch import publish_manifest
+from pipeline.submission.read_progress import read_progress
 
 SPECS = [make_spec(batch_size_per_gpu=size) for size in (8, 16, 32, 64)]
 A, B, C, D = (spec.run_id() for spec in SPECS)
@@ -24,8 +27,8 @@ resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 """
 
 
-def job(array: int, element: int, state: str) -> str:
-    return f"{array}|{element}|{state}|0:0|N/A|None|{ARRAY}\n"
+def job(array: int, element: int, state: str, *, name: str = ARRAY, uid: int | None = None) -> str:
+    return f"{array}|{element}|{state}|0:0|N/A|None|{os.getuid() if uid is None else uid}|{name}\n"
 
 
 def slurm(folder: Path, *jobs: str, scancel: str = "") -> Mapping[str, str]:
@@ -56,7 +59,7 @@ def experiment(tmp_path: Path) -> Experiment:
     return made
 
 
-PLAIN_8 = "8|N/A|PENDING|0:0|N/A|Priority|x-5ab0ab1e-1\n"
+PLAIN_8 = f"8|N/A|PENDING|0:0|N/A|Priority|{os.getuid()}|x-5ab0ab1e-1\n"
 
 
 def test_everything_is_cancelled_by_array_and_each_job_has_a_line(
@@ -81,25 +84,82 @@ def test_jobs_that_have_ended_are_left_alone(pipeline: Command, experiment: Expe
     assert cancelled(tmp_path / "bin") == []
 
 
-def test_a_job_of_another_name_with_the_same_id_is_left_alone(
-    pipeline: Command, experiment: Experiment, tmp_path: Path
+ANOTHERS = os.getuid() + 1
+NOT_THE_MANIFESTS = {
+    "another name": (job(7, 0, "RUNNING", name="my-thesis"), f"my-thesis of user {os.getuid()}"),
+    "another owner": (job(7, 0, "RUNNING", uid=ANOTHERS), f"{ARRAY} of user {ANOTHERS}"),
+}
+
+
+@pytest.mark.fault("F44")
+@pytest.mark.parametrize(("line", "said"), NOT_THE_MANIFESTS.values(), ids=NOT_THE_MANIFESTS)
+def test_a_job_of_another_name_or_owner_with_the_same_id_is_named_and_left_alone(
+    pipeline: Command, experiment: Experiment, tmp_path: Path, line: str, said: str
 ) -> None:
-    of_another = job(7, 0, "RUNNING").replace(ARRAY, "my-thesis")
-    env = slurm(tmp_path / "bin", of_another, PLAIN_8)
+    env = slurm(tmp_path / "bin", line, PLAIN_8)
     answer = pipeline("cancel", experiment.folder, env=env)
     assert (answer.returncode, answer.stdout) == (0, f"cancelled x job 8 (pending): {C}, {D}\n"), answer.stderr
+    assert f"Job 7 is not cancelled: Slurm says that it is {said}, not the manifest's" in answer.stderr
     assert cancelled(tmp_path / "bin") == ["8"]
     found = states(pipeline, experiment.folder, env)
     assert [found[run_id]["state"] for run_id in (A, B, C)] == ["lost", "lost", "pending"]
 
 
-def test_a_job_of_plain_sbatch_may_have_any_name(pipeline: Command, tmp_path: Path) -> None:
+@pytest.mark.fault("F44")
+@pytest.mark.parametrize(
+    "line", ["7|0|RUNNING\n", job(7, 0, "RUNNING", name=""), f"7|0|RUNNING|0:0|N/A|None||{ARRAY}\n"]
+)
+def test_a_job_whose_name_or_owner_slurm_does_not_say_is_not_cancelled_and_its_point_is_not_lost(
+    pipeline: Command, experiment: Experiment, tmp_path: Path, line: str
+) -> None:
+    env = slurm(tmp_path / "bin", line)
+    answer = pipeline("cancel", experiment.folder, env=env)
+    assert (answer.returncode, cancelled(tmp_path / "bin")) == (0, [])
+    assert answer.stderr.startswith("Job 7 is not cancelled: ")
+    assert states(pipeline, experiment.folder, env)[A]["state"] == "running"
+
+
+@pytest.mark.fault("F44")
+@pytest.mark.parametrize(
+    ("recorded", "in_slurm", "is_ours"),
+    [("x", "x", True), ("my_run_2", "My run.2", True), ("x", "my-thesis", False), ("x", "x-1", False)],
+)
+def test_a_job_of_plain_sbatch_has_the_name_that_its_launch_recorded(
+    pipeline: Command, tmp_path: Path, recorded: str, in_slurm: str, is_ours: bool
+) -> None:
     made = make_experiment(tmp_path / "x", missing=SPECS[:1])
     with made.edit_manifest() as manifest:
-        manifest.submissions.append(Submission("sbatch-7", "sbatch", "2025-06-01", [SlurmArray("x", [[A]], "7")]))
-    env = slurm(tmp_path / "bin", job(7, 0, "RUNNING").replace(ARRAY, "my-name"))
+        manifest.submissions.append(Submission("sbatch-7", "sbatch", "2025-06-01", [SlurmArray(recorded, [[A]], "7")]))
+    env = slurm(tmp_path / "bin", job(7, 0, "RUNNING", name=in_slurm))
     answer = pipeline("cancel", made.folder, env=env)
-    assert (answer.returncode, answer.stdout) == (0, f"cancelled x job 7_0 (running): {A}\n"), answer.stderr
+    assert answer.returncode == 0, answer.stderr
+    assert cancelled(tmp_path / "bin") == (["7"] if is_ours else [])
+    assert ("Job 7 is not cancelled" in answer.stderr) != is_ours
+
+
+def test_a_launch_records_the_name_that_its_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = make_experiment(tmp_path / "q4")
+    monkeypatch.setenv("SLURM_JOB_NAME", "My run.2")
+    publish_manifest(experiment, "q4", SPECS[:1], "7")
+    monkeypatch.delenv("SLURM_JOB_NAME")
+    publish_manifest(experiment, "q4", SPECS[:1], "8")
+    manifest = experiment.read_manifest()
+    assert manifest is not None
+    assert [array.job_name for submission in manifest.submissions for array in submission.arrays] == ["my_run_2", "q4"]
+
+
+def test_a_reader_sees_the_jobs_of_the_manifests_owner(
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may read a colleague's experiment gets its states; the jobs are the colleague's."""
+    env = slurm(tmp_path / "bin", job(7, 0, "RUNNING"), job(7, 1, "RUNNING", uid=os.getuid() + 2))
+    monkeypatch.setenv("PATH", env["PATH"])
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: experiment.manifest_path.stat().st_uid + 1)
+    manifest = experiment.read_manifest()
+    assert manifest is not None
+    words = [point.state.word for point in read_progress(experiment, manifest)]
+    assert words[:2] == ["running", "lost"]
 
 
 def test_only_cancels_the_job_of_its_point(pipeline: Command, experiment: Experiment, tmp_path: Path) -> None:
@@ -164,6 +224,29 @@ def test_an_experiment_that_was_never_in_slurm_needs_none(pipeline: Command, tmp
     made = make_experiment(tmp_path / "x", make_record())
     answer = pipeline("cancel", made.folder, env=without_slurm(tmp_path))
     assert (answer.returncode, answer.stdout) == (0, "Nothing is queued or running in Slurm.\n")
+
+
+@pytest.mark.fault("F44")
+@pytest.mark.parametrize("backend", ["sbatch", "slurm"])
+def test_on_slurm_a_job_that_is_not_the_experiments_lives(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path, backend: Backend
+) -> None:
+    """One job has another name; the other has the name that the manifest says, and another owner."""
+    name = {"sbatch": "x", "slurm": ARRAY}[backend]
+    sleep = ("sbatch", "--parsable", "--mem=1G", "--output=/dev/null", "--chdir=/", "--wrap", "sleep 300")
+    thesis = cluster.run(*sleep, "--job-name=thesis").stdout.strip()
+    of_nobody = cluster.run(*sleep, f"--job-name={name}", "--uid=nobody").stdout.strip()
+    made = make_experiment(tmp_path / "x", missing=SPECS[:2])
+    arrays = [SlurmArray(name, [[point]], number, is_array=False) for point, number in ((A, thesis), (B, of_nobody))]
+    with made.edit_manifest() as manifest:
+        manifest.submissions.append(Submission(SUBMISSION, backend, "2025-06-01", arrays))
+    answer = pipeline("cancel", made.folder, env=on_slurm)
+    assert (answer.returncode, answer.stdout) == (0, "Nothing is queued or running in Slurm.\n")
+    assert f"Job {thesis} is not cancelled: Slurm says that it is thesis of user 0" in answer.stderr
+    assert f"Job {of_nobody} is not cancelled: Slurm says that it is {name} of user 65534" in answer.stderr
+    assert queued(cluster) == [of_nobody, thesis] or queued(cluster) == [thesis, of_nobody]
+    assert [part["job"] for part in states(pipeline, made.folder, on_slurm).values()] == [None, None]
+    cluster.run("scancel", of_nobody, thesis)
 
 
 def test_a_real_slurm_cancels_one_point_then_the_others_and_then_has_nothing_left(

@@ -156,10 +156,12 @@ def test_plain_sbatch_runs_q4_and_collect_finds_it(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
     arguments = ("--outputs", str(tmp_path), "--set", *CPU_SIZE, "strategy=ddp", "num_gpus=1", "batch_size_per_gpu=8")
-    request = ("--gpus-per-node=0", "--cpus-per-task=1", "--mem=3G", f"--output={tmp_path}/%a.log")
+    request = ("--gpus-per-node=0", "--cpus-per-task=1", "--mem=3G", f"--output={tmp_path}/%a.log", "--job-name=My.Q4")
     sent = cluster.run("sbatch", *request, "--array=0-1,15", "jobs/q4.sbatch", *arguments, cwd=ROOT, env=on_slurm)
     array_id = sent.stdout.split()[-1]
     wait_for(lambda: (tmp_path / "q4" / "manifest.json").exists())
+    (array,) = json.loads((tmp_path / "q4" / "manifest.json").read_text())["submissions"][0]["arrays"]
+    assert (array["job_id"], array["job_name"]) == (array_id, "my_q4")
     driver = pipeline("submit", "--grid", "q4", *arguments, "--dry-run", env=on_slurm)
     assert "queued or running" in driver.stdout
     cluster.wait_idle(timeout_s=120)

@@ -35,7 +35,7 @@ WORDS = [
     *("7", "7_0", "7_[3-9%4]", "0", "N/A", "-1", "x", "x-0", "RUNNING", "COMPLETED", "CANCELLED by 1000", "None"),
     *("3:=0", "3:0", "0:127", "127", "768", "Unknown", "main*", "main", "8+", "12x", "gpu:4", "gpu:", "(null)"),
     *("gpu:a100:4(S:0-1)", "1:30:00", "infinite", "2", "MaxArraySize = 0", "Slurmctld(primary) at here is UP\n"),
-    *("7|0|RUNNING|0|N/A|None|x-0\n", "main*|8|12000|gpu:4|2\n"),
+    *("7|0|RUNNING|0|N/A|None|1000|x-0\n", "main*|8|12000|gpu:4|2\n"),
 ]
 PARTS = st.sampled_from(WORDS)
 ANSWERS = st.one_of(st.lists(PARTS, max_size=24).map(lambda parts: "".join(parts).encode("latin-1")), st.binary())
@@ -65,7 +65,7 @@ def ask_all() -> dict[str, object]:
         "named nodes": lambda: query_node_types("main"),
         "limit": lambda: query_partition_limit_min("main"),
         "jobs": lambda: query_job_states(["7", "8"]),
-        "found": lambda: find_jobs_named(["x-0"]),
+        "found": lambda: find_jobs_named(["x-0"], {1000}),
     }
     given: dict[str, object] = {}
     for name, question in questions.items():
@@ -96,14 +96,14 @@ def test_any_answer_gives_a_value_or_one_sentence(answer: bytes) -> None:
     assert isinstance(size, CommandError) or (isinstance(size, int) and size >= 1)
 
 
-JOB = "7|0|RUNNING|0|N/A|None|x-0\n"
+JOB = "7|0|RUNNING|0|N/A|None|1000|x-0\n"
 
 
 @pytest.mark.parametrize("answer", ["", "\n", "\n\n  \n"])
 def test_an_empty_answer_names_no_job(answer: str) -> None:
     with answering(answer.encode()):
         assert query_job_states(["7"]) == {}
-        assert find_jobs_named(["x-0"]) == {}
+        assert find_jobs_named(["x-0"], {1000}) == {}
 
 
 @pytest.mark.parametrize("answer", [f"\n{JOB}", f"{BANNER}\n\n{JOB}", f"CLUSTER: here\n{JOB}", f"{JOB}\n\n"])
@@ -112,7 +112,7 @@ def test_lines_around_an_answer_are_left_out(answer: str) -> None:
         assert {key: job.state for key, job in query_job_states(["7"]).items()} == {("7", 0): "RUNNING"}
 
 
-@pytest.mark.parametrize("answer", [BANNER, "squeue is down for maintenance\n", "8|0|RUNNING|0|N/A|None|other\n"])
+@pytest.mark.parametrize("answer", [BANNER, "squeue is down for maintenance\n", "8|0|RUNNING|0|N/A|None|1000|other\n"])
 def test_words_that_are_no_answer_are_not_read_as_no_job(answer: str) -> None:
     with answering(answer.encode()), pytest.raises(CommandError, match="does not understand") as refusal:
         query_job_states(["7"])
@@ -120,15 +120,14 @@ def test_words_that_are_no_answer_are_not_read_as_no_job(answer: str) -> None:
 
 
 def test_words_that_are_no_answer_do_not_forget_an_announced_array() -> None:
-    with answering(BANNER.encode()), pytest.raises(CommandError, match="does not understand"):
-        find_jobs_named(["x-0"])
-    with answering(b"none|PENDING|None|x-0\n"), pytest.raises(CommandError, match="does not understand"):
-        find_jobs_named(["x-0"])
-    with answering(f"{BANNER}\n7|PENDING|None|x-0\n9|PENDING|None|other\n".encode()):
-        assert find_jobs_named(["x-0"]) == {"x-0": "7"}
+    for answer in (BANNER, "none|PENDING|None|1000|x-0\n", "7|PENDING|None|none|x-0\n"):
+        with answering(answer.encode()), pytest.raises(CommandError, match="does not understand"):
+            find_jobs_named(["x-0"], {1000})
+    with answering(f"{BANNER}\n7|PENDING|None|1000|x-0\n9|PENDING|None|1000|other\n".encode()):
+        assert find_jobs_named(["x-0"], {1000}) == {"x-0": "7"}
 
 
-@pytest.mark.parametrize("line", ["7|0", "7|0|", "7|0||0|N/A|None|x-0", "7|0| |0", "7|0|?|0|N/A|None|x-0"])
+@pytest.mark.parametrize("line", ["7|0", "7|0|", "7|0||0|N/A|None|1000|x-0", "7|0| |0", "7|0|?|0|N/A|None|x-0"])
 def test_a_job_whose_state_is_not_there_is_unknown_and_not_taken_for_ended(line: str) -> None:
     with answering(f"{line}\n".encode()):
         job = query_job_states(["7"])["7", 0]
@@ -139,7 +138,7 @@ def test_a_job_whose_state_is_not_there_is_unknown_and_not_taken_for_ended(line:
 @pytest.mark.parametrize("index", ["", "x", "[0-5]", "0-5%2", "-1", HUGE, "²"])
 def test_a_job_whose_element_cannot_be_told_is_one_sentence(index: str) -> None:
     with (
-        answering(f"7|{index}|RUNNING|0|N/A|None|x-0\n".encode()),
+        answering(f"7|{index}|RUNNING|0|N/A|None|1000|x-0\n".encode()),
         pytest.raises(CommandError, match="does not under"),
     ):
         query_job_states(["7"])
@@ -150,8 +149,8 @@ def test_a_job_whose_element_cannot_be_told_is_one_sentence(index: str) -> None:
     [("3:=0", None), ("", None), ("x", None), ("127", None), (HUGE, None), ("-2", None), ("3:0", 3), ("0:9", -9)],
 )
 def test_an_exit_code_that_is_not_understood_is_none(text: str, exit_code: int | None) -> None:
-    with answering(f"7|0|FAILED|{text}|N/A|None|x-0\n".encode()):
-        assert query_job_states(["7"]) == {("7", 0): JobState("FAILED", exit_code, "N/A", "None", "x-0")}
+    with answering(f"7|0|FAILED|{text}|N/A|None|1000|x-0\n".encode()):
+        assert query_job_states(["7"]) == {("7", 0): JobState("FAILED", exit_code, "N/A", "None", "x-0", 1000)}
 
 
 def test_a_damaged_line_of_accounting_is_a_state_or_left_out() -> None:
@@ -297,6 +296,7 @@ def test_the_jobs_of_each_version(version: str) -> None:
         ("9", 2): ("FAILED", 9, "2025-05-01T11:00:02"),
     }
     assert (jobs["7", 7].name, jobs["20", None].name, jobs["9", 0].name) == ("x-0", "x-1", "x-3")
+    assert {job.uid for job in jobs.values()} == {1000}
     assert decide_state_by_job(jobs["7", 7], "", NOW).reason.endswith("the nodes are reserved or down")
     assert decide_state_by_job(jobs["7", 1], "", NOW).reason.startswith("exited 3")
 
@@ -314,4 +314,4 @@ def test_a_job_that_each_version_forgot_is_not_there(version: str) -> None:
 
 
 def test_an_announced_array_is_found_on_each_version(version: str) -> None:
-    assert find_jobs_named(["x-9", "x-0"]) == {"x-0": "7"}
+    assert find_jobs_named(["x-9", "x-0"], {1000}) == {"x-0": "7"}

@@ -100,14 +100,14 @@ def test_the_limit_of_a_partition_is_that_of_the_shortest_named(
 def test_squeue_gives_the_state_of_every_element_and_of_plain_jobs(fake: Fake, tmp_path: Path) -> None:
     fake(
         "squeue",
-        "7|0|RUNNING|0|2025-01-01T00:00:00|None|x-0\n"
-        "7|1|FAILED|768|2025-01-01T00:00:01|NonZeroExitCode|x-0\n"
-        "9|N/A|CANCELLED|9|N/A|None|name|with|bars\n",
+        "7|0|RUNNING|0|2025-01-01T00:00:00|None|1000|x-0\n"
+        "7|1|FAILED|768|2025-01-01T00:00:01|NonZeroExitCode||x-0\n"
+        "9|N/A|CANCELLED|9|N/A|None|1001|name|with|bars\n",
     )
     assert query_job_states(["9", "7", "9"]) == {
-        ("7", 0): JobState("RUNNING", 0, "2025-01-01T00:00:00", "None", "x-0"),
+        ("7", 0): JobState("RUNNING", 0, "2025-01-01T00:00:00", "None", "x-0", 1000),
         ("7", 1): JobState("FAILED", 3, "2025-01-01T00:00:01", "NonZeroExitCode", "x-0"),
-        ("9", None): JobState("CANCELLED", -9, "N/A", "None", "name|with|bars"),
+        ("9", None): JobState("CANCELLED", -9, "N/A", "None", "name|with|bars", 1001),
     }
     (call,) = calls(tmp_path, "squeue")
     assert "-t all" in call  # those that ended too
@@ -121,11 +121,11 @@ def test_no_job_needs_no_call(fake: Fake, tmp_path: Path) -> None:
 
 
 def test_accounting_fills_in_what_the_controller_forgot_and_never_overrules_it(fake: Fake) -> None:
-    fake("squeue", "7|0|RUNNING|0|N/A|None|x-0\n")
+    fake("squeue", "7|0|RUNNING|0|N/A|None|1000|x-0\n")
     fake(
         "sacct",
         "7_0|PENDING|0:0|Unknown|None\n"
-        "7_1|CANCELLED by 1000|0:15|2025-01-01T00:00:00|None\n"
+        "7_1|CANCELLED by 1000|0:15|2025-01-01T00:00:00|None|1000|x|0\n"
         "7_2|FAILED|3:0|2025-01-01T00:00:00|NonZeroExitCode\n"
         "7_[3-9%4]|PENDING|0:0|Unknown|Resources\n"
         "8|COMPLETED|0:0|2025-01-01T00:00:00|None\n",
@@ -137,11 +137,12 @@ def test_accounting_fills_in_what_the_controller_forgot_and_never_overrules_it(f
         ("7", 2): ("FAILED", 3),
         ("8", None): ("COMPLETED", 0),
     }
+    assert (found["7", 1].uid, found["7", 1].name, found["8", None].uid) == (1000, "x|0", None)
 
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_accounting_that_is_off_is_ignored(fake: Fake, code: int) -> None:
-    fake("squeue", "7|0|RUNNING|0|N/A|None|x-0\n")
+    fake("squeue", "7|0|RUNNING|0|N/A|None|1000|x-0\n")
     fake("sacct", stderr="Slurm accounting storage is disabled", code=code)
     assert list(query_job_states(["7"])) == [("7", 0)]
 
@@ -225,7 +226,7 @@ def test_hidden_partitions_are_asked_for_too(fake: Fake, tmp_path: Path) -> None
     fake("sinfo", "main*|30:00\n")
     query_partition_limit_min(None)
     fake("squeue")
-    find_jobs_named(["x-0"])
+    find_jobs_named(["x-0"], {1000})
     made = [*calls(tmp_path, "sinfo"), *calls(tmp_path, "squeue")]
     assert len(made) == 3
     assert all("--all" in call.split() for call in made)
@@ -248,16 +249,22 @@ def test_a_question_that_slurm_refuses_is_a_refusal_with_its_words(fake: Fake) -
     assert refusal.value.code == 4
     fake("squeue", stderr="Unable to contact slurm controller", code=1)
     with pytest.raises(CommandError, match=r"Unable to contact slurm controller; try again\.$"):
-        find_jobs_named(["x-0"])  # status and cancel ask this too, and have no --cluster
+        find_jobs_named(["x-0"], {1000})  # status and cancel ask this too, and have no --cluster
 
 
 def test_an_array_is_found_by_its_name_and_others_are_left_out(fake: Fake, tmp_path: Path) -> None:
-    fake("squeue", "7|PENDING|Resources|x-0\n7|RUNNING|None|x-0\n9|PENDING|Priority|other\n")
-    assert find_jobs_named(["x-0", "x-1"]) == {"x-0": "7"}
-    assert find_jobs_named([]) == {}
+    lines = ("7|PENDING|Resources|1000|x-0", "7|RUNNING|None|1000|x-0", "9|PENDING|Priority|1000|other")
+    fake("squeue", "\n".join([*lines, "8|RUNNING|None|1001|x-0", "8|RUNNING|None|1001|x-1"]))
+    assert find_jobs_named(["x-0", "x-1"], {1000}) == {"x-0": "7"}
+    assert find_jobs_named([], {1000}) == {}
     assert len(calls(tmp_path, "squeue")) == 1
 
 
 def test_a_job_that_slurm_refused_and_keeps_as_failed_is_not_found(fake: Fake) -> None:
-    fake("squeue", "7|FAILED|BadConstraints|x-0\n8|FAILED|NonZeroExitCode|x-1\n9|PENDING|BadConstraints|x-2\n")
-    assert find_jobs_named(["x-0", "x-1", "x-2"]) == {"x-1": "8", "x-2": "9"}  # these have been accepted
+    lines = (
+        "7|FAILED|BadConstraints|1000|x-0",
+        "8|FAILED|NonZeroExitCode|1000|x-1",
+        "9|PENDING|BadConstraints|1000|x-2",
+    )
+    fake("squeue", "\n".join(lines))
+    assert find_jobs_named(["x-0", "x-1", "x-2"], {1000}) == {"x-1": "8", "x-2": "9"}  # these have been accepted
