@@ -80,9 +80,14 @@ def workers_of(folder: Path) -> list[int]:
     return found
 
 
-def run_unprivileged(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """The command as one whom permissions hold: root without its capabilities, or whoever runs the tests."""
+def run_unprivileged(name: str, *arguments: str | Path, group: int | None = None) -> subprocess.CompletedProcess[str]:
+    """The command as one whom permissions hold: root without its capabilities, or whoever runs the tests.
+
+    Only root may choose its `group`.
+    """
     held = [str(shutil.which("setpriv")), "--bounding-set", "-all"] if os.geteuid() == 0 else []
+    if group is not None:
+        held += ["--regid", str(group), "--clear-groups"]
     command = [*held, sys.executable, "-m", f"pipeline.{name}", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, env=without_slurm(ROOT), capture_output=True, text=True, timeout=600)
 

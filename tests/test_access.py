@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Command, assert_refused, everything_in, needs_root, run_command
-from factories import ARRAY, SUBMISSION, make_experiment, make_record
+from conftest import ROOT, Command, assert_refused, everything_in, needs_root, run_command, run_unprivileged
+from factories import ARRAY, SUBMISSION, make_experiment, make_record, make_spec
 
 from pipeline.experiment.folder import find_experiments
 from pipeline.experiment.manifest import SlurmArray, Submission
@@ -111,6 +111,29 @@ def test_the_manifest_of_another_user_is_read_and_not_submitted_to_cancelled_or_
     assert experiment.manifest_path.read_bytes() == before
     for command in ("status", "collect"):
         assert pipeline(command, tmp_path / "outputs").returncode == 0
+
+
+@needs_root
+@pytest.mark.fault("F48")
+def test_a_member_of_the_group_gets_the_status_without_the_logs(tmp_path: Path) -> None:
+    """Folders are 0750, and log folders 0700."""
+    missing = make_spec(repeat=1)
+    experiment = make_experiment(tmp_path / "x", make_record(), missing=[missing])
+    with experiment.edit_manifest() as manifest:
+        array = SlurmArray(ARRAY, [[missing.run_id()]], job_id="7", is_array=False)
+        manifest.submissions.append(Submission(SUBMISSION, "slurm", "2025-06-01", [array]))
+    log = experiment.log_folder(SUBMISSION) / ARRAY / "7_0_log.err"
+    log.parent.mkdir(parents=True)
+    log.write_text("epoch 1")
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        os.chown(path, 65534, 65533)
+        path.chmod(0o640 if path.is_file() else 0o750)
+    experiment.log_folder(SUBMISSION).chmod(0o700)
+    shown = {"status": f"{experiment.folder}: 2 points: 1 ok, 1 unknown", "collect": "# x\n"}
+    for name, start in shown.items():
+        answer = run_unprivileged(name, tmp_path, group=65533)
+        assert (answer.returncode, answer.stdout[: len(start)]) == (0, start), answer.stderr
+        assert run_unprivileged(name, tmp_path, group=65532).returncode == 2
 
 
 LINKS: dict[str, Callable[[Path], Path]] = {

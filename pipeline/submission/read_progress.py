@@ -1,6 +1,7 @@
 """The progress of every point of an experiment: what its records, submissions, logs and Slurm say, and its state."""
 
 import contextlib
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.submission import slurm_queries, state_rules
 from pipeline.submission.slurm_queries import JobKey, JobState
 from pipeline.submission.state_rules import PointState, PositionInElement, decide_state_in_element
+from pipeline.system import files
 from pipeline.system.errors import CommandError, log_line
 
 LOG_TAIL_BYTES = 16_384
@@ -294,7 +296,10 @@ def choose_job(jobs: list[JobKey], job_states: Mapping[JobKey, JobState]) -> Job
 
 
 def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
-    """Return run id -> its latest log. That of a plain sbatch is found only where its job file puts it."""
+    """Return run id -> its latest log, if this user may see it. A link or a FIFO in its place is no log.
+
+    The log of a plain sbatch is found only where its job file puts it.
+    """
     logs: dict[str, Path] = {}
     for submission in manifest.submissions:
         folder = experiment.log_folder(submission.id)
@@ -304,8 +309,18 @@ def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
                 of_submit = folder / array.job_name / f"{job_text(job)}_0_log.err"
                 logs[run_id] = of_sbatch if submission.backend == "sbatch" else of_submit
         if submission.backend == "local":
-            logs.update({path.name.removesuffix(".log"): path for path in folder.glob("*.log")})
-    return {run_id: log for run_id, log in logs.items() if log.exists()}
+            logs.update({path.name.removesuffix(".log"): follow_link_beside(path) for path in folder.glob("*.log")})
+    return {run_id: log for run_id, log in logs.items() if files.is_regular_file(log)}
+
+
+def follow_link_beside(log: Path) -> Path:
+    """Return the file in the same folder that a log links to, as `submit` links the logs of points in one element.
+
+    Return the log itself if it is no such link.
+    """
+    with contextlib.suppress(OSError, ValueError):  # it is no link, or it links to another folder
+        return log.with_name(os.readlink(log))
+    return log
 
 
 def read_log_tail(log: Path | None, since: str = "") -> str:
@@ -313,10 +328,11 @@ def read_log_tail(log: Path | None, since: str = "") -> str:
     if log is None:
         return ""
     tails = []
-    for path in dict.fromkeys([log, *sorted(log.parent.glob(log.name.replace("_0_log", "_[1-9]*_log")))]):
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+    job = log.name.removesuffix("_0_log.err")  # of `submit`; that of another node is 7_0_1_log.err
+    of_other_nodes = sorted(log.parent.glob(f"{job}_[1-9]*_log.err")) if job != log.name else []
+    for path in (log, *of_other_nodes):
+        with contextlib.suppress(files.UnreadableFile):
+            text = files.read_tail(path, LOG_TAIL_BYTES).decode(errors="replace")
             tails.append(text.rpartition(since)[2] if since else text)
     return "\n".join(tails)
 

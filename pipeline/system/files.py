@@ -141,6 +141,25 @@ def sync_folder(folder: Path) -> None:
 
 def read_bounded(path: Path | str, max_bytes: int, *, follow_links: bool = False) -> bytes:
     """Return the bytes of a regular file; refuse a link by default. Raises UnreadableFile, also for too many bytes."""
+    with open_regular_file(path, follow_links=follow_links) as (handle, num_bytes):
+        if num_bytes > max_bytes:
+            raise UnreadableFile(f"has {num_bytes} bytes, more than {max_bytes}")
+        # os.read: reading through a file object takes twice the time
+        return b"".join(iter(lambda: os.read(handle, num_bytes + 1), b""))
+
+
+def read_tail(path: Path, max_bytes: int) -> bytes:
+    """Return at most so many bytes from the end of a regular file that is no link. Raises UnreadableFile."""
+    with open_regular_file(path) as (handle, num_bytes):
+        return os.pread(handle, max_bytes, max(0, num_bytes - max_bytes))
+
+
+@contextlib.contextmanager
+def open_regular_file(path: Path | str, *, follow_links: bool = False) -> Iterator[tuple[int, int]]:
+    """Open a regular file, and yield its descriptor and its number of bytes. A FIFO does not block.
+
+    Raises UnreadableFile, also for an OSError in the body.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW))
     except OSError as error:
@@ -150,14 +169,19 @@ def read_bounded(path: Path | str, max_bytes: int, *, follow_links: bool = False
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise UnreadableFile("is not a regular file")
-        if status.st_size > max_bytes:
-            raise UnreadableFile(f"has {status.st_size} bytes, more than {max_bytes}")
-        # os.read: reading through a file object takes twice the time
-        return b"".join(iter(lambda: os.read(handle, status.st_size + 1), b""))
+        yield handle, status.st_size
     except OSError as error:  # of the disk or of a network file system
         raise UnreadableFile(f"{CANNOT_READ}{error.strerror}") from error
     finally:
         os.close(handle)
+
+
+def is_regular_file(path: Path) -> bool:
+    """True if this is a regular file, and no link, in a folder that this user may search."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def find_world_writable_folder(folder: Path) -> Path | None:

@@ -1,0 +1,104 @@
+"""What `status` reads of logs: the end of regular files of this experiment, and nothing else."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from factories import ARRAY, RUN_ID, SUBMISSION, make_experiment, make_spec
+
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.manifest import Manifest, SlurmArray, Submission
+from pipeline.submission import slurm_queries
+from pipeline.submission.local import open_log
+from pipeline.submission.read_progress import find_logs, read_log_tail, read_progress
+from pipeline.submission.slurm_queries import JobState
+
+SECRET = "CUDA out of memory"  # a log with these words changes the reason of a point
+
+
+def submit(folder: Path, submission: Submission) -> tuple[Experiment, Manifest]:
+    """An experiment with the point RUN_ID, and its manifest with this submission."""
+    experiment = make_experiment(folder, missing=[make_spec()])
+    with experiment.edit_manifest() as manifest:
+        manifest.submissions.append(submission)
+    return experiment, manifest
+
+
+def link_to_device(log: Path) -> None:
+    log.symlink_to("/dev/zero")
+
+
+def link_outside(log: Path) -> None:
+    (log.parents[4] / "secret").write_text(SECRET)
+    log.symlink_to(log.parents[4] / "secret")
+
+
+def link_to_a_neighbour(log: Path) -> None:
+    log.with_name("secret").write_text(SECRET)
+    log.symlink_to("secret")
+
+
+def make_folder(log: Path) -> None:
+    log.mkdir()
+
+
+@pytest.mark.fault("F46")
+@pytest.mark.parametrize("make", [os.mkfifo, link_to_device, link_outside, link_to_a_neighbour, make_folder])
+def test_what_is_no_regular_file_is_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "up")
+    ended = JobState("FAILED", 2, None, "None")
+    monkeypatch.setattr(slurm_queries, "query_job_states", lambda _: {("7", 0): ended})
+    experiment, manifest = submit(
+        tmp_path / "x", Submission(SUBMISSION, "slurm", "", [SlurmArray(ARRAY, [[RUN_ID]], "7")])
+    )
+    log = experiment.log_folder(SUBMISSION) / ARRAY / "7_0_0_log.err"
+    log.parent.mkdir(parents=True)
+    make(log)
+    make(log.with_name("7_0_1_log.err"))  # of the second node
+    (part,) = read_progress(experiment, manifest)
+    assert (part.state.reason, part.log) == ("exited 2 without a record; see its log", None)
+    assert read_log_tail(log) == ""
+    log.rename(log.with_name("other"))
+    log.write_text("plain")
+    assert read_log_tail(log) == "plain"
+
+
+@pytest.mark.fault("F46")
+def test_a_linked_log_of_plain_sbatch_is_no_log(tmp_path: Path) -> None:
+    of_sbatch = Submission("sbatch-7", "sbatch", "", [SlurmArray("q4", [[RUN_ID]], "7")])
+    experiment, manifest = submit(tmp_path / "out" / "q4", of_sbatch)
+    log = tmp_path / "out" / "q4-7_0.log"
+    (tmp_path / "out" / "secret").write_text(SECRET)
+    log.symlink_to("secret")
+    assert find_logs(experiment, manifest) == {}
+    log.unlink()
+    log.write_text("epoch 1")
+    assert find_logs(experiment, manifest) == {RUN_ID: log}
+
+
+def test_the_log_of_a_later_point_of_a_local_element_is_that_of_its_first_point(tmp_path: Path) -> None:
+    first, second, third, fourth = (make_spec(repeat=repeat) for repeat in range(4))
+    experiment, manifest = submit(tmp_path / "x", Submission(SUBMISSION, "local", ""))
+    folder = experiment.log_folder(SUBMISSION)
+    folder.mkdir()
+    log = open_log(folder, [first, second])
+    log.write_text("epoch 1")
+    (tmp_path / "secret.log").write_text(SECRET)
+    (folder / f"{third.run_id()}.log").symlink_to(tmp_path / "secret.log")
+    (folder / f"{fourth.run_id()}.log").symlink_to("../../../secret.log")
+    assert find_logs(experiment, manifest) == {first.run_id(): log, second.run_id(): log}
+
+
+@pytest.mark.fault("F46")
+def test_of_a_log_of_10_gb_the_last_16_kib_are_read(tmp_path: Path) -> None:
+    log = tmp_path / "7_0_0_log.err"
+    with log.open("wb") as file:
+        file.truncate(10 * 10**9)  # takes no space
+        file.seek(0, os.SEEK_END)
+        file.write(b"the end")
+    tail = read_log_tail(log)
+    assert tail.endswith("\0the end")
+    assert len(tail) == 16_384
