@@ -14,7 +14,7 @@ from factories import ARRAY, SUBMISSION, make_experiment, make_record, make_spec
 
 from pipeline.experiment.folder import find_experiments
 from pipeline.experiment.manifest import SlurmArray, Submission
-from pipeline.system.errors import CommandError
+from pipeline.system.errors import UMASK, CommandError
 
 GRID = """
 name: tiny
@@ -30,21 +30,37 @@ def submit(tmp_path: Path, outputs: Path, *more: str) -> tuple[str, ...]:
     return ("submit", "--grid", str(tmp_path / "grid.yaml"), "--cluster", "local", "--outputs", str(outputs), *more)
 
 
+UMASKS = {
+    "0": (0, 0o755, {0o750, 0o700}, {0o644, 0o640, 0o600}),
+    "077": (0o077, 0o2775, {0o2700}, {0o600}),
+    "002 below a setgid folder": (0o002, 0o2775, {0o2770, 0o2750, 0o2700}, {0o644, 0o640, 0o600}),
+}
+
+
 @pytest.mark.training
-def test_under_umask_0_nothing_can_be_written_by_others_and_folders_are_closed_to_strangers(tmp_path: Path) -> None:
+@pytest.mark.fault("F39")
+@pytest.mark.fault("F48")
+@pytest.mark.parametrize(("umask", "mode_of_parent", "folder_modes", "file_modes"), UMASKS.values(), ids=UMASKS)
+def test_nothing_can_be_written_by_others_and_folders_are_closed_to_strangers(
+    tmp_path: Path, umask: int, mode_of_parent: int, folder_modes: set[int], file_modes: set[int]
+) -> None:
+    tmp_path.chmod(mode_of_parent)
     commands = (submit(tmp_path, tmp_path / "deep" / "outputs"), ("collect", str(tmp_path)))
     env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
     for name, *arguments in commands:
         command = [sys.executable, "-m", f"pipeline.{name}", *arguments]
-        done = subprocess.run(command, cwd=ROOT, env=env, umask=0, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, cwd=ROOT, env=env, umask=umask, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         assert "anyone may write" not in done.stderr
     made = [path for path in (tmp_path / "deep").rglob("*") if not path.is_symlink()] + [tmp_path / "deep"]
     modes = {path.relative_to(tmp_path): stat.S_IMODE(path.stat().st_mode) for path in made}
     folders = {name: mode for name, mode in modes.items() if (tmp_path / name).is_dir()}
     files = {name: mode for name, mode in modes.items() if name not in folders}
-    assert {name for name, mode in folders.items() if mode not in (0o750, 0o700)} == set()
-    assert {name for name, mode in files.items() if mode not in (0o644, 0o640, 0o600)} == set()
+    assert {name: oct(mode) for name, mode in folders.items() if mode not in folder_modes} == {}
+    assert {name: oct(mode) for name, mode in files.items() if mode not in file_modes} == {}
+    shared = {name.name for name, mode in folders.items() if mode == 0o2770}
+    everything = {"deep", "outputs", "tiny", "records", "logs", "scratch"}
+    assert shared == (everything if 0o2770 in folder_modes else set())
     assert {".json", ".md", ".csv", ".npz", ".log"} <= {name.suffix for name in files}
 
 
@@ -71,6 +87,51 @@ def test_a_submission_below_a_folder_that_anyone_may_write_warns(pipeline: Comma
     answer = pipeline(*submit(tmp_path, tmp_path / "outputs"))
     assert answer.returncode == 0, answer.stderr
     assert answer.stderr.count(f"{tmp_path.resolve()}: anyone may write") == 1
+
+
+@pytest.mark.fault("F48")
+@pytest.mark.parametrize(
+    ("mode_of_parent", "umask", "folder_mode", "file_mode"),
+    [
+        (0o755, 0o022, 0o750, 0o644),
+        (0o775, 0o002, 0o750, 0o644),  # the folder's group need not be that of its parent
+        (0o2775, 0o002, 0o2770, 0o644),
+        (0o2775, 0o022, 0o2770, 0o644),
+        (0o2755, 0o022, 0o2750, 0o644),
+        (0o2775, 0o077, 0o2700, 0o600),
+        (0o755, 0o077, 0o700, 0o600),
+    ],
+)
+def test_modes_follow_the_umask_and_the_group_of_a_setgid_parent(
+    tmp_path: Path, mode_of_parent: int, umask: int, folder_mode: int, file_mode: int
+) -> None:
+    tmp_path.chmod(mode_of_parent)
+    before = os.umask(umask | UMASK)  # as run_command sets it
+    try:
+        experiment = make_experiment(tmp_path / "outputs" / "x", make_record())
+    finally:
+        os.umask(before)
+    record = next(experiment.records_folder.glob("*.json"))
+    folders = (experiment.folder.parent, experiment.folder, experiment.records_folder, experiment.logs)
+    assert {oct(stat.S_IMODE(path.stat().st_mode)) for path in folders} == {oct(folder_mode)}
+    assert {oct(stat.S_IMODE(path.stat().st_mode)) for path in (experiment.manifest_path, record)} == {oct(file_mode)}
+
+
+@needs_root
+@pytest.mark.fault("F48")
+def test_a_member_of_the_group_submits_beside_a_colleague_and_leaves_the_colleagues_lock(tmp_path: Path) -> None:
+    os.chown(tmp_path, -1, 65533)
+    tmp_path.chmod(0o2775)
+    experiment = make_experiment(tmp_path / "outputs" / "x", make_record())
+    for path in (experiment.folder.parent, *experiment.folder.parent.rglob("*")):
+        os.chown(path, 65534, -1)
+    (experiment.folder / ".submit.lock").unlink(missing_ok=True)
+    _, *arguments = submit(tmp_path, experiment.folder.parent)
+    answer = run_unprivileged("submit", *arguments, "--dry-run", group=65533)
+    assert (answer.returncode, answer.stdout.splitlines()[0][:14]) == (0, "1 point to run"), answer.stderr
+    assert run_unprivileged("status", experiment.folder, group=65533).returncode == 0
+    assert not (experiment.folder / ".submit.lock").exists()
+    assert run_unprivileged("submit", *arguments, "--dry-run", group=65532).returncode == 2
 
 
 @pytest.mark.fault("F43")

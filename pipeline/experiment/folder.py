@@ -47,7 +47,7 @@ class Experiment:
         self.refuse_links()
         try:
             for folder in (self.folder, self.records_folder, self.logs):
-                folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+                files.make_folder(folder)
             for folder in (self.folder, self.records_folder):
                 files.remove_leftovers(folder, files.TEMPORARY_PREFIX)
             files.check_exclusive_creation(self.records_folder)
@@ -138,14 +138,15 @@ class Experiment:
 
     def is_being_submitted(self) -> bool:
         """True if a `submit` process on this host holds the submission lock now."""
-        if not self.folder.is_dir():
+        path = self.folder / ".submit.lock"
+        if not os.path.exists(path):  # to create it here would keep its owner from it, if this user is another
             return False
         try:
-            with filelock.FileLock(self.folder / ".submit.lock", timeout=0):
+            with filelock.FileLock(path, timeout=0):
                 return False
         except filelock.Timeout:
             return True
-        except OSError:  # the lock file cannot be created, so nobody holds it
+        except OSError:  # it belongs to another user
             return False
 
     @contextlib.contextmanager

@@ -112,7 +112,7 @@ def write_plots(folder: Path, pictures: Mapping[str, bytes]) -> None:
     if folder.is_symlink():
         raise OSError(errno.ELOOP, f"{folder.name} is a link", str(folder))
     if pictures:
-        folder.mkdir(exist_ok=True)
+        files.make_folder(folder)
     for name, picture in pictures.items():
         files.replace_file_atomically(folder / name, picture)
     for path in itertools.chain.from_iterable(map(folder.glob, PLOT_FILES)):

@@ -48,6 +48,7 @@ class LaunchSession:
         self.published: list[Record | None] = []
         self.deadline = Deadline(point_limit_s)
         self._experiment = experiment
+        files.make_folder(experiment.scratch_folder)
         self._sampler = contextlib.ExitStack()
         self._started_at = utc_timestamp()
         log_line(f"{self.current_spec.run_id()}: starting")

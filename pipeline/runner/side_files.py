@@ -13,6 +13,7 @@ from pathlib import Path
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.runner.rank_files import RankFiles
+from pipeline.system import files
 from pipeline.system.errors import describe_os_error, log_line
 
 
@@ -27,7 +28,7 @@ def move_side_files(experiment: Experiment, rank_files: RankFiles, record_path: 
     for source, target in zip(rank_files.side_files(), targets, strict=True):
         try:
             if source.exists():
-                target.parent.mkdir(mode=0o750, exist_ok=True)
+                files.make_folder(target.parent)
                 source.rename(target)
                 moved.append(source.name)
         except FileNotFoundError:

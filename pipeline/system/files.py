@@ -8,6 +8,7 @@ import shutil
 import stat
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,14 +96,19 @@ def check_exclusive_creation(folder: Path) -> None:
 
 @contextlib.contextmanager
 def temporary_file_beside(path: Path, raw: bytes) -> Iterator[str]:
-    """Write the bytes to a temporary file in the same folder and fsync it; delete it at the end."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=TEMPORARY_PREFIX)
+    """Write the bytes to a temporary file in the same folder and fsync it; delete it at the end.
+
+    Its mode is 0644, or 0600 under a umask that closes files to the group.
+    """
+    temporary = f"{path.parent}/{TEMPORARY_PREFIX}{uuid.uuid4().hex}"  # tempfile's files are 0600 under any umask
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         with add_path_to_errors(path), os.fdopen(handle, "wb") as file:
             file.write(raw)
             file.flush()
-            with ignore_errno(*UNSUPPORTED):  # some file systems have no modes
-                os.fchmod(handle, 0o644)
+            if os.fstat(handle).st_mode & stat.S_IRGRP:
+                with ignore_errno(*UNSUPPORTED):  # some file systems have no modes
+                    os.fchmod(handle, 0o644)  # the folder decides if others may reach it
             os.fsync(handle)
         yield temporary
     finally:
@@ -127,6 +133,28 @@ def add_path_to_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its missing parents, with mode 0750 or what the umask leaves of it.
+
+    Below a setgid folder, which a group shares, it has the group's rights of its parent: many umasks take away the
+    right to write, which the group already has on the parent. A umask that closes folders to the group holds.
+    Raises OSError.
+    """
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    try:
+        folder.mkdir(mode=0o750)
+    except FileExistsError:
+        if folder.is_dir():  # another process was faster
+            return
+        raise
+    mode, mode_of_parent = folder.stat().st_mode, folder.parent.stat().st_mode
+    if mode_of_parent & stat.S_ISGID and mode & stat.S_IRGRP:
+        with ignore_errno(*UNSUPPORTED):
+            folder.chmod(stat.S_IMODE(mode) | mode_of_parent & stat.S_IRWXG)
 
 
 def sync_folder(folder: Path) -> None:
