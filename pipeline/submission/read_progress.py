@@ -240,11 +240,15 @@ def is_of_others(job: JobState, job_name: str, owners: Collection[int]) -> bool:
 
 
 def submitted_jobs(manifest: Manifest) -> dict[str, dict[JobKey, Submission]]:
-    """Return run id -> its jobs in the order of submission, each with the submission that it belongs to."""
+    """Return run id -> its jobs in the order of submission, each with the submission that it belongs to.
+
+    Slurm's ids may restart: a job belongs to the latest array that has its id.
+    """
     jobs: dict[str, dict[JobKey, Submission]] = {}
+    latest = {array.job_id: array for submission in manifest.submissions for array in submission.arrays}
     for submission in manifest.submissions:
         for array in submission.arrays:
-            for run_id, job in array.job_keys().items():
+            for run_id, job in array.job_keys().items() if latest[array.job_id] is array else ():
                 jobs.setdefault(run_id, {})[job] = submission
     return jobs
 

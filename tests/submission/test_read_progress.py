@@ -8,7 +8,7 @@ import pytest
 from factories import ARRAY, RUN_ID, SUBMISSION, make_experiment, make_spec
 
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import Manifest, SlurmArray, Submission
+from pipeline.experiment.manifest import Manifest, SlurmArray, Submission, add_points
 from pipeline.submission import slurm_queries
 from pipeline.submission.local import open_log
 from pipeline.submission.read_progress import find_logs, read_log_tail, read_progress
@@ -23,6 +23,25 @@ def submit(folder: Path, submission: Submission) -> tuple[Experiment, Manifest]:
     with experiment.edit_manifest() as manifest:
         manifest.submissions.append(submission)
     return experiment, manifest
+
+
+@pytest.mark.fault("F09")
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_job_whose_id_slurm_has_given_again_is_that_of_the_later_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_packed: bool
+) -> None:
+    """Slurm's ids begin anew where its state is wiped. The point of the earlier array 7 has no job any more."""
+    later = [make_spec(repeat=1).run_id(), make_spec(repeat=2).run_id()]
+    experiment, _ = submit(tmp_path / "x", Submission(SUBMISSION, "slurm", "", [SlurmArray(ARRAY, [[RUN_ID]], "7")]))
+    again = SlurmArray("x-0b0b0b0b-0", [later] if is_packed else [[run_id] for run_id in later], "7")
+    with experiment.edit_manifest() as manifest:
+        add_points(manifest, [make_spec(repeat=1), make_spec(repeat=2)])
+        manifest.submissions.append(Submission("0b" * 16, "slurm", "", [again]))
+    running = JobState("RUNNING", 0, None, "None", again.job_name)
+    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "up")
+    monkeypatch.setattr(slurm_queries, "query_job_states", lambda _: {("7", 0): running, ("7", 1): running})
+    words = [point.state.word for point in read_progress(experiment, manifest)]
+    assert words == ["missing", "running", "pending" if is_packed else "running"]
 
 
 def link_to_device(log: Path) -> None:
