@@ -142,32 +142,30 @@ def test_a_step_takes_as_long_as_its_slowest_rank_and_drift_falls_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("difference_us", "verdict"), [(10.0, "pass"), (-10.0, "pass"), (10.1, "fail"), (-10.1, "fail")]
+    ("difference_us", "verdict"), [(20.0, "pass"), (-20.0, "pass"), (20.1, "fail"), (-20.1, "fail")]
 )
-def test_two_no_op_series_differ_by_10_us_at_most(difference_us: float, verdict: Verdict) -> None:
+def test_two_no_op_series_differ_by_20_us_at_most(difference_us: float, verdict: Verdict) -> None:
     answer = check_no_op_series(make_findings({"no_op_hook_again": -difference_us}))
     assert answer.verdict == verdict
     assert answer.figures["difference_us"] == pytest.approx(difference_us)
     assert answer.figures["step_us"] == 1250  # the median of the drift
     assert answer.sentence == (
         f"two interleaved series of the no-op hook differ by {difference_us:.1f} ({difference_us:.1f} to "
-        f"{difference_us:.1f}) us a step, limit 10.0"
+        f"{difference_us:.1f}) us a step, limit 20.0"
     )
 
 
 def test_two_no_op_series_are_undecided_if_some_rounds_differ_by_more() -> None:
-    answer = check_no_op_series(make_findings({"no_op_hook_again": [0, 0, 0, 0, 0, 11]}))
+    answer = check_no_op_series(make_findings({"no_op_hook_again": [0, 0, 0, 0, 0, 21]}))
     assert answer.verdict == "undecided"
-    assert answer.figures["difference_us_low"] == pytest.approx(-11)
+    assert answer.figures["difference_us_low"] == pytest.approx(-21)
 
 
-@pytest.mark.parametrize(("difference_us", "verdict"), [(39.9, "pass"), (40.1, "fail")])
-def test_or_by_what_the_same_series_twice_differ_by(difference_us: float, verdict: Verdict) -> None:
-    again = (100, 90, 110, 105, 95, 140)  # differences of 0, 10, -10, -5, 5, -40: the interval reaches to -40
-    answer = check_no_op_series(make_findings({"no_op_hook_again": difference_us, "ddp_again": again}))
-    assert answer.verdict == verdict
-    assert answer.figures["limit_us"] == pytest.approx(40)
-    assert answer.sentence.endswith(", limit 40.0")
+def test_noise_of_another_series_does_not_make_the_no_op_series_pass() -> None:
+    """The step without the hook scatters by 500 us from round to round, and the two no-op series differ by 30 us."""
+    noisy = (100, 600, 100, 600, 100, 600)
+    answer = check_no_op_series(make_findings({"no_op_hook_again": 30.0, "ddp": noisy, "ddp_again": 100.0}))
+    assert (answer.verdict, answer.figures["limit_us"]) == ("fail", 20)
 
 
 def test_a_median_needs_six_values_for_its_interval() -> None:
@@ -179,25 +177,25 @@ def test_a_median_needs_six_values_for_its_interval() -> None:
 @pytest.mark.parametrize(
     ("usual_us", "large_us", "verdict"),
     [
-        (100, [150.5] * 6, "pass"),
-        (100, [149] * 6, "fail"),
-        (100, [140, 151, 151, 151, 151, 160], "undecided"),
-        (-5, [14] * 6, "fail"),  # what is exposed counts as no less than the noise floor
-        (-5, [15.5] * 6, "pass"),
+        (100, [120.5] * 6, "pass"),
+        (100, [119] * 6, "fail"),
+        (100, [110, 121, 121, 121, 121, 130], "undecided"),
+        (-5, [11] * 6, "fail"),  # exposed communication counts as 10 us or more
+        (-5, [12.5] * 6, "pass"),
         (0, [0] * 6, "fail"),
     ],
 )
-def test_one_bucket_exposes_half_as_much_again(usual_us: float, large_us: list[float], verdict: Verdict) -> None:
+def test_one_bucket_exposes_a_fifth_more(usual_us: float, large_us: list[float], verdict: Verdict) -> None:
     answer = check_large_bucket(make_findings({"ddp": usual_us, "one_bucket": large_us}))
     assert answer.verdict == verdict
     assert answer.figures["exposed_us"] == pytest.approx(usual_us)
-    assert answer.figures["above_limit_us_low"] == pytest.approx(min(large_us) - 1.5 * usual_us)
+    assert answer.figures["above_limit_us_low"] == pytest.approx(min(large_us) - 1.2 * usual_us)
 
 
 def test_the_sentence_of_one_bucket_has_both_limits() -> None:
     assert check_large_bucket(make_findings()).sentence == (
-        "exposed communication goes from 100.0 to 300.0 (300.0 to 300.0) us a step, at least 15; less x1.5 that is "
-        "+150.0 (+150.0 to +150.0) us, at least 0"
+        "exposed communication goes from 100.0 to 300.0 (300.0 to 300.0) us a step, at least 12; less x1.2 that is "
+        "+180.0 (+180.0 to +180.0) us, at least 0"
     )
 
 
