@@ -30,9 +30,16 @@ def test_a_sleeping_rank_and_the_parts_of_a_step_are_found_on_cpu(pipeline: Comm
     assert answers["parts against the wall clock"]["verdict"] == "pass"
     assert answers["sockets"]["verdict"] == "not applicable"
     assert answers["bucket cap of 100 MB"]["verdict"] == "not applicable"
-    assert answers["two entry points"]["figures"]["collectives_measure_us"] is not None
+    assert answers["two entry points"]["figures"]["collectives_us"] is not None
     assert set(shape["runs"]) == {"known_answers", "measure"}
     assert set(Findings.__struct_encode_fields__) == set(shape["runs"]["measure"])
+    assert {name: len(rounds) for name, rounds in shape["runs"]["measure"]["windows"].items()} == {
+        "ddp": 6,
+        "no_op_hook": 6,
+    }
+    isolated = [len(shape["runs"]["known_answers"][name]) for name in ("swept_ns", "bare_ns", "extra_ns")]
+    assert isolated == [31, 31, 31]
+    assert len(shape["runs"]["known_answers"]["wait_by_step_ns"][1]) == 12, "two profiles of six steps"
     assert shape["environment"]["nodes"] == [node_name()]
     assert shape["environment"]["torch"] == torch.__version__
     assert datetime.fromisoformat(shape["measured_at"]).tzinfo is not None

@@ -116,16 +116,13 @@ def exposed_time(found: Sequence[Communication]) -> tuple[MedianTime | None, flo
     return exposed, noise.interval.max_abs_bound if noise and noise.interval else None
 
 
-def is_communication_precise_enough(found: Communication, share: float = 1.0) -> bool:
-    """True once every step time, exposed communication and the time of all collectives are precise enough to stop.
-
-    Exposed communication and the time of all collectives must be known within `share` of their tolerance.
-    """
+def is_communication_precise_enough(found: Communication) -> bool:
+    """True once every step time, exposed communication and the time of all collectives are precise enough to stop."""
     times_s = [step_times_s(found, series.variant) for series in found.series]
     references: tuple[VariantName, ...] = ("no_op_hook", "no_collectives")
     differences_s = filter(None, (step_time_differences_s(found, "ddp", reference) for reference in references))
     return all(map(is_time_precise_enough, times_s)) and all(
-        is_difference_precise_enough(series_s, share) for series_s in differences_s
+        is_difference_precise_enough(series_s) for series_s in differences_s
     )
 
 

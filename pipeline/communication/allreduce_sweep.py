@@ -49,7 +49,9 @@ def capture_stream(rank: Rank) -> Iterator[GraphCapturer | None]:
         yield graph_capturer()
 
 
-def time_all_reduce(num_bytes: int, rank: Rank, capture: GraphCapturer | None = None) -> tuple[int, ...]:
+def time_all_reduce(
+    num_bytes: int, rank: Rank, capture: GraphCapturer | None = None, num_windows: int = NUM_WINDOWS
+) -> tuple[int, ...]:
     """Return the slowest rank's time per call in ns, by window; empty if a rank has no memory for its buffer.
 
     The calls are captured if `capture` is given.
@@ -65,7 +67,7 @@ def time_all_reduce(num_bytes: int, rank: Rank, capture: GraphCapturer | None = 
 
     work = call_all if capture is None else warm_up_and_capture(call_all, 1, capture)
     time_window(work, WARM_UP_WINDOWS, rank)
-    windows_ns = [time_window(work, 1, rank) for _ in range(NUM_WINDOWS)]
+    windows_ns = [time_window(work, 1, rank) for _ in range(num_windows)]
     slowest_ns = [max(ranks) for ranks in zip(*process_group.all_gather(windows_ns, list[int]), strict=True)]
     return tuple(round(window_ns / num_calls) for window_ns in slowest_ns)
 

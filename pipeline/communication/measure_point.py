@@ -1,6 +1,6 @@
 """Measurement of communication: step times with and without it, a profile, and the limit of the link."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,14 @@ from pipeline.communication.step_variants import (
     build_variants,
     choose_variants,
 )
-from pipeline.experiment.measurement import Communication, Measurement, Profile, StepSeries, WindowTimesNs
+from pipeline.experiment.measurement import (
+    Communication,
+    Measurement,
+    Profile,
+    StepSeries,
+    VariantName,
+    WindowTimesNs,
+)
 from pipeline.experiment.spec import Spec
 from pipeline.training import device_memory
 from pipeline.training.loop import build_measurement, set_precision
@@ -31,10 +38,14 @@ OUTSIDE_GRAPH_FOLDER = "outside_graph"  # has the traces of a captured step that
 NOT_TRACED = "profile and transfers are those of the same step outside its CUDA graph"
 
 
-def measure_communication(spec: Spec, rank: Rank, traces: Path | None, tolerance_share: float = 1.0) -> Measurement:
+def measure_communication(
+    spec: Spec, rank: Rank, traces: Path | None, only: Collection[VariantName] = ()
+) -> Measurement:
     """Measure a point of `measure: communication`. Profiler traces are kept in the folder `traces`, if given.
 
-    Timing goes on until the differences are known within `tolerance_share` of their tolerance, or windows run out.
+    Timing ends when the step times and their differences are precise enough, at the latest after `spec.windows` rounds.
+    With `only` all variants are built and warmed up, but only these are timed, in `spec.windows` rounds, and DDP has
+    neither sweep nor profile.
     """
     set_precision(spec)
     device_memory.set_memory_limit(spec, rank)
@@ -43,19 +54,19 @@ def measure_communication(spec: Spec, rank: Rank, traces: Path | None, tolerance
         context = build_step_context(spec, rank)
         names, notes = choose_variants(spec, execution)
         variants = {variant.name: variant for variant in build_variants(context, names, execution)}
-        communication = msgspec.structs.replace(time_step_variants(variants, spec, rank, tolerance_share), notes=notes)
-        if spec.strategy == "ddp":
-            communication = add_sweep_and_profile(communication, variants["ddp"], variants["no_op_hook"], rank, traces)
-        else:
+        communication = msgspec.structs.replace(time_step_variants(variants, spec, rank, only), notes=notes)
+        if spec.strategy == "dp":
             communication = add_step_parts(communication, variants["dp"], context)
+        elif not only:
+            communication = add_sweep_and_profile(communication, variants["ddp"], variants["no_op_hook"], rank, traces)
         model = variants["plain"].model
         return build_measurement(spec, rank, model, (), communication=communication, execution_used=execution)
 
 
 def time_step_variants(
-    variants: Mapping[str, StepVariant], spec: Spec, rank: Rank, tolerance_share: float
+    variants: Mapping[str, StepVariant], spec: Spec, rank: Rank, only: Collection[VariantName] = ()
 ) -> Communication:
-    """Time interleaved windows of every variant until they are precise enough, at most `spec.windows` of each."""
+    """Time interleaved windows of the variants, at most `spec.windows` of each (see measure_communication)."""
     steps = {name: variant.step for name, variant in variants.items()}
     steps_filling_window = warm_up_and_size_windows(steps, rank)
     num_steps = spec.max_steps or steps_filling_window
@@ -68,8 +79,11 @@ def time_step_variants(
         return Communication(steps_per_window=num_steps, series=series)
 
     def is_precise_enough(windows: WindowTimesNs) -> bool:
-        return exposed_communication.is_communication_precise_enough(to_communication(windows), tolerance_share)
+        return exposed_communication.is_communication_precise_enough(to_communication(windows))
 
+    if only:
+        chosen: dict[str, StepFunction] = {name: steps[name] for name in only}
+        return to_communication(time_interleaved(chosen, spec.windows, num_steps, rank))
     return to_communication(time_interleaved(steps, spec.windows, num_steps, rank, is_precise_enough))
 
 

@@ -14,7 +14,6 @@ from pipeline.analysis.intervals import Interval, median_interval, ratio_interva
 from pipeline.analysis.stopping_rule import difference_tolerance_s
 from pipeline.communication.selftest_findings import (
     CLOCK_TOLERANCE,
-    REPEAT_TOLERANCE,
     Findings,
     clock_costs,
     difference_us,
@@ -25,6 +24,7 @@ MIN_EXPOSED_US = 10.0  # in a ratio, less exposed communication counts as this
 USUAL_BUCKET_BYTES = 25 * 2**20
 
 NO_OP_TOLERANCE_US = 20.0
+REPEAT_TOLERANCE = 0.01
 LARGE_BUCKET_RATIO = 1.2  # exposed communication must rise by this factor with one bucket
 SOCKET_RATIO = 10.0  # exposed communication must rise by this factor over sockets
 SOCKET_BANDWIDTH_RATIO = 2.0  # and the bandwidth must fall by this one
@@ -78,6 +78,20 @@ def estimate_median(values: Sequence[float]) -> Estimate:
     if interval is None:
         raise ValueError(f"an interval needs six values, got {len(values)}.")
     return Estimate(statistics.median(values), interval)
+
+
+def difference(one: Estimate, other: Estimate) -> Estimate:
+    """Return the difference of two medians that were measured separately.
+
+    Square-and-add (Zou and Donner, Statistics in Medicine 27, 2008): each side of the interval is the square root of
+    the summed squares of the sides that reach there. Its coverage is about that of both intervals. The plain sum of the
+    sides would be up to 41 % wider.
+    """
+    value = one.value - other.value
+    below = math.hypot(one.value - one.interval.low, other.interval.high - other.value)
+    above = math.hypot(one.interval.high - one.value, other.value - other.interval.low)
+    coverage, n = min(one.interval.coverage, other.interval.coverage), min(one.interval.n, other.interval.n)
+    return Estimate(value, Interval(value - below, value + above, coverage, n))
 
 
 def ratio(above: Estimate, below: Estimate) -> Estimate:
@@ -144,7 +158,7 @@ def check_large_bucket(findings: Findings) -> CheckResult:
         return CheckResult(name, "not applicable", "all gradients fit in one bucket in any case", {})
     usual, large = exposed_us(findings), exposed_us(findings, "one_bucket")
     by_round = [difference_us(findings, name, "no_op_hook") for name in ("one_bucket", "ddp")]
-    above = estimate_median([one_bucket - factor * ddp for one_bucket, ddp in zip(*by_round, strict=True)])
+    above = estimate_median([one_bucket - factor * ddp for one_bucket, ddp in zip(*by_round, strict=False)])
     floor_us = factor * MIN_EXPOSED_US
     return CheckResult(
         name,
@@ -224,30 +238,25 @@ def format_change(share: Estimate) -> str:
 def check_entry_points(findings: Findings, measured: Findings | None) -> CheckResult:
     """Check that the self-test and `measure: communication` agree on exposed communication of the same point.
 
-    The limit is the tolerance of a difference of step times. The time of all collectives is printed beside it.
+    The limit is the tolerance of a difference of step times. The time that all collectives add is printed beside it.
     """
     name = "two entry points"
     if measured is None:
         return CheckResult(name, "undecided", "there is no run of measure: communication; run the self-test again", {})
     ours, theirs = exposed_us(findings), exposed_us(measured)
-    interval = ours.interval._replace(
-        low=ours.interval.low - theirs.interval.high, high=ours.interval.high - theirs.interval.low
-    )
-    difference = Estimate(ours.value - theirs.value, interval)
+    apart = difference(ours, theirs)
     limit = difference_tolerance_s(max(abs(ours.value), abs(theirs.value)) / 1e6) * 1e6
-    collectives = [estimate_median(difference_us(run, "ddp", "no_collectives")) for run in (findings, measured)]
+    collectives = estimate_median(difference_us(findings, "ddp", "no_collectives"))
     return CheckResult(
         name,
-        judge(difference.interval, -limit, limit),
+        judge(apart.interval, -limit, limit),
         f"exposed communication is {ours.value:.1f} us a step here, {theirs.value:.1f} us by measure: communication; "
-        f"difference {difference.format('+.1f')} us, limit {limit:.1f}; all collectives add {collectives[0].value:.0f} "
-        f"and {collectives[1].value:.0f} us",
+        f"difference {apart.format('+.1f')} us, limit {limit:.1f}; all collectives add {collectives.value:.0f} us",
         ours.figures("exposed_us")
         | theirs.figures("exposed_measure_us")
-        | difference.figures("difference_us")
+        | apart.figures("difference_us")
         | {"limit_us": limit}
-        | collectives[0].figures("collectives_us")
-        | collectives[1].figures("collectives_measure_us"),
+        | collectives.figures("collectives_us"),
     )
 
 

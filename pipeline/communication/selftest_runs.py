@@ -4,7 +4,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -15,11 +15,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.analysis.exposed_communication import collectives_of_kinds
 from pipeline.communication import selftest_findings
-from pipeline.communication.allreduce_sweep import capture_stream, time_all_reduce
+from pipeline.communication.allreduce_sweep import NUM_WINDOWS, capture_stream, time_all_reduce
 from pipeline.communication.dataparallel_split import total_bytes
 from pipeline.communication.interleaved_timing import TARGET_WINDOW_S, time_interleaved, warm_up_and_size_windows
 from pipeline.communication.profiling import ddp_bucket_bytes, profile_ranks
-from pipeline.communication.selftest_findings import Findings
+from pipeline.communication.selftest_findings import (
+    ALL_REDUCE_WINDOWS,
+    BARE_WARM_UP_WINDOWS,
+    EXPOSED_VARIANTS,
+    ROUND_SHARES,
+    SLEEP_PROFILES,
+    SOCKET_ROUND_SHARES,
+    Findings,
+    count_windows,
+)
 from pipeline.communication.step_variants import (
     StepContext,
     StepVariant,
@@ -45,15 +54,14 @@ CYCLES_PER_S = 2e9  # of a GPU's clock, about; measured before use
 CALIBRATION_S = 0.01
 SMALL_BATCH_SIZE_PER_GPU = 32
 BARE_CALLS = {"cuda": 20, "cpu": 3}
-BARE_WINDOWS = 7
 
 
 def measure_exposure(spec: Spec, rank: Rank) -> Findings:
     """Time the step with and without collectives, and one all-reduce of all gradients. Called by all ranks."""
     set_precision(spec)
     context = build_step_context(spec, rank)
-    variants = build_variants(context, ("ddp", "no_op_hook"))
-    return time_selftest_variants(variants, context)
+    variants = build_variants(context, EXPOSED_VARIANTS)
+    return time_selftest_variants(variants, context, SOCKET_ROUND_SHARES, NUM_WINDOWS)
 
 
 def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
@@ -62,12 +70,12 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
     context = build_step_context(spec, rank)
     extra = torch.zeros(INJECTED_BYTES[rank.device.type] // 4, device=rank.device)
     one_bucket = msgspec.structs.replace(spec, bucket_cap_mb=LARGE_BUCKET_MB)
-    variants = build_variants(context, ("ddp", "ddp_again", "no_op_hook", "no_op_hook_again", "no_collectives"))
+    variants = build_variants(context, ("ddp", "no_op_hook", "no_op_hook_again", "no_collectives"))
     variants += [
         build_variant(context, "ddp", spec=one_bucket)._replace(name="one_bucket"),
         build_variant(context, "ddp", after_backward=partial(dist.all_reduce, extra))._replace(name="extra"),
     ]
-    findings = time_selftest_variants(variants, context)
+    findings = time_selftest_variants(variants, context, ROUND_SHARES, ALL_REDUCE_WINDOWS)
     batch_sizes = {"large": spec.batch_size_per_gpu}
     if spec.batch_size_per_gpu > SMALL_BATCH_SIZE_PER_GPU:
         batch_sizes["small"] = SMALL_BATCH_SIZE_PER_GPU
@@ -76,7 +84,7 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
         for name, batch_size in batch_sizes.items()
     }
     bare_ns = time_bare_loop(findings.gradient_bytes, rank)
-    extra_ns = list(time_all_reduce(INJECTED_BYTES[rank.device.type], rank))
+    extra_ns = list(time_all_reduce(INJECTED_BYTES[rank.device.type], rank, num_windows=ALL_REDUCE_WINDOWS))
     findings = add_sleeping_rank(findings, variants[0], rank)  # last: the profiler may stay attached
     return msgspec.structs.replace(
         findings,
@@ -90,30 +98,41 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
     )
 
 
-def time_selftest_variants(variants: list[StepVariant], context: StepContext) -> Findings:
-    """Time interleaved windows of the variants until precise enough, and an isolated all-reduce of all gradients."""
+def time_selftest_variants(
+    variants: list[StepVariant], context: StepContext, round_shares: Mapping[str, float], num_sweep_windows: int
+) -> Findings:
+    """Time interleaved windows of the variants, and an isolated all-reduce of all gradients."""
     spec, rank = context.spec, context.rank
     steps = {variant.name: variant.step for variant in variants}
     steps_per_window = warm_up_and_size_windows(steps, rank)
     gradient_bytes = total_bytes(variants[0].model.parameters())
-    findings = Findings(
+    windows = time_rounds(steps, count_windows(round_shares, spec.windows), steps_per_window, rank)
+    with capture_stream(rank) as capture:
+        swept_ns = list(time_all_reduce(gradient_bytes, rank, capture, num_sweep_windows))
+    return Findings(
         device=rank.device.type,
         gpu=torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else "",
         num_ranks=rank.world_size,
         batch_size_per_gpu=spec.batch_size_per_gpu,
         gradient_bytes=gradient_bytes,
         steps_per_window=steps_per_window,
-        windows={},
-        swept_ns=[],
+        windows=windows,
+        swept_ns=swept_ns,
     )
 
-    def is_precise_enough(windows: WindowTimesNs) -> bool:
-        return selftest_findings.is_precise_enough(msgspec.structs.replace(findings, windows=windows))
 
-    windows = time_interleaved(steps, spec.windows, steps_per_window, rank, is_precise_enough)
-    with capture_stream(rank) as capture:
-        swept_ns = list(time_all_reduce(gradient_bytes, rank, capture))
-    return msgspec.structs.replace(findings, windows=windows, swept_ns=swept_ns)
+def time_rounds(
+    steps: Mapping[str, StepFunction], num_rounds: Mapping[str, int], steps_per_window: int, rank: Rank
+) -> WindowTimesNs:
+    """Time interleaved rounds. Each step takes part in the first ones, as many as its number of rounds."""
+    windows: WindowTimesNs = {name: [] for name in steps}
+    done = 0
+    for end in sorted(set(num_rounds.values())):
+        still = {name: step for name, step in steps.items() if num_rounds[name] >= end}
+        for name, values in time_interleaved(still, end - done, steps_per_window, rank).items():
+            windows[name] += values
+        done = end
+    return windows
 
 
 def time_bare_loop(num_bytes: int, rank: Rank) -> list[int]:
@@ -121,7 +140,7 @@ def time_bare_loop(num_bytes: int, rank: Rank) -> list[int]:
     buffer = torch.zeros(num_bytes // 4, device=rank.device)
     num_calls = BARE_CALLS[rank.device.type]
     times_ns = []
-    for _ in range(BARE_WINDOWS + 1):
+    for _ in range(BARE_WARM_UP_WINDOWS + ALL_REDUCE_WINDOWS):
         process_group.barrier(rank)
         process_group.synchronize(rank)
         started_ns = time.perf_counter_ns()
@@ -130,7 +149,7 @@ def time_bare_loop(num_bytes: int, rank: Rank) -> list[int]:
         process_group.synchronize(rank)
         times_ns.append((time.perf_counter_ns() - started_ns) // num_calls)
     slowest_ns = [max(ranks) for ranks in zip(*process_group.all_gather(times_ns, list[int]), strict=True)]
-    return slowest_ns[1:]  # the first window warms up
+    return slowest_ns[BARE_WARM_UP_WINDOWS:]
 
 
 def add_sleeping_rank(findings: Findings, ddp: StepVariant, rank: Rank) -> Findings:
@@ -140,20 +159,25 @@ def add_sleeping_rank(findings: Findings, ddp: StepVariant, rank: Rank) -> Findi
         return msgspec.structs.replace(findings, profile_problem="this torch has no torch.cuda._sleep")
     buckets = ddp_bucket_bytes(ddp.model)
     pause = Pause(rank)
-    profiles: list[Profile] = []
+    shortest_ns: list[list[float]] = []
+    wait_ns: list[list[float]] = []
     for sleep_s in (0.0, SLEEP_S[rank.device.type]):
         seconds = HEAD_START_S[rank.device.type] + (sleep_s if rank.rank == rank.world_size - 1 else 0.0)
-        profile, problems = profile_ranks(after_pause(ddp.step, pause, seconds), rank, buckets)
-        if profile is None or not collectives_of_kinds(profile, ["gradients"]):
-            problem = "; ".join(problems) or "the profile shows no all-reduce of gradients"
-            return msgspec.structs.replace(findings, profile_problem=problem)
+        profiles: list[Profile] = []
+        for _ in range(SLEEP_PROFILES):
+            profile, problems = profile_ranks(after_pause(ddp.step, pause, seconds), rank, buckets)
+            if profile is None or not collectives_of_kinds(profile, ["gradients"]):
+                problem = "; ".join(problems) or "the profile shows no all-reduce of gradients"
+                return msgspec.structs.replace(findings, profile_problem=problem)
+            profiles.append(profile)
         pauses_ns = process_group.all_gather(pause.take_median_ns(), float)
-        profiles.append(profile)
+        shortest_ns.append([time_ns for profile in profiles for time_ns in shortest_by_step_ns(profile)])
+        wait_ns.append([time_ns for profile in profiles for time_ns in wait_by_step_ns(profile)])
     return msgspec.structs.replace(
         findings,
         sleep_ns=round(pauses_ns[-1] - statistics.fmean(pauses_ns[:-1])),
-        shortest_by_step_ns=[shortest_by_step_ns(profile) for profile in profiles],
-        wait_by_step_ns=[wait_by_step_ns(profile) for profile in profiles],
+        shortest_by_step_ns=shortest_ns,
+        wait_by_step_ns=wait_ns,
     )
 
 

@@ -22,7 +22,7 @@ from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Spec
 from pipeline.runner import failed_record, side_files, telemetry_sampler
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.rank_files import RankFiles
-from pipeline.system import source_digest
+from pipeline.system import files, source_digest
 from pipeline.system.deadline import Deadline
 from pipeline.system.errors import describe_os_error, log_line
 from pipeline.system.host import node_rank, utc_timestamp

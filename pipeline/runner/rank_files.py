@@ -25,7 +25,7 @@ from typing import Literal
 import msgspec
 
 from pipeline.communication.selftest_findings import Findings
-from pipeline.experiment.measurement import Measurement
+from pipeline.experiment.measurement import Measurement, VariantName
 from pipeline.experiment.record import Environment, FailureKind
 from pipeline.experiment.spec import Spec
 from pipeline.system import files
@@ -37,8 +37,8 @@ class PointTask(msgspec.Struct, frozen=True):
     """The launcher's order to its ranks: point.json.
 
     The task `measure` runs the spec; the other tasks belong to the self-test. With `needs_free_gpus` the point fails if
-    other processes use its GPUs. A point of `measure: communication` is timed until it knows differences of step times
-    within `tolerance_share` of their tolerance.
+    other processes use its GPUs. With `only` a point of `measure: communication` times these variants alone (see
+    measure_communication).
     """
 
     spec: Spec
@@ -46,7 +46,7 @@ class PointTask(msgspec.Struct, frozen=True):
     keep_trace: bool = False
     task: Task = "measure"
     needs_free_gpus: bool = False
-    tolerance_share: float = 1.0
+    only: tuple[VariantName, ...] = ()
 
 
 class FollowingPoint(msgspec.Struct, frozen=True):

@@ -165,7 +165,7 @@ def run_measurement(point: PointTask, rank: Rank, rank_files: RankFiles) -> Meas
         if point.keep_trace:
             rank_files.traces.mkdir(exist_ok=True)
         traces = rank_files.traces if point.keep_trace else None
-        return measure_communication(point.spec, rank, traces, point.tolerance_share)
+        return measure_communication(point.spec, rank, traces, point.only)
     data = Path(point.data) if point.data else None
     if point.spec.measure == "quantize":
         trained = quantize_point(point.spec, rank, data, rank_files.weights)
