@@ -23,6 +23,7 @@ ROUND_SHARES = {  # of the process that measures the known answers, by variant
     "extra": 0.1,
 }
 SOCKET_ROUND_SHARES = {"ddp": 0.05, "no_op_hook": 0.05}
+CLOCK_PAIR_SHARES = {"large": 0.25, "small": 3.0}  # of a window with marks and one without: the most, by batch
 ALL_REDUCE_WINDOWS = 31  # of seven, one slow window would decide
 BARE_WARM_UP_WINDOWS = 5
 SLEEP_PROFILES = 2  # with a rank asleep, and as many without; one has ten steps on GPUs

@@ -1,12 +1,9 @@
 """Measurements by the ranks of a self-test: the instrument against quantities whose size is known."""
 
-import math
-import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 import torch
@@ -14,11 +11,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.analysis.exposed_communication import collectives_of_kinds
-from pipeline.communication import selftest_findings
 from pipeline.communication.allreduce_sweep import NUM_WINDOWS, capture_stream, time_all_reduce
 from pipeline.communication.dataparallel_split import total_bytes
-from pipeline.communication.interleaved_timing import TARGET_WINDOW_S, time_interleaved, warm_up_and_size_windows
+from pipeline.communication.interleaved_timing import time_interleaved, warm_up_and_size_windows
 from pipeline.communication.profiling import ddp_bucket_bytes, profile_ranks
+from pipeline.communication.selftest_clock import measure_clock_cost
 from pipeline.communication.selftest_findings import (
     ALL_REDUCE_WINDOWS,
     BARE_WARM_UP_WINDOWS,
@@ -36,15 +33,12 @@ from pipeline.communication.step_variants import (
     build_variant,
     build_variants,
 )
-from pipeline.data.batches import SyntheticBatches
 from pipeline.experiment.measurement import Profile, WindowTimesNs
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
-from pipeline.training.loop import run_epoch, set_precision
-from pipeline.training.models import build_model
+from pipeline.training.loop import set_precision
 from pipeline.training.process_group import Rank
-from pipeline.training.step import EagerStep, StepFunction
-from pipeline.training.step_timer import StepTimer, UnmarkedTimer
+from pipeline.training.step import StepFunction
 
 INJECTED_BYTES = {"cuda": 256 * 2**20, "cpu": 32 * 2**20}
 LARGE_BUCKET_MB = 100.0
@@ -249,44 +243,6 @@ def after_pause(step: StepFunction, pause: Pause, seconds: float) -> StepFunctio
         step()
 
     return pause_and_step
-
-
-class ClockWindows(NamedTuple):
-    """Wall times of the training loop by window, with the clock's marks and without."""
-
-    marked_ns: list[int]
-    unmarked_ns: list[int]
-    parts_share: list[float]  # the sum of the parts over the wall time
-
-
-def measure_clock_cost(name: str, spec: Spec, rank: Rank) -> ClockWindows:
-    """Time the training loop with and without marks, in pairs of windows, until their cost is precise enough."""
-    num_windows = spec.windows
-    spec = msgspec.structs.replace(spec, measure="epochs", windows=1, epochs=1, max_steps=10)
-    step = EagerStep(build_model(spec.model or "resnet18", num_classes=10).to(rank.device), spec, rank)
-
-    def run(spec: Spec, clock: type[StepTimer]) -> tuple[int, float]:
-        series = run_epoch(1, spec, rank, SyntheticBatches(spec, rank.shard), step, clock)
-        wall_ns = series.times.epoch_time_ns or 1
-        return wall_ns, float(series.parts_ns.sum()) / wall_ns
-
-    run(spec, StepTimer)
-    wall_ns = max(process_group.all_gather(run(spec, UnmarkedTimer)[0], int))
-    num_steps = max(10, min(200, math.ceil(TARGET_WINDOW_S / (wall_ns / 10 / 1e9))))
-    spec = msgspec.structs.replace(spec, max_steps=num_steps)
-    times_ns: dict[type[StepTimer], list[int]] = {StepTimer: [], UnmarkedTimer: []}
-    shares: list[float] = []
-    order = list(times_ns)
-    shuffle = random.Random(0).shuffle
-    for _ in range(num_windows):
-        shuffle(order)
-        pair = {clock: run(spec, clock) for clock in order}
-        shares.append(pair[StepTimer][1])
-        for clock in order:
-            times_ns[clock].append(max(process_group.all_gather(pair[clock][0], int)))
-        if selftest_findings.is_clock_cost_precise_enough(name, times_ns[StepTimer], times_ns[UnmarkedTimer]):
-            break
-    return ClockWindows(times_ns[StepTimer], times_ns[UnmarkedTimer], shares)
 
 
 SELFTEST_TASKS: dict[str, Callable[[Spec, Rank], Findings]] = {
