@@ -1,0 +1,266 @@
+"""Power of the self-test's checks, and its time on two GPUs: the tables of docs/trust.md.
+
+    python tests/benchmarks/bench_selftest.py            ten seconds; no GPU is needed, the seed is fixed
+
+A check should pass on a drawn self-test as it is, and fail on the same one with a defect that moves the figure by twice
+the limit. Where a limit is one-sided, the table names the defect. drawn_selftests says how a self-test is drawn.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import tabulate
+from drawn_selftests import PAIRS, Runs, draw_large_pairs, draw_runs, longer, read_recorded, read_small_steps_ns
+
+from pipeline.analysis.stopping_rule import DIFFERENCE_TOLERANCE_FRACTION, DIFFERENCE_TOLERANCE_S
+from pipeline.communication import selftest_checks as checks
+from pipeline.communication.selftest_findings import (
+    ALL_REDUCE_WINDOWS,
+    CLOCK_TOLERANCE,
+    EXPOSED_VARIANTS,
+    NUM_ROUNDS,
+    ROUND_SHARES,
+    SLEEP_PROFILES,
+    SOCKET_ROUND_SHARES,
+    Findings,
+    count_windows,
+    step_us,
+)
+
+NUM_DRAWS = 2000
+
+# of the estimated time
+PROCESS_S = 22  # of a point besides its windows: 16, 21 and 28 s in new processes on two H200s (outputs/h200x2)
+PAUSES_S = 12 * 0.07  # of a profile: each of its steps waits for a head start and a sleep
+SHORT_EPOCH_S = 0.002  # of one step, besides the step: assumed
+CALLS_PER_WINDOW = 20  # of isolated all-reduces
+
+
+class Check(NamedTuple):
+    """A check of the self-test, and the defects that it should find. `windows` counts those of the series it reads."""
+
+    name: str
+    limit: str
+    windows: str
+    run: Callable[[Runs], checks.CheckResult]
+    defects: Sequence[Callable[[Runs], Runs]]
+    basis: str = "bootstrap"
+
+
+class Power(NamedTuple):
+    """The share of draws that pass where the instrument is right, and that fail under the defect that hides best."""
+
+    check: Check
+    passes: float
+    fails: float
+
+
+def changed(name: str, change: Callable[[Findings], Findings]) -> Callable[[Runs], Runs]:
+    """Return a defect that changes the run of that name."""
+    return lambda runs: {**runs, name: change(runs[name])}
+
+
+def scaled(field: str, factor: float, *keys: str | int) -> Callable[[Findings], Findings]:
+    """Return a change that multiplies a series of a field, or one of its parts."""
+
+    def scale(findings: Findings) -> Findings:
+        value = getattr(findings, field)
+        if not keys:
+            return msgspec.structs.replace(findings, **{field: [factor * one for one in value]})
+        parts = value.copy()
+        for key in keys:
+            parts[key] = [factor * one for one in value[key]]
+        return msgspec.structs.replace(findings, **{field: parts})
+
+    return scale
+
+
+def list_checks(recorded: Runs) -> list[Check]:
+    """Return every check of a self-test. A defect moves the figure of the recorded one by twice the limit."""
+    known, measured, sockets = (recorded[name] for name in ("known_answers", "measure", "sockets"))
+    exposed_us, in_one_us, slow_us = (
+        checks.exposed_us(*given).value for given in ((known,), (known, "one_bucket"), (sockets,))
+    )
+    alone_us = statistics.median(known.extra_ns) / 1e3
+    repeated_us = statistics.median(step_us(measured, "ddp"))
+    slower = statistics.median(sockets.swept_ns) / statistics.median(known.swept_ns)
+    in_known = partial(changed, "known_answers")
+    of_larger = 2 * DIFFERENCE_TOLERANCE_FRACTION  # of the larger of the two figures
+    rounds = count_windows(ROUND_SHARES, NUM_ROUNDS)
+    socket_rounds = count_windows(SOCKET_ROUND_SHARES, NUM_ROUNDS)
+    return [
+        Check(
+            "two no-op series",
+            f"{checks.NO_OP_TOLERANCE_US:.0f} us",
+            str(rounds["no_op_hook_again"]),
+            lambda runs: checks.check_no_op_series(runs["known_answers"]),
+            [in_known(longer("no_op_hook_again", sign * 2 * checks.NO_OP_TOLERANCE_US)) for sign in (-1, 1)],
+        ),
+        Check(
+            "bucket cap of 100 MB",
+            f"at least x{checks.LARGE_BUCKET_RATIO} (defect: x1)",
+            str(rounds["one_bucket"]),
+            lambda runs: checks.check_large_bucket(runs["known_answers"]),
+            [in_known(longer("one_bucket", exposed_us - in_one_us))],
+        ),
+        Check(
+            "sockets",
+            f"at least x{checks.SOCKET_RATIO:.0f}, at most 1/{checks.SOCKET_BANDWIDTH_RATIO:.0f} (defects: x5, 1/1)",
+            f"{socket_rounds['ddp']} and {len(sockets.swept_ns)}",
+            lambda runs: checks.check_sockets(runs["known_answers"], runs["sockets"]),
+            [
+                changed("sockets", longer("ddp", checks.SOCKET_RATIO / 2 * exposed_us - slow_us)),
+                changed("sockets", scaled("swept_ns", checks.SOCKET_BANDWIDTH_RATIO / 2 / slower)),
+            ],
+        ),
+        Check(
+            "injected all-reduce",
+            percent(checks.INJECTED_TOLERANCE),
+            f"{rounds['extra']} and {ALL_REDUCE_WINDOWS}",
+            lambda runs: checks.check_injected(runs["known_answers"]),
+            [in_known(longer("extra", sign * 2 * checks.INJECTED_TOLERANCE * alone_us)) for sign in (-1, 1)],
+        ),
+        Check(
+            "the same point twice",
+            percent(checks.REPEAT_TOLERANCE),
+            f"{rounds['ddp']} and {NUM_ROUNDS}",
+            lambda runs: checks.check_repeat(runs["known_answers"], runs["measure"]),
+            [changed("measure", longer("ddp", sign * 2 * checks.REPEAT_TOLERANCE * repeated_us)) for sign in (-1, 1)],
+        ),
+        Check(
+            "two entry points",
+            f"{percent(DIFFERENCE_TOLERANCE_FRACTION)} or {DIFFERENCE_TOLERANCE_S * 1e6:.0f} us",
+            f"{rounds['ddp']} and {NUM_ROUNDS}",
+            lambda runs: checks.check_entry_points(runs["known_answers"], runs["measure"]),
+            [
+                changed("measure", longer("ddp", by_us))
+                for by_us in (-of_larger * exposed_us, of_larger / (1 - of_larger) * exposed_us)
+            ],
+        ),
+        Check(
+            "a rank asleep",
+            percent(checks.WAIT_TOLERANCE),
+            f"{SLEEP_PROFILES * len(known.wait_by_step_ns[0])} steps",
+            lambda runs: checks.check_straggler(runs["known_answers"]),
+            [
+                in_known(scaled("wait_by_step_ns", 1 - 2 * checks.WAIT_TOLERANCE, 1)),
+                in_known(scaled("wait_by_step_ns", 1 + 2 * checks.WAIT_TOLERANCE, 1)),
+                in_known(scaled("shortest_by_step_ns", 1 + 2 * checks.SHORTEST_RISE_TOLERANCE, 1)),
+            ],
+        ),
+        Check(
+            "sweep against a bare loop",
+            percent(checks.BARE_LOOP_TOLERANCE),
+            f"{ALL_REDUCE_WINDOWS} and {ALL_REDUCE_WINDOWS}",
+            lambda runs: checks.check_bare_loop(runs["known_answers"]),
+            [in_known(scaled("swept_ns", 1 + sign * 2 * checks.BARE_LOOP_TOLERANCE)) for sign in (-1, 1)],
+        ),
+        Check(
+            "parts against the wall clock",
+            percent(checks.CLOCK_PARTS_TOLERANCE),
+            f"6 to {PAIRS['large']}",
+            lambda runs: checks.check_parts(runs["known_answers"]),
+            [in_known(scaled("parts_share", 1 + sign * 2 * checks.CLOCK_PARTS_TOLERANCE)) for sign in (-1, 1)],
+        ),
+        *(
+            Check(
+                f"cost of the clock, {name} batch",
+                percent(CLOCK_TOLERANCE[name]),
+                pairs,
+                lambda runs, name=name: checks.check_clock(runs["known_answers"], name),  # type: ignore[misc]
+                [in_known(scaled("clock_windows", 1 + 2 * CLOCK_TOLERANCE[name], name))],
+                basis,
+            )
+            for name, pairs, basis in (
+                ("large", f"6 to {PAIRS['large']} pairs", "bootstrap"),
+                ("small", f"{PAIRS['small']} pairs of steps", "simulation"),
+            )
+        ),
+    ]
+
+
+def find_power(tested: Sequence[Check], recorded: Runs, small_steps_ns: Sequence[int], num_draws: int) -> list[Power]:
+    """Return the power of every check, from the same draws."""
+    generator = np.random.default_rng(7)
+    passes = dict.fromkeys((check.name for check in tested), 0)
+    fails = {check.name: [0] * len(check.defects) for check in tested}
+    for _ in range(num_draws):
+        runs = draw_runs(recorded, small_steps_ns, generator)
+        for check in tested:
+            passes[check.name] += check.run(runs).verdict == "pass"
+            for number, defect in enumerate(check.defects):
+                fails[check.name][number] += check.run(defect(runs)).verdict == "fail"
+    return [Power(check, passes[check.name] / num_draws, min(fails[check.name]) / num_draws) for check in tested]
+
+
+def estimate_time_s(recorded: Runs, small_steps_ns: Sequence[int]) -> list[tuple[str, str, float]]:
+    """Return the parts of a self-test on two GPUs: process, part and seconds, from the recorded times of windows."""
+    from pipeline.communication.interleaved_timing import LEAD_IN_STEPS  # imports torch
+
+    def rounds_s(name: str, shares: Mapping[str, float]) -> float:
+        findings = recorded[name]
+        num_steps = findings.steps_per_window + LEAD_IN_STEPS
+        counts = count_windows(shares, NUM_ROUNDS)
+        return sum(n * num_steps * statistics.median(step_us(findings, one)) / 1e6 for one, n in counts.items())
+
+    known, sockets = recorded["known_answers"], recorded["sockets"]
+    generator = np.random.default_rng(7)
+    num_large = statistics.fmean(len(draw_large_pairs(known, generator)) for _ in range(100))
+    large_s = statistics.median(known.unmarked_windows["large"]) / 1e9
+    isolated_ns = 2 * statistics.median(known.swept_ns) + statistics.median(known.extra_ns)
+    return [
+        ("known answers", "start, profiles of a sleeping rank", PROCESS_S + 2 * SLEEP_PROFILES * PAUSES_S),
+        ("", "rounds", rounds_s("known_answers", ROUND_SHARES)),
+        ("", f"clock, large batch: {num_large:.0f} pairs", 2 * num_large * large_s),
+        ("", "clock, small batch", 2 * PAIRS["small"] * (statistics.median(small_steps_ns) / 1e9 + SHORT_EPOCH_S)),
+        ("", "isolated all-reduces", ALL_REDUCE_WINDOWS * CALLS_PER_WINDOW * isolated_ns / 1e9),
+        ("measure: communication", "start", PROCESS_S),
+        ("", "rounds", rounds_s("measure", dict.fromkeys(EXPOSED_VARIANTS, 1.0))),
+        ("sockets", "start", PROCESS_S),
+        ("", "rounds", rounds_s("sockets", SOCKET_ROUND_SHARES)),
+        (
+            "",
+            "isolated all-reduces",
+            len(sockets.swept_ns) * CALLS_PER_WINDOW * statistics.median(sockets.swept_ns) / 1e9,
+        ),
+    ]
+
+
+def percent(share: float, num_digits: int = 0) -> str:
+    """Return a share in per cent."""
+    return f"{100 * share:.{num_digits}f} %"
+
+
+def render_power(powers: Sequence[Power]) -> str:
+    """Return the table of the power."""
+    rows = [
+        [check.name, check.limit, check.windows, percent(passes, 1), percent(fails, 1), check.basis]
+        for check, passes, fails in powers
+    ]
+    return table(rows, ["check", "limit", "windows", "P(pass, right)", "P(fail, twice the limit)", "basis"])
+
+
+def render_time(parts: Sequence[tuple[str, str, float]]) -> str:
+    """Return the table of the estimated time, with its sum."""
+    rows = [[process, part, f"{time_s:.0f}"] for process, part, time_s in parts]
+    return table([*rows, ["", "sum", f"{sum(time_s for *_, time_s in parts):.0f}"]], ["process", "part", "s"])
+
+
+def table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
+    """Return a table in Markdown."""
+    return tabulate.tabulate(rows, headers=headers, tablefmt="pipe", disable_numparse=True)
+
+
+def main() -> None:
+    """Print the tables."""
+    recorded, small_steps_ns = read_recorded(), read_small_steps_ns()
+    print(render_power(find_power(list_checks(recorded), recorded, small_steps_ns, NUM_DRAWS)))
+    print(render_time(estimate_time_s(recorded, small_steps_ns)), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

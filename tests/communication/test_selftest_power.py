@@ -1,0 +1,91 @@
+"""Each check of the self-test can decide: it passes on a sound instrument and fails under twice its limit."""
+
+import numpy as np
+import pytest
+from bench_selftest import NUM_DRAWS, Check, Power, find_power, list_checks
+from conftest import ROOT
+from drawn_selftests import Runs, read_recorded, read_small_steps_ns
+from published_pages import shown_rows
+
+from pipeline.communication.selftest_checks import check_answers, difference, estimate_median
+
+DRAWS = 200
+LEAST = 0.845  # 90 % less 2.6 standard errors of the share of 200 draws
+TRUST = (ROOT / "docs/trust.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Runs:
+    return read_recorded()
+
+
+@pytest.fixture(scope="module")
+def checks(recorded: Runs) -> list[Check]:
+    return list_checks(recorded)
+
+
+@pytest.fixture(scope="module")
+def powers(recorded: Runs, checks: list[Check]) -> list[Power]:
+    return find_power(checks, recorded, read_small_steps_ns(), DRAWS)
+
+
+def test_each_check_passes_where_the_instrument_is_right(powers: list[Power]) -> None:
+    assert {check.name: passes for check, passes, _ in powers if passes < LEAST} == {}
+
+
+def test_each_check_fails_under_a_defect_of_twice_its_limit(powers: list[Power]) -> None:
+    assert {check.name: fails for check, _, fails in powers if fails < LEAST} == {}
+
+
+def test_every_check_of_the_self_test_is_among_them(recorded: Runs, checks: list[Check]) -> None:
+    assert [check.name for check in checks] == [answer.check for answer in check_answers(recorded)]
+
+
+@pytest.mark.parametrize(
+    ("name", "figure", "moved"),
+    [
+        ("two no-op series", "difference_us", (-40, 40)),
+        ("injected all-reduce", "ratio", (-0.4, 0.4)),
+        ("the same point twice", "ratio", (-0.02, 0.02)),
+        ("sweep against a bare loop", "ratio", (-0.0977, 0.0977)),  # 10 % of a ratio of 0.977
+        ("parts against the wall clock", "ratio", (-0.02, 0.02)),
+        ("cost of the clock, large batch", "cost", (0.02,)),
+        ("cost of the clock, small batch", "cost", (0.0615,)),  # 6 % of a window that is 1.025 times the unmarked one
+    ],
+)
+def test_a_defect_moves_the_figure_by_twice_the_limit(
+    recorded: Runs, checks: list[Check], name: str, figure: str, moved: tuple[float, ...]
+) -> None:
+    (check,) = (check for check in checks if check.name == name)
+    right = check.run(recorded).figures[figure]
+    by_defect = sorted(check.run(defect(recorded)).figures[figure] - right for defect in check.defects)
+    assert by_defect == pytest.approx(moved, rel=0.01)
+
+
+def test_the_entry_points_are_equal_and_a_defect_sets_them_apart_by_twice_the_limit(
+    recorded: Runs, checks: list[Check]
+) -> None:
+    (check,) = (check for check in checks if check.name == "two entry points")
+    assert check.run(recorded).figures["difference_us"] == pytest.approx(0, abs=1e-3)
+    for defect in check.defects:
+        figures = check.run(defect(recorded)).figures
+        assert abs(figures["difference_us"]) == pytest.approx(2 * figures["limit_us"], rel=1e-3)
+
+
+def test_a_difference_of_separate_medians_holds_the_truth_as_often_as_its_interval_says() -> None:
+    """Two entry points of equal medians, one with twice the noise of the other."""
+    generator = np.random.default_rng(7)
+    apart = (
+        difference(*(estimate_median(generator.normal(0, noise, n).tolist()) for noise, n in ((25, 135), (50, 300))))
+        for _ in range(1000)
+    )
+    assert sum(one.interval.contains(0) for one in apart) >= 975
+
+
+def test_the_docs_show_every_check_with_its_limit_and_its_windows(checks: list[Check]) -> None:
+    rows = shown_rows(TRUST, "**How often a check decides.**")
+    assert [[*row[:3], row[5]] for row in rows] == [
+        [check.name, check.limit, check.windows, check.basis] for check in checks
+    ]
+    assert min(float(share.removesuffix(" %")) for row in rows for share in row[3:5]) >= 90
+    assert f"({NUM_DRAWS:,} draws, seeded)" in TRUST
