@@ -4,7 +4,13 @@ import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.experiment.axis_groups import PEAK_MEMORY_MAY_DIFFER, PROCESS_MAY_DIFFER, alike_key, without_repeat
+from pipeline.experiment.axis_groups import (
+    BASELINE_MAY_DIFFER,
+    PEAK_MEMORY_MAY_DIFFER,
+    PROCESS_MAY_DIFFER,
+    alike_key,
+    without_repeat,
+)
 from pipeline.experiment.measurement import DeviceMemory
 from pipeline.experiment.spec import Spec
 
@@ -12,25 +18,28 @@ ORDER_SEED = 0
 
 
 def pack_elements(specs: Sequence[Spec], points_per_element: int) -> list[list[Spec]]:
-    """Pack the points into elements of up to `points_per_element`, which run one after another.
-
-    With one point per element, points keep the grid's order. Otherwise points that can share processes are neighbours,
-    in one block per process layout and repeat. The order of and within blocks is random with a fixed seed, so that
-    drift (clocks, heat, other jobs) does not correlate with an axis. Probes run last, by batch size, so that the first
-    OOM comes before larger batches. The manifest records the order.
-    """
-    ordered = list(specs) if points_per_element == 1 else sorted(specs, key=order_key)
+    """Pack the points into elements of up to `points_per_element`, which run one after another (see order_key)."""
+    ordered = sorted(specs, key=lambda spec: order_key(spec, may_share=points_per_element > 1))
     return [ordered[start : start + points_per_element] for start in range(0, len(ordered), points_per_element)]
 
 
-def order_key(spec: Spec) -> tuple[bool, int, bytes, tuple[int, int], bool, bytes]:
-    """Return the sort key of a point (see pack_elements)."""
+def order_key(spec: Spec, *, may_share: bool) -> tuple[bool, int, tuple[int, int], bytes, int, bytes, bytes]:
+    """Return the sort key of a point. `may_share` says if points of one element can share processes.
+
+    A repeat of all points ends before the next one begins. In it a baseline runs right before the points that are
+    compared with it; points that share processes are neighbours, in one block per process layout. The rest of the order
+    is random with a fixed seed. So drift (clocks, heat, other jobs) neither becomes a speed-up nor correlates with an
+    axis. Probes run last, by batch size, so that the first OOM comes before larger batches. The manifest records the
+    order.
+    """
+    block = PROCESS_MAY_DIFFER if may_share and may_share_processes(spec) else ()
     return (
         spec.is_probe,
         spec.batch_size_per_gpu if spec.is_probe else 0,
-        random_order_key(process_layout(spec)),
         (spec.repeat, spec.seed),
-        not may_share_processes(spec),
+        random_order_key(alike_key(spec, (*BASELINE_MAY_DIFFER, *block))),
+        spec.num_gpus,
+        random_order_key(process_layout(spec)),
         random_order_key(spec.run_id()),
     )
 

@@ -287,10 +287,16 @@ def selected_run_ids(points: Sequence[Spec], only: Sequence[str]) -> set[str]:
 def plan_arrays(
     todo: Sequence[Spec], resources: Resources, cluster: Cluster, submit_options: SubmitOptions
 ) -> list[PlannedArray]:
-    """Return the arrays: one for each resource shape, split to MaxArraySize. Points on several nodes are not packed."""
+    """Return the arrays: one for each resource shape, split to MaxArraySize. Points on several nodes are not packed.
+
+    Points that are not packed keep the grid's order.
+    """
     arrays = []
     for shape, specs in group_by_shape(todo).items():
-        packed = packing.pack_elements(specs, submit_options.points_per_element if shape.num_nodes == 1 else 1)
+        is_packed = submit_options.points_per_element > 1 and shape.num_nodes == 1
+        packed = (
+            packing.pack_elements(specs, submit_options.points_per_element) if is_packed else [[spec] for spec in specs]
+        )
         request = slurm_request.build_request(
             shape, resources, submit_options.slurm_options, cluster.nodes, submit_options.max_parallel
         )

@@ -5,6 +5,7 @@ from factories import make_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.experiment.grid import expand_grid
 from pipeline.experiment.packing import pack_elements
 from pipeline.experiment.resources import Resources
 from pipeline.experiment.spec import Spec
@@ -32,8 +33,56 @@ def test_every_point_is_in_one_element_and_elements_are_full_but_the_last(most: 
     assert 1 <= len(elements[-1]) <= most
 
 
-def test_points_that_are_alone_keep_the_order_of_the_grid() -> None:
-    assert pack_elements([*PROBES, *POINTS], 1) == [[spec] for spec in [*PROBES, *POINTS]]
+def test_points_that_are_alone_in_their_job_keep_the_order_of_the_grid() -> None:
+    points = [*PROBES, *POINTS]
+    arrays = plan_arrays(
+        points, Resources(), Cluster("slurm", None, 1001, 0, []), SUBMIT_OPTIONS._replace(points_per_element=1)
+    )
+    assert [array.elements for array in arrays] == [[[spec] for spec in points]]
+
+
+def runs_of(points: Sequence[Spec], points_per_element: int) -> list[tuple[str, int, int]]:
+    """The points in the order in which this machine runs them: strategy, batch size per GPU and repeat."""
+    ordered = [spec for element in pack_elements(points, points_per_element) for spec in element]
+    return [(spec.strategy, spec.batch_size_per_gpu, spec.repeat) for spec in ordered]
+
+
+@pytest.mark.parametrize("points_per_element", [1, 4, 7])
+def test_a_baseline_runs_right_before_its_points_and_every_repeat_begins_anew(points_per_element: int) -> None:
+    """With two batch sizes and two repeats: baseline and point of each batch size, then all of them again."""
+    points = [
+        make_spec(strategy=strategy, num_gpus=num_gpus, batch_size_per_gpu=size, repeat=repeat, memory_limit_gib=1)
+        for strategy, num_gpus in (("single", 1), ("ddp", 2))
+        for size in (32, 128)
+        for repeat in (0, 1)
+    ]
+    ran = runs_of(points, points_per_element)
+    assert [repeat for _, _, repeat in ran] == [0] * 4 + [1] * 4
+    assert [strategy for strategy, _, _ in ran] == ["single", "ddp"] * 4
+    assert [size for _, size, _ in ran[::2]] == [size for _, size, _ in ran[1::2]]
+    assert {size for _, size, _ in ran[:4]} == {32, 128}
+
+
+def test_points_that_share_processes_stay_one_block_and_that_of_the_baselines_is_next_to_it() -> None:
+    two = [make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=size) for size in SIZES]
+    ran = runs_of([*two, *POINTS], 20)
+    assert [strategy for strategy, _, _ in ran] == ["single"] * 10 + ["ddp"] * 10
+    assert (
+        runs_of([*two, *POINTS], 1) != ran
+    )  # each has its own processes, so the points of a batch size are neighbours
+    assert [strategy for strategy, _, _ in runs_of([*two, *POINTS], 1)] == ["single", "ddp"] * 10
+
+
+@pytest.mark.parametrize("points_per_element", [1, 4])
+def test_the_smoke_grid_runs_a_baseline_right_before_the_point_that_is_compared_with_it(
+    points_per_element: int,
+) -> None:
+    points = [spec for spec in expand_grid("smoke").points if spec.measure == "epochs" and not spec.is_probe]
+    ran = runs_of(points, points_per_element)
+    assert len(ran) == 6
+    assert [(one[0], two[0], one[1] == two[1]) for one, two in zip(ran[::2], ran[1::2], strict=True)] == [
+        ("single", "ddp", True)
+    ] * 3
 
 
 def test_packed_points_are_in_an_order_that_follows_no_axis_and_is_the_same_again() -> None:
