@@ -124,7 +124,7 @@ def scaling_notes(
 ) -> list[Note]:
     """Return the notes on the speed-up of a point on several GPUs.
 
-    It is superlinear if its whole interval is above N.
+    Above N it is superlinear if its whole interval is above N, else the noise is larger than the gap to N.
     """
     notes = [*baseline.notes]
     if interval and baseline.point:
@@ -133,8 +133,10 @@ def scaling_notes(
             notes.append(make_note("baseline_runs", n=len(baseline.point.ok_records)))
     if interval and interval.contains(1):
         notes.append(make_note("no_difference"))
-    if speedup is not None and (interval.low if interval else speedup) > point.spec.num_gpus:
-        notes.append(make_note("superlinear"))
+    num_gpus = point.spec.num_gpus
+    if speedup is not None and speedup > num_gpus:
+        is_noise = interval is not None and interval.low <= num_gpus
+        notes.append(make_note("superlinear_is_noise", num_gpus=num_gpus) if is_noise else make_note("superlinear"))
     if serial_fraction is not None and serial_fraction > 1:
         notes.append(make_note("serial_fraction_above_1"))
     return notes

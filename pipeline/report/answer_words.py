@@ -25,6 +25,7 @@ WEAKENING_NOTES = {
     "unusual_gpu": "on {ours[0]}",
     "baseline_runs": "baseline n = {n}",
     "no_difference": "no difference is shown",
+    "superlinear_is_noise": "the noise is larger than the gap to {num_gpus}",
     "exposure_may_be_zero": "0 lies inside the interval",
 }
 """Kind of note -> the words for it in an answer."""
@@ -77,6 +78,11 @@ def interval_of(row: Row, figure: str, unit: str = "", name: str = "interval", o
     decimals = num_decimals(row, figure, unit)
     basis = basis_of(row) if one_basis else ""
     return f"{name} {low:,.{decimals}f} to {high:,.{decimals}f}{unit.replace('_', ' ')}{basis}, "
+
+
+def possible_part(value: float | None, low: float | None, most: float) -> tuple[float, float] | None:
+    """Return the part of a figure's interval that can be, if the figure itself is above the most that can be."""
+    return (low, most) if value is not None and low is not None and low <= most < value else None
 
 
 def num_decimals(row: Row, figure: str, unit: str) -> int:

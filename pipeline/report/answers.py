@@ -14,10 +14,12 @@ from pipeline.report.answer_words import (
     NO_RESULT,
     PART,
     RUN,
+    between,
     figure_of,
     interval_of,
     not_answered,
     percent,
+    possible_part,
     source_of,
     submit_again,
 )
@@ -148,7 +150,7 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
     fit, left_out_rows = of_one_gpu_model(fit, unusual_model)
     most = max(row["num_gpus"] for row in fit)
     largest = [row for row in fit if row["num_gpus"] == most]
-    best = max(largest, key=lambda row: (row.scaling == "weak", row.speedup or 0))
+    best = max(largest, key=lambda row: (row.scaling == "weak", min(row.speedup or 0, most), row.speedup_low or 0))
     said = describe_speedup(best, fit)
     rivals = sum(row.scaling == best.scaling for row in largest)
     said += f", the best of {rivals} usable rows on {most} GPUs.{caveat}" if rivals > 1 else f".{caveat}"
@@ -160,13 +162,19 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
 
 
 def describe_speedup(row: Q2Row, rows: Sequence[Q2Row]) -> str:
-    """Return the speed-up of a row in words, with efficiency, interval and source."""
-    one_basis = "baseline_runs" not in map(kind_of, row.notes)
-    ends = interval_of(row, "speedup", name="speed-up interval", one_basis=one_basis)
+    """Return the speed-up of a row in words, with efficiency, interval and source.
+
+    In place of a speed-up above N it is the possible part of the interval; a note says that the rest is noise.
+    """
+    num_gpus, one_basis = row["num_gpus"], "baseline_runs" not in map(kind_of, row.notes)
+    speedup, efficiency, name = figure_of(row, "speedup"), percent(row.parallel_efficiency), "speed-up interval"
+    if part := possible_part(row.speedup, row.speedup_low, num_gpus):
+        speedup, efficiency = f"{part[0]:.2f} to {num_gpus}", between(part[0] / num_gpus, 1)
+        name = f"the possible part of the {name}"
+    ends = interval_of(row, "speedup", name=name, one_basis=one_basis)
     return (
-        f"{row['num_gpus']} GPUs with {row['strategy'].upper()} are {figure_of(row, 'speedup')} times as fast as one "
-        f"(efficiency {percent(row.parallel_efficiency)}, {ends}{row.scaling} scaling, "
-        f"{source_of(row, rows, 'strategy')})"
+        f"{num_gpus} GPUs with {row['strategy'].upper()} are {speedup} times as fast as one "
+        f"(efficiency {efficiency}, {ends}{row.scaling} scaling, {source_of(row, rows, 'strategy')})"
     )
 
 

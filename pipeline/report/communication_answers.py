@@ -11,6 +11,7 @@ from pipeline.report.answer_words import (
     describe_own,
     not_answered,
     percent,
+    possible_part,
     source_of,
     submit_again,
 )
@@ -55,16 +56,26 @@ def answer_communication(tables: Tables) -> str:
 
 def compare_subtraction(rows: Sequence[Q3Row], subtracted: Sequence[Q3Row]) -> str:
     """Return what subtraction says where communication was measured too; empty if no row has both."""
-    both = [row for row in rows if row.exposed_comm_time_s is not None]
+    both = [row for row in rows if describe_measured_share(row)]
     if not both:
         return ""
     row = max(both, key=subtracted_share)
-    share = percent((row.exposed_comm_time_s or 0.0) / (row.epoch_time_s or 1.0), 1)
+    where = f"where {describe_measured_share(row)} ({describe_own(row, subtracted)})"
+    return f" Subtraction says {percent(subtracted_share(row))} of the epoch {where}."
+
+
+def describe_measured_share(row: Q3Row) -> str:
+    """Return in words the share of the epoch that was measured; empty if it was not, or is more than the epoch.
+
+    Epoch and communication were measured apart, so the noise of one may make a share above 1.
+    """
+    exposed_s, low_s, epoch_s = row.exposed_comm_time_s, row.exposed_comm_time_low_s, row.epoch_time_s or 1.0
+    if part := possible_part(exposed_s, low_s, epoch_s):
+        return f"{between(part[0] / epoch_s, 1)} is measured: the noise is larger than the gap to the whole epoch"
+    if exposed_s is None or exposed_s > epoch_s:
+        return ""
     noise = ", inside the noise" if "measured_exposure_is_noise" in map(kind_of, row.notes) else ""
-    where = describe_own(row, subtracted)
-    return (
-        f" Subtraction says {percent(subtracted_share(row))} of the epoch where {share} is measured{noise} ({where})."
-    )
+    return f"{percent(exposed_s / epoch_s, 1)} is measured{noise}"
 
 
 def describe_measured(rows: Sequence[CommunicationRow], measured: Sequence[CommunicationRow]) -> str:

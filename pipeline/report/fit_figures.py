@@ -21,6 +21,7 @@ UNFIT_FIGURES: dict[str, tuple[str, ...]] = {
     "loader_bound": (*SPEEDUPS, *SUBTRACTIONS),
     "baseline_gpu_model": (*SPEEDUPS, *SUBTRACTIONS),  # a faster GPU is no speed-up
     "superlinear": SPEEDUPS,  # an efficiency above 1, and with it a Karp-Flatt fraction below 0
+    "superlinear_is_noise": ("serial_fraction_karp_flatt",),  # an answer gives the possible part of the speed-up
     "serial_fraction_above_1": ("serial_fraction_karp_flatt",),
     "bandwidth_above_link": SUBTRACTIONS,
     "subtraction_is_noise": SUBTRACTIONS,

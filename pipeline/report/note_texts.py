@@ -97,6 +97,9 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "no_difference": "no difference from the baseline: 1 lies inside the interval",
     "baseline_runs": "baseline: n = {n}, so the interval of the speed-up is not between runs alone",
     "superlinear": "efficiency above 1: noise, a slow baseline, or a difference other than the number of GPUs",
+    "superlinear_is_noise": (
+        "the speed-up is above {num_gpus}, which lies inside its interval: the noise is larger than the gap"
+    ),
     "subtraction_is_noise": "0 lies inside the interval of T(N) - T(1)/N: subtraction shows no communication",
     "subtraction_fails": "T(N) <= T(1)/N: subtraction cannot show the communication",
     "serial_fraction_above_1": "Karp-Flatt above 1: slower than one GPU, so the loss is overhead, not a serial part",

@@ -162,6 +162,57 @@ def test_a_speed_up_that_cannot_be_is_named_with_what_is_wrong_and_what_to_do() 
     assert_says(answer, "cannot be used: the efficiency is above 1", "--grid scaling --repeats 3`")
 
 
+@pytest.mark.parametrize(
+    ("fastest", "slowest", "said"),
+    [
+        (10 / 2.91, 10 / 1.99, "1.99 to 2 times as fast as one (efficiency 99.5 to 100.0 %, the possible part of the"),
+        (10 / 2.91, 10 / 2.01, "Not answered here: 1 of 1 row with a speed-up cannot be used: the efficiency is above"),
+    ],
+    ids=["in part", "not at all"],
+)
+def test_of_a_speed_up_above_n_the_answer_gives_the_part_that_can_be(fastest: float, slowest: float, said: str) -> None:
+    """One GPU takes 10 s in each window, two take 10/2.46 s at the median: 2.46 times as fast, 2.91 at most."""
+    two_s = [fastest, *[10 / 2.46] * 4, slowest]
+    found = [windowed([10.0] * 6, 128), windowed(two_s, 128, 2)]
+    answer = answers_of(*found)["Q2"]
+    assert_says(answer, said)
+    assert "2.46" not in answer
+    assert ("speed-up interval 1.99 to 2.91 within one run" in answer) is ("1.99 to 2" in said)
+    assert ("the noise is larger than the gap to 2" in answer) is ("1.99 to 2" in said)
+    (row,) = [row for row in build(*found).Q2 if row["num_gpus"] == 2]
+    assert row.speedup == pytest.approx(2.46), "the table has what was measured"
+    assert_says(row["note"], "above 2, which lies inside its interval" if "1.99" in said else "efficiency above 1")
+
+
+def test_of_two_speed_ups_above_n_the_better_known_is_the_answer() -> None:
+    """2.2 (1.95 to 2.3) and 2.6 (1.5 to 2.9): no more than 2 can be true of both."""
+    found = [windowed([10.0] * 6, size) for size in (128, 512)]
+    found += [windowed([10 / most, *[10 / middle] * 4, 10 / least], size, 2) for size, most, middle, least in WIDE]
+    assert_says(answers_of(*found)["Q2"], "1.95 to 2 times as fast as one", "128 per GPU", "the best of 2 usable rows")
+
+
+WIDE = [(128, 2.3, 2.2, 1.95), (512, 2.9, 2.6, 1.5)]
+
+
+@pytest.mark.parametrize(
+    ("exposed_us", "said"),
+    [
+        ((20_000,) * 6, "where 78.2 % is measured (ddp"),  # 391 steps of 20 ms: 7.82 of 10 s
+        (
+            (20_000, 30_000, 30_000, 30_000, 30_000, 30_000),
+            "where 78.2 to 100.0 % is measured: the noise is larger than",
+        ),
+        ((30_000,) * 6, None),
+    ],
+)
+def test_a_measured_share_is_never_above_1(exposed_us: tuple[float, ...], said: str | None) -> None:
+    """An epoch of DDP takes 10 s. Communication was measured apart, with 391 steps an epoch."""
+    epochs = [timed(12, 64), make_record(make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=64), (9, 10))]
+    answer = answers_of(*epochs, make_communication_record(point(batch_size_per_gpu=64), measured(*exposed_us)))["Q3"]
+    assert (" Subtraction says 40 % of the epoch" in answer) is (said is not None)
+    assert_says(answer, said or "of a step of")
+
+
 def test_the_best_row_names_its_rivals_and_the_rows_left_out() -> None:
     found = [timed(8, 128), timed(8, 256), timed(8, 512), timed(5, 128, 2), timed(4.5, 256, 2), timed(3.2, 512, 2)]
     answer = answers_of(*found)["Q2"]
