@@ -86,16 +86,15 @@ def split_exposed(exposed: MedianTime | None, comm_s: float | None, floor_s: flo
     """Return the share of communication that compute hides. If more is exposed than `comm_s`, return the launch time.
 
     The launch time is exposed communication minus `comm_s`, a cost of the host. Both are None if exposed communication
-    is noise and the noise floor is at least `comm_s`, or if exposed communication is negative beyond noise. The
-    interval of the share is computed from that of exposed communication, limited to the range from 0 to `comm_s`. It
-    takes `comm_s` as exact.
+    is noise or negative. The interval of the share is computed from that of exposed communication, limited to the range
+    from 0 to `comm_s`. It takes `comm_s` as exact.
     """
     hidden = low = high = launch_s = None
-    if exposed is not None and comm_s and not (is_within_noise(exposed, floor_s) and (floor_s or 0.0) >= comm_s):
+    if exposed is not None and exposed.value_s >= 0 and comm_s and not is_within_noise(exposed, floor_s):
         if exposed.value_s > comm_s:
             launch_s = exposed.value_s - comm_s
-        elif exposed.value_s >= 0 or is_within_noise(exposed, floor_s):
-            hidden = 1 - max(exposed.value_s, 0.0) / comm_s
+        else:
+            hidden = 1 - exposed.value_s / comm_s
             if exposed.interval:
                 ends_s = (exposed.interval.high, exposed.interval.low)
                 low, high = (1 - min(max(end_s, 0.0), comm_s) / comm_s for end_s in ends_s)

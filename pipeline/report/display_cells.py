@@ -92,7 +92,7 @@ def figure_cells(figure: Figure, rows: Sequence[Row], decimals: int | None) -> l
 def format_cell(figure: Figure, row: Row, decimals: int | None) -> str:
     """Return the number, with its interval if the figure has one; empty if it is not known, and why if a note says.
 
-    Minimum and maximum of one run are no interval.
+    Minimum and maximum of one run are no interval. A number that noise hides is "<" and the noise.
     """
     raw = row[figure.key]
     if raw is None and any(note.kind == "not_stated" and figure.key in note.values["figures"] for note in row.notes):
@@ -100,7 +100,9 @@ def format_cell(figure: Figure, row: Row, decimals: int | None) -> str:
     if isinstance(raw, str | list | bool):
         words = CELL_WORDS.get(figure.key, {}) if decimals is not None else {}
         return words.get(str(raw)) or format_axis(raw)
-    value = figure.value(row)
+    value, noise = figure.value(row), figure.noise_of(row)
+    if noise is not None and decimals is not None:
+        return f"<{noise:.3g}"
     if value is None:
         return figure.absent(row) if figure.absent else ""
     if decimals is None or not math.isfinite(value) or abs(value) >= 1e9:

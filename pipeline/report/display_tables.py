@@ -217,9 +217,10 @@ def columns_that_fit(widths: Sequence[int], always: Sequence[int], taken: Sequen
 
 
 def is_shown(figure: Figure, rows: Sequence[Row], hides_zeros: bool) -> bool:
-    """True if the figure is known for some row, and, if asked for, is not 0; or if it is named as absent."""
+    """True if the figure is known for some row, and, if asked for, is not 0; or if it is named as absent or noise."""
     known = any(row[figure.key] is not None and (row[figure.key] or not hides_zeros) for row in rows)
-    return known or (figure.absent is not None and any(map(figure.absent, rows)))
+    is_noise = any(figure.noise_of(row) is not None for row in rows)
+    return known or is_noise or (figure.absent is not None and any(map(figure.absent, rows)))
 
 
 def width_of(column: Column) -> int:

@@ -108,8 +108,8 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     ),
     "ring_assumed": "a ring is assumed, which DataParallel does not use",
     # communication
-    "exposure_is_noise": "exposed communication is not larger than the noise",
-    "measured_exposure_is_noise": "measured exposed communication is not larger than its noise",
+    "exposure_is_noise": "exposed communication is not larger than the noise: no hidden share is stated",
+    "measured_exposure_is_noise": "measured exposed communication is not larger than its noise of {noise_s:.3g} s",
     "exposure_may_be_zero": "0 lies inside the interval of exposed communication",
     "exposure_negative": "DDP was faster than DDP with the no-op hook; the records do not say why",
     "exposure_drifted": "exposed communication went from {before_us:.0f} to {after_us:.0f} us during the measurement",

@@ -160,7 +160,7 @@ def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tu
     """Return the measured exposed communication of an epoch's steps, and notes on it; None if no point matches.
 
     A point on another GPU model does not match. If several points of `measured` match, the one with the most rounds
-    counts.
+    counts. A negative difference is no time, so it is None.
     """
     alike = (other for other in measured if differ_only_in_measurement(point.spec, other.spec))
     matches = [other for other in alike if other.is_on_gpus_of(point)]
@@ -168,9 +168,13 @@ def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tu
     exposed, floor_s = exposed_time(communications_of(match.ok_records)) if match else (None, None)
     if match is None or exposed is None or not point.spec.is_whole_epoch:
         return None, []
-    notes = [make_note("measured_exposure_is_noise")] if is_within_noise(exposed, floor_s) else []
+    num_steps, notes = point.spec.full_steps_per_epoch, []
+    if floor_s is not None and is_within_noise(exposed, floor_s):
+        notes.append(make_note("measured_exposure_is_noise", noise_s=floor_s * num_steps))
+    elif exposed.value_s < 0:
+        notes.append(make_note("exposure_negative"))
     notes += point.difference_notes("measured communication", match)
-    return exposed.times(point.spec.full_steps_per_epoch), notes
+    return exposed.times(num_steps) if exposed.value_s >= 0 else None, notes
 
 
 def q4_rows(point: PooledPoint) -> list[Q4Row]:

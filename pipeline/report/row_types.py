@@ -135,7 +135,7 @@ class Q1Row(TimedRow, frozen=True, kw_only=True):
     energy_j: Annotated[Joules, "Energy of all GPUs used, without the host."] = None
     energy_per_sample_j: Annotated[Joules, "Energy per training sample."] = None
     sm_clock_mhz: Annotated[float | None, Unit("MHz"), "Clock of the slowest GPU."] = None
-    host_cpu_share: Annotated[Ratio, "Busy share of the CPUs of the busiest node."] = None
+    host_cpu_share: Annotated[Ratio, "Busy share of the CPUs of the busiest node, cut to 0 to 1."] = None
 
 
 class Q2Row(TimedRow, frozen=True, kw_only=True):
@@ -261,9 +261,10 @@ class CommunicationRow(PointRow, frozen=True, kw_only=True):
     ddp_overhead_time_high_s: Seconds = None
     noise_floor_time_s: Annotated[Seconds, "Larger absolute end of the interval of DDP minus an equal DDP."] = None
     comm_time_s: Annotated[Seconds, "Shortest time of each all-reduce over ranks, summed over buckets."] = None
-    hidden_share: Annotated[Ratio, "1 - exposed/comm."] = None
+    hidden_share: Annotated[Ratio, "1 - exposed/comm; not stated where exposed is not larger than the noise."] = None
     hidden_share_low: Annotated[
-        Ratio, "Lower end of the interval of hidden_share, from that of exposed_comm_time_s."
+        Ratio,
+        "Lower end of the interval of hidden_share, from that of exposed_comm_time_s; both ends are cut to 0 to 1.",
     ] = None
     hidden_share_high: Ratio = None
     collective_launch_time_s: Annotated[Seconds, "exposed - comm where that is above 0."] = None

@@ -14,7 +14,8 @@ class Figure(NamedTuple):
     """A figure of a table: its heading with the unit, its key, and the factor or the other key for that unit.
 
     `low` and `high` are the keys of an interval that stands behind the number. `absent` names a number that a row
-    cannot have. `remark` is a sentence for the legend, where the figure is known.
+    cannot have. `noise` returns the noise that hides the number, in the unit of the key: the cell is "<noise". `remark`
+    is a sentence for the legend, where the figure is known.
     """
 
     heading: str
@@ -24,11 +25,20 @@ class Figure(NamedTuple):
     low: str = ""
     high: str = ""
     absent: Callable[[Row], str] | None = None
+    noise: Callable[[Row], float | None] | None = None
     remark: str = ""
 
     def value(self, row: Row, key: str = "") -> float | None:
         """Return the number in the unit of the column; None if it is not known."""
-        value, divisor = row[key or self.key], row[self.over] if self.over else 1
+        return self.in_unit(row, row[key or self.key])
+
+    def noise_of(self, row: Row) -> float | None:
+        """Return the noise that hides the number, in the unit of the column; None if none hides it."""
+        return self.in_unit(row, self.noise(row) if self.noise else None)
+
+    def in_unit(self, row: Row, value: float | None) -> float | None:
+        """Return a value of the key's unit in the unit of the column."""
+        divisor = row[self.over] if self.over else 1
         return self.factor * value / divisor if value is not None and divisor else None
 
 
@@ -101,6 +111,24 @@ def why_no_time(row: Row) -> str:
     if row["reached"] == NEVER_REACHED:
         return "never"
     return "other GPU" if row["reached"] and row["num_timed"] == 0 else ""
+
+
+def subtraction_noise_s(row: Row) -> float | None:
+    """Return the upper end of the interval of T(N) - T(1)/N if 0 lies inside it."""
+    low_s, high_s = row["comm_time_subtraction_low_s"], row["comm_time_subtraction_high_s"]
+    return high_s if low_s is not None and low_s <= 0 else None
+
+
+def step_noise_s(row: Row) -> float | None:
+    """Return the noise of a step's exposed communication if that is not larger."""
+    is_noise = any(note.kind == "exposure_is_noise" for note in row.notes)
+    return row["noise_floor_time_s"] if is_noise else None
+
+
+def exposure_noise_s(row: Row) -> float | None:
+    """Return the noise of an epoch's measured exposed communication if that is not larger."""
+    noises_s = (note.values["noise_s"] for note in row.notes if note.kind == "measured_exposure_is_noise")
+    return next(noises_s, None)
 
 
 def full_definition(table: str, row_class: type[Row]) -> TableDefinition:
@@ -198,7 +226,7 @@ TABLE_DEFINITIONS = (
         (
             Figure("step [ms]", "step_time_s", 1e3),
             estimate("exposed communication [us]", "exposed_comm_time_s", 1e6),
-            Figure("of step [%]", "exposed_comm_time_s", 100, over="step_time_s"),
+            Figure("of step [%]", "exposed_comm_time_s", 100, "step_time_s", noise=step_noise_s),
             Figure("hidden [%]", "hidden_share", 100, remark="Hidden is a share of the all-reduce time."),
             Figure("launch [us]", "collective_launch_time_s", 1e6),
             Figure("noise [us]", "noise_floor_time_s", 1e6, remark="Exposed time below the noise says nothing."),
@@ -230,9 +258,9 @@ TABLE_DEFINITIONS = (
         (
             EPOCH_TIME,
             Figure("T(1)/N [s]", "compute_time_subtraction_s"),
-            estimate("T(N) - T(1)/N [s]", "comm_time_subtraction_s"),
-            Figure("of the epoch [%]", "comm_time_subtraction_s", 100, over="epoch_time_s"),
-            Figure("exposed, measured [s]", "exposed_comm_time_s"),
+            estimate("T(N) - T(1)/N [s]", "comm_time_subtraction_s")._replace(noise=subtraction_noise_s),
+            Figure("of the epoch [%]", "comm_time_subtraction_s", 100, "epoch_time_s", noise=subtraction_noise_s),
+            Figure("exposed, measured [s]", "exposed_comm_time_s", noise=exposure_noise_s),
             Figure("bandwidth [GB/s]", "bandwidth_subtraction_gb_s"),
         ),
         "Subtraction counts every cost that does not shrink with N as communication, waiting for data included.",

@@ -86,14 +86,15 @@ def test_where_more_is_exposed_than_the_link_takes_the_rest_is_the_hosts() -> No
     ("exposed_s", "comm_s", "floor_s", "hidden", "launch_s"),
     [
         (0.25, 1.0, None, 0.75, None),
-        (0.25, 1.0, 0.9, 0.75, None),  # noise, and known to be less than all of it
-        (0.25, 1.0, 1.0, None, None),  # the noise could hide all of it
+        (0.25, 1.0, 0.2, 0.75, None),
+        (0.25, 1.0, 0.9, None, None),  # noise has no share
+        (0.25, 1.0, 1.0, None, None),
         (-0.5, 1.0, 2.0, None, None),
         (1.5, 1.0, 2.0, None, None),
         (2.5, 1.0, 2.0, None, 1.5),
         (1.0, 1.0, None, 0.0, None),
         (0.0, 1.0, None, 1.0, None),
-        (-0.1, 1.0, 0.2, 1.0, None),  # noise is not more than everything hidden
+        (-0.1, 1.0, 0.2, None, None),
         (-0.1, 1.0, None, None, None),  # below 0, and not known to be noise
         (-0.3, 1.0, 0.2, None, None),
         (1.5, 1.0, None, None, 0.5),

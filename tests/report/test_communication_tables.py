@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 
+import pytest
 from communication_records import measured, point
 from factories import (
     RESNET18_GRADIENT_BYTES,
     make_communication,
     make_communication_record,
     make_record,
+    make_spec,
 )
-from rendered_tables import report, table_of
+from rendered_tables import build, report, table_of
 
 from pipeline.experiment.measurement import SplitPart, Transfer, VariantName
 
@@ -35,6 +37,44 @@ def test_the_measured_tables_for_people() -> None:
     assert first["calls"] == "3"
     assert absent["gradients [MB]"] == "missing"
     assert not {"buffers [MB]", "parameters [MB]", "inputs [MB]"} & first.keys()
+
+
+@pytest.mark.parametrize(
+    ("exposed_us", "seconds", "shown", "of_step"),
+    [
+        (-2.0, None, r"\<0.000588", r"\<0.261"),  # 196 steps of 3 us, and 3 us of a step of 1,148
+        (2.0, 0.000392, r"\<0.000588", r"\<0.26"),
+        (10.0, 0.00196, "0.002", "0.9"),
+        (-10.0, None, "not shown", "-0.9"),
+    ],
+)
+def test_measured_communication_below_its_noise_is_printed_as_less_than_that(
+    exposed_us: float, seconds: float | None, shown: str, of_step: str
+) -> None:
+    """The noise of a step is 3 us. A negative time is none: JSON has null, and the table of a step its difference."""
+    epochs = [make_record(make_spec(), (9, 8)), make_record(make_spec(strategy="ddp", num_gpus=2), (9, 5))]
+    record = make_communication_record(point(), measured(*[exposed_us] * 6))
+    (row,) = build(*epochs, record).Q3
+    assert row.exposed_comm_time_s == (None if seconds is None else pytest.approx(seconds))
+    text = report(*epochs, record)
+    (cells,) = table_of(text, "Q3: computation against communication")
+    assert cells.get("exposed, measured [s]", "not shown") == shown
+    (step,) = table_of(text, "Q3.1: communication of one step, measured")
+    assert step["of step [%]"] == of_step
+    is_noise = abs(exposed_us) <= 3
+    assert ("not larger than its noise of 0.000588 s" in (row["note"] or "")) is is_noise
+    assert ("DDP was faster than DDP with the no-op hook" in (row["note"] or "")) is (exposed_us == -10)
+
+
+def test_a_subtraction_whose_interval_holds_0_is_printed_as_less_than_its_upper_end() -> None:
+    """T(1) is 0.95 to 1.05 s and T(2) 0.4788 to 0.5292 s: T(2) - T(1)/2 is -0.0462 to 0.0542 s, 10.8 % of 0.504."""
+    one_s = (0.95, 0.97, 0.99, 1.01, 1.03, 1.05)
+    specs = (make_spec(windows=6, epochs=7), make_spec(strategy="ddp", num_gpus=2, windows=6, epochs=7))
+    found = [make_record(specs[0], (9, *one_s)), make_record(specs[1], (9, *[0.504 * share for share in one_s]))]
+    (cells,) = table_of(report(*found), "Q3: computation against communication")
+    assert (cells["T(N) - T(1)/N [s]"], cells["of the epoch [%]"]) == (r"\<0.0542", r"\<10.8")
+    (row,) = build(*found).Q3
+    assert row.comm_time_subtraction_s == pytest.approx(0.004), "the difference itself is in JSON"
 
 
 def test_a_table_in_which_no_point_has_a_result_still_says_every_state() -> None:
