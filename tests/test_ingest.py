@@ -145,6 +145,23 @@ def test_a_figure_that_the_file_does_not_state_is_explained_in_its_row(a40: Inge
     assert row["note"]
 
 
+def test_the_training_time_of_stated_epochs_is_their_sum_and_what_is_not_stated_has_a_note(
+    a40: Ingested, v100: Ingested
+) -> None:
+    """One A40 at 32 takes 23.846 s, then 23.550 s. Of the V100s' only loss epoch 5 is known, without a time."""
+    first, second, *_ = a40.shape["Q4"]
+    assert [row["training_time_s"] for row in (first, second)] == pytest.approx([23.846, 47.396])
+    assert None not in [row["training_time_s"] for row in a40.shape["Q4"]]
+    assert {row["note"] for row in a40.shape["Q4"]} == {"not stated: learning_rate"}
+    (row,) = v100.shape["Q4"]
+    assert (row["training_time_s"], row["note"]) == (None, "not stated: training_time_s, learning_rate")
+
+
+def test_training_time_is_not_stated_where_an_epoch_before_has_none(tmp_path: Path) -> None:
+    rows = collect(ingest_text(tmp_path, "ddp,1,32,1,10,,2.0,0.3,ok", "ddp,1,32,3,8,,1.0,0.5,ok")).Q4
+    assert [(row.epoch, row.training_time_s) for row in rows] == [(1, None), (3, None)]
+
+
 def test_a_gpu_that_nobody_named_is_not_stated(tmp_path: Path) -> None:
     folder = ingest_text(tmp_path, GOOD)
     answer = run_command("collect", folder)

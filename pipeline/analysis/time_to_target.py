@@ -65,6 +65,12 @@ def training_times_s(record: Record) -> list[float]:
     return times_s
 
 
+def states_every_time(record: Record) -> bool:
+    """True if the record has the time of every epoch from the first on; a file of timings may state some alone."""
+    epochs = record.measurement.epochs if record.measurement else ()
+    return all(epoch.epoch == number and epoch.slowest_rank for number, epoch in enumerate(epochs, 1))
+
+
 def final_accuracy(record: Record) -> float:
     """Return the test accuracy after the last epoch of an evaluated record."""
     return (record.measurement.epochs[-1].test_accuracy if record.measurement else None) or 0.0

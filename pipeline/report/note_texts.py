@@ -18,6 +18,8 @@ FIGURE_WORDS = {
     "compute_time_s": "computing",
     "data_time_s": "waiting for data",
     "peak_memory_gib": "memory",
+    "training_time_s": "training time",
+    "learning_rate": "learning rate",
 }
 """The figures that notes name, in the words of the tables' headings. JSON and CSV have the key."""
 

@@ -10,7 +10,7 @@ from pipeline.analysis.intervals import MedianTime
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs, median_window_s, record_peak_memory_gib
 from pipeline.analysis.scaling import Baseline, Scaling, scaling_figures
-from pipeline.analysis.time_to_target import left_out_notes, training_times_s
+from pipeline.analysis.time_to_target import left_out_notes, states_every_time, training_times_s
 from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.record import Record
@@ -180,7 +180,7 @@ def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tu
 def q4_rows(point: PooledPoint) -> list[Q4Row]:
     """Return a row for every epoch with a loss. A point that has remedies but no loss has one row without figures."""
     measured = [record for record in point.ok_records if record.measured]
-    timed = [record for record in measured if point.is_on_usual_gpu(record)]
+    timed = [record for record in point.ok_records if states_every_time(record) and point.is_on_usual_gpu(record)]
     times_s = {id(record): training_times_s(record) for record in timed}
     found = [(record, epoch) for record in point.ok_records for epoch in learnt_epochs(record)]
     repeats = group_pairs((epoch.epoch, epoch) for _, epoch in found)
@@ -201,8 +201,8 @@ def learnt_epochs(record: Record) -> list[Epoch]:
 def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float], time_notes: Sequence[Note]) -> Q4Row:
     """Return the medians over the repeats of one epoch. A loss that diverged is None, with its update.
 
-    `times_s` are the training seconds up to its end, of the repeats measured here on the usual GPU model; `time_notes`
-    tell of the other repeats.
+    `times_s` are the training seconds up to its end, of the repeats on the usual GPU model that state them;
+    `time_notes` tell of the other repeats.
     """
     diverged = [epoch.diverged_at_update for epoch in epochs if epoch.diverged_at_update is not None]
     untold = sum(epoch.test_accuracy is not None and epoch.test_loss is None for epoch in epochs)

@@ -17,7 +17,9 @@ from pipeline.analysis.pooling import PooledPoint
 from pipeline.analysis.scaling import Scaling
 from pipeline.report.note_texts import render_notes
 
-STATED_FIGURES = ("epoch_time_s", "compute_time_s", "data_time_s", "peak_memory_gib")  # that a report may leave out
+STATED_FIGURES = (  # that a report may leave out
+    *("epoch_time_s", "compute_time_s", "data_time_s", "peak_memory_gib", "training_time_s", "learning_rate"),
+)
 
 
 class Unit(str):

@@ -101,9 +101,9 @@ def first_and_last_epochs(rows: Rows) -> Rows:
 
 
 def is_about_learning(row: Row) -> bool:
-    """True if the row has a test, remedies or a loss that diverged, or if it was stated elsewhere."""
+    """True if the row has a test, remedies or a loss that diverged, or if it was stated elsewhere, without a rate."""
     tested = row["test_accuracy"] is not None or row["test_loss"] is not None
-    return tested or bool(row["remedies"]) or row["diverged_at_update"] is not None or row["training_time_s"] is None
+    return tested or bool(row["remedies"]) or row["diverged_at_update"] is not None or row["learning_rate"] is None
 
 
 def why_no_time(row: Row) -> str:
