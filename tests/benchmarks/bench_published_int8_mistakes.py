@@ -3,8 +3,7 @@
     python tests/benchmarks/bench_published_int8_mistakes.py --data DIR [--json FILE]
 
 DIR is an image folder. Batch 4, rate 0.001, two epochs, 400 calibration images, two seeds. The networks are the two
-LeNets of the reports: one without biases, and one whose last layer alone has a bias. A seed took two minutes on two
-shared cores.
+LeNets of the reports: one without biases, and one whose last layer alone has a bias.
 
 Inverted: a report scales the outputs of a layer by 127 max / (product of the scales before it) and not by 127 / (max x
 product). An output then saturates from 1 / max on, not from max on. Unscaled: a bias is added to the sums as it is, and

@@ -10,6 +10,7 @@ from published_pages import TRUST, missing_in, shown_rows
 from pipeline.analysis import ring_model
 from pipeline.collect import address_of_words
 from pipeline.experiment.folder import Experiment
+from pipeline.report import prediction_rows
 from pipeline.report.collect_experiment import collect_experiment
 from pipeline.report.display_tables import MAX_WIDTH
 from pipeline.report.markdown import render_experiment
@@ -89,6 +90,8 @@ def test_how_well_the_link_model_fits_is_what_the_docs_say(monkeypatch: pytest.M
     said = [
         f"it is {low:.0f} to {high:.0f} % off in the eight published sweeps.",
         f"Fitted to all sizes it would be {lowest:.0f} to {highest:.0f} % off.",
+        "It is fitted to messages from a quarter of the smallest bucket on;",
     ]
+    assert prediction_rows.SIZES_BELOW_BUCKETS == 4
     assert len(of_large) == len(of_all) == 8
     assert missing_in(TRUST, said) == []
