@@ -41,7 +41,9 @@ def setup_lines(submission_name: str, prologue: Prologue | None) -> list[str]:
         f'export PIPELINE_LAUNCH_ID="{submission_name}-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}"',
         f'export PYTHONPATH={shlex.quote(str(PYTHONPATH_ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
     ]
-    return lines if prologue is None else lines + prologue_lines(prologue)
+    if prologue is not None:
+        lines += prologue_lines(prologue)
+    return [*lines, "export PYTHONSAFEPATH=1"]  # a torch.py in the folder of the submission is not imported
 
 
 def prologue_lines(prologue: Prologue) -> list[str]:
