@@ -1,13 +1,16 @@
 """Measure how data-parallel training scales: a grid of points, Slurm arrays, JSON records, tables."""
 
+import os
 import sys
 
 __version__ = "0.2.0"
 
 # Under python -m pipeline.NAME the command is imported next, and a package that it imports may be missing.
 if sys.argv[:1] == ["-m"]:
-    if not sys.flags.safe_path:  # the current folder is first: a msgspec.py in it would be imported, so it becomes last
-        sys.path.append(sys.path.pop(0))
+    if not sys.flags.safe_path:  # the current folder is first, and a msgspec.py in it would be imported
+        current_folder = sys.path.pop(0)
+        if __path__[0] == os.path.join(current_folder, __name__):  # a checkout that is not installed
+            sys.path.append(current_folder)
     from pipeline.system import errors
 
     errors.open_closed_streams()

@@ -22,7 +22,9 @@ points:
   - {num_samples: [64], batch_size_per_gpu: [8]}
 resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 """
-MODULES = ("msgspec", "torch", "numpy", "yaml", "pandas", "jinja2", "filelock", "submitit", "argparse", "random")
+INSTALLED = ("msgspec", "torch", "numpy", "yaml", "pandas", "jinja2", "filelock", "submitit", "argparse", "random")
+TRIED = ("msvcrt", "pyarrow", "numexpr", "pynvml", "cupy")  # packages import them if they are there
+MODULES = (*INSTALLED, *TRIED)
 CANARY = """
 import pathlib, sys
 with open(pathlib.Path(__file__).with_name("canary"), "a") as file:
