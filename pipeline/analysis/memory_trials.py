@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.experiment.measurement import MemorySearch, MemoryTrial
+from pipeline.experiment.measurement import MemorySearch, MemoryTrial, bracket_of
 
 TOLERANCE_DIVISOR = 100  # the final bracket is at most 1/100 of the largest batch that fits
 MIN_PEAK_GAP_FRACTION = 0.1  # of the usable memory; two peaks that are closer give no reliable line
@@ -19,25 +19,6 @@ SHRINK_FACTOR = 4
 MAX_EXTRAPOLATED_TRIALS = 6  # counted from the first trial that fits; later trials ignore the line
 MAX_TRIALS = 30
 MAX_BATCH_SIZE = 2**40  # the limit in Spec
-
-
-class Bracket(NamedTuple):
-    """The largest batch that fits and the smallest that fails; None if there is no such trial."""
-
-    fits: int | None
-    fails: int | None
-
-
-def bracket_of(trials: Sequence[MemoryTrial]) -> Bracket:
-    """Return the bracket of the trials. A batch that fits counts only if no smaller one failed."""
-    fails = min(failing_batch_sizes(trials), default=None)
-    fitting = (trial.batch_size_per_gpu for trial in trials if trial.fits)
-    return Bracket(max((size for size in fitting if fails is None or size < fails), default=None), fails)
-
-
-def failing_batch_sizes(trials: Sequence[MemoryTrial]) -> list[int]:
-    """Return the batch sizes that did not fit."""
-    return [trial.batch_size_per_gpu for trial in trials if not trial.fits]
 
 
 def is_last_trial_near_oom(trials: Sequence[MemoryTrial]) -> bool:
@@ -83,7 +64,8 @@ def next_size_between(trials: Sequence[MemoryTrial], fits: int, fails: int) -> i
         return target
     if fails - fits <= NEARBY_FRACTION * fails:
         return middle
-    next_failing = min((size for size in failing_batch_sizes(trials) if size > fails), default=fails)
+    failing = (trial.batch_size_per_gpu for trial in trials if not trial.fits)
+    next_failing = min((size for size in failing if size > fails), default=fails)
     return max(middle, fails - max(step, 2 * (next_failing - fails)))
 
 

@@ -7,10 +7,10 @@ be invented or missed. Neighbours therefore make only notes, and change no figur
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import NamedTuple
 
 from pipeline.experiment.record import Record
+from pipeline.system.host import parse_timestamp
 
 AttemptKey = tuple[str, int]  # run id and number of the attempt
 
@@ -60,8 +60,7 @@ def count_overlapping(spans: Sequence[Span]) -> dict[Span, int]:
 
 def attempt_span(record: Record) -> Span | None:
     """Return the span of an attempt; None if it lacks a start or an end, or if the end is before the start."""
-    try:
-        start, end = (datetime.fromisoformat(text or "") for text in (record.started_at, record.ended_at))
-        return Span(start.timestamp(), end.timestamp()) if start <= end else None
-    except (ValueError, TypeError):  # not a time, or only one of both has a time zone
+    if record.started_at is None or record.ended_at is None:
         return None
+    start, end = (parse_timestamp(text).timestamp() for text in (record.started_at, record.ended_at))
+    return Span(start, end) if start <= end else None

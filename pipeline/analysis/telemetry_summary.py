@@ -154,7 +154,7 @@ def summarize_telemetry(
         interval_s=max((node.interval_s or 0 for node in nodes), default=0),
         gpus=tuple(gpus),
         hosts=tuple(hosts),
-        notes=tuple(note[: measurement.MAX_SHORT_TEXT_CHARS] for note in notes[:MAX_NOTES]),
+        notes=tuple(measurement.short_text(note) for note in notes[:MAX_NOTES]),
     )
 
 

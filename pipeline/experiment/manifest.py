@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from pipeline.experiment.spec import Spec
-from pipeline.system.host import utc_timestamp
+from pipeline.system.host import parse_timestamp, utc_timestamp
 
 # Schema history
 #   1  first form: points, submissions, and the points of every array element
@@ -57,7 +57,8 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     host: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an array of `submit` whose name lacks the id: another job may have that name."""
+        """Raise ValueError for a time that is none, and for an array whose name lacks the id: another job may have it."""
+        parse_timestamp(self.submitted_at)
         for array in self.arrays if self.backend == "slurm" else ():
             if not re.search(rf"-{self.launch_id_prefix}-[0-9]+\Z", array.job_name):
                 raise ValueError(f"job_name {array.job_name!r} is not of submission {self.id}")

@@ -1,10 +1,12 @@
 """The measurements in a record: raw values by epoch, rank, window and trial, and telemetry."""
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
 from pipeline.experiment.spec import Execution, NonNegativeInt, PositiveInt
+from pipeline.system.errors import CONTROL_CHARACTER, CONTROL_CHARACTERS
 
 VariantName = Literal[
     "plain", "ddp_one", "ddp", "ddp_again", "no_op_hook", "no_collectives", "no_sync", "dp", "dp_again"
@@ -26,14 +28,19 @@ ScaleRule = Literal["largest_magnitude", "three_sigma", "percentile_99_9"]
 ScaleGranularity = Literal["per_tensor", "per_channel"]  # of weights; activations always have one scale per tensor
 QuantizationStage = Literal["fp32", "weights", "activations", "biases"]  # each includes those before it
 HistogramTensor = Literal["weights", "before_relu", "after_relu"]
-Text = Annotated[str, msgspec.Meta(max_length=4000)]
+Text = Annotated[str, msgspec.Meta(max_length=4000)]  # of messages: with whatever a process printed
 MAX_SHORT_TEXT_CHARS = 400
-ShortText = Annotated[str, msgspec.Meta(max_length=MAX_SHORT_TEXT_CHARS)]
+ShortText = Annotated[str, msgspec.Meta(max_length=MAX_SHORT_TEXT_CHARS, pattern=rf"\A[^{CONTROL_CHARACTERS}]*\Z")]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 PositiveNanoseconds = Annotated[int, msgspec.Meta(ge=1, le=2**62)]  # a measured time is never 0
 UnitFraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 WindowTimesNs = dict[str, list[list[int]]]  # wall times in ns: step name -> [window][rank]
+
+
+def short_text(text: str) -> str:
+    """Return a text of the operating system or a library as ShortText: without control characters, and cut."""
+    return CONTROL_CHARACTER.sub(" ", text)[:MAX_SHORT_TEXT_CHARS]
 
 
 class RecordStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -225,6 +232,20 @@ class MemoryTrial(RecordStruct, frozen=True):
         return not self.fits and self.reason is None
 
 
+class Bracket(NamedTuple):
+    """The largest batch that fits and the smallest that fails; None if there is no such trial."""
+
+    fits: int | None
+    fails: int | None
+
+
+def bracket_of(trials: Sequence[MemoryTrial]) -> Bracket:
+    """Return the bracket of the trials. A batch that fits counts only if no smaller one failed."""
+    fails = min((trial.batch_size_per_gpu for trial in trials if not trial.fits), default=None)
+    fitting = (trial.batch_size_per_gpu for trial in trials if trial.fits)
+    return Bracket(max((size for size in fitting if fails is None or size < fails), default=None), fails)
+
+
 class MemorySearch(RecordStruct, frozen=True):
     """The result of `measure: memory`: the trials in order, and three batch sizes per GPU that follow from them.
 
@@ -236,6 +257,12 @@ class MemorySearch(RecordStruct, frozen=True):
     predicted: PositiveInt | None
     largest_fitting: PositiveInt
     smallest_failing: PositiveInt | None
+
+    def __post_init__(self) -> None:
+        if (self.largest_fitting, self.smallest_failing) != bracket_of(self.trials):
+            raise ValueError("largest_fitting and smallest_failing must be those of the trials")
+        if self.predicted is not None and sum(trial.fits for trial in self.trials) < 2:
+            raise ValueError("a prediction needs two trials that fit")
 
 
 class StageResult(RecordStruct, frozen=True):

@@ -6,6 +6,7 @@ import msgspec
 
 from pipeline.experiment.measurement import Measurement, RecordStruct, ShortText, Telemetry, Text
 from pipeline.experiment.spec import NonNegativeInt, Spec
+from pipeline.system.host import parse_timestamp
 
 # Schema history
 #   1  first form: spec, status, measurement by epoch and rank, failure, environment
@@ -100,8 +101,8 @@ class Environment(RecordStruct, frozen=True):
     source_digest: ShortText | None = None
     source_changed: bool | None = None
     sm_clock_mhz: NonNegativeInt | None = None
-    slurm: dict[str, ShortText] = msgspec.field(default_factory=dict)
-    variables: dict[str, ShortText] = msgspec.field(default_factory=dict)
+    slurm: dict[ShortText, ShortText] = msgspec.field(default_factory=dict)
+    variables: dict[ShortText, ShortText] = msgspec.field(default_factory=dict)
     data: ShortText | None = None
     source: ShortText | None = None
 
@@ -143,6 +144,9 @@ class Record(RecordStruct, frozen=True):
             raise ValueError("status 'ok' and a measurement must come together")
         if (self.status == "ok") != (self.failure is None):
             raise ValueError("a status other than 'ok' and a failure must come together")
+        for time in (self.started_at, self.ended_at):
+            if time is not None:
+                parse_timestamp(time)
         if self.measured and self.measurement:
             self._check_measurement(self.measurement)
 

@@ -17,7 +17,7 @@ import msgspec
 from pipeline.analysis import memory_trials
 from pipeline.analysis.formulas import GIB
 from pipeline.experiment import record_store
-from pipeline.experiment.measurement import DeviceMemory, MemoryTrial
+from pipeline.experiment.measurement import DeviceMemory, MemoryTrial, bracket_of
 from pipeline.experiment.record import MAX_MESSAGE_CHARS, Failure, Record
 from pipeline.experiment.spec import Spec
 from pipeline.runner import failed_record
@@ -138,7 +138,7 @@ def search_record(spec: Spec, finished: list[FinishedTrial], launch_id: str) -> 
 
 def describe_bracket(trials: Sequence[MemoryTrial]) -> str:
     """Return the largest batch that fits and the smallest that does not: " (256 fits, 512 does not)", or "" if none."""
-    fits, fails = memory_trials.bracket_of(trials)
+    fits, fails = bracket_of(trials)
     parts = [f"{size} {outcome}" for size, outcome in ((fits, "fits"), (fails, "does not")) if size is not None]
     return f" ({', '.join(parts)})" if parts else ""
 

@@ -18,7 +18,7 @@ import torch
 from pipeline.communication.measure_point import measure_communication
 from pipeline.communication.selftest_runs import SELFTEST_TASKS
 from pipeline.data.images import decode_ahead
-from pipeline.experiment.measurement import MAX_SHORT_TEXT_CHARS, DeviceMemory, Measurement
+from pipeline.experiment.measurement import DeviceMemory, Measurement, short_text
 from pipeline.experiment.packing import EarlierPoint, has_memory_headroom
 from pipeline.experiment.record import MAX_MESSAGE_CHARS, Environment
 from pipeline.experiment.spec import Spec
@@ -155,7 +155,7 @@ def merge_environments(point: PointTask, by_rank: Sequence[Environment]) -> Envi
         nodes=tuple(dict.fromkeys(node for part in by_rank for node in part.nodes)),
         boot_ids=tuple(dict.fromkeys(boot_id for part in by_rank for boot_id in part.boot_ids)),
         source_changed=any(part.source_changed or part.source_digest != first.source_digest for part in by_rank),
-        data=point.data[:MAX_SHORT_TEXT_CHARS] if point.data and point.spec.reads_data else None,
+        data=short_text(point.data) if point.data and point.spec.reads_data else None,
     )
 
 

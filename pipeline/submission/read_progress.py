@@ -21,6 +21,7 @@ from pipeline.submission.slurm_queries import JobKey, JobState
 from pipeline.submission.state_rules import PointState, PositionInElement, decide_state_in_element
 from pipeline.system import files
 from pipeline.system.errors import CommandError, log_line
+from pipeline.system.host import parse_timestamp
 
 LOG_TAIL_BYTES = 16_384
 LOCAL_PREFIX = "here"  # of the launch ids of points that run without Slurm
@@ -183,7 +184,7 @@ def read_launch_starts(experiment: Experiment, found: Iterable[Record]) -> dict[
 def find_running_here(manifest: Manifest, starts: Mapping[tuple[str, str], float]) -> str | None:
     """Return the run id of the point that `submit` runs on this machine now; None if it runs none."""
     begun = [submission.submitted_at for submission in manifest.submissions if submission.backend == "local"]
-    since_unix_s = max((datetime.fromisoformat(text).timestamp() for text in begun), default=float("inf"))
+    since_unix_s = max((parse_timestamp(text).timestamp() for text in begun), default=float("inf"))
     own = {run_id: start for (run_id, prefix), start in starts.items() if prefix == LOCAL_PREFIX}
     newest = max(own, key=own.__getitem__, default=None)
     return newest if newest is not None and own[newest] >= since_unix_s else None

@@ -21,7 +21,8 @@ EXIT_NO_READER = 128 + signal.SIGPIPE  # whoever read stdout has gone (`| head`)
 
 UMASK = 0o027  # the group may read the files of a command and its processes, others may not
 
-CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+CONTROL_CHARACTERS = r"\x00-\x1f\x7f-\x9f\u2028\u2029"  # a range of a regular expression
+CONTROL_CHARACTER = re.compile(f"[{CONTROL_CHARACTERS}]")
 RANK_PACKAGES = ("numpy", "PIL", "torch", "torchvision")  # module names
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "PyYAML"}  # module name -> package name, where they differ
 INSTALL = "install this project's packages with: python -m pip install -c constraints.txt -e ."

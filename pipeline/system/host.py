@@ -89,3 +89,12 @@ def node_rank() -> int:
 def utc_timestamp() -> str:
     """Return the time in UTC, to the second."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_timestamp(text: str) -> datetime:
+    """Return the time that utc_timestamp wrote. Raises ValueError for a text without date, time and time zone."""
+    with contextlib.suppress(ValueError):
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is not None:
+            return time
+    raise ValueError(f"{text!r} is no time with a time zone, such as 2025-06-01T12:00:00Z")

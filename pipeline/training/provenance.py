@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import pipeline
-from pipeline.experiment.measurement import MAX_SHORT_TEXT_CHARS
+from pipeline.experiment.measurement import short_text
 from pipeline.experiment.record import Environment, Gpu
 from pipeline.experiment.spec import Spec
 from pipeline.system import source_digest
@@ -40,7 +40,7 @@ def describe_environment(spec: Spec, rank: Rank) -> Environment:
         gpus=tuple(describe_gpu(spec, index) for index in device_indices(spec, rank)),
         num_gpus_allocated=torch.cuda.device_count() * spec.num_nodes if spec.device == "cuda" else None,
         nodes=(node_name(),),
-        boot_ids=(known_boot[:MAX_SHORT_TEXT_CHARS],) if (known_boot := boot_id()) else (),
+        boot_ids=(short_text(known_boot),) if (known_boot := boot_id()) else (),
         cpu=search_file("/proc/cpuinfo", r"^model name\s*:[ \t]*(.*\S)"),
         num_cpus=len(os.sched_getaffinity(0)),
         driver=search_file("/proc/driver/nvidia/version", DRIVER_VERSION) if spec.device == "cuda" else None,
@@ -55,7 +55,7 @@ def describe_environment(spec: Spec, rank: Rank) -> Environment:
         git_dirty=source.is_dirty,
         source_digest=source.digest,
         source_changed=source.is_changed,
-        slurm={name: os.environ[name][:MAX_SHORT_TEXT_CHARS] for name in SLURM_VARIABLES if name in os.environ},
+        slurm={name: short_text(os.environ[name]) for name in SLURM_VARIABLES if name in os.environ},
         variables=recorded_variables(os.environ),
     )
 
@@ -64,7 +64,7 @@ def describe_gpu(spec: Spec, index: int) -> Gpu:
     """Describe a visible GPU, with the bytes that other processes hold of it now."""
     properties = torch.cuda.get_device_properties(index)
     return Gpu(
-        name=properties.name,
+        name=short_text(properties.name),
         node=node_name(),
         uuid=str(properties.uuid),
         memory_bytes=properties.total_memory,
@@ -78,4 +78,4 @@ def search_file(path: str, pattern: str) -> str | None:
         match = re.search(pattern, Path(path).read_text(), re.MULTILINE)
     except OSError:
         return None
-    return match[1][:MAX_SHORT_TEXT_CHARS] if match else None
+    return short_text(match[1]) if match else None

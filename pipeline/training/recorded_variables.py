@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from pipeline.experiment.measurement import MAX_SHORT_TEXT_CHARS
+from pipeline.experiment.measurement import short_text
 
 # variables of each library that may change a result or its time; paths of logs, caches and keys are left out
 NAMES_BY_PREFIX = {
@@ -73,5 +73,5 @@ def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name in sorted(RECORDED_NAMES & environ.keys()):
         is_credential = CREDENTIAL.search(COLLECTIVE.sub("", environ[name]))
-        found[name] = "redacted" if is_credential else environ[name][:MAX_SHORT_TEXT_CHARS]
+        found[name] = "redacted" if is_credential else short_text(environ[name])
     return found

@@ -173,6 +173,15 @@ def test_a_job_id_of_a_manifest_that_is_not_digits_reaches_no_command(experiment
     assert refusal.value.code == 2
 
 
+@pytest.mark.fault("F45")
+@pytest.mark.parametrize("time", ["never", "", "2025-01-01", "2025-01-01T00:00:00"])
+def test_a_submission_of_a_manifest_was_made_at_a_time(experiment: Experiment, time: str) -> None:
+    submission = {"id": "0" * 32, "backend": "local", "submitted_at": time}
+    experiment.manifest_path.write_text(json.dumps({"schema_version": 1, "name": "x", "submissions": [submission]}))
+    with pytest.raises(CommandError, match=r"is not a valid manifest \(.* is no time .*submissions.*\); restore it"):
+        experiment.read_manifest()
+
+
 def write_manifest(experiment: Experiment, submission_id: str, backend: Backend, job_name: str) -> None:
     """A manifest as a stranger may write it."""
     submission = start_submission(submission_id, backend)

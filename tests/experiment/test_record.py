@@ -9,7 +9,19 @@ import msgspec
 import pytest
 from factories import make_communication, make_communication_record, make_record, make_spec
 
-from pipeline.experiment.measurement import AllReduce, Communication, SplitPart
+from pipeline.experiment.measurement import (
+    AllReduce,
+    Collective,
+    Communication,
+    DeviceMemory,
+    Histogram,
+    LayerScales,
+    MemorySearch,
+    SplitPart,
+    Telemetry,
+    short_text,
+)
+from pipeline.experiment.record import Environment, Failure, Gpu
 from pipeline.experiment.record_store import load_folder, publish_record
 
 
@@ -62,6 +74,80 @@ def test_a_variant_has_one_series() -> None:
     series = {"variant": "ddp", "window_times_ns": [[1]]}
     with pytest.raises(msgspec.ValidationError, match="each variant may have only one series"):
         msgspec.convert({"steps_per_window": 1, "series": [series, series]}, Communication)
+
+
+NAMES: dict[str, tuple[type, Callable[[str], dict[str, Any]]]] = {
+    "operation": (Collective, lambda text: {"kind": "gradients", "operation": text, "num_bytes": 4}),
+    "part": (SplitPart, lambda text: {"part": text, "times_ns": [1]}),
+    "device": (DeviceMemory, lambda text: {"rank": 0, "device": text, "peak_allocated_bytes": 1}),
+    "layer": (
+        LayerScales,
+        lambda text: {
+            **{"layer": text, "weight_scales": [], "input_scale": 1.0, "output_scale": 1.0},
+            **{"max_weight": 1, "max_bias": 1, "max_accumulator": 1},
+        },
+    ),
+    "histogram": (
+        Histogram,
+        lambda text: {
+            **{"layer": text, "tensor": "weights", "low": 0.0, "high": 1.0, "counts": [1]},
+            **{"mean": 0.5, "sigma": 0.1},
+        },
+    ),
+    "GPU": (Gpu, lambda text: {"name": text}),
+    "node": (Environment, lambda text: {"nodes": [text]}),
+    "variable": (Environment, lambda text: {"variables": {text: "1"}}),
+    "value": (Environment, lambda text: {"slurm": {"SLURM_JOB_ID": text}}),
+    "telemetry": (Telemetry, lambda text: {"interval_s": 1.0, "notes": [text]}),
+}
+
+
+@pytest.mark.fault("F45")
+@pytest.mark.parametrize("char", ["\x00", "\x0b", "\x1b", "\x7f", "\x9b", "\n", "\u2028"])
+@pytest.mark.parametrize(("kind", "make"), NAMES.values(), ids=NAMES.keys())
+def test_a_name_has_no_control_character(kind: type, make: Callable[[str], dict[str, Any]], char: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match="Expected `str` matching regex"):
+        msgspec.convert(make(f"conv{char}1"), kind)
+    assert msgspec.convert(make(short_text(f"Größe{char}1")), kind) == msgspec.convert(make("Größe 1"), kind)
+
+
+def test_a_message_keeps_what_a_process_printed() -> None:
+    said = "\x1b[31mRuntimeError\x1b[0m\r\n  at \x85"
+    assert msgspec.json.decode(msgspec.json.encode(Failure("exception", said)), type=Failure).message == said
+
+
+@pytest.mark.parametrize("field", ["started_at", "ended_at"])
+@pytest.mark.parametrize("text", ["", "noon", "2025-06-01T11:59:59", "2025-06-31T00:00:00Z", "2025-06-01T25:00:00Z"])
+def test_a_time_that_is_none_is_no_result(tmp_path: Path, field: str, text: str) -> None:
+    path = publish_record(make_record(), tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: text}))
+    _, (rejected,) = load_folder(tmp_path)
+    assert f"{text!r} is no time with a time zone" in rejected.reason
+
+
+def trial(batch_size: int, fits: bool) -> dict[str, Any]:
+    return {"batch_size_per_gpu": batch_size, "fits": fits, "time_ns": 1}
+
+
+@pytest.mark.fault("F45")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"largest_fitting": 300}, "must be those of the trials"),
+        ({"largest_fitting": 128}, "must be those of the trials"),  # it fits, but 256 does too
+        ({"largest_fitting": 512}, "must be those of the trials"),  # it fits, but 384 failed
+        ({"smallest_failing": None}, "must be those of the trials"),
+        ({"smallest_failing": 400}, "must be those of the trials"),
+        ({"trials": []}, "must be those of the trials"),
+        ({"trials": [trial(256, True), trial(384, False)]}, "a prediction needs two trials that fit"),
+    ],
+)
+def test_a_memory_search_says_what_its_trials_say(changes: dict[str, Any], said: str) -> None:
+    trials = [trial(128, True), trial(256, True), trial(512, True), trial(384, False)]
+    sound = {"trials": trials, "predicted": 390, "largest_fitting": 256, "smallest_failing": 384}
+    assert msgspec.convert(sound, MemorySearch).largest_fitting == 256
+    with pytest.raises(msgspec.ValidationError, match=said):
+        msgspec.convert(sound | changes, MemorySearch)
 
 
 def damaged(path: Path, change: Callable[[list[dict[str, Any]]], object]) -> str:

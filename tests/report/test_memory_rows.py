@@ -104,13 +104,14 @@ def note_of(found: MemorySearch, **fields: Any) -> Any:
 def test_a_search_that_did_not_come_to_its_end_says_so() -> None:
     open_above = msgspec.structs.replace(SEARCH, trials=SEARCH.trials[:3], smallest_failing=None)
     assert_says(note_of(open_above), "nothing failed", "3 trials")
-    wide = msgspec.structs.replace(SEARCH, smallest_failing=31_000)
+    wide = msgspec.structs.replace(SEARCH, trials=(*SEARCH.trials[:3], fails(31_000)), smallest_failing=31_000)
     assert_says(note_of(wide), "not narrowed", "1 %", "4 trials")
 
 
 def test_past_2_to_the_31_elements_of_an_activation_the_kink_is_named() -> None:
     """conv1 of ResNet-18 makes 64 x 32 x 32 = 65,536 numbers an image, and 2^31 / 65,536 = 32,768."""
-    beyond = MemorySearch(trials=(fits(32_768, 130),), predicted=None, largest_fitting=32_768, smallest_failing=32_900)
+    trials = (fits(32_768, 130), fails(32_900))
+    beyond = MemorySearch(trials=trials, predicted=None, largest_fitting=32_768, smallest_failing=32_900)
     assert_says(note_of(beyond), "from 32768", "2^31 elements", "convolutions")
     assert note_of(beyond, model="lenet") is None
 
