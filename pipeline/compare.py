@@ -64,15 +64,22 @@ def main() -> int:
     from pipeline.analysis.comparison import Comparison, compare_outcomes, is_failing
     from pipeline.report.comparison_tables import comparison_as_json, name_unchecked, render_comparison, summarize
 
-    unreadable: list[OSError] = []
+    unreadable: list[Exception] = []
     comparisons: dict[str, tuple[tuple[str, str], Comparison]] = {}
     for name, (a, b) in pair_experiments(arguments.a, arguments.b, unreadable).items():
-        comparison = compare_outcomes(read_outcomes(a), read_outcomes(b))
+        try:
+            comparison = compare_outcomes(read_outcomes(a), read_outcomes(b))
+        except (CommandError, OSError) as error:  # the other experiments are still compared
+            log_line(f"error: {error}")
+            unreadable.append(error)
+            continue
         if comparison.points:
             comparisons[name] = (str(a.folder), str(b.folder)), comparison
         else:
             log_line(f"Notice: {name}: no timed point is in both.")
     points = [point for _, comparison in comparisons.values() for point in comparison.points]
+    if unreadable and not points:
+        return errors.EXIT_USAGE
     if not points:
         problem = f"{arguments.a} and {arguments.b} share no timed point"
         raise CommandError(f"{problem}; compare two runs of the same grid.", errors.EXIT_NOTHING_FOUND)
@@ -97,7 +104,7 @@ def main() -> int:
     return errors.EXIT_GAPS
 
 
-def pair_experiments(a: Path, b: Path, unreadable: list[OSError]) -> "dict[str, tuple[Experiment, Experiment]]":
+def pair_experiments(a: Path, b: Path, unreadable: list[Exception]) -> "dict[str, tuple[Experiment, Experiment]]":
     """Return the pairs to compare, by name: the only experiment of each folder, else those of the same name.
 
     Raises CommandError.

@@ -16,6 +16,8 @@ from factories import COLOURS
 from forked_command import run_module
 from PIL import Image
 
+from pipeline.collect import DEFECT
+
 ROOT = Path(__file__).resolve().parent.parent
 SMALL_GRID = ROOT / "tests" / "recorded" / "small.yaml"
 CPU_SIZE = ("device=cpu", "model=lenet", "dataset=synthetic", "input=synthetic", "num_samples=64")
@@ -53,9 +55,11 @@ class Command(Protocol):
 def run_command(
     name: str, *arguments: str | Path, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The command from the repository's root, with no Slurm unless `env` brings one."""
+    """The command from the repository's root, with no Slurm unless `env` brings one. Fails if it reports a defect."""
     plain = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
-    return run_module(f"pipeline.{name}", [*map(str, arguments)], plain if env is None else env)
+    answer = run_module(f"pipeline.{name}", [*map(str, arguments)], plain if env is None else env)
+    assert DEFECT not in answer.stderr, answer.stderr
+    return answer
 
 
 def wait_for(what: Callable[[], Any], timeout_s: float = 90) -> Any:

@@ -11,14 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from conftest import ROOT, Command, assert_refused, everything_in, run_command, run_unprivileged, without_slurm
-from factories import SUBMISSION, assert_says, make_experiment, make_record, make_spec
+from factories import SUBMISSION, assert_says, make_experiment, make_measurement, make_record, make_spec
+from int8_records import RECORDS
 
-from pipeline.collect import TABLE_NAMES, address_of_words, display_options
+from pipeline.collect import DEFECT, TABLE_NAMES, address_of_words, display_options, go_on_after_error
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import start_submission
-from pipeline.experiment.record import Environment, Gpu
+from pipeline.experiment.measurement import MemorySearch, MemoryTrial
+from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.report.build_tables import Tables
 from pipeline.report.display_tables import MAX_WIDTH
 
@@ -257,6 +260,120 @@ def test_one_bad_manifest_leaves_the_other_experiments_their_answer(
     assert answer.returncode == 2
     assert "bad/manifest.json is not a valid manifest" in answer.stderr
     assert "good" in answer.stdout
+
+
+def make_rejected(folder: Path, record: Record, change: Callable[[dict[str, Any]], object]) -> None:
+    """An experiment of one record that was changed by hand."""
+    (path,) = make_experiment(folder, record).records_folder.iterdir()
+    shape = json.loads(path.read_text())
+    change(shape)
+    path.write_text(json.dumps(shape))
+
+
+def make_impossible_search(folder: Path) -> None:
+    trial = MemoryTrial(batch_size_per_gpu=64, fits=True, time_ns=1)
+    search = MemorySearch(trials=(trial,), predicted=None, largest_fitting=64, smallest_failing=None)
+    spec = make_spec(input="synthetic", measure="memory")
+    found = msgspec.structs.replace(make_measurement(spec), epochs=(), memory_search=search)
+    record = make_record(spec, measurement=found)
+    make_rejected(folder, record, lambda shape: shape["measurement"]["memory_search"].update(largest_fitting=63))
+
+
+def make_control_character(folder: Path) -> None:
+    def change(shape: dict[str, Any]) -> None:
+        shape["measurement"]["quantization"]["histograms"][0]["layer"] = "conv\x0b1"
+
+    make_rejected(folder, RECORDS[0], change)
+
+
+def make_never_submitted(folder: Path) -> None:
+    experiment = make_experiment(folder, make_record())
+    shape = json.loads(experiment.manifest_path.read_text())
+    shape["submissions"] = [{"id": "s1", "backend": "local", "submitted_at": "never"}]
+    experiment.manifest_path.write_text(json.dumps(shape))
+
+
+def make_deep(folder: Path) -> None:
+    """An experiment at a path of more than 4,096 bytes, which no system call accepts whole."""
+    before = os.getcwd()
+    folder.mkdir()
+    os.chdir(folder)
+    try:
+        for _ in range(20):
+            os.mkdir("d" * 210)
+            os.chdir("d" * 210)
+        os.mkdir("records")
+    finally:
+        os.chdir(before)
+
+
+REJECTED = {"control character": make_control_character, "impossible search": make_impossible_search}
+UNREADABLE = {"never submitted": make_never_submitted, "path of 4,200 bytes": make_deep}
+
+
+@pytest.mark.fault("F45")
+@pytest.mark.parametrize("make", REJECTED.values(), ids=REJECTED.keys())
+def test_a_record_of_what_cannot_be_is_rejected_and_costs_no_other_experiment_anything(
+    pipeline: Command, tmp_path: Path, make: Make
+) -> None:
+    make_experiment(tmp_path / "good", make_record())
+    alone = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["good"]
+    make(tmp_path / "bad")
+    answer = pipeline("collect", tmp_path, "--format", "json")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    found = json.loads(answer.stdout)["experiments"]
+    assert (found["good"], found["bad"]["coverage"]["rejected"]) == (alone, 1)
+    assert pipeline("collect", tmp_path, "--strict").returncode == 1
+
+
+@pytest.mark.fault("F45")
+@pytest.mark.parametrize("command", ["collect", "status", "cancel", "compare"])
+@pytest.mark.parametrize("make", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_an_experiment_that_cannot_be_read_gets_a_sentence_and_the_others_their_answer(
+    pipeline: Command, tmp_path: Path, command: str, make: Make
+) -> None:
+    make_experiment(tmp_path / "all" / "good", make_record())
+    other = (tmp_path / "others",) if command == "compare" else ()
+    if other:
+        make_experiment(tmp_path / "others" / "good", make_record())
+        make_experiment(tmp_path / "others" / "bad", make_record())
+    alone = pipeline(command, tmp_path / "all", *other)
+    make(tmp_path / "all" / "bad")
+    answer = pipeline(command, tmp_path / "all", *other)
+    assert (alone.returncode, answer.returncode) == (0, 2)
+    assert "Traceback" not in answer.stderr
+    said = [line for line in answer.stderr.splitlines() if not line.startswith("Notice: only under")]
+    assert len(said) == 1, answer.stderr
+    assert_says(said[0], str(tmp_path / "all" / "bad"))
+    if command != "cancel":  # which has nothing to say where nothing is queued
+        assert answer.stdout.endswith(alone.stdout)
+
+
+def test_a_manifest_with_a_name_that_is_too_long_is_2_and_the_others_are_read(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    """The folder and its records can still be named, the manifest cannot."""
+    make_experiment(tmp_path / "good", make_record())
+    deep = tmp_path / "bad"
+    while len(str(deep)) < 3900:
+        deep /= "d" * 60
+    deep /= "d" * (4086 - len(str(deep)) - 1)
+    (deep / "records").mkdir(parents=True)
+    answer = pipeline("collect", tmp_path)
+    assert (answer.returncode, "# good" in answer.stdout) == (2, True)
+    assert answer.stderr.count("File name too long") == 1
+
+
+def test_a_figure_that_fails_is_named_with_its_place_and_is_2(capsys: pytest.CaptureFixture[str]) -> None:
+    codes = [0]
+    nothing: list[Record] = []
+    with go_on_after_error("a/x", codes):
+        next(iter(nothing))
+    assert codes == [0, 2]
+    said = capsys.readouterr().err
+    assert_says(said, f"error: a/x: {DEFECT} (StopIteration in test_collect.py, line ", "report it with the records")
+    with pytest.raises(ModuleNotFoundError), go_on_after_error("a/x", codes):
+        raise ModuleNotFoundError("pandas")
 
 
 @pytest.mark.parametrize("command", ["collect", "status"])

@@ -195,9 +195,10 @@ def find_experiments(root: Path, on_unreadable: Callable[[OSError], None] = lamb
         folder = Path(path)
         inside = sorted(name for name in folders if not name.startswith("."))
         for name in inside:
-            if (folder / name).is_symlink() and is_experiment(folder / name):
+            if os.path.islink(folder / name) and is_experiment(folder / name):
                 leave_out(OSError(errno.ELOOP, "it is a link; give the folder that it points to", str(folder / name)))
-        folders[:] = [name for name in inside if not (folder / name).is_symlink()]
+        # os.path.islink is False for a path that is too long; os.walk then hands it to `leave_out`
+        folders[:] = [name for name in inside if not os.path.islink(folder / name)]
         if is_experiment(folder):
             found[displayable_name(str(folder.relative_to(root)))] = Experiment(folder)
             # records/, logs/ and traces/ are not searched, unless one is an experiment itself
