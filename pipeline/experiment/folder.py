@@ -10,7 +10,13 @@ from pathlib import Path
 import filelock
 import msgspec
 
-from pipeline.experiment.manifest import MANIFEST_VERSION, MAX_MANIFEST_BYTES, Manifest, Submission
+from pipeline.experiment.manifest import (
+    MANIFEST_VERSION,
+    MAX_MANIFEST_BYTES,
+    MAX_MANIFEST_CONTAINERS,
+    Manifest,
+    Submission,
+)
 from pipeline.system import files
 from pipeline.system.errors import CommandError, log_line
 
@@ -108,6 +114,8 @@ class Experiment:
             return None
         try:
             raw = files.read_bounded(self.manifest_path, MAX_MANIFEST_BYTES)
+            if raw.count(b"{") + raw.count(b"[") > MAX_MANIFEST_CONTAINERS:
+                raise files.UnreadableFile(f"has more than {MAX_MANIFEST_CONTAINERS} objects and lists")
             files.check_schema_version(raw, MANIFEST_VERSION)
             manifest = msgspec.json.decode(raw, type=Manifest)
         except files.NewerSchema as error:

@@ -7,18 +7,20 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from pipeline.experiment.spec import Spec
+from pipeline.experiment.spec import RUN_ID_PATTERN, Spec
 from pipeline.system.host import parse_timestamp, utc_timestamp
 
 # Schema history
 #   1  first form: points, submissions, and the points of every array element
 MANIFEST_VERSION: Literal[1] = 1
-MAX_MANIFEST_BYTES = 256_000_000
+MAX_MANIFEST_BYTES = 256_000_000  # 200,000 points with every axis set take 209 MB
+MAX_MANIFEST_CONTAINERS = 2_000_000  # objects and lists, each of which takes far more memory than bytes in the file
 
 Backend = Literal["slurm", "sbatch", "local"]
 JobId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]+\Z")]  # an argument of Slurm commands
 JobName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9_][a-z0-9_-]{0,99}\Z")]  # likewise, and part of a path
 SubmissionId = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{32}|sbatch-[0-9]+)\Z")]  # the name of a folder
+RunId = Annotated[str, msgspec.Meta(pattern=rf"\A{RUN_ID_PATTERN}\Z")]
 NOT_IN_JOB_NAME = re.compile(r"\A-|[^a-z0-9_-]")
 
 
@@ -30,7 +32,7 @@ class SlurmArray(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     job_name: JobName
-    elements: list[list[str]]
+    elements: list[Annotated[list[RunId], msgspec.Meta(min_length=1)]]
     job_id: JobId | None = None
     is_array: bool = True
     num_lanes: int = 1  # read from manifests of earlier versions, which ran one-GPU points in parallel

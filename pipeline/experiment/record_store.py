@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pipeline.experiment.record import SCHEMA_VERSION, Environment, Record, Status
-from pipeline.experiment.spec import Spec
+from pipeline.experiment.spec import RUN_ID_PATTERN, Spec
 from pipeline.system import files
 
 MAX_RECORD_BYTES = 1_000_000
-RECORD_NAME_PATTERN = re.compile(r"([a-z0-9-]{1,120})\.(\d{1,6})\.json")
+RECORD_NAME_PATTERN = re.compile(rf"({RUN_ID_PATTERN})\.(\d{{1,6}})\.json")
 # matches line breaks in a list of numbers, which are removed, and (as group 1) strings, which are kept
 NUMBER_LIST_LINE_BREAK = re.compile(rb'("(?:[^"\\]|\\.)*")|(?<=[\[,])\s+(?=-?\d)|(?<=\d)\s+(?=\])')
 

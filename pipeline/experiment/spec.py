@@ -22,6 +22,7 @@ REMEDIES: tuple[Remedy, ...] = get_args(Remedy)
 Schedule = Literal["constant", "cosine"]  # of the learning rate, after warm-up
 Measure = Literal["epochs", "communication", "memory", "quantize"]
 
+RUN_ID_PATTERN = r"[a-z0-9-]{1,120}"
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0, le=1e12)]

@@ -2,6 +2,7 @@ import json
 import os
 import re
 import signal
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,18 @@ import pytest
 from factories import ARRAY, SUBMISSION, make_spec, run_python
 
 from pipeline.experiment.folder import Experiment, find_experiments
-from pipeline.experiment.manifest import Backend, Manifest, SlurmArray, add_points, as_job_name, start_submission
+from pipeline.experiment.grid import MAX_POINTS
+from pipeline.experiment.manifest import (
+    MAX_MANIFEST_BYTES,
+    MAX_MANIFEST_CONTAINERS,
+    Backend,
+    Manifest,
+    SlurmArray,
+    add_points,
+    as_job_name,
+    start_submission,
+)
+from pipeline.experiment.spec import REMEDIES
 from pipeline.system.errors import CommandError
 
 
@@ -171,6 +183,44 @@ def test_a_job_id_of_a_manifest_that_is_not_digits_reaches_no_command(experiment
     with pytest.raises(CommandError, match=r"is not a valid manifest \(.*job_id.*\); restore it") as refusal:
         experiment.read_manifest()
     assert refusal.value.code == 2
+
+
+@pytest.mark.parametrize("element", [[], [""], ["a", "../b"], ["a\n"], ["*"]])
+def test_an_element_of_an_array_has_points_and_these_are_run_ids(experiment: Experiment, element: list[str]) -> None:
+    submission = start_submission(SUBMISSION, "slurm")
+    submission.arrays.append(SlurmArray(ARRAY, [["a"], element]))
+    experiment.manifest_path.write_bytes(msgspec.json.encode(Manifest(1, "x", submissions=[submission])))
+    with pytest.raises(CommandError, match=r"is not a valid manifest \(.*elements\[1\].*\); restore it"):
+        experiment.read_manifest()
+
+
+@pytest.mark.parametrize("part", ["[]", "{}", '["a"]'])
+def test_a_manifest_of_millions_of_lists_is_refused_before_it_is_decoded(experiment: Experiment, part: str) -> None:
+    """Decoded, 24 MB of `[]` took 690 MB."""
+    number = MAX_MANIFEST_CONTAINERS + 1
+    text = '{"schema_version":1,"name":"x","points":[' + ",".join([part] * number) + "]}"
+    experiment.manifest_path.write_text(text)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CommandError, match=r"has more than 2000000 objects and lists\); restore it"):
+            experiment.read_manifest()
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 2.1 * len(text)  # its bytes, and the buffer that finds its end
+
+
+def test_the_largest_grid_fits_a_manifest() -> None:
+    """A point has an object and a list; so have an element of one point, and an array of 1,000 elements."""
+    axes: dict[str, Any] = {"remedies": REMEDIES, "max_steps": 10**6, "memory_limit_gib": 100.125, "repeat": 10**6}
+    axes |= {"batch_size_per_gpu": 8, "num_samples": 10**9, "bucket_cap_mb": 25.25, "learning_rate": 0.123456789}
+    spec = make_spec(strategy="ddp", num_gpus=4096, **axes)
+    submission = start_submission("a" * 32, "slurm")
+    submission.arrays.append(SlurmArray("ddp-scaling-000", [[spec.run_id()]] * 1000, job_id="12345678"))
+    thousand = Manifest(1, "x", [spec] * 1000, [submission])
+    raw = msgspec.json.format(msgspec.json.encode(thousand), indent=1)
+    assert MAX_POINTS / 1000 * len(raw) < MAX_MANIFEST_BYTES
+    assert MAX_POINTS / 1000 * (raw.count(b"{") + raw.count(b"[")) < MAX_MANIFEST_CONTAINERS
 
 
 @pytest.mark.fault("F45")
