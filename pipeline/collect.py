@@ -250,7 +250,7 @@ def print_tables(printed: Sequence[Printed], arguments: argparse.Namespace) -> N
         reports = [part.report for part in printed]
         if len(printed) > 1 and not only:
             reports.insert(0, render_overview({part.title: part.answers for part in printed}))
-        print("\n".join(reports), end="")
+        errors.print_text("\n".join(reports), end="")
 
 
 if __name__ == "__main__":

@@ -88,8 +88,8 @@ def main() -> int:
         limits = {"fail_above": arguments.fail_above, "allow_unchecked": arguments.allow_unchecked}
         print(json.dumps({**limits, "experiments": described}, indent=1))
     else:
-        print("\n".join(render_comparison(name, *found) for name, found in comparisons.items()))
-        print(" ".join(summarize(points, arguments.fail_above, arguments.allow_unchecked)))
+        errors.print_text("\n".join(render_comparison(name, *found) for name, found in comparisons.items()))
+        errors.print_text(" ".join(summarize(points, arguments.fail_above, arguments.allow_unchecked)))
     if unreadable:
         return errors.EXIT_USAGE
     if not is_failing(points, arguments.fail_above, arguments.allow_unchecked):

@@ -40,6 +40,7 @@ from pipeline.system.errors import (
     CommandError,
     log_line,
     pluralize,
+    print_text,
     require_packages,
     run_command,
 )
@@ -84,7 +85,7 @@ def main() -> int:
         print(json.dumps(content | {"answers": [result._asdict() for result in results]}, indent=1))
     else:
         lines = (f"{result.verdict:<14}  {result.check}: {result.sentence}" for result in results)
-        print(describe_origin(saved), *lines, sep="\n")
+        print_text("\n".join([describe_origin(saved), *lines]))
     counts = count_verdicts(results)
     log_line(", ".join(f"{count} {word}" for word, count in counts.items()))
     return EXIT_GAPS if counts["fail"] else EXIT_OK

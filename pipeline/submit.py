@@ -175,7 +175,7 @@ def print_plan(
     runs_here = cluster.kind == "local" and refusal is None
     here = pack_elements(selection.todo, submit_options.points_per_element) if runs_here else []
     described = dry_run.describe_plan(experiment, cluster, selection, arrays, options, prologue, estimates, here)
-    print(json.dumps(described, indent=1) if arguments.json else dry_run.render_plan(described))
+    errors.print_text(json.dumps(described, indent=1) if arguments.json else dry_run.render_plan(described))
     if refusal is None and arguments.max_gpu_hours is not None:
         try:
             gpu_hours_estimate.check_gpu_hours_limit(estimates, arguments.max_gpu_hours)
@@ -224,7 +224,7 @@ def report_end(context: SubmitContext, submitted: Sequence[Spec], *, waits: bool
     Return the exit code. Without `waits` only points that ran on this machine count: Slurm runs its points later.
     """
     submit_options, experiment, grid, cluster, _ = context
-    print(f"folder {experiment.folder}")
+    errors.print_text(f"folder {experiment.folder}")
     if cluster.kind == "slurm" and not waits:
         log_line(f"Next: {command('status', experiment.folder)} --watch")
         return EXIT_OK

@@ -4,6 +4,7 @@ import argparse
 import csv
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -20,8 +21,8 @@ from int8_records import RECORDS
 from pipeline.collect import DEFECT, TABLE_NAMES, address_of_words, display_options, go_on_after_error
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import start_submission
-from pipeline.experiment.measurement import MemorySearch, MemoryTrial
-from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.experiment.measurement import MemorySearch, MemoryTrial, Telemetry
+from pipeline.experiment.record import Environment, Failure, Gpu, Record
 from pipeline.report.build_tables import Tables
 from pipeline.report.display_tables import MAX_WIDTH
 
@@ -397,7 +398,16 @@ def test_a_point_that_a_manifest_names_twice_counts_once(pipeline: Command, tmp_
     assert (tables["coverage"]["expected"], tables["Q1"][0]["n"]) == (1, 1)
 
 
-FORMULAS = ('=HYPERLINK("http://host/"&A1)', "+1+1", "-1+1", "@SUM(A1)", "\t=1+1", "\r=1+1", "x\r=1+1\r\n=2")
+FORMULAS: tuple[str, ...] = (
+    '=HYPERLINK("http://host/"&A1)',
+    "+1+1",
+    "-1+1",
+    "@SUM(A1)",
+    "\t=1+1",
+    "\r=1+1",
+    "x\r=1+1\r\n=2",
+)
+FORMULAS += ("\n=1+1", " =1+1", "\n\t @SUM(A1)", "\xa0=1+1", "\uff1d1+1")  # blanks and a wide sign do not hide one
 
 
 @pytest.mark.parametrize("reason", FORMULAS)
@@ -412,10 +422,108 @@ def test_a_reason_that_a_spreadsheet_would_run_as_a_formula_is_text_in_the_csv_f
     with (experiment.folder / "oom.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
     shown = reason.replace("\r\n", "\n").replace("\r", "\n")  # else what follows one is a row of its own
+    shown = shown.replace("\xa0", "\N{REPLACEMENT CHARACTER}")
     assert row["reason"] == (shown if reason.startswith("x") else f"'{shown}")
     assert json.loads((experiment.folder / "tables.json").read_text())["oom"][0]["reason"] == reason
     with (experiment.folder / "q4.csv").open(newline="") as file:
         assert {row["loss"] for row in csv.DictReader(file)} == {"-0.5"}, "a number is no text"
+
+
+BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+NO_WIDTH = "\u200b\u200c\u200d\u2060\ufeff\xad\U000e0041"
+HOSTILE_NAME = f"=gpu{BIDI}{NO_WIDTH}\uffff`x"  # what the schema accepts as a name
+HOSTILE_TEXT = f"\n=\x1b[31mred\x1b]8;;http://host/\x07link\x1b]8;;\x07\x7f\x85\x9b2J{HOSTILE_NAME}"
+HOSTILE = Environment(
+    gpus=(Gpu(name=HOSTILE_NAME, node=HOSTILE_NAME, uuid=HOSTILE_NAME),),
+    nodes=(HOSTILE_NAME,),
+    variables={f"NCCL_{HOSTILE_NAME}": HOSTILE_NAME},
+    cpu=HOSTILE_NAME,
+    driver=HOSTILE_NAME,
+    torch=HOSTILE_NAME,
+    source_digest=HOSTILE_NAME,
+    source=HOSTILE_NAME,
+)
+
+
+def hostile_experiment(folder: Path) -> Path:
+    """An experiment with hostile text in every field that the schema leaves open, and in its own name."""
+    measured = RECORDS[0].measurement
+    assert measured is not None
+    assert measured.quantization is not None
+    histograms = (msgspec.structs.replace(measured.quantization.histograms[0], layer=HOSTILE_NAME),)
+    quantization = msgspec.structs.replace(measured.quantization, histograms=histograms)
+    measured = msgspec.structs.replace(measured, quantization=quantization)
+    failure = Failure("exception", HOSTILE_TEXT, node=HOSTILE_NAME)
+    other = msgspec.structs.replace(HOSTILE, gpus=(Gpu(name=f"b{HOSTILE_NAME}"),))
+    experiment = make_experiment(
+        folder / f"x{BIDI}\x9b",
+        make_record(environment=HOSTILE, telemetry=Telemetry(interval_s=1.0, notes=(HOSTILE_NAME,))),
+        make_record(make_spec(strategy="ddp", num_gpus=2), (2, 0.7), environment=other),
+        make_record(make_spec(batch_size_per_gpu=64), status="oom", reason=HOSTILE_TEXT),
+        make_record(make_spec(batch_size_per_gpu=32), status="failed", reason=HOSTILE_TEXT, failure=failure),
+        msgspec.structs.replace(RECORDS[0], measurement=measured, environment=HOSTILE),
+    )
+    (experiment.records_folder / f"bad{BIDI}.json").write_text("{")
+    make_experiment(folder / f"y{BIDI}", make_record(environment=HOSTILE))
+    return folder
+
+
+def unprintable(text: str) -> set[str]:
+    return {char for char in text if not char.isprintable()} - {"\n", "\t"}
+
+
+SHOWN: tuple[tuple[str, ...], ...] = (
+    ("collect",),
+    ("collect", "--columns", "all"),
+    ("collect", "--format", "json"),
+    *(("collect", "--format", "csv", "--only", table) for table in ("Q1", "oom", "int8_histograms")),
+    ("status", "--all"),
+    ("status", "--json"),
+    ("cancel",),
+    ("compare",),
+    ("compare", "--json"),
+    ("submit", "--grid", "smoke", "--dry-run", "--outputs"),
+    ("submit", "--grid", "smoke", "--dry-run", "--json", "--outputs"),
+    ("status", f"--x{BIDI}"),
+)
+
+
+@pytest.mark.fault("F47")
+@pytest.mark.parametrize("arguments", SHOWN, ids=lambda arguments: " ".join(arguments[:4]).encode("unicode_escape"))
+def test_no_text_of_others_controls_the_terminal(pipeline: Command, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    folder = hostile_experiment(tmp_path)
+    folders = [folder / f"y{BIDI}", folder / f"y{BIDI}"] if arguments[0] != "collect" else [folder]
+    if arguments[0] == "compare":
+        make_experiment(folder / "z", make_record())
+        folders[1] = folder / "z"
+    answer = pipeline(*arguments, *folders[: 2 if arguments[0] == "compare" else 1])
+    assert answer.returncode == (2 if BIDI in arguments[-1] else 0)
+    assert "Warning" not in answer.stderr
+    assert unprintable(answer.stdout + answer.stderr) == set()
+    assert answer.stdout or answer.returncode == 2
+
+
+@pytest.mark.fault("F47")
+def test_no_text_of_others_controls_a_reader_of_the_files(pipeline: Command, tmp_path: Path) -> None:
+    folder = hostile_experiment(tmp_path)
+    assert pipeline("collect", folder).returncode == 0
+    written = [path for path in folder.rglob("*") if path.suffix in (".md", ".html", ".csv", ".svg")]
+    written += folder.rglob("tables.json")
+    assert {path.suffix for path in written} == {".md", ".html", ".csv", ".svg", ".json"}
+    assert {path.name: unprintable(path.read_text()) for path in written if unprintable(path.read_text())} == {}
+    tables = [csv.reader(path.read_text().splitlines(keepends=True)) for path in folder.rglob("*.csv")]
+    cells = [cell for rows in tables for row in rows for cell in row]
+    assert any("red" in cell for cell in cells)
+    assert [cell for cell in cells if cell.lstrip().startswith(("=", "+", "-", "@")) and not is_number(cell)] == []
+    (shape,) = [json.loads(path.read_text()) for path in folder.glob("x*/tables.json")]
+    assert shape["oom"][0]["reason"] == HOSTILE_TEXT, "JSON escapes it, and loses nothing"
+
+
+def is_number(cell: str) -> bool:
+    try:
+        return math.isfinite(float(cell))
+    except ValueError:
+        return False
 
 
 def test_a_folder_that_may_not_be_written_has_its_tables_printed_alone(tmp_path: Path) -> None:

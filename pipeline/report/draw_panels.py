@@ -6,6 +6,7 @@ Every role has a placeholder colour; `plots` replaces it.
 import io
 import logging
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,7 +96,8 @@ def size_of(panel: Panel) -> tuple[int, int]:
 def draw_panel(panel: Panel) -> bytes:
     """Return the panel as matplotlib draws it."""
     width, height = size_of(panel)
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's fonts draw the text
         figure = Figure(figsize=(width / 72, height / 72))
         figure.patch.set_visible(False)
         left, right, top, bottom = MARGINS[type(panel)]

@@ -28,7 +28,7 @@ from pipeline.report.point_fates import RecordLinks, address_of, build_fates
 from pipeline.report.provenance import hardware_of, list_provenance
 from pipeline.report.row_types import CostRow
 from pipeline.system import files
-from pipeline.system.errors import pluralize
+from pipeline.system.errors import pluralize, replace_control_characters
 
 if TYPE_CHECKING:
     from pipeline.report.plots import RenderedPlot
@@ -97,7 +97,8 @@ def write_report(source: PageSource) -> tuple[IndexEntry, ImportError | None]:
 
 def draw_plots(source: PageSource) -> "tuple[list[RenderedPlot], ImportError | None]":
     """Return the plots as SVG, and the error if matplotlib cannot be imported; without plots it is not imported."""
-    wanted = build_plots(PlotSource(source.tables.flat(), source.collected.outcomes, processors_of(source.collected)))
+    rows = {table: list(map(printable_row, rows)) for table, rows in source.tables.flat().items()}
+    wanted = build_plots(PlotSource(rows, source.collected.outcomes, processors_of(source.collected)))
     if not wanted:
         return [], None
     try:
@@ -219,8 +220,11 @@ def render_template(name: str, **values: Any) -> str:
     return environment.get_template(name).render(style=style, style_digest=digest, **values)
 
 
+def printable_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row with its texts as a picture may have them: matplotlib warns of others, and XML has no place."""
+    return {key: printable(value) for key, value in row.items()}
+
+
 def printable(value: Any) -> Any:
     """Return text without control and direction characters: a name could hide what stands beside it."""
-    if type(value) is not str or value.isprintable():
-        return value
-    return "".join(char if char.isprintable() or char == "\n" else " " for char in value)
+    return replace_control_characters(value, by=" ") if type(value) is str else value

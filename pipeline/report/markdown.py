@@ -31,7 +31,7 @@ from pipeline.report.display_tables import (
 )
 from pipeline.report.provenance import describe_provenance
 from pipeline.report.row_types import Row
-from pipeline.system.errors import pluralize
+from pipeline.system.errors import pluralize, replace_control_characters
 
 UNSAFE_CHARACTERS = re.compile(r"[|<>`\[\]\\]")
 BLOCK_START = re.compile(r"(#{1,6}(?=\s|$)|[-+*](?=\s|$)|>|=+\s*$|-+\s*$|~{3}|[-*_][-*_\s]+$)")
@@ -97,7 +97,7 @@ def render_answers(answers: Answers) -> str:
 
 def escape_sentence(sentence: str) -> str:
     """Return an answer with its commands as code and all other text escaped: it may hold text of a record."""
-    parts = sentence.split("`")
+    parts = replace_control_characters(sentence, by=" ").split("`")
     return "`".join(part if number % 2 else escape_markdown(part) for number, part in enumerate(parts))
 
 
@@ -206,5 +206,5 @@ def render_oom(rows: Sequence[Row]) -> str:
 
 def escape_markdown(text: str) -> str:
     """Return text that cannot break out of a Markdown cell or become HTML, a link or a terminal escape."""
-    printable = text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
+    printable = re.sub(r"[\n\t]", " ", replace_control_characters(text, by=" "))
     return re.sub(r"([\\|<>`*_\[\]])", r"\\\1", printable) if UNSAFE_CHARACTERS.search(printable) else printable

@@ -1,5 +1,7 @@
 """Tables as JSON and as CSV: their texts, and the files beside the records."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,10 +9,12 @@ import msgspec
 
 from pipeline.report.collect_experiment import CollectedExperiment
 from pipeline.system import files
+from pipeline.system.errors import replace_control_characters
 
 Rows = Sequence[Mapping[str, Any]]
 
-FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell that begins with one
+FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r]")  # a spreadsheet runs a cell that begins so
+NOT_ASCII = re.compile(r"[^\n -~]")
 
 
 def write_tables(found: CollectedExperiment, report: str) -> None:
@@ -28,8 +32,9 @@ def write_tables(found: CollectedExperiment, report: str) -> None:
 
 
 def indented_json(value: object) -> bytes:
-    """Return the value as JSON, one space a level."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+    """Return the value as JSON in ASCII, one space a level: other characters could control a terminal."""
+    text = msgspec.json.format(msgspec.json.encode(value), indent=1).decode()
+    return NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text).encode() + b"\n"
 
 
 def one_csv(rows_by_experiment: Mapping[str, Rows]) -> str:
@@ -50,9 +55,10 @@ def csv_text(rows: Rows) -> str:
 def inert_cell(value: Any) -> Any:
     """Return the value of a CSV cell. A quote before a formula makes a spreadsheet show it as text.
 
-    Carriage returns become line feeds: the CSV writer does not quote them, and readers would start a new row.
+    Carriage returns become line feeds: the CSV writer does not quote them, and readers would start a new row. Other
+    control characters are replaced, because CSV cannot escape them.
     """
     if not isinstance(value, str):
         return value
-    one_row = value.replace("\r\n", "\n").replace("\r", "\n")
-    return f"'{one_row}" if value.startswith(FORMULA_SIGNS) else one_row
+    one_row = replace_control_characters(value.replace("\r\n", "\n").replace("\r", "\n"))
+    return f"'{one_row}" if FORMULA.match(value) else one_row

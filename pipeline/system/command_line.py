@@ -1,15 +1,24 @@
 """The part of the command line that all commands share: description and --version."""
 
 import argparse
-from typing import Any
+from typing import Any, NoReturn
 
 from pipeline import __version__
+from pipeline.system.errors import replace_control_characters
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors have no control characters: they quote the command line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message, and exit with 2."""
+        super().error(replace_control_characters(message))
 
 
 def build_parser(name: str, docstring: str | None) -> argparse.ArgumentParser:
     """Return the parser of `python -m pipeline.NAME`, with --version; the docstring's first line describes it."""
     prog = f"python -m pipeline.{name}" if name else "python -m pipeline"
-    parser = argparse.ArgumentParser(prog=prog, description=first_line(docstring))
+    parser = CommandParser(prog=prog, description=first_line(docstring))
     parser.add_argument(
         "--version", action=VersionAction, nargs=0, help="print the version, and the commit in a git checkout"
     )

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from traceback import format_exception
 from types import TracebackType
 from typing import NoReturn, TextIO
 
@@ -23,6 +24,7 @@ UMASK = 0o027  # the group may read the files of a command and its processes, ot
 
 CONTROL_CHARACTERS = r"\x00-\x1f\x7f-\x9f\u2028\u2029"  # a range of a regular expression
 CONTROL_CHARACTER = re.compile(f"[{CONTROL_CHARACTERS}]")
+NOT_ASCII_TEXT = re.compile(r"[^\x20-\x7e\n\t]")
 RANK_PACKAGES = ("numpy", "PIL", "torch", "torchvision")  # module names
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "PyYAML"}  # module name -> package name, where they differ
 INSTALL = "install this project's packages with: python -m pip install -c constraints.txt -e ."
@@ -53,6 +55,11 @@ def discard(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+def print_text(text: str, end: str = "\n") -> None:
+    """Print text to stdout without characters that control a terminal: it may have names and messages of others."""
+    print(replace_control_characters(text), end=end)
+
+
 def log_line(sentence: str) -> None:
     """Print a sentence to stderr, because stdout is for data. The work goes on if nobody reads it any longer."""
     try:
@@ -81,9 +88,13 @@ def shorten_list(names: Sequence[str], max_shown: int) -> str:
     return ", ".join(names[:max_shown]) + (f" and {num_others} more" if num_others > 0 else "")
 
 
-def replace_control_characters(text: str) -> str:
-    """Replace control characters other than line breaks and tabs: an error text may contain terminal escapes."""
-    return "".join(char if char in "\n\t" or char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+def replace_control_characters(text: str, by: str = "\N{REPLACEMENT CHARACTER}") -> str:
+    """Replace all characters that are not printable, except line breaks and tabs.
+
+    These are control characters (terminal escapes, C1), characters that change the direction or have no width, and
+    those that XML does not allow: `str.isprintable` is False for each of them.
+    """
+    return NOT_ASCII_TEXT.sub(lambda match: match[0] if match[0].isprintable() else by, text)
 
 
 def refuse_control_characters(words: Sequence[str]) -> None:
@@ -120,7 +131,7 @@ def report_uncaught(kind: type[BaseException], error: BaseException, traceback: 
     """Handle an uncaught exception: a failed import ends with one sentence, any other error with its traceback."""
     command_error = import_error_as_command_error(error) if isinstance(error, ImportError) else None
     if command_error is None:
-        sys.__excepthook__(kind, error, traceback)
+        log_line("".join(format_exception(kind, error, traceback)).rstrip())
         return
     log_line(f"error: {command_error}")
     sys.exit(command_error.code)
