@@ -12,6 +12,7 @@ import csv
 import hashlib
 import io
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -52,11 +53,13 @@ optional columns:
   accuracy            training accuracy, as a fraction (0.509) or with a percent sign (50.9%)
   num_nodes, repeat   numbers (without the column: 1 node, repeat 0)
   precision           fp32, tf32 or bf16"""
+MAX_COLUMN_CHARS = 40  # of a name that a message quotes
 CASE_INSENSITIVE_COLUMNS = ("strategy", "status", "precision")
 REFUSED_CELLS = ("nan", "inf", "-inf", "+inf", "infinity", "-infinity", "null", "none")
 NOT_A_NUMBER = "is not a number; leave the cell empty if it was not measured."
 BYTES_PER_PARAMETER = 4  # gradients in fp32, as DistributedDataParallel sends them
 
+EpochNumber = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 PositiveSeconds = Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)]
 
 
@@ -67,7 +70,7 @@ class CsvRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     num_gpus: PositiveInt
     batch_size_per_gpu: PositiveInt
     epoch_time_s: PositiveSeconds | None
-    epoch: PositiveInt = FIRST_TIMED_EPOCH
+    epoch: EpochNumber = FIRST_TIMED_EPOCH
     compute_time_s: PositiveSeconds | None = None
     loss: float | None = None
     accuracy: UnitFraction | None = None
@@ -90,12 +93,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("file", type=Path, help="a CSV file with the columns below")
     parser.add_argument("--outputs", type=Path, required=True, help="the experiment's folder, such as outputs/a40-ddp")
     parser.add_argument("--gpu", help="the GPU's name (without it, tables show 'not stated')")
-    parser.add_argument(
-        "--num-samples", type=positive_integer, default=CIFAR10_SAMPLES, help="samples an epoch (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--num-parameters", type=positive_integer, default=11_173_962, help="trained parameters (default: %(default)s)"
-    )
+    samples = "samples an epoch (without it: no images/s, steps and updates)"
+    parser.add_argument("--num-samples", type=positive_integer, help=samples)
+    parameters = "trained parameters (without it: no bytes and no bandwidth)"
+    parser.add_argument("--num-parameters", type=positive_integer, help=parameters)
     return parser.parse_args()
 
 
@@ -140,11 +141,12 @@ def read_rows(raw: bytes, name: str) -> list[CsvRow]:
 def check_header(header: list[str], name: str) -> None:
     """Raise CommandError for a column that is missing, unknown or repeated."""
     missing = [column for column, field in CSV_COLUMNS.items() if field.required and column not in header]
-    unknown = [column for column in header if column not in CSV_COLUMNS]
-    twice = sorted({column for column in header if header.count(column) > 1})
+    counts = Counter(header)
+    unknown = [column for column in counts if column not in CSV_COLUMNS]
+    twice = sorted(column for column, count in counts.items() if count > 1)
     for problem, columns in (("lacks", missing), ("has the unknown", unknown), ("repeats", twice)):
         if columns:
-            listed = replace_control_characters(", ".join(columns))
+            listed = errors.shorten_list([column[:MAX_COLUMN_CHARS] for column in columns], 5)
             raise CommandError(f"the header of {name} {problem} {listed}; the columns are {', '.join(CSV_COLUMNS)}.")
 
 
@@ -219,16 +221,25 @@ def group_rows(rows: Iterable[CsvRow]) -> list[list[CsvRow]]:
 
 
 def build_ingested_record(
-    rows: list[CsvRow], num_samples: int, num_parameters: int, launch_id: str, environment: Environment
+    rows: list[CsvRow],
+    stated_samples: int | None,
+    num_parameters: int | None,
+    launch_id: str,
+    environment: Environment,
 ) -> Record:
-    """Return the record of one point. Axes that the file does not state are None. Raises CommandError."""
+    """Return the record of one point. What neither the file nor an option states is None. Raises CommandError.
+
+    Only the samples of the spec have a default, because run ids do not change: no figure uses it.
+    """
     first = rows[0]
+    num_samples = CIFAR10_SAMPLES if stated_samples is None else stated_samples
     share = math.ceil(num_samples / max(1, first.num_gpus))
     if first.batch_size_per_gpu > share:
         raise CommandError(
             f"{first.strategy} on {pluralize(first.num_gpus, 'GPU')} states batch_size_per_gpu "
-            f"{first.batch_size_per_gpu:,}, but a GPU has {share:,} of the {num_samples:,} samples, so the batch is "
-            "never full; leave the row out, or give --num-samples."
+            f"{first.batch_size_per_gpu:,}, but a GPU has {share:,} of the {num_samples:,} samples"
+            f"{'' if stated_samples else ' of the default'}, so the batch is never full; leave the row out, or give "
+            "--num-samples."
         )
     try:
         spec = Spec(
@@ -251,20 +262,21 @@ def build_ingested_record(
         failure = Failure(kind="stated_oom", message="stated as out of memory")
         outcome: dict[str, Any] = {"reason": failure.message, "failure": failure}
     else:
-        epochs, gradient_bytes = tuple(build_epochs(rows, spec)), num_parameters * BYTES_PER_PARAMETER
+        gradient_bytes = None if num_parameters is None else num_parameters * BYTES_PER_PARAMETER
+        epochs = tuple(build_epochs(rows, spec, stated_samples))
         outcome = {"measurement": Measurement(epochs, num_parameters, gradient_bytes)}
     return record_store.new_record(spec, first.status, launch_id, measured=False, environment=environment, **outcome)
 
 
-def build_epochs(rows: list[CsvRow], spec: Spec) -> Iterator[Epoch]:
+def build_epochs(rows: list[CsvRow], spec: Spec, stated_samples: int | None) -> Iterator[Epoch]:
     """Yield the epochs of one point. The times of rank 0 stand for all ranks."""
     for row in rows:
         rank = RankEpoch(0, nanoseconds(row.epoch_time_s), nanoseconds(row.compute_time_s))
         yield Epoch(
             epoch=row.epoch,
             ranks=(rank,),
-            num_updates=row.epoch * spec.full_steps_per_epoch,
-            num_samples=spec.num_samples,
+            num_updates=None if stated_samples is None else row.epoch * spec.full_steps_per_epoch,
+            num_samples=stated_samples,
             loss=row.loss,
             accuracy=row.accuracy,
         )

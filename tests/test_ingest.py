@@ -17,6 +17,7 @@ from pipeline.system.errors import CommandError
 
 HEADER = "strategy,num_gpus,batch_size_per_gpu,epoch,epoch_time_s,compute_time_s,loss,accuracy,status"
 GOOD = "dp,1,32,2,24.94,23.76,,,ok"
+RESNET18_ON_CIFAR10 = ("--num-samples", "50000", "--num-parameters", "11173962")  # as both published reports state
 
 
 class Ingested(NamedTuple):
@@ -37,9 +38,8 @@ class Ingested(NamedTuple):
 
 
 def bring_in(name: str, gpu: str, outputs: Path) -> Ingested:
-    answer = run_command(
-        "ingest", ROOT / "tests" / "recorded" / f"{name}.csv", "--outputs", outputs / name, "--gpu", gpu
-    )
+    file = ROOT / "tests" / "recorded" / f"{name}.csv"
+    answer = run_command("ingest", file, "--outputs", outputs / name, "--gpu", gpu, *RESNET18_ON_CIFAR10)
     assert (answer.returncode, answer.stdout) == (0, ""), answer.stderr
     answer = run_command("collect", outputs, "--format", "json")
     assert answer.returncode == 0, answer.stderr
@@ -286,6 +286,61 @@ def test_options_state_the_samples_and_the_size_of_the_model(tmp_path: Path) -> 
     assert row["comm_time_subtraction_s"] == 1.0  # 3 - 4/2
 
 
+def test_what_neither_the_file_nor_an_option_states_is_no_figure(tmp_path: Path) -> None:
+    rows = ("ddp,1,10,2,4,,2.5,,ok", "ddp,2,10,2,3,,2.5,,ok")
+    tables = collect(ingest_text(tmp_path, *rows))
+    (alone,), (by_subtraction,), (first, _) = tables.Q1, tables.Q3, tables.Q4
+    of_one, of_two = (row for row in tables.Q2 if row["scaling"] == "weak")
+    assert [row["throughput_samples_per_s"] for row in (alone, of_one, of_two)] == [None] * 3
+    bytes_and_steps = ("steps_per_epoch", "ring_bytes_per_epoch", "bandwidth_subtraction_gb_s")
+    assert [by_subtraction[key] for key in bytes_and_steps] == [None] * 3
+    assert first["num_updates"] is None
+    assert_says(alone["note"], "not stated: ", "throughput_samples_per_s")
+    assert_says(by_subtraction["note"], "not stated: ", "steps_per_epoch, ring_bytes_per_epoch")
+    assert_says(first["note"], "not stated: num_updates")
+    assert (of_two["speedup"], by_subtraction["comm_time_subtraction_s"]) == (4 / 3, 1.0)  # the times say these
+    answer = run_command("collect", tmp_path / "out")
+    assert_says(answer.stdout, "One batch size was timed: 10 images a step give images/s not stated (epoch 4.00 s")
+    assert not any(word in answer.stdout for word in ("12,500 images/s", "GB/s", "| updates"))
+    ((record, _), _) = record_store.load_folder(tmp_path / "out" / "records")
+    assert record.measurement is not None
+    assert (record.measurement.num_parameters, record.measurement.gradient_bytes) == (None, None)
+    assert [(epoch.num_samples, epoch.num_updates) for epoch in record.measurement.epochs] == [(None, None)]
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "num_bytes", "throughput"),
+    [
+        (("--num-samples", "1000"), 50, None, 1000 / 3),  # 500 / 10
+        (("--num-parameters", "250"), None, None, None),  # bytes of one step, but of how many?
+        (("--num-samples", "1000", "--num-parameters", "250"), 50, 50 * 1000, 1000 / 3),
+    ],
+)
+def test_each_option_gives_the_figures_that_need_it(
+    tmp_path: Path, options: tuple[str, ...], steps: int | None, num_bytes: int | None, throughput: float | None
+) -> None:
+    file = tmp_path / "file.csv"
+    file.write_text(f"{HEADER}\nddp,1,10,2,4,,,,ok\nddp,2,10,2,3,,,,ok\n")
+    run_ingest(file, "--outputs", tmp_path / "out", *options)
+    tables = collect(tmp_path / "out")
+    assert (tables.Q3[0]["steps_per_epoch"], tables.Q3[0]["ring_bytes_per_epoch"]) == (steps, num_bytes)
+    assert tables.Q2[1]["throughput_samples_per_s"] == throughput
+
+
+def test_a_record_of_an_earlier_version_gives_way_to_one_that_invents_nothing(tmp_path: Path) -> None:
+    """Its point keeps its run id, so that the same file again is a new attempt and not a second point."""
+    folder = ingest_text(tmp_path, GOOD)
+    (path,) = (folder / "records").iterdir()
+    shape = json.loads(path.read_text()) | {"schema_version": 11, "launch_id": "ingest-before"}
+    shape["measurement"] |= {"num_parameters": 11_173_962, "gradient_bytes": RESNET18_GRADIENT_BYTES}
+    shape["measurement"]["epochs"][0] |= {"num_updates": 3126, "num_samples": 50_000}
+    path.write_text(json.dumps(shape))
+    assert round(collect(folder).Q1[0]["throughput_samples_per_s"]) == 2005  # 50,000 / 24.94: what it states
+    found = collect_experiment(Experiment(ingest_text(tmp_path, GOOD)))
+    assert (found.collected.coverage.expected, found.collected.coverage.superseded) == (1, 1)
+    assert found.tables.Q1[0]["throughput_samples_per_s"] is None
+
+
 def test_a_file_needs_four_columns_alone(tmp_path: Path) -> None:
     header = "strategy,num_gpus,batch_size_per_gpu,epoch_time_s"
     tables = collect(ingest_text(tmp_path, "ddp,1,32,10", "ddp,2,32,5", header=header))
@@ -384,6 +439,16 @@ def test_a_bad_file_is_refused_in_a_sentence_and_nothing_is_written(tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
+def test_a_header_of_a_hundred_thousand_columns_is_refused_at_once_and_in_one_sentence(tmp_path: Path) -> None:
+    """Counting each column in the whole header took minutes."""
+    wide = ",".join([HEADER, *(f"c{number}" for number in range(100_000)), "x" * 1000])
+    with pytest.raises(
+        CommandError, match=r"has the unknown c0, c1, c2, c3, c4 and 99996 more; the columns are"
+    ) as said:
+        ingest_text(tmp_path, GOOD, header=wide)
+    assert is_one_sentence(str(said.value))
+
+
 def test_a_refusal_names_the_line_and_the_column(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"file\.csv line 3: .*accuracy"):
         ingest_text(tmp_path, GOOD, "dp,2,32,2,24,,,50.9,ok")
@@ -465,5 +530,7 @@ def test_a_batch_larger_than_the_data_set_is_refused_with_a_cure_that_a_file_has
     path = tmp_path / "x.csv"
     path.write_text(f"{HEADER}\nddp,2,32768,,,,,,oom\n")
     answer = run_command("ingest", path, "--outputs", tmp_path / "out")
-    assert_refused(answer, 2, "a GPU has 25,000 of the 50,000 samples", "leave the row out, or give --num-samples")
+    assert_refused(
+        answer, 2, "a GPU has 25,000 of the 50,000 samples of the default", "leave the row out, or give --num-samples"
+    )
     assert run_command("ingest", path, "--outputs", tmp_path / "out", "--num-samples", "65536").returncode == 0

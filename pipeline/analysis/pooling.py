@@ -82,6 +82,13 @@ class PooledPoint:
         return [outcome.record for outcome in self.outcomes if outcome.record and outcome.status == "ok"]
 
     @cached_property
+    def num_samples(self) -> int | None:
+        """The samples of an epoch; None if timings from elsewhere do not state them, and the spec has the default."""
+        stated = [record.measurement for record in self.ok_records if record.measurement and not record.measured]
+        is_unknown = any(epoch.num_samples is None for measurement in stated for epoch in measurement.epochs)
+        return None if is_unknown else self.spec.num_samples
+
+    @cached_property
     def records_by_environment(self) -> list[Record]:
         """One ok record of each environment, precision and execution: enough to compare environments."""
         return list({comparability.environment_key(record): record for record in self.ok_records}.values())

@@ -81,6 +81,7 @@ def progress_to(record: Record, target_accuracy: float) -> Progress:
     epochs = record.measurement.epochs if record.measurement else ()
     for epoch, time_s in zip(epochs, training_times_s(record), strict=True):
         if (epoch.test_accuracy or 0.0) >= target_accuracy:
+            assert epoch.num_updates is not None, "it was measured here"
             return Progress(epoch.epoch, epoch.num_updates, time_s)
     return Progress(NOT_REACHED, NOT_REACHED, NOT_REACHED)
 

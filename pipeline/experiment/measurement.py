@@ -73,12 +73,13 @@ class Epoch(RecordStruct, frozen=True):
 
     `num_updates` counts from the start of training to the end of this epoch. If the loss was not finite, `loss` is None
     and `diverged_at_update` is set. `num_samples` counts distinct samples over all ranks. `first_learning_rate`
-    is that of the first update, `peak_learning_rate` the largest one of the epoch (both None before schema 11).
+    is that of the first update, `peak_learning_rate` the largest one of the epoch (both None before schema 11). Timings
+    from elsewhere have None for what they do not state, updates and samples included (since schema 12).
     """
 
     epoch: PositiveInt
     ranks: Annotated[tuple[RankEpoch, ...], msgspec.Meta(min_length=1)]
-    num_updates: NonNegativeInt
+    num_updates: NonNegativeInt | None
     num_samples: NonNegativeInt | None = None
     loss: float | None = None
     accuracy: UnitFraction | None = None
@@ -333,12 +334,12 @@ class Measurement(RecordStruct, frozen=True):
 
     `num_points_before` counts the points that the same processes ran before this one. `compile_time_s` is the slowest
     rank's wall time for compiling and capturing, before the clock starts. Each of `captured_batch_sizes` has its own
-    CUDA graph.
+    CUDA graph. `num_parameters` and `gradient_bytes` are None if timings from elsewhere do not state them.
     """
 
     epochs: tuple[Epoch, ...]
-    num_parameters: PositiveInt
-    gradient_bytes: PositiveInt
+    num_parameters: PositiveInt | None
+    gradient_bytes: PositiveInt | None
     memory: tuple[DeviceMemory, ...] = ()
     num_points_before: NonNegativeInt = 0
     precision_used: ShortText | None = None

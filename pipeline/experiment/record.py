@@ -26,7 +26,9 @@ from pipeline.system.host import parse_timestamp
 #      adds the learning rate at the first update of each epoch and the largest one, and the axes `schedule`, `nesterov`
 #      and `reference_batch_size`
 #      adds the result of `measure: quantize` and the number of its calibration images
-SCHEMA_VERSION: Literal[11] = 11
+#  12  adds None ("not stated") for the parameters, the bytes of gradients, the updates and the samples of timings from
+#      elsewhere; earlier versions wrote those of ResNet-18 and CIFAR-10 where `ingest` was not told
+SCHEMA_VERSION: Literal[12] = 12
 
 MAX_STEP_TIMES = 40_000  # over all epochs; a longer series is stored in the .steps.npz only
 MAX_RANK_EPOCHS = 1_000  # epochs x ranks; with more there is no space for step times
@@ -122,7 +124,7 @@ class Record(RecordStruct, frozen=True):
     Raises ValueError if status and content contradict each other.
     """
 
-    schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+    schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
     run_id: ShortText
     attempt: NonNegativeInt
     spec: Spec
@@ -152,6 +154,8 @@ class Record(RecordStruct, frozen=True):
 
     def _check_measurement(self, measurement: Measurement) -> None:
         spec, epochs, ranks = self.spec, measurement.epochs, list(range(self.spec.world_size))
+        if measurement.num_parameters is None or measurement.gradient_bytes is None:
+            raise ValueError("a measured point has num_parameters and gradient_bytes")
         if [epoch.epoch for epoch in epochs] != list(range(1, len(epochs) + 1)):
             raise ValueError("epochs count from 1, one after another")
         if spec.measure in ("epochs", "quantize") and not spec.min_epochs <= len(epochs) <= spec.epochs:

@@ -56,7 +56,7 @@ def is_answered(sentence: str) -> bool:
 
 def answer_batch_size(tables: Tables) -> str:
     """Return the batch size with the highest throughput on one GPU, and the first that runs out of memory."""
-    all_timed = [row for row in tables.Q1 if row.throughput_samples_per_s]
+    all_timed = [row for row in tables.Q1 if row.epoch_time_s]
     timed, left_out = of_one_gpu_model(all_timed, unusual_model)
     memory = answer_memory(tables)
     if not timed:
@@ -66,12 +66,14 @@ def answer_batch_size(tables: Tables) -> str:
         if searched_memory(tables) or any(row.status == "oom" for row in tables.Q1):
             return f"{memory} The speed is not known: {why}"
         return f"Not answered {'yet' if lost else 'here'}: {why}"
-    best = max(timed, key=lambda row: row.throughput_samples_per_s or 0.0)
+    best = max(timed, key=lambda row: (row.throughput_samples_per_s or 0.0, -(row.epoch_time_s or 0.0)))
+    throughput = best.throughput_samples_per_s
     size, num_sizes = best.global_batch_size, len({row.global_batch_size for row in timed})
     which = f"Of {num_sizes} batch sizes one GPU is fastest at {size:,} images a step:"
     said = [
         which if num_sizes > 1 else f"One batch size was timed: {size:,} images a step give",
-        f"{best.throughput_samples_per_s:,.0f} images/s (epoch {figure_of(best, 'epoch_time', '_s')} s,",
+        f"{'images/s not stated' if throughput is None else f'{throughput:,.0f} images/s'} "
+        f"(epoch {figure_of(best, 'epoch_time', '_s')} s,",
         f"{interval_of(best, 'epoch_time', '_s')}{source_of(best, timed, 'batch_size_per_gpu')}).",
     ]
     said += describe_as_fast(best, timed)

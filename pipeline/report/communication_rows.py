@@ -172,7 +172,8 @@ def transfer_row(point: PooledPoint, trained: Sequence[PooledPoint]) -> Transfer
         for kind in KINDS
         for quantity in ("calls_per_step", "bytes_per_step")
     }
-    gradient_bytes = [record.measurement.gradient_bytes for record in point.ok_records if record.measurement]
+    measured = [record.measurement for record in point.ok_records if record.measurement]
+    gradient_bytes = [found.gradient_bytes for found in measured if found.gradient_bytes is not None]
     replicas = spec.num_gpus - 1 if spec.strategy == "dp" else 1
     same = (other for other in trained if differ_only_in_measurement(other.spec, spec))
     match = next((other for other in same if other.median_epoch_time_s is not None), None)  # a probe has no epoch time

@@ -20,6 +20,10 @@ FIGURE_WORDS = {
     "peak_memory_gib": "memory",
     "training_time_s": "training time",
     "learning_rate": "learning rate",
+    "throughput_samples_per_s": "images/s",
+    "steps_per_epoch": "steps",
+    "ring_bytes_per_epoch": "bytes",
+    "num_updates": "updates",
 }
 """The figures that notes name, in the words of the tables' headings. JSON and CSV have the key."""
 

@@ -25,8 +25,8 @@ def time_figures(point: PooledPoint) -> dict[str, Any]:
     epoch_time_s = point.median_epoch_time_s
     data_time_s = point.median(median_window_s("data_time_ns"))
     throughput = None
-    if epoch_time_s is not None:
-        throughput = formulas.throughput_samples_per_s(point.spec.num_samples, epoch_time_s)
+    if epoch_time_s is not None and point.num_samples is not None:
+        throughput = formulas.throughput_samples_per_s(point.num_samples, epoch_time_s)
     return {
         **timed_figures("epoch_time_s", point.epoch_time),
         "compute_time_s": point.median(median_window_s("compute_time_ns")),
@@ -111,7 +111,8 @@ def subtraction_figures(point: PooledPoint, baseline: Baseline, links: MeasuredL
             notes.append(make_note("subtraction_fails"))
         elif ends_s and ends_s[0] <= 0:
             notes.append(make_note("subtraction_is_noise"))
-    num_steps = point.spec.full_steps_per_epoch if point.spec.is_whole_epoch else None
+    has_steps = point.spec.is_whole_epoch and point.num_samples is not None
+    num_steps = point.spec.full_steps_per_epoch if has_steps else None
     num_bytes = ring_bytes(point, num_steps)
     bandwidth = None
     if comm_s is not None and num_bytes is not None:
@@ -132,7 +133,7 @@ def subtraction_figures(point: PooledPoint, baseline: Baseline, links: MeasuredL
 def ring_bytes(point: PooledPoint, num_steps: int | None) -> int | None:
     """Return the bytes that a GPU sends in the ring all-reduces of so many steps; None if the gradients are unknown."""
     measurement = point.ok_records[0].measurement if point.ok_records else None
-    if measurement is None or num_steps is None:
+    if measurement is None or measurement.gradient_bytes is None or num_steps is None:
         return None
     return round(num_steps * formulas.ring_bytes_per_step(measurement.gradient_bytes, point.spec.num_gpus))
 

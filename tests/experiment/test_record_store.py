@@ -65,12 +65,14 @@ def test_a_record_with_a_flipped_bit_is_invalid_or_still_a_record_of_its_point(t
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"schema_version": 11', '"schema_version": 0', "Invalid enum value 0 - at `$.schema_version`"),
+        ('"schema_version": 12', '"schema_version": 0', "Invalid enum value 0 - at `$.schema_version`"),
         (
-            '"schema_version": 11',
             '"schema_version": 12',
-            "has schema 12 of a later pipeline; this one reads schemas up to 11",
+            '"schema_version": 13',
+            "has schema 13 of a later pipeline; this one reads schemas up to 12",
         ),
+        ('"num_parameters": 11173962', '"num_parameters": null', "a measured point has num_parameters and"),
+        ('"num_updates": 391', '"num_updates": null', "epoch 1 cannot end after None updates"),
         ('"attempt": 0', '"attempt": 1', "holds attempt 1 of"),
         ('"attempt": 0', '"attempt": 0, "extra": 1', "unknown field `extra`"),
         ('"repeat": 0', '"repeat": 0, "extra": 1', "unknown field `extra` - at `$.spec`"),
