@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from factories import ROOT
 
+from pipeline.experiment.point_label import format_number
 from pipeline.experiment.record_store import load_record
 from pipeline.training.models import build_model
 from pipeline.training.weight_files import load_weights
@@ -19,11 +20,11 @@ ROWS: list[dict[str, Any]] = json.loads((ROOT / "outputs/two-cores/quantize/tabl
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.2f}"
+    return format_number(100 * value, ".2f")
 
 
 def points(value: float | None, digits: int = 2) -> str:
-    return "" if value is None else f"{100 * value:+.{digits}f}"
+    return "" if value is None else format_number(100 * value, f"+.{digits}f")
 
 
 def table_row(row: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from pipeline.experiment.axis_groups import POOLED_AXES, alike_key, without_repe
 from pipeline.experiment.measurement import Epoch, RankEpoch
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import AXES, FIRST_TIMED_EPOCH, Spec
+from pipeline.experiment.spec import AXIS_DEFAULTS, FIRST_TIMED_EPOCH, Spec
 
 MAX_PARTS_DEVIATION = 0.01  # of an epoch's time: the sum of its parts may differ from it by this share
 MIN_PARTS_DEVIATION_NS = 1_000_000  # a smaller difference is never reported
@@ -203,9 +203,9 @@ def pool_outcomes(outcomes: Sequence[PointOutcome]) -> list[PooledPoint]:
 
 
 def axes_to_show(specs: Sequence[Spec]) -> list[str]:
-    """Return the axes of every row: those always shown, then the others that vary in the experiment."""
-    varying = [axis for axis in AXES if len({getattr(spec, axis) for spec in specs}) > 1 and axis not in POOLED_AXES]
-    return [*ALWAYS_SHOWN, *(axis for axis in varying if axis not in ALWAYS_SHOWN)]
+    """Return the axes of every row: those always shown, then the others in which a point differs from the default."""
+    unusual = [axis for axis, default in AXIS_DEFAULTS.items() if any(getattr(spec, axis) != default for spec in specs)]
+    return [*ALWAYS_SHOWN, *(axis for axis in unusual if axis not in (*ALWAYS_SHOWN, *POOLED_AXES))]
 
 
 def group_pairs(pairs: Iterable[tuple[SomeKey, Value]]) -> dict[SomeKey, list[Value]]:

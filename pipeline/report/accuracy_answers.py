@@ -5,7 +5,14 @@ from collections.abc import Sequence
 
 from pipeline.analysis.intervals import min_values
 from pipeline.experiment.axis_groups import TARGET_MAY_DIFFER
-from pipeline.experiment.point_label import ALL_REMEDIES, describe_axis, describe_point, format_figure, varying_axes
+from pipeline.experiment.point_label import (
+    ALL_REMEDIES,
+    describe_axis,
+    describe_point,
+    format_figure,
+    format_number,
+    varying_axes,
+)
 from pipeline.experiment.spec import REMEDIES
 from pipeline.report.answer_words import (
     PART,
@@ -121,7 +128,7 @@ def num_sets(rows: Sequence[TimeToTargetRow]) -> int:
 def describe_cost(small: TimeToTargetRow, large: TimeToTargetRow) -> str:
     """Return what the large batch costs against the small one, both without remedies."""
     loss = accuracy_of(small) - accuracy_of(large)
-    change = f"{'cost' if loss >= 0 else 'gain'} {100 * abs(loss):.1f} points"
+    change = f"{'cost' if loss >= 0 else 'gain'} {percent(abs(loss), 1).removesuffix(' %')} points"
     unclear = overlapping_ends(small, large)
     return (
         f"After {pluralize(large.epochs, 'epoch')} {large.global_batch_size:,} images a step {change} of test accuracy "
@@ -258,7 +265,7 @@ def describe_rivals(rows: Sequence[TimeToTargetRow], soonest: TimeToTargetRow) -
     timed = [(row.time_to_target_s, row) for row in rows if row.time_to_target_s is not None and row is not soonest]
     met = [(time_s, row) for time_s, row in timed if (row.time_to_target_low_s or time_s) <= end]
     met.sort(key=lambda pair: pair[0])
-    names = [f"{describe_run(row, soonest)} ({time_s:,.1f} s)" for time_s, row in met]
+    names = [f"{describe_run(row, soonest)} ({format_number(time_s, ',.1f')} s)" for time_s, row in met]
     more = [f"{len(names) - MAX_RIVALS} more"] if len(names) > MAX_RIVALS else []
     return f" It is not shown to be sooner than {' or '.join([*names[:MAX_RIVALS], *more])}." if names else ""
 
@@ -289,13 +296,13 @@ def describe_run(row: TimeToTargetRow, beside: TimeToTargetRow) -> str:
 def describe_time(row: TimeToTargetRow) -> str:
     """Return the training time to the target with its ends (as in describe_accuracy), n, and what weakens it."""
     low, high, time_s = row.time_to_target_low_s, row.time_to_target_high_s, row.time_to_target_s
-    ends = "" if low is None or high is None else f"{low:,.1f} to {high:,.1f} s"
+    ends = "" if low is None or high is None else f"{format_number(low, ',.1f')} to {format_number(high, ',.1f')} s"
     reached = f"reached by {describe_reached(row)}" if missed_by_some(row) else ""
     weak = dict.fromkeys(map(weakness_of, row.notes))
     runs = pluralize(row.n, "run")
     runs = f"n = {runs}" if row.num_timed == row.n else f"time of {row.num_timed} of {runs}"
     details = ", ".join(filter(None, [ends, runs, reached, *weak]))
-    return f"{time_s or 0.0:,.1f} s of training ({details})"
+    return f"{format_number(time_s or 0.0, ',.1f')} s of training ({details})"
 
 
 def name_remedies(row: TimeToTargetRow) -> str:
@@ -310,4 +317,4 @@ def describe_accuracy(row: TimeToTargetRow) -> str:
         return percent(median, 1)
     if row.n >= min_values():
         return f"{percent(median, 1)} (interval {between(low, high)})"
-    return f"{percent(median, 1)} (lowest {100 * low:.1f}, highest {percent(high, 1)})"
+    return f"{percent(median, 1)} (lowest {percent(low, 1).removesuffix(' %')}, highest {percent(high, 1)})"

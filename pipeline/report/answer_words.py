@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from pipeline.analysis.notes import Note
-from pipeline.experiment.point_label import EFFORT_AXES, describe_point, varying_axes
-from pipeline.report.note_texts import OTHER_BASELINE
+from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_number, varying_axes
+from pipeline.report.note_texts import OTHER_BASELINE, NoteFormatter
 from pipeline.report.row_types import Row
 from pipeline.system.errors import pluralize
 
@@ -54,17 +54,17 @@ def not_answered(why: str, grid: str) -> str:
 
 def percent(fraction: float | None, decimals: int = 0) -> str:
     """Return a fraction in per cent."""
-    return f"{100 * (fraction or 0.0):.{decimals}f} %"
+    return format_number(fraction or 0.0, f".{decimals}%").replace("%", " %")
 
 
 def between(low: float, high: float) -> str:
     """Return two fractions in per cent."""
-    return f"{100 * low:.1f} to {percent(high, 1)}"
+    return f"{percent(low, 1).removesuffix(' %')} to {percent(high, 1)}"
 
 
 def figure_of(row: Row, figure: str, unit: str = "") -> str:
     """Return a figure with the decimals of its interval."""
-    return f"{row[figure + unit]:,.{num_decimals(row, figure, unit)}f}"
+    return format_number(row[figure + unit], f",.{num_decimals(row, figure, unit)}f")
 
 
 def interval_of(row: Row, figure: str, unit: str = "", name: str = "interval", one_basis: bool = True) -> str:
@@ -75,9 +75,9 @@ def interval_of(row: Row, figure: str, unit: str = "", name: str = "interval", o
     low, high = row[f"{figure}_low{unit}"], row[f"{figure}_high{unit}"]
     if low is None or high is None:
         return ""
-    decimals = num_decimals(row, figure, unit)
+    spec = f",.{num_decimals(row, figure, unit)}f"
     basis = basis_of(row) if one_basis else ""
-    return f"{name} {low:,.{decimals}f} to {high:,.{decimals}f}{unit.replace('_', ' ')}{basis}, "
+    return f"{name} {format_number(low, spec)} to {format_number(high, spec)}{unit.replace('_', ' ')}{basis}, "
 
 
 def possible_part(value: float | None, low: float | None, most: float) -> tuple[float, float] | None:
@@ -91,7 +91,8 @@ def num_decimals(row: Row, figure: str, unit: str) -> int:
     low, high = row[f"{figure}_low{unit}"], row[f"{figure}_high{unit}"]
     if low is None or high is None:
         return least
-    apart = (more for more in range(least, least + 4) if f"{low:.{more}f}" != f"{high:.{more}f}")
+    specs = {more: f".{more}f" for more in range(least, least + 4)}
+    apart = (more for more, spec in specs.items() if format_number(low, spec) != format_number(high, spec))
     return next(apart, least)
 
 
@@ -117,7 +118,7 @@ def weakness_of(note: Note) -> str:
     if note.kind == "of_baseline":
         inner = weakness_of(note.values["note"])
         return f"baseline {inner}" if inner else ""
-    return WEAKENING_NOTES.get(note.kind, "").format(**note.values).replace("%", " %")
+    return NoteFormatter({}).vformat(WEAKENING_NOTES.get(note.kind, ""), (), note.values)
 
 
 def describe_own(row: Row, rows: Sequence[Row], but: str = "", also: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from pipeline.experiment.point_label import format_number
 from pipeline.report.answer_words import (
     NO_RESULT,
     PART,
@@ -89,7 +90,8 @@ def describe_measured(rows: Sequence[CommunicationRow], measured: Sequence[Commu
     if told:
         worst, best = (choose(told, key=exposed_share) for choose in (max, min))
         exposed, step = 1e6 * (worst.exposed_comm_time_s or 0.0), worst.step_time_s or 1.0
-        said.append(f"{what} {exposed:,.0f} us of a step of {1e3 * step:,.2f} ms: {describe_exposed(worst, measured)}.")
+        length = f"{format_number(exposed, ',.0f')} us of a step of {format_number(1e3 * step, ',.2f')} ms"
+        said.append(f"{what} {length}: {describe_exposed(worst, measured)}.")
         if len(told) > 1:
             smallest = describe_exposed(best, measured)
             said.append(f"Of {len(told)} points it is the largest share; the smallest is {smallest}.")

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from pipeline.experiment.point_label import format_number
 from pipeline.report.columns import NOT_STATED
 from pipeline.report.row_types import Row
 from pipeline.report.table_definitions import Figure
@@ -110,8 +111,9 @@ def format_cell(figure: Figure, row: Row, decimals: int | None) -> str:
     least = 10**-decimals
     if figure.key == "noise_floor" and 0 < value < least / 2:
         return f"<{least:.{decimals}f}"
-    text = f"{value:,.{decimals}f}"
+    spec = f",.{decimals}f"
+    text = format_number(value, spec)
     low, high = (figure.value(row, key) if key else None for key in (figure.low, figure.high))
     if low is None or high is None or (row.n == 1 and low == high):
         return text
-    return f"{text} ({low:,.{decimals}f} to {high:,.{decimals}f})"
+    return f"{text} ({format_number(low, spec)} to {format_number(high, spec)})"

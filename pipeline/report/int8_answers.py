@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from pipeline.experiment.point_label import format_number
 from pipeline.report.answer_words import describe_own, percent
 from pipeline.report.row_types import Int8Row
 from pipeline.system.errors import pluralize
@@ -20,14 +21,19 @@ def answer_int8(rows: Sequence[Int8Row]) -> str:
         return "Not answered here: no quantized network was tested; `status` of this folder has the reasons."
     low, high = row.accuracy_change_low, row.accuracy_change_high
     which = f" ({describe_own(row, full)})" if len(full) > 1 else ""
-    ends = f"interval {100 * low:+.2f} to {100 * high:+.2f}, " if low is not None and high is not None else ""
+    ends = f"interval {points(low)} to {points(high)}, " if low is not None and high is not None else ""
     unclear = (
         " 0 lies inside the interval: a change is neither shown nor excluded."
         if ends and (low or 0) <= 0 <= (high or 0)
         else ""
     )
     return (
-        f"With the whole network in int8{which} test accuracy changes by {100 * row.accuracy_change:+.2f} points "
+        f"With the whole network in int8{which} test accuracy changes by {points(row.accuracy_change)} points "
         f"({ends}from {percent(before.test_accuracy, 1)} in fp32, n = {pluralize(row.n, 'seed')}).{unclear} The "
         f"network takes {row.network_bytes or 0:,} of {before.network_bytes or 0:,} bytes."
     )
+
+
+def points(change: float) -> str:
+    """Return the change of a fraction in percentage points."""
+    return format_number(change, "+.2%").removesuffix("%")

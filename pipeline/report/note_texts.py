@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pipeline.analysis.notes import Note
+from pipeline.experiment.point_label import format_number
 from pipeline.system.errors import shorten_list
 
 MAX_LISTED_VALUES = 3
@@ -162,7 +163,9 @@ class NoteFormatter(string.Formatter):
             return "; ".join(f"mixed {fact}: {shorten_values(values)}" for fact, values in value.items())
         if isinstance(value, Note):
             return render_note(value, self.words)
-        return str(super().format_field(value, format_spec)).replace("%", " %" if format_spec.endswith("%") else "%")
+        if isinstance(value, float) and format_spec:
+            return format_number(value, format_spec).replace("%", " %")
+        return str(super().format_field(value, format_spec))
 
 
 def shorten_values(values: Collection[str]) -> str:

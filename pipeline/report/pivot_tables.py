@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.experiment.point_label import EFFORT_AXES
+from pipeline.experiment.point_label import EFFORT_AXES, format_number
 from pipeline.report.display_cells import Cell, DisplayTable, decimals_of, status_of
 from pipeline.report.display_labels import ReportWords, label_columns, naming_axes, shorten_labels
 from pipeline.report.fit_figures import of_one_gpu_model, unusual_model
@@ -78,7 +78,8 @@ def pivot(
     for row, point in zip(rows, points, strict=True):
         name = repr([point[axis] for axis in varying])
         value = values[id(row)]
-        text = status_of(row) if row["epoch_time_s"] is None else "" if value is None else f"{value:,.{decimals}f}"
+        known = "" if value is None else format_number(value, f",.{decimals}f")
+        text = status_of(row) if row["epoch_time_s"] is None else known
         first.setdefault(name, point)
         lines.setdefault(name, {})[row["batch_size_per_gpu"]] = text
     named, configurations = shorten_labels(label_columns(list(first.values()), varying, words), words)

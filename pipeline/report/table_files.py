@@ -56,8 +56,10 @@ def inert_cell(value: Any) -> Any:
     """Return the value of a CSV cell. A quote before a formula makes a spreadsheet show it as text.
 
     Carriage returns become line feeds: the CSV writer does not quote them, and readers would start a new row. Other
-    control characters are replaced, because CSV cannot escape them.
+    control characters are replaced, because CSV cannot escape them. A list is JSON.
     """
+    if isinstance(value, list):
+        return json.dumps(value)
     if not isinstance(value, str):
         return value
     one_row = replace_control_characters(value.replace("\r\n", "\n").replace("\r", "\n"))

@@ -12,6 +12,7 @@ from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.axis_groups import POOLED_AXES, TARGET_MAY_DIFFER, alike_key
 from pipeline.experiment.learning_rate import peak_learning_rate
+from pipeline.experiment.point_label import format_number
 from pipeline.experiment.spec import AXES
 from pipeline.report.row_types import NEVER_REACHED, TimeToTargetRow, interval_keys, make_row
 
@@ -61,7 +62,7 @@ def study_key(row: AnyRow) -> tuple[str, ...]:
 
 def format_target(accuracy: float) -> str:
     """Return a target accuracy in per cent, with one decimal or two."""
-    return f"{100 * accuracy:.2f}".removesuffix("0") + " %"
+    return format_number(accuracy, ".2%").removesuffix("%").removesuffix("0") + " %"
 
 
 def study_rows(study: Sequence[PooledPoint], target_accuracy: float | None) -> list[TimeToTargetRow]:

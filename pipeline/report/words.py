@@ -21,6 +21,11 @@ in seconds, fractions from 0 to 1, sizes in bytes. `python -m pipeline.collect o
 with every key. Times are medians over the timed windows, on the slowest rank. An empty cell means that the figure is
 not known; the notes of the row say why.
 
+Each row names its point by strategy, number of nodes and GPUs, batch size, precision and input, and by every other axis
+in which a point of the experiment differs from its default; `repeat` and `seed` are pooled. A report says once what its
+rows share. In a CSV file a list is JSON, a text that a spreadsheet would run begins with a quote, and control
+characters are replaced; JSON has them as escapes. Reports round their decimal digits half up: 52.95 is 53.0.
+
 `X_low` and `X_high` (of a time `X_low_s` and `X_high_s`) are the ends of the interval of X. Of an accuracy or a time to
 target over two to five seeds they are the lowest and the highest. From here on the page is written by `make words`.
 """

@@ -5,7 +5,7 @@ from factories import make_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.experiment.point_label import point_labels
+from pipeline.experiment.point_label import format_figure, format_number, point_labels
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,36 @@ def test_how_long_a_point_runs_is_named_only_where_it_tells_points_apart() -> No
         "single 1 GPU, 128 per GPU, 2 epochs",
         "single 1 GPU, 128 per GPU, 5 epochs",
         "single 1 GPU, 8 per GPU",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "spec", "shown"),
+    [
+        (0.5295, ".1%", "53.0%"),  # 52.95 in the table; 100 * 0.5295 is 52.949999999999996
+        (52.95, ".1f", "53.0"),
+        (100 * 0.5295, ".1f", "53.0"),
+        (0.52949, ".1%", "52.9%"),
+        (2.675, ".2f", "2.68"),  # in binary it lies below the tie
+        (4.9475, ",.3f", "4.948"),
+        (-0.00125, "+.2%", "-0.13%"),
+        (1234.5, ",.0f", "1,235"),
+        (0.0, ",.2f", "0.00"),
+        (1e300, ".3e", "1.000e+300"),
+    ],
+)
+def test_a_tie_of_the_decimal_digits_is_rounded_up(value: float, spec: str, shown: str) -> None:
+    assert format_number(value, spec) == shown
+
+
+@given(st.floats(-1e9, 1e9), st.integers(0, 4))
+def test_no_number_is_written_further_than_half_a_unit_away(value: float, decimals: int) -> None:
+    shown = format_number(value, f",.{decimals}f")
+    assert abs(float(shown.replace(",", "")) - value) <= 0.5 * 10.0**-decimals + abs(value) * 1e-11
+    assert len(shown.partition(".")[2]) == decimals
+
+
+def test_a_figure_has_three_digits_or_is_whole() -> None:
+    assert [format_figure(value) for value in (0.012345, 9.999, 99.95, 100.5, 2048.5)] == [
+        *("0.0123", "10", "100", "101", "2,049"),
     ]

@@ -247,7 +247,7 @@ def test_a_figure_has_the_decimals_of_its_interval(ends: tuple[float | None, flo
     assert figure_of(row, "epoch_time", "_s") == shown
 
 
-@pytest.mark.parametrize(("time_s", "shown"), [(1234.5, "1,234"), (2.7, "2.70"), (0.0123, "0.0123")])
+@pytest.mark.parametrize(("time_s", "shown"), [(1234.5, "1,235"), (2.7, "2.70"), (0.0123, "0.0123")])
 def test_a_figure_is_written_without_an_exponent(time_s: float, shown: str) -> None:
     (one,) = build(timed(8, 128)).Q1
     assert figure_of(msgspec.structs.replace(one, epoch_time_s=time_s), "epoch_time", "_s") == shown

@@ -20,6 +20,7 @@ from pipeline.report.build_tables import build_tables
 from pipeline.report.collect_experiment import collect_experiment, find_sibling_links
 from pipeline.report.markdown import render_experiment
 from pipeline.report.row_types import Row
+from pipeline.report.table_files import csv_text
 
 GIB = 2**30
 
@@ -338,6 +339,17 @@ def test_every_row_carries_what_is_always_shown_and_every_other_axis_that_varies
     assert shown >= {"num_nodes", "num_gpus", "precision", "input"}
     assert all(shown <= row.flat().keys() for row in rows)
     assert not any({"seed", "model", "epochs"} & row.flat().keys() for row in rows)
+
+
+def test_every_row_carries_every_axis_that_differs_from_its_default_also_where_all_points_share_it() -> None:
+    """A study under a cosine schedule: no row said so."""
+    axes: dict[str, Any] = {"schedule": "cosine", "remedies": ("warmup", "zero_gamma"), "seed": 3}
+    found = [make_record(make_spec(batch_size_per_gpu=size, **axes), loss=1.0) for size in (64, 128)]
+    (row, *_) = [row.flat() for row in build(*found).Q4]
+    assert (row["schedule"], row["remedies"]) == ("cosine", ["warmup", "zero_gamma"])
+    assert not {"seed", "repeat", "momentum", "epochs"} & row.keys()
+    (_, line) = csv_text([row]).splitlines()
+    assert line.startswith('single,1,1,64,tf32,dataloader,"[""warmup"", ""zero_gamma""]",cosine,')
 
 
 def test_rows_stand_in_the_order_of_the_grid() -> None:

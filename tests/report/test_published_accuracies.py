@@ -7,6 +7,8 @@ import pytest
 from conftest import ROOT, run_command
 from published_pages import README, RESULTS, missing_in, shown_rows, tables_of
 
+from pipeline.experiment.point_label import format_number
+
 
 def accuracies(folder: str) -> dict[tuple[int, int], dict[str, str]]:
     """The test accuracy after the last epoch by GPUs and images a step, and then by remedies."""
@@ -44,7 +46,7 @@ def study_rows() -> dict[tuple[int, int, int, int], dict[str, Any]]:
 
 
 def ends_of(row: dict[str, Any], figure: str, scale: float, unit: str = "") -> str:
-    low, high = (f"{scale * row[f'{figure}_{end}{unit}']:.1f}" for end in ("low", "high"))
+    low, high = (format_number(scale * row[f"{figure}_{end}{unit}"], ".1f") for end in ("low", "high"))
     return f"{low} to {high}"
 
 
@@ -52,7 +54,7 @@ def accuracy_of(row: dict[str, Any]) -> str:
     """The accuracy in per cent with its interval, as the table of docs/results.md writes it."""
     if row["final_test_accuracy"] is None:
         return str(row["status"])
-    return f"{100 * row['final_test_accuracy']:.1f} ({ends_of(row, 'final_test_accuracy', 100)})"
+    return f"{format_number(100 * row['final_test_accuracy'], '.1f')} ({ends_of(row, 'final_test_accuracy', 100)})"
 
 
 def test_the_study_that_the_docs_show_is_the_published_one() -> None:
@@ -198,7 +200,7 @@ def test_the_answers_of_the_readme_to_q4_are_the_published_ones() -> None:
     small, lost, lost_four = study[128, 0, 30, 1], study[8192, 0, 30, 1], study[8192, 4, 30, 1]
 
     def middle(row: dict[str, Any]) -> str:
-        return f"{100 * row['final_test_accuracy']:.1f} %"
+        return f"{format_number(100 * row['final_test_accuracy'], '.1f')} %"
 
     def ends(row: dict[str, Any]) -> str:
         return ends_of(row, "final_test_accuracy", 100)
