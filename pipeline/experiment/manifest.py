@@ -59,7 +59,7 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     host: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a time that is none, and for an array whose name lacks the id: another job may have it."""
+        """Raise ValueError for a time that is none, and for an array whose name lacks the id, as another job may."""
         parse_timestamp(self.submitted_at)
         for array in self.arrays if self.backend == "slurm" else ():
             if not re.search(rf"-{self.launch_id_prefix}-[0-9]+\Z", array.job_name):
