@@ -1,6 +1,7 @@
 # make run: measure the smoke grid with whatever this machine has, and print its tables
 # make check: linters, types, and the tests that need no Slurm and no browser and start no training process
 # make test: install what the tests need and run them all; make lint, make bench, make bench-gpu, make jobs, make words
+# make mutations: apply each known defect to a copy, and see that a test fails
 # make TARGET CONSTRAINTS=constraints-volta.txt: on a V100, or with an older NVIDIA driver (docs/cluster.md)
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,7 +13,7 @@ WORKERS ?= 2
 # a worker runs its half in order, so that a file's tests share its fixtures, and takes from the other's half at the end
 PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: run check test test-fast lint bench bench-gpu jobs words slurm browser
+.PHONY: run check test test-fast lint bench bench-gpu mutations jobs words slurm browser
 
 run: $(INSTALLED)
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4
@@ -50,6 +51,9 @@ bench-gpu: $(INSTALLED)-test
 	python tests/benchmarks/bench_gpu.py --json bench-gpu.json
 	torchrun --standalone --nproc-per-node=gpu tests/benchmarks/bench_ddp.py --json bench-ddp.json
 	python tests/benchmarks/bench_memory.py --json bench-memory.json
+
+mutations: $(INSTALLED)-test
+	python tests/benchmarks/run_mutations.py
 
 words: $(INSTALLED)
 	python -m pipeline.report.words docs/words.md

@@ -9,6 +9,7 @@ from pipeline.communication.interleaved_timing import (
     MIN_STEPS,
     WARM_UP_STEPS_PER_VARIANT,
     time_interleaved,
+    time_on_host,
     time_steps,
     time_window,
     warm_up_and_size_windows,
@@ -82,6 +83,24 @@ def test_a_first_step_that_is_slow_after_a_barrier_is_not_timed(monkeypatch: pyt
     monkeypatch.setattr(time, "perf_counter_ns", lambda: now_ns)
     assert [time_steps(step, 5, ALONE) for _ in range(2)] == [5_000, 5_000]
     assert time_window(step, 5, ALONE) == 13_000, "isolated all-reduces are timed from an idle device"
+
+
+def test_the_hosts_clock_is_read_once_the_device_has_done_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is issued in 1 us and takes the device 9 us, which the host sees only where it waits for the device."""
+    now_ns = issued_ns = 0
+
+    def step() -> None:
+        nonlocal now_ns, issued_ns
+        now_ns += 1_000
+        issued_ns += 9_000
+
+    def synchronize(rank: Rank) -> None:
+        nonlocal now_ns, issued_ns
+        now_ns, issued_ns = now_ns + issued_ns, 0
+
+    monkeypatch.setattr(process_group, "synchronize", synchronize)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now_ns)
+    assert time_on_host(step, 5, ALONE) == 5 * (1_000 + 9_000)
 
 
 @pytest.mark.parametrize(("nap_s", "fewest", "most"), [(0.0, MAX_STEPS, MAX_STEPS), (0.06, MIN_STEPS, MIN_STEPS)])

@@ -4,11 +4,21 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.communication import step_variants
-from pipeline.communication.step_variants import VARIANTS, SilentGroup, StepContext, build_variants, choose_variants
+from pipeline.communication.step_variants import (
+    VARIANTS,
+    SilentGroup,
+    StepContext,
+    build_variants,
+    choose_variants,
+    wrap_variant,
+)
 from pipeline.experiment.spec import Execution, Spec
 from pipeline.training.process_group import Rank
 
@@ -70,3 +80,22 @@ def test_ddp_over_a_silent_group_divides_its_own_gradients_by_the_number_of_rank
         model(inputs).square().sum().backward()
         found = [parameter.grad for parameter in bare.parameters() if parameter.grad is not None]
         torch.testing.assert_close(found, [gradient / 2 for gradient in alone])
+
+
+@pytest.mark.parametrize(("name", "handed"), [("ddp", []), ("no_op_hook", [16])])
+def test_the_step_without_reduction_gives_every_gradient_to_the_no_op_hook(
+    one_process: None, monkeypatch: pytest.MonkeyPatch, name: str, handed: list[int]
+) -> None:
+    """A layer of 3 x 4 weights and 4 biases: one bucket of 16 gradients."""
+    found: list[int] = []
+
+    def noting_hook(state: None, bucket: GradBucket) -> Future[Tensor]:
+        found.append(bucket.buffer().numel())
+        return noop_hook(state, bucket)
+
+    monkeypatch.setattr(step_variants, "noop_hook", noting_hook)
+    spec = ddp_spec(device="cpu")
+    context = StepContext(spec, Rank(0, 1, torch.device("cpu")), (torch.zeros(0), torch.zeros(0)), None)
+    model, _ = wrap_variant(name, nn.Linear(3, 4), spec, context)
+    model(torch.ones(2, 3)).sum().backward()
+    assert found == handed

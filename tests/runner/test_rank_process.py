@@ -1,5 +1,6 @@
 """The errors that a rank reports, and the id of the boot that it runs under."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,10 +12,15 @@ from conftest import ROOT
 from factories import make_spec
 
 from pipeline.analysis.formulas import GIB
+from pipeline.experiment.measurement import Measurement
+from pipeline.experiment.record import Environment, Gpu
+from pipeline.runner import rank_process
 from pipeline.runner.rank_files import PointTask, RankError, RankFiles
-from pipeline.runner.rank_process import did_gpu_allocator_refuse, record_rank_errors
+from pipeline.runner.rank_process import did_gpu_allocator_refuse, record_rank_errors, run_point
 from pipeline.system import host
+from pipeline.training import provenance
 from pipeline.training.gpu_checks import CONTEXT_BYTES, GpuProblem
+from pipeline.training.process_group import Rank
 
 
 @pytest.mark.parametrize("num_ooms", [0, 2])
@@ -96,6 +102,27 @@ def test_an_oom_stays_one_if_cuda_cannot_say_what_others_hold(
 def test_the_message_of_a_gpu_check_is_kept_unchanged(rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     found = report_of(rank_files, GpuProblem("unsupported_gpu", "this torch has no kernels for sm_70"), monkeypatch)
     assert (found.kind, found.message) == ("unsupported_gpu", "this torch has no kernels for sm_70")
+
+
+@pytest.mark.parametrize("needs_free_gpus", [True, False])
+def test_a_point_that_needs_free_gpus_does_not_begin_beside_another_process(
+    rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch, needs_free_gpus: bool
+) -> None:
+    """Another process holds 2 GiB of GPU 1."""
+    gpus = (Gpu(name="H200", memory_of_others_bytes=0), Gpu(name="H200", memory_of_others_bytes=2 * GIB))
+    monkeypatch.setattr(provenance, "describe_environment", lambda spec, rank: Environment(gpus=gpus))
+    begun: list[PointTask] = []
+
+    def measure(point: PointTask, *_: object) -> Measurement:
+        begun.append(point)
+        return Measurement(epochs=(), num_parameters=1, gradient_bytes=4)
+
+    monkeypatch.setattr(rank_process, "run_measurement", measure)
+    point = PointTask(make_spec(), None, needs_free_gpus=needs_free_gpus)
+    problem = pytest.raises(GpuProblem, match=r"another process holds 2\.0 GiB of GPU 1")
+    with problem if needs_free_gpus else contextlib.nullcontext():
+        run_point(point, Rank(0, 1, torch.device("cpu")), rank_files, 0)
+    assert begun == ([] if needs_free_gpus else [point])
 
 
 @pytest.mark.training

@@ -259,6 +259,13 @@ def test_the_loss_is_the_mean_over_samples_and_not_over_steps_or_ranks() -> None
     assert (epoch.accuracy, epoch.num_updates, epoch.step_times_ns) == (0.5, 4, (5, 5))  # rank 0's steps
 
 
+def test_samples_that_fill_the_shares_of_ddp_up_are_not_counted_twice() -> None:
+    """10 samples over 4 ranks are 3 for each: the sampler repeats two."""
+    spec = make_spec(strategy="ddp", num_gpus=4, num_samples=10, batch_size_per_gpu=3)
+    ranks = [series_of(rank, [1.0], [3]) for rank in range(4)]
+    assert summarize_epoch(1, spec, ranks, None, None).num_samples == 10
+
+
 def test_an_epoch_diverges_where_the_first_rank_does() -> None:
     spec = make_spec(strategy="ddp", num_gpus=2, num_samples=12, batch_size_per_gpu=2)
     ranks = [series_of(0, [1.0, 1.0, math.nan], [2] * 3), series_of(1, [1.0, math.inf, 1.0], [2] * 3)]
@@ -286,6 +293,22 @@ def test_evaluation_is_the_mean_over_the_whole_test_set_in_evaluation_mode() -> 
     images = Images(np.zeros((1200, 1, 1, 3), dtype=np.uint8), labels, 2)
     loss, accuracy = evaluate(SaysClassZero(), images, ALONE, 1000)
     assert (loss, accuracy) == (25.0, 0.75)
+
+
+class SeesColours(nn.Module):
+    """A model that notes the colour of the first pixel."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.colour = images[0, :, 0, 0].tolist()
+        return torch.zeros(len(images), 2)
+
+
+def test_evaluation_shows_the_model_images_that_are_normalised_as_in_training() -> None:
+    """Red is 1, 0, 0. The means are 0.4914, 0.4822 and 0.4465, the standard deviations 0.2023, 0.1994 and 0.2010."""
+    red = np.array([255, 0, 0], dtype=np.uint8).reshape(1, 1, 1, 3)
+    model = SeesColours()
+    evaluate(model, Images(red, np.array([0]), 2), ALONE, 1)
+    assert model.colour == pytest.approx([0.5086 / 0.2023, -0.4822 / 0.1994, -0.4465 / 0.2010])
 
 
 def test_a_measurement_says_the_size_of_its_model() -> None:

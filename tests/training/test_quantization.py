@@ -92,6 +92,11 @@ def test_biases_are_int32_at_the_scale_of_the_sums() -> None:
     assert found.tolist() == [8, -16]
 
 
+def test_biases_round_half_to_even() -> None:
+    found = quantize_biases(torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5]), torch.tensor([1.0]), "fc1")
+    assert found.tolist() == [0, 2, 2, 0, -2]
+
+
 @pytest.mark.parametrize("bias", [1e6, -1e6, math.nan])
 def test_a_bias_of_more_than_32_bits_is_refused(bias: float) -> None:
     with pytest.raises(QuantizationProblem, match="fc1: a bias does not fit into 32 bits"):

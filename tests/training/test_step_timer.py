@@ -89,3 +89,25 @@ def test_the_wall_clock_is_read_once_the_device_is_idle_at_the_start_and_at_the_
     clock.start()
     clock.stop()
     assert done == ["synchronize cuda:1", "clock", "event", "synchronize cuda:1", "clock"]
+
+
+def test_the_milliseconds_between_two_events_become_nanoseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake device whose parts take 1, 2, 3, 4 and 5 ms."""
+
+    class FakeEvent:
+        num_recorded = 0
+
+        def __init__(self, enable_timing: bool) -> None:
+            self.time_ms = 0.0
+
+        def record(self) -> None:
+            self.time_ms = FakeEvent.num_recorded * (FakeEvent.num_recorded + 1) / 2  # 0, 1, 3, 6, 10, 15
+            FakeEvent.num_recorded += 1
+
+        def elapsed_time(self, other: "FakeEvent") -> float:
+            return other.time_ms - self.time_ms
+
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    clock = tick(StepTimer(1, torch.device("cuda")), 1, **dict.fromkeys(STEP_PARTS, 0.0))
+    assert clock.parts_ns().tolist() == [[1_000_000, 2_000_000, 3_000_000, 4_000_000, 5_000_000]]

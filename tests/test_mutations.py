@@ -1,0 +1,25 @@
+import ast
+
+import pytest
+from run_mutations import ROOT, Mutation, OldTextNotUnique, load_mutations
+
+MUTATION = Mutation("name", "file.py", "a + b", "a - b", "tests/test_file.py::test_sum")
+
+
+def test_a_mutation_replaces_its_old_text() -> None:
+    assert MUTATION.apply("return a + b\n") == "return a - b\n"
+
+
+@pytest.mark.parametrize(("text", "problem"), [("b + a", "old text not found"), ("a + b, a + b", "found 2 times")])
+def test_an_old_text_that_is_not_there_exactly_once_is_an_error(text: str, problem: str) -> None:
+    with pytest.raises(OldTextNotUnique, match=problem):
+        MUTATION.apply(text)
+
+
+@pytest.mark.parametrize("mutation", load_mutations(), ids=lambda mutation: mutation.name)
+def test_each_mutation_changes_a_file_that_there_is_and_names_a_test_that_there_is(mutation: Mutation) -> None:
+    text = (ROOT / mutation.file).read_text()
+    assert mutation.apply(text) != text
+    path, function = mutation.test.partition("[")[0].split("::")
+    tree = ast.parse((ROOT / path).read_text())
+    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
