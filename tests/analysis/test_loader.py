@@ -7,6 +7,7 @@ from rendered_tables import build, report, table_of
 
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.experiment.record import Record
+from pipeline.experiment.spec import Spec
 from pipeline.report.fit_figures import q2_answer_rows
 from pipeline.report.row_types import Q2Row
 
@@ -67,17 +68,34 @@ def test_the_wait_for_the_batch_of_another_rank_is_split_from_the_compute_time()
 def test_without_a_loader_no_row_is_loader_bound_and_without_parts_it_is_not_known() -> None:
     (row,) = build(waiting(0.4, input="gpu")).Q1  # the device's own augmentation
     assert (row["data_share"], row["is_loader_bound"], row["note"]) == (0.4, False, None)
-    spec = make_spec(execution="graph")
-    measurement = make_measurement(spec)
+    (row,) = build(without_parts(make_spec(execution="graph"))).Q1
+    assert (row["data_share"], row["is_loader_bound"]) == (None, None)
+
+
+def without_parts(spec: Spec, time_s: float = 1.0) -> Record:
+    """A record of epochs of that time whose parts are not known."""
+    measurement = make_measurement(spec, (2 * time_s, time_s))
     epochs = [
         msgspec.structs.replace(
             epoch, ranks=tuple(msgspec.structs.replace(rank, data_time_ns=None) for rank in epoch.ranks)
         )
         for epoch in measurement.epochs
     ]
-    unknown = make_record(spec, measurement=msgspec.structs.replace(measurement, epochs=tuple(epochs)))
-    (row,) = build(unknown).Q1
-    assert (row["data_share"], row["is_loader_bound"]) == (None, None)
+    return make_record(spec, measurement=msgspec.structs.replace(measurement, epochs=tuple(epochs)))
+
+
+def test_the_answer_of_q2_leaves_out_rows_of_which_nobody_knows_whether_they_are_loader_bound() -> None:
+    known = [waiting(0.05), waiting(0.05, 0.05, time_s=0.6)]
+    unknown = [
+        without_parts(make_spec(execution="graph", batch_size_per_gpu=64)),
+        without_parts(make_spec(execution="graph", batch_size_per_gpu=64, strategy="ddp", num_gpus=2), 0.6),
+    ]
+    rows = [row for row in build(*known, *unknown).Q2 if row.scaling == "weak"]
+    assert {row["batch_size_per_gpu"]: row["speedup"] for row in rows if row["num_gpus"] == 2} == {
+        128: pytest.approx(1 / 0.6),
+        64: pytest.approx(1 / 0.6),
+    }
+    assert [row["batch_size_per_gpu"] for row in q2_answer_rows(rows)] == [128]
 
 
 def test_the_answer_of_q2_leaves_out_rows_that_are_loader_bound_or_have_such_a_baseline() -> None:

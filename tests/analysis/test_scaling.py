@@ -122,6 +122,15 @@ def test_the_same_strategy_on_one_gpu_comes_before_single() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "other", [{"epochs": 4, "windows": 2}, {"epochs": 3, "windows": 1}], ids=["other epochs", "other windows"]
+)
+def test_a_baseline_with_as_many_epochs_and_windows_comes_before_another(other: dict[str, Any]) -> None:
+    alike: dict[str, Any] = {"epochs": 3, "windows": 2}
+    *_, row = rows_of("weak", timed(8, 128, **other), timed(10, 128, **alike), timed(5, 128, 2, **alike))
+    assert row["speedup"] == 10 / 5
+
+
 def test_a_probe_and_a_cut_epoch_are_in_no_strong_row() -> None:
     probe: dict[str, Any] = {"input": "synthetic", "max_steps": 3}
     assert rows_of("strong", timed(9, 256, **probe), timed(5, 128, 2, **probe)) == []

@@ -49,12 +49,12 @@ def load_mutations() -> list[Mutation]:
 
 
 def copy_repository(target: Path) -> None:
-    """Copy every file that git tracks or would track, as it is in the working tree."""
+    """Copy every file and link that git tracks or would track, as it is in the working tree."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.check_output(command, cwd=ROOT, text=True).split("\0"):
-        if name and (ROOT / name).is_file():
+        if name and os.path.lexists(ROOT / name):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, target / name)
+            shutil.copy(ROOT / name, target / name, follow_symlinks=False)
 
 
 def run_tests(copy: Path, tests: Iterable[str]) -> subprocess.CompletedProcess[str]:

@@ -90,6 +90,11 @@ def test_a_hostile_text_is_shown_as_text(text: str) -> None:
     assert blocks[0] == blocks[1]  # no text adds a paragraph
 
 
+@pytest.mark.parametrize("sign", "\\|<>`[]")
+def test_a_sign_of_markdown_or_html_is_escaped_also_where_it_is_the_only_one(sign: str) -> None:
+    assert escape_markdown(f"a {sign} b") == f"a \\{sign} b"
+
+
 @pytest.mark.parametrize("text", ["plain words", "T(N) = 1/2, 100 % of 3 GB", "snake_case and 2*3"])
 def test_a_harmless_text_is_left_as_it_is(text: str) -> None:
     assert escape_markdown(text) == text

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.submission.batch_script import Prologue, link_line, prologue_lines, start_lines
+from pipeline.submission import batch_script
+from pipeline.submission.batch_script import Prologue, link_line, prologue_lines, setup_lines, start_lines
 
+HOSTILE_NAME = "it's two words $(touch canary) `touch canary`; touch canary"
 ENV = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}
 
 
@@ -22,7 +24,7 @@ def run_lines(folder: Path, *lines: str, locale: str = "C.UTF-8") -> subprocess.
 @pytest.fixture
 def prologue(tmp_path: Path) -> Prologue:
     """A prologue with a byte that is not UTF-8, a test that is false as its last line, and line breaks at its end."""
-    path = tmp_path / "it's a $(touch canary)" / "prologue.sh"
+    path = tmp_path / HOSTILE_NAME / "prologue.sh"
     path.parent.mkdir()
     text = b"export WORD='caf\xe9'\nexport COUNT=$((COUNT + 1))\n[ -n \"${UNSET:-}\" ] && export OTHER=1\n\n\n"
     path.write_bytes(text)
@@ -77,3 +79,12 @@ def test_where_the_commands_are_copied_the_copy_is_not_written_through_a_link(tm
     line = link_line(commands, is_array=False).replace("ln -f", "false")  # as on a file system without links
     assert run_lines(tmp_path, line).returncode == 0
     assert (own.read_text(), (tmp_path / "7_elements.json").read_text()) == ("mine", "[]")
+
+
+def test_the_folder_of_the_pipeline_reaches_pythonpath_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_script, "PYTHONPATH_ROOT", Path("/x") / HOSTILE_NAME)
+    done = run_lines(tmp_path, "export PYTHONPATH=mine", *setup_lines("name", None), 'printf %s "$PYTHONPATH"')
+    assert (done.stdout.decode(), done.stderr) == (f"/x/{HOSTILE_NAME}:mine", b"")
+    assert list(tmp_path.iterdir()) == []

@@ -48,6 +48,11 @@ def test_a_variable_that_no_library_reads_is_not_recorded_whatever_it_begins_wit
     assert recorded_variables({name: value}) == {}
 
 
+@pytest.mark.parametrize("name", ["token", "key", "secret", "pass", "auth", "authorization", "credential", "cookie"])
+def test_a_value_with_the_name_of_a_credential_before_an_equals_sign_is_not_recorded(name: str) -> None:
+    assert recorded_variables({"NCCL_TOPO_FILE": f"{name}={SECRET}"}) == {"NCCL_TOPO_FILE": "redacted"}
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -1,0 +1,27 @@
+from pathlib import Path
+
+import pytest
+from factories import make_experiment, make_record, make_spec
+
+from pipeline.experiment.record import Status
+from pipeline.launch import needs_run
+
+
+@pytest.mark.parametrize(
+    ("status", "rerun", "runs"),
+    [
+        (None, None, True),
+        ("ok", None, False),
+        ("failed", None, False),
+        ("oom", "failed", False),
+        ("failed", "failed", True),
+        ("ok", "all", True),
+    ],
+)
+def test_an_element_of_a_plain_sbatch_runs_a_recorded_point_only_if_rerun_names_it(
+    tmp_path: Path, status: Status | None, rerun: str | None, runs: bool
+) -> None:
+    spec = make_spec()
+    found = [make_record(spec, status=status)] if status else []
+    experiment = make_experiment(tmp_path / "x", *found, missing=[spec])
+    assert needs_run(spec, experiment, rerun) is runs
