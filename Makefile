@@ -1,6 +1,7 @@
 # make run: measure the smoke grid with whatever this machine has, and print its tables
 # make check: linters, types, and the tests that need no Slurm and no browser and start no training process
-# make test: install what the tests need and run them all; make lint, make bench, make bench-gpu, make jobs, make words
+# make test: install what the tests need and run them all; make test-slow: those that check leaves out
+# make lint, make bench, make bench-gpu, make jobs, make words
 # make mutations: apply each known defect to a copy, and see that a test fails
 # make TARGET CONSTRAINTS=constraints-volta.txt: on a V100, or with an older NVIDIA driver (docs/cluster.md)
 PYTHON ?= python3
@@ -12,8 +13,10 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 WORKERS ?= 2
 # a worker runs its half in order, so that a file's tests share its fixtures, and takes from the other's half at the end
 PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
+# what check leaves out, besides the tests that run alone
+SLOW = slurm or training or browser or wheel
 
-.PHONY: run check test test-fast lint bench bench-gpu mutations jobs words slurm browser
+.PHONY: run check test test-fast test-slow lint bench bench-gpu mutations jobs words slurm browser
 
 run: $(INSTALLED)
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4
@@ -21,15 +24,18 @@ run: $(INSTALLED)
 	@echo "Next, on a machine with GPUs: python -m pipeline.submit --grid scaling --dry-run" >&2
 
 test: $(INSTALLED)-test slurm browser
-	$(PYTEST) --numprocesses 0 -m alone
-	$(PYTEST) -m "not alone"
+	$(MAKE) --jobs=1 test-fast test-slow
 
 # at once: mypy is one process, and the linters end while the tests run
 check: $(INSTALLED)-test
 	$(MAKE) --jobs=2 --output-sync=target lint test-fast
 
 test-fast: $(INSTALLED)-test
-	$(PYTEST) -m "not slurm and not training and not browser and not wheel and not alone"
+	$(PYTEST) -m "not alone and not ($(SLOW))"
+
+test-slow: $(INSTALLED)-test slurm browser
+	$(PYTEST) --numprocesses 0 -m alone
+	$(PYTEST) -m "not alone and ($(SLOW))"
 
 lint: $(INSTALLED)-test
 	ruff check .

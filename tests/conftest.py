@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -149,6 +150,12 @@ def without_slurm(folder: Path, **more: str) -> dict[str, str]:
     """An environment whose PATH has no Slurm."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
     return kept | {"PATH": str(folder)} | more
+
+
+def without_make(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """An environment without what a make around the tests hands on: its flags, and the variables of the Makefile."""
+    handed_on = {*re.findall(r"^(\w+) \?=", (ROOT / "Makefile").read_text(), re.MULTILINE), "MFLAGS"}
+    return {name: value for name, value in env.items() if name not in handed_on and not name.startswith("MAKE")}
 
 
 def everything_in(folder: Path) -> dict[str, bytes | None]:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import without_make
 from factories import ROOT, write_script
 
 SOURCES = ("pipeline", "templates", "setup.cfg", "pyproject.toml", "LICENSE", "README.md", "constraints.txt")
@@ -92,20 +93,40 @@ def test_make_runs_benchmarks_that_import_helpers_of_the_tests(tmp_path: Path) -
     time.sleep(0.01)
     for stamp in (".installed-constraints.txt", ".installed-constraints.txt-test"):  # newer than what they are made of
         (tmp_path / stamp).touch()
-    done = subprocess.run(
-        ["make", "bench-gpu", f"VENV={tmp_path}"], cwd=ROOT, capture_output=True, text=True, timeout=100
-    )
+    command = ["make", "bench-gpu", f"VENV={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, env=without_make(), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "accelerate" in done.stdout
 
 
-def test_make_installs_by_the_constraints_that_it_is_given(tmp_path: Path) -> None:
-    """Programs are stand-ins. What was installed by other constraints before does not count."""
+OUTER_MAKES: dict[str, dict[str, str]] = {
+    "no make": {},
+    "make -w check": {"MAKEFLAGS": "w -j2 --jobserver-auth=3,4", "MFLAGS": "-w -j2", "MAKELEVEL": "2"},
+    "make check CONSTRAINTS=constraints-volta.txt": {
+        "MAKEFLAGS": " -- CONSTRAINTS=constraints-volta.txt",
+        "MAKEOVERRIDES": "${-*-command-variables-*-}",
+        "MAKELEVEL": "1",
+        "CONSTRAINTS": "constraints-volta.txt",
+    },
+    "make check PYTHON=python2 VENV=x": {"MAKEFLAGS": " -- PYTHON=python2 VENV=x", "PYTHON": "python2", "VENV": "x"},
+}
+
+
+@pytest.mark.parametrize("outer", OUTER_MAKES.values(), ids=OUTER_MAKES)
+def test_make_installs_by_the_constraints_that_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outer: dict[str, str]
+) -> None:
+    """Programs are stand-ins. What was installed by other constraints before does not count.
+
+    The tests run under a make themselves: what it hands on changes nothing here.
+    """
+    for name, value in outer.items():
+        monkeypatch.setenv(name, value)
     write_script(tmp_path / "bin/python", 'echo "$*"')
 
     def make_run(*variables: str) -> list[str]:
         command = ["make", "--silent", "run", f"VENV={tmp_path}", *variables]
-        return subprocess.check_output(command, cwd=ROOT, text=True, timeout=100).splitlines()
+        return subprocess.check_output(command, cwd=ROOT, env=without_make(), text=True, timeout=100).splitlines()
 
     installs = "-m pip install --quiet --constraint {} --editable .".format
     volta = "CONSTRAINTS=constraints-volta.txt"

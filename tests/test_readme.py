@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from conftest import ROOT, run_command
+from conftest import ROOT, run_command, without_make
 from factories import write_script
 
 from pipeline import stage
@@ -135,9 +135,8 @@ def test_the_laptop_route_ends_with_a_report(tmp_path: Path) -> None:
     write_script(checkout / ".venv/bin/python", size, f'exec {shlex.quote(sys.executable)} "$@"')
     time.sleep(0.01)
     (checkout / ".venv/.installed-constraints.txt").touch()  # newer than what it is made of
-    done = subprocess.run(
-        ["bash", "-c", line], cwd=checkout, env=without_slurm(), capture_output=True, text=True, timeout=400
-    )
+    env = without_make(without_slurm())
+    done = subprocess.run(["bash", "-c", line], cwd=checkout, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     assert "Q1" in done.stdout
     smoke = checkout / "outputs/smoke"
