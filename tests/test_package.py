@@ -76,14 +76,6 @@ def test_a_wheel_renders_job_files_outside_the_checkout(unpacked: Path, tmp_path
     assert answer.stdout == (ROOT / "jobs" / "q4.sbatch").read_text(), answer.stderr
 
 
-def test_the_constraints_for_volta_differ_in_torch_alone() -> None:
-    """A V100 needs the wheels of torch 2.10.0 and its torchvision; all else is the set that is tested."""
-    lines = ((ROOT / name).read_text().splitlines()[1:] for name in ("constraints.txt", "constraints-volta.txt"))
-    usual, for_volta = map(set, lines)
-    assert for_volta - usual == {"torch==2.10.0", "torchvision==0.25.0"}
-    assert {line.partition("==")[0] for line in usual - for_volta} == {"torch", "torchvision"}
-
-
 def test_make_runs_benchmarks_that_import_helpers_of_the_tests(tmp_path: Path) -> None:
     """The programs are stand-ins, of which only the last benchmark runs: it prints an earlier run's table."""
     earlier = ROOT / "outputs/h200x2/bench/memory.json"
