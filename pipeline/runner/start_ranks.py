@@ -44,27 +44,11 @@ def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_threads: in
     record is written: Slurm's job state then gives the reason.
     """
     variables = {**default_omp_threads(spec, num_threads), **python_variables()}
-    with environment_variables(variables), rank_store(spec) as store:
-        return start_and_wait(spec, rank_files, launch_id, start_fork_server(), store)
+    with environment_variables(variables):
+        return start_and_wait(spec, rank_files, launch_id, start_fork_server())
 
 
-@contextlib.contextmanager
-def rank_store(spec: Spec) -> Iterator[Path | None]:
-    """Yield the path of the file through which the ranks of one node meet; None for several nodes.
-
-    The file is in a private folder of this node, since not every network file system has the locks that it needs. A
-    store of several nodes listens on a port (rendezvous_settings).
-    """
-    if spec.num_nodes > 1:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="pipeline-ranks-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder, "store")
-
-
-def start_and_wait(
-    spec: Spec, rank_files: RankFiles, launch_id: str, start_method: str, store: Path | None
-) -> dict[int, RankExit]:
+def start_and_wait(spec: Spec, rank_files: RankFiles, launch_id: str, start_method: str) -> dict[int, RankExit]:
     """Start the ranks by this start method of multiprocessing, and wait until all have ended."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -74,8 +58,9 @@ def start_and_wait(
     config = launch_config(spec, rank_files, launch_id, start_method)
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(drop_traceback)
     try:
-        elastic_launch(config, run_rank)(rank_files.folder, store, *environ_changes())
-    except (RendezvousError, OSError, EOFError) as error:  # the last two: the fork server failed
+        with rank_store(spec) as store:
+            elastic_launch(config, run_rank)(rank_files.folder, store, *environ_changes())
+    except (RendezvousError, OSError, EOFError) as error:  # the last two: the store or the fork server failed
         if isinstance(error, OSError):
             name_shared_memory(error)
         raise RuntimeError(describe_exception(error)) from error
@@ -85,6 +70,20 @@ def start_and_wait(
         log_line(f"{spec.run_id()}: stopped by {signal.Signals(error.sigval).name}; no record is written")
         sys.exit(128 + error.sigval)
     return {}
+
+
+@contextlib.contextmanager
+def rank_store(spec: Spec) -> Iterator[Path | None]:
+    """Yield the path of the file through which the ranks of one node meet; None for several nodes, or without DDP.
+
+    The file is in a private folder of this node, since not every network file system has the locks that it needs. A
+    store of several nodes listens on a port (rendezvous_settings).
+    """
+    if spec.num_nodes > 1 or spec.strategy != "ddp":
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="pipeline-ranks-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder, "store")
 
 
 def drop_traceback(line: logging.LogRecord) -> bool:

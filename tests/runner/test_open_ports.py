@@ -20,6 +20,7 @@ from pipeline.runner.launch_options import LaunchOptions, launch_command
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 TORCHRUNS_PORT = 29500
+NUM_ATTACKS = 4  # kinds of them, by turns
 TWO_RANKS = {**LENET, "input": "synthetic", "strategy": "ddp", "num_gpus": 2, "batch_size_per_gpu": 8}
 TWO_NODES = """
 name: two
@@ -82,7 +83,7 @@ def test_on_one_node_only_the_ranks_listen_and_what_they_are_sent_does_not_run(t
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert list(attack.canaries.iterdir()) == []
     assert sorted(name.split()[0] for name in attack.num_connections) == ["rank0", "rank1"]
-    assert min(attack.num_connections.values()) > 10
+    assert min(attack.num_connections.values()) >= NUM_ATTACKS
     ((record,), rejected) = load_folder(experiment.records_folder)
     assert rejected == [], done.stderr
     assert record.status == "ok" or record.failure is not None
@@ -100,7 +101,7 @@ def test_on_two_nodes_nothing_that_the_store_or_the_ranks_are_sent_runs(
     assert list(attack.canaries.iterdir()) == []
     launchers = [name for name in attack.num_connections if name.startswith("python")]
     assert len(launchers) == 1, "the store of the first node"
-    assert attack.num_connections[launchers[0]] > 10
+    assert attack.num_connections[launchers[0]] >= NUM_ATTACKS
     ((record,), rejected) = load_folder(tmp_path / "two" / "records")
     assert (rejected, done.returncode == 0) == ([], record.status == "ok"), done.stderr
     assert record.status == "ok" or record.failure is not None

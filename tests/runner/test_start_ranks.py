@@ -1,14 +1,17 @@
 """The processes of ranks: how they start, their environment, their threads and their log lines."""
 
+import errno
 import importlib
 import logging
 import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from factories import make_spec
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from pipeline.runner import start_ranks
+from pipeline.runner.rank_files import RankFiles
 from pipeline.runner.rank_process import set_num_threads
 from pipeline.runner.start_ranks import default_omp_threads, environment_variables, run_rank
 
@@ -99,6 +103,19 @@ def test_only_a_ranks_own_traceback_is_kept(error: Exception, kept: bool) -> Non
     line = logging.LogRecord("agent", logging.ERROR, "api.py", 1, "failed", (), (type(error), error, None))
     assert start_ranks.drop_traceback(line)
     assert bool(line.exc_info) is kept
+
+
+def test_ranks_without_room_for_their_store_cannot_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of an error the launcher makes a failed record."""
+
+    def refuse(**_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/pipeline-ranks-x")
+
+    monkeypatch.setattr(start_ranks, "start_fork_server", lambda: "spawn")
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
+    spec = make_spec(device="cpu", strategy="ddp", num_gpus=2)
+    with pytest.raises(RuntimeError, match="No space left on device: '/tmp/pipeline-ranks-x'"):
+        start_ranks.run_ranks(spec, RankFiles(tmp_path), "launch")
 
 
 @pytest.fixture
