@@ -56,7 +56,7 @@ MailProg=/bin/true
 
 # No cgroups, no accounting.
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin={task_plugin}
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
 JobAcctGatherType=jobacct_gather/linux
@@ -141,6 +141,12 @@ class Cluster:
         """SIGKILL slurmctld; jobs run on."""
         self._kill("slurmctld")
 
+    def end_controller(self) -> None:
+        """SIGTERM slurmctld and wait until it has saved its state; jobs run on."""
+        daemon = self._daemons.pop("slurmctld")
+        daemon.terminate()
+        daemon.wait(START_LIMIT_S)
+
     def start_node(self, *names: str) -> None:
         """Start the slurmd of each node; RuntimeError if one is not ready for jobs within 30 s."""
         for name in names:
@@ -152,6 +158,13 @@ class Cluster:
     def kill_node(self, name: str) -> None:
         """SIGKILL the slurmd of a node; its job steps live on as orphans."""
         self._kill(name)
+
+    def kill_steps(self) -> None:
+        """SIGKILL the job steps whose slurmd has gone."""
+        for pid in _processes(f"SLURM_CONF={self.env['SLURM_CONF']}"):
+            with suppress(OSError):
+                if b"SLURM_STEP_ID=" in Path(f"/proc/{pid}/environ").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
 
     def _start(self, name: str, *argv: str) -> None:
         with (self.root / f"{name}.out").open("ab") as output:
@@ -235,10 +248,11 @@ def throwaway_cluster(
     max_array_size: int = 20,
     real_gpus: bool = False,
     gpu_types: Mapping[str, str] | None = None,
+    task_plugin: str = "task/none",
 ) -> Iterator[Cluster]:
     """A cluster of node1, node2, ... that ends with the block; RuntimeError if not up within 30 s.
 
-    `gpu_types` gives the GPUs of a node a type: {"node1": "a40"}.
+    `gpu_types` gives the GPUs of a node a type: {"node1": "a40"}. The `task_plugin` task/affinity binds tasks to CPUs.
     With `real_gpus` node1 gets all NVIDIA GPUs of this machine and the other nodes none.
     """
     if missing := missing_parts():
@@ -277,6 +291,7 @@ def throwaway_cluster(
             controller_port=controller_port,
             first_job_id=RANDOM.randrange(10_000, 60_000_000),
             max_array_size=max_array_size,
+            task_plugin=task_plugin,
             nodes="\n".join(node_lines),
         )
         named = {node: typed[node].replace("gpu:", "gpu Type=") for node in gpus}

@@ -14,12 +14,14 @@ from typing import Any, Protocol
 import pytest
 from cluster import Cluster, missing_parts, throwaway_cluster
 from factories import COLOURS
+from fault_counts import PointCounts, count_points
 from forked_command import run_module
 from PIL import Image
 
 from pipeline.collect import DEFECT
 
 ROOT = Path(__file__).resolve().parent.parent
+COUNTS = "points that a fault left"
 SMALL_GRID = ROOT / "tests" / "recorded" / "small.yaml"
 CPU_SIZE = ("device=cpu", "model=lenet", "dataset=synthetic", "input=synthetic", "num_samples=64")
 
@@ -31,10 +33,32 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """Mark the tests that use the cluster `slurm`, and skip those marked `gpu` where there is none."""
     for item in items:
-        if {"cluster", "two_types"} & set(getattr(item, "fixturenames", ())):
+        if {"cluster", "two_types", "binding"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slurm)
         if item.get_closest_marker("gpu") and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(autouse=True)
+def counted_points(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Count the points that a test of a fault left; fail if one was lost or doubled."""
+    yield
+    folder = request.node.funcargs.get("tmp_path")
+    if folder is not None and request.node.get_closest_marker("fault"):
+        counts = count_points(folder)
+        request.node.user_properties.append((COUNTS, counts._asdict()))
+        assert (counts.lost, counts.doubled) == (0, 0), counts
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the sums of the points that the tests of faults left."""
+    reports = (report for found in terminalreporter.stats.values() for report in found)
+    properties = (pair for report in reports for pair in getattr(report, "user_properties", ()))
+    counts = [PointCounts(**found) for name, found in properties if name == COUNTS and isinstance(found, dict)]
+    if counts:
+        total = functools.reduce(PointCounts.plus, counts)
+        said = f"{total.expected} points, {total.with_result} with a result, {total.lost} lost, {total.doubled} doubled"
+        terminalreporter.line(f"{len(counts)} tests of faults left {said}")
 
 
 @functools.cache

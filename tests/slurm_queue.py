@@ -1,6 +1,7 @@
 """Shared by the tests on a Slurm: a grid of two shapes, what the queue and `status` say, and a stand-in for Slurm."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,16 @@ def states(pipeline: Command, folder: Path, env: Env) -> dict[str, dict[str, Any
 
 def queued(cluster: Cluster) -> list[str]:
     return cluster.run("squeue", "-h", "-r", "-o", "%i").stdout.split()
+
+
+def with_sbatch(folder: Path, env: Env, script: str) -> Env:
+    """The environment with an sbatch of our own, whose script may call the {real} one."""
+    real = shutil.which("sbatch")
+    shim = folder / "bin" / "sbatch"
+    shim.parent.mkdir()
+    shim.write_text(f"#!/bin/sh\n{script.format(real=real)}\n")
+    shim.chmod(0o755)
+    return {**env, "PATH": f"{shim.parent}:{env['PATH']}"}
 
 
 def write_commands(folder: Path, lines: Mapping[str, str]) -> None:

@@ -94,6 +94,7 @@ def search_of(record: Record) -> MemorySearch:
     return record.measurement.memory_search
 
 
+@pytest.mark.fault("F17")
 def test_each_trial_is_a_launch_of_its_own_with_three_full_steps(rank_files: RankFiles) -> None:
     ranks = FakeRanks()
     found = search_of(search_memory(point(), rank_files, "launch", ranks))

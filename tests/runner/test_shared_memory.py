@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,7 @@ def record_of(folder: Path, driver: subprocess.Popen[str]) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.fault("F19")
 @pytest.mark.training
 @pytest.mark.parametrize(
     ("size_kib", "filled_kib"), [(64, 0), (64, 64), (1024, 0), (1024, 800)], ids=["64", "64 full", "1024", "1024 part"]
@@ -65,6 +68,7 @@ def test_shared_memory_that_is_too_small_is_named_with_its_size(tmp_path: Path, 
     assert "enlarge it" in record["reason"]
 
 
+@pytest.mark.fault("F19")
 @pytest.mark.training
 @pytest.mark.parametrize("victim", ["worker", "rank"])
 def test_a_process_that_dies_of_sigbus_names_shared_memory(tmp_path: Path, victim: str) -> None:
@@ -74,6 +78,20 @@ def test_a_process_that_dies_of_sigbus_names_shared_memory(tmp_path: Path, victi
         record = record_of(tmp_path, driver)
     assert record["status"] == "failed"
     assert f"shared memory is /dev/shm of {os.statvfs('/dev/shm').f_blocks * 4096 // 1024:,} KiB, " in record["reason"]
+
+
+@pytest.mark.training
+@pytest.mark.fault("F18")
+def test_a_loader_worker_that_is_killed_ends_its_point_and_is_named(tmp_path: Path) -> None:
+    with running_point(tmp_path, 1000) as driver:
+        worker, _ = wait_for(lambda: find_loader_worker(tmp_path), 200)
+        os.kill(worker, signal.SIGKILL)
+        killed_s = time.monotonic()
+        record = record_of(tmp_path, driver)
+    assert time.monotonic() - killed_s < 15
+    assert record["status"] == "failed"
+    assert re.search(rf"DataLoader worker \(pid(\(s\))? {worker}\)", record["reason"]), record["reason"]
+    assert workers_of(tmp_path) == []
 
 
 def find_loader_worker(folder: Path) -> tuple[int, int] | None:

@@ -81,6 +81,7 @@ def test_where_the_commands_are_copied_the_copy_is_not_written_through_a_link(tm
     assert (own.read_text(), (tmp_path / "7_elements.json").read_text()) == ("mine", "[]")
 
 
+@pytest.mark.fault("F36")
 def test_the_folder_of_the_pipeline_reaches_pythonpath_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

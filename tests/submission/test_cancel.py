@@ -91,6 +91,7 @@ NOT_THE_MANIFESTS = {
 }
 
 
+@pytest.mark.fault("F09")
 @pytest.mark.fault("F44")
 @pytest.mark.parametrize(("line", "said"), NOT_THE_MANIFESTS.values(), ids=NOT_THE_MANIFESTS)
 def test_a_job_of_another_name_or_owner_with_the_same_id_is_named_and_left_alone(

@@ -49,6 +49,7 @@ def both_ranks_train(tmp_path: Path) -> bool:
     return bool(list(tmp_path.glob("two/logs/scratch/*/environment.json"))) and len(workers_of(tmp_path)) >= 2
 
 
+@pytest.mark.fault("F16")
 def test_a_rank_that_is_killed_costs_its_point_alone(tmp_path: Path) -> None:
     driver = start_driver(tmp_path)
     wait_for(lambda: both_ranks_train(tmp_path))
@@ -90,6 +91,7 @@ def test_a_point_past_its_limit_is_ended_with_its_ranks_and_the_points_around_it
     assert first.launch_id == second.launch_id != third.launch_id
 
 
+@pytest.mark.fault("F27")
 def test_a_driver_that_is_killed_leaves_no_rank_behind_and_can_be_run_again(pipeline: Command, tmp_path: Path) -> None:
     driver = start_driver(tmp_path)
     wait_for(lambda: both_ranks_train(tmp_path))
@@ -109,6 +111,7 @@ def test_a_point_without_a_record_is_said_with_the_error_that_its_log_ends_with(
     assert say_lost(log) == f"no record; see {log}"
 
 
+@pytest.mark.fault("F27")
 def test_a_launcher_that_is_killed_leaves_no_rank_behind(tmp_path: Path) -> None:
     """Its ranks are children of multiprocessing's fork server, which lives as long as they do."""
     driver = start_driver(tmp_path)

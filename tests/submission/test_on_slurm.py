@@ -132,6 +132,7 @@ def workers_on(cluster: Cluster, node_rank: int) -> Iterator[int]:
             continue
 
 
+@pytest.mark.fault("F16")
 def test_a_rank_that_dies_on_the_second_node_ends_the_job_and_is_named(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def records_in(folder: Path) -> list[dict[str, object]]:
     return [json.loads(path.read_text()) for path in folder.glob("*/records/*.json")]
 
 
+@pytest.mark.fault("F33")
 def test_what_is_set_for_slurms_commands_changes_no_state_and_runs_nothing_twice(
     pipeline: Command, on_slurm: Env, tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def test_what_is_set_for_slurms_commands_changes_no_state_and_runs_nothing_twice
     assert all(again.stderr.count(f"{name},") + again.stderr.count(f"{name};") == 1 for name in ANSWERS)
 
 
+@pytest.mark.fault("F13")
 def test_the_drivers_jobs_are_the_same_whatever_the_shell_has_set(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
@@ -116,6 +118,7 @@ def test_the_drivers_jobs_are_the_same_whatever_the_shell_has_set(
     assert not any("an-outer-job" in str(record["launch_id"]) for record in records_in(tmp_path / "set"))
 
 
+@pytest.mark.fault("F13")
 def test_a_driver_inside_an_allocation_submits_jobs_of_its_own(cluster: Cluster, on_slurm: Env, tmp_path: Path) -> None:
     driver = (sys.executable, "-m", "pipeline.submit", "--grid", str(write_grid(tmp_path, MIXED)))
     submit = (*driver, "--outputs", str(tmp_path), "--set", *TWO_POINTS, "--wait")
@@ -128,6 +131,7 @@ def test_a_driver_inside_an_allocation_submits_jobs_of_its_own(cluster: Cluster,
     assert "SLURM_CONF" not in re.findall(r"[A-Z_]{4,}", notice)
 
 
+@pytest.mark.fault("F13")
 @pytest.mark.parametrize("changes", [{}, STEP], ids=["salloc", "variables"])
 def test_a_plain_sbatch_inside_an_allocation_cleans_its_own(
     cluster: Cluster, on_slurm: Env, tmp_path: Path, changes: Mapping[str, str]

@@ -140,6 +140,18 @@ def test_accounting_fills_in_what_the_controller_forgot_and_never_overrules_it(f
     assert (found["7", 1].uid, found["7", 1].name, found["8", None].uid) == (1000, "x|0", None)
 
 
+@pytest.mark.fault("F01")
+def test_accounting_that_is_empty_or_fails_changes_no_state_until_it_answers(fake: Fake) -> None:
+    """The controller knows the job until the last question."""
+    seen = []
+    for accounting in ({}, {"code": 1}, {"code": 1}, {"stdout": "7_0|FAILED|3:0|2025-01-01T00:00:00|None|x-0\n"}):
+        fake("sacct", **accounting)
+        fake("squeue", "" if "stdout" in accounting else "7|0|RUNNING|0|N/A|None|x-0\n")
+        seen.append({key: job.state for key, job in query_job_states(["7"]).items()})
+    assert seen == [*[{("7", 0): "RUNNING"}] * 3, {("7", 0): "FAILED"}]
+
+
+@pytest.mark.fault("F01")
 @pytest.mark.parametrize("code", [0, 1])
 def test_accounting_that_is_off_is_ignored(fake: Fake, code: int) -> None:
     fake("squeue", "7|0|RUNNING|0|N/A|None|1000|x-0\n")
@@ -193,6 +205,7 @@ def test_slurm_is_up_where_a_controller_answers_and_else_silent(fake: Fake, said
     assert probe_slurm() == presence
 
 
+@pytest.mark.fault("F30")
 def test_slurm_is_silent_where_its_named_configuration_is_absent(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

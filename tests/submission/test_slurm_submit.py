@@ -47,6 +47,7 @@ def arrays_of(experiment: Experiment) -> list[SlurmArray]:
     return [array for submission in manifest.submissions for array in submission.arrays]
 
 
+@pytest.mark.fault("F07")
 @pytest.mark.parametrize(
     ("second", "kept"),
     [

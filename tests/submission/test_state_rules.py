@@ -52,6 +52,7 @@ def word(state: JobState | None, log_tail: str = "", *, was_submitted: bool = Tr
     return decide_state(NO_RECORD, state, was_submitted, log_tail, NOW).word
 
 
+@pytest.mark.fault("F03")
 @pytest.mark.parametrize("name", STATE_NAMES)
 def test_every_state_name_of_slurm_is_in_exactly_one_bucket(name: str) -> None:
     buckets = (
@@ -65,6 +66,7 @@ def test_every_state_name_of_slurm_is_in_exactly_one_bucket(name: str) -> None:
     assert word(job(name)) != "unknown"
 
 
+@pytest.mark.fault("F03")
 @pytest.mark.parametrize("name", ["", "running", "RUNNINGG", "TELEPORTED", "CANCELLED+"])
 def test_a_state_name_that_no_manual_has_is_unknown_and_named(name: str) -> None:
     state = decide_state(NO_RECORD, job(name), True, "", NOW)
@@ -76,6 +78,7 @@ OOM_KILL = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0."
 OVER_LIMIT = "slurmstepd-node1: error: StepId=7.0 exceeded memory limit (342581248 > 209715200), being killed"
 
 
+@pytest.mark.fault("F31")
 @pytest.mark.parametrize("exit_code", [137, -9])
 @pytest.mark.parametrize("line", [OOM_KILL, OVER_LIMIT])
 def test_a_job_that_was_killed_and_of_whose_memory_slurm_itself_wrote_ran_out_of_it(exit_code: int, line: str) -> None:
@@ -114,6 +117,7 @@ def test_a_failure_says_how_the_job_ended(exit_code: int | None, words: str) -> 
     assert words in decide_state(NO_RECORD, JobState("FAILED", exit_code, None, ""), True, "", NOW).reason
 
 
+@pytest.mark.fault("F08")
 @pytest.mark.parametrize(
     ("ended_s_ago", "expected"),
     [(0, "settling"), (59, "settling"), (60, "lost"), (86_400, "lost"), (None, "lost"), (-5, "settling")],
@@ -149,6 +153,7 @@ def test_what_slurm_does_not_know_is_lost_if_a_driver_submitted_it_and_else_miss
     assert word(None, was_submitted=False) == "missing"
 
 
+@pytest.mark.fault("F06")
 @pytest.mark.parametrize(
     ("reason", "expected", "advice"),
     [
@@ -178,6 +183,7 @@ def test_a_valid_record_decides_whatever_slurm_says(status: Status, name: str | 
     assert "as recorded" in state.reason
 
 
+@pytest.mark.fault("F10")
 def test_a_record_that_slurm_contradicts_is_noted() -> None:
     record = make_record()
     assert (
@@ -291,6 +297,27 @@ def test_a_record_that_is_published_while_slurm_is_asked_counts(
     monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "up")
     monkeypatch.setattr(slurm_queries, "query_job_states", end_job)
     assert words(read_progress(*submitted)) == ["ok", "pending", "missing"]
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize(("ended_s_ago", "word", "may_come"), [(20, "settling", True), (120, "lost", False)])
+def test_a_record_that_appears_late_makes_a_point_ok(
+    submitted: tuple[Experiment, Manifest],
+    monkeypatch: pytest.MonkeyPatch,
+    ended_s_ago: float,
+    word: str,
+    may_come: bool,
+) -> None:
+    """As a network file system may show it. For a minute after the job's end nothing else may run the point."""
+    end = (datetime.now() - timedelta(seconds=ended_s_ago)).isoformat()
+    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "up")
+    known = {("7", 0): JobState("COMPLETED", 0, end, "None"), ("7", 1): job("RUNNING")}
+    monkeypatch.setattr(slurm_queries, "query_job_states", lambda _: known)
+    first, *_ = read_progress(*submitted)
+    assert (first.state.word, first.is_in_flight) == (word, may_come)
+    publish_record(make_record(make_spec()), submitted[0].records_folder)
+    first, *_ = read_progress(*submitted)
+    assert (first.state, first.is_in_flight) == (PointState("ok", ""), False)
 
 
 def test_a_record_that_is_published_while_the_lock_is_tried_counts(

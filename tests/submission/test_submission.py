@@ -15,7 +15,7 @@ import pytest
 from cluster import Cluster
 from conftest import CPU_SIZE, SMALL_GRID, Command, wait_for
 from factories import SUBMISSION, make_experiment, make_spec, write_grid
-from slurm_queue import MIXED, Env, queued, states
+from slurm_queue import MIXED, Env, queued, states, with_sbatch
 
 from pipeline.experiment.folder import Experiment
 from pipeline.runner import array_element
@@ -24,16 +24,8 @@ from pipeline.submit import SubmitContext, report_end
 from pipeline.system.errors import CommandError
 
 
-def with_sbatch(folder: Path, env: Env, script: str) -> Env:
-    """The environment with an sbatch of our own, whose script may call the {real} one."""
-    real = shutil.which("sbatch")
-    shim = folder / "bin" / "sbatch"
-    shim.parent.mkdir()
-    shim.write_text(f"#!/bin/sh\n{script.format(real=real)}\n")
-    shim.chmod(0o755)
-    return {**env, "PATH": f"{shim.parent}:{env['PATH']}"}
-
-
+@pytest.mark.fault("F06")
+@pytest.mark.fault("F07")
 def test_arrays_are_cut_to_the_sites_limit_and_a_down_partition_is_named(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
@@ -60,6 +52,7 @@ def test_arrays_are_cut_to_the_sites_limit_and_a_down_partition_is_named(
     assert "1 point to run, 44 queued or running" in pipeline(*submit, *points, env=on_slurm).stderr
 
 
+@pytest.mark.fault("F06")
 def test_what_no_node_has_is_refused_by_name_before_anything_is_submitted(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
@@ -134,6 +127,7 @@ def command_of_element(folder: Path, run_ids: Sequence[str]) -> str:
     return shlex.join(shown.get(word, word) for word in command)
 
 
+@pytest.mark.fault("F25")
 def test_a_controller_that_does_not_answer_ends_with_4_and_never_trains_here(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
@@ -156,6 +150,7 @@ def test_a_controller_that_does_not_answer_ends_with_4_and_never_trains_here(
         cluster.start_controller()
 
 
+@pytest.mark.fault("F07")
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
@@ -189,6 +184,7 @@ def test_a_refused_array_leaves_nothing_behind(
     assert [array for submission in manifest["submissions"] for array in submission["arrays"]] == []
 
 
+@pytest.mark.fault("F25")
 @pytest.mark.parametrize(
     "ending", ['exec {real} "$@"', '{real} "$@" >/dev/null; exit 1'], ids=["taken", "taken, said not"]
 )
@@ -227,6 +223,7 @@ ONE_NODE = ("num_gpus=1", "num_nodes=1", "batch_size_per_gpu=4,8,16")
 TWO_NODES = ("num_gpus=2", "num_nodes=2", "batch_size_per_gpu=8")
 
 
+@pytest.mark.fault("F34")
 @pytest.mark.parametrize("changes", [ONE_NODE, TWO_NODES], ids=["an array", "a job over two nodes"])
 def test_an_array_whose_driver_was_killed_once_sbatch_had_taken_it_runs_to_its_end_and_once(
     pipeline: Command, on_slurm: Env, tmp_path: Path, changes: tuple[str, ...]
@@ -243,6 +240,7 @@ def test_an_array_whose_driver_was_killed_once_sbatch_had_taken_it_runs_to_its_e
     assert records == sorted(f"{run_id}.0.json" for run_id in found)
 
 
+@pytest.mark.fault("F34")
 def test_waiting_ends_with_1_while_a_point_has_no_result_also_where_nothing_is_to_submit(
     pipeline: Command, on_slurm: Env, tmp_path: Path
 ) -> None:
@@ -262,6 +260,7 @@ def test_waiting_ends_with_1_while_a_point_has_no_result_also_where_nothing_is_t
     assert pipeline("collect", tmp_path, "--strict").returncode == 1
 
 
+@pytest.mark.fault("F37")
 def test_an_array_that_slurm_said_nothing_of_stays_announced_and_is_found_by_the_next_driver(
     pipeline: Command, on_slurm: Env, tmp_path: Path
 ) -> None:
@@ -281,6 +280,7 @@ def test_an_array_that_slurm_said_nothing_of_stays_announced_and_is_found_by_the
     assert_each_ran_once(tmp_path, 3)
 
 
+@pytest.mark.fault("F34")
 def test_an_array_that_sbatch_submits_after_its_driver_was_killed_and_replaced_runs_nothing(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:

@@ -1,0 +1,340 @@
+"""Faults of jobs, nodes and the controller of a real Slurm, and of the driver beside it."""
+
+import json
+import os
+import pickle
+import re
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import Cluster, missing_parts, throwaway_cluster
+from conftest import Command, wait_for
+from factories import write_grid
+from slurm_queue import Env, queued, states, with_sbatch
+
+GRID = """
+name: faults
+base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, strategy: ddp, num_gpus: 1}
+points:
+  - {num_samples: [64], batch_size_per_gpu: [8]}
+resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
+"""
+MINUTES = ("--set", "batch_size_per_gpu=1", "num_samples=200000")
+
+
+def submit_of(folder: Path, *more: str, grid: str = GRID) -> tuple[str, ...]:
+    """The driver for the grid, whose outputs lie in the folder."""
+    return ("submit", "--grid", str(write_grid(folder, grid)), "--outputs", str(folder), *more)
+
+
+def wait_until_training(folder: Path) -> None:
+    wait_for(lambda: list(folder.glob("faults/logs/scratch/*/environment.json")))
+
+
+def holding_prologue(folder: Path) -> Path:
+    """Lines that say that an attempt begins, and hold its job until there is a file `go`."""
+    prologue = folder / "prologue.sh"
+    attempt = "${SLURM_RESTART_COUNT:-0}"
+    lines = (f"echo attempt {attempt} begins >&2", f"touch {folder}/begun{attempt}")
+    prologue.write_text("\n".join([*lines, f"until test -e {folder}/go; do sleep 0.1; done", ""]))
+    return prologue
+
+
+def job_of(answer: subprocess.CompletedProcess[str]) -> str:
+    """The one array that a submission printed."""
+    (job,) = re.findall(r"^array (\d+):", answer.stdout, re.MULTILINE)
+    return str(job)
+
+
+def records_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("faults/records/*.json"))]
+
+
+@pytest.mark.fault("F02")
+def test_a_job_that_is_killed_without_accounting_is_failed_and_waiting_ends(
+    pipeline: Command, on_slurm: Env, tmp_path: Path
+) -> None:
+    prologue = tmp_path / "prologue.sh"
+    prologue.write_text("kill -KILL $$\n")
+    answer = pipeline(*submit_of(tmp_path, "--wait"), "--prologue", prologue, env=on_slurm)
+    assert answer.returncode == 1, answer.stderr
+    (part,) = states(pipeline, tmp_path, on_slurm).values()
+    assert (part["state"], part["reason"]) == ("failed", "ended by signal 9 without a record; see its log")
+
+
+@pytest.mark.fault("F04")
+def test_a_point_whose_job_is_preempted_is_preempted_and_can_be_submitted_again(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    submit = submit_of(tmp_path, *MINUTES)
+    assert pipeline(*submit, env=on_slurm).returncode == 0
+    wait_until_training(tmp_path)
+    cluster.run("sbatch", "--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
+    wait_for(lambda: not queued(cluster), timeout_s=60)
+    (part,) = states(pipeline, tmp_path, on_slurm).values()
+    assert part["state"] == "preempted"
+    assert records_in(tmp_path) == []
+    assert "1 point to run" in pipeline(*submit, "--dry-run", env=on_slurm).stdout
+
+
+@pytest.mark.fault("F05")
+def test_a_job_past_its_limit_is_a_timeout_and_a_short_one_beside_it_is_not_ended(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    """Both have a limit of a minute. That of the long one is brought forward."""
+    changes = ("--set", "batch_size_per_gpu=1", "num_samples=64,200000")
+    submit = submit_of(tmp_path, "--time", "00:01:00", *changes)
+    assert pipeline(*submit, env=on_slurm).returncode == 0
+    wait_for(lambda: records_in(tmp_path))
+    found = states(pipeline, tmp_path, on_slurm).values()
+    (long,) = (part["job"] for part in found if part["state"] == "running")
+    cluster.run("scontrol", "update", f"JobId={long}", "EndTime=now+1")
+    answer = pipeline(*submit, "--wait", env=on_slurm)
+    assert answer.returncode == 1, answer.stderr
+    assert "0 points to run" in answer.stderr
+    assert sorted(part["state"] for part in states(pipeline, tmp_path, on_slurm).values()) == ["ok", "timeout"]
+    tables = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["faults"]
+    timed = {row["epoch_time_s"] is not None for row in tables["Q2"]}
+    assert (tables["coverage"]["ok"], tables["coverage"]["missing"], timed) == (1, 1, {True, False})
+
+
+@pytest.mark.fault("F09")
+def test_files_that_lie_under_the_next_job_id_are_nobodys(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    """Job ids may start again. A result pickle that is loaded would leave a file."""
+    sent = cluster.run("sbatch", "--partition=down", "--output=/dev/null", "--wrap=true").stdout
+    next_id = int(sent.split()[-1]) + 1
+    evil = pickle.dumps(LeavesFile(str(tmp_path / "canary")))
+    for folder in (tmp_path / "faults" / name for name in (".", "logs", "logs/old/old-0", "records")):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (f"{next_id}_0_result.pkl", f"{next_id}_result.pkl", f"{next_id}_submitted.pkl"):
+            (folder / name).write_bytes(evil)
+        (folder / f"{next_id}_0_log.err").write_text("torch.OutOfMemoryError: CUDA out of memory\n")
+        (folder / f"{next_id}_0.json").write_text("{}")
+    answer = pipeline(*submit_of(tmp_path, "--wait"), env=on_slurm)
+    assert answer.returncode == 0, answer.stderr
+    assert f"array {next_id}:" in answer.stdout
+    (part,) = states(pipeline, tmp_path, on_slurm).values()
+    assert part["state"] == "ok"
+    coverage = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["faults"]["coverage"]
+    assert (coverage["ok"], coverage["expected"], coverage["foreign"]) == (1, 1, 1)
+    assert not list(tmp_path.rglob("canary"))
+
+
+class LeavesFile:
+    """An object whose unpickling makes a file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
+        return os.mknod, (self._path,)
+
+
+@pytest.mark.fault("F10")
+def test_a_point_on_a_node_that_fails_is_node_fail_and_has_one_attempt(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    submit = submit_of(tmp_path, *MINUTES)
+    assert pipeline(*submit, env=on_slurm).returncode == 0
+    wait_until_training(tmp_path)
+    node = cluster.run("squeue", "-h", "-o", "%N").stdout.strip()
+    cluster.kill_node(node)
+    try:
+        wait_for(lambda: not queued(cluster), timeout_s=90)
+        (part,) = states(pipeline, tmp_path, on_slurm).values()
+        assert part["state"] == "node_fail"
+        assert records_in(tmp_path) == []
+        assert "1 point to run" in pipeline(*submit, "--dry-run", env=on_slurm).stdout
+    finally:
+        cluster.kill_steps()  # which live on without their slurmd
+        cluster.start_node(node)
+
+
+MIXED_ENDS = """
+name: faults
+base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, strategy: ddp, num_gpus: 1}
+points:
+  - {num_samples: [64], batch_size_per_gpu: [1, 2, 3, 4, 5]}
+  - {batch_size_per_gpu: [65536], epochs: [1], max_steps: [3], memory_limit_gib: [0.5]}
+resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
+"""
+# what the element does that runs the point of that batch size; the one of 65,536 runs out of the memory that it may use
+FAULTS = {
+    2: "kill -KILL $$",
+    3: "export GLOO_SOCKET_IFNAME=absent",  # its rank raises
+    4: "exit 0",
+}
+
+
+@pytest.mark.fault("F11")
+def test_each_point_of_an_array_ends_as_it_did_and_only_those_without_a_result_are_gaps(
+    pipeline: Command, on_slurm: Env, tmp_path: Path
+) -> None:
+    submit = submit_of(tmp_path, grid=MIXED_ENDS)
+    plan = json.loads(pipeline(*submit, "--dry-run", "--json", env=on_slurm).stdout)
+    size_of = {point["run_id"]: point["batch_size_per_gpu"] for point in plan["points"]}
+    ((array),) = plan["arrays"]
+    cases = [f"{index}) {FAULTS.get(size_of[run_id], 'true')};;" for index, (run_id,) in enumerate(array["elements"])]
+    prologue = tmp_path / "prologue.sh"
+    prologue.write_text("\n".join(["case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]))
+    answer = pipeline(*submit, "--prologue", prologue, "--wait", env=on_slurm)
+    assert answer.returncode == 1, answer.stderr
+    assert "3 of 6 points have no result" in answer.stderr
+    found = {size_of[run_id]: part for run_id, part in states(pipeline, tmp_path, on_slurm).items()}
+    assert {size: part["state"] for size, part in found.items()} == {
+        **{1: "ok", 2: "failed", 3: "failed", 4: "lost", 5: "ok", 65536: "oom"}
+    }
+    assert found[4]["reason"] == "exited 0 without a record"
+    strict = pipeline("collect", tmp_path, "--strict", "--format", "json")
+    assert strict.returncode == 1
+    tables = json.loads(strict.stdout)["experiments"]["faults"]
+    assert [row["batch_size_per_gpu"] for row in tables["Q2"] if row["epoch_time_s"]] == [1, 5]
+    assert [row["batch_size_per_gpu"] for row in tables["oom"]] == [65536]
+
+
+@pytest.mark.fault("F12")
+def test_both_attempts_of_a_requeued_job_are_in_its_log_and_the_point_has_one_record(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    """The pipeline asks for no requeue; an administrator may."""
+    job = job_of(pipeline(*submit_of(tmp_path, "--prologue", str(holding_prologue(tmp_path))), env=on_slurm))
+    wait_for((tmp_path / "begun0").exists)
+    cluster.run("scontrol", "update", f"JobId={job}", "Requeue=1")
+    cluster.run("scontrol", "requeue", job)
+    wait_for(lambda: f"{job} BeginTime" in cluster.run("squeue", "-h", "-o", "%i %r").stdout)  # in two minutes
+    (part,) = states(pipeline, tmp_path, on_slurm).values()
+    assert part["state"] == "pending"
+    cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    wait_for((tmp_path / "begun1").exists)
+    (tmp_path / "go").touch()
+    cluster.wait_idle(timeout_s=120)
+    (record,) = records_in(tmp_path)
+    assert (record["status"], record["launch_id"].rpartition("-")[2]) == ("ok", "1")
+    log = Path(part["log"]).read_text()
+    assert "attempt 0 begins" in log
+    assert "attempt 1 begins" in log
+
+
+@pytest.fixture
+def binding(tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster that binds the tasks of a job to its CPUs."""
+    if missing := missing_parts():
+        pytest.skip(missing)
+    num_cpus = len(os.sched_getaffinity(0))
+    with throwaway_cluster(
+        tmp_path / "binding", num_nodes=1, cpus_per_node=num_cpus, task_plugin="task/affinity"
+    ) as running:
+        yield running
+
+
+@pytest.mark.fault("F14")
+def test_a_record_says_how_many_cpus_its_job_could_use(pipeline: Command, binding: Cluster, tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("a machine of one CPU has no fewer to bind to")
+    answer = pipeline(*submit_of(tmp_path, "--wait"), env=binding.env)
+    assert answer.returncode == 0, answer.stderr
+    (record,) = records_in(tmp_path)
+    assert record["environment"]["num_cpus"] == 1
+
+
+@pytest.mark.fault("F15")
+def test_points_of_two_ranks_that_start_at_once_on_a_node_all_find_a_port(
+    pipeline: Command, on_slurm: Env, tmp_path: Path
+) -> None:
+    """Another process has the port that torch's launcher takes by default."""
+    changes = ("--set", "num_gpus=2", "batch_size_per_gpu=2,4,8,16")
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("", 29500))
+        other.listen()
+        half = GRID.replace("mem_per_gpu_gib: 3", "mem_per_gpu_gib: 1.5")  # so that all fit at once
+        answer = pipeline(*submit_of(tmp_path, "--wait", *changes, grid=half), env=on_slurm)
+    assert answer.returncode == 0, answer.stderr
+    found = records_in(tmp_path)
+    assert [record["status"] for record in found] == ["ok"] * 4
+    starts, ends = ([str(record[name]) for record in found] for name in ("started_at", "ended_at"))
+    assert max(starts) < min(ends), "they ran at once"
+
+
+# run by the first Python of a step: it holds the step. A controller that came back gave a job no step for two minutes
+HOLD = """
+import os, pathlib, time
+folder = pathlib.Path({folder!r})
+if "SLURM_STEP_ID" in os.environ:
+    (folder / "begun").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.1)
+"""
+
+
+@pytest.mark.fault("F25")
+def test_a_controller_that_is_gone_for_a_while_costs_no_point_and_no_wait(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    ended: list[int] = []
+    (tmp_path / "sitecustomize.py").write_text(HOLD.format(folder=str(tmp_path)))
+    prologue = tmp_path / "prologue.sh"
+    prologue.write_text(f"export PYTHONPATH={tmp_path}:$PYTHONPATH\n")
+    submit = submit_of(tmp_path, "--prologue", str(prologue), "--wait")
+    driver = threading.Thread(target=lambda: ended.append(pipeline(*submit, env=on_slurm).returncode))
+    driver.start()
+    wait_for((tmp_path / "begun").exists)
+    cluster.end_controller()
+    try:
+        assert {part["state"] for part in states(pipeline, tmp_path, on_slurm).values()} == {"unknown"}
+    finally:
+        cluster.start_controller()
+    (tmp_path / "go").touch()
+    driver.join(120)
+    assert ended == [0]
+    assert [record["status"] for record in records_in(tmp_path)] == ["ok"]
+
+
+@pytest.mark.fault("F28")
+def test_a_signal_that_slurm_sends_to_every_process_of_a_step_ends_no_rank(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    """A rank without a handler would die of USR2."""
+    job = job_of(pipeline(*submit_of(tmp_path, "--set", "num_gpus=2", "num_samples=10000"), env=on_slurm))
+    wait_until_training(tmp_path)
+    cluster.run("scancel", "--signal=USR2", job)
+    cluster.wait_idle(timeout_s=120)
+    assert [record["status"] for record in records_in(tmp_path)] == ["ok"]
+
+
+@pytest.mark.fault("F29")
+def test_an_interrupt_between_two_arrays_keeps_the_first_and_the_next_driver_submits_the_rest(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    """Three shapes are three arrays. The second sbatch takes nothing, and its driver is interrupted."""
+    submit = submit_of(tmp_path, "--wait", "--set", "num_gpus=1,2,4", "batch_size_per_gpu=4")
+    count = f"echo called >> {tmp_path}/calls; test $(wc -l < {tmp_path}/calls) -lt 2"
+    env = with_sbatch(tmp_path, on_slurm, f'{count} && exec {{real}} "$@"; kill -INT $PPID; sleep 5; exit 1')
+    interrupted = pipeline(*submit, env=env)
+    assert interrupted.returncode == 128 + signal.SIGINT, interrupted.stderr
+    assert "Traceback" not in interrupted.stderr
+    again = pipeline(*submit, env=on_slurm)
+    assert again.returncode == 0, again.stderr
+    assert len(re.findall(r"^array \d+:", again.stdout, re.MULTILINE)) == 2
+    assert [record["status"] for record in records_in(tmp_path)] == ["ok"] * 3
+
+
+@pytest.mark.fault("F31")
+def test_a_point_that_takes_more_memory_than_its_job_has_is_out_of_host_memory(
+    pipeline: Command, on_slurm: Env, tmp_path: Path
+) -> None:
+    """200 MB are less than torch takes."""
+    small = GRID.replace("mem_per_gpu_gib: 3", "mem_per_gpu_gib: 0.2")
+    answer = pipeline(*submit_of(tmp_path, "--wait", *MINUTES, grid=small), env=on_slurm)
+    assert answer.returncode == 1, answer.stderr
+    (part,) = states(pipeline, tmp_path, on_slurm).values()
+    assert part["state"] == "host_oom"
+    assert "raise mem_per_gpu_gib" in part["reason"]
