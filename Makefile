@@ -2,6 +2,7 @@
 # make check: linters, types, and the tests that need no Slurm and no browser and start no training process
 # make test: install what the tests need and run them all; make test-slow: those that check leaves out
 # make lint, make bench, make bench-gpu, make jobs, make words
+# make faults: the tests of docs/faults.md; make faults-page: write their names into it
 # make mutations: apply each known defect to a copy, and see that a test fails
 # make TARGET CONSTRAINTS=constraints-volta.txt: on a V100, or with an older NVIDIA driver (docs/cluster.md)
 PYTHON ?= python3
@@ -16,7 +17,7 @@ PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
 # what check leaves out, besides the tests that run alone
 SLOW = slurm or training or browser or wheel
 
-.PHONY: run check test test-fast test-slow lint bench bench-gpu mutations jobs words slurm browser
+.PHONY: run check test test-fast test-slow lint bench bench-gpu mutations faults faults-page jobs words slurm browser
 
 run: $(INSTALLED)
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4
@@ -36,6 +37,12 @@ test-fast: $(INSTALLED)-test
 test-slow: $(INSTALLED)-test slurm browser
 	$(PYTEST) --numprocesses 0 -m alone
 	$(PYTEST) -m "not alone and ($(SLOW))"
+
+faults: $(INSTALLED)-test slurm browser
+	$(PYTEST) -m fault
+
+faults-page:
+	$(PYTHON) tests/fault_matrix.py docs/faults.md
 
 lint: $(INSTALLED)-test
 	ruff check .

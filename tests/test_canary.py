@@ -75,6 +75,7 @@ def options_of(command: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     return sorted(set(re.findall(r"^  (--[a-z-]+) \S", capsys.readouterr().out, re.MULTILINE)))
 
 
+@pytest.mark.fault("F36")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_control_character_in_any_argument_is_refused_by_name(
     command: str, capsys: pytest.CaptureFixture[str]
@@ -94,6 +95,7 @@ def submit(folder: Path, *changes: str) -> Sequence[str]:
     return ("--grid", grid, "--outputs", str(folder / "out"), "--set", "batch_size_per_gpu=8", *changes)
 
 
+@pytest.mark.fault("F36")
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
 def test_no_value_of_an_option_of_submit_runs(
     stub_slurm: Path, hostile: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -134,6 +136,7 @@ def test_a_folder_that_is_not_refused_is_the_folder_that_srun_gets(stub_slurm: P
     assert arguments[arguments.index("--output") + 1].startswith(f"{folder}/planned/logs/")
 
 
+@pytest.mark.fault("F36")
 def test_paths_with_quotes_spaces_and_substitutions_work_on_slurm(
     pipeline: Command, on_slurm: Env, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ FOLDERS: dict[str, tuple[Make, int]] = {
 }
 
 
+@pytest.mark.fault("F32")
 @pytest.mark.parametrize("command", ["collect", "status"])
 @pytest.mark.parametrize(("make", "code"), FOLDERS.values(), ids=FOLDERS.keys())
 def test_a_folder_that_cannot_be_read_is_2_and_one_with_no_experiment_3(
@@ -184,6 +185,7 @@ def test_an_experiment_given_by_itself_has_its_own_name(pipeline: Command, tmp_p
     assert [list(json.loads(answer.stdout)["experiments"]) for answer in answers] == [["a/x"], ["x"]]
 
 
+@pytest.mark.fault("F32")
 def test_files_that_cannot_be_written_beside_the_records_are_2_and_the_tables_are_printed(
     pipeline: Command, tmp_path: Path
 ) -> None:
@@ -195,6 +197,7 @@ def test_files_that_cannot_be_written_beside_the_records_are_2_and_the_tables_ar
     assert "Traceback" not in answer.stderr
 
 
+@pytest.mark.fault("F21")
 def test_junk_among_the_records_is_named_and_nothing_else_is_lost(pipeline: Command, tmp_path: Path) -> None:
     spoilt = make_record(make_spec(batch_size_per_gpu=64))
     experiment = make_experiment(tmp_path / "x", make_record(), spoilt)

@@ -82,6 +82,7 @@ def assert_names_the_neighbour(record: Record, held_bytes: int) -> None:
     assert abs(named_gib - held_bytes / GIB) < 2
 
 
+@pytest.mark.fault("G5")
 def test_a_point_beside_a_neighbour_fails_and_implies_no_oom(tmp_path: Path) -> None:
     """A batch of 8192 needs 37 GiB, and 8 are free."""
     with neighbour(leaves_bytes=8 * GIB) as held_bytes:
@@ -102,6 +103,7 @@ def test_a_point_beside_a_neighbour_fails_and_implies_no_oom(tmp_path: Path) -> 
     assert (tables["oom"], tables["coverage"]["oom"], tables["coverage"]["failed"]) == ([], 0, 2)
 
 
+@pytest.mark.fault("G5")
 def test_a_neighbour_that_leaves_no_room_for_a_context_is_named_too(tmp_path: Path) -> None:
     with neighbour(leaves_bytes=GIB // 16) as held_bytes:
         (record,) = probe(tmp_path / "full", 128)

@@ -58,6 +58,7 @@ def test_a_bad_command_line_says_what_is_wrong_and_submits_nothing(
     assert not list(tmp_path.glob("out/*/manifest.json"))
 
 
+@pytest.mark.fault("F36")
 def test_a_prologue_is_a_file_that_has_an_end(pipeline: Command, tmp_path: Path) -> None:
     grid, prologue = write_grid(tmp_path, PLANNED), tmp_path / "prologue.sh"
     submit = ("submit", "--grid", grid, "--dry-run", "--outputs", tmp_path / "out", "--prologue", prologue)
@@ -148,6 +149,7 @@ def test_a_data_folder_that_lacks_images_is_2_before_anything_runs(
     assert not list(tmp_path.glob("out/*/manifest.json"))
 
 
+@pytest.mark.fault("F32")
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
 @pytest.mark.parametrize("place", ["file", "file/below", "out/planned as a file", "closed", "closed/below"])
 def test_a_dry_run_refuses_the_outputs_that_the_run_refuses(
@@ -228,6 +230,7 @@ def test_stage_refuses_a_file(pipeline: Command, tmp_path: Path) -> None:
     assert_refused(pipeline("stage", "--data", tmp_path / "data"), 2, str(tmp_path / "data"))
 
 
+@pytest.mark.fault("F30")
 @pytest.mark.parametrize("cluster", ["auto", "slurm"])
 def test_a_controller_that_does_not_answer_is_4_and_nothing_runs_here(
     pipeline: Command, tmp_path: Path, cluster: str
@@ -240,6 +243,7 @@ def test_a_controller_that_does_not_answer_is_4_and_nothing_runs_here(
     assert not (tmp_path / "bin" / "sbatch.was.called").exists()
 
 
+@pytest.mark.fault("F30")
 def test_slurms_commands_without_a_configuration_are_no_slurm(pipeline: Command, tmp_path: Path) -> None:
     env = fake_slurm(tmp_path / "bin", NO_CONFIGURATION)
     grid = write_grid(tmp_path, PLANNED)

@@ -144,6 +144,7 @@ def test_the_cache_is_private(image_folder: Path) -> None:
         cached_folder_images(image_folder, "train")
 
 
+@pytest.mark.fault("F24")
 @pytest.mark.parametrize("dataset", ["cifar10", "imagefolder"])
 def test_data_that_is_not_staged_is_refused_and_never_downloaded(tmp_path: Path, dataset: str) -> None:
     for folder in (None, tmp_path / "absent", tmp_path):

@@ -156,6 +156,7 @@ def test_what_is_staged_can_be_written_by_its_owner_alone(tmp_path: Path, server
     assert [path for path in paths if path.stat().st_mode & 0o022 and not path.name.endswith(".lock")] == []
 
 
+@pytest.mark.fault("F24")
 def test_an_archive_with_another_checksum_is_not_unpacked(tmp_path: Path, server: ArchiveServer) -> None:
     flipped = bytearray(server.archive)
     flipped[len(flipped) // 2] ^= 1
@@ -300,6 +301,7 @@ def start_staging(folder: Path, server: ArchiveServer) -> subprocess.Popen[str]:
     return run_python(STAGE, folder, server.url, server.sha256)
 
 
+@pytest.mark.fault("F24")
 def test_six_processes_at_once_download_once(tmp_path: Path, server: ArchiveServer) -> None:
     processes = [start_staging(tmp_path / "data", server) for _ in range(6)]
     printed = [process.communicate(timeout=60)[0] for process in processes]
@@ -308,6 +310,7 @@ def test_six_processes_at_once_download_once(tmp_path: Path, server: ArchiveServ
     check_cifar10_files(tmp_path / "data")
 
 
+@pytest.mark.fault("F24")
 def test_a_stager_that_is_killed_while_it_downloads_is_in_nobodys_way(tmp_path: Path, server: ArchiveServer) -> None:
     server.is_cut = server.stalls = True
     process = start_staging(tmp_path, server)

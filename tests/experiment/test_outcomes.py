@@ -60,6 +60,7 @@ def test_every_point_is_in_exactly_one_state_and_every_record_counts_once(
     assert len(notes) == len(bad) + len(strange)
 
 
+@pytest.mark.fault("F22")
 @pytest.mark.parametrize(
     ("statuses", "status", "attempt"),
     [
@@ -85,6 +86,7 @@ def test_an_oom_is_a_result_and_the_rest_are_gaps() -> None:
     assert coverage.num_gaps == 3  # failed, missing and rejected; not ok, not oom
 
 
+@pytest.mark.fault("F22")
 def test_files_count_as_duplicate_superseded_or_foreign_and_lose_nothing(tmp_path: Path) -> None:
     first = publish_record(make_record(POINTS[0], status="failed"), tmp_path)
     publish_record(make_record(POINTS[0], launch_id="again"), tmp_path)  # attempt 1: the first is superseded

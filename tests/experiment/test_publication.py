@@ -169,6 +169,7 @@ def publish_at_once(prelude: str, template: Path, folder: Path, launches: list[l
     return outputs_of([run_python(prelude + PUBLISH, template, folder, *part) for part in launches])
 
 
+@pytest.mark.fault("F40")
 @pytest.mark.parametrize("way", WAYS)
 def test_processes_that_publish_at_once_get_an_attempt_each_and_lose_nothing(tmp_path: Path, way: str) -> None:
     template, folder = publish_record(make_record(), tmp_path), tmp_path / "records"
@@ -187,6 +188,7 @@ def test_nodes_that_publish_the_same_launch_leave_one_record(tmp_path: Path, way
     assert names(folder) == [RECORD_NAME]
 
 
+@pytest.mark.fault("F40")
 def test_records_are_published_exclusively_without_hard_links(fat_folder: Path, tmp_path: Path) -> None:
     (fat_folder / "file").touch()
     with pytest.raises(OSError, match="Operation not permitted"):
@@ -210,6 +212,7 @@ def test_a_claim_whose_owner_died_blocks_only_its_own_name(tmp_path: Path) -> No
     assert outputs_of([process]) == [f"{RUN_ID}.1.json"]
 
 
+@pytest.mark.fault("F40")
 def test_a_folder_where_nothing_is_exclusive_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +228,7 @@ def failing(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.fault("F20")
 @pytest.mark.parametrize("step", ["fchmod", "fsync", "link"])
 def test_publication_that_fails_before_the_link_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
@@ -238,6 +242,7 @@ def test_publication_that_fails_before_the_link_leaves_nothing(
     assert publish_record(make_record(), tmp_path).name == RECORD_NAME
 
 
+@pytest.mark.fault("F20")
 @pytest.mark.parametrize("limit_bytes", [0, 1, 500])
 def test_a_disk_that_fills_up_while_a_record_is_written_leaves_nothing(tmp_path: Path, limit_bytes: int) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -250,6 +255,7 @@ def test_a_disk_that_fills_up_while_a_record_is_written_leaves_nothing(tmp_path:
     assert names(tmp_path) == []
 
 
+@pytest.mark.fault("F20")
 def test_publication_whose_folder_cannot_be_synced_leaves_a_whole_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

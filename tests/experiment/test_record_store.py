@@ -38,6 +38,7 @@ def spoil(tmp_path: Path) -> Callable[[Callable[[str], str]], Path]:
     return change
 
 
+@pytest.mark.fault("F21")
 def test_a_record_cut_at_any_byte_is_invalid(tmp_path: Path) -> None:
     raw = encode_record(make_record())
     path = tmp_path / RECORD_NAME
@@ -47,6 +48,7 @@ def test_a_record_cut_at_any_byte_is_invalid(tmp_path: Path) -> None:
             load_record(path)
 
 
+@pytest.mark.fault("F21")
 def test_a_record_with_a_flipped_bit_is_invalid_or_still_a_record_of_its_point(tmp_path: Path) -> None:
     raw = encode_record(make_record())
     path = tmp_path / RECORD_NAME
@@ -99,6 +101,7 @@ def test_a_record_that_breaks_the_schema_is_refused_by_name(
     assert said in str(refusal.value)
 
 
+@pytest.mark.fault("F21")
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
@@ -126,6 +129,7 @@ def make_link(path: Path) -> None:
     path.symlink_to(publish_record(make_record(), path.parent.parent))
 
 
+@pytest.mark.fault("F21")
 @pytest.mark.parametrize(
     ("make", "said"),
     [(Path.mkdir, "is not a regular file"), (make_fifo, "is not a regular file"), (make_link, "is a link")],

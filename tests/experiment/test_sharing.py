@@ -178,6 +178,7 @@ def test_points_of_one_element_share_processes_and_learn_what_they_learn_alone(t
     assert peaks[0] == pytest.approx(peaks[1], rel=0.1)
 
 
+@pytest.mark.fault("F17")
 @pytest.mark.training
 def test_a_point_that_fails_takes_none_with_it_and_the_rest_runs_in_new_processes(tmp_path: Path) -> None:
     write_images(tmp_path / "data", 8)
@@ -220,6 +221,7 @@ def test_an_ok_point_stays_ok_where_the_next_one_fails_before_anybody_looked(tmp
     assert not any("ended early" in note for note in first.telemetry.notes)
 
 
+@pytest.mark.fault("F20")
 @pytest.mark.parametrize(("num_errors", "statuses"), [(3, ["ok", "ok"]), (4, ["failed", "ok"])])
 def test_a_write_error_is_tried_again_and_costs_at_most_its_own_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_errors: int, statuses: list[str]

@@ -391,6 +391,7 @@ class Clock:
     end: str
 
 
+@pytest.mark.fault("F23")
 @pytest.mark.parametrize(
     "clocks",
     [

@@ -81,6 +81,7 @@ def environments(tree: Path) -> dict[int, dict[str, Any]]:
     return {record["measurement"]["num_points_before"]: record["environment"] for record in found}
 
 
+@pytest.mark.fault("F26")
 @pytest.mark.training
 @pytest.mark.parametrize(("has_git", "is_committed"), [(True, True), (False, False)])
 def test_points_after_an_edit_name_the_code_that_was_imported_before_it(
@@ -105,6 +106,7 @@ def test_points_after_an_edit_name_the_code_that_was_imported_before_it(
         assert environment["source_changed"] is True
 
 
+@pytest.mark.fault("F26")
 @pytest.mark.training
 def test_a_submission_runs_the_code_of_its_start_and_rows_of_several_sources_are_marked(tree: Path) -> None:
     """Of the second submission alone the source is another; that its grid is edited too changes no point."""
