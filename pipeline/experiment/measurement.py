@@ -30,7 +30,8 @@ QuantizationStage = Literal["fp32", "weights", "activations", "biases"]  # each 
 HistogramTensor = Literal["weights", "before_relu", "after_relu"]
 Text = Annotated[str, msgspec.Meta(max_length=4000)]  # of messages: with whatever a process printed
 MAX_SHORT_TEXT_CHARS = 400
-ShortText = Annotated[str, msgspec.Meta(max_length=MAX_SHORT_TEXT_CHARS, pattern=rf"\A[^{CONTROL_CHARACTERS}]*\Z")]
+NO_CONTROL_CHARACTERS = rf"\A[^{CONTROL_CHARACTERS}]*\Z"
+ShortText = Annotated[str, msgspec.Meta(max_length=MAX_SHORT_TEXT_CHARS, pattern=NO_CONTROL_CHARACTERS)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 PositiveNanoseconds = Annotated[int, msgspec.Meta(ge=1, le=2**62)]  # a measured time is never 0
 UnitFraction = Annotated[float, msgspec.Meta(ge=0, le=1)]

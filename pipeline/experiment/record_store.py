@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pipeline.experiment.measurement import NO_CONTROL_CHARACTERS
 from pipeline.experiment.record import SCHEMA_VERSION, Environment, Record, Status
 from pipeline.experiment.spec import RUN_ID_PATTERN, Spec
 from pipeline.system import files
@@ -18,6 +19,8 @@ MAX_RECORD_BYTES = 1_000_000
 RECORD_NAME_PATTERN = re.compile(rf"({RUN_ID_PATTERN})\.(\d{{1,6}})\.json")
 # matches line breaks in a list of numbers, which are removed, and (as group 1) strings, which are kept
 NUMBER_LIST_LINE_BREAK = re.compile(rb'("(?:[^"\\]|\\.)*")|(?<=[\[,])\s+(?=-?\d)|(?<=\d)\s+(?=\])')
+
+PATTERN_ERROR = f"Expected `str` matching regex {NO_CONTROL_CHARACTERS!r}"  # as msgspec says it
 
 
 class RejectedFile(NamedTuple):
@@ -119,7 +122,8 @@ def load_record(path: Path | str) -> Record:
             files.check_schema_version(raw, SCHEMA_VERSION)
         except files.NewerSchema as newer:
             raise InvalidRecord(str(newer), is_newer=True) from error
-        raise InvalidRecord(str(error) or type(error).__name__) from error
+        reason = str(error).replace(PATTERN_ERROR, "a name has a control character")
+        raise InvalidRecord(reason or type(error).__name__) from error
     run_id, attempt = record.run_id, record.attempt
     if os.path.basename(path) != f"{run_id}.{attempt}.json":
         raise InvalidRecord(f"holds attempt {attempt} of {run_id}, which its name does not say", (run_id, attempt))

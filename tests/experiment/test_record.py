@@ -111,6 +111,13 @@ def test_a_name_has_no_control_character(kind: type, make: Callable[[str], dict[
     assert msgspec.convert(make(short_text(f"Größe{char}1")), kind) == msgspec.convert(make("Größe 1"), kind)
 
 
+def test_a_record_whose_name_has_one_is_rejected_in_words(tmp_path: Path) -> None:
+    path = publish_record(make_record(environment=Environment(gpus=(Gpu(name="GPU X"),))), tmp_path)
+    path.write_text(path.read_text().replace("GPU X", "GPU\\u001b[31m"))
+    _, (rejected,) = load_folder(tmp_path)
+    assert rejected.reason == "a name has a control character - at `$.environment.gpus[0].name`"
+
+
 def test_a_message_keeps_what_a_process_printed() -> None:
     said = "\x1b[31mRuntimeError\x1b[0m\r\n  at \x85"
     assert msgspec.json.decode(msgspec.json.encode(Failure("exception", said)), type=Failure).message == said
