@@ -160,7 +160,7 @@ def test_the_manifest_of_another_user_is_read_and_not_submitted_to_cancelled_or_
     experiment = make_experiment(tmp_path / "outputs" / "tiny", make_record())
     with experiment.edit_manifest() as manifest:
         array = SlurmArray(ARRAY, [[make_record().run_id]], job_id="7")
-        manifest.submissions.append(Submission(SUBMISSION, "slurm", "2025-06-01", [array]))
+        manifest.submissions.append(Submission(SUBMISSION, "slurm", "2025-06-01T00:00:00Z", [array]))
     os.chown(experiment.manifest_path, 65534, -1)
     before = experiment.manifest_path.read_bytes()
     refused = (str(experiment.manifest_path), "belongs to another user (65534)")
@@ -182,7 +182,7 @@ def test_a_member_of_the_group_gets_the_status_without_the_logs(tmp_path: Path) 
     experiment = make_experiment(tmp_path / "x", make_record(), missing=[missing])
     with experiment.edit_manifest() as manifest:
         array = SlurmArray(ARRAY, [[missing.run_id()]], job_id="7", is_array=False)
-        manifest.submissions.append(Submission(SUBMISSION, "slurm", "2025-06-01", [array]))
+        manifest.submissions.append(Submission(SUBMISSION, "slurm", "2025-06-01T00:00:00Z", [array]))
     log = experiment.log_folder(SUBMISSION) / ARRAY / "7_0_log.err"
     log.parent.mkdir(parents=True)
     log.write_text("epoch 1")

@@ -529,6 +529,7 @@ def is_number(cell: str) -> bool:
         return False
 
 
+@pytest.mark.fault("F32")
 def test_a_folder_that_may_not_be_written_has_its_tables_printed_alone(tmp_path: Path) -> None:
     experiment = make_experiment(tmp_path / "scaling", make_record())
     experiment.folder.chmod(0o500)

@@ -14,7 +14,6 @@ from slurm_queue import Env
 from pipeline.__main__ import COMMANDS
 from pipeline.experiment.record_store import load_folder
 
-pytestmark = pytest.mark.fault("F49")
 TINY = """
 name: tiny
 base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, strategy: ddp, num_gpus: 2}
@@ -61,12 +60,14 @@ def run_in(folder: Path, *words: str | Path, env: Env | None = None) -> subproce
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.fault("F49")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_imports_nothing_from_the_current_folder(folder: Path, command: str) -> None:
     answer = run_in(folder, "-m", f"pipeline.{command}", "--help")
     assert (answer.returncode, importers(folder)) == (0, []), answer.stderr
 
 
+@pytest.mark.fault("F49")
 def test_what_commands_import_late_does_not_come_from_the_current_folder(folder: Path, tmp_path: Path) -> None:
     experiment = make_experiment(tmp_path / "experiment", make_record())
     write_grid(tmp_path, TINY)
@@ -76,6 +77,7 @@ def test_what_commands_import_late_does_not_come_from_the_current_folder(folder:
         assert (answer.returncode, importers(folder)) == (0, []), answer.stderr
 
 
+@pytest.mark.fault("F49")
 @pytest.mark.training
 @pytest.mark.parametrize("way", ["a local submission", "a job file"])
 def test_the_processes_of_a_point_import_nothing_from_the_current_folder(
@@ -91,6 +93,7 @@ def test_the_processes_of_a_point_import_nothing_from_the_current_folder(
     assert [record.status for record in load_folder(tmp_path / "tiny" / "records")[0]] == ["ok"]
 
 
+@pytest.mark.fault("F49")
 def test_a_job_of_slurm_imports_nothing_from_the_folder_of_its_submission(
     folder: Path, tmp_path: Path, on_slurm: Env
 ) -> None:
@@ -100,6 +103,7 @@ def test_a_job_of_slurm_imports_nothing_from_the_folder_of_its_submission(
     assert (answer.returncode, importers(folder)) == (0, []), answer.stderr
 
 
+@pytest.mark.fault("F49")
 @pytest.mark.training
 def test_a_checkout_that_is_not_installed_works_in_its_root(tmp_path: Path) -> None:
     """Without the module site no installed package of this project is found."""

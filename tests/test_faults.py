@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from factories import make_experiment, make_record, make_spec
+from factories import ARRAY, SUBMISSION, make_experiment, make_record, make_spec
 from fault_counts import PointCounts, count_points
 from fault_matrix import ROOT, ROW, UNTESTED, find_tests, render_page
 
@@ -44,8 +44,8 @@ def test_points_that_were_lost_or_doubled_are_counted(tmp_path: Path) -> None:
         folder = experiment.launch_folder((second if launch_id == "2" else fourth).run_id(), launch_id)
         folder.mkdir(parents=True)
         (folder / "result.json").touch()
-    submission = start_submission("s" * 8, "slurm")
-    submission.arrays.append(SlurmArray("x-0", [[spec.run_id()] for spec in (*points, stranger)], job_id="7"))
+    submission = start_submission(SUBMISSION, "slurm")
+    submission.arrays.append(SlurmArray(ARRAY, [[spec.run_id()] for spec in (*points, stranger)], job_id="7"))
     with experiment.edit_manifest() as manifest:
         manifest.submissions.append(submission)
     assert count_points(tmp_path) == PointCounts(expected=5, with_result=3, lost=2, doubled=1)

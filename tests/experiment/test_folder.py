@@ -234,9 +234,9 @@ def test_a_submission_of_a_manifest_was_made_at_a_time(experiment: Experiment, t
 
 def write_manifest(experiment: Experiment, submission_id: str, backend: Backend, job_name: str) -> None:
     """A manifest as a stranger may write it."""
-    submission = start_submission(submission_id, backend)
-    submission.arrays.append(SlurmArray(job_name, [["a"]]))
-    experiment.manifest_path.write_bytes(msgspec.json.encode(Manifest(1, "x", submissions=[submission])))
+    submission, point = start_submission(submission_id, backend), make_spec()
+    submission.arrays.append(SlurmArray(job_name, [[point.run_id()]]))
+    experiment.manifest_path.write_bytes(msgspec.json.encode(Manifest(1, "x", [point], [submission])))
 
 
 NOT_OURS = ["x\0", "x\ny", "**", "*", "[a]", ".", "..", "a.b", "a/b", "/tmp/x", "../x", "", "-x", "x y", "ü", "x" * 101]

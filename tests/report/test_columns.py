@@ -106,7 +106,13 @@ def test_a_report_names_a_figure_as_its_heading_does_and_json_by_its_key() -> No
     assert note_texts.render_note(note, note_texts.FIGURE_WORDS) == "baseline: not stated: waiting for data, loss"
     assert note_texts.render_note(note) == "baseline: not stated: data_time_s, loss"
     headings = {heading.partition(" [")[0] for table in TABLE_DEFINITIONS for heading, *_ in table.figures}
-    assert {*note_texts.FIGURE_WORDS.values()} - headings == {"step time", "steps", "bytes"}
+    assert {*note_texts.FIGURE_WORDS.values()} - headings == {
+        "step time",
+        "steps",
+        "bytes",
+        "training time",
+        "learning rate",
+    }
 
 
 def test_a_cell_is_not_stated_by_the_kind_of_its_note_and_not_by_its_words() -> None:

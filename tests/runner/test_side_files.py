@@ -17,8 +17,6 @@ from pipeline.runner.launch_session import LaunchSession
 from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.runner.side_files import recover_side_files
 
-pytestmark = pytest.mark.fault("F51")
-
 
 def make_published(folder: Path, *records: Record) -> Experiment:
     """An experiment with these records, each of its own launch."""
@@ -51,10 +49,12 @@ def publish_and_die(experiment: Experiment, record: Record) -> None:
     LaunchSession(experiment, record.launch_id, [record.spec]).publish(record)
 
 
+@pytest.mark.fault("F51")
 def test_the_side_files_of_a_killed_launcher_are_moved_beside_their_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    experiment, record = make_experiment(tmp_path / "x"), make_record(launch_id="killed")
+    record = make_record(launch_id="killed")
+    experiment = make_experiment(tmp_path / "x", missing=[record.spec])
     write_side_files(experiment, record)
     launcher = multiprocessing.get_context("fork").Process(target=publish_and_die, args=(experiment, record))
     launcher.start()
@@ -77,6 +77,7 @@ def test_the_side_files_of_a_killed_launcher_are_moved_beside_their_record(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.fault("F51")
 @pytest.mark.parametrize("status", ["ok", "failed"])
 def test_side_files_without_an_ok_record_of_their_launch_stay(tmp_path: Path, status: str) -> None:
     """The launch still runs, or it failed: its files say why."""
@@ -100,6 +101,7 @@ def test_each_attempt_gets_its_own_files(tmp_path: Path) -> None:
     assert found[f"records/{first.run_id}.1.steps.npz"] == b"b"
 
 
+@pytest.mark.fault("F51")
 def test_a_launcher_whose_files_were_moved_by_another_process_says_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +123,7 @@ def test_a_launcher_whose_files_were_moved_by_another_process_says_nothing(
     assert len(side_files_of(experiment)) == 3
 
 
+@pytest.mark.fault("F51")
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     record = make_record(launch_id="killed")
     experiment = make_published(tmp_path / "x", record)
@@ -132,6 +135,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     assert rank_files.series.exists()
 
 
+@pytest.mark.fault("F51")
 @pytest.mark.parametrize("command", ["submit", "launch"])
 def test_the_next_submit_or_launch_moves_them(pipeline: Command, tmp_path: Path, command: str) -> None:
     """All its points are recorded, so that nothing runs."""

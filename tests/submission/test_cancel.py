@@ -55,7 +55,7 @@ def experiment(tmp_path: Path) -> Experiment:
     made = make_experiment(tmp_path / "out" / "x", missing=SPECS)
     arrays = [SlurmArray(ARRAY, [[A], [B]], "7"), SlurmArray("x-5ab0ab1e-1", [[C, D]], "8", is_array=False)]
     with made.edit_manifest() as manifest:
-        manifest.submissions.append(Submission(SUBMISSION, "slurm", "2025-06-01", arrays))
+        manifest.submissions.append(Submission(SUBMISSION, "slurm", "2025-06-01T00:00:00Z", arrays))
     return made
 
 
@@ -130,7 +130,9 @@ def test_a_job_of_plain_sbatch_has_the_name_that_its_launch_recorded(
 ) -> None:
     made = make_experiment(tmp_path / "x", missing=SPECS[:1])
     with made.edit_manifest() as manifest:
-        manifest.submissions.append(Submission("sbatch-7", "sbatch", "2025-06-01", [SlurmArray(recorded, [[A]], "7")]))
+        manifest.submissions.append(
+            Submission("sbatch-7", "sbatch", "2025-06-01T00:00:00Z", [SlurmArray(recorded, [[A]], "7")])
+        )
     env = slurm(tmp_path / "bin", job(7, 0, "RUNNING", name=in_slurm))
     answer = pipeline("cancel", made.folder, env=env)
     assert answer.returncode == 0, answer.stderr
@@ -240,7 +242,7 @@ def test_on_slurm_a_job_that_is_not_the_experiments_lives(
     made = make_experiment(tmp_path / "x", missing=SPECS[:2])
     arrays = [SlurmArray(name, [[point]], number, is_array=False) for point, number in ((A, thesis), (B, of_nobody))]
     with made.edit_manifest() as manifest:
-        manifest.submissions.append(Submission(SUBMISSION, backend, "2025-06-01", arrays))
+        manifest.submissions.append(Submission(SUBMISSION, backend, "2025-06-01T00:00:00Z", arrays))
     answer = pipeline("cancel", made.folder, env=on_slurm)
     assert (answer.returncode, answer.stdout) == (0, "Nothing is queued or running in Slurm.\n")
     assert f"Job {thesis} is not cancelled: Slurm says that it is thesis of user 0" in answer.stderr

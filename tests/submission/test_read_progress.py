@@ -14,6 +14,7 @@ from pipeline.submission.local import open_log
 from pipeline.submission.read_progress import find_logs, read_log_tail, read_progress
 from pipeline.submission.slurm_queries import JobState
 
+TIME = "2025-06-01T00:00:00Z"
 SECRET = "CUDA out of memory"  # a log with these words changes the reason of a point
 
 
@@ -32,11 +33,11 @@ def test_a_job_whose_id_slurm_has_given_again_is_that_of_the_later_array(
 ) -> None:
     """Slurm's ids begin anew where its state is wiped. The point of the earlier array 7 has no job any more."""
     later = [make_spec(repeat=1).run_id(), make_spec(repeat=2).run_id()]
-    experiment, _ = submit(tmp_path / "x", Submission(SUBMISSION, "slurm", "", [SlurmArray(ARRAY, [[RUN_ID]], "7")]))
+    experiment, _ = submit(tmp_path / "x", Submission(SUBMISSION, "slurm", TIME, [SlurmArray(ARRAY, [[RUN_ID]], "7")]))
     again = SlurmArray("x-0b0b0b0b-0", [later] if is_packed else [[run_id] for run_id in later], "7")
     with experiment.edit_manifest() as manifest:
         add_points(manifest, [make_spec(repeat=1), make_spec(repeat=2)])
-        manifest.submissions.append(Submission("0b" * 16, "slurm", "", [again]))
+        manifest.submissions.append(Submission("0b" * 16, "slurm", TIME, [again]))
     running = JobState("RUNNING", 0, None, "None", again.job_name)
     monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "up")
     monkeypatch.setattr(slurm_queries, "query_job_states", lambda _: {("7", 0): running, ("7", 1): running})
@@ -71,7 +72,7 @@ def test_what_is_no_regular_file_is_no_log(
     ended = JobState("FAILED", 2, None, "None")
     monkeypatch.setattr(slurm_queries, "query_job_states", lambda _: {("7", 0): ended})
     experiment, manifest = submit(
-        tmp_path / "x", Submission(SUBMISSION, "slurm", "", [SlurmArray(ARRAY, [[RUN_ID]], "7")])
+        tmp_path / "x", Submission(SUBMISSION, "slurm", TIME, [SlurmArray(ARRAY, [[RUN_ID]], "7")])
     )
     log = experiment.log_folder(SUBMISSION) / ARRAY / "7_0_0_log.err"
     log.parent.mkdir(parents=True)
@@ -87,7 +88,7 @@ def test_what_is_no_regular_file_is_no_log(
 
 @pytest.mark.fault("F46")
 def test_a_linked_log_of_plain_sbatch_is_no_log(tmp_path: Path) -> None:
-    of_sbatch = Submission("sbatch-7", "sbatch", "", [SlurmArray("q4", [[RUN_ID]], "7")])
+    of_sbatch = Submission("sbatch-7", "sbatch", TIME, [SlurmArray("q4", [[RUN_ID]], "7")])
     experiment, manifest = submit(tmp_path / "out" / "q4", of_sbatch)
     log = tmp_path / "out" / "q4-7_0.log"
     (tmp_path / "out" / "secret").write_text(SECRET)
@@ -100,7 +101,7 @@ def test_a_linked_log_of_plain_sbatch_is_no_log(tmp_path: Path) -> None:
 
 def test_the_log_of_a_later_point_of_a_local_element_is_that_of_its_first_point(tmp_path: Path) -> None:
     first, second, third, fourth = (make_spec(repeat=repeat) for repeat in range(4))
-    experiment, manifest = submit(tmp_path / "x", Submission(SUBMISSION, "local", ""))
+    experiment, manifest = submit(tmp_path / "x", Submission(SUBMISSION, "local", TIME))
     folder = experiment.log_folder(SUBMISSION)
     folder.mkdir()
     log = open_log(folder, [first, second])

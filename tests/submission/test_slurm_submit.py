@@ -70,10 +70,13 @@ def test_the_manifest_keeps_the_arrays_that_slurm_has_or_may_have(
 
 def test_a_submission_is_written_beside_the_others_and_in_place_of_itself(experiment: Experiment) -> None:
     def submission(name: str, job_id: str | None) -> Submission:
-        found = start_submission(name, "slurm")
-        found.arrays.append(SlurmArray(f"x-{name}", [["a-point"]], job_id))
+        found = start_submission(name * 32, "slurm")
+        found.arrays.append(SlurmArray(f"x-{name * 8}-0", [["a-point"]], job_id))
         return found
 
-    for name, job_id in (("first", "1"), ("second", None), ("second", "2")):
+    for name, job_id in (("a", "1"), ("b", None), ("b", "2")):
         write_submission(experiment, submission(name, job_id))
-    assert [(array.job_name, array.job_id) for array in arrays_of(experiment)] == [("x-first", "1"), ("x-second", "2")]
+    assert [(array.job_name, array.job_id) for array in arrays_of(experiment)] == [
+        ("x-aaaaaaaa-0", "1"),
+        ("x-bbbbbbbb-0", "2"),
+    ]

@@ -12,7 +12,6 @@ from pipeline.data import staging
 from pipeline.data.staging import CIFAR10_FILES, CIFAR10_FOLDER, stage_cifar10
 from pipeline.experiment.folder import Experiment
 
-pytestmark = pytest.mark.fault("F52")
 HOUR_S = 3600
 
 
@@ -30,6 +29,7 @@ def write_folder(path: Path) -> None:
     (path / "first").touch()
 
 
+@pytest.mark.fault("F52")
 @pytest.mark.parametrize("write", [write_file, write_folder])
 @pytest.mark.parametrize("place", [".", "records"])
 def test_temporary_files_of_writers_are_removed_after_a_day(
@@ -45,6 +45,7 @@ def test_temporary_files_of_writers_are_removed_after_a_day(
     assert ".publishing-dead" not in left
 
 
+@pytest.mark.fault("F52")
 def test_a_link_is_removed_and_what_it_points_to_is_not(tmp_path: Path) -> None:
     experiment = make_experiment(tmp_path / "x")
     write_folder(tmp_path / "elsewhere")
@@ -56,6 +57,7 @@ def test_a_link_is_removed_and_what_it_points_to_is_not(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere" / "first").exists()
 
 
+@pytest.mark.fault("F52")
 def test_folders_of_dead_downloads_are_removed_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where CIFAR-10 is complete by now."""
     monkeypatch.setattr(staging, "check_cifar10_files", lambda _: None)
