@@ -25,22 +25,18 @@ PROBE = """<!doctype html><meta charset="utf-8"><body style="margin:0">
 const frame = document.querySelector("iframe");
 frame.onload = () => {{
   const page = frame.contentDocument, style = (element) => frame.contentWindow.getComputedStyle(element);
-  const plots = [...page.querySelectorAll("svg[role=img]")];
-  const inPlots = (selector) => plots.flatMap((plot) => [...plot.querySelectorAll(selector)]);
-  const wordsOf = (id) => page.getElementById(id).textContent;
-  const height = (text) => parseFloat(style(text).fontSize) * text.getScreenCTM().a;
+  const plots = [...page.querySelectorAll("picture > img")];
   const result = document.createElement("pre");
   result.textContent = JSON.stringify({{
     page_width: page.documentElement.scrollWidth,
     background: style(page.body).backgroundColor,
     text: page.body.textContent,
-    foreign: page.querySelectorAll("script, iframe, object, img").length,
+    foreign: page.querySelectorAll("script, iframe, object, svg, img:not([src^='data:'])").length,
     num_rows: page.querySelectorAll("tr").length,
     height: page.body.scrollHeight,
-    alternatives: plots.map((plot) => plot.getAttribute("aria-labelledby").split(" ").map(wordsOf)),
-    title_colours: inPlots("text[font-weight=bold]").map((text) => style(text).fill),
-    line_colours: inPlots("path[stroke-width='1.8']").map((path) => style(path).stroke),
-    text_heights: inPlots("text").map(height).filter((value) => value > 0),
+    alternatives: plots.map((plot) => plot.alt),
+    pictures: plots.filter((plot) => plot.naturalWidth > 0).map((plot) => atob(plot.currentSrc.split(",")[1])),
+    scales: plots.map((plot) => plot.getBoundingClientRect().width / plot.width).filter((value) => value > 0),
   }});
   document.body.replaceChildren(result);
 }};

@@ -1,6 +1,6 @@
-"""Draws a panel with matplotlib. Only this module imports it, so import it only where a plot is made.
+"""Draws panels with matplotlib. Only this module imports it, so import it only where a plot is made.
 
-Every role has a placeholder colour; `plots` replaces it.
+Every role has a placeholder colour; `plots` replaces it by that of a theme.
 """
 
 import io
@@ -13,14 +13,18 @@ from typing import Any
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of its font cache on stderr
 
 import matplotlib  # noqa: E402 - after its logger is quiet
+from matplotlib.artist import Artist  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.lines import Line2D  # noqa: E402
+from matplotlib.patches import Patch  # noqa: E402
 
 from pipeline.experiment.point_label import format_figure  # noqa: E402
 from pipeline.report.plot_data import (  # noqa: E402
     REFERENCE,
     BarPanel,
     HistogramPanel,
+    KeyEntry,
     LinePanel,
     Panel,
     Point,
@@ -33,6 +37,7 @@ HISTOGRAM_HEIGHT = 170
 BAR_HEIGHT, BAR_MARGINS = 33, 54  # a bar with its label above it; title and axis
 MARGINS = {LinePanel: (46, 12, 34, 40), BarPanel: (4, 12, 26, 26), HistogramPanel: (60, 12, 26, 22)}
 """Left, right, top and bottom of a panel, in px."""
+GAP = 16  # between the panels of a file
 MIN_COUNT = 0.7  # where the axis of a histogram begins, so that a count of 1 is seen
 FONT_SIZE = 11
 MAX_TICKS = 6
@@ -40,16 +45,18 @@ MAX_MARKERS = 40  # of a line; with more they touch
 BUCKET = 3  # the marker of points without a line
 
 SERIES_COLOURS = ("#4883e9", "#994702", "#1b9f89", "#5e2464", "#a68217", "#741d11", "#4e4fb0", "#5f626f")
-"""For a light ground; the page's style sheet has these and those for a dark one, as --s0 to --s7.
+"""For a light ground; the page's style sheet has the colours of both grounds too, for keys and states.
 
 Searched for the largest smallest distance between two of them, for normal sight, protanopia and deuteranopia.
 """
 
-LIGHT = {"--fg": "#1a1f24", "--muted": "#59636e", "--line": "#d5dade", "--shade": "#f3e3df", "--bg": "#ffffff"} | {
-    f"--s{index}": colour for index, colour in enumerate(SERIES_COLOURS)
-}
-PLACEHOLDERS = {role: f"#{index:06x}" for index, role in enumerate(LIGHT, start=1)}  # SVG leaves out #000000
+SERIES_COLOURS_ON_DARK = ("#78a6fe", "#cf5805", "#b1e8bc", "#b1658c", "#e5c540", "#fe7467", "#816ada", "#acb9c3")
+ROLES = ("--fg", "--muted", "--line", "--shade", "--bg", *(f"--s{index}" for index in range(len(SERIES_COLOURS))))
+LIGHT = dict(zip(ROLES, ("#1a1f24", "#59636e", "#d5dade", "#f3e3df", "#ffffff", *SERIES_COLOURS), strict=True))
+DARK = dict(zip(ROLES, ("#e8ebee", "#a3adb8", "#363d45", "#43292a", "#14181c", *SERIES_COLOURS_ON_DARK), strict=True))
+PLACEHOLDERS = {role: f"#{index:06x}" for index, role in enumerate(ROLES, start=1)}  # SVG leaves out #000000
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
+MARKS = "●■▲◆▼✚✖⬢"  # the same as characters, for the key of a page
 DASHES: tuple[Any, ...] = ("-", "-", "-", "-", (0, (5, 2)), (0, (5, 2)), (0, (5, 2)), (0, (5, 2)))
 
 SETTINGS: dict[Any, Any] = {
@@ -78,7 +85,9 @@ SETTINGS: dict[Any, Any] = {
     "ytick.major.size": 0,
     "text.color": PLACEHOLDERS["--muted"],
     "figure.dpi": 72,
+    "legend.labelcolor": PLACEHOLDERS["--fg"],
 }
+KEY_STYLE: dict[str, Any] = {"frameon": False, "borderpad": 0.2, "handlelength": 3, "columnspacing": 1.6}
 
 
 def role_of(style: int) -> str:
@@ -93,30 +102,72 @@ def size_of(panel: Panel) -> tuple[int, int]:
     return WIDTH, HEIGHT if isinstance(panel, LinePanel) else HISTOGRAM_HEIGHT
 
 
-def draw_panel(panel: Panel) -> bytes:
-    """Return the panel as matplotlib draws it."""
-    width, height = size_of(panel)
+def draw(panels: Sequence[Panel], key: Sequence[KeyEntry] = (), per_row: int = 1, title: str = "") -> str:
+    """Return the panels, in rows, as SVG in placeholder colours. With a title it has a ground and a key below."""
+    rows = [panels[start : start + per_row] for start in range(0, len(panels), per_row)]
+    width = max(sum(size_of(panel)[0] for panel in row) + GAP * (len(row) - 1) for row in rows)
+    heights = [max(size_of(panel)[1] for panel in row) for row in rows]
+    columns = max(1, int(width // (44 + 6.5 * max((len(entry.label) for entry in key), default=0))))
+    key_height = 12 + 18 * math.ceil(len(key) / columns) if key else 0
+    height = sum(heights) + GAP * (len(rows) - 1) + key_height
     with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's fonts draw the text
-        figure = Figure(figsize=(width / 72, height / 72))
-        figure.patch.set_visible(False)
-        left, right, top, bottom = MARGINS[type(panel)]
-        axes = figure.add_axes(
-            (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
-        )
-        axes.patch.set_visible(False)
-        if isinstance(panel, LinePanel):
-            draw_lines(axes, panel)
-        elif isinstance(panel, HistogramPanel):
-            draw_histogram(axes, panel)
-        else:
-            draw_bars(axes, panel)
-        axes.set_title(
-            panel.title, pad=12 if isinstance(panel, LinePanel) else 8, x=(4 - left) / (width - left - right)
-        )
-        picture = io.BytesIO()
-        figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": None})
+        figure = Figure(figsize=(width / 72, height / 72), facecolor=PLACEHOLDERS["--bg"])
+        figure.patch.set_visible(bool(title))
+        y = height
+        for row, row_height in zip(rows, heights, strict=True):
+            for index, panel in enumerate(row):
+                draw_panel(figure, panel, index * (WIDTH + GAP), y)
+            y -= row_height + GAP
+        if key:
+            figure.legend(handles=[*map(handle_of, key)], loc="lower left", ncols=columns, **KEY_STYLE)
+        picture = io.StringIO()
+        figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": None, "Title": title})
     return picture.getvalue()
+
+
+def draw_panel(figure: Figure, panel: Panel, x: float, y: float) -> None:
+    """Draw a panel whose upper left corner lies at (x, y), in px from the lower left corner of the figure."""
+    full_width, full_height = figure.get_size_inches() * 72
+    width, height = size_of(panel)
+    left, right, top, bottom = MARGINS[type(panel)]
+    inner_width, inner_height = width - left - right, height - top - bottom
+    place = (x + left) / full_width, (y - height + bottom) / full_height
+    axes = figure.add_axes((*place, inner_width / full_width, inner_height / full_height))
+    axes.patch.set_visible(False)
+    if isinstance(panel, LinePanel):
+        draw_lines(axes, panel)
+    elif isinstance(panel, HistogramPanel):
+        draw_histogram(axes, panel)
+    else:
+        draw_bars(axes, panel)
+    axes.set_title(panel.title, pad=12 if isinstance(panel, LinePanel) else 8, x=(4 - left) / inner_width)
+
+
+def mark_of(entry: KeyEntry) -> str:
+    """Return the character that the key of a page shows before a label."""
+    if entry.kind == "line":
+        return "┅" if entry.style == REFERENCE else MARKS[entry.style]
+    return {"markers": "◇", "part": "■", "hollow": "○"}[entry.kind]
+
+
+def handle_of(entry: KeyEntry) -> Artist:
+    """Return what the key of a file shows beside a label."""
+    colour = PLACEHOLDERS[role_of(entry.style)]
+    if entry.kind == "part":
+        return Patch(color=colour, label=entry.label)
+    is_line, is_reference = entry.kind == "line", entry.style == REFERENCE
+    return Line2D(
+        *([], []),
+        color=colour,
+        linewidth=2 if is_line else 0,
+        linestyle=(0, (2, 2)) if is_reference else DASHES[entry.style],
+        marker=""
+        if is_line and is_reference
+        else MARKERS[entry.style if is_line else BUCKET if entry.kind == "markers" else 0],
+        markerfacecolor=colour if is_line else "none",
+        label=entry.label,
+    )
 
 
 def draw_lines(axes: Axes, panel: LinePanel) -> None:

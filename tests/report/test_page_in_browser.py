@@ -9,15 +9,15 @@ from factories import make_record, make_spec
 from int8_records import RECORDS
 from page_records import EVIL, every_question, hostile_records, page_source, write_page
 
+from pipeline.report.draw_panels import DARK, LIGHT
 from pipeline.report.html_page import write_index, write_report
 
 pytestmark = [pytest.mark.browser, needs_chromium]
 
 PHONE, DESKTOP = 390, 1280
 GROUNDS = {False: "rgb(255, 255, 255)", True: "rgb(20, 24, 28)"}
-TEXTS = {False: "rgb(26, 31, 36)", True: "rgb(232, 235, 238)"}
-FIRST_LINE = {False: "rgb(72, 131, 233)", True: "rgb(120, 166, 254)"}
-MIN_TEXT_PX = 9.0
+THEMES = {False: LIGHT, True: DARK}
+MIN_SCALE = 0.9  # of a plot, whose smallest letters have 10 px
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +35,10 @@ def test_a_page_in_both_themes_and_widths(tmp_path: Path, full_page: Path, width
     assert found["foreign"] == 0
     assert found["page_width"] <= width
     assert found["background"] == GROUNDS[is_dark]
-    assert set(found["title_colours"]) == {TEXTS[is_dark]}
-    assert found["line_colours"][0] == FIRST_LINE[is_dark]
-    assert min(found["text_heights"]) >= MIN_TEXT_PX
-    assert len(found["alternatives"]) >= 10
-    assert all(title and any(character.isdigit() for character in text) for title, text in found["alternatives"])
+    assert len(found["alternatives"]) == len(found["pictures"]) >= 10  # the browser could draw each
+    assert all(THEMES[is_dark]["--fg"] in picture for picture in found["pictures"])
+    assert min(found["scales"]) >= MIN_SCALE
+    assert all(any(character.isdigit() for character in text) for text in found["alternatives"])
 
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
@@ -47,9 +46,9 @@ def test_the_page_of_int8_on_a_phone(tmp_path: Path, is_dark: bool) -> None:
     found = look_at(write_page(tmp_path / "x", *RECORDS), tmp_path / "profile", PHONE, is_dark)
     assert (found["console"], found["asked"]) == ([], ["/report.html"])
     assert found["page_width"] <= PHONE
-    assert set(found["title_colours"]) == {TEXTS[is_dark]}
-    assert min(found["text_heights"]) >= MIN_TEXT_PX
-    assert len(found["alternatives"]) == 2
+    assert all(THEMES[is_dark]["--fg"] in picture for picture in found["pictures"])
+    assert min(found["scales"]) >= MIN_SCALE
+    assert len(found["alternatives"]) == len(found["pictures"]) == 2
 
 
 def test_a_hostile_name_shows_as_text(tmp_path: Path) -> None:
