@@ -97,7 +97,7 @@ def hostile_records() -> list[Record]:
 
 def plot_source(*found: Record) -> PlotSource:
     outcomes = resolve_outcomes([record.spec for record in found], found, []).outcomes
-    return PlotSource(build_tables(outcomes).flat(), outcomes)
+    return PlotSource(build_tables(outcomes), outcomes)
 
 
 def page_source(

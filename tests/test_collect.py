@@ -141,7 +141,7 @@ def test_collect_writes_a_page_beside_the_records_and_an_index_over_several(pipe
     assert f'href="records/{found[0].run_id}.0.json"' in page
     assert f'href="logs/{SUBMISSION}/{found[0].run_id}.log"' in page
     assert 'href="../../index.html"' in page
-    assert (second.folder / "plots" / "q1.svg").read_text().startswith("<svg ")
+    assert "<svg " in (second.folder / "plots" / "q1.svg").read_text()
     index = (tmp_path / "index.html").read_text()
     assert 'href="a/x/report.html"' in index
     assert 'href="a/y/report.html"' in index

@@ -28,8 +28,6 @@ COMPARED_FACTS: dict[str, Fact] = {
     "data folder": lambda record: record.environment.data,
 }
 
-USUAL_FACTS = ("source", "GPU")  # in which a row is compared with most of the experiment
-
 
 def environment_key(record: Record) -> tuple[object, ...]:
     """Return a key of the record's facts. Equal keys mean equal facts; an Environment counts by identity."""
@@ -54,9 +52,7 @@ def environment_difference_notes(what: str, others: Sequence[Record], records: S
     for name, fact in compared_facts([*records, *others]).items():
         ours, theirs = (distinct_values(side, fact, with_stated=name == "GPU") for side in (records, others))
         if ours and theirs and ours != theirs:
-            values = {"what": what, "fact": name, "theirs": sorted(theirs), "ours": sorted(ours)}
-            is_gpu = what == "baseline" and name == "GPU"
-            notes.append(make_note("baseline_gpu_model" if is_gpu else "other_fact", **values))
+            notes.append(make_note("other_fact", what=what, fact=name, theirs=sorted(theirs), ours=sorted(ours)))
     ours, theirs = places_of(records, "nodes"), places_of(others, "nodes")
     our_boots, their_boots = places_of(records, "boot_ids"), places_of(others, "boot_ids")
     our_gpus, their_gpus = gpu_uuids_of(records), gpu_uuids_of(others)
@@ -69,20 +65,15 @@ def environment_difference_notes(what: str, others: Sequence[Record], records: S
     return notes
 
 
-def usual_notes(records: Sequence[Record], usual: Mapping[str, str]) -> list[Note]:
-    """Return a note for every fact whose value in most of the experiment (`usual`) no record here has."""
-    notes = []
-    for name, most in usual.items():
-        ours, is_gpu = sorted({known_fact(name, record) for record in records} - {""}), name == "GPU"
-        if ours and most not in ours:
-            notes.append(make_note("unusual_gpu" if is_gpu else "unusual_source", ours=ours, usual=most))
-    return notes
+def other_source_notes(records: Sequence[Record], majority: str) -> list[Note]:
+    """Return a note if no record here has the source of most records of the experiment."""
+    ours = sorted({COMPARED_FACTS["source"](record) or "" for record in records} - {""})
+    return [make_note("other_source", ours=ours, majority=majority)] if ours and majority not in ours else []
 
 
-def usual_facts(records: Sequence[Record]) -> dict[str, str]:
-    """Return GPU model and source of most records, if they are not the same in all; of a tie the first in the grid."""
-    counts = {name: Counter(filter(None, (known_fact(name, record) for record in records))) for name in USUAL_FACTS}
-    return {name: most_common(count) for name, count in counts.items() if len(count) > 1}
+def majority_source(records: Sequence[Record]) -> str:
+    """Return the source of most records, of a tie the first in the grid; "" if none states it."""
+    return most_common(Counter(filter(None, map(COMPARED_FACTS["source"], records))))
 
 
 def most_common(counts: Counter[str]) -> str:
@@ -96,13 +87,8 @@ def source_edited_notes(records: Sequence[Record]) -> list[Note]:
 
 
 def gpu_model(record: Record) -> str:
-    """Return the model of a record's GPUs; "" if it is not stated, and on a CPU."""
-    return known_fact("GPU", record)
-
-
-def known_fact(name: str, record: Record) -> str:
-    """Return a fact of a record, measured here or elsewhere; "" if it is not stated."""
-    return COMPARED_FACTS[name](record) or ""
+    """Return the model of a record's GPUs, measured here or elsewhere; "" if it is not stated, and on a CPU."""
+    return COMPARED_FACTS["GPU"](record) or ""
 
 
 def compared_facts(records: Sequence[Record]) -> Mapping[str, Fact]:

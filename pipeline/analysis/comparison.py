@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from pipeline.analysis import intervals
-from pipeline.analysis.comparability import Fact, compared_facts, most_common
+from pipeline.analysis.comparability import Fact, compared_facts
 from pipeline.analysis.exposed_communication import communications_of, step_times_s
 from pipeline.analysis.intervals import Interval, MedianTime, median_time
 from pipeline.analysis.notes import Note
-from pipeline.analysis.pooling import PooledPoint, pool_outcomes
+from pipeline.analysis.pooling import PooledPoint, group_pairs, pool_outcomes
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
@@ -43,7 +43,7 @@ HARDWARE_FACTS: dict[str, Fact] = {
 
 
 class TimedSide:
-    """One side of a compared point: its times by repeat on one GPU model, their median and its interval."""
+    """One side of a compared point: its times by repeat, their median and its interval."""
 
     def __init__(self, point: PooledPoint) -> None:
         self.point = point
@@ -56,11 +56,10 @@ class TimedSide:
 
     @cached_property
     def notes(self) -> list[Note]:
-        """Notes on another GPU model, and on a drift from window to window if the interval is over windows."""
-        notes = [note for note in self.point.notes if note.kind in ("repeats_left_out", "unusual_gpu")]
-        if self.time and self.time.basis == "windows":
-            notes += intervals.drift_notes(time_key(self.point.spec), self.times_by_repeat_s)
-        return notes
+        """Notes on a drift from window to window if the interval is over windows."""
+        if self.time is None or self.time.basis != "windows":
+            return []
+        return intervals.drift_notes(time_key(self.point.spec), self.times_by_repeat_s)
 
 
 class ComparedPoint(NamedTuple):
@@ -113,29 +112,36 @@ class Comparison(NamedTuple):
 def compare_outcomes(a: Sequence[PointOutcome], b: Sequence[PointOutcome]) -> Comparison:
     """Return the comparison of two experiments.
 
-    Two points are shared if all their axes but repeat and seed are equal. Points without a time to compare are left
-    out (`measure: memory` and `quantize`).
+    Two points are shared if all their axes but repeat and seed are equal. On each GPU model that both sides have they
+    are compared apart; without such a model the first of each side. Points without a time to compare are left out
+    (`measure: memory` and `quantize`).
     """
     points_a, points_b = (
-        {point.spec: point for point in pool_outcomes(outcomes) if point.spec.measure in TIMED_MEASURES}
+        group_pairs((p.spec, p) for p in pool_outcomes(outcomes) if p.spec.measure in TIMED_MEASURES)
         for outcomes in (a, b)
     )
     shared = [
-        compare_point(*on_common_gpu_model(point, points_b[spec]))
-        for spec, point in points_a.items()
+        compare_point(TimedSide(one), TimedSide(other))
+        for spec, of_a in points_a.items()
         if spec in points_b
+        for one, other in pair_by_gpu(of_a, points_b[spec])
     ]
     records_a, records_b = (
         [record for side in sides for record in side.point.ok_records]
         for sides in ([point.a for point in shared], [point.b for point in shared])
     )
-    differences = differing_facts(records_a, records_b)
     return Comparison(
         shared,
         [spec for spec in points_a if spec not in points_b],
         [spec for spec in points_b if spec not in points_a],
-        differences if "GPU" in differences else differences | unlike_gpu_models(shared),
+        differing_facts(records_a, records_b) | unlike_gpu_models(shared),
     )
+
+
+def pair_by_gpu(a: Sequence[PooledPoint], b: Sequence[PooledPoint]) -> list[tuple[PooledPoint, PooledPoint]]:
+    """Return the pairs of one GPU model; without a common model the first of each side."""
+    on_model = {point.gpu: point for point in b}
+    return [(point, on_model[point.gpu]) for point in a if point.gpu in on_model] or [(a[0], b[0])]
 
 
 def is_failing(points: Iterable[ComparedPoint], fail_above: float | None, allow_unchecked: bool = False) -> bool:
@@ -173,16 +179,6 @@ def is_between_runs(a: MedianTime | None, b: MedianTime | None) -> bool:
     return a is not None and b is not None and a.basis == b.basis == "repeats"
 
 
-def on_common_gpu_model(a: PooledPoint, b: PooledPoint) -> tuple[TimedSide, TimedSide]:
-    """Return both sides with the records of one GPU model: of one that both have, if there is such a model."""
-    common = a.gpu_models & b.gpu_models
-    usual = a.usual.get("GPU", "")
-    model = usual if usual in common else most_common(common)
-    if not model:
-        return TimedSide(a.on_one_gpu_model), TimedSide(b.on_one_gpu_model)
-    return TimedSide(a.on_gpu_model(model)), TimedSide(b.on_gpu_model(model))
-
-
 def compare_point(a: TimedSide, b: TimedSide) -> ComparedPoint:
     """Return the compared point: the ratio of B's median to A's, and its interval if both medians have one."""
     ratio = b.time.value_s / a.time.value_s if a.time and b.time else None
@@ -217,15 +213,9 @@ def differing_facts(a: Sequence[Record], b: Sequence[Record]) -> dict[str, tuple
 
 
 def unlike_gpu_models(points: Iterable[ComparedPoint]) -> dict[str, tuple[list[str], list[str]]]:
-    """Return the GPU models of the first point whose sides ran on different ones, as a fact with its values.
-
-    If both experiments have both models, differing_facts does not find it.
-    """
-    for point in points:
-        a, b = point.a.point, point.b.point
-        if not a.is_on_gpus_of(b):
-            return {"GPU": (sorted(a.gpu_models), sorted(b.gpu_models))}
-    return {}
+    """Return the GPU models of the first point whose sides ran on different ones, as a fact with its values."""
+    models = ((point.a.point.gpu, point.b.point.gpu) for point in points)
+    return next(({"GPU": ([a], [b])} for a, b in models if a and b and a != b), {})
 
 
 def fact_values(fact: Fact, records: Sequence[Record]) -> list[str]:

@@ -94,6 +94,11 @@ def innermost_rank(n: int, confidence: float) -> int:
     return 1
 
 
+NOMINAL = f"nominally {100 * CONFIDENCE:g} %"
+OF_FEWEST_VALUES = coverage_of_ranks(1, min_values())  # of minimum and maximum
+"""The coverage of an interval in words, and that of the fewest values that have one."""
+
+
 def median_interval(values: Sequence[float]) -> Interval | None:
     """Return the narrowest interval between symmetric ranks with a coverage of CONFIDENCE; None below `min_values`.
 

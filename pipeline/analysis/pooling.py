@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
@@ -28,47 +28,17 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, eq=False)
 class PooledPoint:
-    """The outcomes that differ only in repeat and seed. Figures are cached, since several tables show a point."""
+    """The outcomes that differ only in repeat and seed. Figures are cached, since several tables show a point.
+
+    Times and memory are of one GPU model: a point that ran on two is two pooled points. Accuracies pool all models.
+    """
 
     spec: Spec  # with repeat and seed at 0
     outcomes: list[PointOutcome]
     axes: Sequence[str]  # that its rows show
-    usual: Mapping[str, str]  # the GPU model and the source of most ok records of the experiment, where they differ
+    gpu: str  # the model; "" on a CPU, or if no record states it
+    majority_source: str  # of the ok records of the experiment
     neighbours: Mapping[AttemptKey, int]  # their number, for each attempt of the experiment that had some
-    left_out: Sequence[Record] = ()  # the ok records on other GPU models (see `on_gpu_model`)
-
-    @cached_property
-    def gpu_models(self) -> Counter[str]:
-        """The GPU models of the ok records that state one, each with the number of its records."""
-        return Counter(filter(None, map(gpu_model, self.ok_records)))
-
-    @cached_property
-    def on_one_gpu_model(self) -> "PooledPoint":
-        """The point with the ok records of one GPU model only: times on two models are no repeats of each other.
-
-        It is the usual model of the experiment, or else that of most of the point's records.
-        """
-        usual = self.usual.get("GPU", "")
-        return self.on_gpu_model(usual if usual in self.gpu_models else most_common(self.gpu_models))
-
-    def on_gpu_model(self, model: str) -> "PooledPoint":
-        """Return the point with the ok records of that GPU model, and those that state none."""
-        left_out = [record for record in self.ok_records if gpu_model(record) not in ("", model)]
-        kept = [outcome for outcome in self.outcomes if not any(outcome.record is record for record in left_out)]
-        return replace(self, outcomes=kept, left_out=left_out) if left_out else self
-
-    def unusual_model(self) -> str:
-        """Return the GPU model if no record ran on the usual one of the experiment, else ""."""
-        usual = self.usual.get("GPU", "")
-        return "" if usual in ("", *self.gpu_models) else most_common(self.gpu_models)
-
-    def is_on_gpus_of(self, other: "PooledPoint") -> bool:
-        """True unless the ok records of both state GPU models, and not the same ones."""
-        return not self.gpu_models or not other.gpu_models or {*self.gpu_models} == {*other.gpu_models}
-
-    def is_on_usual_gpu(self, record: Record) -> bool:
-        """True if the record's GPU model is the usual one of the experiment, or not known."""
-        return "GPU" not in self.usual or gpu_model(record) in ("", self.usual["GPU"])
 
     @cached_property
     def status(self) -> str:
@@ -149,7 +119,7 @@ class PooledPoint:
             notes += map(text_note, sorted({outcome.reason for outcome in self.outcomes if outcome.reason}))
         elif len(self.ok_records) < len(self.outcomes):
             others = [outcome.status for outcome in self.outcomes if outcome.status != "ok"]
-            counts = {"count": len(others), "repeats": len(self.outcomes) + len(self.left_out)}
+            counts = {"count": len(others), "repeats": len(self.outcomes)}
             notes.append(make_note("repeats_not_ok", **counts, statuses=sorted(set(others))))
         if self.status == "ok" and self.spec.measure == "epochs" and self.median_epoch_time_s is None:
             notes.append(explain_no_epoch_time(self.spec))
@@ -157,19 +127,10 @@ class PooledPoint:
             notes.append(make_note("shared_node", others=self.num_neighbours))
         return [
             *notes,
-            *self.left_out_notes,
-            *comparability.usual_notes(self.records_by_environment, self.usual),
+            *comparability.other_source_notes(self.records_by_environment, self.majority_source),
             *comparability.mixed_environment_notes(self.records_by_environment),
             *comparability.source_edited_notes(self.records_by_environment),
         ]
-
-    @cached_property
-    def left_out_notes(self) -> list[Note]:
-        """A note on repeats that were left out since they ran on another GPU model."""
-        if not self.left_out:
-            return []
-        counts = {"count": len(self.left_out), "repeats": len(self.outcomes) + len(self.left_out)}
-        return [make_note("repeats_left_out", **counts, gpus=sorted({*map(gpu_model, self.left_out)}))]
 
     @cached_property
     def parts_notes(self) -> list[Note]:
@@ -191,15 +152,38 @@ class PooledPoint:
         return [make_note("allocator_retry" if retries == 1 else "allocator_retries", count=retries)]
 
 
-def pool_outcomes(outcomes: Sequence[PointOutcome]) -> list[PooledPoint]:
-    """Pool the outcomes that differ only in repeat and seed, in the order in which they first occur."""
+def pool_outcomes(outcomes: Sequence[PointOutcome], *, by_gpu: bool = True) -> list[PooledPoint]:
+    """Pool the outcomes that differ only in repeat and seed, in the order in which they first occur.
+
+    With `by_gpu` the outcomes of a point on two GPU models are two pools. Times and memory need it, accuracies do not.
+    """
     ok_records = [outcome.record for outcome in outcomes if outcome.record and outcome.status == "ok"]
-    usual = comparability.usual_facts(ok_records)
+    models = Counter(filter(None, map(gpu_model, ok_records)))
+    only_model = most_common(models) if len(models) == 1 else ""
+    source = comparability.majority_source(ok_records)
     pools = group_pairs((alike_key(outcome.spec, POOLED_AXES), outcome) for outcome in outcomes).values()
     axes = axes_to_show([pool[0].spec for pool in pools])
     attempts = [record for outcome in outcomes for record in (outcome.record, *outcome.superseded) if record]
     neighbours = count_neighbours(attempts)
-    return [PooledPoint(without_repeat(pool[0].spec), pool, axes, usual, neighbours) for pool in pools]
+    return [
+        PooledPoint(without_repeat(pool[0].spec), part, axes, gpu or only_model, source, neighbours)
+        for pool in pools
+        for gpu, part in split_by_gpu(pool, by_gpu).items()
+    ]
+
+
+def split_by_gpu(pool: Sequence[PointOutcome], by_gpu: bool) -> dict[str, list[PointOutcome]]:
+    """Return the outcomes of a point by GPU model, the most common first; all by that model without `by_gpu`.
+
+    An outcome that is not ok, or states no model, stands with the most common one.
+    """
+    stated = {id(part): gpu_model(part.record) for part in pool if part.record and part.status == "ok"}
+    models = Counter(filter(None, stated.values()))
+    first = most_common(models)
+    groups: dict[str, list[PointOutcome]] = {model: [] for model, _ in models.most_common()} if by_gpu else {}
+    for part in pool:
+        groups.setdefault((stated.get(id(part)) or first) if by_gpu else first, []).append(part)
+    return groups
 
 
 def axes_to_show(specs: Sequence[Spec]) -> list[str]:

@@ -27,9 +27,10 @@ class Baseline(NamedTuple):
     notes: tuple[Note, ...] = ()
 
 
-def baseline_key(spec: Spec, scaling: Scaling) -> tuple[Any, ...]:
-    """Return the values in which a point and its baseline agree: the fixed axis and all not in BASELINE_MAY_DIFFER."""
-    return getattr(spec, FIXED_AXIS[scaling]), *alike_key(spec, (*BASELINE_MAY_DIFFER, "batch_size_per_gpu"))
+def baseline_key(point: PooledPoint, scaling: Scaling) -> tuple[Any, ...]:
+    """Return what a point and its baseline share: GPU model, fixed axis, and all axes not in BASELINE_MAY_DIFFER."""
+    alike = alike_key(point.spec, (*BASELINE_MAY_DIFFER, "batch_size_per_gpu"))
+    return point.gpu, getattr(point.spec, FIXED_AXIS[scaling]), *alike
 
 
 def check_invariant(spec: Spec, baseline: Spec, scaling: Scaling) -> None:
@@ -45,21 +46,18 @@ def check_invariant(spec: Spec, baseline: Spec, scaling: Scaling) -> None:
 def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling) -> Baseline:
     """Return the baseline of a point: of the same strategy or `single`, on one GPU.
 
-    Among several it prefers, in this order: one with a time, the same GPU model, the same strategy, as many epochs, as
-    many windows.
+    Among several it prefers, in this order: one with a time, the same strategy, as many epochs, as many windows.
     """
     order = {strategy: place for place, strategy in enumerate(dict.fromkeys((point.spec.strategy, "single")))}
-    candidates = [other for other in index.get(baseline_key(point.spec, scaling), []) if other.spec.strategy in order]
+    candidates = [other for other in index.get(baseline_key(point, scaling), []) if other.spec.strategy in order]
     if not candidates:
         return Baseline(None, None, (make_note("no_baseline"),))
 
-    def preference(other: PooledPoint) -> tuple[bool, bool, int, bool, bool]:
+    def preference(other: PooledPoint) -> tuple[bool, int, bool, bool]:
         spec = other.spec
         untimed = other.median_epoch_time_s is None
-        is_other = not point.is_on_gpus_of(other)
         return (
             untimed,
-            is_other,
             order[spec.strategy],
             spec.epochs != point.spec.epochs,
             spec.windows != point.spec.windows,
@@ -78,7 +76,7 @@ def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling) ->
 def pair_with_baselines(points: Sequence[PooledPoint], scaling: Scaling) -> list[tuple[PooledPoint, Baseline]]:
     """Return every point with its baseline, in the order of the grid."""
     on_one_gpu = (point for point in points if point.spec.num_gpus == 1)
-    index = group_pairs((baseline_key(point.spec, scaling), point) for point in on_one_gpu)
+    index = group_pairs((baseline_key(point, scaling), point) for point in on_one_gpu)
     return [(point, find_baseline(point, index, scaling)) for point in points]
 
 

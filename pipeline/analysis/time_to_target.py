@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from pipeline.analysis import formulas, intervals
 from pipeline.analysis.comparability import gpu_model
-from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint
 from pipeline.experiment.record import Record
 
@@ -42,17 +41,9 @@ def evaluated_records(point: PooledPoint) -> list[Record]:
     return [record for record, epochs in found if record.measured and all(e.test_accuracy is not None for e in epochs)]
 
 
-def timed_records(point: PooledPoint) -> list[Record]:
-    """Return the evaluated records on the usual GPU model of the experiment: only their times compare with others."""
-    return [record for record in evaluated_records(point) if point.is_on_usual_gpu(record)]
-
-
-def left_out_notes(point: PooledPoint, records: Sequence[Record]) -> list[Note]:
-    """Return a note on the records whose times are left out, unless it is all of them: another note tells that."""
-    gpus = [gpu_model(record) for record in records if not point.is_on_usual_gpu(record)]
-    if not 0 < len(gpus) < len(records):
-        return []
-    return [make_note("times_left_out", count=len(gpus), seeds=len(records), gpus=sorted({*gpus}))]
+def timed_records(point: PooledPoint, gpu: str) -> list[Record]:
+    """Return the evaluated records on this GPU model, and those that state none: their times compare."""
+    return [record for record in evaluated_records(point) if gpu_model(record) in ("", gpu)]
 
 
 def training_times_s(record: Record) -> list[float]:
@@ -131,11 +122,11 @@ def is_diverged(record: Record) -> bool:
     return any(epoch.loss is None for epoch in (record.measurement.epochs if record.measurement else ()))
 
 
-def throughput_per_gpu(point: PooledPoint) -> float | None:
-    """Return the samples a second and GPU over whole trainings, the median over seeds."""
+def throughput_per_gpu(point: PooledPoint, gpu: str) -> float | None:
+    """Return the samples a second and GPU over whole trainings on this model, the median over seeds."""
     rates = [
         record.spec.num_samples * len(times_s) / times_s[-1] / record.spec.num_gpus
-        for record in timed_records(point)
+        for record in timed_records(point, gpu)
         if (times_s := training_times_s(record))
     ]
     return formulas.median_of_known(rates)

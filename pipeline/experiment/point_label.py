@@ -32,6 +32,7 @@ WITHOUT_VALUE = {  # axis -> the words for the value None
     "max_steps": "",  # the usual case, whole epochs, needs no words
     "bucket_cap_mb": "default buckets",
     "memory_limit_gib": "no memory limit",
+    "gpu": "",  # on a CPU, or not stated
 }
 VALUES = {
     ("input", "gpu"): "images on the device",
@@ -39,14 +40,14 @@ VALUES = {
     ("reference_batch_size", "128"): "",  # the usual case
 }
 ALL_REMEDIES = "all remedies"
-PLAIN_AXES = ("strategy", "precision", "input", "dataset", "model", "device", "layout", "execution", "measure")
+PLAIN_AXES = ("strategy", "precision", "input", "dataset", "model", "device", "layout", "execution", "measure", "gpu")
 """Axes whose value needs no further word: `bf16`, not `precision bf16`."""
 
 
 def varying_axes(rows: Iterable[Mapping[str, Any]], without: Sequence[str] = ()) -> list[str]:
-    """Return the axes in which the rows differ, in the order of AXES; never those in `without`."""
+    """Return the axes in which the rows differ, in the order of AXES, then the GPU model; never those in `without`."""
     rows = list(rows)
-    found = [axis for axis in AXES if rows and axis in rows[0] and axis not in without]
+    found = [axis for axis in (*AXES, "gpu") if rows and axis in rows[0] and axis not in without]
     return [axis for axis in found if len({repr(row[axis]) for row in rows}) > 1]
 
 

@@ -221,7 +221,7 @@ def describe_soonest(rows: Sequence[TimeToTargetRow], small: TimeToTargetRow) ->
     target = format_target(small.target_accuracy)
     untimed = [row for row in rows if row.epochs_to_target is not None and row.time_to_target_s is None]
     reach = "row reaches" if len(untimed) == 1 else "rows reach"
-    left_out = f" {len(untimed)} {reach} it without a time on the usual GPU model." if untimed else ""
+    left_out = f" {len(untimed)} {reach} it on another GPU model, whose time does not compare." if untimed else ""
     first = {word: row for row in rows for word in (row.soonest or "").split(" and ") if word}
     if first:
         return describe_first(rows, small, first["seconds"], first["GPU-seconds"], target) + left_out

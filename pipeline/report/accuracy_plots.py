@@ -7,7 +7,6 @@ from pipeline.experiment.point_label import describe_axis
 from pipeline.report.plot_data import (
     MAX_SERIES,
     REFERENCE,
-    FlatRow,
     LinePanel,
     Plot,
     PlotSource,
@@ -20,9 +19,8 @@ from pipeline.report.plot_data import (
     group_series,
     join_notes,
     note_on_number,
-    unusual_model_of,
 )
-from pipeline.report.row_types import interval_keys
+from pipeline.report.row_types import Row, interval_keys
 from pipeline.report.time_to_target_rows import format_target, main_study
 from pipeline.system.errors import pluralize
 
@@ -47,11 +45,11 @@ def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     All runs are of one study (main_study) and have the epochs of its baseline. Of equal global batches only the run on
     the fewest GPUs is shown. Times are compared on the baseline's number of GPUs.
     """
-    study, baseline = main_study(source.rows["time_to_target"])
+    study, baseline = main_study(source.tables.time_to_target)
     if baseline is None or baseline["epochs"] < MIN_EPOCHS:
         return
     tested = [row for row in study if row["final_test_accuracy"] is not None and row["epochs"] == baseline["epochs"]]
-    sets, groups = remedy_sets(source.rows["Q4"]), remedy_groups(tested)
+    sets, groups = remedy_sets(source.tables.Q4), remedy_groups(tested)
     what = f"accuracy after {pluralize(baseline['epochs'], 'epoch')}"
     accuracies = batch_size_panel("Test accuracy [%]", groups, sets, "final_test_accuracy", 100)
     shown = {what: accuracies._replace(from_zero=False)}  # a point of accuracy counts
@@ -73,12 +71,12 @@ def places_of(panel: LinePanel) -> set[float]:
     return {point.x for line in panel.series for point in line.points}
 
 
-def remedy_sets(rows: Sequence[FlatRow]) -> RemedySets:
+def remedy_sets(rows: Sequence[Row]) -> RemedySets:
     """Return the different sets of remedies, the smallest first."""
     return sorted({tuple(row["remedies"]) for row in rows}, key=lambda remedies: (len(remedies), remedies))
 
 
-def remedy_groups(rows: Sequence[FlatRow]) -> dict[str, list[FlatRow]]:
+def remedy_groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Group rows by remedies, one row for each global batch: that on the fewest GPUs.
 
     The labels leave out what follows from the batch, unless rows would then share a place.
@@ -92,7 +90,7 @@ def remedy_groups(rows: Sequence[FlatRow]) -> dict[str, list[FlatRow]]:
     return groups
 
 
-def fewest_gpus(rows: Sequence[FlatRow]) -> list[FlatRow]:
+def fewest_gpus(rows: Sequence[Row]) -> list[Row]:
     """Return the rows on the fewest GPUs, and of these on the fewest nodes, of each global batch."""
     places: dict[int, list[tuple[int, int]]] = {}
     for row in rows:
@@ -100,13 +98,13 @@ def fewest_gpus(rows: Sequence[FlatRow]) -> list[FlatRow]:
     return [row for row in rows if gpus_and_nodes(row) == min(places[row["global_batch_size"]])]
 
 
-def gpus_and_nodes(row: FlatRow) -> tuple[int, int]:
+def gpus_and_nodes(row: Row) -> tuple[int, int]:
     """Return the numbers of GPUs and of nodes of a row."""
     return row["num_gpus"], row["num_nodes"]
 
 
 def batch_size_panel(
-    title: str, groups: Mapping[str, Sequence[FlatRow]], sets: RemedySets, key: str, scale: float = 1
+    title: str, groups: Mapping[str, Sequence[Row]], sets: RemedySets, key: str, scale: float = 1
 ) -> LinePanel:
     """Return the panel of a figure against the global batch size; the figure is multiplied by `scale`."""
     low, high = interval_keys(key)
@@ -132,7 +130,7 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     Runs longer than the shortest of their batch size have a plot of their own. Folded up is a size whose best accuracy
     is below INFORMATIVE of the best: its lines are flat.
     """
-    rows = [row for row in source.rows["Q4"] if row["epoch"] is not None]
+    rows = [row for row in source.tables.Q4 if row["epoch"] is not None]
     accuracy = "test_accuracy" if any(row["test_accuracy"] is not None for row in rows) else "accuracy"
     rows = [row for row in rows if row[accuracy] is not None]
     axes = axes_of(rows)
@@ -143,7 +141,7 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     remedied = sorted({row["global_batch_size"] for row in rows if row["remedies"]}, reverse=True)
     if not remedied:
         groups = group_series(rows, "epoch")
-        note = join_notes(note_on_number(len(groups), MAX_SERIES, "series"), describe_untimed(rows))
+        note = note_on_number(len(groups), MAX_SERIES, "series")
         yield Plot("q4", "Q4", "Accuracy by epoch, update and second", accuracy_panels(groups, accuracy), note)
     best = max(row[accuracy] for row in rows)
     sets, reference = remedy_sets(rows), baseline_curve(source, rows)
@@ -159,7 +157,7 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
             groups = group_series(own, "epoch", first=("remedies", *lengths))
             compared = [] if batch == smallest else reference
             left_out = note_on_number(len(groups), MAX_SERIES, "series")
-            note = join_notes("Medians over the seeds.", describe_untimed([*own, *compared]), left_out)
+            note = join_notes("Medians over the seeds.", left_out)
             longer = " for longer" if is_longer else ""
             title = f"Accuracy with {batch:,} images a step{longer}, by epoch, update and second"
             panels = accuracy_panels(groups, accuracy, sets, compared)
@@ -168,31 +166,21 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
             yield Plot(f"{name}-longer" if is_longer else name, "Q4", title, panels, note, is_main)
 
 
-def describe_untimed(rows: Sequence[FlatRow]) -> str:
-    """Return why a curve is missing from the panel of seconds; empty if none is."""
-    return "A curve without seconds ran on another GPU model." if any(map(is_untimed, rows)) else ""
-
-
-def is_untimed(row: FlatRow) -> bool:
-    """True if a row has no time since its runs are of another GPU model than most."""
-    return row["training_time_s"] is None and bool(unusual_model_of(row))
-
-
-def epochs_of(row: FlatRow) -> int:
+def epochs_of(row: Row) -> int:
     """Return the epochs of a row's run; rows of Q4 state them only where the points differ in them."""
-    return int(row.get("epochs", 0))
+    return int(row.axes.get("epochs", 0))
 
 
-def baseline_curve(source: PlotSource, rows: Sequence[FlatRow]) -> list[FlatRow]:
+def baseline_curve(source: PlotSource, rows: Sequence[Row]) -> list[Row]:
     """Return the rows of the baseline (main_study), to compare larger batches with."""
-    _, baseline = main_study(source.rows["time_to_target"])
+    _, baseline = main_study(source.tables.time_to_target)
     if baseline is None:
         return []
-    stated = [axis for axis in axes_of(rows) if axis in baseline]
+    stated = [axis for axis in axes_of(rows) if axis in baseline.axes]
     return [row for row in rows if axis_values(row, stated) == axis_values(baseline, stated)]
 
 
-def styles_of(groups: Mapping[str, Sequence[FlatRow]], sets: RemedySets) -> dict[str, int]:
+def styles_of(groups: Mapping[str, Sequence[Row]], sets: RemedySets) -> dict[str, int]:
     """Return the style of each label: that of its remedies in every plot; a second line of the same has a free one."""
     labels = evenly(list(groups), MAX_SERIES)
     if len(sets) > MAX_SERIES:
@@ -207,10 +195,10 @@ def styles_of(groups: Mapping[str, Sequence[FlatRow]], sets: RemedySets) -> dict
 
 
 def accuracy_panels(
-    groups: Mapping[str, Sequence[FlatRow]],
+    groups: Mapping[str, Sequence[Row]],
     accuracy: str,
     sets: RemedySets = (),
-    reference: Sequence[FlatRow] = (),
+    reference: Sequence[Row] = (),
 ) -> tuple[LinePanel, ...]:
     """Return accuracy by epoch, by update and by second; `reference` is a curve to compare with."""
     named = [(label, groups[label], style) for label, style in styles_of(groups, sets).items()]

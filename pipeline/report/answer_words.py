@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from pipeline.analysis.notes import Note
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_number, varying_axes
-from pipeline.report.note_texts import OTHER_BASELINE, NoteFormatter
+from pipeline.report.note_texts import NoteFormatter
 from pipeline.report.row_types import Row
 from pipeline.system.errors import pluralize
 
@@ -21,8 +21,6 @@ WEAKENING_NOTES = {
     "other_boot": "{what} on another boot",
     "other_gpu": "{what} on another GPU",
     "other_fact": "{what} with another {fact}",
-    "baseline_gpu_model": OTHER_BASELINE,
-    "unusual_gpu": "on {ours[0]}",
     "baseline_runs": "baseline n = {n}",
     "no_difference": "no difference is shown",
     "superlinear_is_noise": "the noise is larger than the gap to {num_gpus}",

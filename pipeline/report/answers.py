@@ -5,7 +5,7 @@ only weakens a figure is said beside it (answer_words.WEAKENING_NOTES).
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.experiment.point_label import EFFORT_AXES, Processors, name_processors, varying_axes
@@ -22,10 +22,11 @@ from pipeline.report.answer_words import (
     possible_part,
     source_of,
     submit_again,
+    without_hint,
 )
 from pipeline.report.build_tables import Tables
 from pipeline.report.communication_answers import answer_communication
-from pipeline.report.fit_figures import is_fit_for_answer, kind_of, of_one_gpu_model, q2_answer_rows, unusual_model
+from pipeline.report.fit_figures import is_fit_for_answer, kind_of, q2_answer_rows
 from pipeline.report.int8_answers import answer_int8
 from pipeline.report.row_types import MemoryRow, Q1Row, Q2Row, Row
 from pipeline.system.errors import pluralize
@@ -41,12 +42,22 @@ def answer_questions(tables: Tables, processors: Processors) -> Answers:
     if tables.int8:
         return [("int8", answer_int8(tables.int8))]
     answers = {
-        "Q1": answer_batch_size(tables),
-        "Q2": answer_scaling(tables.Q2),
-        "Q3": answer_communication(tables),
+        "Q1": answer_on_each_gpu(tables, answer_batch_size),
+        "Q2": answer_on_each_gpu(tables, lambda own: answer_scaling(own.Q2)),
+        "Q3": answer_on_each_gpu(tables, answer_communication),
         "Q4": answer_large_batches(tables.time_to_target),
     }
     return [(question, name_processors(sentence, processors)) for question, sentence in answers.items()]
+
+
+def answer_on_each_gpu(tables: Tables, answer: Callable[[Tables], str]) -> str:
+    """Return the answer about times or memory, on each GPU model apart if there are several."""
+    models = tables.gpu_models()
+    if len(models) < 2:
+        return answer(tables)
+    said = {gpu: answer(tables.on_gpu(gpu)) for gpu in models}
+    answered = {gpu: text for gpu, text in said.items() if is_answered(text)}
+    return PART.join(f"On {gpu}: {without_hint(text)}" for gpu, text in answered.items()) or next(iter(said.values()))
 
 
 def is_answered(sentence: str) -> bool:
@@ -56,8 +67,7 @@ def is_answered(sentence: str) -> bool:
 
 def answer_batch_size(tables: Tables) -> str:
     """Return the batch size with the highest throughput on one GPU, and the first that runs out of memory."""
-    all_timed = [row for row in tables.Q1 if row.epoch_time_s]
-    timed, left_out = of_one_gpu_model(all_timed, unusual_model)
+    timed = [row for row in tables.Q1 if row.epoch_time_s]
     memory = answer_memory(tables)
     if not timed:
         lost = [row for row in tables.Q1 if row.status in NO_RESULT]
@@ -79,9 +89,8 @@ def answer_batch_size(tables: Tables) -> str:
     said += describe_as_fast(best, timed)
     if best.is_loader_bound and best.data_share is not None:
         said.append(f"It waits for data {percent(best.data_share)} of that time, so this is partly the loader's speed.")
-    said += [left_out] if left_out else []
     failed = {row.global_batch_size for row in tables.Q1 if row.status in NO_RESULT}
-    if gaps := sorted(failed - {row.global_batch_size for row in all_timed}):
+    if gaps := sorted(failed - {row.global_batch_size for row in timed}):
         kind = "runs without remedies" if any(row.remedies for row in tables.Q4) else "runs"
         said.append(f"Some {kind} have no result: at {', '.join(f'{size:,}' for size in gaps)} images a step.")
     return " ".join([*said, memory])
@@ -106,7 +115,7 @@ def answer_memory(tables: Tables) -> str:
         until = f", {fails:,} do not" if fails is not None else ""
         return f"{row.largest_batch_size_per_gpu:,} images fit{until} ({source_of(row, alone, 'batch_size_per_gpu')})."
     lost = [row for row in tables.Q1 if row.status == "oom"]
-    fits, _ = of_one_gpu_model([row for row in tables.Q1 if row.status == "ok"], unusual_model)
+    fits = [row for row in tables.Q1 if row.status == "ok"]
     if lost:
         first = min(lost, key=lambda row: row.global_batch_size)
         alike = [row.global_batch_size for row in fits if not differing_axes(row, first)]
@@ -149,14 +158,12 @@ def answer_scaling(rows: Sequence[Q2Row]) -> str:
     left_out = f"{reasons.total()} of {pluralize(len(timed), 'row')} with a speed-up cannot be used: {why}"
     if not fit:
         return not_answered(left_out, grid_to_run(reasons))
-    fit, left_out_rows = of_one_gpu_model(fit, unusual_model)
     most = max(row["num_gpus"] for row in fit)
     largest = [row for row in fit if row["num_gpus"] == most]
     best = max(largest, key=lambda row: (row.scaling == "weak", min(row.speedup or 0, most), row.speedup_low or 0))
     said = describe_speedup(best, fit)
     rivals = sum(row.scaling == best.scaling for row in largest)
     said += f", the best of {rivals} usable rows on {most} GPUs.{caveat}" if rivals > 1 else f".{caveat}"
-    said += f" {left_out_rows}" if left_out_rows else ""
     if reasons:
         said += f" {left_out}."
     beyond = max(row["num_gpus"] for row in timed)
@@ -191,12 +198,9 @@ def lost_scaling(rows: Sequence[Q2Row]) -> list[Q2Row]:
 
 def grid_to_run(reasons: Collection[str]) -> str:
     """Return the grid, with options, that would give a fit speed-up, by the reasons why there is none."""
-    if WAITS in reasons:
-        return "scaling"
-    return "scaling --gpu-type TYPE" if {*reasons} == {OTHER_MODEL} else "scaling --repeats 3"
+    return "scaling" if WAITS in reasons else "scaling --repeats 3"
 
 
-OTHER_MODEL = "the baseline ran on another GPU model"
 WAITS = f"a GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"
 
 
@@ -205,8 +209,6 @@ def reason_left_out(row: Q2Row) -> str:
     kinds = set(map(kind_of, row.notes))
     if row.is_loader_bound or "loader_bound" in kinds:
         return WAITS
-    if "baseline_gpu_model" in kinds:
-        return OTHER_MODEL
     if "superlinear" in kinds:
         return "the efficiency is above 1, which noise or a slow baseline can cause"
     return "the wait for data is not stated"

@@ -1,7 +1,7 @@
 """The rows of bandwidth: the buckets of gradients in training, and isolated all-reduces, the limit of the link."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pipeline.analysis import comparability, formulas
@@ -23,7 +23,7 @@ class SweepKey(NamedTuple):
     num_nodes: int
     num_gpus: int
     execution: str
-    gpu: str  # a row names it in a note if it is not the usual one of the experiment
+    gpu: str
 
 
 class LinkKey(NamedTuple):
@@ -108,12 +108,10 @@ def isolated_all_reduce_time_s(found: Sequence[Communication], num_bytes: int) -
 
 def sweep_rows(points: Iterable[PooledPoint]) -> dict[SweepKey, list[SweepRow]]:
     """Return a row for each size, by place, over all points that swept there."""
-    points = list(points)
-    usual = points[0].usual if points else {}
     records = [record for point in points for record in point.ok_records]
     timed = [(record, size) for record in records for part in communications_of([record]) for size in part.sweep]
     sweeps = group_pairs(((sweep_key(record), size.num_bytes), (record, size)) for record, size in timed)
-    rows = ((key[0], sweep_row(*key, found, usual)) for key, found in sorted(sweeps.items()))
+    rows = ((key[0], sweep_row(*key, found)) for key, found in sorted(sweeps.items()))
     return group_pairs(rows)
 
 
@@ -127,20 +125,16 @@ def sweep_key(record: Record) -> SweepKey:
     return SweepKey(spec.device, spec.num_nodes, spec.num_gpus, execution, comparability.gpu_model(record))
 
 
-def sweep_row(
-    place: SweepKey, num_bytes: int, found: Sequence[tuple[Record, AllReduce]], usual: Mapping[str, str]
-) -> SweepRow:
+def sweep_row(place: SweepKey, num_bytes: int, found: Sequence[tuple[Record, AllReduce]]) -> SweepRow:
     """Return the row of one size; `n` counts the jobs that timed it. It has no figures if the buffer did not fit."""
     times_ns = [time_ns for _, part in found for time_ns in part.times_ns]
     time_s = statistics.median(times_ns) / 1e9 if times_ns else None
     notes = [make_note("no_buffer_memory")]
     if times_ns:
         timed = [record for record, part in found if part.times_ns]
-        notes = comparability.usual_notes(timed, usual) + comparability.mixed_environment_notes(timed, but=OF_STEPS)
-    axes = place._asdict()
-    del axes["gpu"]
+        notes = comparability.mixed_environment_notes(timed, but=OF_STEPS)
     return SweepRow(
-        axes=axes,
+        axes=place._asdict() | {"gpu": place.gpu or None},
         num_bytes=num_bytes,
         status="ok" if times_ns else "oom",
         time_s=time_s,

@@ -42,6 +42,16 @@ class Tables(msgspec.Struct, frozen=True):
     int8: list[row_types.Int8Row] = []
     int8_histograms: list[row_types.Int8HistogramRow] = []
 
+    def gpu_models(self) -> list[str]:
+        """Return the GPU models of the points, in the order of their rows."""
+        rows = (*self.Q1, *self.Q2, *self.communication, *self.split, *self.memory)
+        return [gpu for gpu in dict.fromkeys(row["gpu"] for row in rows) if gpu]
+
+    def on_gpu(self, gpu: str) -> "Tables":
+        """Return the tables without the rows of other GPU models; rows that state none stay."""
+        rows = {name: getattr(self, name) for name in self.__struct_fields__}
+        return Tables(**{name: [r for r in own if r.axes.get("gpu") in (gpu, None)] for name, own in rows.items()})
+
     def flat(self) -> dict[str, list[dict[str, Any]]]:
         """Return the rows of JSON and CSV, by table. The tables of int8 are left out where no point quantizes."""
         names = [name for name in self.__struct_fields__ if getattr(self, name) or name not in INT8_TABLES]
@@ -64,13 +74,13 @@ def build_tables(
     Predictions are for `link` and up to `predict_to` GPUs, and times to target for `target_accuracy`, if given.
     `sibling_links` are those that other experiments measured; the own ones come first.
     """
-    pooled = pool_outcomes(outcomes)
-    trained = [point for point in pooled if point.spec.measure == "epochs"]  # accuracies pool all GPU models
-    points = [point.on_one_gpu_model for point in trained]
-    measured = [point.on_one_gpu_model for point in pooled if point.spec.measure == "communication"]
+    pooled, over_gpus = pool_outcomes(outcomes), pool_outcomes(outcomes, by_gpu=False)
+    trained = [point for point in over_gpus if point.spec.measure == "epochs"]
+    points = [point for point in pooled if point.spec.measure == "epochs"]
+    measured = [point for point in pooled if point.spec.measure == "communication"]
     ddp = [point for point in measured if point.spec.strategy == "ddp"]
     plain = [point for point in points if not point.spec.remedies]
-    quantized = [point for point in pooled if point.spec.measure == "quantize"]
+    quantized = [point for point in over_gpus if point.spec.measure == "quantize"]
     weak = pair_with_baselines(plain, "weak")
     links = (sibling_links or {}) | measured_links(record for point in ddp for record in point.ok_records)
     return Tables(
@@ -89,7 +99,7 @@ def build_tables(
         split=[split_row(point) for point in measured if point.spec.strategy == "dp"],
         # processes share the CPUs of a machine, so more of them compute more slowly: the model says nothing of that
         prediction=prediction_rows([point for point in ddp if point.spec.device == "cuda"], link, predict_to),
-        memory=[memory_row(point.on_one_gpu_model) for point in pooled if point.spec.measure == "memory"],
+        memory=[memory_row(point) for point in pooled if point.spec.measure == "memory"],
         cost=cost_rows(outcomes),
         time_to_target=time_to_target_rows(trained, target_accuracy),
         int8=[row for point in quantized for row in int8_rows(point)],

@@ -60,6 +60,7 @@ AXIS_COLUMNS = (
     Column("device", "Device: cuda or cpu."),
     Column("max_steps", "Steps after which an epoch is cut off."),
     Column("memory_limit_gib", "Limit of the memory of each process.", "GiB"),
+    Column("gpu", "Model of the GPUs (of Q4 that of the times): times and memory of two models are two rows."),
     Column("bucket_cap_mb", "Largest size of a bucket of gradients.", "MiB"),
 )
 """The axes that are not plain counts or switches; `Spec` documents all."""

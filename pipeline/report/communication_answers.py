@@ -17,7 +17,7 @@ from pipeline.report.answer_words import (
     submit_again,
 )
 from pipeline.report.build_tables import Tables
-from pipeline.report.fit_figures import is_fit_for_answer, kind_of, of_one_gpu_model, unusual_model
+from pipeline.report.fit_figures import is_fit_for_answer, kind_of
 from pipeline.report.row_types import CommunicationRow, Q3Row, Row
 from pipeline.system.errors import pluralize
 
@@ -28,15 +28,12 @@ def answer_communication(tables: Tables) -> str:
     The largest and the smallest share are of points above the noise.
     """
     rows = tables.communication
-    all_measured = [row for row in rows if row.exposed_comm_time_s is not None and row.step_time_s]
-    measured, left_out = of_one_gpu_model(all_measured, unusual_model)
+    measured = [row for row in rows if row.exposed_comm_time_s is not None and row.step_time_s]
     known = [row for row in tables.Q3 if row.comm_time_subtraction_s is not None and row.epoch_time_s]
-    fit = [row for row in known if is_fit_for_answer(row, "comm_time_subtraction_s")]
-    subtracted, _ = of_one_gpu_model(fit, unusual_model)
+    subtracted = [row for row in known if is_fit_for_answer(row, "comm_time_subtraction_s")]
     if measured:
         most = max(row["num_gpus"] for row in measured)
         said = describe_measured([row for row in measured if row["num_gpus"] == most], measured)
-        said += f" {left_out}" if left_out else ""
         if not known:
             return f"{said}{PART}To compare with an estimate by subtraction {RUN.format('q3')}."
         return said + compare_subtraction([row for row in subtracted if row["num_gpus"] == most], subtracted)
@@ -51,7 +48,7 @@ def answer_communication(tables: Tables) -> str:
         return f"Not answered yet: points that measure communication have no result; {submit_again(lost)}."
     why = "no point on several GPUs measures communication"
     if known:
-        why += ", and subtraction fails, counts waiting for data, compares two GPU models or shows no more than noise"
+        why += ", and subtraction fails, counts waiting for data or shows no more than noise"
     return not_answered(why, "communication")
 
 

@@ -175,7 +175,7 @@ def transfer_row(point: PooledPoint, trained: Sequence[PooledPoint]) -> Transfer
     measured = [record.measurement for record in point.ok_records if record.measurement]
     gradient_bytes = [found.gradient_bytes for found in measured if found.gradient_bytes is not None]
     replicas = spec.num_gpus - 1 if spec.strategy == "dp" else 1
-    same = (other for other in trained if differ_only_in_measurement(other.spec, spec))
+    same = (other for other in trained if other.gpu == point.gpu and differ_only_in_measurement(other.spec, spec))
     match = next((other for other in same if other.median_epoch_time_s is not None), None)  # a probe has no epoch time
     notes = [] if counted else exposure.job_notes(found)
     if match:
@@ -186,7 +186,7 @@ def transfer_row(point: PooledPoint, trained: Sequence[PooledPoint]) -> Transfer
         **transfers,
         gradients_bytes_formula=float(gradient_bytes[0] * replicas) if gradient_bytes else None,
         step_time_s=value_s(exposure.median_step_time(found, "ddp" if spec.strategy == "ddp" else "dp")),
-        epoch_time_s=match.median_epoch_time_s if match and match.is_on_gpus_of(point) else None,
+        epoch_time_s=match.median_epoch_time_s if match else None,
         test_accuracy=match.median(last_test_accuracy) if match else None,
         notes=notes,
     )

@@ -71,7 +71,7 @@ def label_columns(points: Sequence[Mapping[str, Any]], varying: Sequence[str], w
         cells = [Cell(format_axis(point[axis]), is_number) for point in points]
         columns.append((Cell(words.name(OWN_COLUMNS[axis]), is_number), cells))
     if others:
-        heading = others[0] if len(others) == 1 else "configuration"
+        heading = {"gpu": "GPU model"}.get(others[0], others[0]) if len(others) == 1 else "configuration"
         columns.append((Cell(heading), [Cell(words.name(describe_point(point, others))) for point in points]))
     return columns
 

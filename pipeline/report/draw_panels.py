@@ -31,6 +31,7 @@ from pipeline.report.plot_data import (  # noqa: E402
     Series,
     format_x,
 )
+from pipeline.system.errors import replace_control_characters  # noqa: E402
 
 WIDTH, HEIGHT = 360, 250  # of a panel of lines, in px; it is as wide as a phone
 HISTOGRAM_HEIGHT = 170
@@ -103,7 +104,7 @@ def size_of(panel: Panel) -> tuple[int, int]:
 
 
 def draw(panels: Sequence[Panel], key: Sequence[KeyEntry] = (), per_row: int = 1, title: str = "") -> str:
-    """Return the panels, in rows, as SVG in placeholder colours. With a title it has a ground and a key below."""
+    """Return the panels, in rows, as SVG in placeholder colours. A title brings a ground, a key and a description."""
     rows = [panels[start : start + per_row] for start in range(0, len(panels), per_row)]
     width = max(sum(size_of(panel)[0] for panel in row) + GAP * (len(row) - 1) for row in rows)
     heights = [max(size_of(panel)[1] for panel in row) for row in rows]
@@ -122,8 +123,9 @@ def draw(panels: Sequence[Panel], key: Sequence[KeyEntry] = (), per_row: int = 1
         if key:
             figure.legend(handles=[*map(handle_of, key)], loc="lower left", ncols=columns, **KEY_STYLE)
         picture = io.StringIO()
-        figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": None, "Title": title})
-    return picture.getvalue()
+        said = {"Title": title, "Description": " ".join(panel.describe() for panel in panels)} if title else {}
+        figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": None} | said)
+    return replace_control_characters(picture.getvalue(), by=" ")  # XML has no place for some
 
 
 def draw_panel(figure: Figure, panel: Panel, x: float, y: float) -> None:

@@ -3,23 +3,16 @@
 A row of a table shows every figure. If one is not fit, a note says why.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable
 
-from pipeline.analysis.comparability import most_common
 from pipeline.analysis.notes import Note
 from pipeline.report.row_types import Q2Row, Row
-from pipeline.system.errors import pluralize
-
-AnyRow = TypeVar("AnyRow")
 
 SPEEDUPS = ("speedup", "parallel_efficiency", "serial_fraction_karp_flatt")
 SUBTRACTIONS = ("comm_time_subtraction_s", "bandwidth_subtraction_gb_s")
 
 UNFIT_FIGURES: dict[str, tuple[str, ...]] = {
     "loader_bound": (*SPEEDUPS, *SUBTRACTIONS),
-    "baseline_gpu_model": (*SPEEDUPS, *SUBTRACTIONS),  # a faster GPU is no speed-up
     "superlinear": SPEEDUPS,  # an efficiency above 1, and with it a Karp-Flatt fraction below 0
     "superlinear_is_noise": ("serial_fraction_karp_flatt",),  # an answer gives the possible part of the speed-up
     "serial_fraction_above_1": ("serial_fraction_karp_flatt",),
@@ -39,32 +32,6 @@ def is_fit_for_answer(row: Row, figure: str) -> bool:
 def kind_of(note: Note) -> str:
     """Return the kind of a note. For a note of kind `of_baseline` it is the kind of the note inside."""
     return kind_of(note.values["note"]) if note.kind == "of_baseline" else note.kind
-
-
-def of_one_gpu_model(rows: Sequence[AnyRow], model_of: Callable[[AnyRow], str]) -> tuple[list[AnyRow], str]:
-    """Return the rows of one GPU model, and a sentence that counts the others if there are any.
-
-    `model_of` returns the model of a row, "" for the usual one of the experiment. That is taken if a row has it, else
-    the model of most rows.
-    """
-    models = Counter(map(model_of, rows))
-    chosen = "" if "" in models else most_common(models)
-    kept = [row for row in rows if model_of(row) == chosen]
-    return kept, describe_left_out(len(rows) - len(kept))
-
-
-def describe_left_out(number: int, also: str = "") -> str:
-    """Return a sentence that counts the rows on another GPU model; empty if there are none.
-
-    `also` says in words what other rows the number counts.
-    """
-    also = f" {also}" if also else ""
-    return f"Left out: {pluralize(number, 'row')} on another GPU model{also}." if number else ""
-
-
-def unusual_model(row: Row) -> str:
-    """Return the GPU model of a row that is not on the usual one of the experiment; "" of another row."""
-    return next((" and ".join(note.values["ours"]) for note in row.notes if note.kind == "unusual_gpu"), "")
 
 
 def q2_answer_rows(rows: Iterable[Q2Row]) -> list[Q2Row]:

@@ -97,8 +97,7 @@ def write_report(source: PageSource) -> tuple[IndexEntry, ImportError | None]:
 
 def draw_plots(source: PageSource) -> "tuple[list[RenderedPlot], ImportError | None]":
     """Return the plots as SVG, and the error if matplotlib cannot be imported; without plots it is not imported."""
-    rows = {table: list(map(printable_row, rows)) for table, rows in source.tables.flat().items()}
-    wanted = build_plots(PlotSource(rows, source.collected.outcomes, processors_of(source.collected)))
+    wanted = build_plots(PlotSource(source.tables, source.collected.outcomes, processors_of(source.collected)))
     if not wanted:
         return [], None
     try:
@@ -218,11 +217,6 @@ def render_template(name: str, **values: Any) -> str:
     )
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return environment.get_template(name).render(style=style, style_digest=digest, **values)
-
-
-def printable_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row with its texts as a picture may have them: matplotlib warns of others, and XML has no place."""
-    return {key: printable(value) for key, value in row.items()}
 
 
 def printable(value: Any) -> Any:

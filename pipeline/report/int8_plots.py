@@ -7,7 +7,6 @@ from pipeline.report.display_cells import CELL_WORDS
 from pipeline.report.plot_data import (
     MAX_SERIES,
     REFERENCE,
-    FlatRow,
     HistogramPanel,
     LinePanel,
     Plot,
@@ -19,6 +18,7 @@ from pipeline.report.plot_data import (
     evenly,
     note_on_number,
 )
+from pipeline.report.row_types import Row
 from pipeline.system.errors import pluralize
 
 STAGES = {"weights": "weights", **CELL_WORDS["stage"]}
@@ -35,19 +35,19 @@ SMALL = 1 / 3  # of the largest change; series that stay below it have panels of
 
 def int8_plots(source: PlotSource) -> Iterator[Plot]:
     """Yield the change of accuracy by stage, and the histograms of one seed, by tensor."""
-    rows = [row for row in source.rows.get("int8", ()) if row["accuracy_change"] is not None]
+    rows = [row for row in source.tables.int8 if row.accuracy_change is not None]
     if rows:
         yield change_plot(rows)
-    yield from histogram_plots(source.rows.get("int8_histograms", ()))
+    yield from histogram_plots(source.tables.int8_histograms)
 
 
-def change_plot(rows: Sequence[FlatRow]) -> Plot:
+def change_plot(rows: Sequence[Row]) -> Plot:
     """Return the change of test accuracy against fp32 by stage: a line for each scale rule, a panel a granularity.
 
     If one series hides how small the others are, these are shown again without it. All panels of a row have one range.
     """
-    axes = varying_axes(rows, without=EFFORT_AXES)
-    named = [(", ".join(filter(None, (RULES[row["scale_rule"]], describe_point(row, axes)))), row) for row in rows]
+    axes = varying_axes([row.axes for row in rows], without=EFFORT_AXES)
+    named = [(", ".join(filter(None, (RULES[row["scale_rule"]], describe_point(row.axes, axes)))), row) for row in rows]
     labels = list(dict.fromkeys(label for label, _ in named))
     shown = evenly(labels, MAX_SERIES)
     lines: dict[str, list[Series]] = {granularity: [] for granularity in GRANULARITIES}
@@ -84,14 +84,14 @@ def ends_of(lines: Sequence[Series], label: str) -> list[float]:
     return [value for point in points for value in (point.y, point.low, point.high) if value is not None]
 
 
-def change_point(row: FlatRow, shift: float) -> Point:
+def change_point(row: Row, shift: float) -> Point:
     """Return the change of one row in percentage points, beside the position of its stage."""
     ends = (row["accuracy_change_low"], row["accuracy_change_high"])
     low, high = (None if end is None else 100 * end for end in ends)
     return Point(list(STAGES).index(row["stage"]) + shift, 100 * row["accuracy_change"], low, high)
 
 
-def histogram_plots(rows: Sequence[FlatRow]) -> Iterator[Plot]:
+def histogram_plots(rows: Sequence[Row]) -> Iterator[Plot]:
     """Yield a plot for each kind of tensor, with a panel a layer; of several points the first counts."""
     axes = axes_of(rows)
     points = list(dict.fromkeys(axis_values(row, axes) for row in rows))
@@ -109,7 +109,7 @@ def histogram_plots(rows: Sequence[FlatRow]) -> Iterator[Plot]:
             yield Plot(name, "int8", title, panels, note)
 
 
-def histogram_panel(row: FlatRow, has_relu: bool) -> HistogramPanel:
+def histogram_panel(row: Row, has_relu: bool) -> HistogramPanel:
     """Return the panel of one row; of the last layer it says that no ReLU follows. After ReLU nothing is below 0."""
     title = f"{row['layer']}{'' if has_relu else ' (no ReLU)'}: {sum(row['counts']):,} values"
     ends: tuple[float, ...] = (row["three_sigma_low"], row["three_sigma_high"])

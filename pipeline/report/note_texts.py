@@ -10,8 +10,6 @@ from pipeline.system.errors import shorten_list
 
 MAX_LISTED_VALUES = 3
 MAX_VALUE_CHARS = 40
-OTHER_POINTS_ON = ", other points of this experiment on "
-OTHER_BASELINE = "baseline with another GPU"
 
 FIGURE_WORDS = {
     "epoch_time_s": "epoch time",
@@ -51,12 +49,9 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     # pooled points
     "repeats_not_ok": "{count} of {repeats} repeats: {statuses:list}",
     "mixed_facts": "{facts:mixed}",
-    "unusual_gpu": "ran on {ours:list}" + OTHER_POINTS_ON + "{usual}",
-    "unusual_source": "source {ours:short}, other points of this experiment {usual}",
-    "repeats_left_out": "{count} of {repeats} repeats left out: on {gpus:list}",
+    "other_source": "source {ours:short}, other points of this experiment {majority}",
     "source_edited": "source edited after it was imported",
     "other_fact": "{what} with another {fact} ({theirs:short} against {ours:short})",
-    "baseline_gpu_model": OTHER_BASELINE + " ({theirs:short} against {ours:short})",
     "other_node": "{what} from another node ({theirs:short} against {ours:short})",
     "other_boot": "{what} from another boot of its node",
     "other_gpu": "{what} ran on another GPU of the same model",
@@ -90,7 +85,6 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "loader_bound": "loader-bound: the GPU that waits longest waits for data in {share:.0%} of the epoch",
     # time to target
     "seeds_missing": "no result of seed {seeds:list}",
-    "times_left_out": "times of {count} of {seeds} seeds left out: on {gpus:list}",
     "reached_by_some": "{reached} seeds reached the target",
     "equal_global_batch": (
         "over the seeds, the ranges of the training loss of this row and of 1 GPU with the same global batch overlap "

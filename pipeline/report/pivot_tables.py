@@ -6,7 +6,6 @@ from typing import Any
 from pipeline.experiment.point_label import EFFORT_AXES, format_number
 from pipeline.report.display_cells import Cell, DisplayTable, decimals_of, status_of
 from pipeline.report.display_labels import ReportWords, label_columns, naming_axes, shorten_labels
-from pipeline.report.fit_figures import of_one_gpu_model, unusual_model
 from pipeline.report.row_types import Row
 from pipeline.report.table_definitions import EFFICIENCY, EPOCH_TIME, SPEEDUP, Figure, scaled
 
@@ -18,10 +17,7 @@ def build_pivots(all_rows: Sequence[Row], is_stated: bool, words: ReportWords) -
 
     For a report that was ingested (`is_stated`) also T(2)/T(4) and N x T(1)/T(N), its own terms.
     """
-    weak = scaled("weak", "batch_size_per_gpu")(all_rows)
-    timed, left_out = of_one_gpu_model([row for row in weak if row["epoch_time_s"] is not None], unusual_model)
-    kept = set(map(id, timed))
-    rows = [row for row in weak if row["epoch_time_s"] is None or id(row) in kept]
+    rows = scaled("weak", "batch_size_per_gpu")(all_rows)
     compared = {row["batch_size_per_gpu"] for row in rows if row["num_gpus"] > 1 and row["baseline"]}
     sizes = sorted(compared)
     if not 1 < len(sizes) <= 2 * MAX_BATCH_SIZES:
@@ -39,7 +35,7 @@ def build_pivots(all_rows: Sequence[Row], is_stated: bool, words: ReportWords) -
         for first in range(0, len(sizes), MAX_BATCH_SIZES):
             part = [row for row in wanted if row["batch_size_per_gpu"] in sizes[first : first + MAX_BATCH_SIZES]]
             if part:
-                tables.append(pivot(figure, values, part, words, left_out))
+                tables.append(pivot(figure, values, part, words))
     return tables
 
 
@@ -61,13 +57,8 @@ def two_over_four(rows: Sequence[Row]) -> dict[int, float | None]:
     return {row: on_two / on_four for row, (on_two, on_four) in found.items() if on_two and on_four}
 
 
-def pivot(
-    figure: Figure, values: Mapping[int, float | None], rows: Sequence[Row], words: ReportWords, left_out: str
-) -> DisplayTable:
-    """Return one figure by batch size (columns) and by all else that varies (rows). `values` are by row id.
-
-    `left_out` is a sentence on rows that it does not have.
-    """
+def pivot(figure: Figure, values: Mapping[int, float | None], rows: Sequence[Row], words: ReportWords) -> DisplayTable:
+    """Return one figure by batch size (columns) and by all else that varies (rows). `values` are by row id."""
     points = [row.axes for row in rows]
     found = naming_axes(points, hidden=("batch_size_per_gpu",))
     varying = [axis for axis in points[0] if axis == "num_gpus" or axis in found]
@@ -90,7 +81,7 @@ def pivot(
         rows=[list(cells) for cells in zip(*(cells for _, cells in named), strict=True)],
         footnotes=[],
         common="",
-        legend=" ".join(filter(None, (configurations, left_out))),
+        legend=configurations,
         source="q2.csv",
         is_folded=False,
     )

@@ -1,6 +1,5 @@
 """Plots as numbers: their panels, series and bars. `plots` draws them, so nothing here needs matplotlib."""
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -8,10 +7,10 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.point_label import EFFORT_AXES, Processors, describe_point, format_figure, varying_axes
 from pipeline.experiment.spec import AXES
-from pipeline.report.fit_figures import of_one_gpu_model
-from pipeline.report.note_texts import NOTE_TEXTS, OTHER_POINTS_ON
+from pipeline.report.build_tables import Tables
+from pipeline.report.row_types import Row
 
-FlatRow = Mapping[str, Any]
+AnyRow = TypeVar("AnyRow", bound=Row)
 AxisValues = tuple[str, ...]
 Item = TypeVar("Item")
 Scale = Literal["linear", "log2", "log10", "bytes"]
@@ -19,15 +18,14 @@ Scale = Literal["linear", "log2", "log10", "bytes"]
 MAX_SERIES = 8  # colours that one can tell apart
 MAX_BARS = 20
 REFERENCE = -1  # the style of a series to compare with
-LOADER_BOUND = NOTE_TEXTS["loader_bound"].partition(":")[0]  # the word of the note
-UNUSUAL_MODEL = re.compile(f"ran on ([^;]*){OTHER_POINTS_ON}")
+LOADER_BOUND = "loader-bound"
 HOLLOW_LABEL = f"{LOADER_BOUND}, the point or its baseline"
 
 
 class PlotSource(NamedTuple):
-    """The sources of plots: the rows of every table as in tables.json, and the outcomes of the points."""
+    """The sources of plots: the tables, and the outcomes of the points."""
 
-    rows: Mapping[str, Sequence[FlatRow]]
+    tables: Tables
     outcomes: Sequence[PointOutcome]
     processors: Processors = "GPUs"
 
@@ -164,30 +162,31 @@ class Plot(NamedTuple):
 
 
 def group_series(
-    rows: Sequence[FlatRow], x_axis: str, without: Sequence[str] = (), first: Sequence[str] = (), panel: str = ""
-) -> dict[str, list[FlatRow]]:
+    rows: Sequence[AnyRow], x_axis: str, without: Sequence[str] = (), first: Sequence[str] = (), panel: str = ""
+) -> dict[str, list[AnyRow]]:
     """Group rows into series, by label. A label states the keys `first`, then the axes in which the rows differ.
 
     It leaves out x, the axes in `without` and `panel`, which gives each of its values a panel. It leaves out
     EFFORT_AXES unless rows of one label would share an x in a panel.
     """
 
-    def position(row: FlatRow) -> tuple[Any, Any]:
-        return row[x_axis], row.get(panel)
+    def position(row: AnyRow) -> tuple[Any, Any]:
+        return row[x_axis], row[panel] if panel else None
 
-    groups: dict[str, list[FlatRow]] = {}
+    groups: dict[str, list[AnyRow]] = {}
     for effort in (EFFORT_AXES, ()):
-        axes = [*first, *varying_axes(rows, without=(x_axis, panel, *without, *first, *effort))]
+        own = [row.axes for row in rows]
+        axes = [*first, *varying_axes(own, without=(x_axis, panel, *without, *first, *effort))]
         groups = defaultdict(list)
         for row in rows:
-            groups[describe_point(row, axes)].append(row)
+            groups[describe_point(row.axes | {key: row[key] for key in first}, axes)].append(row)
         if all(len(set(map(position, members))) == len(members) for members in groups.values()):
             break
     return groups
 
 
 def make_series(
-    groups: Mapping[str, Sequence[FlatRow]], x: str, y: str, low: str = "", high: str = ""
+    groups: Mapping[str, Sequence[Row]], x: str, y: str, low: str = "", high: str = ""
 ) -> tuple[Series, ...]:
     """Return a series for each group with values, at most MAX_SERIES. If rows share an x, the last one counts.
 
@@ -196,31 +195,15 @@ def make_series(
     found = []
     for style, label in enumerate(evenly(list(groups), MAX_SERIES)):
         known = [row for row in groups[label] if row[y] is not None]
-        points = {row[x]: Point(row[x], row[y], row.get(low), row.get(high), is_loader_bound(row)) for row in known}
+        points = {
+            row[x]: Point(
+                row[x], row[y], row[low] if low else None, row[high] if high else None, row.has_note("loader_bound")
+            )
+            for row in known
+        }
         if points:
             found.append(Series(label, tuple(points[position] for position in sorted(points)), style))
     return tuple(found)
-
-
-def is_loader_bound(row: FlatRow) -> bool:
-    """True if a note of the row says that it or its baseline is loader-bound."""
-    return has_note(row, LOADER_BOUND)
-
-
-def has_note(row: FlatRow, words: str) -> bool:
-    """True if a note of the row has these words."""
-    return words in (row.get("note") or "")
-
-
-def unusual_model_of(row: FlatRow) -> str:
-    """Return the GPU model of a row that is not on the usual one of the experiment; "" of another row."""
-    found = UNUSUAL_MODEL.search(row.get("note") or "")
-    return found[1] if found else ""
-
-
-def alone_on_model(rows: Sequence[FlatRow]) -> tuple[list[FlatRow], str]:
-    """Return the rows of one GPU model, and a sentence that counts the others (fit_figures.of_one_gpu_model)."""
-    return of_one_gpu_model(rows, unusual_model_of)
 
 
 def note_on_number(number: int, most: int, what: str) -> str:
@@ -256,7 +239,7 @@ def format_x(value: float, scale: Scale) -> str:
     return f"{value:.0f} B"
 
 
-def axis_values(point: Mapping[str, Any] | PointOutcome, axes: Sequence[str]) -> AxisValues:
+def axis_values(point: Row | Mapping[str, Any] | PointOutcome, axes: Sequence[str]) -> AxisValues:
     """Return the values of these axes. A row and the outcome of its point give the same, so one finds the other."""
     if isinstance(point, PointOutcome):
         values = (getattr(point.spec, axis) for axis in axes)
@@ -264,6 +247,6 @@ def axis_values(point: Mapping[str, Any] | PointOutcome, axes: Sequence[str]) ->
     return tuple(repr(point[axis]) for axis in axes)
 
 
-def axes_of(rows: Sequence[FlatRow]) -> list[str]:
-    """Return the axes that the rows have."""
-    return [axis for axis in AXES if rows and axis in rows[0]]
+def axes_of(rows: Sequence[Row]) -> list[str]:
+    """Return the axes of the points of these rows."""
+    return [axis for axis in AXES if rows and axis in rows[0].axes]

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from pipeline.analysis.comparability import gpu_model
 from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.point_label import describe_point, varying_axes
@@ -70,6 +71,7 @@ class RecordLinks:
     def of(self, row: Row) -> str:
         """Return the address of the row's record; of several, that of the point on this page. Empty: there is none."""
         wanted = {"remedies": []} | row.axes | remedies_of(row)
+        gpu = wanted.pop("gpu", None) or ""
         axes = tuple(wanted)
         if axes not in self.found:
             self.found[axes] = defaultdict(list)
@@ -79,6 +81,7 @@ class RecordLinks:
                     self.found[axes][values].append(outcome)
         matches = self.found[axes].get(axis_values(wanted, axes), [])
         records = [outcome.record for outcome in matches if outcome.record]
+        records = [record for record in records if gpu_model(record) in ("", gpu)] or records
         if len(records) == 1:
             return record_address(records[0])
         return f"#{matches[0].spec.run_id()}" if matches else ""

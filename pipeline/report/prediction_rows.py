@@ -81,9 +81,7 @@ def series_of(points: Iterable[PooledPoint]) -> list[list[PredictionBase]]:
     Points on another GPU model are another series.
     """
     bases = filter(None, map(prediction_base, points))
-    series = group_pairs(
-        ((alike_key(base.point.spec, PREDICTION_MAY_DIFFER), tuple(base.point.gpu_models)), base) for base in bases
-    )
+    series = group_pairs(((alike_key(base.point.spec, PREDICTION_MAY_DIFFER), base.point.gpu), base) for base in bases)
     return [sorted(bases, key=lambda base: base.point.spec.num_gpus) for bases in series.values()]
 
 

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.analysis import formulas, loader
+from pipeline.analysis.comparability import gpu_model
 from pipeline.analysis.energy import clock_notes, energy_figures, energy_notes, host_cpu_share_of
 from pipeline.analysis.exposed_communication import communications_of, exposed_time, is_within_noise
 from pipeline.analysis.intervals import MedianTime
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs, median_window_s, record_peak_memory_gib
 from pipeline.analysis.scaling import Baseline, Scaling, scaling_figures
-from pipeline.analysis.time_to_target import left_out_notes, states_every_time, training_times_s
+from pipeline.analysis.time_to_target import states_every_time, training_times_s
 from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.record import Record
@@ -163,8 +164,8 @@ def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tu
     A point on another GPU model does not match. If several points of `measured` match, the one with the most rounds
     counts. A negative difference is no time, so it is None.
     """
-    alike = (other for other in measured if differ_only_in_measurement(point.spec, other.spec))
-    matches = [other for other in alike if other.is_on_gpus_of(point)]
+    on_gpu = (other for other in measured if other.gpu == point.gpu)
+    matches = [other for other in on_gpu if differ_only_in_measurement(point.spec, other.spec)]
     match = max(matches, key=lambda other: num_rounds(communications_of(other.ok_records)), default=None)
     exposed, floor_s = exposed_time(communications_of(match.ok_records)) if match else (None, None)
     if match is None or exposed is None or not point.spec.is_whole_epoch:
@@ -179,15 +180,17 @@ def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tu
 
 
 def q4_rows(point: PooledPoint) -> list[Q4Row]:
-    """Return a row for every epoch with a loss. A point that has remedies but no loss has one row without figures."""
-    measured = [record for record in point.ok_records if record.measured]
-    timed = [record for record in point.ok_records if states_every_time(record) and point.is_on_usual_gpu(record)]
+    """Return a row for every epoch with a loss. A point that has remedies but no loss has one row without figures.
+
+    Losses and accuracies pool all GPU models. Training times are those on the model of most records.
+    """
+    stated = [record for record in point.ok_records if states_every_time(record)]
+    timed = [record for record in stated if gpu_model(record) in ("", point.gpu)]
     times_s = {id(record): training_times_s(record) for record in timed}
     found = [(record, epoch) for record in point.ok_records for epoch in learnt_epochs(record)]
     repeats = group_pairs((epoch.epoch, epoch) for _, epoch in found)
     ends_s = group_pairs((e.epoch, times_s[id(r)][e.epoch - 1]) for r, e in found if id(r) in times_s)
-    notes = left_out_notes(point, measured)
-    rows = [q4_row(point, repeats[number], ends_s.get(number, ()), notes) for number in sorted(repeats)]
+    rows = [q4_row(point, repeats[number], ends_s.get(number, ())) for number in sorted(repeats)]
     if not rows and point.spec.remedies:
         rows.append(make_row(Q4Row, point, remedies=list(point.spec.remedies)))
     return rows
@@ -199,15 +202,14 @@ def learnt_epochs(record: Record) -> list[Epoch]:
     return [epoch for epoch in epochs if epoch.loss is not None or epoch.diverged_at_update is not None]
 
 
-def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float], time_notes: Sequence[Note]) -> Q4Row:
+def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float]) -> Q4Row:
     """Return the medians over the repeats of one epoch. A loss that diverged is None, with its update.
 
-    `times_s` are the training seconds up to its end, of the repeats on the usual GPU model that state them;
-    `time_notes` tell of the other repeats.
+    `times_s` are the training seconds up to its end, of the repeats on the model `point.gpu` that state them.
     """
     diverged = [epoch.diverged_at_update for epoch in epochs if epoch.diverged_at_update is not None]
     untold = sum(epoch.test_accuracy is not None and epoch.test_loss is None for epoch in epochs)
-    notes = [*time_notes]
+    notes = []
     if diverged:
         notes.append(make_note("diverged", count=len(diverged), repeats=len(epochs)))
     if untold:

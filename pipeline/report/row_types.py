@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from pipeline.analysis.intervals import CONFIDENCE, IntervalBasis
+from pipeline.analysis.intervals import CONFIDENCE, NOMINAL, OF_FEWEST_VALUES, IntervalBasis, min_values
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint
@@ -51,10 +51,19 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
             return render_notes(self.notes)
         return self.axes[key] if key in self.axes else getattr(self, key)
 
+    def has_note(self, kind: str) -> bool:
+        """True if a note of the row, or one about its baseline, is of this kind."""
+        return any(kind in (note.kind, inner_kind(note)) for note in self.notes)
+
     def flat(self) -> dict[str, Any]:
         """Return the row of JSON and CSV: axes, figures, n, note."""
         figures = {key: getattr(self, key) for key in figure_keys(type(self))}
         return {**self.axes, **figures, "n": self.n, "note": self["note"]}
+
+
+def inner_kind(note: Note) -> str:
+    """Return the kind of the note about another point that this note holds; "" if it holds none."""
+    return note.values["note"].kind if note.kind == "of_baseline" else ""
 
 
 def interval_keys(key: str) -> tuple[str, str]:
@@ -85,6 +94,7 @@ def make_row(row_class: type[SomeRow], point: PooledPoint, notes: Sequence[Note]
     if absent and point.ok_records and not any(record.measured for record in point.ok_records):
         notes.append(make_note("not_stated", figures=absent))
     values = {axis: figures.get(axis) or getattr(point.spec, axis) for axis in point.axes}  # learning_rate: its peak
+    values["gpu"] = point.gpu or None
     common: dict[str, Any] = {
         "axes": {axis: list(value) if isinstance(value, tuple) else value for axis, value in values.items()},
         "global_batch_size": point.spec.global_batch_size,
@@ -110,9 +120,9 @@ class TimedRow(PointRow, frozen=True, kw_only=True):
     noise_floor: Annotated[Ratio, "Half the width of the interval over the median."] = None
     interval_over: Annotated[
         IntervalBasis | None,
-        f"What the median's interval from low to high (order statistics, nominally {100 * CONFIDENCE:g} %, for six "
-        "values 96.9 %) is computed from: windows tell how well it is known within one run, repeats between runs "
-        "(new processes).",
+        f"What the median's interval from low to high (order statistics, {NOMINAL}, for {min_values()} values "
+        f"{100 * OF_FEWEST_VALUES:.1f} %) is computed from: windows tell how well it is known within one run, repeats "
+        "between runs (new processes).",
     ] = None
     num_windows: Annotated[int, "Number of windows; each time is the median over them."] = 0
     run_spread_s: Annotated[Seconds, "Largest less smallest median of the n runs, each in new processes."] = None
@@ -148,8 +158,8 @@ class Q2Row(TimedRow, frozen=True, kw_only=True):
     scaling: Annotated[Scaling, "The batch that stays fixed as GPUs are added: weak (per GPU) or strong (global)."]
     speedup: Annotated[
         Ratio,
-        "T(1)/T(N) for the same samples; its interval holds the true ratio with at least 95 %, that of six values with "
-        "93.75 %.",
+        "T(1)/T(N) for the same samples; its interval holds the true ratio with at least "
+        f"{100 * (2 * CONFIDENCE - 1):g} %, that of {min_values()} values with {100 * (2 * OF_FEWEST_VALUES - 1):g} %.",
     ] = None
     speedup_low: Ratio = None
     speedup_high: Ratio = None
@@ -218,7 +228,7 @@ class TimeToTargetRow(PointRow, frozen=True, kw_only=True):
     updates_to_target_low: float | None = None
     updates_to_target_high: float | None = None
     time_to_target_s: Annotated[Seconds, "Training time up to the end of that epoch, without evaluation."] = None
-    num_timed: Annotated[int, "Number of seeds that the time is of: those on the GPU model of most records."] = 0
+    num_timed: Annotated[int, "Number of seeds that the time is of: those on the GPU model of the baseline."] = 0
     time_to_target_low_s: Seconds = None
     time_to_target_high_s: Seconds = None
     gpu_time_to_target_s: Annotated[Seconds, "time_to_target_s x GPUs."] = None

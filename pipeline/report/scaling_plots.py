@@ -1,33 +1,26 @@
 """The plots of Q1, Q2 and the link: values of table rows against batch size, GPUs and message size."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from pipeline.experiment.point_label import describe_axis
-from pipeline.report.fit_figures import describe_left_out
-from pipeline.report.note_texts import OTHER_BASELINE
+from pipeline.experiment.point_label import describe_point, varying_axes
 from pipeline.report.plot_data import (
     MAX_SERIES,
-    FlatRow,
     LinePanel,
     Plot,
     PlotSource,
     Point,
     Series,
-    alone_on_model,
     group_series,
-    has_note,
-    join_notes,
     make_series,
     note_on_number,
 )
-from pipeline.report.row_types import interval_keys
+from pipeline.report.row_types import BandwidthRow, Q2Row, Row, SweepRow, interval_keys
 
 
 def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
     """Yield Q1: time, throughput and memory against batch size on one GPU."""
-    rows = source.rows["Q1"]
-    timed, left_out = alone_on_model([row for row in rows if row["status"] == "ok"])
-    groups = group_series(timed, "batch_size_per_gpu")
+    rows = source.tables.Q1
+    groups = group_series([row for row in rows if row.status == "ok"], "batch_size_per_gpu")
     fitting = [row["batch_size_per_gpu"] for members in groups.values() for row in members]
     failing = [row["batch_size_per_gpu"] for row in rows if row["status"] == "oom"]
     oom_from = min((size for size in failing if size > max(fitting, default=0)), default=None)
@@ -44,28 +37,24 @@ def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
         panels += [LinePanel(title, "images a step", lines, oom_from=oom_from)] if lines else []
     if panels:
         title = "One GPU: time, throughput and memory against batch size"
-        note = join_notes(note_on_number(len(groups), MAX_SERIES, "series"), left_out)
-        yield Plot("q1", "Q1", title, tuple(panels), note)
+        yield Plot("q1", "Q1", title, tuple(panels), note_on_number(len(groups), MAX_SERIES, "series"))
 
 
 def speedup_plots(source: PlotSource) -> Iterator[Plot]:
     """Yield Q2: speed-up with weak and with strong scaling."""
-    rows = [row for row in source.rows["Q2"] if row["speedup"] is not None and row["num_gpus"] > 1]
+    rows = [row for row in source.tables.Q2 if row.speedup is not None and row["num_gpus"] > 1]
     for name, scaling, batch, fixed in (
         ("q2", "weak", "batch_size_per_gpu", "images per GPU"),
         ("q2-strong", "strong", "global_batch_size", "images a step"),
     ):
-        all_scaled = [row for row in rows if row["scaling"] == scaling]
-        alike = [row for row in all_scaled if not has_note(row, OTHER_BASELINE)]
-        scaled, _ = alone_on_model(alike)
+        scaled = [row for row in rows if row.scaling == scaling]
         if scaled:
             panels, num_series = speedup_panels(scaled, batch, fixed)
-            left_out = describe_left_out(len(all_scaled) - len(scaled), "or with a baseline on one")
-            note = join_notes(note_on_number(num_series, MAX_SERIES, "series"), left_out)
+            note = note_on_number(num_series, MAX_SERIES, "series")
             yield Plot(name, "Q2", f"Speed-up over one GPU, {scaling} scaling: {fixed} stay fixed", panels, note)
 
 
-def speedup_panels(rows: Sequence[FlatRow], batch: str, fixed: str) -> tuple[tuple[LinePanel, ...], int]:
+def speedup_panels(rows: Sequence[Q2Row], batch: str, fixed: str) -> tuple[tuple[LinePanel, ...], int]:
     """Return speed-up against GPUs, a panel for each strategy; with one number of GPUs against the batch size.
 
     Return the number of series too, also of those that a panel has no room for.
@@ -92,25 +81,25 @@ def speedup_panels(rows: Sequence[FlatRow], batch: str, fixed: str) -> tuple[tup
 
 def bandwidth_plots(source: PlotSource) -> Iterator[Plot]:
     """Yield Q3.2: bus bandwidth against message size, of isolated all-reduces and of DDP's buckets."""
-    known = [row for table in ("sweep", "bandwidth") for row in source.rows[table] if row["busbw_gb_s"] is not None]
-    kept, left_out = alone_on_model(known)
-    sweep = [row for row in kept if "bucket" not in row]
-    buckets = [row for row in kept if "bucket" in row]
+    tables = source.tables
+    rows: list[Row] = [row for row in (*tables.sweep, *tables.bandwidth) if row["busbw_gb_s"] is not None]
+    axes = varying_axes([{"num_gpus": row["num_gpus"], "gpu": row["gpu"]} for row in rows])
     lines = []
-    for style, count in enumerate(sorted({row["num_gpus"] for row in (*sweep, *buckets)})):
-        gpus = describe_axis("num_gpus", count)
-        for label, rows, is_line in (
-            (f"isolated all-reduce, {gpus}", sweep, True),
-            (f"DDP's buckets, {gpus}", buckets, False),
+    for style, place in enumerate(sorted({(row["num_gpus"], row["gpu"] or "") for row in rows})):
+        own = [row for row in rows if (row["num_gpus"], row["gpu"] or "") == place]
+        named = describe_point(own[0].axes, ["num_gpus", *(axis for axis in axes if axis == "gpu")])
+        for label, row_class, is_line in (
+            (f"isolated all-reduce, {named}", SweepRow, True),
+            (f"DDP's buckets, {named}", BandwidthRow, False),
         ):
-            points = bandwidth_points([row for row in rows if row["num_gpus"] == count], is_line)
+            points = bandwidth_points([row for row in own if isinstance(row, row_class)], is_line)
             lines += [Series(label, points, style % MAX_SERIES, is_line)] if points else []
     if lines:
         panel = LinePanel("Bus bandwidth [GB/s]", "size of one all-reduce", tuple(lines), "bytes")
-        yield Plot("q3-bandwidth", "Q3", "Bus bandwidth against message size", (panel,), left_out)
+        yield Plot("q3-bandwidth", "Q3", "Bus bandwidth against message size", (panel,))
 
 
-def bandwidth_points(rows: Sequence[Mapping[str, float]], once_a_size: bool) -> tuple[Point, ...]:
+def bandwidth_points(rows: Sequence[Row], once_a_size: bool) -> tuple[Point, ...]:
     """Return bandwidth by size; of several values of one size the highest if there is one point a size."""
     points = sorted({Point(row["num_bytes"], row["busbw_gb_s"]) for row in rows})
     return tuple({point.x: point for point in points}.values()) if once_a_size else tuple(points)

@@ -9,17 +9,14 @@ import msgspec
 from pipeline.analysis.pooling import PooledPoint, median_window_s, pool_outcomes
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, varying_axes
 from pipeline.experiment.spec import Strategy
-from pipeline.report.fit_figures import of_one_gpu_model
 from pipeline.report.plot_data import (
     MAX_BARS,
     BarPanel,
     Plot,
     PlotSource,
-    alone_on_model,
     axes_of,
     axis_values,
     evenly,
-    join_notes,
     note_on_number,
 )
 
@@ -45,14 +42,14 @@ Steps = Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]
 
 def step_plots(source: PlotSource) -> Iterator[Plot]:
     """Yield Q3: one step by part, of training points, of DDP's measured steps, and of DataParallel's."""
-    for name, title, (steps, left_out), styles in (
+    for name, title, steps, styles in (
         ("q3", "Where the time of a training step goes", trained_steps(source), STYLES),
         ("q3-communication", "Communication in a step, data loading left out", measured_steps(source), MEASURED_STYLES),
         ("q3-dataparallel", "DataParallel's step, part by part", dataparallel_steps(source), SPLIT_STYLES),
     ):
         known = sorted((step for step in steps if sum(step[1].values()) > 0), key=lambda step: order_of(step[0]))
         if known:
-            note = join_notes(note_on_number(len(known), MAX_BARS, "points"), left_out)
+            note = note_on_number(len(known), MAX_BARS, "points")
             axes = varying_axes([row for row, _ in steps], without=EFFORT_AXES)
             panels: dict[Any, list[Any]] = defaultdict(list)
             for row, parts in (shown := evenly(known, MAX_BARS)):
@@ -77,25 +74,24 @@ def make_bars(steps: Steps, axes: Sequence[str], styles: Mapping[str, int]) -> B
     return BarPanel("Share of one step", labels, tuple(1e3 * total for total in totals), shares, styles)
 
 
-def trained_steps(source: PlotSource) -> tuple[Steps, str]:
+def trained_steps(source: PlotSource) -> Steps:
     """Return the step of training points on one and on the most GPUs; nothing where all ran on one.
 
-    The points are of one GPU model; a sentence counts those left out. Exposed communication is part of backward. It
-    stands apart where it was measured.
+    Exposed communication is part of backward. It stands apart where it was measured.
     """
-    pooled = [point.on_one_gpu_model for point in pool_outcomes(source.outcomes)]
-    plain = [point for point in pooled if point.spec.is_whole_epoch and not point.spec.remedies]
+    plain = [p for p in pool_outcomes(source.outcomes) if p.spec.is_whole_epoch and not p.spec.remedies]
     most = max((point.spec.num_gpus for point in plain), default=1)
-    shown = [point for point in plain if point.spec.num_gpus in (1, most) and most > 1 and parts_of_step(point)]
-    points, left_out = of_one_gpu_model(shown, PooledPoint.unusual_model)
-    axes = axes_of(source.rows["Q3"])
-    exposed_s = {axis_values(row, axes): row["exposed_comm_time_s"] for row in source.rows["Q3"]}
+    points = [point for point in plain if point.spec.num_gpus in (1, most) and most > 1 and parts_of_step(point)]
+    rows = source.tables.Q3
+    axes = axes_of(rows)
+    exposed_s = {(row["gpu"], axis_values(row, axes)): row.exposed_comm_time_s for row in rows}
     found = []
     for point in points:
-        epoch_s = exposed_s.get(axis_values(point.outcomes[0], axes)) if point.spec.num_gpus > 1 else 0.0
+        place = (point.gpu or None, axis_values(point.outcomes[0], axes))
+        epoch_s = exposed_s.get(place) if point.spec.num_gpus > 1 else 0.0
         split = separate_exposed(parts_of_step(point), epoch_s, point.spec.full_steps_per_epoch)
-        found.append((msgspec.structs.asdict(point.spec), split))
-    return found, left_out
+        found.append((msgspec.structs.asdict(point.spec) | {"gpu": point.gpu or None}, split))
+    return found
 
 
 def parts_of_step(point: PooledPoint) -> dict[str, float]:
@@ -113,24 +109,18 @@ def separate_exposed(parts: Mapping[str, float], epoch_s: float | None, num_step
     return {**parts, "backward": parts["backward"] - step_s, EXPOSED: step_s} if step_s else dict(parts)
 
 
-def measured_steps(source: PlotSource) -> tuple[Steps, str]:
-    """Return DDP's steps on synthetic images, on one GPU model: exposed communication, and the rest."""
-    all_rows = source.rows["communication"]
-    known = [row for row in all_rows if row["step_time_s"] and row["exposed_comm_time_s"] is not None]
-    rows, left_out = alone_on_model(known)
+def measured_steps(source: PlotSource) -> Steps:
+    """Return DDP's steps on synthetic images: exposed communication, and the rest."""
     steps = []
-    for row in rows:
-        exposed_s = min(max(row["exposed_comm_time_s"], 0.0), row["step_time_s"])
-        steps.append((row, {"all else": row["step_time_s"] - exposed_s, EXPOSED: exposed_s}))
-    return steps, left_out
+    for row in source.tables.communication:
+        if row.step_time_s and row.exposed_comm_time_s is not None:
+            exposed_s = min(max(row.exposed_comm_time_s, 0.0), row.step_time_s)
+            steps.append((row.axes, {"all else": row.step_time_s - exposed_s, EXPOSED: exposed_s}))
+    return steps
 
 
-def dataparallel_steps(source: PlotSource) -> tuple[Steps, str]:
-    """Return DataParallel's steps, on one GPU model.
-
-    Devices are synchronized after each part, so the sum of the parts differs from the step.
-    """
+def dataparallel_steps(source: PlotSource) -> Steps:
+    """Return DataParallel's steps. Devices are synchronized after each part, so their sum differs from the step."""
     keys = {part: f"{part.replace(' ', '_')}_time_s" for part in SPLIT_STYLES}
-    known = [row for row in source.rows["split"] if all(row[key] is not None for key in keys.values())]
-    rows, left_out = alone_on_model(known)
-    return [(row, {part: row[key] for part, key in keys.items()}) for row in rows], left_out
+    known = [row for row in source.tables.split if all(row[key] is not None for key in keys.values())]
+    return [(row.axes, {part: row[key] for part, key in keys.items()}) for row in known]

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from pipeline.analysis.intervals import NOMINAL, OF_FEWEST_VALUES, min_values
 from pipeline.analysis.scaling import Scaling
+from pipeline.experiment.spec import NUM_TRIAL_STEPS
 from pipeline.report.columns import COLUMNS
 from pipeline.report.row_types import NEVER_REACHED, Row, figure_keys, interval_keys
 
@@ -191,7 +193,7 @@ TABLE_DEFINITIONS = (
             Figure("trials", "num_trials"),
             Figure("search [s]", "search_time_s"),
         ),
-        "Images per GPU, within 1 %: three full steps of synthetic images, each trial in new processes.",
+        f"Images per GPU, within 1 %: {NUM_TRIAL_STEPS} full steps of synthetic images, each trial in new processes.",
         hidden=("batch_size_per_gpu",),
     ),
     TableDefinition(
@@ -394,7 +396,7 @@ TABLE_DEFINITIONS = (
         ),
         "Accuracy is of the test images after the last epoch. Time is that of training up to the target; never: no "
         "seed reached it; other GPU: see its note. The rate is the highest learning rate of the run. Medians over n "
-        "seeds. In brackets: of six seeds or more the interval of the median (nominally 97.5 %), of two to five seeds "
+        f"seeds. In brackets: of six seeds or more the interval of the median ({NOMINAL}), of two to five seeds "
         "the lowest and the highest. The target, unless --target-accuracy sets it, is 2 points below the final "
         "accuracy of the baseline: the smallest batch without remedies. Under a cosine schedule accuracy rises most at "
         "the end of a run, so the time also depends on the epochs asked for.",
@@ -414,8 +416,9 @@ TABLE_DEFINITIONS = (
             estimate("test accuracy [%]", "test_accuracy", 100),
             estimate("change [points]", "accuracy_change", 100),
         ),
-        "Medians over n seeds with their interval (nominally 97.5 %, for six seeds 96.9 %). Each stage includes those "
-        "before it: weights in int8, activations in int8 with scales from training images, biases in int32.",
+        f"Medians over n seeds with their interval ({NOMINAL}, for {min_values()} seeds {100 * OF_FEWEST_VALUES:.1f} "
+        "%). Each stage includes those before it: weights in int8, activations in int8 with scales from training "
+        "images, biases in int32.",
         is_over_seeds=True,
     ),
     TableDefinition(

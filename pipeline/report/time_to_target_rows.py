@@ -13,6 +13,7 @@ from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.axis_groups import POOLED_AXES, TARGET_MAY_DIFFER, alike_key
 from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.point_label import format_number
+from pipeline.experiment.record import Record
 from pipeline.experiment.spec import AXES
 from pipeline.report.row_types import NEVER_REACHED, TimeToTargetRow, interval_keys, make_row
 
@@ -68,10 +69,11 @@ def format_target(accuracy: float) -> str:
 def study_rows(study: Sequence[PooledPoint], target_accuracy: float | None) -> list[TimeToTargetRow]:
     """Return the rows of one study by global batch, with the soonest marked."""
     baseline = time_to_target.find_baseline(study)
+    gpu = (baseline or study[0]).gpu  # times on other models do not compare
     target = time_to_target.target_below(baseline) if target_accuracy is None else target_accuracy
     alone = {equal_batch_key(point): point for point in reversed(study) if point.spec.num_gpus == 1}
     ordered = sorted(study, key=study_order)
-    rows = [target_row(point, baseline, target, alone.get(equal_batch_key(point))) for point in ordered]
+    rows = [target_row(point, baseline, target, gpu, alone.get(equal_batch_key(point))) for point in ordered]
     soonest: list[list[str]] = [[] for _ in rows]
     for key, word in SOONEST_BY.items():
         known = [index for index, row in enumerate(rows) if row[key] is not None]
@@ -90,13 +92,13 @@ def study_order(point: PooledPoint) -> tuple[float, ...]:
 
 
 def target_row(
-    point: PooledPoint, baseline: PooledPoint | None, target: float | None, one: PooledPoint | None
+    point: PooledPoint, baseline: PooledPoint | None, target: float | None, gpu: str, one: PooledPoint | None
 ) -> TimeToTargetRow:
     """Return the row of a point: its final accuracy, and what it needs to reach the target.
 
-    `one` is the same training on one GPU, with an equal global batch.
+    Times are those on the model `gpu`. `one` is the same training on one GPU, with an equal global batch.
     """
-    records, timed = time_to_target.evaluated_records(point), time_to_target.timed_records(point)
+    records, timed = time_to_target.evaluated_records(point), time_to_target.timed_records(point, gpu)
     figures = spread_figures("final_test_accuracy", [time_to_target.final_accuracy(record) for record in records])
     num_diverged = sum(map(time_to_target.is_diverged, records))
     notes = [make_note("diverged", count=num_diverged, repeats=len(records))] if num_diverged else []
@@ -104,11 +106,11 @@ def target_row(
     if target is None:
         notes.append(make_note("no_target"))
     else:
-        figures |= reaching_figures(point, target)
-        notes += reaching_notes(point, figures["reached"], len(records))
+        figures |= reaching_figures(point, target, timed)
+        notes += reaching_notes(figures["reached"], len(records))
         if baseline:
-            figures |= efficiencies(point, baseline, target, figures["epochs_to_target"])
-    return make_row(
+            figures |= efficiencies(point, baseline, target, gpu, figures["epochs_to_target"])
+    row = make_row(
         TimeToTargetRow,
         point,
         n=len(records),
@@ -121,16 +123,16 @@ def target_row(
         notes=notes,
         **figures,
     )
+    return msgspec.structs.replace(row, axes=row.axes | {"gpu": gpu or None})
 
 
-def reaching_figures(point: PooledPoint, target: float) -> dict[str, Any]:
+def reaching_figures(point: PooledPoint, target: float, timed: Sequence[Record]) -> dict[str, Any]:
     """Return what a point needs to reach the target: epochs and updates of all its runs, seconds of the timed ones."""
     records = time_to_target.evaluated_records(point)
     progress = [time_to_target.progress_to(record, target) for record in records]
     figures = spread_figures("epochs_to_target", [part.epochs for part in progress])
     figures |= spread_figures("updates_to_target", [part.updates for part in progress])
     if figures["epochs_to_target"] is not None:  # else the times of a few would tell of what most do not reach
-        timed = time_to_target.timed_records(point)
         figures |= spread_figures("time_to_target_s", [time_to_target.progress_to(run, target).time_s for run in timed])
     time_s = figures.get("time_to_target_s")
     figures["gpu_time_to_target_s"] = None if time_s is None else time_s * point.spec.num_gpus
@@ -138,12 +140,10 @@ def reaching_figures(point: PooledPoint, target: float) -> dict[str, Any]:
     return figures
 
 
-def reaching_notes(point: PooledPoint, reached: str | None, num_seeds: int) -> list[Note]:
-    """Return notes on seeds that miss the target, and on those whose times are left out."""
-    if reached in (None, NEVER_REACHED):
-        return []
-    by_some = [] if reached == f"{num_seeds} of {num_seeds}" else [make_note("reached_by_some", reached=reached)]
-    return [*by_some, *time_to_target.left_out_notes(point, time_to_target.evaluated_records(point))]
+def reaching_notes(reached: str | None, num_seeds: int) -> list[Note]:
+    """Return a note on seeds that miss the target, if others reach it."""
+    is_by_some = reached not in (None, NEVER_REACHED, f"{num_seeds} of {num_seeds}")
+    return [make_note("reached_by_some", reached=reached)] if is_by_some else []
 
 
 def spread_figures(key: str, values: Sequence[float]) -> dict[str, Any]:
@@ -165,10 +165,10 @@ def reached_word(num_reached: int, num_seeds: int) -> str | None:
 
 
 def efficiencies(
-    point: PooledPoint, baseline: PooledPoint, target: float, epochs_to_target: float | None
+    point: PooledPoint, baseline: PooledPoint, target: float, gpu: str, epochs_to_target: float | None
 ) -> dict[str, float | None]:
     """Return throughput efficiency, statistical efficiency and their product, against the baseline."""
-    ours, theirs = time_to_target.throughput_per_gpu(point), time_to_target.throughput_per_gpu(baseline)
+    ours, theirs = (time_to_target.throughput_per_gpu(part, gpu) for part in (point, baseline))
     throughput = ours / theirs if ours and theirs else None
     records = time_to_target.evaluated_records(baseline)
     needed = time_to_target.spread([time_to_target.progress_to(record, target).epochs for record in records])

@@ -58,9 +58,7 @@ def published_pairs() -> list[tuple[str, str]]:
     outcomes = collect_outcomes(Experiment(ROOT / EXPERIMENT)).outcomes
     pairs: list[tuple[str, str]] = []
     for point in pool_outcomes(outcomes):
-        for model in point.gpu_models:
-            names = [f"{record.run_id}.{record.attempt}.json" for record in point.on_gpu_model(model).ok_records]
-            pairs += itertools.combinations(names, 2)
+        pairs += itertools.combinations([f"{r.run_id}.{r.attempt}.json" for r in point.ok_records], 2)
     return pairs
 
 

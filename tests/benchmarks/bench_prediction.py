@@ -44,7 +44,7 @@ class MeasuredPoint(NamedTuple):
         """A key of what two points of a pair share."""
         return (
             alike_key(self.base.point.spec, (*PREDICTION_MAY_DIFFER, "windows")),
-            tuple(self.base.point.gpu_models),
+            self.base.point.gpu,
         )
 
     @property
@@ -69,7 +69,7 @@ def measured_points() -> list[MeasuredPoint]:
     """Return all published communication points on GPUs from which a step can be predicted."""
     found = []
     for name, experiment in find_experiments(OUTPUTS).items():
-        pooled = [point.on_one_gpu_model for point in pool_outcomes(collect_outcomes(experiment).outcomes)]
+        pooled = pool_outcomes(collect_outcomes(experiment).outcomes)
         points = [point for point in pooled if point.spec.measure == "communication" and point.spec.device == "cuda"]
         samples = samples_by_sweep_key(points)
         bases = filter(None, map(prediction_base, points))

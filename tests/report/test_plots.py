@@ -2,7 +2,6 @@
 
 import base64
 import itertools
-import json
 import math
 import re
 from xml.etree import ElementTree
@@ -21,6 +20,8 @@ from page_records import (
 )
 from rendered_plots import line_panel, plots_of
 
+from pipeline.experiment.folder import Experiment
+from pipeline.report.collect_experiment import collect_experiment
 from pipeline.report.draw_panels import DARK, LIGHT, MARKERS, MARKS, PLACEHOLDERS
 from pipeline.report.plot_data import (
     HOLLOW_LABEL,
@@ -174,7 +175,7 @@ def test_int8_shows_the_change_by_stage_in_points_and_what_three_sigma_covers() 
 
 
 def test_histograms_name_the_layer_without_relu_and_every_stage_stands_in_the_order_of_the_pipeline() -> None:
-    tables = json.loads((ROOT / "outputs" / "two-cores" / "quantize" / "tables.json").read_text())
+    tables = collect_experiment(Experiment(ROOT / "outputs" / "two-cores" / "quantize")).tables
     change, weights, before, after = build_plots(PlotSource(tables, []))
     assert [len(plot.panels) for plot in (change, weights, before, after)] == [4, 5, 5, 4]
     assert [panel.title.split(":")[0] for panel in before.panels][3:] == ["fc2", "fc3 (no ReLU)"]
