@@ -158,7 +158,7 @@ def pool_outcomes(outcomes: Sequence[PointOutcome], *, by_gpu: bool = True) -> l
     With `by_gpu` the outcomes of a point on two GPU models are two pools. Times and memory need it, accuracies do not.
     """
     ok_records = [outcome.record for outcome in outcomes if outcome.record and outcome.status == "ok"]
-    models = Counter(filter(None, map(gpu_model, ok_records)))
+    models = Counter(filter(None, map(gpu_of_result, outcomes)))
     only_model = most_common(models) if len(models) == 1 else ""
     source = comparability.majority_source(ok_records)
     pools = group_pairs((alike_key(outcome.spec, POOLED_AXES), outcome) for outcome in outcomes).values()
@@ -172,17 +172,21 @@ def pool_outcomes(outcomes: Sequence[PointOutcome], *, by_gpu: bool = True) -> l
     ]
 
 
+def gpu_of_result(outcome: PointOutcome) -> str:
+    """Return the GPU model on which a point is ok or ran out of memory; "" if it is neither, or states none."""
+    return gpu_model(outcome.record) if outcome.record and outcome.status in ("ok", "oom") else ""
+
+
 def split_by_gpu(pool: Sequence[PointOutcome], by_gpu: bool) -> dict[str, list[PointOutcome]]:
     """Return the outcomes of a point by GPU model, the most common first; all by that model without `by_gpu`.
 
-    An outcome that is not ok, or states no model, stands with the most common one.
+    An outcome without a result, or without a model, stands with the most common one.
     """
-    stated = {id(part): gpu_model(part.record) for part in pool if part.record and part.status == "ok"}
-    models = Counter(filter(None, stated.values()))
+    models = Counter(filter(None, map(gpu_of_result, pool)))
     first = most_common(models)
     groups: dict[str, list[PointOutcome]] = {model: [] for model, _ in models.most_common()} if by_gpu else {}
     for part in pool:
-        groups.setdefault((stated.get(id(part)) or first) if by_gpu else first, []).append(part)
+        groups.setdefault((gpu_of_result(part) or first) if by_gpu else first, []).append(part)
     return groups
 
 

@@ -1,5 +1,6 @@
 """One experiment on GPUs of two models: a time is of one model, an accuracy of all."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -51,6 +52,21 @@ def test_a_point_on_two_models_is_two_rows() -> None:
     assert (third["gpu"], third.epoch_time_s, third["note"]) == (H100, 3.0, None)
     table = table_of(report(*found), "Q1: epoch time")
     assert [row["GPU model"] for row in table] == [H200, H100, H100]
+
+
+def test_an_oom_is_that_of_the_model_that_ran_out_of_memory() -> None:
+    """512 fits on one model and not on the other, and 1,024 was tried on the smaller one alone."""
+    ooms = [on(H100, make_record(make_spec(batch_size_per_gpu=size), status="oom")) for size in (512, 1024)]
+    found = [timed(H100, 2.0), timed(H200, 1.0, repeat=1), *ooms, timed(H200, 1.0, 512, repeat=1)]
+    rows = [(row["batch_size_per_gpu"], row["gpu"], row.status) for row in build(*found).Q1]
+    assert (512, H100, "oom") in rows
+    assert (512, H200, "ok") in rows
+    assert (1024, H100, "oom") in rows
+    first, second = (re.search(rf"On {gpu}: .*", answers_of(*found)["Q1"]) for gpu in (H100, H200))
+    assert first is not None
+    assert second is not None
+    assert "512 is the first that runs out of memory; 128 fit" in first[0]
+    assert "None up to 512 ran out of memory" in second[0]
 
 
 def test_a_point_without_a_result_is_one_row() -> None:
