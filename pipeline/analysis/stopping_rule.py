@@ -21,11 +21,11 @@ def is_time_precise_enough(times: Sequence[float]) -> bool:
     return is_half_width_below(times, MAX_TIME_HALF_WIDTH * statistics.median(times)) if times else False
 
 
-def is_difference_precise_enough(differences_s: Sequence[float], share: float = 1.0) -> bool:
-    """True if the median difference of step times is known within that share of its tolerance."""
+def is_difference_precise_enough(differences_s: Sequence[float]) -> bool:
+    """True if the median difference of step times is known within its tolerance."""
     if not differences_s:
         return False
-    return is_half_width_below(differences_s, share * difference_tolerance_s(statistics.median(differences_s)))
+    return is_half_width_below(differences_s, difference_tolerance_s(statistics.median(differences_s)))
 
 
 def is_half_width_below(values: Sequence[float], within: float) -> bool:
