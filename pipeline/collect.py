@@ -132,8 +132,9 @@ def main() -> int:
     printed: list[Printed] = []
     for name, experiment in experiments.items():
         with go_on_after_error(name, codes):
-            wanted = {"target_accuracy": arguments.target_accuracy, "predict_to": arguments.predict_to}
-            found = collect_experiment(experiment, link, links_by_folder, **wanted)
+            found = collect_experiment(
+                experiment, link, links_by_folder, arguments.target_accuracy, arguments.predict_to
+            )
             if arguments.strict and found.collected.coverage.num_gaps:
                 codes.append(errors.EXIT_GAPS)
             words = address_of_words(experiment)
