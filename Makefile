@@ -1,7 +1,9 @@
 # make run: measure the smoke grid with whatever this machine has, and print its tables
 # make check: linters, types, and the tests that need no Slurm and no browser and start no training process
-# make test: install what the tests need and run them all; make test-slow: those that check leaves out
+# make test: install what the tests need and run them all; make test-slow: those that check leaves out, and those of
+# which it draws few examples
 # make lint, make bench, make bench-gpu, make jobs, make words
+# make results: write the measured figures of README.md and docs/ anew from the records in outputs/
 # make faults: the tests of docs/faults.md; make faults-page: write their names into it
 # make mutations: apply each known defect to a copy, and see that a test fails
 # make TARGET CONSTRAINTS=constraints-volta.txt: on a V100, or with an older NVIDIA driver (docs/cluster.md)
@@ -14,10 +16,10 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 WORKERS ?= 2
 # a worker runs its half in order, so that a file's tests share its fixtures, and takes from the other's half at the end
 PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
-# what check leaves out, besides the tests that run alone
+# what check leaves out
 SLOW = slurm or training or browser or wheel
 
-.PHONY: run check test test-fast test-slow lint bench bench-gpu mutations faults faults-page jobs words slurm browser
+.PHONY: run check test test-fast test-slow lint bench bench-gpu mutations faults faults-page jobs words results slurm browser
 
 run: $(INSTALLED)
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4
@@ -25,18 +27,17 @@ run: $(INSTALLED)
 	@echo "Next, on a machine with GPUs: python -m pipeline.submit --grid scaling --dry-run" >&2
 
 test: $(INSTALLED)-test slurm browser
-	$(MAKE) --jobs=1 test-fast test-slow
+	$(MAKE) --jobs=1 --keep-going test-fast test-slow
 
 # at once: mypy is one process, and the linters end while the tests run
 check: $(INSTALLED)-test
 	$(MAKE) --jobs=2 --output-sync=target lint test-fast
 
 test-fast: $(INSTALLED)-test
-	$(PYTEST) -m "not alone and not ($(SLOW))"
+	$(PYTEST) -m "not ($(SLOW))"
 
 test-slow: $(INSTALLED)-test slurm browser
-	$(PYTEST) --numprocesses 0 -m alone
-	$(PYTEST) -m "not alone and ($(SLOW))"
+	$(PYTEST) -m "$(SLOW) or hypothesis" --hypothesis-profile=all
 
 faults: $(INSTALLED)-test slurm browser
 	$(PYTEST) -m fault
@@ -58,6 +59,7 @@ bench bench-gpu: export PYTHONPATH := tests$(if $(PYTHONPATH),:$(PYTHONPATH))
 bench: $(INSTALLED)-test
 	python tests/benchmarks/bench_commands.py
 	python tests/benchmarks/bench_cpu.py
+	python tests/benchmarks/bench_link_of_known_rate.py
 
 # on a node with a GPU, whose image folder PIPELINE_DATA names; with lightning and accelerate where they are installed
 bench-gpu: $(INSTALLED)-test
@@ -68,8 +70,11 @@ bench-gpu: $(INSTALLED)-test
 mutations: $(INSTALLED)-test
 	python tests/benchmarks/run_mutations.py
 
+results: $(INSTALLED)
+	python tests/benchmarks/render_results.py
+
 words: $(INSTALLED)
-	python -m pipeline.report.words docs/words.md
+	python -m pipeline.tables.words docs/words.md
 
 jobs: $(INSTALLED)
 	for grid in q1 q2 q3 q4 q4-study quantize; do python -m pipeline.jobfile $$grid > jobs/$$grid.sbatch; done

@@ -21,8 +21,8 @@ from typing import NamedTuple
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.manifest import Manifest
-from pipeline.submission.read_progress import find_element_positions, job_text, query_slurm, submitted_jobs
-from pipeline.submission.slurm_queries import JobKey, JobState
+from pipeline.submission.read_progress import published_launches, query_slurm, submitted_jobs
+from pipeline.submission.slurm_queries import JobKey, JobState, job_text
 from pipeline.submission.state_rules import is_unfinished
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
@@ -101,8 +101,7 @@ def cancel_experiment(name: str, experiment: Experiment, manifest: Manifest, onl
     While this function holds the lock, no `submit` can add jobs. Raises CommandError, also if another process holds the
     lock: a `submit` that runs points on this machine holds it until they have ended.
     """
-    has_arrays = any(submission.arrays for submission in manifest.submissions)
-    if not has_arrays and not experiment.is_being_submitted():
+    if not manifest.arrays() and not experiment.is_being_submitted():
         return 0
     experiment.refuse_manifest_of_another_user()
     with experiment.submission_lock():
@@ -130,19 +129,19 @@ def find_unfinished_jobs(experiment: Experiment, manifest: Manifest) -> list[Unf
     unproven = {key: job for key, job in slurm.job_states.items() if job.name == "" or job.uid is None}
     name_jobs_of_others({**slurm.of_others, **unproven})
     job_states = {key: job for key, job in slurm.job_states.items() if key not in unproven}
-    run_ids_by_job: dict[JobKey, list[str]] = {}
-    for run_id, jobs in submitted_jobs(manifest).items():
-        for job in jobs:
-            if job in job_states and is_unfinished(job_states[job]) and job_states[job].state != ENDING:
-                run_ids_by_job.setdefault(job, []).append(run_id)
-    if not run_ids_by_job:
+    unfinished = {
+        key: job
+        for jobs in submitted_jobs(manifest).values()
+        for key, job in jobs.items()
+        if key in job_states and is_unfinished(job_states[key]) and job_states[key].state != ENDING
+    }
+    if not unfinished:
         return []
-    found, _ = record_store.load_folder(experiment.records_folder)
-    positions = find_element_positions(manifest, found, starts={})  # only "passed" counts
+    published = published_launches(record_store.load_folder(experiment.records_folder)[0])
     return [
-        UnfinishedJob(job, job_states[job].state, left)
-        for job, run_ids in run_ids_by_job.items()
-        if (left := [run_id for run_id in run_ids if positions.of(run_id, job) != "passed"])
+        UnfinishedJob(key, job_states[key].state, left)
+        for key, job in unfinished.items()
+        if (left := [run_id for run_id in job.run_ids if job.position_of(run_id, published, starts=()) != "passed"])
     ]
 
 

@@ -29,25 +29,23 @@ from urllib.parse import quote
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import CommandError, log_line
+from pipeline.tables.definitions import TABLES
 
 if TYPE_CHECKING:
     from pipeline.analysis.ring_model import Link
+    from pipeline.answers.questions import Answers
     from pipeline.experiment.folder import Experiment
-    from pipeline.report.answers import Answers
-    from pipeline.report.bandwidth_rows import MeasuredLinks
-    from pipeline.report.collect_experiment import CollectedExperiment
-    from pipeline.report.display_tables import DisplayOptions
-    from pipeline.report.pages import Pages
+    from pipeline.experiment.point_label import Processors
+    from pipeline.pages.display_tables import DisplayOptions
+    from pipeline.pages.write_pages import Pages
+    from pipeline.tables.bandwidth_rows import MeasuredLinks
+    from pipeline.tables.collect_experiment import CollectedExperiment
 
 NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another user's folder, or a read-only file system
 DEFECT = "a defect of the pipeline stopped its tables or plots"
 MAX_ERROR_CHARS = 200  # of such an error's own text
 WORDS = Path("docs") / "words.md"
 MAX_PREDICTED_GPUS = 1_000_000
-TABLE_NAMES = (
-    *("Q1", "Q2", "Q3", "Q4", "oom", "communication", "bandwidth", "sweep", "transfers", "split", "prediction"),
-    *("memory", "cost", "time_to_target", "int8", "int8_histograms"),
-)  # the fields of Tables, repeated here because --help must not import it
 
 
 class Printed(NamedTuple):
@@ -55,7 +53,7 @@ class Printed(NamedTuple):
 
     name: str
     title: str
-    answers: "Answers"
+    answers: "tuple[Answers, Processors]"
     content: dict[str, Any]
     report: str
 
@@ -65,7 +63,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
     formats = "the format on stdout; csv prints one table, which --only names"
     parser.add_argument("--format", choices=("markdown", "csv", "json"), default="markdown", help=formats)
-    parser.add_argument("--only", choices=TABLE_NAMES, default="", help="print this table alone")
+    parser.add_argument("--only", choices=[*TABLES], default="", help="print this table alone")
     parser.add_argument("--columns", choices=("few", "all"), default="few", help="all: wide tables, with every column")
     parser.add_argument("--no-write", action="store_true", help="only print; write no file")
     strict = "exit 1 if a point has no result, or if anyone may write to the folder"
@@ -119,10 +117,11 @@ def main() -> int:
     arguments = parse_arguments()
     gc.disable()  # records form no reference cycles, so the garbage collector would find nothing and cost time
     # imported after the command line is parsed, so that --help answers at once
-    from pipeline.report.collect_experiment import collect_experiment
-    from pipeline.report.display_tables import DisplayOptions
-    from pipeline.report.markdown import name_source, render_experiment
-    from pipeline.report.pages import Pages
+    from pipeline.answers.questions import answer_questions
+    from pipeline.pages.display_tables import DisplayOptions
+    from pipeline.pages.markdown import name_source, render_experiment
+    from pipeline.pages.write_pages import Pages
+    from pipeline.tables.collect_experiment import collect_experiment
 
     link, options = read_link_options(arguments), display_options(arguments)
     experiments, code = find_all(arguments)
@@ -142,7 +141,8 @@ def main() -> int:
             is_custom_view = arguments.format == "markdown" and options != DisplayOptions()
             shown = render_experiment(name, found.tables, found.collected, options, words) if is_custom_view else report
             title = name_source(name, found.collected)
-            printed.append(Printed(name, title, found.answers, found.content, shown))
+            answers = answer_questions(found.tables), found.collected.processors
+            printed.append(Printed(name, title, answers, found.content, shown))
             if not arguments.no_write:
                 codes.append(write_files(name, found, report, pages))
     codes.append(write_index(pages))
@@ -191,7 +191,7 @@ def find_all(arguments: argparse.Namespace) -> "tuple[dict[str, Experiment], int
 
 def display_options(arguments: argparse.Namespace) -> "DisplayOptions":
     """Return how to print tables: a terminal narrower than the report gets fewer columns."""
-    from pipeline.report.display_tables import MAX_WIDTH, DisplayOptions
+    from pipeline.pages.display_tables import MAX_WIDTH, DisplayOptions
 
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else MAX_WIDTH
     return DisplayOptions(min(columns or MAX_WIDTH, MAX_WIDTH), arguments.only, arguments.columns == "all")
@@ -207,8 +207,8 @@ def address_of_words(experiment: "Experiment") -> str:
 
 def write_files(name: str, found: "CollectedExperiment", report: str, pages: "Pages") -> int:
     """Write the report, the tables and the page beside the records. Return the exit code."""
-    from pipeline.report.table_files import write_tables
     from pipeline.submission.read_progress import find_logs
+    from pipeline.tables.table_files import write_tables
 
     try:
         write_tables(found, report)
@@ -237,8 +237,8 @@ def exit_code_of(error: OSError) -> int:
 
 def print_tables(printed: Sequence[Printed], arguments: argparse.Namespace) -> None:
     """Print the tables of all experiments, or the one that `--only` names."""
-    from pipeline.report.markdown import render_overview
-    from pipeline.report.table_files import indented_json, one_csv
+    from pipeline.pages.markdown import render_overview
+    from pipeline.tables.table_files import indented_json, one_csv
 
     only = arguments.only
     if arguments.format == "json":

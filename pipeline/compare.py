@@ -62,7 +62,7 @@ def main() -> int:
     arguments = parse_arguments()
     # imported after the command line is parsed, so that --help answers at once
     from pipeline.analysis.comparison import Comparison, compare_outcomes, is_failing
-    from pipeline.report.comparison_tables import comparison_as_json, name_unchecked, render_comparison, summarize
+    from pipeline.pages.comparison import comparison_as_json, name_unchecked, render_comparison, summarize
 
     unreadable: list[Exception] = []
     comparisons: dict[str, tuple[tuple[str, str], Comparison]] = {}

@@ -26,7 +26,7 @@ from pipeline.runner.launch_session import LaunchSession, publish_with_retries
 from pipeline.runner.memory_search import search_memory
 from pipeline.runner.rank_files import FollowingPoint, PointTask
 from pipeline.runner.side_files import recover_side_files
-from pipeline.runner.start_ranks import run_ranks
+from pipeline.runner.start_ranks import run_node_ranks
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
 from pipeline.system.deadline import DeadlineExpired
@@ -70,15 +70,19 @@ def main() -> int:
     refuse_reused_launch_id(points, experiment)
     if node_rank() == 0:
         recover_side_files(experiment)
-    return run_launch(points, experiment, options)
+    return run_element(points, experiment, options)
 
 
-def run_launch(points: Sequence[Spec], experiment: Experiment, options: LaunchOptions) -> int:
-    """Run the points in order, and return the exit code. Points share processes where that changes no result."""
+def run_element(points: Sequence[Spec], experiment: Experiment, options: LaunchOptions) -> int:
+    """Run the points of one array element in order. Points share processes if that changes no result.
+
+    Return the exit code.
+    """
     exit_code = errors.EXIT_OK
     while points:
         implied = publish_implied_oom(points[0], experiment, options)
-        results = [implied] if implied else launch_points(points_for_same_processes(points), experiment, options)
+        specs = points_for_same_processes(points)
+        results = [implied] if implied else run_in_same_processes(specs, experiment, options)
         if any(record is not None and record.status != "ok" for record in results):
             exit_code = errors.EXIT_GAPS
             if points[0].num_nodes > 1:  # by this exit code srun ends the point on the other nodes
@@ -190,22 +194,22 @@ def read_launch_id() -> str:
     return os.environ.get("PIPELINE_LAUNCH_ID") or f"here-{uuid.uuid4().hex[:12]}"
 
 
-def launch_points(specs: Sequence[Spec], experiment: Experiment, options: LaunchOptions) -> list[Record | None]:
+def run_in_same_processes(specs: Sequence[Spec], experiment: Experiment, options: LaunchOptions) -> list[Record | None]:
     """Run this node's ranks for the points, one after another, and publish a record of each.
 
     Return an entry for each point that was started: its record, or None if another node publishes the record. The
     other points need new processes, because a point failed or the ranks stopped before the next point.
     """
     launch = LaunchSession(experiment, read_launch_id(), specs, options.point_limit_s)
-    run_session(launch, options)
+    run_and_publish(launch, options)
     launch.remove_ok_folders()
     return launch.published
 
 
-def run_session(launch: LaunchSession, options: LaunchOptions) -> None:
-    """Run the points of the session, and publish those that have ended."""
+def run_and_publish(launch: LaunchSession, options: LaunchOptions) -> None:
+    """Run the ranks of the session until they end, and publish the record of each point that they ran."""
     first_spec, first_files = launch.specs[0], launch.rank_files_by_point[0]
-    run_with_threads = functools.partial(run_ranks, num_threads=options.num_threads)
+    run_with_threads = functools.partial(run_node_ranks, num_threads=options.num_threads)
     try:
         if first_spec.measure == "memory":
             with launch.deadline:
@@ -217,7 +221,7 @@ def run_session(launch: LaunchSession, options: LaunchOptions) -> None:
             exits = run_with_threads(first_spec, first_files, launch.id)
     except DeadlineExpired:
         launch.publish_timed_out()
-    except (RuntimeError, TimeoutError) as error:  # from run_ranks: the ranks could not start or connect
+    except (RuntimeError, TimeoutError) as error:  # from run_node_ranks: the ranks could not start or connect
         launch.publish_failure(f"the ranks could not be started: {error}")
     else:
         launch.publish_finished(exits)

@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from pipeline.communication.selftest_checks import check_answers, count_verdicts
+from pipeline.communication.selftest_checks import CheckVerdict, judge_checks
 from pipeline.communication.selftest_findings import (
     EXPOSED_VARIANTS,
     NUM_ROUNDS,
@@ -28,10 +28,11 @@ from pipeline.communication.selftest_findings import (
     findings_of_point,
 )
 from pipeline.experiment.record import Environment
-from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Model, Spec
+from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Device, Model, Spec
 from pipeline.runner import failed_record
+from pipeline.runner.launch_options import positive_integer
 from pipeline.runner.rank_files import PointTask, RankFiles, Task
-from pipeline.runner.start_ranks import environment_variables, run_ranks
+from pipeline.runner.start_ranks import environment_variables, run_node_ranks
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import (
     EXIT_GAPS,
@@ -56,8 +57,10 @@ DEFAULT_BATCH = {"cuda": 512, "cpu": 8}
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = build_parser("selftest", __doc__)
-    parser.add_argument("--num-gpus", type=int, help="GPUs to use (default: all visible ones; 2 processes on CPU)")
-    parser.add_argument("--batch-size-per-gpu", type=int, help="samples per GPU and step (default: 512; 8 on CPU)")
+    gpus = "GPUs to use (default: all visible ones; 2 processes on CPU)"
+    parser.add_argument("--num-gpus", type=positive_integer, help=gpus)
+    batch = "samples per GPU and step (default: 512; 8 on CPU)"
+    parser.add_argument("--batch-size-per-gpu", type=positive_integer, help=batch)
     parser.add_argument("--model", choices=get_args(Model), default="resnet18", help="the model to train")
     windows = f"rounds of the longest series, six or more (default: {NUM_ROUNDS}); other series take a share of it"
     parser.add_argument("--windows", type=int, default=NUM_ROUNDS, help=windows)
@@ -76,7 +79,7 @@ def main() -> int:
     arguments = parse_arguments()
     content, saved = read_selftest(arguments.judge) if arguments.judge else measure_selftest(selftest_spec(arguments))
     try:
-        results = check_answers(saved.runs)
+        results = judge_checks(saved.runs)
     except (LookupError, ValueError, ZeroDivisionError) as error:
         if arguments.judge is None:
             raise
@@ -86,9 +89,9 @@ def main() -> int:
     else:
         lines = (f"{result.verdict:<14}  {result.check}: {result.sentence}" for result in results)
         print_text("\n".join([describe_origin(saved), *lines]))
-    counts = count_verdicts(results)
-    log_line(", ".join(f"{count} {word}" for word, count in counts.items()))
-    return EXIT_GAPS if counts["fail"] else EXIT_OK
+    verdicts = [result.verdict for result in results]
+    log_line(", ".join(f"{verdicts.count(word)} {word}" for word in get_args(CheckVerdict)))
+    return EXIT_GAPS if "fail" in verdicts else EXIT_OK
 
 
 def measure_selftest(spec: Spec) -> tuple[dict[str, Any], SavedSelftest]:
@@ -119,11 +122,8 @@ def read_selftest(path: Path) -> tuple[dict[str, Any], SavedSelftest]:
 def selftest_spec(arguments: argparse.Namespace) -> Spec:
     """Return the point to measure. Raises CommandError for an option that does not fit."""
     visible = num_visible_gpus()
-    device = "cuda" if visible else "cpu"
-    num_gpus = visible or 2 if arguments.num_gpus is None else arguments.num_gpus
-    batch_size = DEFAULT_BATCH[device] if arguments.batch_size_per_gpu is None else arguments.batch_size_per_gpu
-    if min(num_gpus, batch_size) < 1:
-        raise CommandError("--num-gpus and --batch-size-per-gpu must be at least 1; raise them.")
+    device: Device = "cuda" if visible else "cpu"
+    num_gpus = arguments.num_gpus or visible or 2
     if visible and num_gpus > visible:
         raise CommandError(f"--num-gpus {num_gpus} is more than the {visible} visible GPUs of this machine; lower it.")
     if arguments.windows < MIN_WINDOWS_FOR_INTERVAL:
@@ -133,8 +133,8 @@ def selftest_spec(arguments: argparse.Namespace) -> Spec:
         return Spec(
             strategy="ddp",
             num_gpus=num_gpus,
-            batch_size_per_gpu=batch_size,
-            device="cuda" if visible else "cpu",
+            batch_size_per_gpu=arguments.batch_size_per_gpu or DEFAULT_BATCH[device],
+            device=device,
             model=arguments.model,
             input="synthetic",
             precision="tf32" if visible else "fp32",
@@ -153,7 +153,7 @@ def run_selftest_task(spec: Spec, task: Task) -> tuple[Findings, Environment]:
         rank_files = RankFiles(Path(folder) / "point")
         rank_files.write_point(PointTask(spec, None, task=task, only=EXPOSED_VARIANTS))
         try:
-            exits = run_ranks(spec, rank_files, f"selftest-{uuid.uuid4().hex[:12]}")
+            exits = run_node_ranks(spec, rank_files, f"selftest-{uuid.uuid4().hex[:12]}")
         except RuntimeError as error:
             raise CommandError(f"{task} failed: {error}") from error
         result = rank_files.read_result()

@@ -25,8 +25,9 @@ from typing import Any
 
 from pipeline.experiment.folder import Experiment, find_experiments, warn_of_open_folders
 from pipeline.experiment.point_label import point_labels
-from pipeline.submission.gpu_hours_estimate import predict_durations_s
-from pipeline.submission.read_progress import PointProgress, Progress, job_text, poll_until_finished, read_progress
+from pipeline.submission.gpu_hours_estimate import find_comparable_attempts, predict_durations_s
+from pipeline.submission.read_progress import PointProgress, PointsByExperiment, poll_until_finished, read_progress
+from pipeline.submission.slurm_queries import job_text
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import EXIT_USAGE, CommandError, format_duration, log_line, replace_control_characters
@@ -75,13 +76,13 @@ def main() -> int:
     return errors.EXIT_GAPS if arguments.strict and (has_gaps or is_open) else errors.EXIT_OK
 
 
-def read_experiments(found: Mapping[str, Experiment], unreadable: list[Exception] | None = None) -> Progress:
+def read_experiments(found: Mapping[str, Experiment], unreadable: list[Exception] | None = None) -> PointsByExperiment:
     """Return the progress of every experiment that has a manifest.
 
     Log the name of an experiment without a manifest. If an experiment cannot be read, log the error, append it to
     `unreadable`, and go on with the next. Raise the error instead if `unreadable` is None, or if it comes from Slurm.
     """
-    progress: Progress = {}
+    progress: PointsByExperiment = {}
     for name, experiment in found.items():
         try:
             manifest = experiment.read_manifest()
@@ -98,12 +99,12 @@ def read_experiments(found: Mapping[str, Experiment], unreadable: list[Exception
     return progress
 
 
-def watch(found: Mapping[str, Experiment], *, shows_all: bool) -> Progress:
+def watch(found: Mapping[str, Experiment], *, shows_all: bool) -> PointsByExperiment:
     """Show the states until no point is queued, running or settling; return the last progress.
 
     On a terminal with rich, show a live table. Elsewhere print the text each time a state has changed.
     """
-    progress: Progress = {}
+    progress: PointsByExperiment = {}
     last_states = None
     with open_screen() as show:
         for progress in poll_until_finished(lambda: read_experiments(found)):
@@ -143,7 +144,7 @@ def point_as_json(progress: PointProgress) -> dict[str, Any]:
     }
 
 
-def render_all(found: Mapping[str, Experiment], progress: Progress, *, shows_all: bool) -> str:
+def render_all(found: Mapping[str, Experiment], progress: PointsByExperiment, *, shows_all: bool) -> str:
     """Return the text of all experiments, no wider than the terminal, if there is one."""
     width = shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 0)).columns
     parts = (render_experiment(found[name], points, shows_all, width) for name, points in progress.items())
@@ -165,7 +166,8 @@ def render_experiment(experiment: Experiment, points: Sequence[PointProgress], s
     lines = [f"{experiment.folder}: {errors.pluralize(len(points), 'point')}: {total}"]
     labels = point_labels([point.spec for point in points])
     running = [point.spec for point in points if point.started_unix_s is not None]
-    expected_s = predict_durations_s(running, experiment.folder.parent, gpu_of(points)) if running else {}
+    earlier = find_comparable_attempts(running, experiment.folder.parent, gpu_of(points))
+    expected_s = predict_durations_s(running, earlier)
     shown = [point for point in points if shows_all or is_listed_by_default(point)]
     state_width = max((len(point.state.word) for point in shown), default=0)
     label_width = max((len(labels[point.spec.run_id()]) for point in shown), default=0)

@@ -1,6 +1,7 @@
 """Shared by all tests: the commands as a user runs them, and one throwaway Slurm a worker."""
 
 import functools
+import gc
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import hypothesis_profiles  # noqa: F401  # it loads one
 import pytest
 from cluster import Cluster, missing_parts, throwaway_cluster
 from factories import COLOURS
@@ -31,7 +33,14 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by marker
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Mark the tests that use the cluster `slurm`, and skip those marked `gpu` where there is none."""
+    """Mark the tests that use the cluster `slurm`, and skip those marked `gpu` where there is none.
+
+    If a test needs torch, it is imported by now. It gets one thread: pytest's workers share the cores, and the threads
+    of torch would wait for each other.
+    """
+    gc.freeze()  # else the garbage collector looks at all that was imported, again and again
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
     for item in items:
         if {"cluster", "two_types", "binding"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slurm)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.notes import Note
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import add_points
@@ -25,7 +26,7 @@ from pipeline.experiment.measurement import (
 from pipeline.experiment.record import SCHEMA_VERSION, Failure, FailureKind, Record, Status
 from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
-from pipeline.report.note_texts import render_note
+from pipeline.tables.note_texts import render_note
 
 ROOT = Path(__file__).resolve().parent.parent
 RESNET18_PARAMETERS = 11_173_962  # the CIFAR ResNet-18 with ten classes
@@ -202,3 +203,13 @@ def run_python(code: str, *arguments: object) -> subprocess.Popen[str]:
     """Start a Python process that runs the code beside this one; its stdout is a pipe."""
     command = [sys.executable, "-B", "-c", code, *map(str, arguments)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def low(figure: float | None) -> Any:
+    """The lower end of a figure's interval."""
+    return ends_of(figure)[0]
+
+
+def high(figure: float | None) -> Any:
+    """The upper end of a figure's interval."""
+    return ends_of(figure)[1]

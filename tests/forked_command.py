@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.__main__ import COMMANDS
+from pipeline.experiment import folder as experiment_folder
 from pipeline.submission import read_progress, state_rules
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,9 +20,26 @@ LATE = (
     "tabulate",
     "jinja2",
     "submitit",
-    "pipeline.report.collect_experiment",
+    "pipeline.tables.collect_experiment",
+    "pipeline.pages.comparison",
+    "pipeline.pages.draw_panels",
+    "pipeline.pages.html_page",
+    "pipeline.pages.write_pages",
+    "pipeline.pages.plots",
+    "pipeline.tables.table_files",
     "pipeline.submission.read_progress",
 )
+HIDE = """
+import os, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == os.environ["HIDDEN_PACKAGE"]:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Finder())
+"""
+"""Code after which this Python lacks the package that a variable names."""
+
+NEED_NUMPY = ("numpy", "pandas", "matplotlib")
 READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_")  # variables that a running Python does not read again
 MULTIPROCESSING = multiprocessing.get_context("forkserver")
 MULTIPROCESSING.set_forkserver_preload([*(f"pipeline.{name}" for name in COMMANDS), *LATE])
@@ -59,8 +77,20 @@ def _become(module: str, arguments: Sequence[str], env: Mapping[str, str], stdou
     sys.modules.pop(module, None)  # else runpy warns
     # or a test would wait a minute for a job that has long ended
     read_progress.LAST_POLL_S = state_rules.RECORD_GRACE_S = read_progress.FIRST_POLL_S
+    experiment_folder.SUBMIT_LOCK_WAIT_S = 0.5
+    if package := env.get("HIDDEN_PACKAGE"):
+        _hide(package)
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception:
         sys.excepthook(*sys.exc_info())
         sys.exit(1)
+
+
+def _hide(package: str) -> None:
+    """Forget the package and all that may have imported it, and let nothing import it again."""
+    forgotten = {"pipeline", package, *(NEED_NUMPY if package == "numpy" else ())}
+    for name in [name for name in sys.modules if name.partition(".")[0] in forgotten]:
+        del sys.modules[name]
+    sys.argv[0] = "-m"  # as Python has it when the command's package is imported
+    exec(HIDE)

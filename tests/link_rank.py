@@ -28,9 +28,9 @@ from pipeline.communication.measure_point import measure_communication
 from pipeline.experiment.measurement import Measurement
 from pipeline.experiment.outcomes import PointOutcome, resolve_outcomes
 from pipeline.experiment.spec import Spec
-from pipeline.report.build_tables import Tables, build_tables
-from pipeline.report.prediction_rows import prediction_rows
-from pipeline.report.row_types import PredictionRow
+from pipeline.tables.build_tables import Tables, build_tables
+from pipeline.tables.prediction_rows import prediction_rows
+from pipeline.tables.row import Row
 from pipeline.training import models, process_group
 from pipeline.training.process_group import Rank
 
@@ -55,12 +55,14 @@ class LinkTask(msgspec.Struct):
 class LinkReading(msgspec.Struct):
     """The readings of a link: `transfer_bytes_per_s` by plain transfers before and after, the slowest rank's.
 
+    The published readings have no transfer after.
+
     `sent_share` is what a rank's interface sent in an all-reduce, headers included, over the all-reduce's size.
     """
 
     spec: Spec
     rate_bits_per_s: float
-    transfer_bytes_per_s: tuple[float, float]
+    transfer_bytes_per_s: tuple[float, ...]
     sent_share: float
     measurement: Measurement
     num_dropped_packets: int = 0
@@ -105,7 +107,7 @@ def tables_of(readings: Sequence[LinkReading]) -> Tables:
     return build_tables(outcomes_of(readings))
 
 
-def prediction_of(readings: Sequence[LinkReading]) -> PredictionRow:
+def prediction_of(readings: Sequence[LinkReading]) -> Row:
     """Return the model's step on the most ranks from the fewest. The tool's tables predict nothing for CPUs."""
     return prediction_rows(pool_outcomes(outcomes_of(readings)), None)[0]
 
@@ -135,9 +137,9 @@ def two_layers(num_hidden: int, num_classes: int, zero_gamma: bool) -> nn.Module
 
 def largest_busbw_bytes_per_s(reading: LinkReading) -> float:
     """Return the bus bandwidth of the sweep's largest all-reduce, as the tool's table has it."""
-    busbw_gb_s = max(tables_of([reading]).sweep, key=lambda row: row.num_bytes).busbw_gb_s
+    busbw_gb_s = max(tables_of([reading])["sweep"], key=lambda row: row["num_bytes"])["busbw_gb_s"]
     assert busbw_gb_s is not None
-    return busbw_gb_s * GB
+    return float(busbw_gb_s) * GB
 
 
 def all_reduce_s(num_ranks: int, rate_bits_per_s: float, is_short: bool = False) -> float:

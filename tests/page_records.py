@@ -12,9 +12,9 @@ from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Remedy, Spec
-from pipeline.report.build_tables import build_tables
-from pipeline.report.html_page import PageSource, write_report
-from pipeline.report.plot_data import PlotSource
+from pipeline.pages.html_page import PageSource, write_report
+from pipeline.pages.plot_data import PlotSource
+from pipeline.tables.build_tables import build_tables
 
 ONE_GPU_S = {32: 12, 128: 5, 512: 4}  # epoch time by batch size
 REMEDIES: tuple[tuple[Remedy, ...], ...] = ((), ("linear_scaling",), ("linear_scaling", "warmup"))
@@ -107,7 +107,7 @@ def page_source(
     collected = resolve_outcomes([*(record.spec for record in found), *missing], found, bad)
     folder.mkdir(parents=True, exist_ok=True)
     tables = build_tables(collected.outcomes)
-    return PageSource(name, folder, folder.parent, True, tables, collected, {}, ((f"Q1 {name}", f"It is {name}."),))
+    return PageSource(name, folder, folder.parent, True, tables, collected, {})
 
 
 def write_page(folder: Path, *found: Record, missing: Sequence[Spec] = (), name: str = "x") -> Path:

@@ -1,9 +1,12 @@
 """The pages of the project and the tables of its published records."""
 
-import json
+import functools
 from typing import Any
 
 from conftest import ROOT
+
+from pipeline.experiment.folder import Experiment
+from pipeline.tables.collect_experiment import collect_experiment
 
 README, RESULTS, TRUST, CLUSTER = (
     (ROOT / name).read_text() for name in ("README.md", "docs/results.md", "docs/trust.md", "docs/cluster.md")
@@ -22,9 +25,10 @@ def shown_rows(page: str, heading: str) -> list[list[str]]:
     return rows
 
 
+@functools.cache
 def tables_of(name: str) -> dict[str, Any]:
-    tables: dict[str, Any] = json.loads((ROOT / "outputs" / name / "tables.json").read_text())
-    return tables
+    """The tables of a published experiment, as collect writes them into tables.json."""
+    return collect_experiment(Experiment(ROOT / "outputs" / name)).content
 
 
 def missing_in(page: str, said: list[str]) -> list[str]:

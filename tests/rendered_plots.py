@@ -4,11 +4,11 @@ from page_records import (
     plot_source,
 )
 
-from pipeline.report.plot_data import (
+from pipeline.pages.plot_data import (
     LinePanel,
     Plot,
 )
-from pipeline.report.plot_registry import build_plots
+from pipeline.pages.plot_registry import build_plots
 
 
 def plots_of(*found: object) -> dict[str, Plot]:

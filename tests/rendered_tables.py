@@ -5,17 +5,17 @@ from collections.abc import Sequence
 
 from factories import ROOT
 
+from pipeline.answers.questions import Answers, answer_questions, next_command, render_answer
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.point_label import Processors
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Spec
-from pipeline.report.answers import answer_questions
-from pipeline.report.build_tables import Tables, build_tables
-from pipeline.report.collect_experiment import collect_experiment
-from pipeline.report.display_tables import DisplayOptions
-from pipeline.report.markdown import render_experiment
+from pipeline.pages.display_tables import DisplayOptions
+from pipeline.pages.markdown import render_experiment
+from pipeline.tables.build_tables import Tables, build_tables
+from pipeline.tables.collect_experiment import collect_experiment
 
 
 def build(*found: Record, missing: Sequence[Spec] = (), target_accuracy: float | None = None) -> Tables:
@@ -44,9 +44,20 @@ def table_of(text: str, heading: str) -> list[dict[str, str]]:
     return [dict(zip(split[0], cells, strict=True)) for cells in split[1:]]
 
 
+def claims_of(*found: Record, missing: Sequence[Spec] = ()) -> Answers:
+    return answer_questions(build(*found, missing=missing))
+
+
+def said(answers: Answers, processors: Processors = "GPUs") -> dict[str, str]:
+    """The words of each answer, with the command that comes next."""
+    words = {question: " ".join(render_answer(claims, processors)) for question, claims in answers.items()}
+    commands = {question: next_command(claims) for question, claims in answers.items()}
+    return {question: f"{words[question]} {commands[question]}".strip() for question in answers}
+
+
 def answers_of(*found: Record, missing: Sequence[Spec] = (), processors: Processors = "GPUs") -> dict[str, str]:
-    return dict(answer_questions(build(*found, missing=missing), processors))
+    return said(claims_of(*found, missing=missing), processors)
 
 
-def published_answers(name: str) -> dict[str, str]:
-    return dict(collect_experiment(Experiment(ROOT / "outputs" / name)).answers)
+def published_claims(name: str) -> Answers:
+    return answer_questions(collect_experiment(Experiment(ROOT / "outputs" / name)).tables)

@@ -18,6 +18,7 @@ from factories import (
     planned_points,
     write_grid,
 )
+from forked_command import run_module
 from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm
 
 from pipeline import __version__
@@ -87,7 +88,10 @@ def test_a_closed_stream_changes_neither_the_exit_code_nor_what_the_others_get(
         "submit": ("pipeline.submit", "--grid", write_grid(tmp_path, PLANNED), "--dry-run", "--cluster", "local"),
         "a mistake": ("pipeline.status", tmp_path / "absent"),
     }[name]
-    usual, answer = run_with_closed((), *words), run_with_closed(closed, *words)
+    usual, answer = (
+        run_module(str(words[0]), [*map(str, words[1:])], without_slurm(ROOT)),
+        run_with_closed(closed, *words),
+    )
     assert answer.returncode == usual.returncode == (2 if name == "a mistake" else 0)
     assert answer.stdout == ("" if 1 in closed else usual.stdout)
     assert answer.stderr == ("" if 2 in closed else usual.stderr)
@@ -240,19 +244,22 @@ def test_rerun_oom_is_a_second_attempt_and_keeps_the_first(pipeline: Command, ti
 
 SEE_IMPORTS = """
 import runpy, sys
-command, *sys.argv[1:] = sys.argv[1:]
+command, *lines = sys.argv[1:]
 try:
-    runpy.run_module(f"pipeline.{command}", run_name="__main__")
-except SystemExit as exit:
-    assert exit.code == 0, exit.code
+    for line in lines:
+        sys.argv[1:] = line.split()
+        try:
+            runpy.run_module(f"pipeline.{command}", run_name="__main__")
+        except SystemExit as exit:
+            assert exit.code == 0, exit.code
 finally:
     print("imported", *{name.split(".")[0] for name in sys.modules}, file=sys.stderr)
 """
 
 
-def imports_of(folder: Path, *arguments: str | Path) -> set[str]:
-    """The top-level packages that a command imports."""
-    command = [sys.executable, "-c", SEE_IMPORTS, *map(str, arguments)]
+def imports_of(folder: Path, name: str, *lines: str) -> set[str]:
+    """The top-level packages that a command imports in all, run with each line of arguments."""
+    command = [sys.executable, "-c", SEE_IMPORTS, name, *lines]
     answer = subprocess.run(
         command, cwd=ROOT, env=without_slurm(folder), capture_output=True, text=True, timeout=60, check=True
     )
@@ -270,16 +277,15 @@ def test_a_command_for_a_laptop_or_a_login_node_imports_neither_torch_nor_submit
         "ingest": (ROOT / "tests" / "recorded" / "v100-dp.csv", "--outputs", tmp_path / "y"),
         "submit": ("--grid", SMALL_GRID, "--dry-run", "--set", *CPU_SIZE),
     }[command]
-    imported = imports_of(tmp_path, command, *arguments)
+    imported = imports_of(tmp_path, command, " ".join(map(str, arguments)))
     assert "pipeline" in imported
     assert not imported & {"torch", "torchvision", "submitit", "cloudpickle", "joblib"}
 
 
-@pytest.mark.parametrize("option", ["--help", "--version"])
 @pytest.mark.parametrize("command", ["__main__", *COMMANDS])
-def test_help_and_version_answer_at_once(tmp_path: Path, command: str, option: str) -> None:
+def test_help_and_version_answer_at_once(tmp_path: Path, command: str) -> None:
     late = {"torch", "submitit", "pandas", "numpy", "tabulate"}
-    assert not imports_of(tmp_path, command, option) & late
+    assert not imports_of(tmp_path, command, "--help", "--version") & late
 
 
 def test_the_package_lists_every_command_with_the_line_that_its_help_begins_with(pipeline: Command) -> None:

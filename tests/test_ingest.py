@@ -11,9 +11,9 @@ from factories import RESNET18_GRADIENT_BYTES, ROOT, assert_says, make_experimen
 from pipeline import ingest
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
-from pipeline.report.build_tables import Tables
-from pipeline.report.collect_experiment import collect_experiment
 from pipeline.system.errors import CommandError
+from pipeline.tables.build_tables import Tables
+from pipeline.tables.collect_experiment import collect_experiment
 
 HEADER = "strategy,num_gpus,batch_size_per_gpu,epoch,epoch_time_s,compute_time_s,loss,accuracy,status"
 GOOD = "dp,1,32,2,24.94,23.76,,,ok"
@@ -100,10 +100,10 @@ def test_a40_out_of_memory_is_a_cell_and_not_a_gap(a40: Ingested) -> None:
 
 def test_a_baseline_stated_as_oom_leaves_its_row_without_one(tmp_path: Path) -> None:
     tables = collect(ingest_text(tmp_path, "ddp,1,8192,,,,,,oom", "ddp,2,8192,2,10,,,,ok", "ddp,4,8192,2,5,,,,ok"))
-    for row in (*tables.Q2[1:], *tables.Q3):
+    for row in (*tables["Q2"][1:], *tables["Q3"]):
         assert "no baseline: ddp on 1 GPU is oom" in row["note"]
-    assert [row["speedup"] for row in tables.Q2] == [None] * 3
-    assert [row["comm_time_subtraction_s"] for row in tables.Q3] == [None] * 2
+    assert [row["speedup"] for row in tables["Q2"]] == [None] * 3
+    assert [row["comm_time_subtraction_s"] for row in tables["Q3"]] == [None] * 2
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_the_training_time_of_stated_epochs_is_their_sum_and_what_is_not_stated_
 
 
 def test_training_time_is_not_stated_where_an_epoch_before_has_none(tmp_path: Path) -> None:
-    rows = collect(ingest_text(tmp_path, "ddp,1,32,1,10,,2.0,0.3,ok", "ddp,1,32,3,8,,1.0,0.5,ok")).Q4
-    assert [(row.epoch, row.training_time_s) for row in rows] == [(1, None), (3, None)]
+    rows = collect(ingest_text(tmp_path, "ddp,1,32,1,10,,2.0,0.3,ok", "ddp,1,32,3,8,,1.0,0.5,ok"))["Q4"]
+    assert [(row["epoch"], row["training_time_s"]) for row in rows] == [(1, None), (3, None)]
 
 
 def test_a_gpu_that_nobody_named_is_not_stated(tmp_path: Path) -> None:
@@ -218,20 +218,20 @@ def collect(folder: Path) -> Tables:
     ids=["BOM", "CRLF", "both", "blank lines", "spaces"],
 )
 def test_how_the_file_was_saved_does_not_matter(tmp_path: Path, written: dict[str, str]) -> None:
-    (row,) = collect(ingest_text(tmp_path, GOOD, **written)).Q1
+    (row,) = collect(ingest_text(tmp_path, GOOD, **written))["Q1"]
     assert (row["strategy"], row["epoch_time_s"], row["compute_time_s"]) == ("dp", 24.94, 23.76)
 
 
 def test_an_empty_epoch_is_the_second_and_columns_may_stand_in_any_order(tmp_path: Path) -> None:
     names = HEADER.split(",")[::-1]
-    (row,) = collect(ingest_text(tmp_path, "ok,,,23.76,24.94,,32,1,dp", header=",".join(names))).Q1
+    (row,) = collect(ingest_text(tmp_path, "ok,,,23.76,24.94,,32,1,dp", header=",".join(names)))["Q1"]
     assert row["epoch_time_s"] == 24.94
 
 
 def test_the_extra_columns_are_axes_of_the_point(tmp_path: Path) -> None:
     header = f"{HEADER},num_nodes,repeat,precision"
     rows = ["ddp,4,32,2,6,,,,ok,2,,fp32", "ddp,4,32,2,8,,,,ok,2,1,fp32", "ddp,1,32,2,14,,,,ok,,,fp32"]
-    pooled, _ = collect(ingest_text(tmp_path, *rows, header=header)).Q2
+    pooled, _ = collect(ingest_text(tmp_path, *rows, header=header))["Q2"]
     assert (pooled["num_nodes"], pooled["precision"], pooled["n"]) == (2, "fp32", 2)
     assert (pooled["epoch_time_s"], pooled["speedup"]) == (7, 2)  # the median of 6 and 8; 14 / 7
 
@@ -247,7 +247,7 @@ def test_rows_equal_but_for_the_epoch_are_one_record_in_any_order(tmp_path: Path
 def test_a_second_file_adds_its_points_and_keeps_the_first_ones(tmp_path: Path) -> None:
     ingest_text(tmp_path, GOOD)
     tables = collect(ingest_text(tmp_path, "dp,2,32,2,33.48,,,,ok"))
-    assert [row["num_gpus"] for row in tables.Q2] == [1, 2]
+    assert [row["num_gpus"] for row in tables["Q2"]] == [1, 2]
 
 
 def test_what_an_option_corrects_is_a_new_attempt(tmp_path: Path) -> None:
@@ -274,14 +274,14 @@ def test_a_corrected_file_is_a_new_attempt_and_the_old_record_stays(tmp_path: Pa
     ingest_text(tmp_path, GOOD)
     folder = ingest_text(tmp_path, GOOD.replace("24.94", "25.94"))
     found = collect_experiment(Experiment(folder))
-    assert (found.tables.Q1[0]["epoch_time_s"], found.collected.coverage.superseded) == (25.94, 1)
+    assert (found.tables["Q1"][0]["epoch_time_s"], found.collected.coverage.superseded) == (25.94, 1)
 
 
 def test_options_state_the_samples_and_the_size_of_the_model(tmp_path: Path) -> None:
     file = tmp_path / "file.csv"
     file.write_text(f"{HEADER}\nddp,1,10,2,4,,,,ok\nddp,2,10,2,3,,,,ok\n")
     run_ingest(file, "--outputs", tmp_path / "out", "--num-samples", "1000", "--num-parameters", "250")
-    (row,) = collect(tmp_path / "out").Q3
+    (row,) = collect(tmp_path / "out")["Q3"]
     assert row["ring_bytes_per_epoch"] == 50 * 1000  # 500 / 10 steps of 2 x 1/2 x 4 x 250 B
     assert row["comm_time_subtraction_s"] == 1.0  # 3 - 4/2
 
@@ -289,8 +289,8 @@ def test_options_state_the_samples_and_the_size_of_the_model(tmp_path: Path) -> 
 def test_what_neither_the_file_nor_an_option_states_is_no_figure(tmp_path: Path) -> None:
     rows = ("ddp,1,10,2,4,,2.5,,ok", "ddp,2,10,2,3,,2.5,,ok")
     tables = collect(ingest_text(tmp_path, *rows))
-    (alone,), (by_subtraction,), (first, _) = tables.Q1, tables.Q3, tables.Q4
-    of_one, of_two = (row for row in tables.Q2 if row["scaling"] == "weak")
+    (alone,), (by_subtraction,), (first, _) = tables["Q1"], tables["Q3"], tables["Q4"]
+    of_one, of_two = (row for row in tables["Q2"] if row["scaling"] == "weak")
     assert [row["throughput_samples_per_s"] for row in (alone, of_one, of_two)] == [None] * 3
     bytes_and_steps = ("steps_per_epoch", "ring_bytes_per_epoch", "bandwidth_subtraction_gb_s")
     assert [by_subtraction[key] for key in bytes_and_steps] == [None] * 3
@@ -300,7 +300,7 @@ def test_what_neither_the_file_nor_an_option_states_is_no_figure(tmp_path: Path)
     assert_says(first["note"], "not stated: training_time_s, learning_rate, num_updates")
     assert (of_two["speedup"], by_subtraction["comm_time_subtraction_s"]) == (4 / 3, 1.0)  # the times say these
     answer = run_command("collect", tmp_path / "out")
-    assert_says(answer.stdout, "One batch size was timed: 10 images a step give images/s not stated (epoch 4.00 s")
+    assert_says(answer.stdout, "One batch size was timed: 10 images a step give images/s not stated, epoch 4.00 s")
     assert not any(word in answer.stdout for word in ("12,500 images/s", "GB/s", "| updates"))
     ((record, _), _) = record_store.load_folder(tmp_path / "out" / "records")
     assert record.measurement is not None
@@ -323,8 +323,8 @@ def test_each_option_gives_the_figures_that_need_it(
     file.write_text(f"{HEADER}\nddp,1,10,2,4,,,,ok\nddp,2,10,2,3,,,,ok\n")
     run_ingest(file, "--outputs", tmp_path / "out", *options)
     tables = collect(tmp_path / "out")
-    assert (tables.Q3[0]["steps_per_epoch"], tables.Q3[0]["ring_bytes_per_epoch"]) == (steps, num_bytes)
-    assert tables.Q2[1]["throughput_samples_per_s"] == throughput
+    assert (tables["Q3"][0]["steps_per_epoch"], tables["Q3"][0]["ring_bytes_per_epoch"]) == (steps, num_bytes)
+    assert tables["Q2"][1]["throughput_samples_per_s"] == throughput
 
 
 def test_a_record_of_an_earlier_version_gives_way_to_one_that_invents_nothing(tmp_path: Path) -> None:
@@ -335,17 +335,17 @@ def test_a_record_of_an_earlier_version_gives_way_to_one_that_invents_nothing(tm
     shape["measurement"] |= {"num_parameters": 11_173_962, "gradient_bytes": RESNET18_GRADIENT_BYTES}
     shape["measurement"]["epochs"][0] |= {"num_updates": 3126, "num_samples": 50_000}
     path.write_text(json.dumps(shape))
-    assert round(collect(folder).Q1[0]["throughput_samples_per_s"]) == 2005  # 50,000 / 24.94: what it states
+    assert round(collect(folder)["Q1"][0]["throughput_samples_per_s"]) == 2005  # 50,000 / 24.94: what it states
     found = collect_experiment(Experiment(ingest_text(tmp_path, GOOD)))
     assert (found.collected.coverage.expected, found.collected.coverage.superseded) == (1, 1)
-    assert found.tables.Q1[0]["throughput_samples_per_s"] is None
+    assert found.tables["Q1"][0]["throughput_samples_per_s"] is None
 
 
 def test_a_file_needs_four_columns_alone(tmp_path: Path) -> None:
     header = "strategy,num_gpus,batch_size_per_gpu,epoch_time_s"
     tables = collect(ingest_text(tmp_path, "ddp,1,32,10", "ddp,2,32,5", header=header))
-    assert [row["epoch_time_s"] for row in tables.Q1] == [10]
-    assert [row["speedup"] for row in tables.Q2] == [1, 2]
+    assert [row["epoch_time_s"] for row in tables["Q1"]] == [10]
+    assert [row["speedup"] for row in tables["Q2"]] == [1, 2]
 
 
 def test_names_may_stand_in_any_case(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from factories import ROOT
+from published_pages import tables_of
 
 from pipeline.experiment.point_label import format_number
 from pipeline.experiment.record_store import load_record
@@ -16,7 +17,7 @@ from pipeline.training.weight_files import load_weights
 
 STAGES = ("fp32", "weights", "activations", "biases")
 PAGE = (ROOT / "docs" / "int8.md").read_text()
-ROWS: list[dict[str, Any]] = json.loads((ROOT / "outputs/two-cores/quantize/tables.json").read_text())["int8"]
+ROWS: list[dict[str, Any]] = tables_of("two-cores/quantize")["int8"]
 
 
 def percent(value: float) -> str:
@@ -122,7 +123,7 @@ def test_the_time_of_a_seed_and_the_tails_of_activations_are_those_of_the_record
         epochs_s += [epoch["ranks"][0]["epoch_time_ns"] / 1e9 for epoch in record["measurement"]["epochs"]]
     assert f"took {min(minutes):.0f} to {max(minutes):.0f} minutes each" in text
     assert f"an epoch took {min(epochs_s):.0f} to {max(epochs_s):.0f} s" in text
-    tables = json.loads((ROOT / "outputs/two-cores/quantize/tables.json").read_text())
+    tables = tables_of("two-cores/quantize")
     tails = [
         row["high"] / (abs(row["mean"]) + 3 * row["sigma"])
         for row in tables["int8_histograms"]

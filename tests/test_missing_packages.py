@@ -7,17 +7,10 @@ from pathlib import Path
 import pytest
 from conftest import Command, assert_refused, everything_in, without_slurm
 from factories import PLANNED, ROOT, make_experiment, make_record, make_spec, write_grid
+from forked_command import HIDE
 
 from pipeline.system.errors import DISTRIBUTIONS, INSTALL, import_error_as_command_error
 
-HIDE = """
-import os, sys
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == os.environ["HIDDEN_PACKAGE"]:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Finder())
-"""
 NEEDED = {
     "submit": ("msgspec", "yaml", "filelock", "numpy", "PIL", "torch", "torchvision"),
     "launch": ("msgspec", "yaml", "filelock", "numpy", "PIL", "torch", "torchvision"),
@@ -33,7 +26,7 @@ NEEDED = {
 
 
 def hiding(folder: Path, package: str, env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a Python that lacks the package."""
+    """The environment of a new Python that lacks the package."""
     (folder / "hide").mkdir()
     (folder / "hide" / "sitecustomize.py").write_text(HIDE)
     return {**env, "PYTHONPATH": os.pathsep.join([str(folder / "hide"), str(ROOT)]), "HIDDEN_PACKAGE": package}
@@ -70,7 +63,7 @@ def test_a_command_whose_package_is_missing_says_what_to_install(
     pipeline: Command, tmp_path: Path, command: str, package: str
 ) -> None:
     arguments = arguments_of(command, tmp_path)
-    env = hiding(tmp_path, package, without_slurm(tmp_path))
+    env = {**without_slurm(tmp_path), "HIDDEN_PACKAGE": package}  # a fork of a Python that has it forgets it
     before = everything_in(tmp_path / "experiment")
     answer = pipeline(command, *arguments, env=env)
     assert_refused(answer, 2, package if (command, package) == ("collect", "numpy") else said_of(package), INSTALL)

@@ -66,7 +66,7 @@ def test_ranks_that_cannot_be_started_are_one_sentence(monkeypatch: pytest.Monke
     def refuse(*_: object) -> NoReturn:
         raise RuntimeError("the ranks did not meet")
 
-    monkeypatch.setattr(selftest, "run_ranks", refuse)
+    monkeypatch.setattr(selftest, "run_node_ranks", refuse)
     spec = make_spec(strategy="ddp", num_gpus=2, device="cpu", input="synthetic", measure="communication")
     with pytest.raises(CommandError, match=r"^exposure failed: the ranks did not meet$"):
         selftest.run_selftest_task(spec, "exposure")

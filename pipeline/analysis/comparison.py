@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from pipeline.analysis import intervals
 from pipeline.analysis.comparability import Fact, compared_facts
 from pipeline.analysis.exposed_communication import communications_of, step_times_s
-from pipeline.analysis.intervals import Interval, MedianTime, median_time
+from pipeline.analysis.intervals import Estimate, Interval, median_time
 from pipeline.analysis.notes import Note
 from pipeline.analysis.pooling import PooledPoint, group_pairs, pool_outcomes
 from pipeline.experiment.outcomes import PointOutcome
@@ -50,7 +50,7 @@ class TimedSide:
         self.times_by_repeat_s = times_by_repeat_s(point)
 
     @cached_property
-    def time(self) -> MedianTime | None:
+    def time(self) -> Estimate | None:
         """The median time; None if no record has one."""
         return median_time(self.times_by_repeat_s)
 
@@ -155,7 +155,7 @@ def is_failing(points: Iterable[ComparedPoint], fail_above: float | None, allow_
     )
 
 
-def verdict_on(a: MedianTime | None, b: MedianTime | None) -> Verdict:
+def verdict_on(a: Estimate | None, b: Estimate | None) -> Verdict:
     """Return the verdict on B's time against A's.
 
     The rule is that the interval of the ratio excludes 1: of six repeats a side, all of one side are slower than all of
@@ -174,14 +174,14 @@ def verdict_on(a: MedianTime | None, b: MedianTime | None) -> Verdict:
     return "slower" if interval.low > 1 else "faster"
 
 
-def is_between_runs(a: MedianTime | None, b: MedianTime | None) -> bool:
+def is_between_runs(a: Estimate | None, b: Estimate | None) -> bool:
     """True if both times have an interval over repeats, which are processes of their own."""
     return a is not None and b is not None and a.basis == b.basis == "repeats"
 
 
 def compare_point(a: TimedSide, b: TimedSide) -> ComparedPoint:
     """Return the compared point: the ratio of B's median to A's, and its interval if both medians have one."""
-    ratio = b.time.value_s / a.time.value_s if a.time and b.time else None
+    ratio = b.time / a.time if a.time is not None and b.time is not None else None
     return ComparedPoint(a.point.spec, a, b, ratio, intervals.time_ratio_interval(b.time, a.time))
 
 

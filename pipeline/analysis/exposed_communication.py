@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pipeline.analysis import intervals
 from pipeline.analysis.formulas import median_of_known
-from pipeline.analysis.intervals import MedianTime, median_time
+from pipeline.analysis.intervals import Estimate, median_time
 from pipeline.analysis.notes import Note, make_note, text_note
 from pipeline.analysis.stopping_rule import difference_tolerance_s, is_difference_precise_enough, is_time_precise_enough
 from pipeline.experiment.measurement import Collective, Communication, Profile, TransferKind, VariantName
@@ -91,12 +91,12 @@ def step_times_s(found: Communication, variant: VariantName) -> list[float]:
     return [max(ranks) / found.steps_per_window / 1e9 for ranks in windows]
 
 
-def median_step_time(found: Sequence[Communication], variant: VariantName) -> MedianTime | None:
+def median_step_time(found: Sequence[Communication], variant: VariantName) -> Estimate | None:
     """Return the median step time of a variant."""
     return median_time([step_times_s(part, variant) for part in found])
 
 
-def median_difference(found: Sequence[Communication], variant: VariantName, other: VariantName) -> MedianTime | None:
+def median_difference(found: Sequence[Communication], variant: VariantName, other: VariantName) -> Estimate | None:
     """Return the median of `step_time_differences_s` over the records that ran both variants."""
     return median_time([step_time_differences_s(part, variant, other) for part in found])
 
@@ -107,13 +107,14 @@ def step_time_differences_s(found: Communication, variant: VariantName, other: V
     return [one - two for one, two in zip(ones, others, strict=True)] if ones and others else []
 
 
-def exposed_time(found: Sequence[Communication]) -> tuple[MedianTime | None, float | None]:
-    """Return the exposed communication of a step (DDP minus no-op hook) and its noise floor (DDP minus DDP again).
+def exposed_time(found: Sequence[Communication]) -> tuple[Estimate | None, float | None]:
+    """Return the exposed communication of a step (DDP minus no-op hook) and the bound of its A/A difference in s.
 
-    The floor is None if there are too few rounds for an interval.
+    The A/A difference is DDP minus an equal DDP. Its bound is None if there are too few rounds for an interval.
     """
-    exposed, noise = median_difference(found, "ddp", "no_op_hook"), median_difference(found, "ddp", "ddp_again")
-    return exposed, noise.interval.max_abs_bound if noise and noise.interval else None
+    exposed, aa_difference = median_difference(found, "ddp", "no_op_hook"), median_difference(found, "ddp", "ddp_again")
+    interval = aa_difference.interval if aa_difference is not None else None
+    return exposed, interval.max_abs_bound if interval else None
 
 
 def is_communication_precise_enough(found: Communication) -> bool:
@@ -136,9 +137,9 @@ def drifted_exposure_notes(found: Sequence[Communication]) -> list[Note]:
     return [make_note("exposure_drifted", before_us=before_s * 1e6, after_us=after_s * 1e6)]
 
 
-def is_within_noise(exposed: MedianTime, floor_s: float | None) -> bool:
-    """True if exposed communication does not exceed the noise floor."""
-    return floor_s is not None and abs(exposed.value_s) <= floor_s
+def is_within_noise(exposed: Estimate, aa_difference_s: float | None) -> bool:
+    """True if exposed communication does not exceed the A/A difference."""
+    return aa_difference_s is not None and abs(exposed) <= aa_difference_s
 
 
 def profiled_transfer_s(

@@ -45,24 +45,52 @@ class Interval(NamedTuple):
         return max(abs(self.low), abs(self.high))
 
 
-class MedianTime(NamedTuple):
-    """The median of the repeats' medians, with its interval and the values that the interval is computed from."""
+class Estimate(float):
+    """A figure with the ends of its interval, all in its unit.
 
-    value_s: float
+    `noise` hides a figure that is not larger. A median of runs also has its `interval` with what that is computed from,
+    and the median of each run. None: it has none.
+    """
+
+    low: float | None
+    high: float | None
+    noise: float | None
     interval: Interval | None
-    basis: IntervalBasis | None = None
-    run_medians_s: tuple[float, ...] = ()
+    basis: IntervalBasis | None
+    run_medians: tuple[float, ...]
 
-    def times(self, count: int) -> "MedianTime":
-        """Return the time of so many steps; an interval is multiplied too."""
-        interval = self.interval.scaled(count) if self.interval else None
-        return MedianTime(
-            count * self.value_s, interval, self.basis, tuple(count * time_s for time_s in self.run_medians_s)
-        )
+    def __new__(
+        cls, value: float, low: float | None = None, high: float | None = None, noise: float | None = None
+    ) -> "Estimate":
+        found = super().__new__(cls, value)
+        found.low, found.high, found.noise = low, high, noise
+        found.interval, found.basis, found.run_medians = None, None, ()
+        return found
 
-    def noise_floor(self) -> float | None:
-        """Return half the interval's width divided by the median. If over windows, not valid for a new process."""
-        return (self.interval.high - self.interval.low) / 2 / self.value_s if self.interval else None
+    def times(self, count: int) -> "Estimate":
+        """Return the figure of so many, such as the time of the steps of an epoch from that of one."""
+        ends = (None if end is None else count * end for end in (self.low, self.high, self.noise))
+        return Estimate(count * self, *ends)
+
+    def over(self, divisor: float) -> "Estimate":
+        """Return the figure as a share of a number above 0."""
+        ends = (None if end is None else end / divisor for end in (self.low, self.high, self.noise))
+        return Estimate(self / divisor, *ends)
+
+    @property
+    def relative_half_width(self) -> float | None:
+        """Half the interval's width divided by the figure. If over windows, not valid for a new process."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2 / self
+
+
+def estimate(value: float | None, interval: Interval | None = None) -> Estimate | None:
+    """Return a figure with its interval, if there is one; None if it is not known."""
+    return None if value is None else Estimate(value, *(interval[:2] if interval else ()))
+
+
+def ends_of(figure: float | None) -> tuple[float | None, float | None]:
+    """Return the ends of a figure's interval; None without one."""
+    return (figure.low, figure.high) if isinstance(figure, Estimate) else (None, None)
 
 
 @functools.cache
@@ -160,13 +188,16 @@ def interval_by_repeat(by_repeat: Sequence[Sequence[float]]) -> tuple[Interval |
     return None, None
 
 
-def median_time(by_repeat: Sequence[Sequence[float]]) -> MedianTime | None:
+def median_time(by_repeat: Sequence[Sequence[float]]) -> Estimate | None:
     """Return the median of the repeats' medians and its interval; None without values."""
     known = [values for values in by_repeat if values]
     if not known:
         return None
-    run_medians_s = tuple(map(statistics.median, known))
-    return MedianTime(statistics.median(run_medians_s), *interval_by_repeat(known), run_medians_s)
+    run_medians = tuple(map(statistics.median, known))
+    interval, basis = interval_by_repeat(known)
+    time = Estimate(statistics.median(run_medians), *(interval[:2] if interval else ()))
+    time.interval, time.basis, time.run_medians = interval, basis, run_medians
+    return time
 
 
 def pooled_notes(by_repeat: Sequence[Sequence[float]], basis: IntervalBasis | None) -> list[Note]:
@@ -176,7 +207,7 @@ def pooled_notes(by_repeat: Sequence[Sequence[float]], basis: IntervalBasis | No
     return []
 
 
-def time_ratio_interval(numerator: MedianTime | None, denominator: MedianTime | None) -> Interval | None:
+def time_ratio_interval(numerator: Estimate | None, denominator: Estimate | None) -> Interval | None:
     """Return the interval of numerator/denominator; None if one of the times has no interval."""
     if numerator is None or denominator is None or numerator.interval is None or denominator.interval is None:
         return None

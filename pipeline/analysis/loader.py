@@ -41,7 +41,7 @@ def median_batch_wait_s(record: Record) -> float | None:
 
 def longest_data_share(point: PooledPoint) -> float | None:
     """Return data time plus batch wait as a share of the epoch time, medians of each; None if not known."""
-    data_s, time_s = point.median(median_window_s("data_time_ns")), point.median_epoch_time_s
+    data_s, time_s = point.median(median_window_s("data_time_ns")), point.epoch_time
     if data_s is None or not time_s:
         return None
     return (data_s + (point.median(median_batch_wait_s) or 0.0)) / time_s

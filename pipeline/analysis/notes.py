@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 
 class Note(NamedTuple):
-    """A fact about a row. `pipeline.report.note_texts` has a sentence for every kind."""
+    """A fact about a row. `pipeline.tables.note_texts` has a sentence for every kind."""
 
     kind: str
     values: dict[str, Any]

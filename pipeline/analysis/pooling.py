@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import TypeVar
 
 from pipeline.analysis import comparability, formulas, intervals
+from pipeline.analysis.attempts import AttemptKey, attempt_key, count_neighbours
 from pipeline.analysis.comparability import gpu_model, most_common
-from pipeline.analysis.intervals import MedianTime
-from pipeline.analysis.neighbours import AttemptKey, attempt_key, count_neighbours
+from pipeline.analysis.intervals import Estimate
 from pipeline.analysis.notes import Note, make_note, text_note
 from pipeline.experiment.axis_groups import POOLED_AXES, alike_key, without_repeat
 from pipeline.experiment.measurement import Epoch, RankEpoch
@@ -87,22 +87,17 @@ class PooledPoint:
         return [values for record in self.ok_records if (values := window_values_s(record, "epoch_time_ns"))]
 
     @cached_property
-    def epoch_time(self) -> MedianTime | None:
+    def epoch_time(self) -> Estimate | None:
         """The point's epoch time: the median of the repeats' medians; None if no repeat has one."""
         return intervals.median_time(self.epoch_times_s)
-
-    @property
-    def median_epoch_time_s(self) -> float | None:
-        """The value of the epoch time in seconds; None without one."""
-        return self.epoch_time.value_s if self.epoch_time else None
 
     @cached_property
     def interval_notes(self) -> list[Note]:
         """A note if the epoch time's interval is over windows of several processes, or a note on why there is none."""
         time, num_windows = self.epoch_time, sum(map(len, self.epoch_times_s))
-        if time and not time.interval and (self.spec.windows > 1 or len(self.outcomes) > 1):
+        if time is not None and not time.interval and (self.spec.windows > 1 or len(self.outcomes) > 1):
             return [make_note("too_few_values", needed=intervals.min_values(), found=num_windows)]
-        return intervals.pooled_notes(self.epoch_times_s, time.basis) if time else []
+        return intervals.pooled_notes(self.epoch_times_s, time.basis) if time is not None else []
 
     @cached_property
     def epoch_time_drift_notes(self) -> list[Note]:
@@ -121,7 +116,7 @@ class PooledPoint:
             others = [outcome.status for outcome in self.outcomes if outcome.status != "ok"]
             counts = {"count": len(others), "repeats": len(self.outcomes)}
             notes.append(make_note("repeats_not_ok", **counts, statuses=sorted(set(others))))
-        if self.status == "ok" and self.spec.measure == "epochs" and self.median_epoch_time_s is None:
+        if self.status == "ok" and self.spec.measure == "epochs" and self.epoch_time is None:
             notes.append(explain_no_epoch_time(self.spec))
         if self.num_neighbours:
             notes.append(make_note("shared_node", others=self.num_neighbours))

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis import formulas, intervals
 from pipeline.analysis.energy import clock_notes
-from pipeline.analysis.intervals import Interval, IntervalBasis
+from pipeline.analysis.intervals import Interval, IntervalBasis, estimate
 from pipeline.analysis.loader import loader_notes
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
@@ -55,7 +55,7 @@ def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling) ->
 
     def preference(other: PooledPoint) -> tuple[bool, int, bool, bool]:
         spec = other.spec
-        untimed = other.median_epoch_time_s is None
+        untimed = other.epoch_time is None
         return (
             untimed,
             order[spec.strategy],
@@ -65,7 +65,7 @@ def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling) ->
 
     best = min(candidates, key=preference)
     check_invariant(point.spec, best.spec, scaling)
-    time_s = best.median_epoch_time_s
+    time_s = best.epoch_time
     if time_s is None:
         status = "not timed" if best.status == "ok" else best.status
         return Baseline(best, None, (make_note("baseline_untimed", strategy=best.spec.strategy, status=status),))
@@ -90,22 +90,18 @@ def strong_pairs(points: Sequence[PooledPoint]) -> list[tuple[PooledPoint, Basel
 
 def scaling_figures(point: PooledPoint, baseline: Baseline, scaling: Scaling) -> dict[str, Any]:
     """Return speed-up and efficiency with their intervals, the serial fraction (strong scaling only) and `notes`."""
-    time_s, num_gpus = point.median_epoch_time_s, point.spec.num_gpus
+    time_s, num_gpus = point.epoch_time, point.spec.num_gpus
     speedup = formulas.speedup(baseline.time_s, time_s) if time_s is not None and baseline.time_s is not None else None
     interval = None
     if baseline.point and num_gpus > 1:
         interval = intervals.time_ratio_interval(baseline.point.epoch_time, point.epoch_time)
-    serial_fraction = None
+    gain, serial_fraction = estimate(speedup, interval), None
     if scaling == "strong" and speedup is not None and num_gpus > 1:
         serial_fraction = formulas.serial_fraction_karp_flatt(speedup, num_gpus)
     return {
         "scaling": scaling,
-        "speedup": speedup,
-        "speedup_low": interval.low if interval else None,
-        "speedup_high": interval.high if interval else None,
-        "parallel_efficiency": None if speedup is None else formulas.parallel_efficiency(speedup, num_gpus),
-        "parallel_efficiency_low": formulas.parallel_efficiency(interval.low, num_gpus) if interval else None,
-        "parallel_efficiency_high": formulas.parallel_efficiency(interval.high, num_gpus) if interval else None,
+        "speedup": gain,
+        "parallel_efficiency": gain and gain.over(num_gpus),
         "serial_fraction_karp_flatt": serial_fraction,
         "baseline": baseline.point.spec.strategy if baseline.point else None,
         "baseline_batch_size_per_gpu": baseline.point.spec.batch_size_per_gpu if baseline.point else None,
@@ -142,4 +138,4 @@ def scaling_notes(
 
 def interval_basis(point: PooledPoint) -> IntervalBasis | None:
     """Return what the interval of the point's epoch time is over."""
-    return point.epoch_time.basis if point.epoch_time else None
+    return point.epoch_time.basis if point.epoch_time is not None else None

@@ -5,6 +5,7 @@ N x throughput efficiency x statistical efficiency: the samples per second and G
 baseline's epochs over the epochs needed.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -48,12 +49,8 @@ def timed_records(point: PooledPoint, gpu: str) -> list[Record]:
 
 def training_times_s(record: Record) -> list[float]:
     """Return the training seconds from the start to the end of each epoch: the slowest rank's, without evaluation."""
-    times_s, total_ns = [], 0
-    for epoch in record.measurement.epochs if record.measurement else ():
-        slowest = epoch.slowest_rank
-        total_ns += (slowest.epoch_time_ns or 0) if slowest else 0
-        times_s.append(total_ns / 1e9)
-    return times_s
+    epochs = record.measurement.epochs if record.measurement else ()
+    return [total_ns / 1e9 for total_ns in itertools.accumulate(epoch.time_ns for epoch in epochs)]
 
 
 def states_every_time(record: Record) -> bool:

@@ -100,7 +100,6 @@ def count_data_parallel_transfers(step: StepFunction, num_steps: int) -> tuple[T
 
 
 def total_bytes(tensors: Any) -> int:
-    """Return the bytes of all tensors together."""
     return sum(tensor.nbytes for tensor in tensors)
 
 

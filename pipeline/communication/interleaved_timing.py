@@ -8,6 +8,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
@@ -82,20 +83,31 @@ def time_interleaved(
     rank: Rank,
     is_precise_enough: Callable[[WindowTimesNs], bool] = lambda _: False,
 ) -> WindowTimesNs:
-    """Time up to `num_windows` rounds with one window of each step. Return the windows of all ranks.
+    """Time up to `num_windows` rounds with one window of each step (see time_rounds)."""
+    timers = {name: partial(time_steps, step, steps_per_window, rank) for name, step in steps.items()}
+    return time_rounds(timers, dict.fromkeys(timers, num_windows), is_precise_enough)
 
-    Each round has a new random order, the same on every rank. After each round `is_precise_enough` gets all windows
-    so far; if it returns True, timing ends.
+
+def time_rounds(
+    timers: Mapping[str, Callable[[], int]],
+    num_windows: Mapping[str, int],
+    is_precise_enough: Callable[[WindowTimesNs], bool] = lambda _: False,
+) -> WindowTimesNs:
+    """Time rounds with one window of each series. Return the windows of all ranks.
+
+    `timers` time one window on this rank, in ns. A series takes part in the first rounds, as many as its number of
+    windows. Each round has a new random order, the same on every rank. After each round `is_precise_enough` gets all
+    windows so far; if it returns True, timing ends.
     """
-    order = list(steps)
+    order = list(timers)
     shuffle = random.Random(0).shuffle
     windows: WindowTimesNs = {name: [] for name in order}
-    for _ in range(num_windows):
+    for done in range(max(num_windows.values())):
         shuffle(order)
-        round_ns = {name: time_steps(steps[name], steps_per_window, rank) for name in order}
+        round_ns = {name: timers[name]() for name in order if done < num_windows[name]}
         round_of_ranks = process_group.all_gather(round_ns, dict[str, int])
-        for name, of_step in windows.items():
-            of_step.append([of_rank[name] for of_rank in round_of_ranks])
+        for name in round_ns:
+            windows[name].append([of_rank[name] for of_rank in round_of_ranks])
         if is_precise_enough(windows):
             break
     return windows

@@ -88,13 +88,13 @@ def time_step_variants(
 
 
 def add_sweep_and_profile(
-    communication: Communication, ddp: StepVariant, without_communication: StepVariant, rank: Rank, traces: Path | None
+    communication: Communication, ddp: StepVariant, no_op_hook: StepVariant, rank: Rank, traces: Path | None
 ) -> Communication:
     """Add the all-reduce sweep, then the profile: it comes last, because the profiler may stay attached."""
     assert isinstance(ddp.model, DistributedDataParallel)
     buckets = ddp_bucket_bytes(ddp.model)
     sweep = sweep_all_reduce(buckets, rank)
-    profile, notes = profile_collectives(ddp, without_communication, buckets, rank, traces)
+    profile, notes = profile_collectives(ddp, no_op_hook, buckets, rank, traces)
     collectives = profile.collectives if profile else ()
     return msgspec.structs.replace(
         communication,
@@ -107,7 +107,6 @@ def add_sweep_and_profile(
 
 
 def add_step_parts(communication: Communication, dp: StepVariant, context: StepContext) -> Communication:
-    """Add the times of DataParallel's parts, and its transfers between GPUs."""
     assert isinstance(dp.model, DataParallel)
     return msgspec.structs.replace(
         communication,
@@ -117,45 +116,45 @@ def add_step_parts(communication: Communication, dp: StepVariant, context: StepC
 
 
 def profile_collectives(
-    ddp: StepVariant, without_communication: StepVariant, buckets: list[int], rank: Rank, traces: Path | None
+    ddp: StepVariant, no_op_hook: StepVariant, buckets: list[int], rank: Rank, traces: Path | None
 ) -> tuple[Profile | None, tuple[str, ...]]:
     """Profile DDP's step on all ranks. Return the profile, or None, and notes on what is missing.
 
-    `without_communication` is the same step without the reduction of gradients. A captured step is profiled twice. The
-    profile outside its graph has the sizes of its collectives, which are unknown inside. The other has the times.
+    `no_op_hook` is the same step without the reduction of gradients. A captured step is profiled twice. The profile
+    outside its graph has the sizes of its collectives, which are unknown inside. The other has the times.
     """
     if ddp.step is ddp.eager:
-        return profile_beside_reference(ddp.eager, without_communication.eager, rank, buckets, traces)
+        return profile_beside_no_op_hook(ddp.eager, no_op_hook.eager, rank, buckets, traces)
     outside, notes = profile_ranks(ddp.eager, rank, buckets, traces and traces / OUTSIDE_GRAPH_FOLDER)
     if outside is None:
         return None, notes
     if not outside.collectives:
         return outside, (NOT_TRACED, *notes)
     expected = [(collective.operation, collective.num_bytes) for collective in outside.collectives]
-    inside, notes = profile_beside_reference(ddp.step, without_communication.step, rank, buckets, traces, expected)
+    inside, notes = profile_beside_no_op_hook(ddp.step, no_op_hook.step, rank, buckets, traces, expected)
     if inside is None or not inside.collectives:
         return outside, (NOT_TRACED, *notes)
     return inside, notes
 
 
-def profile_beside_reference(
+def profile_beside_no_op_hook(
     step: StepFunction,
-    without_communication: StepFunction,
+    no_op_hook: StepFunction,
     rank: Rank,
     buckets: list[int],
     traces: Path | None,
     expected: Sequence[tuple[str, int]] = (),
 ) -> tuple[Profile | None, tuple[str, ...]]:
-    """Profile a step, and before and after it the step without communication. Return the profile and notes.
+    """Profile a step, and before and after it the step with the no-op hook. Return the profile and notes.
 
-    The comparison shows how much communication slows down compute kernels. The two profiles without communication
-    differ by noise.
+    The comparison shows how much communication slows down compute kernels. The two profiles with the no-op hook differ
+    by noise.
     """
-    before, problems = profile_ranks(without_communication, rank, [])
+    before, problems = profile_ranks(no_op_hook, rank, [])
     profile, notes = profile_ranks(step, rank, buckets, traces, expected)
     if profile is None or not any(profile.compute_ns):
         return profile, notes
-    after, later_problems = profile_ranks(without_communication, rank, [])
+    after, later_problems = profile_ranks(no_op_hook, rank, [])
     if before is None or after is None:
         return profile, (*notes, *(f"no-op hook, {problem}" for problem in dict.fromkeys((*problems, *later_problems))))
     no_op_times = {"no_op_compute_ns": before.compute_ns, "no_op_again_compute_ns": after.compute_ns}

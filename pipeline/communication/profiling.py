@@ -145,7 +145,6 @@ def match_collective(traces: Sequence[RankTrace], index: int, per_step: int, buc
 
 
 def transfer_kind(seen: TracedCollective, buckets: Collection[int]) -> TransferKind:
-    """Return the kind of data that a collective moves: gradients, buffers, or the statistics of SyncBatchNorm."""
     if carries_gradients(seen, buckets):
         return "gradients"
     return "buffers" if seen.operation == "broadcast" else "batchnorm_statistics"

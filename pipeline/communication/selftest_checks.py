@@ -1,86 +1,159 @@
-"""Checks of the self-test: each compares what the ranks measured with a known value.
+"""The checks of the self-test, as a table: each compares what the ranks measured with a known value.
 
-All functions are pure. Each result has the measured values with their interval, and a sentence that states the limit. A
-check passes only if the whole interval lies inside the limit, and is undecided if the limit lies inside the interval.
+All functions are pure. A check passes only if the whole interval of each judged figure lies inside its limits. It is
+undecided if a limit lies inside an interval.
 """
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Literal, NamedTuple
 
 from pipeline.analysis.formulas import ring_bytes_per_step
 from pipeline.analysis.intervals import Interval, median_interval, ratio_interval
 from pipeline.analysis.stopping_rule import difference_tolerance_s
-from pipeline.communication.selftest_findings import (
-    CLOCK_TOLERANCE,
-    Findings,
-    clock_costs,
-    difference_us,
-    step_us,
-)
+from pipeline.communication.selftest_findings import CLOCK_TOLERANCE, Findings, clock_costs, difference_us, step_us
 
 MIN_EXPOSED_US = 10.0  # in a ratio, less exposed communication counts as this
 USUAL_BUCKET_BYTES = 25 * 2**20
-
-NO_OP_TOLERANCE_US = 20.0
-REPEAT_TOLERANCE = 0.01
 LARGE_BUCKET_RATIO = 1.2  # exposed communication must rise by this factor with one bucket
-SOCKET_RATIO = 10.0  # exposed communication must rise by this factor over sockets
-SOCKET_BANDWIDTH_RATIO = 2.0  # and the bandwidth must fall by this one
-INJECTED_TOLERANCE = 0.20
-WAIT_TOLERANCE = 0.20
-SHORTEST_RISE_TOLERANCE = 0.20  # limit of the rise of the shortest all-reduce while a rank sleeps
-BARE_LOOP_TOLERANCE = 0.05
-CLOCK_PARTS_TOLERANCE = 0.01
+NO_OP_TOLERANCE_US = 20.0
 
-Verdict = Literal["pass", "undecided", "fail", "not applicable"]
+CheckVerdict = Literal["pass", "undecided", "fail", "not applicable"]
 
 
-class CheckResult(NamedTuple):
-    """The result of one check: a verdict, a sentence with the limit, and the figures."""
-
-    check: str
-    verdict: Verdict
-    sentence: str
-    figures: dict[str, float]
-
-
-class Estimate(NamedTuple):
+class MeasuredValue(NamedTuple):
     """A median, or a figure of medians, with its interval."""
 
     value: float
     interval: Interval
 
-    def at_least(self, floor: float) -> "Estimate":
-        """Return the estimate of the figure where a figure below the floor counts as the floor."""
-        low, high = max(self.interval.low, floor), max(self.interval.high, floor)
-        return Estimate(max(self.value, floor), self.interval._replace(low=low, high=high))
+    def __format__(self, form: str) -> str:
+        return f"{self.value:{form}} ({self.interval.low:{form}} to {self.interval.high:{form}})"
 
-    def scaled(self, factor: float) -> "Estimate":
-        """Return the estimate of the figure times a positive factor."""
-        return Estimate(self.value * factor, self.interval.scaled(factor))
+    def transformed(self, rising: Callable[[float], float]) -> "MeasuredValue":
+        """Return the value and both ends of its interval under a rising function."""
+        ends = self.interval._replace(low=rising(self.interval.low), high=rising(self.interval.high))
+        return MeasuredValue(rising(self.value), ends)
 
-    def figures(self, key: str) -> dict[str, float]:
-        """Return the value and both ends of the interval, by key."""
-        return {key: self.value, f"{key}_low": self.interval.low, f"{key}_high": self.interval.high}
-
-    def format(self, form: str) -> str:
-        """Return the value and, in brackets, the ends of the interval."""
-        ends = (self.value, self.interval.low, self.interval.high)
-        value, low, high = (format(number, form).replace("%", " %") for number in ends)
-        return f"{value} ({low} to {high})"
+    @property
+    def change(self) -> "MeasuredValue":
+        """A ratio near 1, less 1."""
+        return self.transformed(lambda ratio: ratio - 1)
 
 
-def estimate_median(values: Sequence[float]) -> Estimate:
+Figures = Mapping[str, MeasuredValue | float]  # by key of the JSON
+NotMeasured = tuple[CheckVerdict, str]  # why a check has no figures: its verdict and sentence
+
+
+class CheckResult(NamedTuple):
+    """The result of one check. `figures` has a measured value as three numbers: `key`, `key_low` and `key_high`."""
+
+    check: str
+    verdict: CheckVerdict
+    sentence: str
+    figures: dict[str, float]
+
+
+class Limits(NamedTuple):
+    """The limits of a figure; with `of` they are multiples of the figure of that name."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    of: str = ""
+
+    @property
+    def tolerance(self) -> float:
+        """The largest rise of a ratio near 1."""
+        return self.high - 1
+
+
+class Check(NamedTuple):
+    """A row of the table.
+
+    `compute` gets the findings of `runs`, None for a run that is not there. `sentence` is a template: it may use the
+    figures (`{key}` with the interval, `{key.value}` without), their limits, and the sizes that judge_check adds. With
+    `clock_batch` the check is made only if that batch was timed.
+    """
+
+    compute: Callable[..., Figures | NotMeasured]
+    limits: Mapping[str, Limits]
+    sentence: str
+    runs: tuple[str, ...] = ("known_answers",)
+    clock_batch: str | None = None
+
+
+def judge_checks(runs: Mapping[str, Findings]) -> list[CheckResult]:
+    """Judge every check on the runs of a self-test.
+
+    `known_answers` has the variants of the checks, `measure` is the same point by `measure: communication` in new
+    processes, `sockets` the same over sockets. Files of earlier versions have `again`, the self-test's own code in new
+    processes, and no `measure`. Raises LookupError or ValueError if findings are missing.
+    """
+    timed = runs["known_answers"].clock_windows
+    return [judge_check(name, runs) for name, check in CHECKS.items() if check.clock_batch in (None, *timed)]
+
+
+def judge_check(name: str, runs: Mapping[str, Findings]) -> CheckResult:
+    """Judge a check of the table. The worst verdict on its figures counts."""
+    check, known = CHECKS[name], runs["known_answers"]
+    computed = check.compute(*map(runs.get, check.runs))
+    if isinstance(computed, tuple):
+        return CheckResult(name, *computed, figures={})
+    figures: dict[str, float] = {}
+    for key, figure in computed.items():
+        if isinstance(figure, MeasuredValue):
+            figures |= {key: figure.value, f"{key}_low": figure.interval.low, f"{key}_high": figure.interval.high}
+        else:
+            figures[key] = figure
+    limits = {}
+    for key, (low, high, of) in check.limits.items():
+        limits[key] = Limits(low * figures[of], high * figures[of]) if of else Limits(low, high)
+    verdicts = [judge(figures[f"{key}_low"], figures[f"{key}_high"], within) for key, within in limits.items()]
+    sentence = check.sentence.format(
+        **computed,
+        limits=limits,
+        gradients_mb=known.gradient_bytes / 1e6,
+        extra_mb=known.extra_bytes / 1e6,
+        sleep_ms=known.sleep_ns / 1e6,
+        clock_batches=known.clock_batches,
+    )
+    worst = min(verdicts, key=("fail", "undecided", "pass").index)
+    return CheckResult(name, worst, sentence.replace("%", " %"), figures)
+
+
+def judge(low: float, high: float, limits: Limits) -> CheckVerdict:
+    """Return `pass` if the whole interval lies inside the limits, `fail` if none of it does, else `undecided`."""
+    if limits.low <= low and high <= limits.high:
+        return "pass"
+    return "fail" if high < limits.low or low > limits.high else "undecided"
+
+
+def median_of(values: Sequence[float]) -> MeasuredValue:
     """Return the median with its interval. Raises ValueError for fewer than six values."""
     interval = median_interval(values)
     if interval is None:
         raise ValueError(f"an interval needs six values, got {len(values)}.")
-    return Estimate(statistics.median(values), interval)
+    return MeasuredValue(statistics.median(values), interval)
 
 
-def difference(one: Estimate, other: Estimate) -> Estimate:
+def median_us(times_ns: Sequence[float]) -> MeasuredValue:
+    """Return the median of times, ns -> us."""
+    return median_of(times_ns).transformed(lambda time_ns: 1e-3 * time_ns)
+
+
+def exposed_us(findings: Findings, name: str = "ddp") -> MeasuredValue:
+    """Return the exposed communication of a step in us: the median difference from the no-op hook over rounds."""
+    return median_of(difference_us(findings, name, "no_op_hook"))
+
+
+def median_in_range(values: Sequence[float]) -> MeasuredValue:
+    """Return the median with all values as its interval, for a figure that is exact in every window."""
+    return MeasuredValue(statistics.median(values), Interval(min(values), max(values), 1.0, len(values)))
+
+
+def difference(one: MeasuredValue, other: MeasuredValue) -> MeasuredValue:
     """Return the difference of two medians that were measured separately.
 
     Square-and-add (Zou and Donner, Statistics in Medicine 27, 2008): each side of the interval is the square root of
@@ -91,106 +164,17 @@ def difference(one: Estimate, other: Estimate) -> Estimate:
     below = math.hypot(one.value - one.interval.low, other.interval.high - other.value)
     above = math.hypot(one.interval.high - one.value, other.value - other.interval.low)
     coverage, n = min(one.interval.coverage, other.interval.coverage), min(one.interval.n, other.interval.n)
-    return Estimate(value, Interval(value - below, value + above, coverage, n))
+    return MeasuredValue(value, Interval(value - below, value + above, coverage, n))
 
 
-def ratio(above: Estimate, below: Estimate) -> Estimate:
+def ratio(above: MeasuredValue, below: MeasuredValue) -> MeasuredValue:
     """Return the ratio of two positive medians that were measured separately."""
-    return Estimate(above.value / below.value, ratio_interval(above.interval, below.interval))
+    return MeasuredValue(above.value / below.value, ratio_interval(above.interval, below.interval))
 
 
-def judge(interval: Interval, at_least: float = -math.inf, at_most: float = math.inf) -> Verdict:
-    """Return `pass` if the whole interval lies inside the limits, `fail` if none of it does, else `undecided`."""
-    if at_least <= interval.low and interval.high <= at_most:
-        return "pass"
-    return "fail" if interval.high < at_least or interval.low > at_most else "undecided"
-
-
-def worst(*verdicts: Verdict) -> Verdict:
-    """Return the verdict on several claims together."""
-    return min(verdicts, key=("fail", "undecided", "pass").index)
-
-
-def check_answers(runs: Mapping[str, Findings]) -> list[CheckResult]:
-    """Run every check on the runs of a self-test.
-
-    `known_answers` has the variants of the checks, `measure` is the same point by `measure: communication` in new
-    processes, `sockets` the same over sockets. Files of earlier versions have `again`, the self-test's own code in new
-    processes, and no `measure`. Raises LookupError or ValueError if findings are missing.
-    """
-    findings, measured = runs["known_answers"], runs.get("measure")
-    return [
-        check_no_op_series(findings),
-        check_large_bucket(findings),
-        check_sockets(findings, runs.get("sockets")),
-        check_injected(findings),
-        check_repeat(findings, measured or runs["again"]),
-        check_entry_points(findings, measured),
-        check_straggler(findings),
-        check_bare_loop(findings),
-        check_parts(findings),
-        *(check_clock(findings, name) for name in findings.clock_windows),
-    ]
-
-
-def exposed_us(findings: Findings, name: str = "ddp") -> Estimate:
-    """Return the exposed communication of a step in us: the median difference from the no-op hook over rounds."""
-    return estimate_median(difference_us(findings, name, "no_op_hook"))
-
-
-def check_no_op_series(findings: Findings) -> CheckResult:
-    """Check that two interleaved no-op series differ by at most NO_OP_TOLERANCE_US."""
-    apart = estimate_median(difference_us(findings, "no_op_hook", "no_op_hook_again"))
-    limit = NO_OP_TOLERANCE_US
-    return CheckResult(
-        "two no-op series",
-        judge(apart.interval, -limit, limit),
-        f"two interleaved series of the no-op hook differ by {apart.format('.1f')} us a step, limit {limit:.1f}",
-        apart.figures("difference_us")
-        | {"limit_us": limit, "step_us": statistics.median(step_us(findings, "no_op_hook"))},
-    )
-
-
-def check_large_bucket(findings: Findings) -> CheckResult:
-    """Check that exposed communication rises with one bucket for all gradients, which cannot overlap with backward."""
-    name, factor = "bucket cap of 100 MB", LARGE_BUCKET_RATIO
-    if findings.gradient_bytes <= USUAL_BUCKET_BYTES:
-        return CheckResult(name, "not applicable", "all gradients fit in one bucket in any case", {})
-    usual, large = exposed_us(findings), exposed_us(findings, "one_bucket")
-    by_round = [difference_us(findings, name, "no_op_hook") for name in ("one_bucket", "ddp")]
-    above = estimate_median([one_bucket - factor * ddp for one_bucket, ddp in zip(*by_round, strict=False)])
-    floor_us = factor * MIN_EXPOSED_US
-    return CheckResult(
-        name,
-        worst(judge(above.interval, 0), judge(large.interval, floor_us)),
-        f"exposed communication goes from {usual.value:.1f} to {large.format('.1f')} us a step, at least "
-        f"{floor_us:.0f}; less x{factor} that is {above.format('+.1f')} us, at least 0",
-        usual.figures("exposed_us") | large.figures("exposed_one_bucket_us") | above.figures("above_limit_us"),
-    )
-
-
-def check_sockets(findings: Findings, sockets: Findings | None) -> CheckResult:
-    """Check that over sockets exposed communication rises at least tenfold and the bandwidth falls below half."""
-    if findings.device != "cuda":
-        return CheckResult("sockets", "not applicable", "only for NCCL; other backends always use sockets", {})
-    if sockets is None:
-        return CheckResult("sockets", "undecided", "there is no run over sockets; run the self-test again", {})
-    fast, slow = exposed_us(findings), exposed_us(sockets)
-    rise = ratio(slow.at_least(MIN_EXPOSED_US), fast.at_least(MIN_EXPOSED_US))
-    peak, collapsed = gradients_busbw_gb_s(findings), gradients_busbw_gb_s(sockets)
-    fall = ratio(estimate_median(sockets.swept_ns), estimate_median(findings.swept_ns))
-    return CheckResult(
-        "sockets",
-        worst(judge(rise.interval, SOCKET_RATIO), judge(fall.interval, SOCKET_BANDWIDTH_RATIO)),
-        f"without P2P and shared memory exposed communication goes from {fast.value:.1f} to {slow.value:.1f} us a "
-        f"step: x{rise.format('.1f')}, at least x{SOCKET_RATIO:.0f}; the bus bandwidth goes from {peak:.1f} to "
-        f"{collapsed:.2f} GB/s: 1/{fall.format('.1f')}, at most 1/{SOCKET_BANDWIDTH_RATIO:.0f}",
-        fast.figures("exposed_us")
-        | slow.figures("exposed_sockets_us")
-        | rise.figures("rise")
-        | {"busbw_gb_s": peak, "busbw_sockets_gb_s": collapsed}
-        | fall.figures("busbw_fall"),
-    )
+def raise_to_minimum(exposed: MeasuredValue) -> MeasuredValue:
+    """Return the value where less than MIN_EXPOSED_US counts as that."""
+    return exposed.transformed(lambda us: max(us, MIN_EXPOSED_US))
 
 
 def gradients_busbw_gb_s(findings: Findings) -> float:
@@ -201,135 +185,162 @@ def gradients_busbw_gb_s(findings: Findings) -> float:
     return ring_bytes_per_step(findings.gradient_bytes, findings.num_ranks) / statistics.median(findings.swept_ns)
 
 
-def check_injected(findings: Findings) -> CheckResult:
-    """Check that an injected all-reduce lengthens a step by the time that it takes alone."""
-    injected = estimate_median(difference_us(findings, "extra", "ddp"))
-    alone = estimate_median(findings.extra_ns).scaled(1e-3)
-    share = ratio(injected.at_least(MIN_EXPOSED_US), alone)
-    limits = 1 - INJECTED_TOLERANCE, 1 + INJECTED_TOLERANCE
-    return CheckResult(
-        "injected all-reduce",
-        judge(share.interval, *limits),
-        f"an extra all-reduce of {findings.extra_bytes / 1e6:.1f} MB adds {injected.value:.0f} us to a step and takes "
-        f"{alone.value:.0f} us alone: x{share.format('.3f')}, limit {limits[0]:g} to {limits[1]:g}",
-        injected.figures("injected_us") | alone.figures("isolated_us") | share.figures("ratio"),
-    )
+def compare_large_bucket(known: Findings) -> Figures | NotMeasured:
+    """Compare with one bucket for all gradients, which cannot overlap with backward."""
+    if known.gradient_bytes <= USUAL_BUCKET_BYTES:
+        return "not applicable", "all gradients fit in one bucket in any case"
+    by_round = (difference_us(known, name, "no_op_hook") for name in ("one_bucket", "ddp"))
+    return {
+        "exposed_us": exposed_us(known),
+        "exposed_one_bucket_us": exposed_us(known, "one_bucket"),
+        "above_limit_us": median_of([one - LARGE_BUCKET_RATIO * ddp for one, ddp in zip(*by_round, strict=False)]),
+    }
 
 
-def check_repeat(findings: Findings, again: Findings) -> CheckResult:
-    """Check that the step time in new processes differs by at most REPEAT_TOLERANCE."""
-    one, other = (estimate_median(step_us(run, "ddp")) for run in (findings, again))
-    share = ratio(other, one)
-    return CheckResult(
-        "the same point twice",
-        judge(share.interval, 1 - REPEAT_TOLERANCE, 1 + REPEAT_TOLERANCE),
-        f"a step takes {one.value:.1f} us, and {other.value:.1f} us in new processes: {format_change(share)}, "
-        f"limit {100 * REPEAT_TOLERANCE:.0f} %",
-        one.figures("step_us") | other.figures("step_again_us") | share.figures("ratio"),
-    )
+def compare_sockets(known: Findings, sockets: Findings | None) -> Figures | NotMeasured:
+    if known.device != "cuda":
+        return "not applicable", "only for NCCL; other backends always use sockets"
+    if sockets is None:
+        return "undecided", "there is no run over sockets; run the self-test again"
+    fast, slow = exposed_us(known), exposed_us(sockets)
+    return {
+        "exposed_us": fast,
+        "exposed_sockets_us": slow,
+        "rise": ratio(raise_to_minimum(slow), raise_to_minimum(fast)),
+        "busbw_gb_s": gradients_busbw_gb_s(known),
+        "busbw_sockets_gb_s": gradients_busbw_gb_s(sockets),
+        "busbw_fall": ratio(median_of(sockets.swept_ns), median_of(known.swept_ns)),
+    }
 
 
-def format_change(share: Estimate) -> str:
-    """Return a ratio near 1 as a change in per cent, with the ends of its interval."""
-    ends = share.interval._replace(low=share.interval.low - 1, high=share.interval.high - 1)
-    return Estimate(share.value - 1, ends).format("+.2%")
+def compare_injected(known: Findings) -> Figures:
+    injected, alone = median_of(difference_us(known, "extra", "ddp")), median_us(known.extra_ns)
+    return {"injected_us": injected, "isolated_us": alone, "ratio": ratio(raise_to_minimum(injected), alone)}
 
 
-def check_entry_points(findings: Findings, measured: Findings | None) -> CheckResult:
-    """Check that the self-test and `measure: communication` agree on exposed communication of the same point.
+def compare_repeat(known: Findings, measured: Findings | None, again: Findings) -> Figures:
+    one, other = (median_of(step_us(run, "ddp")) for run in (known, measured or again))
+    return {"step_us": one, "step_again_us": other, "ratio": ratio(other, one)}
 
-    The limit is the tolerance of a difference of step times. The time that all collectives add is printed beside it.
-    """
-    name = "two entry points"
+
+def compare_entry_points(known: Findings, measured: Findings | None) -> Figures | NotMeasured:
+    """Compare exposed communication. The time that all collectives add is printed beside it."""
     if measured is None:
-        return CheckResult(name, "undecided", "there is no run of measure: communication; run the self-test again", {})
-    ours, theirs = exposed_us(findings), exposed_us(measured)
-    apart = difference(ours, theirs)
-    limit = difference_tolerance_s(max(abs(ours.value), abs(theirs.value)) / 1e6) * 1e6
-    collectives = estimate_median(difference_us(findings, "ddp", "no_collectives"))
-    return CheckResult(
-        name,
-        judge(apart.interval, -limit, limit),
-        f"exposed communication is {ours.value:.1f} us a step here, {theirs.value:.1f} us by measure: communication; "
-        f"difference {apart.format('+.1f')} us, limit {limit:.1f}; all collectives add {collectives.value:.0f} us",
-        ours.figures("exposed_us")
-        | theirs.figures("exposed_measure_us")
-        | apart.figures("difference_us")
-        | {"limit_us": limit}
-        | collectives.figures("collectives_us"),
-    )
+        return "undecided", "there is no run of measure: communication; run the self-test again"
+    ours, theirs = exposed_us(known), exposed_us(measured)
+    return {
+        "exposed_us": ours,
+        "exposed_measure_us": theirs,
+        "difference_us": difference(ours, theirs),
+        "limit_us": difference_tolerance_s(max(abs(ours.value), abs(theirs.value)) / 1e6) * 1e6,
+        "collectives_us": median_of(difference_us(known, "ddp", "no_collectives")),
+    }
 
 
-def check_straggler(findings: Findings) -> CheckResult:
-    """Check that a sleeping rank appears as waiting of the others and not as a slower link.
-
-    The wait of a rank is its longest in one collective: later ones of the same step wait for the same delay again.
-    """
-    name = "a rank asleep"
-    if findings.profile_problem:
-        return CheckResult(name, "undecided", findings.profile_problem, {})
-    if not findings.wait_by_step_ns:
-        return CheckResult(name, "undecided", "there is no wait by profiled step; run the self-test again", {})
-    expected_us = findings.sleep_ns * (findings.num_ranks - 1) / findings.num_ranks / 1e3
-    usual, wait = (estimate_median(values).scaled(1e-3) for values in findings.wait_by_step_ns)
-    before, after = map(estimate_median, findings.shortest_by_step_ns)
-    shortest = ratio(after, before)
-    limits_us = (1 - WAIT_TOLERANCE) * expected_us, (1 + WAIT_TOLERANCE) * expected_us
-    return CheckResult(
-        name,
-        worst(judge(wait.interval, *limits_us), judge(shortest.interval, at_most=1 + SHORTEST_RISE_TOLERANCE)),
-        f"while one rank sleeps {findings.sleep_ns / 1e6:.1f} ms the mean rank waits {wait.format('.0f')} us, limit "
-        f"{limits_us[0]:.0f} to {limits_us[1]:.0f} (without sleep {usual.value:.0f}); the shortest all-reduces change "
-        f"by {format_change(shortest)}, limit +{100 * SHORTEST_RISE_TOLERANCE:.0f} %",
-        wait.figures("wait_us")
-        | usual.figures("usual_wait_us")
-        | {"expected_wait_us": expected_us}
-        | shortest.figures("shortest_ratio"),
-    )
+def compare_sleeping_rank(known: Findings) -> Figures | NotMeasured:
+    """Compare steps before which one rank sleeps with others: the rest must wait, and the link be no slower."""
+    if known.profile_problem:
+        return "undecided", known.profile_problem
+    if not known.wait_by_step_ns:
+        return "undecided", "there is no wait by profiled step; run the self-test again"
+    usual, wait = map(median_us, known.wait_by_step_ns)
+    before, after = map(median_of, known.shortest_by_step_ns)
+    return {
+        "wait_us": wait,
+        "usual_wait_us": usual,
+        "expected_wait_us": known.sleep_ns * (known.num_ranks - 1) / known.num_ranks / 1e3,
+        "shortest_ratio": ratio(after, before),
+    }
 
 
-def check_bare_loop(findings: Findings) -> CheckResult:
-    """Check that an all-reduce of all gradients takes as long in the sweep as in a bare loop."""
-    swept, bare = (estimate_median(times_ns).scaled(1e-3) for times_ns in (findings.swept_ns, findings.bare_ns))
-    share = ratio(swept, bare)
-    return CheckResult(
-        "sweep against a bare loop",
-        judge(share.interval, 1 - BARE_LOOP_TOLERANCE, 1 + BARE_LOOP_TOLERANCE),
-        f"an all-reduce of {findings.gradient_bytes / 1e6:.1f} MB takes {swept.value:.1f} us in the sweep and "
-        f"{bare.value:.1f} us in a bare loop: {format_change(share)}, limit {100 * BARE_LOOP_TOLERANCE:.0f} %",
-        swept.figures("sweep_us")
-        | bare.figures("bare_loop_us")
-        | share.figures("ratio")
-        | {"busbw_gb_s": gradients_busbw_gb_s(findings)},
-    )
+def compare_bare_loop(known: Findings) -> Figures:
+    swept, bare = median_us(known.swept_ns), median_us(known.bare_ns)
+    return {
+        "sweep_us": swept,
+        "bare_loop_us": bare,
+        "ratio": ratio(swept, bare),
+        "busbw_gb_s": gradients_busbw_gb_s(known),
+    }
 
 
-def check_parts(findings: Findings) -> CheckResult:
-    """Check that the parts of a step sum to its wall time. The interval holds all windows, since the sum is exact."""
-    shares = findings.parts_share
-    every = Estimate(statistics.median(shares), Interval(min(shares), max(shares), 1.0, len(shares)))
-    return CheckResult(
-        "parts against the wall clock",
-        judge(every.interval, 1 - CLOCK_PARTS_TOLERANCE, 1 + CLOCK_PARTS_TOLERANCE),
-        f"the sum of the parts differs from the wall clock by {format_change(every)} over all windows, "
-        f"limit {100 * CLOCK_PARTS_TOLERANCE:.0f} %",
-        every.figures("ratio"),
-    )
+def compare_marks(batch: str, known: Findings) -> Figures:
+    return {"cost": median_of(clock_costs(known.clock_windows[batch], known.unmarked_windows[batch]))}
 
 
-def check_clock(findings: Findings, name: str) -> CheckResult:
-    """Check that the marks cost less than the limit."""
-    cost = estimate_median(clock_costs(findings.clock_windows[name], findings.unmarked_windows[name]))
-    limit = CLOCK_TOLERANCE[name]
-    return CheckResult(
-        f"cost of the clock, {name} batch",
-        judge(cost.interval, at_most=limit),
-        f"at {findings.clock_batches[name]} per GPU the marks cost {cost.format('+.2%')} of a step, limit "
-        f"{100 * limit:.0f} %",
-        cost.figures("cost"),
-    )
-
-
-def count_verdicts(results: Sequence[CheckResult]) -> Mapping[str, int]:
-    """Return the number of checks for each verdict."""
-    return {word: sum(result.verdict == word for result in results) for word in get_args(Verdict)}
+CHECKS = {
+    "two no-op series": Check(
+        lambda known: {
+            "difference_us": median_of(difference_us(known, "no_op_hook", "no_op_hook_again")),
+            "limit_us": NO_OP_TOLERANCE_US,
+            "step_us": statistics.median(step_us(known, "no_op_hook")),
+        },
+        {"difference_us": Limits(-1, 1, of="limit_us")},
+        "two interleaved series of the no-op hook differ by {difference_us:.1f} us a step, limit {limit_us:.1f}",
+    ),
+    "bucket cap of 100 MB": Check(
+        compare_large_bucket,
+        {"above_limit_us": Limits(0), "exposed_one_bucket_us": Limits(LARGE_BUCKET_RATIO * MIN_EXPOSED_US)},
+        "exposed communication goes from {exposed_us.value:.1f} to {exposed_one_bucket_us:.1f} us a step, at least "
+        f"{{limits[exposed_one_bucket_us].low:.0f}}; less x{LARGE_BUCKET_RATIO} that is "
+        "{above_limit_us:+.1f} us, at least {limits[above_limit_us].low:.0f}",
+    ),
+    "sockets": Check(
+        compare_sockets,
+        {"rise": Limits(10.0), "busbw_fall": Limits(2.0)},
+        "without P2P and shared memory exposed communication goes from {exposed_us.value:.1f} to "
+        "{exposed_sockets_us.value:.1f} us a step: x{rise:.1f}, at least x{limits[rise].low:.0f}; the bus bandwidth "
+        "goes from {busbw_gb_s:.1f} to {busbw_sockets_gb_s:.2f} GB/s: 1/{busbw_fall:.1f}, at most "
+        "1/{limits[busbw_fall].low:.0f}",
+        runs=("known_answers", "sockets"),
+    ),
+    "injected all-reduce": Check(
+        compare_injected,
+        {"ratio": Limits(0.8, 1.2)},
+        "an extra all-reduce of {extra_mb:.1f} MB adds {injected_us.value:.0f} us to a step and takes "
+        "{isolated_us.value:.0f} us alone: x{ratio:.3f}, limit {limits[ratio].low:g} to {limits[ratio].high:g}",
+    ),
+    "the same point twice": Check(
+        compare_repeat,
+        {"ratio": Limits(0.99, 1.01)},
+        "a step takes {step_us.value:.1f} us, and {step_again_us.value:.1f} us in new processes: {ratio.change:+.2%}, "
+        "limit {limits[ratio].tolerance:.0%}",
+        runs=("known_answers", "measure", "again"),
+    ),
+    "two entry points": Check(
+        compare_entry_points,
+        {"difference_us": Limits(-1, 1, of="limit_us")},
+        "exposed communication is {exposed_us.value:.1f} us a step here, {exposed_measure_us.value:.1f} us by "
+        "measure: communication; difference {difference_us:+.1f} us, limit {limit_us:.1f}; all collectives add "
+        "{collectives_us.value:.0f} us",
+        runs=("known_answers", "measure"),
+    ),
+    "a rank asleep": Check(
+        compare_sleeping_rank,
+        {"wait_us": Limits(0.8, 1.2, of="expected_wait_us"), "shortest_ratio": Limits(high=1.2)},
+        "while one rank sleeps {sleep_ms:.1f} ms the mean rank waits {wait_us:.0f} us, limit {limits[wait_us].low:.0f} "
+        "to {limits[wait_us].high:.0f} (without sleep {usual_wait_us.value:.0f}); the shortest all-reduces change by "
+        "{shortest_ratio.change:+.2%}, limit +{limits[shortest_ratio].tolerance:.0%}",
+    ),
+    "sweep against a bare loop": Check(
+        compare_bare_loop,
+        {"ratio": Limits(0.95, 1.05)},
+        "an all-reduce of {gradients_mb:.1f} MB takes {sweep_us.value:.1f} us in the sweep and "
+        "{bare_loop_us.value:.1f} us in a bare loop: {ratio.change:+.2%}, limit {limits[ratio].tolerance:.0%}",
+    ),
+    "parts against the wall clock": Check(
+        lambda known: {"ratio": median_in_range(known.parts_share)},
+        {"ratio": Limits(0.99, 1.01)},
+        "the sum of the parts differs from the wall clock by {ratio.change:+.2%} over all windows, limit "
+        "{limits[ratio].tolerance:.0%}",
+    ),
+    **{
+        f"cost of the clock, {batch} batch": Check(
+            partial(compare_marks, batch),
+            {"cost": Limits(high=tolerance)},
+            f"at {{clock_batches[{batch}]}} per GPU the marks cost "
+            "{cost:+.2%} of a step, limit {limits[cost].high:.0%}",
+            clock_batch=batch,
+        )
+        for batch, tolerance in CLOCK_TOLERANCE.items()
+    },
+}

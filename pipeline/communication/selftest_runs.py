@@ -1,8 +1,9 @@
 """Measurements by the ranks of a self-test: the instrument against quantities whose size is known."""
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
@@ -13,18 +14,24 @@ from torch.nn.parallel import DistributedDataParallel
 from pipeline.analysis.exposed_communication import collectives_of_kinds
 from pipeline.communication.allreduce_sweep import NUM_WINDOWS, capture_stream, time_all_reduce
 from pipeline.communication.dataparallel_split import total_bytes
-from pipeline.communication.interleaved_timing import time_interleaved, warm_up_and_size_windows
+from pipeline.communication.interleaved_timing import (
+    TARGET_WINDOW_S,
+    time_rounds,
+    time_steps,
+    warm_up_and_size_windows,
+)
 from pipeline.communication.profiling import ddp_bucket_bytes, profile_ranks
-from pipeline.communication.selftest_clock import measure_clock_cost
 from pipeline.communication.selftest_findings import (
     ALL_REDUCE_WINDOWS,
     BARE_WARM_UP_WINDOWS,
+    CLOCK_PAIR_SHARES,
     EXPOSED_VARIANTS,
     ROUND_SHARES,
     SLEEP_PROFILES,
     SOCKET_ROUND_SHARES,
     Findings,
     count_windows,
+    is_clock_cost_precise_enough,
 )
 from pipeline.communication.step_variants import (
     StepContext,
@@ -33,12 +40,15 @@ from pipeline.communication.step_variants import (
     build_variant,
     build_variants,
 )
+from pipeline.data.batches import SyntheticBatches
 from pipeline.experiment.measurement import Profile, WindowTimesNs
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
-from pipeline.training.loop import set_precision
+from pipeline.training.loop import run_epoch, set_precision
+from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank
-from pipeline.training.step import StepFunction
+from pipeline.training.step import EagerStep, StepFunction
+from pipeline.training.step_timer import StepTimer, UnmarkedTimer
 
 INJECTED_BYTES = {"cuda": 256 * 2**20, "cpu": 32 * 2**20}
 LARGE_BUCKET_MB = 100.0
@@ -48,6 +58,7 @@ CYCLES_PER_S = 2e9  # of a GPU's clock, about; measured before use
 CALIBRATION_S = 0.01
 SMALL_BATCH_SIZE_PER_GPU = 32
 BARE_CALLS = {"cuda": 20, "cpu": 3}
+MIN_CLOCK_STEPS, MAX_CLOCK_STEPS = 10, 200  # of a window of the large batch
 
 
 def measure_exposure(spec: Spec, rank: Rank) -> Findings:
@@ -70,26 +81,17 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
         build_variant(context, "ddp", after_backward=partial(dist.all_reduce, extra))._replace(name="extra"),
     ]
     findings = time_selftest_variants(variants, context, ROUND_SHARES, ALL_REDUCE_WINDOWS)
-    batch_sizes = {"large": spec.batch_size_per_gpu}
+    findings = add_clock_cost(findings, "large", spec, rank)
     if spec.batch_size_per_gpu > SMALL_BATCH_SIZE_PER_GPU:
-        batch_sizes["small"] = SMALL_BATCH_SIZE_PER_GPU
-    clocks = {
-        name: measure_clock_cost(name, msgspec.structs.replace(spec, batch_size_per_gpu=batch_size), rank)
-        for name, batch_size in batch_sizes.items()
-    }
-    bare_ns = time_bare_loop(findings.gradient_bytes, rank)
-    extra_ns = list(time_all_reduce(INJECTED_BYTES[rank.device.type], rank, num_windows=ALL_REDUCE_WINDOWS))
-    findings = add_sleeping_rank(findings, variants[0], rank)  # last: the profiler may stay attached
-    return msgspec.structs.replace(
+        small = msgspec.structs.replace(spec, batch_size_per_gpu=SMALL_BATCH_SIZE_PER_GPU)
+        findings = add_clock_cost(findings, "small", small, rank)
+    findings = msgspec.structs.replace(
         findings,
-        bare_ns=bare_ns,
-        extra_bytes=INJECTED_BYTES[rank.device.type],
-        extra_ns=extra_ns,
-        clock_windows={name: clock.marked_ns for name, clock in clocks.items()},
-        unmarked_windows={name: clock.unmarked_ns for name, clock in clocks.items()},
-        parts_share=clocks["large"].parts_share,
-        clock_batches=batch_sizes,
+        bare_ns=time_bare_loop(findings.gradient_bytes, rank),
+        extra_bytes=extra.nbytes,
+        extra_ns=list(time_all_reduce(extra.nbytes, rank, num_windows=ALL_REDUCE_WINDOWS)),
     )
+    return add_sleeping_rank(findings, variants[0], rank)  # last: the profiler may stay attached
 
 
 def time_selftest_variants(
@@ -100,7 +102,8 @@ def time_selftest_variants(
     steps = {variant.name: variant.step for variant in variants}
     steps_per_window = warm_up_and_size_windows(steps, rank)
     gradient_bytes = total_bytes(variants[0].model.parameters())
-    windows = time_rounds(steps, count_windows(round_shares, spec.windows), steps_per_window, rank)
+    timers = {name: partial(time_steps, step, steps_per_window, rank) for name, step in steps.items()}
+    windows = time_rounds(timers, count_windows(round_shares, spec.windows))
     with capture_stream(rank) as capture:
         swept_ns = list(time_all_reduce(gradient_bytes, rank, capture, num_sweep_windows))
     return Findings(
@@ -113,20 +116,6 @@ def time_selftest_variants(
         windows=windows,
         swept_ns=swept_ns,
     )
-
-
-def time_rounds(
-    steps: Mapping[str, StepFunction], num_rounds: Mapping[str, int], steps_per_window: int, rank: Rank
-) -> WindowTimesNs:
-    """Time interleaved rounds. Each step takes part in the first ones, as many as its number of rounds."""
-    windows: WindowTimesNs = {name: [] for name in steps}
-    done = 0
-    for end in sorted(set(num_rounds.values())):
-        still = {name: step for name, step in steps.items() if num_rounds[name] >= end}
-        for name, values in time_interleaved(still, end - done, steps_per_window, rank).items():
-            windows[name] += values
-        done = end
-    return windows
 
 
 def time_bare_loop(num_bytes: int, rank: Rank) -> list[int]:
@@ -144,6 +133,48 @@ def time_bare_loop(num_bytes: int, rank: Rank) -> list[int]:
         times_ns.append((time.perf_counter_ns() - started_ns) // num_calls)
     slowest_ns = [max(ranks) for ranks in zip(*process_group.all_gather(times_ns, list[int]), strict=True)]
     return slowest_ns[BARE_WARM_UP_WINDOWS:]
+
+
+def add_clock_cost(findings: Findings, batch: str, spec: Spec, rank: Rank) -> Findings:
+    """Time the training loop in pairs of windows, with marks and without. Return the findings with both.
+
+    A step of the large batch is bound by the device: windows of many steps, until the cost is precise enough. A step of
+    the small batch is bound by the host, whose speed changes by 10 % within a second: windows of one step each.
+    """
+    epoch = msgspec.structs.replace(spec, measure="epochs", windows=1, epochs=1)
+    step = EagerStep(build_model(spec.model or "resnet18", num_classes=10).to(rank.device), epoch, rank)
+    batches = SyntheticBatches(epoch, rank.shard)
+    parts_share: list[float] = []
+
+    def run(num_steps: int, clock: type[StepTimer]) -> int:
+        series = run_epoch(1, msgspec.structs.replace(epoch, max_steps=num_steps), rank, batches, step, clock)
+        wall_ns = series.times.epoch_time_ns or 1
+        if clock is StepTimer:
+            parts_share.append(float(series.parts_ns.sum()) / wall_ns)
+        return wall_ns
+
+    def slowest_ranks(windows: WindowTimesNs) -> tuple[list[int], list[int]]:
+        return list(map(max, windows["marked"])), list(map(max, windows["unmarked"]))
+
+    run(MIN_CLOCK_STEPS, StepTimer)
+    wall_ns = max(process_group.all_gather(run(MIN_CLOCK_STEPS, UnmarkedTimer), int))
+    num_steps = math.ceil(TARGET_WINDOW_S / (wall_ns / MIN_CLOCK_STEPS / 1e9))
+    num_steps = 1 if batch == "small" else max(MIN_CLOCK_STEPS, min(MAX_CLOCK_STEPS, num_steps))
+    parts_share.clear()
+    timers = {"marked": partial(run, num_steps, StepTimer), "unmarked": partial(run, num_steps, UnmarkedTimer)}
+    windows = time_rounds(
+        timers,
+        dict.fromkeys(timers, count_windows(CLOCK_PAIR_SHARES, spec.windows)[batch]),
+        lambda windows: batch == "large" and is_clock_cost_precise_enough(batch, *slowest_ranks(windows)),
+    )
+    marked_ns, unmarked_ns = slowest_ranks(windows)
+    return msgspec.structs.replace(
+        findings,
+        clock_windows={**findings.clock_windows, batch: marked_ns},
+        unmarked_windows={**findings.unmarked_windows, batch: unmarked_ns},
+        parts_share=findings.parts_share or parts_share,  # of the large batch, which comes first
+        clock_batches={**findings.clock_batches, batch: spec.batch_size_per_gpu},
+    )
 
 
 def add_sleeping_rank(findings: Findings, ddp: StepVariant, rank: Rank) -> Findings:
@@ -189,13 +220,8 @@ def wait_by_step_ns(profile: Profile) -> list[float]:
     wait for them, so that the late rank fills each of its buckets later than the others do.
     """
     by_step = zip(*(part.durations_ns for part in profile.collectives), strict=True)
-    return [statistics.fmean(map(max, zip(*map(waits_ns, step), strict=True))) for step in by_step]
-
-
-def waits_ns(by_rank: Sequence[int]) -> list[int]:
-    """Return each rank's wait in a collective: its duration less the shortest."""
-    shortest = min(by_rank)
-    return [duration - shortest for duration in by_rank]
+    waits_ns = ([[duration - min(ranks) for duration in ranks] for ranks in step] for step in by_step)
+    return [statistics.fmean(map(max, zip(*by_collective, strict=True))) for by_collective in waits_ns]
 
 
 class Pause:
@@ -236,8 +262,6 @@ class Pause:
 
 
 def after_pause(step: StepFunction, pause: Pause, seconds: float) -> StepFunction:
-    """Return the step with a pause before it."""
-
     def pause_and_step() -> None:
         pause(seconds)
         step()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-Interval = tuple[float, float]  # start and end in us
+TimeSpan = tuple[float, float]  # start and end in us
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 ITEM_BYTES = {"float": 4, "long": 8, "long int": 8, "int": 4, "c10::half": 2, "half": 2, "c10::bfloat16": 2}
@@ -94,8 +94,8 @@ def summarize_trace(
         collectives = add_sizes(collectives, expected)
     work = [event for event in events if event.cat in DEVICE_WORK and not NCCL_KERNEL.match(event.name)]
     reductions = [one for one in collectives if carries_gradients(one, buckets)]
-    comm = merge_intervals([(one.start_us, one.start_us + one.duration_us) for one in reductions])
-    compute = merge_intervals((event.ts, event.ts + event.dur) for event in work)
+    comm = merge_spans([(one.start_us, one.start_us + one.duration_us) for one in reductions])
+    compute = merge_spans((event.ts, event.ts + event.dur) for event in work)
     return RankTrace(
         collectives,
         comm_ns=length_ns(comm),
@@ -116,7 +116,6 @@ def add_sizes(traced: Sequence[TracedCollective], one_step: Sequence[tuple[str, 
 
 
 def carries_gradients(collective: TracedCollective, buckets: Collection[int]) -> bool:
-    """True if the collective reduces a bucket of gradients."""
     return collective.operation == "all_reduce" and collective.num_bytes in buckets
 
 
@@ -132,7 +131,6 @@ def parse_collective(event: TraceEvent) -> TracedCollective | None:
 
 
 def torch_operation_name(operation: str) -> str:
-    """Return a collective's name in the spelling of torch.distributed."""
     bare = operation.strip("_").lower().removesuffix("_base").replace("_", "")
     return next((name for start, name in OPERATIONS.items() if bare.startswith(start)), bare)
 
@@ -158,10 +156,10 @@ def item_bytes(kind: object) -> int:
     return ITEM_BYTES[str(kind).lower()]
 
 
-def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:
-    """Merge intervals that overlap or touch. Return them in order."""
-    merged: list[Interval] = []
-    for start, end in sorted(intervals):
+def merge_spans(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
+    """Merge spans that overlap or touch. Return them in order."""
+    merged: list[TimeSpan] = []
+    for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(merged[-1][1], end)
         else:
@@ -169,11 +167,11 @@ def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def length_ns(intervals: Iterable[Interval]) -> int:
-    """Return the total length of disjoint intervals, us -> ns."""
-    return round(math.fsum(end - start for start, end in intervals) * 1e3)
+def length_ns(spans: Iterable[TimeSpan]) -> int:
+    """Return the total length of disjoint spans, us -> ns."""
+    return round(math.fsum(end - start for start, end in spans) * 1e3)
 
 
-def overlap_ns(one: list[Interval], other: list[Interval]) -> int:
-    """Return the length of the intersection of two sets of disjoint intervals, us -> ns."""
-    return length_ns(one) + length_ns(other) - length_ns(merge_intervals([*one, *other]))
+def overlap_ns(one: list[TimeSpan], other: list[TimeSpan]) -> int:
+    """Return the length of the intersection of two sets of disjoint spans, us -> ns."""
+    return length_ns(one) + length_ns(other) - length_ns(merge_spans([*one, *other]))

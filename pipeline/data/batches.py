@@ -77,7 +77,7 @@ class LoaderBatches:
             collate_fn=collate_shared,
             persistent_workers=spec.num_workers > 0,
             pin_memory=shard.device.type == "cuda",
-            generator=torch.Generator().manual_seed(spec.seed * 1_000_003 + shard.rank),
+            generator=torch.Generator().manual_seed(derive_seed(spec.seed, shard.rank)),
         )
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
@@ -87,6 +87,11 @@ class LoaderBatches:
         except OSError as error:
             name_shared_memory(error)  # the workers' queues need semaphores in shared memory
             raise
+
+
+def derive_seed(seed: int, number: int) -> int:
+    """Return a seed for a rank or an epoch. No two pairs have the same one (numbers are below 1,000,003)."""
+    return seed * 1_000_003 + number
 
 
 def collate_shared(samples: list[tuple[Tensor, int]]) -> list[Tensor]:
@@ -112,7 +117,7 @@ class SyntheticBatches:
 
     def __init__(self, spec: Spec, shard: Shard) -> None:
         batch_size = spec.global_batch_size // shard.world_size
-        generator = torch.Generator(shard.device).manual_seed(spec.seed * 1_000_003 + shard.rank)
+        generator = torch.Generator(shard.device).manual_seed(derive_seed(spec.seed, shard.rank))
         shape = (batch_size, 3, IMAGE_SIZE_PX, IMAGE_SIZE_PX)
         self._labels = torch.randint(NUM_SYNTHETIC_CLASSES, shape[:1], generator=generator, device=shard.device)
         self._images = torch.randn(shape, generator=generator, device=shard.device)
@@ -138,7 +143,7 @@ class DeviceAugmentedBatches:
         self._padded = augmentation.pad(torch.tensor(images.pixels, device=shard.device))
         self._labels = torch.tensor(images.labels, device=shard.device)
         self._generator = torch.Generator(shard.device)
-        self._seed = spec.seed * 1_000_003 + shard.rank
+        self._seed = derive_seed(spec.seed, shard.rank)
         self._num_images = sum(batch_sizes(spec, shard.world_size))
         self._batch_size = spec.global_batch_size // shard.world_size
         self._normalize = augmentation.Normalization(CHANNEL_MEANS, CHANNEL_STDS, shard.device)
@@ -147,7 +152,7 @@ class DeviceAugmentedBatches:
     def epoch(self, epoch: int) -> Iterator[Batch]:
         self._sampler.set_epoch(epoch)
         order = torch.tensor(list(self._sampler), device=self._labels.device)[: self._num_images]
-        self._generator.manual_seed((self._seed * 1_000_003 + epoch) % 2**63)
+        self._generator.manual_seed(derive_seed(self._seed, epoch) % 2**63)
         return self._batches(order)
 
     def _batches(self, order: Tensor) -> Iterator[Batch]:
@@ -166,7 +171,6 @@ def image_dtype(spec: Spec) -> torch.dtype:
 
 
 def memory_format(spec: Spec) -> torch.memory_format:
-    """Return the memory format of images and weights."""
     return torch.channels_last if spec.layout == "channels_last" else torch.contiguous_format
 
 

@@ -49,7 +49,6 @@ def require_folder(folder: Path | None) -> Path:
 
 
 def missing_cifar10_files(folder: Path) -> list[str]:
-    """Return the names of the batch files that the data folder lacks."""
     return [name for name in CIFAR10_FILES if not (folder / CIFAR10_FOLDER / name).is_file()]
 
 

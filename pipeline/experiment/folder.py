@@ -21,6 +21,7 @@ from pipeline.system import files
 from pipeline.system.errors import CommandError, log_line
 
 OWN_FOLDERS = ("records", "logs", "traces")
+SUBMIT_LOCK_WAIT_S = 2.0  # not 0: is_being_submitted, too, holds the lock for a moment
 
 
 @dataclass
@@ -38,7 +39,6 @@ class Experiment:
         self.traces = self.folder / "traces"  # of the profiler, in one folder per attempt
 
     def launch_folder(self, run_id: str, launch_id: str) -> Path:
-        """Return the folder for the files that a launcher and its ranks exchange about one point."""
         return self.scratch_folder / f"{run_id}.{launch_id}"
 
     def log_folder(self, submission_id: str) -> Path:
@@ -46,10 +46,7 @@ class Experiment:
         return self.logs / submission_id
 
     def create(self) -> None:
-        """Create the folders, and remove what dead writers left there more than a day ago.
-
-        Raises CommandError if that fails or records cannot be published there.
-        """
+        """Create the folders, and remove old leftovers. Raises CommandError if records cannot be published there."""
         self.refuse_links()
         try:
             for folder in (self.folder, self.records_folder, self.logs):
@@ -61,11 +58,7 @@ class Experiment:
             raise self._unwritable(error) from error
 
     def refuse_links(self, submissions: Iterable[Submission] = ()) -> None:
-        """Raise CommandError if a folder of the experiment, or of the logs of its submissions, is a link.
-
-        Somebody else could redirect it. The parent folder may be a link: people link it to a file system with enough
-        space.
-        """
+        """Raise CommandError if one of the folders is a link, which somebody may redirect; the parent may be one."""
         folders = [self.folder, self.records_folder, self.logs, self.scratch_folder, self.traces]
         for submission in submissions:
             folder = self.log_folder(submission.id)
@@ -89,10 +82,7 @@ class Experiment:
         return {os.getuid()}
 
     def refuse_open_folders(self) -> None:
-        """Raise CommandError if anyone may write where the files lie that jobs execute, or into a folder above them.
-
-        Folders above the experiment are only warned of (warn_of_open_folders), and so are records.
-        """
+        """Raise CommandError if anyone may replace files that jobs execute. Of folders above, only warn."""
         for folder in (self.folder, self.logs):
             if files.is_world_writable(folder):
                 raise CommandError(f"{folder}: anyone may write there and change what jobs execute; chmod o-w it.")
@@ -142,7 +132,7 @@ class Experiment:
 
     def submission_lock(self) -> contextlib.AbstractContextManager[None]:
         """Hold the lock for submitting or running points here. Raises CommandError if another process holds it."""
-        return self._lock("submit", timeout_s=2)  # not 0: is_being_submitted, too, holds it for a moment
+        return self._lock("submit", timeout_s=SUBMIT_LOCK_WAIT_S)
 
     def is_being_submitted(self) -> bool:
         """True if a `submit` process on this host holds the submission lock now."""
@@ -231,5 +221,4 @@ def displayable_name(name: str) -> str:
 
 
 def is_experiment(folder: Path) -> bool:
-    """True if the folder holds a manifest or records."""
     return os.path.isfile(folder / "manifest.json") or os.path.isdir(folder / "records")  # False if it is unreadable

@@ -96,7 +96,6 @@ def expand_grid(name_or_path: str, changes: Sequence[str] = (), *, has_gpus: boo
 
 
 def check_grid_name(name: str, what: str = "grid name") -> None:
-    """Raise CommandError for a name that cannot name an experiment's folder."""
     if not GRID_NAME_PATTERN.fullmatch(name):
         raise CommandError(f"{what} {name!r} must be 1 to 64 of a-z, 0-9, '-' and '_', since it names a folder.")
 
@@ -136,7 +135,6 @@ def load_grid_file(name_or_path: str) -> GridFile:
 
 
 def read_grid_text(name_or_path: str) -> str:
-    """Return the text of a shipped grid, or of a file if the argument is a path (is_path)."""
     if is_path(name_or_path):
         try:
             raw = read_bounded(Path(name_or_path), MAX_GRID_BYTES, follow_links=True)
@@ -156,12 +154,10 @@ def read_grid_text(name_or_path: str) -> str:
 
 
 def is_path(name_or_path: str) -> bool:
-    """True for a path, False for the name of a shipped grid."""
     return "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
 
 
 def shipped_grids() -> list[str]:
-    """Return the names of the grids in the package."""
     names = (entry.name for entry in SHIPPED_GRIDS.iterdir())
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
@@ -176,7 +172,6 @@ def check_axes(axes: Iterable[str], where: str) -> None:
 
 
 def check_axis_lists(block: Mapping[str, Any], where: str) -> None:
-    """Raise CommandError for an axis of a block whose value is not a list."""
     for axis, values in block.items():
         if not isinstance(values, list):
             as_list = "[[linear_scaling, warmup]]" if axis == "remedies" else "[...]"
@@ -232,10 +227,7 @@ def expand_block(
 
 
 def spec_from_fields(fields: Mapping[str, Any], where: str) -> Spec:
-    """Return the point with these fields. Raises CommandError that names the wrong key.
-
-    Spec itself does not make these checks: it must still read the manifests of versions that did not have them.
-    """
+    """Return the point. Raises CommandError, also for what Spec accepts so that it reads older manifests."""
     for axis in REQUIRED_AXES:
         if axis in fields and fields[axis] is None:
             raise CommandError(f"{where}.{axis} is null; a point that runs must state it.")
@@ -267,7 +259,6 @@ def explain_type_error(error: msgspec.ValidationError, axis: str | None = None) 
 
 
 def literal_values(axis_type: Any) -> list[str]:
-    """Return the strings of every Literal inside a type."""
     if get_origin(axis_type) is Literal:
         return [str(value) for value in get_args(axis_type)]
     return [value for part in get_args(axis_type) for value in literal_values(part)]

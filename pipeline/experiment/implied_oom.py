@@ -33,7 +33,6 @@ def find_implying_oom(
 
 
 def is_oom_of_same_memory(record: Record, local_gpu_names: Collection[str]) -> bool:
-    """True if the record is a measured OOM, of the same kind of memory as here."""
     if record.failure is None or not record.measured:
         return False
     if record.spec.device == "cpu":
@@ -43,7 +42,6 @@ def is_oom_of_same_memory(record: Record, local_gpu_names: Collection[str]) -> b
 
 
 def implied_oom_record(spec: Spec, cause: Record, launch_id: str) -> Record:
-    """Return the record of a point that does not run."""
     sizes = f"batch_size_per_gpu {cause.spec.batch_size_per_gpu} ran out of memory, so {spec.batch_size_per_gpu} does"
     message = f"not run: {sizes}; --rerun oom runs it ({cause.run_id}, attempt {cause.attempt})"
     failure = Failure(kind="implied_oom", message=message)

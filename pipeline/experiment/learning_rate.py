@@ -26,7 +26,6 @@ def learning_rate_at(spec: Spec, update: int) -> float:
 
 
 def num_warm_up_updates(spec: Spec) -> int:
-    """Return the number of updates over which the rate rises; 0 without warm-up."""
     return spec.warmup_epochs * spec.steps_per_epoch if "warmup" in spec.remedies else 0
 
 

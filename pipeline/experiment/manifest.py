@@ -25,16 +25,12 @@ NOT_IN_JOB_NAME = re.compile(r"\A-|[^a-z0-9_-]")
 
 
 class SlurmArray(msgspec.Struct, forbid_unknown_fields=True):
-    """One Slurm array: element i runs the points `elements[i]` one after another.
-
-    `job_id` is None until Slurm has accepted the array; `job_name` finds it until then. An array of one element is a
-    plain job.
-    """
+    """One Slurm array: element i runs the points `elements[i]` one after another."""
 
     job_name: JobName
     elements: list[Annotated[list[RunId], msgspec.Meta(min_length=1)]]
-    job_id: JobId | None = None
-    is_array: bool = True
+    job_id: JobId | None = None  # None until Slurm has accepted the array; `job_name` finds it until then
+    is_array: bool = True  # False: a plain job, of one element
     num_lanes: int = 1  # read from manifests of earlier versions, which ran one-GPU points in parallel
 
     def job_keys(self) -> dict[str, tuple[str, int | None]]:
@@ -83,20 +79,18 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
     points: list[Spec] = []
     submissions: list[Submission] = []
 
+    def arrays(self) -> list[tuple[Submission, SlurmArray]]:
+        return [(submission, array) for submission in self.submissions for array in submission.arrays]
+
 
 def add_points(manifest: Manifest, points: Iterable[Spec]) -> None:
-    """Add points at the end of the manifest's points, except those that it already has."""
     manifest.points = list(dict.fromkeys([*manifest.points, *points]))
 
 
 def as_job_name(name: str) -> str:
-    """Return the name under which the manifest holds a job, whose name in Slurm may be any text.
-
-    The name of a job of `submit` or of a job file stays as it is.
-    """
+    """Return Slurm's job name (any text) as the manifest holds it; names from `submit` and job files stay."""
     return NOT_IN_JOB_NAME.sub("_", name.lower())[:100] or "_"
 
 
 def start_submission(submission_id: str, backend: Backend) -> Submission:
-    """Return a submission that starts now on this host."""
     return Submission(submission_id, backend, utc_timestamp(), host=socket.gethostname())

@@ -49,46 +49,38 @@ class RecordStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RankEpoch(RecordStruct, frozen=True):
-    """Times of one rank in one epoch, in nanoseconds; None means "not measured" or "not stated".
-
-    `compute_time_ns` is copy + forward + backward + optimizer. `data_time_ns` is the time that the device was idle
-    waiting for data. `loader_wait_ns` is the host's wait for the loader, which may be hidden behind device work.
-    The times of the parts are None if the whole step is one CUDA graph.
-    """
+    """Times of one rank in one epoch, in nanoseconds; None means "not measured" or "not stated"."""
 
     rank: NonNegativeInt
     epoch_time_ns: PositiveNanoseconds | None = None
-    compute_time_ns: Nanoseconds | None = None
-    copy_ns: Nanoseconds | None = None
+    compute_time_ns: Nanoseconds | None = None  # copy + forward + backward + optimizer
+    copy_ns: Nanoseconds | None = None  # this and the next three are None if the whole step is one CUDA graph
     forward_ns: Nanoseconds | None = None
     backward_ns: Nanoseconds | None = None
     optimizer_ns: Nanoseconds | None = None
-    data_time_ns: Nanoseconds | None = None
-    loader_wait_ns: Nanoseconds | None = None
+    data_time_ns: Nanoseconds | None = None  # the device was idle, waiting for data
+    loader_wait_ns: Nanoseconds | None = None  # the host's wait for the loader, which may be hidden behind device work
     num_samples: NonNegativeInt | None = None  # images that the rank trained on; one seen twice counts twice
     started_unix_ns: Nanoseconds | None = None  # start of the epoch, to find its telemetry
 
 
 class Epoch(RecordStruct, frozen=True):
-    """One epoch: every rank's times, the loss, and the accuracy (from 0 to 1). `epoch` counts from 1.
+    """One epoch: every rank's times, the loss, and the accuracy (from 0 to 1).
 
-    `num_updates` counts from the start of training to the end of this epoch. If the loss was not finite, `loss` is None
-    and `diverged_at_update` is set. `num_samples` counts distinct samples over all ranks. `first_learning_rate`
-    is that of the first update, `peak_learning_rate` the largest one of the epoch (both None before schema 11). Timings
-    from elsewhere have None for what they do not state, updates and samples included (since schema 12).
+    Timings from elsewhere have None for what they do not state, updates and samples included (since schema 12).
     """
 
-    epoch: PositiveInt
+    epoch: PositiveInt  # counts from 1
     ranks: Annotated[tuple[RankEpoch, ...], msgspec.Meta(min_length=1)]
-    num_updates: NonNegativeInt | None
-    num_samples: NonNegativeInt | None = None
-    loss: float | None = None
+    num_updates: NonNegativeInt | None  # from the start of training to the end of this epoch
+    num_samples: NonNegativeInt | None = None  # distinct samples over all ranks
+    loss: float | None = None  # None if it was not finite; then `diverged_at_update` is set
     accuracy: UnitFraction | None = None
     test_loss: float | None = None
     test_accuracy: UnitFraction | None = None
     diverged_at_update: NonNegativeInt | None = None
-    first_learning_rate: float | None = None
-    peak_learning_rate: float | None = None
+    first_learning_rate: float | None = None  # of the first update; None before schema 11
+    peak_learning_rate: float | None = None  # the largest of the epoch; None before schema 11
     step_times_ns: tuple[Nanoseconds, ...] | None = None
 
     @property
@@ -97,19 +89,22 @@ class Epoch(RecordStruct, frozen=True):
         timed = [rank for rank in self.ranks if rank.epoch_time_ns is not None]
         return max(timed, key=lambda rank: rank.epoch_time_ns or 0, default=None)
 
+    @property
+    def time_ns(self) -> int:
+        """The epoch time of the slowest rank; 0 if no time was measured."""
+        return max(rank.epoch_time_ns or 0 for rank in self.ranks)
+
 
 class DeviceMemory(RecordStruct, frozen=True):
-    """Peak memory of one device of one rank, in bytes. On the CPU: the peak resident set size of the process.
-
-    `usable_bytes` is the memory that the process held at its end plus the free memory. It excludes
-    other processes and CUDA itself, and is at most `memory_limit_gib`. It is None on a CPU without a limit.
-    """
+    """Peak memory of one device of one rank, in bytes. On the CPU: the peak resident set size of the process."""
 
     rank: NonNegativeInt
     device: ShortText
     peak_allocated_bytes: NonNegativeInt
     peak_reserved_bytes: NonNegativeInt | None = None
     num_alloc_retries: NonNegativeInt | None = None
+    # held by the process at its end or free: without other processes and CUDA itself, at most `memory_limit_gib`;
+    # None on a CPU without a limit
     usable_bytes: NonNegativeInt | None = None
 
 
@@ -121,15 +116,12 @@ class StepSeries(RecordStruct, frozen=True):
 
 
 class Collective(RecordStruct, frozen=True):
-    """One collective of the profiled steps; durations are [step][rank]. A profile lists collectives by start time.
-
-    `num_bytes` is the size of one rank's input. A rank's duration includes its wait for the others.
-    """
+    """One collective of the profiled steps. A profile lists collectives by start time."""
 
     kind: TransferKind
     operation: ShortText
-    num_bytes: NonNegativeInt
-    durations_ns: tuple[tuple[Nanoseconds, ...], ...] = ()
+    num_bytes: NonNegativeInt  # the size of one rank's input
+    durations_ns: tuple[tuple[Nanoseconds, ...], ...] = ()  # [step][rank], with the rank's wait for the others
 
 
 class Profile(RecordStruct, frozen=True):
@@ -162,14 +154,11 @@ class Profile(RecordStruct, frozen=True):
 
 
 class AllReduce(RecordStruct, frozen=True):
-    """An isolated all-reduce of one size. `times_ns`: slowest rank's time per call, by window; empty after an OOM.
-
-    `is_bucket` is True if one of DDP's gradient buckets has this size.
-    """
+    """An isolated all-reduce of one size."""
 
     num_bytes: PositiveInt
-    times_ns: tuple[PositiveNanoseconds, ...] = ()
-    is_bucket: bool = False
+    times_ns: tuple[PositiveNanoseconds, ...] = ()  # slowest rank's time per call, by window; empty after an OOM
+    is_bucket: bool = False  # one of DDP's gradient buckets has this size
 
 
 class Transfer(RecordStruct, frozen=True):
@@ -188,20 +177,18 @@ class SplitPart(RecordStruct, frozen=True):
 
 
 class Communication(RecordStruct, frozen=True):
-    """The raw result of `measure: communication`; `notes` name parts that could not be measured, with the reason.
-
-    `sweep_captured` is True if the calls of the sweep ran as one CUDA graph. It is None without a sweep, and in records
-    before schema 6: there the sweep ran as one CUDA graph only if the steps did.
-    """
+    """The raw result of `measure: communication`."""
 
     steps_per_window: PositiveInt
     series: tuple[StepSeries, ...]
     transfers: tuple[Transfer, ...] = ()
     profile: Profile | None = None
     sweep: tuple[AllReduce, ...] = ()
+    # True if the calls of the sweep ran as one CUDA graph. None without a sweep, and before schema 6, where they did so
+    # only if the steps did
     sweep_captured: bool | None = None
     split: tuple[SplitPart, ...] = ()
-    notes: tuple[Text, ...] = ()
+    notes: tuple[Text, ...] = ()  # on parts that could not be measured, with the reason
 
     def __post_init__(self) -> None:
         rounds = {len(series.window_times_ns) for series in self.series}
@@ -215,8 +202,7 @@ class Communication(RecordStruct, frozen=True):
 class MemoryTrial(RecordStruct, frozen=True):
     """One trial of a memory search, in its own processes, and the memory of the fullest device in bytes.
 
-    On the CPU, peak and usable memory count from the moment when `memory_limit_gib` was set. The memory fields are
-    None if the batch did not fit; `reason` explains a failure other than an OOM (since schema 9).
+    On the CPU, memory counts from the moment when `memory_limit_gib` was set. It is None if the batch did not fit.
     """
 
     batch_size_per_gpu: PositiveInt
@@ -226,11 +212,10 @@ class MemoryTrial(RecordStruct, frozen=True):
     peak_reserved_bytes: NonNegativeInt | None = None
     usable_bytes: NonNegativeInt | None = None
     num_alloc_retries: NonNegativeInt | None = None
-    reason: Text | None = None
+    reason: Text | None = None  # of a failure other than an OOM (since schema 9)
 
     @property
     def is_oom(self) -> bool:
-        """True if memory ran out."""
         return not self.fits and self.reason is None
 
 
@@ -249,16 +234,12 @@ def bracket_of(trials: Sequence[MemoryTrial]) -> Bracket:
 
 
 class MemorySearch(RecordStruct, frozen=True):
-    """The result of `measure: memory`: the trials in order, and three batch sizes per GPU that follow from them.
-
-    `predicted` comes from the first straight line through two trials; it is None if there was no line.
-    `smallest_failing` is None if no trial failed.
-    """
+    """The result of `measure: memory`: the trials in order, and three batch sizes per GPU that follow from them."""
 
     trials: tuple[MemoryTrial, ...]
-    predicted: PositiveInt | None
+    predicted: PositiveInt | None  # by the first straight line through two trials; None without one
     largest_fitting: PositiveInt
-    smallest_failing: PositiveInt | None
+    smallest_failing: PositiveInt | None  # None if no trial failed
 
     def __post_init__(self) -> None:
         if (self.largest_fitting, self.smallest_failing) != bracket_of(self.trials):
@@ -268,11 +249,7 @@ class MemorySearch(RecordStruct, frozen=True):
 
 
 class StageResult(RecordStruct, frozen=True):
-    """The test of one quantized network: correct answers, the same answers as fp32, and answers that are ties.
-
-    `num_bytes` counts weights, biases and scales. Without a network, or if its scores are not finite, the counts are
-    None and `problem` says why.
-    """
+    """The test of one quantized network: correct answers, the same answers as fp32, and answers that are ties."""
 
     stage: QuantizationStage
     scale_rule: ScaleRule | None = None  # None: fp32
@@ -280,15 +257,12 @@ class StageResult(RecordStruct, frozen=True):
     num_correct: NonNegativeInt | None = None
     num_agreeing: NonNegativeInt | None = None
     num_ties: NonNegativeInt | None = None
-    num_bytes: PositiveInt | None = None
-    problem: Text | None = None
+    num_bytes: PositiveInt | None = None  # of weights, biases and scales
+    problem: Text | None = None  # why the counts are None: no network, or its scores are not finite
 
 
 class LayerScales(RecordStruct, frozen=True):
-    """The scales of a layer with int8 activations, and the largest magnitudes of its integers.
-
-    `max_accumulator` is the largest sum that any int8 input could give, bias included.
-    """
+    """The scales of a layer with int8 activations, and the largest magnitudes of its integers."""
 
     layer: ShortText
     weight_scales: tuple[float, ...]
@@ -296,7 +270,7 @@ class LayerScales(RecordStruct, frozen=True):
     output_scale: float
     max_weight: NonNegativeInt
     max_bias: NonNegativeInt
-    max_accumulator: NonNegativeInt
+    max_accumulator: NonNegativeInt  # the largest sum that any int8 input could give, bias included
 
 
 class NetworkScales(RecordStruct, frozen=True):
@@ -331,45 +305,38 @@ class Quantization(RecordStruct, frozen=True):
 
 
 class Measurement(RecordStruct, frozen=True):
-    """The raw values of an ok attempt; every reported figure is computed from them.
-
-    `num_points_before` counts the points that the same processes ran before this one. `compile_time_s` is the slowest
-    rank's wall time for compiling and capturing, before the clock starts. Each of `captured_batch_sizes` has its own
-    CUDA graph. `num_parameters` and `gradient_bytes` are None if timings from elsewhere do not state them.
-    """
+    """The raw values of an ok attempt; every reported figure is computed from them."""
 
     epochs: tuple[Epoch, ...]
-    num_parameters: PositiveInt | None
-    gradient_bytes: PositiveInt | None
+    num_parameters: PositiveInt | None  # None if timings from elsewhere do not state it
+    gradient_bytes: PositiveInt | None  # likewise
     memory: tuple[DeviceMemory, ...] = ()
-    num_points_before: NonNegativeInt = 0
+    num_points_before: NonNegativeInt = 0  # that the same processes ran before this one
     precision_used: ShortText | None = None
     cudnn_benchmark: bool | None = None
     num_threads: PositiveInt | None = None
     execution_used: Execution | None = None
-    compile_time_s: NonNegativeFloat | None = None
-    captured_batch_sizes: tuple[PositiveInt, ...] = ()
+    compile_time_s: NonNegativeFloat | None = None  # slowest rank's wall time to compile and capture, before the clock
+    captured_batch_sizes: tuple[PositiveInt, ...] = ()  # each has its own CUDA graph
     communication: Communication | None = None
     memory_search: MemorySearch | None = None
     quantization: Quantization | None = None
 
 
 class GpuWindow(RecordStruct, frozen=True):
-    """Telemetry of one GPU during one epoch; `gpu` is its index in `environment.gpus`. None means "not measured".
-
-    `energy_j` is the board's energy, from its energy counter or by integrating the sampled power; from Ampere on, the
-    driver reports power as the mean over the last second. `throttle_reasons` are those seen in any sample, without
-    harmless ones (an idle GPU, clocks set by the user).
-    """
+    """Telemetry of one GPU during one epoch. None means "not measured"."""
 
     epoch: PositiveInt
-    gpu: NonNegativeInt
+    gpu: NonNegativeInt  # its index in `environment.gpus`
     num_telemetry_samples: NonNegativeInt = msgspec.field(name="num_samples")
     median_sm_clock_mhz: NonNegativeFloat | None = None
     min_sm_clock_mhz: NonNegativeFloat | None = None
     mean_power_w: NonNegativeFloat | None = None
     max_temperature_c: NonNegativeFloat | None = None
-    throttle_reasons: tuple[ThrottleReason, ...] | None = None
+    throttle_reasons: tuple[ThrottleReason, ...] | None = (
+        None  # in any sample, without harmless ones (idle, set clocks)
+    )
+    # of the board: its energy counter, or sampled power integrated (from Ampere on, the mean power of the last second)
     energy_j: NonNegativeFloat | None = None
     energy_method: EnergyMethod | None = None
 

@@ -8,6 +8,7 @@ import msgspec
 
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
+from pipeline.experiment.point_label import Processors
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Spec
@@ -18,17 +19,14 @@ PointStatus = Literal["ok", "oom", "failed", "rejected", "missing"]
 
 
 class PointOutcome(NamedTuple):
-    """One expected point: its status, its chosen record, the reason if it is not ok, and its superseded attempts.
-
-    `may_hold_result` is True if its only record is rejected but may be valid: to be renamed, made readable, or read by
-    a later pipeline.
-    """
+    """One expected point: its status, its chosen record, the reason if it is not ok, and its superseded attempts."""
 
     spec: Spec
     status: PointStatus
     record: Record | None
     reason: str
     superseded: Sequence[Record] = ()
+    # its only record is rejected but may be valid: to be renamed, made readable, or read by a later pipeline
     may_hold_result: bool = False
 
 
@@ -60,15 +58,16 @@ class CollectedOutcomes(NamedTuple):
 
     @property
     def records(self) -> list[Record]:
-        """The record of each point that has one."""
         return [outcome.record for outcome in self.outcomes if outcome.record]
+
+    @property
+    def processors(self) -> Processors:
+        """What the points run on: GPUs, or processes if all are of the CPU."""
+        return "processes" if {outcome.spec.device for outcome in self.outcomes} == {"cpu"} else "GPUs"
 
 
 def collect_outcomes(experiment: Experiment) -> CollectedOutcomes:
-    """Return the outcomes of an experiment, for tables. Without a manifest it expects the points with a record.
-
-    Raises CommandError if the manifest or the records cannot be read.
-    """
+    """Return the outcomes; without a manifest, of the points with a record. Raises CommandError if unreadable."""
     manifest = experiment.read_manifest()
     try:
         found, rejected = record_store.load_folder(experiment.records_folder, for_tables=True)

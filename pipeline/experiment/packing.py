@@ -45,7 +45,6 @@ def order_key(spec: Spec, *, may_share: bool) -> tuple[bool, int, tuple[int, int
 
 
 def random_order_key(value: object) -> bytes:
-    """Return a sort key that puts values in a fixed random order."""
     return hashlib.sha256(f"{ORDER_SEED} {value}".encode()).digest()
 
 
@@ -53,10 +52,7 @@ MAX_SHARED_MEMORY_FRACTION = 0.5  # of a device's memory; a point that may need 
 
 
 def points_for_same_processes(points: Sequence[Spec]) -> list[Spec]:
-    """Return the longest prefix of the points that one set of processes may run; at least the first point.
-
-    A repeat of an earlier point needs new processes.
-    """
+    """Return the longest prefix of the points, at least one, that the same processes may run. Repeats need new ones."""
     first, *others = points
     shared = [first]
     for spec in others if may_share_processes(first) else []:
@@ -75,10 +71,7 @@ def may_share_processes(spec: Spec) -> bool:
 
 
 def process_layout(spec: Spec) -> tuple[object, ...]:
-    """Return the properties that the processes depend on: points that differ in one cannot share processes.
-
-    The order of the values is fixed, because the order of the array elements depends on their digest.
-    """
+    """Return what processes depend on, to compare points. The order of points depends on the order of these values."""
     first = ("device", "strategy", "num_gpus", "num_nodes", "model")
     others = alike_key(spec, (*first, *PROCESS_MAY_DIFFER))
     return (*(getattr(spec, axis) for axis in first), spec.reads_data, *others)
@@ -92,7 +85,6 @@ class EarlierPoint(NamedTuple):
 
 
 def has_memory_headroom(spec: Spec, before: Sequence[EarlierPoint]) -> bool:
-    """True if the point is expected to stay far enough from the memory limit to run in used processes."""
     return expected_memory_fraction(spec, before) <= MAX_SHARED_MEMORY_FRACTION
 
 

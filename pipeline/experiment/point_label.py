@@ -38,9 +38,15 @@ VALUES = {
     ("input", "gpu"): "images on the device",
     ("measure", "epochs"): "timed epochs",
     ("reference_batch_size", "128"): "",  # the usual case
+    ("scale_rule", "largest_magnitude"): "largest magnitude",
+    ("scale_rule", "three_sigma"): "three sigma",
+    ("scale_rule", "percentile_99_9"): "99.9th percentile",
 }
 ALL_REMEDIES = "all remedies"
-PLAIN_AXES = ("strategy", "precision", "input", "dataset", "model", "device", "layout", "execution", "measure", "gpu")
+PLAIN_AXES = (
+    *("strategy", "precision", "input", "dataset", "model", "device", "layout", "execution", "measure", "gpu"),
+    "scale_rule",
+)
 """Axes whose value needs no further word: `bf16`, not `precision bf16`."""
 
 
@@ -49,6 +55,22 @@ def varying_axes(rows: Iterable[Mapping[str, Any]], without: Sequence[str] = ())
     rows = list(rows)
     found = [axis for axis in (*AXES, "gpu") if rows and axis in rows[0] and axis not in without]
     return [axis for axis in found if len({repr(row[axis]) for row in rows}) > 1]
+
+
+def distinguishing_axes(
+    rows: Sequence[Mapping[str, Any]], known: Sequence[str] = (), optional: Sequence[str] = EFFORT_AXES
+) -> list[str]:
+    """Return the axes that name the rows beside the `known` ones: those in which the rows differ.
+
+    It leaves out `optional` axes, unless two rows would then be the same; the last ones come back first.
+    """
+    every = varying_axes(rows, known)
+
+    def count(axes: Iterable[str]) -> int:
+        return len({repr([row.get(axis) for axis in (*known, *axes)]) for row in rows})
+
+    choices = ([axis for axis in every if axis not in optional[:end]] for end in range(len(optional), 0, -1))
+    return next((axes for axes in choices if count(axes) == count(every)), every)
 
 
 def describe_point(row: Mapping[str, Any], axes: Sequence[str]) -> str:
@@ -85,7 +107,6 @@ def is_said(axis: str, value: Any) -> bool:
 
 
 def describe_axis(axis: str, value: Any) -> str:
-    """Return the value of one axis in words."""
     if axis == "num_gpus":
         return f"{value} GPU" if value == 1 else f"{value} GPUs"
     if axis == "num_nodes" and value == 1:
@@ -104,10 +125,7 @@ def describe_axis(axis: str, value: Any) -> str:
 
 
 def describe_training(points: Iterable[Spec]) -> str:
-    """Return the models and the images that the points train on, in words: `resnet18 on cifar10`.
-
-    It names the limit of the memory of a process if all points have the same.
-    """
+    """Return models and images in words, `resnet18 on cifar10`, and the memory limit if all points share one."""
     points = list(points)
     pairs = {(spec.model, spec.dataset if spec.reads_data else "synthetic images") for spec in points}
     limits = {spec.memory_limit_gib for spec in points}

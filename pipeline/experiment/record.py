@@ -53,18 +53,14 @@ FailureKind = Literal[
 
 
 class Failure(RecordStruct, frozen=True):
-    """The failure of an attempt: its kind, its message, and the rank and node where it happened.
-
-    `memory_of_others_bytes` is the memory that other processes held on each GPU of that rank after an OOM; None is
-    "not known".
-    """
+    """The failure of an attempt, and the rank and node where it happened."""
 
     kind: FailureKind
     message: Text
     rank: NonNegativeInt | None = None
     node: ShortText | None = None
     exit_code: int | None = None
-    memory_of_others_bytes: tuple[NonNegativeInt | None, ...] = ()
+    memory_of_others_bytes: tuple[NonNegativeInt | None, ...] = ()  # on each GPU of the rank after an OOM
 
 
 class Gpu(RecordStruct, frozen=True):
@@ -78,11 +74,7 @@ class Gpu(RecordStruct, frozen=True):
 
 
 class Environment(RecordStruct, frozen=True):
-    """The hardware, software and variables of an attempt; not part of the run id. `variables` is an allow-list.
-
-    Commit and digest are those of the code that the ranks imported; `source_changed` is True if its files were edited
-    before the end.
-    """
+    """The hardware, software and variables of an attempt; not part of the run id."""
 
     gpus: tuple[Gpu, ...] = ()
     num_gpus_allocated: NonNegativeInt | None = None
@@ -98,19 +90,18 @@ class Environment(RecordStruct, frozen=True):
     torchvision: ShortText | None = None
     python: ShortText | None = None
     pipeline: ShortText | None = None
-    git_commit: ShortText | None = None
+    git_commit: ShortText | None = None  # of the code that the ranks imported
     git_dirty: bool | None = None
-    source_digest: ShortText | None = None
-    source_changed: bool | None = None
+    source_digest: ShortText | None = None  # likewise
+    source_changed: bool | None = None  # its files were edited before the end
     sm_clock_mhz: NonNegativeInt | None = None
     slurm: dict[ShortText, ShortText] = msgspec.field(default_factory=dict)
-    variables: dict[ShortText, ShortText] = msgspec.field(default_factory=dict)
+    variables: dict[ShortText, ShortText] = msgspec.field(default_factory=dict)  # an allow-list
     data: ShortText | None = None
     source: ShortText | None = None
 
     @property
     def timing_variables(self) -> dict[str, str]:
-        """The recorded variables that may change a step's time."""
         return {
             name: value
             for name, value in self.variables.items()
@@ -119,10 +110,7 @@ class Environment(RecordStruct, frozen=True):
 
 
 class Record(RecordStruct, frozen=True):
-    """One attempt. `launch_id` names the launch that ran it. Timestamps are UTC and only used for the cost.
-
-    Raises ValueError if status and content contradict each other.
-    """
+    """One attempt. Raises ValueError if status and content contradict each other."""
 
     schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
     run_id: ShortText
@@ -130,13 +118,13 @@ class Record(RecordStruct, frozen=True):
     spec: Spec
     status: Status
     reason: Text
-    launch_id: ShortText
+    launch_id: ShortText  # of the launch that ran it
     measured: bool = True  # False: timings measured elsewhere, brought in by ingest
     measurement: Measurement | None = None
     failure: Failure | None = None
     environment: Environment = Environment()
     telemetry: Telemetry | None = None
-    started_at: ShortText | None = None
+    started_at: ShortText | None = None  # in UTC, only used for the cost
     ended_at: ShortText | None = None
 
     def __post_init__(self) -> None:
@@ -170,5 +158,4 @@ class Record(RecordStruct, frozen=True):
                 raise ValueError(f"every window of {series.variant} needs the times of {len(ranks)} ranks")
 
     def status_line(self) -> str:
-        """Return the status and its reason, if there is one, as a line."""
         return f"{self.status}: {self.reason}" if self.reason else self.status

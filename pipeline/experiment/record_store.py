@@ -24,17 +24,13 @@ PATTERN_ERROR = f"Expected `str` matching regex {NO_CONTROL_CHARACTERS!r}"  # as
 
 
 class RejectedFile(NamedTuple):
-    """A file that does not hold the record that its name states. `run_id` is None if the point is unknown.
-
-    `copy_of` is the run id and attempt if the file holds a valid record under a wrong name. `is_newer` is True if a
-    later version of the pipeline wrote it.
-    """
+    """A file that does not hold the record that its name states."""
 
     path: Path
-    run_id: str | None
+    run_id: str | None  # None if the point is unknown
     reason: str
-    copy_of: tuple[str, int] | None = None
-    is_newer: bool = False
+    copy_of: tuple[str, int] | None = None  # run id and attempt of the valid record that it holds under a wrong name
+    is_newer: bool = False  # a later version of the pipeline wrote it
 
 
 class InvalidRecord(files.UnreadableFile):
@@ -157,10 +153,7 @@ def load_folder(folder: Path, *, for_tables: bool = False) -> tuple[list[Record]
 
 
 def drop_fields_without_table(record: Record, environments: dict[bytes, Environment]) -> None:
-    """Remove from the record the fields that no table reads, and share equal environments between records.
-
-    Step times and environments are most of a record: without them 100,000 records fit into 1 GiB.
-    """
+    """Drop what no table reads, and share equal environments, so that 100,000 records fit into 1 GiB."""
     for epoch in record.measurement.epochs if record.measurement else ():
         msgspec.structs.force_setattr(epoch, "step_times_ns", None)
     gpus = tuple(msgspec.structs.replace(gpu, memory_of_others_bytes=None) for gpu in record.environment.gpus)

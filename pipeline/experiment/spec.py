@@ -231,7 +231,6 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def rate_varies(self) -> bool:
-        """True if the learning rate changes from update to update."""
         return self.schedule != "constant" or "warmup" in self.remedies
 
     @property
@@ -248,7 +247,6 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def reads_data(self) -> bool:
-        """True if the point reads images from the data folder."""
         return self.dataset != "synthetic" and (self.input in ("dataloader", "gpu") or self.evaluate)
 
     @property
@@ -278,7 +276,6 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def full_steps_per_epoch(self) -> int:
-        """Steps of a whole epoch: ceil(shard_size / batch_size_per_gpu)."""
         return math.ceil(self.shard_size / self.batch_size_per_gpu)
 
     @property
@@ -290,10 +287,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def may_stop_early(self) -> bool:
-        """True if the run may end once the epoch time is precise enough: epochs after warm-up only repeat the timing.
-
-        Evaluation, remedies and a schedule need the whole training.
-        """
+        """True if epochs after warm-up only repeat the timing: the run may end once it is precise enough."""
         has_only_windows = self.measure == "epochs" and self.epochs == NUM_WARM_UP_EPOCHS + self.windows
         return has_only_windows and not (self.evaluate or self.remedies or self.rate_varies)
 

@@ -63,5 +63,4 @@ def suggests_oom(log: str) -> bool:
 
 
 def contains_any(text: str, signs: tuple[str, ...]) -> bool:
-    """True if the text contains one of the signs."""
     return any(sign in text for sign in signs)

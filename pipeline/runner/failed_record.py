@@ -108,14 +108,12 @@ def shared_memory_hint() -> str:
 
 
 def failure_from_error(error: RankError) -> Failure:
-    """Return the failure that a rank reported itself."""
     fields = msgspec.structs.asdict(error) | {"message": f"rank {error.rank}: {error.message}"}
     del fields["time_ns"]
     return Failure(**fields)
 
 
 def failure_from_signal(rank: int, signal_number: int) -> Failure:
-    """Return the failure of a rank that a signal killed."""
     hint = ""
     if signal_number == signal.SIGKILL:
         hint = "; if the node ran out of memory, raise mem_per_gpu_gib in the grid file"

@@ -2,6 +2,10 @@
 
 Nothing here touches a device. Import this module nowhere else: it makes the importing process end with its parent. A
 failed import raises nothing here: it fails again in the rank, and the point's record holds the error.
+
+The imports take 2.8 s of CPU, 1.0 of them for TorchDynamo, which torchvision imports. To import torchvision only where
+a model needs it saves nothing: torch's optimizers import TorchDynamo too, and then every rank does so for itself. A
+launch of two ranks took 4.8 s of CPU in place of 3.7.
 """
 
 import contextlib

@@ -83,7 +83,6 @@ def add_point_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_data_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the option that names the data folder."""
     default = Path(os.environ.get("PIPELINE_DATA") or "data")
     parser.add_argument(
         "--data",
@@ -94,5 +93,4 @@ def add_data_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def read_launch_options(arguments: argparse.Namespace, point_limit_s: int | None, num_threads: int) -> LaunchOptions:
-    """Return the launch options of the command line."""
     return LaunchOptions(arguments.data, arguments.keep_trace, arguments.rerun, point_limit_s, num_threads)

@@ -55,12 +55,10 @@ class LaunchSession:
 
     @property
     def current_spec(self) -> Spec:
-        """The point that the ranks run now."""
         return self.specs[len(self.published)]
 
     @property
     def current_files(self) -> RankFiles:
-        """The files of the point that the ranks run now."""
         return self.rank_files_by_point[len(self.published)]
 
     @contextlib.contextmanager
@@ -132,7 +130,7 @@ class LaunchSession:
             self.published.append(None)
             return
         times = {"started_at": started_at, "ended_at": self._started_at}
-        record = msgspec.structs.replace(record, environment=compare_source(record.environment), **times)
+        record = msgspec.structs.replace(record, environment=mark_source_changed(record.environment), **times)
         try:
             record, path = self._publish_valid(record)
         except OSError as error:  # go on, because the ranks already run the next point
@@ -181,8 +179,8 @@ def publish_with_retries(record: Record, folder: Path) -> Path:
     return record_store.publish_record(record, folder)
 
 
-def compare_source(environment: Environment) -> Environment:
-    """Return the environment; `source_changed` is set if the ranks' source differs from the launcher's or the disk's.
+def mark_source_changed(environment: Environment) -> Environment:
+    """Set `source_changed` if the ranks' source differs from the launcher's or the disk's. Return the environment.
 
     After an edit, later processes import another version: the sampler of a later point, the workers of a data loader.
     """

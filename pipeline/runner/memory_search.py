@@ -29,8 +29,8 @@ from pipeline.system.errors import log_line
 MAX_OTHER_FAILURES = 2  # errors and crashes near the boundary that a search counts as "does not fit"
 CRASH_EXIT_CODES = (-signal.SIGSEGV, -signal.SIGBUS)  # the crashes of native code that does not check its allocations
 
-RunRanks = Callable[[Spec, RankFiles, str], dict[int, RankExit]]
-"""The type of pipeline.runner.start_ranks.run_ranks, which runs a point's ranks and returns those that failed."""
+RunNodeRanks = Callable[[Spec, RankFiles, str], dict[int, RankExit]]
+"""The type of pipeline.runner.start_ranks.run_node_ranks, which runs a point's ranks and returns those that failed."""
 
 
 class FinishedTrial(NamedTuple):
@@ -42,18 +42,18 @@ class FinishedTrial(NamedTuple):
     failure: Failure | None
 
 
-def search_memory(spec: Spec, rank_files: RankFiles, launch_id: str, run_ranks: RunRanks) -> Record:
-    """Run trials until the boundary is known. Return the record, which lists all of them.
+def search_memory(spec: Spec, rank_files: RankFiles, launch_id: str, run_node_ranks: RunNodeRanks) -> Record:
+    """Run trials until the boundary is known. Return the record that lists them all.
 
     The record is `oom` if not even one sample fits, and `failed` if a trial failed for a reason other than memory.
-    Raises whatever `run_ranks` raises.
+    Raises whatever `run_node_ranks` raises.
     """
     finished: list[FinishedTrial] = []
     trials: list[MemoryTrial] = []
     while (size := memory_trials.next_batch_size(trials, spec.batch_size_per_gpu)) is not None:
         folder = rank_files.folder / f"trial{len(trials)}"
         shutil.rmtree(folder, ignore_errors=True)  # left by the same launch before Slurm requeued it
-        last = run_trial(spec, size, RankFiles(folder), f"{launch_id}-trial{len(trials)}", run_ranks)
+        last = run_trial(spec, size, RankFiles(folder), f"{launch_id}-trial{len(trials)}", run_node_ranks)
         finished.append(last)
         trials.append(last.trial)
         log_line(f"{spec.run_id()}: trial {len(trials)}: {describe_trial(last)}")
@@ -76,12 +76,14 @@ def is_memory_failure(failure: Failure, trials: Sequence[MemoryTrial]) -> bool:
     return is_rank_error and num_other_failures <= MAX_OTHER_FAILURES and memory_trials.is_last_trial_near_oom(trials)
 
 
-def run_trial(spec: Spec, batch_size: int, rank_files: RankFiles, trial_id: str, run_ranks: RunRanks) -> FinishedTrial:
+def run_trial(
+    spec: Spec, batch_size: int, rank_files: RankFiles, trial_id: str, run_node_ranks: RunNodeRanks
+) -> FinishedTrial:
     """Run three full steps at a batch size, and return the trial. It fails if any rank fails."""
     probe = spec.trial_spec(batch_size)
     rank_files.write_point(PointTask(probe, None, needs_free_gpus=True))
     started_ns = time.monotonic_ns()
-    exits = run_ranks(probe, rank_files, trial_id)
+    exits = run_node_ranks(probe, rank_files, trial_id)
     time_ns = time.monotonic_ns() - started_ns
     result = None if exits else rank_files.read_result()
     if result is None:
@@ -114,7 +116,6 @@ def fitting_trial(spec: Spec, batch_size: int, time_ns: int, memory: tuple[Devic
 
 
 def describe_trial(finished: FinishedTrial) -> str:
-    """Return a log line about a trial."""
     trial = finished.trial
     if finished.failure is not None:
         outcome = OOM_REASONS.get(finished.failure.kind, f"failed, {trial.reason}")

@@ -20,7 +20,7 @@ point that is ok; those of other points stay in logs/scratch.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ from pipeline.experiment.record import Environment, FailureKind
 from pipeline.experiment.spec import Spec
 from pipeline.system import files
 
+T = TypeVar("T")
 Task = Literal["measure", "known_answers", "exposure"]
 
 
@@ -47,6 +48,10 @@ class PointTask(msgspec.Struct, frozen=True):
     task: Task = "measure"
     needs_free_gpus: bool = False
     only: tuple[VariantName, ...] = ()
+
+    @property
+    def data_folder(self) -> Path | None:
+        return Path(self.data) if self.data else None
 
 
 class FollowingPoint(msgspec.Struct, frozen=True):
@@ -116,8 +121,7 @@ class RankFiles:
 
     def read_following(self) -> list[FollowingPoint]:
         """Return the points that the same ranks run next, in order."""
-        path = self.folder / "following.json"
-        return msgspec.json.decode(path.read_bytes(), type=list[FollowingPoint]) if path.exists() else []
+        return self._read("following.json", list[FollowingPoint]) or []
 
     def has_started(self) -> bool:
         """True if the ranks have started this point, so they have finished the one before it."""
@@ -125,23 +129,22 @@ class RankFiles:
 
     def read_environment(self) -> Environment:
         """Return the environment of the ranks; an empty one if rank 0 failed before it wrote it."""
-        path = self.folder / "environment.json"
-        return msgspec.json.decode(path.read_bytes(), type=Environment) if path.exists() else Environment()
+        return self._read("environment.json", Environment) or Environment()
 
     def read_result(self) -> PointResult | None:
-        """Return the result, or None if there is none."""
-        path = self.folder / "result.json"
-        return msgspec.json.decode(path.read_bytes(), type=PointResult) if path.exists() else None
+        return self._read("result.json", PointResult)
 
     def read_findings(self) -> Findings | None:
-        """Return the findings of a self-test, or None if there are none."""
-        path = self.folder / "findings.json"
-        return msgspec.json.decode(path.read_bytes(), type=Findings) if path.exists() else None
+        return self._read("findings.json", Findings)
 
     def read_errors(self) -> Iterator[RankError]:
         """Yield the errors of the ranks of all nodes."""
         for path in self.folder.glob("rank*.error.json"):
             yield msgspec.json.decode(path.read_bytes(), type=RankError)
+
+    def _read(self, name: str, kind: type[T]) -> T | None:
+        path = self.folder / name
+        return msgspec.json.decode(path.read_bytes(), type=kind) if path.exists() else None
 
     def _write(self, name: str, value: msgspec.Struct | Sequence[msgspec.Struct]) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

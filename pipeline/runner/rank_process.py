@@ -44,16 +44,15 @@ def save_part_times(series: list[list[PartTimesNs]], path: Path) -> None:
     np.savez_compressed(path, **{f"epoch{i}": np.stack(parts) for i, parts in enumerate(series, 1)})  # type: ignore[arg-type]
 
 
-def run_rank_points(first: RankFiles, store: Path | None) -> None:
-    """Run the first point, then the points that may follow it in the same processes.
+def run_rank(first: RankFiles, store: Path | None) -> None:
+    """Run this rank: its first point, then those that may follow in the same processes.
 
     Stop before a point that may come near the memory boundary, since fragments of earlier points would move the
     boundary. Stop also when a rank cannot reset its memory statistics. The launcher then starts new processes.
     """
     with record_rank_errors(first):
         point = first.read_point()
-        gpu_checks.check_gpu_supported(point.spec, device_indices(point.spec, process_group.find_rank(point.spec)))
-        decode_ahead(point.spec, Path(point.data) if point.data else None)  # first: no other rank waits yet
+        check_gpus_and_decode(point)  # first: no other rank waits yet
         rank = process_group.join_process_group(point.spec, store)
         earlier = [EarlierPoint(point.spec, run_point(point, rank, first, 0))]
     rank_files = first
@@ -66,11 +65,17 @@ def run_rank_points(first: RankFiles, store: Path | None) -> None:
             rank_files = next_rank_files
             if rank.rank == 0:
                 rank_files.write_point(point)
-            gpu_checks.check_gpu_supported(point.spec, device_indices(point.spec, rank))  # its precision may differ
-            decode_ahead(point.spec, Path(point.data) if point.data else None)
+            check_gpus_and_decode(point)
             earlier.append(EarlierPoint(point.spec, run_point(point, rank, rank_files, len(earlier))))
     with record_rank_errors(rank_files):
         process_group.leave_process_group()
+
+
+def check_gpus_and_decode(point: PointTask) -> None:
+    """Check that this rank's GPUs can compute in the point's precision, and decode its image folder."""
+    rank = process_group.find_rank(point.spec)
+    gpu_checks.check_gpu_supported(point.spec, device_indices(point.spec, rank))
+    decode_ahead(point.spec, point.data_folder)
 
 
 @contextlib.contextmanager
@@ -121,7 +126,10 @@ def add_memory_of_others(failure: RankError, spec: Spec) -> RankError:
 
 
 def run_point(point: PointTask, rank: Rank, rank_files: RankFiles, num_points_before: int) -> Sequence[DeviceMemory]:
-    """Run a point; rank 0 writes its result. Return the peak memory of every rank's devices, empty for a self-test."""
+    """Run one point; rank 0 writes its result.
+
+    Return the peak memory of every rank's devices, empty for a self-test.
+    """
     own = provenance.describe_environment(point.spec, rank)
     environment = merge_environments(point, process_group.all_gather(own, Environment))
     if rank.rank == 0:
@@ -166,11 +174,10 @@ def run_measurement(point: PointTask, rank: Rank, rank_files: RankFiles) -> Meas
             rank_files.traces.mkdir(exist_ok=True)
         traces = rank_files.traces if point.keep_trace else None
         return measure_communication(point.spec, rank, traces, point.only)
-    data = Path(point.data) if point.data else None
     if point.spec.measure == "quantize":
-        trained = quantize_point(point.spec, rank, data, rank_files.weights)
+        trained = quantize_point(point.spec, rank, point.data_folder, rank_files.weights)
     else:
-        trained = train_point(point.spec, rank, data)
+        trained = train_point(point.spec, rank, point.data_folder)
     if rank.rank == 0:
         save_part_times(trained.series, rank_files.series)
     return trained.measurement
@@ -196,4 +203,4 @@ def main(folder: Path, store: Path | None) -> None:
         sys.stdout.reconfigure(line_buffering=True)  # os._exit drops lines that are still buffered
     host.set_process_name(f"rank{os.environ['RANK']}")
     set_num_threads(os.environ.get("OMP_NUM_THREADS", ""))
-    run_rank_points(RankFiles(folder), store)
+    run_rank(RankFiles(folder), store)

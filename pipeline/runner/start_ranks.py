@@ -37,7 +37,7 @@ RENDEZVOUS_TIMEOUT_S = 300
 _fork_server_environ: dict[str, str] = {}  # os.environ when the fork server started
 
 
-def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_threads: int = 1) -> dict[int, RankExit]:
+def run_node_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_threads: int = 1) -> dict[int, RankExit]:
     """Run this node's ranks, and return the exits of those that failed. If one fails, torchrun's agent ends the others.
 
     Raises RuntimeError if the ranks cannot be started or do not meet. A signal to this process ends the ranks, and no
@@ -45,11 +45,11 @@ def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_threads: in
     """
     variables = {**default_omp_threads(spec, num_threads), **python_variables()}
     with environment_variables(variables):
-        return start_and_wait(spec, rank_files, launch_id, start_fork_server())
+        return run_under_agent(spec, rank_files, launch_id, start_fork_server())
 
 
-def start_and_wait(spec: Spec, rank_files: RankFiles, launch_id: str, start_method: str) -> dict[int, RankExit]:
-    """Start the ranks by this start method of multiprocessing, and wait until all have ended."""
+def run_under_agent(spec: Spec, rank_files: RankFiles, launch_id: str, start_method: str) -> dict[int, RankExit]:
+    """Start the ranks under torchrun's agent by this start method of multiprocessing. Wait until all have ended."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -59,7 +59,7 @@ def start_and_wait(spec: Spec, rank_files: RankFiles, launch_id: str, start_meth
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(drop_traceback)
     try:
         with rank_store(spec) as store:
-            elastic_launch(config, run_rank)(rank_files.folder, store, *environ_changes())
+            elastic_launch(config, become_rank)(rank_files.folder, store, *environ_changes())
     except (RendezvousError, OSError, EOFError) as error:  # the last two: the store or the fork server failed
         if isinstance(error, OSError):
             name_shared_memory(error)
@@ -139,8 +139,8 @@ def environ_changes() -> tuple[dict[str, str], list[str]]:
     return changed, [name for name in _fork_server_environ if name not in os.environ]
 
 
-def run_rank(folder: Path, store: Path | None, changed: dict[str, str], removed: list[str]) -> None:
-    """Run a rank in this process, which was started for it.
+def become_rank(folder: Path, store: Path | None, changed: dict[str, str], removed: list[str]) -> None:
+    """Make this new process a rank: set its environment, then run RANK_MODULE.
 
     The start method goes back to the default, so that data loaders start their workers as usual.
     """

@@ -127,7 +127,6 @@ class NvmlGpus:
             self.note = "no GPU was sampled: CUDA_VISIBLE_DEVICES names no whole GPU that the driver knows"
 
     def read(self) -> tuple[GpuSample, ...]:
-        """Return a sample of every GPU."""
         return tuple(self._read_one(index, handle) for index, handle in enumerate(self._handles))
 
     def _read_one(self, index: int, handle: Any) -> GpuSample:
@@ -206,7 +205,6 @@ def write_line(file: BinaryIO, line: SamplerHeader | SamplerNote | SamplingRound
 
 
 def main() -> None:
-    """Run the sampler of one node until SIGTERM."""
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.runner.telemetry_sampler",
         description="Sample the GPUs and CPUs of this node until SIGTERM.",

@@ -88,7 +88,6 @@ def srun_arguments(cpus_per_task: str) -> list[str]:
 
 
 def max_running_elements(request: SlurmRequest, num_elements: int) -> int:
-    """Return the number of elements that may run at the same time."""
     return min(num_elements, request.max_parallel or MAX_RUNNING_ELEMENTS)
 
 
@@ -100,10 +99,7 @@ def option_lines(options: Mapping[str, str]) -> list[str]:
 def render_batch_script(
     job_name: str, request: SlurmRequest, num_elements: int, setup: Sequence[str], command: Sequence[str]
 ) -> str:
-    """Return the batch script of an array as a dry run shows it.
-
-    submitit adds its own lines (logs, wckey), and `element_command` stands in place of `command`.
-    """
+    """Return the script as a dry run shows it: without submitit's lines, `command` in place of `element_command`."""
     options = {"job-name": job_name, "signal": f"USR2@{SIGNAL_DELAY_S}", **request.options}
     if num_elements > 1:
         options["array"] = f"0-{num_elements - 1}%{max_running_elements(request, num_elements)}"
@@ -131,10 +127,7 @@ def submitit_parameters(job_name: str, request: SlurmRequest, num_elements: int,
 
 
 def job_file_options(name: str, num_points: int, shape: ResourceShape, resources: Resources) -> dict[str, str]:
-    """Return the sbatch options of a grid's job file, which runs one point in each element of one array.
-
-    They are those of a submitted array, with memory and time as the grid file writes them.
-    """
+    """Return the sbatch options of a grid's job file: a submitted array's, memory and time as the grid writes them."""
     options = build_request(shape, resources, SlurmOptions(), None, None).options
     mem = f"{math.ceil(resources.mem_per_gpu_gib * shape.gpus_per_node)}G"
     named = {"job-name": name, "array": f"0-{num_points - 1}", "output": "outputs/%x-%A_%a.log"}

@@ -56,7 +56,6 @@ def describe_plan(
 
 
 def render_plan(plan: dict[str, Any]) -> str:
-    """Return the plan as text."""
     skipped = "".join(f", {count} {reason}" for reason, count in sorted(plan["skipped"].items()))
     lines = [f"{pluralize(len(plan['points']), 'point')} to run{skipped}, {plan['place']}, into {plan['folder']}"]
     for point in plan["points"]:

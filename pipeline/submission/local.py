@@ -14,8 +14,8 @@ from pipeline.experiment.manifest import start_submission
 from pipeline.experiment.point_label import point_labels
 from pipeline.experiment.spec import Spec
 from pipeline.runner.launch_options import LaunchOptions, launch_command, python_variables
-from pipeline.submission.gpu_hours_estimate import predict_durations_s
-from pipeline.submission.local_progress import LocalProgress
+from pipeline.submission.gpu_hours_estimate import find_comparable_attempts, predict_durations_s
+from pipeline.submission.progress_display import ProgressDisplay
 from pipeline.submission.read_progress import read_log_tail
 from pipeline.system.host import die_with_parent, gpu_names
 
@@ -34,7 +34,8 @@ def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], opt
     folder.mkdir(mode=0o700, parents=True)
     specs, gpus = [spec for element in elements for spec in element], gpu_names()
     gpu_model = gpus.pop() if len(gpus) == 1 else None
-    progress = LocalProgress(specs, labels, predict_durations_s(specs, experiment.folder.parent, gpu_model))
+    earlier = find_comparable_attempts(specs, experiment.folder.parent, gpu_model)
+    progress = ProgressDisplay(specs, labels, predict_durations_s(specs, earlier))
     for element in elements:
         num_before = {
             spec: len(record_store.load_attempts(experiment.records_folder, spec.run_id())) for spec in element
@@ -87,6 +88,5 @@ def launch_process(
 
 
 def latest_status_line(experiment: Experiment, spec: Spec, num_before: int) -> str | None:
-    """Return the status line of the point's latest record after the first `num_before`, None if there is none."""
     attempts = record_store.load_attempts(experiment.records_folder, spec.run_id())[num_before:]
     return attempts[-1].status_line() if attempts else None

@@ -50,7 +50,6 @@ class SubmitOptions(NamedTuple):
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> "SubmitOptions":
-        """Return the options that `pipeline.submit` parsed."""
         given = vars(arguments)
         slurm_options = SlurmOptions(**{name: given[name] for name in SlurmOptions._fields})
         others = {name: given[name] for name in cls._fields if name != "slurm_options"}
@@ -58,18 +57,14 @@ class SubmitOptions(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """The Slurm cluster, or this machine, where the points will run.
-
-    `nodes` is None if Slurm is not used, or does not answer in a dry run. `partition_limit_min` is None if the
-    partition has no time limit, or the limit was not queried.
-    """
+    """The Slurm cluster, or this machine, where the points will run."""
 
     kind: ClusterKind
-    nodes: list[NodeType] | None
+    nodes: list[NodeType] | None  # None without Slurm, or if it does not answer in a dry run
     max_array_size: int
     num_local_gpus: int
     notices: list[str]
-    partition_limit_min: int | None = None
+    partition_limit_min: int | None = None  # None without a limit, or if it was not queried
 
 
 class PlannedArray(NamedTuple):
@@ -80,7 +75,6 @@ class PlannedArray(NamedTuple):
     elements: list[list[Spec]]
 
     def run_ids(self) -> list[list[str]]:
-        """Return the run ids of the points of each element."""
         return [[spec.run_id() for spec in element] for element in self.elements]
 
 
@@ -91,7 +85,6 @@ class PointSelection(NamedTuple):
     skipped: dict[str, int]
 
     def describe(self) -> str:
-        """Return the number of points to run, and of skipped points for each reason, as text."""
         skipped = "".join(f", {count} {reason}" for reason, count in sorted(self.skipped.items()))
         return f"{pluralize(len(self.todo), 'point')} to run{skipped}"
 
@@ -112,10 +105,9 @@ def expand_submission(submit_options: SubmitOptions) -> Grid:
 
 
 def inspect_cluster(submit_options: SubmitOptions) -> Cluster:
-    """Return the cluster where the points will run.
+    """Return the cluster where the points will run; a dry run goes on without its nodes.
 
-    Raises CommandError (scheduler) if Slurm is configured and does not answer, so that a login node never starts
-    training by itself. A dry run continues without the nodes.
+    Raises CommandError (scheduler) if Slurm is configured and silent: a login node never starts training by itself.
     """
     without_nodes = Cluster("local", None, slurm_queries.DEFAULT_MAX_ARRAY_SIZE, num_visible_gpus(), [])
     if submit_options.cluster == "local":
@@ -161,10 +153,7 @@ def num_cpu_threads(grid: Grid, cluster: Cluster) -> int:
 
 
 def find_gpu_model(cluster: Cluster, slurm_options: SlurmOptions) -> str | None:
-    """Return the GPU model that all points will run on, None if it is not known.
-
-    On Slurm it is the requested type, else the type of all GPUs of the partition. On this machine it is their name.
-    """
+    """Return the GPU model of all points: Slurm's requested or only type, here the only name; None if unknown."""
     if cluster.kind == "local":
         names = gpu_names()
     elif slurm_options.gpu_type is not None:
@@ -287,10 +276,7 @@ def selected_run_ids(points: Sequence[Spec], only: Sequence[str]) -> set[str]:
 def plan_arrays(
     todo: Sequence[Spec], resources: Resources, cluster: Cluster, submit_options: SubmitOptions
 ) -> list[PlannedArray]:
-    """Return the arrays: one for each resource shape, split to MaxArraySize. Points on several nodes are not packed.
-
-    Points that are not packed keep the grid's order.
-    """
+    """Return the arrays: one for each shape, split to MaxArraySize. Points on several nodes are not packed."""
     arrays = []
     for shape, specs in group_by_shape(todo).items():
         is_packed = submit_options.points_per_element > 1 and shape.num_nodes == 1
@@ -312,5 +298,4 @@ def plan_arrays(
 
 
 def split_to_max_array_size(elements: Sequence[list[Spec]], max_elements: int) -> list[list[list[Spec]]]:
-    """Split the elements into arrays of at most `max_elements`."""
     return [list(elements[i : i + max_elements]) for i in range(0, len(elements), max_elements)]

@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -17,8 +17,8 @@ from pipeline.experiment.outcomes import PointOutcome, resolve_outcomes
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
 from pipeline.submission import slurm_queries, state_rules
-from pipeline.submission.slurm_queries import JobKey, JobState
-from pipeline.submission.state_rules import PointState, PositionInElement, decide_state_in_element
+from pipeline.submission.slurm_queries import JobKey, JobState, job_text
+from pipeline.submission.state_rules import PointState, PositionInElement, decide_state
 from pipeline.system import files
 from pipeline.system.errors import CommandError, log_line
 from pipeline.system.host import parse_timestamp
@@ -29,94 +29,97 @@ FIRST_POLL_S, LAST_POLL_S = 2, 30  # the wait doubles from query to query, to sp
 
 
 class PointProgress(NamedTuple):
-    """One point: its recorded outcome, its state, and its job and log if it has them.
-
-    `is_in_flight` is True while a new record may still appear, from a job or from a `submit` process on this machine,
-    even if the point has one already. `rerun` is the state of a new run of a point that has a result; None without
-    a new run. `started_unix_s` is the start of the launch that runs now.
-    """
+    """One point: its recorded outcome, its state, and its job and log if it has them."""
 
     outcome: PointOutcome
     state: PointState
-    is_in_flight: bool
+    is_in_flight: bool  # a new record may still appear, even if the point has one already
     job: JobKey | None
     log: Path | None
-    rerun: PointState | None = None
-    started_unix_s: float | None = None
+    rerun: PointState | None = None  # the state of a new run of a point that has a result
+    started_unix_s: float | None = None  # start of the launch that runs now
 
     @property
     def spec(self) -> Spec:
         return self.outcome.spec
 
 
-Progress = dict[str, list[PointProgress]]  # by the name of the experiment
+PointsByExperiment = dict[str, list[PointProgress]]
+
+
+class SubmittedJob(NamedTuple):
+    """A job of a submission: a plain job, or an array element, which runs its points one by one."""
+
+    submission: Submission
+    run_ids: Sequence[str]  # of its points, in the order in which they run
+
+    def position_of(
+        self, run_id: str, published: Container[tuple[str, str]], starts: Container[tuple[str, str]]
+    ) -> PositionInElement:
+        """Return the position of a point, from (run id, launch id prefix) of recorded launches and of started ones."""
+        prefix, index = self.submission.launch_id_prefix, self.run_ids.index(run_id)
+        if len(self.run_ids) == 1:
+            return "current"
+        if any((later, prefix) in published for later in self.run_ids[index:]):
+            return "passed"
+        return "current" if index == 0 or (run_id, prefix) in starts else "waiting"
 
 
 class PointJob(NamedTuple):
-    """The job that decides the state of a point, and the position of the point in it.
+    """The job that decides the state of a point, and the position of the point in it."""
 
-    `key` and `state` are None if Slurm knows no job of the point. Every launch id of the point in this job begins with
-    `launch_id_prefix`. An element of a plain sbatch runs a point with a record only under --rerun.
-    """
-
-    key: JobKey | None
-    state: JobState | None
+    key: JobKey | None  # None if Slurm knows no job of the point
+    state: JobState | None  # likewise
     position: PositionInElement
-    launch_id_prefix: str
-    is_plain_sbatch: bool = False
+    launch_id_prefix: str  # every launch id of the point in this job begins with it
+    is_plain_sbatch: bool = False  # which skips recorded points unless --rerun is given
 
     @property
     def may_publish(self) -> bool:
-        """True if the job may still write a record of the point."""
         return self.state is not None and state_rules.is_unfinished(self.state) and self.position != "passed"
 
 
 class Facts(NamedTuple):
-    """All that is known of an experiment's points, apart from their records.
-
-    `slurm_problem` says why Slurm cannot be queried, None if it can. `in_arrays` holds the run ids of all arrays, also
-    of arrays without a job id. `submit_is_here` is True if another `submit` process on this machine holds the lock;
-    `running_here` is the run id of the point that it runs now.
-    """
+    """All that is known of an experiment's points, apart from their records."""
 
     job_states: Mapping[JobKey, JobState]
-    slurm_problem: str | None
-    jobs: dict[str, dict[JobKey, Submission]]
-    in_arrays: set[str]
-    positions: "ElementPositions"
-    submit_is_here: bool
-    running_here: str | None
+    slurm_problem: str | None  # why Slurm cannot be queried, None if it can
+    jobs: dict[str, dict[JobKey, SubmittedJob]]
+    in_arrays: set[str]  # run ids of all arrays, also of arrays without a job id
+    published: set[tuple[str, str]]  # as published_launches returns it
+    starts: Mapping[tuple[str, str], float]  # as read_launch_starts returns it
+    submit_is_here: bool  # another `submit` process on this machine holds the lock
+    running_here: str | None  # the run id of the point that it runs now
     logs: dict[str, Path]
     now: datetime
 
     def find_job(self, run_id: str) -> PointJob:
-        """Return the job that decides the state of the point."""
         jobs = self.jobs.get(run_id, {})
         key = choose_job(list(jobs), self.job_states)
         if key is None:
             return PointJob(None, None, "current", LOCAL_PREFIX)
-        state, position = self.job_states[key], self.positions.of(run_id, key)
-        return PointJob(key, state, position, jobs[key].launch_id_prefix, jobs[key].backend == "sbatch")
+        submission, position = jobs[key].submission, jobs[key].position_of(run_id, self.published, self.starts)
+        is_plain_sbatch = submission.backend == "sbatch"
+        return PointJob(key, self.job_states[key], position, submission.launch_id_prefix, is_plain_sbatch)
 
 
 def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = False) -> list[PointProgress]:
-    """Return the progress of every expected point.
+    """Return the progress of every expected point. `holds_lock`: the caller itself holds the submission lock.
 
-    If Slurm does not answer, points that were submitted to it and have no record are `unknown`. Pass `holds_lock=True`
-    if the caller itself holds the submission lock.
+    If Slurm does not answer, points that were submitted to it and have no record are `unknown`.
     """
     # Slurm and the lock first: a job or a `submit` that has ended by then has published its records
     slurm = query_slurm(manifest, experiment.job_owners())  # adds missing job ids to the manifest
     submit_is_here = not holds_lock and experiment.is_being_submitted()
     found, rejected = record_store.load_folder(experiment.records_folder)
-    arrays = [array for submission in manifest.submissions for array in submission.arrays]
     starts = read_launch_starts(experiment, found)
     facts = Facts(
         job_states=slurm.job_states,
         slurm_problem=slurm.problem,
         jobs=submitted_jobs(manifest),
-        in_arrays={run_id for array in arrays for element in array.elements for run_id in element},
-        positions=find_element_positions(manifest, found, starts),
+        in_arrays={run_id for _, array in manifest.arrays() for element in array.elements for run_id in element},
+        published=published_launches(found),
+        starts=starts,
         submit_is_here=submit_is_here,
         running_here=find_running_here(manifest, starts) if submit_is_here else None,
         logs=find_logs(experiment, manifest),
@@ -126,7 +129,6 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
 
 
 def find_progress(outcome: PointOutcome, facts: Facts) -> PointProgress:
-    """Return the progress of one point."""
     run_id = outcome.spec.run_id()
     job = facts.find_job(run_id)
     state = decide_current_state(outcome, job, facts)
@@ -136,7 +138,7 @@ def find_progress(outcome: PointOutcome, facts: Facts) -> PointProgress:
         state = state._replace(reason=f"{state.reason}; {note}" if state.reason else note)
     is_in_flight = state.word in state_rules.IN_FLIGHT or job.may_publish or rerun is not None
     is_running = "running" in (state.word, rerun.word if rerun else "")
-    started_s = facts.positions.starts.get((run_id, job.launch_id_prefix)) if is_running else None
+    started_s = facts.starts.get((run_id, job.launch_id_prefix)) if is_running else None
     return PointProgress(outcome, state, is_in_flight, job.key, facts.logs.get(run_id), rerun, started_s)
 
 
@@ -151,8 +153,8 @@ def decide_current_state(outcome: PointOutcome, job: PointJob, facts: Facts) -> 
         return PointState("pending", "a submit process on this machine is running or submitting it")
     tail = "" if has_result else read_log_tail(facts.logs.get(run_id), since=f"{run_id}: starting")
     # a plain sbatch does not count: the manifest lists its whole grid, even if only some elements were submitted
-    was_submitted = any(submission.backend == "slurm" for submission in facts.jobs.get(run_id, {}).values())
-    return decide_state_in_element(outcome, job.state, job.position, was_submitted, tail, facts.now)
+    was_submitted = any(other.submission.backend == "slurm" for other in facts.jobs.get(run_id, {}).values())
+    return decide_state(outcome, job.state, was_submitted, tail, facts.now, job.position)
 
 
 def decide_rerun_state(outcome: PointOutcome, job: PointJob, facts: Facts) -> PointState | None:
@@ -160,12 +162,17 @@ def decide_rerun_state(outcome: PointOutcome, job: PointJob, facts: Facts) -> Po
     run_id, prefix = outcome.spec.run_id(), job.launch_id_prefix
     if outcome.status not in state_rules.RECORDED_STATUSES:
         return None
-    has_started = (run_id, prefix) in facts.positions.starts
-    has_published = (run_id, prefix) in facts.positions.published
+    has_started = (run_id, prefix) in facts.starts
+    has_published = (run_id, prefix) in facts.published
     if job.may_publish and not has_published and (has_started or not job.is_plain_sbatch):
         no_record = outcome._replace(status="missing")
-        return decide_state_in_element(no_record, job.state, job.position, True, "", facts.now)
+        return decide_state(no_record, job.state, True, "", facts.now, job.position)
     return PointState("running", "") if run_id == facts.running_here else None
+
+
+def published_launches(found: Iterable[Record]) -> set[tuple[str, str]]:
+    """Return (run id, launch id prefix) of each launch that has a record."""
+    return {(record.run_id, record.launch_id.partition("-")[0]) for record in found}
 
 
 def read_launch_starts(experiment: Experiment, found: Iterable[Record]) -> dict[tuple[str, str], float]:
@@ -190,17 +197,11 @@ def find_running_here(manifest: Manifest, starts: Mapping[tuple[str, str], float
     return newest if newest is not None and own[newest] >= since_unix_s else None
 
 
-def job_text(job: JobKey) -> str:
-    """Return the job as Slurm writes it: 7_0 for element 0 of array 7, and 7 for a plain job."""
-    job_id, index = job
-    return job_id if index is None else f"{job_id}_{index}"
-
-
 class SlurmAnswer(NamedTuple):
     """The states of a manifest's jobs; none, and the `problem`, if Slurm cannot be queried.
 
-    `of_others` holds the jobs that have an id of the manifest, and another name or owner. They belong to other work:
-    Slurm's ids may restart, two clusters may share a home, and a stranger may have written the manifest.
+    `of_others` are jobs with an id of the manifest and another name or owner: Slurm's ids may restart, two clusters may
+    share a home, and a stranger may have written the manifest.
     """
 
     job_states: Mapping[JobKey, JobState] = {}
@@ -211,10 +212,9 @@ class SlurmAnswer(NamedTuple):
 def query_slurm(manifest: Manifest, owners: Collection[int]) -> SlurmAnswer:
     """Return what Slurm says of the manifest's jobs, which these users own.
 
-    An array has no job id if `submit` died before it stored the id. This function asks Slurm for the job with the
-    array's name, and sets the id in the manifest object.
+    An array has no job id if `submit` died before it stored it: then set the id of Slurm's job with the array's name.
     """
-    arrays = [array for submission in manifest.submissions for array in submission.arrays]
+    arrays = [array for _, array in manifest.arrays()]
     if not arrays:
         return SlurmAnswer()
     presence = slurm_queries.probe_slurm()
@@ -240,56 +240,14 @@ def is_of_others(job: JobState, job_name: str, owners: Collection[int]) -> bool:
     return has_other_name or (job.uid is not None and job.uid not in owners)
 
 
-def submitted_jobs(manifest: Manifest) -> dict[str, dict[JobKey, Submission]]:
-    """Return run id -> its jobs in the order of submission, each with the submission that it belongs to.
-
-    Slurm's ids may restart: a job belongs to the latest array that has its id.
-    """
-    jobs: dict[str, dict[JobKey, Submission]] = {}
-    latest = {array.job_id: array for submission in manifest.submissions for array in submission.arrays}
-    for submission in manifest.submissions:
-        for array in submission.arrays:
-            for run_id, job in array.job_keys().items() if latest[array.job_id] is array else ():
-                jobs.setdefault(run_id, {})[job] = submission
+def submitted_jobs(manifest: Manifest) -> dict[str, dict[JobKey, SubmittedJob]]:
+    """Return run id -> its jobs, oldest first. Slurm's ids may restart: the latest array has the job."""
+    jobs: dict[str, dict[JobKey, SubmittedJob]] = {}
+    latest = {array.job_id: array for _, array in manifest.arrays()}
+    for submission, array in manifest.arrays():
+        for run_id, key in array.job_keys().items() if latest[array.job_id] is array else ():
+            jobs.setdefault(run_id, {})[key] = SubmittedJob(submission, array.elements[key[1] or 0])
     return jobs
-
-
-class ElementPositions(NamedTuple):
-    """Tells which points of an array element have run, run now, or wait. An element runs its points one by one.
-
-    `elements` has only elements with several points. It maps the job of an element to the prefix of its launch ids and
-    to the run ids of its points, in the order in which they run. `published` holds (run id, launch id prefix) of each
-    launch that has a record, and `starts` is what read_launch_starts returned.
-    """
-
-    elements: dict[JobKey, tuple[str, list[str]]]
-    published: set[tuple[str, str]]
-    starts: Mapping[tuple[str, str], float]
-
-    def of(self, run_id: str, job: JobKey) -> PositionInElement:
-        """Return the position of a point in its job; "current" for a point that is alone in its job."""
-        if job not in self.elements:
-            return "current"
-        prefix, run_ids = self.elements[job]
-        index = run_ids.index(run_id)
-        if any((later, prefix) in self.published for later in run_ids[index:]):
-            return "passed"
-        return "current" if index == 0 or (run_id, prefix) in self.starts else "waiting"
-
-
-def find_element_positions(
-    manifest: Manifest, found: Iterable[Record], starts: Mapping[tuple[str, str], float]
-) -> ElementPositions:
-    """Return the positions of all points, from the records and the starts of launches without a record."""
-    elements = {
-        (array.job_id, index if array.is_array else None): (submission.launch_id_prefix, run_ids)
-        for submission in manifest.submissions
-        for array in submission.arrays
-        for index, run_ids in enumerate(array.elements)
-        if array.job_id is not None and len(run_ids) > 1
-    }
-    published = {(record.run_id, record.launch_id.partition("-")[0]) for record in found}
-    return ElementPositions(elements, published, starts)
 
 
 def choose_job(jobs: list[JobKey], job_states: Mapping[JobKey, JobState]) -> JobKey | None:
@@ -301,15 +259,13 @@ def choose_job(jobs: list[JobKey], job_states: Mapping[JobKey, JobState]) -> Job
 
 
 def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
-    """Return run id -> its latest log, if this user may see it. A link or a FIFO in its place is no log.
-
-    The log of a plain sbatch is found only where its job file puts it.
-    """
+    """Return run id -> its latest log, if this user may see it and it is no link or FIFO."""
     logs: dict[str, Path] = {}
     for submission in manifest.submissions:
         folder = experiment.log_folder(submission.id)
         for array in submission.arrays:
             for run_id, job in array.job_keys().items():
+                # the log of a plain sbatch is found only where its job file puts it
                 of_sbatch = experiment.folder.parent / f"{array.job_name}-{job_text(job)}.log"
                 of_submit = folder / array.job_name / f"{job_text(job)}_0_log.err"
                 logs[run_id] = of_sbatch if submission.backend == "sbatch" else of_submit
@@ -319,10 +275,7 @@ def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
 
 
 def follow_link_beside(log: Path) -> Path:
-    """Return the file in the same folder that a log links to, as `submit` links the logs of points in one element.
-
-    Return the log itself if it is no such link.
-    """
+    """Return the file in the same folder that a log links to (points of one element share one), else the log."""
     with contextlib.suppress(OSError, ValueError):  # it is no link, or it links to another folder
         return log.with_name(os.readlink(log))
     return log
@@ -342,7 +295,7 @@ def read_log_tail(log: Path | None, since: str = "") -> str:
     return "\n".join(tails)
 
 
-def poll_until_finished(read: Callable[[], Progress]) -> Iterator[Progress]:
+def poll_until_finished(read: Callable[[], PointsByExperiment]) -> Iterator[PointsByExperiment]:
     """Yield what `read` returns, again and again, until no point in it is in flight or unknown."""
     poll_s = FIRST_POLL_S
     while True:
@@ -357,7 +310,7 @@ def poll_until_finished(read: Callable[[], Progress]) -> Iterator[Progress]:
 def wait_until_finished(experiment: Experiment) -> None:
     """Wait until no point is in flight or unknown. Log the number of points in each state when it changes."""
 
-    def read() -> Progress:
+    def read() -> PointsByExperiment:
         manifest = experiment.read_manifest()
         assert manifest is not None, "the submission wrote it"
         return {manifest.name: read_progress(experiment, manifest)}
@@ -372,6 +325,5 @@ def wait_until_finished(experiment: Experiment) -> None:
 
 
 def count_gaps(experiment: Experiment, specs: Sequence[Spec]) -> int:
-    """Return the number of points whose records hold no result."""
     attempts = record_store.load_attempts_by_point(experiment.records_folder, {spec.run_id() for spec in specs})
     return resolve_outcomes(specs, chain.from_iterable(attempts), ()).coverage.num_gaps

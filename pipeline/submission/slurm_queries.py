@@ -28,17 +28,14 @@ SlurmPresence = Literal["absent", "silent", "up"]
 
 
 class JobState(NamedTuple):
-    """The state of a job or array element in Slurm; `exit_code` is -N if signal N ended it.
-
-    `name` is the job's name and `uid` its owner; "" and None if Slurm's line about it does not say.
-    """
+    """The state of a job or array element in Slurm."""
 
     state: str
-    exit_code: int | None
+    exit_code: int | None  # -N if signal N ended it
     end_time: str | None
     reason: str
-    name: str = ""
-    uid: int | None = None
+    name: str = ""  # "" if Slurm does not say
+    uid: int | None = None  # of the owner; None if Slurm does not say
 
 
 class NodeType(NamedTuple):
@@ -52,11 +49,16 @@ class NodeType(NamedTuple):
     partition: str = ""
 
     def count_gpus(self, gpu_type: str | None) -> int:
-        """Return the number of GPUs of this type, or of all GPUs if the type is None."""
         return self.num_gpus if gpu_type is None else self.gpus_by_type.get(gpu_type, 0)
 
 
 JobKey = tuple[str, int | None]  # job id (of the array), index in the array (None for a plain job)
+
+
+def job_text(job: JobKey) -> str:
+    """Return the job as Slurm writes it: 7_0 for element 0 of array 7, and 7 for a plain job."""
+    job_id, index = job
+    return job_id if index is None else f"{job_id}_{index}"
 
 
 def probe_slurm() -> SlurmPresence:
@@ -76,7 +78,6 @@ def probe_slurm() -> SlurmPresence:
 
 
 def unreadable_answer(command: str, line: str) -> CommandError:
-    """Return the error for an answer of Slurm that cannot be parsed."""
     start = line.strip()[:80]
     return CommandError(f"{command} printed {start!r}, which this tool does not understand; try again.", EXIT_SCHEDULER)
 
@@ -87,10 +88,7 @@ def parse_number(text: str) -> int | None:
 
 
 def query_max_array_size() -> int:
-    """Return the largest number of elements of an array, MaxArraySize: indices run from 0 to MaxArraySize - 1.
-
-    Return 1 if MaxArraySize is 0, because then Slurm has no arrays. Raises CommandError if it cannot be parsed.
-    """
+    """Return the largest number of elements of an array; 1 if MaxArraySize is 0 (no arrays). Raises CommandError."""
     match = re.search(r"^MaxArraySize\b.*$", ask_slurm("scontrol", "show", "config", cure=OR_LOCAL), re.MULTILINE)
     if match is None:
         return DEFAULT_MAX_ARRAY_SIZE
@@ -101,10 +99,7 @@ def query_max_array_size() -> int:
 
 
 def read_table(command: str, answer: str, num_columns: int) -> list[list[str]]:
-    """Return the rows of an answer; skip blank lines, and lines without "|", which are banners of the cluster.
-
-    Raises CommandError for a row with another number of columns, or if there are only banners.
-    """
+    """Return the rows; lines without "|" are banners. Raises CommandError for a damaged row, or for banners alone."""
     lines = [line for line in answer.splitlines() if line.strip()]
     rows = [line.split("|") for line in lines if "|" in line]
     damaged = ["|".join(row) for row in rows if len(row) != num_columns] or (lines if not rows else [])
@@ -114,10 +109,7 @@ def read_table(command: str, answer: str, num_columns: int) -> list[list[str]]:
 
 
 def query_node_types(partition: str | None) -> list[NodeType]:
-    """Return the nodes of one partition, of several (`a,b`), or of the default partition (None).
-
-    Raises CommandError (scheduler) for a partition that Slurm does not have.
-    """
+    """Return the nodes of one partition, several (`a,b`) or the default (None). Raises CommandError (scheduler)."""
     rows = query_node_rows()
     names = {row[0].rstrip("*") for row in rows}
     wanted = choose_partitions([row[0] for row in rows], partition)
@@ -171,10 +163,7 @@ def query_partition_limit_min(partition: str | None) -> int | None:
 
 
 def parse_limit_min(text: str) -> int | None:
-    """Return sinfo's `[days-]hours:minutes:seconds` or `minutes:seconds` in whole minutes, None for `infinite`.
-
-    Raises CommandError for any other text.
-    """
+    """Return sinfo's `[[days-]hours:]minutes:seconds` in whole minutes, None for `infinite`. Raises CommandError."""
     if text == "infinite":
         return None
     match = re.fullmatch(r"(?:(?:([0-9]{1,9})-)?([0-9]{1,9}):)?([0-9]{1,9}):[0-9]{1,9}", text)
@@ -204,10 +193,7 @@ def parse_gpus(gres: str) -> Counter[str] | None:
 
 
 def query_job_states(job_ids: Collection[str]) -> dict[JobKey, JobState]:
-    """Return the state of every element of these jobs that Slurm still knows, from squeue, else from sacct.
-
-    Raises CommandError (scheduler) if squeue does not answer.
-    """
+    """Return the state of every element that Slurm still knows, from squeue, else sacct. Raises CommandError."""
     wanted = sorted(set(job_ids))
     return {**dict(read_sacct(wanted)), **dict(read_squeue(wanted))} if wanted else {}
 
@@ -215,24 +201,26 @@ def query_job_states(job_ids: Collection[str]) -> dict[JobKey, JobState]:
 def read_squeue(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
     """Yield the jobs that the controller remembers; it forgets a job MinJobAge seconds after its end."""
     try:
-        answer = run_slurm("squeue", "-h", "-r", "-t", "all", "-j", ",".join(job_ids), "-O", SQUEUE_FIELDS)
-    except (subprocess.TimeoutExpired, OSError) as error:
-        raise CommandError(f"squeue does not answer ({error}); try again.", EXIT_SCHEDULER) from error
-    if answer.returncode and "Invalid job id specified" in answer.stderr:
-        return  # the query named one job, and the controller has forgotten it
-    if answer.returncode:
-        raise CommandError(f"squeue failed: {' '.join(answer.stderr.split())}; try again.", EXIT_SCHEDULER)
-    lines = [line for line in answer.stdout.splitlines() if line.strip()]
+        answer = ask_slurm("squeue", "-h", "-r", "-t", "all", "-j", ",".join(job_ids), "-O", SQUEUE_FIELDS)
+    except CommandError as refusal:
+        if "Invalid job id specified" in str(refusal):
+            return  # the query named one job, and the controller has forgotten it
+        raise
+    lines = [line for line in answer.splitlines() if line.strip()]
     ours = [line for line in lines if line.partition("|")[0] in job_ids]
     if lines and not ours:  # only banners
         raise unreadable_answer("squeue", lines[0])
     for line in ours:
-        array_id, task_id, state, status, end, reason, uid, name = (line.split("|", 7) + [""] * 7)[:8]
+        array_id, task_id, *fields = (line.split("|", 7) + [""] * 7)[:8]
         index = parse_number(task_id)
         if index is None and task_id != "N/A":
             raise unreadable_answer("squeue", line)
-        word, exit_code = state.strip() or NO_STATE, parse_exit_code(status)
-        yield (array_id, index), JobState(word, exit_code, end, reason, name, parse_number(uid))
+        yield (array_id, index), parse_job_state(*fields)
+
+
+def parse_job_state(state: str, exit_code: str, end_time: str, reason: str, uid: str, name: str) -> JobState:
+    word = (state.split() or [NO_STATE])[0]  # "CANCELLED by 1000"
+    return JobState(word, parse_exit_code(exit_code), end_time, reason, name, parse_number(uid))
 
 
 def parse_exit_code(text: str) -> int | None:
@@ -254,21 +242,20 @@ def parse_exit_code(text: str) -> int | None:
 
 def read_sacct(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
     """Yield the jobs that accounting remembers, none if accounting is off."""
-    fields = "JobID,State,ExitCode,End,Reason,UID,JobName"
+    columns = "JobID,State,ExitCode,End,Reason,UID,JobName"
     try:
-        answer = run_slurm("sacct", "-X", "-n", "-P", "-o", fields, "-j", ",".join(job_ids))
+        answer = run_slurm("sacct", "-X", "-n", "-P", "-o", columns, "-j", ",".join(job_ids))
     except (OSError, subprocess.TimeoutExpired):
         return
     if answer.returncode:
         return
     for line in answer.stdout.splitlines():
-        job, state, code, end, reason, uid, name = (line.split("|", 6) + [""] * 6)[:7]
+        job, *fields = (line.split("|", 6) + [""] * 6)[:7]
         array_id, underscore, task_id = job.partition("_")
         index = parse_number(task_id)
         if array_id not in job_ids or (underscore and index is None):
             continue  # a banner, or a range of waiting elements, which squeue lists one by one
-        word = (state.split() or [NO_STATE])[0]  # "CANCELLED by 1000"
-        yield (array_id, index), JobState(word, parse_exit_code(code), end, reason, name, parse_number(uid))
+        yield (array_id, index), parse_job_state(*fields)
 
 
 def find_jobs_named(names: Collection[str], owners: Collection[int]) -> dict[str, str]:

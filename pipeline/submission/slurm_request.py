@@ -19,28 +19,18 @@ Memory = Literal["0", "default"]
 
 
 class SlurmOptions(NamedTuple):
-    """Slurm options that the user chooses; None keeps the default of the cluster.
-
-    `exclusive` requests whole nodes, so that no other job shares them. `gres` requests GPUs with --gres, for clusters
-    without --gpus-per-node. `mem` is 0 for all memory of a node, `default` for the default of the cluster, None for
-    the memory that the grid states.
-    """
+    """Slurm options that the user chooses; None keeps the default of the cluster."""
 
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None
-    exclusive: bool = False
+    exclusive: bool = False  # request whole nodes, so that no other job shares them
     gpu_type: str | None = None
-    gres: bool = False
-    mem: Memory | None = None
-
-    def named(self) -> dict[str, str]:
-        """Return the options that sbatch has under the same name and with the same value."""
-        return {name: value for name in PASSED_ON if isinstance(value := getattr(self, name), str)}
+    gres: bool = False  # request GPUs with --gres, for clusters without --gpus-per-node
+    mem: Memory | None = None  # 0: all memory of a node; default: that of the cluster; None: what the grid states
 
     def gpus(self, count: int) -> dict[str, str]:
-        """Return the option that requests this number of GPUs of each node."""
         typed = f"{self.gpu_type}:{count}" if self.gpu_type else str(count)
         return {"gres": f"gpu:{typed}"} if self.gres else {"gpus-per-node": typed}
 
@@ -105,7 +95,7 @@ def build_request(
     }
     if slurm_options.mem == "default":
         del options["mem"]
-    options |= slurm_options.named()
+    options |= {name: value for name in PASSED_ON if isinstance(value := getattr(slurm_options, name), str)}
     if slurm_options.exclusive:
         options["exclusive"] = ""
     return SlurmRequest(options, max_parallel, tuple(notices))
@@ -133,7 +123,6 @@ def find_common_limits(nodes: Sequence[NodeType], num_nodes: int, cpus: int, mem
 def reduction_notices(
     shape: ResourceShape, cpus: int, memory_mib: int, most_cpus: int, most_memory_mib: int
 ) -> list[str]:
-    """Return a notice for CPUs, and one for memory, of which the nodes have less than requested."""
     best = "the best node has" if shape.num_nodes == 1 else f"the {shape.num_nodes} best nodes have"
     amounts = (
         (cpus, most_cpus, "CPUs", ""),
@@ -147,7 +136,6 @@ def reduction_notices(
 
 
 def gpus_needed(shape: ResourceShape) -> int:
-    """Return the number of GPUs that a node must have for the shape."""
     return shape.gpus_per_node if shape.device == "cuda" else 0
 
 

@@ -66,7 +66,10 @@ def submit_arrays(
     setup = batch_script.setup_lines(submission.launch_id_prefix, prologue)
     for notice in dict.fromkeys(notice for array in arrays for notice in array.request.notices):
         log_line(f"Notice: {notice}.")
-    add_planned_arrays(experiment, submission, arrays)
+    for index, planned in enumerate(arrays):
+        name = submission.array_name(experiment.folder.name, index)
+        submission.arrays.append(SlurmArray(name, planned.run_ids(), is_array=len(planned.elements) > 1))
+    write_submission(experiment, submission)  # first: Slurm finds a job by its unique name if this process dies
     for index, (planned, array) in enumerate(zip(arrays, tuple(submission.arrays), strict=True)):
         try:
             array.job_id = submit_array(experiment, submission, array, planned.request, setup, options)
@@ -81,14 +84,6 @@ def submit_arrays(
         count, num_points = len(array.elements), sum(len(element) for element in array.elements)
         points = f", {num_points} points" if num_points > count else ""
         print(f"array {array.job_id}: {pluralize(count, 'element')}, {planned.shape}{points}", flush=True)
-
-
-def add_planned_arrays(experiment: Experiment, submission: Submission, arrays: Sequence[PlannedArray]) -> None:
-    """Write the arrays into the manifest. Slurm finds a job by its unique name if this process dies."""
-    for index, planned in enumerate(arrays):
-        name = submission.array_name(experiment.folder.name, index)
-        submission.arrays.append(SlurmArray(name, planned.run_ids(), is_array=len(planned.elements) > 1))
-    write_submission(experiment, submission)
 
 
 def write_submission(experiment: Experiment, submission: Submission) -> None:
@@ -107,9 +102,8 @@ def submit_array(
 ) -> str:
     """Submit one array and return its job id.
 
-    submitit only submits: it writes the batch script and calls sbatch. Its pickle is not loaded by any job, because
-    somebody could change it before the job starts. In the job, array_element runs the command of its element. This
-    process writes the commands before it calls sbatch, so the elements do not need this process later.
+    submitit only writes the batch script and calls sbatch. No job loads its pickle, which somebody could change before
+    the job starts: array_element runs the command of its element, from a file that is written before sbatch is called.
 
     Raises CommandError (scheduler) if sbatch refused the array, and removes its files. Raises SubmissionUnconfirmed if
     Slurm may have accepted it.
@@ -141,10 +135,7 @@ def submit_array(
 
 
 def find_accepted_array(name: str, folder: Path, problem: str) -> str | None:
-    """Return the job id of an array whose sbatch failed, None if Slurm does not have the array.
-
-    Raises SubmissionUnconfirmed if Slurm does not answer.
-    """
+    """Return the job id of an array whose sbatch failed, None if Slurm lacks it. Raises SubmissionUnconfirmed."""
     try:
         found = slurm_queries.find_jobs_named([name], {os.getuid()})
     except CommandError as refusal:
@@ -181,8 +172,8 @@ def recover_job_ids(experiment: Experiment) -> None:
     (scheduler) if an array has no job id and Slurm does not answer.
     """
     manifest = experiment.read_manifest()
-    arrays = [array for submission in manifest.submissions for array in submission.arrays] if manifest else []
-    names = {array.job_name for array in arrays if array.job_id is None}
+    arrays = manifest.arrays() if manifest else []
+    names = {array.job_name for _, array in arrays if array.job_id is None}
     if not names:
         return
     found = slurm_queries.find_jobs_named(names, {os.getuid()})

@@ -17,11 +17,7 @@ from pipeline.system.errors import EXIT_GAPS
 RECORD_GRACE_S = 60  # a network file system may show a new record this late
 
 WAITING_JOB_STATES = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "RESIZING", "SUSPENDED", "STOPPED"}
-WAITING_JOB_STATES |= {
-    "POWER_UP_NODE",
-    "REQUEUED_CRON",  # only in Slurm 20.11
-    "EXPEDITING",  # since Slurm 25.11
-}
+WAITING_JOB_STATES |= {"POWER_UP_NODE", "REQUEUED_CRON", "EXPEDITING"}  # 2nd: only Slurm 20.11, 3rd: since 25.11
 HELD_JOB_STATES = {"REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 RUNNING_JOB_STATES = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING"}
 WORD_BY_ENDED_JOB_STATE = {
@@ -37,10 +33,7 @@ WORD_BY_ENDED_JOB_STATE = {
 }
 UNSUCCESSFUL_JOB_STATES = {*WORD_BY_ENDED_JOB_STATE, "FAILED", "OUT_OF_MEMORY"}
 SLURMSTEPD_ERROR = re.compile(r"slurmstepd(-\S+)?: error: ")  # some versions add the node
-KILLED = (
-    -signal.SIGKILL,  # the batch script was killed
-    128 + signal.SIGKILL,  # a task was killed: srun reports it so
-)
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the batch script was killed, or a task, as srun reports it
 ADVICE_BY_WAIT_REASON = {
     "PartitionDown": "the partition is down; choose another with --partition",
     "PartitionNodeLimit": "the partition has too few nodes; lower num_nodes or choose another",
@@ -67,9 +60,23 @@ class PointState(NamedTuple):
 
 
 def decide_state(
-    outcome: PointOutcome, job: JobState | None, was_submitted: bool, log_tail: str, now: datetime
+    outcome: PointOutcome,
+    job: JobState | None,
+    was_submitted: bool,
+    log_tail: str,
+    now: datetime,
+    position: PositionInElement = "current",
 ) -> PointState:
-    """Return the state of a point. `job` is None if Slurm answered and does not know the job."""
+    """Return the state of a point. `job` is None if Slurm does not know it; it tells only of the point it runs now."""
+    if outcome.status == "missing" and position == "passed":
+        return PointState("lost", "its element has run a later point and there is no record; submit again")
+    if position == "passed":
+        job = None
+    if outcome.status == "missing" and position == "waiting" and job is not None:
+        if job.state in RUNNING_JOB_STATES:
+            return PointState("pending", "waits for the points before it in its element")
+        if job.state in UNSUCCESSFUL_JOB_STATES and not has_just_ended(job, now):
+            return PointState("missing", f"not started: its element ended before it, Slurm says {job.state}")
     if outcome.status == "ok" and job is not None and job.state in UNSUCCESSFUL_JOB_STATES:
         return PointState("ok", "; ".join(filter(None, (outcome.reason, f"Slurm says {job.state} of its latest job"))))
     if outcome.status in (*RECORDED_STATUSES, "rejected"):
@@ -112,19 +119,13 @@ def decide_state_by_job(job: JobState, log_tail: str, now: datetime) -> PointSta
 
 
 def has_just_ended(job: JobState, now: datetime) -> bool:
-    """True if the job has ended as a launch does that has published its records, and they may not be visible yet.
-
-    A launch exits 1 if it recorded that a point is not ok, so an out-of-memory is FAILED to Slurm.
-    """
+    """True if the job ended just now, and as a launch with records does: with a recorded OOM it is FAILED to Slurm."""
     has_recorded = job.state == "COMPLETED" or (job.state == "FAILED" and job.exit_code == EXIT_GAPS)
     return has_recorded and seconds_since(job.end_time, now) < RECORD_GRACE_S
 
 
 def is_memory_kill(job: JobState, log_tail: str) -> bool:
-    """True if the job was killed, and a line of Slurm's own daemon in the log says that it exceeded its memory.
-
-    Any program may write the other lines, so they prove nothing.
-    """
+    """True if the job was killed for its memory, as Slurm's own daemon says; other lines of a log prove nothing."""
     lines = (line for line in log_tail.splitlines() if SLURMSTEPD_ERROR.match(line))
     return job.exit_code in KILLED and any(sign in line for line in lines for sign in SLURM_OOM_SIGNS)
 
@@ -150,25 +151,3 @@ def seconds_since(end_time: str | None, now: datetime) -> float:
         return (now - datetime.fromisoformat(end_time or "")).total_seconds()
     except ValueError:
         return float("inf")
-
-
-def decide_state_in_element(
-    outcome: PointOutcome,
-    job: JobState | None,
-    position: PositionInElement,
-    was_submitted: bool,
-    log_tail: str,
-    now: datetime,
-) -> PointState:
-    """Return the state of a point. The state of a job applies only to the point that the job runs now."""
-    has_record = outcome.status != "missing"
-    if position == "passed" and not has_record:
-        return PointState("lost", "its element has run a later point and there is no record; submit again")
-    if position == "passed":
-        return decide_state(outcome, None, was_submitted, log_tail, now)
-    if position == "waiting" and not has_record and job is not None:
-        if job.state in RUNNING_JOB_STATES:
-            return PointState("pending", "waits for the points before it in its element")
-        if job.state in UNSUCCESSFUL_JOB_STATES and not has_just_ended(job, now):
-            return PointState("missing", f"not started: its element ended before it, Slurm says {job.state}")
-    return decide_state(outcome, job, was_submitted, log_tail, now)

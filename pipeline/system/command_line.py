@@ -11,7 +11,6 @@ class CommandParser(argparse.ArgumentParser):
     """A parser whose errors have no control characters: they quote the command line."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the message, and exit with 2."""
         super().error(replace_control_characters(message))
 
 
@@ -26,7 +25,6 @@ def build_parser(name: str, docstring: str | None) -> argparse.ArgumentParser:
 
 
 def first_line(docstring: str | None) -> str:
-    """Return the summary line of a docstring."""
     return (docstring or "").partition("\n")[0]
 
 

@@ -26,7 +26,6 @@ class Deadline:
 
     @property
     def is_expired(self) -> bool:
-        """True if the time is over."""
         return time.monotonic() >= self._due_s
 
     def __enter__(self) -> None:

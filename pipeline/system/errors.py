@@ -39,10 +39,7 @@ class CommandError(Exception):
 
 
 def open_closed_streams() -> None:
-    """Open /dev/null for each of stdin, stdout and stderr that is closed; child processes inherit it.
-
-    Else a file opened later would take its number.
-    """
+    """Open /dev/null for each closed standard stream: else a file opened later would take its number."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             handle = os.open(os.devnull, os.O_RDWR)  # the lowest free number
@@ -89,11 +86,7 @@ def shorten_list(names: Sequence[str], max_shown: int) -> str:
 
 
 def replace_control_characters(text: str, by: str = "\N{REPLACEMENT CHARACTER}") -> str:
-    """Replace all characters that are not printable, except line breaks and tabs.
-
-    These are control characters (terminal escapes, C1), characters that change the direction or have no width, and
-    those that XML does not allow: `str.isprintable` is False for each of them.
-    """
+    """Replace what is not printable (escapes, C1, text direction, no width, not in XML), but line breaks and tabs."""
     return NOT_ASCII_TEXT.sub(lambda match: match[0] if match[0].isprintable() else by, text)
 
 
@@ -113,7 +106,6 @@ def require_packages(*modules: str) -> None:
 
 
 def missing_package_error(module: str) -> CommandError:
-    """Return the error that names the missing package and how to install it."""
     name = module.partition(".")[0]
     return CommandError(f"needs the package {DISTRIBUTIONS.get(name, name)!r}; {INSTALL}")
 

@@ -29,10 +29,7 @@ class UnreadableFile(ValueError):
 
 
 def create_file_atomically(raw: bytes, path: Path) -> None:
-    """Write a temporary file, fsync it and link it to its name: readers see the whole file or none.
-
-    Raises FileExistsError if the name is taken.
-    """
+    """Publish a whole file or none, by an fsynced temporary file. Raises FileExistsError if the name is taken."""
     with temporary_file_beside(path, raw) as temporary:
         move_exclusively(temporary, path)
         sync_folder(path.parent)
@@ -96,10 +93,7 @@ def check_exclusive_creation(folder: Path) -> None:
 
 @contextlib.contextmanager
 def temporary_file_beside(path: Path, raw: bytes) -> Iterator[str]:
-    """Write the bytes to a temporary file in the same folder and fsync it; delete it at the end.
-
-    Its mode is 0644, or 0600 under a umask that closes files to the group.
-    """
+    """Yield an fsynced temporary file in the same folder, of mode 0644, or 0600 if the umask excludes the group."""
     temporary = f"{path.parent}/{TEMPORARY_PREFIX}{uuid.uuid4().hex}"  # tempfile's files are 0600 under any umask
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
@@ -117,7 +111,6 @@ def temporary_file_beside(path: Path, raw: bytes) -> Iterator[str]:
 
 @contextlib.contextmanager
 def ignore_errno(*codes: int) -> Iterator[None]:
-    """Ignore an OSError that is raised inside and has one of these error numbers."""
     try:
         yield
     except OSError as error:
@@ -184,10 +177,7 @@ def read_tail(path: Path, max_bytes: int) -> bytes:
 
 @contextlib.contextmanager
 def open_regular_file(path: Path | str, *, follow_links: bool = False) -> Iterator[tuple[int, int]]:
-    """Open a regular file, and yield its descriptor and its number of bytes. A FIFO does not block.
-
-    Raises UnreadableFile, also for an OSError in the body.
-    """
+    """Yield descriptor and size of a regular file; a FIFO does not block. Raises UnreadableFile, also for the body."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW))
     except OSError as error:

@@ -66,7 +66,6 @@ def boot_id() -> str | None:
 
 
 def shared_memory() -> str:
-    """Describe the shared memory folder: its size and the free part."""
     try:
         size_bytes, _, free_bytes = shutil.disk_usage(SHARED_MEMORY)
     except OSError as error:

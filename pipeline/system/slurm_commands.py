@@ -39,7 +39,6 @@ unset foreign set_aside"""
 
 
 def ignored_variables() -> list[str]:
-    """Return the names of this process's variables that are hidden from Slurm commands and jobs."""
     return sorted(name for name in os.environ if COMMAND_VARIABLES.fullmatch(name) and name not in KEPT_VARIABLES)
 
 
@@ -54,7 +53,6 @@ def clean_environment() -> Iterator[None]:
 
 
 def ignored_variables_notice() -> list[str]:
-    """Return a sentence that names the ignored variables; empty if there are none."""
     names = ignored_variables()
     if not names:
         return []

@@ -23,10 +23,7 @@ class Source(NamedTuple):
 
 
 def digest_source(package: Path = PACKAGE) -> str:
-    """Return the SHA-256 of the names and bytes of the package's Python files on disk, each after its length.
-
-    Grids are not included: each record holds its point.
-    """
+    """Return the SHA-256 of the names and bytes of the package's Python files; grids are in the records."""
     found = hashlib.sha256()
     for path in sorted(str(path.relative_to(package)) for path in package.rglob("*.py")):
         try:

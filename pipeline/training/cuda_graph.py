@@ -25,7 +25,6 @@ GraphCapturer = Callable[[StepFunction], StepFunction]
 
 
 def num_capture_warm_up_steps(spec: Spec) -> int:
-    """Return how many steps must run before one can be captured."""
     return DDP_CAPTURE_WARM_UP_STEPS if spec.strategy == "ddp" else CAPTURE_WARM_UP_STEPS
 
 

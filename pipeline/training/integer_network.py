@@ -110,7 +110,6 @@ def trace_outputs(layers: Sequence[Layer], images: Tensor) -> list[tuple[Tensor,
 
 
 def fp32_network(layers: Sequence[Layer]) -> Forward:
-    """Return the network in fp32."""
     return lambda images: layers[-1].reshape(trace_outputs(layers, images)[-1][1])
 
 
@@ -174,7 +173,6 @@ class QuantizedNetwork:
 
 
 def compute_weight_scales(layers: Sequence[Layer], rule: ScaleRule, granularity: ScaleGranularity) -> list[Tensor]:
-    """Return the weight scales of each layer. Raises QuantizationProblem."""
     return [compute_scales(layer.module.weight, rule, granularity, f"the weights of {layer.name}") for layer in layers]
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.analysis.stopping_rule import is_time_precise_enough
-from pipeline.data.batches import CHANNEL_MEANS, CHANNEL_STDS, TrainingBatches, build_batches
+from pipeline.data.batches import CHANNEL_MEANS, CHANNEL_STDS, TrainingBatches, build_batches, derive_seed
 from pipeline.data.images import Images, load_images
 from pipeline.experiment.learning_rate import epoch_learning_rates, learning_rate_at
 from pipeline.experiment.measurement import DeviceMemory, Epoch, Measurement, RankEpoch
@@ -60,7 +60,7 @@ def build_training_setup(spec: Spec, rank: Rank, data: Path | None) -> tuple[Tra
     torch.manual_seed(spec.seed)
     batches = build_batches(spec, rank.shard, data)
     bare_model = build_model(spec.model or "resnet18", batches.num_classes, "zero_gamma" in spec.remedies)
-    torch.manual_seed(spec.seed * 1_000_003 + rank.rank)  # each rank draws a different augmentation
+    torch.manual_seed(derive_seed(spec.seed, rank.rank))  # each rank draws a different augmentation
     return batches, bare_model
 
 

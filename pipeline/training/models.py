@@ -55,7 +55,6 @@ class Sequential(nn.Sequential):
     """torch's Sequential with its own forward: under DDP, torch.compile skips a forward that belongs to torch."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Apply every layer in turn."""
         outputs: Tensor = super().forward(images)  # type: ignore[no-untyped-call]
         return outputs
 
@@ -67,7 +66,6 @@ class Stem(nn.Conv2d):
     """
 
     def forward(self, images: Tensor) -> Tensor:
-        """Convolve images [batch, channels, height, width]."""
         if torch.compiler.is_compiling() and images.is_cuda:
             return im2col_convolution(images, self.weight, int(self.padding[0]))
         return super().forward(images)

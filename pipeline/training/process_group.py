@@ -32,7 +32,6 @@ class Rank(NamedTuple):
 
     @property
     def shard(self) -> Shard:
-        """The share of the images that this rank trains on."""
         return Shard(self.rank, self.world_size, self.device)
 
 
@@ -77,7 +76,6 @@ def join_process_group(spec: Spec, store: Path | None = None) -> Rank:
 
 
 def leave_process_group() -> None:
-    """Leave the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -119,7 +117,6 @@ def gather_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def encode_array(array: object) -> object:
-    """Return an array as nested lists, for msgpack."""
     if not isinstance(array, np.ndarray):
         raise NotImplementedError(f"ranks cannot exchange a {type(array).__name__}")
     return array.tolist()

@@ -15,8 +15,8 @@ from pipeline.analysis.pooling import pool_outcomes
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.spec import Device, Execution
-from pipeline.report.collect_experiment import collect_experiment
-from pipeline.report.note_texts import MAX_VALUE_CHARS, shorten_values
+from pipeline.tables.collect_experiment import collect_experiment
+from pipeline.tables.note_texts import MAX_VALUE_CHARS, shorten_values
 
 H200 = (Gpu(name="NVIDIA H200"),)
 DIFFERENCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -170,8 +170,8 @@ def test_a_note_stays_short() -> None:
 def test_tables_know_the_variables_that_records_were_measured_under(tmp_path: Path) -> None:
     found = [under(NCCL_ALGO="Ring", NCCL_DEBUG="INFO"), under(1, NCCL_ALGO="Tree")]
     tables = collect_experiment(make_experiment(tmp_path / "x", *found)).tables
-    assert "mixed NCCL_ALGO: Ring, Tree" in tables.Q1[0]["note"]
-    assert "NCCL_DEBUG" not in tables.Q1[0]["note"]
+    assert "mixed NCCL_ALGO: Ring, Tree" in tables["Q1"][0]["note"]
+    assert "NCCL_DEBUG" not in tables["Q1"][0]["note"]
 
 
 def test_two_types_of_gpu_in_one_experiment_are_named_wherever_they_meet(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_two_types_of_gpu_in_one_experiment_are_named_wherever_they_meet(tmp_pat
         make_record(make_spec(batch_size_per_gpu=64, strategy="ddp", num_gpus=2), environment=other),
     ]
     tables = collect_experiment(make_experiment(tmp_path / "x", *found)).tables
-    rows = [row for row in tables.Q2 if row["scaling"] == "weak"]
+    rows = [row for row in tables["Q2"] if row["scaling"] == "weak"]
     found_rows = [(row["num_gpus"], row["batch_size_per_gpu"], (row["gpu"] or "")[-4:], row["note"]) for row in rows]
     assert found_rows == [
         (1, 128, " A40", None),

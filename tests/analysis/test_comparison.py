@@ -8,12 +8,12 @@ import pytest
 from published_pages import TRUST, missing_in, shown_rows
 
 from pipeline.analysis.comparison import Verdict, verdict_on
-from pipeline.analysis.intervals import MedianTime, coverage_of_ranks, median_time
+from pipeline.analysis.intervals import Estimate, coverage_of_ranks, median_time
 
 NUM_COMPARISONS = 1_000  # in a cell; the seed is fixed
 
 
-def repeats(*medians_s: float, spread_s: float = 0.0) -> MedianTime:
+def repeats(*medians_s: float, spread_s: float = 0.0) -> Estimate:
     """The time of repeats of six windows, which spread around these medians."""
     offsets = [step * spread_s for step in (-1, -0.5, 0, 0, 0.5, 1)]
     found = median_time([[median_s + offset for offset in offsets] for median_s in medians_s])

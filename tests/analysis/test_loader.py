@@ -6,10 +6,10 @@ from factories import make_measurement, make_record, make_spec
 from rendered_tables import build, report, table_of
 
 from pipeline.analysis.loader import MAX_DATA_SHARE
+from pipeline.answers.scaling_claims import usable_rows
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
-from pipeline.report.fit_figures import q2_answer_rows
-from pipeline.report.row_types import Q2Row
+from pipeline.tables.row import Row
 
 
 def waiting(*data_s: float, time_s: float = 1.0, **fields: Any) -> Record:
@@ -26,8 +26,8 @@ def waiting(*data_s: float, time_s: float = 1.0, **fields: Any) -> Record:
     return make_record(spec, measurement=msgspec.structs.replace(measurement, epochs=tuple(epochs)))
 
 
-def row_on(num_gpus: int, *found: Record) -> Q2Row:
-    (row,) = [row for row in build(*found).Q2 if row["num_gpus"] == num_gpus and row.scaling == "weak"]
+def row_on(num_gpus: int, *found: Record) -> Row:
+    (row,) = [row for row in build(*found)["Q2"] if row["num_gpus"] == num_gpus and row["scaling"] == "weak"]
     return row
 
 
@@ -38,16 +38,16 @@ def row_on(num_gpus: int, *found: Record) -> Q2Row:
 )
 def test_the_workers_are_counted_over_all_processes(fields: dict[str, Any], total: int | None) -> None:
     one, two = waiting(0.05, **fields), waiting(0.05, 0.05, **fields)
-    assert row_on(1, one).num_workers_total == total
-    assert row_on(2, one, two).num_workers_total == (None if total is None else 2 * total)
+    assert row_on(1, one)["num_workers_total"] == total
+    assert row_on(2, one, two)["num_workers_total"] == (None if total is None else 2 * total)
     dp = make_record(make_spec(strategy="dp", num_gpus=2, **fields))
-    assert row_on(2, one, dp).num_workers_total == total  # one process
+    assert row_on(2, one, dp)["num_workers_total"] == total  # one process
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("share", [MAX_DATA_SHARE, 0.29])
 def test_a_row_that_waits_for_the_loader_is_marked(share: float, num_workers: int) -> None:
-    (row,) = build(waiting(share, num_workers=num_workers)).Q1
+    (row,) = build(waiting(share, num_workers=num_workers))["Q1"]
     assert row["data_share"] == row["data_time_s"] / row["epoch_time_s"] == share
     assert row["is_loader_bound"] is (share > MAX_DATA_SHARE)
     said = "loader-bound: the GPU that waits longest waits for data in 29 % of the epoch"
@@ -57,18 +57,18 @@ def test_a_row_that_waits_for_the_loader_is_marked(share: float, num_workers: in
 def test_the_wait_for_the_batch_of_another_rank_is_split_from_the_compute_time() -> None:
     """The first rank is the slowest by the clock and has its batches; the second keeps it waiting."""
     row = row_on(2, waiting(0.05), waiting(0.05, 0.45))
-    assert (row.data_time_s, row.data_share) == (0.05, 0.05)
-    assert row.batch_wait_s == pytest.approx(0.4)
-    assert row.is_loader_bound is True
+    assert (row["data_time_s"], row["data_share"]) == (0.05, 0.05)
+    assert row["batch_wait_s"] == pytest.approx(0.4)
+    assert row["is_loader_bound"] is True
     assert row["note"] == "loader-bound: the GPU that waits longest waits for data in 45 % of the epoch"
-    assert row_on(2, waiting(0.05), waiting(0.05, 0.05)).batch_wait_s == 0
-    assert row_on(1, waiting(0.05)).batch_wait_s is None
+    assert row_on(2, waiting(0.05), waiting(0.05, 0.05))["batch_wait_s"] == 0
+    assert row_on(1, waiting(0.05))["batch_wait_s"] is None
 
 
 def test_without_a_loader_no_row_is_loader_bound_and_without_parts_it_is_not_known() -> None:
-    (row,) = build(waiting(0.4, input="gpu")).Q1  # the device's own augmentation
+    (row,) = build(waiting(0.4, input="gpu"))["Q1"]  # the device's own augmentation
     assert (row["data_share"], row["is_loader_bound"], row["note"]) == (0.4, False, None)
-    (row,) = build(without_parts(make_spec(execution="graph"))).Q1
+    (row,) = build(without_parts(make_spec(execution="graph")))["Q1"]
     assert (row["data_share"], row["is_loader_bound"]) == (None, None)
 
 
@@ -90,20 +90,20 @@ def test_the_answer_of_q2_leaves_out_rows_of_which_nobody_knows_whether_they_are
         without_parts(make_spec(execution="graph", batch_size_per_gpu=64)),
         without_parts(make_spec(execution="graph", batch_size_per_gpu=64, strategy="ddp", num_gpus=2), 0.6),
     ]
-    rows = [row for row in build(*known, *unknown).Q2 if row.scaling == "weak"]
+    rows = [row for row in build(*known, *unknown)["Q2"] if row["scaling"] == "weak"]
     assert {row["batch_size_per_gpu"]: row["speedup"] for row in rows if row["num_gpus"] == 2} == {
         128: pytest.approx(1 / 0.6),
         64: pytest.approx(1 / 0.6),
     }
-    assert [row["batch_size_per_gpu"] for row in q2_answer_rows(rows)] == [128]
+    assert [row["batch_size_per_gpu"] for row in usable_rows(rows)] == [128]
 
 
 def test_the_answer_of_q2_leaves_out_rows_that_are_loader_bound_or_have_such_a_baseline() -> None:
     free = [waiting(0.05, batch_size_per_gpu=32), waiting(0.05, 0.05, time_s=0.6, batch_size_per_gpu=32)]
     slow_point = [waiting(0.05, batch_size_per_gpu=64), waiting(0.3, 0.3, time_s=0.6, batch_size_per_gpu=64)]
     slow_baseline = [waiting(0.4, batch_size_per_gpu=512), waiting(0.05, 0.05, time_s=0.6, batch_size_per_gpu=512)]
-    rows = [row for row in build(*free, *slow_point, *slow_baseline).Q2 if row.scaling == "weak"]
-    assert [(row["num_gpus"], row["batch_size_per_gpu"]) for row in q2_answer_rows(rows)] == [(2, 32)]
+    rows = [row for row in build(*free, *slow_point, *slow_baseline)["Q2"] if row["scaling"] == "weak"]
+    assert [(row["num_gpus"], row["batch_size_per_gpu"]) for row in usable_rows(rows)] == [(2, 32)]
     notes = {row["batch_size_per_gpu"]: row["note"] for row in rows if row["num_gpus"] == 2}
     assert notes[64] == "loader-bound: the GPU that waits longest waits for data in 50 % of the epoch"
     assert notes[512] == "baseline: loader-bound: the GPU that waits longest waits for data in 40 % of the epoch"
@@ -112,6 +112,6 @@ def test_the_answer_of_q2_leaves_out_rows_that_are_loader_bound_or_have_such_a_b
 def test_the_report_shows_the_workers_and_the_share_in_q1_and_q2() -> None:
     text = report(waiting(0.05), waiting(0.25, 0.05))
     (one,) = table_of(text, "Q1")
-    assert (one["workers"], one["waiting for data [%]"]) == ("2", "5.0")
+    assert (one["workers"], one["waiting [%]"]) == ("2", "5.0")
     *_, two = table_of(text, "Q2: weak")
     assert (two["workers"], two["waiting [%]"]) == ("4", "25.0")

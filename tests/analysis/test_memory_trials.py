@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from pipeline.analysis.memory_trials import MAX_TRIALS, bracket_tolerance, next_batch_size, search_result
 from pipeline.experiment.measurement import MemorySearch, MemoryTrial
@@ -74,7 +75,7 @@ def test_resnet18_on_an_h200_takes_four_trials_and_one_oom() -> None:
 boundaries = st.integers(20, 1_000_000)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(boundary=boundaries, fixed=st.floats(0, 0.3), part=st.floats(1e-3, 1))
 @example(boundary=20, fixed=0.3, part=1e-3)
 def test_a_linear_peak_takes_at_most_six_trials_and_two_ooms(boundary: int, fixed: float, part: float) -> None:
@@ -91,7 +92,7 @@ def test_a_linear_peak_takes_at_most_six_trials_and_two_ooms(boundary: int, fixe
     assert found.predicted is not None or part > 0.5, "a search that starts at the boundary needs no prediction"
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(boundary=st.integers(100, 200_000), fixed=st.floats(0, 0.05), seed=st.integers(0, 2**32))
 def test_the_allocators_rounding_costs_at_most_one_trial_more(boundary: int, fixed: float, seed: int) -> None:
     """Each peak is rounded up to 2 MiB blocks, and off by a workspace of up to 0.1 % of the card."""
@@ -110,7 +111,7 @@ def test_the_allocators_rounding_costs_at_most_one_trial_more(boundary: int, fix
     assert found.predicted == pytest.approx(boundary, rel=0.05)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(boundary=st.integers(33_000, 200_000), step=st.floats(-0.1, 0.3), kink=st.floats(0.5, 3))
 @example(boundary=62_000, step=0.0, kink=2.0)
 def test_a_step_or_a_kink_at_2_to_the_31_elements_is_found_past(boundary: int, step: float, kink: float) -> None:
@@ -128,7 +129,7 @@ def test_a_step_or_a_kink_at_2_to_the_31_elements_is_found_past(boundary: int, s
     assert len(tried) <= 16, tried
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(boundary=boundaries, lost=st.floats(0, 0.5), first=st.integers(1, 100_000))
 def test_fragmentation_that_no_peak_shows_is_found_by_steps(boundary: int, lost: float, first: int) -> None:
     """Memory ends while the peak says that a part of it is left."""
@@ -149,7 +150,7 @@ def test_a_little_fragmentation_costs_two_trials_more(lost: float) -> None:
     assert count_ooms(found) <= 3
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     first=st.integers(1, 2**40),
     answers=st.lists(st.tuples(st.booleans(), st.integers(0, 2**60), st.integers(0, 2**60)), min_size=30, max_size=30),

@@ -6,7 +6,7 @@ from communication_records import measured, point
 from factories import make_communication_record, make_record, make_spec
 from rendered_tables import build
 
-from pipeline.analysis.neighbours import attempt_key, count_neighbours
+from pipeline.analysis.attempts import attempt_key, count_neighbours
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.spec import Spec
 
@@ -75,11 +75,11 @@ def test_rows_of_neighbours_and_rows_that_compare_with_them_say_so_and_keep_thei
     alone, two = ran(OTHERS[128], "00:00", "01:00"), ran(TWO_GPUS, "05:00", "06:00")
     beside = ran(OTHERS[32], "00:30", "01:30")
     quiet, noted = (build(alone, two, *more) for more in ((), (beside,)))
-    assert [row["note"] for row in (*quiet.Q1, *quiet.Q2)] == [None, None, None]
-    assert [row["note"] for row in noted.Q1] == [BESIDE_ONE, BESIDE_ONE]
-    of_two = [row["note"] for row in (*noted.Q2, *noted.Q3) if row["num_gpus"] == 2]
+    assert [row["note"] for row in (*quiet["Q1"], *quiet["Q2"])] == [None, None, None]
+    assert [row["note"] for row in noted["Q1"]] == [BESIDE_ONE, BESIDE_ONE]
+    of_two = [row["note"] for row in (*noted["Q2"], *noted["Q3"]) if row["num_gpus"] == 2]
     assert of_two == [f"baseline: {BESIDE_ONE}"] * 2
-    assert [row["speedup"] for row in noted.Q2 if row["num_gpus"] == 2] == [quiet.Q2[1]["speedup"]]
+    assert [row["speedup"] for row in noted["Q2"] if row["num_gpus"] == 2] == [quiet["Q2"][1]["speedup"]]
 
 
 def test_measured_communication_beside_another_point_is_said_in_q3() -> None:
@@ -87,8 +87,8 @@ def test_measured_communication_beside_another_point_is_said_in_q3() -> None:
     record = make_communication_record(spec, measured(), launch_id="c")
     found = [ran(OTHERS[128], "00:00", "01:00"), ran(TWO_GPUS, "05:00", "06:00")]
     tables = build(*found, between(record, "10:00", "11:00"), ran(OTHERS[32], "10:30", "11:30"))
-    assert f"measured communication: {BESIDE_ONE}" in tables.Q3[0]["note"]
-    assert BESIDE_ONE in tables.communication[0]["note"]
+    assert f"measured communication: {BESIDE_ONE}" in tables["Q3"][0]["note"]
+    assert BESIDE_ONE in tables["communication"][0]["note"]
 
 
 def test_a_superseded_attempt_is_a_neighbour_too() -> None:
@@ -97,7 +97,7 @@ def test_a_superseded_attempt_is_a_neighbour_too() -> None:
         between(make_record(OTHERS[32], attempt=1, launch_id="g"), "10:00", "11:00"),
     ]
     tables = build(*retried, ran(OTHERS[64], "00:30", "00:40"))
-    assert {row["batch_size_per_gpu"]: row["note"] for row in tables.Q1} == {32: None, 64: BESIDE_ONE}
+    assert {row["batch_size_per_gpu"]: row["note"] for row in tables["Q1"]} == {32: None, 64: BESIDE_ONE}
 
 
 def test_a_baseline_on_another_gpu_is_marked_as_far_as_uuids_are_known() -> None:
@@ -106,7 +106,7 @@ def test_a_baseline_on_another_gpu_is_marked_as_far_as_uuids_are_known() -> None
         return ran(spec, "00:00", "01:00", launch_id="one", gpus=gpus)
 
     def note(one: Record, two: Record) -> str | None:
-        (row,) = [row for row in build(one, two).Q2 if row["num_gpus"] == 2]
+        (row,) = [row for row in build(one, two)["Q2"] if row["num_gpus"] == 2]
         text: str | None = row["note"]
         return text
 

@@ -2,25 +2,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from factories import assert_says, make_record, make_spec
+from factories import assert_says, high, low, make_record, make_spec
 
 from pipeline.analysis.scaling import Scaling, check_invariant
 from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Record
 from pipeline.experiment.spec import Spec
-from pipeline.report.build_tables import build_tables
-from pipeline.report.row_types import Q2Row
+from pipeline.tables.build_tables import build_tables
+from pipeline.tables.row import Row
 
 WINDOWS: dict[str, Any] = {"windows": 6, "epochs": 7}
 
 
-def q2(*found: Record, missing: Sequence[Spec] = ()) -> list[Q2Row]:
+def q2(*found: Record, missing: Sequence[Spec] = ()) -> list[Row]:
     expected = dict.fromkeys([*(record.spec for record in found), *missing])
-    return build_tables(resolve_outcomes(list(expected), found, []).outcomes).Q2
+    return build_tables(resolve_outcomes(list(expected), found, []).outcomes)["Q2"]
 
 
-def rows_of(scaling: Scaling, *found: Record, missing: Sequence[Spec] = ()) -> list[Q2Row]:
+def rows_of(scaling: Scaling, *found: Record, missing: Sequence[Spec] = ()) -> list[Row]:
     return [row for row in q2(*found, missing=missing) if row["scaling"] == scaling]
 
 
@@ -72,7 +72,7 @@ def test_each_scaling_is_compared_with_its_own_time() -> None:
 def test_the_weak_rows_come_first_and_all_rows_have_the_same_fields() -> None:
     rows = q2(*LADDER)
     assert [row["scaling"] for row in rows] == ["weak"] * 6 + ["strong"] * 5
-    assert len({tuple(row.flat()) for row in rows}) == 1
+    assert len({tuple(row.figures) for row in rows}) == 1
 
 
 def test_the_serial_fraction_by_hand_and_under_strong_scaling_alone() -> None:
@@ -163,11 +163,11 @@ def test_the_intervals_are_carried_into_speedup_and_efficiency() -> None:
     one = windowed((10, 8, 11, 9, 12, 10), 128)
     two = windowed((5.0, 4.0, 5.5, 4.5, 6.0, 5.0), 128, 2)
     first, second = rows_of("weak", one, two)
-    assert (first["epoch_time_low_s"], first["epoch_time_high_s"], first["noise_floor"]) == (8, 12, 0.2)
+    assert (low(first["epoch_time_s"]), high(first["epoch_time_s"]), first["noise_floor"]) == (8, 12, 0.2)
     assert (first["interval_over"], first["num_windows"]) == ("windows", 6)
-    assert (first["speedup"], first["speedup_low"], first["speedup_high"]) == (1, None, None)  # its own baseline
-    assert (second["speedup"], second["speedup_low"], second["speedup_high"]) == (2.0, 8 / 6, 12 / 4)
-    efficiencies = (second["parallel_efficiency_low"], second["parallel_efficiency_high"])
+    assert (first["speedup"], low(first["speedup"]), high(first["speedup"])) == (1, None, None)  # its own baseline
+    assert (second["speedup"], low(second["speedup"]), high(second["speedup"])) == (2.0, 8 / 6, 12 / 4)
+    efficiencies = (low(second["parallel_efficiency"]), high(second["parallel_efficiency"]))
     assert efficiencies == (8 / 6 / 2, 12 / 4 / 2)
     assert second["note"] is None
 
@@ -176,7 +176,7 @@ def test_a_difference_inside_the_noise_is_said() -> None:
     one = windowed((10, 8, 11, 9, 12, 10), 128)
     two = windowed((9, 7, 10, 8, 11, 9), 128, 2)
     *_, row = rows_of("weak", one, two)
-    assert row["speedup_low"] < 1 < row["speedup"] < row["speedup_high"]
+    assert low(row["speedup"]) < 1 < row["speedup"] < high(row["speedup"])
     assert_says(row["note"], "no difference from the baseline", "interval")
 
 
@@ -200,13 +200,13 @@ def test_an_interval_that_is_not_between_runs_alone_is_said() -> None:
 
 def test_a_point_with_an_interval_and_a_baseline_without_has_no_interval_of_the_speedup() -> None:
     *_, row = rows_of("weak", timed(8, 128), windowed((4.0, 4.0, 4.0, 4.0, 4.0, 4.0), 128, 2))
-    assert (row["epoch_time_low_s"], row["speedup"], row["speedup_low"]) == (4.0, 2.0, None)
+    assert (low(row["epoch_time_s"]), row["speedup"], low(row["speedup"])) == (4.0, 2.0, None)
 
 
 def test_rows_without_windows_or_repeats_carry_nulls_and_no_note() -> None:
     for row in q2(timed(8, 256), timed(4, 256, 2), timed(4, 128, 2))[:2]:
-        fields = ("epoch_time_low_s", "epoch_time_high_s", "noise_floor", "interval_over", "speedup_low", "note")
-        assert [row[field] for field in fields] == [None] * 6
+        fields = ("noise_floor", "interval_over", "note")
+        assert [row[field] for field in fields] == [None] * 3
         assert row["num_windows"] == 1
 
 
@@ -215,8 +215,8 @@ def test_a_baseline_from_another_node_or_version_is_marked_in_every_table_that_u
     found = [timed(8, 128, facts=there), timed(5, 128, 2, facts=here)]
     note = "baseline with another torch (2.10.0 against 2.11.0); baseline from another node (a against b)"
     tables = build_tables(resolve_outcomes([record.spec for record in found], found, []).outcomes)
-    assert [row["note"] for row in tables.Q2] == [None, note]
-    assert [row["note"] for row in tables.Q3] == [note]
+    assert [row["note"] for row in tables["Q2"]] == [None, note]
+    assert [row["note"] for row in tables["Q3"]] == [note]
 
 
 def test_repeats_that_are_not_alike_are_marked_in_their_row() -> None:

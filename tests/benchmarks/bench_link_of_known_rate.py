@@ -1,4 +1,6 @@
-"""Figures that the tool reads of a link of known rate, as root: hosts are namespaces, their links shaped by tbf.
+"""Figures that the tool reads of a link of known rate: hosts are namespaces, their links shaped by tbf. Needs root.
+
+Part of `make bench`:
 
     PYTHONPATH=tests python tests/benchmarks/bench_link_of_known_rate.py --json link-of-known-rate.json
     PYTHONPATH=tests python tests/benchmarks/bench_link_of_known_rate.py --print link-of-known-rate.json
@@ -28,6 +30,8 @@ from link_rank import (
 )
 from shaped_network import missing_parts, payload_bytes_per_s, shaped_network
 
+from pipeline.analysis.intervals import ends_of
+
 NUM_RANKS = (2, 4)
 RATES = (0.5e9, 2e9)
 ALL_RATES = (*RATES, 10e9)
@@ -49,7 +53,7 @@ def measure(num_windows: int) -> list[LinkReading]:
 def reading_row(reading: LinkReading) -> dict[str, Any]:
     """Return the known rate of a link beside its readings."""
     payload, num_ranks = payload_bytes_per_s(reading.rate_bits_per_s), reading.spec.num_gpus
-    busbw, row = largest_busbw_bytes_per_s(reading), tables_of([reading]).communication[0]
+    busbw, row = largest_busbw_bytes_per_s(reading), tables_of([reading])["communication"][0]
     known_s = all_reduce_s(num_ranks, reading.rate_bits_per_s)
     return {
         "Gbit/s": reading.rate_bits_per_s / 1e9,
@@ -61,17 +65,17 @@ def reading_row(reading: LinkReading) -> dict[str, Any]:
         "sent / size": reading.sent_share,
         "dropped": reading.num_dropped_packets,
         "bytes over rate ms": known_s * 1e3,
-        "exposed ms": milliseconds(row.exposed_comm_time_s),
-        "low": milliseconds(row.exposed_comm_time_low_s),
-        "high": milliseconds(row.exposed_comm_time_high_s),
-        "step without ms": milliseconds(row.no_op_hook_step_time_s),
+        "exposed ms": milliseconds(row["exposed_comm_time_s"]),
+        "low": milliseconds(ends_of(row["exposed_comm_time_s"])[0]),
+        "high": milliseconds(ends_of(row["exposed_comm_time_s"])[1]),
+        "step without ms": milliseconds(row["no_op_hook_step_time_s"]),
     }
 
 
 def growth_row(readings: Sequence[LinkReading]) -> dict[str, Any]:
     """Return by how much exposed communication grows from the fastest known rate to the slowest."""
     slow, fast = sorted(readings, key=lambda reading: reading.rate_bits_per_s)
-    exposed_s = [tables_of([reading]).communication[0].exposed_comm_time_s or 0.0 for reading in (slow, fast)]
+    exposed_s = [tables_of([reading])["communication"][0]["exposed_comm_time_s"] or 0.0 for reading in (slow, fast)]
     known_s = [all_reduce_s(slow.spec.num_gpus, reading.rate_bits_per_s) for reading in (slow, fast)]
     growth_s, known_growth_s = exposed_s[0] - exposed_s[1], known_s[0] - known_s[1]
     return {
@@ -87,13 +91,13 @@ def prediction_row(readings: Sequence[LinkReading]) -> dict[str, Any]:
     row = prediction_of(readings)
     return {
         "Gbit/s": readings[0].rate_bits_per_s / 1e9,
-        "latency us": row.latency_us,
-        "link MB/s": row.link_gb_s and row.link_gb_s * 1e3,
-        "fit's worst error %": row.fit_worst_error and 100 * row.fit_worst_error,
-        "all hidden ms": milliseconds(row.all_hidden_step_time_s),
-        "none hidden ms": milliseconds(row.predicted_step_time_s),
-        "measured ms": milliseconds(row.measured_step_time_s),
-        "error of none hidden %": row.prediction_error and 100 * row.prediction_error,
+        "latency us": row["latency_us"],
+        "link MB/s": row["link_gb_s"] and row["link_gb_s"] * 1e3,
+        "fit's worst error %": row["fit_worst_error"] and round(100 * row["fit_worst_error"], 2),
+        "all hidden ms": milliseconds(row["all_hidden_step_time_s"]),
+        "none hidden ms": milliseconds(row["predicted_step_time_s"]),
+        "measured ms": milliseconds(row["measured_step_time_s"]),
+        "error of none hidden %": row["prediction_error"] and 100 * row["prediction_error"],
     }
 
 
@@ -128,7 +132,8 @@ def main() -> None:
         print_tables(msgspec.json.decode(arguments.print.read_bytes(), type=list[LinkReading]))
         return
     if reason := missing_parts():
-        parser.error(reason)
+        print(f"the link of known rate was not measured: {reason}", file=sys.stderr)
+        return
     readings = measure(arguments.windows)
     if arguments.json:
         arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(readings), indent=1))

@@ -25,7 +25,7 @@ from pipeline.experiment.axis_groups import PREDICTION_MAY_DIFFER, alike_key
 from pipeline.experiment.folder import find_experiments
 from pipeline.experiment.outcomes import collect_outcomes
 from pipeline.experiment.point_label import describe_point
-from pipeline.report.prediction_rows import PredictionBase, fit_buckets, prediction_base, samples_by_sweep_key
+from pipeline.tables.prediction_rows import PredictionBase, fit_buckets, prediction_base, samples_by_sweep_key
 
 OUTPUTS = Path(__file__).resolve().parents[2] / "outputs"
 NAMED_AXES = ("batch_size_per_gpu", "precision", "execution", "broadcast_buffers", "sync_batchnorm")
@@ -52,7 +52,7 @@ class MeasuredPoint(NamedTuple):
         """Exposed communication of a step."""
         exposed, _ = exposed_time(communications_of(self.base.point.ok_records))
         assert exposed is not None
-        return exposed.value_s
+        return float(exposed)
 
 
 class PairErrors(NamedTuple):

@@ -17,7 +17,14 @@ import tabulate
 from drawn_selftests import PAIRS, Runs, draw_large_pairs, draw_runs, longer, read_recorded, read_small_steps_ns
 
 from pipeline.analysis.stopping_rule import DIFFERENCE_TOLERANCE_FRACTION, DIFFERENCE_TOLERANCE_S
-from pipeline.communication import selftest_checks as checks
+from pipeline.communication.selftest_checks import (
+    CHECKS,
+    LARGE_BUCKET_RATIO,
+    NO_OP_TOLERANCE_US,
+    CheckResult,
+    exposed_us,
+    judge_check,
+)
 from pipeline.communication.selftest_findings import (
     ALL_REDUCE_WINDOWS,
     CLOCK_TOLERANCE,
@@ -40,21 +47,24 @@ SHORT_EPOCH_S = 0.002  # of one step, besides the step: assumed
 CALLS_PER_WINDOW = 20  # of isolated all-reduces
 
 
-class Check(NamedTuple):
+class CheckWithDefects(NamedTuple):
     """A check of the self-test, and the defects that it should find. `windows` counts those of the series it reads."""
 
     name: str
     limit: str
     windows: str
-    run: Callable[[Runs], checks.CheckResult]
     defects: Sequence[Callable[[Runs], Runs]]
     basis: str = "bootstrap"
+
+    def run(self, runs: Runs) -> CheckResult:
+        """Judge the check on these runs."""
+        return judge_check(self.name, runs)
 
 
 class Power(NamedTuple):
     """The share of draws that pass where the instrument is right, and that fail under the defect that hides best."""
 
-    check: Check
+    check: CheckWithDefects
     passes: float
     fails: float
 
@@ -79,99 +89,92 @@ def scaled(field: str, factor: float, *keys: str | int) -> Callable[[Findings], 
     return scale
 
 
-def list_checks(recorded: Runs) -> list[Check]:
+def list_checks(recorded: Runs) -> list[CheckWithDefects]:
     """Return every check of a self-test. A defect moves the figure of the recorded one by twice the limit."""
     known, measured, sockets = (recorded[name] for name in ("known_answers", "measure", "sockets"))
-    exposed_us, in_one_us, slow_us = (
-        checks.exposed_us(*given).value for given in ((known,), (known, "one_bucket"), (sockets,))
-    )
+    usual_us, in_one_us, slow_us = (exposed_us(*given).value for given in ((known,), (known, "one_bucket"), (sockets,)))
     alone_us = statistics.median(known.extra_ns) / 1e3
     repeated_us = statistics.median(step_us(measured, "ddp"))
     slower = statistics.median(sockets.swept_ns) / statistics.median(known.swept_ns)
+    rise, fall = (limits.low for limits in CHECKS["sockets"].limits.values())
+    injected, repeat, bare_loop, parts = (
+        check.limits["ratio"].tolerance for check in CHECKS.values() if "ratio" in check.limits
+    )
+    wait, shortest = (limits.tolerance for limits in CHECKS["a rank asleep"].limits.values())
     in_known = partial(changed, "known_answers")
     of_larger = 2 * DIFFERENCE_TOLERANCE_FRACTION  # of the larger of the two figures
     rounds = count_windows(ROUND_SHARES, NUM_ROUNDS)
     socket_rounds = count_windows(SOCKET_ROUND_SHARES, NUM_ROUNDS)
     return [
-        Check(
+        CheckWithDefects(
             "two no-op series",
-            f"{checks.NO_OP_TOLERANCE_US:.0f} us",
+            f"{NO_OP_TOLERANCE_US:.0f} us",
             str(rounds["no_op_hook_again"]),
-            lambda runs: checks.check_no_op_series(runs["known_answers"]),
-            [in_known(longer("no_op_hook_again", sign * 2 * checks.NO_OP_TOLERANCE_US)) for sign in (-1, 1)],
+            [in_known(longer("no_op_hook_again", sign * 2 * NO_OP_TOLERANCE_US)) for sign in (-1, 1)],
         ),
-        Check(
+        CheckWithDefects(
             "bucket cap of 100 MB",
-            f"at least x{checks.LARGE_BUCKET_RATIO} (defect: x1)",
+            f"at least x{LARGE_BUCKET_RATIO} (defect: x1)",
             str(rounds["one_bucket"]),
-            lambda runs: checks.check_large_bucket(runs["known_answers"]),
-            [in_known(longer("one_bucket", exposed_us - in_one_us))],
+            [in_known(longer("one_bucket", usual_us - in_one_us))],
         ),
-        Check(
+        CheckWithDefects(
             "sockets",
-            f"at least x{checks.SOCKET_RATIO:.0f}, at most 1/{checks.SOCKET_BANDWIDTH_RATIO:.0f} (defects: x5, 1/1)",
+            f"at least x{rise:.0f}, at most 1/{fall:.0f} (defects: x5, 1/1)",
             f"{socket_rounds['ddp']} and {len(sockets.swept_ns)}",
-            lambda runs: checks.check_sockets(runs["known_answers"], runs["sockets"]),
             [
-                changed("sockets", longer("ddp", checks.SOCKET_RATIO / 2 * exposed_us - slow_us)),
-                changed("sockets", scaled("swept_ns", checks.SOCKET_BANDWIDTH_RATIO / 2 / slower)),
+                changed("sockets", longer("ddp", rise / 2 * usual_us - slow_us)),
+                changed("sockets", scaled("swept_ns", fall / 2 / slower)),
             ],
         ),
-        Check(
+        CheckWithDefects(
             "injected all-reduce",
-            percent(checks.INJECTED_TOLERANCE),
+            percent(injected),
             f"{rounds['extra']} and {ALL_REDUCE_WINDOWS}",
-            lambda runs: checks.check_injected(runs["known_answers"]),
-            [in_known(longer("extra", sign * 2 * checks.INJECTED_TOLERANCE * alone_us)) for sign in (-1, 1)],
+            [in_known(longer("extra", sign * 2 * injected * alone_us)) for sign in (-1, 1)],
         ),
-        Check(
+        CheckWithDefects(
             "the same point twice",
-            percent(checks.REPEAT_TOLERANCE),
+            percent(repeat),
             f"{rounds['ddp']} and {NUM_ROUNDS}",
-            lambda runs: checks.check_repeat(runs["known_answers"], runs["measure"]),
-            [changed("measure", longer("ddp", sign * 2 * checks.REPEAT_TOLERANCE * repeated_us)) for sign in (-1, 1)],
+            [changed("measure", longer("ddp", sign * 2 * repeat * repeated_us)) for sign in (-1, 1)],
         ),
-        Check(
+        CheckWithDefects(
             "two entry points",
             f"{percent(DIFFERENCE_TOLERANCE_FRACTION)} or {DIFFERENCE_TOLERANCE_S * 1e6:.0f} us",
             f"{rounds['ddp']} and {NUM_ROUNDS}",
-            lambda runs: checks.check_entry_points(runs["known_answers"], runs["measure"]),
             [
                 changed("measure", longer("ddp", by_us))
-                for by_us in (-of_larger * exposed_us, of_larger / (1 - of_larger) * exposed_us)
+                for by_us in (-of_larger * usual_us, of_larger / (1 - of_larger) * usual_us)
             ],
         ),
-        Check(
+        CheckWithDefects(
             "a rank asleep",
-            percent(checks.WAIT_TOLERANCE),
+            percent(wait),
             f"{SLEEP_PROFILES * len(known.wait_by_step_ns[0])} steps",
-            lambda runs: checks.check_straggler(runs["known_answers"]),
             [
-                in_known(scaled("wait_by_step_ns", 1 - 2 * checks.WAIT_TOLERANCE, 1)),
-                in_known(scaled("wait_by_step_ns", 1 + 2 * checks.WAIT_TOLERANCE, 1)),
-                in_known(scaled("shortest_by_step_ns", 1 + 2 * checks.SHORTEST_RISE_TOLERANCE, 1)),
+                in_known(scaled("wait_by_step_ns", 1 - 2 * wait, 1)),
+                in_known(scaled("wait_by_step_ns", 1 + 2 * wait, 1)),
+                in_known(scaled("shortest_by_step_ns", 1 + 2 * shortest, 1)),
             ],
         ),
-        Check(
+        CheckWithDefects(
             "sweep against a bare loop",
-            percent(checks.BARE_LOOP_TOLERANCE),
+            percent(bare_loop),
             f"{ALL_REDUCE_WINDOWS} and {ALL_REDUCE_WINDOWS}",
-            lambda runs: checks.check_bare_loop(runs["known_answers"]),
-            [in_known(scaled("swept_ns", 1 + sign * 2 * checks.BARE_LOOP_TOLERANCE)) for sign in (-1, 1)],
+            [in_known(scaled("swept_ns", 1 + sign * 2 * bare_loop)) for sign in (-1, 1)],
         ),
-        Check(
+        CheckWithDefects(
             "parts against the wall clock",
-            percent(checks.CLOCK_PARTS_TOLERANCE),
+            percent(parts),
             f"6 to {PAIRS['large']}",
-            lambda runs: checks.check_parts(runs["known_answers"]),
-            [in_known(scaled("parts_share", 1 + sign * 2 * checks.CLOCK_PARTS_TOLERANCE)) for sign in (-1, 1)],
+            [in_known(scaled("parts_share", 1 + sign * 2 * parts)) for sign in (-1, 1)],
         ),
         *(
-            Check(
+            CheckWithDefects(
                 f"cost of the clock, {name} batch",
                 percent(CLOCK_TOLERANCE[name]),
                 pairs,
-                lambda runs, name=name: checks.check_clock(runs["known_answers"], name),  # type: ignore[misc]
                 [in_known(scaled("clock_windows", 1 + 2 * CLOCK_TOLERANCE[name], name))],
                 basis,
             )
@@ -183,7 +186,9 @@ def list_checks(recorded: Runs) -> list[Check]:
     ]
 
 
-def find_power(tested: Sequence[Check], recorded: Runs, small_steps_ns: Sequence[int], num_draws: int) -> list[Power]:
+def find_power(
+    tested: Sequence[CheckWithDefects], recorded: Runs, small_steps_ns: Sequence[int], num_draws: int
+) -> list[Power]:
     """Return the power of every check, from the same draws."""
     generator = np.random.default_rng(7)
     passes = dict.fromkeys((check.name for check in tested), 0)

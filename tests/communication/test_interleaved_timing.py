@@ -1,4 +1,5 @@
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from pipeline.communication.interleaved_timing import (
     WARM_UP_STEPS_PER_VARIANT,
     time_interleaved,
     time_on_host,
+    time_rounds,
     time_steps,
     time_window,
     warm_up_and_size_windows,
@@ -60,6 +62,20 @@ def test_rounds_end_once_their_windows_are_settled() -> None:
     assert asked == [(1, 1), (2, 2), (3, 3)], "whole rounds, and after each of them"
     assert [len(values) for values in windows.values()] == [3, 3]
     assert len(log) == 2 * 3 * (LEAD_IN_STEPS + 1)
+
+
+def test_a_series_is_timed_in_the_first_rounds_as_many_as_its_number() -> None:
+    log: list[str] = []
+
+    def timer(name: str) -> int:
+        log.append(name)
+        return len(log)
+
+    windows = time_rounds({name: partial(timer, name) for name in ("a", "b", "c")}, {"a": 5, "b": 2, "c": 5})
+    assert {name: len(rounds) for name, rounds in windows.items()} == {"a": 5, "b": 2, "c": 5}
+    assert [sorted(log[:3]), sorted(log[3:6])] == [["a", "b", "c"]] * 2
+    assert [sorted(log[start : start + 2]) for start in (6, 8, 10)] == [["a", "c"]] * 3
+    assert all(log[time_ns - 1] == name for name, rounds in windows.items() for (time_ns,) in rounds)
 
 
 def test_a_window_is_as_long_as_its_steps() -> None:

@@ -18,7 +18,7 @@ GRID = """
 name: comm
 base: {device: cpu, model: resnet18, input: synthetic, precision: fp32, measure: communication, windows: 6}
 points:
-  - {strategy: [ddp], num_gpus: [2], batch_size_per_gpu: [2], max_steps: [1], num_samples: [64]}
+  - {strategy: [ddp], num_gpus: [2], batch_size_per_gpu: [1], max_steps: [1], num_samples: [64]}
 """
 RESNET18_GRADIENT_BYTES = 44_695_848
 RESNET18_BUFFER_BYTES = 20 * 8 + 9_600 * 4  # a counter a BatchNorm layer; running mean and variance a channel

@@ -1,3 +1,4 @@
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,25 +9,15 @@ from factories import make_communication, make_communication_record
 
 from pipeline.communication.selftest_checks import (
     CheckResult,
-    Verdict,
-    check_answers,
-    check_bare_loop,
-    check_clock,
-    check_entry_points,
-    check_injected,
-    check_large_bucket,
-    check_no_op_series,
-    check_parts,
-    check_repeat,
-    check_sockets,
-    check_straggler,
-    count_verdicts,
+    CheckVerdict,
+    Limits,
     difference,
-    estimate_median,
     exposed_us,
     gradients_busbw_gb_s,
     judge,
-    worst,
+    judge_check,
+    judge_checks,
+    median_of,
 )
 from pipeline.communication.selftest_findings import (
     Findings,
@@ -87,35 +78,49 @@ def make_findings(added_us: Mapping[str, float | Sequence[float]] | None = None,
 SOCKETS = make_findings({"ddp": 1000.0}, swept_ns=[44_695_848] * 7)  # ten times what is exposed, 1 GB/s
 
 
-def judge_steady(center: float, spread: float, limit: float) -> Verdict:
+def judged(name: str, known: Findings, other: Findings | None = None) -> CheckResult:
+    """Judge one check; `other` stands for all runs but that of the known answers."""
+    others = {} if other is None else dict.fromkeys(("measure", "again", "sockets"), other)
+    return judge_check(name, {"known_answers": known, **others})
+
+
+def judge_steady(center: float, spread: float, limit: float) -> CheckVerdict:
     """Judge six values around a centre against an upper limit."""
-    return judge(estimate_median([center - spread, *[center] * 4, center + spread]).interval, at_most=limit)
+    interval = median_of([center - spread, *[center] * 4, center + spread]).interval
+    return judge(interval.low, interval.high, Limits(high=limit))
 
 
 @pytest.mark.parametrize(
     ("center", "spread", "verdict"),
     [(9, 0, "pass"), (9, 1, "pass"), (9, 2, "undecided"), (11, 2, "undecided"), (11, 0.5, "fail")],
 )
-def test_only_a_whole_interval_inside_the_limit_passes(center: float, spread: float, verdict: Verdict) -> None:
+def test_only_a_whole_interval_inside_the_limit_passes(center: float, spread: float, verdict: CheckVerdict) -> None:
     assert judge_steady(center, spread, 10) == verdict
 
 
 def test_an_interval_that_holds_both_limits_decides_nothing_and_one_beyond_either_fails() -> None:
-    around = estimate_median([-9.0, 0, 0, 0, 0, 9]).interval
-    assert (judge(around, -5, 5), judge(around, 10, 20), judge(around, -20, -10)) == ("undecided", "fail", "fail")
+    limits = (Limits(-5, 5), Limits(10, 20), Limits(-20, -10))
+    assert [judge(-9, 9, within) for within in limits] == ["undecided", "fail", "fail"]
 
 
-def test_the_worst_of_several_claims_counts() -> None:
-    assert worst("pass", "pass") == "pass"
-    assert worst("pass", "undecided") == "undecided"
-    assert worst("undecided", "fail", "pass") == "fail"
+@pytest.mark.parametrize(
+    ("exposed_us", "swept_ns", "verdict"),
+    [
+        ([1001] * 6, [350_000, *[400_000] * 6], "undecided"),  # the rise passes, the fall is undecided
+        ([900, 1001, 1001, 1001, 1001, 1100], [350_000] * 7, "fail"),  # undecided, and fails
+    ],
+)
+def test_the_worst_verdict_on_several_figures_counts(
+    exposed_us: list[float], swept_ns: list[int], verdict: CheckVerdict
+) -> None:
+    assert judged("sockets", make_findings(), make_findings({"ddp": exposed_us}, swept_ns=swept_ns)).verdict == verdict
 
 
 def test_all_checks_pass_on_a_sound_instrument() -> None:
-    answers = check_answers(
+    results = judge_checks(
         {"known_answers": make_findings(STEADY), "measure": make_findings(STEADY), "sockets": SOCKETS}
     )
-    assert {answer.check: answer.verdict for answer in answers} == dict.fromkeys(
+    assert {result.check: result.verdict for result in results} == dict.fromkeys(
         (
             "two no-op series",
             "bucket cap of 100 MB",
@@ -144,34 +149,35 @@ def test_a_step_takes_as_long_as_its_slowest_rank_and_drift_falls_out() -> None:
 @pytest.mark.parametrize(
     ("difference_us", "verdict"), [(20.0, "pass"), (-20.0, "pass"), (20.1, "fail"), (-20.1, "fail")]
 )
-def test_two_no_op_series_differ_by_20_us_at_most(difference_us: float, verdict: Verdict) -> None:
-    answer = check_no_op_series(make_findings({"no_op_hook_again": -difference_us}))
-    assert answer.verdict == verdict
-    assert answer.figures["difference_us"] == pytest.approx(difference_us)
-    assert answer.figures["step_us"] == 1250  # the median of the drift
-    assert answer.sentence == (
+def test_two_no_op_series_differ_by_20_us_at_most(difference_us: float, verdict: CheckVerdict) -> None:
+    result = judged("two no-op series", make_findings({"no_op_hook_again": -difference_us}))
+    assert result.verdict == verdict
+    assert result.figures["difference_us"] == pytest.approx(difference_us)
+    assert result.figures["step_us"] == 1250  # the median of the drift
+    assert result.sentence == (
         f"two interleaved series of the no-op hook differ by {difference_us:.1f} ({difference_us:.1f} to "
         f"{difference_us:.1f}) us a step, limit 20.0"
     )
 
 
 def test_two_no_op_series_are_undecided_if_some_rounds_differ_by_more() -> None:
-    answer = check_no_op_series(make_findings({"no_op_hook_again": [0, 0, 0, 0, 0, 21]}))
-    assert answer.verdict == "undecided"
-    assert answer.figures["difference_us_low"] == pytest.approx(-21)
+    result = judged("two no-op series", make_findings({"no_op_hook_again": [0, 0, 0, 0, 0, 21]}))
+    assert result.verdict == "undecided"
+    assert result.figures["difference_us_low"] == pytest.approx(-21)
 
 
 def test_noise_of_another_series_does_not_make_the_no_op_series_pass() -> None:
     """The step without the hook scatters by 500 us from round to round, and the two no-op series differ by 30 us."""
     noisy = (100, 600, 100, 600, 100, 600)
-    answer = check_no_op_series(make_findings({"no_op_hook_again": 30.0, "ddp": noisy, "ddp_again": 100.0}))
-    assert (answer.verdict, answer.figures["limit_us"]) == ("fail", 20)
+    result = judged("two no-op series", make_findings({"no_op_hook_again": 30.0, "ddp": noisy, "ddp_again": 100.0}))
+    assert (result.verdict, result.figures["limit_us"]) == ("fail", 20)
 
 
 def test_a_median_needs_six_values_for_its_interval() -> None:
-    assert estimate_median([1, 2, 3, -4, 0, 0]).figures("x") == {"x": 0.5, "x_low": -4, "x_high": 3}
+    measured = median_of([1, 2, 3, -4, 0, 0])
+    assert (measured.value, measured.interval.low, measured.interval.high) == (0.5, -4, 3)
     with pytest.raises(ValueError, match="an interval needs six values, got 5"):
-        estimate_median([1, 2, 3, 4, 5])
+        median_of([1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize(
@@ -185,25 +191,25 @@ def test_a_median_needs_six_values_for_its_interval() -> None:
         (0, [0] * 6, "fail"),
     ],
 )
-def test_one_bucket_exposes_a_fifth_more(usual_us: float, large_us: list[float], verdict: Verdict) -> None:
-    answer = check_large_bucket(make_findings({"ddp": usual_us, "one_bucket": large_us}))
-    assert answer.verdict == verdict
-    assert answer.figures["exposed_us"] == pytest.approx(usual_us)
-    assert answer.figures["above_limit_us_low"] == pytest.approx(min(large_us) - 1.2 * usual_us)
+def test_one_bucket_exposes_a_fifth_more(usual_us: float, large_us: list[float], verdict: CheckVerdict) -> None:
+    result = judged("bucket cap of 100 MB", make_findings({"ddp": usual_us, "one_bucket": large_us}))
+    assert result.verdict == verdict
+    assert result.figures["exposed_us"] == pytest.approx(usual_us)
+    assert result.figures["above_limit_us_low"] == pytest.approx(min(large_us) - 1.2 * usual_us)
 
 
 def test_the_sentence_of_one_bucket_has_both_limits() -> None:
-    assert check_large_bucket(make_findings()).sentence == (
+    assert judged("bucket cap of 100 MB", make_findings()).sentence == (
         "exposed communication goes from 100.0 to 300.0 (300.0 to 300.0) us a step, at least 12; less x1.2 that is "
         "+180.0 (+180.0 to +180.0) us, at least 0"
     )
 
 
 @pytest.mark.parametrize(("num_bytes", "verdict"), [(25 * 2**20, "not applicable"), (25 * 2**20 + 4, "pass")])
-def test_gradients_that_fill_one_bucket_anyway_answer_nothing(num_bytes: int, verdict: Verdict) -> None:
-    answer = check_large_bucket(make_findings(gradient_bytes=num_bytes))
-    assert answer.verdict == verdict
-    assert (answer.figures == {}) == (verdict == "not applicable")
+def test_gradients_that_fill_one_bucket_anyway_answer_nothing(num_bytes: int, verdict: CheckVerdict) -> None:
+    result = judged("bucket cap of 100 MB", make_findings(gradient_bytes=num_bytes))
+    assert result.verdict == verdict
+    assert (result.figures == {}) == (verdict == "not applicable")
 
 
 @pytest.mark.parametrize(
@@ -218,25 +224,25 @@ def test_gradients_that_fill_one_bucket_anyway_answer_nothing(num_bytes: int, ve
     ],
 )
 def test_over_sockets_ten_times_as_much_is_exposed_and_the_bandwidth_collapses(
-    exposed: list[float], swept_ns: list[int], verdict: Verdict
+    exposed: list[float], swept_ns: list[int], verdict: CheckVerdict
 ) -> None:
-    answer = check_sockets(make_findings(), make_findings({"ddp": exposed}, swept_ns=swept_ns))
-    assert answer.verdict == verdict
-    assert answer.figures["busbw_gb_s"] == pytest.approx(44_695_848 / 178_000)  # 251.1, of the median; 2(1)/2 = 1
-    assert answer.figures["exposed_sockets_us_high"] == pytest.approx(max(exposed))
+    result = judged("sockets", make_findings(), make_findings({"ddp": exposed}, swept_ns=swept_ns))
+    assert result.verdict == verdict
+    assert result.figures["busbw_gb_s"] == pytest.approx(44_695_848 / 178_000)  # 251.1, of the median; 2(1)/2 = 1
+    assert result.figures["exposed_sockets_us_high"] == pytest.approx(max(exposed))
 
 
 def test_the_sentence_of_the_sockets_has_both_figures_and_both_limits() -> None:
-    assert check_sockets(make_findings(), SOCKETS).sentence == (
+    assert judged("sockets", make_findings(), SOCKETS).sentence == (
         "without P2P and shared memory exposed communication goes from 100.0 to 1000.0 us a step: x10.0 (10.0 to "
         "10.0), at least x10; the bus bandwidth goes from 251.1 to 1.00 GB/s: 1/251.1 (251.1 to 251.1), at most 1/2"
     )
 
 
 def test_without_nccl_there_are_no_sockets_to_compare_with() -> None:
-    answer = check_sockets(make_findings(device="cpu"), None)
-    assert (answer.verdict, answer.figures) == ("not applicable", {})
-    assert check_sockets(make_findings(), None).verdict == "undecided", "a file without that run"
+    result = judged("sockets", make_findings(device="cpu"))
+    assert (result.verdict, result.figures) == ("not applicable", {})
+    assert judged("sockets", make_findings()).verdict == "undecided", "a file without that run"
 
 
 def test_bus_bandwidth_has_the_rings_factor() -> None:
@@ -258,15 +264,15 @@ def test_bus_bandwidth_has_the_rings_factor() -> None:
         ([-100] * 6, "fail"),
     ],
 )
-def test_an_injected_all_reduce_costs_what_it_takes_alone(added_us: list[float], verdict: Verdict) -> None:
-    answer = check_injected(make_findings({"extra": [100 + added for added in added_us]}))
-    assert answer.verdict == verdict
-    assert answer.figures["isolated_us"] == 1000
-    assert answer.figures["injected_us_low"] == pytest.approx(min(added_us))
+def test_an_injected_all_reduce_costs_what_it_takes_alone(added_us: list[float], verdict: CheckVerdict) -> None:
+    result = judged("injected all-reduce", make_findings({"extra": [100 + added for added in added_us]}))
+    assert result.verdict == verdict
+    assert result.figures["isolated_us"] == 1000
+    assert result.figures["injected_us_low"] == pytest.approx(min(added_us))
 
 
 def test_the_sentence_of_the_injected_all_reduce() -> None:
-    assert check_injected(make_findings({"extra": 1250.0})).sentence == (
+    assert judged("injected all-reduce", make_findings({"extra": 1250.0})).sentence == (
         "an extra all-reduce of 268.4 MB adds 1150 us to a step and takes 1000 us alone: x1.150 (1.150 to 1.150), "
         "limit 0.8 to 1.2"
     )
@@ -278,17 +284,19 @@ STEADY = {name: [added - drift for drift in DRIFT_US] for name, added in ADDED_U
 @pytest.mark.parametrize(
     ("again_us", "verdict"), [(110.9, "pass"), (111.1, "fail"), (89.1, "pass"), (88.9, "fail"), (100, "pass")]
 )
-def test_the_same_point_twice_differs_by_one_per_cent_at_most(again_us: float, verdict: Verdict) -> None:
+def test_the_same_point_twice_differs_by_one_per_cent_at_most(again_us: float, verdict: CheckVerdict) -> None:
     again = make_findings(STEADY | {"ddp": [again_us - drift for drift in DRIFT_US]})
-    answer = check_repeat(make_findings(STEADY), again)
-    assert answer.verdict == verdict
-    assert answer.figures["ratio"] == pytest.approx((1000 + again_us) / 1100)
-    assert check_repeat(make_findings(), make_findings()).verdict == "undecided", "both drift by 500 us"
+    result = judged("the same point twice", make_findings(STEADY), again)
+    assert result.verdict == verdict
+    assert result.figures["ratio"] == pytest.approx((1000 + again_us) / 1100)
+    assert judged("the same point twice", make_findings(), make_findings()).verdict == "undecided", (
+        "both drift by 500 us"
+    )
 
 
 def test_the_sentence_of_the_same_point_twice() -> None:
     again = make_findings(STEADY | {"ddp": [122.0 - drift for drift in DRIFT_US]})
-    assert check_repeat(make_findings(STEADY), again).sentence == (
+    assert judged("the same point twice", make_findings(STEADY), again).sentence == (
         "a step takes 1100.0 us, and 1122.0 us in new processes: +2.00 % (+2.00 % to +2.00 %), limit 1 %"
     )
 
@@ -305,24 +313,24 @@ def test_the_sentence_of_the_same_point_twice() -> None:
     ],
 )
 def test_two_entry_points_agree_within_15_per_cent_or_20_us(
-    here_us: list[float], there_us: list[float], limit_us: float, low_us: float, verdict: Verdict
+    here_us: list[float], there_us: list[float], limit_us: float, low_us: float, verdict: CheckVerdict
 ) -> None:
-    answer = check_entry_points(make_findings({"ddp": here_us}), make_findings({"ddp": there_us}))
-    assert answer.verdict == verdict
-    assert answer.figures["limit_us"] == pytest.approx(limit_us)
-    assert answer.figures["difference_us_low"] == pytest.approx(low_us, abs=0.005)
+    result = judged("two entry points", make_findings({"ddp": here_us}), make_findings({"ddp": there_us}))
+    assert result.verdict == verdict
+    assert result.figures["limit_us"] == pytest.approx(limit_us)
+    assert result.figures["difference_us_low"] == pytest.approx(low_us, abs=0.005)
 
 
 def test_a_difference_of_two_medians_adds_the_squares_of_the_sides_that_reach_there() -> None:
     """3 below and 12 above the one, 5 below and 4 above the other: sqrt(3^2 + 4^2) below, sqrt(12^2 + 5^2) above."""
-    one, other = estimate_median([7.0, 10, 10, 10, 10, 22]), estimate_median([-5.0, 0, 0, 0, 0, 0, 4])
+    one, other = median_of([7.0, 10, 10, 10, 10, 22]), median_of([-5.0, 0, 0, 0, 0, 0, 4])
     apart = difference(one, other)
     assert (apart.value, apart.interval.low, apart.interval.high) == (10, 5, 23)
     assert (apart.interval.n, apart.interval.coverage) == (6, one.interval.coverage)
 
 
 def test_the_sentence_of_two_entry_points_names_the_time_of_all_collectives() -> None:
-    assert check_entry_points(make_findings(), make_findings({"ddp": 90.0})).sentence == (
+    assert judged("two entry points", make_findings(), make_findings({"ddp": 90.0})).sentence == (
         "exposed communication is 100.0 us a step here, 90.0 us by measure: communication; difference +10.0 "
         "(+10.0 to +10.0) us, limit 20.0; all collectives add 600 us"
     )
@@ -354,29 +362,29 @@ def test_a_point_that_measured_communication_gives_findings() -> None:
     ],
 )
 def test_a_sleeping_rank_is_waiting_and_no_slower_link(
-    num_ranks: int, waits_us: list[float], shortest_us: list[float], verdict: Verdict
+    num_ranks: int, waits_us: list[float], shortest_us: list[float], verdict: CheckVerdict
 ) -> None:
     found = make_findings(
         num_ranks=num_ranks,
         wait_by_step_ns=[[20_000.0] * 6, [wait_us * 1e3 for wait_us in waits_us]],
         shortest_by_step_ns=[[200_000.0] * 6, [time_us * 1e3 for time_us in shortest_us]],
     )
-    answer = check_straggler(found)
-    assert answer.verdict == verdict
-    assert answer.figures["expected_wait_us"] == 20_000 * (num_ranks - 1) / num_ranks
+    result = judged("a rank asleep", found)
+    assert result.verdict == verdict
+    assert result.figures["expected_wait_us"] == 20_000 * (num_ranks - 1) / num_ranks
 
 
 def test_the_sentence_of_the_sleeping_rank() -> None:
-    assert check_straggler(make_findings()).sentence == (
+    assert judged("a rank asleep", make_findings()).sentence == (
         "while one rank sleeps 20.0 ms the mean rank waits 10010 (10010 to 10010) us, limit 8000 to 12000 "
         "(without sleep 20); the shortest all-reduces change by +5.00 % (+5.00 % to +5.00 %), limit +20 %"
     )
 
 
 def test_without_a_profile_the_sleeping_rank_is_undecided_with_the_reason() -> None:
-    answer = check_straggler(make_findings(profile_problem="rank 1: no profile: no CUPTI"))
-    assert (answer.verdict, answer.sentence) == ("undecided", "rank 1: no profile: no CUPTI")
-    assert check_straggler(make_findings(wait_by_step_ns=[])).verdict == "undecided"
+    result = judged("a rank asleep", make_findings(profile_problem="rank 1: no profile: no CUPTI"))
+    assert (result.verdict, result.sentence) == ("undecided", "rank 1: no profile: no CUPTI")
+    assert judged("a rank asleep", make_findings(wait_by_step_ns=[])).verdict == "undecided"
 
 
 @pytest.mark.parametrize(
@@ -390,14 +398,14 @@ def test_without_a_profile_the_sleeping_rank_is_undecided_with_the_reason() -> N
         ([160_000, *[178_000] * 6], "undecided"),
     ],
 )  # 178 / 1.05 = 169.5238, 178 / 0.95 = 187.3684
-def test_the_sweep_takes_as_long_as_a_bare_loop_within_5_per_cent(bare_ns: list[int], verdict: Verdict) -> None:
-    answer = check_bare_loop(make_findings(bare_ns=bare_ns))
-    assert answer.verdict == verdict
-    assert answer.figures["ratio_high"] == pytest.approx(178_000 / min(bare_ns))
+def test_the_sweep_takes_as_long_as_a_bare_loop_within_5_per_cent(bare_ns: list[int], verdict: CheckVerdict) -> None:
+    result = judged("sweep against a bare loop", make_findings(bare_ns=bare_ns))
+    assert result.verdict == verdict
+    assert result.figures["ratio_high"] == pytest.approx(178_000 / min(bare_ns))
 
 
 def test_the_sentence_of_the_bare_loop() -> None:
-    assert check_bare_loop(make_findings(bare_ns=[172_816] * 7)).sentence == (
+    assert judged("sweep against a bare loop", make_findings(bare_ns=[172_816] * 7)).sentence == (
         "an all-reduce of 44.7 MB takes 178.0 us in the sweep and 172.8 us in a bare loop: "
         "+3.00 % (+3.00 % to +3.00 %), limit 5 %"
     )
@@ -413,14 +421,14 @@ def test_the_sentence_of_the_bare_loop() -> None:
         ([0.9899, 1.0, 1.0], "undecided"),
     ],
 )
-def test_the_parts_sum_to_the_wall_clock_in_every_window(shares: list[float], verdict: Verdict) -> None:
-    answer = check_parts(make_findings(parts_share=shares))
-    assert answer.verdict == verdict
-    assert (answer.figures["ratio_low"], answer.figures["ratio_high"]) == (min(shares), max(shares))
+def test_the_parts_sum_to_the_wall_clock_in_every_window(shares: list[float], verdict: CheckVerdict) -> None:
+    result = judged("parts against the wall clock", make_findings(parts_share=shares))
+    assert result.verdict == verdict
+    assert (result.figures["ratio_low"], result.figures["ratio_high"]) == (min(shares), max(shares))
 
 
 def test_the_sentence_of_the_parts() -> None:
-    assert check_parts(make_findings(parts_share=[0.995, 1.001, 1.0])).sentence == (
+    assert judged("parts against the wall clock", make_findings(parts_share=[0.995, 1.001, 1.0])).sentence == (
         "the sum of the parts differs from the wall clock by +0.00 % (-0.50 % to +0.10 %) over all windows, limit 1 %"
     )
 
@@ -436,19 +444,19 @@ def test_the_sentence_of_the_parts() -> None:
     ],
 )
 def test_the_marks_cost_1_per_cent_of_a_large_step_and_3_of_a_small_one(
-    name: str, clocked: int, verdict: Verdict
+    name: str, clocked: int, verdict: CheckVerdict
 ) -> None:
     # a pair that was disturbed as a whole, and one in which the marks alone were: neither is in the interval's way
     clocks, unmarked = [2 * clocked, 99_999, *[clocked] * 9], [20_000, *[10_000] * 10]
     found = make_findings(clock_windows={name: clocks}, unmarked_windows={name: unmarked})
-    answer = check_clock(found, name)
-    assert (answer.verdict, answer.check) == (verdict, f"cost of the clock, {name} batch")
-    assert answer.figures["cost"] == pytest.approx(clocked / 10_000 - 1)
+    result = judged(f"cost of the clock, {name} batch", found)
+    assert (result.verdict, result.check) == (verdict, f"cost of the clock, {name} batch")
+    assert result.figures["cost"] == pytest.approx(clocked / 10_000 - 1)
     batch, limit = {"large": (512, "1 %"), "small": (32, "3 %")}[name]
     cost = clocked / 10_000 - 1
-    assert (answer.figures["cost_low"], answer.figures["cost_high"]) == pytest.approx((cost, cost))
+    assert (result.figures["cost_low"], result.figures["cost_high"]) == pytest.approx((cost, cost))
     share = f"{100 * cost:+.2f} %"
-    assert answer.sentence == f"at {batch} per GPU the marks cost {share} ({share} to {share}) of a step, limit {limit}"
+    assert result.sentence == f"at {batch} per GPU the marks cost {share} ({share} to {share}) of a step, limit {limit}"
 
 
 @pytest.mark.parametrize(
@@ -461,28 +469,18 @@ def test_the_marks_cost_1_per_cent_of_a_large_step_and_3_of_a_small_one(
     ],
 )
 def test_an_interval_that_holds_the_limit_of_the_clock_decides_nothing(
-    clocks: tuple[int, int], verdict: Verdict
+    clocks: tuple[int, int], verdict: CheckVerdict
 ) -> None:
     found = make_findings(
         clock_windows={"small": [*clocks] * 3, "large": [1] * 6}, unmarked_windows={"small": [10_000] * 6}
     )
-    assert check_clock(found, "small").verdict == verdict
+    assert judged("cost of the clock, small batch", found).verdict == verdict
 
 
-def test_the_summary_counts_every_verdict_also_those_that_do_not_occur() -> None:
-    def answered(verdict: Verdict) -> CheckResult:
-        return CheckResult("a check", verdict, "", {})
-
-    assert count_verdicts([]) == {"pass": 0, "undecided": 0, "fail": 0, "not applicable": 0}
-    assert count_verdicts([answered("pass"), answered("fail"), answered("pass"), answered("undecided")]) == {
-        "pass": 2,
-        "undecided": 1,
-        "fail": 1,
-        "not applicable": 0,
-    }
+def test_two_checks_do_not_apply_on_cpus_and_an_earlier_file_has_no_second_entry_point() -> None:
     on_cpu = make_findings(STEADY, gradient_bytes=1000, device="cpu")
-    sound = check_answers({"known_answers": on_cpu, "again": make_findings(STEADY)})
-    assert count_verdicts(sound) == {"pass": 8, "undecided": 1, "fail": 0, "not applicable": 2}
+    sound = judge_checks({"known_answers": on_cpu, "again": make_findings(STEADY)})
+    assert Counter(result.verdict for result in sound) == {"pass": 8, "undecided": 1, "not applicable": 2}
 
 
 def test_findings_survive_their_file_and_each_failure_is_its_own() -> None:
@@ -490,8 +488,8 @@ def test_findings_survive_their_file_and_each_failure_is_its_own() -> None:
     encoded = msgspec.json.encode(found)
     assert msgspec.json.decode(encoded, type=Findings) == found
     assert b'"silent_windows"' in encoded  # as files of earlier versions have it
-    answers = check_answers({"known_answers": found, "measure": make_findings(), "sockets": SOCKETS})
-    assert [answer.check for answer in answers if answer.verdict == "fail"] == ["injected all-reduce"]
+    results = judge_checks({"known_answers": found, "measure": make_findings(), "sockets": SOCKETS})
+    assert [result.check for result in results if result.verdict == "fail"] == ["injected all-reduce"]
 
 
 def test_a_difference_pairs_the_rounds_that_timed_both_variants() -> None:
@@ -500,7 +498,7 @@ def test_a_difference_pairs_the_rounds_that_timed_both_variants() -> None:
     longer = [*found.windows["ddp"], [1, 99_000_000]]
     found = msgspec.structs.replace(found, windows={**found.windows, "ddp": longer})
     assert difference_us(found, "extra", "ddp") == pytest.approx([1000] * 6)
-    assert check_large_bucket(found).figures["above_limit_us"] == pytest.approx(300 - 1.2 * 100)
+    assert judged("bucket cap of 100 MB", found).figures["above_limit_us"] == pytest.approx(300 - 1.2 * 100)
 
 
 def test_every_variant_has_its_share_of_the_rounds_and_six_at_least() -> None:

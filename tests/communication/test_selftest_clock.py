@@ -1,10 +1,13 @@
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 from factories import make_spec
 
-from pipeline.communication import selftest_clock
-from pipeline.communication.selftest_clock import ClockWindows, measure_clock_cost, time_clock_pairs
+from pipeline.communication import selftest_runs
+from pipeline.communication.selftest_findings import Findings
+from pipeline.communication.selftest_runs import add_clock_cost
 from pipeline.experiment.measurement import RankEpoch
 from pipeline.experiment.spec import Spec
 from pipeline.training.loop import RankEpochSeries
@@ -29,7 +32,7 @@ def epochs(monkeypatch: pytest.MonkeyPatch) -> Epochs:
         parts_ns = np.array([[wall_ns]]) if clock is StepTimer else np.zeros((1, 1), dtype=np.int64)
         return RankEpochSeries(RankEpoch(rank=0, num_samples=8, epoch_time_ns=wall_ns), parts_ns, [], [], 0)
 
-    monkeypatch.setattr(selftest_clock, "run_epoch", run_epoch)
+    monkeypatch.setattr(selftest_runs, "run_epoch", run_epoch)
     return called
 
 
@@ -38,30 +41,66 @@ def clock_point() -> Spec:
     return make_spec(strategy="ddp", num_gpus=2, **given)
 
 
+def timed(batch: str) -> Findings:
+    nothing = Findings(
+        device="cpu",
+        gpu="",
+        num_ranks=1,
+        batch_size_per_gpu=8,
+        gradient_bytes=0,
+        steps_per_window=1,
+        windows={},
+        swept_ns=[],
+    )
+    return add_clock_cost(nothing, batch, clock_point(), ALONE)
+
+
 def test_single_steps_of_the_small_batch_are_marked_by_turns(epochs: Epochs) -> None:
-    found = measure_clock_cost("small", clock_point(), ALONE)
+    found = timed("small")
     pairs = epochs[2:]
-    assert len(found.marked_ns) == len(found.unmarked_ns) == 18, "three pairs for each of six rounds"
+    marked_ns, unmarked_ns = found.clock_windows["small"], found.unmarked_windows["small"]
+    assert len(marked_ns) == len(unmarked_ns) == 18, "three pairs for each of six rounds"
     assert {num_steps for num_steps, _ in pairs} == {1}
     in_turn = [[clock for _, clock in pairs[start : start + 2]] for start in range(0, len(pairs), 2)]
     assert all(set(pair) == {StepTimer, UnmarkedTimer} for pair in in_turn)
     assert len({pair[0] for pair in in_turn}) == 2, "either may come first"
-    assert (found.marked_ns[0], found.unmarked_ns[0], found.parts_share[0]) == (20_400_000, 20_000_000, 1.0)
+    assert (marked_ns[0], unmarked_ns[0], found.parts_share) == (20_400_000, 20_000_000, [1.0] * 18)
+    assert found.clock_batches == {"small": clock_point().batch_size_per_gpu}
 
 
 def test_windows_of_the_large_batch_have_many_steps_and_end_once_the_cost_is_known(epochs: Epochs) -> None:
-    found = measure_clock_cost("large", clock_point(), ALONE)
+    found = timed("large")
     assert {num_steps for num_steps, _ in epochs[2:]} == {13}, "the steps of 20 ms that fill a window of 0.25 s"
-    assert found.marked_ns == [13 * 20_400_000] * 6
+    assert found.clock_windows == {"large": [13 * 20_400_000] * 6}
 
 
-def test_pairs_end_at_the_first_that_is_precise_enough() -> None:
-    found = time_clock_pairs(lambda _: (1_000, 0.5), 9, lambda windows: len(windows.marked_ns) == 4, ALONE)
-    assert found == ClockWindows([1_000] * 4, [1_000] * 4, [0.5] * 4)
+def test_pairs_of_the_large_batch_end_at_the_first_that_is_precise_enough(
+    epochs: Epochs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selftest_runs, "is_clock_cost_precise_enough", lambda batch, marked, unmarked: len(marked) == 4)
+    found = timed("large")
+    assert (len(found.clock_windows["large"]), len(found.unmarked_windows["large"]), len(epochs)) == (4, 4, 2 + 8)
 
 
+def test_the_parts_are_those_of_the_batch_that_comes_first(epochs: Epochs) -> None:
+    large = timed("large")
+    both = add_clock_cost(large, "small", clock_point(), ALONE)
+    assert (list(both.clock_windows), both.parts_share) == (["large", "small"], large.parts_share)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Train on one thread, as a rank does: two would wait for each other while other tests run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_single_steps_train_on_this_machine() -> None:
-    found = measure_clock_cost("small", clock_point(), ALONE)
-    assert len(found.marked_ns) == len(found.unmarked_ns) == 18
-    assert min(found.marked_ns + found.unmarked_ns) > 0
+    found = timed("small")
+    marked_ns, unmarked_ns = found.clock_windows["small"], found.unmarked_windows["small"]
+    assert len(marked_ns) == len(unmarked_ns) == 18
+    assert min(marked_ns + unmarked_ns) > 0
     assert all(0.5 < share <= 1 for share in found.parts_share)

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from bench_selftest import NUM_DRAWS, Check, Power, find_power, list_checks
+from bench_selftest import NUM_DRAWS, CheckWithDefects, Power, find_power, list_checks
 from conftest import ROOT
 from drawn_selftests import Runs, read_recorded, read_small_steps_ns
 from published_pages import shown_rows
 
-from pipeline.communication.selftest_checks import check_answers, difference, estimate_median
+from pipeline.communication.selftest_checks import difference, judge_checks, median_of
 
 DRAWS = 200
 LEAST = 0.845  # 90 % less 2.6 standard errors of the share of 200 draws
@@ -20,12 +20,12 @@ def recorded() -> Runs:
 
 
 @pytest.fixture(scope="module")
-def checks(recorded: Runs) -> list[Check]:
+def checks(recorded: Runs) -> list[CheckWithDefects]:
     return list_checks(recorded)
 
 
 @pytest.fixture(scope="module")
-def powers(recorded: Runs, checks: list[Check]) -> list[Power]:
+def powers(recorded: Runs, checks: list[CheckWithDefects]) -> list[Power]:
     return find_power(checks, recorded, read_small_steps_ns(), DRAWS)
 
 
@@ -37,8 +37,8 @@ def test_each_check_fails_under_a_defect_of_twice_its_limit(powers: list[Power])
     assert {check.name: fails for check, _, fails in powers if fails < LEAST} == {}
 
 
-def test_every_check_of_the_self_test_is_among_them(recorded: Runs, checks: list[Check]) -> None:
-    assert [check.name for check in checks] == [answer.check for answer in check_answers(recorded)]
+def test_every_check_of_the_self_test_is_among_them(recorded: Runs, checks: list[CheckWithDefects]) -> None:
+    assert [check.name for check in checks] == [result.check for result in judge_checks(recorded)]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_every_check_of_the_self_test_is_among_them(recorded: Runs, checks: list
     ],
 )
 def test_a_defect_moves_the_figure_by_twice_the_limit(
-    recorded: Runs, checks: list[Check], name: str, figure: str, moved: tuple[float, ...]
+    recorded: Runs, checks: list[CheckWithDefects], name: str, figure: str, moved: tuple[float, ...]
 ) -> None:
     (check,) = (check for check in checks if check.name == name)
     right = check.run(recorded).figures[figure]
@@ -63,7 +63,7 @@ def test_a_defect_moves_the_figure_by_twice_the_limit(
 
 
 def test_the_entry_points_are_equal_and_a_defect_sets_them_apart_by_twice_the_limit(
-    recorded: Runs, checks: list[Check]
+    recorded: Runs, checks: list[CheckWithDefects]
 ) -> None:
     (check,) = (check for check in checks if check.name == "two entry points")
     assert check.run(recorded).figures["difference_us"] == pytest.approx(0, abs=1e-3)
@@ -76,13 +76,13 @@ def test_a_difference_of_separate_medians_holds_the_truth_as_often_as_its_interv
     """Two entry points of equal medians, one with twice the noise of the other."""
     generator = np.random.default_rng(7)
     apart = (
-        difference(*(estimate_median(generator.normal(0, noise, n).tolist()) for noise, n in ((25, 135), (50, 300))))
+        difference(*(median_of(generator.normal(0, noise, n).tolist()) for noise, n in ((25, 135), (50, 300))))
         for _ in range(1000)
     )
     assert sum(one.interval.contains(0) for one in apart) >= 975
 
 
-def test_the_docs_show_every_check_with_its_limit_and_its_windows(checks: list[Check]) -> None:
+def test_the_docs_show_every_check_with_its_limit_and_its_windows(checks: list[CheckWithDefects]) -> None:
     rows = shown_rows(TRUST, "**How often a check decides.**")
     assert [[*row[:3], row[5]] for row in rows] == [
         [check.name, check.limit, check.windows, check.basis] for check in checks

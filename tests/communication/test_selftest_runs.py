@@ -9,18 +9,15 @@ from drawn_selftests import read_recorded, read_small_steps_ns
 from factories import make_collective
 from published_pages import missing_in
 
-from pipeline.communication.interleaved_timing import LEAD_IN_STEPS
 from pipeline.communication.selftest_runs import (
     Pause,
     after_pause,
     shortest_by_step_ns,
     time_bare_loop,
-    time_rounds,
     wait_by_step_ns,
 )
 from pipeline.experiment.measurement import Profile
 from pipeline.training.process_group import Rank
-from pipeline.training.step import StepFunction
 
 ALONE = Rank(0, 1, torch.device("cpu"))
 
@@ -79,16 +76,6 @@ def test_a_pause_of_a_device_keeps_its_stream_busy_for_the_time_that_events_show
     pause(0.02)
     assert now_ms - before_ms == pytest.approx(20)
     assert pause.take_median_ns() == pytest.approx(20e6)
-
-
-def test_each_step_is_timed_in_the_first_rounds_as_many_as_its_number() -> None:
-    log: list[str] = []
-    steps: dict[str, StepFunction] = {name: (lambda name=name: log.append(name)) for name in ("a", "b", "c")}  # type: ignore[misc]
-    windows = time_rounds(steps, {"a": 5, "b": 2, "c": 5}, 1, ALONE)
-    assert {name: len(rounds) for name, rounds in windows.items()} == {"a": 5, "b": 2, "c": 5}
-    in_turn = log[:: LEAD_IN_STEPS + 1]
-    assert [sorted(in_turn[:3]), sorted(in_turn[3:6])] == [["a", "b", "c"]] * 2
-    assert [sorted(in_turn[start : start + 2]) for start in (6, 8, 10)] == [["a", "c"]] * 3
 
 
 def test_the_bare_loop_warms_up_for_five_windows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from pipeline.communication.trace import (
     TraceUnreadable,
     item_bytes,
     length_ns,
-    merge_intervals,
+    merge_spans,
     nccl_bytes,
     overlap_ns,
     parse_collective,
@@ -251,7 +251,7 @@ def test_other_collectives_inside_the_graph_get_no_sizes(expected: list[tuple[st
 
 
 @pytest.mark.parametrize(
-    ("intervals", "merged"),
+    ("spans", "merged"),
     [
         ([], []),
         ([(0, 1), (1, 3)], [[0, 3]]),  # touching
@@ -262,32 +262,32 @@ def test_other_collectives_inside_the_graph_get_no_sizes(expected: list[tuple[st
     ],
     ids=["none", "touching", "nested", "disjoint", "overlapping", "empty"],
 )
-def test_a_union_by_hand(intervals: list[tuple[float, float]], merged: list[list[float]]) -> None:
-    assert [list(interval) for interval in merge_intervals(intervals)] == merged
+def test_a_union_by_hand(spans: list[tuple[float, float]], merged: list[list[float]]) -> None:
+    assert [list(span) for span in merge_spans(spans)] == merged
 
 
-INTERVALS = st.lists(
+SPANS = st.lists(
     st.tuples(st.integers(0, 1000), st.integers(0, 100)).map(lambda pair: (float(pair[0]), float(sum(pair)))),
     min_size=1,
     max_size=20,
 )
 
 
-@given(INTERVALS)
-def test_a_union_is_no_longer_than_all_and_no_shorter_than_any(intervals: list[tuple[float, float]]) -> None:
-    lengths = [end - start for start, end in intervals]
-    merged = merge_intervals(intervals)
+@given(SPANS)
+def test_a_union_is_no_longer_than_all_and_no_shorter_than_any(spans: list[tuple[float, float]]) -> None:
+    lengths = [end - start for start, end in spans]
+    merged = merge_spans(spans)
     assert max(lengths) * 1000 <= length_ns(merged) <= sum(lengths) * 1000
     assert all(later[0] > earlier[1] for earlier, later in itertools.pairwise(merged)), "disjoint and in order"
-    covered = {unit for start, end in intervals for unit in range(int(start), int(end))}
+    covered = {unit for start, end in spans for unit in range(int(start), int(end))}
     assert length_ns(merged) == len(covered) * 1000
 
 
-@given(INTERVALS, INTERVALS)
+@given(SPANS, SPANS)
 def test_two_unions_overlap_by_no_more_than_the_shorter(
     one: list[tuple[float, float]], other: list[tuple[float, float]]
 ) -> None:
-    first, second = merge_intervals(one), merge_intervals(other)
+    first, second = merge_spans(one), merge_spans(other)
     assert 0 <= overlap_ns(first, second) <= min(length_ns(first), length_ns(second))
     assert overlap_ns(first, second) == overlap_ns(second, first)
     assert overlap_ns(first, first) == length_ns(first)

@@ -9,6 +9,7 @@ import torch
 from factories import COLOURS, make_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from pipeline.data import batches
 from pipeline.data.batches import AugmentedImages, DeviceAugmentedBatches, batch_sizes, build_batches, build_sampler
@@ -25,7 +26,7 @@ def order(num_samples: int, world_size: int, rank: int, seed: int, epoch: int = 
     return list(sampler)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 200), st.integers(1, 9), st.integers(0, 2**40), st.integers(1, 90))
 def test_ranks_deal_one_permutation_in_turn_and_leave_no_sample_out(
     num_samples: int, world_size: int, seed: int, epoch: int

@@ -361,7 +361,10 @@ def hold(experiment: Experiment) -> None:
         pass
 
 
-def test_a_second_driver_is_refused_until_the_first_is_done(experiment: Experiment) -> None:
+def test_a_second_driver_is_refused_until_the_first_is_done(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.experiment.folder.SUBMIT_LOCK_WAIT_S", 0.1)
     second = Experiment(experiment.folder)
     assert not second.is_being_submitted()
     with experiment.submission_lock():

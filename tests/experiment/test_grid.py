@@ -8,6 +8,7 @@ import yaml
 from factories import assert_says, make_spec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from pipeline.experiment import grid
 from pipeline.experiment.grid import Grid, expand_grid, shipped_grids
@@ -328,7 +329,7 @@ documents = st.fixed_dictionaries(
 scribbles = st.text("{}[]:,-!&*<>|?#%@'\"\\ \n\t0129.eE+~nulabcpoits\u00e9", max_size=60)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(documents.map(yaml.safe_dump) | scribbles | scribbles.map(HEAD.__add__))
 @example("points: !!map x")
 def test_whatever_the_file_says_it_is_a_grid_or_a_refusal(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:

@@ -11,10 +11,10 @@ from pipeline.experiment.implied_oom import find_implying_oom, implied_oom_recor
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
 from pipeline.experiment.record_store import publish_record
-from pipeline.report.build_tables import build_tables
-from pipeline.report.markdown import render_experiment
+from pipeline.pages.markdown import render_experiment
 from pipeline.runner.launch_options import LaunchOptions, Rerun, launch_command
 from pipeline.system import host
+from pipeline.tables.build_tables import build_tables
 
 H200 = Environment(gpus=(Gpu(name="NVIDIA H200"),))
 SIZES = (1024, 2048, 4096, 8192)
@@ -129,8 +129,8 @@ def test_an_implied_oom_is_a_record_and_the_tables_name_what_implies_it(tmp_path
     collected = resolve_outcomes([cause.spec, record.spec], [cause, record], [])
     tables = build_tables(collected.outcomes)
     said = f"implied by {cause.run_id}"
-    assert [(row["status"], row["note"]) for row in tables.Q1] == [("oom", None), ("oom", said)]
-    assert [row["reason"] for row in tables.oom] == ["", said]
+    assert [(row["status"], row["note"]) for row in tables["Q1"]] == [("oom", None), ("oom", said)]
+    assert [row["reason"] for row in tables["oom"]] == ["", said]
     text = render_experiment("x", tables, collected)
     assert f"4,096 per GPU: OOM ({said})" in text
     assert collected.coverage.oom == 2
@@ -141,7 +141,7 @@ def test_a_point_beside_a_neighbour_is_no_oom_in_the_tables_and_its_reason_names
     assert record_store.load_record(publish_record(record, tmp_path)) == record
     collected = resolve_outcomes([record.spec], [record], [])
     tables = build_tables(collected.outcomes)
-    assert (tables.oom, collected.coverage.oom, collected.coverage.failed) == ([], 0, 1)
+    assert (tables["oom"], collected.coverage.oom, collected.coverage.failed) == ([], 0, 1)
     text = render_experiment("x", tables, collected)
     assert "another process held 118.5 GiB of GPU 0; run again on a free GPU" in text
     assert "0 OOM, 1 failed" in text

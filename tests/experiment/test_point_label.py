@@ -5,7 +5,7 @@ from factories import make_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.experiment.point_label import format_figure, format_number, point_labels
+from pipeline.experiment.point_label import distinguishing_axes, format_figure, format_number, point_labels
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,15 @@ def test_a_figure_has_three_digits_or_is_whole() -> None:
     assert [format_figure(value) for value in (0.012345, 9.999, 99.95, 100.5, 2048.5)] == [
         *("0.0123", "10", "100", "101", "2,049"),
     ]
+
+
+def test_an_optional_axis_is_named_only_if_two_rows_would_else_be_the_same() -> None:
+    """Without the learning rate the last two rows are the same; the number of nodes follows from that of GPUs."""
+    rows: list[dict[str, Any]] = [
+        {"num_gpus": 4, "num_nodes": 1, "learning_rate": 0.1},
+        {"num_gpus": 8, "num_nodes": 2, "learning_rate": 0.1},
+        {"num_gpus": 8, "num_nodes": 2, "learning_rate": 0.4},
+    ]
+    assert distinguishing_axes(rows[:2]) == ["num_gpus"]
+    assert distinguishing_axes(rows, optional=("num_nodes", "learning_rate")) == ["num_gpus", "learning_rate"]
+    assert distinguishing_axes(rows, known=("num_gpus",), optional=("num_nodes", "learning_rate")) == ["learning_rate"]

@@ -22,6 +22,7 @@ from factories import (
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import MAX_STEP_TIMES, Environment, Failure, Record
@@ -96,7 +97,7 @@ one_line = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), m
 losses = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(texts, st.dictionaries(one_line, one_line, max_size=2), losses)
 @example("tried 1, 2 and [ 3 ]", {}, None)
 def test_no_text_and_no_finite_number_is_changed_by_publication(

@@ -22,6 +22,7 @@ from pipeline.experiment.record_store import (
     load_record,
     publish_record,
 )
+from pipeline.system import files
 
 
 @pytest.fixture
@@ -39,26 +40,26 @@ def spoil(tmp_path: Path) -> Callable[[Callable[[str], str]], Path]:
 
 
 @pytest.mark.fault("F21")
-def test_a_record_cut_at_any_byte_is_invalid(tmp_path: Path) -> None:
+def test_a_record_cut_at_any_byte_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = encode_record(make_record())
-    path = tmp_path / RECORD_NAME
-    for size in range(len(raw) - 1):  # without its last byte, a line break, it is still whole
-        path.write_bytes(raw[:size])
+    cut = [raw[:size] for size in range(len(raw) - 1)]  # without its last byte, a line break, it is still whole
+    monkeypatch.setattr(files, "read_bounded", lambda *_: cut.pop())
+    while cut:
         with pytest.raises(InvalidRecord):
-            load_record(path)
+            load_record(RECORD_NAME)
 
 
 @pytest.mark.fault("F21")
-def test_a_record_with_a_flipped_bit_is_invalid_or_still_a_record_of_its_point(tmp_path: Path) -> None:
+def test_a_record_with_a_flipped_bit_is_invalid_or_still_a_record_of_its_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     raw = encode_record(make_record())
-    path = tmp_path / RECORD_NAME
+    flipped = [raw[:i] + bytes([byte ^ 1 << i % 8]) + raw[i + 1 :] for i, byte in enumerate(raw)]
+    monkeypatch.setattr(files, "read_bounded", lambda *_: flipped.pop())
     num_invalid = 0
-    for index in range(len(raw)):
-        flipped = bytearray(raw)
-        flipped[index] ^= 1 << index % 8
-        path.write_bytes(flipped)
+    while flipped:
         try:
-            assert load_record(path).run_id == RUN_ID
+            assert load_record(RECORD_NAME).run_id == RUN_ID
         except InvalidRecord:
             num_invalid += 1
     assert num_invalid > len(raw) / 2

@@ -6,6 +6,7 @@ import pytest
 from factories import make_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from pipeline.analysis.intervals import min_values
 from pipeline.experiment.spec import AXES, MIN_WINDOWS_FOR_INTERVAL, Spec, canonical_json, non_default_fields
@@ -220,7 +221,7 @@ def test_equal_points_have_equal_run_ids(one: dict[str, Any], other: dict[str, A
     assert make_spec(**one).run_id() == make_spec(**other).run_id()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(specs())
 def test_a_point_keeps_its_run_id_through_json_and_through_its_stated_fields_alone(spec: Spec) -> None:
     assert msgspec.json.decode(msgspec.json.encode(spec), type=Spec).run_id() == spec.run_id()
@@ -297,7 +298,7 @@ def test_world_size_counts_processes_and_num_gpus_counts_gpus(
     assert spec.global_batch_size == 100 * num_gpus
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(specs())
 def test_dp_and_ddp_take_as_many_steps_and_no_step_is_empty(spec: Spec) -> None:
     steps, batch = spec.steps_per_epoch, spec.batch_size_per_gpu

@@ -13,7 +13,7 @@ from rendered_plots import line_panel, plots_of
 from study_records import learnt, trained
 
 from pipeline.experiment.spec import REMEDIES as REMEDIES_OF_SPEC
-from pipeline.report.plot_data import (
+from pipeline.pages.plot_data import (
     MAX_SERIES,
     REFERENCE,
     LinePanel,

@@ -1,92 +1,92 @@
-import inspect
 import re
-from typing import Any
 
 import pytest
 from factories import ROOT, sentences
 
 from pipeline.analysis.notes import make_note, text_note
 from pipeline.experiment.spec import AXES
-from pipeline.report import note_texts, row_types
-from pipeline.report.build_tables import ROW_CLASSES
-from pipeline.report.columns import AXIS_COLUMNS, COLUMNS, Column
-from pipeline.report.display_cells import format_cell
-from pipeline.report.row_types import Q1Row, figure_keys
-from pipeline.report.table_definitions import EPOCH_TIME, TABLE_DEFINITIONS, Figure, TableDefinition
-from pipeline.report.words import render_words
+from pipeline.pages.cells import format_cell
+from pipeline.tables import note_texts
+from pipeline.tables.build_tables import flatten_row
+from pipeline.tables.columns import FACTORS, Column, Table
+from pipeline.tables.definitions import AXIS_COLUMNS, FIGURE_NAMES, Q1, TABLES
+from pipeline.tables.row import Row
+from pipeline.tables.words import render_words
 
-UNITS = {
-    **{"_samples_per_s": "1/s", "_gb_s": "GB/s", "_us": "us", "_s": "s", "_gib": "GiB", "_j": "J", "_mhz": "MHz"},
-    **{"_hours": "h", "_share": "1", "accuracy": "1", "speedup": "1"},
-}
 KINDS_MADE = re.compile(r'make_note\(\s*"(\w+)"(?: if [^"]+ else "(\w+)")?|(?:True|False): "(\w+)"')
+COLUMNS = {(table.name, column.key): column for table in TABLES.values() for column in table.columns}
 
 
-@pytest.mark.parametrize("table", ROW_CLASSES)
-def test_every_figure_of_a_table_is_a_declared_column_or_an_axis(table: str) -> None:
-    assert set(figure_keys(ROW_CLASSES[table])) <= {*COLUMNS, *AXES}
+@pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: str(table.name))
+def test_a_table_has_every_key_once_and_its_views_show_columns_with_a_heading(table: Table) -> None:
+    keys = [key for column in table.columns for key in column.keys]
+    assert len(keys) == len(set(keys))
+    for view in table.views:
+        assert all(table.column(key).heading for key in view.keys)
+        shown = view.keys or [column.key for column in table.columns if column.heading]
+        assert any(not table.column(key).is_set for key in shown)
 
 
-def test_a_column_states_its_meaning_once() -> None:
-    stated = re.findall(r"^    (\w+): Annotated", inspect.getsource(row_types), re.MULTILINE)
-    assert len(stated) == len(set(stated)) > 100
+def test_a_key_has_one_unit_and_one_meaning() -> None:
+    declared = {(column.key, column.unit, column.meaning) for column in COLUMNS.values()}
+    assert len({key for key, *_ in declared}) == len(declared) > 100
 
 
-def test_no_figure_that_states_a_meaning_is_an_axis() -> None:
-    assert not COLUMNS.keys() & set(AXES)
+def test_a_figure_that_no_column_declares_is_refused_and_one_that_is_not_given_is_none() -> None:
+    with pytest.raises(KeyError, match="table Q1 has no column epoch_tiem_s"):
+        Q1.complete({"epoch_tiem_s": 1.0})
+    row = Row({"strategy": "single"}, Q1.complete({"epoch_time_s": 1.0}))
+    assert row["peak_memory_gib"] is None
+    flat = flatten_row(row, Q1)
+    assert (flat["strategy"], flat["epoch_time_s"], flat["epoch_time_low_s"], flat["n"]) == ("single", 1.0, None, 0)
+
+
+def test_the_axes_with_a_meaning_are_axes() -> None:
     assert {axis.key for axis in AXIS_COLUMNS} <= {*AXES, "gpu"}
 
 
 @pytest.mark.parametrize("column", [*COLUMNS.values(), *AXIS_COLUMNS], ids=lambda column: str(column.key))
-def test_every_column_has_a_meaning_that_is_one_sentence(column: Column) -> None:
+def test_every_column_has_a_meaning_that_ends_in_a_full_stop(column: Column) -> None:
     assert column.meaning.endswith(".")
-    assert ". " not in column.meaning
 
 
-@pytest.mark.parametrize("column", COLUMNS.values(), ids=lambda column: str(column.key))
-def test_the_unit_of_a_column_is_that_of_its_key(column: Column) -> None:
-    unit = next((unit for suffix, unit in UNITS.items() if column.key.endswith(suffix)), None)
-    assert unit in (None, column.unit)
-    assert column.unit in ("", "1", "B") or unit is not None
+SHOWN = {column.heading: column for column in COLUMNS.values() if "[" in column.heading}
 
 
-@pytest.mark.parametrize("definition", TABLE_DEFINITIONS, ids=lambda definition: str(definition.heading))
-def test_a_table_for_people_shows_columns_of_its_rows(definition: TableDefinition) -> None:
-    keys = {key for figure in definition.figures for key in (figure.key, figure.over, figure.low, figure.high) if key}
-    assert keys - {*AXES, "n"} <= set(figure_keys(ROW_CLASSES[definition.table]))
+@pytest.mark.parametrize("column", SHOWN.values(), ids=SHOWN)
+def test_a_heading_ends_in_the_unit_of_its_key_or_in_one_with_a_factor(column: Column) -> None:
+    assert column.unit == column.shown_unit or (column.unit, column.shown_unit) in FACTORS
 
 
-FACTORS: dict[str, dict[str, float]] = {
-    "s": {"s": 1, "ms": 1e3, "us": 1e6},
-    "B": {"MB": 1e-6},
-    "J": {"mJ/image": 1e3},
-    "1": {"%": 100, "points": 100, "": 1},
-}
-
-
-FIGURES = dict.fromkeys(figure for table in TABLE_DEFINITIONS for figure in table.figures)
-
-
-@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: str(figure.heading))
-def test_a_heading_states_the_unit_to_which_its_factor_leads(figure: Figure) -> None:
-    column = COLUMNS.get(figure.key)
-    (shown,) = re.findall(r"\[(.*)\]$", figure.heading) or [""]
-    unit = "1" if figure.over else column.unit if column else ""
-    if figure.key == "throughput_samples_per_s":
-        assert (figure.heading, figure.factor) == ("images/s", 1)
-    else:
-        assert figure.factor == FACTORS.get(unit, {unit: 1})[shown.removeprefix("± ")]
+@pytest.mark.parametrize(
+    ("key", "heading", "unit", "factor", "decimals"),
+    [
+        ("step_time_s", "step [ms]", "s", 1000, 3),
+        ("exposed_comm_time_s", "exposed [us]", "s", 1e6, 1),
+        ("throughput_samples_per_s", "images/s", "1/s", 1, 3),
+        ("num_bytes", "size [MB]", "B", 1e-6, 3),
+        ("busbw_gb_s", "bandwidth [GB/s]", "GB/s", 1, 2),
+        ("data_share", "waiting [%]", "", 100, 1),
+        ("noise_floor", "interval [± %]", "", 100, 1),
+        ("num_updates", "updates", "", 1, 3),
+    ],
+)
+def test_the_unit_is_that_of_the_key_and_the_factor_leads_to_the_one_of_the_heading(
+    key: str, heading: str, unit: str, factor: float, decimals: int
+) -> None:
+    column = Column(key, heading, "")
+    assert (column.unit, column.factor, column.max_decimals) == (unit, factor, decimals)
 
 
 def test_the_page_of_words_is_that_of_the_columns() -> None:
     page = (ROOT / "docs" / "words.md").read_text()
     assert page == render_words(page), "run make words"
-    assert all(f"| `{key}` |" in page for key, column in COLUMNS.items() if not column.is_end)
+    assert all(f"| `{key}` |" in page for _, key in COLUMNS)
 
 
 def test_every_kind_of_note_that_is_made_has_a_sentence_and_none_is_left_over() -> None:
-    sources = [*(ROOT / "pipeline" / "analysis").glob("*.py"), *(ROOT / "pipeline" / "report").glob("*_rows.py")]
-    sources.append(ROOT / "pipeline" / "report" / "row_types.py")
+    sources = [*(ROOT / "pipeline" / "analysis").glob("*.py"), *(ROOT / "pipeline" / "tables").glob("*_rows.py")]
+    sources.append(ROOT / "pipeline" / "tables" / "row.py")
     made = {kind for path in sources for found in KINDS_MADE.findall(path.read_text()) for kind in found if kind}
     assert made | {"text"} == note_texts.NOTE_TEXTS.keys()
 
@@ -102,21 +102,13 @@ def test_a_note_of_another_point_and_lists_are_written_out() -> None:
 
 
 def test_a_report_names_a_figure_as_its_heading_does_and_json_by_its_key() -> None:
-    note = make_note("of_baseline", note=make_note("not_stated", figures=["data_time_s", "loss"]))
-    assert note_texts.render_note(note, note_texts.FIGURE_WORDS) == "baseline: not stated: waiting for data, loss"
-    assert note_texts.render_note(note) == "baseline: not stated: data_time_s, loss"
-    headings = {heading.partition(" [")[0] for table in TABLE_DEFINITIONS for heading, *_ in table.figures}
-    assert {*note_texts.FIGURE_WORDS.values()} - headings == {
-        "step time",
-        "steps",
-        "bytes",
-        "training time",
-        "learning rate",
-    }
+    note = make_note("of_baseline", note=make_note("not_stated", figures=["training_time_s", "epoch_time_s"]))
+    assert note_texts.render_note(note, FIGURE_NAMES) == "baseline: not stated: training time, epoch time"
+    assert note_texts.render_note(note) == "baseline: not stated: training_time_s, epoch_time_s"
 
 
 def test_a_cell_is_not_stated_by_the_kind_of_its_note_and_not_by_its_words() -> None:
-    point: dict[str, Any] = {"axes": {}, "global_batch_size": 128, "status": "ok"}
-    stated = Q1Row(**point, notes=(make_note("not_stated", figures=["epoch_time_s"]),))
-    quoted = Q1Row(**point, notes=(text_note("not stated: epoch_time_s"),))
-    assert [format_cell(EPOCH_TIME, row, 0) for row in (stated, quoted)] == ["not stated", ""]
+    column, figures = Q1.column("epoch_time_s"), {"epoch_time_s": None}
+    stated = Row({}, figures, notes=(make_note("not_stated", figures=["epoch_time_s"]),))
+    quoted = Row({}, figures, notes=(text_note("not stated: epoch_time_s"),))
+    assert [format_cell(column, row, 0) for row in (stated, quoted)] == ["not stated", ""]

@@ -6,6 +6,8 @@ import pytest
 from communication_records import LARGE, US, five_times, measured, point, profile, steady
 from factories import (
     assert_says,
+    high,
+    low,
     make_collective,
     make_communication,
     make_communication_record,
@@ -14,16 +16,17 @@ from factories import (
 )
 from rendered_tables import build
 
-from pipeline.analysis.intervals import Interval, MedianTime
+from pipeline.analysis.intervals import Estimate
 from pipeline.experiment.measurement import Communication, SplitPart, VariantName
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import encode_record
-from pipeline.report.communication_rows import split_exposed
-from pipeline.report.row_types import Row
+from pipeline.tables.build_tables import flatten
+from pipeline.tables.communication_rows import split_exposed
+from pipeline.tables.row import Row
 
 
 def exposed_row(found: Communication, **spec: Any) -> Row:
-    (row,) = build(make_communication_record(point(**spec), found)).communication
+    (row,) = build(make_communication_record(point(**spec), found))["communication"]
     return row
 
 
@@ -41,7 +44,7 @@ def test_five_step_times_and_their_differences_by_hand() -> None:
 def test_the_spread_between_runs_of_a_step_and_of_its_exposed_communication() -> None:
     found = [steady(*[exposed_us] * 6) for exposed_us in (63, 148)]
     records = [make_communication_record(point(repeat=number), part) for number, part in enumerate(found)]
-    (row,) = build(*records).communication
+    (row,) = build(*records)["communication"]
     assert (row["run_spread_s"], row["exposed_comm_time_run_spread_s"]) == pytest.approx((85 * US, 85 * US))
     alone = exposed_row(found[0])
     assert (alone["run_spread_s"], alone["exposed_comm_time_run_spread_s"]) == (None, None)
@@ -49,16 +52,16 @@ def test_the_spread_between_runs_of_a_step_and_of_its_exposed_communication() ->
 
 def test_drift_cancels_in_exposed_communication_and_its_interval() -> None:
     row = exposed_row(measured())
-    ends = (row["exposed_comm_time_low_s"], row["exposed_comm_time_s"], row["exposed_comm_time_high_s"])
+    ends = (low(row["exposed_comm_time_s"]), row["exposed_comm_time_s"], high(row["exposed_comm_time_s"]))
     assert ends == (pytest.approx(38 * US), pytest.approx(40 * US), pytest.approx(42 * US))  # the drift is 500
     assert row["noise_floor_time_s"] == pytest.approx(3 * US)
-    overhead = (row["ddp_overhead_time_low_s"], row["ddp_overhead_time_high_s"])
+    overhead = (low(row["ddp_overhead_time_s"]), high(row["ddp_overhead_time_s"]))
     assert overhead == (pytest.approx(50 * US), pytest.approx(50 * US))
 
 
 def test_all_collectives_together_add_more_than_those_of_gradients() -> None:
     row = exposed_row(measured())
-    ends = (row["collectives_time_low_s"], row["collectives_time_s"], row["collectives_time_high_s"])
+    ends = (low(row["collectives_time_s"]), row["collectives_time_s"], high(row["collectives_time_s"]))
     assert ends == (pytest.approx(68 * US), pytest.approx(70 * US), pytest.approx(72 * US))  # 30 for the buffers
     times = five_times()
     del times["no_collectives"]
@@ -105,10 +108,10 @@ def test_where_more_is_exposed_than_the_link_takes_the_rest_is_the_hosts() -> No
 def test_exposed_communication_is_split_at_what_the_link_takes(
     exposed_s: float | None, comm_s: float | None, floor_s: float | None, hidden: float | None, launch_s: float | None
 ) -> None:
-    exposed = None if exposed_s is None else MedianTime(exposed_s, None)
+    exposed = None if exposed_s is None else Estimate(exposed_s)
     found = split_exposed(exposed, comm_s, floor_s)
     assert (found["hidden_share"], found["collective_launch_time_s"]) == (hidden, launch_s)
-    assert found["hidden_share_low"] is found["hidden_share_high"] is None  # no interval
+    assert low(found["hidden_share"]) is high(found["hidden_share"]) is None  # no interval
 
 
 @pytest.mark.parametrize(
@@ -122,9 +125,9 @@ def test_exposed_communication_is_split_at_what_the_link_takes(
 def test_the_hidden_share_has_the_interval_of_exposed_communication(
     low_s: float, exposed_s: float, high_s: float, share: tuple[float | None, ...]
 ) -> None:
-    found = split_exposed(MedianTime(exposed_s, Interval(low_s, high_s, 0.97, 6)), 1.0, None)
-    keys = ("hidden_share_low", "hidden_share", "hidden_share_high")
-    assert tuple(found[key] for key in keys) == pytest.approx(share)
+    found = split_exposed(Estimate(exposed_s, low_s, high_s), 1.0, None)
+    hidden = found["hidden_share"]
+    assert (low(hidden), hidden, high(hidden)) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(("exposed_us", "is_noise"), [(2.9, True), (-2.9, True), (3.1, False), (-3.1, False)])
@@ -137,8 +140,8 @@ def test_exposed_communication_inside_the_noise_floor_is_said(exposed_us: float,
 def test_fewer_than_six_windows_give_no_interval_and_say_so() -> None:
     row = exposed_row(measured(38, 39, 40, 41, 42), windows=5)
     assert row["exposed_comm_time_s"] == pytest.approx(40 * US)
-    ends = ("exposed_comm_time_low_s", "exposed_comm_time_high_s", "noise_floor_time_s", "ddp_overhead_time_low_s")
-    assert [row[name] for name in ends] == [None] * 4
+    ends = [end(row[key]) for key in ("exposed_comm_time_s", "ddp_overhead_time_s") for end in (low, high)]
+    assert [*ends, row["noise_floor_time_s"]] == [None] * 5
     assert row["note"] == "an interval needs 6 windows, got 5"
 
 
@@ -146,9 +149,9 @@ def test_repeats_pool_their_rounds() -> None:
     found = [
         make_communication_record(point(repeat=number), measured(38 + number, 42 - number, 40)) for number in (0, 1)
     ]
-    (row,) = build(*found).communication
+    (row,) = build(*found)["communication"]
     assert (row["n"], row["num_windows"]) == (2, 6)
-    assert (row["exposed_comm_time_low_s"], row["exposed_comm_time_high_s"]) == (
+    assert (low(row["exposed_comm_time_s"]), high(row["exposed_comm_time_s"])) == (
         pytest.approx(38 * US),
         pytest.approx(42 * US),
     )
@@ -165,13 +168,13 @@ def test_without_a_profile_the_reason_stands_in_every_row_that_lacks_it() -> Non
     limit = "the limit in pipeline.communication.profiling; raise it"
     note = f"rank 0: no profile: the trace of a rank is larger than 400 bytes, {limit}"
     tables = build(make_communication_record(point(), measured(profile=None, notes=(note,))))
-    (row,), (ledger,) = tables.communication, tables.transfers
+    (row,), (ledger,) = tables["communication"], tables["transfers"]
     assert row["exposed_comm_time_s"] == pytest.approx(40 * US)
     lacking = ("comm_time_s", "hidden_share", "collective_launch_time_s", "straggler_wait_time_s", "buffer_comm_time_s")
     assert [row[name] for name in lacking] == [None] * 5
     assert (row["note"], ledger["note"]) == (note, note)
     assert ledger["gradients_bytes_per_step"] is None
-    assert tables.bandwidth == []
+    assert tables["bandwidth"] == []
 
 
 def test_a_profile_without_gradients_gives_no_communication_time_rather_than_zero() -> None:
@@ -194,28 +197,28 @@ def test_a_point_without_a_result_has_rows_with_nulls_its_state_and_a_reason(
     found = [] if status == "missing" else [make_record(spec, status=status, reason="it ended badly")]
     built = build(*found, missing=[spec])
     for name in tables:
-        (row,) = getattr(built, name)
-        figures = [row[column] for column in row.flat() if column.endswith(("_s", "_share", "_step", "_formula"))]
+        (row,) = built[name]
+        figures = [row[column] for column in row.figures if column.endswith(("_s", "_share", "_step", "_formula"))]
         assert figures == [None] * len(figures)
         assert (row["status"], row["n"]) == (status, 0)
         assert row["note"] == ("no record" if status == "missing" else "it ended badly")
-    assert (built.bandwidth, built.sweep, built.prediction) == ([], [], [])
-    assert len(built.oom) == (status == "oom")
+    assert (built["bandwidth"], built["sweep"], built["prediction"]) == ([], [], [])
+    assert len(built["oom"]) == (status == "oom")
 
 
 def test_communication_points_are_in_no_table_of_epochs() -> None:
     found = [make_communication_record(point(num_gpus=n), measured()) for n in (2, 4)]
     dp = make_communication({"plain": [700.0] * 6, "dp": [31_000.0] * 6})
     tables = build(*found, make_communication_record(point("dp"), dp), missing=[point(num_gpus=8)])
-    assert not any((tables.Q1, tables.Q2, tables.Q3, tables.Q4, tables.oom))
-    assert [row["num_gpus"] for row in tables.communication] == [2, 4, 8]
-    assert [(row["strategy"], row["num_gpus"]) for row in tables.transfers] == [
+    assert not any((tables["Q1"], tables["Q2"], tables["Q3"], tables["Q4"], tables["oom"]))
+    assert [row["num_gpus"] for row in tables["communication"]] == [2, 4, 8]
+    assert [(row["strategy"], row["num_gpus"]) for row in tables["transfers"]] == [
         ("ddp", 2),
         ("ddp", 4),
         ("dp", 2),
         ("ddp", 8),
     ]
-    assert [row["strategy"] for row in tables.split] == ["dp"]
+    assert [row["strategy"] for row in tables["split"]] == ["dp"]
 
 
 def test_the_parts_of_dataparallel_by_hand() -> None:
@@ -225,7 +228,7 @@ def test_the_parts_of_dataparallel_by_hand() -> None:
         SplitPart(part="backward", times_ns=(9_000_000, 11_000_000)),
     )
     found = make_communication({"plain": [700.0] * 6, "dp": [31_000.0] * 6, "dp_again": [31_000.0] * 6}, split=parts)
-    (row,) = build(make_communication_record(point("dp"), found)).split
+    (row,) = build(make_communication_record(point("dp"), found))["split"]
     assert (row["plain_step_time_s"], row["step_time_s"]) == (pytest.approx(700 * US), pytest.approx(0.031))
     assert (row["scatter_time_s"], row["replicate_time_s"], row["backward_time_s"]) == (0.002, 0.02, 0.01)
     assert row["gather_time_s"] is None
@@ -241,11 +244,8 @@ def test_measured_points_do_not_change_the_tables_of_epochs() -> None:
     epochs = [make_record(make_spec(), (9, 8)), make_record(make_spec(strategy="ddp", num_gpus=2), (9, 5))]
     plain, both = build(*epochs), build(*epochs, make_communication_record(point(), measured()))
     for name in ("Q1", "Q2", "Q4"):
-        shared = [
-            {column: row[column] for column in old.flat()}
-            for old, row in zip(getattr(plain, name), getattr(both, name), strict=True)
-        ]
-        assert shared == plain.flat()[name]
+        old, new = flatten(plain)[name], flatten(both)[name]
+        assert [{key: row[key] for key in before} for before, row in zip(old, new, strict=True)] == old
 
 
 def in_repeats(exposed_us: Sequence[float]) -> list[Record]:
@@ -257,11 +257,11 @@ def in_repeats(exposed_us: Sequence[float]) -> list[Record]:
 
 
 def test_an_interval_is_over_repeats_where_there_are_six_and_each_counts_once() -> None:
-    (row,) = build(*in_repeats([100, 200, 200, 200, 200, 300])).communication
-    figures = (row["exposed_comm_time_s"], row["exposed_comm_time_low_s"], row["exposed_comm_time_high_s"])
+    (row,) = build(*in_repeats([100, 200, 200, 200, 200, 300]))["communication"]
+    figures = (row["exposed_comm_time_s"], low(row["exposed_comm_time_s"]), high(row["exposed_comm_time_s"]))
     assert figures == pytest.approx((200 * US, 100 * US, 300 * US))
     assert (row["interval_over"], row["num_windows"]) == ("repeats", 36)
-    (row,) = build(*in_repeats([100, 200])).communication
+    (row,) = build(*in_repeats([100, 200]))["communication"]
     assert row["interval_over"] == "windows"
     assert row["note"].startswith("interval over the windows of 2 repeats together")
 
@@ -282,5 +282,5 @@ def test_exposed_communication_that_changes_while_measured_is_said() -> None:
 
 def test_a_dataparallel_step_that_drifts_is_said() -> None:
     times: dict[VariantName, Sequence[float]] = {"plain": [700.0] * 12, "dp": [1000.0] * 6 + [1500.0] * 6}
-    (row,) = build(make_communication_record(point("dp"), make_communication(times))).split
+    (row,) = build(make_communication_record(point("dp"), make_communication(times)))["split"]
     assert row["note"] == "step_time_s drifted by +50.0 % during the measurement: its interval is too narrow"

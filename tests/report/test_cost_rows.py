@@ -5,15 +5,15 @@ import msgspec
 import pytest
 from factories import make_measurement, make_record, make_spec
 
-from pipeline.analysis.gpu_hours_spent import ENDINGS, attempt_duration_s
+from pipeline.analysis.attempts import ENDINGS, attempt_span
 from pipeline.experiment.measurement import Communication, StepSeries
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Failure, Record
 from pipeline.experiment.spec import Spec
-from pipeline.report.build_tables import build_tables
-from pipeline.report.cost_rows import cost_rows
-from pipeline.report.markdown import render_experiment
-from pipeline.report.row_types import Row
+from pipeline.pages.markdown import render_experiment
+from pipeline.tables.build_tables import build_tables
+from pipeline.tables.cost_rows import cost_rows
+from pipeline.tables.row import Row
 
 START = "2025-06-01T12:00:00Z"
 
@@ -99,7 +99,7 @@ def test_attempts_without_their_times_are_said_and_are_not_free() -> None:
 
 @pytest.mark.parametrize("ended_at", [None, "2025-06-01T11:59:59Z"])
 def test_times_that_say_nothing_are_unknown(ended_at: str | None) -> None:
-    assert attempt_duration_s(make_record(started_at=START, ended_at=ended_at)) is None
+    assert attempt_span(make_record(started_at=START, ended_at=ended_at)) is None
 
 
 def test_what_was_measured_elsewhere_cost_nothing_here() -> None:

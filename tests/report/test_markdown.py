@@ -1,6 +1,6 @@
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,14 +9,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rendered_tables import report, table_of
 
+from pipeline.analysis.intervals import Estimate
+from pipeline.answers.claims import Claim
 from pipeline.experiment.outcomes import CollectedOutcomes, Coverage
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Precision, Spec
-from pipeline.report.build_tables import Tables
-from pipeline.report.display_cells import decimals_of, format_cell
-from pipeline.report.display_tables import MAX_WIDTH
-from pipeline.report.markdown import (
+from pipeline.pages.cells import decimals_of, format_cell
+from pipeline.pages.display_tables import MAX_WIDTH
+from pipeline.pages.markdown import (
     escape_markdown,
     render_answers,
     render_coverage,
@@ -24,9 +25,10 @@ from pipeline.report.markdown import (
     render_precision,
     wrap,
 )
-from pipeline.report.provenance import describe_versions
-from pipeline.report.row_types import CommunicationRow, Q2Row, Row
-from pipeline.report.table_definitions import EFFICIENCY, EPOCH_TIME, INTERVAL, THROUGHPUT, Figure
+from pipeline.pages.provenance import list_provenance
+from pipeline.tables.build_tables import Tables
+from pipeline.tables.definitions import TABLES
+from pipeline.tables.row import Row
 
 EVIL = (
     "<script>alert(1)</script>",
@@ -145,7 +147,7 @@ def test_an_oom_is_listed_with_the_probe_that_found_it() -> None:
     spec = make_spec(batch_size_per_gpu=65_536, input="synthetic", epochs=1, max_steps=3)
     text = report(make_record(spec, status="oom", reason="out of GPU memory"))
     assert "- single 1 GPU, 65,536 per GPU, probe of 3 steps: OOM (out of GPU memory)" in text
-    assert "From 1 record of resnet18" in text, "an experiment that only runs out of memory has a source too"
+    assert "From 1 record: training resnet18" in text, "an experiment that only runs out of memory has a source too"
 
 
 def test_an_implied_oom_is_no_record_of_the_hardware() -> None:
@@ -154,7 +156,7 @@ def test_an_implied_oom_is_no_record_of_the_hardware() -> None:
         make_record(environment=Environment(torch="2.9", git_commit="c" * 40)),
         make_record(make_spec(batch_size_per_gpu=64), status="oom", failure=implied),
     ]
-    assert "From 1 record of" in report(*found)
+    assert "From 1 record: " in report(*found)
     assert "not stated by" not in report(*found)
 
 
@@ -274,15 +276,23 @@ def test_points_that_were_timed_alone_have_no_table_of_losses(fields: dict[str, 
     assert ("## Q4: loss and accuracy" in report(make_record(**fields))) is is_shown
 
 
-def test_the_overview_says_no_command_twice() -> None:
-    said = {"a": [("Q1", "Fast.\nSlow.\nTo see run `x`.")], "b": [("Q1", "Not answered here; run `y`.")]}
-    assert render_overview(said) == "# Answers\n\n**Q1.**\n\n- a: Fast. Slow.\n"
-    assert render_overview({"b": said["b"]}) == "# Answers\n\n**Q1.**\n\n- Not answered here; run `y`.\n"
+NOTHING_FAILED = Claim("Q1", "no_oom", {"fits": 1024}, command="submit --grid memory")
+NOT_ANSWERED = Claim("Q1", "not_answered", {"why": "nothing <b>"}, command="submit --grid q1")
 
 
-def test_the_parts_of_a_long_answer_are_a_list_and_its_text_is_escaped() -> None:
-    said = render_answers([("Q4", "First <b>.\nRun `a_b --c`.\nThen [x]."), ("Q1", "One.")])
-    assert said == "**Q4.** First \\<b\\>.\n\n- Run `a_b --c`.\n- Then \\[x\\].\n\n**Q1.** One."
+def test_the_overview_has_what_is_answered_and_no_command() -> None:
+    said = render_overview({"a": ({"Q1": [NOTHING_FAILED]}, "GPUs"), "b": ({"Q1": [NOT_ANSWERED]}, "GPUs")})
+    assert said == "# Answers\n\n**Q1.**\n\n- a: Nothing up to 1,024 ran out of memory.\n"
+    assert "- No experiment answers it." in render_overview({"b": ({"Q1": [NOT_ANSWERED]}, "GPUs")})
+
+
+def test_an_answer_is_a_paragraph_for_each_gpu_model_its_text_is_escaped_and_its_command_is_code() -> None:
+    models = [NOTHING_FAILED._replace(gpu="A"), NOTHING_FAILED._replace(gpu="B")]
+    said = render_answers({"Q1": [NOT_ANSWERED], "Q2": models}, "GPUs")
+    assert said.startswith(
+        "**Q1.** Not answered here: nothing \\<b\\>. Next: `submit --grid q1`\n\n**Q2.** On A: Nothing"
+    )
+    assert said.endswith("\n\n- On B: Nothing up to 1,024 ran out of memory.")
 
 
 def test_files_that_are_not_used_are_counted_where_there_are_any() -> None:
@@ -297,27 +307,30 @@ def test_a_file_that_was_not_read_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("figure", "value", "printed"),
+    ("table", "key", "value", "printed"),
     [
-        (EPOCH_TIME, 23.55, "23.55"),
-        (EPOCH_TIME, 1234.5678, "1,235"),
-        (EPOCH_TIME, 3.97312, "3.973"),
-        (THROUGHPUT, 12_345.6, "12,346"),
-        (EFFICIENCY, 0.64975, "65.0"),
-        (Figure("test accuracy [%]", "test_accuracy", 100), 1.0, "100.0"),
-        (Figure("memory [GiB]", "peak_memory_gib"), 9.5, "9.50"),
-        (Figure("exposed communication [us]", "exposed_comm_time_s", 1e6), 0.000506, "506.0"),
-        (Figure("size [MB]", "num_bytes", 1e-6), 44_695_848, "44.70"),
-        (Figure("updates", "num_updates"), 39_100, "39,100"),
-        (Figure("training loss", "loss"), 5.5247489931772184e22, "5.52e+22"),
-        (Figure("error [%]", "prediction_error", 100), -0.0667, "-6.7"),
-        (INTERVAL, 0.0004, "<0.1"),
+        ("Q1", "epoch_time_s", 23.55, "23.55"),
+        ("Q1", "epoch_time_s", 1234.5678, "1,235"),
+        ("Q1", "epoch_time_s", 3.97312, "3.973"),
+        ("Q1", "throughput_samples_per_s", 12_345.6, "12,346"),
+        ("Q2", "parallel_efficiency", 0.64975, "65.0"),
+        ("Q2", "speedup", Estimate(1.5, 1.25, 1.75), "1.500 (1.250 to 1.750)"),
+        ("Q4", "test_accuracy", 1.0, "100.0"),
+        ("Q1", "peak_memory_gib", 9.5, "9.50"),
+        ("communication", "exposed_comm_time_s", 0.000506, "506.0"),
+        ("communication", "exposed_comm_share", Estimate(0.001, 0.0, 0.002, noise=0.0035), "<0.35"),
+        ("bandwidth", "num_bytes", 44_695_848, "44.70"),
+        ("Q4", "num_updates", 39_100, "39,100"),
+        ("Q4", "loss", 5.5247489931772184e22, "5.52e+22"),
+        ("prediction", "prediction_error", -0.0667, "-6.7"),
+        ("time_to_target", "learning_rate", 6.4, "6.4"),
+        ("int8", "stage", "activations", "+ activations"),
+        ("Q1", "noise_floor", 0.0004, "<0.1"),
     ],
-    ids=str,
 )
-def test_a_figure_is_printed_by_its_unit(figure: Figure, value: Any, printed: str) -> None:
-    row = cast("Row", {figure.key: value})
-    assert format_cell(figure, row, decimals_of(figure, [row])) == printed
+def test_a_figure_is_printed_by_its_unit(table: str, key: str, value: Any, printed: str) -> None:
+    column, row = TABLES[table].column(key), Row({}, {key: value}, 2)
+    assert format_cell(column, row, decimals_of(column, [row])) == printed
 
 
 def test_where_the_figures_come_from_is_said_once_and_so_is_a_mixture() -> None:
@@ -329,39 +342,45 @@ def test_where_the_figures_come_from_is_said_once_and_so_is_a_mixture() -> None:
 
     text = report(on("NVIDIA A40", 32), on("NVIDIA H200", 64))
     words = " ".join(text.split())
-    assert words.count("From 2 records of resnet18 on cifar10 measured on NVIDIA A40, NVIDIA H200 (mixed)") == 1
-    assert f"torch 2.9, commit {'c' * 20}, with uncommitted changes. Medians over n runs." in words
+    assert words.count("From 2 records: training resnet18 on cifar10; GPU NVIDIA A40, NVIDIA H200 (mixed)") == 1
+    assert f"torch 2.9; commit {'c' * 20}, with uncommitted changes." in words
 
 
 def test_the_report_says_how_many_points_have_a_narrow_interval() -> None:
-    point: dict[str, Any] = {"axes": {}, "global_batch_size": 128, "status": "ok"}
-    rows = [Q2Row(**point, scaling="weak", noise_floor=floor) for floor in (0.02, 0.0201, None)]
-    strong = Q2Row(**point, scaling="strong", noise_floor=0.001)
-    measured = [CommunicationRow(**point, noise_floor=0.001)]
-    tables = Tables(Q1=[], Q2=[*rows, strong], Q3=[], Q4=[], oom=[], communication=measured)
+    rows = [Row({}, {"scaling": "weak", "noise_floor": floor}) for floor in (0.02, 0.0201, None)]
+    strong = Row({}, {"scaling": "strong", "noise_floor": 0.001})
+    measured = [Row({}, {"noise_floor": 0.001})]
+    tables: Tables = {"Q2": [*rows, strong], "communication": measured, "split": []}
     (said,) = render_precision(tables)
     times = "1 of 2 epoch times and 1 of 1 step times"
     assert said.startswith(f"Of the rows with an interval {times} are known within ± 2 % of the median.")
-    assert render_precision(Tables(Q1=[], Q2=rows[2:], Q3=[], Q4=[], oom=[])) == []
+    assert render_precision({"Q2": rows[2:], "communication": [], "split": []}) == []
+
+
+def stated_of(*environments: Environment) -> dict[str, str]:
+    """What records of these environments state."""
+    specs = [make_spec(batch_size_per_gpu=2**number) for number in range(len(environments))]
+    found = [make_record(spec, environment=place) for spec, place in zip(specs, environments, strict=True)]
+    return list_provenance(found)
 
 
 def test_records_that_state_no_commit_are_counted_and_not_taken_for_the_others() -> None:
     stated, silent = Environment(torch="2.9", git_commit="c" * 40), Environment(torch="2.9")
-    assert describe_versions([stated, silent, silent]).endswith(f"commit {'c' * 20} (not stated by 2 of 3 records)")
-    assert describe_versions([stated]).endswith(f"commit {'c' * 20}")
-    assert describe_versions([silent]) == "torch 2.9, commit not stated"
-    specs = [make_spec(batch_size_per_gpu=size) for size in (8, 16, 32)]
-    shared = [make_record(specs[0], environment=stated), *(make_record(spec, environment=silent) for spec in specs[1:])]
-    assert "(not stated by 2 of 3 records)" in " ".join(report(*shared).split())  # two records of one environment
+    assert stated_of(stated, silent, silent)["commit"] == f"{'c' * 20} (not stated by 2 of 3 records)"
+    assert stated_of(stated)["commit"] == "c" * 20
+    assert (stated_of(silent)["torch"], stated_of(silent)["commit"]) == ("2.9", "not stated")
 
 
 def test_the_digest_of_the_source_stands_in_for_a_commit_that_git_could_not_give() -> None:
     stated = Environment(torch="2.9", git_commit="c" * 40, source_digest="a" * 64, source_changed=False)
     no_git = Environment(torch="2.9", source_digest="b" * 64, source_changed=True)
-    assert describe_versions([no_git]) == f"torch 2.9, source {'b' * 12}, edited after it was imported"
-    assert describe_versions([stated]) == f"torch 2.9, commit {'c' * 20}, source {'a' * 12}"
-    both = f"commit {'c' * 20}, source {'a' * 12}, {'b' * 12} (mixed), edited after it was imported"
-    assert describe_versions([stated, no_git]) == f"torch 2.9, {both}"
+    for places, commit, source in (
+        ([no_git], "edited after it was imported", "b" * 12),
+        ([stated], "c" * 20, "a" * 12),
+        ([stated, no_git], f"{'c' * 20}, edited after it was imported", f"{'a' * 12}, {'b' * 12} (mixed)"),
+    ):
+        found = stated_of(*places)
+        assert (found["commit"], found["source"]) == (commit, source)
 
 
 def test_a_thousand_points_have_a_separator() -> None:

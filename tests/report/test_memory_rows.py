@@ -12,8 +12,8 @@ from pipeline.experiment.measurement import DeviceMemory, MemorySearch, MemoryTr
 from pipeline.experiment.outcomes import CollectedOutcomes, resolve_outcomes
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
-from pipeline.report.build_tables import Tables, build_tables
-from pipeline.report.markdown import render_experiment
+from pipeline.pages.markdown import render_experiment
+from pipeline.tables.build_tables import Tables, build_tables
 
 
 def collect(*found: Record) -> CollectedOutcomes:
@@ -59,7 +59,7 @@ def record_of(spec: Spec, found: MemorySearch = SEARCH, retries: int = 0) -> Rec
 def test_a_trial_that_failed_otherwise_is_no_oom_and_is_named() -> None:
     odd = msgspec.structs.replace(fails(30_200), reason="rank 0: launch failure")
     found = msgspec.structs.replace(SEARCH, trials=(*SEARCH.trials, odd), smallest_failing=30_200)
-    (row,) = build(record_of(searched(), found)).memory
+    (row,) = build(record_of(searched(), found))["memory"]
     assert (row["num_trials"], row["num_ooms"]) == (5, 1)
     assert row["smallest_failing_batch_size_per_gpu"] == 30_200
     assert row["note"] == "failed at 30200: rank 0: launch failure"
@@ -68,7 +68,7 @@ def test_a_trial_that_failed_otherwise_is_no_oom_and_is_named() -> None:
 def test_the_boundary_as_worked_by_hand() -> None:
     """30,000 of 139 GiB at 135: 4 left; predicted 150 too many, 0.5 %; three trials of 8 s and one of 10."""
     tables = build(record_of(searched()))
-    (row,) = tables.memory
+    (row,) = tables["memory"]
     assert row["largest_batch_size_per_gpu"] == 30_000
     assert row["smallest_failing_batch_size_per_gpu"] == 30_300
     assert (row["peak_memory_gib"], row["head_room_gib"]) == (135, 4)
@@ -76,12 +76,12 @@ def test_the_boundary_as_worked_by_hand() -> None:
     assert row["prediction_error"] == pytest.approx(0.005)
     assert (row["num_trials"], row["num_ooms"], row["search_time_s"]) == (4, 1, 34)
     assert (row["status"], row["note"]) == ("ok", None)
-    assert not any((tables.Q1, tables.Q2, tables.Q3, tables.Q4, tables.oom))
+    assert not any((tables["Q1"], tables["Q2"], tables["Q3"], tables["Q4"], tables["oom"]))
 
 
 def test_every_search_has_a_row_whatever_became_of_it() -> None:
     lost = [make_record(searched(seed=0, precision=p), status=s) for p, s in (("bf16", "oom"), ("fp32", "failed"))]  # type: ignore[arg-type]
-    rows = build(record_of(searched()), *lost).memory
+    rows = build(record_of(searched()), *lost)["memory"]
     assert [row["status"] for row in rows] == ["ok", "oom", "failed"]
     assert [row["largest_batch_size_per_gpu"] for row in rows] == [30_000, None, None]
     assert all(row["num_trials"] is None for row in rows[1:])
@@ -92,12 +92,12 @@ def test_an_allocator_that_had_to_try_again_is_marked_here_and_in_q1(retries: in
     memory = (DeviceMemory(rank=0, device="cuda:0", peak_allocated_bytes=GIB, num_alloc_retries=retries),)
     timed = make_record(measurement=msgspec.structs.replace(make_measurement(make_spec()), memory=memory))
     expected = note and f"memory was full {note}: the allocator freed its cache and tried again"
-    assert build(timed).Q1[0]["note"] == expected
-    assert build(record_of(searched(), retries=retries)).memory[0]["note"] == expected
+    assert build(timed)["Q1"][0]["note"] == expected
+    assert build(record_of(searched(), retries=retries))["memory"][0]["note"] == expected
 
 
 def note_of(found: MemorySearch, **fields: Any) -> Any:
-    (row,) = build(record_of(searched(**fields), found)).memory
+    (row,) = build(record_of(searched(**fields), found))["memory"]
     return row["note"]
 
 
@@ -120,7 +120,7 @@ def test_repeats_pool_to_their_median() -> None:
     other = msgspec.structs.replace(
         SEARCH, trials=(*SEARCH.trials, fits(30_200, 136)), largest_fitting=30_200, predicted=None
     )
-    (row,) = build(record_of(searched()), record_of(searched(repeat=1), other)).memory
+    (row,) = build(record_of(searched()), record_of(searched(repeat=1), other))["memory"]
     assert (row["largest_batch_size_per_gpu"], row["n"]) == (30_000, 2), "30,200 fitted once, and is not said to fit"
     assert row["predicted_batch_size_per_gpu"] == 30_150, "of the one that has it"
 
@@ -129,7 +129,7 @@ def test_the_report_shows_the_boundary_and_hides_where_the_search_began() -> Non
     lost = make_record(searched(precision="fp32"), status="oom", reason="out of GPU memory at batch_size_per_gpu 1")
     collected = collect(record_of(searched()), record_of(searched(precision="bf16")), lost)
     tables = build_tables(collected.outcomes)
-    assert [row["batch_size_per_gpu"] for row in tables.memory] == [512] * 3, "the axes of a row are the point's"
+    assert [row["batch_size_per_gpu"] for row in tables["memory"]] == [512] * 3, "the axes of a row are the point's"
     table = render_experiment("memory", tables, collected).split("## The memory boundary")[1].split("##")[0]
     header, _, *rows = [re.sub(" +", " ", line) for line in table.splitlines() if line.startswith("|")]
     assert header.startswith("| precision | largest that fits | smallest that fails | peak [GiB] | head room [GiB] |")

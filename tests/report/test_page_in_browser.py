@@ -9,8 +9,8 @@ from factories import make_record, make_spec
 from int8_records import RECORDS
 from page_records import EVIL, every_question, hostile_records, page_source, write_page
 
-from pipeline.report.draw_panels import DARK, LIGHT
-from pipeline.report.html_page import write_index, write_report
+from pipeline.pages.draw_panels import DARK, LIGHT
+from pipeline.pages.html_page import write_index, write_report
 
 pytestmark = [pytest.mark.browser, needs_chromium]
 

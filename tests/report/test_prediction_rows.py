@@ -26,10 +26,10 @@ from pipeline.collect import parse_num_gpus, read_link_options
 from pipeline.experiment.measurement import AllReduce, Profile, VariantName
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Record
-from pipeline.report.build_tables import build_tables
-from pipeline.report.display_tables import DisplayOptions
-from pipeline.report.row_types import PredictionRow
+from pipeline.pages.display_tables import DisplayOptions
 from pipeline.system.errors import EXIT_USAGE, CommandError
+from pipeline.tables.build_tables import build_tables
+from pipeline.tables.row import Row
 
 HOST_BOUND = Link(latency_s=25 * US, bandwidth_bytes_per_s=300e9)
 
@@ -57,9 +57,9 @@ def swept(num_gpus: int, step_us: float, link: Link = NVLINK, captured: bool = T
     return make_communication_record(make_spec(strategy="ddp", num_gpus=num_gpus, **spec), found)
 
 
-def predictions(*found: Record, link: Link | None = None, predict_to: int | None = None) -> list[PredictionRow]:
+def predictions(*found: Record, link: Link | None = None, predict_to: int | None = None) -> list[Row]:
     outcomes = resolve_outcomes([record.spec for record in found], found, []).outcomes
-    return build_tables(outcomes, link, predict_to=predict_to).prediction
+    return build_tables(outcomes, link, predict_to=predict_to)["prediction"]
 
 
 def test_four_gpus_are_predicted_from_two_and_compared_with_what_was_measured() -> None:
@@ -173,7 +173,7 @@ def test_a_sweep_that_no_link_explains_leaves_rows_without_figures_and_a_reason(
     rows = predictions(swept(2, 1000, backward), swept(4, 1100, backward), predict_to=1024)
     assert [row["num_gpus"] for row in rows] == [4, 8, 16, 64, 256, 1024]
     figures = ["latency_us", "link_gb_s", "fit_worst_error"]
-    figures += [name for name in rows[0].flat() if name.startswith(("predicted_", "all_hidden_"))]
+    figures += [name for name in rows[0].figures if name.startswith(("predicted_", "all_hidden_"))]
     assert len(figures) == 7
     assert {row[figure] for row in rows for figure in figures} == {None}
     assert [row["note"] for row in rows] == [
@@ -209,8 +209,8 @@ def test_the_narrow_table_has_both_predictions_with_their_errors() -> None:
         swept(num, step_us, batch_size_per_gpu=size) for num, step_us in ((2, 1000), (4, 1108)) for size in (32, 64)
     ]
     first, *_ = table_of(report(*sizes), "Prediction: weak scaling on more GPUs")
-    shown = ["GPUs", "from", "none hidden [ms]", "error [%]", "no change [ms]", "its error [%]", "measured [ms]"]
-    assert list(first) == ["images per GPU", *shown]
+    shown = ["from", "none hidden [ms]", "error [%]", "no change [ms]", "its error [%]", "measured [ms]"]
+    assert list(first) == ["GPUs", "images per GPU", *shown]
 
 
 def test_a_test_of_the_model_names_what_the_two_steps_do_not_share() -> None:

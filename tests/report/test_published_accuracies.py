@@ -13,7 +13,7 @@ from pipeline.experiment.point_label import format_number
 def accuracies(folder: str) -> dict[tuple[int, int], dict[str, str]]:
     """The test accuracy after the last epoch by GPUs and images a step, and then by remedies."""
     found: dict[tuple[int, int], dict[str, str]] = {}
-    for row in json.loads((ROOT / "outputs" / folder / "q4" / "tables.json").read_text())["Q4"]:  # epochs ascend
+    for row in tables_of(f"{folder}/q4")["Q4"]:  # epochs ascend
         assert row["n"] <= 1
         place = found.setdefault((row["num_gpus"], row["global_batch_size"]), {})
         ended = row["test_accuracy"] is not None

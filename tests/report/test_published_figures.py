@@ -82,7 +82,7 @@ def test_the_self_test_that_the_docs_show_is_the_published_one() -> None:
 
 
 def test_the_captured_epochs_that_the_docs_show_are_the_published_ones() -> None:
-    rows = json.loads((ROOT / "outputs/h200x2/graph/tables.json").read_text())["Q2"]
+    rows = tables_of("h200x2/graph")["Q2"]
     found = {(row["num_gpus"], row["batch_size_per_gpu"]): row for row in rows}
     shown = []
     for size in SIZES:
@@ -194,7 +194,7 @@ def test_the_tables_of_a_benchmark_are_on_their_page(
 
 
 def test_the_captured_communication_that_the_docs_show_is_the_published_one() -> None:
-    tables = json.loads((ROOT / "outputs/h200x4/communication-captured/tables.json").read_text())
+    tables = tables_of("h200x4/communication-captured")
     places = ("num_gpus", "batch_size_per_gpu")
     shown = []
     for row in tables["communication"]:
@@ -239,7 +239,7 @@ def test_the_errors_of_predictions_over_all_published_pairs_are_what_the_docs_sa
 
 
 def test_the_two_ways_to_exposed_communication_that_the_docs_name_are_the_published_ones() -> None:
-    rows = json.loads((ROOT / "outputs/h200x2/communication-captured/tables.json").read_text())["communication"]
+    rows = tables_of("h200x2/communication-captured")["communication"]
     found = {row["batch_size_per_gpu"]: row for row in rows}
     ways = [[1e6 * found[size][name] for size in (32, 128, 512)] for name in TWO_WAYS]
     said = "{:.1f}, {:.1f} and {:.1f} us at 32, 128 and 512 where the step times say {:.1f}, {:.1f} and {:.1f}"
@@ -513,7 +513,7 @@ def test_the_plot_that_the_readme_shows_is_of_the_published_records(tmp_path: Pa
 
 
 def test_the_settled_communication_that_the_docs_show_is_the_published_one() -> None:
-    (row,) = json.loads((ROOT / "outputs/h200x2/communication-settled/tables.json").read_text())["communication"]
+    (row,) = tables_of("h200x2/communication-settled")["communication"]
     names = ("exposed_comm_time_s", "exposed_comm_time_low_s", "exposed_comm_time_high_s", "noise_floor_time_s")
     figures = [f"{1e6 * row[name]:.0f}" for name in names]
     said = "{} of them gave {} us at 512 ({} to {}) over a floor of {}".format(row["num_windows"], *figures)
@@ -543,7 +543,7 @@ def test_the_cost_of_packing_that_the_docs_name_is_the_published_one() -> None:
     gpu_seconds, start_ups_s = [], []
     for name in ("packed", "one-a-point"):
         folder = ROOT / "outputs/h200x2" / name
-        cost = json.loads((folder / "tables.json").read_text())["cost"]
+        cost = tables_of(str(folder.relative_to(ROOT / "outputs")))["cost"]
         gpu_seconds.append(3600 * sum(row["gpu_hours"] for row in cost))
         records = [json.loads(path.read_text()) for path in folder.glob("records/*.json")]
         follows = name == "packed"
@@ -566,7 +566,7 @@ def start_up_s(record: dict[str, Any]) -> float:
 def test_the_memory_searches_that_the_docs_name_are_the_published_ones() -> None:
     ours, accelerate, _ = json.loads((ROOT / "outputs/h200x2/bench/memory.json").read_text())
     said = [f"in TF32 took {ours['time_s']:.1f} s. accelerate's", f"took {accelerate['time_s']:.1f} s in one process"]
-    rows = json.loads((ROOT / "outputs/h200x2/memory/tables.json").read_text())["memory"]
+    rows = tables_of("h200x2/memory")["memory"]
     *found, lost = rows
     failed, too_large = re.findall(r"batch_size_per_gpu (\d+) \(\d+ fits, (\d+) does not\)", lost["note"])[0]
     assert "launch failure" in lost["note"]

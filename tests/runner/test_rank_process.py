@@ -130,7 +130,7 @@ def test_output_of_a_rank_goes_to_stderr_even_from_native_code(tmp_path: Path) -
     """Gloo of torch 2.8 writes to the file descriptor, past Python, and the command's stdout carries data."""
     code = (
         "import os, pathlib; from pipeline.runner import rank_process; "
-        "rank_process.run_rank_points = lambda *_: (print('from Python'), os.write(1, b'from native code')); "
+        "rank_process.run_rank = lambda *_: (print('from Python'), os.write(1, b'from native code')); "
         "rank_process.main(pathlib.Path('.'), None)"
     )
     env = {**os.environ, "RANK": "0"}

@@ -22,7 +22,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from pipeline.runner import start_ranks
 from pipeline.runner.rank_files import RankFiles
 from pipeline.runner.rank_process import set_num_threads
-from pipeline.runner.start_ranks import default_omp_threads, environment_variables, run_rank
+from pipeline.runner.start_ranks import become_rank, default_omp_threads, environment_variables
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_rank_starts_loader_workers_with_the_default_start_method(
         seen.append((folder, store, multiprocessing.get_start_method(allow_none=True)))
 
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=main))
-    run_rank(tmp_path, tmp_path / "store", {}, [])
+    become_rank(tmp_path, tmp_path / "store", {}, [])
     assert seen == [(tmp_path, tmp_path / "store", None)]
 
 
@@ -60,7 +60,7 @@ def test_a_rank_sees_the_variables_of_its_own_launch_only(
     forked = {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0", "RANK": "3"}
     monkeypatch.setattr(os, "environ", forked)
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=lambda folder, store: None))
-    run_rank(tmp_path, None, *changes)
+    become_rank(tmp_path, None, *changes)
     assert forked == {**launcher, "RANK": "3"}
 
 
@@ -69,12 +69,12 @@ import sys
 from pathlib import Path
 from factories import make_spec
 from pipeline.runner.rank_files import PointTask, RankFiles
-from pipeline.runner.start_ranks import run_ranks
+from pipeline.runner.start_ranks import run_node_ranks
 
 if __name__ == "__main__":
     spec, rank_files = make_spec(device="cpu", model="lenet"), RankFiles(Path(sys.argv[1]) / "point")
     rank_files.write_point(PointTask(spec, str(Path(sys.argv[1]) / "absent")))
-    print(sorted(run_ranks(spec, rank_files, "launch")), "torch._dynamo" in sys.modules)
+    print(sorted(run_node_ranks(spec, rank_files, "launch")), "torch._dynamo" in sys.modules)
 """
 
 
@@ -115,7 +115,7 @@ def test_ranks_without_room_for_their_store_cannot_be_started(monkeypatch: pytes
     monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
     spec = make_spec(device="cpu", strategy="ddp", num_gpus=2)
     with pytest.raises(RuntimeError, match="No space left on device: '/tmp/pipeline-ranks-x'"):
-        start_ranks.run_ranks(spec, RankFiles(tmp_path), "launch")
+        start_ranks.run_node_ranks(spec, RankFiles(tmp_path), "launch")
 
 
 @pytest.fixture

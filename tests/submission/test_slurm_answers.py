@@ -11,6 +11,7 @@ import pytest
 from factories import NOW
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from pipeline.submission.slurm_queries import (
     JobState,
@@ -77,7 +78,7 @@ def ask_all() -> dict[str, object]:
 
 
 @pytest.mark.fault("F35")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(ANSWERS)
 def test_any_answer_gives_a_value_or_one_sentence(answer: bytes) -> None:
     with answering(answer, accounting=answer):

@@ -318,7 +318,7 @@ def test_an_interrupt_between_two_arrays_keeps_the_first_and_the_next_driver_sub
     """Three shapes are three arrays. The second sbatch takes nothing, and its driver is interrupted."""
     submit = submit_of(tmp_path, "--wait", "--set", "num_gpus=1,2,4", "batch_size_per_gpu=4")
     count = f"echo called >> {tmp_path}/calls; test $(wc -l < {tmp_path}/calls) -lt 2"
-    env = with_sbatch(tmp_path, on_slurm, f'{count} && exec {{real}} "$@"; kill -INT $PPID; sleep 5; exit 1')
+    env = with_sbatch(tmp_path, on_slurm, f'{count} && exec {{real}} "$@"; kill -INT $PPID; exec sleep 60')
     interrupted = pipeline(*submit, env=env)
     assert interrupted.returncode == 128 + signal.SIGINT, interrupted.stderr
     assert "Traceback" not in interrupted.stderr

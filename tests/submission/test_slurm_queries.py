@@ -17,6 +17,7 @@ from pipeline.submission.slurm_queries import (
     query_node_types,
     query_partition_limit_min,
 )
+from pipeline.system import slurm_commands
 from pipeline.system.errors import CommandError
 
 Fake = Callable[..., None]
@@ -170,7 +171,7 @@ def test_an_squeue_that_does_not_answer_is_a_refusal_and_no_state(fake: Fake, mo
     def hang(*command: str, **_: object) -> subprocess.CompletedProcess[str]:
         raise subprocess.TimeoutExpired(command, 60)
 
-    monkeypatch.setattr(slurm_queries, "run_slurm", hang)
+    monkeypatch.setattr(slurm_commands, "run_slurm", hang)
     with pytest.raises(CommandError) as refusal:
         query_job_states(["7"])
     assert refusal.value.code == 4

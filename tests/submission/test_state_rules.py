@@ -14,7 +14,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.submission import slurm_queries, state_rules
 from pipeline.submission.read_progress import (
     PointProgress,
-    Progress,
+    PointsByExperiment,
     choose_job,
     poll_until_finished,
     read_log_tail,
@@ -340,7 +340,7 @@ def test_slurm_is_asked_ever_more_rarely_also_while_points_keep_ending(monkeypat
     monkeypatch.setattr(time, "sleep", waits.append)
     specs = [make_spec(repeat=repeat) for repeat in range(8)]
 
-    def read() -> Progress:
+    def read() -> PointsByExperiment:
         """One point more has ended each time."""
         ends = [number < len(waits) for number in range(8)]
         states = [PointState("ok" if has_ended else "running", "") for has_ended in ends]

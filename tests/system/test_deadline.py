@@ -5,9 +5,13 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Protocol
 
 import pytest
+from conftest import wait_for
 from factories import assert_says, make_measurement, make_spec
 
 from pipeline import launch as launching
@@ -15,78 +19,126 @@ from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Environment, FailureKind, Record
 from pipeline.experiment.record_store import load_folder
 from pipeline.experiment.spec import Spec
-from pipeline.launch import launch_points, run_launch
+from pipeline.launch import run_element, run_in_same_processes
+from pipeline.runner import launch_session, telemetry_sampler
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
 from pipeline.system.deadline import Deadline, DeadlineExpired
 
-LIMIT_S = 1
-SOON_S = 0.2
+LIMIT_S = 10
 
 
-def test_what_takes_longer_is_ended_and_what_comes_after_is_left_alone() -> None:
-    deadline = Deadline(SOON_S)
-    started_s = time.monotonic()
+class FakeClock:
+    """A clock and an alarm whose time passes only in `sleep`."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.alarm_s: float | None = None
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def setitimer(self, _: int, seconds: float) -> None:
+        self.alarm_s = self.now_s + seconds if seconds else None
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass. Call the handler of each alarm that comes in between."""
+        end_s = self.now_s + seconds
+        while self.alarm_s is not None and self.alarm_s <= end_s:
+            self.now_s, self.alarm_s = self.alarm_s, None
+            ring = signal.getsignal(signal.SIGALRM)
+            assert callable(ring)
+            ring(signal.SIGALRM, None)
+        self.now_s = end_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    clock = FakeClock()
+    fake_signal = SimpleNamespace(**{**vars(signal), "setitimer": clock.setitimer})
+    monkeypatch.setattr("pipeline.system.deadline.time", clock)
+    monkeypatch.setattr("pipeline.system.deadline.signal", fake_signal)
+    return clock
+
+
+def test_what_takes_longer_is_ended_by_the_alarm_of_the_operating_system() -> None:
+    deadline = Deadline(0.05)
     with pytest.raises(DeadlineExpired), deadline:
-        time.sleep(60)
-    assert SOON_S <= time.monotonic() - started_s < 30
+        time.sleep(600)
     assert deadline.is_expired
-    time.sleep(2 * SOON_S)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
-def test_what_ends_in_time_is_not_ended_later() -> None:
+def test_what_takes_longer_is_ended_and_what_comes_after_is_left_alone(clock: FakeClock) -> None:
+    deadline = Deadline(LIMIT_S)
+    with pytest.raises(DeadlineExpired), deadline:
+        clock.sleep(60)
+    assert clock.now_s == LIMIT_S
+    assert deadline.is_expired
+    clock.sleep(2 * LIMIT_S)
+
+
+def test_what_ends_in_time_is_not_ended_later(clock: FakeClock) -> None:
     handler = signal.getsignal(signal.SIGALRM)
-    deadline = Deadline(SOON_S)
+    deadline = Deadline(LIMIT_S)
     with deadline:
         assert not deadline.is_expired
-    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert clock.alarm_s is None
     assert signal.getsignal(signal.SIGALRM) == handler
-    time.sleep(2 * SOON_S)
+    clock.sleep(2 * LIMIT_S)
 
 
-def test_no_handler_of_errors_on_the_way_takes_it_for_its_own() -> None:
+def test_no_handler_of_errors_on_the_way_takes_it_for_its_own(clock: FakeClock) -> None:
     def handle_errors() -> None:
         with contextlib.suppress(Exception):
-            time.sleep(60)
+            clock.sleep(60)
 
-    with pytest.raises(DeadlineExpired), Deadline(SOON_S):
+    with pytest.raises(DeadlineExpired), Deadline(LIMIT_S):
         handle_errors()
 
 
-def test_another_thread_restarts_it_and_it_still_comes() -> None:
-    deadline = Deadline(2 * SOON_S)
-    started_s = time.monotonic()
-    threading.Timer(SOON_S, deadline.restart).start()
+def test_another_thread_restarts_it_and_it_still_comes(clock: FakeClock) -> None:
+    deadline = Deadline(LIMIT_S)
+
+    def restart_halfway() -> None:
+        clock.sleep(0.5 * LIMIT_S)
+        thread = threading.Thread(target=deadline.restart)
+        thread.start()
+        thread.join()
+        clock.sleep(60)
+
     with pytest.raises(DeadlineExpired), deadline:
-        time.sleep(60)
-    assert time.monotonic() - started_s >= 3 * SOON_S
+        restart_halfway()
+    assert clock.now_s == 1.5 * LIMIT_S
 
 
-def test_a_restart_after_the_end_sets_no_alarm() -> None:
-    deadline = Deadline(SOON_S)
+def test_a_restart_after_the_end_sets_no_alarm(clock: FakeClock) -> None:
+    deadline = Deadline(LIMIT_S)
     with deadline:
         pass
     deadline.restart()
-    time.sleep(2 * SOON_S)
+    assert clock.alarm_s is None
+    clock.sleep(2 * LIMIT_S)
     assert deadline.is_expired
 
 
-def test_an_alarm_that_comes_after_the_end_rings_in_vain() -> None:
-    deadline = Deadline(SOON_S)
+def test_an_alarm_that_comes_after_the_end_rings_in_vain(clock: FakeClock) -> None:
+    deadline = Deadline(LIMIT_S)
     deadline.__enter__()
     ring = signal.getsignal(signal.SIGALRM)
     deadline.__exit__()
-    time.sleep(2 * SOON_S)
+    clock.sleep(2 * LIMIT_S)
     assert callable(ring)
     ring(signal.SIGALRM, None)
 
 
-def test_without_a_limit_it_never_comes_and_uses_no_signal() -> None:
+def test_without_a_limit_it_never_comes_and_uses_no_signal(clock: FakeClock) -> None:
     handler = signal.getsignal(signal.SIGALRM)
     deadline = Deadline(None)
     with deadline:
         assert signal.getsignal(signal.SIGALRM) == handler
+        clock.sleep(1e9)
     assert not deadline.is_expired
 
 
@@ -97,8 +149,19 @@ def test_the_limit_is_passed_where_an_element_runs_several_points(run_ids: list[
     assert (command[-2:] == ["--point-limit-s", "1200"]) == (len(run_ids) > 1)
 
 
+@contextlib.contextmanager
+def sample_nothing(rank_files: RankFiles, node: int) -> Iterator[None]:
+    """Stand in for the sampler, which is a process of its own."""
+    yield
+    with contextlib.suppress(OSError):
+        telemetry_sampler.finish_samples_file(rank_files.samples(node), None)
+
+
 @pytest.fixture
-def experiment(tmp_path: Path) -> Experiment:
+def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    monkeypatch.setattr(launch_session, "RANK_FILES_POLL_S", 0.001)
+    monkeypatch.setattr(telemetry_sampler, "sample_in_background", sample_nothing)
+    monkeypatch.setenv("PIPELINE_LAUNCH_ID", "launch")  # as Slurm's elements have: one id, and so one folder a point
     experiment = Experiment(tmp_path / "x")
     experiment.create()
     return experiment
@@ -111,10 +174,13 @@ def write_result(rank_files: RankFiles, spec: Spec) -> None:
 class Ranks:
     """Ranks that end each point by what `how` says of its batch size: `ok`, `hang` or what they do before they hang."""
 
-    def __init__(self, experiment: Experiment, how: dict[int, str]) -> None:
+    def __init__(self, experiment: Experiment, how: dict[int, str], clock: FakeClock, point_time_s: float) -> None:
         self.launched: list[int] = []
         self._experiment = experiment
         self._how = how
+        self._clock = clock
+        self._point_time_s = point_time_s
+        self._num_begun = 0
 
     def __call__(self, spec: Spec, first: RankFiles, launch_id: str, num_threads: int) -> dict[int, RankExit]:
         self.launched.append(spec.batch_size_per_gpu)
@@ -127,65 +193,68 @@ class Ranks:
     def run(self, rank_files: RankFiles, point: PointTask) -> None:
         how = self._how[point.spec.batch_size_per_gpu]
         rank_files.write_point(point)
+        wait_for(lambda: len(os.listdir(self._experiment.records_folder)) == self._num_begun)  # those before it
+        self._num_begun += 1
+        self._clock.sleep(self._point_time_s)
         if how == "hang with a result":
             write_result(rank_files, point.spec)
         elif how.startswith("hang with "):
             kind: FailureKind = "cuda_oom" if how.endswith("oom") else "collective"
             rank_files.write_error(RankError(kind, "what happened", 0, "node1", 0))
         if how.startswith("hang"):
-            time.sleep(60)
+            self._clock.sleep(60)
         write_result(rank_files, point.spec)
 
 
-def run(
-    experiment: Experiment, how: dict[int, str], monkeypatch: pytest.MonkeyPatch, limit_s: int = LIMIT_S
-) -> tuple[int, list[Record], list[int]]:
-    """The exit code, the records in the order of the points, and the first points of the launches."""
-    points = [make_spec(batch_size_per_gpu=size) for size in how]
-    ranks = Ranks(experiment, how)
-    monkeypatch.setattr(launching, "run_ranks", ranks)
-    monkeypatch.setenv("PIPELINE_LAUNCH_ID", "launch")  # as Slurm's elements have: one id, and so one folder a point
-    code = run_launch(points, experiment, LaunchOptions(Path("data"), point_limit_s=limit_s))
-    found, rejected = load_folder(experiment.records_folder)
-    assert rejected == []
-    assert [record.attempt for record in found] == [0] * len(points), "each point is published once"
-    by_id = {record.run_id: record for record in found}
-    return code, [by_id[spec.run_id()] for spec in points], ranks.launched
+Outcome = tuple[int, list[Record], list[int]]
+
+
+class RunPoints(Protocol):
+    """Run points of these batch sizes, each as `how` says of its size, after a time that every point takes.
+
+    Return the exit code, the records in the order of the points, and the first points of the launches.
+    """
+
+    def __call__(self, how: dict[int, str], point_time_s: float = 0.0) -> Outcome: ...
+
+
+@pytest.fixture
+def run(experiment: Experiment, monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> RunPoints:
+    def run_points(how: dict[int, str], point_time_s: float = 0.0) -> Outcome:
+        points = [make_spec(batch_size_per_gpu=size) for size in how]
+        ranks = Ranks(experiment, how, clock, point_time_s)
+        monkeypatch.setattr(launching, "run_node_ranks", ranks)
+        code = run_element(points, experiment, LaunchOptions(Path("data"), point_limit_s=LIMIT_S))
+        found, rejected = load_folder(experiment.records_folder)
+        assert rejected == []
+        assert [record.attempt for record in found] == [0] * len(points), "each point is published once"
+        by_id = {record.run_id: record for record in found}
+        return code, [by_id[spec.run_id()] for spec in points], ranks.launched
+
+    return run_points
 
 
 def test_a_point_that_hangs_fails_by_name_and_those_behind_it_are_launched_anew(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+    experiment: Experiment, run: RunPoints
 ) -> None:
-    code, records, launched = run(experiment, {8: "ok", 16: "hang", 32: "ok"}, monkeypatch)
+    code, records, launched = run({8: "ok", 16: "hang", 32: "ok"})
     assert (code, launched) == (1, [8, 32])
     assert [record.status for record in records] == ["ok", "failed", "ok"]
     assert os.listdir(experiment.scratch_folder) == [f"{records[1].run_id}.launch"]  # what the others left is removed
     failure = records[1].failure
     assert failure is not None
     assert failure.kind == "timeout"
-    assert_says(records[1].reason, "limit of 1 s", "raise --time")
+    assert_says(records[1].reason, "limit of 10 s", "raise --time")
 
 
-def test_each_point_of_shared_processes_has_the_whole_limit(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit_s = 3  # a loaded machine may need a second more for a point
-
-    def run_slowly(ranks: Ranks, rank_files: RankFiles, point: PointTask) -> None:
-        rank_files.write_point(point)
-        time.sleep(0.27 * limit_s)  # four points together take longer than the limit of one
-        write_result(rank_files, point.spec)
-
-    monkeypatch.setattr(Ranks, "run", run_slowly)
-    code, records, launched = run(experiment, dict.fromkeys((8, 16, 32, 64), "ok"), monkeypatch, limit_s)
+def test_each_point_of_shared_processes_has_the_whole_limit(run: RunPoints) -> None:
+    code, records, launched = run(dict.fromkeys((8, 16, 32, 64), "ok"), point_time_s=0.6 * LIMIT_S)
     assert (code, launched) == (0, [8])
     assert [record.status for record in records] == ["ok"] * 4
 
 
-def test_a_result_counts_also_where_its_ranks_do_not_end(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, records, launched = run(experiment, {8: "hang with a result", 16: "ok"}, monkeypatch)
+def test_a_result_counts_also_where_its_ranks_do_not_end(run: RunPoints) -> None:
+    code, records, launched = run({8: "hang with a result", 16: "ok"})
     assert (code, launched) == (0, [8, 16])
     assert [record.status for record in records] == ["ok", "ok"]
 
@@ -195,31 +264,30 @@ def test_a_result_counts_also_where_its_ranks_do_not_end(
     [("hang with an oom", "oom", "cuda_oom"), ("hang with a lost peer", "failed", "timeout")],
 )
 def test_an_error_that_a_rank_left_about_itself_is_the_cause_and_a_consequence_is_not(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, how: str, status: str, kind: str
+    run: RunPoints, how: str, status: str, kind: str
 ) -> None:
-    _, (record, after), _ = run(experiment, {8: how, 16: "ok"}, monkeypatch)
+    _, (record, after), _ = run({8: how, 16: "ok"})
     assert record.failure is not None
     assert (record.status, record.failure.kind, after.status) == (status, kind, "ok")
 
 
 def test_a_point_that_begins_while_the_one_before_it_is_ended_is_launched_anew(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
     """The agent takes a moment to end the ranks: in it the point whose time is over ends well and the next begins."""
     first, second = points = [make_spec(batch_size_per_gpu=size) for size in (8, 16)]
 
-    def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_threads: int) -> dict[int, RankExit]:
+    def run_node_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_threads: int) -> dict[int, RankExit]:
         (following,) = rank_files.read_following()
         try:
-            time.sleep(60)
+            clock.sleep(60)
         finally:
             write_result(rank_files, spec)
             RankFiles(Path(following.folder)).write_error(RankError("collective", "lost its peer", 1, "node1", 0))
         return {}
 
-    monkeypatch.setattr(launching, "run_ranks", run_ranks)
-    monkeypatch.setenv("PIPELINE_LAUNCH_ID", "launch")
-    (record,) = launch_points(points, experiment, LaunchOptions(Path("data"), point_limit_s=LIMIT_S))
+    monkeypatch.setattr(launching, "run_node_ranks", run_node_ranks)
+    (record,) = run_in_same_processes(points, experiment, LaunchOptions(Path("data"), point_limit_s=LIMIT_S))
     assert record is not None
     assert (record.run_id, record.status) == (first.run_id(), "ok")
     assert os.listdir(experiment.scratch_folder) == []  # the second will be launched, the first is ok
@@ -227,21 +295,21 @@ def test_a_point_that_begins_while_the_one_before_it_is_ended_is_launched_anew(
 
 
 def test_the_limit_covers_a_whole_search_for_the_memory_boundary(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
     num_trials = 0
 
-    def run_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_threads: int) -> dict[int, RankExit]:
+    def run_node_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_threads: int) -> dict[int, RankExit]:
         nonlocal num_trials
         num_trials += 1
-        time.sleep(0.4 * LIMIT_S)
+        clock.sleep(0.4 * LIMIT_S)
         rank_files.write_error(RankError("cuda_oom", "out", 0, "node1", 0))
         return {0: RankExit(1, 0.0)}
 
-    monkeypatch.setattr(launching, "run_ranks", run_ranks)
+    monkeypatch.setattr(launching, "run_node_ranks", run_node_ranks)
     spec = make_spec(input="synthetic", measure="memory", batch_size_per_gpu=1024)
     options = LaunchOptions(Path("data"), point_limit_s=LIMIT_S)
-    (record,) = launch_points([spec], experiment, options)
+    (record,) = run_in_same_processes([spec], experiment, options)
     assert num_trials == 3
     assert record is not None
     assert record.failure is not None

@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, wait_for
 
 from pipeline.experiment.record import Environment
-from pipeline.runner.launch_session import compare_source
+from pipeline.runner.launch_session import mark_source_changed
 from pipeline.system import source_digest
 
 GRID = """
@@ -150,12 +150,12 @@ def test_a_digest_tells_names_and_bytes_apart(tmp_path: Path) -> None:
 def test_a_process_that_imported_another_source_than_its_ranks_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launch began before an edit and its ranks after it."""
     now = source_digest.digest_source()
-    assert compare_source(Environment(source_digest=now)).source_changed is False
-    assert compare_source(Environment(source_digest=now, source_changed=True)).source_changed is True
-    assert compare_source(Environment(source_digest="another")).source_changed is True
-    assert compare_source(Environment()).source_changed is None, "no rank came to say what it imported"
+    assert mark_source_changed(Environment(source_digest=now)).source_changed is False
+    assert mark_source_changed(Environment(source_digest=now, source_changed=True)).source_changed is True
+    assert mark_source_changed(Environment(source_digest="another")).source_changed is True
+    assert mark_source_changed(Environment()).source_changed is None, "no rank came to say what it imported"
     monkeypatch.setattr(source_digest, "DIGEST_AT_START", "another")
-    assert compare_source(Environment(source_digest=now)).source_changed is True
+    assert mark_source_changed(Environment(source_digest=now)).source_changed is True
 
 
 def test_a_checkout_is_dirty_once_a_tracked_file_of_the_pipeline_is_edited(

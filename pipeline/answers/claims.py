@@ -1,0 +1,240 @@
+"""Claims: what an experiment answers, as values with their conditions and badges, and the words for each kind."""
+
+import math
+import string
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from pipeline.analysis.intervals import ends_of
+from pipeline.analysis.notes import Note
+from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_number, varying_axes
+from pipeline.tables.note_texts import NoteFormatter
+from pipeline.tables.row import Row, kind_of
+
+NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
+POWER_LIMITS = {"sw_power_cap", "hw_power_brake_slowdown"}  # reasons for lowered clocks
+
+LEFT_OUT = (
+    "{left_out} of {timed} rows with a speed-up cannot be used: {why}.",
+    "On {beyond} GPUs none can be used.",
+)
+EXPOSED = (
+    "On {num_gpus} GPUs all-reduces of gradients that computation does not hide take {exposed_us:,.0f} us of a step of "
+    "{step_ms:,.2f} ms: {share:.1%}{where}."
+)
+COMPARED = "Subtraction says {subtracted:.0%} of the epoch where {measured:.1%} is measured{subtracted_where}."
+LARGE_BATCH = (
+    "After {epochs} epochs {batch:,} images a step reach {accuracy:.1%} test accuracy, {small_batch:,} reach "
+    "{small_accuracy:.1%}: {cost:+.1f} points{where}{unclear}.",
+    "With {remedies} it is {mended:.1%}, the best of {num_sets} with a result{mended_unclear}.",
+)
+
+TEMPLATES: dict[str, tuple[str, ...]] = {
+    "not_answered": ("Not answered here: {why}.",),
+    "no_result": ("Not answered yet: {what} have no result; run the same submit command again{with_failed}.",),
+    # Q1
+    "fastest_batch": (
+        "One GPU is fastest at {batch:,} images a step: {throughput}, epoch {epoch_time:digits} s{where}.",
+        "It is not shown to be faster than {rivals}.",
+    ),
+    "only_batch": (
+        "One batch size was timed: {batch:,} images a step give {throughput}, epoch {epoch_time:digits} s{where}.",
+    ),
+    "memory_boundary": ("{fits:,} images fit, {fails:,} do not{where}.",),
+    "memory_all_fit": ("{fits:,} images fit{where}.",),
+    "first_oom": ("{fails:,} runs out of memory{where}, {fits:,} fits.",),
+    "smallest_oom": ("{fails:,}, the smallest size tried, runs out of memory{where}.",),
+    "no_oom": ("Nothing up to {fits:,} ran out of memory.",),
+    # Q2
+    "speedup": (
+        "{num_gpus} GPUs with {strategy} are {speedup:digits} times as fast as one: efficiency {efficiency:.0%}, "
+        "{scaling} scaling{where}.",
+        *LEFT_OUT,
+    ),
+    "speedup_in_part": (
+        "{num_gpus} GPUs with {strategy} are {low:.2f} to {num_gpus} times as fast as one: the rest of the interval, "
+        "up to {high:.2f}, cannot be; {scaling} scaling{where}.",
+        *LEFT_OUT,
+    ),
+    # Q3
+    "exposed": (
+        EXPOSED,
+        "Of {count} points it is the largest share, the smallest is {smallest:.1%}; {unclear}.",
+        COMPARED,
+    ),
+    "exposed_alone": (
+        EXPOSED,
+        COMPARED,
+    ),
+    "exposed_unclear": (
+        "On {num_gpus} GPUs no communication is shown that computation does not hide: of {count} points {unclear}.",
+        COMPARED,
+    ),
+    "subtracted": (
+        "Not measured here: subtraction says up to {share:.0%} of the epoch{where}.",
+        "It counts every cost that does not shrink with N.",
+    ),
+    # Q4
+    "large_batch": (
+        *LARGE_BATCH,
+        "Soonest at {target:.2%} {soonest}.",
+    ),
+    "too_few_runs": (
+        *LARGE_BATCH,
+        "{few} cannot show whether a remedy helps.",
+    ),
+    # int8
+    "int8": (
+        "With the whole network in int8{which} test accuracy changes by {change:+.2f} points, from {fp32:.1%} in fp32, "
+        "{seeds}.",
+        "The network takes {num_bytes:,} of {num_bytes_fp32:,} bytes.",
+    ),
+}
+"""Sentences by kind of claim, at most three. A sentence is left out if one of its values is None."""
+
+BADGES = {
+    "loader_bound": "waits for data {share:.0%}",
+    "shared_node": "shared node",
+    "other_shared_node": "shared node",
+    "drifted": "drifted",
+    "drifted_in_repeats": "drifted",
+    "exposure_drifted": "drifted",
+    "diverged": "diverged",
+    "other_node": "other node",
+    "other_boot": "other boot",
+    "other_gpu": "other GPU",
+    "other_fact": "other {fact}",
+    "baseline_runs": "baseline of {n}",
+    "no_difference": "no difference shown",
+    "exposure_may_be_zero": "may be 0",
+    "reached_by_some": "{reached} seeds reach it",
+}
+"""Kind of note -> the badge of a claim about the row."""
+
+
+class Claim(NamedTuple):
+    """One answer: its question, the kind that chooses its words, and its values.
+
+    `badges` are what a reader must know beside it. `command` measures what is missing. `gpu` is the model that it is
+    about, if the experiment has several.
+    """
+
+    question: str
+    kind: str
+    values: dict[str, Any]
+    badges: tuple[str, ...] = ()
+    command: str = ""
+    gpu: str = ""
+
+    @property
+    def is_answer(self) -> bool:
+        """True unless it only says why there is no answer."""
+        return self.kind not in ("not_answered", "no_result")
+
+    def sentences(self) -> list[str]:
+        """Return its sentences, with the badges in the first."""
+        formatter = ClaimFormatter({})
+        found = [formatter.vformat(text, (), self.values) for text in TEMPLATES[self.kind] if self.knows(text)]
+        badges = f" ({', '.join(self.badges)})" if self.badges else ""
+        return [f"{found[0].removesuffix('.')}{badges}.", *found[1:]] if found else []
+
+    def knows(self, sentence: str) -> bool:
+        """True if every value of a sentence is known."""
+        names = (name for _, name, _, _ in string.Formatter().parse(sentence) if name)
+        return all(self.values.get(name) is not None for name in names)
+
+
+class ClaimFormatter(NoteFormatter):
+    """Formats the values of claims: a figure with its interval, `digits` with the decimals that its interval needs."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Return one value as text."""
+        low, high = ends_of(value) if isinstance(value, float) else (None, None)
+        spec = f",.{num_decimals(value, low, high)}f" if format_spec == "digits" else format_spec
+        if low is None or high is None:
+            return super().format_field(float(value) if isinstance(value, float) else value, spec)
+        text, first, last = (format_number(part, spec).replace("%", " %") for part in (value, low, high))
+        return f"{text} ({first.removesuffix(' %')} to {last})"
+
+
+def num_decimals(value: float, low: float | None, high: float | None) -> int:
+    """Return the decimals for three digits of a figure above 0, and up to three more that tell its ends apart."""
+    least = max(0, 2 - math.floor(math.log10(value)))
+    if low is None or high is None:
+        return least
+    specs = {more: f".{more}f" for more in range(least, least + 4)}
+    apart = (more for more, spec in specs.items() if format_number(low, spec) != format_number(high, spec))
+    return next(apart, least)
+
+
+def badges_of(row: Row, *more: str) -> tuple[str, ...]:
+    """Return what weakens the figures of a row, each once, those of its baseline last."""
+    runs = ["one run"] if row.n == 1 else []
+    if row.n > 1 and row.figures.get("interval_over") == "windows":
+        runs.append("interval within runs")
+    found = sorted(filter(None, map(badge_of, row.notes)), key=lambda badge: badge.startswith("baseline"))
+    return tuple(dict.fromkeys([*runs, *found, *more]))
+
+
+def badge_of(note: Note) -> str:
+    """Return the badge of a note; "" if it has none."""
+    if note.kind == "of_baseline":
+        inner = badge_of(note.values["note"])
+        return f"baseline {inner}" if inner else ""
+    if note.kind == "throttled":
+        return "at its power limit" if set(note.values["reasons"]) <= POWER_LIMITS else "clocks lowered"
+    return NoteFormatter({}).vformat(BADGES.get(note.kind, ""), (), note.values)
+
+
+def describe_own(row: Row, rows: Sequence[Row], but: str = "", also: str = "") -> str:
+    """Return the row's strategy and batch size, the axes in which the rows differ, and the axis `also`, without `but`.
+
+    The strategy `single` goes without saying.
+    """
+    varying = varying_axes([other.axes for other in rows], without=("num_gpus", *EFFORT_AXES))
+    nodes = varying_axes([{"num_nodes": other["num_nodes"]} for other in rows])
+    named = {"strategy", "batch_size_per_gpu", *varying, *nodes, also} - {but}
+    if row["strategy"] == "single":
+        named.discard("strategy")
+    return describe_point(row.axes, [axis for axis in row.axes if axis in named])
+
+
+def where_of(row: Row, rows: Sequence[Row], but: str = "", also: str = "") -> str:
+    """Return the conditions of a figure, each after a comma: its row (see describe_own) and n."""
+    conditions = [describe_own(row, rows, but, also), f"n = {row.n}" if row.n > 1 else ""]
+    return "".join(f", {condition}" for condition in conditions if condition)
+
+
+def differing_axes(row: Row, other: Row) -> list[str]:
+    """Return the axes in which two rows of one GPU differ, but for the batch size and how long they run."""
+    return varying_axes([row.axes, other.axes], without=("batch_size_per_gpu", *EFFORT_AXES))
+
+
+def grid_command(grid: str) -> str:
+    """Return the command that measures a grid."""
+    return f"python -m pipeline.submit --grid {grid}"
+
+
+def not_answered(question: str, why: str, grid: str) -> Claim:
+    """Return the claim of a question without an answer: why, and the grid that gives one."""
+    return Claim(question, "not_answered", {"why": why}, command=grid_command(grid))
+
+
+def no_result(question: str, what: str, rows: Iterable[Row]) -> Claim:
+    """Return the claim of a question whose points have no result."""
+    failed = any(row.status == "failed" for row in rows)
+    return Claim(question, "no_result", {"what": what, "with_failed": " with --rerun failed" if failed else ""})
+
+
+UNFIT_FIGURES: dict[str, tuple[str, ...]] = {
+    "loader_bound": ("speedup", "comm_time_subtraction_s"),
+    "superlinear": ("speedup",),
+    "bandwidth_above_link": ("comm_time_subtraction_s",),
+    "subtraction_is_noise": ("comm_time_subtraction_s",),
+}
+"""Kind of note -> the figures of the row that no answer may use. A note about the row's baseline counts too."""
+
+
+def is_fit_for_answer(row: Row, figure: str) -> bool:
+    """True if the row has this figure and no note of the row makes it unfit."""
+    return row[figure] is not None and not any(figure in UNFIT_FIGURES.get(kind_of(note), ()) for note in row.notes)

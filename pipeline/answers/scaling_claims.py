@@ -1,0 +1,150 @@
+"""The claims of Q1, the batch that keeps one GPU busy, and of Q2, how much faster several GPUs are."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from pipeline.analysis.intervals import ends_of
+from pipeline.analysis.loader import MAX_DATA_SHARE
+from pipeline.answers.claims import (
+    NO_RESULT,
+    Claim,
+    badges_of,
+    describe_own,
+    differing_axes,
+    grid_command,
+    is_fit_for_answer,
+    no_result,
+    not_answered,
+    where_of,
+)
+from pipeline.tables.build_tables import Tables
+from pipeline.tables.row import Row
+
+WAITS = f"a GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"
+ABOVE_N = "the efficiency is above 1, which noise or a slow baseline can cause"
+WAIT_NOT_STATED = "the wait for data is not stated"
+
+
+def batch_size_claims(tables: Tables) -> list[Claim]:
+    """Return the batch size with the highest throughput on one GPU, and the first that runs out of memory."""
+    rows, memory = tables["Q1"], memory_claim(tables)
+    timed = [row for row in rows if row["epoch_time_s"]]
+    lost = [row for row in rows if row.status in NO_RESULT]
+    if not timed:
+        speed = (
+            no_result("Q1", "points on one GPU", lost)
+            if lost
+            else not_answered("Q1", "no epoch was timed on one GPU", "q1")
+        )
+        return [memory, speed] if memory.kind != "no_oom" else [speed]
+    best = max(timed, key=lambda row: (row["throughput_samples_per_s"] or 0.0, -row["epoch_time_s"]))
+    sizes, throughput = {row["global_batch_size"] for row in timed}, best["throughput_samples_per_s"]
+    unclear = ("points without a result",) if {row["global_batch_size"] for row in lost} - sizes else ()
+    values = {
+        "batch": best["global_batch_size"],
+        "throughput": "images/s not stated" if throughput is None else f"{throughput:,.0f} images/s",
+        "epoch_time": best["epoch_time_s"],
+        "where": where_of(best, timed, "batch_size_per_gpu"),
+        "rivals": " or ".join(f"{size:,}" for size in rivals_of(best, timed)) or None,
+    }
+    kind = "fastest_batch" if len(sizes) > 1 else "only_batch"
+    return [Claim("Q1", kind, values, badges_of(best, *unclear)), memory]
+
+
+def rivals_of(best: Row, timed: Sequence[Row]) -> list[int]:
+    """Return the other batch sizes whose interval meets that of the fastest, the largest first."""
+    _, end_s = ends_of(best["epoch_time_s"])
+    if end_s is None:
+        return []
+    lows_s = {id(row): ends_of(row["epoch_time_s"])[0] for row in timed if not differing_axes(row, best)}
+    met = {row["global_batch_size"] for row in timed if (low_s := lows_s.get(id(row))) is not None and low_s <= end_s}
+    return sorted(met - {best["global_batch_size"]}, reverse=True)
+
+
+def memory_claim(tables: Tables) -> Claim:
+    """Return the first batch size that runs out of memory on one GPU."""
+    alone = [row for row in tables["memory"] if row["num_gpus"] == 1 and row["largest_batch_size_per_gpu"] is not None]
+    if alone:
+        fails = alone[0]["smallest_failing_batch_size_per_gpu"]
+        values = {
+            "fits": alone[0]["largest_batch_size_per_gpu"],
+            "fails": fails,
+            "where": where_of(alone[0], alone, "batch_size_per_gpu"),
+        }
+        return Claim("Q1", "memory_all_fit" if fails is None else "memory_boundary", values, badges_of(alone[0]))
+    lost = [row for row in tables["Q1"] if row.status == "oom"]
+    fitting = [row for row in tables["Q1"] if row.status == "ok"]
+    if lost:
+        first = min(lost, key=lambda row: int(row["global_batch_size"]))
+        size = first["global_batch_size"]
+        alike = [row["global_batch_size"] for row in fitting if not differing_axes(row, first)]
+        smaller = max((other for other in alike if other < size), default=None)
+        named = describe_own(first, tables["Q1"], "batch_size_per_gpu")
+        values = {"fails": size, "fits": smaller, "where": f" ({named})" if named else ""}
+        return Claim("Q1", "smallest_oom" if smaller is None else "first_oom", values)
+    largest = max((row["global_batch_size"] for row in fitting), default=None)
+    return Claim("Q1", "no_oom", {"fits": largest}, command=grid_command("memory"))
+
+
+def speedup_claims(tables: Tables) -> list[Claim]:
+    """Return speed-up and efficiency at the largest N that has a row which can be used."""
+    rows = tables["Q2"]
+    several = [row for row in rows if row["num_gpus"] > 1]
+    timed = [row for row in several if row["speedup"] is not None]
+    if not timed and (lost := lost_scaling(rows)):
+        return [no_result("Q2", "points", lost)]
+    if not timed:
+        lacking = " with a timed point on one GPU to compare with" if several else ""
+        return [not_answered("Q2", f"no point on several GPUs{lacking}", "scaling")]
+    fit = usable_rows(rows)
+    unknown = () if fit else ("wait for data not stated",)
+    fit = fit or usable_rows(rows, is_loader_bound=None)
+    reasons = Counter(reason_left_out(row) for row in timed if all(row is not other for other in fit))
+    why = "; ".join(f"{reason} ({count})" if len(reasons) > 1 else reason for reason, count in reasons.items())
+    counts = {"left_out": reasons.total() or None, "timed": len(timed), "why": why}
+    if not fit:
+        cannot = f"{reasons.total()} of {len(timed)} rows with a speed-up cannot be used: {why}"
+        return [not_answered("Q2", cannot, "scaling" if WAITS in reasons else "scaling --repeats 3")]
+    most = max(row["num_gpus"] for row in fit)
+    best = max((row for row in fit if row["num_gpus"] == most), key=usefulness)
+    low, high = ends_of(best["speedup"])
+    beyond = max(row["num_gpus"] for row in timed)
+    values = {
+        "num_gpus": most,
+        "strategy": best["strategy"].upper(),
+        "speedup": best["speedup"],
+        "low": low,
+        "high": high,
+        "efficiency": float(best["parallel_efficiency"]),
+        "scaling": best["scaling"],
+        "where": where_of(best, fit, "strategy"),
+        "beyond": beyond if beyond > most else None,
+        **counts,
+    }
+    kind = "speedup_in_part" if best["speedup"] > most else "speedup"
+    return [Claim("Q2", kind, values, badges_of(best, *unknown))]
+
+
+def usable_rows(rows: Sequence[Row], is_loader_bound: bool | None = False) -> list[Row]:
+    """Return the rows on several GPUs with a fit speed-up that are not loader-bound; None: where that is not known."""
+    several = [row for row in rows if row["num_gpus"] > 1 and row["is_loader_bound"] is is_loader_bound]
+    return [row for row in several if is_fit_for_answer(row, "speedup")]
+
+
+def usefulness(row: Row) -> tuple[bool, float, float]:
+    """Return the sort key of a usable row: weak scaling first, then the speed-up up to N, then its lower end."""
+    return row["scaling"] == "weak", min(row["speedup"], row["num_gpus"]), ends_of(row["speedup"])[0] or 0.0
+
+
+def lost_scaling(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows whose missing result leaves Q2 without an answer: on several GPUs, or else baselines of such."""
+    several = [row for row in rows if row["num_gpus"] > 1]
+    lost = [row for row in rows if row.status in NO_RESULT]
+    return lost if any(row.status == "ok" for row in several) else [row for row in lost if row["num_gpus"] > 1]
+
+
+def reason_left_out(row: Row) -> str:
+    """Return why a speed-up is not fit for an answer."""
+    if row["is_loader_bound"] or row.has_note("loader_bound"):
+        return WAITS
+    return ABOVE_N if row.has_note("superlinear") else WAIT_NOT_STATED

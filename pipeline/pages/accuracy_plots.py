@@ -1,0 +1,164 @@
+"""The plots of Q4: final accuracy and time to target by batch size; accuracy by epoch, update and second."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pipeline.analysis.pooling import group_pairs
+from pipeline.experiment.point_label import EFFORT_AXES, describe_axis
+from pipeline.pages.plot_data import (
+    MAX_SERIES,
+    REFERENCE,
+    LinePanel,
+    Plot,
+    PlotSource,
+    as_title,
+    evenly,
+    group_series,
+    join_notes,
+    make_series,
+    note_on_number,
+)
+from pipeline.system.errors import pluralize
+from pipeline.tables.columns import Column
+from pipeline.tables.definitions import GLOBAL_BATCH, TABLES, TEST_ACCURACY
+from pipeline.tables.row import Row
+from pipeline.tables.time_to_target_rows import format_target, main_study
+
+Groups = Mapping[str, Sequence[Row]]
+RemedySets = Sequence[tuple[str, ...]]
+
+BATCH = GLOBAL_BATCH.key
+TRAINING_ACCURACY = TABLES["Q4"].column("accuracy")
+FINAL_ACCURACY = TABLES["time_to_target"].column("final_test_accuracy")
+TIME_TO_TARGET = TABLES["time_to_target"].column("time_to_target_s")
+FOLLOWS_FROM_BATCH = ("batch_size_per_gpu", "num_gpus", "strategy", "learning_rate")
+MIN_EPOCHS = 3  # fewer do not show how accuracy develops
+INFORMATIVE = 0.5  # of the best accuracy; a size that stays below it tells remedies hardly apart
+WIDE_RANGE = 8  # the largest over the smallest end of a curve, from which the axis is logarithmic
+TIMES = "time to the target"  # the panel of times, in the title
+SEEDS_NOTE = (
+    "Medians over the seeds. Bars: of six seeds or more the interval of the median, of two to five seeds the lowest "
+    "and the highest. A point without a bar: one seed, or a seed missed the target. The axis of "
+    "accuracies does not begin at 0."
+)
+SOME_TIMES_NOTE = "Times are of one GPU model: seeds on another have none."
+
+
+def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
+    """Yield Q4: final accuracy and time to target against the batch size, a line for each set of remedies.
+
+    All runs are of one study (main_study) and have the epochs of its baseline. Of equal global batches only the run on
+    the fewest GPUs is shown. Times are compared on the baseline's number of GPUs.
+    """
+    study, baseline = main_study(source.tables["time_to_target"])
+    if baseline is None or baseline["epochs"] < MIN_EPOCHS:
+        return
+    tested = [row for row in study if row[FINAL_ACCURACY.key] is not None and row["epochs"] == baseline["epochs"]]
+    groups, sets = remedy_groups(tested), remedy_sets(source.tables["Q4"])
+    lines = make_series(groups, BATCH, FINAL_ACCURACY, styles_of(groups, sets))
+    accuracies = LinePanel(as_title(TEST_ACCURACY.heading), GLOBAL_BATCH.heading, lines, y_covers=())
+    panels = {f"accuracy after {pluralize(baseline['epochs'], 'epoch')}": accuracies}
+    if baseline["target_accuracy"] is not None:
+        alike = remedy_groups([row for row in tested if row["num_gpus"] == baseline["num_gpus"]])
+        lines = make_series(alike, BATCH, TIME_TO_TARGET, styles_of(alike, sets))
+        title = f"Training time to {format_target(baseline['target_accuracy'])} [s]"
+        panels[TIMES] = LinePanel(title, GLOBAL_BATCH.heading, lines)
+    places = {what: {point.x for line in panel.series for point in line.points} for what, panel in panels.items()}
+    panels = {what: panel for what, panel in panels.items() if len(places[what]) > 1}
+    if panels:
+        is_partial = TIMES in panels and any(row["num_timed"] < row["n"] for row in tested)
+        left_out = note_on_number(len(groups), MAX_SERIES, "series")
+        note = join_notes(SEEDS_NOTE, SOME_TIMES_NOTE if is_partial else "", left_out)
+        title = as_title(f"{' and '.join(panels)}, by batch size")
+        yield Plot("q4-batch-size", "Q4", title, tuple(panels.values()), note)
+
+
+def remedy_sets(rows: Sequence[Row]) -> RemedySets:
+    """Return the different sets of remedies, the smallest first."""
+    return sorted({tuple(row["remedies"]) for row in rows}, key=lambda remedies: (len(remedies), remedies))
+
+
+def remedy_groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Group rows by remedies. For each global batch it takes those on the fewest GPUs, and of these the fewest nodes.
+
+    The labels leave out what follows from the batch, unless rows would then share a place.
+    """
+    pairs = [((tuple(row["remedies"]), row[BATCH]), (row["num_gpus"], row["num_nodes"])) for row in rows]
+    used = group_pairs(pairs)
+    fewest = [row for row, (place, gpus) in zip(rows, pairs, strict=True) if gpus == min(used[place])]
+    return group_series(fewest, BATCH, ("remedies",), (*FOLLOWS_FROM_BATCH, *EFFORT_AXES))
+
+
+def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
+    """Yield Q4 by epoch. With remedies there is a plot for each batch size, the largest first, else one plot.
+
+    Runs longer than the shortest of their batch size have a plot of their own. Folded up is a size whose best accuracy
+    is below INFORMATIVE of the best: its lines are flat.
+    """
+    rows = [row for row in source.tables["Q4"] if row["epoch"] is not None]
+    is_tested = any(row[TEST_ACCURACY.key] is not None for row in rows)
+    column = TEST_ACCURACY if is_tested else TRAINING_ACCURACY
+    known = [row for row in rows if row[column.key] is not None]
+    curves = group_pairs((repr(row.axes), row) for row in known).values()
+    rows = [row for curve in curves if len(curve) >= MIN_EPOCHS for row in curve]
+    remedied = sorted({row[BATCH] for row in rows if row["remedies"]}, reverse=True)
+    if rows and not remedied:
+        groups = group_series(rows, "epoch")
+        note = note_on_number(len(groups), MAX_SERIES, "series")
+        panels = accuracy_panels(groups, column, remedy_sets(rows))
+        yield Plot("q4", "Q4", "Accuracy by epoch, update and second", panels, note)
+    sets, reference = remedy_sets(rows), baseline_curve(source, rows)
+    best = max((row[column.key] for row in rows), default=0)
+    for batch in remedied:
+        by_length = group_pairs((int(row.axes.get("epochs", 0)), row) for row in rows if row[BATCH] == batch)
+        shortest = by_length.pop(min(by_length))
+        compared = [row for row in reference if row[BATCH] != batch]
+        for own, longer in ((shortest, ""), ([row for length in by_length.values() for row in length], "longer")):
+            if own:
+                groups = group_series(own, "epoch", ("remedies", "epochs") if longer else ("remedies",))
+                name = "-".join(filter(None, ("q4", "" if batch == remedied[0] else str(batch), longer)))
+                for_longer = " for longer" if longer else ""
+                title = f"Accuracy with {batch:,} images a step{for_longer}, by epoch, update and second"
+                panels = accuracy_panels(groups, column, sets, compared)
+                note = join_notes("Medians over the seeds.", note_on_number(len(groups), MAX_SERIES, "series"))
+                yield Plot(name, "Q4", title, panels, note, max(row[column.key] for row in own) >= INFORMATIVE * best)
+
+
+def baseline_curve(source: PlotSource, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the baseline (main_study), to compare larger batches with."""
+    _, baseline = main_study(source.tables["time_to_target"])
+    if baseline is None:
+        return []
+    axes = {axis: value for axis, value in baseline.axes.items() if axis != "gpu"}
+    return [row for row in rows if axes | row.axes == row.axes | axes]
+
+
+def styles_of(groups: Groups, sets: RemedySets) -> dict[str, int]:
+    """Return the style of each label: that of its remedies in every plot; a second line of the same has a free one."""
+    labels = evenly(list(groups), MAX_SERIES)
+    if len(sets) > MAX_SERIES:
+        sets = remedy_sets([groups[label][0] for label in labels])
+    styles: dict[str, int] = {}
+    for label in sorted(labels, key=lambda label: (groups[label][0]["num_gpus"], len(label))):  # the plainest first
+        order = (sets.index(tuple(groups[label][0]["remedies"])), *range(len(sets), MAX_SERIES), *range(len(sets)))
+        styles[label] = next(style for style in order if style not in styles.values())
+    return styles
+
+
+def accuracy_panels(
+    groups: Groups, column: Column, sets: RemedySets, reference: Sequence[Row] = ()
+) -> tuple[LinePanel, ...]:
+    """Return accuracy by epoch, by update and by second; `reference` is a curve to compare with."""
+    styles, compared = styles_of(groups, sets), {}
+    if reference:
+        batch = describe_axis(BATCH, reference[0][BATCH]).removesuffix(" in all")
+        compared = {f"{batch} images, no remedies": reference}
+    panels = []
+    for key, x_label in (("epoch", "epoch"), ("num_updates", "updates"), ("training_time_s", "seconds of training")):
+        lines = make_series(groups, key, column, styles)
+        lines += make_series(compared, key, column, dict.fromkeys(compared, REFERENCE))
+        ends = [line.points[-1].x for line in lines]
+        if key != "epoch" and ends and max(ends) > WIDE_RANGE * min(ends):
+            panels.append(LinePanel(as_title(column.heading), f"{x_label}, logarithmic", lines, "log10"))
+        elif lines:
+            panels.append(LinePanel(as_title(column.heading), x_label, lines, "linear"))
+    return tuple(panels)

@@ -1,0 +1,205 @@
+"""Reports in Markdown: the answers, the state of the points and where they ran, then every table."""
+
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import tabulate
+
+from pipeline.analysis.pooling import group_pairs
+from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
+from pipeline.answers.questions import Answers, answer_questions, answered_claims, next_command, render_answer
+from pipeline.experiment.outcomes import CollectedOutcomes, PointOutcome
+from pipeline.experiment.point_label import (
+    EFFORT_AXES,
+    NAMING_AXES,
+    Processors,
+    describe_point,
+    name_processors,
+    point_labels,
+    varying_axes,
+)
+from pipeline.pages.cells import Cell, DisplayTable
+from pipeline.pages.display_tables import (
+    MAX_WIDTH,
+    DisplayOptions,
+    display_tables,
+)
+from pipeline.pages.provenance import describe_provenance
+from pipeline.system.errors import pluralize, replace_control_characters
+from pipeline.tables.build_tables import Tables
+from pipeline.tables.row import Row
+
+UNSAFE_CHARACTERS = re.compile(r"[|<>`\[\]\\]")
+BLOCK_START = re.compile(r"(#{1,6}(?=\s|$)|[-+*](?=\s|$)|>|=+\s*$|-+\s*$|~{3}|[-*_][-*_\s]+$)")
+UNBROKEN = re.compile(r"(?<!\\)`[^`]*`|\bn = \d|\d %| (?=\+ )")  # a command, n, per cent, a sum: on one line
+NUMBERED = re.compile(r"(\d{1,9})(?=[.)](?:\s|$))")
+MAX_GAPS = 10  # points without a result that are listed
+
+
+def render_experiment(
+    name: str,
+    tables: Tables,
+    collected: CollectedOutcomes,
+    options: DisplayOptions | None = None,
+    words: str = "",
+) -> str:
+    """Return the report of one experiment; if `options` name one table, that alone.
+
+    `words` is the address of the page with the meanings of the columns.
+    """
+    options = options or DisplayOptions()
+    shown = [render_table(table) for _, table in display_tables(tables, collected, options)]
+    title = f"# {escape_markdown(name_source(name, collected))}"
+    if options.only:
+        return "\n\n".join([title, *(shown or [f"No rows of {options.only}."])]) + "\n"
+    parts = [title, render_answers(answer_questions(tables), collected.processors)]
+    parts += [render_coverage(collected), *render_precision(tables)]
+    parts.append(wrap(escape_markdown(describe_provenance(collected.records))))
+    parts += [f"What each column means: [docs/words.md]({words})."] if words and shown else []
+    parts += shown
+    if tables["oom"] and not options.is_full:
+        parts.append(name_processors(render_oom(tables["oom"]), collected.processors))
+    if collected.notes:
+        parts.append("Files left out:\n\n" + "\n".join(wrap(escape_markdown(note), "- ") for note in collected.notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def name_source(name: str, collected: CollectedOutcomes) -> str:
+    """Return the name of an experiment, marked if its figures were stated elsewhere and none was measured here."""
+    is_stated = collected.records and not any(record.measured for record in collected.records)
+    return f"{name} (ingested)" if is_stated else name
+
+
+def render_overview(answers: Mapping[str, tuple[Answers, Processors]]) -> str:
+    """Return what each of several experiments answers, by question."""
+    lines: dict[str, list[str]] = {}
+    for name, (own, processors) in answers.items():
+        for question, claims in own.items():
+            said = escape_markdown(" ".join(render_answer(answered_claims(claims), processors)))
+            answered = [wrap(f"{escape_markdown(name)}: {said}", "- ")] if said else []
+            lines[question] = lines.get(question, []) + answered
+    none = "- No experiment answers it."
+    sections = (f"**{question}.**\n\n" + "\n".join(found or [none]) for question, found in lines.items())
+    return "\n\n".join(["# Answers", *sections]) + "\n"
+
+
+def render_answers(answers: Answers, processors: Processors) -> str:
+    """Return the answer to each question, and the command that measures what is missing."""
+    paragraphs = []
+    for question, claims in answers.items():
+        first, *others = map(escape_markdown, render_answer(claims, processors))
+        command = next_command(claims)
+        first += f" Next: `{command}`" if command else ""
+        paragraphs.append("\n\n".join([wrap(f"**{question}.** {first}"), *(wrap(part, "- ") for part in others)]))
+    return "\n\n".join(paragraphs)
+
+
+def render_coverage(collected: CollectedOutcomes) -> str:
+    """Return the number of points in each status, and a line for each point without a result."""
+    coverage = collected.coverage
+    line = (
+        f"{pluralize(coverage.expected, 'point')} expected: {coverage.ok:,} ok, {coverage.oom:,} OOM, "
+        f"{coverage.failed:,} failed, {coverage.missing:,} missing, {coverage.rejected:,} rejected."
+    )
+    counts = {word: getattr(coverage, word) for word in ("superseded", "duplicate", "foreign")}
+    if unused := [f"{number:,} {word}" for word, number in counts.items() if number]:
+        line += f" Record files that are not used: {', '.join(unused)}."
+    gaps = list_gaps(collected.outcomes)
+    return "\n\n".join([wrap(line), *(["\n".join(gaps)] if gaps else [])])
+
+
+def list_gaps(outcomes: Sequence[PointOutcome]) -> list[str]:
+    """Return a line for each point without a result: its name, why, and the run id for `--only`.
+
+    Repeats and seeds of a point that lack a result for the same reason are one line.
+    """
+    lost = [outcome for outcome in outcomes if outcome.status not in ("ok", "oom")]
+    if not lost:
+        return []
+    points = {outcome.spec: msgspec.structs.replace(outcome.spec, repeat=0, seed=0) for outcome in outcomes}
+    labels = point_labels(list(dict.fromkeys(points.values())))
+    alike = group_pairs(((points[outcome.spec].run_id(), outcome.status, outcome.reason), outcome) for outcome in lost)
+    gaps = [describe_gap(labels[run_id], group) for (run_id, _, _), group in alike.items()]
+    if len(gaps) > MAX_GAPS:
+        more = f"- and {len(gaps) - MAX_GAPS:,} more; `python -m pipeline.status` of this folder lists them"
+        gaps[MAX_GAPS:] = [more]
+    return gaps
+
+
+def describe_gap(label: str, outcomes: Sequence[PointOutcome]) -> str:
+    """Return the line of one point, of which these runs have no result."""
+    which = outcomes[0].spec.run_id() if len(outcomes) == 1 else f"{len(outcomes):,} runs"
+    return wrap(f"{label}: {outcomes[0].status}, {escape_markdown(outcomes[0].reason)} ({which})", "- ")
+
+
+def render_precision(tables: Tables) -> list[str]:
+    """Return a line that counts the points whose time has a narrow interval; no line if no point has an interval."""
+    weak = [row for row in tables["Q2"] if row["scaling"] == "weak"]
+    timed: dict[str, Sequence[Row]] = {"epoch": weak, "step": [*tables["communication"], *tables["split"]]}
+    said = []
+    for time, rows in timed.items():
+        known = [row["noise_floor"] for row in rows if row["noise_floor"] is not None]
+        narrow = sum(floor <= MAX_TIME_HALF_WIDTH for floor in known)
+        said += [f"{narrow} of {len(known)} {time} times"] if known else []
+    if not said:
+        return []
+    known_within = f"known within ± {100 * MAX_TIME_HALF_WIDTH:.0f} % of the median"
+    counts = f"Of the rows with an interval {' and '.join(said)} are {known_within}."
+    return [wrap(f"{counts} At n = 1 an interval covers one run only.")]
+
+
+def render_table(table: DisplayTable) -> str:
+    """Return one table with its heading, the table itself, its remarks and its footnotes."""
+    columns, rows = [*table.columns], [[*row] for row in table.rows]
+    if table.footnotes:
+        columns.append(Cell("note"))
+        rows = [[*row, Cell(", ".join(str(number) for cell in row for number in cell.footnotes))] for row in rows]
+    notes = [wrap(escape_markdown(note), f"{number}. ") for number, note in enumerate(table.footnotes, 1)]
+    lines = [[column.text for column in columns], *([escape_markdown(cell.text) for cell in row] for row in rows)]
+    drawn = draw_table(lines, [column.is_number for column in columns])
+    common = f"All rows: {escape_markdown(table.common)}." if table.common else ""
+    remarks = wrap(" ".join(filter(None, (common, table.legend))))
+    return "\n\n".join(filter(None, (f"## {table.heading}", drawn, remarks, "\n".join(notes))))
+
+
+def draw_table(lines: Sequence[Sequence[str]], is_number: Sequence[bool]) -> str:
+    """Return a table of which the first line is the heading. Numbers stand on the right."""
+    alignment = ["right" if right else "left" for right in is_number]
+    drawn = tabulate.tabulate(lines, tablefmt="pipe", disable_numparse=True, colalign=alignment)
+    rule, heading, *body = drawn.splitlines()  # tabulate gives what it knows as a heading two characters too many
+    return "\n".join([heading, rule, *body])
+
+
+def wrap(text: str, bullet: str = "") -> str:
+    """Return text on lines of at most MAX_WIDTH characters, under a bullet if given. No line starts a new block."""
+    whole = UNBROKEN.sub(lambda match: match[0].replace(" ", "\0"), text)
+    width = MAX_WIDTH - len(bullet) - 1  # an escape takes one
+    lines = textwrap.wrap(whole.strip(), width, break_long_words=False, break_on_hyphens=False)
+    return bullet + f"\n{' ' * len(bullet)}".join(escape_start(line).replace("\0", " ") for line in lines)
+
+
+def escape_start(line: str) -> str:
+    """Return a line of a paragraph that Markdown cannot take for the start of a heading, a list or another block."""
+    if BLOCK_START.match(line):
+        return f"\\{line}"
+    numbered = NUMBERED.match(line)
+    return f"{numbered[1]}\\{line[numbered.end() :]}" if numbered else line
+
+
+def render_oom(rows: Sequence[Row]) -> str:
+    """Return the list of points that ran out of memory."""
+    axes = [*NAMING_AXES, *varying_axes([row.axes for row in rows], (*NAMING_AXES, *EFFORT_AXES))]
+    lines = []
+    for row in rows:
+        probe = f", probe of {row['max_steps']} steps" if row["max_steps"] else ""
+        where = describe_point(row.axes, [axis for axis in row.axes if axis in axes])
+        lines.append(wrap(f"{where}{probe}: OOM ({escape_markdown(row['reason'])})", "- "))
+    return "\n\n".join(["## Out of memory", "\n".join(lines)])
+
+
+def escape_markdown(text: str) -> str:
+    """Return text that cannot break out of a Markdown cell or become HTML, a link or a terminal escape."""
+    printable = re.sub(r"[\n\t]", " ", replace_control_characters(text, by=" "))
+    return re.sub(r"([\\|<>`*_\[\]])", r"\\\1", printable) if UNSAFE_CHARACTERS.search(printable) else printable

@@ -1,0 +1,137 @@
+"""The terms of which `definitions` builds every table: a column, a view for people, and the table itself.
+
+JSON, CSV, docs/words.md, Markdown, HTML and plots read these declarations.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pipeline.tables.row import Row
+
+Rows = Sequence["Row"]
+
+NOT_STATED = "not stated"
+UNITS = {
+    **{"_samples_per_s": "1/s", "_gb_s": "GB/s", "_us": "us", "_s": "s", "_gib": "GiB", "_mb": "MiB", "_j": "J"},
+    **{"_mhz": "MHz", "_hours": "h"},
+}
+"""How a key ends -> its unit. A key that names bytes is in B; a fraction or a count has no unit."""
+
+FACTORS = {
+    **{("s", "ms"): 1e3, ("s", "us"): 1e6, ("B", "MB"): 1e-6, ("J", "mJ/image"): 1e3},
+    **{("", "%"): 100.0, ("", "points"): 100.0},
+}
+"""Unit of the key and unit of the heading -> the factor between them; 1 for others."""
+
+DECIMALS = {"%": 1, "us": 1, "GiB": 2, "GB/s": 2}
+MAX_DECIMALS = 3  # of other units
+
+
+class Column(NamedTuple):
+    """One figure: its key and meaning in CSV and JSON, and its heading for people.
+
+    The key ends in its unit, the heading in the unit that people read. Without a heading the figure is in CSV and JSON
+    only. With `has_interval` the ends follow as `X_low` and `X_high`; `shows_interval` prints them behind the number
+    too. `is_set` marks what follows from the grid and was not measured. `absent` says why a row cannot have the number.
+    `remark` stands in the legend where the column is shown. `words` are those for the column's values.
+    """
+
+    key: str
+    heading: str
+    meaning: str
+    decimals: int | None = None
+    has_interval: bool = False
+    shows_interval: bool = False
+    is_set: bool = False
+    absent: "Callable[[Row], str] | None" = None
+    remark: str = ""
+    words: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys in CSV and JSON: epoch_time_s, epoch_time_low_s and epoch_time_high_s with an interval."""
+        stem, unit = (self.key.removesuffix("_s"), "_s") if self.key.endswith("_s") else (self.key, "")
+        return (self.key, f"{stem}_low{unit}", f"{stem}_high{unit}") if self.has_interval else (self.key,)
+
+    @property
+    def unit(self) -> str:
+        """The unit in CSV and JSON; "" for fractions and counts."""
+        found = (unit for end, unit in UNITS.items() if self.key.endswith(end))
+        return "B" if "bytes" in self.key else next(found, "")
+
+    @property
+    def shown_unit(self) -> str:
+        """The unit that people read."""
+        return self.heading.rpartition("[")[2].rstrip("]").removeprefix("± ") if "[" in self.heading else ""
+
+    @property
+    def factor(self) -> float:
+        """The factor from the unit of the key to the one that people read."""
+        return FACTORS.get((self.unit, self.shown_unit), 1)
+
+    @property
+    def max_decimals(self) -> int:
+        """The most decimals that people read."""
+        return DECIMALS.get(self.shown_unit, MAX_DECIMALS) if self.decimals is None else self.decimals
+
+    @property
+    def name(self) -> str:
+        """The figure in words: its heading without the unit, or its key without it."""
+        ends = [end for end in UNITS if self.key.endswith(end)]
+        return self.heading.partition(" [")[0] or self.key.removesuffix(ends[0] if ends else "").replace("_", " ")
+
+
+AXIS_HEADINGS = {"strategy": "strategy", "num_gpus": "GPUs", "batch_size_per_gpu": "images per GPU"}
+"""Axes that have a column if they vary; the others share one."""
+
+NUM_RUNS = Column("n", "n", "Number of runs that the row pools.", is_set=True)
+
+
+def sort_rows(rows: Rows, batch: str = "batch_size_per_gpu") -> Rows:
+    """Return the rows by batch size, then strategy and GPUs; in the order of the grid if they name no strategy."""
+    if not all("strategy" in row.axes for row in rows):
+        return rows
+    return sorted(rows, key=lambda row: (row[batch], row["strategy"] != "single", row["strategy"], row["num_gpus"]))
+
+
+class View(NamedTuple):
+    """A table as people see it. `choose` leaves rows out or sorts them.
+
+    `keys` are its columns in order of weight: where there is no room the last ones are left out. By default they are
+    those with a heading. The first one that was measured shows the status of a point without a result.
+    """
+
+    heading: str
+    legend: str = ""
+    choose: Callable[[Rows], Rows] = sort_rows
+    keys: tuple[str, ...] = ()
+    hidden_axes: tuple[str, ...] = ()
+    hidden_notes: tuple[str, ...] = ()  # how the kinds of notes begin that say nothing here
+    is_over_seeds: bool = False  # n is shown even if it is 1
+    is_folded: bool = False
+    hides_zeros: bool = False  # leaves out a column that is 0 everywhere
+
+
+class Table(NamedTuple):
+    """A table: its name in JSON and CSV, its section on the page ("": none), its columns and its views."""
+
+    name: str
+    question: str
+    columns: tuple[Column, ...]
+    views: tuple[View, ...] = ()
+
+    def complete(self, figures: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the figures of a row, with None for those that are not given. Raises KeyError for an unknown one."""
+        absent: dict[str, Any] = {column.key: None for column in self.columns}
+        if unknown := figures.keys() - absent:
+            raise KeyError(f"table {self.name} has no column {', '.join(sorted(unknown))}")
+        return {**absent, **figures}
+
+    def column(self, key: str) -> Column:
+        """Return the column with this key. Raises KeyError."""
+        found = (column for column in (*self.columns, NUM_RUNS) if column.key == key)
+        if (column := next(found, None)) is None:
+            raise KeyError(f"table {self.name} has no column {key}")
+        return column

@@ -1,0 +1,199 @@
+"""The rows of communication points: step times and their differences, transfers, the parts of DataParallel.
+
+Times are of one step, in seconds.
+"""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from pipeline.analysis import exposed_communication as exposure
+from pipeline.analysis import formulas, intervals
+from pipeline.analysis.exposed_communication import TracedExposure, communications_of, is_within_noise
+from pipeline.analysis.intervals import Estimate
+from pipeline.analysis.notes import Note, make_note
+from pipeline.analysis.pooling import PooledPoint, group_pairs
+from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, alike_key
+from pipeline.experiment.measurement import Communication, TransferKind, VariantName
+from pipeline.experiment.record import Record
+from pipeline.experiment.spec import Spec
+from pipeline.tables.definitions import COMMUNICATION, SPLIT, TRANSFERS
+from pipeline.tables.row import Row, make_row
+
+COMPARED_STEPS: tuple[VariantName, ...] = ("plain", "ddp_one", "no_sync", "no_op_hook")  # beside the step of DDP
+KINDS: tuple[TransferKind, ...] = get_args(TransferKind)
+SPLIT_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
+
+
+def exposed_row(point: PooledPoint) -> Row:
+    """Return a row of Q3.1: the step of DDP with and without its collectives, and the time of the transfers."""
+    found = communications_of(point.ok_records)
+    step, overhead = exposure.median_step_time(found, "ddp"), exposure.median_difference(found, "no_op_hook", "no_sync")
+    exposed, floor_s = exposure.exposed_time(found)
+    # None, not 0, if the trace does not name the all-reduces of gradients
+    comm_s = exposure.profiled_transfer_s(found, ["gradients"]) or None
+    traced = exposure.traced_exposure(found) if comm_s else TracedExposure()
+    split = split_exposed(exposed, comm_s, floor_s)
+    return make_row(
+        COMMUNICATION,
+        point,
+        **{f"{name}_step_time_s": exposure.median_step_time(found, name) for name in COMPARED_STEPS},
+        **timed_figures("step_time_s", step),
+        exposed_comm_time_s=exposed,
+        exposed_comm_share=exposed_share(exposed, step, floor_s),
+        collectives_time_s=exposure.median_difference(found, "ddp", "no_collectives"),
+        ddp_overhead_time_s=overhead,
+        exposed_comm_time_run_spread_s=formulas.run_spread(exposed.run_medians) if exposed is not None else None,
+        noise_floor_time_s=floor_s,
+        comm_time_s=comm_s,
+        **split,
+        traced_exposed_comm_time_s=traced.exposed_s,
+        slowed_compute_time_s=traced.slowed_s,
+        buffer_comm_time_s=exposure.profiled_transfer_s(found, ["buffers", "batchnorm_statistics"]),
+        straggler_wait_time_s=exposure.profiled_transfer_s(found, ["gradients"], waiting=True) if comm_s else None,
+        num_windows=num_rounds(found),
+        notes=exposed_notes(point, step, exposed, floor_s, split["collective_launch_time_s"], traced),
+    )
+
+
+def num_rounds(found: Sequence[Communication]) -> int:
+    """Return the number of rounds in all records. Each round has one window of every variant."""
+    return sum(len(part.series[0].window_times_ns) for part in found if part.series)
+
+
+def timed_figures(key: str, time: Estimate | None) -> dict[str, Any]:
+    """Return the columns of a row's main time: the time, its interval and the interval's basis, and the run spread."""
+    return {
+        key: time,
+        "noise_floor": time.relative_half_width if time is not None else None,
+        "interval_over": time.basis if time is not None else None,
+        "run_spread_s": formulas.run_spread(time.run_medians) if time is not None else None,
+    }
+
+
+def exposed_share(exposed: Estimate | None, step: Estimate | None, floor_s: float | None) -> Estimate | None:
+    """Return exposed communication as a share of the step, hidden by the noise if it is not larger."""
+    if exposed is None or not step:
+        return None
+    share = exposed.over(step)
+    share.noise = floor_s / step if floor_s is not None and is_within_noise(exposed, floor_s) else None
+    return share
+
+
+def split_exposed(exposed: Estimate | None, comm_s: float | None, floor_s: float | None) -> dict[str, float | None]:
+    """Return the share of communication that compute hides. If more is exposed than `comm_s`, return the launch time.
+
+    The launch time is exposed communication minus `comm_s`, a cost of the host. Both are None if exposed communication
+    is noise or negative. The interval of the share is computed from that of exposed communication, limited to the range
+    from 0 to `comm_s`. It takes `comm_s` as exact.
+    """
+    hidden = launch_s = None
+    if exposed is not None and exposed >= 0 and comm_s and not is_within_noise(exposed, floor_s):
+        if exposed > comm_s:
+            launch_s = exposed - comm_s
+        else:
+            ends_s = (end_s for end_s in (exposed.high, exposed.low) if end_s is not None)
+            ends = (1 - min(max(end_s, 0.0), comm_s) / comm_s for end_s in ends_s)
+            hidden = Estimate(1 - exposed / comm_s, *ends)
+    return {"hidden_share": hidden, "collective_launch_time_s": launch_s}
+
+
+def exposed_notes(
+    point: PooledPoint,
+    step: Estimate | None,
+    exposed: Estimate | None,
+    floor_s: float | None,
+    launch_s: float | None,
+    traced: TracedExposure,
+) -> list[Note]:
+    """Return the notes on step times and on exposed communication."""
+    found = communications_of(point.ok_records)
+    notes = exposure.job_notes(found)
+    if exposure.profiled_transfer_s(found, ["gradients"]) == 0:
+        notes.append(make_note("no_bucket_profiled"))
+    if exposed is None or step is None:
+        return notes
+    if exposed.interval is None:
+        notes.append(make_note("too_few_windows", needed=intervals.min_values(), found=num_rounds(found)))
+    notes += time_notes(found, "ddp", step) + exposure.drifted_exposure_notes(found)
+    if is_within_noise(exposed, floor_s):
+        notes.append(make_note("exposure_is_noise"))
+    elif exposed < 0:
+        notes.append(make_note("exposure_negative"))
+    elif exposed.interval and exposed.interval.contains(0):
+        notes.append(make_note("exposure_may_be_zero"))
+    if launch_s is not None:
+        notes.append(make_note("launch_exposed"))
+    # a captured step does not wait for the host
+    busy = None if point.spec.is_captured else exposure.busy_share(found, step)
+    disagreement = exposure.explain_trace_disagreement(exposed, traced, busy)
+    return [*notes, disagreement] if disagreement else notes
+
+
+def time_notes(found: Sequence[Communication], variant: VariantName, step: Estimate) -> list[Note]:
+    """Return the notes on the interval of a variant's step time."""
+    by_repeat = [times_s for part in found if (times_s := exposure.step_times_s(part, variant))]
+    drifted = intervals.drift_notes("step_time_s", by_repeat) if step.basis == "windows" else []
+    return intervals.pooled_notes(by_repeat, step.basis) + drifted
+
+
+def split_row(point: PooledPoint) -> Row:
+    """Return the row of DataParallel's step and of its parts, which are timed with a synchronization after each.
+
+    The whole step is timed without these synchronizations.
+    """
+    found = communications_of(point.ok_records)
+    parts = [part for communication in found for part in communication.split]
+    times_ns = group_pairs((part.part, time_ns) for part in parts for time_ns in part.times_ns)
+    medians_s = {name: statistics.median(part_ns) / 1e9 for name, part_ns in times_ns.items()}
+    step = exposure.median_step_time(found, "dp")
+    return make_row(
+        SPLIT,
+        point,
+        plain_step_time_s=exposure.median_step_time(found, "plain"),
+        **timed_figures("step_time_s", step),
+        **{f"{name}_time_s": medians_s.get(name) for name in SPLIT_PARTS},
+        parts_time_s=sum(medians_s.values()) if medians_s else None,
+        notes=time_notes(found, "dp", step) if step is not None else [],
+    )
+
+
+def transfer_row(point: PooledPoint, trained: Sequence[PooledPoint]) -> Row:
+    """Return the calls and bytes of one step by kind. Epoch time and accuracy come from training the same point."""
+    found, spec = communications_of(point.ok_records), point.spec
+    counted = {transfer.kind: transfer for part in found for transfer in part.transfers}
+    absent = 0.0 if counted else None
+    transfers = {
+        f"{kind}_{quantity}": getattr(counted[kind], quantity) if kind in counted else absent
+        for kind in KINDS
+        for quantity in ("calls_per_step", "bytes_per_step")
+    }
+    measured = [record.measurement for record in point.ok_records if record.measurement]
+    gradient_bytes = [found.gradient_bytes for found in measured if found.gradient_bytes is not None]
+    replicas = spec.num_gpus - 1 if spec.strategy == "dp" else 1
+    same = (other for other in trained if other.gpu == point.gpu and differ_only_in_measurement(other.spec, spec))
+    match = next((other for other in same if other.epoch_time is not None), None)  # a probe has no epoch time
+    notes = [] if counted else exposure.job_notes(found)
+    if match:
+        notes += point.difference_notes("training", match)
+    return make_row(
+        TRANSFERS,
+        point,
+        **transfers,
+        gradients_bytes_formula=float(gradient_bytes[0] * replicas) if gradient_bytes else None,
+        step_time_s=exposure.median_step_time(found, "ddp" if spec.strategy == "ddp" else "dp"),
+        epoch_time_s=match.epoch_time if match else None,
+        test_accuracy=match.median(last_test_accuracy) if match else None,
+        notes=notes,
+    )
+
+
+def last_test_accuracy(record: Record) -> float | None:
+    """Return the test accuracy after the last epoch."""
+    epochs = record.measurement.epochs if record.measurement else ()
+    return epochs[-1].test_accuracy if epochs else None
+
+
+def differ_only_in_measurement(trained: Spec, measured: Spec) -> bool:
+    """Return True if two points differ only in how they were measured."""
+    return alike_key(trained, TRAINED_MAY_DIFFER) == alike_key(measured, TRAINED_MAY_DIFFER)

@@ -1,0 +1,238 @@
+"""The rows of Q1 to Q4, and of points that ran out of memory."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.analysis import formulas, loader
+from pipeline.analysis.comparability import gpu_model
+from pipeline.analysis.energy import clock_notes, energy_figures, energy_notes, host_cpu_share_of
+from pipeline.analysis.exposed_communication import communications_of, exposed_time, is_within_noise
+from pipeline.analysis.intervals import Estimate, ends_of
+from pipeline.analysis.notes import Note, make_note
+from pipeline.analysis.pooling import PooledPoint, group_pairs, median_window_s, record_peak_memory_gib
+from pipeline.analysis.scaling import Baseline, Scaling, scaling_figures
+from pipeline.analysis.time_to_target import states_every_time, training_times_s
+from pipeline.experiment.learning_rate import peak_learning_rate
+from pipeline.experiment.measurement import Epoch
+from pipeline.experiment.record import Record
+from pipeline.experiment.spec import CAPTURED_EXECUTIONS
+from pipeline.tables.bandwidth_rows import MeasuredLinks, link_key
+from pipeline.tables.communication_rows import differ_only_in_measurement, num_rounds, timed_figures
+from pipeline.tables.definitions import OOM, Q1, Q2, Q3, Q4
+from pipeline.tables.row import Row, make_row
+
+
+def time_figures(point: PooledPoint) -> dict[str, Any]:
+    """Return the figures of Q1 and Q2 over a point's timed windows, with `notes` on them."""
+    epoch_time_s = point.epoch_time
+    data_time_s = point.median(median_window_s("data_time_ns"))
+    throughput = None
+    if epoch_time_s is not None and point.num_samples is not None:
+        throughput = formulas.throughput_samples_per_s(point.num_samples, epoch_time_s)
+    return {
+        **timed_figures("epoch_time_s", point.epoch_time),
+        "compute_time_s": point.median(median_window_s("compute_time_ns")),
+        "data_time_s": data_time_s,
+        "throughput_samples_per_s": throughput,
+        "peak_memory_gib": point.median(record_peak_memory_gib),
+        "num_windows": sum(map(len, point.epoch_times_s)),
+        "num_workers_total": loader.total_workers(point.spec),
+        "data_share": data_time_s / epoch_time_s if data_time_s is not None and epoch_time_s else None,
+        "batch_wait_s": point.median(loader.median_batch_wait_s),
+        "is_loader_bound": loader.is_loader_bound(point),
+        "notes": [
+            *loader.loader_notes(point),
+            *(*point.interval_notes, *point.epoch_time_drift_notes, *point.parts_notes, *execution_notes(point)),
+        ],
+    }
+
+
+def execution_notes(point: PooledPoint) -> list[Note]:
+    """Return the notes on a step that was compiled or captured."""
+    notes = []
+    used = {record.measurement.execution_used for record in point.ok_records if record.measurement} - {None}
+    for execution in sorted(str(name) for name in used):
+        if point.spec.execution == "auto":
+            notes.append(make_note("execution_chosen", execution=execution))
+        if execution in CAPTURED_EXECUTIONS:
+            notes.append(make_note("execution_captured", execution=execution))
+    compile_time_s = point.median(lambda record: record.measurement.compile_time_s if record.measurement else None)
+    if compile_time_s is not None:
+        notes.append(make_note("compile_time", time_s=compile_time_s))
+    return notes
+
+
+def q1_row(point: PooledPoint) -> Row:
+    """Return a row of Q1: epoch time against batch size, on one GPU."""
+    times = time_figures(point)
+    notes = [*times.pop("notes"), *energy_notes(point), *point.allocator_retry_notes]
+    host = {"host_cpu_share": point.median(host_cpu_share_of)}
+    return make_row(Q1, point, **times, **energy_figures(point), **host, notes=notes)
+
+
+def q2_row(point: PooledPoint, baseline: Baseline, scaling: Scaling) -> Row:
+    """Return a row of Q2: speed-up against one GPU with the same batch per GPU (weak) or global batch (strong)."""
+    times, gains = time_figures(point), scaling_figures(point, baseline, scaling)
+    notes = [*times.pop("notes"), *gains.pop("notes"), *energy_notes(point)]
+    return make_row(Q2, point, **times, **gains, **energy_figures(point), notes=notes)
+
+
+def q3_row(
+    point: PooledPoint, baseline: Baseline, measured: Sequence[PooledPoint] = (), links: MeasuredLinks | None = None
+) -> Row:
+    """Return a row of Q3: computation against communication by subtraction, over the whole epoch.
+
+    Exposed communication comes from the matching point of `measured`: that of one step, times the steps. `links` tells
+    if the bandwidth exceeds the link's own.
+    """
+    figures = subtraction_figures(point, baseline, links or {})
+    exposed, exposed_notes = exposed_per_epoch(point, measured)
+    notes = [*loader.loader_notes(point), *baseline.notes, *clock_notes(point), *figures.pop("notes"), *exposed_notes]
+    return make_row(
+        Q3,
+        point,
+        epoch_time_s=point.epoch_time,
+        **figures,
+        exposed_comm_time_s=exposed,
+        baseline=baseline.point.spec.strategy if baseline.point else None,
+        notes=notes,
+    )
+
+
+def subtraction_figures(point: PooledPoint, baseline: Baseline, links: MeasuredLinks) -> dict[str, Any]:
+    """Return the figures of Q3 that follow from T(N) - T(1)/N and the bytes of a ring, with `notes` on them."""
+    time_s, num_gpus = point.epoch_time, point.spec.num_gpus
+    compute_s = comm_s = None
+    notes: list[Note] = []
+    if baseline.time_s is not None and time_s is not None:
+        compute_s = formulas.compute_time_subtraction_s(baseline.time_s, num_gpus)
+        value_s = formulas.comm_time_subtraction_s(baseline.time_s, time_s, num_gpus)
+        if value_s is None:
+            notes.append(make_note("subtraction_fails"))
+        else:
+            comm_s = Estimate(value_s, *subtraction_ends_s(point, baseline))
+            if comm_s.low is not None and comm_s.low <= 0:
+                comm_s.noise = comm_s.high
+                notes.append(make_note("subtraction_is_noise"))
+    has_steps = point.spec.is_whole_epoch and point.num_samples is not None
+    num_steps = point.spec.full_steps_per_epoch if has_steps else None
+    num_bytes = ring_bytes(point, num_steps)
+    bandwidth = None
+    if comm_s is not None and num_bytes is not None:
+        bandwidth = formulas.bandwidth_gb_s(num_bytes, comm_s)
+        notes += bandwidth_notes(point, bandwidth, links)
+    return {
+        "compute_time_subtraction_s": compute_s,
+        "comm_time_subtraction_s": comm_s,
+        "comm_share_subtraction": comm_s.over(time_s) if comm_s is not None and time_s else None,
+        "steps_per_epoch": num_steps,
+        "ring_bytes_per_epoch": num_bytes,
+        "bandwidth_subtraction_gb_s": bandwidth,
+        "notes": notes,
+    }
+
+
+def ring_bytes(point: PooledPoint, num_steps: int | None) -> int | None:
+    """Return the bytes that a GPU sends in the ring all-reduces of so many steps; None if the gradients are unknown."""
+    measurement = point.ok_records[0].measurement if point.ok_records else None
+    if measurement is None or measurement.gradient_bytes is None or num_steps is None:
+        return None
+    return round(num_steps * formulas.ring_bytes_per_step(measurement.gradient_bytes, point.spec.num_gpus))
+
+
+def bandwidth_notes(point: PooledPoint, bandwidth_gb_s: float, links: MeasuredLinks) -> list[Note]:
+    """Return the notes on a bandwidth by subtraction: a ring that is only assumed, a link that cannot be so fast."""
+    notes = [make_note("ring_assumed")] if point.spec.strategy == "dp" else []
+    link_gb_s = links.get(link_key(point.ok_records[0]))
+    if link_gb_s is not None and bandwidth_gb_s > link_gb_s:
+        notes.append(make_note("bandwidth_above_link", link_gb_s=link_gb_s))
+    return notes
+
+
+def subtraction_ends_s(point: PooledPoint, baseline: Baseline) -> tuple[float, ...]:
+    """Return the ends of the interval of T(N) - T(1)/N, from those of both times; none if one has no interval."""
+    (low, high), (one_low, one_high) = ends_of(point.epoch_time), ends_of(baseline.time_s)
+    if low is None or high is None or one_low is None or one_high is None:
+        return ()
+    return low - one_high / point.spec.num_gpus, high - one_low / point.spec.num_gpus
+
+
+def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tuple[Estimate | None, list[Note]]:
+    """Return the measured exposed communication of an epoch's steps, and notes on it; None if no point matches.
+
+    A point on another GPU model does not match. If several points of `measured` match, the one with the most rounds
+    counts. A negative difference is no time, so it is None.
+    """
+    on_gpu = (other for other in measured if other.gpu == point.gpu)
+    matches = [other for other in on_gpu if differ_only_in_measurement(point.spec, other.spec)]
+    match = max(matches, key=lambda other: num_rounds(communications_of(other.ok_records)), default=None)
+    exposed, floor_s = exposed_time(communications_of(match.ok_records)) if match else (None, None)
+    if match is None or exposed is None or not point.spec.is_whole_epoch:
+        return None, []
+    num_steps, notes = point.spec.full_steps_per_epoch, []
+    time_s = exposed.times(num_steps) if exposed >= 0 else None
+    if floor_s is not None and is_within_noise(exposed, floor_s):
+        notes.append(make_note("measured_exposure_is_noise", noise_s=floor_s * num_steps))
+        if time_s is not None:
+            time_s.noise = floor_s * num_steps
+    elif exposed < 0:
+        notes.append(make_note("exposure_negative"))
+    return time_s, [*notes, *point.difference_notes("measured communication", match)]
+
+
+def q4_rows(point: PooledPoint) -> list[Row]:
+    """Return a row for every epoch with a loss. A point that has remedies but no loss has one row without figures.
+
+    Losses and accuracies pool all GPU models. Training times are those on the model of most records.
+    """
+    stated = [record for record in point.ok_records if states_every_time(record)]
+    timed = [record for record in stated if gpu_model(record) in ("", point.gpu)]
+    times_s = {id(record): training_times_s(record) for record in timed}
+    found = [(record, epoch) for record in point.ok_records for epoch in learnt_epochs(record)]
+    repeats = group_pairs((epoch.epoch, epoch) for _, epoch in found)
+    ends_s = group_pairs((e.epoch, times_s[id(r)][e.epoch - 1]) for r, e in found if id(r) in times_s)
+    rows = [q4_row(point, repeats[number], ends_s.get(number, ())) for number in sorted(repeats)]
+    if not rows and point.spec.remedies:
+        rows.append(make_row(Q4, point, remedies=list(point.spec.remedies)))
+    return rows
+
+
+def learnt_epochs(record: Record) -> list[Epoch]:
+    """Return the epochs with a loss, finite or not."""
+    epochs = record.measurement.epochs if record.measurement and not record.spec.is_probe else ()
+    return [epoch for epoch in epochs if epoch.loss is not None or epoch.diverged_at_update is not None]
+
+
+def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float]) -> Row:
+    """Return the medians over the repeats of one epoch. A loss that diverged is None, with its update.
+
+    `times_s` are the training seconds up to its end, of the repeats on the model `point.gpu` that state them.
+    """
+    diverged = [epoch.diverged_at_update for epoch in epochs if epoch.diverged_at_update is not None]
+    untold = sum(epoch.test_accuracy is not None and epoch.test_loss is None for epoch in epochs)
+    notes = []
+    if diverged:
+        notes.append(make_note("diverged", count=len(diverged), repeats=len(epochs)))
+    if untold:
+        notes.append(make_note("test_loss_not_finite", count=untold, repeats=len(epochs)))
+    learnt = ("loss", "accuracy", "test_loss", "test_accuracy")
+    return make_row(
+        Q4,
+        point,
+        n=len(epochs),
+        remedies=list(point.spec.remedies),
+        epoch=epochs[0].epoch,
+        num_updates=epochs[0].num_updates,
+        training_time_s=formulas.median_of_known(times_s),
+        learning_rate=peak_learning_rate(point.spec) if any(record.measured for record in point.ok_records) else None,
+        **{key: formulas.median_of_known(getattr(epoch, key) for epoch in epochs) for key in learnt},
+        diverged_at_update=min(diverged, default=None),
+        notes=notes,
+    )
+
+
+def oom_row(point: PooledPoint) -> Row:
+    """Return the row of a point that ran out of memory."""
+    records = [outcome.record for outcome in point.outcomes if outcome.record and outcome.status == "oom"]
+    reason = "; ".join(sorted({record.reason for record in records}))
+    return make_row(OOM, point, status="oom", n=len(records), reason=reason, max_steps=point.spec.max_steps)

@@ -1,0 +1,149 @@
+"""The rows of the prediction: the step time on other numbers of GPUs, by the ring model."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from pipeline.analysis import ring_model
+from pipeline.analysis.exposed_communication import communications_of, median_step_time
+from pipeline.analysis.notes import Note, make_note
+from pipeline.analysis.pooling import PooledPoint, group_pairs
+from pipeline.analysis.ring_model import Link, LinkFit, MeasuredStep, SweepSample
+from pipeline.experiment.axis_groups import PREDICTION_MAY_DIFFER, alike_key
+from pipeline.experiment.spec import CAPTURED_EXECUTIONS
+from pipeline.tables.bandwidth_rows import SweepKey, sweep_key, sweep_rows
+from pipeline.tables.definitions import PREDICTION
+from pipeline.tables.row import Row, make_row
+
+PREDICTED_NUM_GPUS = (8, 16, 64, 256, 1024)  # as far as they are asked for, beside twice the measured number
+SIZES_BELOW_BUCKETS = 4  # the link is fitted to messages from the smallest bucket over this
+
+
+class PredictionBase(NamedTuple):
+    """A communication point and its step times, from which a prediction starts."""
+
+    point: PooledPoint
+    measured: MeasuredStep
+
+
+def prediction_rows(points: Sequence[PooledPoint], link: Link | None, predict_to: int | None = None) -> list[Row]:
+    """Return the predictions of every series of points that differ in the number of GPUs alone.
+
+    From the fewest GPUs each other measured number is predicted, to test the model. From the most GPUs larger numbers
+    up to `predict_to` are predicted (by default twice the most), for `link` or else the measured link.
+    """
+    samples = samples_by_sweep_key(points)
+    rows = []
+    for series in series_of(points):
+        fewest, most = series[0], series[-1]
+        fit = fit_buckets(fewest, samples)
+        rows += [predicted_row(fewest, other.point.spec.num_gpus, fit, None, other) for other in series[1:]]
+        fit = fit_buckets(most, samples)
+        larger = larger_numbers(most.point.spec.num_gpus, predict_to)
+        rows += [predicted_row(most, num_gpus, fit, link) for num_gpus in larger]
+    return rows
+
+
+def larger_numbers(num_measured: int, predict_to: int | None) -> list[int]:
+    """Return the numbers of GPUs above the measured one to predict: up to `predict_to`, by default twice as many."""
+    last = predict_to or 2 * num_measured
+    return sorted({n for n in (2 * num_measured, *PREDICTED_NUM_GPUS, last) if num_measured < n <= last})
+
+
+def samples_by_sweep_key(points: Iterable[PooledPoint]) -> dict[SweepKey, list[SweepSample]]:
+    """Return the samples of each place's sweeps."""
+    return {
+        key: [SweepSample(key.num_gpus, row["num_bytes"], row["time_s"]) for row in rows if row["time_s"]]
+        for key, rows in sweep_rows(points).items()
+    }
+
+
+def fit_buckets(base: PredictionBase, samples: Mapping[SweepKey, Sequence[SweepSample]]) -> LinkFit | None:
+    """Fit the link to the sweep of the base's place, to messages of about the size of its buckets and larger."""
+    place = captured_sweep_key(base, samples)
+    least_bytes = min(base.measured.bucket_bytes) / SIZES_BELOW_BUCKETS
+    fit = ring_model.fit_large_messages(samples.get(place, ()), least_bytes)
+    return fit and fit._replace(is_host_bound=place.device == "cuda" and place.execution not in CAPTURED_EXECUTIONS)
+
+
+def captured_sweep_key(base: PredictionBase, samples: Mapping[SweepKey, Sequence[SweepSample]]) -> SweepKey:
+    """Return the place of the base's sweep; of two sweeps on GPUs there the captured one."""
+    place = sweep_key(base.point.ok_records[0])
+    captured = place._replace(execution="graph")
+    return captured if place.device == "cuda" and captured in samples else place
+
+
+def series_of(points: Iterable[PooledPoint]) -> list[list[PredictionBase]]:
+    """Return the series of measured points that differ in num_gpus and num_nodes alone, each by number of GPUs.
+
+    Points on another GPU model are another series.
+    """
+    bases = filter(None, map(prediction_base, points))
+    series = group_pairs(((alike_key(base.point.spec, PREDICTION_MAY_DIFFER), base.point.gpu), base) for base in bases)
+    return [sorted(bases, key=lambda base: base.point.spec.num_gpus) for bases in series.values()]
+
+
+def prediction_base(point: PooledPoint) -> PredictionBase | None:
+    """Return the point with its step times; None if a step time or the buckets are missing."""
+    found = communications_of(point.ok_records)
+    alone = [
+        step for step in (median_step_time(found, "plain"), median_step_time(found, "ddp_one")) if step is not None
+    ]
+    no_op, step = median_step_time(found, "no_op_hook"), median_step_time(found, "ddp")
+    buckets = next((part.profile.collectives for part in found if part.profile and part.profile.collectives), ())
+    sizes = tuple(collective.num_bytes for collective in buckets if collective.kind == "gradients")
+    if not alone or no_op is None or step is None or not sizes:
+        return None
+    one_gpu_s = min(alone)
+    return PredictionBase(point, MeasuredStep(point.spec.num_gpus, one_gpu_s, no_op, step, sizes))
+
+
+def predicted_row(
+    base: PredictionBase,
+    num_gpus: int,
+    fit: LinkFit | None,
+    link: Link | None,
+    measured: PredictionBase | None = None,
+) -> Row:
+    """Return one prediction beside the measured step time, if any. It has no figures if no link fits the sweep."""
+    spec, used = base.point.spec, link or (fit.link if fit else None)
+    step_s = hidden_step_s = efficiency = hidden_efficiency = None
+    if fit and used:
+        step_s = ring_model.predict_step_s(base.measured, used, num_gpus, fit.link)
+        hidden_step_s = ring_model.predict_all_hidden_step_s(base.measured, used, num_gpus, fit.link)
+        efficiency = ring_model.predict_efficiency(base.measured, step_s)
+        hidden_efficiency = ring_model.predict_efficiency(base.measured, hidden_step_s)
+    unchanged_s, measured_step_s = base.measured.step_s, measured.measured.step_s if measured else None
+    row = make_row(
+        PREDICTION,
+        base.point,
+        global_batch_size=num_gpus * spec.batch_size_per_gpu,
+        from_num_gpus=spec.num_gpus,
+        latency_us=used.latency_s * 1e6 if used else None,
+        link_gb_s=used.bandwidth_bytes_per_s / 1e9 if used else None,
+        fit_worst_error=fit.worst_error if fit else None,
+        predicted_step_time_s=step_s,
+        no_change_step_time_s=unchanged_s,
+        all_hidden_step_time_s=hidden_step_s,
+        predicted_parallel_efficiency=efficiency,
+        all_hidden_parallel_efficiency=hidden_efficiency,
+        measured_step_time_s=measured_step_s,
+        prediction_error=None if step_s is None or measured_step_s is None else step_s / measured_step_s - 1,
+        no_change_error=None if measured_step_s is None else unchanged_s / measured_step_s - 1,
+        notes=predicted_notes(base, fit, link, measured),
+    )
+    num_nodes = measured.point.spec.num_nodes if measured else None  # the model knows no nodes
+    return msgspec.structs.replace(row, axes={**row.axes, "num_gpus": num_gpus, "num_nodes": num_nodes})
+
+
+def predicted_notes(
+    base: PredictionBase, fit: LinkFit | None, link: Link | None, measured: PredictionBase | None
+) -> list[Note]:
+    """Return the notes on a prediction, and on facts in which the measured step differs from the prediction's base."""
+    notes = [make_note("link_given")] if link else []
+    if fit is None:
+        notes.append(make_note("no_link_fits", num_gpus=base.point.spec.num_gpus))
+    elif fit.is_host_bound and not link:
+        notes.append(make_note("latency_of_host"))
+    return notes + (base.point.difference_notes("measured step", measured.point) if measured else [])

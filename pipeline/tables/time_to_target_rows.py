@@ -1,0 +1,206 @@
+"""The rows of Q4's time to target: what each global batch and set of remedies needs to reach an accuracy."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pipeline.analysis import time_to_target
+from pipeline.analysis.energy import all_windows, throttled_notes
+from pipeline.analysis.intervals import Estimate
+from pipeline.analysis.notes import Note, make_note
+from pipeline.analysis.pooling import PooledPoint, group_pairs
+from pipeline.experiment.axis_groups import POOLED_AXES, TARGET_MAY_DIFFER, alike_key
+from pipeline.experiment.learning_rate import peak_learning_rate
+from pipeline.experiment.point_label import format_number
+from pipeline.experiment.record import Record
+from pipeline.experiment.spec import AXES
+from pipeline.tables.definitions import NEVER_REACHED, TIME_TO_TARGET
+from pipeline.tables.row import Row, make_row
+
+AnyRow = TypeVar("AnyRow", Row, Mapping[str, Any])  # of the table, or of tables.json
+
+SOONEST_BY = {"time_to_target_s": "seconds", "gpu_time_to_target_s": "GPU-seconds"}
+
+
+def time_to_target_rows(points: Sequence[PooledPoint], target_accuracy: float | None = None) -> list[Row]:
+    """Return a row for each evaluated point of every study: alike trainings with more than one global batch size.
+
+    Without `target_accuracy` each study's target follows from its baseline.
+    """
+    evaluated = [point for point in points if point.spec.evaluate and point.spec.is_whole_epoch]
+    studies = group_pairs((alike_key(point.spec, TARGET_MAY_DIFFER), point) for point in evaluated).values()
+    compared = [study for study in studies if len({point.spec.global_batch_size for point in study}) > 1]
+    return [row for study in compared for row in study_rows(study, target_accuracy)]
+
+
+def main_study(rows: Sequence[AnyRow]) -> tuple[list[AnyRow], AnyRow | None]:
+    """Return the rows of the most complete study, of several the first, and its baseline if it has one."""
+    studies: dict[tuple[str, ...], list[AnyRow]] = {}
+    for row in rows:
+        studies.setdefault(study_key(row), []).append(row)
+    study = max(studies.values(), key=completeness, default=[])
+    return study, next((row for row in study if row["is_baseline"]), None)
+
+
+def completeness(study: Sequence[AnyRow]) -> int:
+    """Return from 0 to 3 how much of a comparison has a result.
+
+    1 for the baseline, and then 1 each for a larger batch without remedies and for one with them.
+    """
+    known = [row for row in study if row["final_test_accuracy"] is not None]
+    baseline = next((row for row in known if row["is_baseline"]), None)
+    if baseline is None:
+        return 0
+    larger = [bool(row["remedies"]) for row in known if row["global_batch_size"] > baseline["global_batch_size"]]
+    return 1 + len(set(larger))
+
+
+def study_key(row: AnyRow) -> tuple[str, ...]:
+    """Return the values of the axes that are equal in a study."""
+    axes: Mapping[str, Any] = row.axes if isinstance(row, Row) else row
+    return tuple(repr(axes[axis]) for axis in AXES if axis in axes and axis not in TARGET_MAY_DIFFER)
+
+
+def format_target(accuracy: float) -> str:
+    """Return a target accuracy in per cent, with one decimal or two."""
+    return format_number(accuracy, ".2%").removesuffix("%").removesuffix("0") + " %"
+
+
+def study_rows(study: Sequence[PooledPoint], target_accuracy: float | None) -> list[Row]:
+    """Return the rows of one study by global batch, with the soonest marked."""
+    baseline = time_to_target.find_baseline(study)
+    gpu = (baseline or study[0]).gpu  # times on other models do not compare
+    target = time_to_target.target_below(baseline) if target_accuracy is None else target_accuracy
+    alone = {equal_batch_key(point): point for point in reversed(study) if point.spec.num_gpus == 1}
+    ordered = sorted(study, key=study_order)
+    rows = [target_row(point, baseline, target, gpu, alone.get(equal_batch_key(point))) for point in ordered]
+    soonest: list[list[str]] = [[] for _ in rows]
+    for key, word in SOONEST_BY.items():
+        known = [index for index, row in enumerate(rows) if row.figures.get(key) is not None]
+        if known:
+            soonest[min(known, key=lambda index: float(rows[index][key]))].append(word)
+    for row, words in zip(rows, soonest, strict=True):
+        row.figures["soonest"] = " and ".join(words) or None
+    return rows
+
+
+def study_order(point: PooledPoint) -> tuple[float, ...]:
+    """Return the sort key of a row: from the baseline to larger batches, more GPUs, longer runs and more remedies."""
+    spec = point.spec
+    return spec.global_batch_size, spec.num_gpus, spec.epochs, len(spec.remedies), peak_learning_rate(spec)
+
+
+def target_row(
+    point: PooledPoint, baseline: PooledPoint | None, target: float | None, gpu: str, one: PooledPoint | None
+) -> Row:
+    """Return the row of a point: its final accuracy, and what it needs to reach the target.
+
+    Times are those on the model `gpu`. `one` is the same training on one GPU, with an equal global batch.
+    """
+    records, timed = time_to_target.evaluated_records(point), time_to_target.timed_records(point, gpu)
+    accuracy = estimate_spread([time_to_target.final_accuracy(record) for record in records])
+    figures: dict[str, Any] = {"final_test_accuracy": accuracy}
+    num_diverged = sum(map(time_to_target.is_diverged, records))
+    notes = [make_note("diverged", count=num_diverged, repeats=len(records))] if num_diverged else []
+    notes += [*missing_notes(point), *equal_batch_notes(point, one), *throttled_notes(all_windows(timed))]
+    if target is None:
+        notes.append(make_note("no_target"))
+    else:
+        figures |= reaching_figures(point, target, timed)
+        notes += reaching_notes(figures["reached"], len(records))
+        if baseline:
+            figures |= efficiencies(point, baseline, target, gpu, figures["epochs_to_target"])
+    row = make_row(
+        TIME_TO_TARGET,
+        point,
+        n=len(records),
+        num_timed=len(timed),
+        remedies=list(point.spec.remedies),
+        epochs=point.spec.epochs,
+        is_baseline=point is baseline,
+        learning_rate=peak_learning_rate(point.spec),
+        target_accuracy=target,
+        notes=notes,
+        **figures,
+    )
+    row.axes["gpu"] = gpu or None
+    return row
+
+
+def reaching_figures(point: PooledPoint, target: float, timed: Sequence[Record]) -> dict[str, Any]:
+    """Return what a point needs to reach the target: epochs and updates of all its runs, seconds of the timed ones."""
+    records = time_to_target.evaluated_records(point)
+    progress = [time_to_target.progress_to(record, target) for record in records]
+    epochs, time_s = estimate_spread([part.epochs for part in progress]), None
+    if epochs is not None:  # else the times of a few would tell of what most do not reach
+        time_s = estimate_spread([time_to_target.progress_to(run, target).time_s for run in timed])
+    return {
+        "epochs_to_target": epochs,
+        "updates_to_target": estimate_spread([part.updates for part in progress]),
+        "time_to_target_s": time_s,
+        "gpu_time_to_target_s": None if time_s is None else time_s * point.spec.num_gpus,
+        "reached": reached_word(sum(math.isfinite(part.epochs) for part in progress), len(records)),
+    }
+
+
+def reaching_notes(reached: str | None, num_seeds: int) -> list[Note]:
+    """Return a note on seeds that miss the target, if others reach it."""
+    is_by_some = reached not in (None, NEVER_REACHED, f"{num_seeds} of {num_seeds}")
+    return [make_note("reached_by_some", reached=reached)] if is_by_some else []
+
+
+def estimate_spread(values: Sequence[float]) -> Estimate | None:
+    """Return the median of the seeds with its ends; None if it was not reached, and no ends of a single seed."""
+    found = time_to_target.spread(values)
+    if found is None or not math.isfinite(found[0]):
+        return None
+    ends = (end if math.isfinite(end) and len(values) > 1 else None for end in found[1:])
+    return Estimate(found[0], *ends)
+
+
+def reached_word(num_reached: int, num_seeds: int) -> str | None:
+    """Return who reached the target as a word of the table; None without a result."""
+    if not num_seeds:
+        return None
+    return f"{num_reached} of {num_seeds}" if num_reached else NEVER_REACHED
+
+
+def efficiencies(
+    point: PooledPoint, baseline: PooledPoint, target: float, gpu: str, epochs_to_target: float | None
+) -> dict[str, float | None]:
+    """Return throughput efficiency, statistical efficiency and their product, against the baseline."""
+    ours, theirs = (time_to_target.throughput_per_gpu(part, gpu) for part in (point, baseline))
+    throughput = ours / theirs if ours and theirs else None
+    records = time_to_target.evaluated_records(baseline)
+    needed = time_to_target.spread([time_to_target.progress_to(record, target).epochs for record in records])
+    statistical = None
+    if epochs_to_target is not None and needed and math.isfinite(needed.median):
+        statistical = needed.median / epochs_to_target
+    product = throughput * statistical if throughput is not None and statistical is not None else None
+    return {"throughput_efficiency": throughput, "statistical_efficiency": statistical, "target_efficiency": product}
+
+
+def missing_notes(point: PooledPoint) -> list[Note]:
+    """Return a note that names the seeds without a result, if the point has several."""
+    absent = group_pairs((outcome.status, str(outcome.spec.seed)) for outcome in point.outcomes)
+    seeds = [f"{', '.join(absent[status])} ({status})" for status in absent if status != "ok"]
+    return [make_note("seeds_missing", seeds=seeds)] if seeds and len(point.outcomes) > 1 else []
+
+
+def equal_batch_key(point: PooledPoint) -> tuple[Any, ...]:
+    """Return what a point and the same training on one GPU have in common: the global batch and all else."""
+    may_differ = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", *POOLED_AXES)
+    return point.spec.global_batch_size, alike_key(point.spec, may_differ)
+
+
+def equal_batch_notes(point: PooledPoint, one: PooledPoint | None) -> list[Note]:
+    """Return a note that compares the loss curve of several GPUs with that of one GPU and the same global batch.
+
+    At each epoch the ranges over the seeds meet or do not. None with fewer than two seeds of either.
+    """
+    if point.spec.num_gpus == 1 or one is None:
+        return []
+    ours, theirs = time_to_target.loss_ranges(point), time_to_target.loss_ranges(one)
+    pairs = list(zip(ours, theirs, strict=False))
+    meeting = sum(low <= other_high and other_low <= high for (low, high), (other_low, other_high) in pairs)
+    return [make_note("equal_global_batch", count=meeting, epochs=len(pairs))] if pairs else []

@@ -1,0 +1,152 @@
+"""The claims about accuracy: what a large batch costs, what mends it, what is soonest, what int8 costs."""
+
+from typing import Any
+
+import pytest
+from factories import make_record, make_spec
+from int8_records import record_of
+from rendered_tables import build, claims_of, published_claims
+from study_records import studied
+
+from pipeline.answers.claims import Claim
+from pipeline.answers.questions import answer_questions
+from pipeline.experiment.measurement import StageResult
+from pipeline.experiment.record import Record
+
+
+def q4(*found: Record, target_accuracy: float | None = None) -> Claim:
+    (claim,) = answer_questions(build(*found, target_accuracy=target_accuracy))["Q4"]
+    return claim
+
+
+def test_six_seeds_tell_a_remedy_from_noise_or_say_that_they_do_not() -> None:
+    plain = [*studied(128, 0.9, 0.001), *studied(2048, 0.8, 0.001)]
+    told = q4(*plain, *studied(2048, 0.88, 0.001, "linear_scaling")).values
+    assert (told["batch"], told["small_batch"], told["where"]) == (2048, 128, ", n = 6")
+    assert told["cost"] == pytest.approx(-10)
+    assert (told["accuracy"], told["accuracy"].low, told["accuracy"].high) == pytest.approx((0.8025, 0.8, 0.805))
+    assert told["remedies"] == "linear_scaling at rate 1.6"
+    assert told["mended"] == pytest.approx(0.8825)
+    assert told["mended_unclear"] == ""
+    untold = q4(*plain, *studied(2048, 0.801, 0.001, "linear_scaling")).values
+    assert "intervals overlap" in untold["mended_unclear"]
+
+
+@pytest.mark.parametrize(
+    ("time_s", "fields", "soonest"),
+    [
+        # 30 epochs reach 90 % evenly: 88 % in epoch 30, so 30 epochs of the time each
+        (
+            0.5,
+            {},
+            "is 2,048 images a step, warmup: 15.0 s (15.0 to 15.0 s) of training; 128 without remedies take 30.0 s",
+        ),
+        (2.0, {}, "is 128 images a step, without remedies: 30.0 s"),
+        (
+            0.75,
+            {"strategy": "ddp", "num_gpus": 2, "batch_size_per_gpu": 1024},
+            "is 2,048 images a step on 2 GPUs, warmup: 22.5 s",
+        ),
+    ],
+)
+def test_the_run_that_is_soonest_at_the_target_is_named(time_s: float, fields: dict[str, Any], soonest: str) -> None:
+    large: dict[str, Any] = {"strategy": "single", "num_gpus": 1, "batch_size_per_gpu": 2048} | fields
+    found = [*studied(128, 0.9, 0), *studied(2048, 0.8, 0, **large)]
+    claim = q4(*found, *studied(2048, 0.9, 0, "warmup", epoch_time_s=time_s, **large))
+    assert claim.values["soonest"].startswith(soonest)
+    assert claim.values["target"] == pytest.approx(0.88)
+
+
+def test_a_target_that_some_seeds_miss_says_how_many_reached_it() -> None:
+    """One of six ends below 88 %: the time has no upper end."""
+    missed = studied(2048, 0.9, -0.005, "warmup", epoch_time_s=0.5)  # the sixth ends at 87.5 %
+    found = [*studied(128, 0.9, 0), *studied(2048, 0.8, 0), *missed]
+    assert "15.0 s of training, 5 of 6 runs reach it" in q4(*found).values["soonest"]
+    rival = q4(*found, *studied(512, 0.95, 0, "warmup"), target_accuracy=0.92).values["soonest"]
+    assert rival.startswith("is 512 images a step, warmup")
+    assert "without remedies take" not in rival  # the small batch does not reach it
+
+
+def test_a_seed_that_misses_leaves_the_end_open_and_the_baseline_may_be_a_rival() -> None:
+    missed = studied(2048, 0.9, -0.005, "warmup", epoch_time_s=0.9)
+    claim = q4(*studied(128, 0.9, 0), *studied(2048, 0.8, 0), *missed)
+    assert "1 more may be as soon" in claim.values["soonest"]
+
+
+def test_the_baseline_trains_as_long_as_the_large_batch_and_a_diverged_one_is_none() -> None:
+    pilot = studied(128, 0.6, 0, epochs=5)
+    full = [*studied(128, 0.9, 0), *studied(2048, 0.8, 0), *studied(2048, 0.89, 0, "warmup")]
+    values = q4(*pilot, *full).values
+    assert (values["epochs"], values["cost"]) == (30, pytest.approx(-10))
+    spec = make_spec(epochs=30, evaluate=True)
+    lost = [make_record(spec, [1.0] * 30, diverged_at_update=7, test_accuracy=0.1)]
+    claim = q4(*lost, *full[6:])
+    assert claim.kind == "not_answered"
+    assert "diverged" in claim.values["why"]
+
+
+def test_the_answer_is_about_the_largest_batch_that_tried_a_remedy() -> None:
+    found = [*studied(128, 0.9, 0), *studied(512, 0.8, 0), *studied(512, 0.89, 0, "warmup"), *studied(8192, 0.5, 0)]
+    assert (q4(*found).values["batch"], q4(*found).values["mended"]) == (512, pytest.approx(0.89))
+    claim = q4(*(record for record in found if not record.spec.remedies))
+    assert claim.values["why"] == "no run of 8,192 images a step for 30 epochs tried a remedy"
+
+
+def test_six_seeds_count_before_one_and_a_study_with_an_answer_before_one_without() -> None:
+    found = [*studied(128, 0.9, 0), *studied(2048, 0.8, 0), *studied(2048, 0.89, 0, "warmup")]
+    alone = studied(2048, 0.895, 0, "zero_gamma")[:1]
+    assert q4(*found, *alone).values["remedies"].startswith("warmup")
+    other = [*studied(128, 0.7, 0, precision="bf16"), *studied(2048, 0.6, 0, precision="bf16")]
+    values = q4(*other, *found).values
+    assert (values["mended"], values["where"]) == (pytest.approx(0.89), ", tf32, n = 6")
+
+
+def test_a_target_that_nobody_reaches_is_said() -> None:
+    found = [*studied(128, 0.9, 0), *studied(2048, 0.8, 0), *studied(2048, 0.89, 0, "warmup")]
+    assert q4(*found, target_accuracy=1.0).values["soonest"] == "is no run: none reaches it"
+
+
+def test_few_epochs_or_runs_show_no_remedy() -> None:
+    found = [*studied(128, 0.9, 0), *studied(2048, 0.8, 0), *studied(2048, 0.89, 0, "warmup")]
+    claim = q4(*(record for record in found if record.spec.seed < 2))
+    assert (claim.kind, claim.values["few"]) == ("too_few_runs", "2 runs")
+    assert claim.command.endswith("--grid q4-study")
+    short = [*studied(128, 0.9, 0, epochs=5), *studied(2048, 0.8, 0, epochs=5)]
+    assert q4(*short, *studied(2048, 0.89, 0, "warmup", epochs=5)).values["few"] == "5 epochs"
+    assert q4(*found).kind == "large_batch"
+
+
+def test_sets_of_remedies_are_counted_once() -> None:
+    found = [*studied(128, 0.9, 0), *studied(2048, 0.8, 0), *studied(2048, 0.9, 0, "warmup")]
+    found += studied(2048, 0.85, 0, "warmup", learning_rate=0.3)
+    assert q4(*found).values["num_sets"] == "1 set"
+
+
+def test_a_study_without_its_baseline_answers_nothing_yet() -> None:
+    missing = make_spec(evaluate=True, epochs=30)
+    (claim,) = claims_of(*studied(2048, 0.8, 0.001), missing=[missing])["Q4"]
+    assert (claim.kind, claim.values["with_failed"]) == ("no_result", "")
+
+
+def test_an_experiment_that_quantizes_answers_what_int8_costs() -> None:
+    ((question, (claim,)),) = published_claims("two-cores/quantize").items()
+    assert question == "int8"
+    change = claim.values["change"]
+    assert (change, change.low, change.high) == pytest.approx((-0.08, -0.43, 0.17), abs=0.005)
+    assert (claim.values["num_bytes"], claim.values["num_bytes_fp32"]) == (62_758, 248_024)
+    assert claim.badges == ("no change shown",)
+
+
+def test_a_network_that_cannot_be_quantized_says_why_and_its_other_stages_keep_their_figures() -> None:
+    why = "the outputs of fc1: all values are 0, so that there is no scale; train the model longer."
+    failed = StageResult(stage="biases", scale_rule="largest_magnitude", granularity="per_tensor", problem=why)
+    tables = build(record_of(0, failed))
+    (claim,) = answer_questions(tables)["int8"]
+    assert claim.values["why"] == f"no network was quantized in full ({why.rstrip('.')})"
+    assert tables["int8"][0]["test_accuracy"] == 0.6
+
+
+def test_the_answer_about_one_seed_is_in_the_singular_and_without_an_interval() -> None:
+    tested = StageResult("biases", "largest_magnitude", "per_tensor", 598, 950, 0, 62_758)
+    (claim,) = answer_questions(build(record_of(0, tested)))["int8"]
+    assert claim.sentences()[0].endswith("changes by -0.20 points, from 60.0 % in fp32, n = 1 seed.")

@@ -1,0 +1,91 @@
+"""The words of claims: their figures, badges and sentences."""
+
+import string
+
+import pytest
+from factories import make_record, make_spec
+from page_records import batch_records, scaling_records
+from rendered_tables import answers_of
+
+from pipeline.analysis.intervals import Estimate
+from pipeline.analysis.notes import make_note
+from pipeline.answers.claims import TEMPLATES, Claim, ClaimFormatter, badge_of, badges_of
+from pipeline.tables.row import Row
+
+
+@pytest.mark.parametrize(
+    ("figure", "spec", "shown"),
+    [
+        (Estimate(2.133, 2.13291, 2.13334), "digits", "2.1330 (2.1329 to 2.1333)"),
+        (Estimate(2.133, 2.0, 2.3), "digits", "2.13 (2.00 to 2.30)"),
+        (Estimate(2.133), "digits", "2.13"),
+        (1234.5, "digits", "1,235"),
+        (2.7, "digits", "2.70"),
+        (0.0123, "digits", "0.0123"),
+        (Estimate(0.0336, 0.0331, 0.0349), ".1%", "3.4 % (3.3 to 3.5 %)"),
+        (0.5295, ".1%", "53.0 %"),
+        (8192, ",", "8,192"),
+    ],
+)
+def test_a_figure_has_its_interval_and_the_decimals_that_tell_its_ends_apart(
+    figure: float, spec: str, shown: str
+) -> None:
+    assert ClaimFormatter({}).format_field(figure, spec) == shown
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_an_answer_has_at_most_three_sentences(kind: str) -> None:
+    assert 1 <= len(TEMPLATES[kind]) <= 3
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_a_sentence_whose_values_are_not_known_is_left_out(kind: str) -> None:
+    claim = Claim("Q1", kind, {})
+    for sentence in TEMPLATES[kind]:
+        has_values = any(name for _, name, _, _ in string.Formatter().parse(sentence))
+        assert claim.knows(sentence) is not has_values
+
+
+def test_badges_stand_once_in_the_first_sentence_and_those_of_the_baseline_last() -> None:
+    capped = make_note("throttled", reasons=["sw_power_cap"])
+    notes = (make_note("of_baseline", note=capped), capped, make_note("shared_node", others=2), capped)
+    badges = badges_of(Row({}, {}, 1, notes))
+    assert badges == ("one run", "at its power limit", "shared node", "baseline at its power limit")
+    (said,) = Claim("Q1", "no_oom", {"fits": 512}, badges[:2]).sentences()
+    assert said == "Nothing up to 512 ran out of memory (one run, at its power limit)."
+
+
+@pytest.mark.parametrize(
+    ("reasons", "badge"),
+    [
+        (["sw_power_cap"], "at its power limit"),
+        (["sw_power_cap", "sw_thermal_slowdown"], "clocks lowered"),
+        (["hw_thermal_slowdown"], "clocks lowered"),
+    ],
+)
+def test_lowered_clocks_are_called_the_power_limit_only_where_that_is_the_reason(
+    reasons: list[str], badge: str
+) -> None:
+    assert badge_of(make_note("throttled", reasons=reasons)) == badge
+
+
+def test_an_interval_within_several_runs_is_a_badge() -> None:
+    assert badges_of(Row({}, {"interval_over": "windows"}, 3)) == ("interval within runs",)
+    assert badges_of(Row({}, {"interval_over": "repeats"}, 6)) == ()
+
+
+def test_a_process_on_the_cpu_is_called_no_gpu() -> None:
+    answers = answers_of(*batch_records(), *scaling_records(), processors="processes")
+    assert "One process is fastest" in answers["Q1"]
+    assert "4 processes with DDP" in answers["Q2"]
+    assert not any("GPU" in sentence for sentence in answers.values())
+
+
+def test_the_words_of_a_whole_answer() -> None:
+    lost = make_record(make_spec(batch_size_per_gpu=256), status="oom", reason="")
+    assert answers_of(make_record(make_spec(batch_size_per_gpu=64), (9, 4)), make_record(make_spec(), (9, 2)), lost)[
+        "Q1"
+    ] == (
+        "One GPU is fastest at 128 images a step: 25,000 images/s, epoch 2.00 s (one run). 256 runs out of memory, 128 "
+        "fits."
+    )

@@ -1,0 +1,83 @@
+"""The claims of Q3: what is measured, what subtraction says, and what is noise."""
+
+import pytest
+from communication_records import measured, point
+from factories import low, make_communication_record, make_measurement, make_record, make_spec
+from rendered_tables import build, claims_of, published_claims
+from timed_records import NOISY, timed, windowed
+
+from pipeline.answers.claims import Claim, is_fit_for_answer
+from pipeline.experiment.record import Record
+
+
+def q3(*found: Record) -> Claim:
+    (claim,) = claims_of(*found)["Q3"]
+    return claim
+
+
+@pytest.mark.parametrize(
+    ("exposed_us", "share"),
+    [
+        ((20_000,) * 6, 0.782),  # 391 steps of 20 ms: 7.82 of 10 s
+        ((30_000,) * 6, None),  # 11.7 s: no part of an epoch of 10 s
+    ],
+)
+def test_a_measured_share_is_never_above_1(exposed_us: tuple[float, ...], share: float | None) -> None:
+    """An epoch of DDP takes 10 s. Communication was measured apart, with 391 steps an epoch."""
+    epochs = [timed(12, 64), make_record(make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=64), (9, 10))]
+    claim = q3(*epochs, make_communication_record(point(batch_size_per_gpu=64), measured(*exposed_us)))
+    assert claim.values.get("measured") == (share if share is None else pytest.approx(share))
+    assert claim.values.get("subtracted") == (share if share is None else pytest.approx(0.4))
+    assert any(sentence.startswith("Subtraction says") for sentence in claim.sentences()) is (share is not None)
+
+
+def test_what_only_waiting_rows_subtract_is_no_answer() -> None:
+    specs = [make_spec(), make_spec(strategy="ddp", num_gpus=2)]
+    waits = [make_record(spec, measurement=make_measurement(spec, (9, 5), compute_share=0.5)) for spec in specs]
+    claim = q3(*waits)
+    assert claim.kind == "not_answered"
+    assert claim.command.endswith("--grid communication")
+
+
+@pytest.mark.parametrize(("two_gpus_s", "is_said"), [(0.504, False), (0.9, True)])
+def test_subtraction_inside_its_noise_is_no_answer(two_gpus_s: float, is_said: bool) -> None:
+    found = [windowed(NOISY, 128), windowed([two_gpus_s * share for share in NOISY], 128, 2)]
+    (row,) = build(*found)["Q3"]
+    time_s = row["comm_time_subtraction_s"]
+    assert (time_s.low, time_s.high) == pytest.approx((two_gpus_s * 0.95 - 1.05 / 2, two_gpus_s * 1.05 - 0.95 / 2))
+    assert (time_s.noise is None) is is_said
+    assert (row["comm_share_subtraction"].noise is None) is is_said
+    assert is_fit_for_answer(row, "comm_time_subtraction_s") is is_said
+    assert q3(*found).kind == ("subtracted" if is_said else "not_answered")
+
+
+def test_the_row_of_a_subtraction_is_named_with_its_gpus() -> None:
+    assert q3(timed(10, 128), timed(6, 128, 2), timed(4, 128, 4)).values["where"].startswith(", ddp 4 GPUs, 128 per")
+
+
+def test_exposed_communication_that_may_be_none_is_said() -> None:
+    claim = q3(make_communication_record(point(), measured(-30, 10, 30, 40, 60, 90)))
+    assert claim.values["exposed_us"] == pytest.approx(35)
+    assert "may be 0" in claim.badges
+
+
+def test_ddp_faster_than_without_all_reduces_is_not_called_noise() -> None:
+    claim = q3(make_communication_record(point(), measured(-61, -61, -61, -61, -61, -61)))
+    assert claim.kind == "exposed_unclear"
+    assert "DDP was faster" in claim.values["unclear"]
+    assert "noise" not in claim.values["unclear"]
+
+
+def test_points_below_their_noise_are_counted_beside_the_largest_share() -> None:
+    (claim,) = published_claims("h200x2/communication")["Q3"]
+    assert claim.kind == "exposed"
+    assert claim.values["unclear"] == "3 show no more than their noise, up to 13.5 % of the step"
+    (claim,) = published_claims("h200x2/batchnorm")["Q3"]
+    assert claim.kind == "exposed_unclear"
+    assert "up to 27.7 % of the step" in claim.values["unclear"]
+
+
+def test_the_smallest_share_has_its_interval() -> None:
+    (claim,) = published_claims("h200x2/communication-captured")["Q3"]
+    assert low(claim.values["smallest"]) == pytest.approx(0.0024, abs=1e-4)
+    assert claim.values["smallest"] == pytest.approx(0.0073, abs=1e-4)

@@ -1,0 +1,269 @@
+"""The claims of Q1 and Q2: which row they are about, what weakens them, and what is no answer."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from communication_records import LARGE, measured, point
+from factories import make_communication_record, make_experiment, make_measurement, make_record, make_spec
+from page_records import batch_records, every_question
+from rendered_tables import build, claims_of, published_claims
+from timed_records import NOISY, timed, windowed
+
+from pipeline.analysis.intervals import ends_of
+from pipeline.analysis.notes import make_note
+from pipeline.answers.claims import BADGES, UNFIT_FIGURES, Claim, is_fit_for_answer
+from pipeline.answers.questions import answered_claims, next_command
+from pipeline.answers.scaling_claims import ABOVE_N, WAITS, usable_rows
+from pipeline.experiment.grid import shipped_grids
+from pipeline.experiment.measurement import AllReduce
+from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.tables.collect_experiment import collect_experiment
+from pipeline.tables.note_texts import NOTE_TEXTS
+from pipeline.tables.row import Row
+
+ONE, TWO = make_spec(), make_spec(strategy="ddp", num_gpus=2)
+
+
+def swept(busbw_gb_s: float, gpu: str = "NVIDIA H200") -> Record:
+    """A communication point on two GPUs whose one isolated all-reduce had that bus bandwidth."""
+    sweep = (AllReduce(num_bytes=LARGE, times_ns=(round(LARGE / busbw_gb_s),)),)
+    record = make_communication_record(point("ddp", 2, batch_size_per_gpu=32), measured(sweep=sweep))
+    return msgspec.structs.replace(record, environment=Environment(gpus=(Gpu(name=gpu),) * 2))
+
+
+def q1(*found: Record) -> tuple[Claim, ...]:
+    """The claims about speed and memory."""
+    return tuple(claims_of(*found)["Q1"])
+
+
+def q2(*found: Record) -> Claim:
+    (claim,) = claims_of(*found)["Q2"]
+    return claim
+
+
+def waiting(spec: Any, time_s: float) -> Record:
+    """A record of a GPU that waits for data half of its epoch."""
+    return make_record(spec, measurement=make_measurement(spec, (9, time_s), compute_share=0.5))
+
+
+@pytest.mark.parametrize(
+    ("two_gpus_s", "fraction", "kinds"),
+    [
+        (10.0, 1.5, {"serial_fraction_above_1"}),  # 8/10: a slow-down is a result
+        (5.0, 0.25, set()),
+        (3.2, -0.2, {"superlinear"}),
+    ],
+)
+def test_an_efficiency_above_1_is_printed_and_not_used(two_gpus_s: float, fraction: float, kinds: set[str]) -> None:
+    rows = build(timed(8, 256), timed(two_gpus_s, 128, 2))["Q2"]
+    (row,) = [row for row in rows if row["scaling"] == "strong" and row["num_gpus"] == 2]
+    assert row["serial_fraction_karp_flatt"] == pytest.approx(fraction)
+    assert {note.kind for note in row.notes} == kinds
+    assert is_fit_for_answer(row, "speedup") is ("superlinear" not in kinds)
+    assert usable_rows([row]) == ([] if "superlinear" in kinds else [row])
+
+
+def test_a_figure_that_is_not_there_is_not_fit() -> None:
+    (row,) = [row for row in build(timed(4, 128, 2))["Q2"] if row["scaling"] == "weak"]
+    assert row["speedup"] is None
+    assert not is_fit_for_answer(row, "speedup")
+
+
+def subtracted(*more: Record) -> Row:
+    """The row of DDP on two GPUs whose communication by subtraction is 1 s of 8.76 GB: 8.76 GB/s."""
+    (row,) = build(timed(10, 128), timed(6, 128, 2), *more)["Q3"]
+    return row
+
+
+@pytest.mark.parametrize(("link_gb_s", "is_possible"), [(8.0, False), (9.0, True)])
+def test_a_bandwidth_by_subtraction_above_the_measured_link_is_printed_and_not_used(
+    link_gb_s: float, is_possible: bool
+) -> None:
+    row = subtracted(swept(link_gb_s))
+    assert row["bandwidth_subtraction_gb_s"] == pytest.approx(8.76, rel=1e-3)
+    assert row.has_note("bandwidth_above_link") is not is_possible
+    assert is_fit_for_answer(row, "comm_time_subtraction_s") is is_possible
+    assert is_fit_for_answer(row, "epoch_time_s")
+
+
+def test_without_a_sweep_on_such_gpus_there_is_no_check() -> None:
+    for more in ((), (swept(8.0, gpu="NVIDIA A40"),)):
+        assert not subtracted(*more).has_note("bandwidth_above_link")
+
+
+def test_the_link_may_be_that_of_a_sibling_and_its_own_comes_first(tmp_path: Path) -> None:
+    own = make_experiment(tmp_path / "scaling", timed(10, 128), timed(6, 128, 2))
+    sibling = make_experiment(tmp_path / "communication", swept(8.0))
+    make_experiment(tmp_path / "others" / "communication", swept(7.0))  # no sibling: another folder
+    (row,) = collect_experiment(own).tables["Q3"]
+    assert "bandwidth above the 8 GB/s of the measured link" in row["note"]
+    both = make_experiment(tmp_path / "q3", timed(10, 128), timed(6, 128, 2), swept(9.0))
+    assert not collect_experiment(both).tables["Q3"][0].has_note("bandwidth_above_link")
+    (sibling.folder / "manifest.json").write_text("broken")
+    (row,) = collect_experiment(own).tables["Q3"]
+    assert not row.has_note("bandwidth_above_link")  # the broken one is left out; q3, with 9 GB/s, is a sibling too
+
+
+@pytest.mark.parametrize("kind", UNFIT_FIGURES)
+def test_a_note_that_forbids_a_figure_counts_for_a_baseline_too(kind: str) -> None:
+    assert kind in NOTE_TEXTS
+    figures: dict[str, Any] = dict.fromkeys(("speedup", "comm_time_subtraction_s"), 1.0)
+    for figure in UNFIT_FIGURES[kind]:
+        assert is_fit_for_answer(Row({}, figures), figure)
+        assert not is_fit_for_answer(Row({}, figures, 1, (make_note("of_baseline", note=make_note(kind)),)), figure)
+
+
+@pytest.mark.parametrize("kind", BADGES)
+def test_every_note_that_has_a_badge_exists(kind: str) -> None:
+    assert kind in NOTE_TEXTS
+
+
+def test_every_question_is_answered_from_its_rows() -> None:
+    answers = claims_of(*every_question())
+    speed, memory = answers["Q1"]
+    assert (speed.kind, speed.values["batch"], speed.values["throughput"]) == ("fastest_batch", 64, "25,000 images/s")
+    assert (memory.kind, memory.values["fails"]) == ("first_oom", 2048)
+    (scaling,) = answers["Q2"]
+    assert (scaling.kind, scaling.values["num_gpus"]) == ("speedup", 4)
+    assert scaling.values["speedup"] == pytest.approx(4 / 1.1)
+    (exposed,) = answers["Q3"]
+    assert exposed.values["exposed_us"] == pytest.approx(40)
+    assert exposed.values["subtracted"] == pytest.approx(1 - 1 / 1.1)
+    (accuracy,) = answers["Q4"]
+    assert (accuracy.kind, accuracy.values["cost"]) == ("too_few_runs", pytest.approx(-5))
+    assert next_command(answers["Q4"]).endswith("--grid q4-study")
+    assert all("one run" in claims[0].badges for claims in answers.values())
+
+
+@pytest.mark.parametrize(
+    ("found", "grids"),
+    [
+        pytest.param([], ["q1", "scaling", "communication", "q4-study"], id="no records"),
+        pytest.param([make_record(status="oom", reason="")], ["q1", "scaling", "communication", "q4-study"], id="OOM"),
+        pytest.param([make_record()], ["memory", "scaling", "communication", "q4-study"], id="one point"),
+        pytest.param(batch_records(), ["", "scaling", "communication", "q4-study"], id="one GPU count"),
+    ],
+)
+def test_what_the_rows_cannot_answer_names_the_grid_that_would(found: list[Record], grids: list[str]) -> None:
+    for claims, grid in zip(claims_of(*found).values(), grids, strict=True):
+        assert next_command(claims) == (f"python -m pipeline.submit --grid {grid}" if grid else "")
+        assert not grid or grid in shipped_grids()
+
+
+def test_a_row_that_measures_the_loader_answers_nothing_about_gpus() -> None:
+    found = [waiting(ONE, 1), waiting(TWO, 1)]
+    assert "waits for data 50 %" in q1(*found)[0].badges
+    assert q2(*found).kind == "not_answered"
+    assert WAITS in q2(*found).values["why"]
+    assert q2(*found).command.endswith("--grid scaling")
+
+
+def test_a_speed_up_that_cannot_be_is_named_with_what_is_wrong_and_what_to_do() -> None:
+    claim = q2(timed(8, 128), timed(3.2, 128, 2))
+    assert ABOVE_N in claim.values["why"]
+    assert claim.command.endswith("--grid scaling --repeats 3")
+
+
+@pytest.mark.parametrize(("slowest", "kind"), [(10 / 1.99, "speedup_in_part"), (10 / 2.01, "not_answered")])
+def test_of_a_speed_up_above_n_the_answer_gives_the_part_that_can_be(slowest: float, kind: str) -> None:
+    """One GPU takes 10 s in each window, two take 10/2.46 s at the median: 2.46 times as fast, 2.91 at most."""
+    found = [windowed([10.0] * 6, 128), windowed([10 / 2.91, *[10 / 2.46] * 4, slowest], 128, 2)]
+    claim = q2(*found)
+    assert claim.kind == kind
+    words = " ".join(claim.sentences())
+    assert "2.46" not in words
+    assert ("1.99 to 2 times as fast as one" in words) is (kind == "speedup_in_part")
+    (row,) = [row for row in build(*found)["Q2"] if row["num_gpus"] == 2]
+    assert row["speedup"] == pytest.approx(2.46), "the table has what was measured"
+
+
+def test_of_two_speed_ups_above_n_the_better_known_is_the_answer() -> None:
+    """2.2 (1.95 to 2.3) and 2.6 (1.5 to 2.9): no more than 2 can be true of both."""
+    wide = [(128, 2.3, 2.2, 1.95), (512, 2.9, 2.6, 1.5)]
+    found = [windowed([10.0] * 6, size) for size, *_ in wide]
+    found += [windowed([10 / most, *[10 / middle] * 4, 10 / least], size, 2) for size, most, middle, least in wide]
+    claim = q2(*found)
+    assert claim.values["low"] == pytest.approx(1.95)
+    assert "128 per GPU" in claim.values["where"]
+
+
+def test_the_best_row_is_told_beside_the_rows_left_out() -> None:
+    found = [timed(8, 128), timed(8, 256), timed(8, 512), timed(5, 128, 2), timed(4.5, 256, 2), timed(3.2, 512, 2)]
+    claim = q2(*found)
+    assert claim.values["speedup"] == pytest.approx(8 / 4.5)
+    assert (claim.values["scaling"], claim.values["left_out"], claim.values["timed"]) == ("weak", 1, 5)
+    assert claim.values["why"] == ABOVE_N
+
+
+def test_batch_sizes_without_a_result_are_a_badge() -> None:
+    lost = make_record(make_spec(batch_size_per_gpu=256), status="failed", reason="")
+    assert "points without a result" in q1(timed(8, 128), timed(7, 512), lost)[0].badges
+    assert "points without a result" not in q1(timed(8, 128), timed(7, 512))[0].badges
+
+
+def test_a_batch_size_that_is_not_shown_to_be_slower_is_named() -> None:
+    sizes = ((128, 1.5), (512, 1.0), (2048, 1.01))
+    speed, _ = q1(*(windowed([factor * share for share in NOISY], size) for size, factor in sizes))
+    assert (speed.values["batch"], speed.values["rivals"]) == (512, "2,048")
+
+
+def test_only_alike_batch_sizes_are_as_fast() -> None:
+    large, small = windowed(NOISY, 2048), windowed([share / 2 for share in NOISY], 512, num_samples=12_500)
+    assert q1(large, small)[0].values["rivals"] is None
+
+
+def test_a_speed_up_that_may_be_none_is_said() -> None:
+    claim = q2(windowed(NOISY, 128), windowed([0.98 * share for share in NOISY], 128, 2))
+    assert claim.values["speedup"] == pytest.approx(1 / 0.98)
+    assert "no difference shown" in claim.badges
+
+
+@pytest.mark.parametrize(
+    ("name", "badges"),
+    [
+        ("h200x4/scaling", {"one run", "shared node"}),
+        ("h200x2/graph", {"one run", "drifted", "at its power limit", "baseline at its power limit"}),
+        ("h200x2/intervals", {"one run", "other GPU"}),
+    ],
+)
+def test_an_answer_says_what_weakens_it(name: str, badges: set[str]) -> None:
+    (claim,) = published_claims(name)["Q2"]
+    assert set(claim.badges) == badges
+
+
+def test_points_without_a_result_are_to_be_submitted_again() -> None:
+    for found, missing, rerun in (
+        ([], [ONE, TWO], ""),
+        ([make_record(ONE, status="failed"), make_record(TWO, status="failed")], [], " with --rerun failed"),
+    ):
+        answers = claims_of(*found, missing=missing)
+        for question in ("Q1", "Q2"):
+            assert answers[question][-1].kind == "no_result"
+            assert answers[question][-1].values["with_failed"] == rerun
+            assert not answered_claims(answers[question])
+
+
+def test_a_failed_point_hides_no_other_answer() -> None:
+    failed = make_record(ONE, status="failed")
+    memory, speed = q1(make_record(make_spec(batch_size_per_gpu=512), status="oom"), failed)
+    assert (memory.kind, memory.values["fails"], speed.kind) == ("smallest_oom", 512, "no_result")
+    assert q2(timed(2, 512), failed).command.endswith("--grid scaling")
+
+
+def test_the_batch_that_fits_is_alike_the_one_that_does_not() -> None:
+    _, memory = q1(
+        make_record(make_spec(batch_size_per_gpu=2048, precision="fp32"), status="oom"),
+        make_record(make_spec(batch_size_per_gpu=1024, precision="bf16")),
+        make_record(make_spec(batch_size_per_gpu=512, precision="fp32")),
+    )
+    assert memory.values == {"fails": 2048, "fits": 512, "where": " (fp32)"}
+
+
+def test_the_interval_of_a_claim_is_that_of_its_row() -> None:
+    (claim,) = published_claims("h200x2/graph")["Q2"]
+    low, high = ends_of(claim.values["speedup"])
+    assert low is not None
+    assert high is not None
+    assert low < claim.values["speedup"] < high

@@ -1,0 +1,39 @@
+"""docs/architecture.md: what it lists is what the code has."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from factories import ROOT
+
+DOCUMENTED = {"_asdict", "_replace", "_exit"}  # by Python
+
+
+def private_names(tree: ast.AST) -> Iterator[str]:
+    """Yield private names that are imported, or read from something other than `self`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            found = [*str(node.module).split("."), *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+            found = [node.attr]
+        else:
+            continue
+        yield from (name for name in found if re.match("_[^_]", name) and name not in DOCUMENTED)
+
+
+def test_the_private_names_of_torch_are_those_that_are_in_use() -> None:
+    sources = {path: path.read_text() for path in (ROOT / "pipeline").rglob("*.py")}
+    used = {
+        (name, str(path.relative_to(ROOT / "pipeline")))
+        for path, text in sources.items()
+        if "torch" in text
+        for name in private_names(ast.parse(text))
+    }
+    section = (
+        (ROOT / "docs/architecture.md").read_text().partition("## Private names of torch\n")[2].partition("\n## ")[0]
+    )
+    listed = set()
+    for item in section.split("\n- ")[1:]:
+        *names, file = re.findall(r"`([\w./]+)`", item.partition(")")[0])
+        listed |= {(part, file) for name in names for part in name.split(".") if part.startswith("_")}
+    assert used == listed
