@@ -1,16 +1,8 @@
-"""The pages of the project and the tables of its published records."""
-
-import functools
-from typing import Any
+"""docs/trust.md, for the tests of the simulations that it describes."""
 
 from conftest import ROOT
 
-from pipeline.experiment.folder import Experiment
-from pipeline.tables.collect_experiment import collect_experiment
-
-README, RESULTS, TRUST, CLUSTER = (
-    (ROOT / name).read_text() for name in ("README.md", "docs/results.md", "docs/trust.md", "docs/cluster.md")
-)
+TRUST = (ROOT / "docs/trust.md").read_text()
 
 
 def shown_rows(page: str, heading: str) -> list[list[str]]:
@@ -23,12 +15,6 @@ def shown_rows(page: str, heading: str) -> list[list[str]]:
             break
         rows.append([cell.strip() for cell in line.strip("|").split("|")])
     return rows
-
-
-@functools.cache
-def tables_of(name: str) -> dict[str, Any]:
-    """The tables of a published experiment, as collect writes them into tables.json."""
-    return collect_experiment(Experiment(ROOT / "outputs" / name)).content
 
 
 def missing_in(page: str, said: list[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """README.md and docs/ do what they say: commands run, axes expand, links lead somewhere.
 
-Their figures: tests/report/test_published_figures.py.
+Their figures: tests/test_results.py.
 """
 
 import json

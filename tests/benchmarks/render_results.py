@@ -1,4 +1,4 @@
-"""Renders the measured figures of README.md and docs/ from the published records.
+"""Renders the measured figures of README.md, docs/ and outputs/ from the published records.
 
     python tests/benchmarks/render_results.py
 
@@ -8,30 +8,51 @@ docs/templates/NAME.md.j2. The names that a template may use are the functions o
 
 import functools
 import json
+import math
 import re
 import statistics
+import sys
 import textwrap
+from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import msgspec
+from bench_prediction import PairErrors, published_pairs
 
+from pipeline.analysis.ring_model import SweepSample, fit_link
+from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
+from pipeline.communication.selftest_checks import judge_checks
+from pipeline.communication.selftest_findings import SavedSelftest
 from pipeline.experiment.folder import Experiment
+from pipeline.experiment.grid import expand_grid
 from pipeline.experiment.point_label import format_number
+from pipeline.experiment.spec import REMEDIES
 from pipeline.tables.collect_experiment import collect_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
+OUTPUTS = ROOT / "outputs"
 TEMPLATES = ROOT / "docs" / "templates"
 BLOCK = re.compile(r"<!-- results: ([\w-]+) -->\n(.*?)<!-- /results -->\n", re.DOTALL)
 MAX_WIDTH = 128  # characters of a line of a paragraph
+WORDS = (
+    *("no", "one", "two", "three", "four", "five", "six", "seven", "eight"),
+    *("nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen"),
+)
 
 Row = dict[str, Any]
 
 
+# What the records say.
+
+
 @functools.cache
-def tables_of(experiment: str) -> dict[str, list[Row]]:
+def tables_of(experiment: str, target_accuracy: float | None = None) -> dict[str, list[Row]]:
     """Return the tables of an experiment below outputs/, as JSON has them."""
-    content: dict[str, list[Row]] = collect_experiment(Experiment(ROOT / "outputs" / experiment)).content
+    found = collect_experiment(Experiment(OUTPUTS / experiment), target_accuracy=target_accuracy)
+    content: dict[str, list[Row]] = found.content
     return content
 
 
@@ -49,7 +70,14 @@ def row(experiment: str, table: str, **axes: Any) -> Row:
 @functools.cache
 def load(path: str) -> Any:
     """Return a JSON file below outputs/, such as that of a benchmark or a self-test."""
-    return json.loads((ROOT / "outputs" / path).read_text())
+    return json.loads((OUTPUTS / path).read_text())
+
+
+@functools.cache
+def records(experiment: str, run_ids: str = "*") -> list[Row]:
+    """Return the records of an experiment whose run ids match a pattern such as `ddp-*-b32-*`."""
+    paths = sorted((OUTPUTS / experiment / "records").glob(f"{run_ids}.json"))
+    return [json.loads(path.read_text()) for path in paths]
 
 
 def bench(path: str, section: str, name: str) -> Row:
@@ -59,35 +87,219 @@ def bench(path: str, section: str, name: str) -> Row:
     return only
 
 
-def percent(fraction: float, decimals: int = 1) -> str:
+def interval_of(row: Row, figure: str) -> tuple[float, float]:
+    """Return the ends of a figure's interval."""
+    stem, unit = (figure[:-2], "_s") if figure.endswith("_s") else (figure, "")
+    return row[f"{stem}_low{unit}"], row[f"{stem}_high{unit}"]
+
+
+def require(is_so: Any) -> None:
+    """Raise ValueError if the records do not bear out what a template says in words."""
+    if not is_so:
+        raise ValueError("the records no longer bear out a sentence of this template.")
+
+
+# Figures that no table holds.
+
+
+def epoch_times_s(record: Row) -> list[float]:
+    """Return the time of each epoch of a record: that of the slowest rank."""
+    return [max(rank["epoch_time_ns"] for rank in epoch["ranks"]) / 1e9 for epoch in record["measurement"]["epochs"]]
+
+
+def duration_s(record: Row) -> float:
+    """Return the time from the start of a record's point to its end."""
+    began, ended = (datetime.fromisoformat(record[key]) for key in ("started_at", "ended_at"))
+    return (ended - began).total_seconds()
+
+
+def gpu_of(record: Row) -> str:
+    """Return the model of a record's first GPU."""
+    return str(record["environment"]["gpus"][0]["name"])
+
+
+def training_rates(gpu: str, num_images: int) -> list[float]:
+    """Return the images/s of each captured training of Q4 on one GPU of a model: the median over the later epochs."""
+    found = [one for name in ("again", "q4-study") for one in records(f"h100x2/{name}", f"single-1gpu-b{num_images}-*")]
+    captured = [one for one in found if gpu_of(one) == gpu and one["spec"]["execution"] == "graph"]
+    return [one["spec"]["num_samples"] / statistics.median(epoch_times_s(one)[1:]) for one in captured]
+
+
+def kernel_share(record: Row) -> float:
+    """Return the time of kernels in the profile of a communication point, as a share of DDP's step time."""
+    found = record["measurement"]["communication"]
+    (ddp,) = (series for series in found["series"] if series["variant"] == "ddp")
+    step_ns = statistics.median(map(max, ddp["window_times_ns"])) / found["steps_per_window"]
+    return float(statistics.fmean(found["profile"]["compute_ns"]) / found["profile"]["num_steps"] / step_ns)
+
+
+def study(num_images: int, remedies: str, epochs: int = 30, num_gpus: int = 1, reference: int = 128) -> Row:
+    """Return a row of the study of Q4. Remedies: "", "linear_scaling+warmup" or "all four"; half the rate: 256."""
+    names = [*REMEDIES] if remedies == "all four" else [name for name in remedies.split("+") if name]
+    axes = {"global_batch_size": num_images, "remedies": names, "epochs": epochs, "num_gpus": num_gpus}
+    return row("h100x2/q4-study", "time_to_target", **axes, reference_batch_size=reference)
+
+
+def count_narrow(*experiments: str) -> tuple[int, int]:
+    """Return how many epoch and step times are known within 2 %, and of how many with an interval."""
+    found = [
+        row["noise_floor"]
+        for name in experiments
+        for row in (*rows(name, "Q2", scaling="weak"), *rows(name, "communication"), *rows(name, "split"))
+    ]
+    known = [floor for floor in found if floor is not None]
+    return sum(floor <= MAX_TIME_HALF_WIDTH for floor in known), len(known)
+
+
+def link_fit_errors(*experiments: str) -> list[tuple[float, float]]:
+    """Return the largest error of the model of each link: fitted to large messages as published, and to all sizes."""
+    errors = {}
+    for name in experiments:
+        for predicted in rows(name, "prediction"):
+            swept = rows(name, "sweep", num_gpus=predicted["from_num_gpus"])
+            captured = [row for row in swept if row["execution"] == "graph"] or swept
+            fit = fit_link([SweepSample(row["num_gpus"], row["num_bytes"], row["time_s"]) for row in captured])
+            assert fit is not None
+            errors[name, predicted["from_num_gpus"]] = (predicted["fit_worst_error"], fit.worst_error)
+    return list(errors.values())
+
+
+@functools.cache
+def pairs_of_predictions() -> list[PairErrors]:
+    """Return the errors of the predictions for every published pair of points."""
+    return list(published_pairs())
+
+
+@functools.cache
+def known_links() -> dict[str, list[Row]]:
+    """Return what the tool read of links of known rate: `readings`, `growth` and `predictions`."""
+    import bench_link_of_known_rate as bench_link  # these import torch
+    from link_rank import LinkReading
+
+    path = OUTPUTS / "two-cores" / "link-of-known-rate.json"
+    readings = msgspec.json.decode(path.read_bytes(), type=list[LinkReading])
+    known = [reading for reading in readings if reading.rate_bits_per_s in bench_link.RATES]
+    of_ranks = [[one for one in known if one.spec.num_gpus == number] for number in bench_link.NUM_RANKS]
+    of_rates = [[one for one in readings if one.rate_bits_per_s == rate] for rate in bench_link.ALL_RATES]
+    return {
+        "readings": [bench_link.reading_row(reading) for reading in readings],
+        "growth": [bench_link.growth_row(found) for found in of_ranks],
+        "predictions": [bench_link.prediction_row(found) for found in of_rates],
+    }
+
+
+def verdicts_today(machine: str) -> list[str]:
+    """Return the verdicts of a published self-test by the limits of today."""
+    saved = msgspec.json.decode((OUTPUTS / machine / "selftest.json").read_bytes(), type=SavedSelftest)
+    return [result.verdict for result in judge_checks(saved.runs)]
+
+
+def per_channel_gains(count: str, stage: str, rule: str) -> list[float]:
+    """Return what one scale per channel adds to a count of test images, as a share of them, for each seed."""
+    gains = []
+    for record in records("two-cores/quantize"):
+        quantized = record["measurement"]["quantization"]
+        wanted = [one for one in quantized["results"] if (one["stage"], one["scale_rule"]) == (stage, rule)]
+        found = {one["granularity"]: one[count] for one in wanted}
+        gains.append((found["per_channel"] - found["per_tensor"]) / quantized["num_test_samples"])
+    return gains
+
+
+# How a figure is written.
+
+
+def percent(fraction: float, spec: str = ".1") -> str:
     """Return a fraction in per cent."""
-    return format_number(fraction, f".{decimals}%").replace("%", " %")
+    return format_number(fraction, f"{spec}%").replace("%", " %")
 
 
-def fill(text: str) -> str:
-    """Return paragraphs and list items on lines of at most MAX_WIDTH characters; tables stay as they are."""
-    parts = []
-    for part in re.split(r"\n(?=- )|\n\n", text.strip()):
-        if part.startswith("|"):
-            parts.append(part)
-            continue
-        indent = "  " if part.startswith("- ") else ""
-        words = " ".join(part.split())
-        parts.append(
-            textwrap.fill(words, MAX_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-        )
-    return "\n\n".join(parts)
+def in_us(time_s: float, spec: str = ".1f") -> str:
+    """Return a time in microseconds, without the unit."""
+    return format_number(1e6 * time_s, spec)
 
 
-NAMES = {"rows": rows, "row": row, "load": load, "bench": bench, "median": statistics.median, "min": min, "max": max}
-NAMES |= {"abs": abs, "len": len, "zip": zip, "sum": sum, "sorted": sorted}
-FILTERS = {"number": format_number, "percent": percent, "fill": fill}
+def span(values: Sequence[float], spec: str, scale: float = 1) -> str:
+    """Return the smallest and the largest of the values, times a scale."""
+    scaled = [scale * value for value in values]
+    return f"{format_number(min(scaled), spec)} to {format_number(max(scaled), spec)}"
+
+
+def interval(row: Row, figure: str, spec: str, scale: float = 1) -> str:
+    """Return the interval of a figure."""
+    return span(interval_of(row, figure), spec, scale)
+
+
+def with_interval(row: Row, figure: str, spec: str, scale: float = 1, unit: str = "") -> str:
+    """Return a figure with its unit, and its interval in brackets."""
+    return f"{format_number(scale * row[figure], spec)}{unit} ({interval(row, figure, spec, scale)})"
+
+
+def longer(one: Row, other: Row) -> float:
+    """Return how much longer a benchmark's row takes than another, by the medians, as a fraction."""
+    return float(statistics.median(one["windows_s"]) / statistics.median(other["windows_s"])) - 1
+
+
+def longer_by_round(one: Row, other: Row) -> float:
+    """Return how much longer a row takes than another: the median over rounds, each of which timed both."""
+    rounds = zip(one["windows_s"], other["windows_s"], strict=True)
+    return float(statistics.median(of_one / of_other for of_one, of_other in rounds)) - 1
+
+
+def in_words(count: float) -> str:
+    """Return a rounded count up to sixteen in words."""
+    return WORDS[round(count)]
+
+
+def enumerate_in_words(parts: Sequence[Any]) -> str:
+    """Return the parts with commas, and `and` before the last."""
+    *first, last = map(str, parts)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def round_up(value: float) -> str:
+    """Return a positive number rounded up to the first decimal."""
+    return format_number(math.ceil(10 * value) / 10, ".1f")
+
+
+def wrap(text: str) -> str:
+    """Return a text with paragraphs and list items on lines of at most MAX_WIDTH; rows of tables stay as they are."""
+    wrapped = re.sub(r"\n\s*\n", "\n\n", text.strip())
+    return "".join(wrap_part(part) for part in re.split(r"(\n\n|\n(?=- |\|))", wrapped))
+
+
+def wrap_part(text: str) -> str:
+    """Return one paragraph, list item or row of a table. No line begins with a sign: Markdown would see a list."""
+    if text.isspace():
+        return text
+    words = " ".join(text.split())
+    if words.startswith("|"):
+        return words
+    whole = re.sub(r" (?=%|[-+*=#>] )", "\0", words)
+    indent = "  " if words.startswith("- ") else ""
+    return textwrap.fill(
+        whole, MAX_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    ).replace("\0", " ")
+
+
+# Blocks and pages.
+
+NAMES = {
+    function.__name__: function
+    for function in (
+        *(tables_of, rows, row, load, records, bench, require, epoch_times_s, duration_s, training_rates, kernel_share),
+        *(study, count_narrow, link_fit_errors, pairs_of_predictions, known_links, verdicts_today, per_channel_gains),
+        *(span, interval, with_interval, longer, longer_by_round, expand_grid, re.findall, zip),
+    )
+}
+FILTERS = {"number": format_number, "percent": percent, "us": in_us, "span": span, "in_words": in_words}
+FILTERS |= {"enumerate": enumerate_in_words, "round_up": round_up, "gpu_of": gpu_of, "median": statistics.median}
 
 
 def render_block(name: str) -> str:
-    """Return the text of a block. Raises jinja2.TemplateError."""
+    """Return the text of a block. Raises jinja2.TemplateError, and ValueError where the records say something else."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
+        extensions=["jinja2.ext.do"],
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -95,7 +307,7 @@ def render_block(name: str) -> str:
     )
     environment.globals |= NAMES
     environment.filters |= FILTERS
-    return environment.get_template(f"{name}.md.j2").render().strip() + "\n"
+    return wrap(environment.get_template(f"{name}.md.j2").render()) + "\n"
 
 
 def render_page(text: str) -> str:
@@ -105,10 +317,11 @@ def render_page(text: str) -> str:
 
 def pages() -> list[Path]:
     """Return the pages that have blocks."""
-    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "outputs").glob("*/README.md"))]
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(OUTPUTS.glob("*/README.md"))]
     return [path for path in found if BLOCK.search(path.read_text())]
 
 
 if __name__ == "__main__":
+    sys.path.append(str(ROOT / "tests"))  # a benchmark uses helpers of the tests
     for path in pages():
         path.write_text(render_page(path.read_text()))

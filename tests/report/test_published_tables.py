@@ -1,17 +1,20 @@
-"""The published tables are what their records give, and the docs count over all of them."""
+"""The published tables and plots are what their records give, and the records bear out what the docs claim of them."""
 
 import re
-from collections.abc import Iterable
+import shutil
+import sys
+from pathlib import Path
 
+import bench_ddp
+import bench_gpu
+import bench_memory
 import pytest
-from conftest import ROOT
-from published_pages import TRUST, missing_in, shown_rows
+import render_results
+from conftest import ROOT, run_command
 
-from pipeline.analysis import ring_model
 from pipeline.collect import address_of_words
 from pipeline.experiment.folder import Experiment
 from pipeline.pages.markdown import render_experiment
-from pipeline.tables import prediction_rows
 from pipeline.tables.collect_experiment import collect_experiment
 
 PUBLISHED = ["a40-ddp", "v100-dp", "h200x2/q1", "h200x2/scaling", "h200x2/q4", "h200x4/scaling", "h200x4/q4"]
@@ -24,6 +27,7 @@ PUBLISHED += ["two-cores/quantize", "h100x2/q4-study", "h100x2/again"]
 
 GOLDEN = ("h200x2/communication-captured", "h100x2/q4-study")  # captured steps; every kind of cell
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?")
+LEARNT = ("loss", "accuracy", "test_loss", "test_accuracy")
 
 
 def rendered(name: str) -> tuple[str, str]:
@@ -64,63 +68,59 @@ def test_the_figures_of_the_other_reports_are_what_their_records_give(name: str)
             assert difference <= 1.01 * last_digit(published_number), (cell, other)
 
 
-NARROW = {
-    "captured": ("h200x2/graph", "h200x2/communication-captured", "h200x4/communication-captured"),
-    "epochs": ("h200x2/intervals", "h200x2/packed", "h200x2/one-a-point"),
-    "communication": (
-        *(f"h200x2/{name}" for name in ("communication", "communication-settled", "batchnorm")),
-        *(f"h200x4/{name}" for name in ("communication", "batchnorm")),
-    ),
-}
+@pytest.mark.parametrize("path", sorted((ROOT / "outputs").glob("*/bench/*.json")), ids=lambda path: path.stem)
+def test_the_tables_of_a_benchmark_are_on_their_page(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = {"ddp": bench_ddp, "memory": bench_memory}.get(path.stem.split("-")[0], bench_gpu)
+    monkeypatch.setattr(sys, "argv", [bench.__name__, "--print", str(path)])
+    bench.main()
+    assert capsys.readouterr().out.strip() in (path.parents[1] / "bench-gpu.md").read_text()
 
 
-WITH_INTERVAL = "Of the rows with an interval"  # how the line of a report begins
-
-
-def narrow_points(names: Iterable[str]) -> str:
-    """How many points of these experiments are known within 2 %, of how many, as their reports say it."""
-    reports = [(ROOT / "outputs" / name / "report.md").read_text() for name in names]
-    found = [re.search(rf"^{WITH_INTERVAL} (\d+) of (\d+) ", report, re.MULTILINE) for report in reports]
-    pairs = [(int(match[1]), int(match[2])) for match in found if match]
-    assert len(pairs) == len(reports)
-    return " of ".join(str(sum(part)) for part in zip(*pairs, strict=True))
-
-
-def test_how_many_published_points_are_known_within_2_per_cent_is_what_their_reports_say() -> None:
-    counted = {kind: narrow_points(names) for kind, names in NARROW.items()}
-    others = {name for name in PUBLISHED if not name.startswith("h100")}  # the table of trust.md is of H200s
-    others -= {name for names in NARROW.values() for name in names}
-    assert not any(f"\n{WITH_INTERVAL} " in (ROOT / "outputs" / name / "report.md").read_text() for name in others)
-    assert [row[1] for row in shown_rows(TRUST, "a half-width of at most 2 %")] == list(counted.values())
-    on_two = {kind: [name for name in names if name.startswith("h200x2/")] for kind, names in NARROW.items()}
-    captured, epochs, communication = map(narrow_points, on_two.values())
-    said = [f"{captured} captured, {epochs} eager epochs", f"{communication} eager communication points"]
-    every = narrow_points(name for names in on_two.values() for name in names).replace(" of ", " of the ")
-    said.append(f"{every} points with six windows or more")
-    assert missing_in((ROOT / "outputs/h200x2/README.md").read_text(), said) == []
-
-
-def worst_fit_errors(names: Iterable[str]) -> dict[tuple[str, int], float]:
-    """The largest relative error of the link model, by experiment and number of GPUs of its sweep."""
-    return {
-        (name, row["from_num_gpus"]): row["fit_worst_error"]
-        for name in names
-        for row in collect_experiment(Experiment(ROOT / "outputs" / name)).tables["prediction"]
-        if row["fit_worst_error"] is not None
-    }
-
-
-def test_how_well_the_link_model_fits_is_what_the_docs_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [name for name in PUBLISHED if "communication" in name or "batchnorm" in name]
-    of_large = worst_fit_errors(names)
-    monkeypatch.setattr(ring_model, "fit_large_messages", lambda samples, least_bytes: ring_model.fit_link(samples))
-    of_all = worst_fit_errors(names)
-    low, high, lowest, highest = (100 * end(found.values()) for found in (of_large, of_all) for end in (min, max))
-    said = [
-        f"it is {low:.0f} to {high:.0f} % off in the eight published sweeps.",
-        f"Fitted to all sizes it would be {lowest:.0f} to {highest:.0f} % off.",
-        "It is fitted to messages from a quarter of the smallest bucket on;",
+def test_the_plot_that_the_readme_shows_is_of_the_published_records(tmp_path: Path) -> None:
+    copy = tmp_path / "graph"
+    copy.mkdir()
+    shutil.copytree(ROOT / "outputs/h200x2/graph/records", copy / "records")
+    shutil.copy(ROOT / "outputs/h200x2/graph/manifest.json", copy)
+    run_command("collect", copy)
+    if not (copy / "plots/q2.svg").exists():
+        pytest.skip("matplotlib is not installed")
+    texts = [
+        re.findall(r"<dc:(?:title|description)>([^<]*)<", path.read_text())
+        for path in (ROOT / "docs/q2.svg", copy / "plots/q2.svg")
     ]
-    assert prediction_rows.SIZES_BELOW_BUCKETS == 4
-    assert len(of_large) == len(of_all) == 8
-    assert missing_in(TRUST, said) == []
+    assert texts[0] == texts[1] != []
+
+
+def test_trust_md_counts_every_published_experiment_on_h200s_that_has_intervals() -> None:
+    template = (render_results.TEMPLATES / "trust-narrow.md.j2").read_text()
+    counted = [name for name in PUBLISHED if not name.startswith("h100x2/") and render_results.count_narrow(name)[1]]
+    assert [name for name in counted if f'"{name}"' not in template] == []
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_both_models_warm_up_alike_at_8192(seed: int) -> None:
+    """In the five epochs of warm-up runs of 30 and of 120 epochs have one rate, and later another."""
+    found = []
+    for num_epochs in (30, 120):
+        wanted = {"reference_batch_size": 256, "epochs": num_epochs, "seed": seed}  # all four remedies at half the rate
+        of_size = render_results.records("h100x2/q4-study", "single-1gpu-b8192-*")
+        found += [record for record in of_size if wanted.items() <= record["spec"].items()]
+    losses = [[epoch["loss"] for epoch in record["measurement"]["epochs"][:6]] for record in found]
+    assert [render_results.gpu_of(record) for record in found] == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]
+    assert losses[0][:5] == losses[1][:5]
+    assert losses[0][5] != losses[1][5]
+
+
+def test_two_gpu_models_learn_the_same_to_the_last_bit() -> None:
+    places = set()
+    for again in render_results.records("h100x2/again"):
+        (before,) = (one for one in render_results.records("h100x2/q4-study") if one["run_id"] == again["run_id"])
+        epochs, epochs_before = (
+            [[epoch[key] for key in LEARNT] for epoch in record["measurement"]["epochs"]] for record in (again, before)
+        )
+        assert epochs == epochs_before
+        environments = [record["environment"] for record in (again, before)]
+        places.add(tuple((place["gpus"][0]["name"], place["source_digest"][:12]) for place in environments))
+    assert places == {(("NVIDIA H200", "a358d3c66021"), ("NVIDIA H100 80GB HBM3", "89ab72dc1480"))}
