@@ -8,7 +8,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import torch
 
@@ -74,18 +73,6 @@ def warm_up_and_size_windows(steps: Mapping[str, StepFunction], rank: Rank) -> i
     longest_ns = max(process_group.all_gather(slowest_ns, int))
     num_steps = math.ceil(TARGET_WINDOW_S / (longest_ns / 1e9 / MIN_STEPS))
     return min(MAX_STEPS, max(MIN_STEPS, num_steps))
-
-
-def time_interleaved(
-    steps: Mapping[str, StepFunction],
-    num_windows: int,
-    steps_per_window: int,
-    rank: Rank,
-    is_precise_enough: Callable[[WindowTimesNs], bool] = lambda _: False,
-) -> WindowTimesNs:
-    """Time up to `num_windows` rounds with one window of each step (see time_rounds)."""
-    timers = {name: partial(time_steps, step, steps_per_window, rank) for name, step in steps.items()}
-    return time_rounds(timers, dict.fromkeys(timers, num_windows), is_precise_enough)
 
 
 def time_rounds(

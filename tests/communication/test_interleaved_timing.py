@@ -1,5 +1,6 @@
 import time
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,6 @@ from pipeline.communication.interleaved_timing import (
     MAX_STEPS,
     MIN_STEPS,
     WARM_UP_STEPS_PER_VARIANT,
-    time_interleaved,
     time_on_host,
     time_rounds,
     time_steps,
@@ -28,9 +28,15 @@ def logging_steps(log: list[str], *names: str) -> dict[str, StepFunction]:
     return {name: (lambda name=name: log.append(name)) for name in names}  # type: ignore[misc]
 
 
+def time_logging_steps(log: list[str], names: str, num_rounds: int, num_steps: int, **options: Any) -> WindowTimesNs:
+    """Time rounds of steps that append their name to the log."""
+    timers = {name: partial(time_steps, step, num_steps, ALONE) for name, step in logging_steps(log, *names).items()}
+    return time_rounds(timers, dict.fromkeys(timers, num_rounds), **options)
+
+
 def test_every_round_has_one_window_of_each_step_in_an_order_that_changes() -> None:
     log: list[str] = []
-    windows = time_interleaved(logging_steps(log, "a", "b", "c"), 8, 2, ALONE)
+    windows = time_logging_steps(log, "abc", 8, 2)
     together = LEAD_IN_STEPS + 2
     rounds = [log[start : start + 3 * together] for start in range(0, len(log), 3 * together)]
     assert len(rounds) == 8
@@ -45,8 +51,8 @@ def test_every_round_has_one_window_of_each_step_in_an_order_that_changes() -> N
 def test_every_rank_and_every_run_has_the_same_order() -> None:
     first: list[str] = []
     second: list[str] = []
-    time_interleaved(logging_steps(first, "a", "b", "c"), 5, 1, ALONE)
-    time_interleaved(logging_steps(second, "a", "b", "c"), 5, 1, ALONE)
+    time_logging_steps(first, "abc", 5, 1)
+    time_logging_steps(second, "abc", 5, 1)
     assert first == second
 
 
@@ -58,7 +64,7 @@ def test_rounds_end_once_their_windows_are_settled() -> None:
         return len(windows["a"]) == 3
 
     log: list[str] = []
-    windows = time_interleaved(logging_steps(log, "a", "b"), 8, 1, ALONE, is_precise_enough)
+    windows = time_logging_steps(log, "ab", 8, 1, is_precise_enough=is_precise_enough)
     assert asked == [(1, 1), (2, 2), (3, 3)], "whole rounds, and after each of them"
     assert [len(values) for values in windows.values()] == [3, 3]
     assert len(log) == 2 * 3 * (LEAD_IN_STEPS + 1)
@@ -79,8 +85,7 @@ def test_a_series_is_timed_in_the_first_rounds_as_many_as_its_number() -> None:
 
 
 def test_a_window_is_as_long_as_its_steps() -> None:
-    windows = time_interleaved({"nap": lambda: time.sleep(0.002)}, 3, 5, ALONE)
-    assert all(ranks[0] >= 5 * 2_000_000 for ranks in windows["nap"])
+    assert all(time_steps(lambda: time.sleep(0.002), 5, ALONE) >= 5 * 2_000_000 for _ in range(3))
 
 
 def test_a_first_step_that_is_slow_after_a_barrier_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

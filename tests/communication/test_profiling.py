@@ -54,9 +54,9 @@ def quiet_inside() -> None:
     """Stand in for the same step in a CUDA graph."""
 
 
-DDP = StepVariant("ddp", nn.Identity(), outside, outside)
-CAPTURED = StepVariant("ddp", nn.Identity(), inside, outside)
-QUIET = StepVariant("no_op_hook", nn.Identity(), quiet_inside, quiet_outside)
+DDP = StepVariant(nn.Identity(), outside, outside)
+CAPTURED = StepVariant(nn.Identity(), inside, outside)
+QUIET = StepVariant(nn.Identity(), quiet_inside, quiet_outside)
 
 
 def rank_trace(*steps: list[tuple[str, int, float]], compute_ns: int = 900) -> RankTrace:
