@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from pipeline.analysis import intervals
-from pipeline.analysis.comparability import Fact, compared_facts
+from pipeline.analysis.comparability import Fact, compared_facts, fact_values
 from pipeline.analysis.exposed_communication import communications_of, step_times_s
-from pipeline.analysis.intervals import Estimate, Interval, median_time
+from pipeline.analysis.intervals import Estimate, median_time
 from pipeline.analysis.notes import Note
 from pipeline.analysis.pooling import PooledPoint, group_pairs, pool_outcomes
 from pipeline.experiment.outcomes import PointOutcome
@@ -62,14 +62,15 @@ class TimedSide:
         return intervals.drift_notes(time_key(self.point.spec), self.times_by_repeat_s)
 
 
-class ComparedPoint(NamedTuple):
-    """A point that both experiments expect. `ratio` is B's median over A's."""
+class ComparedPoint:
+    """A point that both experiments expect. `ratio` is B's median over A's, with its interval if both have one."""
 
-    spec: Spec
-    a: TimedSide
-    b: TimedSide
-    ratio: float | None
-    interval: Interval | None
+    def __init__(self, a: PooledPoint, b: PooledPoint) -> None:
+        self.spec = a.spec
+        self.a, self.b = TimedSide(a), TimedSide(b)
+        time_a, time_b = self.a.time, self.b.time
+        self.ratio = time_b / time_a if time_a is not None and time_b is not None else None
+        self.interval = intervals.time_ratio_interval(time_b, time_a)
 
     @property
     def verdict(self) -> Verdict:
@@ -121,15 +122,13 @@ def compare_outcomes(a: Sequence[PointOutcome], b: Sequence[PointOutcome]) -> Co
         for outcomes in (a, b)
     )
     shared = [
-        compare_point(TimedSide(one), TimedSide(other))
+        ComparedPoint(one, other)
         for spec, of_a in points_a.items()
         if spec in points_b
         for one, other in pair_by_gpu(of_a, points_b[spec])
     ]
-    records_a, records_b = (
-        [record for side in sides for record in side.point.ok_records]
-        for sides in ([point.a for point in shared], [point.b for point in shared])
-    )
+    records_a = [record for point in shared for record in point.a.point.ok_records]
+    records_b = [record for point in shared for record in point.b.point.ok_records]
     return Comparison(
         shared,
         [spec for spec in points_a if spec not in points_b],
@@ -179,12 +178,6 @@ def is_between_runs(a: Estimate | None, b: Estimate | None) -> bool:
     return a is not None and b is not None and a.basis == b.basis == "repeats"
 
 
-def compare_point(a: TimedSide, b: TimedSide) -> ComparedPoint:
-    """Return the compared point: the ratio of B's median to A's, and its interval if both medians have one."""
-    ratio = b.time / a.time if a.time is not None and b.time is not None else None
-    return ComparedPoint(a.point.spec, a, b, ratio, intervals.time_ratio_interval(b.time, a.time))
-
-
 def time_key(spec: Spec) -> TimeKey:
     """Return the column of the time that is compared."""
     return "step_time_s" if spec.measure == "communication" else "epoch_time_s"
@@ -216,8 +209,3 @@ def unlike_gpu_models(points: Iterable[ComparedPoint]) -> dict[str, tuple[list[s
     """Return the GPU models of the first point whose sides ran on different ones, as a fact with its values."""
     models = ((point.a.point.gpu, point.b.point.gpu) for point in points)
     return next(({"GPU": ([a], [b])} for a, b in models if a and b and a != b), {})
-
-
-def fact_values(fact: Fact, records: Sequence[Record]) -> list[str]:
-    """Return the sorted values of a fact. Records measured elsewhere count too: they may state their GPU."""
-    return sorted({value for record in records if (value := fact(record))})

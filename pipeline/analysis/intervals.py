@@ -35,15 +35,6 @@ class Interval(NamedTuple):
         """True if the value lies inside, bounds included."""
         return self.low <= value <= self.high
 
-    def scaled(self, factor: float) -> "Interval":
-        """Return the interval of the median times a positive factor."""
-        return self._replace(low=factor * self.low, high=factor * self.high)
-
-    @property
-    def max_abs_bound(self) -> float:
-        """The larger absolute value of the two bounds. For a difference of two equal things it is the noise."""
-        return max(abs(self.low), abs(self.high))
-
 
 class Estimate(float):
     """A figure with the ends of its interval, all in its unit.
