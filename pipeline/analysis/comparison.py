@@ -27,6 +27,7 @@ Verdict = Literal[
     "no interval",
     "no data",
 ]
+BETWEEN_RUNS: tuple[Verdict, ...] = ("slower", "faster", "inside the noise")  # over repeats, which are new processes
 TimeKey = Literal["epoch_time_s", "step_time_s"]
 TIMED_MEASURES = ("epochs", "communication")
 
@@ -80,7 +81,7 @@ class ComparedPoint:
     @property
     def is_between_runs(self) -> bool:
         """True if the interval has the spread between repeats, so that there is a verdict."""
-        return is_between_runs(self.a.time, self.b.time)
+        return self.verdict in BETWEEN_RUNS
 
     @property
     def is_unchecked(self) -> bool:
@@ -166,16 +167,11 @@ def verdict_on(a: Estimate | None, b: Estimate | None) -> Verdict:
     interval = intervals.time_ratio_interval(b, a)
     if interval is None:
         return "no interval"
-    if not is_between_runs(a, b):
+    if not a.basis == b.basis == "repeats":
         return "inside the noise of one run" if interval.contains(1) else "differs within one run"
     if interval.contains(1):
         return "inside the noise"
     return "slower" if interval.low > 1 else "faster"
-
-
-def is_between_runs(a: Estimate | None, b: Estimate | None) -> bool:
-    """True if both times have an interval over repeats, which are processes of their own."""
-    return a is not None and b is not None and a.basis == b.basis == "repeats"
 
 
 def time_key(spec: Spec) -> TimeKey:

@@ -43,7 +43,7 @@ def check_invariant(spec: Spec, baseline: Spec, scaling: Scaling) -> None:
         raise ValueError(f"a baseline runs on 1 GPU, got {baseline.num_gpus}.")
 
 
-def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling) -> Baseline:
+def one_gpu_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling) -> Baseline:
     """Return the baseline of a point: of the same strategy or `single`, on one GPU.
 
     Among several it prefers, in this order: one with a time, the same strategy, as many epochs, as many windows.
@@ -55,9 +55,8 @@ def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling) ->
 
     def preference(other: PooledPoint) -> tuple[bool, int, bool, bool]:
         spec = other.spec
-        untimed = other.epoch_time is None
         return (
-            untimed,
+            other.epoch_time is None,
             order[spec.strategy],
             spec.epochs != point.spec.epochs,
             spec.windows != point.spec.windows,
@@ -77,7 +76,7 @@ def pair_with_baselines(points: Sequence[PooledPoint], scaling: Scaling) -> list
     """Return every point with its baseline, in the order of the grid."""
     on_one_gpu = (point for point in points if point.spec.num_gpus == 1)
     index = group_pairs((baseline_key(point, scaling), point) for point in on_one_gpu)
-    return [(point, find_baseline(point, index, scaling)) for point in points]
+    return [(point, one_gpu_baseline(point, index, scaling)) for point in points]
 
 
 def strong_pairs(points: Sequence[PooledPoint]) -> list[tuple[PooledPoint, Baseline]]:
@@ -137,5 +136,4 @@ def scaling_notes(
 
 
 def interval_basis(point: PooledPoint) -> IntervalBasis | None:
-    """Return what the interval of the point's epoch time is over."""
     return point.epoch_time.basis if point.epoch_time is not None else None

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from pipeline.analysis.pooling import group_pairs
 from pipeline.communication import trace
 from pipeline.communication.trace import ProfileFailed, RankTrace, TracedCollective
 from pipeline.experiment.measurement import Collective, Profile, Transfer, TransferKind
@@ -100,13 +101,12 @@ def combine_traces(traces: Sequence[RankTrace], num_steps: int, buckets: Collect
     """Combine the ranks' traces into one profile. Return it with a note if their collectives cannot be matched."""
     counts = {len(trace.collectives) for trace in traces}
     note = None
-    per_step = 0
+    per_step, rest = divmod(min(counts), num_steps)
     if counts == {0}:
         note = "the profiler saw no collective (on GPUs it needs CUPTI): no figures"
-    elif len(counts) > 1 or min(counts) % num_steps:
+    elif len(counts) > 1 or rest:
+        per_step = 0
         note = f"the ranks' profiled collectives ({sorted(counts)}) do not divide into {num_steps} steps: no figures"
-    else:
-        per_step = min(counts) // num_steps
     profile = Profile(
         num_steps=num_steps,
         collectives=tuple(match_collective(traces, index, per_step, buckets) for index in range(per_step)),
@@ -137,12 +137,9 @@ def transfer_kind(seen: TracedCollective, buckets: Collection[int]) -> TransferK
 
 def mean_transfers(transfers: Iterable[tuple[TransferKind, int]], num_steps: int) -> tuple[Transfer, ...]:
     """Return calls and bytes per step for each kind of transfer, from the kind and bytes of each call."""
-    bytes_of_calls: dict[TransferKind, list[int]] = {}
-    for kind, num_bytes in transfers:
-        bytes_of_calls.setdefault(kind, []).append(num_bytes)
     return tuple(
         Transfer(kind=kind, calls_per_step=len(calls) / num_steps, bytes_per_step=sum(calls) / num_steps)
-        for kind, calls in bytes_of_calls.items()
+        for kind, calls in group_pairs(transfers).items()
     )
 
 

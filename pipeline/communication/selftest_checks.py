@@ -263,13 +263,15 @@ def difference(one: MeasuredValue, other: MeasuredValue) -> MeasuredValue:
     return MeasuredValue(value, value - below, value + above)
 
 
-def ratio(above: MeasuredValue, below: MeasuredValue) -> MeasuredValue:
-    """Return the ratio of two positive medians that were measured separately (see intervals.ratio_interval)."""
+def ratio(above: MeasuredValue, below: MeasuredValue, least: float = 0.0) -> MeasuredValue:
+    """Return the ratio of two medians that were measured separately (see intervals.ratio_interval).
+
+    Less than `least` counts as that. Raises ValueError if an interval reaches 0 then.
+    """
+    above, below = (MeasuredValue(*(max(end, least) for end in one)) for one in (above, below))
+    if min(above.low, below.low) <= 0:
+        raise ValueError("a ratio of medians needs intervals above 0.")
     return MeasuredValue(above.value / below.value, above.low / below.high, above.high / below.low)
-
-
-def raise_to_minimum(exposed: MeasuredValue) -> MeasuredValue:
-    return exposed.transformed(lambda us: max(us, MIN_EXPOSED_US))
 
 
 def gradients_busbw_gb_s(findings: Findings) -> float:
@@ -301,7 +303,7 @@ def compare_sockets(known: Findings, sockets: Findings | None) -> Figures | NotM
     return {
         "exposed_us": fast,
         "exposed_sockets_us": slow,
-        "rise": ratio(raise_to_minimum(slow), raise_to_minimum(fast)),
+        "rise": ratio(slow, fast, MIN_EXPOSED_US),
         "busbw_gb_s": gradients_busbw_gb_s(known),
         "busbw_sockets_gb_s": gradients_busbw_gb_s(sockets),
         "busbw_fall": ratio(median_of(sockets.swept_ns), median_of(known.swept_ns)),
@@ -310,7 +312,7 @@ def compare_sockets(known: Findings, sockets: Findings | None) -> Figures | NotM
 
 def compare_injected(known: Findings) -> Figures:
     injected, alone = median_of(difference_us(known, "extra", "ddp")), median_us(known.extra_ns)
-    return {"injected_us": injected, "isolated_us": alone, "ratio": ratio(raise_to_minimum(injected), alone)}
+    return {"injected_us": injected, "isolated_us": alone, "ratio": ratio(injected, alone, MIN_EXPOSED_US)}
 
 
 def compare_repeat(known: Findings, measured: Findings | None, again: Findings) -> Figures:
