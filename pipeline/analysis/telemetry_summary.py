@@ -179,7 +179,6 @@ def gpu_window(epoch: int, gpu: int, samples: Sequence[GpuSample], window: TimeS
 
 
 def aggregate_if_enough(values: Iterable[int | None], aggregate: Callable[[list[float]], float]) -> float | None:
-    """Return the aggregate of the values that are not None; None if these are fewer than MIN_SAMPLES."""
     known = [float(value) for value in values if value is not None]
     return aggregate(known) if len(known) >= MIN_SAMPLES else None
 

@@ -59,7 +59,6 @@ def measure_communication(
 def time_step_variants(
     variants: Mapping[str, StepVariant], spec: Spec, rank: Rank, only: Collection[VariantName] = ()
 ) -> Communication:
-    """Time interleaved windows of the variants, at most `spec.windows` of each (see measure_communication)."""
     steps = {name: variant.step for name, variant in variants.items()}
     steps_filling_window = interleaved_timing.warm_up_and_size_windows(steps, rank)
     num_steps = spec.max_steps or steps_filling_window

@@ -118,7 +118,6 @@ def combine_traces(traces: Sequence[RankTrace], num_steps: int, buckets: Collect
 
 
 def match_collective(traces: Sequence[RankTrace], index: int, per_step: int, buckets: Collection[int]) -> Collective:
-    """Return the collective of that index in the step, with its durations in all steps and on all ranks."""
     first = traces[0].collectives[index]
     every_step = zip(*(trace.collectives[index::per_step] for trace in traces), strict=True)
     return Collective(

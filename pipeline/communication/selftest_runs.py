@@ -78,7 +78,6 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
 def time_selftest_variants(
     variants: Mapping[str, StepVariant], context: StepContext, round_shares: Mapping[str, float], num_sweep_windows: int
 ) -> Findings:
-    """Time interleaved windows of the variants, and an isolated all-reduce of all gradients."""
     spec, rank = context.spec, context.rank
     steps = {name: variant.step for name, variant in variants.items()}
     steps_per_window = interleaved_timing.warm_up_and_size_windows(steps, rank)
@@ -249,8 +248,6 @@ def median_ns(lengths: Sequence[LengthNs]) -> float:
 
 
 def after_pause(step: StepFunction, pause: Callable[[], LengthNs], lengths: list[LengthNs]) -> StepFunction:
-    """Return the step with a pause before it, whose length is appended to `lengths`."""
-
     def pause_and_step() -> None:
         lengths.append(pause())
         step()

@@ -118,7 +118,6 @@ def carries_gradients(collective: TracedCollective, buckets: Collection[int]) ->
 
 
 def parse_collective(event: TraceEvent) -> TracedCollective | None:
-    """Return the collective of an event; None if the event is something else."""
     kernel = NCCL_KERNEL.match(event.name) if event.cat == "kernel" else None
     if kernel is not None:
         operation = str(event.args.get("Collective name") or kernel["operation"])
