@@ -11,14 +11,7 @@ from pipeline.analysis.exposed_communication import is_communication_precise_eno
 from pipeline.communication import dataparallel_split, interleaved_timing, profiling, step_variants
 from pipeline.communication.allreduce_sweep import sweep_all_reduce
 from pipeline.communication.step_variants import StepContext, StepVariant
-from pipeline.experiment.measurement import (
-    Communication,
-    Measurement,
-    Profile,
-    StepSeries,
-    VariantName,
-    WindowTimesNs,
-)
+from pipeline.experiment.measurement import Communication, Measurement, Profile, StepSeries, VariantName
 from pipeline.experiment.spec import Spec
 from pipeline.training import device_memory
 from pipeline.training.loop import build_measurement, set_precision
@@ -62,21 +55,16 @@ def time_step_variants(
     steps = {name: variant.step for name, variant in variants.items()}
     steps_filling_window = interleaved_timing.warm_up_and_size_windows(steps, rank)
     num_steps = spec.max_steps or steps_filling_window
-
-    def to_communication(windows: WindowTimesNs) -> Communication:
+    timers = {name: partial(interleaved_timing.time_steps, steps[name], num_steps, rank) for name in only or steps}
+    for windows in interleaved_timing.time_rounds(timers, dict.fromkeys(timers, spec.windows)):
         series = tuple(
             StepSeries(variant=name, window_times_ns=tuple(map(tuple, values)))  # type: ignore[arg-type]
             for name, values in windows.items()
         )
-        return Communication(steps_per_window=num_steps, series=series)
-
-    timers = {name: partial(interleaved_timing.time_steps, steps[name], num_steps, rank) for name in only or steps}
-    windows = interleaved_timing.time_rounds(
-        timers,
-        dict.fromkeys(timers, spec.windows),
-        lambda windows: not only and is_communication_precise_enough(to_communication(windows)),
-    )
-    return to_communication(windows)
+        communication = Communication(steps_per_window=num_steps, series=series)
+        if not only and is_communication_precise_enough(communication):
+            break
+    return communication
 
 
 def add_sweep_and_profile(

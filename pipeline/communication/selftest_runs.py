@@ -24,7 +24,7 @@ from pipeline.communication.step_variants import (
     build_variants,
 )
 from pipeline.data.batches import SyntheticBatches
-from pipeline.experiment.measurement import Profile, WindowTimesNs
+from pipeline.experiment.measurement import Profile
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.loop import run_epoch, set_precision
@@ -85,7 +85,7 @@ def time_selftest_variants(
     timers = {
         name: partial(interleaved_timing.time_steps, step, steps_per_window, rank) for name, step in steps.items()
     }
-    windows = interleaved_timing.time_rounds(timers, count_windows(round_shares, spec.windows))
+    *_, windows = interleaved_timing.time_rounds(timers, count_windows(round_shares, spec.windows))
     with capture_stream(rank) as capture:
         swept_ns = list(time_all_reduce(gradient_bytes, rank, capture, num_sweep_windows))
     return Findings(
@@ -135,9 +135,6 @@ def add_clock_cost(findings: Findings, batch: str, spec: Spec, rank: Rank) -> Fi
             parts_share.append(float(series.parts_ns.sum()) / wall_ns)
         return wall_ns
 
-    def slowest_ranks(windows: WindowTimesNs) -> list[list[int]]:
-        return [list(map(max, rounds)) for rounds in (windows["marked"], windows["unmarked"])]
-
     run(MIN_CLOCK_STEPS, StepTimer)
     wall_ns = max(process_group.all_gather(run(MIN_CLOCK_STEPS, UnmarkedTimer), int))
     num_steps = math.ceil(interleaved_timing.TARGET_WINDOW_S / (wall_ns / MIN_CLOCK_STEPS / 1e9))
@@ -145,14 +142,10 @@ def add_clock_cost(findings: Findings, batch: str, spec: Spec, rank: Rank) -> Fi
     parts_share.clear()
     timers = {"marked": partial(run, num_steps, StepTimer), "unmarked": partial(run, num_steps, UnmarkedTimer)}
     num_pairs = count_windows(selftest_checks.CLOCK_PAIR_SHARES, spec.windows)[batch]
-    windows = interleaved_timing.time_rounds(
-        timers,
-        dict.fromkeys(timers, num_pairs),
-        lambda windows: (
-            batch == "large" and selftest_checks.is_clock_cost_precise_enough(batch, *slowest_ranks(windows))
-        ),
-    )
-    marked_ns, unmarked_ns = slowest_ranks(windows)
+    for windows in interleaved_timing.time_rounds(timers, dict.fromkeys(timers, num_pairs)):
+        marked_ns, unmarked_ns = (list(map(max, windows[name])) for name in timers)
+        if batch == "large" and selftest_checks.is_clock_cost_precise_enough(batch, marked_ns, unmarked_ns):
+            break
     return msgspec.structs.replace(
         findings,
         clock_windows={**findings.clock_windows, batch: marked_ns},
