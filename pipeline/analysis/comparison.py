@@ -5,14 +5,12 @@ processes, so it needs six repeats on both sides. Windows of one process say not
 """
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import Literal, NamedTuple
 
 from pipeline.analysis import intervals
 from pipeline.analysis.comparability import Fact, compared_facts, fact_values
 from pipeline.analysis.exposed_communication import communications_of, step_times_s
 from pipeline.analysis.intervals import Estimate, median_time
-from pipeline.analysis.notes import Note
 from pipeline.analysis.pooling import PooledPoint, group_pairs, pool_outcomes
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.record import Record
@@ -27,7 +25,6 @@ Verdict = Literal[
     "no interval",
     "no data",
 ]
-BETWEEN_RUNS: tuple[Verdict, ...] = ("slower", "faster", "inside the noise")  # over repeats, which are new processes
 TimeKey = Literal["epoch_time_s", "step_time_s"]
 TIMED_MEASURES = ("epochs", "communication")
 
@@ -44,27 +41,20 @@ HARDWARE_FACTS: dict[str, Fact] = {
 
 
 class TimedSide:
-    """One side of a compared point: its times by repeat, their median and its interval."""
+    """One side of a compared point: its median time, and notes on a drift if the interval is over windows."""
 
     def __init__(self, point: PooledPoint) -> None:
-        self.point = point
-        self.times_by_repeat_s = times_by_repeat_s(point)
-
-    @cached_property
-    def time(self) -> Estimate | None:
-        """The median time; None if no record has one."""
-        return median_time(self.times_by_repeat_s)
-
-    @cached_property
-    def notes(self) -> list[Note]:
-        """Notes on a drift from window to window if the interval is over windows."""
-        if self.time is None or self.time.basis != "windows":
-            return []
-        return intervals.drift_notes(time_key(self.point.spec), self.times_by_repeat_s)
+        times_s = times_by_repeat_s(point)
+        self.point, self.time = point, median_time(times_s)
+        is_over_windows = self.time is not None and self.time.basis == "windows"
+        self.notes = intervals.drift_notes(time_key(point.spec), times_s) if is_over_windows else []
 
 
 class ComparedPoint:
-    """A point that both experiments expect. `ratio` is B's median over A's, with its interval if both have one."""
+    """A point that both experiments expect. `ratio` is B's median over A's, with its interval if both have one.
+
+    `is_between_runs`: the interval has the spread between repeats, so that there is a verdict.
+    """
 
     def __init__(self, a: PooledPoint, b: PooledPoint) -> None:
         self.spec = a.spec
@@ -72,16 +62,8 @@ class ComparedPoint:
         time_a, time_b = self.a.time, self.b.time
         self.ratio = time_b / time_a if time_a is not None and time_b is not None else None
         self.interval = intervals.time_ratio_interval(time_b, time_a)
-
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict: B is slower or faster than A, or the reason why that is not known."""
-        return verdict_on(self.a.time, self.b.time)
-
-    @property
-    def is_between_runs(self) -> bool:
-        """True if the interval has the spread between repeats, so that there is a verdict."""
-        return self.verdict in BETWEEN_RUNS
+        self.verdict = verdict_on(time_a, time_b)
+        self.is_between_runs = self.verdict in ("slower", "faster", "inside the noise")
 
     @property
     def is_unchecked(self) -> bool:
