@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-TimeSpan = tuple[float, float]  # start and end in us
+SpanUs = tuple[float, float]  # start and end
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 ITEM_BYTES = {"float": 4, "long": 8, "long int": 8, "int": 4, "c10::half": 2, "half": 2, "c10::bfloat16": 2}
@@ -153,9 +153,9 @@ def item_bytes(kind: object) -> int:
     return ITEM_BYTES[str(kind).lower()]
 
 
-def merge_spans(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
+def merge_spans(spans: Iterable[SpanUs]) -> list[SpanUs]:
     """Merge spans that overlap or touch. Return them in order."""
-    merged: list[TimeSpan] = []
+    merged: list[SpanUs] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(merged[-1][1], end)
@@ -164,11 +164,11 @@ def merge_spans(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
     return merged
 
 
-def length_ns(spans: Iterable[TimeSpan]) -> int:
+def length_ns(spans: Iterable[SpanUs]) -> int:
     """Return the total length of disjoint spans, us -> ns."""
     return round(math.fsum(end - start for start, end in spans) * 1e3)
 
 
-def overlap_ns(one: list[TimeSpan], other: list[TimeSpan]) -> int:
+def overlap_ns(one: list[SpanUs], other: list[SpanUs]) -> int:
     """Return the length of the intersection of two sets of disjoint spans, us -> ns."""
     return length_ns(one) + length_ns(other) - length_ns(merge_spans([*one, *other]))
