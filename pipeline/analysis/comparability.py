@@ -52,9 +52,8 @@ def environment_difference_notes(what: str, others: Sequence[Record], records: S
     notes = []
     measured, other_measured = ([record for record in side if record.measured] for side in (records, others))
     for name, fact in compared_facts([*records, *others]).items():
-        ours, theirs = (
-            fact_values(fact, side) for side in ((records, others) if name == "GPU" else (measured, other_measured))
-        )
+        sides = (records, others) if name == "GPU" else (measured, other_measured)
+        ours, theirs = (fact_values(fact, side) for side in sides)
         if ours and theirs and ours != theirs:
             notes.append(make_note("other_fact", what=what, fact=name, theirs=theirs, ours=ours))
     our_nodes, their_nodes = places_of(measured, "nodes"), places_of(other_measured, "nodes")
