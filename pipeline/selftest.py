@@ -15,37 +15,22 @@ import json
 import tempfile
 import uuid
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 
-from pipeline.communication.selftest_checks import CheckVerdict, judge_checks
-from pipeline.communication.selftest_findings import (
-    EXPOSED_VARIANTS,
-    NUM_ROUNDS,
-    Findings,
-    SavedSelftest,
-    findings_of_point,
-)
+from pipeline.communication import selftest_checks
+from pipeline.communication.selftest_checks import CheckVerdict, Findings, SavedSelftest, judge_checks
 from pipeline.experiment.record import Environment
 from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Device, Model, Spec
 from pipeline.runner import failed_record
 from pipeline.runner.launch_options import positive_integer
 from pipeline.runner.rank_files import PointTask, RankFiles, Task
 from pipeline.runner.start_ranks import environment_variables, run_node_ranks
+from pipeline.system import errors
 from pipeline.system.command_line import build_parser
-from pipeline.system.errors import (
-    EXIT_GAPS,
-    EXIT_OK,
-    RANK_PACKAGES,
-    CommandError,
-    log_line,
-    pluralize,
-    print_text,
-    require_packages,
-    run_command,
-)
-from pipeline.system.files import UnreadableFile, read_bounded
+from pipeline.system.errors import CommandError, log_line, pluralize
+from pipeline.system.files import read_bounded
 from pipeline.system.host import num_visible_gpus
 
 SOCKETS_ONLY_VARIABLES = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
@@ -62,14 +47,11 @@ def parse_arguments() -> argparse.Namespace:
     batch = "samples per GPU and step (default: 512; 8 on CPU)"
     parser.add_argument("--batch-size-per-gpu", type=positive_integer, help=batch)
     parser.add_argument("--model", choices=get_args(Model), default="resnet18", help="the model to train")
-    windows = f"rounds of the longest series, six or more (default: {NUM_ROUNDS}); other series take a share of it"
-    parser.add_argument("--windows", type=int, default=NUM_ROUNDS, help=windows)
-    parser.add_argument(
-        "--judge",
-        type=Path,
-        metavar="FILE",
-        help="repeat the checks on the output of an earlier --json; measure nothing",
-    )
+    rounds = selftest_checks.NUM_ROUNDS
+    windows = f"rounds of the longest series, six or more (default: {rounds}); other series take a share of it"
+    parser.add_argument("--windows", type=int, default=rounds, help=windows)
+    judge = "repeat the checks on the output of an earlier --json; measure nothing"
+    parser.add_argument("--judge", type=Path, metavar="FILE", help=judge)
     parser.add_argument("--json", action="store_true", help="print results and raw findings as one JSON object")
     return parser.parse_args()
 
@@ -77,46 +59,38 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the point three times (or read the runs of a file), check the findings, and print the results."""
     arguments = parse_arguments()
-    content, saved = read_selftest(arguments.judge) if arguments.judge else measure_selftest(selftest_spec(arguments))
     try:
+        if arguments.judge:
+            raw = read_bounded(arguments.judge, MAX_SELFTEST_BYTES, follow_links=True)
+        else:
+            raw = msgspec.json.encode(measure(selftest_spec(arguments)))
+        saved = msgspec.json.decode(raw, type=SavedSelftest)
         results = judge_checks(saved.runs)
     except (LookupError, ValueError, ZeroDivisionError) as error:
         if arguments.judge is None:
             raise
-        raise CommandError(f"{arguments.judge} lacks findings ({error}); give the output of --json.") from error
-    if arguments.json:
-        print(json.dumps(content | {"answers": [result._asdict() for result in results]}, indent=1))
+        problem = f"does not hold a whole self-test ({error})"
+        raise CommandError(f"{arguments.judge} {problem}; give the output of --json.") from error
+    if arguments.json:  # a file keeps its other fields
+        print(json.dumps(msgspec.json.decode(raw) | {"answers": [result._asdict() for result in results]}, indent=1))
     else:
         lines = (f"{result.verdict:<14}  {result.check}: {result.sentence}" for result in results)
-        print_text("\n".join([describe_origin(saved), *lines]))
+        errors.print_text("\n".join([describe_origin(saved), *lines]))
     verdicts = [result.verdict for result in results]
     log_line(", ".join(f"{verdicts.count(word)} {word}" for word in get_args(CheckVerdict)))
-    return EXIT_GAPS if "fail" in verdicts else EXIT_OK
+    return errors.EXIT_GAPS if "fail" in verdicts else errors.EXIT_OK
 
 
-def measure_selftest(spec: Spec) -> tuple[dict[str, Any], SavedSelftest]:
-    """Run the point three times. Return the findings of each run twice: as JSON (no answers yet) and as a struct."""
-    require_packages(*RANK_PACKAGES)
+def measure(spec: Spec) -> SavedSelftest:
+    """Run the point three times, each time in new processes; over sockets only on GPUs."""
+    errors.require_packages(*errors.RANK_PACKAGES)
     measured_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     known_answers, environment = run_selftest_task(spec, "known_answers")
     runs = {"known_answers": known_answers, "measure": run_selftest_task(spec, "measure")[0]}
     if spec.device == "cuda":
         with environment_variables(SOCKETS_ONLY_VARIABLES):
             runs["sockets"], _ = run_selftest_task(spec, "exposure")
-    saved = SavedSelftest(measured_at=measured_at, environment=environment, runs=runs)
-    return {"answers": [], **msgspec.to_builtins(saved)}, saved
-
-
-def read_selftest(path: Path) -> tuple[dict[str, Any], SavedSelftest]:
-    """Return an earlier self-test twice: its JSON, and what the checks use. Raises CommandError for another file."""
-    try:
-        raw = read_bounded(path, MAX_SELFTEST_BYTES, follow_links=True)
-        saved = msgspec.json.decode(raw, type=SavedSelftest)
-    except (UnreadableFile, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CommandError(f"{path} does not hold a self-test ({error}); give the output of --json.") from error
-    if "known_answers" not in saved.runs or not {"measure", "again"} & set(saved.runs):
-        raise CommandError(f"{path} lacks the runs known_answers and measure; give the output of --json.")
-    return msgspec.json.decode(raw), saved
+    return SavedSelftest(measured_at=measured_at, environment=environment, runs=runs)
 
 
 def selftest_spec(arguments: argparse.Namespace) -> Spec:
@@ -151,13 +125,13 @@ def run_selftest_task(spec: Spec, task: Task) -> tuple[Findings, Environment]:
     log_line(f"{task} on {pluralize(spec.num_gpus, processors)}, {spec.batch_size_per_gpu} per {processors}: running")
     with tempfile.TemporaryDirectory(prefix="pipeline-selftest-") as folder:
         rank_files = RankFiles(Path(folder) / "point")
-        rank_files.write_point(PointTask(spec, None, task=task, only=EXPOSED_VARIANTS))
+        rank_files.write_point(PointTask(spec, None, task=task, only=selftest_checks.EXPOSED_VARIANTS))
         try:
             exits = run_node_ranks(spec, rank_files, f"selftest-{uuid.uuid4().hex[:12]}")
         except RuntimeError as error:
             raise CommandError(f"{task} failed: {error}") from error
         result = rank_files.read_result()
-        findings = findings_of_point(spec, result.measurement) if result else rank_files.read_findings()
+        findings = selftest_checks.findings_of_point(spec, result.measurement) if result else rank_files.read_findings()
         if exits or findings is None:
             raise CommandError(f"{task} failed: {failed_record.find_root_cause(rank_files, exits).message}")
         return findings, rank_files.read_environment()
@@ -182,4 +156,4 @@ def describe_origin(saved: SavedSelftest) -> str:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    errors.run_command(main)

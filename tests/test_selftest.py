@@ -11,7 +11,7 @@ from conftest import ROOT, Command
 from factories import make_spec
 
 from pipeline import selftest
-from pipeline.communication.selftest_findings import Findings
+from pipeline.communication.selftest_checks import Findings
 from pipeline.system.errors import CommandError
 from pipeline.system.host import node_name
 

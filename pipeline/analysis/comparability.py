@@ -37,8 +37,9 @@ def environment_key(record: Record) -> tuple[object, ...]:
 
 def mixed_environment_notes(records: Sequence[Record], but: Collection[str] = ()) -> list[Note]:
     """Return a note with every fact in which pooled records differ, except the facts named in `but`."""
-    found = {name: distinct_values(records, fact) for name, fact in compared_facts(records).items() if name not in but}
-    mixed = {name: sorted(values) for name, values in found.items() if len(values) > 1}
+    measured = [record for record in records if record.measured]
+    found = {name: fact_values(fact, measured) for name, fact in compared_facts(records).items() if name not in but}
+    mixed = {name: values for name, values in found.items() if len(values) > 1}
     return [make_note("mixed_facts", facts=mixed)] if mixed else []
 
 
@@ -49,15 +50,17 @@ def environment_difference_notes(what: str, others: Sequence[Record], records: S
     Boot ids tell a restarted node from itself, and machines of one name apart, as in clouds.
     """
     notes = []
+    measured, other_measured = ([record for record in side if record.measured] for side in (records, others))
     for name, fact in compared_facts([*records, *others]).items():
-        ours, theirs = (distinct_values(side, fact, with_stated=name == "GPU") for side in (records, others))
+        sides = (records, others) if name == "GPU" else (measured, other_measured)
+        ours, theirs = (fact_values(fact, side) for side in sides)
         if ours and theirs and ours != theirs:
-            notes.append(make_note("other_fact", what=what, fact=name, theirs=sorted(theirs), ours=sorted(ours)))
-    ours, theirs = places_of(records, "nodes"), places_of(others, "nodes")
-    our_boots, their_boots = places_of(records, "boot_ids"), places_of(others, "boot_ids")
-    our_gpus, their_gpus = gpu_uuids_of(records), gpu_uuids_of(others)
-    if ours and not theirs <= ours:
-        notes.append(make_note("other_node", what=what, theirs=sorted(theirs), ours=sorted(ours)))
+            notes.append(make_note("other_fact", what=what, fact=name, theirs=theirs, ours=ours))
+    our_nodes, their_nodes = places_of(measured, "nodes"), places_of(other_measured, "nodes")
+    our_boots, their_boots = places_of(measured, "boot_ids"), places_of(other_measured, "boot_ids")
+    our_gpus, their_gpus = gpu_uuids_of(measured), gpu_uuids_of(other_measured)
+    if our_nodes and not their_nodes <= our_nodes:
+        notes.append(make_note("other_node", what=what, theirs=sorted(their_nodes), ours=sorted(our_nodes)))
     elif our_boots and not their_boots <= our_boots:
         notes.append(make_note("other_boot", what=what))
     elif our_gpus and not their_gpus <= our_gpus and all(note.values["fact"] != "GPU" for note in notes):
@@ -67,7 +70,7 @@ def environment_difference_notes(what: str, others: Sequence[Record], records: S
 
 def other_source_notes(records: Sequence[Record], majority: str) -> list[Note]:
     """Return a note if no record here has the source of most records of the experiment."""
-    ours = sorted({COMPARED_FACTS["source"](record) or "" for record in records} - {""})
+    ours = fact_values(COMPARED_FACTS["source"], records)
     return [make_note("other_source", ours=ours, majority=majority)] if ours and majority not in ours else []
 
 
@@ -102,16 +105,14 @@ def timing_variable(name: str, record: Record) -> str | None:
     return record.environment.variables.get(name, "not set") if record.environment.torch else None
 
 
-def distinct_values(records: Sequence[Record], fact: Fact, with_stated: bool = False) -> set[str]:
-    """Return the values of a fact among the records measured here, or among all `with_stated`."""
-    return {value for record in records if (record.measured or with_stated) and (value := fact(record))}
+def fact_values(fact: Fact, records: Sequence[Record]) -> list[str]:
+    """Return the sorted values of a fact, as far as they are known."""
+    return sorted({value for record in records if (value := fact(record))})
 
 
 def gpu_uuids_of(records: Sequence[Record]) -> set[str]:
-    """Return the UUIDs of all GPUs of the records measured here, as far as they are known."""
-    return {gpu.uuid for record in records if record.measured for gpu in record.environment.gpus if gpu.uuid}
+    return {gpu.uuid for record in records for gpu in record.environment.gpus if gpu.uuid}
 
 
 def places_of(records: Sequence[Record], field: Literal["nodes", "boot_ids"]) -> set[str]:
-    """Return all nodes or boot ids of the records measured here."""
-    return {place for record in records if record.measured for place in getattr(record.environment, field)}
+    return {place for record in records for place in getattr(record.environment, field)}

@@ -5,14 +5,12 @@ processes, so it needs six repeats on both sides. Windows of one process say not
 """
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import Literal, NamedTuple
 
 from pipeline.analysis import intervals
-from pipeline.analysis.comparability import Fact, compared_facts
+from pipeline.analysis.comparability import Fact, compared_facts, fact_values
 from pipeline.analysis.exposed_communication import communications_of, step_times_s
-from pipeline.analysis.intervals import Estimate, Interval, median_time
-from pipeline.analysis.notes import Note
+from pipeline.analysis.intervals import Estimate, median_time
 from pipeline.analysis.pooling import PooledPoint, group_pairs, pool_outcomes
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.record import Record
@@ -43,43 +41,29 @@ HARDWARE_FACTS: dict[str, Fact] = {
 
 
 class TimedSide:
-    """One side of a compared point: its times by repeat, their median and its interval."""
+    """One side of a compared point: its median time, and notes on a drift if the interval is over windows."""
 
     def __init__(self, point: PooledPoint) -> None:
-        self.point = point
-        self.times_by_repeat_s = times_by_repeat_s(point)
-
-    @cached_property
-    def time(self) -> Estimate | None:
-        """The median time; None if no record has one."""
-        return median_time(self.times_by_repeat_s)
-
-    @cached_property
-    def notes(self) -> list[Note]:
-        """Notes on a drift from window to window if the interval is over windows."""
-        if self.time is None or self.time.basis != "windows":
-            return []
-        return intervals.drift_notes(time_key(self.point.spec), self.times_by_repeat_s)
+        times_s = times_by_repeat_s(point)
+        self.point, self.time = point, median_time(times_s)
+        is_over_windows = self.time is not None and self.time.basis == "windows"
+        self.notes = intervals.drift_notes(time_key(point.spec), times_s) if is_over_windows else []
 
 
-class ComparedPoint(NamedTuple):
-    """A point that both experiments expect. `ratio` is B's median over A's."""
+class ComparedPoint:
+    """A point that both experiments expect. `ratio` is B's median over A's, with its interval if both have one.
 
-    spec: Spec
-    a: TimedSide
-    b: TimedSide
-    ratio: float | None
-    interval: Interval | None
+    `is_between_runs`: the interval has the spread between repeats, so that there is a verdict.
+    """
 
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict: B is slower or faster than A, or the reason why that is not known."""
-        return verdict_on(self.a.time, self.b.time)
-
-    @property
-    def is_between_runs(self) -> bool:
-        """True if the interval has the spread between repeats, so that there is a verdict."""
-        return is_between_runs(self.a.time, self.b.time)
+    def __init__(self, a: PooledPoint, b: PooledPoint) -> None:
+        self.spec = a.spec
+        self.a, self.b = TimedSide(a), TimedSide(b)
+        time_a, time_b = self.a.time, self.b.time
+        self.ratio = time_b / time_a if time_a is not None and time_b is not None else None
+        self.interval = intervals.time_ratio_interval(time_b, time_a)
+        self.verdict = verdict_on(time_a, time_b)
+        self.is_between_runs = self.verdict in ("slower", "faster", "inside the noise")
 
     @property
     def is_unchecked(self) -> bool:
@@ -121,15 +105,13 @@ def compare_outcomes(a: Sequence[PointOutcome], b: Sequence[PointOutcome]) -> Co
         for outcomes in (a, b)
     )
     shared = [
-        compare_point(TimedSide(one), TimedSide(other))
+        ComparedPoint(one, other)
         for spec, of_a in points_a.items()
         if spec in points_b
         for one, other in pair_by_gpu(of_a, points_b[spec])
     ]
-    records_a, records_b = (
-        [record for side in sides for record in side.point.ok_records]
-        for sides in ([point.a for point in shared], [point.b for point in shared])
-    )
+    records_a = [record for point in shared for record in point.a.point.ok_records]
+    records_b = [record for point in shared for record in point.b.point.ok_records]
     return Comparison(
         shared,
         [spec for spec in points_a if spec not in points_b],
@@ -167,22 +149,11 @@ def verdict_on(a: Estimate | None, b: Estimate | None) -> Verdict:
     interval = intervals.time_ratio_interval(b, a)
     if interval is None:
         return "no interval"
-    if not is_between_runs(a, b):
+    if not a.basis == b.basis == "repeats":
         return "inside the noise of one run" if interval.contains(1) else "differs within one run"
     if interval.contains(1):
         return "inside the noise"
     return "slower" if interval.low > 1 else "faster"
-
-
-def is_between_runs(a: Estimate | None, b: Estimate | None) -> bool:
-    """True if both times have an interval over repeats, which are processes of their own."""
-    return a is not None and b is not None and a.basis == b.basis == "repeats"
-
-
-def compare_point(a: TimedSide, b: TimedSide) -> ComparedPoint:
-    """Return the compared point: the ratio of B's median to A's, and its interval if both medians have one."""
-    ratio = b.time / a.time if a.time is not None and b.time is not None else None
-    return ComparedPoint(a.point.spec, a, b, ratio, intervals.time_ratio_interval(b.time, a.time))
 
 
 def time_key(spec: Spec) -> TimeKey:
@@ -216,8 +187,3 @@ def unlike_gpu_models(points: Iterable[ComparedPoint]) -> dict[str, tuple[list[s
     """Return the GPU models of the first point whose sides ran on different ones, as a fact with its values."""
     models = ((point.a.point.gpu, point.b.point.gpu) for point in points)
     return next(({"GPU": ([a], [b])} for a, b in models if a and b and a != b), {})
-
-
-def fact_values(fact: Fact, records: Sequence[Record]) -> list[str]:
-    """Return the sorted values of a fact. Records measured elsewhere count too: they may state their GPU."""
-    return sorted({value for record in records if (value := fact(record))})

@@ -46,7 +46,6 @@ def all_windows(records: Iterable[Record]) -> list[GpuWindow]:
 
 
 def timed_windows(record: Record) -> Sequence[GpuWindow]:
-    """Return the telemetry of every sampled GPU over the timed epochs."""
     timed = {epoch.epoch for epoch in timed_epochs(record)}
     return [window for window in (record.telemetry.gpus if record.telemetry else ()) if window.epoch in timed]
 

@@ -23,19 +23,15 @@ def collectives_of_kinds(profile: Profile, kinds: Collection[TransferKind]) -> l
     return [collective for collective in profile.collectives if collective.kind in kinds]
 
 
-def total_comm_ns(collectives: Iterable[Collective]) -> float:
-    """Return the median transfer time of a step. Each collective counts with its shortest time over ranks."""
-    return _median_step(collectives, min)
-
-
-def straggler_wait_ns(collectives: Iterable[Collective]) -> float:
-    """Return the median wait in a step. Each collective counts with its mean time over ranks minus the shortest."""
-    return _median_step(collectives, lambda ranks: statistics.fmean(ranks) - min(ranks))
-
-
-def _median_step(collectives: Iterable[Collective], over_ranks: Callable[[tuple[int, ...]], float]) -> float:
+def median_step_ns(collectives: Iterable[Collective], over_ranks: Callable[[tuple[int, ...]], float]) -> float:
+    """Return the median over steps of the sum over collectives, each of which counts with `over_ranks` of its times."""
     by_step = zip(*(collective.durations_ns for collective in collectives), strict=True)
     return median_of_known(sum(map(over_ranks, step)) for step in by_step) or 0.0
+
+
+def mean_wait_ns(ranks_ns: tuple[int, ...]) -> float:
+    """Return the time that the mean rank takes beyond the shortest, which is the transfer's own time."""
+    return statistics.fmean(ranks_ns) - min(ranks_ns)
 
 
 class TracedExposure(NamedTuple):
@@ -113,8 +109,8 @@ def exposed_time(found: Sequence[Communication]) -> tuple[Estimate | None, float
     The A/A difference is DDP minus an equal DDP. Its bound is None if there are too few rounds for an interval.
     """
     exposed, aa_difference = median_difference(found, "ddp", "no_op_hook"), median_difference(found, "ddp", "ddp_again")
-    interval = aa_difference.interval if aa_difference is not None else None
-    return exposed, interval.max_abs_bound if interval else None
+    low, high = intervals.ends_of(aa_difference)
+    return exposed, max(abs(low), abs(high)) if low is not None and high is not None else None
 
 
 def is_communication_precise_enough(found: Communication) -> bool:
@@ -146,9 +142,9 @@ def profiled_transfer_s(
     found: Sequence[Communication], kinds: Sequence[TransferKind], waiting: bool = False
 ) -> float | None:
     """Return the transfer time of these kinds in a profiled step, or with `waiting` the wait of the mean rank."""
-    time_ns_of = straggler_wait_ns if waiting else total_comm_ns
+    over_ranks = mean_wait_ns if waiting else min
     profiles = [part.profile for part in found if part.profile and part.profile.collectives]
-    median_ns = median_of_known(time_ns_of(collectives_of_kinds(profile, kinds)) for profile in profiles)
+    median_ns = median_of_known(median_step_ns(collectives_of_kinds(one, kinds), over_ranks) for one in profiles)
     return None if median_ns is None else median_ns / 1e9
 
 

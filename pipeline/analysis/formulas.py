@@ -29,11 +29,6 @@ def speedup(baseline_time_s: float, time_s: float) -> float:
     return baseline_time_s / time_s
 
 
-def parallel_efficiency(speedup: float, num_gpus: int) -> float:
-    """Return the speed-up over the number of GPUs, a fraction."""
-    return speedup / num_gpus
-
-
 def serial_fraction_karp_flatt(speedup: float, num_gpus: int) -> float:
     """Return (1/S - 1/N) / (1 - 1/N), the experimentally determined serial fraction (Karp & Flatt, CACM 33(5), 1990).
 

@@ -24,25 +24,15 @@ IntervalBasis = Literal["windows", "repeats"]
 
 
 class Interval(NamedTuple):
-    """An interval that contains the true median with probability >= `coverage`; `n` is the number of values."""
+    """An interval that contains the true median with probability >= `coverage`."""
 
     low: float
     high: float
     coverage: float
-    n: int
 
     def contains(self, value: float) -> bool:
         """True if the value lies inside, bounds included."""
         return self.low <= value <= self.high
-
-    def scaled(self, factor: float) -> "Interval":
-        """Return the interval of the median times a positive factor."""
-        return self._replace(low=factor * self.low, high=factor * self.high)
-
-    @property
-    def max_abs_bound(self) -> float:
-        """The larger absolute value of the two bounds. For a difference of two equal things it is the noise."""
-        return max(abs(self.low), abs(self.high))
 
 
 class Estimate(float):
@@ -139,7 +129,7 @@ def median_interval(values: Sequence[float]) -> Interval | None:
     if n < min_values():
         return None
     rank = innermost_rank(n, CONFIDENCE)
-    return Interval(ordered[rank - 1], ordered[-rank], coverage_of_ranks(rank, n), n)
+    return Interval(ordered[rank - 1], ordered[-rank], coverage_of_ranks(rank, n))
 
 
 def drifted_halves(values: Sequence[float]) -> tuple[float, float] | None:
@@ -219,10 +209,9 @@ def ratio_interval(numerator: Interval, denominator: Interval) -> Interval:
 
     Interval arithmetic: the ratio is inside if both medians are, so by Bonferroni the coverage is at least the sum of
     both minus 1: 0.95 for two intervals of 0.975, and 0.9375 if both have six values. Conservative: it does not use
-    pairing. `n` is the smaller one. Raises ValueError if an interval reaches 0 or below.
+    pairing. Raises ValueError if an interval reaches 0 or below.
     """
     if min(numerator.low, denominator.low) <= 0:
         raise ValueError("a ratio of medians needs intervals above 0.")
     coverage = max(0.0, numerator.coverage + denominator.coverage - 1)
-    low, high = numerator.low / denominator.high, numerator.high / denominator.low
-    return Interval(low, high, coverage, min(numerator.n, denominator.n))
+    return Interval(numerator.low / denominator.high, numerator.high / denominator.low, coverage)

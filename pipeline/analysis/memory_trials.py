@@ -109,8 +109,6 @@ def size_for_line(trials: Sequence[MemoryTrial]) -> int:
 
 
 class MemoryPoint(NamedTuple):
-    """A point of the line: a trial that fits and its memory."""
-
     batch_size: int
     peak_bytes: int
     usable_bytes: int

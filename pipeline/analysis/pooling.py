@@ -220,7 +220,6 @@ def median_window_s(field: str) -> Callable[[Record], float | None]:
 
 
 def explain_no_epoch_time(spec: Spec) -> Note:
-    """Explain why an ok point has no epoch time."""
     if spec.is_probe:
         return make_note("probe_fits", steps=spec.steps_per_epoch)
     if not spec.is_whole_epoch:

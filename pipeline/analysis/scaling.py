@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis import formulas, intervals
 from pipeline.analysis.energy import clock_notes
-from pipeline.analysis.intervals import Interval, IntervalBasis, estimate
+from pipeline.analysis.intervals import Estimate, ends_of, estimate
 from pipeline.analysis.loader import loader_notes
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
@@ -23,7 +23,7 @@ class Baseline(NamedTuple):
     """The one-GPU point that a point is compared with, and its time. Notes say why it is missing or how it differs."""
 
     point: PooledPoint | None
-    time_s: float | None
+    time_s: Estimate | None
     notes: tuple[Note, ...] = ()
 
 
@@ -43,7 +43,7 @@ def check_invariant(spec: Spec, baseline: Spec, scaling: Scaling) -> None:
         raise ValueError(f"a baseline runs on 1 GPU, got {baseline.num_gpus}.")
 
 
-def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling) -> Baseline:
+def one_gpu_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling) -> Baseline:
     """Return the baseline of a point: of the same strategy or `single`, on one GPU.
 
     Among several it prefers, in this order: one with a time, the same strategy, as many epochs, as many windows.
@@ -55,9 +55,8 @@ def find_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling) ->
 
     def preference(other: PooledPoint) -> tuple[bool, int, bool, bool]:
         spec = other.spec
-        untimed = other.epoch_time is None
         return (
-            untimed,
+            other.epoch_time is None,
             order[spec.strategy],
             spec.epochs != point.spec.epochs,
             spec.windows != point.spec.windows,
@@ -77,7 +76,7 @@ def pair_with_baselines(points: Sequence[PooledPoint], scaling: Scaling) -> list
     """Return every point with its baseline, in the order of the grid."""
     on_one_gpu = (point for point in points if point.spec.num_gpus == 1)
     index = group_pairs((baseline_key(point, scaling), point) for point in on_one_gpu)
-    return [(point, find_baseline(point, index, scaling)) for point in points]
+    return [(point, one_gpu_baseline(point, index, scaling)) for point in points]
 
 
 def strong_pairs(points: Sequence[PooledPoint]) -> list[tuple[PooledPoint, Baseline]]:
@@ -91,13 +90,12 @@ def strong_pairs(points: Sequence[PooledPoint]) -> list[tuple[PooledPoint, Basel
 def scaling_figures(point: PooledPoint, baseline: Baseline, scaling: Scaling) -> dict[str, Any]:
     """Return speed-up and efficiency with their intervals, the serial fraction (strong scaling only) and `notes`."""
     time_s, num_gpus = point.epoch_time, point.spec.num_gpus
-    speedup = formulas.speedup(baseline.time_s, time_s) if time_s is not None and baseline.time_s is not None else None
-    interval = None
-    if baseline.point and num_gpus > 1:
-        interval = intervals.time_ratio_interval(baseline.point.epoch_time, point.epoch_time)
-    gain, serial_fraction = estimate(speedup, interval), None
-    if scaling == "strong" and speedup is not None and num_gpus > 1:
-        serial_fraction = formulas.serial_fraction_karp_flatt(speedup, num_gpus)
+    gain = serial_fraction = None
+    if time_s is not None and baseline.time_s is not None:
+        interval = intervals.time_ratio_interval(baseline.time_s, time_s) if num_gpus > 1 else None
+        gain = estimate(formulas.speedup(baseline.time_s, time_s), interval)
+        if scaling == "strong" and gain is not None and num_gpus > 1:
+            serial_fraction = formulas.serial_fraction_karp_flatt(gain, num_gpus)
     return {
         "scaling": scaling,
         "speedup": gain,
@@ -105,37 +103,28 @@ def scaling_figures(point: PooledPoint, baseline: Baseline, scaling: Scaling) ->
         "serial_fraction_karp_flatt": serial_fraction,
         "baseline": baseline.point.spec.strategy if baseline.point else None,
         "baseline_batch_size_per_gpu": baseline.point.spec.batch_size_per_gpu if baseline.point else None,
-        "notes": scaling_notes(point, baseline, interval, speedup, serial_fraction) if num_gpus > 1 else [],
+        "notes": scaling_notes(point, baseline, gain, serial_fraction) if num_gpus > 1 else [],
     }
 
 
 def scaling_notes(
-    point: PooledPoint,
-    baseline: Baseline,
-    interval: Interval | None,
-    speedup: float | None,
-    serial_fraction: float | None,
+    point: PooledPoint, baseline: Baseline, gain: Estimate | None, serial_fraction: float | None
 ) -> list[Note]:
     """Return the notes on the speed-up of a point on several GPUs.
 
     Above N it is superlinear if its whole interval is above N, else the noise is larger than the gap to N.
     """
-    notes = [*baseline.notes]
-    if interval and baseline.point:
+    notes, num_gpus = [*baseline.notes], point.spec.num_gpus
+    low, high = ends_of(gain)
+    if low is not None and high is not None and baseline.point:
         notes += [make_note("of_baseline", note=note) for note in baseline.point.epoch_time_drift_notes]
-        if interval_basis(baseline.point) != interval_basis(point):
+        if len({time.basis for time in (baseline.time_s, point.epoch_time) if time is not None}) > 1:
             notes.append(make_note("baseline_runs", n=len(baseline.point.ok_records)))
-    if interval and interval.contains(1):
-        notes.append(make_note("no_difference"))
-    num_gpus = point.spec.num_gpus
-    if speedup is not None and speedup > num_gpus:
-        is_noise = interval is not None and interval.low <= num_gpus
+        if low <= 1 <= high:
+            notes.append(make_note("no_difference"))
+    if gain is not None and gain > num_gpus:
+        is_noise = low is not None and low <= num_gpus
         notes.append(make_note("superlinear_is_noise", num_gpus=num_gpus) if is_noise else make_note("superlinear"))
     if serial_fraction is not None and serial_fraction > 1:
         notes.append(make_note("serial_fraction_above_1"))
     return notes
-
-
-def interval_basis(point: PooledPoint) -> IntervalBasis | None:
-    """Return what the interval of the point's epoch time is over."""
-    return point.epoch_time.basis if point.epoch_time is not None else None

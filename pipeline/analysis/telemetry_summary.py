@@ -2,11 +2,13 @@
 
 import bisect
 import contextlib
+import functools
 import itertools
+import operator
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import msgspec
 
@@ -97,28 +99,20 @@ def normalize_uuid(uuid: str) -> str:
 
 def read_node_samples(path: Path) -> NodeSamples:
     """Return the samples of one node sorted by time; lines that cannot be decoded are skipped. Raises OSError."""
-    header, rounds, notes = SamplerHeader(0, ()), [], []
-    for line in read_sampler_lines(path):
-        match line:
-            case SamplerHeader():
-                header = line
-            case SamplerNote():
-                notes.append(line.text)
-            case SamplingRound():
-                rounds.append(line)
-    uuids = [normalize_uuid(uuid) for uuid in header.gpus]
-    gpus: dict[str, list[GpuSample]] = {uuid: [] for uuid in uuids}
-    for sample in (sample for one in rounds for sample in one.gpus):
-        if sample.gpu < len(uuids):
-            gpus[uuids[sample.gpu]].append(sample)
-    rounds.sort(key=lambda one: one.unix_ns)  # the node's clock may have been set back
-    for samples in gpus.values():
-        samples.sort(key=lambda sample: sample.unix_ns)
+    lines = list(read_sampler_lines(path))
+    header = next((line for line in lines if isinstance(line, SamplerHeader)), SamplerHeader(0, ()))
+    # sorted, since the node's clock may have been set back
+    rounds = sorted((line for line in lines if isinstance(line, SamplingRound)), key=lambda one: one.unix_ns)
+    samples = sorted((sample for one in rounds for sample in one.gpus), key=lambda sample: sample.unix_ns)
+    gpus = {
+        normalize_uuid(uuid): [sample for sample in samples if sample.gpu == place]
+        for place, uuid in enumerate(header.gpus)
+    }
+    notes = [line.text for line in lines if isinstance(line, SamplerNote)]
     return NodeSamples(header.interval_s or None, rounds, gpus, notes)
 
 
 def read_sampler_lines(path: Path) -> Iterator[SamplerHeader | SamplerNote | SamplingRound]:
-    """Yield the lines that can be decoded."""
     with path.open("rb") as file:
         for raw in file:
             with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
@@ -159,7 +153,6 @@ def summarize_telemetry(
 
 
 def timed_span(rank: measurement.RankEpoch) -> TimeSpan | None:
-    """Return the time span of the rank's epoch; None if its start or duration is not known."""
     if rank.started_unix_ns is None or rank.epoch_time_ns is None:
         return None
     return TimeSpan(rank.started_unix_ns, rank.started_unix_ns + rank.epoch_time_ns)
@@ -186,26 +179,22 @@ def gpu_window(epoch: int, gpu: int, samples: Sequence[GpuSample], window: TimeS
 
 
 def aggregate_if_enough(values: Iterable[int | None], aggregate: Callable[[list[float]], float]) -> float | None:
-    """Return the aggregate of the values that are not None; None if these are fewer than MIN_SAMPLES."""
     known = [float(value) for value in values if value is not None]
     return aggregate(known) if len(known) >= MIN_SAMPLES else None
 
 
 def name_reasons(masks: Iterable[int]) -> tuple[ThrottleReason, ...]:
-    """Return the throttle reasons in any of the bit masks."""
-    seen: set[ThrottleReason] = set()
-    for mask in masks:
-        seen |= {name for bit, name in REASON_BITS.items() if mask & bit}
-        if mask & ~(NOT_THROTTLING_BITS | sum(REASON_BITS)):
-            seen.add("other")
-    return tuple(sorted(seen, key=get_args(ThrottleReason).index))
+    """Return the throttle reasons in any of the bit masks, in the order of their bits."""
+    seen = functools.reduce(operator.or_, masks, 0)
+    named = tuple(name for bit, name in REASON_BITS.items() if seen & bit)
+    is_other = seen & ~(NOT_THROTTLING_BITS | sum(REASON_BITS))
+    return (*named, "other") if is_other else named
 
 
 def energy_of(samples: Sequence[GpuSample], window: TimeSpan) -> tuple[float | None, measurement.EnergyMethod | None]:
     """Return joules and where they come from: the counter, else the power. Both None if no samples span the window."""
-    counted = clip_to_span(
-        counter_changes([(s.unix_ns, s.energy_mj) for s in samples if s.energy_mj is not None]), window
-    )
+    counter = counter_changes([(s.unix_ns, s.energy_mj) for s in samples if s.energy_mj is not None])
+    counted = clip_to_span(counter, window)
     # a falling counter was reset by the driver
     if counted and all(before[1] <= after[1] for before, after in itertools.pairwise(counted)):
         return round((counted[-1][1] - counted[0][1]) / 1e3, 3), "counter"

@@ -28,7 +28,7 @@ class Spread(NamedTuple):
     high: float
 
 
-class Progress(NamedTuple):
+class CostToTarget(NamedTuple):
     """The cost of training up to the end of an epoch; every field is inf if the target was not reached."""
 
     epochs: float
@@ -64,14 +64,14 @@ def final_accuracy(record: Record) -> float:
     return (record.measurement.epochs[-1].test_accuracy if record.measurement else None) or 0.0
 
 
-def progress_to(record: Record, target_accuracy: float) -> Progress:
+def cost_to_target(record: Record, target_accuracy: float) -> CostToTarget:
     """Return what training cost up to the first epoch whose test accuracy is the target or more."""
     epochs = record.measurement.epochs if record.measurement else ()
     for epoch, time_s in zip(epochs, training_times_s(record), strict=True):
         if (epoch.test_accuracy or 0.0) >= target_accuracy:
             assert epoch.num_updates is not None, "it was measured here"
-            return Progress(epoch.epoch, epoch.num_updates, time_s)
-    return Progress(NOT_REACHED, NOT_REACHED, NOT_REACHED)
+            return CostToTarget(epoch.epoch, epoch.num_updates, time_s)
+    return CostToTarget(NOT_REACHED, NOT_REACHED, NOT_REACHED)
 
 
 def spread(values: Sequence[float]) -> Spread | None:
@@ -86,7 +86,7 @@ def spread(values: Sequence[float]) -> Spread | None:
     return Spread(statistics.median(ordered), ordered[rank - 1], ordered[-rank])
 
 
-def find_baseline(study: Sequence[PooledPoint]) -> PooledPoint | None:
+def study_baseline(study: Sequence[PooledPoint]) -> PooledPoint | None:
     """Return the point of the smallest global batch without remedies; None if no point is without.
 
     Of several it is one that trains as long as a larger batch does, on the fewest GPUs, with the lowest learning rate.

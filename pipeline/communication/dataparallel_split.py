@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DataParallel, comm
 
 from pipeline.communication.profiling import mean_transfers
@@ -23,6 +23,7 @@ from pipeline.training.step import EagerStep, StepFunction
 DATA_PARALLEL_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
 STEPS_PER_WINDOW = 5
 SPLIT_WARM_UP_STEPS = 3
+TRANSFER_FUNCTIONS = ("broadcast_coalesced", "reduce_add_coalesced", "scatter", "gather")
 
 
 def time_step_parts(model: DataParallel[nn.Module], spec: Spec, batch: Batch, rank: Rank) -> tuple[SplitPart, ...]:
@@ -49,7 +50,6 @@ def time_step_parts(model: DataParallel[nn.Module], spec: Spec, batch: Batch, ra
 
 
 def time_when_idle_ns(devices: Sequence[int]) -> int:
-    """Wait for all devices. Return the clock's time."""
     for index in devices:
         torch.cuda.synchronize(index)
     return time.perf_counter_ns()
@@ -88,12 +88,12 @@ def count_data_parallel_transfers(step: StepFunction, num_steps: int) -> tuple[T
         original = getattr(comm, name)
 
         def call(*arguments: Any, **keywords: Any) -> Any:
-            transfers.append(TRANSFER_COUNTERS[name](*arguments, **keywords))
+            transfers.append(transfer_of_call(name, *arguments[:2]))
             return original(*arguments, **keywords)
 
         return call
 
-    with mock.patch.dict(vars(comm), {name: counted(name) for name in TRANSFER_COUNTERS}):
+    with mock.patch.dict(vars(comm), {name: counted(name) for name in TRANSFER_FUNCTIONS}):
         for _ in range(num_steps):
             step()
     return mean_transfers(transfers, num_steps)
@@ -103,31 +103,15 @@ def total_bytes(tensors: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def count_broadcast(tensors: Any, devices: Any, *_: Any, **__: Any) -> tuple[TransferKind, int]:
-    """Count a broadcast: every tensor goes to every device but the first, which has it."""
-    kind: TransferKind = "parameters" if any(tensor.requires_grad for tensor in tensors) else "buffers"
-    return kind, total_bytes(tensors) * (len(devices) - 1)
-
-
-def count_reduce(inputs: Any, destination: Any = None, *_: Any, **__: Any) -> tuple[TransferKind, int]:
-    """Count a reduction: gradients come from every device but the one that sums them."""
-    return "gradients", sum(total_bytes(tensors) for tensors in inputs[1:])
-
-
-def count_scatter(tensor: Tensor, devices: Any = None, *_: Any, **__: Any) -> tuple[TransferKind, int]:
-    """Count a scatter of images (forward) or output gradients (backward): all but the first device's share."""
-    kind: TransferKind = "inputs" if tensor.dim() == 4 else "outputs"  # images: [batch, channel, row, column]
-    return kind, total_bytes([tensor]) * (len(devices) - 1) // len(devices)
-
-
-def count_gather(tensors: Any, *_: Any, **__: Any) -> tuple[TransferKind, int]:
-    """Count a gather: outputs come from every device but the first."""
-    return "outputs", total_bytes(tensors[1:])
-
-
-TRANSFER_COUNTERS: dict[str, Callable[..., tuple[TransferKind, int]]] = {
-    "broadcast_coalesced": count_broadcast,
-    "reduce_add_coalesced": count_reduce,
-    "scatter": count_scatter,
-    "gather": count_gather,
-}
+def transfer_of_call(name: str, tensors: Any, devices: Any) -> tuple[TransferKind, int]:
+    """Return the kind and the bytes of a call from its first two arguments. One device needs no transfer."""
+    match name:
+        case "broadcast_coalesced":
+            kind: TransferKind = "parameters" if any(tensor.requires_grad for tensor in tensors) else "buffers"
+            return kind, total_bytes(tensors) * (len(devices) - 1)
+        case "reduce_add_coalesced":
+            return "gradients", sum(map(total_bytes, tensors[1:]))
+        case "scatter":  # images in the forward pass, [batch, channel, row, column], output gradients in the backward
+            is_image = tensors.dim() == 4
+            return "inputs" if is_image else "outputs", tensors.nbytes * (len(devices) - 1) // len(devices)
+    return "outputs", total_bytes(tensors[1:])  # gather

@@ -7,8 +7,7 @@ current stream mark the ends of the latter, so that the host issues them without
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -76,28 +75,11 @@ def warm_up_and_size_windows(steps: Mapping[str, StepFunction], rank: Rank) -> i
     return min(MAX_STEPS, max(MIN_STEPS, num_steps))
 
 
-def time_interleaved(
-    steps: Mapping[str, StepFunction],
-    num_windows: int,
-    steps_per_window: int,
-    rank: Rank,
-    is_precise_enough: Callable[[WindowTimesNs], bool] = lambda _: False,
-) -> WindowTimesNs:
-    """Time up to `num_windows` rounds with one window of each step (see time_rounds)."""
-    timers = {name: partial(time_steps, step, steps_per_window, rank) for name, step in steps.items()}
-    return time_rounds(timers, dict.fromkeys(timers, num_windows), is_precise_enough)
-
-
-def time_rounds(
-    timers: Mapping[str, Callable[[], int]],
-    num_windows: Mapping[str, int],
-    is_precise_enough: Callable[[WindowTimesNs], bool] = lambda _: False,
-) -> WindowTimesNs:
-    """Time rounds with one window of each series. Return the windows of all ranks.
+def time_rounds(timers: Mapping[str, Callable[[], int]], num_windows: Mapping[str, int]) -> Iterator[WindowTimesNs]:
+    """Time rounds with one window of each series. Yield the windows of all ranks so far after each round.
 
     `timers` time one window on this rank, in ns. A series takes part in the first rounds, as many as its number of
-    windows. Each round has a new random order, the same on every rank. After each round `is_precise_enough` gets all
-    windows so far; if it returns True, timing ends.
+    windows. Each round has a new random order, the same on every rank. All ranks must stop after the same round.
     """
     order = list(timers)
     shuffle = random.Random(0).shuffle
@@ -108,6 +90,4 @@ def time_rounds(
         round_of_ranks = process_group.all_gather(round_ns, dict[str, int])
         for name in round_ns:
             windows[name].append([of_rank[name] for of_rank in round_of_ranks])
-        if is_precise_enough(windows):
-            break
-    return windows
+        yield windows

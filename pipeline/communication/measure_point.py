@@ -1,31 +1,17 @@
 """Measurement of communication: step times with and without it, a profile, and the limit of the link."""
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from pipeline.analysis import exposed_communication
+from pipeline.analysis.exposed_communication import is_communication_precise_enough
+from pipeline.communication import dataparallel_split, interleaved_timing, profiling, step_variants
 from pipeline.communication.allreduce_sweep import sweep_all_reduce
-from pipeline.communication.dataparallel_split import count_data_parallel_transfers, time_step_parts
-from pipeline.communication.interleaved_timing import time_interleaved, warm_up_and_size_windows
-from pipeline.communication.profiling import ddp_bucket_bytes, mean_transfers, profile_ranks
-from pipeline.communication.step_variants import (
-    StepContext,
-    StepVariant,
-    build_step_context,
-    build_variants,
-    choose_variants,
-)
-from pipeline.experiment.measurement import (
-    Communication,
-    Measurement,
-    Profile,
-    StepSeries,
-    VariantName,
-    WindowTimesNs,
-)
+from pipeline.communication.step_variants import StepContext, StepVariant
+from pipeline.experiment.measurement import Communication, Measurement, Profile, StepSeries, VariantName
 from pipeline.experiment.spec import Spec
 from pipeline.training import device_memory
 from pipeline.training.loop import build_measurement, set_precision
@@ -51,9 +37,9 @@ def measure_communication(
     device_memory.set_memory_limit(spec, rank)
     execution = choose_execution(spec, rank)
     with execution_stream(execution, rank):
-        context = build_step_context(spec, rank)
-        names, notes = choose_variants(spec, execution)
-        variants = {variant.name: variant for variant in build_variants(context, names, execution)}
+        context = step_variants.build_step_context(spec, rank)
+        names, notes = step_variants.choose_variants(spec, execution)
+        variants = step_variants.build_variants(context, names, execution)
         communication = msgspec.structs.replace(time_step_variants(variants, spec, rank, only), notes=notes)
         if spec.strategy == "dp":
             communication = add_step_parts(communication, variants["dp"], context)
@@ -66,25 +52,19 @@ def measure_communication(
 def time_step_variants(
     variants: Mapping[str, StepVariant], spec: Spec, rank: Rank, only: Collection[VariantName] = ()
 ) -> Communication:
-    """Time interleaved windows of the variants, at most `spec.windows` of each (see measure_communication)."""
     steps = {name: variant.step for name, variant in variants.items()}
-    steps_filling_window = warm_up_and_size_windows(steps, rank)
+    steps_filling_window = interleaved_timing.warm_up_and_size_windows(steps, rank)
     num_steps = spec.max_steps or steps_filling_window
-
-    def to_communication(windows: WindowTimesNs) -> Communication:
+    timers = {name: partial(interleaved_timing.time_steps, steps[name], num_steps, rank) for name in only or steps}
+    for windows in interleaved_timing.time_rounds(timers, dict.fromkeys(timers, spec.windows)):
         series = tuple(
             StepSeries(variant=name, window_times_ns=tuple(map(tuple, values)))  # type: ignore[arg-type]
             for name, values in windows.items()
         )
-        return Communication(steps_per_window=num_steps, series=series)
-
-    def is_precise_enough(windows: WindowTimesNs) -> bool:
-        return exposed_communication.is_communication_precise_enough(to_communication(windows))
-
-    if only:
-        chosen: dict[str, StepFunction] = {name: steps[name] for name in only}
-        return to_communication(time_interleaved(chosen, spec.windows, num_steps, rank))
-    return to_communication(time_interleaved(steps, spec.windows, num_steps, rank, is_precise_enough))
+        communication = Communication(steps_per_window=num_steps, series=series)
+        if not only and is_communication_precise_enough(communication):
+            break
+    return communication
 
 
 def add_sweep_and_profile(
@@ -92,13 +72,13 @@ def add_sweep_and_profile(
 ) -> Communication:
     """Add the all-reduce sweep, then the profile: it comes last, because the profiler may stay attached."""
     assert isinstance(ddp.model, DistributedDataParallel)
-    buckets = ddp_bucket_bytes(ddp.model)
+    buckets = profiling.ddp_bucket_bytes(ddp.model)
     sweep = sweep_all_reduce(buckets, rank)
     profile, notes = profile_collectives(ddp, no_op_hook, buckets, rank, traces)
     collectives = profile.collectives if profile else ()
     return msgspec.structs.replace(
         communication,
-        transfers=mean_transfers([(one.kind, one.num_bytes) for one in collectives], num_steps=1),
+        transfers=profiling.mean_transfers([(one.kind, one.num_bytes) for one in collectives], num_steps=1),
         profile=profile,
         sweep=sweep,
         sweep_captured=rank.device.type == "cuda",  # see capture_stream
@@ -110,8 +90,8 @@ def add_step_parts(communication: Communication, dp: StepVariant, context: StepC
     assert isinstance(dp.model, DataParallel)
     return msgspec.structs.replace(
         communication,
-        transfers=count_data_parallel_transfers(dp.step, NUM_COUNTED_STEPS),
-        split=time_step_parts(dp.model, context.spec, context.batch, context.rank),
+        transfers=dataparallel_split.count_data_parallel_transfers(dp.step, NUM_COUNTED_STEPS),
+        split=dataparallel_split.time_step_parts(dp.model, context.spec, context.batch, context.rank),
     )
 
 
@@ -125,7 +105,7 @@ def profile_collectives(
     """
     if ddp.step is ddp.eager:
         return profile_beside_no_op_hook(ddp.eager, no_op_hook.eager, rank, buckets, traces)
-    outside, notes = profile_ranks(ddp.eager, rank, buckets, traces and traces / OUTSIDE_GRAPH_FOLDER)
+    outside, notes = profiling.profile_ranks(ddp.eager, rank, buckets, traces and traces / OUTSIDE_GRAPH_FOLDER)
     if outside is None:
         return None, notes
     if not outside.collectives:
@@ -150,11 +130,11 @@ def profile_beside_no_op_hook(
     The comparison shows how much communication slows down compute kernels. The two profiles with the no-op hook differ
     by noise.
     """
-    before, problems = profile_ranks(no_op_hook, rank, [])
-    profile, notes = profile_ranks(step, rank, buckets, traces, expected)
+    before, problems = profiling.profile_ranks(no_op_hook, rank, [])
+    profile, notes = profiling.profile_ranks(step, rank, buckets, traces, expected)
     if profile is None or not any(profile.compute_ns):
         return profile, notes
-    after, later_problems = profile_ranks(no_op_hook, rank, [])
+    after, later_problems = profiling.profile_ranks(no_op_hook, rank, [])
     if before is None or after is None:
         return profile, (*notes, *(f"no-op hook, {problem}" for problem in dict.fromkeys((*problems, *later_problems))))
     no_op_times = {"no_op_compute_ns": before.compute_ns, "no_op_again_compute_ns": after.compute_ns}

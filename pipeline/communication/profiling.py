@@ -7,14 +7,9 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from pipeline.communication.trace import (
-    RankTrace,
-    TracedCollective,
-    TraceUnreadable,
-    carries_gradients,
-    read_trace,
-    summarize_trace,
-)
+from pipeline.analysis.pooling import group_pairs
+from pipeline.communication import trace
+from pipeline.communication.trace import ProfileFailed, RankTrace, TracedCollective
 from pipeline.experiment.measurement import Collective, Profile, Transfer, TransferKind
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank
@@ -23,12 +18,6 @@ from pipeline.training.step import StepFunction
 NUM_PROFILED_STEPS = {"cuda": 10, "cpu": 6}  # an interval needs six
 PROFILER_WARM_UP_STEPS = 2
 MAX_TRACE_BYTES = 400_000_000  # per rank, uncompressed
-
-
-class ProfilerFailed(RuntimeError):
-    """The profiler itself failed; the steps ran."""
-
-
 TRACE_NAME = "rank{rank}.pt.trace.json.gz"  # the name that Holistic Trace Analysis expects; Perfetto opens it too
 
 
@@ -43,11 +32,9 @@ def profile_steps(
 
     `expected` are the operations and bytes of the collectives of a captured step (see trace.summarize_trace).
     If the profiler fails the steps run on without it, since the other ranks wait for this rank's collectives. Raises
-    ProfilerFailed at the end then, trace.TraceUnreadable (also above MAX_TRACE_BYTES), and what a step raises.
+    ProfileFailed at the end then, and what a step raises.
     """
-    activities = [ProfilerActivity.CPU]
-    if rank.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if rank.device.type == "cuda" else [])]
     num_steps = NUM_PROFILED_STEPS[rank.device.type]
     plan = schedule(wait=0, warmup=PROFILER_WARM_UP_STEPS, active=num_steps, repeat=1)
     profiler = profile(activities=activities, schedule=plan, record_shapes=True, acc_events=True)
@@ -70,8 +57,8 @@ def profile_steps(
         path = (folder or Path(scratch)) / TRACE_NAME.format(rank=rank.rank)
         call_profiler(lambda: profiler.export_chrome_trace(str(path)), failures)
         if failures:
-            raise ProfilerFailed(str(failures[0])) from failures[0]
-        return summarize_trace(read_trace(path, MAX_TRACE_BYTES), buckets, expected)
+            raise ProfileFailed(str(failures[0])) from failures[0]
+        return trace.summarize_trace(trace.read_trace(path, MAX_TRACE_BYTES), buckets, expected)
 
 
 def call_profiler(action: Callable[[], None], failures: list[Exception]) -> None:
@@ -96,18 +83,17 @@ def profile_ranks(
     Arguments are those of profile_steps. Raises what a step raises: this ends the point at once, where a rank that
     went on would leave the others waiting in a collective.
     """
-    trace, problem = None, None
+    found, problem = None, None
     try:
-        trace = profile_steps(step, rank, buckets, folder, expected)
-    except (ProfilerFailed, TraceUnreadable, OSError) as error:
+        found = profile_steps(step, rank, buckets, folder, expected)
+    except (ProfileFailed, OSError) as error:
         problem = f"rank {rank.rank}: no profile: {error}"
-    gathered = process_group.all_gather((trace, problem), tuple[RankTrace | None, str | None])
+    gathered = process_group.all_gather((found, problem), tuple[RankTrace | None, str | None])
     problems = [text for _, text in gathered if text]
     if problems:
         return None, tuple(problems)
-    profile, note = combine_traces(
-        [part for part, _ in gathered if part], NUM_PROFILED_STEPS[rank.device.type], buckets
-    )
+    traces = [part for part, _ in gathered if part]
+    profile, note = combine_traces(traces, NUM_PROFILED_STEPS[rank.device.type], buckets)
     return profile, (note,) if note else ()
 
 
@@ -115,13 +101,12 @@ def combine_traces(traces: Sequence[RankTrace], num_steps: int, buckets: Collect
     """Combine the ranks' traces into one profile. Return it with a note if their collectives cannot be matched."""
     counts = {len(trace.collectives) for trace in traces}
     note = None
-    per_step = 0
+    per_step, rest = divmod(min(counts), num_steps)
     if counts == {0}:
         note = "the profiler saw no collective (on GPUs it needs CUPTI): no figures"
-    elif len(counts) > 1 or min(counts) % num_steps:
+    elif len(counts) > 1 or rest:
+        per_step = 0
         note = f"the ranks' profiled collectives ({sorted(counts)}) do not divide into {num_steps} steps: no figures"
-    else:
-        per_step = min(counts) // num_steps
     profile = Profile(
         num_steps=num_steps,
         collectives=tuple(match_collective(traces, index, per_step, buckets) for index in range(per_step)),
@@ -133,7 +118,6 @@ def combine_traces(traces: Sequence[RankTrace], num_steps: int, buckets: Collect
 
 
 def match_collective(traces: Sequence[RankTrace], index: int, per_step: int, buckets: Collection[int]) -> Collective:
-    """Return the collective of that index in the step, with its durations in all steps and on all ranks."""
     first = traces[0].collectives[index]
     every_step = zip(*(trace.collectives[index::per_step] for trace in traces), strict=True)
     return Collective(
@@ -145,19 +129,16 @@ def match_collective(traces: Sequence[RankTrace], index: int, per_step: int, buc
 
 
 def transfer_kind(seen: TracedCollective, buckets: Collection[int]) -> TransferKind:
-    if carries_gradients(seen, buckets):
+    if trace.carries_gradients(seen, buckets):
         return "gradients"
     return "buffers" if seen.operation == "broadcast" else "batchnorm_statistics"
 
 
 def mean_transfers(transfers: Iterable[tuple[TransferKind, int]], num_steps: int) -> tuple[Transfer, ...]:
     """Return calls and bytes per step for each kind of transfer, from the kind and bytes of each call."""
-    bytes_of_calls: dict[TransferKind, list[int]] = {}
-    for kind, num_bytes in transfers:
-        bytes_of_calls.setdefault(kind, []).append(num_bytes)
     return tuple(
         Transfer(kind=kind, calls_per_step=len(calls) / num_steps, bytes_per_step=sum(calls) / num_steps)
-        for kind, calls in bytes_of_calls.items()
+        for kind, calls in group_pairs(transfers).items()
     )
 
 

@@ -1,20 +1,42 @@
-"""The checks of the self-test, as a table: each compares what the ranks measured with a known value.
+"""The findings of a self-test's ranks, and the checks of them as a table: each compares a figure with a known value.
 
 All functions are pure. A check passes only if the whole interval of each judged figure lies inside its limits. It is
-undecided if a limit lies inside an interval.
+undecided if a limit lies inside an interval. The numbers of windows let the checks decide:
+tests/benchmarks/bench_selftest.py prints how often they do.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from pipeline.analysis.formulas import ring_bytes_per_step
-from pipeline.analysis.intervals import Interval, median_interval, ratio_interval
-from pipeline.analysis.stopping_rule import difference_tolerance_s
-from pipeline.communication.selftest_findings import CLOCK_TOLERANCE, Findings, clock_costs, difference_us, step_us
+from pipeline.analysis.intervals import median_interval
+from pipeline.analysis.stopping_rule import difference_tolerance_s, is_half_width_below
+from pipeline.experiment.measurement import Measurement, VariantName, WindowTimesNs
+from pipeline.experiment.record import Environment
+from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Spec
 
+NUM_ROUNDS = 300  # of `measure: communication`; the numbers below are shares of it
+EXPOSED_VARIANTS: tuple[VariantName, ...] = ("ddp", "no_op_hook")  # exposed communication is their difference
+ROUND_SHARES = {  # of the process that measures the known answers, by variant
+    "ddp": 0.45,
+    "no_op_hook": 0.45,
+    "no_op_hook_again": 0.22,
+    "one_bucket": 0.2,
+    "no_collectives": 0.05,
+    "extra": 0.1,
+}
+SOCKET_ROUND_SHARES = {"ddp": 0.05, "no_op_hook": 0.05}
+CLOCK_PAIR_SHARES = {"large": 0.25, "small": 3.0}  # of a window with marks and one without: the most, by batch
+ALL_REDUCE_WINDOWS = 31  # of seven, one slow window would decide
+BARE_WARM_UP_WINDOWS = 5
+SLEEP_PROFILES = 2  # with a rank asleep, and as many without; one has ten steps on GPUs
+
+CLOCK_TOLERANCE = {"large": 0.01, "small": 0.03}  # share of a step
 MIN_EXPOSED_US = 10.0  # in a ratio, less exposed communication counts as this
 USUAL_BUCKET_BYTES = 25 * 2**20
 LARGE_BUCKET_RATIO = 1.2  # exposed communication must rise by this factor with one bucket
@@ -23,19 +45,98 @@ NO_OP_TOLERANCE_US = 20.0
 CheckVerdict = Literal["pass", "undecided", "fail", "not applicable"]
 
 
+class Findings(msgspec.Struct, frozen=True):
+    """Raw findings of the ranks in one run of the self-test."""
+
+    device: str
+    gpu: str
+    num_ranks: int
+    batch_size_per_gpu: int
+    gradient_bytes: int
+    steps_per_window: int
+    windows: WindowTimesNs  # by variant and round; every variant begins with round 1, and some end early
+    swept_ns: list[int]  # time of one all-reduce of all gradients, by window
+    bare_ns: list[int] = []  # the same, timed by a bare loop
+    extra_bytes: int = 0
+    extra_ns: list[int] = []  # time of the injected all-reduce alone, by window
+    sleep_ns: int = 0  # how much longer one rank pauses before a step than the others do
+    # by profiled step: [no rank asleep, one asleep][step]
+    shortest_by_step_ns: list[list[float]] = []  # all-reduces of gradients, on the fastest rank
+    wait_by_step_ns: list[list[float]] = []  # longest wait of a rank in one collective, mean over ranks
+    profile_problem: str = ""  # the reason why no step was profiled
+    clock_windows: dict[str, list[int]] = {}  # wall time of the training loop with marks, by batch ("large", "small")
+    # the same without marks; its name in files is that of earlier versions
+    unmarked_windows: dict[str, list[int]] = msgspec.field(default_factory=dict, name="silent_windows")
+    parts_share: list[float] = []  # sum of the parts over the wall time, by window
+    clock_batches: dict[str, int] = {}  # samples per GPU of "large" and "small"
+
+
+class SavedSelftest(msgspec.Struct, kw_only=True):
+    """The output of `selftest --json`. Its `answers` are not read: they are computed again from the runs.
+
+    `measured_at` is the time of the start, in UTC. Files of earlier versions have neither that nor the environment.
+    """
+
+    answers: Any = []
+    measured_at: str | None = None
+    environment: Environment | None = None
+    runs: dict[str, Findings]
+
+
+def findings_of_point(spec: Spec, measurement: Measurement) -> Findings:
+    """Return the windows of a point of `measure: communication` as findings. Raises ValueError if it has none."""
+    found = measurement.communication
+    if found is None or measurement.gradient_bytes is None:
+        raise ValueError("the point did not measure communication.")
+    return Findings(
+        device=spec.device,
+        gpu="",
+        num_ranks=spec.world_size,
+        batch_size_per_gpu=spec.batch_size_per_gpu,
+        gradient_bytes=measurement.gradient_bytes,
+        steps_per_window=found.steps_per_window,
+        windows={series.variant: [list(window) for window in series.window_times_ns] for series in found.series},
+        swept_ns=[],
+    )
+
+
+def count_windows(shares: Mapping[str, float], num_rounds: int) -> dict[str, int]:
+    """Return the number of windows of each series: its share of the rounds, but as many as an interval needs."""
+    return {name: max(MIN_WINDOWS_FOR_INTERVAL, round(share * num_rounds)) for name, share in shares.items()}
+
+
+def step_us(findings: Findings, name: str) -> list[float]:
+    """Return the slowest rank's step time in each window, in us."""
+    return [max(ranks) / findings.steps_per_window / 1e3 for ranks in findings.windows[name]]
+
+
+def difference_us(findings: Findings, name: str, other: str) -> list[float]:
+    """Return the difference of two step times in each round that timed both, in us; slow drift cancels out."""
+    return [a - b for a, b in zip(step_us(findings, name), step_us(findings, other), strict=False)]
+
+
+def clock_costs(marked_ns: Sequence[int], unmarked_ns: Sequence[int]) -> list[float]:
+    """Return the cost of the marks as a share of the loop without them, for each pair of windows."""
+    return [marked / unmarked - 1 for marked, unmarked in zip(marked_ns, unmarked_ns, strict=True)]
+
+
+def is_clock_cost_precise_enough(batch: str, marked_ns: Sequence[int], unmarked_ns: Sequence[int]) -> bool:
+    """True if the cost of the clock's marks is known to within half of its limit."""
+    return is_half_width_below(clock_costs(marked_ns, unmarked_ns), CLOCK_TOLERANCE[batch] / 2)
+
+
 class MeasuredValue(NamedTuple):
-    """A median, or a figure of medians, with its interval."""
+    """A median, or a figure of medians, with the ends of its interval."""
 
     value: float
-    interval: Interval
+    low: float
+    high: float
 
     def __format__(self, form: str) -> str:
-        return f"{self.value:{form}} ({self.interval.low:{form}} to {self.interval.high:{form}})"
+        return f"{self.value:{form}} ({self.low:{form}} to {self.high:{form}})"
 
     def transformed(self, rising: Callable[[float], float]) -> "MeasuredValue":
-        """Return the value and both ends of its interval under a rising function."""
-        ends = self.interval._replace(low=rising(self.interval.low), high=rising(self.interval.high))
-        return MeasuredValue(rising(self.value), ends)
+        return MeasuredValue(*map(rising, self))
 
     @property
     def change(self) -> "MeasuredValue":
@@ -91,6 +192,8 @@ def judge_checks(runs: Mapping[str, Findings]) -> list[CheckResult]:
     processes, `sockets` the same over sockets. Files of earlier versions have `again`, the self-test's own code in new
     processes, and no `measure`. Raises LookupError or ValueError if findings are missing.
     """
+    if "known_answers" not in runs or not {"measure", "again"} & set(runs):
+        raise LookupError("it lacks the runs known_answers and measure")
     timed = runs["known_answers"].clock_windows
     return [judge_check(name, runs) for name, check in CHECKS.items() if check.clock_batch in (None, *timed)]
 
@@ -104,7 +207,7 @@ def judge_check(name: str, runs: Mapping[str, Findings]) -> CheckResult:
     figures: dict[str, float] = {}
     for key, figure in computed.items():
         if isinstance(figure, MeasuredValue):
-            figures |= {key: figure.value, f"{key}_low": figure.interval.low, f"{key}_high": figure.interval.high}
+            figures |= {key: figure.value, f"{key}_low": figure.low, f"{key}_high": figure.high}
         else:
             figures[key] = figure
     limits = {}
@@ -135,22 +238,16 @@ def median_of(values: Sequence[float]) -> MeasuredValue:
     interval = median_interval(values)
     if interval is None:
         raise ValueError(f"an interval needs six values, got {len(values)}.")
-    return MeasuredValue(statistics.median(values), interval)
+    return MeasuredValue(statistics.median(values), interval.low, interval.high)
 
 
 def median_us(times_ns: Sequence[float]) -> MeasuredValue:
-    """Return the median of times, ns -> us."""
     return median_of(times_ns).transformed(lambda time_ns: 1e-3 * time_ns)
 
 
 def exposed_us(findings: Findings, name: str = "ddp") -> MeasuredValue:
     """Return the exposed communication of a step in us: the median difference from the no-op hook over rounds."""
     return median_of(difference_us(findings, name, "no_op_hook"))
-
-
-def median_in_range(values: Sequence[float]) -> MeasuredValue:
-    """Return the median with all values as its interval, for a figure that is exact in every window."""
-    return MeasuredValue(statistics.median(values), Interval(min(values), max(values), 1.0, len(values)))
 
 
 def difference(one: MeasuredValue, other: MeasuredValue) -> MeasuredValue:
@@ -161,20 +258,18 @@ def difference(one: MeasuredValue, other: MeasuredValue) -> MeasuredValue:
     sides would be up to 41 % wider.
     """
     value = one.value - other.value
-    below = math.hypot(one.value - one.interval.low, other.interval.high - other.value)
-    above = math.hypot(one.interval.high - one.value, other.value - other.interval.low)
-    coverage, n = min(one.interval.coverage, other.interval.coverage), min(one.interval.n, other.interval.n)
-    return MeasuredValue(value, Interval(value - below, value + above, coverage, n))
+    below = math.hypot(one.value - one.low, other.high - other.value)
+    above = math.hypot(one.high - one.value, other.value - other.low)
+    return MeasuredValue(value, value - below, value + above)
 
 
-def ratio(above: MeasuredValue, below: MeasuredValue) -> MeasuredValue:
-    """Return the ratio of two positive medians that were measured separately."""
-    return MeasuredValue(above.value / below.value, ratio_interval(above.interval, below.interval))
+def ratio(above: MeasuredValue, below: MeasuredValue, least: float = 0.0) -> MeasuredValue:
+    """Return the ratio of two medians that were measured separately (see intervals.ratio_interval).
 
-
-def raise_to_minimum(exposed: MeasuredValue) -> MeasuredValue:
-    """Return the value where less than MIN_EXPOSED_US counts as that."""
-    return exposed.transformed(lambda us: max(us, MIN_EXPOSED_US))
+    Less than `least` counts as that. Raises ZeroDivisionError if the interval below reaches 0.
+    """
+    above, below = (MeasuredValue(*(max(end, least) for end in one)) for one in (above, below))
+    return MeasuredValue(above.value / below.value, above.low / below.high, above.high / below.low)
 
 
 def gradients_busbw_gb_s(findings: Findings) -> float:
@@ -206,7 +301,7 @@ def compare_sockets(known: Findings, sockets: Findings | None) -> Figures | NotM
     return {
         "exposed_us": fast,
         "exposed_sockets_us": slow,
-        "rise": ratio(raise_to_minimum(slow), raise_to_minimum(fast)),
+        "rise": ratio(slow, fast, MIN_EXPOSED_US),
         "busbw_gb_s": gradients_busbw_gb_s(known),
         "busbw_sockets_gb_s": gradients_busbw_gb_s(sockets),
         "busbw_fall": ratio(median_of(sockets.swept_ns), median_of(known.swept_ns)),
@@ -215,7 +310,7 @@ def compare_sockets(known: Findings, sockets: Findings | None) -> Figures | NotM
 
 def compare_injected(known: Findings) -> Figures:
     injected, alone = median_of(difference_us(known, "extra", "ddp")), median_us(known.extra_ns)
-    return {"injected_us": injected, "isolated_us": alone, "ratio": ratio(raise_to_minimum(injected), alone)}
+    return {"injected_us": injected, "isolated_us": alone, "ratio": ratio(injected, alone, MIN_EXPOSED_US)}
 
 
 def compare_repeat(known: Findings, measured: Findings | None, again: Findings) -> Figures:
@@ -328,7 +423,9 @@ CHECKS = {
         "{bare_loop_us.value:.1f} us in a bare loop: {ratio.change:+.2%}, limit {limits[ratio].tolerance:.0%}",
     ),
     "parts against the wall clock": Check(
-        lambda known: {"ratio": median_in_range(known.parts_share)},
+        lambda known: {
+            "ratio": MeasuredValue(statistics.median(known.parts_share), min(known.parts_share), max(known.parts_share))
+        },
         {"ratio": Limits(0.99, 1.01)},
         "the sum of the parts differs from the wall clock by {ratio.change:+.2%} over all windows, limit "
         "{limits[ratio].tolerance:.0%}",

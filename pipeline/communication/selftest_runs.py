@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -12,27 +12,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.analysis.exposed_communication import collectives_of_kinds
+from pipeline.communication import interleaved_timing, profiling, selftest_checks
 from pipeline.communication.allreduce_sweep import NUM_WINDOWS, capture_stream, time_all_reduce
 from pipeline.communication.dataparallel_split import total_bytes
-from pipeline.communication.interleaved_timing import (
-    TARGET_WINDOW_S,
-    time_rounds,
-    time_steps,
-    warm_up_and_size_windows,
-)
-from pipeline.communication.profiling import ddp_bucket_bytes, profile_ranks
-from pipeline.communication.selftest_findings import (
-    ALL_REDUCE_WINDOWS,
-    BARE_WARM_UP_WINDOWS,
-    CLOCK_PAIR_SHARES,
-    EXPOSED_VARIANTS,
-    ROUND_SHARES,
-    SLEEP_PROFILES,
-    SOCKET_ROUND_SHARES,
-    Findings,
-    count_windows,
-    is_clock_cost_precise_enough,
-)
+from pipeline.communication.selftest_checks import ALL_REDUCE_WINDOWS, Findings, count_windows
 from pipeline.communication.step_variants import (
     StepContext,
     StepVariant,
@@ -41,7 +24,7 @@ from pipeline.communication.step_variants import (
     build_variants,
 )
 from pipeline.data.batches import SyntheticBatches
-from pipeline.experiment.measurement import Profile, WindowTimesNs
+from pipeline.experiment.measurement import Profile
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.loop import run_epoch, set_precision
@@ -65,8 +48,8 @@ def measure_exposure(spec: Spec, rank: Rank) -> Findings:
     """Time the step with and without collectives, and one all-reduce of all gradients. Called by all ranks."""
     set_precision(spec)
     context = build_step_context(spec, rank)
-    variants = build_variants(context, EXPOSED_VARIANTS)
-    return time_selftest_variants(variants, context, SOCKET_ROUND_SHARES, NUM_WINDOWS)
+    variants = build_variants(context, selftest_checks.EXPOSED_VARIANTS)
+    return time_selftest_variants(variants, context, selftest_checks.SOCKET_ROUND_SHARES, NUM_WINDOWS)
 
 
 def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
@@ -76,11 +59,9 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
     extra = torch.zeros(INJECTED_BYTES[rank.device.type] // 4, device=rank.device)
     one_bucket = msgspec.structs.replace(spec, bucket_cap_mb=LARGE_BUCKET_MB)
     variants = build_variants(context, ("ddp", "no_op_hook", "no_op_hook_again", "no_collectives"))
-    variants += [
-        build_variant(context, "ddp", spec=one_bucket)._replace(name="one_bucket"),
-        build_variant(context, "ddp", after_backward=partial(dist.all_reduce, extra))._replace(name="extra"),
-    ]
-    findings = time_selftest_variants(variants, context, ROUND_SHARES, ALL_REDUCE_WINDOWS)
+    variants["one_bucket"] = build_variant(context._replace(spec=one_bucket), "ddp")
+    variants["extra"] = build_variant(context, "ddp", after_backward=partial(dist.all_reduce, extra))
+    findings = time_selftest_variants(variants, context, selftest_checks.ROUND_SHARES, ALL_REDUCE_WINDOWS)
     findings = add_clock_cost(findings, "large", spec, rank)
     if spec.batch_size_per_gpu > SMALL_BATCH_SIZE_PER_GPU:
         small = msgspec.structs.replace(spec, batch_size_per_gpu=SMALL_BATCH_SIZE_PER_GPU)
@@ -91,19 +72,20 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
         extra_bytes=extra.nbytes,
         extra_ns=list(time_all_reduce(extra.nbytes, rank, num_windows=ALL_REDUCE_WINDOWS)),
     )
-    return add_sleeping_rank(findings, variants[0], rank)  # last: the profiler may stay attached
+    return add_sleeping_rank(findings, variants["ddp"], rank)  # last: the profiler may stay attached
 
 
 def time_selftest_variants(
-    variants: list[StepVariant], context: StepContext, round_shares: Mapping[str, float], num_sweep_windows: int
+    variants: Mapping[str, StepVariant], context: StepContext, round_shares: Mapping[str, float], num_sweep_windows: int
 ) -> Findings:
-    """Time interleaved windows of the variants, and an isolated all-reduce of all gradients."""
     spec, rank = context.spec, context.rank
-    steps = {variant.name: variant.step for variant in variants}
-    steps_per_window = warm_up_and_size_windows(steps, rank)
-    gradient_bytes = total_bytes(variants[0].model.parameters())
-    timers = {name: partial(time_steps, step, steps_per_window, rank) for name, step in steps.items()}
-    windows = time_rounds(timers, count_windows(round_shares, spec.windows))
+    steps = {name: variant.step for name, variant in variants.items()}
+    steps_per_window = interleaved_timing.warm_up_and_size_windows(steps, rank)
+    gradient_bytes = total_bytes(variants["ddp"].model.parameters())
+    timers = {
+        name: partial(interleaved_timing.time_steps, step, steps_per_window, rank) for name, step in steps.items()
+    }
+    *_, windows = interleaved_timing.time_rounds(timers, count_windows(round_shares, spec.windows))
     with capture_stream(rank) as capture:
         swept_ns = list(time_all_reduce(gradient_bytes, rank, capture, num_sweep_windows))
     return Findings(
@@ -123,7 +105,7 @@ def time_bare_loop(num_bytes: int, rank: Rank) -> list[int]:
     buffer = torch.zeros(num_bytes // 4, device=rank.device)
     num_calls = BARE_CALLS[rank.device.type]
     times_ns = []
-    for _ in range(BARE_WARM_UP_WINDOWS + ALL_REDUCE_WINDOWS):
+    for _ in range(selftest_checks.BARE_WARM_UP_WINDOWS + ALL_REDUCE_WINDOWS):
         process_group.barrier(rank)
         process_group.synchronize(rank)
         started_ns = time.perf_counter_ns()
@@ -132,7 +114,7 @@ def time_bare_loop(num_bytes: int, rank: Rank) -> list[int]:
         process_group.synchronize(rank)
         times_ns.append((time.perf_counter_ns() - started_ns) // num_calls)
     slowest_ns = [max(ranks) for ranks in zip(*process_group.all_gather(times_ns, list[int]), strict=True)]
-    return slowest_ns[BARE_WARM_UP_WINDOWS:]
+    return slowest_ns[selftest_checks.BARE_WARM_UP_WINDOWS :]
 
 
 def add_clock_cost(findings: Findings, batch: str, spec: Spec, rank: Rank) -> Findings:
@@ -153,21 +135,17 @@ def add_clock_cost(findings: Findings, batch: str, spec: Spec, rank: Rank) -> Fi
             parts_share.append(float(series.parts_ns.sum()) / wall_ns)
         return wall_ns
 
-    def slowest_ranks(windows: WindowTimesNs) -> tuple[list[int], list[int]]:
-        return list(map(max, windows["marked"])), list(map(max, windows["unmarked"]))
-
     run(MIN_CLOCK_STEPS, StepTimer)
     wall_ns = max(process_group.all_gather(run(MIN_CLOCK_STEPS, UnmarkedTimer), int))
-    num_steps = math.ceil(TARGET_WINDOW_S / (wall_ns / MIN_CLOCK_STEPS / 1e9))
+    num_steps = math.ceil(interleaved_timing.TARGET_WINDOW_S / (wall_ns / MIN_CLOCK_STEPS / 1e9))
     num_steps = 1 if batch == "small" else max(MIN_CLOCK_STEPS, min(MAX_CLOCK_STEPS, num_steps))
     parts_share.clear()
     timers = {"marked": partial(run, num_steps, StepTimer), "unmarked": partial(run, num_steps, UnmarkedTimer)}
-    windows = time_rounds(
-        timers,
-        dict.fromkeys(timers, count_windows(CLOCK_PAIR_SHARES, spec.windows)[batch]),
-        lambda windows: batch == "large" and is_clock_cost_precise_enough(batch, *slowest_ranks(windows)),
-    )
-    marked_ns, unmarked_ns = slowest_ranks(windows)
+    num_pairs = count_windows(selftest_checks.CLOCK_PAIR_SHARES, spec.windows)[batch]
+    for windows in interleaved_timing.time_rounds(timers, dict.fromkeys(timers, num_pairs)):
+        marked_ns, unmarked_ns = (list(map(max, windows[name])) for name in timers)
+        if batch == "large" and selftest_checks.is_clock_cost_precise_enough(batch, marked_ns, unmarked_ns):
+            break
     return msgspec.structs.replace(
         findings,
         clock_windows={**findings.clock_windows, batch: marked_ns},
@@ -182,20 +160,22 @@ def add_sleeping_rank(findings: Findings, ddp: StepVariant, rank: Rank) -> Findi
     assert isinstance(ddp.model, DistributedDataParallel)
     if rank.device.type == "cuda" and not hasattr(torch.cuda, "_sleep"):  # torch has no public function for it
         return msgspec.structs.replace(findings, profile_problem="this torch has no torch.cuda._sleep")
-    buckets = ddp_bucket_bytes(ddp.model)
-    pause = Pause(rank)
+    buckets = profiling.ddp_bucket_bytes(ddp.model)
+    pause = calibrated_pause(rank)
     shortest_ns: list[list[float]] = []
     wait_ns: list[list[float]] = []
     for sleep_s in (0.0, SLEEP_S[rank.device.type]):
         seconds = HEAD_START_S[rank.device.type] + (sleep_s if rank.rank == rank.world_size - 1 else 0.0)
+        lengths: list[LengthNs] = []
+        step = after_pause(ddp.step, partial(pause, seconds), lengths)
         profiles: list[Profile] = []
-        for _ in range(SLEEP_PROFILES):
-            profile, problems = profile_ranks(after_pause(ddp.step, pause, seconds), rank, buckets)
+        for _ in range(selftest_checks.SLEEP_PROFILES):
+            profile, problems = profiling.profile_ranks(step, rank, buckets)
             if profile is None or not collectives_of_kinds(profile, ["gradients"]):
                 problem = "; ".join(problems) or "the profile shows no all-reduce of gradients"
                 return msgspec.structs.replace(findings, profile_problem=problem)
             profiles.append(profile)
-        pauses_ns = process_group.all_gather(pause.take_median_ns(), float)
+        pauses_ns = process_group.all_gather(median_ns(lengths), float)
         shortest_ns.append([time_ns for profile in profiles for time_ns in shortest_by_step_ns(profile)])
         wait_ns.append([time_ns for profile in profiles for time_ns in wait_by_step_ns(profile)])
     return msgspec.structs.replace(
@@ -224,46 +204,45 @@ def wait_by_step_ns(profile: Profile) -> list[float]:
     return [statistics.fmean(map(max, zip(*by_collective, strict=True))) for by_collective in waits_ns]
 
 
-class Pause:
-    """Pauses of this rank: the host sleeps on the CPU, else a kernel keeps the stream of the device busy.
+LengthNs = Callable[[], float]  # gives the length of a pause in ns, once it has ended
+
+
+def calibrated_pause(rank: Rank) -> Callable[[float], LengthNs]:
+    """Return the function that pauses this rank for so many seconds: its host on the CPU, else its device.
 
     On GPUs the host goes on, as it does while a device is late; one that slept would lose its lead over the device. The
     length of each pause is measured, since a kernel counts cycles of a clock that changes.
     """
-
-    def __init__(self, rank: Rank) -> None:
-        self._is_on_device = rank.device.type == "cuda"
-        self._cycles_per_s = CYCLES_PER_S
-        self._times_ns: list[float] = []
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        if self._is_on_device:
-            for _ in range(3):
-                self(CALIBRATION_S)
-            process_group.synchronize(rank)
-            self._cycles_per_s *= CALIBRATION_S * 1e9 / self.take_median_ns()
-
-    def __call__(self, seconds: float) -> None:
-        if self._is_on_device:
-            started, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            started.record()
-            torch.cuda._sleep(round(seconds * self._cycles_per_s))
-            ended.record()
-            self._events.append((started, ended))
-        else:
-            started_ns = time.perf_counter_ns()
-            time.sleep(seconds)
-            self._times_ns.append(time.perf_counter_ns() - started_ns)
-
-    def take_median_ns(self) -> float:
-        """Return the median length of the pauses since the last call. On a device they must have ended."""
-        times_ns = self._times_ns + [started.elapsed_time(ended) * 1e6 for started, ended in self._events]
-        self._times_ns, self._events = [], []
-        return float(statistics.median(times_ns))
+    if rank.device.type == "cpu":
+        return pause_host
+    lengths = [pause_device(CYCLES_PER_S, CALIBRATION_S) for _ in range(3)]
+    process_group.synchronize(rank)
+    return partial(pause_device, CYCLES_PER_S * CALIBRATION_S * 1e9 / median_ns(lengths))
 
 
-def after_pause(step: StepFunction, pause: Pause, seconds: float) -> StepFunction:
+def pause_host(seconds: float) -> LengthNs:
+    started_ns = time.perf_counter_ns()
+    time.sleep(seconds)
+    time_ns = time.perf_counter_ns() - started_ns
+    return lambda: time_ns
+
+
+def pause_device(cycles_per_s: float, seconds: float) -> LengthNs:
+    """Keep the current stream busy. The host does not wait."""
+    started, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    started.record()
+    torch.cuda._sleep(round(seconds * cycles_per_s))
+    ended.record()
+    return lambda: 1e6 * started.elapsed_time(ended)
+
+
+def median_ns(lengths: Sequence[LengthNs]) -> float:
+    return float(statistics.median(length() for length in lengths))
+
+
+def after_pause(step: StepFunction, pause: Callable[[], LengthNs], lengths: list[LengthNs]) -> StepFunction:
     def pause_and_step() -> None:
-        pause(seconds)
+        lengths.append(pause())
         step()
 
     return pause_and_step

@@ -33,7 +33,6 @@ SyncContext = Callable[[], contextlib.AbstractContextManager[Any]]
 class StepVariant(NamedTuple):
     """A variant with its own model. `step` may be captured; `eager` is the same step issued by the host."""
 
-    name: str
     model: nn.Module
     step: StepFunction
     eager: StepFunction
@@ -67,17 +66,18 @@ def choose_variants(spec: Spec, execution: Execution) -> tuple[tuple[str, ...], 
     return tuple(name for name in names if name != "no_collectives"), (f"no step without collectives: {reason}",)
 
 
-def build_variants(context: StepContext, names: Iterable[str], execution: Execution = "eager") -> list[StepVariant]:
+def build_variants(
+    context: StepContext, names: Iterable[str], execution: Execution = "eager"
+) -> dict[str, StepVariant]:
     """Build the variants in the order of VARIANTS, whatever the order of `names`."""
     order = VARIANTS[context.spec.strategy]
-    in_order = sorted(names, key=lambda name: order.index(name if name in order else name.removesuffix("_again")))
-    return [build_variant(context, name, execution=execution) for name in in_order]
+    in_order = sorted(names, key=lambda name: (order.index(name.removesuffix("_again")), name))
+    return {name: build_variant(context, name, execution=execution) for name in in_order}
 
 
 def build_variant(
     context: StepContext,
     name: str,
-    spec: Spec | None = None,
     after_backward: StepFunction | None = None,
     execution: Execution = "eager",
 ) -> StepVariant:
@@ -88,16 +88,15 @@ def build_variant(
     group whose collectives do nothing. `no_sync`: DDP in its no_sync context, without reduction. `dp`: DataParallel.
     The suffix `_again` repeats a variant: the difference between the two is noise.
 
-    `spec` replaces the context's spec; `after_backward` runs between backward and optimizer. `execution` is eager or
-    graph. All ranks must call this function inside step_setup.execution_stream(execution).
+    `after_backward` runs between backward and optimizer. `execution` is eager or graph. All ranks must call this
+    function inside step_setup.execution_stream(execution).
     """
     assert execution not in COMPILED_EXECUTIONS, "the variants of a model would share their compiled code"
-    spec = spec or context.spec
-    base_name = name.removesuffix("_again")
+    spec, base_name = context.spec, name.removesuffix("_again")
     assert base_name == "plain" or base_name in VARIANTS.get(spec.strategy, ()), "the variant needs another strategy"
     torch.manual_seed(spec.seed)
     bare = place_model(build_model(spec.model or "resnet18", num_classes=10), spec, context.rank)
-    model, sync_context = wrap_variant(base_name, bare, spec, context)
+    model, sync_context = wrap_variant(base_name, bare, context)
     train_step = EagerStep(model, spec, context.rank, sync_context=sync_context, after_backward=after_backward)
     train_step.begin_epoch()
     images, labels = context.batch
@@ -110,21 +109,20 @@ def build_variant(
     step: StepFunction = eager
     if execution in CAPTURED_EXECUTIONS:
         step = warm_up_and_capture(eager, num_capture_warm_up_steps(spec), graph_capturer())
-    return StepVariant(name, model, step, eager)
+    return StepVariant(model, step, eager)
 
 
-def wrap_variant(base_name: str, bare: nn.Module, spec: Spec, context: StepContext) -> tuple[nn.Module, SyncContext]:
+def wrap_variant(base_name: str, bare: nn.Module, context: StepContext) -> tuple[nn.Module, SyncContext]:
     """Return the model wrapped for the variant, and the context of its forward and backward pass."""
     if base_name == "plain":
         return bare, contextlib.nullcontext
     group = {"ddp_one": context.single_rank_group, "no_collectives": SilentGroup(context.rank)}.get(base_name)
-    model = wrap_for_strategy(bare, spec, context.rank, group)
-    if base_name == "no_op_hook":
-        assert isinstance(model, DistributedDataParallel)
-        model.register_comm_hook(None, noop_hook)
-    if base_name == "no_sync":
-        assert isinstance(model, DistributedDataParallel)
-        return model, model.no_sync
+    model = wrap_for_strategy(bare, context.spec, context.rank, group)
+    if isinstance(model, DistributedDataParallel):
+        if base_name == "no_op_hook":
+            model.register_comm_hook(None, noop_hook)
+        if base_name == "no_sync":
+            return model, model.no_sync
     return model, contextlib.nullcontext
 
 
@@ -158,7 +156,6 @@ class SilentGroup(dist.ProcessGroup):
         return self._completed(outputs)
 
     def _completed(self, result: Any) -> Work:
-        """Return a Work that has already ended with this result."""
         future: Future[Any] = torch.futures.Future(devices=self._devices)
         future.set_result(result)
         work: Work = _create_work_from_future(future)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-TimeSpan = tuple[float, float]  # start and end in us
+SpanUs = tuple[float, float]  # start and end
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 ITEM_BYTES = {"float": 4, "long": 8, "long int": 8, "int": 4, "c10::half": 2, "half": 2, "c10::bfloat16": 2}
@@ -22,8 +22,8 @@ NCCL_KERNEL = re.compile(r"nccl[A-Za-z]*Kernel_(?P<operation>[A-Za-z]+)")  # ncc
 OPERATIONS = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}
 
 
-class TraceUnreadable(ValueError):
-    """The trace is too large, not a valid trace of kineto, or not of the expected step."""
+class ProfileFailed(RuntimeError):
+    """The profiler failed, or its trace is too large, not valid, or not of the expected step. The steps ran."""
 
 
 class TraceEvent(msgspec.Struct):
@@ -37,9 +37,7 @@ class TraceEvent(msgspec.Struct):
 
 
 class TraceFile(msgspec.Struct):
-    """A trace file. Its other fields are for viewers."""
-
-    traceEvents: list[TraceEvent]
+    traceEvents: list[TraceEvent]  # the other fields are for viewers
 
 
 class TracedCollective(NamedTuple):
@@ -66,19 +64,19 @@ class RankTrace(NamedTuple):
 def read_trace(path: Path, max_bytes: int) -> list[TraceEvent]:
     """Read the events of a gzipped trace.
 
-    Raises TraceUnreadable if it has more than `max_bytes` uncompressed, or is not valid.
+    Raises ProfileFailed if it has more than `max_bytes` uncompressed, or is not valid.
     """
     with gzip.open(path) as file:
         raw = file.read(max_bytes + 1)
     if len(raw) > max_bytes:
-        raise TraceUnreadable(
+        raise ProfileFailed(
             f"the trace of a rank is larger than {max_bytes} bytes, the limit in pipeline.communication.profiling; "
             "raise it"
         )
     try:
         return msgspec.json.decode(raw, type=TraceFile, strict=False).traceEvents
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise TraceUnreadable(f"the trace of a rank cannot be read: {error}") from error
+        raise ProfileFailed(f"the trace of a rank cannot be read: {error}") from error
 
 
 def summarize_trace(
@@ -87,7 +85,7 @@ def summarize_trace(
     """Summarize the communication in one rank's trace; `buckets` are the sizes of gradient buckets in bytes.
 
     `expected` has operation and bytes of each collective of one step. Give it for a captured step, since kernels inside
-    a graph carry no sizes. Raises TraceUnreadable if the trace holds other collectives.
+    a graph carry no sizes. Raises ProfileFailed if the trace holds other collectives.
     """
     collectives = sorted(filter(None, map(parse_collective, events)), key=lambda collective: collective.start_us)
     if expected:
@@ -107,11 +105,11 @@ def summarize_trace(
 def add_sizes(traced: Sequence[TracedCollective], one_step: Sequence[tuple[str, int]]) -> list[TracedCollective]:
     """Return the collectives of one or more steps, with their sizes: `one_step` lists those of a single step.
 
-    Raises TraceUnreadable unless `traced` repeats the operations of that step a whole number of times.
+    Raises ProfileFailed unless `traced` repeats the operations of that step a whole number of times.
     """
     expected = [*one_step] * (len(traced) // len(one_step))
     if [part.operation for part in traced] != [operation for operation, _ in expected]:
-        raise TraceUnreadable("the collectives of the captured step differ from those of the same step without a graph")
+        raise ProfileFailed("the collectives of the captured step differ from those of the same step without a graph")
     return [part._replace(num_bytes=num_bytes) for part, (_, num_bytes) in zip(traced, expected, strict=True)]
 
 
@@ -120,7 +118,6 @@ def carries_gradients(collective: TracedCollective, buckets: Collection[int]) ->
 
 
 def parse_collective(event: TraceEvent) -> TracedCollective | None:
-    """Return the collective of an event; None if the event is something else."""
     kernel = NCCL_KERNEL.match(event.name) if event.cat == "kernel" else None
     if kernel is not None:
         operation = str(event.args.get("Collective name") or kernel["operation"])
@@ -149,16 +146,16 @@ def gloo_bytes(args: dict[str, Any]) -> int:
 def item_bytes(kind: object) -> int:
     """Return the bytes of an element from its type, as spelled by NCCL's annotations or gloo's spans.
 
-    Raises TraceUnreadable for an unknown type.
+    Raises ProfileFailed for an unknown type.
     """
     if str(kind).lower() not in ITEM_BYTES:
-        raise TraceUnreadable(f"the trace of a rank has elements of an unknown type {str(kind)[:40]!r}")
+        raise ProfileFailed(f"the trace of a rank has elements of an unknown type {str(kind)[:40]!r}")
     return ITEM_BYTES[str(kind).lower()]
 
 
-def merge_spans(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
+def merge_spans(spans: Iterable[SpanUs]) -> list[SpanUs]:
     """Merge spans that overlap or touch. Return them in order."""
-    merged: list[TimeSpan] = []
+    merged: list[SpanUs] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(merged[-1][1], end)
@@ -167,11 +164,11 @@ def merge_spans(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
     return merged
 
 
-def length_ns(spans: Iterable[TimeSpan]) -> int:
+def length_ns(spans: Iterable[SpanUs]) -> int:
     """Return the total length of disjoint spans, us -> ns."""
     return round(math.fsum(end - start for start, end in spans) * 1e3)
 
 
-def overlap_ns(one: list[TimeSpan], other: list[TimeSpan]) -> int:
+def overlap_ns(one: list[SpanUs], other: list[SpanUs]) -> int:
     """Return the length of the intersection of two sets of disjoint spans, us -> ns."""
     return length_ns(one) + length_ns(other) - length_ns(merge_spans([*one, *other]))

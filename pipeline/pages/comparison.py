@@ -7,14 +7,13 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 
 from pipeline.analysis import intervals
-from pipeline.analysis.comparability import COMPARED_FACTS
+from pipeline.analysis.comparability import COMPARED_FACTS, fact_values
 from pipeline.analysis.comparison import (
     HARDWARE_FACTS,
     ComparedPoint,
     Comparison,
     TimedSide,
     Verdict,
-    fact_values,
     is_failing,
     time_key,
 )

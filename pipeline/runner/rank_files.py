@@ -24,7 +24,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from pipeline.communication.selftest_findings import Findings
+from pipeline.communication.selftest_checks import Findings
 from pipeline.experiment.measurement import Measurement, VariantName
 from pipeline.experiment.record import Environment, FailureKind
 from pipeline.experiment.spec import Spec

@@ -68,7 +68,7 @@ def format_target(accuracy: float) -> str:
 
 def study_rows(study: Sequence[PooledPoint], target_accuracy: float | None) -> list[Row]:
     """Return the rows of one study by global batch, with the soonest marked."""
-    baseline = time_to_target.find_baseline(study)
+    baseline = time_to_target.study_baseline(study)
     gpu = (baseline or study[0]).gpu  # times on other models do not compare
     target = time_to_target.target_below(baseline) if target_accuracy is None else target_accuracy
     alone = {equal_batch_key(point): point for point in reversed(study) if point.spec.num_gpus == 1}
@@ -130,10 +130,10 @@ def target_row(
 def reaching_figures(point: PooledPoint, target: float, timed: Sequence[Record]) -> dict[str, Any]:
     """Return what a point needs to reach the target: epochs and updates of all its runs, seconds of the timed ones."""
     records = time_to_target.evaluated_records(point)
-    progress = [time_to_target.progress_to(record, target) for record in records]
+    progress = [time_to_target.cost_to_target(record, target) for record in records]
     epochs, time_s = estimate_spread([part.epochs for part in progress]), None
     if epochs is not None:  # else the times of a few would tell of what most do not reach
-        time_s = estimate_spread([time_to_target.progress_to(run, target).time_s for run in timed])
+        time_s = estimate_spread([time_to_target.cost_to_target(run, target).time_s for run in timed])
     return {
         "epochs_to_target": epochs,
         "updates_to_target": estimate_spread([part.updates for part in progress]),
@@ -172,7 +172,7 @@ def efficiencies(
     ours, theirs = (time_to_target.throughput_per_gpu(part, gpu) for part in (point, baseline))
     throughput = ours / theirs if ours and theirs else None
     records = time_to_target.evaluated_records(baseline)
-    needed = time_to_target.spread([time_to_target.progress_to(record, target).epochs for record in records])
+    needed = time_to_target.spread([time_to_target.cost_to_target(record, target).epochs for record in records])
     statistical = None
     if epochs_to_target is not None and needed and math.isfinite(needed.median):
         statistical = needed.median / epochs_to_target

@@ -14,6 +14,7 @@ from pipeline.analysis.exposed_communication import (
     busy_share,
     communications_of,
     explain_trace_disagreement,
+    exposed_time,
     is_communication_precise_enough,
     median_difference,
     median_step_time,
@@ -21,7 +22,6 @@ from pipeline.analysis.exposed_communication import (
     step_times_s,
     traced_exposure,
 )
-from pipeline.analysis.intervals import Interval
 from pipeline.experiment.measurement import Communication, Profile, StepSeries, VariantName
 
 US = 1e-6
@@ -79,7 +79,7 @@ def test_records_pool_their_rounds() -> None:
     assert whole is not None
     assert pooled == pytest.approx(whole)
     assert pooled.interval is not None
-    assert pooled.interval.n == 6
+    assert pooled.interval.coverage == 0.96875  # of six rounds
 
 
 def test_a_variant_that_was_not_run_leaves_no_difference() -> None:
@@ -90,9 +90,11 @@ def test_a_variant_that_was_not_run_leaves_no_difference() -> None:
     assert of_both == pytest.approx(2 * US), "of the record that ran both"
 
 
-def test_what_is_noise_reaches_to_the_far_end_of_the_interval() -> None:
-    assert Interval(-3.0, 2.0, 0.97, 6).max_abs_bound == 3.0
-    assert Interval(-3.0, 5.0, 0.97, 6).max_abs_bound == 5.0
+@pytest.mark.parametrize(("again_us", "bound_us"), [((8, 10, 10, 10, 10, 13), 3), ((5, 10, 10, 10, 10, 13), 5)])
+def test_what_is_noise_reaches_to_the_far_end_of_the_interval(again_us: tuple[float, ...], bound_us: float) -> None:
+    found = make_communication({"ddp": [10.0] * 6, "ddp_again": again_us})
+    assert exposed_time([found])[1] == pytest.approx(bound_us * US)
+    assert exposed_time([make_communication({"ddp": [10.0] * 5, "ddp_again": again_us[:5]})])[1] is None
 
 
 def test_only_records_that_measured_communication_have_it() -> None:

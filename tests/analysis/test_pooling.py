@@ -68,21 +68,21 @@ def test_a_point_that_stopped_early_reports_the_windows_that_were_run() -> None:
     spec = make_spec(windows=20, epochs=21)
     point = pool(make_record(spec, (9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)))
     assert (point.status, point.notes, point.epoch_time) == ("ok", [], 3.5)
-    assert told(point) == (3.5, Interval(1.0, 6.0, 0.96875, 6), "windows", (3.5,))
+    assert told(point) == (3.5, Interval(1.0, 6.0, 0.96875), "windows", (3.5,))
 
 
 def test_the_interval_is_over_repeats_where_there_are_six_and_each_counts_once() -> None:
     # medians 1 to 6, though the windows reach from 0.5 to 9
     found = [windowed(0.5, number, 9.0, repeat=number) for number in range(1, 7)]
     point = pool(*found)
-    assert told(point) == (3.5, Interval(1.0, 6.0, 0.96875, 6), "repeats", (1, 2, 3, 4, 5, 6))
+    assert told(point) == (3.5, Interval(1.0, 6.0, 0.96875), "repeats", (1, 2, 3, 4, 5, 6))
     assert point.interval_notes == []
 
 
 def test_else_it_is_over_the_windows_of_all_repeats_and_says_so() -> None:
     found = [windowed(1.0, 2.0, 3.0), windowed(4.0, 5.0, 6.0, repeat=1)]
     point = pool(*found)
-    assert told(point) == (3.5, Interval(1.0, 6.0, 0.96875, 6), "windows", (2.0, 5.0))
+    assert told(point) == (3.5, Interval(1.0, 6.0, 0.96875), "windows", (2.0, 5.0))
     assert sentences(point.interval_notes) == [POOLED_WINDOWS]
 
 

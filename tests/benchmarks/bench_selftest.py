@@ -18,23 +18,21 @@ from drawn_selftests import PAIRS, Runs, draw_large_pairs, draw_runs, longer, re
 
 from pipeline.analysis.stopping_rule import DIFFERENCE_TOLERANCE_FRACTION, DIFFERENCE_TOLERANCE_S
 from pipeline.communication.selftest_checks import (
-    CHECKS,
-    LARGE_BUCKET_RATIO,
-    NO_OP_TOLERANCE_US,
-    CheckResult,
-    exposed_us,
-    judge_check,
-)
-from pipeline.communication.selftest_findings import (
     ALL_REDUCE_WINDOWS,
+    CHECKS,
     CLOCK_TOLERANCE,
     EXPOSED_VARIANTS,
+    LARGE_BUCKET_RATIO,
+    NO_OP_TOLERANCE_US,
     NUM_ROUNDS,
     ROUND_SHARES,
     SLEEP_PROFILES,
     SOCKET_ROUND_SHARES,
+    CheckResult,
     Findings,
     count_windows,
+    exposed_us,
+    judge_check,
     step_us,
 )
 

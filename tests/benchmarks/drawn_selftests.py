@@ -18,8 +18,7 @@ import msgspec
 import numpy as np
 from numpy.random import Generator
 
-from pipeline.communication.selftest_checks import exposed_us
-from pipeline.communication.selftest_findings import (
+from pipeline.communication.selftest_checks import (
     ALL_REDUCE_WINDOWS,
     CLOCK_PAIR_SHARES,
     EXPOSED_VARIANTS,
@@ -30,6 +29,7 @@ from pipeline.communication.selftest_findings import (
     Findings,
     SavedSelftest,
     count_windows,
+    exposed_us,
     is_clock_cost_precise_enough,
 )
 

@@ -10,7 +10,7 @@ from torch.nn.parallel import comm
 
 from pipeline.communication import dataparallel_split
 from pipeline.communication.dataparallel_split import (
-    TRANSFER_COUNTERS,
+    TRANSFER_FUNCTIONS,
     count_data_parallel_transfers,
     time_step_parts,
 )
@@ -20,7 +20,7 @@ from pipeline.training.step import EagerStep
 
 @pytest.fixture(autouse=True)
 def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in TRANSFER_COUNTERS:
+    for name in TRANSFER_FUNCTIONS:
         monkeypatch.setattr(comm, name, lambda *_, **__: "moved")
 
 
@@ -50,10 +50,10 @@ def test_every_transfer_of_a_step_is_counted_by_kind_and_still_made() -> None:
 
 
 def test_torchs_functions_are_put_back() -> None:
-    before = {name: getattr(comm, name) for name in TRANSFER_COUNTERS}
+    before = {name: getattr(comm, name) for name in TRANSFER_FUNCTIONS}
     with pytest.raises(ZeroDivisionError):
         count_data_parallel_transfers(lambda: 1 / 0, 1)
-    assert {name: getattr(comm, name) for name in TRANSFER_COUNTERS} == before
+    assert {name: getattr(comm, name) for name in TRANSFER_FUNCTIONS} == before
     assert isinstance(torch.zeros(1), Tensor)
 
 

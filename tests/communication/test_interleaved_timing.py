@@ -1,4 +1,6 @@
+import itertools
 import time
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -9,7 +11,6 @@ from pipeline.communication.interleaved_timing import (
     MAX_STEPS,
     MIN_STEPS,
     WARM_UP_STEPS_PER_VARIANT,
-    time_interleaved,
     time_on_host,
     time_rounds,
     time_steps,
@@ -19,18 +20,20 @@ from pipeline.communication.interleaved_timing import (
 from pipeline.experiment.measurement import WindowTimesNs
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank
-from pipeline.training.step import StepFunction
 
 ALONE = Rank(0, 1, torch.device("cpu"))
 
 
-def logging_steps(log: list[str], *names: str) -> dict[str, StepFunction]:
-    return {name: (lambda name=name: log.append(name)) for name in names}  # type: ignore[misc]
+def logging_rounds(log: list[str], names: str, num_rounds: int, num_steps: int) -> Iterator[WindowTimesNs]:
+    """Time rounds of steps that append their name to the log."""
+    steps = {name: (lambda name=name: log.append(name)) for name in names}
+    timers = {name: partial(time_steps, step, num_steps, ALONE) for name, step in steps.items()}
+    return time_rounds(timers, dict.fromkeys(timers, num_rounds))
 
 
 def test_every_round_has_one_window_of_each_step_in_an_order_that_changes() -> None:
     log: list[str] = []
-    windows = time_interleaved(logging_steps(log, "a", "b", "c"), 8, 2, ALONE)
+    *_, windows = logging_rounds(log, "abc", 8, 2)
     together = LEAD_IN_STEPS + 2
     rounds = [log[start : start + 3 * together] for start in range(0, len(log), 3 * together)]
     assert len(rounds) == 8
@@ -45,22 +48,16 @@ def test_every_round_has_one_window_of_each_step_in_an_order_that_changes() -> N
 def test_every_rank_and_every_run_has_the_same_order() -> None:
     first: list[str] = []
     second: list[str] = []
-    time_interleaved(logging_steps(first, "a", "b", "c"), 5, 1, ALONE)
-    time_interleaved(logging_steps(second, "a", "b", "c"), 5, 1, ALONE)
+    list(logging_rounds(first, "abc", 5, 1))
+    list(logging_rounds(second, "abc", 5, 1))
     assert first == second
 
 
-def test_rounds_end_once_their_windows_are_settled() -> None:
-    asked: list[tuple[int, int]] = []
-
-    def is_precise_enough(windows: WindowTimesNs) -> bool:
-        asked.append((len(windows["a"]), len(windows["b"])))
-        return len(windows["a"]) == 3
-
+def test_rounds_end_where_the_caller_stops() -> None:
     log: list[str] = []
-    windows = time_interleaved(logging_steps(log, "a", "b"), 8, 1, ALONE, is_precise_enough)
-    assert asked == [(1, 1), (2, 2), (3, 3)], "whole rounds, and after each of them"
-    assert [len(values) for values in windows.values()] == [3, 3]
+    rounds = itertools.islice(logging_rounds(log, "ab", 8, 1), 3)
+    counts = [(len(windows["a"]), len(windows["b"])) for windows in rounds]
+    assert counts == [(1, 1), (2, 2), (3, 3)], "whole rounds, and the caller sees each of them"
     assert len(log) == 2 * 3 * (LEAD_IN_STEPS + 1)
 
 
@@ -71,7 +68,7 @@ def test_a_series_is_timed_in_the_first_rounds_as_many_as_its_number() -> None:
         log.append(name)
         return len(log)
 
-    windows = time_rounds({name: partial(timer, name) for name in ("a", "b", "c")}, {"a": 5, "b": 2, "c": 5})
+    *_, windows = time_rounds({name: partial(timer, name) for name in ("a", "b", "c")}, {"a": 5, "b": 2, "c": 5})
     assert {name: len(rounds) for name, rounds in windows.items()} == {"a": 5, "b": 2, "c": 5}
     assert [sorted(log[:3]), sorted(log[3:6])] == [["a", "b", "c"]] * 2
     assert [sorted(log[start : start + 2]) for start in (6, 8, 10)] == [["a", "c"]] * 3
@@ -79,8 +76,7 @@ def test_a_series_is_timed_in_the_first_rounds_as_many_as_its_number() -> None:
 
 
 def test_a_window_is_as_long_as_its_steps() -> None:
-    windows = time_interleaved({"nap": lambda: time.sleep(0.002)}, 3, 5, ALONE)
-    assert all(ranks[0] >= 5 * 2_000_000 for ranks in windows["nap"])
+    assert all(time_steps(lambda: time.sleep(0.002), 5, ALONE) >= 5 * 2_000_000 for _ in range(3))
 
 
 def test_a_first_step_that_is_slow_after_a_barrier_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

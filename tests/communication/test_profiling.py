@@ -24,13 +24,12 @@ from pipeline.communication.measure_point import NOT_TRACED, profile_collectives
 from pipeline.communication.profiling import (
     NUM_PROFILED_STEPS,
     PROFILER_WARM_UP_STEPS,
-    ProfilerFailed,
     combine_traces,
     mean_transfers,
     profile_ranks,
 )
 from pipeline.communication.step_variants import StepVariant
-from pipeline.communication.trace import RankTrace, TracedCollective, TraceUnreadable
+from pipeline.communication.trace import ProfileFailed, RankTrace, TracedCollective
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
 
@@ -54,9 +53,9 @@ def quiet_inside() -> None:
     """Stand in for the same step in a CUDA graph."""
 
 
-DDP = StepVariant("ddp", nn.Identity(), outside, outside)
-CAPTURED = StepVariant("ddp", nn.Identity(), inside, outside)
-QUIET = StepVariant("no_op_hook", nn.Identity(), quiet_inside, quiet_outside)
+DDP = StepVariant(nn.Identity(), outside, outside)
+CAPTURED = StepVariant(nn.Identity(), inside, outside)
+QUIET = StepVariant(nn.Identity(), quiet_inside, quiet_outside)
 
 
 def rank_trace(*steps: list[tuple[str, int, float]], compute_ns: int = 900) -> RankTrace:
@@ -112,7 +111,7 @@ def test_what_cannot_be_matched_is_said_and_gives_no_figures(traces: list[RankTr
 
 
 @pytest.mark.parametrize(
-    "error", [TraceUnreadable("the trace of a rank is larger than 10 bytes"), ProfilerFailed("no CUPTI here")]
+    "error", [ProfileFailed("the trace of a rank is larger than 10 bytes"), ProfileFailed("no CUPTI here")]
 )
 def test_a_point_without_a_profile_says_why(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> RankTrace:
@@ -155,7 +154,7 @@ def test_a_captured_step_is_profiled_as_it_runs_with_the_sizes_seen_outside_its_
     assert notes == ()
 
 
-@pytest.mark.parametrize("trace", [TraceUnreadable("the collectives inside the graph are others"), rank_trace()])
+@pytest.mark.parametrize("trace", [ProfileFailed("the collectives inside the graph are others"), rank_trace()])
 def test_a_captured_step_that_cannot_be_profiled_has_the_profile_of_the_step_outside(
     trace: Exception | RankTrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,7 +181,7 @@ def test_what_is_computed_without_collectives_is_left_out_where_it_cannot_be_see
 
     def profile(step: Any, *_: Any) -> RankTrace:
         if step is quiet_outside and next(num_quiet) == failing:
-            raise ProfilerFailed("no CUPTI any more")
+            raise ProfileFailed("no CUPTI any more")
         return rank_trace(*[step_of(3.0, 9.0)] * NUM_PROFILED_STEPS["cpu"], compute_ns=compute_ns)
 
     monkeypatch.setattr(profiling, "profile_steps", profile)

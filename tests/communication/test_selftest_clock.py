@@ -5,8 +5,8 @@ import pytest
 import torch
 from factories import make_spec
 
-from pipeline.communication import selftest_runs
-from pipeline.communication.selftest_findings import Findings
+from pipeline.communication import selftest_checks, selftest_runs
+from pipeline.communication.selftest_checks import Findings
 from pipeline.communication.selftest_runs import add_clock_cost
 from pipeline.experiment.measurement import RankEpoch
 from pipeline.experiment.spec import Spec
@@ -77,7 +77,9 @@ def test_windows_of_the_large_batch_have_many_steps_and_end_once_the_cost_is_kno
 def test_pairs_of_the_large_batch_end_at_the_first_that_is_precise_enough(
     epochs: Epochs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selftest_runs, "is_clock_cost_precise_enough", lambda batch, marked, unmarked: len(marked) == 4)
+    monkeypatch.setattr(
+        selftest_checks, "is_clock_cost_precise_enough", lambda batch, marked, unmarked: len(marked) == 4
+    )
     found = timed("large")
     assert (len(found.clock_windows["large"]), len(found.unmarked_windows["large"]), len(epochs)) == (4, 4, 2 + 8)
 

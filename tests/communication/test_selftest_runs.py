@@ -1,4 +1,5 @@
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from factories import make_collective
 from published_pages import missing_in
 
 from pipeline.communication.selftest_runs import (
-    Pause,
+    LengthNs,
     after_pause,
+    calibrated_pause,
+    median_ns,
     shortest_by_step_ns,
     time_bare_loop,
     wait_by_step_ns,
@@ -38,14 +41,13 @@ def test_a_late_rank_counts_once_however_many_collectives_wait_for_it() -> None:
 
 def test_a_pause_comes_before_each_step_and_its_length_is_measured() -> None:
     log: list[str] = []
-    pause = Pause(ALONE)
-    step = after_pause(lambda: log.append("step"), pause, 0.002)
+    lengths: list[LengthNs] = []
+    step = after_pause(lambda: log.append("step"), partial(calibrated_pause(ALONE), 0.002), lengths)
     for _ in range(3):
         step()
-    assert log == ["step"] * 3
-    assert pause.take_median_ns() >= 2e6
-    after_pause(lambda: None, pause, 0.0)()
-    assert pause.take_median_ns() < 2e6, "lengths are those since the last call"
+    assert (log, len(lengths)) == (["step"] * 3, 3)
+    assert median_ns(lengths) >= 2e6
+    assert calibrated_pause(ALONE)(0.0)() < 2e6
 
 
 def test_a_pause_of_a_device_keeps_its_stream_busy_for_the_time_that_events_show(
@@ -71,11 +73,11 @@ def test_a_pause_of_a_device_keeps_its_stream_busy_for_the_time_that_events_show
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "_sleep", spin)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    pause = Pause(Rank(0, 2, torch.device("cuda", 0)))
+    pause = calibrated_pause(Rank(0, 2, torch.device("cuda", 0)))
     before_ms = now_ms
-    pause(0.02)
+    length_ns = pause(0.02)
     assert now_ms - before_ms == pytest.approx(20)
-    assert pause.take_median_ns() == pytest.approx(20e6)
+    assert length_ns() == pytest.approx(20e6)
 
 
 def test_the_bare_loop_warms_up_for_five_windows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,6 @@ def test_the_step_without_reduction_gives_every_gradient_to_the_no_op_hook(
     monkeypatch.setattr(step_variants, "noop_hook", noting_hook)
     spec = ddp_spec(device="cpu")
     context = StepContext(spec, Rank(0, 1, torch.device("cpu")), (torch.zeros(0), torch.zeros(0)), None)
-    model, _ = wrap_variant(name, nn.Linear(3, 4), spec, context)
+    model, _ = wrap_variant(name, nn.Linear(3, 4), context)
     model(torch.ones(2, 3)).sum().backward()
     assert found == handed

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.communication.trace import (
+    ProfileFailed,
     RankTrace,
     TracedCollective,
     TraceEvent,
-    TraceUnreadable,
     item_bytes,
     length_ns,
     merge_spans,
@@ -78,7 +78,7 @@ def test_a_trace_is_read_up_to_the_limit_of_its_uncompressed_size(tmp_path: Path
     assert events[2].args["In msg nelems"] == 1000
     assert summarize_trace(events, {4000}) == summarize_trace(events_of(TRACE), {4000})
     said = f"larger than {len(raw) - 1} bytes, the limit in pipeline.communication.profiling; raise it"
-    with pytest.raises(TraceUnreadable, match=said):
+    with pytest.raises(ProfileFailed, match=said):
         read_trace(path, max_bytes=len(raw) - 1)
 
 
@@ -90,7 +90,7 @@ def test_a_trace_is_read_up_to_the_limit_of_its_uncompressed_size(tmp_path: Path
 def test_a_file_that_is_no_trace_is_refused_in_one_way(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "rank0.json.gz"
     path.write_bytes(gzip.compress(raw))
-    with pytest.raises(TraceUnreadable, match="the trace of a rank cannot be read"):
+    with pytest.raises(ProfileFailed, match="the trace of a rank cannot be read"):
         read_trace(path, max_bytes=1000)
 
 
@@ -246,7 +246,7 @@ def test_a_captured_step_of_two_gpus_as_kineto_writes_it() -> None:
     ],
 )
 def test_other_collectives_inside_the_graph_get_no_sizes(expected: list[tuple[str, int]]) -> None:
-    with pytest.raises(TraceUnreadable, match="captured step differ from those of the same step without a graph"):
+    with pytest.raises(ProfileFailed, match="captured step differ from those of the same step without a graph"):
         summarize_trace(events_of(INSIDE), {4000}, expected)
 
 
@@ -295,6 +295,6 @@ def test_two_unions_overlap_by_no_more_than_the_shorter(
 
 @pytest.mark.parametrize("kind", ["Float8_e4m3fn", "", None])
 def test_a_type_of_unknown_size_is_refused_and_not_guessed(kind: str | None) -> None:
-    with pytest.raises(TraceUnreadable, match=f"unknown type '{kind}'"):
+    with pytest.raises(ProfileFailed, match=f"unknown type '{kind}'"):
         nccl_bytes({"In msg nelems": 1000, "dtype": kind})
     assert nccl_bytes({"dtype": kind}) == 0
