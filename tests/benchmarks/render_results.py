@@ -24,8 +24,7 @@ from bench_prediction import PairErrors, published_pairs
 
 from pipeline.analysis.ring_model import SweepSample, fit_link
 from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
-from pipeline.communication.selftest_checks import judge_checks
-from pipeline.communication.selftest_findings import SavedSelftest
+from pipeline.communication.selftest_checks import SavedSelftest, judge_checks
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import expand_grid
 from pipeline.experiment.point_label import format_number
