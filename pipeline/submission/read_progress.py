@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -295,11 +295,12 @@ def read_log_tail(log: Path | None, since: str = "") -> str:
     return "\n".join(tails)
 
 
-def poll_until_finished(read: Callable[[], PointsByExperiment]) -> Iterator[PointsByExperiment]:
-    """Yield what `read` returns, again and again, until no point in it is in flight or unknown."""
+def poll_until_finished(experiments: Mapping[str, Experiment]) -> Iterator[PointsByExperiment]:
+    """Yield the progress of the experiments that have a manifest, until no point is in flight or unknown."""
     poll_s = FIRST_POLL_S
     while True:
-        progress = read()
+        manifests = {name: experiment.read_manifest() for name, experiment in experiments.items()}
+        progress = {name: read_progress(experiments[name], found) for name, found in manifests.items() if found}
         yield progress
         if not any(point.is_in_flight or point.state.word == "unknown" for point in chain(*progress.values())):
             return
@@ -309,14 +310,8 @@ def poll_until_finished(read: Callable[[], PointsByExperiment]) -> Iterator[Poin
 
 def wait_until_finished(experiment: Experiment) -> None:
     """Wait until no point is in flight or unknown. Log the number of points in each state when it changes."""
-
-    def read() -> PointsByExperiment:
-        manifest = experiment.read_manifest()
-        assert manifest is not None, "the submission wrote it"
-        return {manifest.name: read_progress(experiment, manifest)}
-
     last_summary = ""
-    for progress in poll_until_finished(read):
+    for progress in poll_until_finished({"": experiment}):
         counts = Counter(point.state.word for point in chain(*progress.values()))
         summary = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
         if summary != last_summary:

@@ -1,5 +1,6 @@
 """Exit codes, CommandError (one sentence with the cure), and run_command, which runs every command."""
 
+import contextlib
 import importlib.util
 import io
 import itertools
@@ -7,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from traceback import format_exception
 from types import TracebackType
 from typing import NoReturn, TextIO
@@ -133,6 +134,19 @@ def describe_os_error(error: OSError) -> str:
     """Return the message of the error; if the error names a file, the file comes first."""
     message = error.strerror or str(error) or type(error).__name__
     return message if error.filename is None else f"{error.filename}: {message}"
+
+
+@contextlib.contextmanager
+def go_on_after_error(codes: list[int], name: str) -> Iterator[None]:
+    """Log an error of one experiment and append its exit code: the command goes on with the other experiments."""
+    try:
+        yield
+    except CommandError as error:
+        log_line(f"error: {error}")
+        codes.append(error.code)
+    except OSError as error:
+        log_line(f"error: {name}: {describe_os_error(error)}; solve this problem and run the command again.")
+        codes.append(EXIT_USAGE)
 
 
 def run_command(main: Callable[[], int]) -> NoReturn:

@@ -11,10 +11,10 @@ from pipeline.experiment.outcomes import PointOutcome, PointStatus
 from pipeline.experiment.record import Status
 from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
+from pipeline.submission import read_progress as reading
 from pipeline.submission import slurm_queries, state_rules
 from pipeline.submission.read_progress import (
     PointProgress,
-    PointsByExperiment,
     choose_job,
     poll_until_finished,
     read_log_tail,
@@ -335,19 +335,22 @@ def test_a_record_that_is_published_while_the_lock_is_tried_counts(
     assert words(read_progress(experiment, manifest)) == ["ok"]
 
 
-def test_slurm_is_asked_ever_more_rarely_also_while_points_keep_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_is_asked_ever_more_rarely_also_while_points_keep_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
     specs = [make_spec(repeat=repeat) for repeat in range(8)]
 
-    def read() -> PointsByExperiment:
+    def read(*_: object) -> list[PointProgress]:
         """One point more has ended each time."""
         ends = [number < len(waits) for number in range(8)]
         states = [PointState("ok" if has_ended else "running", "") for has_ended in ends]
         found = zip(specs, states, ends, strict=True)
-        return {"x": [PointProgress(NO_RECORD._replace(spec=a), b, not c, None, None) for a, b, c in found]}
+        return [PointProgress(NO_RECORD._replace(spec=a), b, not c, None, None) for a, b, c in found]
 
-    watched = list(poll_until_finished(read))
+    monkeypatch.setattr(reading, "read_progress", read)
+    watched = list(poll_until_finished({"x": make_experiment(tmp_path / "x", missing=specs)}))
     assert waits == [2, 4, 8, 16, 30, 30, 30, 30]
     assert set(words(watched[-1]["x"])) == {"ok"}
 
