@@ -271,7 +271,7 @@ def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
                 logs[run_id] = of_sbatch if submission.backend == "sbatch" else of_submit
         if submission.backend == "local":
             logs.update({path.name.removesuffix(".log"): follow_link_beside(path) for path in folder.glob("*.log")})
-    return {run_id: log for run_id, log in logs.items() if files.is_regular_file(log)}
+    return {run_id: log for run_id, log in logs.items() if os.path.isfile(log) and not os.path.islink(log)}
 
 
 def follow_link_beside(log: Path) -> Path:
