@@ -19,7 +19,7 @@ from typing import NamedTuple
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.manifest import Manifest
-from pipeline.submission.read_progress import published_launches, query_slurm, submitted_jobs
+from pipeline.submission.read_progress import find_jobs, published_launches, query_slurm
 from pipeline.submission.slurm_queries import JobKey, JobState, job_text
 from pipeline.submission.state_rules import is_unfinished
 from pipeline.system import errors
@@ -48,7 +48,6 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Cancel the jobs, and print a line for each."""
     arguments = parse_arguments()
     codes: list[int] = []  # of errors after which the command went on
     experiments = find_experiments(arguments.folder, lambda _: codes.append(errors.EXIT_USAGE))
@@ -113,23 +112,18 @@ def find_unfinished_jobs(experiment: Experiment, manifest: Manifest) -> list[Unf
     if slurm.problem:
         sentence = f"{slurm.problem.partition(';')[0]}; run this command on the machine that submitted them."
         raise CommandError(sentence, EXIT_SCHEDULER)
-    unproven = {key: job for key, job in slurm.job_states.items() if job.name == "" or job.uid is None}
+    unfinished = {key: job for key, job in slurm.job_states.items() if is_unfinished(job) and job.state != ENDING}
+    unproven = {key: job for key, job in unfinished.items() if job.name == "" or job.uid is None}
     name_jobs_of_others({**slurm.of_others, **unproven})
-    job_states = {key: job for key, job in slurm.job_states.items() if key not in unproven}
-    unfinished = {
-        key: job
-        for jobs in submitted_jobs(manifest).values()
-        for key, job in jobs.items()
-        if key in job_states and is_unfinished(job_states[key]) and job_states[key].state != ENDING
-    }
-    if not unfinished:
+    if not unfinished.keys() - unproven:
         return []
     published = published_launches(record_store.load_folder(experiment.records_folder)[0])
-    return [
-        UnfinishedJob(key, job_states[key].state, left)
-        for key, job in unfinished.items()
-        if (left := [run_id for run_id in job.run_ids if job.position_of(run_id, published, starts=()) != "passed"])
-    ]
+    points: dict[JobKey, list[str]] = {}
+    for run_id, jobs in find_jobs(manifest, unfinished, published).items():
+        for job in jobs:
+            if job.may_publish and job.key not in unproven:
+                points.setdefault(job.key, []).append(run_id)
+    return [UnfinishedJob(key, unfinished[key].state, run_ids) for key, run_ids in points.items()]
 
 
 def name_jobs_of_others(jobs: Mapping[JobKey, JobState]) -> None:

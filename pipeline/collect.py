@@ -82,7 +82,6 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def parse_fraction(text: str) -> float:
-    """Return a number above 0 and at most 1. Raises ArgumentTypeError."""
     try:
         value = float(text)
     except ValueError:
@@ -93,7 +92,6 @@ def parse_fraction(text: str) -> float:
 
 
 def parse_num_gpus(text: str) -> int:
-    """Return a number of GPUs from 2 to MAX_PREDICTED_GPUS. Raises ArgumentTypeError."""
     if not text.isdecimal() or not 2 <= int(text[:20]) <= MAX_PREDICTED_GPUS:
         raise argparse.ArgumentTypeError(f"must be a number of GPUs from 2 to {MAX_PREDICTED_GPUS:,}, such as 1024")
     return int(text)
@@ -112,7 +110,6 @@ def read_link_options(arguments: argparse.Namespace) -> Link | None:
 
 
 def main() -> int:
-    """Print and write the tables. Return the exit code."""
     arguments = parse_arguments()
     gc.disable()  # records form no reference cycles, so the garbage collector would find nothing and cost time
     link, options = read_link_options(arguments), display_options(arguments)
@@ -191,7 +188,6 @@ def address_of_words(experiment: Experiment) -> str:
 
 
 def write_files(name: str, found: CollectedExperiment, report: str, pages: Pages) -> int:
-    """Write the report, the tables and the page beside the records. Return the exit code."""
     try:
         write_tables(found, report)
         manifest = found.experiment.read_manifest()
@@ -203,7 +199,6 @@ def write_files(name: str, found: CollectedExperiment, report: str, pages: Pages
 
 
 def write_index(pages: Pages) -> int:
-    """Write the index of several experiments. Return the exit code."""
     try:
         pages.write_index()
     except OSError as error:

@@ -57,7 +57,6 @@ def parse_percentage(text: str) -> float:
 
 
 def main() -> int:
-    """Print the comparison of every pair of experiments. Return the exit code."""
     arguments = parse_arguments()
     codes: list[int] = []  # of errors after which the command went on
     comparisons: dict[str, tuple[tuple[str, str], Comparison]] = {}

@@ -50,7 +50,6 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the points that the command line names, one after another."""
     arguments = parse_arguments()
     errors.require_packages(*errors.RANK_PACKAGES)
     # submitit has Slurm send USR2 to every process of the step before the time limit: one that does not ignore it dies
@@ -228,7 +227,6 @@ def run_and_publish(launch: LaunchSession, options: LaunchOptions) -> None:
 
 
 def write_points(launch: LaunchSession, options: LaunchOptions) -> None:
-    """Write the points for the ranks into the first point's folder."""
     points = [PointTask(spec, str(options.data.resolve()), options.keep_trace) for spec in launch.specs]
     folders = [str(rank_files.folder.resolve()) for rank_files in launch.rank_files_by_point]
     first = launch.rank_files_by_point[0]

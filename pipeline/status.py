@@ -52,7 +52,6 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Print the state of every point."""
     arguments = parse_arguments()
     codes: list[int] = []  # of errors after which the command went on
     found = find_experiments(arguments.folder, lambda _: codes.append(errors.EXIT_USAGE))
@@ -122,7 +121,6 @@ def open_screen() -> Iterator[Callable[[str], None]]:
 
 
 def point_as_json(progress: PointProgress) -> dict[str, Any]:
-    """Return the point as `--json` prints it."""
     return {
         "run_id": progress.spec.run_id(),
         "state": progress.state.word,

@@ -35,7 +35,6 @@ MAX_REPEATS = 1000
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return the parsed and checked command line."""
     parser = build_parser("submit", __doc__)
     parser.add_argument("--grid", required=True, help="the name of a shipped grid, or a path to a grid file")
     naming = "the experiment's folder below --outputs (default: the grid's name); use a new one if --set changes"
@@ -79,7 +78,6 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose nodes, GPUs and memory of a Slurm cluster."""
     for name in PASSED_ON:
         parser.add_argument(f"--{name}", metavar="NAME", help=f"Slurm's {name}")
     parser.add_argument(
@@ -97,7 +95,6 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> int:
-    """Plan the submission, then print the plan or execute it."""
     options = parse_arguments()
     check_slurm_options(options.slurm_options)
     grid = plan.expand_submission(options)

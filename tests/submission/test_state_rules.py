@@ -14,6 +14,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.submission import read_progress as reading
 from pipeline.submission import slurm_queries, state_rules
 from pipeline.submission.read_progress import (
+    PointJob,
     PointProgress,
     choose_job,
     poll_until_finished,
@@ -211,7 +212,10 @@ def test_an_invalid_record_is_rejected_with_its_reason_whatever_slurm_says(name:
 def test_the_job_that_speaks_is_one_under_way_else_the_latest_known(
     known: dict[JobKey, JobState], picked: JobKey | None
 ) -> None:
-    assert choose_job([("1", 0), ("2", None)], known) == picked
+    keys: list[JobKey] = [("1", 0), ("2", None)]
+    jobs = [PointJob(key, start_submission(SUBMISSION, "slurm"), known.get(key), "current") for key in keys]
+    chosen = choose_job(jobs)
+    assert (chosen and chosen.key) == picked
 
 
 @pytest.fixture
