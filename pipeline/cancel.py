@@ -41,9 +41,8 @@ class UnfinishedJob(NamedTuple):
 def parse_arguments() -> argparse.Namespace:
     parser = build_parser("cancel", __doc__)
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="RUN_ID", help="only the job of this point; may be repeated"
-    )
+    only = "only the job of this point; may be repeated"
+    parser.add_argument("--only", action="append", default=[], metavar="RUN_ID", help=only)
     return parser.parse_args()
 
 

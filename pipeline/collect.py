@@ -103,9 +103,8 @@ def read_link_options(arguments: argparse.Namespace) -> Link | None:
     if latency_us is None and bandwidth_gb_s is None:
         return None
     if not all(figure is not None and 0 < figure < math.inf for figure in (latency_us, bandwidth_gb_s)):
-        raise CommandError(
-            "--link-latency-us and --link-gb-s belong together and must be finite and above 0; give both or neither."
-        )
+        problem = "--link-latency-us and --link-gb-s belong together and must be finite and above 0"
+        raise CommandError(f"{problem}; give both or neither.")
     return Link(latency_us / 1e6, bandwidth_gb_s * 1e9)
 
 

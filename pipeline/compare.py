@@ -86,9 +86,8 @@ def main() -> int:
         return errors.EXIT_OK
     unchecked = name_unchecked({name: comparison for name, (_, comparison) in comparisons.items()})
     if unchecked and not arguments.allow_unchecked:
-        problem = (
-            f"{pluralize(len(unchecked), 'point')} without a verdict ({shorten_list(unchecked, MAX_NAMED_POINTS)})"
-        )
+        names = shorten_list(unchecked, MAX_NAMED_POINTS)
+        problem = f"{pluralize(len(unchecked), 'point')} without a verdict ({names})"
         cure = "measure both sides with --repeats 6, or allow it with --allow-unchecked"
         log_line(f"error: --fail-above could not check {problem}; {cure}.")
     return errors.EXIT_GAPS

@@ -45,9 +45,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, metavar="N", help=repeats)
     parser.add_argument("--dry-run", dest="is_dry_run", action="store_true", help=printing)
     parser.add_argument("--json", action="store_true", help="with --dry-run: print one JSON object")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="RUN_ID", help="only this point; may be repeated"
-    )
+    only = "only this point; may be repeated"
+    parser.add_argument("--only", action="append", default=[], metavar="RUN_ID", help=only)
     where = "auto (the default): on Slurm if it is configured, else on this machine"
     parser.add_argument("--cluster", choices=("auto", "slurm", "local"), default="auto", help=where)
     add_cluster_arguments(parser)
@@ -80,18 +79,13 @@ def parse_arguments() -> argparse.Namespace:
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     for name in PASSED_ON:
         parser.add_argument(f"--{name}", metavar="NAME", help=f"Slurm's {name}")
-    parser.add_argument(
-        "--exclusive", action="store_true", help="request whole nodes, so that no other job runs beside a point"
-    )
+    exclusive = "request whole nodes, so that no other job runs beside a point"
+    parser.add_argument("--exclusive", action="store_true", help=exclusive)
     parser.add_argument("--gpu-type", metavar="TYPE", help="request GPUs of this type, as Slurm names it (a40)")
-    parser.add_argument(
-        "--gres", action="store_true", help="request GPUs with --gres, for clusters without --gpus-per-node"
-    )
-    parser.add_argument(
-        "--mem",
-        choices=("0", "default"),
-        help="0: all memory of a node; default: the cluster's default (without the option: the grid's)",
-    )
+    gres = "request GPUs with --gres, for clusters without --gpus-per-node"
+    parser.add_argument("--gres", action="store_true", help=gres)
+    memory = "0: all memory of a node; default: the cluster's default (without the option: the grid's)"
+    parser.add_argument("--mem", choices=("0", "default"), help=memory)
 
 
 def main() -> int:
@@ -105,8 +99,7 @@ def main() -> int:
     experiment.refuse_open_folders()
     if cluster.kind == "slurm":
         slurm_submit.refuse_unsafe_paths(experiment)
-    prologue = read_prologue(options.prologue)
-    context = SubmitContext(options, experiment, grid, cluster)
+    context = SubmitContext(options, experiment, grid, cluster, read_prologue(options.prologue))
     selection = plan.select_points(context)
     context, refusal = plan.drop_unsatisfiable(context, selection.todo)
     if refusal is not None and not options.is_dry_run:
@@ -118,11 +111,11 @@ def main() -> int:
     for notice in (*context.cluster.notices, *ignored_option_notices(options, cluster.kind)):
         log_line(notice)
     if options.is_dry_run:
-        dry_run.print_plan(context, selection, prologue, refusal)
+        dry_run.print_plan(context, selection, refusal)
         return EXIT_OK
     if options.max_gpu_hours is not None:
         check_gpu_hours_limit(plan.estimate_hours(context, selection.todo), options.max_gpu_hours)
-    return report_end(context, submit_or_run(context, prologue, selection.todo))
+    return report_end(context, submit_or_run(context, selection.todo))
 
 
 def ignored_option_notices(arguments: argparse.Namespace, cluster_kind: str) -> list[str]:
@@ -136,12 +129,12 @@ def ignored_option_notices(arguments: argparse.Namespace, cluster_kind: str) -> 
     return [f"Notice: these options have no effect without Slurm: {', '.join(given)}."] if given else []
 
 
-def submit_or_run(context: SubmitContext, prologue: Prologue | None, planned: Sequence[Spec]) -> list[Spec]:
+def submit_or_run(context: SubmitContext, planned: Sequence[Spec]) -> list[Spec]:
     """Take the submission lock, then submit the arrays or run the points on this machine. Return these points.
 
     The points are selected again under the lock, because another `submit` may have run some of the planned ones.
     """
-    options, experiment, grid, cluster = context
+    options, experiment, grid, cluster, prologue = context
     errors.require_packages(*(errors.RANK_PACKAGES if cluster.kind == "local" else ("submitit",)))
     stage_data(planned, options.data)  # before create(), so that a failure leaves no empty folder
     experiment.create()
@@ -171,7 +164,7 @@ def report_end(context: SubmitContext, submitted: Sequence[Spec]) -> int:
 
     Return the exit code. Without --wait only points that ran on this machine count: Slurm runs its points later.
     """
-    options, experiment, grid, cluster = context
+    options, experiment, grid, cluster, _ = context
     errors.print_text(f"folder {experiment.folder}")
     if cluster.kind == "slurm" and not options.wait:
         log_line(f"Next: {command('status', experiment.folder)} --watch")

@@ -2,22 +2,20 @@
 
 import json
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
 from pipeline.experiment.packing import pack_elements
 from pipeline.experiment.spec import non_default_fields
 from pipeline.runner.launch_options import launch_command
 from pipeline.submission import batch_script, gpu_hours_estimate, plan
-from pipeline.submission.batch_script import Prologue
 from pipeline.submission.plan import PointSelection, SubmitContext
 from pipeline.system.errors import CommandError, log_line, pluralize, print_text
 
 
-def print_plan(
-    context: SubmitContext, selection: PointSelection, prologue: Prologue | None, refusal: CommandError | None
-) -> None:
+def print_plan(context: SubmitContext, selection: PointSelection, refusal: CommandError | None) -> None:
     """Print the plan, then log the next command, or why the run is refused: by `refusal` or by --max-gpu-hours."""
-    options, experiment, _, cluster = context
+    options, experiment, cluster = context.options, context.experiment, context.cluster
     estimates = plan.estimate_hours(context, selection.todo)
     described = {
         "folder": str(experiment.folder),
@@ -25,7 +23,7 @@ def print_plan(
         "points": [{"run_id": spec.run_id(), **non_default_fields(spec)} for spec in selection.todo],
         "skipped": selection.skipped,
         "cost": [estimate.as_row() for estimate in estimates],
-        "arrays": describe_arrays(context, selection, prologue),
+        "arrays": [*describe_arrays(context, selection)],
         "commands": describe_commands(context, selection) if refusal is None else [],
     }
     print_text(json.dumps(described, indent=1) if options.json else render_plan(described, selection))
@@ -42,27 +40,21 @@ def print_plan(
         log_line("Next: the same command without --dry-run")
 
 
-def describe_arrays(
-    context: SubmitContext, selection: PointSelection, prologue: Prologue | None
-) -> list[dict[str, Any]]:
-    """Return each array with its batch script, in which variables stand for the run ids of an element."""
-    setup, options = batch_script.setup_lines("<submission>", prologue), plan.launch_options(context)
-    described = []
+def describe_arrays(context: SubmitContext, selection: PointSelection) -> Iterator[dict[str, Any]]:
+    """Yield each array with its batch script, in which variables stand for the run ids of an element."""
+    setup, options = batch_script.setup_lines("<submission>", context.prologue), plan.launch_options(context)
     for index, array in enumerate(plan.plan_arrays(context, selection.todo)):
         run_ids, name = array.run_ids(), f"{context.experiment.folder.name}-{index}"
         most = max(len(element) for element in run_ids)
         variables = ["$RUN_ID"] if most == 1 else [f"$RUN_ID_{number}" for number in range(1, most + 1)]
         command = launch_command(context.experiment.manifest_path, variables, options)
-        described.append(
-            {
-                "shape": array.shape._asdict(),
-                "resources": array.request.options,
-                "elements": run_ids,
-                "notices": list(array.request.notices),
-                "sbatch": batch_script.render_batch_script(name, array.request, len(run_ids), setup, command),
-            }
-        )
-    return described
+        yield {
+            "shape": array.shape._asdict(),
+            "resources": array.request.options,
+            "elements": run_ids,
+            "notices": list(array.request.notices),
+            "sbatch": batch_script.render_batch_script(name, array.request, len(run_ids), setup, command),
+        }
 
 
 def describe_commands(context: SubmitContext, selection: PointSelection) -> list[str]:
@@ -71,7 +63,8 @@ def describe_commands(context: SubmitContext, selection: PointSelection) -> list
         return []
     manifest_path, options = context.experiment.manifest_path, plan.launch_options(context)
     elements = pack_elements(selection.todo, context.options.points_per_element)
-    return [shlex.join(launch_command(manifest_path, [s.run_id() for s in specs], options)) for specs in elements]
+    run_ids = [[spec.run_id() for spec in element] for element in elements]
+    return [shlex.join(launch_command(manifest_path, element, options)) for element in run_ids]
 
 
 def render_plan(plan: dict[str, Any], selection: PointSelection) -> str:

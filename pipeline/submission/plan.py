@@ -18,6 +18,7 @@ from pipeline.experiment.resources import ResourceShape, group_by_shape
 from pipeline.experiment.spec import Spec
 from pipeline.runner.launch_options import LaunchOptions, read_launch_options
 from pipeline.submission import gpu_hours_estimate, slurm_queries, slurm_request, state_rules
+from pipeline.submission.batch_script import Prologue
 from pipeline.submission.read_progress import PointProgress, read_progress
 from pipeline.submission.slurm_queries import NodeType
 from pipeline.submission.slurm_request import SlurmRequest
@@ -50,6 +51,7 @@ class SubmitContext(NamedTuple):
     experiment: Experiment
     grid: Grid
     cluster: Cluster
+    prologue: Prologue | None = None
 
 
 class PlannedArray(NamedTuple):
@@ -155,7 +157,7 @@ def find_gpu_model(cluster: Cluster, gpu_type: str | None) -> str | None:
 
 def estimate_hours(context: SubmitContext, todo: Sequence[Spec]) -> list[gpu_hours_estimate.Estimate]:
     """Return the estimated GPU-hours of the points; this machine limits their time not at all."""
-    options, _, grid, cluster = context
+    options, grid, cluster = context.options, context.grid, context.cluster
     limit_min = grid.resources.time_min() if cluster.kind == "slurm" else None
     gpu_model = find_gpu_model(cluster, options.gpu_type)
     return gpu_hours_estimate.estimate_points(todo, options.outputs, limit_min, gpu_model)
@@ -172,7 +174,7 @@ def drop_unsatisfiable(context: SubmitContext, todo: Sequence[Spec]) -> tuple[Su
 
     Without --skip-unsatisfiable, or if no selected point can run, return the same context, and the refusal.
     """
-    options, _, grid, cluster = context
+    options, grid, cluster = context.options, context.grid, context.cluster
     reasons = find_unsatisfiable(context, todo, cluster.nodes)
     if not reasons:
         return context, None
@@ -222,7 +224,7 @@ def select_points(context: SubmitContext) -> PointSelection:
     Raises CommandError: "nothing found" if --only or --rerun select no point, "scheduler" if the state of an earlier
     submission cannot be read, "usage" if a record cannot be read that may be valid.
     """
-    options, experiment, grid, _ = context
+    options, experiment, grid = context.options, context.experiment, context.grid
     manifest = experiment.read_manifest() or Manifest(MANIFEST_VERSION, experiment.folder.name)
     add_points(manifest, grid.points)
     selected = selected_run_ids(context)
@@ -253,9 +255,8 @@ def refusal_of_unclear_point(progress: PointProgress) -> CommandError | None:
     """Return the error for a point that may still run, or may have a valid record, and nobody can tell; else None."""
     run_id, state, outcome = progress.spec.run_id(), progress.state, progress.outcome
     if state.word == "unknown":
-        problem = (
-            f"the state of {run_id} cannot be read ({state.reason.partition(';')[0]}), and it may still be running"
-        )
+        why = state.reason.partition(";")[0]
+        problem = f"the state of {run_id} cannot be read ({why}), and it may still be running"
         return CommandError(f"{problem}; try again when Slurm answers, or use another --outputs.", EXIT_SCHEDULER)
     if outcome.may_hold_result and not progress.is_in_flight:
         return CommandError(f"{run_id}: {outcome.reason}, or use another --outputs.")
@@ -267,15 +268,14 @@ def selected_run_ids(context: SubmitContext) -> set[str]:
     known, only = {spec.run_id() for spec in context.grid.points}, context.options.only
     unknown = [run_id for run_id in only if run_id not in known]
     if unknown:
-        raise CommandError(
-            f"--only names {unknown[0]!r}, which is not in the grid; --dry-run lists its run ids.", EXIT_NOTHING_FOUND
-        )
+        problem = f"--only names {unknown[0]!r}, which is not in the grid"
+        raise CommandError(f"{problem}; --dry-run lists its run ids.", EXIT_NOTHING_FOUND)
     return set(only) or known
 
 
 def plan_arrays(context: SubmitContext, todo: Sequence[Spec]) -> list[PlannedArray]:
     """Return the arrays: one for each shape, split to MaxArraySize. Points on several nodes are not packed."""
-    options, _, grid, cluster = context
+    options, grid, cluster = context.options, context.grid, context.cluster
     most = options.points_per_element
     arrays = []
     for shape, specs in group_by_shape(todo).items():

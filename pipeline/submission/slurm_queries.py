@@ -115,9 +115,8 @@ def query_node_types(partition: str | None) -> list[NodeType]:
     wanted = choose_partitions([row[0] for row in rows], partition)
     if not wanted or not wanted <= names:
         which = f"partition {partition!r}" if partition else "default partition"
-        raise CommandError(
-            f"Slurm has no {which}; choose --partition from {', '.join(sorted(names)) or 'none'}.", EXIT_SCHEDULER
-        )
+        cure = f"choose --partition from {', '.join(sorted(names)) or 'none'}"
+        raise CommandError(f"Slurm has no {which}; {cure}.", EXIT_SCHEDULER)
     return [read_nodes(row) for row in rows if row[0].rstrip("*") in wanted]
 
 

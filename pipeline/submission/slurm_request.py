@@ -197,6 +197,6 @@ def group_by_reason(reasons: Mapping[str, str]) -> list[str]:
     for run_id, reason in reasons.items():
         groups.setdefault(reason, []).append(run_id)
     return [
-        f"1 point needs {reason}: {first}" if not others else f"{1 + len(others)} points need {reason}, such as {first}"
-        for reason, (first, *others) in groups.items()
+        f"{len(ids)} points need {reason}, such as {ids[0]}" if len(ids) > 1 else f"1 point needs {reason}: {ids[0]}"
+        for reason, ids in groups.items()
     ]
