@@ -103,10 +103,7 @@ def cancel_experiment(name: str, experiment: Experiment, manifest: Manifest, onl
 
 
 def find_unfinished_jobs(experiment: Experiment, manifest: Manifest) -> list[UnfinishedJob]:
-    """Return the jobs of an experiment that are queued or running.
-
-    Raises CommandError (scheduler) if Slurm cannot be queried.
-    """
+    """Return the jobs that are queued or running. Raises CommandError (scheduler) if Slurm cannot be queried."""
     slurm = query_slurm(manifest, experiment.job_owners())
     if slurm.problem:
         sentence = f"{slurm.problem.partition(';')[0]}; run this command on the machine that submitted them."

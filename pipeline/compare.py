@@ -94,10 +94,7 @@ def main() -> int:
 
 
 def pair_experiments(a: Path, b: Path, codes: list[int]) -> dict[str, tuple[Experiment, Experiment]]:
-    """Return the pairs to compare, by name: the only experiment of each folder, else those of the same name.
-
-    Raises CommandError.
-    """
+    """Return the pairs by name: the only experiment of each folder, else those of one name. Raises CommandError."""
     found_a, found_b = (find_experiments(folder, lambda _: codes.append(errors.EXIT_USAGE)) for folder in (a, b))
     for folder, found in ((a, found_a), (b, found_b)):
         if not found:

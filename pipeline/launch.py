@@ -73,10 +73,7 @@ def main() -> int:
 
 
 def run_element(points: Sequence[Spec], experiment: Experiment, options: LaunchOptions) -> int:
-    """Run the points of one array element in order. Points share processes if that changes no result.
-
-    Return the exit code.
-    """
+    """Run the points of an element in order, in shared processes if that changes no result. Return the exit code."""
     exit_code = errors.EXIT_OK
     while points:
         implied = publish_implied_oom(points[0], experiment, options)

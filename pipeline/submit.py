@@ -188,10 +188,7 @@ def report_end(context: SubmitContext, submitted: Sequence[Spec]) -> int:
 
 
 def stage_data(points: Sequence[Spec], folder: Path) -> None:
-    """Check that the data of the points exists. Download CIFAR-10 if it is missing, because jobs never download.
-
-    Raises CommandError.
-    """
+    """Check that the points' data exists; download CIFAR-10, because jobs never do. Raises CommandError."""
     reading = [spec for spec in points if spec.reads_data]
     num_images = max((spec.num_samples for spec in reading if spec.dataset == "imagefolder"), default=None)
     try:

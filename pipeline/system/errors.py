@@ -121,7 +121,7 @@ def import_error_as_command_error(error: ImportError) -> CommandError | None:
 
 
 def report_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Handle an uncaught exception: a failed import ends with one sentence, any other error with its traceback."""
+    """Handle what run_command does not: a failed import ends with one sentence, other errors with their traceback."""
     command_error = import_error_as_command_error(error) if isinstance(error, ImportError) else None
     if command_error is None:
         log_line("".join(format_exception(kind, error, traceback)).rstrip())
@@ -159,12 +159,9 @@ def run_command(main: Callable[[], int]) -> NoReturn:
         refuse_control_characters(sys.argv[1:])
         code = main()
         sys.stdout.flush()
-    except (CommandError, ImportError) as error:  # commands import some packages only when they need them
-        command_error = error if isinstance(error, CommandError) else import_error_as_command_error(error)
-        if command_error is None:
-            raise
-        log_line(f"error: {command_error}")
-        code = command_error.code
+    except CommandError as error:
+        log_line(f"error: {error}")
+        code = error.code
     except BrokenPipeError:  # no error: the reader has what it wants
         discard(sys.stdout)
         code = EXIT_NO_READER
