@@ -52,7 +52,7 @@ def main() -> int:
     experiments = find_experiments(arguments.folder, lambda _: codes.append(errors.EXIT_USAGE))
     manifests: dict[str, Manifest] = {}
     for name, experiment in experiments.items():
-        with errors.go_on_after_error(codes, name):
+        with errors.go_on_after_error(name, codes):
             if (manifest := experiment.read_manifest()) is not None:
                 manifests[name] = manifest
     if not manifests and not codes:
@@ -69,7 +69,7 @@ def main() -> int:
         run_ids = {spec.run_id() for spec in manifest.points}
         only = [run_id for run_id in arguments.only if run_id in run_ids]
         if only or not arguments.only:
-            with errors.go_on_after_error(codes, name):
+            with errors.go_on_after_error(name, codes):
                 num_cancelled += cancel_experiment(name, experiments[name], manifest, only)
     if num_cancelled:
         log_line(f"{pluralize(num_cancelled, 'job')} cancelled; the same submit runs their points again.")

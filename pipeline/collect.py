@@ -112,6 +112,7 @@ def main() -> int:
     arguments = parse_arguments()
     gc.disable()  # records form no reference cycles, so the garbage collector would find nothing and cost time
     link, options = read_link_options(arguments), display_options(arguments)
+    limits = (arguments.target_accuracy, arguments.predict_to)
     codes = [errors.EXIT_OK]
     experiments = find_all(arguments, codes)
     pages = Pages(arguments.folder, len(experiments) > 1)
@@ -119,9 +120,7 @@ def main() -> int:
     printed: list[Printed] = []
     for name, experiment in experiments.items():
         with go_on_after_defect(name, codes):
-            found = collect_experiment(
-                experiment, link, links_by_folder, arguments.target_accuracy, arguments.predict_to
-            )
+            found = collect_experiment(experiment, link, links_by_folder, *limits)
             if arguments.strict and found.collected.coverage.num_gaps:
                 codes.append(errors.EXIT_GAPS)
             words = address_of_words(experiment)
@@ -132,8 +131,9 @@ def main() -> int:
             answers = answer_questions(found.tables), found.collected.processors
             printed.append(Printed(name, title, answers, found.content, shown))
             if not arguments.no_write:
-                codes.append(write_files(name, found, report, pages))
-    codes.append(write_index(pages))
+                write_files(name, found, report, pages, codes)
+    with go_on_unwritten(f"cannot write the index of all experiments into {pages.root}", "it is left out", codes):
+        pages.write_index()
     if pages.front and sys.stderr.isatty():
         log_line(f"Report: {pages.front}")
     print_tables(printed, arguments)
@@ -148,7 +148,7 @@ def go_on_after_defect(name: str, codes: list[int]) -> Iterator[None]:
     pipeline. The sentence names its place, the exit code is not 0, and no test passes with this sentence on stderr (see
     run_command in conftest.py).
     """
-    with errors.go_on_after_error(codes, name):
+    with errors.go_on_after_error(name, codes):
         try:
             yield
         except (CommandError, OSError, ImportError):  # a package that is missing here is missing for all experiments
@@ -186,29 +186,21 @@ def address_of_words(experiment: Experiment) -> str:
     return quote(os.path.relpath(root / WORDS, experiment.folder.resolve()))
 
 
-def write_files(name: str, found: CollectedExperiment, report: str, pages: Pages) -> int:
-    try:
+def write_files(name: str, found: CollectedExperiment, report: str, pages: Pages, codes: list[int]) -> None:
+    with go_on_unwritten(f"{name}: cannot write beside its records", "its tables are only printed", codes):
         write_tables(found, report)
         manifest = found.experiment.read_manifest()
         pages.write(name, found, find_logs(found.experiment, manifest) if manifest else {})
-    except OSError as error:
-        log_line(f"{name}: cannot write beside its records ({error.strerror}); its tables are only printed.")
-        return exit_code_of(error)
-    return errors.EXIT_OK
 
 
-def write_index(pages: Pages) -> int:
+@contextlib.contextmanager
+def go_on_unwritten(problem: str, consequence: str, codes: list[int]) -> Iterator[None]:
+    """Log a write that failed and append its exit code: 0 if this user may not write there, which is no failure."""
     try:
-        pages.write_index()
+        yield
     except OSError as error:
-        log_line(f"cannot write the index of all experiments into {pages.root} ({error.strerror}); it is left out.")
-        return exit_code_of(error)
-    return errors.EXIT_OK
-
-
-def exit_code_of(error: OSError) -> int:
-    """Return the exit code after a write that failed: 0 if this user may not write there, which is no failure."""
-    return errors.EXIT_OK if error.errno in NO_WRITING else errors.EXIT_USAGE
+        log_line(f"{problem} ({error.strerror}); {consequence}.")
+        codes.append(errors.EXIT_OK if error.errno in NO_WRITING else errors.EXIT_USAGE)
 
 
 def print_tables(printed: Sequence[Printed], arguments: argparse.Namespace) -> None:

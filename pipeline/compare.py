@@ -61,7 +61,7 @@ def main() -> int:
     codes: list[int] = []  # of errors after which the command went on
     comparisons: dict[str, tuple[tuple[str, str], Comparison]] = {}
     for name, (a, b) in pair_experiments(arguments.a, arguments.b, codes).items():
-        with errors.go_on_after_error(codes, name):
+        with errors.go_on_after_error(name, codes):
             comparison = compare_outcomes(read_outcomes(a), read_outcomes(b))
             if comparison.points:
                 comparisons[name] = (str(a.folder), str(b.folder)), comparison

@@ -79,7 +79,7 @@ def read_experiments(found: Mapping[str, Experiment], codes: list[int]) -> Point
     """Return the progress of every experiment that has a manifest. Log the name of one that has none."""
     progress: PointsByExperiment = {}
     for name, experiment in found.items():
-        with errors.go_on_after_error(codes, name):
+        with errors.go_on_after_error(name, codes):
             manifest = experiment.read_manifest()
             if manifest is not None:
                 progress[name] = read_progress(experiment, manifest)

@@ -31,6 +31,6 @@ def test_waiting_is_1_while_an_expected_point_has_no_result(
     monkeypatch.setattr(read_progress, "wait_until_finished", lambda _: None)
     options = Namespace(only=[], wait=True)
     grid = Grid("x", tuple(points), Resources())
-    context = SubmitContext(options, experiment, grid, plan.Cluster("slurm", None, 20, 0, []))
+    context = SubmitContext(options, experiment, grid, plan.Cluster("slurm"))
     assert report_end(context, []) == code
     assert ("1 of 2 points have no result" in capsys.readouterr().err) is (code == 1)

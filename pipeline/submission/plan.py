@@ -37,10 +37,9 @@ class Cluster(NamedTuple):
     """The Slurm cluster, or this machine, where the points will run."""
 
     kind: ClusterKind
-    nodes: list[NodeType] | None  # None without Slurm, or if it does not answer in a dry run
-    max_array_size: int
-    num_local_gpus: int
-    notices: list[str]
+    nodes: list[NodeType] | None = None  # None without Slurm, or if it does not answer in a dry run
+    max_array_size: int = slurm_queries.DEFAULT_MAX_ARRAY_SIZE
+    notices: Sequence[str] = ()
     partition_limit_min: int | None = None  # None without a limit, or if it was not queried
 
 
@@ -100,33 +99,28 @@ def inspect_cluster(options: argparse.Namespace) -> Cluster:
 
     Raises CommandError (scheduler) if Slurm is configured and silent: a login node never starts training by itself.
     """
-    without_nodes = Cluster("local", None, slurm_queries.DEFAULT_MAX_ARRAY_SIZE, num_visible_gpus(), [])
     if options.cluster == "local":
-        return without_nodes
+        return Cluster("local")
     presence = slurm_queries.probe_slurm()
     if presence == "up":
-        return query_cluster(without_nodes, options)
+        return query_cluster(options)
     if presence == "absent" and options.cluster == "auto":
-        return without_nodes._replace(notices=["No Slurm here: the points run on this machine, one after another."])
+        return Cluster("local", notices=["No Slurm here: the points run on this machine, one after another."])
     problem = "Slurm is configured and its controller does not answer" if presence == "silent" else "no Slurm here"
     if options.is_dry_run:
-        return without_nodes._replace(kind="slurm", notices=[f"Notice: {problem}; its nodes are unknown."])
+        return Cluster("slurm", notices=[f"Notice: {problem}; its nodes are unknown."])
     wait = "wait for it, or " if presence == "silent" else ""
     raise CommandError(f"{problem}; {wait}run on this machine with --cluster local.", EXIT_SCHEDULER)
 
 
-def query_cluster(without_nodes: Cluster, options: argparse.Namespace) -> Cluster:
+def query_cluster(options: argparse.Namespace) -> Cluster:
     """Return the Slurm cluster with its nodes and limits. Raises CommandError (scheduler)."""
     nodes = slurm_queries.query_node_types(options.partition)
     slurm_request.check_gpu_type(options.gpu_type, nodes)
     is_packed = options.points_per_element > 1
-    return without_nodes._replace(
-        kind="slurm",
-        nodes=nodes,
-        max_array_size=slurm_queries.query_max_array_size(),
-        notices=slurm_commands.ignored_variables_notice(),
-        partition_limit_min=slurm_queries.query_partition_limit_min(options.partition) if is_packed else None,
-    )
+    limit_min = slurm_queries.query_partition_limit_min(options.partition) if is_packed else None
+    notices = slurm_commands.ignored_variables_notice()
+    return Cluster("slurm", nodes, slurm_queries.query_max_array_size(), notices, limit_min)
 
 
 def num_cpu_threads(grid: Grid, cluster: Cluster) -> int:
@@ -199,14 +193,14 @@ def find_unsatisfiable(
 ) -> dict[str, str]:
     """Return run id -> reason for the points that this machine or these nodes cannot run; {} for unknown nodes."""
     if context.cluster.kind == "local":
-        return slurm_request.unsatisfiable_on_this_machine(todo, context.cluster.num_local_gpus)
+        return slurm_request.unsatisfiable_on_this_machine(todo, num_visible_gpus())
     return {} if nodes is None else slurm_request.unsatisfiable_on_slurm(todo, nodes, context.options.gpu_type)
 
 
 def list_other_places(context: SubmitContext, todo: Sequence[Spec], num_unsatisfiable: int) -> list[str]:
     """Return the cure for points that cannot run here: the partitions that can run most, or a grid without GPUs."""
     if context.cluster.kind == "local":
-        return ["take --grid smoke, which runs anywhere"] if context.cluster.num_local_gpus == 0 else []
+        return ["take --grid smoke, which runs anywhere"] if num_visible_gpus() == 0 else []
     num_left_out = {
         name: len(find_unsatisfiable(context, todo, nodes))
         for name, nodes in slurm_queries.query_nodes_by_partition().items()

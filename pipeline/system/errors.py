@@ -137,7 +137,7 @@ def describe_os_error(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def go_on_after_error(codes: list[int], name: str) -> Iterator[None]:
+def go_on_after_error(name: str, codes: list[int]) -> Iterator[None]:
     """Log an error of one experiment and append its exit code: the command goes on with the other experiments."""
     try:
         yield

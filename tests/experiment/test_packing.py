@@ -41,7 +41,7 @@ def test_every_point_is_in_one_element_and_elements_are_full_but_the_last(most: 
 
 def test_points_that_are_alone_in_their_job_keep_the_order_of_the_grid() -> None:
     points = [*PROBES, *POINTS]
-    arrays = arrays_of(points, 1, Cluster("slurm", None, 1001, 0, []))
+    arrays = arrays_of(points, 1, Cluster("slurm"))
     assert [array.elements for array in arrays] == [[[spec] for spec in points]]
 
 
@@ -106,7 +106,7 @@ def test_probes_come_last_and_by_batch_size_so_that_the_first_oom_stands_before_
 
 def plan(points: Sequence[Spec], partition_limit_min: int | None = None) -> list[tuple[list[int], str, str]]:
     """The sizes of the elements of each array, its limit in minutes and its notices."""
-    site = Cluster("slurm", None, 2, 0, [], partition_limit_min)
+    site = Cluster("slurm", None, 2, partition_limit_min=partition_limit_min)
     arrays = arrays_of(points, 4, site)
     return [([len(e) for e in a.elements], a.request.options["time"], "; ".join(a.request.notices)) for a in arrays]
 

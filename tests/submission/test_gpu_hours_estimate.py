@@ -238,7 +238,7 @@ NODES = [NodeType(2, 64, 1, 4, {"a40": 4}), NodeType(9, 64, 1, 0)]
 def test_on_slurm_the_gpu_model_is_the_type_asked_for_or_the_only_one(
     nodes: list[NodeType] | None, asked: str | None, model: str | None
 ) -> None:
-    assert find_gpu_model(Cluster("slurm", nodes, 1001, 0, []), asked) == model
+    assert find_gpu_model(Cluster("slurm", nodes), asked) == model
 
 
 opened: list[str] | None = None

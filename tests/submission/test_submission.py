@@ -350,7 +350,7 @@ def test_an_interrupted_wait_says_that_the_jobs_run_on(
 
     monkeypatch.setattr(read_progress, "wait_until_finished", interrupt)
     unused: Any = None
-    cluster = plan.Cluster("slurm", None, 20, 0, [])
+    cluster = plan.Cluster("slurm")
     context = SubmitContext(Namespace(wait=True), Experiment(tmp_path / "x"), unused, cluster)
     assert report_end(context, []) == 128 + signal.SIGINT
     (said,) = capsys.readouterr().err.splitlines()
