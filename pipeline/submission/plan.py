@@ -64,11 +64,6 @@ class PlannedArray(NamedTuple):
         return [[spec.run_id() for spec in element] for element in self.elements]
 
 
-def command(name: str, folder: Path) -> str:
-    """Return the command line that the user types next for this folder."""
-    return f"python -m pipeline.{name} {shlex.quote(str(folder))}"
-
-
 class PointSelection(NamedTuple):
     """The points to run, and the number of points that are skipped for each reason."""
 
@@ -78,6 +73,11 @@ class PointSelection(NamedTuple):
     def describe(self) -> str:
         skipped = "".join(f", {count} {reason}" for reason, count in sorted(self.skipped.items()))
         return f"{pluralize(len(self.todo), 'point')} to run{skipped}"
+
+
+def command(name: str, folder: Path) -> str:
+    """Return the command line that the user types next for this folder."""
+    return f"python -m pipeline.{name} {shlex.quote(str(folder))}"
 
 
 def expand_submission(options: argparse.Namespace) -> Grid:
@@ -150,7 +150,7 @@ def find_gpu_model(cluster: Cluster, gpu_type: str | None) -> str | None:
 
 
 def estimate_hours(context: SubmitContext, todo: Sequence[Spec]) -> list[gpu_hours_estimate.Estimate]:
-    """Return the estimated GPU-hours of the points; this machine limits their time not at all."""
+    """Return an estimate for each device of the points. Only Slurm limits the time of a point."""
     options, grid, cluster = context.options, context.grid, context.cluster
     limit_min = grid.resources.time_min() if cluster.kind == "slurm" else None
     gpu_model = find_gpu_model(cluster, options.gpu_type)
@@ -158,7 +158,6 @@ def estimate_hours(context: SubmitContext, todo: Sequence[Spec]) -> list[gpu_hou
 
 
 def launch_options(context: SubmitContext) -> LaunchOptions:
-    """Return the options with which the points are launched."""
     limit_s, num_threads = context.grid.resources.time_min() * 60, num_cpu_threads(context.grid, context.cluster)
     return read_launch_options(context.options, limit_s, num_threads)
 
