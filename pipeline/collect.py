@@ -204,7 +204,6 @@ def go_on_unwritten(problem: str, consequence: str, codes: list[int]) -> Iterato
 
 
 def print_tables(printed: Sequence[Printed], arguments: argparse.Namespace) -> None:
-    """Print the tables of all experiments, or the one that `--only` names."""
     only = arguments.only
     if arguments.format == "json":
         shown = {part.name: {only: part.content.get(only, [])} if only else part.content for part in printed}

@@ -203,7 +203,6 @@ def run_in_same_processes(specs: Sequence[Spec], experiment: Experiment, options
 
 
 def run_and_publish(launch: LaunchSession, options: LaunchOptions) -> None:
-    """Run the ranks of the session until they end, and publish the record of each point that they ran."""
     first_spec, first_files = launch.specs[0], launch.rank_files_by_point[0]
     run_with_threads = functools.partial(run_node_ranks, num_threads=options.num_threads)
     try:

@@ -194,7 +194,6 @@ def describe_progress(point: PointProgress, expected_s: float | None) -> Iterato
 
 
 def gpu_of(points: Sequence[PointProgress]) -> str | None:
-    """Return the GPU model that the experiment's records name, None if there is none or there are several."""
     records = [point.outcome.record for point in points if point.outcome.record is not None]
     names = {gpu.name for record in records for gpu in record.environment.gpus}
     return names.pop() if len(names) == 1 else None

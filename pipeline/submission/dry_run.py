@@ -58,7 +58,6 @@ def describe_arrays(context: SubmitContext, selection: PointSelection) -> Iterat
 
 
 def describe_commands(context: SubmitContext, selection: PointSelection) -> list[str]:
-    """Return the commands that would run on this machine, one after another."""
     if context.cluster.kind != "local":
         return []
     manifest_path, options = context.experiment.manifest_path, plan.launch_options(context)

@@ -114,7 +114,6 @@ def inspect_cluster(options: argparse.Namespace) -> Cluster:
 
 
 def query_cluster(options: argparse.Namespace) -> Cluster:
-    """Return the Slurm cluster with its nodes and limits. Raises CommandError (scheduler)."""
     nodes = slurm_queries.query_node_types(options.partition)
     slurm_request.check_gpu_type(options.gpu_type, nodes)
     is_packed = options.points_per_element > 1

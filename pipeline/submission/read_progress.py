@@ -166,7 +166,6 @@ def read_launch_starts(experiment: Experiment, found: Iterable[Record]) -> dict[
 
 
 def find_running_here(manifest: Manifest, starts: Mapping[Launch, float]) -> str | None:
-    """Return the run id of the point that `submit` runs on this machine now; None if it runs none."""
     begun = [submission.submitted_at for submission in manifest.submissions if submission.backend == "local"]
     since_unix_s = max((parse_timestamp(text).timestamp() for text in begun), default=float("inf"))
     own = {run_id: start for (run_id, prefix), start in starts.items() if prefix == LOCAL_PREFIX}
