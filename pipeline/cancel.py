@@ -12,22 +12,20 @@ unknown RUN_ID; 4 Slurm refuses or is silent.
 """
 
 import argparse
-import contextlib
-import subprocess
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.manifest import Manifest
-from pipeline.submission.read_progress import published_launches, query_slurm, submitted_jobs
+from pipeline.submission.read_progress import find_jobs, published_launches, query_slurm
 from pipeline.submission.slurm_queries import JobKey, JobState, job_text
 from pipeline.submission.state_rules import is_unfinished
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import EXIT_SCHEDULER, CommandError, log_line, pluralize, replace_control_characters
-from pipeline.system.slurm_commands import run_slurm
+from pipeline.system.slurm_commands import ask_slurm
 
 ENDING = "COMPLETING"  # Slurm is already ending the job's processes
 
@@ -43,20 +41,18 @@ class UnfinishedJob(NamedTuple):
 def parse_arguments() -> argparse.Namespace:
     parser = build_parser("cancel", __doc__)
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="RUN_ID", help="only the job of this point; may be repeated"
-    )
+    only = "only the job of this point; may be repeated"
+    parser.add_argument("--only", action="append", default=[], metavar="RUN_ID", help=only)
     return parser.parse_args()
 
 
 def main() -> int:
-    """Cancel the jobs, and print a line for each."""
     arguments = parse_arguments()
     codes: list[int] = []  # of errors after which the command went on
     experiments = find_experiments(arguments.folder, lambda _: codes.append(errors.EXIT_USAGE))
     manifests: dict[str, Manifest] = {}
     for name, experiment in experiments.items():
-        with go_on_after_error(codes):
+        with errors.go_on_after_error(name, codes):
             if (manifest := experiment.read_manifest()) is not None:
                 manifests[name] = manifest
     if not manifests and not codes:
@@ -73,26 +69,13 @@ def main() -> int:
         run_ids = {spec.run_id() for spec in manifest.points}
         only = [run_id for run_id in arguments.only if run_id in run_ids]
         if only or not arguments.only:
-            with go_on_after_error(codes):
+            with errors.go_on_after_error(name, codes):
                 num_cancelled += cancel_experiment(name, experiments[name], manifest, only)
     if num_cancelled:
         log_line(f"{pluralize(num_cancelled, 'job')} cancelled; the same submit runs their points again.")
     elif not codes:
         print(f"{'None of these points' if arguments.only else 'Nothing'} is queued or running in Slurm.")
     return max(codes, default=errors.EXIT_OK)
-
-
-@contextlib.contextmanager
-def go_on_after_error(codes: list[int]) -> Iterator[None]:
-    """Log an error of the body and append its exit code: an experiment that fails must not save the others' jobs."""
-    try:
-        yield
-    except CommandError as error:
-        log_line(f"error: {error}")
-        codes.append(error.code)
-    except OSError as error:
-        log_line(f"error: {errors.describe_os_error(error)}; solve this problem and run the command again.")
-        codes.append(errors.EXIT_USAGE)
 
 
 def cancel_experiment(name: str, experiment: Experiment, manifest: Manifest, only: list[str]) -> int:
@@ -110,7 +93,9 @@ def cancel_experiment(name: str, experiment: Experiment, manifest: Manifest, onl
             jobs = select_jobs(jobs, only)
         if jobs:
             # without --only cancel whole arrays: to name each element would take up to thousands of arguments
-            cancel_jobs({job.key if only else (job.key[0], None) for job in jobs})
+            keys = {job.key if only else (job.key[0], None) for job in jobs}
+            # for scancel it is no failure if a job has ended meanwhile
+            ask_slurm("scancel", *map(job_text, keys), cure="some jobs may still be active; see status")
     for job in jobs:
         line = f"cancelled {name} job {job_text(job.key)} ({job.state.lower()}): {', '.join(job.run_ids)}"
         print(replace_control_characters(line))
@@ -118,31 +103,23 @@ def cancel_experiment(name: str, experiment: Experiment, manifest: Manifest, onl
 
 
 def find_unfinished_jobs(experiment: Experiment, manifest: Manifest) -> list[UnfinishedJob]:
-    """Return the jobs of an experiment that are queued or running.
-
-    Raises CommandError (scheduler) if Slurm cannot be queried.
-    """
+    """Return the jobs that are queued or running. Raises CommandError (scheduler) if Slurm cannot be queried."""
     slurm = query_slurm(manifest, experiment.job_owners())
     if slurm.problem:
         sentence = f"{slurm.problem.partition(';')[0]}; run this command on the machine that submitted them."
         raise CommandError(sentence, EXIT_SCHEDULER)
-    unproven = {key: job for key, job in slurm.job_states.items() if job.name == "" or job.uid is None}
+    unfinished = {key: job for key, job in slurm.job_states.items() if is_unfinished(job) and job.state != ENDING}
+    unproven = {key: job for key, job in unfinished.items() if job.name == "" or job.uid is None}
     name_jobs_of_others({**slurm.of_others, **unproven})
-    job_states = {key: job for key, job in slurm.job_states.items() if key not in unproven}
-    unfinished = {
-        key: job
-        for jobs in submitted_jobs(manifest).values()
-        for key, job in jobs.items()
-        if key in job_states and is_unfinished(job_states[key]) and job_states[key].state != ENDING
-    }
-    if not unfinished:
+    if not unfinished.keys() - unproven:
         return []
     published = published_launches(record_store.load_folder(experiment.records_folder)[0])
-    return [
-        UnfinishedJob(key, job_states[key].state, left)
-        for key, job in unfinished.items()
-        if (left := [run_id for run_id in job.run_ids if job.position_of(run_id, published, starts=()) != "passed"])
-    ]
+    points: dict[JobKey, list[str]] = {}
+    for run_id, jobs in find_jobs(manifest, unfinished, published).items():
+        for job in jobs:
+            if job.may_publish and job.key not in unproven:
+                points.setdefault(job.key, []).append(run_id)
+    return [UnfinishedJob(key, unfinished[key].state, run_ids) for key, run_ids in points.items()]
 
 
 def name_jobs_of_others(jobs: Mapping[JobKey, JobState]) -> None:
@@ -167,20 +144,6 @@ def select_jobs(jobs: Sequence[UnfinishedJob], only: Collection[str]) -> list[Un
             problem = f"job {job_text(job.key)} also has {pluralize(len(others), 'point')} that --only does not name"
             raise CommandError(f"{problem}; to cancel them too, add {options}")
     return selected
-
-
-def cancel_jobs(keys: Collection[JobKey]) -> None:
-    """Cancel these jobs, in one call. The key (7, None) is the whole array 7.
-
-    Raises CommandError (scheduler) if scancel fails. For scancel it is no failure if a job has ended meanwhile.
-    """
-    try:
-        answer = run_slurm("scancel", *map(job_text, keys))
-    except (subprocess.TimeoutExpired, OSError) as error:
-        raise CommandError(f"scancel does not answer ({error}); try again.", EXIT_SCHEDULER) from error
-    if answer.returncode:
-        reason = " ".join(answer.stderr.split()) or f"exit code {answer.returncode}"
-        raise CommandError(f"scancel failed: {reason}; some jobs may still be active; see status.", EXIT_SCHEDULER)
 
 
 if __name__ == "__main__":

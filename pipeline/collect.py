@@ -23,23 +23,24 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from pipeline.analysis.ring_model import Link
+from pipeline.answers.questions import Answers, answer_questions
+from pipeline.experiment.folder import Experiment, find_experiments, warn_of_open_folders
+from pipeline.experiment.point_label import Processors
+from pipeline.pages.display_tables import MAX_WIDTH, DisplayOptions
+from pipeline.pages.markdown import name_source, render_experiment, render_overview
+from pipeline.pages.write_pages import Pages
+from pipeline.submission.read_progress import find_logs
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import CommandError, log_line
+from pipeline.tables.bandwidth_rows import MeasuredLinks
+from pipeline.tables.collect_experiment import CollectedExperiment, collect_experiment
 from pipeline.tables.definitions import TABLES
-
-if TYPE_CHECKING:
-    from pipeline.analysis.ring_model import Link
-    from pipeline.answers.questions import Answers
-    from pipeline.experiment.folder import Experiment
-    from pipeline.experiment.point_label import Processors
-    from pipeline.pages.display_tables import DisplayOptions
-    from pipeline.pages.write_pages import Pages
-    from pipeline.tables.bandwidth_rows import MeasuredLinks
-    from pipeline.tables.collect_experiment import CollectedExperiment
+from pipeline.tables.table_files import indented_json, one_csv, write_tables
 
 NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another user's folder, or a read-only file system
 DEFECT = "a defect of the pipeline stopped its tables or plots"
@@ -53,7 +54,7 @@ class Printed(NamedTuple):
 
     name: str
     title: str
-    answers: "tuple[Answers, Processors]"
+    answers: tuple[Answers, Processors]
     content: dict[str, Any]
     report: str
 
@@ -81,7 +82,6 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def parse_fraction(text: str) -> float:
-    """Return a number above 0 and at most 1. Raises ArgumentTypeError."""
     try:
         value = float(text)
     except ValueError:
@@ -92,48 +92,35 @@ def parse_fraction(text: str) -> float:
 
 
 def parse_num_gpus(text: str) -> int:
-    """Return a number of GPUs from 2 to MAX_PREDICTED_GPUS. Raises ArgumentTypeError."""
     if not text.isdecimal() or not 2 <= int(text[:20]) <= MAX_PREDICTED_GPUS:
         raise argparse.ArgumentTypeError(f"must be a number of GPUs from 2 to {MAX_PREDICTED_GPUS:,}, such as 1024")
     return int(text)
 
 
-def read_link_options(arguments: argparse.Namespace) -> "Link | None":
+def read_link_options(arguments: argparse.Namespace) -> Link | None:
     """Return the link of the two options; None without them. Raises CommandError for one alone, or for a bad value."""
-    from pipeline.analysis.ring_model import Link
-
     latency_us, bandwidth_gb_s = arguments.link_latency_us, arguments.link_gb_s
     if latency_us is None and bandwidth_gb_s is None:
         return None
     if not all(figure is not None and 0 < figure < math.inf for figure in (latency_us, bandwidth_gb_s)):
-        raise CommandError(
-            "--link-latency-us and --link-gb-s belong together and must be finite and above 0; give both or neither."
-        )
+        problem = "--link-latency-us and --link-gb-s belong together and must be finite and above 0"
+        raise CommandError(f"{problem}; give both or neither.")
     return Link(latency_us / 1e6, bandwidth_gb_s * 1e9)
 
 
 def main() -> int:
-    """Print and write the tables. Return the exit code."""
     arguments = parse_arguments()
     gc.disable()  # records form no reference cycles, so the garbage collector would find nothing and cost time
-    # imported after the command line is parsed, so that --help answers at once
-    from pipeline.answers.questions import answer_questions
-    from pipeline.pages.display_tables import DisplayOptions
-    from pipeline.pages.markdown import name_source, render_experiment
-    from pipeline.pages.write_pages import Pages
-    from pipeline.tables.collect_experiment import collect_experiment
-
     link, options = read_link_options(arguments), display_options(arguments)
-    experiments, code = find_all(arguments)
-    codes = [code]
+    limits = (arguments.target_accuracy, arguments.predict_to)
+    codes = [errors.EXIT_OK]
+    experiments = find_all(arguments, codes)
     pages = Pages(arguments.folder, len(experiments) > 1)
     links_by_folder: dict[Path, MeasuredLinks] = {}
     printed: list[Printed] = []
     for name, experiment in experiments.items():
-        with go_on_after_error(name, codes):
-            found = collect_experiment(
-                experiment, link, links_by_folder, arguments.target_accuracy, arguments.predict_to
-            )
+        with go_on_after_defect(name, codes):
+            found = collect_experiment(experiment, link, links_by_folder, *limits)
             if arguments.strict and found.collected.coverage.num_gaps:
                 codes.append(errors.EXIT_GAPS)
             words = address_of_words(experiment)
@@ -144,8 +131,9 @@ def main() -> int:
             answers = answer_questions(found.tables), found.collected.processors
             printed.append(Printed(name, title, answers, found.content, shown))
             if not arguments.no_write:
-                codes.append(write_files(name, found, report, pages))
-    codes.append(write_index(pages))
+                write_files(name, found, report, pages, codes)
+    with go_on_unwritten(f"cannot write the index of all experiments into {pages.root}", "it is left out", codes):
+        pages.write_index()
     if pages.front and sys.stderr.isatty():
         log_line(f"Report: {pages.front}")
     print_tables(printed, arguments)
@@ -153,51 +141,44 @@ def main() -> int:
 
 
 @contextlib.contextmanager
-def go_on_after_error(name: str, codes: list[int]) -> Iterator[None]:
-    """Log an error of one experiment and append its exit code: the other experiments still get their tables."""
-    try:
-        yield
-    except CommandError as refusal:
-        log_line(f"error: {refusal}")
-        codes.append(refusal.code)
-    except OSError as error:
-        log_line(f"error: {name}: {errors.describe_os_error(error)}; it is left out.")
-        codes.append(errors.EXIT_USAGE)
-    except ImportError:  # a package that is missing here is missing for every experiment
-        raise
-    except Exception as error:
-        # Records come from others: one that passes every check may still break a figure or a plot. That is a defect of
-        # the pipeline, which must not cost the other experiments their tables. The sentence names its place, the exit
-        # code is not 0, and no test passes with this sentence on stderr (see run_command in conftest.py).
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}"
-        said = " ".join(str(error).split())[:MAX_ERROR_CHARS]
-        log_line(f"error: {name}: {DEFECT} ({where}: {said}); report it with the records.")
-        codes.append(errors.EXIT_USAGE)
+def go_on_after_defect(name: str, codes: list[int]) -> Iterator[None]:
+    """Log any error of one experiment and append its exit code: the other experiments still get their tables.
+
+    Records come from others: one that passes every check may still break a figure or a plot. That is a defect of the
+    pipeline. The sentence names its place, the exit code is not 0, and no test passes with this sentence on stderr (see
+    run_command in conftest.py).
+    """
+    with errors.go_on_after_error(name, codes):
+        try:
+            yield
+        except (CommandError, OSError, ImportError):  # a package that is missing here is missing for all experiments
+            raise
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}"
+            said = " ".join(str(error).split())[:MAX_ERROR_CHARS]
+            log_line(f"error: {name}: {DEFECT} ({where}: {said}); report it with the records.")
+            codes.append(errors.EXIT_USAGE)
 
 
-def find_all(arguments: argparse.Namespace) -> "tuple[dict[str, Experiment], int]":
-    """Return the experiments by name, and the exit code so far. Raises CommandError if there is none."""
-    from pipeline.experiment.folder import find_experiments, warn_of_open_folders
-
-    left_out: list[OSError] = []
-    found = find_experiments(arguments.folder, left_out.append)
+def find_all(arguments: argparse.Namespace, codes: list[int]) -> dict[str, Experiment]:
+    """Return the experiments by name, and append exit codes. Raises CommandError if there is none."""
+    found = find_experiments(arguments.folder, lambda _: codes.append(errors.EXIT_USAGE))
     if not found:
         problem = f"no experiment under {arguments.folder}; run pipeline.submit or pipeline.ingest first."
         raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
-    is_open = warn_of_open_folders(found.values()) and arguments.strict
-    return found, errors.EXIT_USAGE if left_out else errors.EXIT_GAPS if is_open else errors.EXIT_OK
+    if warn_of_open_folders(found.values()) and arguments.strict:
+        codes.append(errors.EXIT_GAPS)
+    return found
 
 
-def display_options(arguments: argparse.Namespace) -> "DisplayOptions":
+def display_options(arguments: argparse.Namespace) -> DisplayOptions:
     """Return how to print tables: a terminal narrower than the report gets fewer columns."""
-    from pipeline.pages.display_tables import MAX_WIDTH, DisplayOptions
-
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else MAX_WIDTH
     return DisplayOptions(min(columns or MAX_WIDTH, MAX_WIDTH), arguments.only, arguments.columns == "all")
 
 
-def address_of_words(experiment: "Experiment") -> str:
+def address_of_words(experiment: Experiment) -> str:
     """Return the relative link from the experiment's report to docs/words.md; "" outside the pipeline's repository."""
     root = Path(__file__).parents[1]
     if not experiment.folder.resolve().is_relative_to(root) or not (root / WORDS).exists():
@@ -205,41 +186,24 @@ def address_of_words(experiment: "Experiment") -> str:
     return quote(os.path.relpath(root / WORDS, experiment.folder.resolve()))
 
 
-def write_files(name: str, found: "CollectedExperiment", report: str, pages: "Pages") -> int:
-    """Write the report, the tables and the page beside the records. Return the exit code."""
-    from pipeline.submission.read_progress import find_logs
-    from pipeline.tables.table_files import write_tables
-
-    try:
+def write_files(name: str, found: CollectedExperiment, report: str, pages: Pages, codes: list[int]) -> None:
+    with go_on_unwritten(f"{name}: cannot write beside its records", "its tables are only printed", codes):
         write_tables(found, report)
         manifest = found.experiment.read_manifest()
         pages.write(name, found, find_logs(found.experiment, manifest) if manifest else {})
-    except OSError as error:
-        log_line(f"{name}: cannot write beside its records ({error.strerror}); its tables are only printed.")
-        return exit_code_of(error)
-    return errors.EXIT_OK
 
 
-def write_index(pages: "Pages") -> int:
-    """Write the index of several experiments. Return the exit code."""
+@contextlib.contextmanager
+def go_on_unwritten(problem: str, consequence: str, codes: list[int]) -> Iterator[None]:
+    """Log a write that failed and append its exit code: 0 if this user may not write there, which is no failure."""
     try:
-        pages.write_index()
+        yield
     except OSError as error:
-        log_line(f"cannot write the index of all experiments into {pages.root} ({error.strerror}); it is left out.")
-        return exit_code_of(error)
-    return errors.EXIT_OK
-
-
-def exit_code_of(error: OSError) -> int:
-    """Return the exit code after a write that failed: 0 if this user may not write there, which is no failure."""
-    return errors.EXIT_OK if error.errno in NO_WRITING else errors.EXIT_USAGE
+        log_line(f"{problem} ({error.strerror}); {consequence}.")
+        codes.append(errors.EXIT_OK if error.errno in NO_WRITING else errors.EXIT_USAGE)
 
 
 def print_tables(printed: Sequence[Printed], arguments: argparse.Namespace) -> None:
-    """Print the tables of all experiments, or the one that `--only` names."""
-    from pipeline.pages.markdown import render_overview
-    from pipeline.tables.table_files import indented_json, one_csv
-
     only = arguments.only
     if arguments.format == "json":
         shown = {part.name: {only: part.content.get(only, [])} if only else part.content for part in printed}

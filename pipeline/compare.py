@@ -15,15 +15,14 @@ import argparse
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from pipeline.analysis.comparison import Comparison, compare_outcomes, is_failing
+from pipeline.experiment.folder import Experiment, find_experiments
+from pipeline.experiment.outcomes import PointOutcome, collect_outcomes
+from pipeline.pages.comparison import comparison_as_json, name_unchecked, render_comparison, summarize
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import CommandError, log_line, pluralize, shorten_list
-
-if TYPE_CHECKING:
-    from pipeline.experiment.folder import Experiment
-    from pipeline.experiment.outcomes import PointOutcome
 
 PERCENTAGE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(%?)")
 MAX_NAMED_POINTS = 5  # in the sentence on points that were not checked; the tables have them all
@@ -58,28 +57,19 @@ def parse_percentage(text: str) -> float:
 
 
 def main() -> int:
-    """Print the comparison of every pair of experiments. Return the exit code."""
     arguments = parse_arguments()
-    # imported after the command line is parsed, so that --help answers at once
-    from pipeline.analysis.comparison import Comparison, compare_outcomes, is_failing
-    from pipeline.pages.comparison import comparison_as_json, name_unchecked, render_comparison, summarize
-
-    unreadable: list[Exception] = []
+    codes: list[int] = []  # of errors after which the command went on
     comparisons: dict[str, tuple[tuple[str, str], Comparison]] = {}
-    for name, (a, b) in pair_experiments(arguments.a, arguments.b, unreadable).items():
-        try:
+    for name, (a, b) in pair_experiments(arguments.a, arguments.b, codes).items():
+        with errors.go_on_after_error(name, codes):
             comparison = compare_outcomes(read_outcomes(a), read_outcomes(b))
-        except (CommandError, OSError) as error:  # the other experiments are still compared
-            log_line(f"error: {error}")
-            unreadable.append(error)
-            continue
-        if comparison.points:
-            comparisons[name] = (str(a.folder), str(b.folder)), comparison
-        else:
-            log_line(f"Notice: {name}: no timed point is in both.")
+            if comparison.points:
+                comparisons[name] = (str(a.folder), str(b.folder)), comparison
+            else:
+                log_line(f"Notice: {name}: no timed point is in both.")
     points = [point for _, comparison in comparisons.values() for point in comparison.points]
-    if unreadable and not points:
-        return errors.EXIT_USAGE
+    if codes and not points:
+        return max(codes)
     if not points:
         problem = f"{arguments.a} and {arguments.b} share no timed point"
         raise CommandError(f"{problem}; compare two runs of the same grid.", errors.EXIT_NOTHING_FOUND)
@@ -90,28 +80,22 @@ def main() -> int:
     else:
         errors.print_text("\n".join(render_comparison(name, *found) for name, found in comparisons.items()))
         errors.print_text(" ".join(summarize(points, arguments.fail_above, arguments.allow_unchecked)))
-    if unreadable:
-        return errors.EXIT_USAGE
+    if codes:
+        return max(codes)
     if not is_failing(points, arguments.fail_above, arguments.allow_unchecked):
         return errors.EXIT_OK
     unchecked = name_unchecked({name: comparison for name, (_, comparison) in comparisons.items()})
     if unchecked and not arguments.allow_unchecked:
-        problem = (
-            f"{pluralize(len(unchecked), 'point')} without a verdict ({shorten_list(unchecked, MAX_NAMED_POINTS)})"
-        )
+        names = shorten_list(unchecked, MAX_NAMED_POINTS)
+        problem = f"{pluralize(len(unchecked), 'point')} without a verdict ({names})"
         cure = "measure both sides with --repeats 6, or allow it with --allow-unchecked"
         log_line(f"error: --fail-above could not check {problem}; {cure}.")
     return errors.EXIT_GAPS
 
 
-def pair_experiments(a: Path, b: Path, unreadable: list[Exception]) -> "dict[str, tuple[Experiment, Experiment]]":
-    """Return the pairs to compare, by name: the only experiment of each folder, else those of the same name.
-
-    Raises CommandError.
-    """
-    from pipeline.experiment.folder import find_experiments
-
-    found_a, found_b = (find_experiments(folder, unreadable.append) for folder in (a, b))
+def pair_experiments(a: Path, b: Path, codes: list[int]) -> dict[str, tuple[Experiment, Experiment]]:
+    """Return the pairs by name: the only experiment of each folder, else those of one name. Raises CommandError."""
+    found_a, found_b = (find_experiments(folder, lambda _: codes.append(errors.EXIT_USAGE)) for folder in (a, b))
     for folder, found in ((a, found_a), (b, found_b)):
         if not found:
             raise CommandError(f"no experiment under {folder}; submit one first.", errors.EXIT_NOTHING_FOUND)
@@ -132,10 +116,8 @@ def pair_experiments(a: Path, b: Path, unreadable: list[Exception]) -> "dict[str
     return pairs
 
 
-def read_outcomes(experiment: "Experiment") -> "list[PointOutcome]":
+def read_outcomes(experiment: Experiment) -> list[PointOutcome]:
     """Return the outcomes of an experiment, and log the files that were left out. Raises CommandError."""
-    from pipeline.experiment.outcomes import collect_outcomes
-
     collected = collect_outcomes(experiment)
     for note in collected.notes:
         log_line(f"{experiment.folder}: {note}")

@@ -12,6 +12,7 @@ import csv
 import hashlib
 import io
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,20 +20,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pipeline.experiment import record_store
+from pipeline.experiment import record_store, spec
 from pipeline.experiment.folder import Experiment, displayable_name, find_experiments
 from pipeline.experiment.manifest import add_points
 from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch, UnitFraction
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
-from pipeline.experiment.spec import (
-    CIFAR10_SAMPLES,
-    FIRST_TIMED_EPOCH,
-    NonNegativeInt,
-    PositiveInt,
-    Precision,
-    Spec,
-    Strategy,
-)
 from pipeline.runner.launch_options import positive_integer
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
@@ -54,6 +46,7 @@ optional columns:
   num_nodes, repeat   numbers (without the column: 1 node, repeat 0)
   precision           fp32, tf32 or bf16"""
 MAX_COLUMN_CHARS = 40  # of a name that a message quotes
+POINT_COLUMNS = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "precision", "repeat")
 CASE_INSENSITIVE_COLUMNS = ("strategy", "status", "precision")
 REFUSED_CELLS = ("nan", "inf", "-inf", "+inf", "infinity", "-infinity", "null", "none")
 NOT_A_NUMBER = "is not a number; leave the cell empty if it was not measured."
@@ -66,22 +59,18 @@ PositiveSeconds = Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)]
 class CsvRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A row of the file. The header must name each column that has no default here. COLUMNS_HELP explains them all."""
 
-    strategy: Strategy
-    num_gpus: PositiveInt
-    batch_size_per_gpu: PositiveInt
+    strategy: spec.Strategy
+    num_gpus: spec.PositiveInt
+    batch_size_per_gpu: spec.PositiveInt
     epoch_time_s: PositiveSeconds | None
-    epoch: EpochNumber = FIRST_TIMED_EPOCH
+    epoch: EpochNumber = spec.FIRST_TIMED_EPOCH
     compute_time_s: PositiveSeconds | None = None
     loss: float | None = None
     accuracy: UnitFraction | None = None
     status: Literal["ok", "oom"] = "ok"
-    num_nodes: PositiveInt = 1
-    repeat: NonNegativeInt = 0
-    precision: Precision | None = None
-
-    def point(self) -> tuple[Any, ...]:
-        """Return the values of the columns that identify the point. The epoch is not one of them."""
-        return (self.strategy, self.num_nodes, self.num_gpus, self.batch_size_per_gpu, self.precision, self.repeat)
+    num_nodes: spec.PositiveInt = 1
+    repeat: spec.NonNegativeInt = 0
+    precision: spec.Precision | None = None
 
 
 CSV_COLUMNS = {field.name: field for field in msgspec.structs.fields(CsvRow)}
@@ -101,7 +90,6 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Publish a record for each point of the file, unless the folder already has the same record."""
     arguments = parse_arguments()
     try:
         raw = read_bounded(arguments.file, MAX_CSV_BYTES, follow_links=True)
@@ -139,7 +127,6 @@ def read_rows(raw: bytes, name: str) -> list[CsvRow]:
 
 
 def check_header(header: list[str], name: str) -> None:
-    """Raise CommandError for a column that is missing, unknown or repeated."""
     missing = [column for column, field in CSV_COLUMNS.items() if field.required and column not in header]
     counts = Counter(header)
     unknown = [column for column in counts if column not in CSV_COLUMNS]
@@ -208,7 +195,7 @@ def group_rows(rows: Iterable[CsvRow]) -> list[list[CsvRow]]:
     """
     points: dict[tuple[Any, ...], list[CsvRow]] = {}
     for row in rows:
-        points.setdefault(row.point(), []).append(row)
+        points.setdefault(operator.attrgetter(*POINT_COLUMNS)(row), []).append(row)
     for group in points.values():
         where = f"{group[0].strategy} on {group[0].num_gpus}, batch_size_per_gpu {group[0].batch_size_per_gpu}"
         if len({row.status for row in group}) > 1:
@@ -232,7 +219,7 @@ def build_ingested_record(
     Only the samples of the spec have a default, because run ids do not change: no figure uses it.
     """
     first = rows[0]
-    num_samples = CIFAR10_SAMPLES if stated_samples is None else stated_samples
+    num_samples = spec.CIFAR10_SAMPLES if stated_samples is None else stated_samples
     share = math.ceil(num_samples / max(1, first.num_gpus))
     if first.batch_size_per_gpu > share:
         raise CommandError(
@@ -242,15 +229,10 @@ def build_ingested_record(
             "--num-samples."
         )
     try:
-        spec = Spec(
-            strategy=first.strategy,
-            num_nodes=first.num_nodes,
-            num_gpus=first.num_gpus,
-            batch_size_per_gpu=first.batch_size_per_gpu,
-            precision=first.precision,
-            repeat=first.repeat,
+        point = spec.Spec(
+            **{column: getattr(first, column) for column in POINT_COLUMNS},
             num_samples=num_samples,
-            epochs=max(FIRST_TIMED_EPOCH, *(row.epoch for row in rows)),
+            epochs=max(spec.FIRST_TIMED_EPOCH, *(row.epoch for row in rows)),
             model=None,
             dataset=None,
             input=None,
@@ -263,19 +245,19 @@ def build_ingested_record(
         outcome: dict[str, Any] = {"reason": failure.message, "failure": failure}
     else:
         gradient_bytes = None if num_parameters is None else num_parameters * BYTES_PER_PARAMETER
-        epochs = tuple(build_epochs(rows, spec, stated_samples))
+        epochs = tuple(build_epochs(rows, point, stated_samples))
         outcome = {"measurement": Measurement(epochs, num_parameters, gradient_bytes)}
-    return record_store.new_record(spec, first.status, launch_id, measured=False, environment=environment, **outcome)
+    return record_store.new_record(point, first.status, launch_id, measured=False, environment=environment, **outcome)
 
 
-def build_epochs(rows: list[CsvRow], spec: Spec, stated_samples: int | None) -> Iterator[Epoch]:
+def build_epochs(rows: list[CsvRow], point: spec.Spec, stated_samples: int | None) -> Iterator[Epoch]:
     """Yield the epochs of one point. The times of rank 0 stand for all ranks."""
     for row in rows:
         rank = RankEpoch(0, nanoseconds(row.epoch_time_s), nanoseconds(row.compute_time_s))
         yield Epoch(
             epoch=row.epoch,
             ranks=(rank,),
-            num_updates=None if stated_samples is None else row.epoch * spec.full_steps_per_epoch,
+            num_updates=None if stated_samples is None else row.epoch * point.full_steps_per_epoch,
             num_samples=stated_samples,
             loss=row.loss,
             accuracy=row.accuracy,
@@ -283,7 +265,6 @@ def build_epochs(rows: list[CsvRow], spec: Spec, stated_samples: int | None) -> 
 
 
 def nanoseconds(time_s: float | None) -> int | None:
-    """Return seconds as integer nanoseconds."""
     return None if time_s is None else round(time_s * 1e9)
 
 

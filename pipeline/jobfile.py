@@ -54,7 +54,6 @@ def grid_argument(name: str) -> str:
 
 
 def main() -> int:
-    """Print the batch script of a grid."""
     parser = build_parser("jobfile", __doc__)
     parser.add_argument("grid", help="the name of a shipped grid, or a path to a grid file")
     print(render_job(parser.parse_args().grid), end="")

@@ -50,7 +50,6 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the points that the command line names, one after another."""
     arguments = parse_arguments()
     errors.require_packages(*errors.RANK_PACKAGES)
     # submitit has Slurm send USR2 to every process of the step before the time limit: one that does not ignore it dies
@@ -74,10 +73,7 @@ def main() -> int:
 
 
 def run_element(points: Sequence[Spec], experiment: Experiment, options: LaunchOptions) -> int:
-    """Run the points of one array element in order. Points share processes if that changes no result.
-
-    Return the exit code.
-    """
+    """Run the points of an element in order, in shared processes if that changes no result. Return the exit code."""
     exit_code = errors.EXIT_OK
     while points:
         implied = publish_implied_oom(points[0], experiment, options)
@@ -207,7 +203,6 @@ def run_in_same_processes(specs: Sequence[Spec], experiment: Experiment, options
 
 
 def run_and_publish(launch: LaunchSession, options: LaunchOptions) -> None:
-    """Run the ranks of the session until they end, and publish the record of each point that they ran."""
     first_spec, first_files = launch.specs[0], launch.rank_files_by_point[0]
     run_with_threads = functools.partial(run_node_ranks, num_threads=options.num_threads)
     try:
@@ -228,7 +223,6 @@ def run_and_publish(launch: LaunchSession, options: LaunchOptions) -> None:
 
 
 def write_points(launch: LaunchSession, options: LaunchOptions) -> None:
-    """Write the points for the ranks into the first point's folder."""
     points = [PointTask(spec, str(options.data.resolve()), options.keep_trace) for spec in launch.specs]
     folders = [str(rank_files.folder.resolve()) for rank_files in launch.rank_files_by_point]
     first = launch.rank_files_by_point[0]

@@ -12,7 +12,6 @@ from pipeline.system.errors import EXIT_OK, CommandError, log_line, run_command
 
 
 def main() -> int:
-    """Stage CIFAR-10."""
     parser = build_parser("stage", __doc__)
     add_data_argument(parser)
     folder = parser.parse_args().data

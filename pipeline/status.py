@@ -30,7 +30,7 @@ from pipeline.submission.read_progress import PointProgress, PointsByExperiment,
 from pipeline.submission.slurm_queries import job_text
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
-from pipeline.system.errors import EXIT_USAGE, CommandError, format_duration, log_line, replace_control_characters
+from pipeline.system.errors import CommandError, format_duration, log_line, replace_control_characters
 
 RESULTS = ("ok", "oom")
 WIDTH_WITHOUT_TERMINAL = 10_000  # columns: so wide that no line of a file or pipe is wrapped
@@ -52,17 +52,16 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Print the state of every point."""
     arguments = parse_arguments()
-    unreadable: list[Exception] = []
-    found = find_experiments(arguments.folder, unreadable.append)
+    codes: list[int] = []  # of errors after which the command went on
+    found = find_experiments(arguments.folder, lambda _: codes.append(errors.EXIT_USAGE))
     is_open = warn_of_open_folders(found.values()) > 0
-    progress = read_experiments(found, unreadable)
-    if not progress and unreadable:
-        return EXIT_USAGE
-    if not progress:
+    progress = read_experiments(found, codes)
+    if not progress and not codes:
         problem = f"no manifest under {arguments.folder}; submit an experiment first."
         raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
+    if not progress:
+        return max(codes)
     if arguments.json:
         described = {name: [point_as_json(point) for point in points] for name, points in progress.items()}
         print(json.dumps({"experiments": described}, indent=1))
@@ -70,32 +69,23 @@ def main() -> int:
         progress = watch({name: found[name] for name in progress}, shows_all=arguments.shows_all)
     else:
         print(render_all(found, progress, shows_all=arguments.shows_all))
-    if unreadable:
-        return EXIT_USAGE
+    if codes:
+        return max(codes)
     has_gaps = any(point.state.word not in RESULTS for points in progress.values() for point in points)
     return errors.EXIT_GAPS if arguments.strict and (has_gaps or is_open) else errors.EXIT_OK
 
 
-def read_experiments(found: Mapping[str, Experiment], unreadable: list[Exception] | None = None) -> PointsByExperiment:
-    """Return the progress of every experiment that has a manifest.
-
-    Log the name of an experiment without a manifest. If an experiment cannot be read, log the error, append it to
-    `unreadable`, and go on with the next. Raise the error instead if `unreadable` is None, or if it comes from Slurm.
-    """
+def read_experiments(found: Mapping[str, Experiment], codes: list[int]) -> PointsByExperiment:
+    """Return the progress of every experiment that has a manifest. Log the name of one that has none."""
     progress: PointsByExperiment = {}
     for name, experiment in found.items():
-        try:
+        with errors.go_on_after_error(name, codes):
             manifest = experiment.read_manifest()
             if manifest is not None:
                 progress[name] = read_progress(experiment, manifest)
             else:
                 records = "python -m pipeline.collect shows its records"
                 log_line(f"Notice: {name} has no manifest, so its points are not known; {records}.")
-        except (CommandError, OSError) as error:  # continue with the other experiments
-            if unreadable is None or (isinstance(error, CommandError) and error.code != EXIT_USAGE):
-                raise
-            log_line(f"error: {error}")
-            unreadable.append(error)
     return progress
 
 
@@ -104,10 +94,9 @@ def watch(found: Mapping[str, Experiment], *, shows_all: bool) -> PointsByExperi
 
     On a terminal with rich, show a live table. Elsewhere print the text each time a state has changed.
     """
-    progress: PointsByExperiment = {}
     last_states = None
     with open_screen() as show:
-        for progress in poll_until_finished(lambda: read_experiments(found)):
+        for progress in poll_until_finished(found):
             points = itertools.chain(*progress.values())
             states = [(point.spec.run_id(), point.state.word, point.rerun) for point in points]
             if show is not print or states != last_states:
@@ -132,7 +121,6 @@ def open_screen() -> Iterator[Callable[[str], None]]:
 
 
 def point_as_json(progress: PointProgress) -> dict[str, Any]:
-    """Return the point as `--json` prints it."""
     return {
         "run_id": progress.spec.run_id(),
         "state": progress.state.word,
@@ -206,7 +194,6 @@ def describe_progress(point: PointProgress, expected_s: float | None) -> Iterato
 
 
 def gpu_of(points: Sequence[PointProgress]) -> str | None:
-    """Return the GPU model that the experiment's records name, None if there is none or there are several."""
     records = [point.outcome.record for point in points if point.outcome.record is not None]
     names = {gpu.name for record in records for gpu in record.environment.gpus}
     return names.pop() if len(names) == 1 else None

@@ -9,27 +9,23 @@ Slurm is configured and does not answer.
 """
 
 import argparse
-import json
 import os
-import shlex
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from pipeline.data import staging
 from pipeline.experiment.folder import Experiment, warn_of_open_folders
-from pipeline.experiment.grid import Grid
 from pipeline.experiment.manifest import add_points
 from pipeline.experiment.packing import pack_elements
 from pipeline.experiment.spec import Spec
 from pipeline.runner import side_files
-from pipeline.runner.launch_options import LaunchOptions, add_point_arguments, positive_integer, read_launch_options
-from pipeline.submission import dry_run, gpu_hours_estimate, local, plan, read_progress, slurm_submit
+from pipeline.runner.launch_options import add_point_arguments, positive_integer
+from pipeline.submission import dry_run, local, plan, read_progress, slurm_submit
 from pipeline.submission.batch_script import Prologue
-from pipeline.submission.gpu_hours_estimate import Estimate
-from pipeline.submission.plan import Cluster, PointSelection, SubmitOptions
-from pipeline.submission.slurm_request import PASSED_ON, SlurmOptions
+from pipeline.submission.gpu_hours_estimate import check_gpu_hours_limit
+from pipeline.submission.plan import SubmitContext, command
+from pipeline.submission.slurm_request import PASSED_ON, SlurmOptions, check_slurm_options
 from pipeline.system import errors, files
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import EXIT_OK, CommandError, log_line, pluralize
@@ -38,18 +34,7 @@ MAX_PROLOGUE_BYTES = 1_000_000
 MAX_REPEATS = 1000
 
 
-class SubmitContext(NamedTuple):
-    """The options and facts that decide how the selected points are submitted or run."""
-
-    submit_options: SubmitOptions
-    experiment: Experiment
-    grid: Grid
-    cluster: Cluster
-    launch_options: LaunchOptions
-
-
 def parse_arguments() -> argparse.Namespace:
-    """Return the parsed and checked command line."""
     parser = build_parser("submit", __doc__)
     parser.add_argument("--grid", required=True, help="the name of a shipped grid, or a path to a grid file")
     naming = "the experiment's folder below --outputs (default: the grid's name); use a new one if --set changes"
@@ -60,9 +45,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, metavar="N", help=repeats)
     parser.add_argument("--dry-run", dest="is_dry_run", action="store_true", help=printing)
     parser.add_argument("--json", action="store_true", help="with --dry-run: print one JSON object")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="RUN_ID", help="only this point; may be repeated"
-    )
+    only = "only this point; may be repeated"
+    parser.add_argument("--only", action="append", default=[], metavar="RUN_ID", help=only)
     where = "auto (the default): on Slurm if it is configured, else on this machine"
     parser.add_argument("--cluster", choices=("auto", "slurm", "local"), default="auto", help=where)
     add_cluster_arguments(parser)
@@ -88,66 +72,50 @@ def parse_arguments() -> argparse.Namespace:
         arguments.overrides.append(f"repeat={','.join(map(str, range(arguments.repeats)))}")
     if arguments.max_gpu_hours is not None and not arguments.max_gpu_hours >= 0:  # also refuses nan
         parser.error("--max-gpu-hours must be 0 or more")
+    arguments.slurm_options = SlurmOptions(*(getattr(arguments, name) for name in SlurmOptions._fields))
     return arguments
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose nodes, GPUs and memory of a Slurm cluster."""
     for name in PASSED_ON:
         parser.add_argument(f"--{name}", metavar="NAME", help=f"Slurm's {name}")
-    parser.add_argument(
-        "--exclusive", action="store_true", help="request whole nodes, so that no other job runs beside a point"
-    )
+    exclusive = "request whole nodes, so that no other job runs beside a point"
+    parser.add_argument("--exclusive", action="store_true", help=exclusive)
     parser.add_argument("--gpu-type", metavar="TYPE", help="request GPUs of this type, as Slurm names it (a40)")
-    parser.add_argument(
-        "--gres", action="store_true", help="request GPUs with --gres, for clusters without --gpus-per-node"
-    )
-    parser.add_argument(
-        "--mem",
-        choices=("0", "default"),
-        help="0: all memory of a node; default: the cluster's default (without the option: the grid's)",
-    )
+    gres = "request GPUs with --gres, for clusters without --gpus-per-node"
+    parser.add_argument("--gres", action="store_true", help=gres)
+    memory = "0: all memory of a node; default: the cluster's default (without the option: the grid's)"
+    parser.add_argument("--mem", choices=("0", "default"), help=memory)
 
 
 def main() -> int:
-    """Plan the submission, then print the plan or execute it."""
-    arguments = parse_arguments()
-    submit_options = SubmitOptions.from_arguments(arguments)
-    grid = plan.expand_submission(submit_options)
-    cluster = plan.inspect_cluster(submit_options)
-    experiment = Experiment(submit_options.outputs / grid.name)
+    options = parse_arguments()
+    check_slurm_options(options.slurm_options)
+    grid = plan.expand_submission(options)
+    cluster = plan.inspect_cluster(options)
+    experiment = Experiment(options.outputs / grid.name)
     experiment.require_writable()
     experiment.refuse_manifest_of_another_user()
     experiment.refuse_open_folders()
     if cluster.kind == "slurm":
         slurm_submit.refuse_unsafe_paths(experiment)
-    prologue = read_prologue(arguments.prologue)
-    selection = plan.select_points(grid.points, experiment, submit_options)
-    points, left_out, refusal = plan.drop_unsatisfiable(grid.points, selection.todo, cluster, submit_options)
-    if refusal is not None and not submit_options.is_dry_run:
+    context = SubmitContext(options, experiment, grid, cluster, read_prologue(options.prologue))
+    selection = plan.select_points(context)
+    context, refusal = plan.drop_unsatisfiable(context, selection.todo)
+    if refusal is not None and not options.is_dry_run:
         raise refusal
-    grid = grid._replace(points=tuple(points))
-    kept = {spec.run_id() for spec in points}
-    selection = selection._replace(todo=[spec for spec in selection.todo if spec.run_id() in kept])
-    submit_options = submit_options._replace(only=[run_id for run_id in submit_options.only if run_id in kept])
+    kept = set(context.grid.points)
+    selection = selection._replace(todo=[spec for spec in selection.todo if spec in kept])
     if grid.replaced:
         log_line(f"--set replaced {'; '.join(grid.replaced)}.")
-    for notice in (*cluster.notices, *left_out, *ignored_option_notices(arguments, cluster.kind)):
+    for notice in (*context.cluster.notices, *ignored_option_notices(options, cluster.kind)):
         log_line(notice)
-    num_threads = plan.num_cpu_threads(grid, cluster)
-    options = read_launch_options(arguments, grid.resources.time_min() * 60, num_threads)
-    context = SubmitContext(submit_options, experiment, grid, cluster, options)
-    estimates: list[Estimate] = []
-    if submit_options.is_dry_run or arguments.max_gpu_hours is not None:
-        limit_min = grid.resources.time_min() if cluster.kind == "slurm" else None  # no limit on this machine
-        gpu_model = plan.find_gpu_model(cluster, submit_options.slurm_options)
-        estimates = gpu_hours_estimate.estimate_points(selection.todo, submit_options.outputs, limit_min, gpu_model)
-    if submit_options.is_dry_run:
-        print_plan(arguments, context, selection, prologue, estimates, refusal)
+    if options.is_dry_run:
+        dry_run.print_plan(context, selection, refusal)
         return EXIT_OK
-    if arguments.max_gpu_hours is not None:
-        gpu_hours_estimate.check_gpu_hours_limit(estimates, arguments.max_gpu_hours)
-    return report_end(context, submit_or_run(context, prologue, selection.todo), waits=arguments.wait)
+    if options.max_gpu_hours is not None:
+        check_gpu_hours_limit(plan.estimate_hours(context, selection.todo), options.max_gpu_hours)
+    return report_end(context, submit_or_run(context, selection.todo))
 
 
 def ignored_option_notices(arguments: argparse.Namespace, cluster_kind: str) -> list[str]:
@@ -161,40 +129,12 @@ def ignored_option_notices(arguments: argparse.Namespace, cluster_kind: str) -> 
     return [f"Notice: these options have no effect without Slurm: {', '.join(given)}."] if given else []
 
 
-def print_plan(
-    arguments: argparse.Namespace,
-    context: SubmitContext,
-    selection: PointSelection,
-    prologue: Prologue | None,
-    estimates: Sequence[Estimate],
-    refusal: CommandError | None,
-) -> None:
-    """Print the plan, then log the next command, or why the run is refused: by `refusal` or by --max-gpu-hours."""
-    submit_options, experiment, grid, cluster, options = context
-    arrays = plan.plan_arrays(selection.todo, grid.resources, cluster, submit_options)
-    runs_here = cluster.kind == "local" and refusal is None
-    here = pack_elements(selection.todo, submit_options.points_per_element) if runs_here else []
-    described = dry_run.describe_plan(experiment, cluster, selection, arrays, options, prologue, estimates, here)
-    errors.print_text(json.dumps(described, indent=1) if arguments.json else dry_run.render_plan(described))
-    if refusal is None and arguments.max_gpu_hours is not None:
-        try:
-            gpu_hours_estimate.check_gpu_hours_limit(estimates, arguments.max_gpu_hours)
-        except CommandError as error:
-            refusal = error
-    if refusal is not None:
-        log_line(f"Without --dry-run this is refused: {refusal}")
-    elif plan.UNCLEAR in selection.skipped:
-        log_line(f"Without --dry-run this is refused: see {command('status', experiment.folder)}.")
-    elif selection.todo and (cluster.kind == "local" or cluster.nodes is not None):
-        log_line("Next: the same command without --dry-run")
-
-
-def submit_or_run(context: SubmitContext, prologue: Prologue | None, planned: Sequence[Spec]) -> list[Spec]:
+def submit_or_run(context: SubmitContext, planned: Sequence[Spec]) -> list[Spec]:
     """Take the submission lock, then submit the arrays or run the points on this machine. Return these points.
 
     The points are selected again under the lock, because another `submit` may have run some of the planned ones.
     """
-    submit_options, experiment, grid, cluster, options = context
+    options, experiment, grid, cluster, prologue = context
     errors.require_packages(*(errors.RANK_PACKAGES if cluster.kind == "local" else ("submitit",)))
     stage_data(planned, options.data)  # before create(), so that a failure leaves no empty folder
     experiment.create()
@@ -202,7 +142,7 @@ def submit_or_run(context: SubmitContext, prologue: Prologue | None, planned: Se
     with experiment.submission_lock():
         slurm_submit.recover_job_ids(experiment)
         side_files.recover_side_files(experiment)
-        selection = plan.select_points(grid.points, experiment, submit_options)
+        selection = plan.select_points(context)
         log_line(f"{selection.describe()}.")
         if "recorded as failed" in selection.skipped:
             log_line("To run the failed points again, add --rerun failed.")
@@ -211,21 +151,22 @@ def submit_or_run(context: SubmitContext, prologue: Prologue | None, planned: Se
             manifest.name = grid.name
             add_points(manifest, grid.points)
         if cluster.kind == "local":
-            local.run_elements(experiment, pack_elements(selection.todo, submit_options.points_per_element), options)
+            elements = pack_elements(selection.todo, options.points_per_element)
+            local.run_elements(experiment, elements, plan.launch_options(context))
         else:
-            arrays = plan.plan_arrays(selection.todo, grid.resources, cluster, submit_options)
-            slurm_submit.submit_arrays(experiment, arrays, prologue, options)
+            arrays = plan.plan_arrays(context, selection.todo)
+            slurm_submit.submit_arrays(experiment, arrays, prologue, plan.launch_options(context))
     return selection.todo
 
 
-def report_end(context: SubmitContext, submitted: Sequence[Spec], *, waits: bool) -> int:
-    """Print the folder, wait if `waits`, and log the next command, or how many points have no result.
+def report_end(context: SubmitContext, submitted: Sequence[Spec]) -> int:
+    """Print the folder, wait with --wait, and log the next command, or how many points have no result.
 
-    Return the exit code. Without `waits` only points that ran on this machine count: Slurm runs its points later.
+    Return the exit code. Without --wait only points that ran on this machine count: Slurm runs its points later.
     """
-    submit_options, experiment, grid, cluster, _ = context
+    options, experiment, grid, cluster, _ = context
     errors.print_text(f"folder {experiment.folder}")
-    if cluster.kind == "slurm" and not waits:
+    if cluster.kind == "slurm" and not options.wait:
         log_line(f"Next: {command('status', experiment.folder)} --watch")
         return EXIT_OK
     if cluster.kind == "slurm":
@@ -235,8 +176,8 @@ def report_end(context: SubmitContext, submitted: Sequence[Spec], *, waits: bool
             see, end = command("status", experiment.folder), command("cancel", experiment.folder)
             log_line(f"interrupted; the jobs run on: see {see}, or end them with {end}")
             return 128 + signal.SIGINT
-    run_ids = plan.selected_run_ids(grid.points, submit_options.only)
-    expected = [spec for spec in grid.points if spec.run_id() in run_ids] if waits else submitted
+    run_ids = plan.selected_run_ids(context)
+    expected = [spec for spec in grid.points if spec.run_id() in run_ids] if options.wait else submitted
     num_gaps = read_progress.count_gaps(experiment, expected)
     if not num_gaps:
         log_line(f"Next: {command('collect', experiment.folder)}")
@@ -246,16 +187,8 @@ def report_end(context: SubmitContext, submitted: Sequence[Spec], *, waits: bool
     return errors.EXIT_GAPS
 
 
-def command(name: str, folder: Path) -> str:
-    """Return the command line that the user types next for this folder."""
-    return f"python -m pipeline.{name} {shlex.quote(str(folder))}"
-
-
 def stage_data(points: Sequence[Spec], folder: Path) -> None:
-    """Check that the data of the points exists. Download CIFAR-10 if it is missing, because jobs never download.
-
-    Raises CommandError.
-    """
+    """Check that the points' data exists; download CIFAR-10, because jobs never do. Raises CommandError."""
     reading = [spec for spec in points if spec.reads_data]
     num_images = max((spec.num_samples for spec in reading if spec.dataset == "imagefolder"), default=None)
     try:

@@ -18,7 +18,7 @@ from conftest import ROOT, Command, assert_refused, everything_in, run_command, 
 from factories import SUBMISSION, assert_says, make_experiment, make_measurement, make_record, make_spec
 from int8_records import RECORDS
 
-from pipeline.collect import DEFECT, address_of_words, display_options, go_on_after_error
+from pipeline.collect import DEFECT, address_of_words, display_options, go_on_after_defect
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import start_submission
 from pipeline.experiment.measurement import MemorySearch, MemoryTrial, Telemetry
@@ -370,12 +370,12 @@ def test_a_manifest_with_a_name_that_is_too_long_is_2_and_the_others_are_read(
 def test_a_figure_that_fails_is_named_with_its_place_and_is_2(capsys: pytest.CaptureFixture[str]) -> None:
     codes = [0]
     nothing: list[Record] = []
-    with go_on_after_error("a/x", codes):
+    with go_on_after_defect("a/x", codes):
         next(iter(nothing))
     assert codes == [0, 2]
     said = capsys.readouterr().err
     assert_says(said, f"error: a/x: {DEFECT} (StopIteration in test_collect.py, line ", "report it with the records")
-    with pytest.raises(ModuleNotFoundError), go_on_after_error("a/x", codes):
+    with pytest.raises(ModuleNotFoundError), go_on_after_defect("a/x", codes):
         raise ModuleNotFoundError("pandas")
 
 

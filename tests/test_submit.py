@@ -1,6 +1,6 @@
 import shlex
+from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from factories import make_experiment, make_record, make_spec
@@ -8,9 +8,8 @@ from factories import make_experiment, make_record, make_spec
 from pipeline.experiment.grid import Grid
 from pipeline.experiment.resources import Resources
 from pipeline.submission import plan, read_progress
-from pipeline.submit import SubmitContext, command, report_end
-
-UNUSED: Any = None
+from pipeline.submission.plan import SubmitContext, command
+from pipeline.submit import report_end
 
 
 def test_the_next_command_names_a_folder_of_any_name() -> None:
@@ -30,8 +29,8 @@ def test_waiting_is_1_while_an_expected_point_has_no_result(
     points = [make_spec(repeat=number) for number in range(2)]
     experiment = make_experiment(tmp_path / "x", *map(make_record, points[:num_recorded]), missing=points)
     monkeypatch.setattr(read_progress, "wait_until_finished", lambda _: None)
-    options = plan.SubmitOptions(*[UNUSED] * len(plan.SubmitOptions._fields[:-1]))._replace(only=[])
+    options = Namespace(only=[], wait=True)
     grid = Grid("x", tuple(points), Resources())
-    context = SubmitContext(options, experiment, grid, plan.Cluster("slurm", None, 20, 0, []), UNUSED)
-    assert report_end(context, [], waits=True) == code
+    context = SubmitContext(options, experiment, grid, plan.Cluster("slurm"))
+    assert report_end(context, []) == code
     assert ("1 of 2 points have no result" in capsys.readouterr().err) is (code == 1)

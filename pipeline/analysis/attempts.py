@@ -1,4 +1,4 @@
-"""Attempts of an experiment: when they ran, how many ran beside each, and the GPU-hours that they took.
+"""Attempts of an experiment: when they ran, how many ran beside each, and the hours that they were timed.
 
 The launcher wrote the times from the clock of its node. If that clock was set during the experiment, a neighbour may
 be invented or missed. Neighbours therefore make only notes, and change no figure.
@@ -7,15 +7,11 @@ be invented or missed. Neighbours therefore make only notes, and change no figur
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple
 
-from pipeline.analysis.notes import Note, make_note
-from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Device
 from pipeline.system.host import parse_timestamp
-
-ENDINGS = ("ok_timed", "ok_other", "oom", "failed", "superseded")
 
 AttemptKey = tuple[str, int]  # run id and number of the attempt
 
@@ -83,49 +79,6 @@ def timed_hours(record: Record) -> float:
     timed_ns = sum(epoch.time_ns for epoch in epochs)
     timed_ns += sum(max(ranks) for variant in series for ranks in variant.window_times_ns)
     return timed_ns / 1e9 * spec.num_gpus / 3600
-
-
-class CostFields(NamedTuple):
-    """What a row of cost says: its axes, its figures, the number of attempts that ran, and notes."""
-
-    axes: dict[str, Any]
-    figures: dict[str, Any]
-    n: int
-    notes: tuple[Note, ...]
-
-
-def hours_by_ending(outcomes: Sequence[PointOutcome]) -> list[CostFields]:
-    """Return axes, figures, n and notes of a cost row for each device and ending; none for a device without attempts.
-
-    `ok_other` is start-up, warm-up, evaluation, and GPUs that were allocated and not used. The hours are None if no
-    attempt that ran has its times.
-    """
-    attempts: list[tuple[str, Record]] = [(outcome.status, outcome.record) for outcome in outcomes if outcome.record]
-    attempts += [("superseded", record) for outcome in outcomes for record in outcome.superseded]
-    rows = []
-    for device in get_args(Device):
-        own = [(status, record) for status, record in attempts if record.spec.device == device and record.measured]
-        hours, counts = dict.fromkeys(ENDINGS, 0.0), Counter[tuple[str, str]]()
-        for status, record in own:
-            span, num_gpus = attempt_span(record), record.environment.num_gpus_allocated or record.spec.num_gpus
-            allocated = (span.end - span.start) * num_gpus / 3600 if span else 0.0
-            timed = min(timed_hours(record), allocated)
-            is_implied = record.failure is not None and record.failure.kind == "implied_oom"
-            known = "implied" if is_implied else "known" if span else "unknown"
-            parts = {"ok_timed": timed, "ok_other": allocated - timed} if status == "ok" else {status: allocated}
-            for ending, part in parts.items():
-                hours[ending] += part
-                counts[ending, known] += 1
-        total = sum(hours.values())
-        for ending in ENDINGS if own else ():
-            num_known, num_unknown, num_implied = (counts[ending, word] for word in ("known", "unknown", "implied"))
-            known_h = hours[ending] if num_known or not num_unknown else None
-            share = known_h / total if known_h is not None and total else None
-            notes = [make_note("times_unknown", count=num_unknown)] if num_unknown else []
-            notes += [make_note("implied", count=num_implied)] if num_implied else []
-            figures = {"ending": ending, **hours_columns(device, known_h), "allocated_share": share}
-            rows.append(CostFields({"device": device}, figures, num_known + num_unknown, tuple(notes)))
-    return rows
 
 
 def hours_columns(device: Device, hours: float | None, suffix: str = "") -> dict[str, float | None]:

@@ -5,7 +5,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 import msgspec
-import tabulate
 
 from pipeline.analysis.pooling import group_pairs
 from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
@@ -166,6 +165,8 @@ def render_table(table: DisplayTable) -> str:
 
 def draw_table(lines: Sequence[Sequence[str]], is_number: Sequence[bool]) -> str:
     """Return a table of which the first line is the heading. Numbers stand on the right."""
+    import tabulate  # not at the top: --help of collect and compare answers without it
+
     alignment = ["right" if right else "left" for right in is_number]
     drawn = tabulate.tabulate(lines, tablefmt="pipe", disable_numparse=True, colalign=alignment)
     rule, heading, *body = drawn.splitlines()  # tabulate gives what it knows as a heading two characters too many

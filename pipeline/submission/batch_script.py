@@ -108,19 +108,13 @@ def render_batch_script(
 
 
 def submitit_parameters(job_name: str, request: SlurmRequest, num_elements: int, setup: list[str]) -> dict[str, object]:
-    """Return the parameters with which submitit writes the same script."""
-    options = dict(request.options)
-    options.pop("open-mode")  # submitit sets append itself
-    options.pop("no-requeue")
-    is_exclusive = options.pop("exclusive", None) is not None
+    """Return the parameters with which submitit writes the same script; it takes any option of sbatch as additional."""
     return {
         "job_name": job_name,
-        **{key.replace("-", "_"): int(value) if value.isdecimal() else value for key, value in options.items()},
         "signal_delay_s": SIGNAL_DELAY_S,
         "wckey": "",
         "array_parallelism": max_running_elements(request, num_elements),
-        "exclusive": True if is_exclusive else None,
-        "additional_parameters": {"no-requeue": True},
+        "additional_parameters": {option: value or True for option, value in request.options.items()},
         "setup": setup,
         "srun_args": srun_arguments(request.options["cpus-per-task"]),
     }

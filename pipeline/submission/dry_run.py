@@ -1,63 +1,73 @@
 """The plan of a submission as a dry run prints it, as text or as JSON."""
 
+import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.spec import Spec, non_default_fields
-from pipeline.runner.launch_options import LaunchOptions, launch_command
-from pipeline.submission import batch_script
-from pipeline.submission.batch_script import Prologue
-from pipeline.submission.gpu_hours_estimate import Estimate
-from pipeline.submission.plan import Cluster, PlannedArray, PointSelection
-from pipeline.system.errors import pluralize
+from pipeline.experiment.packing import pack_elements
+from pipeline.experiment.spec import non_default_fields
+from pipeline.runner.launch_options import launch_command
+from pipeline.submission import batch_script, gpu_hours_estimate, plan
+from pipeline.submission.plan import PointSelection, SubmitContext
+from pipeline.system.errors import CommandError, log_line, pluralize, print_text
 
 
-def describe_plan(
-    experiment: Experiment,
-    cluster: Cluster,
-    selection: PointSelection,
-    arrays: Sequence[PlannedArray],
-    options: LaunchOptions,
-    prologue: Prologue | None,
-    estimates: Sequence[Estimate],
-    elements_here: Sequence[Sequence[Spec]],
-) -> dict[str, Any]:
-    """Return the plan as `--dry-run --json` prints it; `elements_here` are those that would run on this machine."""
-    setup = batch_script.setup_lines("<submission>", prologue)
-    described = []
-    for index, array in enumerate(arrays):
-        run_ids, name = array.run_ids(), f"{experiment.folder.name}-{index}"
-        most = max(len(element) for element in run_ids)
-        variables = ["$RUN_ID"] if most == 1 else [f"$RUN_ID_{number}" for number in range(1, most + 1)]
-        command = launch_command(experiment.manifest_path, variables, options)
-        described.append(
-            {
-                "shape": array.shape._asdict(),
-                "resources": array.request.options,
-                "elements": run_ids,
-                "notices": list(array.request.notices),
-                "sbatch": batch_script.render_batch_script(name, array.request, len(run_ids), setup, command),
-            }
-        )
-    return {
+def print_plan(context: SubmitContext, selection: PointSelection, refusal: CommandError | None) -> None:
+    """Print the plan, then log the next command, or why the run is refused: by `refusal` or by --max-gpu-hours."""
+    options, experiment, cluster = context.options, context.experiment, context.cluster
+    estimates = plan.estimate_hours(context, selection.todo)
+    described = {
         "folder": str(experiment.folder),
         "place": cluster.kind,
         "points": [{"run_id": spec.run_id(), **non_default_fields(spec)} for spec in selection.todo],
         "skipped": selection.skipped,
         "cost": [estimate.as_row() for estimate in estimates],
-        "arrays": described,
-        "commands": [
-            shlex.join(launch_command(experiment.manifest_path, [spec.run_id() for spec in element], options))
-            for element in elements_here
-        ],
+        "arrays": [*describe_arrays(context, selection)],
+        "commands": describe_commands(context, selection) if refusal is None else [],
     }
+    print_text(json.dumps(described, indent=1) if options.json else render_plan(described, selection))
+    try:
+        if refusal is None and options.max_gpu_hours is not None:
+            gpu_hours_estimate.check_gpu_hours_limit(estimates, options.max_gpu_hours)
+    except CommandError as error:
+        refusal = error
+    if refusal is not None:
+        log_line(f"Without --dry-run this is refused: {refusal}")
+    elif plan.UNCLEAR in selection.skipped:
+        log_line(f"Without --dry-run this is refused: see {plan.command('status', experiment.folder)}.")
+    elif selection.todo and (cluster.kind == "local" or cluster.nodes is not None):
+        log_line("Next: the same command without --dry-run")
 
 
-def render_plan(plan: dict[str, Any]) -> str:
-    skipped = "".join(f", {count} {reason}" for reason, count in sorted(plan["skipped"].items()))
-    lines = [f"{pluralize(len(plan['points']), 'point')} to run{skipped}, {plan['place']}, into {plan['folder']}"]
+def describe_arrays(context: SubmitContext, selection: PointSelection) -> Iterator[dict[str, Any]]:
+    """Yield each array with its batch script, in which variables stand for the run ids of an element."""
+    setup, options = batch_script.setup_lines("<submission>", context.prologue), plan.launch_options(context)
+    for index, array in enumerate(plan.plan_arrays(context, selection.todo)):
+        run_ids, name = array.run_ids(), f"{context.experiment.folder.name}-{index}"
+        most = max(len(element) for element in run_ids)
+        variables = ["$RUN_ID"] if most == 1 else [f"$RUN_ID_{number}" for number in range(1, most + 1)]
+        command = launch_command(context.experiment.manifest_path, variables, options)
+        yield {
+            "shape": array.shape._asdict(),
+            "resources": array.request.options,
+            "elements": run_ids,
+            "notices": list(array.request.notices),
+            "sbatch": batch_script.render_batch_script(name, array.request, len(run_ids), setup, command),
+        }
+
+
+def describe_commands(context: SubmitContext, selection: PointSelection) -> list[str]:
+    if context.cluster.kind != "local":
+        return []
+    manifest_path, options = context.experiment.manifest_path, plan.launch_options(context)
+    elements = pack_elements(selection.todo, context.options.points_per_element)
+    run_ids = [[spec.run_id() for spec in element] for element in elements]
+    return [shlex.join(launch_command(manifest_path, element, options)) for element in run_ids]
+
+
+def render_plan(plan: dict[str, Any], selection: PointSelection) -> str:
+    lines = [f"{selection.describe()}, {plan['place']}, into {plan['folder']}"]
     for point in plan["points"]:
         fields = " ".join(f"{axis}={value}" for axis, value in point.items() if axis != "run_id")
         lines.append(f"  {point['run_id']}  {fields}")

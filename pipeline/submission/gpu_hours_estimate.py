@@ -106,14 +106,11 @@ def find_comparable_attempts(points: Sequence[Spec], outputs: Path, gpu_model: s
     """Return the comparable ok attempts in the folder; those on GPUs only if this model is the only one."""
     comparable = [spec for spec in points if spec.device == "cpu" or gpu_model is not None]
     found: list[EarlierAttempt] = []
-    try:
-        experiments = find_experiments(outputs) if comparable else {}
-    except CommandError:
-        return []
-    for name, experiment in experiments.items():
-        with contextlib.suppress(OSError, CommandError):  # its folder cannot be listed, or its manifest is invalid
-            for record in read_comparable_records(experiment, comparable):
-                found += split_duration(record, replace_control_characters(name))
+    with contextlib.suppress(CommandError):  # there is no such folder
+        for name, experiment in find_experiments(outputs).items() if comparable else ():
+            with contextlib.suppress(OSError, CommandError):  # its folder cannot be listed, or its manifest is invalid
+                for record in read_comparable_records(experiment, comparable):
+                    found += split_duration(record, replace_control_characters(name))
     gpu = match_gpu_name({attempt.gpu for attempt in found if attempt.gpu}, gpu_model or "")
     return [attempt for attempt in found if attempt.gpu in (None, gpu)]
 

@@ -2,10 +2,14 @@
 
 import contextlib
 import os
+import re
+import shutil
+import statistics
 import subprocess
+import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.experiment import record_store
@@ -15,11 +19,14 @@ from pipeline.experiment.point_label import point_labels
 from pipeline.experiment.spec import Spec
 from pipeline.runner.launch_options import LaunchOptions, launch_command, python_variables
 from pipeline.submission.gpu_hours_estimate import find_comparable_attempts, predict_durations_s
-from pipeline.submission.progress_display import ProgressDisplay
 from pipeline.submission.read_progress import read_log_tail
+from pipeline.system.errors import format_duration, log_line, pluralize, replace_control_characters
 from pipeline.system.host import die_with_parent, gpu_names
 
 RECORD_POLL_S = 0.2
+EPOCH_LINE = re.compile(r"^epoch (\d+) of (\d+): ([\d.]+) s", re.MULTILINE)  # of pipeline.training.loop, in the log
+BAR_CHARS = 20
+ERASE_LINE = "\r\x1b[K"
 
 
 def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], options: LaunchOptions) -> None:
@@ -90,3 +97,59 @@ def launch_process(
 def latest_status_line(experiment: Experiment, spec: Spec, num_before: int) -> str | None:
     attempts = record_store.load_attempts(experiment.records_folder, spec.run_id())[num_before:]
     return attempts[-1].status_line() if attempts else None
+
+
+class ProgressDisplay:
+    """Shows the points of a run. Expected times are those of comparable earlier records, in seconds by run id."""
+
+    def __init__(self, specs: Sequence[Spec], labels: Mapping[str, str], expected_s: Mapping[str, float]) -> None:
+        self.is_terminal = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._labels, self._expected_s, self._waiting, self._num_points = labels, expected_s, list(specs), len(specs)
+        self._durations_s: list[float] = []
+        self._begin_s = 0.0
+
+    def begin(self, spec: Spec) -> None:
+        self._begin_s = time.monotonic()
+        self._waiting.remove(spec)
+        if not self.is_terminal:
+            left = describe_time_left(self._expected_s.get(spec.run_id()))
+            log_line(", ".join(filter(None, (f"{self._name(spec)}: running", left))))
+
+    def show_epochs(self, spec: Spec, log_text: str) -> None:
+        """Rewrite the line of a terminal with the epochs that the log says have ended."""
+        elapsed_s = time.monotonic() - self._begin_s
+        ended = EPOCH_LINE.findall(log_text)
+        number, total, epoch_s = (int(ended[-1][0]), int(ended[-1][1]), float(ended[-1][2])) if ended else (0, 0, 0.0)
+        expected_s = self._expected_s.get(spec.run_id())
+        left_s = max(0.0, expected_s - elapsed_s) if expected_s is not None else None
+        if left_s is None and ended:
+            left_s = (total - number) * epoch_s
+        full = round(BAR_CHARS * number / total) if total else 0
+        epochs = f"epoch {number} of {total}" if total else ""
+        bar = f"  [{'#' * full}{'.' * (BAR_CHARS - full)}]" if total else ""
+        parts = filter(None, (epochs, format_duration(elapsed_s), describe_time_left(left_s)))
+        text = f"{self._name(spec)}  {', '.join(parts)}{bar}"
+        most = shutil.get_terminal_size().columns - 1
+        print(ERASE_LINE + replace_control_characters(text)[:most], end="", file=sys.stderr, flush=True)
+
+    def end(self, spec: Spec, outcome: str) -> None:
+        duration_s = time.monotonic() - self._begin_s
+        self._durations_s.append(duration_s)
+        rest = pluralize(len(self._waiting), "point")
+        left = f"; {describe_time_left(self.time_left_s())} for {rest}" if self._waiting else ""
+        if self.is_terminal:
+            print(ERASE_LINE, end="", file=sys.stderr)
+        log_line(f"{self._name(spec)}: {outcome} after {format_duration(duration_s)}{left}")
+
+    def time_left_s(self) -> float:
+        """Return the time of the points that wait: that of earlier records, else the median of this run so far."""
+        usual_s = statistics.median(self._durations_s)
+        return sum(self._expected_s.get(spec.run_id(), usual_s) for spec in self._waiting)
+
+    def _name(self, spec: Spec) -> str:
+        number = self._num_points - len(self._waiting)
+        return f"[{number}/{self._num_points}] {self._labels[spec.run_id()]}"
+
+
+def describe_time_left(seconds: float | None) -> str:
+    return "" if seconds is None else f"about {format_duration(seconds)} left"

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,13 +14,14 @@ from pipeline.experiment import packing
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import Grid, check_grid_name, expand_grid
 from pipeline.experiment.manifest import MANIFEST_VERSION, Manifest, add_points
-from pipeline.experiment.resources import Resources, ResourceShape, group_by_shape
+from pipeline.experiment.resources import ResourceShape, group_by_shape
 from pipeline.experiment.spec import Spec
-from pipeline.runner.launch_options import Rerun
-from pipeline.submission import slurm_queries, slurm_request, state_rules
+from pipeline.runner.launch_options import LaunchOptions, read_launch_options
+from pipeline.submission import gpu_hours_estimate, slurm_queries, slurm_request, state_rules
+from pipeline.submission.batch_script import Prologue
 from pipeline.submission.read_progress import PointProgress, read_progress
 from pipeline.submission.slurm_queries import NodeType
-from pipeline.submission.slurm_request import SlurmOptions, SlurmRequest
+from pipeline.submission.slurm_request import SlurmRequest
 from pipeline.system import slurm_commands
 from pipeline.system.errors import EXIT_NOTHING_FOUND, EXIT_SCHEDULER, CommandError, pluralize, shorten_list
 from pipeline.system.host import gpu_names, num_visible_gpus
@@ -31,40 +33,24 @@ UNCLEAR = "in a state that cannot be read"
 NOT_PACKED = "since a failed point on several nodes is ended only with its whole element"
 
 
-class SubmitOptions(NamedTuple):
-    """The options of the command line that decide what is submitted, and where. Fields have the parser's names."""
-
-    grid: str
-    overrides: Sequence[str]
-    outputs: Path
-    cluster: Literal["auto", "slurm", "local"]
-    slurm_options: SlurmOptions
-    time: str | None
-    max_parallel: int | None
-    points_per_element: int
-    only: Sequence[str]
-    rerun: Rerun | None
-    skip_unsatisfiable: bool
-    is_dry_run: bool
-    name: str | None = None  # of the experiment's folder; None: the grid's
-
-    @classmethod
-    def from_arguments(cls, arguments: argparse.Namespace) -> "SubmitOptions":
-        given = vars(arguments)
-        slurm_options = SlurmOptions(**{name: given[name] for name in SlurmOptions._fields})
-        others = {name: given[name] for name in cls._fields if name != "slurm_options"}
-        return cls(slurm_options=slurm_options, **others)
-
-
 class Cluster(NamedTuple):
     """The Slurm cluster, or this machine, where the points will run."""
 
     kind: ClusterKind
-    nodes: list[NodeType] | None  # None without Slurm, or if it does not answer in a dry run
-    max_array_size: int
-    num_local_gpus: int
-    notices: list[str]
+    nodes: list[NodeType] | None = None  # None without Slurm, or if it does not answer in a dry run
+    max_array_size: int = slurm_queries.DEFAULT_MAX_ARRAY_SIZE
+    notices: Sequence[str] = ()
     partition_limit_min: int | None = None  # None without a limit, or if it was not queried
+
+
+class SubmitContext(NamedTuple):
+    """What decides how points are submitted or run. `options` is the command line of `submit`."""
+
+    options: argparse.Namespace
+    experiment: Experiment
+    grid: Grid
+    cluster: Cluster
+    prologue: Prologue | None = None
 
 
 class PlannedArray(NamedTuple):
@@ -89,54 +75,51 @@ class PointSelection(NamedTuple):
         return f"{pluralize(len(self.todo), 'point')} to run{skipped}"
 
 
-def expand_submission(submit_options: SubmitOptions) -> Grid:
+def command(name: str, folder: Path) -> str:
+    """Return the command line that the user types next for this folder."""
+    return f"python -m pipeline.{name} {shlex.quote(str(folder))}"
+
+
+def expand_submission(options: argparse.Namespace) -> Grid:
     """Return the grid with the changes of the command line. Raises CommandError."""
-    slurm_request.check_slurm_options(submit_options.slurm_options)
-    grid = expand_grid(submit_options.grid, submit_options.overrides, has_gpus=num_visible_gpus() > 0)
-    if submit_options.name is not None:
-        check_grid_name(submit_options.name, "--name")
-        grid = grid._replace(name=submit_options.name)
-    if submit_options.time is None:
+    grid = expand_grid(options.grid, options.overrides, has_gpus=num_visible_gpus() > 0)
+    if options.name is not None:
+        check_grid_name(options.name, "--name")
+        grid = grid._replace(name=options.name)
+    if options.time is None:
         return grid
     try:
-        return grid._replace(resources=msgspec.structs.replace(grid.resources, time=submit_options.time))
+        return grid._replace(resources=msgspec.structs.replace(grid.resources, time=options.time))
     except ValueError as error:
         raise CommandError(f"--time: {error}") from error
 
 
-def inspect_cluster(submit_options: SubmitOptions) -> Cluster:
+def inspect_cluster(options: argparse.Namespace) -> Cluster:
     """Return the cluster where the points will run; a dry run goes on without its nodes.
 
     Raises CommandError (scheduler) if Slurm is configured and silent: a login node never starts training by itself.
     """
-    without_nodes = Cluster("local", None, slurm_queries.DEFAULT_MAX_ARRAY_SIZE, num_visible_gpus(), [])
-    if submit_options.cluster == "local":
-        return without_nodes
+    if options.cluster == "local":
+        return Cluster("local")
     presence = slurm_queries.probe_slurm()
     if presence == "up":
-        return query_cluster(without_nodes, submit_options)
-    if presence == "absent" and submit_options.cluster == "auto":
-        return without_nodes._replace(notices=["No Slurm here: the points run on this machine, one after another."])
+        return query_cluster(options)
+    if presence == "absent" and options.cluster == "auto":
+        return Cluster("local", notices=["No Slurm here: the points run on this machine, one after another."])
     problem = "Slurm is configured and its controller does not answer" if presence == "silent" else "no Slurm here"
-    if submit_options.is_dry_run:
-        return without_nodes._replace(kind="slurm", notices=[f"Notice: {problem}; its nodes are unknown."])
+    if options.is_dry_run:
+        return Cluster("slurm", notices=[f"Notice: {problem}; its nodes are unknown."])
     wait = "wait for it, or " if presence == "silent" else ""
     raise CommandError(f"{problem}; {wait}run on this machine with --cluster local.", EXIT_SCHEDULER)
 
 
-def query_cluster(without_nodes: Cluster, submit_options: SubmitOptions) -> Cluster:
-    """Return the Slurm cluster with its nodes and limits. Raises CommandError (scheduler)."""
-    partition = submit_options.slurm_options.partition
-    nodes = slurm_queries.query_node_types(partition)
-    slurm_request.check_gpu_type(submit_options.slurm_options.gpu_type, nodes)
-    is_packed = submit_options.points_per_element > 1
-    return without_nodes._replace(
-        kind="slurm",
-        nodes=nodes,
-        max_array_size=slurm_queries.query_max_array_size(),
-        notices=slurm_commands.ignored_variables_notice(),
-        partition_limit_min=slurm_queries.query_partition_limit_min(partition) if is_packed else None,
-    )
+def query_cluster(options: argparse.Namespace) -> Cluster:
+    nodes = slurm_queries.query_node_types(options.partition)
+    slurm_request.check_gpu_type(options.gpu_type, nodes)
+    is_packed = options.points_per_element > 1
+    limit_min = slurm_queries.query_partition_limit_min(options.partition) if is_packed else None
+    notices = slurm_commands.ignored_variables_notice()
+    return Cluster("slurm", nodes, slurm_queries.query_max_array_size(), notices, limit_min)
 
 
 def num_cpu_threads(grid: Grid, cluster: Cluster) -> int:
@@ -152,12 +135,12 @@ def num_cpu_threads(grid: Grid, cluster: Cluster) -> int:
     return max(1, min(grid.resources.cpus_per_gpu, len(os.sched_getaffinity(0)) // max(processes)))
 
 
-def find_gpu_model(cluster: Cluster, slurm_options: SlurmOptions) -> str | None:
+def find_gpu_model(cluster: Cluster, gpu_type: str | None) -> str | None:
     """Return the GPU model of all points: Slurm's requested or only type, here the only name; None if unknown."""
     if cluster.kind == "local":
         names = gpu_names()
-    elif slurm_options.gpu_type is not None:
-        names = {slurm_options.gpu_type}
+    elif gpu_type is not None:
+        names = {gpu_type}
     else:
         nodes = [node for node in cluster.nodes or () if node.num_gpus]
         all_typed = all(sum(node.gpus_by_type.values()) == node.num_gpus for node in nodes)
@@ -165,49 +148,59 @@ def find_gpu_model(cluster: Cluster, slurm_options: SlurmOptions) -> str | None:
     return next(iter(names)) if len(names) == 1 else None
 
 
-def drop_unsatisfiable(
-    points: Sequence[Spec], todo: Sequence[Spec], cluster: Cluster, submit_options: SubmitOptions
-) -> tuple[list[Spec], list[str], CommandError | None]:
-    """Return the points without those of `todo` that cannot run, a notice for each reason, and None.
+def estimate_hours(context: SubmitContext, todo: Sequence[Spec]) -> list[gpu_hours_estimate.Estimate]:
+    """Return an estimate for each device of the points. Only Slurm limits the time of a point."""
+    options, grid, cluster = context.options, context.grid, context.cluster
+    limit_min = grid.resources.time_min() if cluster.kind == "slurm" else None
+    gpu_model = find_gpu_model(cluster, options.gpu_type)
+    return gpu_hours_estimate.estimate_points(todo, options.outputs, limit_min, gpu_model)
 
-    Without --skip-unsatisfiable, or if no selected point can run, return all points, no notice, and the refusal.
+
+def launch_options(context: SubmitContext) -> LaunchOptions:
+    limit_s, num_threads = context.grid.resources.time_min() * 60, num_cpu_threads(context.grid, context.cluster)
+    return read_launch_options(context.options, limit_s, num_threads)
+
+
+def drop_unsatisfiable(context: SubmitContext, todo: Sequence[Spec]) -> tuple[SubmitContext, CommandError | None]:
+    """Return the context without those points of `todo` that cannot run, a notice for each reason, and None.
+
+    Without --skip-unsatisfiable, or if no selected point can run, return the same context, and the refusal.
     """
-    reasons = find_unsatisfiable(todo, cluster, cluster.nodes, submit_options)
+    options, grid, cluster = context.options, context.grid, context.cluster
+    reasons = find_unsatisfiable(context, todo, cluster.nodes)
     if not reasons:
-        return list(points), [], None
+        return context, None
     lines = slurm_request.group_by_reason(reasons)
-    selected = selected_run_ids(points, submit_options.only)
+    selected = selected_run_ids(context)
     is_any_left = not selected <= reasons.keys()
-    if submit_options.skip_unsatisfiable and is_any_left:
-        kept = [spec for spec in points if spec.run_id() not in reasons]
-        return kept, [f"Left out: {line}." for line in lines], None
-    cures = list_other_places(todo, len(reasons), cluster, submit_options)
+    if options.skip_unsatisfiable and is_any_left:
+        options.only = [run_id for run_id in options.only if run_id not in reasons]
+        grid = grid._replace(points=tuple(spec for spec in grid.points if spec.run_id() not in reasons))
+        cluster = cluster._replace(notices=[*cluster.notices, *(f"Left out: {line}." for line in lines)])
+        return context._replace(grid=grid, cluster=cluster), None
+    cures = list_other_places(context, todo, len(reasons))
     if is_any_left:
         cures.append("leave them out with --skip-unsatisfiable")
     cures.append("change them with --set")
     problem = f"{len(reasons)} of {pluralize(len(selected), 'point')} cannot run here: {'; '.join(lines)}"
-    return list(points), [], CommandError(f"{problem}; {', or '.join(cures)}.")
+    return context, CommandError(f"{problem}; {', or '.join(cures)}.")
 
 
 def find_unsatisfiable(
-    todo: Sequence[Spec], cluster: Cluster, nodes: Sequence[NodeType] | None, submit_options: SubmitOptions
+    context: SubmitContext, todo: Sequence[Spec], nodes: Sequence[NodeType] | None
 ) -> dict[str, str]:
     """Return run id -> reason for the points that this machine or these nodes cannot run; {} for unknown nodes."""
-    if cluster.kind == "local":
-        return slurm_request.unsatisfiable_on_this_machine(todo, cluster.num_local_gpus)
-    if nodes is None:
-        return {}
-    return slurm_request.unsatisfiable_on_slurm(todo, nodes, submit_options.slurm_options.gpu_type)
+    if context.cluster.kind == "local":
+        return slurm_request.unsatisfiable_on_this_machine(todo, num_visible_gpus())
+    return {} if nodes is None else slurm_request.unsatisfiable_on_slurm(todo, nodes, context.options.gpu_type)
 
 
-def list_other_places(
-    todo: Sequence[Spec], num_unsatisfiable: int, cluster: Cluster, submit_options: SubmitOptions
-) -> list[str]:
+def list_other_places(context: SubmitContext, todo: Sequence[Spec], num_unsatisfiable: int) -> list[str]:
     """Return the cure for points that cannot run here: the partitions that can run most, or a grid without GPUs."""
-    if cluster.kind == "local":
-        return ["take --grid smoke, which runs anywhere"] if cluster.num_local_gpus == 0 else []
+    if context.cluster.kind == "local":
+        return ["take --grid smoke, which runs anywhere"] if num_visible_gpus() == 0 else []
     num_left_out = {
-        name: len(find_unsatisfiable(todo, cluster, nodes, submit_options))
+        name: len(find_unsatisfiable(context, todo, nodes))
         for name, nodes in slurm_queries.query_nodes_by_partition().items()
     }
     fewest = min(num_left_out.values(), default=num_unsatisfiable)
@@ -217,21 +210,22 @@ def list_other_places(
     return [f"choose another --partition ({shorten_list(names, MAX_PARTITIONS)})"]
 
 
-def select_points(points: Sequence[Spec], experiment: Experiment, submit_options: SubmitOptions) -> PointSelection:
+def select_points(context: SubmitContext) -> PointSelection:
     """Return the points that have no record and are not queued or running, and those that --rerun selects.
 
     Raises CommandError: "nothing found" if --only or --rerun select no point, "scheduler" if the state of an earlier
     submission cannot be read, "usage" if a record cannot be read that may be valid.
     """
+    options, experiment, grid = context.options, context.experiment, context.grid
     manifest = experiment.read_manifest() or Manifest(MANIFEST_VERSION, experiment.folder.name)
-    add_points(manifest, points)
-    selected = selected_run_ids(points, submit_options.only)
+    add_points(manifest, grid.points)
+    selected = selected_run_ids(context)
     todo, skipped = [], Counter[str]()
     for progress in read_progress(experiment, manifest, holds_lock=True):
         if progress.spec.run_id() not in selected:
             continue
         status, refusal = progress.outcome.status, refusal_of_unclear_point(progress)
-        if refusal is not None and not submit_options.is_dry_run:
+        if refusal is not None and not options.is_dry_run:
             raise refusal
         if refusal is not None:
             skipped[UNCLEAR] += 1
@@ -239,12 +233,12 @@ def select_points(points: Sequence[Spec], experiment: Experiment, submit_options
             skipped["that ended just now, with no record yet"] += 1
         elif progress.is_in_flight:
             skipped["queued or running"] += 1
-        elif status in state_rules.RECORDED_STATUSES and submit_options.rerun not in ("all", status):
+        elif status in state_rules.RECORDED_STATUSES and options.rerun not in ("all", status):
             skipped[f"recorded as {status}"] += 1
         else:
             todo.append(progress.spec)
-    if not todo and submit_options.rerun and not skipped.get("queued or running"):
-        cure = f"see python -m pipeline.status {experiment.folder}"
+    if not todo and options.rerun and not skipped.get("queued or running"):
+        cure = f"see {command('status', experiment.folder)}"
         raise CommandError(f"--rerun selects no point; {cure}.", EXIT_NOTHING_FOUND)
     return PointSelection(todo, dict(skipped))
 
@@ -253,47 +247,42 @@ def refusal_of_unclear_point(progress: PointProgress) -> CommandError | None:
     """Return the error for a point that may still run, or may have a valid record, and nobody can tell; else None."""
     run_id, state, outcome = progress.spec.run_id(), progress.state, progress.outcome
     if state.word == "unknown":
-        problem = (
-            f"the state of {run_id} cannot be read ({state.reason.partition(';')[0]}), and it may still be running"
-        )
+        why = state.reason.partition(";")[0]
+        problem = f"the state of {run_id} cannot be read ({why}), and it may still be running"
         return CommandError(f"{problem}; try again when Slurm answers, or use another --outputs.", EXIT_SCHEDULER)
     if outcome.may_hold_result and not progress.is_in_flight:
         return CommandError(f"{run_id}: {outcome.reason}, or use another --outputs.")
     return None
 
 
-def selected_run_ids(points: Sequence[Spec], only: Sequence[str]) -> set[str]:
+def selected_run_ids(context: SubmitContext) -> set[str]:
     """Return the run ids of --only, else all. Raises CommandError (nothing found) for one that is not in the grid."""
-    known = {spec.run_id() for spec in points}
+    known, only = {spec.run_id() for spec in context.grid.points}, context.options.only
     unknown = [run_id for run_id in only if run_id not in known]
     if unknown:
-        raise CommandError(
-            f"--only names {unknown[0]!r}, which is not in the grid; --dry-run lists its run ids.", EXIT_NOTHING_FOUND
-        )
+        problem = f"--only names {unknown[0]!r}, which is not in the grid"
+        raise CommandError(f"{problem}; --dry-run lists its run ids.", EXIT_NOTHING_FOUND)
     return set(only) or known
 
 
-def plan_arrays(
-    todo: Sequence[Spec], resources: Resources, cluster: Cluster, submit_options: SubmitOptions
-) -> list[PlannedArray]:
+def plan_arrays(context: SubmitContext, todo: Sequence[Spec]) -> list[PlannedArray]:
     """Return the arrays: one for each shape, split to MaxArraySize. Points on several nodes are not packed."""
+    options, grid, cluster = context.options, context.grid, context.cluster
+    most = options.points_per_element
     arrays = []
     for shape, specs in group_by_shape(todo).items():
-        is_packed = submit_options.points_per_element > 1 and shape.num_nodes == 1
-        packed = (
-            packing.pack_elements(specs, submit_options.points_per_element) if is_packed else [[spec] for spec in specs]
-        )
+        is_packed = most > 1 and shape.num_nodes == 1
+        elements = packing.pack_elements(specs, most) if is_packed else [[spec] for spec in specs]
         request = slurm_request.build_request(
-            shape, resources, submit_options.slurm_options, cluster.nodes, submit_options.max_parallel
+            shape, grid.resources, options.slurm_options, cluster.nodes, options.max_parallel
         )
-        num_points = max(len(element) for element in packed)
+        num_points = max(len(element) for element in elements)
         if num_points > 1:
             request = slurm_request.sum_time_limits(request, shape, num_points, cluster.partition_limit_min)
-        elif shape.num_nodes > 1 and submit_options.points_per_element > 1:
+        elif shape.num_nodes > 1 and most > 1:
             request = request._replace(notices=(*request.notices, f"{shape}: one point per element, {NOT_PACKED}"))
-        arrays += [
-            PlannedArray(shape, request, part) for part in split_to_max_array_size(packed, cluster.max_array_size)
-        ]
+        parts = split_to_max_array_size(elements, cluster.max_array_size)
+        arrays += [PlannedArray(shape, request, part) for part in parts]
     return arrays
 
 

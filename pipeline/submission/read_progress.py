@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -45,34 +45,17 @@ class PointProgress(NamedTuple):
 
 
 PointsByExperiment = dict[str, list[PointProgress]]
-
-
-class SubmittedJob(NamedTuple):
-    """A job of a submission: a plain job, or an array element, which runs its points one by one."""
-
-    submission: Submission
-    run_ids: Sequence[str]  # of its points, in the order in which they run
-
-    def position_of(
-        self, run_id: str, published: Container[tuple[str, str]], starts: Container[tuple[str, str]]
-    ) -> PositionInElement:
-        """Return the position of a point, from (run id, launch id prefix) of recorded launches and of started ones."""
-        prefix, index = self.submission.launch_id_prefix, self.run_ids.index(run_id)
-        if len(self.run_ids) == 1:
-            return "current"
-        if any((later, prefix) in published for later in self.run_ids[index:]):
-            return "passed"
-        return "current" if index == 0 or (run_id, prefix) in starts else "waiting"
+Launch = tuple[str, str]  # run id, and prefix of the launch id
+Launches = Container[Launch]
 
 
 class PointJob(NamedTuple):
-    """The job that decides the state of a point, and the position of the point in it."""
+    """A job of a point: a plain job, or an array element, which runs its points one by one."""
 
-    key: JobKey | None  # None if Slurm knows no job of the point
-    state: JobState | None  # likewise
-    position: PositionInElement
-    launch_id_prefix: str  # every launch id of the point in this job begins with it
-    is_plain_sbatch: bool = False  # which skips recorded points unless --rerun is given
+    key: JobKey
+    submission: Submission
+    state: JobState | None  # None if Slurm does not know the job
+    position: PositionInElement  # of the point in it
 
     @property
     def may_publish(self) -> bool:
@@ -82,25 +65,15 @@ class PointJob(NamedTuple):
 class Facts(NamedTuple):
     """All that is known of an experiment's points, apart from their records."""
 
-    job_states: Mapping[JobKey, JobState]
     slurm_problem: str | None  # why Slurm cannot be queried, None if it can
-    jobs: dict[str, dict[JobKey, SubmittedJob]]
+    jobs: dict[str, list[PointJob]]  # as find_jobs returns them
     in_arrays: set[str]  # run ids of all arrays, also of arrays without a job id
-    published: set[tuple[str, str]]  # as published_launches returns it
-    starts: Mapping[tuple[str, str], float]  # as read_launch_starts returns it
+    published: set[Launch]  # as published_launches returns it
+    starts: Mapping[Launch, float]  # as read_launch_starts returns it
     submit_is_here: bool  # another `submit` process on this machine holds the lock
     running_here: str | None  # the run id of the point that it runs now
     logs: dict[str, Path]
     now: datetime
-
-    def find_job(self, run_id: str) -> PointJob:
-        jobs = self.jobs.get(run_id, {})
-        key = choose_job(list(jobs), self.job_states)
-        if key is None:
-            return PointJob(None, None, "current", LOCAL_PREFIX)
-        submission, position = jobs[key].submission, jobs[key].position_of(run_id, self.published, self.starts)
-        is_plain_sbatch = submission.backend == "sbatch"
-        return PointJob(key, self.job_states[key], position, submission.launch_id_prefix, is_plain_sbatch)
 
 
 def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: bool = False) -> list[PointProgress]:
@@ -112,13 +85,12 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
     slurm = query_slurm(manifest, experiment.job_owners())  # adds missing job ids to the manifest
     submit_is_here = not holds_lock and experiment.is_being_submitted()
     found, rejected = record_store.load_folder(experiment.records_folder)
-    starts = read_launch_starts(experiment, found)
+    published, starts = published_launches(found), read_launch_starts(experiment, found)
     facts = Facts(
-        job_states=slurm.job_states,
         slurm_problem=slurm.problem,
-        jobs=submitted_jobs(manifest),
+        jobs=find_jobs(manifest, slurm.job_states, published, starts),
         in_arrays={run_id for _, array in manifest.arrays() for element in array.elements for run_id in element},
-        published=published_launches(found),
+        published=published,
         starts=starts,
         submit_is_here=submit_is_here,
         running_here=find_running_here(manifest, starts) if submit_is_here else None,
@@ -130,19 +102,21 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
 
 def find_progress(outcome: PointOutcome, facts: Facts) -> PointProgress:
     run_id = outcome.spec.run_id()
-    job = facts.find_job(run_id)
+    job = choose_job(facts.jobs.get(run_id, []))
     state = decide_current_state(outcome, job, facts)
     rerun = decide_rerun_state(outcome, job, facts)
     if rerun is not None:
         note = f"being run again: {rerun.word}" + (f", {rerun.reason}" if rerun.reason else "")
         state = state._replace(reason=f"{state.reason}; {note}" if state.reason else note)
-    is_in_flight = state.word in state_rules.IN_FLIGHT or job.may_publish or rerun is not None
+    may_publish = job is not None and job.may_publish
+    is_in_flight = state.word in state_rules.IN_FLIGHT or may_publish or rerun is not None
     is_running = "running" in (state.word, rerun.word if rerun else "")
-    started_s = facts.starts.get((run_id, job.launch_id_prefix)) if is_running else None
-    return PointProgress(outcome, state, is_in_flight, job.key, facts.logs.get(run_id), rerun, started_s)
+    prefix = job.submission.launch_id_prefix if job else LOCAL_PREFIX
+    started_s = facts.starts.get((run_id, prefix)) if is_running else None
+    return PointProgress(outcome, state, is_in_flight, job and job.key, facts.logs.get(run_id), rerun, started_s)
 
 
-def decide_current_state(outcome: PointOutcome, job: PointJob, facts: Facts) -> PointState:
+def decide_current_state(outcome: PointOutcome, job: PointJob | None, facts: Facts) -> PointState:
     """Return the state of a point. A new run does not change the state of a point that has a result."""
     run_id, has_result = outcome.spec.run_id(), outcome.status in state_rules.RECORDED_STATUSES
     if outcome.status == "missing" and run_id in facts.in_arrays and facts.slurm_problem:
@@ -153,32 +127,35 @@ def decide_current_state(outcome: PointOutcome, job: PointJob, facts: Facts) -> 
         return PointState("pending", "a submit process on this machine is running or submitting it")
     tail = "" if has_result else read_log_tail(facts.logs.get(run_id), since=f"{run_id}: starting")
     # a plain sbatch does not count: the manifest lists its whole grid, even if only some elements were submitted
-    was_submitted = any(other.submission.backend == "slurm" for other in facts.jobs.get(run_id, {}).values())
-    return decide_state(outcome, job.state, was_submitted, tail, facts.now, job.position)
+    was_submitted = any(other.submission.backend == "slurm" for other in facts.jobs.get(run_id, []))
+    in_slurm, position = (job.state, job.position) if job else (None, "current")
+    return decide_state(outcome, in_slurm, was_submitted, tail, facts.now, position)
 
 
-def decide_rerun_state(outcome: PointOutcome, job: PointJob, facts: Facts) -> PointState | None:
-    """Return the state of a new run of a point that has a result, None without a new run."""
-    run_id, prefix = outcome.spec.run_id(), job.launch_id_prefix
+def decide_rerun_state(outcome: PointOutcome, job: PointJob | None, facts: Facts) -> PointState | None:
+    """Return the state of a new run of a point that has a result, None without a new run.
+
+    A plain sbatch skips recorded points unless --rerun is given: there a new run is one that has started.
+    """
+    run_id = outcome.spec.run_id()
     if outcome.status not in state_rules.RECORDED_STATUSES:
         return None
-    has_started = (run_id, prefix) in facts.starts
-    has_published = (run_id, prefix) in facts.published
-    if job.may_publish and not has_published and (has_started or not job.is_plain_sbatch):
-        no_record = outcome._replace(status="missing")
-        return decide_state(no_record, job.state, True, "", facts.now, job.position)
+    if job is not None and job.may_publish:
+        launch = (run_id, job.submission.launch_id_prefix)
+        if launch not in facts.published and (launch in facts.starts or job.submission.backend != "sbatch"):
+            return decide_state(outcome._replace(status="missing"), job.state, True, "", facts.now, job.position)
     return PointState("running", "") if run_id == facts.running_here else None
 
 
-def published_launches(found: Iterable[Record]) -> set[tuple[str, str]]:
-    """Return (run id, launch id prefix) of each launch that has a record."""
+def published_launches(found: Iterable[Record]) -> set[Launch]:
+    """Return the launches that have a record."""
     return {(record.run_id, record.launch_id.partition("-")[0]) for record in found}
 
 
-def read_launch_starts(experiment: Experiment, found: Iterable[Record]) -> dict[tuple[str, str], float]:
-    """Return (run id, launch id prefix) -> the start of its newest launch without a record, in unix time."""
+def read_launch_starts(experiment: Experiment, found: Iterable[Record]) -> dict[Launch, float]:
+    """Return the start of the newest launch without a record, in unix time."""
     published = {(record.run_id, record.launch_id) for record in found}
-    starts: dict[tuple[str, str], float] = {}
+    starts: dict[Launch, float] = {}
     for folder in experiment.scratch_folder.glob("*"):
         run_id, _, launch_id = folder.name.partition(".")
         for name in ("point.json", "trial0/point.json") if (run_id, launch_id) not in published else ():
@@ -188,8 +165,7 @@ def read_launch_starts(experiment: Experiment, found: Iterable[Record]) -> dict[
     return starts
 
 
-def find_running_here(manifest: Manifest, starts: Mapping[tuple[str, str], float]) -> str | None:
-    """Return the run id of the point that `submit` runs on this machine now; None if it runs none."""
+def find_running_here(manifest: Manifest, starts: Mapping[Launch, float]) -> str | None:
     begun = [submission.submitted_at for submission in manifest.submissions if submission.backend == "local"]
     since_unix_s = max((parse_timestamp(text).timestamp() for text in begun), default=float("inf"))
     own = {run_id: start for (run_id, prefix), start in starts.items() if prefix == LOCAL_PREFIX}
@@ -240,21 +216,35 @@ def is_of_others(job: JobState, job_name: str, owners: Collection[int]) -> bool:
     return has_other_name or (job.uid is not None and job.uid not in owners)
 
 
-def submitted_jobs(manifest: Manifest) -> dict[str, dict[JobKey, SubmittedJob]]:
+def find_jobs(
+    manifest: Manifest, job_states: Mapping[JobKey, JobState], published: Launches, starts: Launches = ()
+) -> dict[str, list[PointJob]]:
     """Return run id -> its jobs, oldest first. Slurm's ids may restart: the latest array has the job."""
-    jobs: dict[str, dict[JobKey, SubmittedJob]] = {}
+    jobs: dict[str, list[PointJob]] = {}
     latest = {array.job_id: array for _, array in manifest.arrays()}
     for submission, array in manifest.arrays():
         for run_id, key in array.job_keys().items() if latest[array.job_id] is array else ():
-            jobs.setdefault(run_id, {})[key] = SubmittedJob(submission, array.elements[key[1] or 0])
+            launches = [(other, submission.launch_id_prefix) for other in array.elements[key[1] or 0]]
+            position = find_position((run_id, submission.launch_id_prefix), launches, published, starts)
+            jobs.setdefault(run_id, []).append(PointJob(key, submission, job_states.get(key), position))
     return jobs
 
 
-def choose_job(jobs: list[JobKey], job_states: Mapping[JobKey, JobState]) -> JobKey | None:
+def find_position(
+    launch: Launch, launches: Sequence[Launch], published: Launches, starts: Launches
+) -> PositionInElement:
+    """Return the position of one of the launches of an element, which run in this order."""
+    if len(launches) == 1:
+        return "current"
+    if any(later in published for later in launches[launches.index(launch) :]):
+        return "passed"
+    return "current" if launch == launches[0] or launch in starts else "waiting"
+
+
+def choose_job(jobs: Sequence[PointJob]) -> PointJob | None:
     """Return the job that decides the state of a point: the latest unfinished one, else the latest that Slurm knows."""
-    known = [job for job in jobs if job in job_states]
-    unfinished = [job for job in known if state_rules.is_unfinished(job_states[job])]
-    best = unfinished or known
+    known = [job for job in jobs if job.state is not None]
+    best = [job for job in known if job.state is not None and state_rules.is_unfinished(job.state)] or known
     return best[-1] if best else None
 
 
@@ -271,7 +261,7 @@ def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
                 logs[run_id] = of_sbatch if submission.backend == "sbatch" else of_submit
         if submission.backend == "local":
             logs.update({path.name.removesuffix(".log"): follow_link_beside(path) for path in folder.glob("*.log")})
-    return {run_id: log for run_id, log in logs.items() if files.is_regular_file(log)}
+    return {run_id: log for run_id, log in logs.items() if os.path.isfile(log) and not os.path.islink(log)}
 
 
 def follow_link_beside(log: Path) -> Path:
@@ -295,11 +285,12 @@ def read_log_tail(log: Path | None, since: str = "") -> str:
     return "\n".join(tails)
 
 
-def poll_until_finished(read: Callable[[], PointsByExperiment]) -> Iterator[PointsByExperiment]:
-    """Yield what `read` returns, again and again, until no point in it is in flight or unknown."""
+def poll_until_finished(experiments: Mapping[str, Experiment]) -> Iterator[PointsByExperiment]:
+    """Yield the progress of the experiments that have a manifest, until no point is in flight or unknown."""
     poll_s = FIRST_POLL_S
     while True:
-        progress = read()
+        manifests = {name: experiment.read_manifest() for name, experiment in experiments.items()}
+        progress = {name: read_progress(experiments[name], found) for name, found in manifests.items() if found}
         yield progress
         if not any(point.is_in_flight or point.state.word == "unknown" for point in chain(*progress.values())):
             return
@@ -309,14 +300,8 @@ def poll_until_finished(read: Callable[[], PointsByExperiment]) -> Iterator[Poin
 
 def wait_until_finished(experiment: Experiment) -> None:
     """Wait until no point is in flight or unknown. Log the number of points in each state when it changes."""
-
-    def read() -> PointsByExperiment:
-        manifest = experiment.read_manifest()
-        assert manifest is not None, "the submission wrote it"
-        return {manifest.name: read_progress(experiment, manifest)}
-
     last_summary = ""
-    for progress in poll_until_finished(read):
+    for progress in poll_until_finished({"": experiment}):
         counts = Counter(point.state.word for point in chain(*progress.values()))
         summary = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
         if summary != last_summary:

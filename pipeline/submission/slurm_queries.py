@@ -18,6 +18,8 @@ NO_CONFIGURATION = ("Could not establish a configuration source", "DNS SRV looku
 SQUEUE_FIELDS = "ArrayJobID:|,ArrayTaskID:|,State:|,exit_code:|,EndTime:|,Reason:|,UserID:|,Name:"
 NAMED_JOB_FIELDS = "ArrayJobID:|,State:|,Reason:|,UserID:|,Name:"
 REFUSED = ["FAILED", "BadConstraints"]  # state and reason that slurmctld gives a job as it refuses its sbatch
+# groups of identical nodes: partition, CPUs, MiB, gres, number; without --noconvert sinfo writes 1024 CPUs as 1K
+NODES = ("%P|%c|%m|%G|%D", "--noconvert", "-h", "-e")
 DEFAULT_MAX_ARRAY_SIZE = 1001
 OR_LOCAL = "try again, or use --cluster local"  # the cure if a question fails that only `submit` asks
 UP = re.compile(r"^Slurmctld\(.*\) at .* is UP\s*$", re.MULTILINE)
@@ -98,44 +100,38 @@ def query_max_array_size() -> int:
     return max(1, size)
 
 
-def read_table(command: str, answer: str, num_columns: int) -> list[list[str]]:
+def ask_sinfo(columns: str, *options: str) -> list[list[str]]:
     """Return the rows; lines without "|" are banners. Raises CommandError for a damaged row, or for banners alone."""
+    # without --all sinfo leaves out hidden partitions
+    answer = ask_slurm("sinfo", "--all", *options, "-o", columns, cure=OR_LOCAL)
     lines = [line for line in answer.splitlines() if line.strip()]
     rows = [line.split("|") for line in lines if "|" in line]
-    damaged = ["|".join(row) for row in rows if len(row) != num_columns] or (lines if not rows else [])
+    damaged = [line for line in lines if line.count("|") not in (0, columns.count("|"))] or (lines if not rows else [])
     if damaged:
-        raise unreadable_answer(command, damaged[0])
+        raise unreadable_answer("sinfo", damaged[0])
     return rows
 
 
 def query_node_types(partition: str | None) -> list[NodeType]:
     """Return the nodes of one partition, several (`a,b`) or the default (None). Raises CommandError (scheduler)."""
-    rows = query_node_rows()
+    rows = ask_sinfo(*NODES)
     names = {row[0].rstrip("*") for row in rows}
     wanted = choose_partitions([row[0] for row in rows], partition)
     if not wanted or not wanted <= names:
         which = f"partition {partition!r}" if partition else "default partition"
-        raise CommandError(
-            f"Slurm has no {which}; choose --partition from {', '.join(sorted(names)) or 'none'}.", EXIT_SCHEDULER
-        )
+        cure = f"choose --partition from {', '.join(sorted(names)) or 'none'}"
+        raise CommandError(f"Slurm has no {which}; {cure}.", EXIT_SCHEDULER)
     return [read_nodes(row) for row in rows if row[0].rstrip("*") in wanted]
 
 
 def query_nodes_by_partition() -> dict[str, list[NodeType]]:
     """Return the nodes of every partition, without those that cannot be parsed. Raises CommandError (scheduler)."""
     found: dict[str, list[NodeType]] = {}
-    for row in query_node_rows():
+    for row in ask_sinfo(*NODES):
         with contextlib.suppress(CommandError):
             nodes = read_nodes(row)
             found.setdefault(nodes.partition, []).append(nodes)
     return found
-
-
-def query_node_rows() -> list[list[str]]:
-    """Return what sinfo says of each group of identical nodes: partition, CPUs, MiB, gres, number of nodes."""
-    # without --all sinfo leaves out hidden partitions; without --noconvert it writes 1024 CPUs as 1K
-    answer = ask_slurm("sinfo", "--all", "--noconvert", "-h", "-e", "-o", "%P|%c|%m|%G|%D", cure=OR_LOCAL)
-    return read_table("sinfo", answer, num_columns=5)
 
 
 def read_nodes(row: Sequence[str]) -> NodeType:
@@ -156,7 +152,7 @@ def choose_partitions(names: Sequence[str], partition: str | None) -> set[str]:
 
 def query_partition_limit_min(partition: str | None) -> int | None:
     """Return the time limit of the partition in minutes (the smallest if several); None if there is no limit."""
-    rows = read_table("sinfo", ask_slurm("sinfo", "--all", "-h", "-o", "%P|%l", cure=OR_LOCAL), num_columns=2)
+    rows = ask_sinfo("%P|%l", "-h")
     wanted = choose_partitions([row[0] for row in rows], partition)
     limits = [parse_limit_min(row[1].strip()) for row in rows if row[0].rstrip("*") in wanted]
     return min((limit for limit in limits if limit is not None), default=None)

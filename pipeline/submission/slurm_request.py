@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -104,15 +103,14 @@ def build_request(
 def find_common_limits(nodes: Sequence[NodeType], num_nodes: int, cpus: int, memory_mib: int) -> tuple[int, int] | None:
     """Return the CPUs and the MiB that each of the `num_nodes` best nodes has: the nearest to the wanted ones.
 
-    A job gets all of its nodes from one partition. Return None if no partition has so many nodes.
+    Return None if no partition has so many nodes.
     """
 
     def satisfied_share(limits: tuple[int, int]) -> float:
         return min(1, limits[0] / cpus) * min(1, limits[1] / memory_mib)
 
     found = []
-    for partition in {node.partition for node in nodes}:
-        own = [node for node in nodes if node.partition == partition]
+    for own in by_partition(nodes):
         each = [(node.num_cpus, node.memory_mib) for node in own for _ in range(min(node.num_nodes, num_nodes))]
         best = sorted(each, key=satisfied_share, reverse=True)[:num_nodes]
         if len(best) == num_nodes:
@@ -158,26 +156,26 @@ def unsatisfiable_on_slurm(
 ) -> dict[str, str]:
     """Return run id -> what the point needs and what there is, for each point that no node of the partition can run."""
     reasons = {}
+    most_gpus = max((node.count_gpus(gpu_type) for node in nodes), default=0)
     for shape, specs in group_by_shape(points).items():
-        most_gpus = max((node.count_gpus(gpu_type) for node in nodes), default=0)
-        num_fitting = count_fitting_nodes(nodes, gpus_needed(shape), gpu_type)
-        reason = None
+        fitting = [node for node in nodes if node.count_gpus(gpu_type) >= gpus_needed(shape)]
+        num_fitting = max((sum(node.num_nodes for node in own) for own in by_partition(fitting)), default=0)
         if gpus_needed(shape) > most_gpus:
             needed = pluralize(shape.gpus_per_node, f"{gpu_type} GPU" if gpu_type else "GPU")
             reason = f"{needed} per node and the largest node has {most_gpus}"
-        elif shape.num_nodes > num_fitting:
+        else:
             reason = f"{shape.num_nodes} nodes and the partition has {num_fitting} that fit"
-        if reason:
+        if shape.num_nodes > num_fitting:
             reasons.update({spec.run_id(): reason for spec in specs})
     return reasons
 
 
-def count_fitting_nodes(nodes: Iterable[NodeType], num_gpus: int, gpu_type: str | None) -> int:
-    """Return how many nodes with so many GPUs a job can get: those of one partition, since nodes may lie in several."""
-    counts = Counter[str]()
+def by_partition(nodes: Iterable[NodeType]) -> list[list[NodeType]]:
+    """Return the nodes of each partition. A job gets all of its nodes from one, and nodes may lie in several."""
+    groups: dict[str, list[NodeType]] = {}
     for node in nodes:
-        counts[node.partition] += node.num_nodes if node.count_gpus(gpu_type) >= num_gpus else 0
-    return max(counts.values(), default=0)
+        groups.setdefault(node.partition, []).append(node)
+    return list(groups.values())
 
 
 def unsatisfiable_on_this_machine(points: Iterable[Spec], num_gpus: int) -> dict[str, str]:
@@ -197,6 +195,6 @@ def group_by_reason(reasons: Mapping[str, str]) -> list[str]:
     for run_id, reason in reasons.items():
         groups.setdefault(reason, []).append(run_id)
     return [
-        f"1 point needs {reason}: {first}" if not others else f"{1 + len(others)} points need {reason}, such as {first}"
-        for reason, (first, *others) in groups.items()
+        f"{len(ids)} points need {reason}, such as {ids[0]}" if len(ids) > 1 else f"1 point needs {reason}: {ids[0]}"
+        for reason, ids in groups.items()
     ]

@@ -103,9 +103,8 @@ def decide_state_by_job(job: JobState, log_tail: str, now: datetime) -> PointSta
     if job.state in RUNNING_JOB_STATES:
         return PointState("running", "")
     if job.state == "OUT_OF_MEMORY" or (job.state == "FAILED" and is_memory_kill(job, log_tail)):
-        return PointState(
-            "host_oom", "the node's memory ran out; raise mem_per_gpu_gib in the grid file, or give --mem 0"
-        )
+        cure = "raise mem_per_gpu_gib in the grid file, or give --mem 0"
+        return PointState("host_oom", f"the node's memory ran out; {cure}")
     if has_just_ended(job, now):
         return PointState("settling", "its job ended, its record may not be visible yet")
     if job.state == "FAILED":

@@ -18,9 +18,8 @@ def build_parser(name: str, docstring: str | None) -> argparse.ArgumentParser:
     """Return the parser of `python -m pipeline.NAME`, with --version; the docstring's first line describes it."""
     prog = f"python -m pipeline.{name}" if name else "python -m pipeline"
     parser = CommandParser(prog=prog, description=first_line(docstring))
-    parser.add_argument(
-        "--version", action=VersionAction, nargs=0, help="print the version, and the commit in a git checkout"
-    )
+    version = "print the version, and the commit in a git checkout"
+    parser.add_argument("--version", action=VersionAction, nargs=0, help=version)
     return parser
 
 

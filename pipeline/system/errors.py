@@ -1,5 +1,6 @@
 """Exit codes, CommandError (one sentence with the cure), and run_command, which runs every command."""
 
+import contextlib
 import importlib.util
 import io
 import itertools
@@ -7,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from traceback import format_exception
 from types import TracebackType
 from typing import NoReturn, TextIO
@@ -120,7 +121,7 @@ def import_error_as_command_error(error: ImportError) -> CommandError | None:
 
 
 def report_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Handle an uncaught exception: a failed import ends with one sentence, any other error with its traceback."""
+    """Handle what run_command does not: a failed import ends with one sentence, other errors with their traceback."""
     command_error = import_error_as_command_error(error) if isinstance(error, ImportError) else None
     if command_error is None:
         log_line("".join(format_exception(kind, error, traceback)).rstrip())
@@ -135,6 +136,19 @@ def describe_os_error(error: OSError) -> str:
     return message if error.filename is None else f"{error.filename}: {message}"
 
 
+@contextlib.contextmanager
+def go_on_after_error(name: str, codes: list[int]) -> Iterator[None]:
+    """Log an error of one experiment and append its exit code: the command goes on with the other experiments."""
+    try:
+        yield
+    except CommandError as error:
+        log_line(f"error: {error}")
+        codes.append(error.code)
+    except OSError as error:
+        log_line(f"error: {name}: {describe_os_error(error)}; solve this problem and run the command again.")
+        codes.append(EXIT_USAGE)
+
+
 def run_command(main: Callable[[], int]) -> NoReturn:
     """Run a command's main function and exit with its code; a CommandError becomes one sentence on stderr."""
     os.umask(os.umask(UMASK) | UMASK)
@@ -145,12 +159,9 @@ def run_command(main: Callable[[], int]) -> NoReturn:
         refuse_control_characters(sys.argv[1:])
         code = main()
         sys.stdout.flush()
-    except (CommandError, ImportError) as error:  # commands import some packages only when they need them
-        command_error = error if isinstance(error, CommandError) else import_error_as_command_error(error)
-        if command_error is None:
-            raise
-        log_line(f"error: {command_error}")
-        code = command_error.code
+    except CommandError as error:
+        log_line(f"error: {error}")
+        code = error.code
     except BrokenPipeError:  # no error: the reader has what it wants
         discard(sys.stdout)
         code = EXIT_NO_READER

@@ -194,14 +194,6 @@ def open_regular_file(path: Path | str, *, follow_links: bool = False) -> Iterat
         os.close(handle)
 
 
-def is_regular_file(path: Path) -> bool:
-    """True if this is a regular file, and no link, in a folder that this user may search."""
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
-
-
 def find_world_writable_folder(folder: Path) -> Path | None:
     """Return this folder or its nearest parent that is world-writable without a sticky bit; None if there is none."""
     return next(filter(is_world_writable, (folder.resolve(), *folder.resolve().parents)), None)
@@ -225,19 +217,15 @@ def replace_file_atomically(path: Path, raw: bytes) -> None:
 
 def remove_leftovers(folder: Path, prefix: str) -> None:
     """Remove the temporary files and folders with this prefix whose writer is dead: nothing changed for a day."""
+    oldest_s = time.time() - LEFTOVER_AGE_S
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):  # a colleague's, or removed by another process
-                if entry.name.startswith(prefix) and age_s(entry) > LEFTOVER_AGE_S:
+                if entry.name.startswith(prefix) and entry.stat(follow_symlinks=False).st_mtime < oldest_s:
                     if entry.is_dir(follow_symlinks=False):
                         shutil.rmtree(entry.path, ignore_errors=True)
                     else:
                         os.unlink(entry.path)
-
-
-def age_s(entry: os.DirEntry[str]) -> float:
-    """Return the seconds since the entry, or a folder's list of names, changed."""
-    return time.time() - entry.stat(follow_symlinks=False).st_mtime
 
 
 class NewerSchema(UnreadableFile):

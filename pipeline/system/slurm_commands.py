@@ -53,13 +53,9 @@ def clean_environment() -> Iterator[None]:
 
 
 def ignored_variables_notice() -> list[str]:
-    names = ignored_variables()
-    if not names:
-        return []
-    return [
-        f"Notice: set aside, since they would change Slurm's answers or the jobs: {', '.join(names)}; "
-        "use options instead, for example --partition and --time."
-    ]
+    names, why = ignored_variables(), "since they would change Slurm's answers or the jobs"
+    cure = "use options instead, for example --partition and --time"
+    return [f"Notice: set aside, {why}: {', '.join(names)}; {cure}."] if names else []
 
 
 def clean_step_lines() -> list[str]:

@@ -1,15 +1,18 @@
+from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from factories import make_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.experiment.grid import expand_grid
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.grid import Grid, expand_grid
 from pipeline.experiment.packing import pack_elements
 from pipeline.experiment.resources import Resources
 from pipeline.experiment.spec import Spec
-from pipeline.submission.plan import Cluster, SubmitOptions, plan_arrays
+from pipeline.submission.plan import Cluster, PlannedArray, SubmitContext, plan_arrays
 from pipeline.submission.slurm_request import SlurmOptions
 
 SIZES = [2**power for power in range(3, 13)]
@@ -17,7 +20,10 @@ POINTS = [make_spec(batch_size_per_gpu=size) for size in SIZES]
 PROBES = [make_spec(batch_size_per_gpu=size, input="synthetic", max_steps=3) for size in (65_536, 16_384, 32_768)]
 
 
-SUBMIT_OPTIONS = SubmitOptions("", (), None, "slurm", SlurmOptions(), None, None, 4, (), None, False, True)  # type: ignore[arg-type]
+def arrays_of(points: Sequence[Spec], points_per_element: int, cluster: Cluster) -> list[PlannedArray]:
+    options = Namespace(points_per_element=points_per_element, slurm_options=SlurmOptions(), max_parallel=None)
+    context = SubmitContext(options, Experiment(Path("x")), Grid("x", tuple(points), Resources()), cluster)
+    return plan_arrays(context, points)
 
 
 def sizes_of(element: Sequence[Spec]) -> list[int]:
@@ -35,9 +41,7 @@ def test_every_point_is_in_one_element_and_elements_are_full_but_the_last(most: 
 
 def test_points_that_are_alone_in_their_job_keep_the_order_of_the_grid() -> None:
     points = [*PROBES, *POINTS]
-    arrays = plan_arrays(
-        points, Resources(), Cluster("slurm", None, 1001, 0, []), SUBMIT_OPTIONS._replace(points_per_element=1)
-    )
+    arrays = arrays_of(points, 1, Cluster("slurm"))
     assert [array.elements for array in arrays] == [[[spec] for spec in points]]
 
 
@@ -102,8 +106,8 @@ def test_probes_come_last_and_by_batch_size_so_that_the_first_oom_stands_before_
 
 def plan(points: Sequence[Spec], partition_limit_min: int | None = None) -> list[tuple[list[int], str, str]]:
     """The sizes of the elements of each array, its limit in minutes and its notices."""
-    site = Cluster("slurm", None, 2, 0, [], partition_limit_min)
-    arrays = plan_arrays(points, Resources(), site, SUBMIT_OPTIONS)
+    site = Cluster("slurm", None, 2, partition_limit_min=partition_limit_min)
+    arrays = arrays_of(points, 4, site)
     return [([len(e) for e in a.elements], a.request.options["time"], "; ".join(a.request.notices)) for a in arrays]
 
 

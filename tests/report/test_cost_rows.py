@@ -5,14 +5,14 @@ import msgspec
 import pytest
 from factories import make_measurement, make_record, make_spec
 
-from pipeline.analysis.attempts import ENDINGS, attempt_span
+from pipeline.analysis.attempts import attempt_span
 from pipeline.experiment.measurement import Communication, StepSeries
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Failure, Record
 from pipeline.experiment.spec import Spec
 from pipeline.pages.markdown import render_experiment
 from pipeline.tables.build_tables import build_tables
-from pipeline.tables.cost_rows import cost_rows
+from pipeline.tables.cost_rows import ENDINGS, cost_rows
 from pipeline.tables.row import Row
 
 START = "2025-06-01T12:00:00Z"

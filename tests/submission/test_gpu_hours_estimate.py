@@ -25,7 +25,6 @@ from pipeline.experiment.spec import Spec
 from pipeline.submission.gpu_hours_estimate import Estimate, check_gpu_hours_limit, estimate_points, match_gpu_name
 from pipeline.submission.plan import Cluster, find_gpu_model
 from pipeline.submission.slurm_queries import NodeType
-from pipeline.submission.slurm_request import SlurmOptions
 from pipeline.system.errors import CommandError
 
 LIMIT_MIN = 30
@@ -239,7 +238,7 @@ NODES = [NodeType(2, 64, 1, 4, {"a40": 4}), NodeType(9, 64, 1, 0)]
 def test_on_slurm_the_gpu_model_is_the_type_asked_for_or_the_only_one(
     nodes: list[NodeType] | None, asked: str | None, model: str | None
 ) -> None:
-    assert find_gpu_model(Cluster("slurm", nodes, 1001, 0, []), SlurmOptions(gpu_type=asked)) == model
+    assert find_gpu_model(Cluster("slurm", nodes), asked) == model
 
 
 opened: list[str] | None = None

@@ -7,8 +7,7 @@ import time
 import pytest
 from factories import make_measurement, make_spec
 
-from pipeline.submission import progress_display
-from pipeline.submission.progress_display import EPOCH_LINE, ProgressDisplay
+from pipeline.submission.local import EPOCH_LINE, ERASE_LINE, ProgressDisplay
 from pipeline.training.loop import describe_epoch
 
 POINTS = [make_spec(batch_size_per_gpu=size) for size in (8, 16, 32)]
@@ -50,7 +49,7 @@ def test_on_a_terminal_one_line_shows_the_epochs_that_ended(
     clock[0] = 12
     progress.show_epochs(POINTS[0], "warning: x\nepoch 1 of 4: 6 s, loss 2.3\nepoch 2 of 4: 3.5 s, loss 2.1\n")
     progress.end(POINTS[0], "ok")
-    shown, ended = capsys.readouterr().err.split(progress_display.ERASE_LINE)[1:]
+    shown, ended = capsys.readouterr().err.split(ERASE_LINE)[1:]
     assert shown == "[1/3] batch 8  epoch 2 of 4, 12 s, about 7 s left  [#######"  # 59 columns
     assert "\n" not in shown
     assert ended.startswith("[1/3] batch 8: ok after 12 s")

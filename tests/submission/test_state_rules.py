@@ -11,10 +11,11 @@ from pipeline.experiment.outcomes import PointOutcome, PointStatus
 from pipeline.experiment.record import Status
 from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
+from pipeline.submission import read_progress as reading
 from pipeline.submission import slurm_queries, state_rules
 from pipeline.submission.read_progress import (
+    PointJob,
     PointProgress,
-    PointsByExperiment,
     choose_job,
     poll_until_finished,
     read_log_tail,
@@ -211,7 +212,10 @@ def test_an_invalid_record_is_rejected_with_its_reason_whatever_slurm_says(name:
 def test_the_job_that_speaks_is_one_under_way_else_the_latest_known(
     known: dict[JobKey, JobState], picked: JobKey | None
 ) -> None:
-    assert choose_job([("1", 0), ("2", None)], known) == picked
+    keys: list[JobKey] = [("1", 0), ("2", None)]
+    jobs = [PointJob(key, start_submission(SUBMISSION, "slurm"), known.get(key), "current") for key in keys]
+    chosen = choose_job(jobs)
+    assert (chosen and chosen.key) == picked
 
 
 @pytest.fixture
@@ -335,19 +339,22 @@ def test_a_record_that_is_published_while_the_lock_is_tried_counts(
     assert words(read_progress(experiment, manifest)) == ["ok"]
 
 
-def test_slurm_is_asked_ever_more_rarely_also_while_points_keep_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_is_asked_ever_more_rarely_also_while_points_keep_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
     specs = [make_spec(repeat=repeat) for repeat in range(8)]
 
-    def read() -> PointsByExperiment:
+    def read(*_: object) -> list[PointProgress]:
         """One point more has ended each time."""
         ends = [number < len(waits) for number in range(8)]
         states = [PointState("ok" if has_ended else "running", "") for has_ended in ends]
         found = zip(specs, states, ends, strict=True)
-        return {"x": [PointProgress(NO_RECORD._replace(spec=a), b, not c, None, None) for a, b, c in found]}
+        return [PointProgress(NO_RECORD._replace(spec=a), b, not c, None, None) for a, b, c in found]
 
-    watched = list(poll_until_finished(read))
+    monkeypatch.setattr(reading, "read_progress", read)
+    watched = list(poll_until_finished({"x": make_experiment(tmp_path / "x", missing=specs)}))
     assert waits == [2, 4, 8, 16, 30, 30, 30, 30]
     assert set(words(watched[-1]["x"])) == {"ok"}
 

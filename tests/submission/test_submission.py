@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +21,8 @@ from slurm_queue import MIXED, Env, queued, states, with_sbatch
 from pipeline.experiment.folder import Experiment
 from pipeline.runner import array_element
 from pipeline.submission import plan, read_progress, slurm_queries, slurm_submit
-from pipeline.submit import SubmitContext, report_end
+from pipeline.submission.plan import SubmitContext
+from pipeline.submit import report_end
 from pipeline.system.errors import CommandError
 
 
@@ -348,8 +350,9 @@ def test_an_interrupted_wait_says_that_the_jobs_run_on(
 
     monkeypatch.setattr(read_progress, "wait_until_finished", interrupt)
     unused: Any = None
-    context = SubmitContext(unused, Experiment(tmp_path / "x"), unused, plan.Cluster("slurm", None, 20, 0, []), unused)
-    assert report_end(context, [], waits=True) == 128 + signal.SIGINT
+    cluster = plan.Cluster("slurm")
+    context = SubmitContext(Namespace(wait=True), Experiment(tmp_path / "x"), unused, cluster)
+    assert report_end(context, []) == 128 + signal.SIGINT
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(f"interrupted; the jobs run on: see python -m pipeline.status {tmp_path / 'x'}")
     assert said.endswith(f"or end them with python -m pipeline.cancel {tmp_path / 'x'}")
