@@ -1,69 +1,128 @@
-"""Cells of tables for people: numbers in the decimals of their column, words for values and for missing ones."""
+"""Tables for people: their columns, those that name the rows, and the text of a cell.
+
+A cell has a number in the decimals of its column, words for a value, or words for a missing one.
+"""
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis.intervals import ends_of
-from pipeline.experiment.point_label import Processors, format_number, name_processors
-from pipeline.tables.columns import NOT_STATED, Column
+from pipeline.experiment.point_label import (
+    ALL_REMEDIES,
+    EFFORT_AXES,
+    Processors,
+    describe_point,
+    format_number,
+    name_processors,
+)
+from pipeline.experiment.spec import REMEDIES
+from pipeline.tables.columns import AXIS_HEADINGS, NOT_STATED, Column
 from pipeline.tables.row import Row
 
 STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
+MAX_LABEL = 44  # characters of a configuration in a cell
+MAX_LABEL_BESIDE_OTHERS = 24  # the same where a table names some below it, since those need room for figures
+
+Axes = Mapping[str, Any]
 
 
-class Cell(NamedTuple):
-    """A cell: its text, the address that it links to, and the numbers of its footnotes."""
+class DisplayColumn(NamedTuple):
+    """A column of a table for people. `kind` is its class in the style sheet; `links` are addresses of its cells."""
 
-    text: str
-    is_number: bool = False
-    href: str = ""
-    footnotes: tuple[int, ...] = ()
-
-
-class CellColumn(NamedTuple):
-    """A column of a table for people: its heading and its cells."""
-
-    heading: Cell
-    cells: list[Cell]
+    heading: str
+    cells: Sequence[str]
+    kind: Literal["number", "text", "line"] = "number"
+    links: Sequence[str] = ()
 
     @property
     def width(self) -> int:
         """The characters of the column in Markdown."""
-        return max(3, len(self.heading.text), *(len(cell.text) for cell in self.cells))
+        return max(3, len(self.heading), *map(len, self.cells))
 
 
 class DisplayTable(NamedTuple):
     """A table for people. `common` is what all rows share; `source` is the CSV file with every column."""
 
     heading: str
-    columns: list[Cell]
-    rows: list[list[Cell]]
-    footnotes: list[str]
-    common: str
-    legend: str
-    source: str
-    is_folded: bool
+    columns: Sequence[DisplayColumn]
+    footnotes: Sequence[str] = ()
+    common: str = ""
+    legend: str = ""
+    source: str = ""
+    is_folded: bool = False
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The cells by row."""
+        return list(zip(*(column.cells for column in self.columns), strict=True))
 
 
-def lay_out(
-    columns: Sequence[CellColumn], heading: str, source: str, processors: Processors, **texts: Any
-) -> DisplayTable:
-    """Return the table of these columns, with the word for what its points ran on in every text."""
+def name_texts(part: Any, processors: Processors) -> Any:
+    """Return a table, a plot or a part of one, with the word for what its points ran on in every text."""
+    if isinstance(part, str):
+        return name_processors(part, processors)
+    if not isinstance(part, list | tuple) or processors == "GPUs":
+        return part
+    named = [name_texts(inner, processors) for inner in part]
+    return type(part)(*named) if hasattr(part, "_fields") else tuple(named)
 
-    def name(text: str) -> str:
-        return name_processors(text, processors)
 
-    return DisplayTable(
-        heading=name(heading),
-        columns=[column.heading._replace(text=name(column.heading.text)) for column in columns],
-        rows=[list(cells) for cells in zip(*(column.cells for column in columns), strict=True)],
-        footnotes=[name(note) for note in texts.get("footnotes", ())],
-        common=name(texts.get("common", "")),
-        legend=name(texts.get("legend", "")),
-        source=f"{source.lower()}.csv",
-        is_folded=texts.get("is_folded", False),
-    )
+def note_column(numbers: Sequence[Sequence[int]]) -> DisplayColumn:
+    """Return the column with the numbers of each row's footnotes."""
+    return DisplayColumn("note", [", ".join(map(str, own)) for own in numbers], "line")
+
+
+def named_axes(row: Row) -> dict[str, Any]:
+    """Return the axes of a row, with the remedies where they are a figure."""
+    return row.axes | ({"remedies": row["remedies"]} if "remedies" in row.figures else {})
+
+
+def name_columns(
+    points: Sequence[Axes], varying: Sequence[str], labels: dict[str, str]
+) -> tuple[list[DisplayColumn], str]:
+    """Return the columns that name the points, and what explains their labels.
+
+    Strategy, GPUs and batch size have a column each; all else that varies shares one. Where that is too long it gets
+    the labels c1, c2, ... which `labels` keeps for the next tables of the report.
+    """
+    own = [axis for axis in AXIS_HEADINGS if axis in varying]
+    explained = []
+    if {"strategy", "num_gpus", "remedies"} <= {*varying}:  # such a table lacks room: the number of GPUs may tell it
+        places = {describe_point(point, ("strategy", "num_gpus")): point["num_gpus"] for point in points}
+        if len(places) == len({*places.values()}):
+            own.remove("strategy")
+            explained.append(f"Strategies: {', '.join(places)}.")
+    columns = [
+        DisplayColumn(
+            AXIS_HEADINGS[axis],
+            [format_value(point[axis]) for point in points],
+            "text" if axis == "strategy" else "number",
+        )
+        for axis in own
+    ]
+    others = [axis for axis in varying if axis not in AXIS_HEADINGS]
+    if not others:
+        return columns, " ".join(explained)
+    heading = {"gpu": "GPU model"}.get(others[0], others[0]) if len(others) == 1 else "configuration"
+    names = [describe_point(point, others) for point in points]
+    if max(map(len, names)) > MAX_LABEL:
+        long = [name for name in dict.fromkeys(names) if len(name) > MAX_LABEL_BESIDE_OTHERS]
+        for name in long:
+            labels.setdefault(name, f"c{len(labels) + 1}")
+        said = "; ".join(f"{label} = {name}" for name, label in labels.items() if name in long)
+        explained.append(f"Configurations: {said}.")
+        names = [labels[name] if name in long else name for name in names]
+    if any(ALL_REMEDIES in text for text in (*names, *explained)):
+        explained.append(f"All remedies: {', '.join(REMEDIES)}.")
+    return [*columns, DisplayColumn(heading, names, "text")], " ".join(explained)
+
+
+def describe_common(points: Sequence[Axes], varying: Sequence[str], hidden: Sequence[str]) -> str:
+    """Return what all rows share, in words."""
+    without = (*varying, *hidden, *(axis for axis in EFFORT_AXES if axis != "epochs"))
+    same = (axis for axis, value in points[0].items() if axis not in without and value not in (False, []))
+    return describe_point(points[0], [axis for axis in same if all(point[axis] == points[0][axis] for point in points)])
 
 
 def status_of(row: Row) -> str:
@@ -90,12 +149,12 @@ def decimals_of(column: Column, rows: Sequence[Row]) -> int:
     return min(max(max(most, 3) - math.floor(math.log10(min(sizes))), 0), most)
 
 
-def column_cells(column: Column, rows: Sequence[Row], is_full: bool = False) -> CellColumn:
-    """Return the cells of a column; those of a full table have up to six digits."""
-    is_number = not any(isinstance(row[column.key], str | list) for row in rows)
+def display_column(column: Column, rows: Sequence[Row], is_full: bool = False) -> DisplayColumn:
+    """Return a column of the rows; numbers of a full table have up to six digits."""
+    is_text = any(isinstance(row[column.key], str | list) for row in rows)
     decimals = None if is_full else decimals_of(column, rows)
-    cells = [Cell(format_cell(column, row, decimals), is_number) for row in rows]
-    return CellColumn(Cell(column.heading, is_number), cells)
+    cells = [format_cell(column, row, decimals) for row in rows]
+    return DisplayColumn(column.heading, cells, "text" if is_text else "number")
 
 
 def format_cell(column: Column, row: Row, decimals: int | None) -> str:

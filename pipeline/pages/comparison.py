@@ -21,9 +21,8 @@ from pipeline.analysis.comparison import (
 from pipeline.analysis.energy import clock_notes
 from pipeline.answers.claims import badge_of
 from pipeline.experiment.point_label import NAMING_AXES, describe_point, distinguishing_axes, point_labels
-from pipeline.pages.cells import STATUS_WORDS, Cell, CellColumn, lay_out
+from pipeline.pages.cells import STATUS_WORDS, DisplayColumn, DisplayTable, name_columns, note_column
 from pipeline.pages.markdown import escape_markdown, render_table
-from pipeline.pages.row_names import name_columns
 from pipeline.system.errors import pluralize
 from pipeline.tables.columns import NOT_STATED
 from pipeline.tables.note_texts import render_notes
@@ -88,27 +87,21 @@ def render_points(shown: TimeFormat, points: Sequence[ComparedPoint]) -> str:
     named, configurations = name_columns(axes, varying, {})
     badges = [badges_of_sides(point) for point in points]
     footnotes = list(dict.fromkeys(badge for own in badges for badge in own))
-    numbers = [tuple(footnotes.index(badge) + 1 for badge in own) for own in badges]
     ratios = [ABSENT if point.ratio is None else f"{point.ratio:.3f}" for point in points]
     ends = [f"{point.interval.low:.4f} to {point.interval.high:.4f}" if point.interval else ABSENT for point in points]
     columns = [
         *named,
-        number_column(f"A [{shown.unit}]", [format_time(point.a, shown) for point in points]),
-        number_column(f"B [{shown.unit}]", [format_time(point.b, shown) for point in points]),
-        number_column("B / A", ratios),
-        CellColumn(Cell("interval"), list(map(Cell, ends))),
-        CellColumn(
-            Cell("verdict"),
-            [Cell(point.verdict, footnotes=noted) for point, noted in zip(points, numbers, strict=True)],
-        ),
+        DisplayColumn(f"A [{shown.unit}]", [format_time(point.a, shown) for point in points]),
+        DisplayColumn(f"B [{shown.unit}]", [format_time(point.b, shown) for point in points]),
+        DisplayColumn("B / A", ratios),
+        DisplayColumn("interval", ends, "text"),
+        DisplayColumn("verdict", [point.verdict for point in points], "text"),
     ]
+    if footnotes:
+        columns.append(note_column([[footnotes.index(badge) + 1 for badge in own] for own in badges]))
     common = describe_point(axes[0], [axis for axis in NAMING_AXES if axis not in varying])
     legend = " ".join(filter(None, [configurations, *explain_intervals(points)]))
-    return render_table(lay_out(columns, shown.heading, "", "GPUs", common=common, legend=legend, footnotes=footnotes))
-
-
-def number_column(heading: str, texts: Sequence[str]) -> CellColumn:
-    return CellColumn(Cell(heading, True), [Cell(text, True) for text in texts])
+    return render_table(DisplayTable(shown.heading, columns, footnotes, common, legend))
 
 
 def format_time(side: TimedSide, shown: TimeFormat) -> str:

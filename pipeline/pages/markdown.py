@@ -20,12 +20,8 @@ from pipeline.experiment.point_label import (
     point_labels,
     varying_axes,
 )
-from pipeline.pages.cells import Cell, DisplayTable
-from pipeline.pages.display_tables import (
-    MAX_WIDTH,
-    DisplayOptions,
-    display_tables,
-)
+from pipeline.pages.cells import DisplayTable
+from pipeline.pages.display_tables import MAX_WIDTH, DisplayOptions, display_tables
 from pipeline.pages.provenance import describe_provenance
 from pipeline.system.errors import pluralize, replace_control_characters
 from pipeline.tables.build_tables import Tables
@@ -152,24 +148,15 @@ def render_precision(tables: Tables) -> list[str]:
 
 def render_table(table: DisplayTable) -> str:
     """Return one table with its heading, the table itself, its remarks and its footnotes."""
-    columns, rows = [*table.columns], [[*row] for row in table.rows]
-    if table.footnotes:
-        columns.append(Cell("note"))
-        rows = [[*row, Cell(", ".join(str(number) for cell in row for number in cell.footnotes))] for row in rows]
     notes = [wrap(escape_markdown(note), f"{number}. ") for number, note in enumerate(table.footnotes, 1)]
-    lines = [[column.text for column in columns], *([escape_markdown(cell.text) for cell in row] for row in rows)]
-    drawn = draw_table(lines, [column.is_number for column in columns])
-    common = f"All rows: {escape_markdown(table.common)}." if table.common else ""
-    remarks = wrap(" ".join(filter(None, (common, table.legend))))
-    return "\n\n".join(filter(None, (f"## {table.heading}", drawn, remarks, "\n".join(notes))))
-
-
-def draw_table(lines: Sequence[Sequence[str]], is_number: Sequence[bool]) -> str:
-    """Return a table of which the first line is the heading. Numbers stand on the right."""
-    alignment = ["right" if right else "left" for right in is_number]
+    lines = [[column.heading for column in table.columns], *(map(escape_markdown, cells) for cells in table.rows)]
+    alignment = ["right" if column.kind == "number" else "left" for column in table.columns]
     drawn = tabulate.tabulate(lines, tablefmt="pipe", disable_numparse=True, colalign=alignment)
     rule, heading, *body = drawn.splitlines()  # tabulate gives what it knows as a heading two characters too many
-    return "\n".join([heading, rule, *body])
+    common = f"All rows: {escape_markdown(table.common)}." if table.common else ""
+    remarks = wrap(" ".join(filter(None, (common, table.legend))))
+    parts = (f"## {table.heading}", "\n".join([heading, rule, *body]), remarks, "\n".join(notes))
+    return "\n\n".join(filter(None, parts))
 
 
 def wrap(text: str, bullet: str = "") -> str:

@@ -1,10 +1,9 @@
 """Every plot of the report. A new one is a function from `PlotSource` to plots, added to `PLOTS`."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
-from pipeline.experiment.point_label import Processors, name_processors
 from pipeline.pages.accuracy_plots import accuracy_plots, final_accuracy_plots
+from pipeline.pages.cells import name_texts
 from pipeline.pages.int8_plots import int8_plots
 from pipeline.pages.plot_data import Plot, PlotSource
 from pipeline.pages.scaling_plots import bandwidth_plots, batch_size_plots, speedup_plots
@@ -24,13 +23,3 @@ PLOTS: tuple[Callable[[PlotSource], Iterable[Plot]], ...] = (
 def build_plots(source: PlotSource) -> list[Plot]:
     """Return every plot for which there are values, in the order of the questions."""
     return [name_texts(plot, source.processors) for build in PLOTS for plot in build(source)]
-
-
-def name_texts(part: Any, processors: Processors) -> Any:
-    """Return a plot, or a part of one, with the word for what its points ran on in every text."""
-    if isinstance(part, str):
-        return name_processors(part, processors)
-    if not isinstance(part, tuple):
-        return part
-    named = [name_texts(inner, processors) for inner in part]
-    return type(part)(*named) if hasattr(part, "_fields") else tuple(named)

@@ -14,8 +14,8 @@ from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.point_label import describe_point, varying_axes
 from pipeline.experiment.record import Record
+from pipeline.pages.cells import named_axes
 from pipeline.pages.display_tables import MAX_ROWS
-from pipeline.pages.row_names import named_axes
 from pipeline.tables.row import Row
 
 

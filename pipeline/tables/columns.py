@@ -86,8 +86,6 @@ class Column(NamedTuple):
 AXIS_HEADINGS = {"strategy": "strategy", "num_gpus": "GPUs", "batch_size_per_gpu": "images per GPU"}
 """Axes that have a column if they vary; the others share one."""
 
-NUM_RUNS = Column("n", "n", "Number of runs that the row pools.", is_set=True)
-
 
 def sort_rows(rows: Rows, batch: str = "batch_size_per_gpu") -> Rows:
     """Return the rows by batch size, then strategy and GPUs; in the order of the grid if they name no strategy."""
@@ -109,7 +107,7 @@ class View(NamedTuple):
     keys: tuple[str, ...] = ()
     hidden_axes: tuple[str, ...] = ()
     hidden_notes: tuple[str, ...] = ()  # how the kinds of notes begin that say nothing here
-    is_over_seeds: bool = False  # n is shown even if it is 1
+    shows_n: bool = False  # even if it is 1
     is_folded: bool = False
     hides_zeros: bool = False  # leaves out a column that is 0 everywhere
 
@@ -130,8 +128,5 @@ class Table(NamedTuple):
         return {**absent, **figures}
 
     def column(self, key: str) -> Column:
-        """Return the column with this key. Raises KeyError."""
-        found = (column for column in (*self.columns, NUM_RUNS) if column.key == key)
-        if (column := next(found, None)) is None:
-            raise KeyError(f"table {self.name} has no column {key}")
-        return column
+        """Return the column with this key."""
+        return next(column for column in self.columns if column.key == key)

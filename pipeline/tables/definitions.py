@@ -54,10 +54,6 @@ def is_about_learning(row: Row) -> bool:
     return tested or bool(row["remedies"]) or row["diverged_at_update"] is not None or row["learning_rate"] is None
 
 
-def in_order_of_grid(rows: Rows) -> Rows:
-    return rows
-
-
 def exposure_noise(row: Row) -> str:
     """Return the noise that hides a measured time below 0, which is no time; "" without such noise."""
     noises_s = (note.values["noise_s"] for note in row.notes if note.kind == "measured_exposure_is_noise")
@@ -441,7 +437,7 @@ SWEEP = Table(
         View(
             "Q3.2: the link's own limit, isolated all-reduces",
             "Times of a call on the slowest rank; n counts sweeps.",
-            keys=("num_bytes", "time_s", "algbw_gb_s", "busbw_gb_s", "n"),
+            shows_n=True,
             is_folded=True,
         ),
     ),
@@ -639,10 +635,10 @@ TIME_TO_TARGET = Table(
             "the lowest and the highest. The target, unless --target-accuracy sets it, is 2 points below the final "
             "accuracy of the baseline: the smallest batch without remedies. Under a cosine schedule accuracy rises "
             "most at the end of a run, so the time also depends on the epochs asked for.",
-            in_order_of_grid,
+            list,
             hidden_axes=("batch_size_per_gpu", "epochs", "reference_batch_size"),
             hidden_notes=("repeats_not_ok",),
-            is_over_seeds=True,
+            shows_n=True,
         ),
     ),
 )
@@ -675,14 +671,14 @@ INT8 = Table(
             f"{100 * OF_FEWEST_VALUES:.1f} %). Each stage includes those before it: weights in int8, activations in "
             "int8 with scales from training images, biases in int32.",
             keys=("stage", "scale_rule", "granularity", "test_accuracy", "accuracy_change"),
-            is_over_seeds=True,
+            shows_n=True,
         ),
         View(
             "int8: agreement with fp32, and size",
             "Ties are test images whose highest score several classes share. The size counts weights, biases and "
             "scales.",
             keys=("stage", "scale_rule", "granularity", "agreement", "tie_share", "network_bytes"),
-            is_over_seeds=True,
+            shows_n=True,
         ),
     ),
 )
@@ -736,7 +732,7 @@ COST = Table(
             "ended ok have two rows: their timed windows on the GPUs used (every epoch of a point that evaluates), and "
             "all else: start-up, warm-up, evaluation, unused GPUs.",
             lambda rows: [row for row in rows if row.n or row.notes],
-            keys=("ending", "gpu_hours", "process_hours", "allocated_share", "n"),
+            shows_n=True,
         ),
     ),
 )

@@ -8,9 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.tables.columns import AXIS_HEADINGS, NUM_RUNS, Column
+from pipeline.tables.columns import AXIS_HEADINGS, Column
 from pipeline.tables.definitions import AXIS_COLUMNS, TABLES
 
+NUM_RUNS = Column("n", "n", "Number of runs that the row pools.")
+NOTE = Column("note", "", "Facts that a reader needs to judge the row.")
 MARKER = "<!-- columns -->"  # what stands above it in the page is written by hand
 INTRODUCTION = """
 # The columns
@@ -33,12 +35,11 @@ target over two to five seeds they are the lowest and the highest. From here on 
 def render_words(page: str) -> str:
     """Return the page with the columns of today below its marker."""
     headings: dict[str, list[str]] = defaultdict(list, {axis: [heading] for axis, heading in AXIS_HEADINGS.items()})
-    figures = {NUM_RUNS.key: NUM_RUNS}
-    for column in (NUM_RUNS, *(column for table in TABLES.values() for column in table.columns)):
+    figures: dict[str, Column] = {}
+    for column in (NUM_RUNS, *(column for table in TABLES.values() for column in table.columns), NOTE):
         figures.setdefault(column.key, column)
         if column.heading and column.heading not in headings[column.key]:
             headings[column.key].append(column.heading)
-    figures["note"] = Column("note", "note", "Facts that a reader needs to judge the row.")
     by_hand = page.partition(MARKER)[0] + MARKER
     parts = [by_hand, INTRODUCTION, "## Axes\n", *table_lines(AXIS_COLUMNS, headings), "\n## Figures\n"]
     return "\n".join([*parts, *table_lines(figures.values(), headings)]) + "\n"
