@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pipeline.experiment.folder import Experiment
     from pipeline.experiment.point_label import Processors
     from pipeline.pages.display_tables import DisplayOptions
-    from pipeline.pages.write_pages import Pages
+    from pipeline.pages.html_page import Pages
     from pipeline.tables.bandwidth_rows import MeasuredLinks
     from pipeline.tables.collect_experiment import CollectedExperiment
 
@@ -119,8 +119,8 @@ def main() -> int:
     # imported after the command line is parsed, so that --help answers at once
     from pipeline.answers.questions import answer_questions
     from pipeline.pages.display_tables import DisplayOptions
+    from pipeline.pages.html_page import Pages
     from pipeline.pages.markdown import name_source, render_experiment
-    from pipeline.pages.write_pages import Pages
     from pipeline.tables.collect_experiment import collect_experiment
 
     link, options = read_link_options(arguments), display_options(arguments)
