@@ -4,16 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.analysis.intervals import ends_of
-from pipeline.answers.claims import (
-    NO_RESULT,
-    Claim,
-    badges_of,
-    grid_command,
-    is_fit_for_answer,
-    no_result,
-    not_answered,
-    where_of,
-)
+from pipeline.answers import claims
+from pipeline.answers.claims import NO_RESULT, Claim, badges_of, where_of
 from pipeline.tables.build_tables import Tables
 from pipeline.tables.row import Row
 
@@ -23,26 +15,26 @@ def communication_claims(tables: Tables) -> list[Claim]:
     rows = tables["communication"]
     measured = [row for row in rows if row["exposed_comm_share"] is not None]
     known = [row for row in tables["Q3"] if row["comm_share_subtraction"] is not None]
-    subtracted = [row for row in known if is_fit_for_answer(row, "comm_time_subtraction_s")]
+    subtracted = [row for row in known if claims.is_fit_for_answer(row, "comm_time_subtraction_s")]
     if measured:
         most = max(row["num_gpus"] for row in measured)
         on_most = [row for row in measured if row["num_gpus"] == most]
         compared = compare_subtraction([row for row in subtracted if row["num_gpus"] == most], subtracted)
         claim = measured_claim(on_most, measured, compared)
-        return [claim if known else claim._replace(command=grid_command("q3"))]
+        return [claim if known else claim._replace(command=claims.grid_command("q3"))]
     if subtracted:
         most_by = max(subtracted, key=lambda row: float(row["comm_share_subtraction"]))
         values = {
             "share": float(most_by["comm_share_subtraction"]),
             "where": where_of(most_by, subtracted, also="num_gpus"),
         }
-        return [Claim("Q3", "subtracted", values, badges_of(most_by), grid_command("communication"))]
+        return [Claim("Q3", "subtracted", values, badges_of(most_by), claims.grid_command("communication"))]
     if lost := [row for row in rows if row.status in NO_RESULT]:
-        return [no_result("Q3", "points that measure communication", lost)]
+        return [claims.no_result("Q3", "points that measure communication", lost)]
     why = "no point on several GPUs measures communication"
     if known:
         why += ", and subtraction fails, counts waiting for data or shows no more than noise"
-    return [not_answered("Q3", why, "communication")]
+    return [claims.not_answered("Q3", why, "communication")]
 
 
 def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: dict[str, Any]) -> Claim:

@@ -5,18 +5,8 @@ from collections.abc import Sequence
 
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.loader import MAX_DATA_SHARE
-from pipeline.answers.claims import (
-    NO_RESULT,
-    Claim,
-    badges_of,
-    describe_own,
-    differing_axes,
-    grid_command,
-    is_fit_for_answer,
-    no_result,
-    not_answered,
-    where_of,
-)
+from pipeline.answers import claims
+from pipeline.answers.claims import NO_RESULT, Claim, badges_of, where_of
 from pipeline.tables.build_tables import Tables
 from pipeline.tables.row import Row
 
@@ -32,9 +22,9 @@ def batch_size_claims(tables: Tables) -> list[Claim]:
     lost = [row for row in rows if row.status in NO_RESULT]
     if not timed:
         speed = (
-            no_result("Q1", "points on one GPU", lost)
+            claims.no_result("Q1", "points on one GPU", lost)
             if lost
-            else not_answered("Q1", "no epoch was timed on one GPU", "q1")
+            else claims.not_answered("Q1", "no epoch was timed on one GPU", "q1")
         )
         return [memory, speed] if memory.kind != "no_oom" else [speed]
     best = max(timed, key=lambda row: (row["throughput_samples_per_s"] or 0.0, -row["epoch_time_s"]))
@@ -56,7 +46,7 @@ def rivals_of(best: Row, timed: Sequence[Row]) -> list[int]:
     _, end_s = ends_of(best["epoch_time_s"])
     if end_s is None:
         return []
-    lows_s = {id(row): ends_of(row["epoch_time_s"])[0] for row in timed if not differing_axes(row, best)}
+    lows_s = {id(row): ends_of(row["epoch_time_s"])[0] for row in timed if not claims.differing_axes(row, best)}
     met = {row["global_batch_size"] for row in timed if (low_s := lows_s.get(id(row))) is not None and low_s <= end_s}
     return sorted(met - {best["global_batch_size"]}, reverse=True)
 
@@ -77,13 +67,13 @@ def memory_claim(tables: Tables) -> Claim:
     if lost:
         first = min(lost, key=lambda row: int(row["global_batch_size"]))
         size = first["global_batch_size"]
-        alike = [row["global_batch_size"] for row in fitting if not differing_axes(row, first)]
+        alike = [row["global_batch_size"] for row in fitting if not claims.differing_axes(row, first)]
         smaller = max((other for other in alike if other < size), default=None)
-        named = describe_own(first, tables["Q1"], "batch_size_per_gpu")
+        named = claims.describe_own(first, tables["Q1"], "batch_size_per_gpu")
         values = {"fails": size, "fits": smaller, "where": f" ({named})" if named else ""}
         return Claim("Q1", "smallest_oom" if smaller is None else "first_oom", values)
     largest = max((row["global_batch_size"] for row in fitting), default=None)
-    return Claim("Q1", "no_oom", {"fits": largest}, command=grid_command("memory"))
+    return Claim("Q1", "no_oom", {"fits": largest}, command=claims.grid_command("memory"))
 
 
 def speedup_claims(tables: Tables) -> list[Claim]:
@@ -92,10 +82,10 @@ def speedup_claims(tables: Tables) -> list[Claim]:
     several = [row for row in rows if row["num_gpus"] > 1]
     timed = [row for row in several if row["speedup"] is not None]
     if not timed and (lost := lost_scaling(rows)):
-        return [no_result("Q2", "points", lost)]
+        return [claims.no_result("Q2", "points", lost)]
     if not timed:
         lacking = " with a timed point on one GPU to compare with" if several else ""
-        return [not_answered("Q2", f"no point on several GPUs{lacking}", "scaling")]
+        return [claims.not_answered("Q2", f"no point on several GPUs{lacking}", "scaling")]
     fit = usable_rows(rows)
     unknown = () if fit else ("wait for data not stated",)
     fit = fit or usable_rows(rows, is_loader_bound=None)
@@ -104,7 +94,7 @@ def speedup_claims(tables: Tables) -> list[Claim]:
     counts = {"left_out": reasons.total() or None, "timed": len(timed), "why": why}
     if not fit:
         cannot = f"{reasons.total()} of {len(timed)} rows with a speed-up cannot be used: {why}"
-        return [not_answered("Q2", cannot, "scaling" if WAITS in reasons else "scaling --repeats 3")]
+        return [claims.not_answered("Q2", cannot, "scaling" if WAITS in reasons else "scaling --repeats 3")]
     most = max(row["num_gpus"] for row in fit)
     best = max((row for row in fit if row["num_gpus"] == most), key=usefulness)
     low, high = ends_of(best["speedup"])
@@ -128,7 +118,7 @@ def speedup_claims(tables: Tables) -> list[Claim]:
 def usable_rows(rows: Sequence[Row], is_loader_bound: bool | None = False) -> list[Row]:
     """Return the rows on several GPUs with a fit speed-up that are not loader-bound; None: where that is not known."""
     several = [row for row in rows if row["num_gpus"] > 1 and row["is_loader_bound"] is is_loader_bound]
-    return [row for row in several if is_fit_for_answer(row, "speedup")]
+    return [row for row in several if claims.is_fit_for_answer(row, "speedup")]
 
 
 def usefulness(row: Row) -> tuple[bool, float, float]:

@@ -11,11 +11,9 @@ from pipeline.pages.plot_data import (
     Plot,
     PlotSource,
     as_title,
-    evenly,
     group_series,
     join_notes,
     make_series,
-    note_on_number,
 )
 from pipeline.system.errors import pluralize
 from pipeline.tables.columns import Column
@@ -53,12 +51,12 @@ def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     if baseline is None or baseline["epochs"] < MIN_EPOCHS:
         return
     tested = [row for row in study if row[FINAL_ACCURACY.key] is not None and row["epochs"] == baseline["epochs"]]
-    groups, sets = remedy_groups(tested), remedy_sets(source.tables["Q4"])
+    (groups, left_out), sets = remedy_groups(tested), remedy_sets(source.tables["Q4"])
     lines = make_series(groups, BATCH, FINAL_ACCURACY, styles_of(groups, sets))
     accuracies = LinePanel(as_title(TEST_ACCURACY.heading), GLOBAL_BATCH.heading, lines, y_covers=())
     panels = {f"accuracy after {pluralize(baseline['epochs'], 'epoch')}": accuracies}
     if baseline["target_accuracy"] is not None:
-        alike = remedy_groups([row for row in tested if row["num_gpus"] == baseline["num_gpus"]])
+        alike, _ = remedy_groups([row for row in tested if row["num_gpus"] == baseline["num_gpus"]])
         lines = make_series(alike, BATCH, TIME_TO_TARGET, styles_of(alike, sets))
         title = f"Training time to {format_target(baseline['target_accuracy'])} [s]"
         panels[TIMES] = LinePanel(title, GLOBAL_BATCH.heading, lines)
@@ -66,7 +64,6 @@ def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     panels = {what: panel for what, panel in panels.items() if len(places[what]) > 1}
     if panels:
         is_partial = TIMES in panels and any(row["num_timed"] < row["n"] for row in tested)
-        left_out = note_on_number(len(groups), MAX_SERIES, "series")
         note = join_notes(SEEDS_NOTE, SOME_TIMES_NOTE if is_partial else "", left_out)
         title = as_title(f"{' and '.join(panels)}, by batch size")
         yield Plot("q4-batch-size", "Q4", title, tuple(panels.values()), note)
@@ -77,8 +74,8 @@ def remedy_sets(rows: Sequence[Row]) -> RemedySets:
     return sorted({tuple(row["remedies"]) for row in rows}, key=lambda remedies: (len(remedies), remedies))
 
 
-def remedy_groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Group rows by remedies. For each global batch it takes those on the fewest GPUs, and of these the fewest nodes.
+def remedy_groups(rows: Sequence[Row]) -> tuple[dict[str, list[Row]], str]:
+    """Return group_series by remedies. For each global batch it takes those on the fewest GPUs, and of these the fewest nodes.
 
     The labels leave out what follows from the batch, unless rows would then share a place.
     """
@@ -102,8 +99,7 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     rows = [row for curve in curves if len(curve) >= MIN_EPOCHS for row in curve]
     remedied = sorted({row[BATCH] for row in rows if row["remedies"]}, reverse=True)
     if rows and not remedied:
-        groups = group_series(rows, "epoch")
-        note = note_on_number(len(groups), MAX_SERIES, "series")
+        groups, note = group_series(rows, "epoch")
         panels = accuracy_panels(groups, column, remedy_sets(rows))
         yield Plot("q4", "Q4", "Accuracy by epoch, update and second", panels, note)
     sets, reference = remedy_sets(rows), baseline_curve(source, rows)
@@ -114,12 +110,12 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
         compared = [row for row in reference if row[BATCH] != batch]
         for own, longer in ((shortest, ""), ([row for length in by_length.values() for row in length], "longer")):
             if own:
-                groups = group_series(own, "epoch", ("remedies", "epochs") if longer else ("remedies",))
+                groups, left_out = group_series(own, "epoch", ("remedies", "epochs") if longer else ("remedies",))
                 name = "-".join(filter(None, ("q4", "" if batch == remedied[0] else str(batch), longer)))
                 for_longer = " for longer" if longer else ""
                 title = f"Accuracy with {batch:,} images a step{for_longer}, by epoch, update and second"
                 panels = accuracy_panels(groups, column, sets, compared)
-                note = join_notes("Medians over the seeds.", note_on_number(len(groups), MAX_SERIES, "series"))
+                note = join_notes("Medians over the seeds.", left_out)
                 yield Plot(name, "Q4", title, panels, note, max(row[column.key] for row in own) >= INFORMATIVE * best)
 
 
@@ -134,11 +130,10 @@ def baseline_curve(source: PlotSource, rows: Sequence[Row]) -> list[Row]:
 
 def styles_of(groups: Groups, sets: RemedySets) -> dict[str, int]:
     """Return the style of each label: that of its remedies in every plot; a second line of the same has a free one."""
-    labels = evenly(list(groups), MAX_SERIES)
     if len(sets) > MAX_SERIES:
-        sets = remedy_sets([groups[label][0] for label in labels])
+        sets = remedy_sets([rows[0] for rows in groups.values()])
     styles: dict[str, int] = {}
-    for label in sorted(labels, key=lambda label: (groups[label][0]["num_gpus"], len(label))):  # the plainest first
+    for label in sorted(groups, key=lambda label: (groups[label][0]["num_gpus"], len(label))):  # the plainest first
         order = (sets.index(tuple(groups[label][0]["remedies"])), *range(len(sets), MAX_SERIES), *range(len(sets)))
         styles[label] = next(style for style in order if style not in styles.values())
     return styles

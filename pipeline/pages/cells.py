@@ -8,14 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis.intervals import ends_of
-from pipeline.experiment.point_label import (
-    ALL_REMEDIES,
-    EFFORT_AXES,
-    Processors,
-    describe_point,
-    format_number,
-    name_processors,
-)
+from pipeline.experiment import point_label
+from pipeline.experiment.point_label import Processors, describe_point, format_number
 from pipeline.experiment.spec import REMEDIES
 from pipeline.tables.columns import AXIS_HEADINGS, NOT_STATED, Column
 from pipeline.tables.row import Row
@@ -61,7 +55,7 @@ class DisplayTable(NamedTuple):
 def name_texts(part: Any, processors: Processors) -> Any:
     """Return a table, a plot or a part of one, with the word for what its points ran on in every text."""
     if isinstance(part, str):
-        return name_processors(part, processors)
+        return point_label.name_processors(part, processors)
     if not isinstance(part, list | tuple) or processors == "GPUs":
         return part
     named = [name_texts(inner, processors) for inner in part]
@@ -113,14 +107,14 @@ def name_columns(
         said = "; ".join(f"{label} = {name}" for name, label in labels.items() if name in long)
         explained.append(f"Configurations: {said}.")
         names = [labels[name] if name in long else name for name in names]
-    if any(ALL_REMEDIES in text for text in (*names, *explained)):
+    if any(point_label.ALL_REMEDIES in text for text in (*names, *explained)):
         explained.append(f"All remedies: {', '.join(REMEDIES)}.")
     return [*columns, DisplayColumn(heading, names, "text")], " ".join(explained)
 
 
 def describe_common(points: Sequence[Axes], varying: Sequence[str], hidden: Sequence[str]) -> str:
     """Return what all rows share, in words."""
-    without = (*varying, *hidden, *(axis for axis in EFFORT_AXES if axis != "epochs"))
+    without = (*varying, *hidden, *(axis for axis in point_label.EFFORT_AXES if axis != "epochs"))
     same = (axis for axis, value in points[0].items() if axis not in without and value not in (False, []))
     return describe_point(points[0], [axis for axis in same if all(point[axis] == points[0][axis] for point in points)])
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pipeline.analysis.pooling import group_pairs
 from pipeline.pages.plot_data import (
-    MAX_SERIES,
     REFERENCE,
     HistogramPanel,
     LinePanel,
@@ -12,11 +11,9 @@ from pipeline.pages.plot_data import (
     PlotSource,
     Point,
     Series,
-    evenly,
     group_series,
     join_notes,
     make_point,
-    note_on_number,
 )
 from pipeline.system.errors import pluralize
 from pipeline.tables.definitions import STAGE_WORDS, TABLES
@@ -47,25 +44,24 @@ def change_plot(rows: Sequence[Row]) -> Plot:
 
     If one series hides how small the others are, these are shown again without it. All panels of a row have one range.
     """
-    groups = group_series(rows, "stage", first=("scale_rule",), panel="granularity")
-    shown = evenly(list(groups), MAX_SERIES)
+    groups, left_out = group_series(rows, "stage", first=("scale_rule",), panel="granularity")
     lines: dict[str, list[Series]] = {granularity: [] for granularity in GRANULARITIES}
-    for style, label in enumerate(shown):
-        shift = SPACING * (style - (len(shown) - 1) / 2)
+    for style, (label, of_label) in enumerate(groups.items()):
+        shift = SPACING * (style - (len(groups) - 1) / 2)
         for granularity, own in lines.items():
-            wanted = [row for row in groups[label] if row["granularity"] == granularity]
+            wanted = [row for row in of_label if row["granularity"] == granularity]
             points = tuple(make_point(list(STAGES).index(row["stage"]) + shift, row, CHANGE) for row in wanted)
             own += [Series(label, points, style)] if points else []
     every = [line for own in lines.values() for line in own]
-    reach = {label: max(map(abs, ends_of(line for line in every if line.label == label))) for label in shown}
-    small = [label for label in shown if reach[label] < SMALL * max(reach.values())]
-    panels = [*change_panels(lines, shown, CHANGE.name), *change_panels(lines, small, "enlarged")]
+    reach = {label: max(map(abs, ends_of(line for line in every if line.label == label))) for label in groups}
+    small = [label for label in groups if reach[label] < SMALL * max(reach.values())]
+    panels = [*change_panels(lines, [*groups], CHANGE.name), *change_panels(lines, small, "enlarged")]
     has_intervals = any(point.low is not None and point.high is not None for line in every for point in line.points)
     notes = (
         f"Median over {pluralize(max(row['n'] for row in rows), 'seed')}{' with its interval' * has_intervals}, each "
         "against its own network in fp32. Each stage includes those before it.",
         f"Enlarged: only {', '.join(small)}." if small else "",
-        note_on_number(len(groups), MAX_SERIES, "series"),
+        left_out,
     )
     return Plot("int8", "int8", "Change of test accuracy in int8, by stage", tuple(panels), join_notes(*notes))
 

@@ -181,28 +181,31 @@ def as_title(text: str) -> str:
 
 def group_series(
     rows: Sequence[Row], x: str, first: Sequence[str] = (), optional: Sequence[str] = EFFORT_AXES, panel: str = ""
-) -> dict[str, list[Row]]:
-    """Group rows into series, by label. A label states the keys `first`, then the axes in which the rows differ.
+) -> tuple[dict[str, list[Row]], str]:
+    """Return the rows of at most MAX_SERIES series by label, and a note if there are more.
 
-    It leaves out x and `panel`, which gives each of its values a panel. It leaves out the axes in `optional` unless
-    rows of one label would share an x in a panel.
+    A label states the keys `first`, then the axes in which the rows differ. It leaves out x and `panel`, which gives
+    each of its values a panel. It leaves out the axes in `optional` unless rows of one label would share an x in a
+    panel.
     """
     known = [key for key in (x, panel, *first) if key]
     points = [row.axes | {key: row[key] for key in known} for row in rows]
     axes = [*first, *distinguishing_axes(points, known, optional)]
-    return group_pairs((describe_point(point, axes), row) for point, row in zip(points, rows, strict=True))
+    groups = group_pairs((describe_point(point, axes), row) for point, row in zip(points, rows, strict=True))
+    shown = {label: groups[label] for label in evenly(list(groups), MAX_SERIES)}
+    return shown, note_on_number(len(groups), MAX_SERIES, "series")
 
 
 def make_series(
     groups: Mapping[str, Sequence[Row]], x: str, column: Column, styles: Mapping[str, int] | None = None
 ) -> tuple[Series, ...]:
-    """Return a series of the column for each group with values, at most MAX_SERIES.
+    """Return a series of the column for each group with values.
 
     If rows share an x, the last one counts. Without `styles` a label has the same style in every column.
     """
     found = []
-    for style, label in enumerate(evenly(list(groups), MAX_SERIES)):
-        known = [row for row in groups[label] if row[x] and row[column.key] is not None]
+    for style, (label, rows) in enumerate(groups.items()):
+        known = [row for row in rows if row[x] and row[column.key] is not None]
         points = {row[x]: make_point(row[x], row, column) for row in known}
         if points:
             chosen = styles[label] if styles else style

@@ -14,7 +14,6 @@ from pipeline.pages.plot_data import (
     group_series,
     make_point,
     make_series,
-    note_on_number,
 )
 from pipeline.tables.columns import AXIS_HEADINGS
 from pipeline.tables.definitions import BUS_BANDWIDTH, EPOCH_TIME, GLOBAL_BATCH, MEMORY, SPEEDUP, THROUGHPUT
@@ -32,7 +31,7 @@ def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
     oom_from = min((row[BATCH] for row in rows if row.status == "oom" and row[BATCH] > largest), default=None)
     if len({*(row[BATCH] for row in fitting), oom_from} - {None}) < 2:  # one point is no curve
         return
-    groups = group_series(fitting, BATCH)
+    groups, note = group_series(fitting, BATCH)
     shown = [(column.heading, make_series(groups, BATCH, column)) for column in (EPOCH_TIME, THROUGHPUT, MEMORY)]
     panels = tuple(
         LinePanel(as_title(heading), GLOBAL_BATCH.heading, lines, oom_from=oom_from)
@@ -40,8 +39,7 @@ def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
         if lines
     )
     if panels:
-        title = "One GPU: time, throughput and memory against batch size"
-        yield Plot("q1", "Q1", title, panels, note_on_number(len(groups), MAX_SERIES, "series"))
+        yield Plot("q1", "Q1", "One GPU: time, throughput and memory against batch size", panels, note)
 
 
 def speedup_plots(source: PlotSource) -> Iterator[Plot]:
@@ -52,24 +50,23 @@ def speedup_plots(source: PlotSource) -> Iterator[Plot]:
     ):
         rows = [row for row in source.tables["Q2"] if row["speedup"] is not None and row["num_gpus"] > 1]
         if rows := sorted((row for row in rows if row["scaling"] == scaling), key=lambda row: int(row[batch])):
-            panels, num_series = speedup_panels(rows, batch, fixed)
-            note = note_on_number(num_series, MAX_SERIES, "series")
+            panels, note = speedup_panels(rows, batch, fixed)
             yield Plot(name, "Q2", f"Speed-up over one GPU, {scaling} scaling: {fixed} stay fixed", panels, note)
 
 
-def speedup_panels(rows: Sequence[Row], batch: str, fixed: str) -> tuple[tuple[LinePanel, ...], int]:
+def speedup_panels(rows: Sequence[Row], batch: str, fixed: str) -> tuple[tuple[LinePanel, ...], str]:
     """Return speed-up against GPUs, a panel for each strategy; with one number of GPUs against the batch size.
 
-    Return the number of series too, also of those that a panel has no room for.
+    Return the note on the number of series too.
     """
     counts, strategies = ({row[axis] for row in rows} for axis in ("num_gpus", "strategy"))
     optional = (BATCH, *EFFORT_AXES)
     if len(counts) == 1:
-        groups = group_series(rows, batch, ("strategy",), optional)
+        groups, note = group_series(rows, batch, ("strategy",), optional)
         of_strategy = f"of {min(strategies)} " if len(strategies) == 1 else ""
         title = f"{as_title(SPEEDUP.heading)} {of_strategy}on {max(counts)} GPUs"
-        return (LinePanel(title, fixed, make_series(groups, batch, SPEEDUP), ideal=lambda _: max(counts)),), len(groups)
-    groups = group_series(rows, "num_gpus", (batch,), optional, panel="strategy")
+        return (LinePanel(title, fixed, make_series(groups, batch, SPEEDUP), ideal=lambda _: max(counts)),), note
+    groups, note = group_series(rows, "num_gpus", (batch,), optional, panel="strategy")
     panels = []
     for strategy in sorted(strategies):
         chosen = {label: [row for row in group if row["strategy"] == strategy] for label, group in groups.items()}
@@ -77,7 +74,7 @@ def speedup_panels(rows: Sequence[Row], batch: str, fixed: str) -> tuple[tuple[L
         from_one = tuple(line._replace(points=(Point(1, 1), *line.points)) for line in lines)
         title = f"{as_title(SPEEDUP.heading)} of {strategy}"
         panels.append(LinePanel(title, AXIS_HEADINGS["num_gpus"], from_one, "linear", ideal=float))
-    return tuple(panels), len(groups)
+    return tuple(panels), note
 
 
 def bandwidth_plots(source: PlotSource) -> Iterator[Plot]:
