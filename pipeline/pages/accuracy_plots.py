@@ -75,7 +75,7 @@ def remedy_sets(rows: Sequence[Row]) -> RemedySets:
 
 
 def remedy_groups(rows: Sequence[Row]) -> tuple[dict[str, list[Row]], str]:
-    """Return group_series by remedies. For each global batch it takes those on the fewest GPUs, and of these the fewest nodes.
+    """Return the series by remedies, of each global batch the rows on the fewest GPUs, and of these the fewest nodes.
 
     The labels leave out what follows from the batch, unless rows would then share a place.
     """
