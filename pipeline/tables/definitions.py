@@ -743,23 +743,3 @@ TABLES = {table.name: table for table in (*ORDER, TIME_TO_TARGET, INT8, INT8_HIS
 
 FIGURE_NAMES = {column.key: column.name for table in reversed(TABLES.values()) for column in table.columns}
 """The figures that notes name, in words. JSON and CSV have the key."""
-
-AXIS_COLUMNS = (
-    Column("strategy", "", "Parallel strategy."),
-    Column("precision", "", "Number format of the computation."),
-    Column("input", "", "Source of the training images."),
-    Column("dataset", "", "Data set."),
-    Column("model", "", "Model."),
-    Column("remedies", "", "Remedies for training with large batches."),
-    Column("learning_rate", "", "Learning rate; in the tables of Q4 the largest of the run, after scaling."),
-    Column("schedule", "", "Learning rate after warm-up: constant or cosine."),
-    Column("measure", "", "Kind of measurement: epochs, communication, memory or quantize."),
-    Column("execution", "", "Launches of the host: operations, compiled kernels or one CUDA graph a step."),
-    Column("layout", "", "Layout of images and weights in memory."),
-    Column("device", "", "Device: cuda or cpu."),
-    Column("max_steps", "", "Steps after which an epoch is cut off."),
-    Column("memory_limit_gib", "", "Limit of the memory of each process."),
-    Column("gpu", "", "Model of the GPUs (of Q4 that of the times): times and memory of two models are two rows."),
-    Column("bucket_cap_mb", "", "Largest size of a bucket of gradients."),
-)
-"""The axes that are not plain counts or switches; `Spec` documents all."""

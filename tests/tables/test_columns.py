@@ -2,6 +2,7 @@ import re
 
 import pytest
 from factories import ROOT, sentences
+from words_page import AXIS_COLUMNS, render_words
 
 from pipeline.analysis.notes import make_note, text_note
 from pipeline.experiment.spec import AXES
@@ -9,9 +10,8 @@ from pipeline.pages.cells import format_cell
 from pipeline.tables import note_texts
 from pipeline.tables.build_tables import flatten_row
 from pipeline.tables.columns import FACTORS, Column, Table
-from pipeline.tables.definitions import AXIS_COLUMNS, FIGURE_NAMES, Q1, TABLES
+from pipeline.tables.definitions import FIGURE_NAMES, Q1, TABLES
 from pipeline.tables.row import Row
-from pipeline.tables.words import render_words
 
 KINDS_MADE = re.compile(r'make_note\(\s*"(\w+)"(?: if [^"]+ else "(\w+)")?|(?:True|False): "(\w+)"')
 COLUMNS = {(table.name, column.key): column for table in TABLES.values() for column in table.columns}

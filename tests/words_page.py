@@ -1,6 +1,6 @@
 """Writes the end of docs/words.md: what each column of the tables means.
 
-python -m pipeline.tables.words docs/words.md
+python tests/words_page.py docs/words.md
 """
 
 import sys
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.tables.columns import AXIS_HEADINGS, Column
-from pipeline.tables.definitions import AXIS_COLUMNS, TABLES
+from pipeline.tables.definitions import TABLES
 
 NUM_RUNS = Column("n", "n", "Number of runs that the row pools.")
 NOTE = Column("note", "", "Facts that a reader needs to judge the row.")
@@ -30,6 +30,26 @@ characters are replaced; JSON has them as escapes. Reports round their decimal d
 `X_low` and `X_high` (of a time `X_low_s` and `X_high_s`) are the ends of the interval of X. Of an accuracy or a time to
 target over two to five seeds they are the lowest and the highest. From here on the page is written by `make words`.
 """
+
+AXIS_COLUMNS = (
+    Column("strategy", "", "Parallel strategy."),
+    Column("precision", "", "Number format of the computation."),
+    Column("input", "", "Source of the training images."),
+    Column("dataset", "", "Data set."),
+    Column("model", "", "Model."),
+    Column("remedies", "", "Remedies for training with large batches."),
+    Column("learning_rate", "", "Learning rate; in the tables of Q4 the largest of the run, after scaling."),
+    Column("schedule", "", "Learning rate after warm-up: constant or cosine."),
+    Column("measure", "", "Kind of measurement: epochs, communication, memory or quantize."),
+    Column("execution", "", "Launches of the host: operations, compiled kernels or one CUDA graph a step."),
+    Column("layout", "", "Layout of images and weights in memory."),
+    Column("device", "", "Device: cuda or cpu."),
+    Column("max_steps", "", "Steps after which an epoch is cut off."),
+    Column("memory_limit_gib", "", "Limit of the memory of each process."),
+    Column("gpu", "", "Model of the GPUs (of Q4 that of the times): times and memory of two models are two rows."),
+    Column("bucket_cap_mb", "", "Largest size of a bucket of gradients."),
+)
+"""The axes that are not plain counts or switches; `Spec` documents all."""
 
 
 def render_words(page: str) -> str:
