@@ -8,8 +8,8 @@ from pipeline.answers.claims import Claim, badges_of, grid_command, no_result, n
 from pipeline.experiment.axis_groups import TARGET_MAY_DIFFER
 from pipeline.experiment.point_label import describe_axis, describe_point, format_number, varying_axes
 from pipeline.system.errors import pluralize
+from pipeline.tables.columns import Row
 from pipeline.tables.definitions import NEVER_REACHED
-from pipeline.tables.row import Row
 from pipeline.tables.time_to_target_rows import main_study
 
 MIN_RUNS, MIN_EPOCHS = 3, 10  # below these an accuracy cannot tell a remedy from noise

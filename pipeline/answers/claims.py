@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.notes import Note
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_number, varying_axes
+from pipeline.tables.columns import Row, kind_of
 from pipeline.tables.note_texts import NoteFormatter
-from pipeline.tables.row import Row, kind_of
 
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
 POWER_LIMITS = {"sw_power_cap", "hw_power_brake_slowdown"}  # reasons for lowered clocks

@@ -7,7 +7,7 @@ from pipeline.analysis.intervals import ends_of
 from pipeline.answers import claims
 from pipeline.answers.claims import NO_RESULT, Claim, badges_of, where_of
 from pipeline.tables.build_tables import Tables
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Row
 
 
 def communication_claims(tables: Tables) -> list[Claim]:

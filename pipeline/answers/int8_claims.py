@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pipeline.analysis.intervals import Estimate, ends_of
 from pipeline.answers.claims import Claim, describe_own
 from pipeline.system.errors import pluralize
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Row
 
 
 def int8_claims(rows: Sequence[Row]) -> list[Claim]:

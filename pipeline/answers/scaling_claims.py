@@ -8,7 +8,7 @@ from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.answers import claims
 from pipeline.answers.claims import NO_RESULT, Claim, badges_of, where_of
 from pipeline.tables.build_tables import Tables
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Row
 
 WAITS = f"a GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"
 ABOVE_N = "the efficiency is above 1, which noise or a slow baseline can cause"

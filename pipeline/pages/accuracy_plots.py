@@ -16,9 +16,8 @@ from pipeline.pages.plot_data import (
     make_series,
 )
 from pipeline.system.errors import pluralize
-from pipeline.tables.columns import Column
+from pipeline.tables.columns import Column, Row
 from pipeline.tables.definitions import GLOBAL_BATCH, TABLES, TEST_ACCURACY
-from pipeline.tables.row import Row
 from pipeline.tables.time_to_target_rows import format_target, main_study
 
 Groups = Mapping[str, Sequence[Row]]

@@ -11,8 +11,7 @@ from pipeline.analysis.intervals import ends_of
 from pipeline.experiment import point_label
 from pipeline.experiment.point_label import Processors, describe_point, format_number
 from pipeline.experiment.spec import REMEDIES
-from pipeline.tables.columns import AXIS_HEADINGS, NOT_STATED, Column
-from pipeline.tables.row import Row
+from pipeline.tables.columns import AXIS_HEADINGS, NOT_STATED, Column, Row
 
 STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 MAX_LABEL = 44  # characters of a configuration in a cell

@@ -11,9 +11,8 @@ from pipeline.pages.footnotes import number_notes
 from pipeline.pages.pivot_tables import build_pivots
 from pipeline.pages.plot_data import note_on_number
 from pipeline.tables.build_tables import Tables
-from pipeline.tables.columns import Column, Table, View
+from pipeline.tables.columns import Column, Row, Table, View
 from pipeline.tables.definitions import TABLES
-from pipeline.tables.row import Row
 
 TABLES_WITHOUT_REMEDIES = ("Q1", "Q2", "Q3")
 REMEDIES_ELSEWHERE = "Runs with remedies are in the tables of Q4 only."

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 from pipeline.analysis.notes import Note
 from pipeline.analysis.pooling import group_pairs
+from pipeline.tables.columns import Row
 from pipeline.tables.definitions import FIGURE_NAMES
 from pipeline.tables.note_texts import Range, render_note
-from pipeline.tables.row import Row
 
 
 class Footnotes(NamedTuple):

@@ -18,16 +18,20 @@ from pipeline.analysis.pooling import group_pairs
 from pipeline.answers.questions import answer_questions, answered_claims, next_command, render_answer
 from pipeline.experiment.outcomes import CollectedOutcomes
 from pipeline.experiment.point_label import describe_training, format_figure, name_processors
+from pipeline.pages.accuracy_plots import accuracy_plots, final_accuracy_plots
+from pipeline.pages.cells import name_texts
 from pipeline.pages.display_tables import DisplayOptions, display_tables
+from pipeline.pages.int8_plots import int8_plots
 from pipeline.pages.plot_data import Plot, PlotSource
-from pipeline.pages.plot_registry import build_plots
 from pipeline.pages.point_fates import address_of, list_fates, record_links
 from pipeline.pages.provenance import hardware_of, list_provenance
+from pipeline.pages.scaling_plots import bandwidth_plots, batch_size_plots, speedup_plots
+from pipeline.pages.step_plots import step_plots
 from pipeline.system import files
 from pipeline.system.errors import import_error_as_command_error, log_line, pluralize, replace_control_characters
 from pipeline.tables.collect_experiment import CollectedExperiment
+from pipeline.tables.columns import Row
 from pipeline.tables.definitions import ENDING_WORDS
-from pipeline.tables.row import Row
 
 if TYPE_CHECKING:
     from pipeline.pages.draw_panels import RenderedPlot
@@ -94,6 +98,13 @@ class Pages:
             count = pluralize(len(self.entries), "experiment")
             page = render_template("index.html.j2", {"title": "Experiments", "count": count, "entries": self.entries})
             files.replace_file_atomically(self.root / INDEX_NAME, page.encode())
+
+
+def build_plots(source: PlotSource) -> list[Plot]:
+    """Return every plot for which there are values, in the order of the questions. Those of a new kind belong here."""
+    timed = (batch_size_plots, speedup_plots, step_plots, bandwidth_plots)
+    builders = (*timed, final_accuracy_plots, accuracy_plots, int8_plots)
+    return [name_texts(plot, source.processors) for build in builders for plot in build(source)]
 
 
 def write_plots(folder: Path, plots: Sequence[Plot]) -> "list[RenderedPlot]":

@@ -16,8 +16,8 @@ from pipeline.pages.plot_data import (
     make_point,
 )
 from pipeline.system.errors import pluralize
+from pipeline.tables.columns import Row
 from pipeline.tables.definitions import STAGE_WORDS, TABLES
-from pipeline.tables.row import Row
 
 CHANGE = TABLES["int8"].column("accuracy_change")
 STAGES = {"weights": "weights", **STAGE_WORDS}

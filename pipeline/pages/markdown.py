@@ -25,7 +25,7 @@ from pipeline.pages.display_tables import MAX_WIDTH, DisplayOptions, display_tab
 from pipeline.pages.provenance import describe_provenance
 from pipeline.system.errors import pluralize, replace_control_characters
 from pipeline.tables.build_tables import Tables
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Row
 
 UNSAFE_CHARACTERS = re.compile(r"[|<>`\[\]\\]")
 BLOCK_START = re.compile(r"(#{1,6}(?=\s|$)|[-+*](?=\s|$)|>|=+\s*$|-+\s*$|~{3}|[-*_][-*_\s]+$)")

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.experiment.point_label import EFFORT_AXES, distinguishing_axes, format_number
 from pipeline.pages.cells import Axes, DisplayColumn, DisplayTable, decimals_of, name_columns, status_of
-from pipeline.tables.columns import Column
+from pipeline.tables.columns import Column, Row
 from pipeline.tables.definitions import EFFICIENCY, EPOCH_TIME, SPEEDUP
-from pipeline.tables.row import Row
 
 MAX_BATCH_SIZES = 7  # of one table by GPUs and batch size
 N_TIMES_SPEEDUP = SPEEDUP._replace(heading="N x T(1)/T(N)")

@@ -8,8 +8,7 @@ from pipeline.analysis.pooling import group_pairs
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.point_label import EFFORT_AXES, Processors, describe_point, distinguishing_axes, format_figure
 from pipeline.tables.build_tables import Tables
-from pipeline.tables.columns import Column
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Column, Row
 
 Item = TypeVar("Item")
 Scale = Literal["linear", "log2", "log10", "bytes"]

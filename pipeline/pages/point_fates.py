@@ -17,7 +17,7 @@ from pipeline.experiment.point_label import NAMING_AXES, describe_point, varying
 from pipeline.experiment.record import Record
 from pipeline.pages.cells import named_axes
 from pipeline.pages.display_tables import MAX_ROWS
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Row
 
 
 def list_fates(outcomes: Sequence[PointOutcome], folder: Path, logs: Mapping[str, Path]) -> list[dict[str, Any]]:

@@ -15,9 +15,8 @@ from pipeline.pages.plot_data import (
     make_point,
     make_series,
 )
-from pipeline.tables.columns import AXIS_HEADINGS
+from pipeline.tables.columns import AXIS_HEADINGS, Row
 from pipeline.tables.definitions import BUS_BANDWIDTH, EPOCH_TIME, GLOBAL_BATCH, MEMORY, SPEEDUP, THROUGHPUT
-from pipeline.tables.row import Row
 
 BATCH = "batch_size_per_gpu"
 ISOLATED = "isolated all-reduce"

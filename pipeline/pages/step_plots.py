@@ -7,7 +7,7 @@ from pipeline.analysis.pooling import PooledPoint, group_pairs, median_window_s,
 from pipeline.experiment.point_label import describe_point, distinguishing_axes
 from pipeline.experiment.spec import Strategy
 from pipeline.pages.plot_data import MAX_BARS, BarPanel, Plot, PlotSource, evenly, note_on_number
-from pipeline.tables.row import axes_of
+from pipeline.tables.columns import axes_of
 
 EXPOSED = "exposed communication"
 BACKWARD_AND_MORE = "backward with communication"

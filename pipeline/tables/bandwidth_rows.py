@@ -11,8 +11,8 @@ from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.measurement import AllReduce, Collective, Communication
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS, Spec
+from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import BANDWIDTH, SWEEP
-from pipeline.tables.row import Row, make_row
 
 OF_STEPS = ("precision", "execution")  # facts that do not affect isolated all-reduces
 
@@ -27,21 +27,13 @@ class SweepKey(NamedTuple):
     gpu: str
 
 
-class LinkKey(NamedTuple):
-    """The kind of place whose links are alike: device, models of its GPUs, and number of nodes."""
-
-    device: str
-    gpus: tuple[str, ...]
-    num_nodes: int
-
-
+LinkKey = tuple[str, int, str]
 MeasuredLinks = dict[LinkKey, float]  # the largest bus bandwidth of any isolated all-reduce, in GB/s
 
 
 def link_key(record: Record) -> LinkKey:
-    """Return the kind of place where a record was measured."""
-    gpus = tuple(sorted({gpu.name for gpu in record.environment.gpus}))
-    return LinkKey(record.spec.device, gpus, record.spec.num_nodes)
+    """Return the kind of place whose links are alike: device, number of nodes, and models of the GPUs."""
+    return record.spec.device, record.spec.num_nodes, comparability.gpu_model(record)
 
 
 def is_swept(spec: Spec) -> bool:

@@ -3,21 +3,20 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pipeline.analysis.attempts import hours_by_ending
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.pooling import pool_outcomes
 from pipeline.analysis.ring_model import Link
 from pipeline.analysis.scaling import pair_with_baselines, strong_pairs
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.tables.bandwidth_rows import MeasuredLinks, bandwidth_rows, measured_links, sweep_rows
-from pipeline.tables.columns import Table
+from pipeline.tables.columns import Row, Table
 from pipeline.tables.communication_rows import exposed_row, split_row, transfer_row
-from pipeline.tables.cost_rows import cost_rows
-from pipeline.tables.definitions import TABLES
+from pipeline.tables.definitions import COST, TABLES
 from pipeline.tables.epoch_rows import oom_row, q1_row, q2_row, q3_row, q4_rows
 from pipeline.tables.int8_rows import int8_histogram_rows, int8_rows
 from pipeline.tables.memory_rows import memory_row
 from pipeline.tables.prediction_rows import prediction_rows
-from pipeline.tables.row import Row
 from pipeline.tables.time_to_target_rows import time_to_target_rows
 
 INT8_TABLES = ("int8", "int8_histograms")
@@ -65,7 +64,7 @@ def build_tables(
         # processes share the CPUs of a machine, so more of them compute more slowly: the model says nothing of that
         "prediction": prediction_rows([point for point in ddp if point.spec.device == "cuda"], link, predict_to),
         "memory": (memory_row(point) for point in pooled if point.spec.measure == "memory"),
-        "cost": cost_rows(outcomes),
+        "cost": (Row(axes, COST.complete(figures), n, notes) for axes, figures, n, notes in hours_by_ending(outcomes)),
         "time_to_target": time_to_target_rows(trained, target_accuracy),
         "int8": (row for point in quantized for row in int8_rows(point)),
         "int8_histograms": (row for point in quantized for row in int8_histogram_rows(point)),

@@ -17,8 +17,8 @@ from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, alike_key
 from pipeline.experiment.measurement import Communication, TransferKind, VariantName
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
+from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import COMMUNICATION, SPLIT, TRANSFERS
-from pipeline.tables.row import Row, make_row
 
 COMPARED_STEPS: tuple[VariantName, ...] = ("plain", "ddp_one", "no_sync", "no_op_hook")  # beside the step of DDP
 KINDS: tuple[TransferKind, ...] = get_args(TransferKind)

@@ -6,8 +6,7 @@ from pipeline.analysis.intervals import CONFIDENCE, NOMINAL, OF_FEWEST_VALUES, m
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.analysis.scaling import Scaling
 from pipeline.experiment.spec import NUM_TRIAL_STEPS
-from pipeline.tables.columns import Column, Rows, Table, View, sort_rows
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Column, Row, Rows, Table, View, sort_rows
 
 NEVER_REACHED = "never reached"
 STAGE_WORDS = {"activations": "+ activations", "biases": "+ biases (all)"}

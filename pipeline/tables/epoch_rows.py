@@ -17,9 +17,9 @@ from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS
 from pipeline.tables.bandwidth_rows import MeasuredLinks, link_key
+from pipeline.tables.columns import Row, make_row
 from pipeline.tables.communication_rows import differ_only_in_measurement, num_rounds, timed_figures
 from pipeline.tables.definitions import OOM, Q1, Q2, Q3, Q4
-from pipeline.tables.row import Row, make_row
 
 
 def time_figures(point: PooledPoint) -> dict[str, Any]:

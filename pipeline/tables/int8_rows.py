@@ -9,8 +9,8 @@ from pipeline.analysis.intervals import estimate, median_interval, min_values
 from pipeline.analysis.notes import make_note, text_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.measurement import Quantization, StageResult
+from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import INT8, INT8_HISTOGRAMS
-from pipeline.tables.row import Row, make_row
 
 NUM_SIGMAS = 3
 

@@ -14,8 +14,8 @@ from pipeline.experiment.axis_groups import PREDICTION_MAY_DIFFER, alike_key
 from pipeline.experiment.measurement import VariantName
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS
 from pipeline.tables.bandwidth_rows import SweepKey, sweep_key, sweep_rows
+from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import PREDICTION
-from pipeline.tables.row import Row, make_row
 
 PREDICTED_NUM_GPUS = (8, 16, 64, 256, 1024)  # as far as they are asked for, beside twice the measured number
 ON_ONE_GPU: tuple[VariantName, ...] = ("plain", "ddp_one")

@@ -14,8 +14,8 @@ from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.point_label import format_number
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import AXES
+from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import NEVER_REACHED, TIME_TO_TARGET
-from pipeline.tables.row import Row, make_row
 
 SOONEST_BY = {"time_to_target_s": "seconds", "gpu_time_to_target_s": "GPU-seconds"}
 

@@ -9,7 +9,7 @@ from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.answers.scaling_claims import usable_rows
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Row
 
 
 def waiting(*data_s: float, time_s: float = 1.0, **fields: Any) -> Record:

@@ -20,8 +20,8 @@ from pipeline.experiment.grid import shipped_grids
 from pipeline.experiment.measurement import AllReduce
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.tables.collect_experiment import collect_experiment
+from pipeline.tables.columns import Row
 from pipeline.tables.note_texts import NOTE_TEXTS
-from pipeline.tables.row import Row
 
 ONE, TWO = make_spec(), make_spec(strategy="ddp", num_gpus=2)
 

@@ -20,7 +20,7 @@ from pipeline.pages.display_tables import MAX_COLUMNS, MAX_WIDTH, DisplayOptions
 from pipeline.pages.footnotes import number_notes
 from pipeline.pages.markdown import render_experiment
 from pipeline.tables.collect_experiment import collect_experiment
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Row
 
 
 def tables_in(text: str) -> list[list[str]]:

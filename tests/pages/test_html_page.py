@@ -16,8 +16,8 @@ from page_records import EVIL, batch_records, collected_in, every_question, host
 from pipeline.experiment.record import Record
 from pipeline.pages.html_page import QUESTIONS, Pages, describe_cost
 from pipeline.pages.point_fates import record_links
+from pipeline.tables.columns import Row
 from pipeline.tables.definitions import ENDING_WORDS, TABLES
-from pipeline.tables.row import Row
 
 VOID = {"meta", "link", "br", "wbr", "img", "source"}
 

@@ -27,8 +27,8 @@ from pipeline.pages.markdown import (
 )
 from pipeline.pages.provenance import list_provenance
 from pipeline.tables.build_tables import Tables
+from pipeline.tables.columns import Row
 from pipeline.tables.definitions import TABLES
-from pipeline.tables.row import Row
 
 EVIL = (
     "<script>alert(1)</script>",
