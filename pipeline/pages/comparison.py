@@ -1,23 +1,15 @@
 """Comparisons of two experiments, in Markdown and in JSON."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
 import msgspec
 
+from pipeline.analysis import comparison as compared
 from pipeline.analysis import intervals
 from pipeline.analysis.comparability import COMPARED_FACTS
-from pipeline.analysis.comparison import (
-    HARDWARE_FACTS,
-    ComparedPoint,
-    Comparison,
-    TimedSide,
-    Verdict,
-    fact_values,
-    is_failing,
-    time_key,
-)
+from pipeline.analysis.comparison import HARDWARE_FACTS, ComparedPoint, Comparison, TimedSide, Verdict
 from pipeline.analysis.energy import clock_notes
 from pipeline.answers.claims import badge_of
 from pipeline.experiment.point_label import NAMING_AXES, describe_point, distinguishing_axes, point_labels
@@ -31,26 +23,16 @@ ABSENT = "-"
 SUMMARY_FACTS = ("GPU", "torch", "driver")
 
 
-class TimeFormat(NamedTuple):
-    """A kind of time: the heading of its table, the unit of its columns, and its format of seconds."""
-
-    heading: str
-    unit: str
-    format: Callable[[float], str]
-
-
-TIME_FORMATS = {
-    "epoch_time_s": TimeFormat("Epoch time", "s", lambda time_s: f"{time_s:.3f}" if time_s >= 0.1 else f"{time_s:.3g}"),
-    "step_time_s": TimeFormat("Step time", "us", lambda time_s: f"{1e6 * time_s:,.1f}"),
-}
+TIMES = {"epoch_time_s": ("Epoch time", "s"), "step_time_s": ("Step time", "us")}
+"""Kind of time -> the heading of its table, and the unit of its columns."""
 
 
 def render_comparison(name: str, folders: tuple[str, str], comparison: Comparison) -> str:
     """Return the comparison of two experiments in Markdown: what differs first, then a row for each point."""
     parts = [f"# {escape_markdown(name)}", render_sides(folders, comparison), render_differences(comparison)]
-    for key, shown in TIME_FORMATS.items():
-        if points := [point for point in comparison.points if time_key(point.spec) == key]:
-            parts.append(render_points(shown, points))
+    for key, (heading, unit) in TIMES.items():
+        if points := [point for point in comparison.points if compared.time_key(point.spec) == key]:
+            parts.append(render_points(heading, unit, points))
     return "\n\n".join(parts) + "\n"
 
 
@@ -60,8 +42,8 @@ def render_sides(folders: tuple[str, str], comparison: Comparison) -> str:
     sides = ([point.a for point in comparison.points], [point.b for point in comparison.points])
     for letter, folder, side in zip("AB", folders, sides, strict=True):
         records = [record for part in side for record in part.point.ok_records]
-        values = {fact: " and ".join(fact_values(COMPARED_FACTS[fact], records)) for fact in SUMMARY_FACTS}
-        hardware = values.pop("GPU") or " and ".join(fact_values(HARDWARE_FACTS["CPU"], records))
+        values = {fact: " and ".join(compared.fact_values(COMPARED_FACTS[fact], records)) for fact in SUMMARY_FACTS}
+        hardware = values.pop("GPU") or " and ".join(compared.fact_values(HARDWARE_FACTS["CPU"], records))
         versions = [f"{fact} {value}" for fact, value in values.items() if value]
         what = ", ".join([hardware or f"hardware {NOT_STATED}", *versions])
         lines.append(f"- {letter}: {escape_markdown(folder)}: {escape_markdown(what)}")
@@ -80,8 +62,7 @@ def render_differences(comparison: Comparison) -> str:
     return "Differs:\n\n" + "\n".join(map(escape_markdown, lines))
 
 
-def render_points(shown: TimeFormat, points: Sequence[ComparedPoint]) -> str:
-    """Return the table of one kind of time."""
+def render_points(heading: str, unit: str, points: Sequence[ComparedPoint]) -> str:
     axes = [msgspec.structs.asdict(point.spec) for point in points]
     varying = distinguishing_axes(axes)
     named, configurations = name_columns(axes, varying, {})
@@ -91,8 +72,8 @@ def render_points(shown: TimeFormat, points: Sequence[ComparedPoint]) -> str:
     ends = [f"{point.interval.low:.4f} to {point.interval.high:.4f}" if point.interval else ABSENT for point in points]
     columns = [
         *named,
-        DisplayColumn(f"A [{shown.unit}]", [format_time(point.a, shown) for point in points]),
-        DisplayColumn(f"B [{shown.unit}]", [format_time(point.b, shown) for point in points]),
+        DisplayColumn(f"A [{unit}]", [format_time(point.a, unit) for point in points]),
+        DisplayColumn(f"B [{unit}]", [format_time(point.b, unit) for point in points]),
         DisplayColumn("B / A", ratios),
         DisplayColumn("interval", ends, "text"),
         DisplayColumn("verdict", [point.verdict for point in points], "text"),
@@ -101,12 +82,14 @@ def render_points(shown: TimeFormat, points: Sequence[ComparedPoint]) -> str:
         columns.append(note_column([[footnotes.index(badge) + 1 for badge in own] for own in badges]))
     common = describe_point(axes[0], [axis for axis in NAMING_AXES if axis not in varying])
     legend = " ".join(filter(None, [configurations, *explain_intervals(points)]))
-    return render_table(DisplayTable(shown.heading, columns, footnotes, common, legend))
+    return render_table(DisplayTable(heading, columns, footnotes, common, legend))
 
 
-def format_time(side: TimedSide, shown: TimeFormat) -> str:
+def format_time(side: TimedSide, unit: str) -> str:
     """Return the median time, or why there is none."""
-    return shown.format(side.time) if side.time is not None else STATUS_WORDS.get(side.point.status, ABSENT)
+    if side.time is None:
+        return STATUS_WORDS.get(side.point.status, ABSENT)
+    return f"{1e6 * side.time:,.1f}" if unit == "us" else f"{side.time:.3f}" if side.time >= 0.1 else f"{side.time:.3g}"
 
 
 def badges_of_sides(point: ComparedPoint) -> list[str]:
@@ -151,7 +134,7 @@ def summarize(points: Sequence[ComparedPoint], fail_above: float | None, allow_u
             sentences.append(f"{pluralize(unchecked, 'point')} without a verdict {verb} not checked.")
     if lost := sum(point.is_lost for point in points):
         sentences.append(f"{pluralize(lost, 'point')} ok in A but not in B.")
-    if is_failing(points, fail_above, allow_unchecked):
+    if compared.is_failing(points, fail_above, allow_unchecked):
         sentences.append("Exit code 1.")
     return sentences
 
@@ -185,7 +168,7 @@ def point_as_json(point: ComparedPoint) -> dict[str, Any]:
     return {
         "run_id": point.spec.run_id(),
         "axes": msgspec.to_builtins(point.spec),
-        "time": time_key(point.spec),
+        "time": compared.time_key(point.spec),
         "a": side_as_json(point.a),
         "b": side_as_json(point.b),
         "ratio": point.ratio,
@@ -199,13 +182,13 @@ def point_as_json(point: ComparedPoint) -> dict[str, Any]:
 
 def side_as_json(side: TimedSide) -> dict[str, Any]:
     """Return the median of one side, its interval and what that is computed from."""
-    time, interval = side.time, side.time.interval if side.time is not None else None
+    low_s, high_s = intervals.ends_of(side.time)
     return {
         "status": side.point.status,
-        "time_s": None if time is None else float(time),
-        "low_s": interval.low if interval else None,
-        "high_s": interval.high if interval else None,
-        "interval_over": time.basis if time is not None else None,
+        "time_s": None if side.time is None else float(side.time),
+        "low_s": low_s,
+        "high_s": high_s,
+        "interval_over": None if side.time is None else side.time.basis,
         "n": len(side.point.ok_records),
         "note": render_notes(side.notes),
     }

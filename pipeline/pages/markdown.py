@@ -10,16 +10,9 @@ import tabulate
 from pipeline.analysis.pooling import group_pairs
 from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.answers.questions import Answers, answer_questions, answered_claims, next_command, render_answer
+from pipeline.experiment import point_label
 from pipeline.experiment.outcomes import CollectedOutcomes, PointOutcome
-from pipeline.experiment.point_label import (
-    EFFORT_AXES,
-    NAMING_AXES,
-    Processors,
-    describe_point,
-    name_processors,
-    point_labels,
-    varying_axes,
-)
+from pipeline.experiment.point_label import EFFORT_AXES, NAMING_AXES, Processors, describe_point, varying_axes
 from pipeline.pages.cells import DisplayTable
 from pipeline.pages.display_tables import MAX_WIDTH, DisplayOptions, display_tables
 from pipeline.pages.provenance import describe_provenance
@@ -56,7 +49,7 @@ def render_experiment(
     parts += [f"What each column means: [docs/words.md]({words})."] if words and shown else []
     parts += shown
     if tables["oom"] and not options.is_full:
-        parts.append(name_processors(render_oom(tables["oom"]), collected.processors))
+        parts.append(point_label.name_processors(render_oom(tables["oom"]), collected.processors))
     if collected.notes:
         parts.append("Files left out:\n\n" + "\n".join(wrap(escape_markdown(note), "- ") for note in collected.notes))
     return "\n\n".join(parts) + "\n"
@@ -115,19 +108,16 @@ def list_gaps(outcomes: Sequence[PointOutcome]) -> list[str]:
     if not lost:
         return []
     points = {outcome.spec: msgspec.structs.replace(outcome.spec, repeat=0, seed=0) for outcome in outcomes}
-    labels = point_labels(list(dict.fromkeys(points.values())))
+    labels = point_label.point_labels(list(dict.fromkeys(points.values())))
     alike = group_pairs(((points[outcome.spec].run_id(), outcome.status, outcome.reason), outcome) for outcome in lost)
-    gaps = [describe_gap(labels[run_id], group) for (run_id, _, _), group in alike.items()]
+    gaps = []
+    for (run_id, status, reason), group in alike.items():
+        which = group[0].spec.run_id() if len(group) == 1 else f"{len(group):,} runs"
+        gaps.append(wrap(f"{labels[run_id]}: {status}, {escape_markdown(reason)} ({which})", "- "))
     if len(gaps) > MAX_GAPS:
         more = f"- and {len(gaps) - MAX_GAPS:,} more; `python -m pipeline.status` of this folder lists them"
         gaps[MAX_GAPS:] = [more]
     return gaps
-
-
-def describe_gap(label: str, outcomes: Sequence[PointOutcome]) -> str:
-    """Return the line of one point, of which these runs have no result."""
-    which = outcomes[0].spec.run_id() if len(outcomes) == 1 else f"{len(outcomes):,} runs"
-    return wrap(f"{label}: {outcomes[0].status}, {escape_markdown(outcomes[0].reason)} ({which})", "- ")
 
 
 def render_precision(tables: Tables) -> list[str]:
