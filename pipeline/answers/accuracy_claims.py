@@ -1,10 +1,10 @@
-"""The claims of Q4: what a large batch costs in accuracy, what mends it, and what is soonest at the target."""
+"""The claims of Q4 (what a large batch costs, what mends it, what is soonest at the target) and of int8."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.analysis.intervals import ends_of, min_values
-from pipeline.answers.claims import Claim, badges_of, grid_command, no_result, not_answered
+from pipeline.analysis.intervals import Estimate, ends_of, min_values
+from pipeline.answers.claims import Claim, badges_of, describe_own, grid_command, no_result, not_answered
 from pipeline.experiment.axis_groups import TARGET_MAY_DIFFER
 from pipeline.experiment.point_label import describe_axis, describe_point, format_number, varying_axes
 from pipeline.system.errors import pluralize
@@ -137,3 +137,27 @@ def seconds(row: Row) -> str:
     low, high = ends_of(row["time_to_target_s"])
     ends = "" if low is None or high is None else f" ({format_number(low, ',.1f')} to {format_number(high, ',.1f')} s)"
     return f"{format_number(row['time_to_target_s'], ',.1f')} s{ends}"
+
+
+def int8_claims(rows: Sequence[Row]) -> list[Claim]:
+    """Return what int8 changes in accuracy and bytes: every tensor in int8, one scale a tensor by its largest value."""
+    usual = ("biases", "largest_magnitude", "per_tensor")
+    full = [row for row in rows if (row["stage"], row["scale_rule"], row["granularity"]) == usual]
+    row = max(full, key=lambda row: (row["accuracy_change"] is not None, row.n), default=None)
+    before = next((other for other in rows if row and other["stage"] == "fp32" and other.axes == row.axes), None)
+    if row is None or row["accuracy_change"] is None or before is None:
+        why = next((str(row["note"]).rstrip(".") for row in full if row["note"]), "").replace("`", "'")  # no command
+        problem = f"no network was quantized in full ({why})" if why else "no quantized network was tested"
+        return [Claim("int8", "not_answered", {"why": problem})]
+    change = row["accuracy_change"]
+    low, high = ends_of(change)
+    ends = (low, high) if low is not None and high is not None else ()
+    values = {
+        "which": f" ({describe_own(row, full)})" if len(full) > 1 else "",
+        "change": Estimate(100 * change, *(100 * end for end in ends)),
+        "fp32": float(before["test_accuracy"]),
+        "seeds": f"n = {pluralize(row.n, 'seed')}",
+        "num_bytes": row["network_bytes"] or 0,
+        "num_bytes_fp32": before["network_bytes"] or 0,
+    }
+    return [Claim("int8", "int8", values, ("no change shown",) if ends and ends[0] <= 0 <= ends[1] else ())]
