@@ -4,17 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.analysis.pooling import group_pairs
 from pipeline.experiment.point_label import EFFORT_AXES, describe_axis
-from pipeline.pages.plot_data import (
-    MAX_SERIES,
-    REFERENCE,
-    LinePanel,
-    Plot,
-    PlotSource,
-    as_title,
-    group_series,
-    join_notes,
-    make_series,
-)
+from pipeline.pages import plot_data
+from pipeline.pages.plot_data import MAX_SERIES, LinePanel, Plot, PlotSource, as_title, make_series
 from pipeline.system.errors import pluralize
 from pipeline.tables.columns import Column, Row
 from pipeline.tables.definitions import GLOBAL_BATCH, TABLES, TEST_ACCURACY
@@ -63,7 +54,7 @@ def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     panels = {what: panel for what, panel in panels.items() if len(places[what]) > 1}
     if panels:
         is_partial = TIMES in panels and any(row["num_timed"] < row["n"] for row in tested)
-        note = join_notes(SEEDS_NOTE, SOME_TIMES_NOTE if is_partial else "", left_out)
+        note = " ".join(filter(None, (SEEDS_NOTE, SOME_TIMES_NOTE if is_partial else "", left_out)))
         title = as_title(f"{' and '.join(panels)}, by batch size")
         yield Plot("q4-batch-size", "Q4", title, tuple(panels.values()), note)
 
@@ -81,7 +72,7 @@ def remedy_groups(rows: Sequence[Row]) -> tuple[dict[str, list[Row]], str]:
     pairs = [((tuple(row["remedies"]), row[BATCH]), (row["num_gpus"], row["num_nodes"])) for row in rows]
     used = group_pairs(pairs)
     fewest = [row for row, (place, gpus) in zip(rows, pairs, strict=True) if gpus == min(used[place])]
-    return group_series(fewest, BATCH, ("remedies",), (*FOLLOWS_FROM_BATCH, *EFFORT_AXES))
+    return plot_data.group_series(fewest, BATCH, ("remedies",), (*FOLLOWS_FROM_BATCH, *EFFORT_AXES))
 
 
 def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
@@ -98,7 +89,7 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     rows = [row for curve in curves if len(curve) >= MIN_EPOCHS for row in curve]
     remedied = sorted({row[BATCH] for row in rows if row["remedies"]}, reverse=True)
     if rows and not remedied:
-        groups, note = group_series(rows, "epoch")
+        groups, note = plot_data.group_series(rows, "epoch")
         panels = accuracy_panels(groups, column, remedy_sets(rows))
         yield Plot("q4", "Q4", "Accuracy by epoch, update and second", panels, note)
     sets, reference = remedy_sets(rows), baseline_curve(source, rows)
@@ -109,12 +100,13 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
         compared = [row for row in reference if row[BATCH] != batch]
         for own, longer in ((shortest, ""), ([row for length in by_length.values() for row in length], "longer")):
             if own:
-                groups, left_out = group_series(own, "epoch", ("remedies", "epochs") if longer else ("remedies",))
+                first = ("remedies", "epochs") if longer else ("remedies",)
+                groups, left_out = plot_data.group_series(own, "epoch", first)
                 name = "-".join(filter(None, ("q4", "" if batch == remedied[0] else str(batch), longer)))
                 for_longer = " for longer" if longer else ""
                 title = f"Accuracy with {batch:,} images a step{for_longer}, by epoch, update and second"
                 panels = accuracy_panels(groups, column, sets, compared)
-                note = join_notes("Medians over the seeds.", left_out)
+                note = f"Medians over the seeds. {left_out}".rstrip()
                 yield Plot(name, "Q4", title, panels, note, max(row[column.key] for row in own) >= INFORMATIVE * best)
 
 
@@ -149,7 +141,7 @@ def accuracy_panels(
     panels = []
     for key, x_label in (("epoch", "epoch"), ("num_updates", "updates"), ("training_time_s", "seconds of training")):
         lines = make_series(groups, key, column, styles)
-        lines += make_series(compared, key, column, dict.fromkeys(compared, REFERENCE))
+        lines += make_series(compared, key, column, dict.fromkeys(compared, plot_data.REFERENCE))
         ends = [line.points[-1].x for line in lines]
         if key != "epoch" and ends and max(ends) > WIDE_RANGE * min(ends):
             panels.append(LinePanel(as_title(column.heading), f"{x_label}, logarithmic", lines, "log10"))

@@ -3,18 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pipeline.analysis.pooling import group_pairs
-from pipeline.pages.plot_data import (
-    REFERENCE,
-    HistogramPanel,
-    LinePanel,
-    Plot,
-    PlotSource,
-    Point,
-    Series,
-    group_series,
-    join_notes,
-    make_point,
-)
+from pipeline.pages import plot_data
+from pipeline.pages.plot_data import REFERENCE, HistogramPanel, LinePanel, Plot, PlotSource, Point, Series
 from pipeline.system.errors import pluralize
 from pipeline.tables.columns import Row
 from pipeline.tables.definitions import STAGE_WORDS, TABLES
@@ -44,26 +34,27 @@ def change_plot(rows: Sequence[Row]) -> Plot:
 
     If one series hides how small the others are, these are shown again without it. All panels of a row have one range.
     """
-    groups, left_out = group_series(rows, "stage", first=("scale_rule",), panel="granularity")
+    groups, left_out = plot_data.group_series(rows, "stage", first=("scale_rule",), panel="granularity")
     lines: dict[str, list[Series]] = {granularity: [] for granularity in GRANULARITIES}
     for style, (label, of_label) in enumerate(groups.items()):
         shift = SPACING * (style - (len(groups) - 1) / 2)
         for granularity, own in lines.items():
             wanted = [row for row in of_label if row["granularity"] == granularity]
-            points = tuple(make_point(list(STAGES).index(row["stage"]) + shift, row, CHANGE) for row in wanted)
+            places = [list(STAGES).index(row["stage"]) + shift for row in wanted]
+            points = tuple(plot_data.make_point(x, row, CHANGE) for x, row in zip(places, wanted, strict=True))
             own += [Series(label, points, style)] if points else []
     every = [line for own in lines.values() for line in own]
     reach = {label: max(map(abs, ends_of(line for line in every if line.label == label))) for label in groups}
     small = [label for label in groups if reach[label] < SMALL * max(reach.values())]
     panels = [*change_panels(lines, [*groups], CHANGE.name), *change_panels(lines, small, "enlarged")]
     has_intervals = any(point.low is not None and point.high is not None for line in every for point in line.points)
-    notes = (
+    note = (
         f"Median over {pluralize(max(row['n'] for row in rows), 'seed')}{' with its interval' * has_intervals}, each "
-        "against its own network in fp32. Each stage includes those before it.",
-        f"Enlarged: only {', '.join(small)}." if small else "",
-        left_out,
+        "against its own network in fp32. Each stage includes those before it."
     )
-    return Plot("int8", "int8", "Change of test accuracy in int8, by stage", tuple(panels), join_notes(*notes))
+    note += f" Enlarged: only {', '.join(small)}." if small else ""
+    title = "Change of test accuracy in int8, by stage"
+    return Plot("int8", "int8", title, tuple(panels), f"{note} {left_out}".rstrip())
 
 
 def change_panels(lines: Mapping[str, Sequence[Series]], labels: Sequence[str], name: str) -> Iterator[LinePanel]:

@@ -86,16 +86,14 @@ class LinePanel(NamedTuple):
         """Return what the panel shows, in numbers."""
         sentences = [f"{self.title} against {self.x_label}."]
         for series in self.series:
-            values = [self.describe_point(point) for point in series.key_points()]
+            values = []
+            for point in series.key_points():
+                where = self.x_names[round(point.x)] if self.x_names else format_x(point.x, self.x_scale)
+                values.append(f"{format_figure(point.y)} at {where}{f' ({LOADER_BOUND})' * point.is_loader_bound}")
             sentences.append(f"{series.label or 'Measured'}: {', '.join(values)}.")
         if self.oom_from is not None:
             sentences.append(f"Out of memory from {format_x(self.oom_from, self.x_scale)} on.")
         return " ".join(sentences)
-
-    def describe_point(self, point: Point) -> str:
-        """Return the value of a point, its position, and if it is loader-bound."""
-        where = self.x_names[round(point.x)] if self.x_names else format_x(point.x, self.x_scale)
-        return f"{format_figure(point.y)} at {where}{f' ({LOADER_BOUND})' if point.is_loader_bound else ''}"
 
 
 class BarPanel(NamedTuple):
@@ -221,11 +219,6 @@ def make_point(x: float, row: Row, column: Column) -> Point:
 def note_on_number(number: int, most: int, what: str) -> str:
     """Return a note if only `most` of the `number` are shown, else nothing."""
     return f"{most:,} of {number:,} {what} are shown." if number > most else ""
-
-
-def join_notes(*notes: str) -> str:
-    """Return the notes of a plot as one text; some may be empty."""
-    return " ".join(filter(None, notes))
 
 
 def evenly(items: Sequence[Item], most: int) -> list[Item]:

@@ -3,18 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, varying_axes
-from pipeline.pages.plot_data import (
-    MAX_SERIES,
-    LinePanel,
-    Plot,
-    PlotSource,
-    Point,
-    Series,
-    as_title,
-    group_series,
-    make_point,
-    make_series,
-)
+from pipeline.pages import plot_data
+from pipeline.pages.plot_data import LinePanel, Plot, PlotSource, Point, Series, as_title, make_series
 from pipeline.tables.columns import AXIS_HEADINGS, Row
 from pipeline.tables.definitions import BUS_BANDWIDTH, EPOCH_TIME, GLOBAL_BATCH, MEMORY, SPEEDUP, THROUGHPUT
 
@@ -30,7 +20,7 @@ def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
     oom_from = min((row[BATCH] for row in rows if row.status == "oom" and row[BATCH] > largest), default=None)
     if len({*(row[BATCH] for row in fitting), oom_from} - {None}) < 2:  # one point is no curve
         return
-    groups, note = group_series(fitting, BATCH)
+    groups, note = plot_data.group_series(fitting, BATCH)
     shown = [(column.heading, make_series(groups, BATCH, column)) for column in (EPOCH_TIME, THROUGHPUT, MEMORY)]
     panels = tuple(
         LinePanel(as_title(heading), GLOBAL_BATCH.heading, lines, oom_from=oom_from)
@@ -61,11 +51,11 @@ def speedup_panels(rows: Sequence[Row], batch: str, fixed: str) -> tuple[tuple[L
     counts, strategies = ({row[axis] for row in rows} for axis in ("num_gpus", "strategy"))
     optional = (BATCH, *EFFORT_AXES)
     if len(counts) == 1:
-        groups, note = group_series(rows, batch, ("strategy",), optional)
+        groups, note = plot_data.group_series(rows, batch, ("strategy",), optional)
         of_strategy = f"of {min(strategies)} " if len(strategies) == 1 else ""
         title = f"{as_title(SPEEDUP.heading)} {of_strategy}on {max(counts)} GPUs"
         return (LinePanel(title, fixed, make_series(groups, batch, SPEEDUP), ideal=lambda _: max(counts)),), note
-    groups, note = group_series(rows, "num_gpus", (batch,), optional, panel="strategy")
+    groups, note = plot_data.group_series(rows, "num_gpus", (batch,), optional, panel="strategy")
     panels = []
     for strategy in sorted(strategies):
         chosen = {label: [row for row in group if row["strategy"] == strategy] for label, group in groups.items()}
@@ -89,12 +79,12 @@ def bandwidth_plots(source: PlotSource) -> Iterator[Plot]:
     for style, place in enumerate(sorted({(row["num_gpus"], row["gpu"] or "") for row in rows})):
         for kind, found in known.items():
             own = [row for row in found if (row["num_gpus"], row["gpu"] or "") == place]
-            points = sorted({make_point(row["num_bytes"], row, BUS_BANDWIDTH) for row in own})
+            points = sorted({plot_data.make_point(row["num_bytes"], row, BUS_BANDWIDTH) for row in own})
             if is_isolated := kind == ISOLATED:
                 points = list({point.x: point for point in points}.values())
             if points:
                 label = f"{kind}, {describe_point(own[0].axes, axes)}"
-                lines.append(Series(label, tuple(points), style % MAX_SERIES, is_line=is_isolated))
+                lines.append(Series(label, tuple(points), style % plot_data.MAX_SERIES, is_line=is_isolated))
     if lines:
         panel = LinePanel(as_title(BUS_BANDWIDTH.heading), "size of one all-reduce", tuple(lines), "bytes")
         yield Plot("q3-bandwidth", "Q3", "Bus bandwidth against message size", (panel,))
