@@ -1,6 +1,7 @@
-"""Tables for people: their columns, those that name the rows, and the text of a cell.
+"""Tables for people: their columns, those that name the rows, the text of a cell, and footnotes.
 
-A cell has a number in the decimals of its column, words for a value, or words for a missing one.
+A cell has a number in the decimals of its column, words for a value, or words for a missing one. Notes that differ in
+quantities only are one footnote, which states their range.
 """
 
 import math
@@ -8,10 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis.intervals import ends_of
+from pipeline.analysis.notes import Note
+from pipeline.analysis.pooling import group_pairs
 from pipeline.experiment import point_label
 from pipeline.experiment.point_label import Processors, describe_point, format_number
 from pipeline.experiment.spec import REMEDIES
 from pipeline.tables.columns import AXIS_HEADINGS, NOT_STATED, Column, Row
+from pipeline.tables.definitions import FIGURE_NAMES
+from pipeline.tables.note_texts import Range, render_note
 
 STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 MAX_LABEL = 44  # characters of a configuration in a cell
@@ -51,6 +56,14 @@ class DisplayTable(NamedTuple):
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
 
+class Footnotes(NamedTuple):
+    """The footnotes of a table, the numbers of each row's, and the notes that all of several rows share."""
+
+    texts: list[str]
+    numbers: list[tuple[int, ...]]
+    shared: list[str]
+
+
 def name_texts(part: Any, processors: Processors) -> Any:
     """Return a table, a plot or a part of one, with the word for what its points ran on in every text."""
     if isinstance(part, str):
@@ -59,11 +72,6 @@ def name_texts(part: Any, processors: Processors) -> Any:
         return part
     named = [name_texts(inner, processors) for inner in part]
     return type(part)(*named) if hasattr(part, "_fields") else tuple(named)
-
-
-def note_column(numbers: Sequence[Sequence[int]]) -> DisplayColumn:
-    """Return the column with the numbers of each row's footnotes."""
-    return DisplayColumn("note", [", ".join(map(str, own)) for own in numbers], "line")
 
 
 def named_axes(row: Row) -> dict[str, Any]:
@@ -175,3 +183,47 @@ def format_cell(column: Column, row: Row, decimals: int | None) -> str:
         format_number(column.factor * part, f",.{decimals}f") for part in (value, low, high) if part is not None
     )
     return f"{text} ({' to '.join(ends)})" if ends and not (row.n == 1 and low == high) else text
+
+
+def number_notes(rows: Sequence[Row], hidden: tuple[str, ...] = ()) -> Footnotes:
+    """Return the footnotes of the rows, without the kinds of notes that begin with one of `hidden`."""
+    of_rows = [{note_key(note): note for note in row.notes if not note.kind.startswith(hidden)} for row in rows]
+    groups = group_pairs(pair for notes in of_rows for pair in notes.items())
+    texts = {key: render_note(merge_notes(notes), FIGURE_NAMES) for key, notes in groups.items()}
+    shared = [texts.pop(key) for key, notes in groups.items() if len(notes) == len(rows) > 1]
+    numbers = {key: number for number, key in enumerate(texts, start=1)}
+    own = [tuple(sorted(numbers[key] for key in notes if key in numbers)) for notes in of_rows]
+    return Footnotes(list(texts.values()), own, shared)
+
+
+def note_column(numbers: Sequence[Sequence[int]]) -> DisplayColumn:
+    """Return the column with the numbers of each row's footnotes."""
+    return DisplayColumn("note", [", ".join(map(str, own)) for own in numbers], "line")
+
+
+def note_key(note: Note) -> str:
+    """Return what notes of one footnote share: the kind and all values but quantities.
+
+    A version, a rank or a seed is text, and no quantity.
+    """
+    return repr((note.kind, sorted((name, value_key(value)) for name, value in note.values.items())))
+
+
+def value_key(value: Any) -> str:
+    return note_key(value) if isinstance(value, Note) else "" if is_quantity(value) else repr(value)
+
+
+def is_quantity(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def merge_notes(notes: Sequence[Note]) -> Note:
+    """Return one note of several that differ in quantities only, with the range of each."""
+    values = {name: merge_values([note.values[name] for note in notes]) for name in notes[0].values}
+    return Note(notes[0].kind, values)
+
+
+def merge_values(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], Note):
+        return merge_notes(values)
+    return Range(min(values), max(values)) if is_quantity(values[0]) and min(values) != max(values) else values[0]
