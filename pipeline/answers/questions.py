@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 
 from pipeline.answers.accuracy_claims import int8_claims, large_batch_claims
 from pipeline.answers.claims import Claim
-from pipeline.answers.communication_claims import communication_claims
-from pipeline.answers.scaling_claims import batch_size_claims, speedup_claims
+from pipeline.answers.timing_claims import batch_size_claims, communication_claims, speedup_claims
 from pipeline.experiment.point_label import Processors, name_processors
 from pipeline.tables.build_tables import Tables, gpu_models, on_gpu
 

@@ -18,15 +18,13 @@ from pipeline.analysis.pooling import group_pairs
 from pipeline.answers.questions import answer_questions, answered_claims, next_command, render_answer
 from pipeline.experiment.outcomes import CollectedOutcomes
 from pipeline.experiment.point_label import describe_training, format_figure, name_processors
-from pipeline.pages.accuracy_plots import accuracy_plots, final_accuracy_plots
+from pipeline.pages.accuracy_plots import accuracy_plots, final_accuracy_plots, int8_plots
 from pipeline.pages.cells import name_texts
 from pipeline.pages.display_tables import DisplayOptions, display_tables
-from pipeline.pages.int8_plots import int8_plots
 from pipeline.pages.plot_data import Plot, PlotSource
 from pipeline.pages.point_fates import address_of, list_fates, record_links
 from pipeline.pages.provenance import hardware_of, list_provenance
-from pipeline.pages.scaling_plots import bandwidth_plots, batch_size_plots, speedup_plots
-from pipeline.pages.step_plots import step_plots
+from pipeline.pages.timing_plots import bandwidth_plots, batch_size_plots, speedup_plots, step_plots
 from pipeline.system import files
 from pipeline.system.errors import import_error_as_command_error, log_line, pluralize, replace_control_characters
 from pipeline.tables.collect_experiment import CollectedExperiment

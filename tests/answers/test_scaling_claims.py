@@ -15,7 +15,7 @@ from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.notes import make_note
 from pipeline.answers.claims import BADGES, UNFIT_FIGURES, Claim, is_fit_for_answer
 from pipeline.answers.questions import answered_claims, next_command
-from pipeline.answers.scaling_claims import ABOVE_N, WAITS, usable_rows
+from pipeline.answers.timing_claims import ABOVE_N, WAITS, usable_rows
 from pipeline.experiment.grid import shipped_grids
 from pipeline.experiment.measurement import AllReduce
 from pipeline.experiment.record import Environment, Gpu, Record
