@@ -11,17 +11,7 @@ from pipeline.analysis.pooling import PooledPoint, group_pairs, median_window_s,
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, distinguishing_axes, varying_axes
 from pipeline.experiment.spec import Strategy
 from pipeline.pages import plot_data
-from pipeline.pages.plot_data import (
-    MAX_BARS,
-    BarPanel,
-    LinePanel,
-    Plot,
-    PlotSource,
-    Point,
-    Series,
-    as_title,
-    make_series,
-)
+from pipeline.pages.plot_data import BarPanel, LinePanel, Plot, PlotSource, Point, Series, as_title, make_series
 from pipeline.tables.columns import AXIS_HEADINGS, Row, axes_of
 from pipeline.tables.definitions import BUS_BANDWIDTH, EPOCH_TIME, GLOBAL_BATCH, MEMORY, SPEEDUP, THROUGHPUT
 
@@ -134,9 +124,9 @@ def step_plots(source: PlotSource) -> Iterator[Plot]:
     ):
         known = sorted((step for step in steps if sum(step[1].values()) > 0), key=lambda step: order_of(step[0]))
         if known:
-            note = plot_data.note_on_number(len(known), MAX_BARS, "points")
+            note = plot_data.note_on_number(len(known), plot_data.MAX_BARS, "points")
             axes = distinguishing_axes([row for row, _ in steps])
-            shown = plot_data.evenly(known, MAX_BARS)
+            shown = plot_data.evenly(known, plot_data.MAX_BARS)
             parts = group_pairs((order_of(step[0])[:2], step) for step in shown).values()
             panels = parts if len(shown) > MAX_BARS_A_PANEL else [shown]
             yield Plot(name, "Q3", title, tuple(make_bars(own, axes, styles) for own in panels), note)
