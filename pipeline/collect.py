@@ -33,9 +33,8 @@ from pipeline.tables.definitions import TABLES
 
 if TYPE_CHECKING:
     from pipeline.analysis.ring_model import Link
-    from pipeline.answers.questions import Answers
+    from pipeline.answers.questions import Answer
     from pipeline.experiment.folder import Experiment
-    from pipeline.experiment.point_label import Processors
     from pipeline.pages.display_tables import DisplayOptions
     from pipeline.pages.html_page import Pages
     from pipeline.tables.bandwidth_rows import MeasuredLinks
@@ -53,7 +52,7 @@ class Printed(NamedTuple):
 
     name: str
     title: str
-    answers: "tuple[Answers, Processors]"
+    answers: "list[Answer]"
     content: dict[str, Any]
     report: str
 
@@ -117,7 +116,7 @@ def main() -> int:
     arguments = parse_arguments()
     gc.disable()  # records form no reference cycles, so the garbage collector would find nothing and cost time
     # imported after the command line is parsed, so that --help answers at once
-    from pipeline.answers.questions import answer_questions
+    from pipeline.answers.questions import answers_of
     from pipeline.pages.display_tables import DisplayOptions
     from pipeline.pages.html_page import Pages
     from pipeline.pages.markdown import name_source, render_experiment
@@ -141,7 +140,7 @@ def main() -> int:
             is_custom_view = arguments.format == "markdown" and options != DisplayOptions()
             shown = render_experiment(name, found.tables, found.collected, options, words) if is_custom_view else report
             title = name_source(name, found.collected)
-            answers = answer_questions(found.tables), found.collected.processors
+            answers = answers_of(found.tables, found.collected.processors)
             printed.append(Printed(name, title, answers, found.content, shown))
             if not arguments.no_write:
                 codes.append(write_files(name, found, report, pages))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.analysis.pooling import group_pairs
-from pipeline.answers.questions import answer_questions, answered_claims, next_command, render_answer
+from pipeline.answers.questions import answers_of
 from pipeline.experiment.outcomes import CollectedOutcomes
 from pipeline.experiment.point_label import describe_training, format_figure, name_processors
 from pipeline.pages.accuracy_plots import accuracy_plots, final_accuracy_plots, int8_plots
@@ -145,19 +145,14 @@ def build_sections(found: CollectedExperiment, drawn: "Sequence[RenderedPlot]") 
 
 def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]:
     """Return what report.html says of an experiment beside its plots, tables and points. The index has a part of it."""
-    collected, answers, answered = found.collected, [], []
-    for question, claims in answer_questions(found.tables).items():
-        answers.append((question, render_answer(claims, collected.processors), next_command(claims)))
-        if told := render_answer(answered_claims(claims), collected.processors):
-            answered.append((question, " ".join(told)))
+    collected = found.collected
     return {
         "title": name,
         "is_ingested": any(not record.measured for record in collected.records),
         "counts": describe_counts(collected),
         "training": describe_training([outcome.spec for outcome in collected.outcomes]),
         "hardware": hardware_of(collected.records),
-        "answers": answers,
-        "answered": answered,
+        "answers": answers_of(found.tables, collected.processors),
         "left_out": collected.notes,
         "provenance": list_provenance(collected.records),
         "cost": describe_cost(found.tables["cost"]),

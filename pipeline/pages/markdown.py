@@ -2,17 +2,17 @@
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import tabulate
 
 from pipeline.analysis.pooling import group_pairs
 from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
-from pipeline.answers.questions import Answers, answer_questions, answered_claims, next_command, render_answer
+from pipeline.answers.questions import Answer, answers_of
 from pipeline.experiment import point_label
 from pipeline.experiment.outcomes import CollectedOutcomes, PointOutcome
-from pipeline.experiment.point_label import EFFORT_AXES, NAMING_AXES, Processors, describe_point, varying_axes
+from pipeline.experiment.point_label import EFFORT_AXES, NAMING_AXES, describe_point, varying_axes
 from pipeline.pages.cells import DisplayTable
 from pipeline.pages.display_tables import MAX_WIDTH, DisplayOptions, display_tables
 from pipeline.pages.provenance import describe_provenance
@@ -43,7 +43,7 @@ def render_experiment(
     title = f"# {escape_markdown(name_source(name, collected))}"
     if options.only:
         return "\n\n".join([title, *(shown or [f"No rows of {options.only}."])]) + "\n"
-    parts = [title, render_answers(answer_questions(tables), collected.processors)]
+    parts = [title, render_answers(answers_of(tables, collected.processors))]
     parts += [render_coverage(collected), *render_precision(tables)]
     parts.append(wrap(escape_markdown(describe_provenance(collected.records))))
     parts += [f"What each column means: [docs/words.md]({words})."] if words and shown else []
@@ -61,27 +61,25 @@ def name_source(name: str, collected: CollectedOutcomes) -> str:
     return f"{name} (ingested)" if is_stated else name
 
 
-def render_overview(answers: Mapping[str, tuple[Answers, Processors]]) -> str:
+def render_overview(answers: Mapping[str, Sequence[Answer]]) -> str:
     """Return what each of several experiments answers, by question."""
     lines: dict[str, list[str]] = {}
-    for name, (own, processors) in answers.items():
-        for question, claims in own.items():
-            said = escape_markdown(" ".join(render_answer(answered_claims(claims), processors)))
-            answered = [wrap(f"{escape_markdown(name)}: {said}", "- ")] if said else []
-            lines[question] = lines.get(question, []) + answered
+    for name, own in answers.items():
+        for answer in own:
+            said = [wrap(f"{escape_markdown(name)}: {escape_markdown(answer.told)}", "- ")] if answer.told else []
+            lines[answer.question] = lines.get(answer.question, []) + said
     none = "- No experiment answers it."
     sections = (f"**{question}.**\n\n" + "\n".join(found or [none]) for question, found in lines.items())
     return "\n\n".join(["# Answers", *sections]) + "\n"
 
 
-def render_answers(answers: Answers, processors: Processors) -> str:
+def render_answers(answers: Iterable[Answer]) -> str:
     """Return the answer to each question, and the command that measures what is missing."""
     paragraphs = []
-    for question, claims in answers.items():
-        first, *others = map(escape_markdown, render_answer(claims, processors))
-        command = next_command(claims)
-        first += f" Next: `{command}`" if command else ""
-        paragraphs.append("\n\n".join([wrap(f"**{question}.** {first}"), *(wrap(part, "- ") for part in others)]))
+    for answer in answers:
+        first, *others = map(escape_markdown, answer.paragraphs)
+        first += f" Next: `{answer.command}`" if answer.command else ""
+        paragraphs += [wrap(f"**{answer.question}.** {first}"), *(wrap(part, "- ") for part in others)]
     return "\n\n".join(paragraphs)
 
 
