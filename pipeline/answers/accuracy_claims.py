@@ -56,7 +56,8 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
         "cost": 100 * (large["final_test_accuracy"] - small["final_test_accuracy"]),
         "unclear": unclear_words(small, large),
         "where": "".join(f", {condition}" for condition in (*study, f"n = {runs}")),
-        "remedies": name_remedies(best),
+        # the rate may be the only thing in which two rows differ
+        "remedies": f"{describe_axis('remedies', best['remedies'])} at rate {best['learning_rate']:.3g}",
         "mended": best["final_test_accuracy"],
         "mended_unclear": unclear_words(large, best),
         "num_sets": pluralize(len({tuple(row["remedies"]) for row in known}), "set"),
@@ -99,11 +100,6 @@ def unclear_words(before: Row, after: Row) -> str:
         return ""
     what = "intervals" if min(before.n, after.n) >= min_values() else "ranges"
     return f" (their {what} overlap: no difference is shown)"
-
-
-def name_remedies(row: Row) -> str:
-    """Return the remedies of a row, with its learning rate: it may be the only thing in which two rows differ."""
-    return f"{describe_axis('remedies', row['remedies'])} at rate {row['learning_rate']:.3g}"
 
 
 def describe_soonest(rows: Sequence[Row], small: Row) -> str | None:

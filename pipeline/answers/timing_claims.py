@@ -135,7 +135,6 @@ def lost_scaling(rows: Sequence[Row]) -> list[Row]:
 
 
 def reason_left_out(row: Row) -> str:
-    """Return why a speed-up is not fit for an answer."""
     if row["is_loader_bound"] or row.has_note("loader_bound"):
         return WAITS
     return ABOVE_N if row.has_note("superlinear") else WAIT_NOT_STATED

@@ -62,7 +62,6 @@ def display_tables(
 def build_table(
     table: Table, view: View, all_rows: Sequence[Row], options: DisplayOptions, labels: dict[str, str]
 ) -> DisplayTable:
-    """Return one view of a table."""
     rows = all_rows[:MAX_ROWS]
     points = [cells.named_axes(row) for row in rows]
     varying = distinguishing_axes(points, view.hidden_axes)

@@ -164,7 +164,6 @@ def escape_start(line: str) -> str:
 
 
 def render_oom(rows: Sequence[Row]) -> str:
-    """Return the list of points that ran out of memory."""
     axes = [*NAMING_AXES, *varying_axes([row.axes for row in rows], (*NAMING_AXES, *EFFORT_AXES))]
     lines = []
     for row in rows:

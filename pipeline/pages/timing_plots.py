@@ -133,7 +133,6 @@ def step_plots(source: PlotSource) -> Iterator[Plot]:
 
 
 def order_of(row: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return what sorts the bars: strategy, GPUs, batch size."""
     return get_args(Strategy).index(row["strategy"]), row["num_gpus"], row["batch_size_per_gpu"]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from pipeline.analysis.intervals import CONFIDENCE, NOMINAL, OF_FEWEST_VALUES, min_values
 from pipeline.analysis.loader import MAX_DATA_SHARE
+from pipeline.analysis.pooling import group_pairs
 from pipeline.analysis.scaling import Scaling
 from pipeline.experiment.spec import NUM_TRIAL_STEPS
 from pipeline.tables.columns import Column, Row, Rows, Table, View, sort_rows
@@ -41,9 +42,7 @@ def first_and_last_epochs(rows: Rows) -> Rows:
     """
     if not any(map(is_about_learning, rows)):
         return []
-    by_point: dict[str, list[Row]] = {}
-    for row in sort_rows(rows):
-        by_point.setdefault(repr((row.axes, row["remedies"])), []).append(row)
+    by_point = group_pairs((repr((row.axes, row["remedies"])), row) for row in sort_rows(rows))
     return [row for own in by_point.values() for row in own[:1] + own[1:][-1:]]
 
 
@@ -174,7 +173,6 @@ def transfer(kind: str, what: str, heading: str) -> tuple[Column, Column]:
 
 
 def split_part(part: str, meaning: str) -> Column:
-    """Return the time of one part of DataParallel's step."""
     return Column(f"{part}_time_s", f"{part.replace('_', ' ')} [ms]", meaning)
 
 
@@ -205,7 +203,6 @@ Q1 = Table(
     ),
 )
 
-Q2_KEYS = ("data_share", "noise_floor", "throughput_samples_per_s", "num_workers_total", "run_spread_s")
 Q2 = Table(
     "Q2",
     "Q2",
@@ -225,9 +222,7 @@ Q2 = Table(
         THROUGHPUT,
         WORKERS._replace(remark="Under DDP N GPUs have N times the loader workers of one."),
         RUN_SPREAD,
-        COMPUTE,
-        MEMORY,
-        ENERGY,
+        *(column._replace(heading="") for column in (COMPUTE, MEMORY, ENERGY)),
         *TIMING,
         BASELINE,
         Column("baseline_batch_size_per_gpu", "", "Batch size per GPU of the baseline point."),
@@ -239,7 +234,10 @@ Q2 = Table(
             "is T(1)/T(N): the time of an epoch on one GPU over that on N GPUs, with the same images in both. "
             "Efficiency is speed-up/N.",
             scaled("weak", "batch_size_per_gpu"),
-            ("epoch_time_s", "speedup", "parallel_efficiency", *Q2_KEYS),
+            keys=(
+                *("epoch_time_s", "speedup", "parallel_efficiency", "data_share", "noise_floor"),
+                *("throughput_samples_per_s", "num_workers_total", "run_spread_s"),
+            ),
         ),
         View(
             "Q2: strong scaling, global batch fixed",
@@ -247,10 +245,6 @@ Q2 = Table(
             "one GPU with all of them. Karp-Flatt estimates the serial share of the work; below 0 or above 1 it is no "
             "share.",
             scaled("strong", "global_batch_size"),
-            (
-                *("global_batch_size", "epoch_time_s", "speedup", "parallel_efficiency", "serial_fraction_karp_flatt"),
-                *Q2_KEYS,
-            ),
             hidden_axes=("batch_size_per_gpu",),
         ),
     ),

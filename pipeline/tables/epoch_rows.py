@@ -183,7 +183,6 @@ def q4_rows(point: PooledPoint) -> list[Row]:
 
 
 def learnt_epochs(record: Record) -> list[Epoch]:
-    """Return the epochs with a loss, finite or not."""
     epochs = record.measurement.epochs if record.measurement and not record.spec.is_probe else ()
     return [epoch for epoch in epochs if epoch.loss is not None or epoch.diverged_at_update is not None]
 

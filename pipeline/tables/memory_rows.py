@@ -56,7 +56,6 @@ def search_figures(search: MemorySearch) -> dict[str, float | None]:
 
 
 def memory_notes(point: PooledPoint, searches: Sequence[MemorySearch]) -> list[Note]:
-    """Return the notes on a point's boundary."""
     notes = [*point.allocator_retry_notes]
     for search in searches:
         num_trials, largest = len(search.trials), search.largest_fitting
