@@ -181,10 +181,9 @@ def describe_own(row: Row, rows: Sequence[Row], but: str = "", also: str = "") -
     """
     without = {"num_gpus", *EFFORT_AXES} - {"num_nodes"}
     varying = varying_axes([other.axes for other in rows], without=[*without])
-    named = {"strategy", "batch_size_per_gpu", *varying, also} - {
-        but,
-        "strategy" if row["strategy"] == "single" else "",
-    }
+    named = {"strategy", "batch_size_per_gpu", *varying, also} - {but}
+    if row["strategy"] == "single":
+        named.discard("strategy")
     return describe_point(row.axes, [axis for axis in row.axes if axis in named])
 
 

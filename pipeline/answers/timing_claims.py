@@ -22,11 +22,9 @@ def batch_size_claims(tables: Tables) -> list[Claim]:
     timed = [row for row in rows if row["epoch_time_s"]]
     lost = [row for row in rows if row.status in NO_RESULT]
     if not timed:
-        speed = (
-            claims.no_result("Q1", "points on one GPU", lost)
-            if lost
-            else claims.not_answered("Q1", "no epoch was timed on one GPU", "q1")
-        )
+        speed = claims.not_answered("Q1", "no epoch was timed on one GPU", "q1")
+        if lost:
+            speed = claims.no_result("Q1", "points on one GPU", lost)
         return [memory, speed] if memory.kind != "no_oom" else [speed]
     best = max(timed, key=lambda row: (row["throughput_samples_per_s"] or 0.0, -row["epoch_time_s"]))
     sizes, throughput = {row["global_batch_size"] for row in timed}, best["throughput_samples_per_s"]
@@ -47,8 +45,9 @@ def rivals_of(best: Row, timed: Sequence[Row]) -> list[int]:
     _, end_s = ends_of(best["epoch_time_s"])
     if end_s is None:
         return []
-    lows_s = {id(row): ends_of(row["epoch_time_s"])[0] for row in timed if not claims.differing_axes(row, best)}
-    met = {row["global_batch_size"] for row in timed if (low_s := lows_s.get(id(row))) is not None and low_s <= end_s}
+    alike = [row for row in timed if not claims.differing_axes(row, best)]
+    lows_s = [(row["global_batch_size"], ends_of(row["epoch_time_s"])[0]) for row in alike]
+    met = {size for size, low_s in lows_s if low_s is not None and low_s <= end_s}
     return sorted(met - {best["global_batch_size"]}, reverse=True)
 
 
@@ -57,11 +56,8 @@ def memory_claim(tables: Tables) -> Claim:
     alone = [row for row in tables["memory"] if row["num_gpus"] == 1 and row["largest_batch_size_per_gpu"] is not None]
     if alone:
         fails = alone[0]["smallest_failing_batch_size_per_gpu"]
-        values = {
-            "fits": alone[0]["largest_batch_size_per_gpu"],
-            "fails": fails,
-            "where": where_of(alone[0], alone, "batch_size_per_gpu"),
-        }
+        where = where_of(alone[0], alone, "batch_size_per_gpu")
+        values = {"fits": alone[0]["largest_batch_size_per_gpu"], "fails": fails, "where": where}
         return Claim("Q1", "memory_all_fit" if fails is None else "memory_boundary", values, badges_of(alone[0]))
     lost = [row for row in tables["Q1"] if row.status == "oom"]
     fitting = [row for row in tables["Q1"] if row.status == "ok"]
@@ -154,10 +150,8 @@ def communication_claims(tables: Tables) -> list[Claim]:
         return [claim if known else claim._replace(command=claims.grid_command("q3"))]
     if subtracted:
         most_by = max(subtracted, key=lambda row: float(row["comm_share_subtraction"]))
-        values = {
-            "share": float(most_by["comm_share_subtraction"]),
-            "where": where_of(most_by, subtracted, also="num_gpus"),
-        }
+        where = where_of(most_by, subtracted, also="num_gpus")
+        values = {"share": float(most_by["comm_share_subtraction"]), "where": where}
         return [Claim("Q3", "subtracted", values, badges_of(most_by), claims.grid_command("communication"))]
     if lost := [row for row in rows if row.status in NO_RESULT]:
         return [claims.no_result("Q3", "points that measure communication", lost)]
@@ -198,8 +192,7 @@ def compare_subtraction(rows: Sequence[Row], subtracted: Sequence[Row]) -> dict[
     Epoch and communication were measured apart, so the noise of one may make a share above 1.
     """
     both = [row for row in rows if row["exposed_comm_time_s"] is not None]
-    possible = [row for row in both if (ends_of(row["exposed_comm_time_s"])[0] or 0.0) <= row["epoch_time_s"]]
-    possible = [row for row in possible if row["exposed_comm_time_s"] <= row["epoch_time_s"]]
+    possible = [row for row in both if row["exposed_comm_time_s"] <= row["epoch_time_s"]]
     if not possible:
         return {}
     row = max(possible, key=lambda row: float(row["comm_share_subtraction"]))
