@@ -170,15 +170,12 @@ def describe_counts(collected: CollectedOutcomes) -> str:
 
 def describe_cost(rows: Iterable[Row]) -> list[str]:
     """Return the hours of the attempts by how they ended; what took no time is left out."""
-    hours = (
-        (row, row["gpu_hours"], "GPU hours") if row["gpu_hours"] else (row, row["process_hours"], "process hours")
-        for row in rows
-    )
-    return [
-        f"{format_figure(number)} {unit} ({ENDING_WORDS.get(row['ending'], row['ending'])})"
-        for row, number, unit in hours
-        if number
-    ]
+    found = []
+    for row in rows:
+        if hours := row["gpu_hours"] or row["process_hours"]:
+            unit = "GPU hours" if row["gpu_hours"] else "process hours"
+            found.append(f"{format_figure(hours)} {unit} ({ENDING_WORDS.get(row['ending'], row['ending'])})")
+    return found
 
 
 def render_template(name: str, said: Mapping[str, Any], **values: Any) -> str:

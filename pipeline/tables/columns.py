@@ -149,13 +149,11 @@ class View(NamedTuple):
     hides_zeros: bool = False  # leaves out a column that is 0 everywhere
 
 
-class Table(NamedTuple):
+class Table:
     """A table: its name in JSON and CSV, its section on the page ("": none), its columns and its views."""
 
-    name: str
-    question: str
-    columns: tuple[Column, ...]
-    views: tuple[View, ...] = ()
+    def __init__(self, name: str, question: str, columns: tuple[Column, ...], *views: View) -> None:
+        self.name, self.question, self.columns, self.views = name, question, columns, views
 
     def complete(self, figures: Mapping[str, Any]) -> dict[str, Any]:
         """Return the figures of a row, with None for those that are not given. Raises KeyError for an unknown one."""

@@ -195,11 +195,9 @@ Q1 = Table(
         *TIMING,
         Column("host_cpu_share", "", "Busy share of the CPUs of the busiest node, cut to 0 to 1."),
     ),
-    (
-        View(
-            "Q1: epoch time against batch size, one GPU",
-            "Times are medians over the timed epochs; waiting is the share of the epoch in which the GPU has no data.",
-        ),
+    View(
+        "Q1: epoch time against batch size, one GPU",
+        "Times are medians over the timed epochs; waiting is the share of the epoch in which the GPU has no data.",
     ),
 )
 
@@ -227,26 +225,24 @@ Q2 = Table(
         BASELINE,
         Column("baseline_batch_size_per_gpu", "", "Batch size per GPU of the baseline point."),
     ),
-    (
-        View(
-            "Q2: weak scaling, speed-up against one GPU with the per-GPU batch fixed",
-            "Weak scaling: every GPU keeps its batch size, so N GPUs train on N times as many images a step. Speed-up "
-            "is T(1)/T(N): the time of an epoch on one GPU over that on N GPUs, with the same images in both. "
-            "Efficiency is speed-up/N.",
-            scaled("weak", "batch_size_per_gpu"),
-            keys=(
-                *("epoch_time_s", "speedup", "parallel_efficiency", "data_share", "noise_floor"),
-                *("throughput_samples_per_s", "num_workers_total", "run_spread_s"),
-            ),
+    View(
+        "Q2: weak scaling, speed-up against one GPU with the per-GPU batch fixed",
+        "Weak scaling: every GPU keeps its batch size, so N GPUs train on N times as many images a step. Speed-up "
+        "is T(1)/T(N): the time of an epoch on one GPU over that on N GPUs, with the same images in both. "
+        "Efficiency is speed-up/N.",
+        scaled("weak", "batch_size_per_gpu"),
+        keys=(
+            *("epoch_time_s", "speedup", "parallel_efficiency", "data_share", "noise_floor"),
+            *("throughput_samples_per_s", "num_workers_total", "run_spread_s"),
         ),
-        View(
-            "Q2: strong scaling, global batch fixed",
-            "Strong scaling: the images a step stay the same, so each of N GPUs gets 1/N of them. Speed-up is against "
-            "one GPU with all of them. Karp-Flatt estimates the serial share of the work; below 0 or above 1 it is no "
-            "share.",
-            scaled("strong", "global_batch_size"),
-            hidden_axes=("batch_size_per_gpu",),
-        ),
+    ),
+    View(
+        "Q2: strong scaling, global batch fixed",
+        "Strong scaling: the images a step stay the same, so each of N GPUs gets 1/N of them. Speed-up is against "
+        "one GPU with all of them. Karp-Flatt estimates the serial share of the work; below 0 or above 1 it is no "
+        "share.",
+        scaled("strong", "global_batch_size"),
+        hidden_axes=("batch_size_per_gpu",),
     ),
 )
 
@@ -269,13 +265,10 @@ MEMORY_BOUNDARY = Table(
         PREDICTION_ERROR._replace(heading=""),
         Column("num_ooms", "", "Trials that ran out of memory; the note lists other failures."),
     ),
-    (
-        View(
-            "The memory boundary",
-            f"Images per GPU, within 1 %: {NUM_TRIAL_STEPS} full steps of synthetic images, each trial in new "
-            "processes.",
-            hidden_axes=("batch_size_per_gpu",),
-        ),
+    View(
+        "The memory boundary",
+        f"Images per GPU, within 1 %: {NUM_TRIAL_STEPS} full steps of synthetic images, each trial in new processes.",
+        hidden_axes=("batch_size_per_gpu",),
     ),
 )
 
@@ -341,28 +334,25 @@ COMMUNICATION = Table(
         RUN_SPREAD._replace(heading=""),
         Column("exposed_comm_time_run_spread_s", "", "run_spread_s of exposed_comm_time_s."),
     ),
-    (
-        View(
-            "Q3.1: communication of one step, measured",
-            "Exposed communication is not hidden behind computation: DDP's step less the same step without "
-            "communication.",
-            keys=(
-                *("step_time_s", "exposed_comm_time_s", "exposed_comm_share", "hidden_share"),
-                *("collective_launch_time_s", "noise_floor_time_s", "comm_time_s", "ddp_overhead_time_s"),
-            ),
+    View(
+        "Q3.1: communication of one step, measured",
+        "Exposed communication is not hidden behind computation: DDP's step less the same step without communication.",
+        keys=(
+            *("step_time_s", "exposed_comm_time_s", "exposed_comm_share", "hidden_share"),
+            *("collective_launch_time_s", "noise_floor_time_s", "comm_time_s", "ddp_overhead_time_s"),
         ),
-        View(
-            "Q3.1: five step times",
-            "One training step on synthetic images, on the slowest rank; windows of each in turn on the same GPUs. "
-            "`step` is that of DDP. The table above has medians of differences between neighbouring windows, not "
-            "differences of these medians.",
-            keys=(
-                *("plain_step_time_s", "ddp_one_step_time_s", "no_sync_step_time_s", "no_op_hook_step_time_s"),
-                "step_time_s",
-            ),
-            hidden_notes=("trace_", "exposure_", "launch_exposed", "no_bucket_profiled"),
-            is_folded=True,
+    ),
+    View(
+        "Q3.1: five step times",
+        "One training step on synthetic images, on the slowest rank; windows of each in turn on the same GPUs. "
+        "`step` is that of DDP. The table above has medians of differences between neighbouring windows, not "
+        "differences of these medians.",
+        keys=(
+            *("plain_step_time_s", "ddp_one_step_time_s", "no_sync_step_time_s", "no_op_hook_step_time_s"),
+            "step_time_s",
         ),
+        hidden_notes=("trace_", "exposure_", "launch_exposed", "no_bucket_profiled"),
+        is_folded=True,
     ),
 )
 
@@ -383,12 +373,10 @@ Q3 = Table(
         Column("ring_bytes_per_epoch", "", "steps x 2(N-1)/N x gradient bytes."),
         BASELINE,
     ),
-    (
-        View(
-            "Q3: computation against communication, estimated by subtraction",
-            "Subtraction counts every cost that does not shrink with N as communication, waiting for data included.",
-            lambda rows: sort_rows(rows) if any(row["compute_time_subtraction_s"] is not None for row in rows) else [],
-        ),
+    View(
+        "Q3: computation against communication, estimated by subtraction",
+        "Subtraction counts every cost that does not shrink with N as communication, waiting for data included.",
+        lambda rows: sort_rows(rows) if any(row["compute_time_subtraction_s"] is not None for row in rows) else [],
     ),
 )
 
@@ -406,12 +394,10 @@ BANDWIDTH = Table(
         ),
         Column("link_share", "of isolated [%]", "busbw_gb_s over peak_busbw_gb_s."),
     ),
-    (
-        View(
-            "Q3.2: bandwidth of the gradients' buckets, and how much of the link that is",
-            "Bus bandwidth is size/time x 2(N-1)/N, as in nccl-tests; isolated: an all-reduce of that size by itself.",
-            is_folded=True,
-        ),
+    View(
+        "Q3.2: bandwidth of the gradients' buckets, and how much of the link that is",
+        "Bus bandwidth is size/time x 2(N-1)/N, as in nccl-tests; isolated: an all-reduce of that size by itself.",
+        is_folded=True,
     ),
 )
 
@@ -426,13 +412,11 @@ SWEEP = Table(
         BUS_BANDWIDTH,
         NUM_WINDOWS,
     ),
-    (
-        View(
-            "Q3.2: the link's own limit, isolated all-reduces",
-            "Times of a call on the slowest rank; n counts sweeps.",
-            shows_n=True,
-            is_folded=True,
-        ),
+    View(
+        "Q3.2: the link's own limit, isolated all-reduces",
+        "Times of a call on the slowest rank; n counts sweeps.",
+        shows_n=True,
+        is_folded=True,
     ),
 )
 
@@ -455,14 +439,12 @@ TRANSFERS = Table(
         EPOCH_TIME._replace(heading=""),
         TEST_ACCURACY._replace(heading=""),
     ),
-    (
-        View(
-            "Q3: what travels in a step, counted",
-            "What one rank gives to collectives (under DataParallel: what leaves a GPU), counted by instruments. A "
-            "ring sends 2(N-1)/N of it.",
-            is_folded=True,
-            hides_zeros=True,
-        ),
+    View(
+        "Q3: what travels in a step, counted",
+        "What one rank gives to collectives (under DataParallel: what leaves a GPU), counted by instruments. A "
+        "ring sends 2(N-1)/N of it.",
+        is_folded=True,
+        hides_zeros=True,
     ),
 )
 
@@ -484,12 +466,10 @@ SPLIT = Table(
         INTERVAL_OVER,
         RUN_SPREAD._replace(heading=""),
     ),
-    (
-        View(
-            "Q3: DataParallel's step, part by part",
-            "Every device is synchronized after each part, so their sum differs from the step.",
-            is_folded=True,
-        ),
+    View(
+        "Q3: DataParallel's step, part by part",
+        "Every device is synchronized after each part, so their sum differs from the step.",
+        is_folded=True,
     ),
 )
 
@@ -531,18 +511,16 @@ PREDICTION = Table(
         Column("link_gb_s", "", "Bandwidth of one link."),
         Column("fit_worst_error", "", "Largest relative error of the fit, over the sizes that it is fitted to."),
     ),
-    (
-        View(
-            "Prediction: weak scaling on more GPUs",
-            "Extrapolated from steps and all-reduces on as many GPUs as stand under `from`. Only rows with a measured "
-            "step were tested; nothing beyond. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N "
-            "S/bandwidth, fitted to the all-reduces above. None hidden: the step grows by all that all-reduces take "
-            "longer. No change: the step takes as long as on those. All hidden: likewise, while all-reduces take no "
-            "longer than the step. None of them is a bound. Each error is that of the column before it. Efficiency is "
-            "against one GPU.",
-            lambda rows: sorted(rows, key=lambda row: int(row["batch_size_per_gpu"])),
-            is_folded=True,
-        ),
+    View(
+        "Prediction: weak scaling on more GPUs",
+        "Extrapolated from steps and all-reduces on as many GPUs as stand under `from`. Only rows with a measured "
+        "step were tested; nothing beyond. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N "
+        "S/bandwidth, fitted to the all-reduces above. None hidden: the step grows by all that all-reduces take "
+        "longer. No change: the step takes as long as on those. All hidden: likewise, while all-reduces take no "
+        "longer than the step. None of them is a bound. Each error is that of the column before it. Efficiency is "
+        "against one GPU.",
+        lambda rows: sorted(rows, key=lambda row: int(row["batch_size_per_gpu"])),
+        is_folded=True,
     ),
 )
 
@@ -567,13 +545,11 @@ Q4 = Table(
         Column("training_time_s", "", "Sum of epoch_time_s since the start, without evaluation."),
         Column("diverged_at_update", "", "First update whose loss was not finite."),
     ),
-    (
-        View(
-            "Q4: loss and accuracy by epoch",
-            "The table shows the first and the last epoch of each point. Loss and training accuracy are of augmented "
-            "images, during the epoch.",
-            first_and_last_epochs,
-        ),
+    View(
+        "Q4: loss and accuracy by epoch",
+        "The table shows the first and the last epoch of each point. Loss and training accuracy are of augmented "
+        "images, during the epoch.",
+        first_and_last_epochs,
     ),
 )
 
@@ -619,20 +595,18 @@ TIME_TO_TARGET = Table(
         Column("num_timed", "", "Number of seeds that the time is of: those on the GPU model of the baseline."),
         Column("is_baseline", "", "The target and the efficiencies of a study come from this row."),
     ),
-    (
-        View(
-            "Q4: final accuracy and time to target",
-            "Accuracy is of the test images after the last epoch. Time is that of training up to the target; never: no "
-            "seed reached it; other GPU: see its note. The rate is the highest learning rate of the run. Medians over "
-            f"n seeds. In brackets: of six seeds or more the interval of the median ({NOMINAL}), of two to five seeds "
-            "the lowest and the highest. The target, unless --target-accuracy sets it, is 2 points below the final "
-            "accuracy of the baseline: the smallest batch without remedies. Under a cosine schedule accuracy rises "
-            "most at the end of a run, so the time also depends on the epochs asked for.",
-            list,
-            hidden_axes=("batch_size_per_gpu", "epochs", "reference_batch_size"),
-            hidden_notes=("repeats_not_ok",),
-            shows_n=True,
-        ),
+    View(
+        "Q4: final accuracy and time to target",
+        "Accuracy is of the test images after the last epoch. Time is that of training up to the target; never: no "
+        "seed reached it; other GPU: see its note. The rate is the highest learning rate of the run. Medians over "
+        f"n seeds. In brackets: of six seeds or more the interval of the median ({NOMINAL}), of two to five seeds "
+        "the lowest and the highest. The target, unless --target-accuracy sets it, is 2 points below the final "
+        "accuracy of the baseline: the smallest batch without remedies. Under a cosine schedule accuracy rises "
+        "most at the end of a run, so the time also depends on the epochs asked for.",
+        list,
+        hidden_axes=("batch_size_per_gpu", "epochs", "reference_batch_size"),
+        hidden_notes=("repeats_not_ok",),
+        shows_n=True,
     ),
 )
 
@@ -657,22 +631,19 @@ INT8 = Table(
         Column("network_bytes", "size [MB]", "Bytes of weights, biases and scales."),
         Column("mean_accuracy_change", "", "Mean over seeds of accuracy minus fp32."),
     ),
-    (
-        View(
-            "int8: test accuracy after quantization",
-            f"Medians over n seeds with their interval ({NOMINAL}, for {min_values()} seeds "
-            f"{100 * OF_FEWEST_VALUES:.1f} %). Each stage includes those before it: weights in int8, activations in "
-            "int8 with scales from training images, biases in int32.",
-            keys=("stage", "scale_rule", "granularity", "test_accuracy", "accuracy_change"),
-            shows_n=True,
-        ),
-        View(
-            "int8: agreement with fp32, and size",
-            "Ties are test images whose highest score several classes share. The size counts weights, biases and "
-            "scales.",
-            keys=("stage", "scale_rule", "granularity", "agreement", "tie_share", "network_bytes"),
-            shows_n=True,
-        ),
+    View(
+        "int8: test accuracy after quantization",
+        f"Medians over n seeds with their interval ({NOMINAL}, for {min_values()} seeds "
+        f"{100 * OF_FEWEST_VALUES:.1f} %). Each stage includes those before it: weights in int8, activations in "
+        "int8 with scales from training images, biases in int32.",
+        keys=("stage", "scale_rule", "granularity", "test_accuracy", "accuracy_change"),
+        shows_n=True,
+    ),
+    View(
+        "int8: agreement with fp32, and size",
+        "Ties are test images whose highest score several classes share. The size counts weights, biases and scales.",
+        keys=("stage", "scale_rule", "granularity", "agreement", "tie_share", "network_bytes"),
+        shows_n=True,
     ),
 )
 
@@ -718,15 +689,13 @@ COST = Table(
         Column("process_hours", "process-hours [h]", "Hours from launch to record, times the processes."),
         Column("allocated_share", "of all [%]", "Share of all hours allocated on the device."),
     ),
-    (
-        View(
-            "Cost: what the attempts took, by how they ended",
-            "Hours from each launch to its record, times the GPUs allocated; n counts attempts. The attempts that "
-            "ended ok have two rows: their timed windows on the GPUs used (every epoch of a point that evaluates), and "
-            "all else: start-up, warm-up, evaluation, unused GPUs.",
-            lambda rows: [row for row in rows if row.n or row.notes],
-            shows_n=True,
-        ),
+    View(
+        "Cost: what the attempts took, by how they ended",
+        "Hours from each launch to its record, times the GPUs allocated; n counts attempts. The attempts that "
+        "ended ok have two rows: their timed windows on the GPUs used (every epoch of a point that evaluates), and "
+        "all else: start-up, warm-up, evaluation, unused GPUs.",
+        lambda rows: [row for row in rows if row.n or row.notes],
+        shows_n=True,
     ),
 )
 
