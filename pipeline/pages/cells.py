@@ -178,7 +178,7 @@ def format_cell(column: Column, row: Row, decimals: int | None) -> str:
         return f"{shown:.6g}" if decimals is None else f"{shown:.3g}"
     if 0 < shown < 10**-decimals / 2:
         return f"<{10**-decimals:.{decimals}f}"
-    low, high = ends_of(value) if column.shows_interval else (None, None)
+    low, high = ends_of(value) if column.interval == "shown" else (None, None)
     text, *ends = (
         format_number(column.factor * part, f",.{decimals}f") for part in (value, low, high) if part is not None
     )

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -70,8 +70,8 @@ class Column(NamedTuple):
     """One figure: its key and meaning in CSV and JSON, and its heading for people.
 
     The key ends in its unit, the heading in the unit that people read. Without a heading the figure is in CSV and JSON
-    only. With `has_interval` the ends follow as `X_low` and `X_high`; `shows_interval` prints them behind the number
-    too. `is_set` marks what follows from the grid and was not measured. `absent` says why a row cannot have the number.
+    only. If its interval is kept, the ends follow as `X_low` and `X_high`; "shown" prints them behind the number too.
+    `is_set` marks what follows from the grid and was not measured. `absent` says why a row cannot have the number.
     `remark` stands in the legend where the column is shown. `words` are those for the column's values.
     """
 
@@ -79,8 +79,7 @@ class Column(NamedTuple):
     heading: str
     meaning: str
     decimals: int | None = None
-    has_interval: bool = False
-    shows_interval: bool = False
+    interval: Literal["", "kept", "shown"] = ""
     is_set: bool = False
     absent: Callable[[Row], str] | None = None
     remark: str = ""
@@ -90,7 +89,7 @@ class Column(NamedTuple):
     def keys(self) -> tuple[str, ...]:
         """The keys in CSV and JSON: epoch_time_s, epoch_time_low_s and epoch_time_high_s with an interval."""
         stem, unit = (self.key.removesuffix("_s"), "_s") if self.key.endswith("_s") else (self.key, "")
-        return (self.key, f"{stem}_low{unit}", f"{stem}_high{unit}") if self.has_interval else (self.key,)
+        return (self.key, f"{stem}_low{unit}", f"{stem}_high{unit}") if self.interval else (self.key,)
 
     @property
     def unit(self) -> str:

@@ -76,10 +76,9 @@ SPEEDUP = Column(
     "speed-up",
     "T(1)/T(N) for the same samples; its interval holds the true ratio with at least "
     f"{100 * (2 * CONFIDENCE - 1):g} %, that of {min_values()} values with {100 * (2 * OF_FEWEST_VALUES - 1):g} %.",
-    has_interval=True,
-    shows_interval=True,
+    interval="shown",
 )
-EFFICIENCY = Column("parallel_efficiency", "efficiency [%]", "speedup/N.", has_interval=True)
+EFFICIENCY = Column("parallel_efficiency", "efficiency [%]", "speedup/N.", interval="kept")
 WAITING = Column(
     "data_share",
     "waiting [%]",
@@ -134,8 +133,7 @@ EXPOSED = Column(
     "exposed_comm_time_s",
     "exposed communication [us]",
     "DDP minus no-op hook, gradients alone (both sides broadcast buffers); the interval is given by low and high.",
-    has_interval=True,
-    shows_interval=True,
+    interval="shown",
 )
 COMM_TIME = Column(
     "comm_time_s", "all-reduce [us]", "Shortest time of each all-reduce over ranks, summed over buckets."
@@ -183,7 +181,7 @@ Q1 = Table(
     "Q1",
     (
         *PLACE,
-        EPOCH_TIME._replace(has_interval=True),
+        EPOCH_TIME._replace(interval="kept"),
         COMPUTE,
         WAITING,
         THROUGHPUT,
@@ -208,7 +206,7 @@ Q2 = Table(
         GLOBAL_BATCH,
         STATUS,
         Column("scaling", "", "The batch that stays fixed as GPUs are added: weak (per GPU) or strong (global)."),
-        EPOCH_TIME._replace(has_interval=True),
+        EPOCH_TIME._replace(interval="kept"),
         SPEEDUP,
         EFFICIENCY,
         Column("serial_fraction_karp_flatt", "Karp-Flatt", "(1/S - 1/N)/(1 - 1/N) for N > 1."),
@@ -277,15 +275,15 @@ COMMUNICATION = Table(
     "Q3",
     (
         *PLACE,
-        STEP_TIME._replace(has_interval=True),
+        STEP_TIME._replace(interval="kept"),
         EXPOSED,
-        Column("exposed_comm_share", "of step [%]", "exposed_comm_time_s/step_time_s.", has_interval=True),
+        Column("exposed_comm_share", "of step [%]", "exposed_comm_time_s/step_time_s.", interval="kept"),
         Column(
             "hidden_share",
             "hidden [%]",
             "1 - exposed/comm; not stated where exposed is not larger than the noise. Its interval is computed from "
             "that of exposed_comm_time_s; both ends are cut to 0 to 1.",
-            has_interval=True,
+            interval="kept",
             remark="Hidden is a share of the all-reduce time.",
         ),
         Column("collective_launch_time_s", "launch [us]", "exposed - comm where that is above 0."),
@@ -300,7 +298,7 @@ COMMUNICATION = Table(
             "ddp_overhead_time_s",
             "DDP's overhead [us]",
             "No-op hook minus no_sync, which broadcasts no buffers.",
-            has_interval=True,
+            interval="kept",
         ),
         PLAIN_STEP_TIME,
         Column("ddp_one_step_time_s", "DDP on one [ms]", "DDP on one GPU."),
@@ -311,7 +309,7 @@ COMMUNICATION = Table(
             "",
             "DDP minus DDP whose collectives return at once: the time that all collectives add to the step, with the "
             "broadcast of buffers and the wait for the slowest rank.",
-            has_interval=True,
+            interval="kept",
         ),
         Column(
             "traced_exposed_comm_time_s",
@@ -363,11 +361,9 @@ Q3 = Table(
         *PLACE,
         EPOCH_TIME,
         Column("compute_time_subtraction_s", "T(1)/N [s]", "T(1)/N."),
-        Column(
-            "comm_time_subtraction_s", "T(N) - T(1)/N [s]", "T(N) - T(1)/N.", has_interval=True, shows_interval=True
-        ),
+        Column("comm_time_subtraction_s", "T(N) - T(1)/N [s]", "T(N) - T(1)/N.", interval="shown"),
         Column("comm_share_subtraction", "of the epoch [%]", "comm_time_subtraction_s/epoch_time_s."),
-        EXPOSED._replace(heading="exposed, measured [s]", shows_interval=False, absent=exposure_noise),
+        EXPOSED._replace(heading="exposed, measured [s]", interval="kept", absent=exposure_noise),
         Column("bandwidth_subtraction_gb_s", "bandwidth [GB/s]", "ring_bytes_per_epoch over comm_time_subtraction_s."),
         Column("steps_per_epoch", "", "Steps of one epoch."),
         Column("ring_bytes_per_epoch", "", "steps x 2(N-1)/N x gradient bytes."),
@@ -453,7 +449,7 @@ SPLIT = Table(
     "Q3",
     (
         *PLACE,
-        STEP_TIME._replace(has_interval=True),
+        STEP_TIME._replace(interval="kept"),
         split_part("scatter", "Time to distribute the inputs to the GPUs."),
         split_part("replicate", "Time to copy the module to every GPU."),
         split_part("parallel_forward", "Time of the forward pass on all GPUs."),
@@ -566,14 +562,13 @@ TIME_TO_TARGET = Table(
             "accuracy [%]",
             "Test accuracy after the last epoch.",
             decimals=1,
-            has_interval=True,
-            shows_interval=True,
+            interval="shown",
         ),
         Column(
             "time_to_target_s",
             "time [s]",
             "Training time up to the end of that epoch, without evaluation.",
-            has_interval=True,
+            interval="kept",
             absent=why_no_time,
         ),
         LEARNING_RATE,
@@ -582,13 +577,13 @@ TIME_TO_TARGET = Table(
             "epochs to target",
             "First epoch whose test accuracy is the target or more.",
             decimals=2,
-            has_interval=True,
+            interval="kept",
         ),
         Column("reached", "reached", "Number of seeds that reached the target, or never reached."),
         Column("soonest", "soonest in", "The row reaches the target first, counted in these."),
         Column("gpu_time_to_target_s", "GPU-time [s]", "time_to_target_s x GPUs."),
         Column("target_accuracy", "target [%]", "Test accuracy to reach.", decimals=2, is_set=True),
-        Column("updates_to_target", "updates", "Updates up to the end of that epoch.", has_interval=True),
+        Column("updates_to_target", "updates", "Updates up to the end of that epoch.", interval="kept"),
         Column("target_efficiency", "efficiency [%]", "throughput_efficiency x statistical_efficiency."),
         Column("throughput_efficiency", "", "Samples per second and GPU over the baseline's."),
         Column("statistical_efficiency", "", "Baseline's epochs_to_target over the row's."),
@@ -618,13 +613,12 @@ INT8 = Table(
         STAGE,
         SCALE_RULE,
         GRANULARITY,
-        TEST_ACCURACY._replace(has_interval=True, shows_interval=True),
+        TEST_ACCURACY._replace(interval="shown"),
         Column(
             "accuracy_change",
             "change [points]",
             "Accuracy minus fp32 of the same seed, median over seeds.",
-            has_interval=True,
-            shows_interval=True,
+            interval="shown",
         ),
         Column("agreement", "same class as fp32 [%]", "Share of test images that get the same class as in fp32."),
         Column("tie_share", "ties [%]", "Share of test images whose highest score several classes have."),
