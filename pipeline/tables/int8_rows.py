@@ -14,12 +14,14 @@ from pipeline.tables.definitions import INT8, INT8_HISTOGRAMS
 
 NUM_SIGMAS = 3
 
+TestedNetwork = tuple[Quantization, StageResult]  # one network of a seed, and the test of it
+
 
 def int8_rows(point: PooledPoint) -> list[Row]:
     """Return a row for fp32 and for every stage and scale, pooled over seeds; one row for a point without a result."""
     pairs = [(quantization, result) for _, quantization in quantizations_of(point) for result in quantization.results]
-    by_stage = group_pairs(((pair[1].stage, pair[1].scale_rule, pair[1].granularity), pair) for pair in pairs)
-    return [int8_row(point, *key, results) for key, results in by_stage.items()] or [make_row(INT8, point)]
+    by_stage = group_pairs(((pair[1].stage, pair[1].scale_rule, pair[1].granularity), pair) for pair in pairs).values()
+    return [int8_row(point, results) for results in by_stage] or [make_row(INT8, point)]
 
 
 def quantizations_of(point: PooledPoint) -> list[tuple[int, Quantization]]:
@@ -29,17 +31,12 @@ def quantizations_of(point: PooledPoint) -> list[tuple[int, Quantization]]:
     return [(seed, found.quantization) for seed, found in measured if found.quantization]
 
 
-def int8_row(
-    point: PooledPoint,
-    stage: str,
-    scale_rule: str | None,
-    granularity: str | None,
-    found: Sequence[tuple[Quantization, StageResult]],
-) -> Row:
+def int8_row(point: PooledPoint, found: Sequence[TestedNetwork]) -> Row:
     """Return the row of one stage and scale: medians over seeds, with intervals over seeds if there are enough."""
     tested = [pair for pair in found if pair[1].num_correct is not None]
     shares = group_pairs(share for pair in tested for share in result_shares(*pair).items())
-    problems = dict.fromkeys(result.problem for _, result in found)
+    _, result = found[0]
+    problems = dict.fromkeys(other.problem for _, other in found)
     notes = [text_note(problem) for problem in problems if problem]
     if 0 < len(tested) < min_values():
         notes.append(make_note("too_few_seeds", needed=min_values(), found=len(tested)))
@@ -49,9 +46,9 @@ def int8_row(
         point,
         notes,
         n=len(tested),
-        stage=stage,
-        scale_rule=scale_rule,
-        granularity=granularity,
+        stage=result.stage,
+        scale_rule=result.scale_rule,
+        granularity=result.granularity,
         **{key: estimate(statistics.median(values), median_interval(values)) for key, values in shares.items()},
         mean_accuracy_change=statistics.fmean(changes) if changes else None,
         network_bytes=tested[0][1].num_bytes if tested else None,
