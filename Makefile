@@ -74,7 +74,7 @@ results: $(INSTALLED)
 	python tests/benchmarks/render_results.py
 
 words: $(INSTALLED)
-	python -m pipeline.tables.words docs/words.md
+	python tests/words_page.py docs/words.md
 
 jobs: $(INSTALLED)
 	for grid in q1 q2 q3 q4 q4-study quantize; do python -m pipeline.jobfile $$grid > jobs/$$grid.sbatch; done

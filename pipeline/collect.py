@@ -27,12 +27,11 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from pipeline.analysis.ring_model import Link
-from pipeline.answers.questions import Answers, answer_questions
+from pipeline.answers.questions import Answer, answers_of
 from pipeline.experiment.folder import Experiment, find_experiments, warn_of_open_folders
-from pipeline.experiment.point_label import Processors
 from pipeline.pages.display_tables import MAX_WIDTH, DisplayOptions
+from pipeline.pages.html_page import Pages
 from pipeline.pages.markdown import name_source, render_experiment, render_overview
-from pipeline.pages.write_pages import Pages
 from pipeline.submission.read_progress import find_logs
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
@@ -54,7 +53,7 @@ class Printed(NamedTuple):
 
     name: str
     title: str
-    answers: tuple[Answers, Processors]
+    answers: list[Answer]
     content: dict[str, Any]
     report: str
 
@@ -128,7 +127,7 @@ def main() -> int:
             is_custom_view = arguments.format == "markdown" and options != DisplayOptions()
             shown = render_experiment(name, found.tables, found.collected, options, words) if is_custom_view else report
             title = name_source(name, found.collected)
-            answers = answer_questions(found.tables), found.collected.processors
+            answers = answers_of(found.tables, found.collected.processors)
             printed.append(Printed(name, title, answers, found.content, shown))
             if not arguments.no_write:
                 write_files(name, found, report, pages, codes)

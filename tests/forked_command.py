@@ -24,8 +24,6 @@ LATE = (
     "pipeline.pages.comparison",
     "pipeline.pages.draw_panels",
     "pipeline.pages.html_page",
-    "pipeline.pages.write_pages",
-    "pipeline.pages.plots",
     "pipeline.tables.table_files",
     "pipeline.submission.read_progress",
 )

@@ -29,8 +29,8 @@ from pipeline.experiment.measurement import Measurement
 from pipeline.experiment.outcomes import PointOutcome, resolve_outcomes
 from pipeline.experiment.spec import Spec
 from pipeline.tables.build_tables import Tables, build_tables
+from pipeline.tables.columns import Row
 from pipeline.tables.prediction_rows import prediction_rows
-from pipeline.tables.row import Row
 from pipeline.training import models, process_group
 from pipeline.training.process_group import Rank
 

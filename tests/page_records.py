@@ -7,14 +7,16 @@ import msgspec
 from communication_records import BUCKETS, measured, point
 from factories import make_communication_record, make_measurement, make_record, make_spec
 
+from pipeline.experiment.folder import Experiment
 from pipeline.experiment.measurement import AllReduce, Measurement
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Remedy, Spec
-from pipeline.pages.html_page import PageSource, write_report
+from pipeline.pages.html_page import Pages
 from pipeline.pages.plot_data import PlotSource
 from pipeline.tables.build_tables import build_tables
+from pipeline.tables.collect_experiment import CollectedExperiment
 
 ONE_GPU_S = {32: 12, 128: 5, 512: 4}  # epoch time by batch size
 REMEDIES: tuple[tuple[Remedy, ...], ...] = ((), ("linear_scaling",), ("linear_scaling", "warmup"))
@@ -100,18 +102,26 @@ def plot_source(*found: Record) -> PlotSource:
     return PlotSource(build_tables(outcomes), outcomes)
 
 
-def page_source(
-    folder: Path, *found: Record, missing: Sequence[Spec] = (), name: str = "x", bad: Sequence[RejectedFile] = ()
-) -> PageSource:
-    """The sources of the page of these records, in a folder of its own."""
+def collected_in(
+    folder: Path, *found: Record, missing: Sequence[Spec] = (), bad: Sequence[RejectedFile] = ()
+) -> CollectedExperiment:
+    """The experiment of these records, in a folder of its own."""
     collected = resolve_outcomes([*(record.spec for record in found), *missing], found, bad)
     folder.mkdir(parents=True, exist_ok=True)
-    tables = build_tables(collected.outcomes)
-    return PageSource(name, folder, folder.parent, True, tables, collected, {})
+    return CollectedExperiment(Experiment(folder), collected, build_tables(collected.outcomes))
 
 
 def write_page(folder: Path, *found: Record, missing: Sequence[Spec] = (), name: str = "x") -> Path:
     """Write the page of these records, and return its path."""
     bad = [RejectedFile(Path("records") / "bad.json", None, name)]
-    write_report(page_source(folder, *found, missing=missing, name=name, bad=bad))
+    Pages(folder.parent, True).write(name, collected_in(folder, *found, missing=missing, bad=bad), {})
     return folder / "report.html"
+
+
+def write_index(folder: Path, **found: Record) -> str:
+    """Write the index over experiments of one record each, and return it."""
+    pages = Pages(folder, True)
+    for name, record in found.items():
+        pages.write(name, collected_in(folder / name, record), {})
+    pages.write_index()
+    return (folder / "index.html").read_text()

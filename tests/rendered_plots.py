@@ -4,11 +4,11 @@ from page_records import (
     plot_source,
 )
 
+from pipeline.pages.html_page import build_plots
 from pipeline.pages.plot_data import (
     LinePanel,
     Plot,
 )
-from pipeline.pages.plot_registry import build_plots
 
 
 def plots_of(*found: object) -> dict[str, Plot]:

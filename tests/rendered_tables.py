@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from factories import ROOT
 
-from pipeline.answers.questions import Answers, answer_questions, next_command, render_answer
+from pipeline.answers.claims import Claim
+from pipeline.answers.questions import Answer, answer_questions
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.point_label import Processors
@@ -16,6 +17,8 @@ from pipeline.pages.display_tables import DisplayOptions
 from pipeline.pages.markdown import render_experiment
 from pipeline.tables.build_tables import Tables, build_tables
 from pipeline.tables.collect_experiment import collect_experiment
+
+Answers = dict[str, list[Claim]]
 
 
 def build(*found: Record, missing: Sequence[Spec] = (), target_accuracy: float | None = None) -> Tables:
@@ -50,9 +53,8 @@ def claims_of(*found: Record, missing: Sequence[Spec] = ()) -> Answers:
 
 def said(answers: Answers, processors: Processors = "GPUs") -> dict[str, str]:
     """The words of each answer, with the command that comes next."""
-    words = {question: " ".join(render_answer(claims, processors)) for question, claims in answers.items()}
-    commands = {question: next_command(claims) for question, claims in answers.items()}
-    return {question: f"{words[question]} {commands[question]}".strip() for question in answers}
+    found = [Answer(question, claims, processors) for question, claims in answers.items()]
+    return {answer.question: f"{' '.join(answer.paragraphs)} {answer.command}".strip() for answer in found}
 
 
 def answers_of(*found: Record, missing: Sequence[Spec] = (), processors: Processors = "GPUs") -> dict[str, str]:

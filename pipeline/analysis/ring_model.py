@@ -106,8 +106,3 @@ def predict_all_hidden_step_s(
 def all_reduces_time_s(measured: MeasuredStep, link: Link, num_gpus: int) -> float:
     """Return the time of all all-reduces of a step, one after another."""
     return sum(all_reduce_time_s(link, num_gpus, size) for size in measured.bucket_bytes)
-
-
-def predict_efficiency(measured: MeasuredStep, predicted_step_s: float) -> float:
-    """Return the weak scaling efficiency: the step time on one GPU over the predicted one, a fraction."""
-    return measured.one_gpu_step_s / predicted_step_s

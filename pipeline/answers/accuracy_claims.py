@@ -1,15 +1,15 @@
-"""The claims of Q4: what a large batch costs in accuracy, what mends it, and what is soonest at the target."""
+"""The claims of Q4 (what a large batch costs, what mends it, what is soonest at the target) and of int8."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from pipeline.analysis.intervals import ends_of, min_values
-from pipeline.answers.claims import Claim, badges_of, grid_command, no_result, not_answered
+from pipeline.answers.claims import Claim, badges_of, describe_own, grid_command, no_result, not_answered
 from pipeline.experiment.axis_groups import TARGET_MAY_DIFFER
 from pipeline.experiment.point_label import describe_axis, describe_point, format_number, varying_axes
 from pipeline.system.errors import pluralize
+from pipeline.tables.columns import Row
 from pipeline.tables.definitions import NEVER_REACHED
-from pipeline.tables.row import Row
 from pipeline.tables.time_to_target_rows import main_study
 
 MIN_RUNS, MIN_EPOCHS = 3, 10  # below these an accuracy cannot tell a remedy from noise
@@ -29,11 +29,8 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
     if small["final_test_accuracy"] is None:
         return [no_result("Q4", batch, [small])]
     epochs = pluralize(small["epochs"], "epoch")
-    larger = [
-        row
-        for row in rows
-        if row["epochs"] == small["epochs"] and row["global_batch_size"] > small["global_batch_size"]
-    ]
+    as_long = [row for row in rows if row["epochs"] == small["epochs"]]
+    larger = [row for row in as_long if row["global_batch_size"] > small["global_batch_size"]]
     large = large_batch(larger)
     if large is None:
         return [not_answered("Q4", f"no test accuracy of a larger batch after {epochs}", "q4-study")]
@@ -56,7 +53,8 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
         "cost": 100 * (large["final_test_accuracy"] - small["final_test_accuracy"]),
         "unclear": unclear_words(small, large),
         "where": "".join(f", {condition}" for condition in (*study, f"n = {runs}")),
-        "remedies": name_remedies(best),
+        # the rate may be the only thing in which two rows differ
+        "remedies": f"{describe_axis('remedies', best['remedies'])} at rate {best['learning_rate']:.3g}",
         "mended": best["final_test_accuracy"],
         "mended_unclear": unclear_words(large, best),
         "num_sets": pluralize(len({tuple(row["remedies"]) for row in known}), "set"),
@@ -77,11 +75,11 @@ def large_batch(larger: Sequence[Row]) -> Row | None:
     with_remedies = {row["global_batch_size"] for row in larger if row["remedies"]}
     plain = [row for row in larger if not row["remedies"] and row["final_test_accuracy"] is not None]
     tried = [row for row in plain if row["global_batch_size"] in with_remedies]
-
-    def order(row: Row) -> tuple[int, int, float]:
-        return row["global_batch_size"], -row["num_gpus"], row["final_test_accuracy"]
-
-    return max(tried or plain, key=order, default=None)
+    return max(
+        tried or plain,
+        key=lambda row: (row["global_batch_size"], -row["num_gpus"], row["final_test_accuracy"]),
+        default=None,
+    )
 
 
 def rows_with_remedies(larger: Sequence[Row], large: Row) -> list[Row]:
@@ -92,18 +90,12 @@ def rows_with_remedies(larger: Sequence[Row], large: Row) -> list[Row]:
 
 def unclear_words(before: Row, after: Row) -> str:
     """Return that two accuracies are not told apart, if their intervals (of fewer seeds: their ranges) overlap."""
-    (low, high), (other_low, other_high) = (ends_of(row["final_test_accuracy"]) for row in (before, after))
-    if min(before.n, after.n) < MIN_RUNS or None in (low, high, other_low, other_high):
+    lows, highs = zip(*(ends_of(row["final_test_accuracy"]) for row in (before, after)), strict=True)
+    runs = min(before.n, after.n)
+    if runs < MIN_RUNS or None in (*lows, *highs) or max(lows) > min(highs):
         return ""
-    if max(low or 0.0, other_low or 0.0) > min(high or 0.0, other_high or 0.0):
-        return ""
-    what = "intervals" if min(before.n, after.n) >= min_values() else "ranges"
+    what = "intervals" if runs >= min_values() else "ranges"
     return f" (their {what} overlap: no difference is shown)"
-
-
-def name_remedies(row: Row) -> str:
-    """Return the remedies of a row, with its learning rate: it may be the only thing in which two rows differ."""
-    return f"{describe_axis('remedies', row['remedies'])} at rate {row['learning_rate']:.3g}"
 
 
 def describe_soonest(rows: Sequence[Row], small: Row) -> str | None:
@@ -121,15 +113,13 @@ def describe_soonest(rows: Sequence[Row], small: Row) -> str | None:
     rivals = sum((ends_of(row["time_to_target_s"])[0] or row["time_to_target_s"]) <= end_s for row in timed)
     shown = f"; {rivals} more may be as soon" if rivals else ""
     reached = f", {first['reached']} runs reach it" if missed else ""
-    beside = (
-        f"; {small['global_batch_size']:,} without remedies take {seconds(small)}"
-        if small["time_to_target_s"] is not None
-        else ""
-    )
+    beside = ""
+    if first is not small and small["time_to_target_s"] is not None:
+        beside = f"; {small['global_batch_size']:,} without remedies take {seconds(small)}"
     remedies = describe_axis("remedies", first["remedies"]) if first["remedies"] else "without remedies"
     gpus = f" on {pluralize(first['num_gpus'], 'GPU')}" if first["num_gpus"] != small["num_gpus"] else ""
     which = f"{first['global_batch_size']:,} images a step{gpus}, {remedies}"
-    return f"is {which}: {seconds(first)} of training{reached}{'' if first is small else beside}{shown}"
+    return f"is {which}: {seconds(first)} of training{reached}{beside}{shown}"
 
 
 def seconds(row: Row) -> str:
@@ -137,3 +127,27 @@ def seconds(row: Row) -> str:
     low, high = ends_of(row["time_to_target_s"])
     ends = "" if low is None or high is None else f" ({format_number(low, ',.1f')} to {format_number(high, ',.1f')} s)"
     return f"{format_number(row['time_to_target_s'], ',.1f')} s{ends}"
+
+
+def int8_claims(rows: Sequence[Row]) -> list[Claim]:
+    """Return what int8 changes in accuracy and bytes: every tensor in int8, one scale a tensor by its largest value."""
+    usual = ("biases", "largest_magnitude", "per_tensor")
+    full = [row for row in rows if (row["stage"], row["scale_rule"], row["granularity"]) == usual]
+    row = max(full, key=lambda row: (row["accuracy_change"] is not None, row.n), default=None)
+    before = next((other for other in rows if row and other["stage"] == "fp32" and other.axes == row.axes), None)
+    if row is None or row["accuracy_change"] is None or before is None:
+        why = next((str(row["note"]).rstrip(".") for row in full if row["note"]), "").replace("`", "'")  # no command
+        problem = f"no network was quantized in full ({why})" if why else "no quantized network was tested"
+        return [Claim("int8", "not_answered", {"why": problem})]
+    change = row["accuracy_change"]
+    low, high = ends_of(change)
+    is_unclear = low is not None and high is not None and low <= 0 <= high
+    values = {
+        "which": f" ({describe_own(row, full)})" if len(full) > 1 else "",
+        "change": change.times(100),
+        "fp32": float(before["test_accuracy"]),
+        "seeds": f"n = {pluralize(row.n, 'seed')}",
+        "num_bytes": row["network_bytes"] or 0,
+        "num_bytes_fp32": before["network_bytes"] or 0,
+    }
+    return [Claim("int8", "int8", values, ("no change shown",) if is_unclear else ())]

@@ -8,16 +8,13 @@ from typing import Any, NamedTuple
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.notes import Note
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_number, varying_axes
+from pipeline.tables.columns import Row, kind_of
 from pipeline.tables.note_texts import NoteFormatter
-from pipeline.tables.row import Row, kind_of
 
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
 POWER_LIMITS = {"sw_power_cap", "hw_power_brake_slowdown"}  # reasons for lowered clocks
 
-LEFT_OUT = (
-    "{left_out} of {timed} rows with a speed-up cannot be used: {why}.",
-    "On {beyond} GPUs none can be used.",
-)
+LEFT_OUT = ("{left_out} of {timed} rows with a speed-up cannot be used: {why}.", "On {beyond} GPUs none can be used.")
 EXPOSED = (
     "On {num_gpus} GPUs all-reduces of gradients that computation does not hide take {exposed_us:,.0f} us of a step of "
     "{step_ms:,.2f} ms: {share:.1%}{where}."
@@ -62,10 +59,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "Of {count} points it is the largest share, the smallest is {smallest:.1%}; {unclear}.",
         COMPARED,
     ),
-    "exposed_alone": (
-        EXPOSED,
-        COMPARED,
-    ),
+    "exposed_alone": (EXPOSED, COMPARED),
     "exposed_unclear": (
         "On {num_gpus} GPUs no communication is shown that computation does not hide: of {count} points {unclear}.",
         COMPARED,
@@ -75,14 +69,8 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "It counts every cost that does not shrink with N.",
     ),
     # Q4
-    "large_batch": (
-        *LARGE_BATCH,
-        "Soonest at {target:.2%} {soonest}.",
-    ),
-    "too_few_runs": (
-        *LARGE_BATCH,
-        "{few} cannot show whether a remedy helps.",
-    ),
+    "large_batch": (*LARGE_BATCH, "Soonest at {target:.2%} {soonest}."),
+    "too_few_runs": (*LARGE_BATCH, "{few} cannot show whether a remedy helps."),
     # int8
     "int8": (
         "With the whole network in int8{which} test accuracy changes by {change:+.2f} points, from {fp32:.1%} in fp32, "
@@ -191,9 +179,9 @@ def describe_own(row: Row, rows: Sequence[Row], but: str = "", also: str = "") -
 
     The strategy `single` goes without saying.
     """
-    varying = varying_axes([other.axes for other in rows], without=("num_gpus", *EFFORT_AXES))
-    nodes = varying_axes([{"num_nodes": other["num_nodes"]} for other in rows])
-    named = {"strategy", "batch_size_per_gpu", *varying, *nodes, also} - {but}
+    without = {"num_gpus", *EFFORT_AXES} - {"num_nodes"}
+    varying = varying_axes([other.axes for other in rows], without=[*without])
+    named = {"strategy", "batch_size_per_gpu", *varying, also} - {but}
     if row["strategy"] == "single":
         named.discard("strategy")
     return describe_point(row.axes, [axis for axis in row.axes if axis in named])

@@ -1,26 +1,18 @@
-"""The plots of Q4: final accuracy and time to target by batch size; accuracy by epoch, update and second."""
+"""The plots of Q4 and int8.
 
-from collections.abc import Iterator, Mapping, Sequence
+Final accuracy and time to target by batch size; accuracy by epoch, update and second. What each stage of int8 costs,
+and what the scales cover of every layer's weights and activations.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pipeline.analysis.pooling import group_pairs
 from pipeline.experiment.point_label import EFFORT_AXES, describe_axis
-from pipeline.pages.plot_data import (
-    MAX_SERIES,
-    REFERENCE,
-    LinePanel,
-    Plot,
-    PlotSource,
-    as_title,
-    evenly,
-    group_series,
-    join_notes,
-    make_series,
-    note_on_number,
-)
+from pipeline.pages import plot_data
+from pipeline.pages.plot_data import HistogramPanel, LinePanel, Plot, PlotSource, Point, Series, as_title
 from pipeline.system.errors import pluralize
-from pipeline.tables.columns import Column
-from pipeline.tables.definitions import GLOBAL_BATCH, TABLES, TEST_ACCURACY
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Column, Row
+from pipeline.tables.definitions import GLOBAL_BATCH, STAGE_WORDS, TABLES, TEST_ACCURACY
 from pipeline.tables.time_to_target_rows import format_target, main_study
 
 Groups = Mapping[str, Sequence[Row]]
@@ -42,6 +34,17 @@ SEEDS_NOTE = (
 )
 SOME_TIMES_NOTE = "Times are of one GPU model: seeds on another have none."
 
+CHANGE = TABLES["int8"].column("accuracy_change")
+STAGES = {"weights": "weights", **STAGE_WORDS}
+GRANULARITIES = {"per_tensor": "One scale per tensor", "per_channel": "One scale per channel"}
+HISTOGRAMS = {
+    "weights": ("int8-weights", "Weights of every layer"),
+    "before_relu": ("int8-before-relu", "Outputs of every layer before ReLU"),
+    "after_relu": ("int8-after-relu", "Outputs of every layer after ReLU"),
+}
+SPACING = 0.05  # between the series of a stage: as wide as a marker, so that intervals do not hide each other
+SMALL = 1 / 3  # of the largest change; series that stay below it have panels of their own
+
 
 def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     """Yield Q4: final accuracy and time to target against the batch size, a line for each set of remedies.
@@ -53,21 +56,20 @@ def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     if baseline is None or baseline["epochs"] < MIN_EPOCHS:
         return
     tested = [row for row in study if row[FINAL_ACCURACY.key] is not None and row["epochs"] == baseline["epochs"]]
-    groups, sets = remedy_groups(tested), remedy_sets(source.tables["Q4"])
-    lines = make_series(groups, BATCH, FINAL_ACCURACY, styles_of(groups, sets))
+    (groups, left_out), sets = remedy_groups(tested), remedy_sets(source.tables["Q4"])
+    lines = plot_data.make_series(groups, BATCH, FINAL_ACCURACY, styles_of(groups, sets))
     accuracies = LinePanel(as_title(TEST_ACCURACY.heading), GLOBAL_BATCH.heading, lines, y_covers=())
     panels = {f"accuracy after {pluralize(baseline['epochs'], 'epoch')}": accuracies}
     if baseline["target_accuracy"] is not None:
-        alike = remedy_groups([row for row in tested if row["num_gpus"] == baseline["num_gpus"]])
-        lines = make_series(alike, BATCH, TIME_TO_TARGET, styles_of(alike, sets))
+        alike, _ = remedy_groups([row for row in tested if row["num_gpus"] == baseline["num_gpus"]])
+        lines = plot_data.make_series(alike, BATCH, TIME_TO_TARGET, styles_of(alike, sets))
         title = f"Training time to {format_target(baseline['target_accuracy'])} [s]"
         panels[TIMES] = LinePanel(title, GLOBAL_BATCH.heading, lines)
     places = {what: {point.x for line in panel.series for point in line.points} for what, panel in panels.items()}
     panels = {what: panel for what, panel in panels.items() if len(places[what]) > 1}
     if panels:
         is_partial = TIMES in panels and any(row["num_timed"] < row["n"] for row in tested)
-        left_out = note_on_number(len(groups), MAX_SERIES, "series")
-        note = join_notes(SEEDS_NOTE, SOME_TIMES_NOTE if is_partial else "", left_out)
+        note = " ".join(filter(None, (SEEDS_NOTE, SOME_TIMES_NOTE if is_partial else "", left_out)))
         title = as_title(f"{' and '.join(panels)}, by batch size")
         yield Plot("q4-batch-size", "Q4", title, tuple(panels.values()), note)
 
@@ -77,15 +79,15 @@ def remedy_sets(rows: Sequence[Row]) -> RemedySets:
     return sorted({tuple(row["remedies"]) for row in rows}, key=lambda remedies: (len(remedies), remedies))
 
 
-def remedy_groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Group rows by remedies. For each global batch it takes those on the fewest GPUs, and of these the fewest nodes.
+def remedy_groups(rows: Sequence[Row]) -> tuple[dict[str, list[Row]], str]:
+    """Return the series by remedies, of each global batch the rows on the fewest GPUs, and of these the fewest nodes.
 
     The labels leave out what follows from the batch, unless rows would then share a place.
     """
     pairs = [((tuple(row["remedies"]), row[BATCH]), (row["num_gpus"], row["num_nodes"])) for row in rows]
     used = group_pairs(pairs)
     fewest = [row for row, (place, gpus) in zip(rows, pairs, strict=True) if gpus == min(used[place])]
-    return group_series(fewest, BATCH, ("remedies",), (*FOLLOWS_FROM_BATCH, *EFFORT_AXES))
+    return plot_data.group_series(fewest, BATCH, ("remedies",), (*FOLLOWS_FROM_BATCH, *EFFORT_AXES))
 
 
 def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
@@ -102,8 +104,7 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     rows = [row for curve in curves if len(curve) >= MIN_EPOCHS for row in curve]
     remedied = sorted({row[BATCH] for row in rows if row["remedies"]}, reverse=True)
     if rows and not remedied:
-        groups = group_series(rows, "epoch")
-        note = note_on_number(len(groups), MAX_SERIES, "series")
+        groups, note = plot_data.group_series(rows, "epoch")
         panels = accuracy_panels(groups, column, remedy_sets(rows))
         yield Plot("q4", "Q4", "Accuracy by epoch, update and second", panels, note)
     sets, reference = remedy_sets(rows), baseline_curve(source, rows)
@@ -114,12 +115,13 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
         compared = [row for row in reference if row[BATCH] != batch]
         for own, longer in ((shortest, ""), ([row for length in by_length.values() for row in length], "longer")):
             if own:
-                groups = group_series(own, "epoch", ("remedies", "epochs") if longer else ("remedies",))
+                first = ("remedies", "epochs") if longer else ("remedies",)
+                groups, left_out = plot_data.group_series(own, "epoch", first)
                 name = "-".join(filter(None, ("q4", "" if batch == remedied[0] else str(batch), longer)))
                 for_longer = " for longer" if longer else ""
                 title = f"Accuracy with {batch:,} images a step{for_longer}, by epoch, update and second"
                 panels = accuracy_panels(groups, column, sets, compared)
-                note = join_notes("Medians over the seeds.", note_on_number(len(groups), MAX_SERIES, "series"))
+                note = f"Medians over the seeds. {left_out}".rstrip()
                 yield Plot(name, "Q4", title, panels, note, max(row[column.key] for row in own) >= INFORMATIVE * best)
 
 
@@ -134,13 +136,13 @@ def baseline_curve(source: PlotSource, rows: Sequence[Row]) -> list[Row]:
 
 def styles_of(groups: Groups, sets: RemedySets) -> dict[str, int]:
     """Return the style of each label: that of its remedies in every plot; a second line of the same has a free one."""
-    labels = evenly(list(groups), MAX_SERIES)
-    if len(sets) > MAX_SERIES:
-        sets = remedy_sets([groups[label][0] for label in labels])
+    if len(sets) > plot_data.MAX_SERIES:
+        sets = remedy_sets([rows[0] for rows in groups.values()])
+    free = [*range(len(sets), plot_data.MAX_SERIES), *range(len(sets))]
     styles: dict[str, int] = {}
-    for label in sorted(labels, key=lambda label: (groups[label][0]["num_gpus"], len(label))):  # the plainest first
-        order = (sets.index(tuple(groups[label][0]["remedies"])), *range(len(sets), MAX_SERIES), *range(len(sets)))
-        styles[label] = next(style for style in order if style not in styles.values())
+    for label in sorted(groups, key=lambda label: (groups[label][0]["num_gpus"], len(label))):  # the plainest first
+        own = sets.index(tuple(groups[label][0]["remedies"]))
+        styles[label] = next(style for style in (own, *free) if style not in styles.values())
     return styles
 
 
@@ -154,11 +156,87 @@ def accuracy_panels(
         compared = {f"{batch} images, no remedies": reference}
     panels = []
     for key, x_label in (("epoch", "epoch"), ("num_updates", "updates"), ("training_time_s", "seconds of training")):
-        lines = make_series(groups, key, column, styles)
-        lines += make_series(compared, key, column, dict.fromkeys(compared, REFERENCE))
+        lines = plot_data.make_series(groups, key, column, styles)
+        lines += plot_data.make_series(compared, key, column, dict.fromkeys(compared, plot_data.REFERENCE))
         ends = [line.points[-1].x for line in lines]
         if key != "epoch" and ends and max(ends) > WIDE_RANGE * min(ends):
             panels.append(LinePanel(as_title(column.heading), f"{x_label}, logarithmic", lines, "log10"))
         elif lines:
             panels.append(LinePanel(as_title(column.heading), x_label, lines, "linear"))
     return tuple(panels)
+
+
+def int8_plots(source: PlotSource) -> Iterator[Plot]:
+    """Yield the change of accuracy by stage, and the histograms of one seed, by tensor."""
+    rows = [row for row in source.tables["int8"] if row[CHANGE.key] is not None]
+    if rows:
+        yield change_plot(rows)
+    yield from histogram_plots(source.tables["int8_histograms"])
+
+
+def change_plot(rows: Sequence[Row]) -> Plot:
+    """Return the change of test accuracy against fp32 by stage: a line for each scale rule, a panel a granularity.
+
+    If one series hides how small the others are, these are shown again without it. All panels of a row have one range.
+    """
+    groups, left_out = plot_data.group_series(rows, "stage", first=("scale_rule",), panel="granularity")
+    lines: dict[str, list[Series]] = {granularity: [] for granularity in GRANULARITIES}
+    for style, (label, of_label) in enumerate(groups.items()):
+        shift = SPACING * (style - (len(groups) - 1) / 2)
+        for granularity, own in lines.items():
+            wanted = [row for row in of_label if row["granularity"] == granularity]
+            places = [list(STAGES).index(row["stage"]) + shift for row in wanted]
+            points = tuple(plot_data.make_point(x, row, CHANGE) for x, row in zip(places, wanted, strict=True))
+            own += [Series(label, points, style)] if points else []
+    every = [line for own in lines.values() for line in own]
+    reach = {label: max(map(abs, ends_of(line for line in every if line.label == label))) for label in groups}
+    small = [label for label in groups if reach[label] < SMALL * max(reach.values())]
+    panels = [*change_panels(lines, [*groups], CHANGE.name), *change_panels(lines, small, "enlarged")]
+    has_intervals = any(point.low is not None and point.high is not None for line in every for point in line.points)
+    note = (
+        f"Median over {pluralize(max(row['n'] for row in rows), 'seed')}{' with its interval' * has_intervals}, each "
+        "against its own network in fp32. Each stage includes those before it."
+    )
+    note += f" Enlarged: only {', '.join(small)}." if small else ""
+    title = "Change of test accuracy in int8, by stage"
+    return Plot("int8", "int8", title, tuple(panels), f"{note} {left_out}".rstrip())
+
+
+def change_panels(lines: Mapping[str, Sequence[Series]], labels: Sequence[str], name: str) -> Iterator[LinePanel]:
+    """Yield a panel for each granularity with the series of these labels, all with the same range."""
+    chosen = {granularity: [line for line in own if line.label in labels] for granularity, own in lines.items()}
+    covers = tuple(end for own in chosen.values() for end in ends_of(own))
+    reference = Series("fp32", (Point(-0.5, 0), Point(len(STAGES) - 0.5, 0)), plot_data.REFERENCE)
+    for granularity, own in chosen.items():
+        if own:
+            title = f"{GRANULARITIES[granularity]}: {CHANGE.heading.replace(CHANGE.name, name)}"
+            yield LinePanel(title, "stage", (reference, *own), x_names=tuple(STAGES.values()), y_covers=covers)
+
+
+def ends_of(lines: Iterable[Series]) -> list[float]:
+    """Return the values of the series, and the ends of their intervals."""
+    points = [point for line in lines for point in line.points]
+    return [value for point in points for value in (point.y, point.low, point.high) if value is not None]
+
+
+def histogram_plots(rows: Sequence[Row]) -> Iterator[Plot]:
+    """Yield a plot for each kind of tensor, with a panel a layer; of several points the first counts."""
+    points = group_pairs((repr(row.axes), row) for row in rows)
+    rows = next(iter(points.values()), [])
+    with_relu = {row["layer"] for row in rows if row["tensor"] == "after_relu"}
+    for tensor, (name, title) in HISTOGRAMS.items():
+        own = [row for row in rows if row["tensor"] == tensor]
+        if own:
+            shown = f"seed {own[0]['seed']}" + (f" of the first of {len(points)} points" if len(points) > 1 else "")
+            signs = "plus" if tensor == "after_relu" else "plus and minus"
+            note = f"Number of values in a bin, logarithmic; {shown}. Dashed: mean {signs} 3 sigma. Solid: the "
+            note += "largest magnitude."
+            ends_in = with_relu if tensor == "before_relu" else {row["layer"] for row in own}
+            yield Plot(name, "int8", title, tuple(histogram_panel(row, row["layer"] in ends_in) for row in own), note)
+
+
+def histogram_panel(row: Row, has_relu: bool) -> HistogramPanel:
+    """Return the panel of one row; of the last layer it says that no ReLU follows. After ReLU nothing is below 0."""
+    title = f"{row['layer']}{'' if has_relu else ' (no ReLU)'}: {sum(row['counts']):,} values"
+    ends = (row["three_sigma_low"], row["three_sigma_high"])[row["tensor"] == "after_relu" :]
+    return HistogramPanel(title, row["low"], row["high"], tuple(row["counts"]), ends)

@@ -1,69 +1,129 @@
-"""Cells of tables for people: numbers in the decimals of their column, words for values and for missing ones."""
+"""Tables for people: their columns, those that name the rows, the text of a cell, and footnotes.
+
+A cell has a number in the decimals of its column, words for a value, or words for a missing one. Notes that differ in
+quantities only are one footnote, which states their range.
+"""
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis.intervals import ends_of
-from pipeline.experiment.point_label import Processors, format_number, name_processors
-from pipeline.tables.columns import NOT_STATED, Column
-from pipeline.tables.row import Row
+from pipeline.analysis.notes import Note
+from pipeline.analysis.pooling import group_pairs
+from pipeline.experiment import point_label
+from pipeline.experiment.point_label import Processors, describe_point, format_number
+from pipeline.experiment.spec import REMEDIES
+from pipeline.tables.columns import AXIS_HEADINGS, NOT_STATED, Column, Row
+from pipeline.tables.definitions import FIGURE_NAMES
+from pipeline.tables.note_texts import Range, render_note
 
 STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
+MAX_LABEL = 44  # characters of a configuration in a cell
+MAX_LABEL_BESIDE_OTHERS = 24  # the same where a table names some below it, since those need room for figures
+
+Axes = Mapping[str, Any]
 
 
-class Cell(NamedTuple):
-    """A cell: its text, the address that it links to, and the numbers of its footnotes."""
+class DisplayColumn(NamedTuple):
+    """A column of a table for people. `kind` is its class in the style sheet; `links` are addresses of its cells."""
 
-    text: str
-    is_number: bool = False
-    href: str = ""
-    footnotes: tuple[int, ...] = ()
-
-
-class CellColumn(NamedTuple):
-    """A column of a table for people: its heading and its cells."""
-
-    heading: Cell
-    cells: list[Cell]
+    heading: str
+    cells: Sequence[str]
+    kind: Literal["number", "text", "line"] = "number"
+    links: Sequence[str] = ()
 
     @property
     def width(self) -> int:
         """The characters of the column in Markdown."""
-        return max(3, len(self.heading.text), *(len(cell.text) for cell in self.cells))
+        return max(3, len(self.heading), *map(len, self.cells))
 
 
 class DisplayTable(NamedTuple):
     """A table for people. `common` is what all rows share; `source` is the CSV file with every column."""
 
     heading: str
-    columns: list[Cell]
-    rows: list[list[Cell]]
-    footnotes: list[str]
-    common: str
-    legend: str
-    source: str
-    is_folded: bool
+    columns: Sequence[DisplayColumn]
+    footnotes: Sequence[str] = ()
+    common: str = ""
+    legend: str = ""
+    source: str = ""
+    is_folded: bool = False
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The cells by row."""
+        return list(zip(*(column.cells for column in self.columns), strict=True))
 
 
-def lay_out(
-    columns: Sequence[CellColumn], heading: str, source: str, processors: Processors, **texts: Any
-) -> DisplayTable:
-    """Return the table of these columns, with the word for what its points ran on in every text."""
+class Footnotes(NamedTuple):
+    """The footnotes of a table, the numbers of each row's, and the notes that all of several rows share."""
 
-    def name(text: str) -> str:
-        return name_processors(text, processors)
+    texts: list[str]
+    numbers: list[tuple[int, ...]]
+    shared: list[str]
 
-    return DisplayTable(
-        heading=name(heading),
-        columns=[column.heading._replace(text=name(column.heading.text)) for column in columns],
-        rows=[list(cells) for cells in zip(*(column.cells for column in columns), strict=True)],
-        footnotes=[name(note) for note in texts.get("footnotes", ())],
-        common=name(texts.get("common", "")),
-        legend=name(texts.get("legend", "")),
-        source=f"{source.lower()}.csv",
-        is_folded=texts.get("is_folded", False),
-    )
+
+def name_texts(part: Any, processors: Processors) -> Any:
+    """Return a table, a plot or a part of one, with the word for what its points ran on in every text."""
+    if isinstance(part, str):
+        return point_label.name_processors(part, processors)
+    if not isinstance(part, list | tuple) or processors == "GPUs":
+        return part
+    named = [name_texts(inner, processors) for inner in part]
+    return type(part)(*named) if hasattr(part, "_fields") else tuple(named)
+
+
+def named_axes(row: Row) -> dict[str, Any]:
+    """Return the axes of a row, with the remedies where they are a figure."""
+    return row.axes | ({"remedies": row["remedies"]} if "remedies" in row.figures else {})
+
+
+def name_columns(
+    points: Sequence[Axes], varying: Sequence[str], labels: dict[str, str]
+) -> tuple[list[DisplayColumn], str]:
+    """Return the columns that name the points, and what explains their labels.
+
+    Strategy, GPUs and batch size have a column each; all else that varies shares one. Where that is too long it gets
+    the labels c1, c2, ... which `labels` keeps for the next tables of the report.
+    """
+    own = [axis for axis in AXIS_HEADINGS if axis in varying]
+    explained = []
+    if {"strategy", "num_gpus", "remedies"} <= {*varying}:  # such a table lacks room: the number of GPUs may tell it
+        places = {describe_point(point, ("strategy", "num_gpus")): point["num_gpus"] for point in points}
+        if len(places) == len({*places.values()}):
+            own.remove("strategy")
+            explained.append(f"Strategies: {', '.join(places)}.")
+    columns = [
+        DisplayColumn(
+            AXIS_HEADINGS[axis],
+            [format_value(point[axis]) for point in points],
+            "text" if axis == "strategy" else "number",
+        )
+        for axis in own
+    ]
+    others = [axis for axis in varying if axis not in AXIS_HEADINGS]
+    if not others:
+        return columns, " ".join(explained)
+    heading = {"gpu": "GPU model"}.get(others[0], others[0]) if len(others) == 1 else "configuration"
+    names = [describe_point(point, others) for point in points]
+    if max(map(len, names)) > MAX_LABEL:
+        long = [name for name in dict.fromkeys(names) if len(name) > MAX_LABEL_BESIDE_OTHERS]
+        for name in long:
+            labels.setdefault(name, f"c{len(labels) + 1}")
+        said = "; ".join(f"{label} = {name}" for name, label in labels.items() if name in long)
+        explained.append(f"Configurations: {said}.")
+        names = [labels[name] if name in long else name for name in names]
+    if any(point_label.ALL_REMEDIES in text for text in (*names, *explained)):
+        explained.append(f"All remedies: {', '.join(REMEDIES)}.")
+    return [*columns, DisplayColumn(heading, names, "text")], " ".join(explained)
+
+
+def describe_common(points: Sequence[Axes], varying: Sequence[str], hidden: Sequence[str]) -> str:
+    """Return what all rows share, in words."""
+    without = (*varying, *hidden, *(axis for axis in point_label.EFFORT_AXES if axis != "epochs"))
+    same = (axis for axis, value in points[0].items() if axis not in without and value not in (False, []))
+    return describe_point(points[0], [axis for axis in same if all(point[axis] == points[0][axis] for point in points)])
 
 
 def status_of(row: Row) -> str:
@@ -90,12 +150,12 @@ def decimals_of(column: Column, rows: Sequence[Row]) -> int:
     return min(max(max(most, 3) - math.floor(math.log10(min(sizes))), 0), most)
 
 
-def column_cells(column: Column, rows: Sequence[Row], is_full: bool = False) -> CellColumn:
-    """Return the cells of a column; those of a full table have up to six digits."""
-    is_number = not any(isinstance(row[column.key], str | list) for row in rows)
+def display_column(column: Column, rows: Sequence[Row], is_full: bool = False) -> DisplayColumn:
+    """Return a column of the rows; numbers of a full table have up to six digits."""
+    is_text = any(isinstance(row[column.key], str | list) for row in rows)
     decimals = None if is_full else decimals_of(column, rows)
-    cells = [Cell(format_cell(column, row, decimals), is_number) for row in rows]
-    return CellColumn(Cell(column.heading, is_number), cells)
+    cells = [format_cell(column, row, decimals) for row in rows]
+    return DisplayColumn(column.heading, cells, "text" if is_text else "number")
 
 
 def format_cell(column: Column, row: Row, decimals: int | None) -> str:
@@ -118,8 +178,52 @@ def format_cell(column: Column, row: Row, decimals: int | None) -> str:
         return f"{shown:.6g}" if decimals is None else f"{shown:.3g}"
     if 0 < shown < 10**-decimals / 2:
         return f"<{10**-decimals:.{decimals}f}"
-    low, high = ends_of(value) if column.shows_interval else (None, None)
+    low, high = ends_of(value) if column.interval == "shown" else (None, None)
     text, *ends = (
         format_number(column.factor * part, f",.{decimals}f") for part in (value, low, high) if part is not None
     )
     return f"{text} ({' to '.join(ends)})" if ends and not (row.n == 1 and low == high) else text
+
+
+def number_notes(rows: Sequence[Row], hidden: tuple[str, ...] = ()) -> Footnotes:
+    """Return the footnotes of the rows, without the kinds of notes that begin with one of `hidden`."""
+    of_rows = [{note_key(note): note for note in row.notes if not note.kind.startswith(hidden)} for row in rows]
+    groups = group_pairs(pair for notes in of_rows for pair in notes.items())
+    texts = {key: render_note(merge_notes(notes), FIGURE_NAMES) for key, notes in groups.items()}
+    shared = [texts.pop(key) for key, notes in groups.items() if len(notes) == len(rows) > 1]
+    numbers = {key: number for number, key in enumerate(texts, start=1)}
+    own = [tuple(sorted(numbers[key] for key in notes if key in numbers)) for notes in of_rows]
+    return Footnotes(list(texts.values()), own, shared)
+
+
+def note_column(numbers: Sequence[Sequence[int]]) -> DisplayColumn:
+    """Return the column with the numbers of each row's footnotes."""
+    return DisplayColumn("note", [", ".join(map(str, own)) for own in numbers], "line")
+
+
+def note_key(note: Note) -> str:
+    """Return what notes of one footnote share: the kind and all values but quantities.
+
+    A version, a rank or a seed is text, and no quantity.
+    """
+    return repr((note.kind, sorted((name, value_key(value)) for name, value in note.values.items())))
+
+
+def value_key(value: Any) -> str:
+    return note_key(value) if isinstance(value, Note) else "" if is_quantity(value) else repr(value)
+
+
+def is_quantity(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def merge_notes(notes: Sequence[Note]) -> Note:
+    """Return one note of several that differ in quantities only, with the range of each."""
+    values = {name: merge_values([note.values[name] for note in notes]) for name in notes[0].values}
+    return Note(notes[0].kind, values)
+
+
+def merge_values(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], Note):
+        return merge_notes(values)
+    return Range(min(values), max(values)) if is_quantity(values[0]) and min(values) != max(values) else values[0]

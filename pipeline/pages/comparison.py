@@ -1,28 +1,20 @@
 """Comparisons of two experiments, in Markdown and in JSON."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
 import msgspec
 
+from pipeline.analysis import comparison as compared
 from pipeline.analysis import intervals
 from pipeline.analysis.comparability import COMPARED_FACTS, fact_values
-from pipeline.analysis.comparison import (
-    HARDWARE_FACTS,
-    ComparedPoint,
-    Comparison,
-    TimedSide,
-    Verdict,
-    is_failing,
-    time_key,
-)
+from pipeline.analysis.comparison import HARDWARE_FACTS, ComparedPoint, Comparison, TimedSide, Verdict
 from pipeline.analysis.energy import clock_notes
 from pipeline.answers.claims import badge_of
 from pipeline.experiment.point_label import NAMING_AXES, describe_point, distinguishing_axes, point_labels
-from pipeline.pages.cells import STATUS_WORDS, Cell, CellColumn, lay_out
+from pipeline.pages.cells import STATUS_WORDS, DisplayColumn, DisplayTable, name_columns, note_column
 from pipeline.pages.markdown import escape_markdown, render_table
-from pipeline.pages.row_names import name_columns
 from pipeline.system.errors import pluralize
 from pipeline.tables.columns import NOT_STATED
 from pipeline.tables.note_texts import render_notes
@@ -31,26 +23,16 @@ ABSENT = "-"
 SUMMARY_FACTS = ("GPU", "torch", "driver")
 
 
-class TimeFormat(NamedTuple):
-    """A kind of time: the heading of its table, the unit of its columns, and its format of seconds."""
-
-    heading: str
-    unit: str
-    format: Callable[[float], str]
-
-
-TIME_FORMATS = {
-    "epoch_time_s": TimeFormat("Epoch time", "s", lambda time_s: f"{time_s:.3f}" if time_s >= 0.1 else f"{time_s:.3g}"),
-    "step_time_s": TimeFormat("Step time", "us", lambda time_s: f"{1e6 * time_s:,.1f}"),
-}
+TIMES = {"epoch_time_s": ("Epoch time", "s"), "step_time_s": ("Step time", "us")}
+"""Kind of time -> the heading of its table, and the unit of its columns."""
 
 
 def render_comparison(name: str, folders: tuple[str, str], comparison: Comparison) -> str:
     """Return the comparison of two experiments in Markdown: what differs first, then a row for each point."""
     parts = [f"# {escape_markdown(name)}", render_sides(folders, comparison), render_differences(comparison)]
-    for key, shown in TIME_FORMATS.items():
-        if points := [point for point in comparison.points if time_key(point.spec) == key]:
-            parts.append(render_points(shown, points))
+    for key, (heading, unit) in TIMES.items():
+        if points := [point for point in comparison.points if compared.time_key(point.spec) == key]:
+            parts.append(render_points(heading, unit, points))
     return "\n\n".join(parts) + "\n"
 
 
@@ -80,39 +62,34 @@ def render_differences(comparison: Comparison) -> str:
     return "Differs:\n\n" + "\n".join(map(escape_markdown, lines))
 
 
-def render_points(shown: TimeFormat, points: Sequence[ComparedPoint]) -> str:
-    """Return the table of one kind of time."""
+def render_points(heading: str, unit: str, points: Sequence[ComparedPoint]) -> str:
     axes = [msgspec.structs.asdict(point.spec) for point in points]
     varying = distinguishing_axes(axes)
     named, configurations = name_columns(axes, varying, {})
     badges = [badges_of_sides(point) for point in points]
     footnotes = list(dict.fromkeys(badge for own in badges for badge in own))
-    numbers = [tuple(footnotes.index(badge) + 1 for badge in own) for own in badges]
     ratios = [ABSENT if point.ratio is None else f"{point.ratio:.3f}" for point in points]
     ends = [f"{point.interval.low:.4f} to {point.interval.high:.4f}" if point.interval else ABSENT for point in points]
     columns = [
         *named,
-        number_column(f"A [{shown.unit}]", [format_time(point.a, shown) for point in points]),
-        number_column(f"B [{shown.unit}]", [format_time(point.b, shown) for point in points]),
-        number_column("B / A", ratios),
-        CellColumn(Cell("interval"), list(map(Cell, ends))),
-        CellColumn(
-            Cell("verdict"),
-            [Cell(point.verdict, footnotes=noted) for point, noted in zip(points, numbers, strict=True)],
-        ),
+        DisplayColumn(f"A [{unit}]", [format_time(point.a, unit) for point in points]),
+        DisplayColumn(f"B [{unit}]", [format_time(point.b, unit) for point in points]),
+        DisplayColumn("B / A", ratios),
+        DisplayColumn("interval", ends, "text"),
+        DisplayColumn("verdict", [point.verdict for point in points], "text"),
     ]
+    if footnotes:
+        columns.append(note_column([[footnotes.index(badge) + 1 for badge in own] for own in badges]))
     common = describe_point(axes[0], [axis for axis in NAMING_AXES if axis not in varying])
     legend = " ".join(filter(None, [configurations, *explain_intervals(points)]))
-    return render_table(lay_out(columns, shown.heading, "", "GPUs", common=common, legend=legend, footnotes=footnotes))
+    return render_table(DisplayTable(heading, columns, footnotes, common, legend))
 
 
-def number_column(heading: str, texts: Sequence[str]) -> CellColumn:
-    return CellColumn(Cell(heading, True), [Cell(text, True) for text in texts])
-
-
-def format_time(side: TimedSide, shown: TimeFormat) -> str:
+def format_time(side: TimedSide, unit: str) -> str:
     """Return the median time, or why there is none."""
-    return shown.format(side.time) if side.time is not None else STATUS_WORDS.get(side.point.status, ABSENT)
+    if side.time is None:
+        return STATUS_WORDS.get(side.point.status, ABSENT)
+    return f"{1e6 * side.time:,.1f}" if unit == "us" else f"{side.time:.3f}" if side.time >= 0.1 else f"{side.time:.3g}"
 
 
 def badges_of_sides(point: ComparedPoint) -> list[str]:
@@ -157,7 +134,7 @@ def summarize(points: Sequence[ComparedPoint], fail_above: float | None, allow_u
             sentences.append(f"{pluralize(unchecked, 'point')} without a verdict {verb} not checked.")
     if lost := sum(point.is_lost for point in points):
         sentences.append(f"{pluralize(lost, 'point')} ok in A but not in B.")
-    if is_failing(points, fail_above, allow_unchecked):
+    if compared.is_failing(points, fail_above, allow_unchecked):
         sentences.append("Exit code 1.")
     return sentences
 
@@ -191,7 +168,7 @@ def point_as_json(point: ComparedPoint) -> dict[str, Any]:
     return {
         "run_id": point.spec.run_id(),
         "axes": msgspec.to_builtins(point.spec),
-        "time": time_key(point.spec),
+        "time": compared.time_key(point.spec),
         "a": side_as_json(point.a),
         "b": side_as_json(point.b),
         "ratio": point.ratio,
@@ -205,13 +182,13 @@ def point_as_json(point: ComparedPoint) -> dict[str, Any]:
 
 def side_as_json(side: TimedSide) -> dict[str, Any]:
     """Return the median of one side, its interval and what that is computed from."""
-    time, interval = side.time, side.time.interval if side.time is not None else None
+    low_s, high_s = intervals.ends_of(side.time)
     return {
         "status": side.point.status,
-        "time_s": None if time is None else float(time),
-        "low_s": interval.low if interval else None,
-        "high_s": interval.high if interval else None,
-        "interval_over": time.basis if time is not None else None,
+        "time_s": None if side.time is None else float(side.time),
+        "low_s": low_s,
+        "high_s": high_s,
+        "interval_over": None if side.time is None else side.time.basis,
         "n": len(side.point.ok_records),
         "note": render_notes(side.notes),
     }

@@ -1,20 +1,19 @@
-"""Builds the tables for people: at most ten columns each, one unit a column, notes as numbered footnotes."""
+"""Builds the tables for people: at most ten columns each, one unit a column, notes as numbered footnotes.
 
-import math
+Time, speed-up and efficiency also stand by GPUs and batch size, as published reports print them.
+"""
+
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from pipeline.experiment.outcomes import CollectedOutcomes
-from pipeline.experiment.point_label import Processors, distinguishing_axes
-from pipeline.pages.cells import Cell, CellColumn, DisplayTable, column_cells, format_value, lay_out, status_of
-from pipeline.pages.footnotes import number_notes
-from pipeline.pages.pivot_tables import build_pivots
+from pipeline.experiment.point_label import EFFORT_AXES, distinguishing_axes, format_number
+from pipeline.pages import cells
+from pipeline.pages.cells import DisplayColumn, DisplayTable
 from pipeline.pages.plot_data import note_on_number
-from pipeline.pages.row_names import describe_common, name_columns, named_axes
 from pipeline.tables.build_tables import Tables
-from pipeline.tables.columns import Column, Table, View
-from pipeline.tables.definitions import TABLES, in_order_of_grid
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Column, Row, Table, View
+from pipeline.tables.definitions import EFFICIENCY, EPOCH_TIME, SPEEDUP, TABLES
 
 TABLES_WITHOUT_REMEDIES = ("Q1", "Q2", "Q3")
 REMEDIES_ELSEWHERE = "Runs with remedies are in the tables of Q4 only."
@@ -22,6 +21,9 @@ MAX_COLUMNS = 10
 MAX_WIDTH = 120  # characters of a row in Markdown
 MAX_ROWS_UNFOLDED = 40
 MAX_ROWS = 10_000  # a page with more is slow; the CSV files have all
+MAX_BATCH_SIZES = 7  # of one table by GPUs and batch size
+N_TIMES_SPEEDUP = SPEEDUP._replace(heading="N x T(1)/T(N)")
+TWO_OVER_FOUR = SPEEDUP._replace(heading="T(2)/T(4)")
 
 
 class DisplayOptions(NamedTuple):
@@ -36,84 +38,64 @@ class DisplayOptions(NamedTuple):
     link_of: Callable[[Row], str] = lambda row: ""
 
 
-class Report(NamedTuple):
-    """What the tables of one report share: the options, the word for GPUs, and the labels of configurations."""
-
-    options: DisplayOptions
-    processors: Processors
-    labels: dict[str, str]
-
-
 def display_tables(
     tables: Tables, collected: CollectedOutcomes, options: DisplayOptions
 ) -> Iterator[tuple[str, DisplayTable]]:
     """Yield the tables that have rows, in order, each with its question."""
-    is_full = options.is_full or options.only == "oom"
-    report = Report(options._replace(is_full=is_full), collected.processors, {})
-    has_remedies = any(row["remedies"] for row in tables["Q4"])
+    options = options._replace(is_full=options.is_full or options.only == "oom")
+    labels: dict[str, str] = {}
     for table in TABLES.values():
         if options.only not in ("", table.name):
             continue
-        for view in [View(table.name, choose=in_order_of_grid)] if is_full else table.views:
-            if has_remedies and table.name in TABLES_WITHOUT_REMEDIES:
+        for view in [View(table.name, choose=list)] if options.is_full else table.views:
+            if table.name in TABLES_WITHOUT_REMEDIES and any(row["remedies"] for row in tables["Q4"]):
                 view = view._replace(legend=f"{view.legend} {REMEDIES_ELSEWHERE}".strip())
+            shown = []
             if rows := view.choose(tables[table.name]):
-                yield table.question, build_table(table, view, rows, report)
+                shown.append(build_table(table, view, rows, options, labels))
             if table.name == "Q2" and view.heading == table.views[0].heading:
-                is_stated = any(outcome.record and not outcome.record.measured for outcome in collected.outcomes)
-                pivots = build_pivots(rows, is_stated, report.processors, report.labels)
-                yield from ((table.question, pivot) for pivot in pivots)
+                is_stated = any(not record.measured for record in collected.records)
+                shown += build_pivots(rows, is_stated, labels)
+            yield from ((table.question, cells.name_texts(part, collected.processors)) for part in shown)
 
 
-def build_table(table: Table, view: View, all_rows: Sequence[Row], report: Report) -> DisplayTable:
-    """Return one view of a table."""
-    rows, options = all_rows[:MAX_ROWS], report.options
-    points = [named_axes(row) for row in rows]
+def build_table(
+    table: Table, view: View, all_rows: Sequence[Row], options: DisplayOptions, labels: dict[str, str]
+) -> DisplayTable:
+    rows = all_rows[:MAX_ROWS]
+    points = [cells.named_axes(row) for row in rows]
     varying = distinguishing_axes(points, view.hidden_axes)
     if options.is_full:
-        named, configurations = [axis_column(axis, rows) for axis in varying], ""
+        by_key = ((axis, [cells.format_value(point[axis]) for point in points]) for axis in varying)
+        named, configurations = [DisplayColumn(axis, values, "text") for axis, values in by_key], ""
     else:
-        named, configurations = name_columns(points, varying, report.labels)
-    notes = number_notes(rows, view.hidden_notes)
+        named, configurations = cells.name_columns(points, varying, labels)
+    notes = cells.number_notes(rows, view.hidden_notes)
     columns = columns_to_show(table, view, rows, options.is_full)
-    main = next((column for column in columns if not column.is_set), columns[0])
-    shown = [column_cells(column, rows, options.is_full) for column in columns]
-    place = columns.index(main)
-    shown[place] = shown[place]._replace(
-        cells=[
-            Cell(cell.text or status_of(row), cell.is_number, options.link_of(row), noted)
-            for cell, row, noted in zip(shown[place].cells, rows, notes.numbers, strict=True)
-        ]
-    )
-    if all(column.key != "n" for column in columns) and (view.is_over_seeds or any(row.n > 1 for row in rows)):
-        named_last = [CellColumn(Cell("n", True), [Cell(f"{row.n}", True) for row in rows])]
-    else:
-        named_last = []
-    numbers = [Cell(", ".join(map(str, noted))) for noted in notes.numbers]
-    beside = [*named, *named_last, *([CellColumn(Cell("note"), numbers)] if notes.texts else [])]
-    always = [index for index, column in enumerate(columns) if column is main or tells_apart(column, rows)]
-    room = math.inf if options.is_full else options.max_width
-    kept = columns_that_fit(shown, always, beside, room)
-    omitted = [column for index, column in enumerate(shown) if index not in kept]
-    said, left_out = describe_omitted(omitted)
-    common = [describe_common(points, varying, view.hidden_axes), *said, *notes.shared]
+    main = next((index for index, column in enumerate(columns) if not column.is_set), 0)
+    shown = [cells.display_column(column, rows, options.is_full) for column in columns]
+    texts = [text or cells.status_of(row) for text, row in zip(shown[main].cells, rows, strict=True)]
+    shown[main] = shown[main]._replace(cells=texts, links=list(map(options.link_of, rows)))
+    shows_n = view.shows_n or any(row.n > 1 for row in rows)
+    beside = [DisplayColumn("n", [f"{row.n:,}" for row in rows])] if shows_n else []
+    beside += [cells.note_column(notes.numbers)] if notes.texts else []
+    kept = [*range(len(columns))]
+    if not options.is_full:
+        always = [index for index, column in enumerate(columns) if index == main or tells_apart(column, rows)]
+        kept = columns_that_fit(shown, always, [*named, *beside], options.max_width)
+    said, left_out = describe_omitted([column for index, column in enumerate(shown) if index not in kept])
+    common = [cells.describe_common(points, varying, view.hidden_axes), *said, *notes.shared]
     remarks = [columns[index].remark for index in kept]
     legend = (configurations, view.legend, *remarks, note_on_number(len(all_rows), MAX_ROWS, "rows"), left_out)
-    return lay_out(
-        [*named, *(shown[index] for index in kept), *named_last],
+    return DisplayTable(
         view.heading,
-        table.name,
-        report.processors,
-        footnotes=notes.texts,
+        [*named, *(shown[index] for index in kept), *beside],
+        notes.texts,
         common="; ".join(filter(None, common)),
         legend=" ".join(filter(None, legend)),
+        source=f"{table.name.lower()}.csv",
         is_folded=view.is_folded or len(rows) > MAX_ROWS_UNFOLDED,
     )
-
-
-def axis_column(axis: str, rows: Sequence[Row]) -> CellColumn:
-    """Return the column of an axis by its key, for a full table."""
-    return CellColumn(Cell(axis), [Cell(format_value(named_axes(row)[axis])) for row in rows])
 
 
 def columns_to_show(table: Table, view: View, rows: Sequence[Row], is_full: bool) -> list[Column]:
@@ -143,7 +125,7 @@ def tells_apart(column: Column, rows: Sequence[Row]) -> bool:
 
 
 def columns_that_fit(
-    columns: Sequence[CellColumn], always: Sequence[int], beside: Sequence[CellColumn], max_width: float
+    columns: Sequence[DisplayColumn], always: Sequence[int], beside: Sequence[DisplayColumn], max_width: int
 ) -> list[int]:
     """Return the indices of the columns to show: `always`, then others in order while they fit."""
     kept = [*always]
@@ -151,18 +133,73 @@ def columns_that_fit(
         wider = sorted({*kept, index})
         widths = [column.width for column in (*beside, *(columns[place] for place in wider))]
         fits = len(widths) <= MAX_COLUMNS and sum(widths) + 3 * len(widths) + 1 <= max_width
-        kept = wider if fits or max_width == math.inf else kept
+        kept = wider if fits else kept
     return kept
 
 
-def describe_omitted(columns: Sequence[CellColumn]) -> tuple[list[str], str]:
+def describe_omitted(columns: Sequence[DisplayColumn]) -> tuple[list[str], str]:
     """Return what omitted columns say if all rows have it, and the sentence that names the others."""
     said, others = [], []
-    for heading, cells in columns:
-        what, _, unit = heading.text.partition(" [")
-        texts = {cell.text for cell in cells}
+    for column in columns:
+        what, _, unit = column.heading.partition(" [")
+        texts = set(column.cells)
         if len(texts) == 1 and "" not in texts:
             said.append(" ".join(filter(None, (what, *texts, unit.rstrip("]")))))
         else:
             others.append(what)
     return said, f"Not shown for lack of room: {', '.join(others)}." if others else ""
+
+
+def build_pivots(rows: Sequence[Row], is_stated: bool, labels: dict[str, str]) -> Iterator[DisplayTable]:
+    """Yield time, speed-up and efficiency of rows of weak scaling by GPUs and batch size.
+
+    For a report that was ingested (`is_stated`) also N x T(1)/T(N) and T(2)/T(4), its own terms.
+    """
+    sizes = sorted({row["batch_size_per_gpu"] for row in rows if row["num_gpus"] > 1 and row["baseline"]})
+    if not 1 < len(sizes) <= 2 * MAX_BATCH_SIZES:
+        return
+    pivots = [(column, [(row, row[column.key]) for row in rows]) for column in (EPOCH_TIME, SPEEDUP, EFFICIENCY)]
+    if is_stated:
+        scaled = [(row, row["speedup"] and row["num_gpus"] * row["speedup"]) for row in rows]
+        pivots += [(N_TIMES_SPEEDUP, scaled), (TWO_OVER_FOUR, two_over_four(rows))]
+    for column, values in pivots:
+        if all(value is None for _, value in values):
+            continue
+        wanted = [pair for pair in values if column is EPOCH_TIME or pair[0]["num_gpus"] > 1]
+        for first in range(0, len(sizes), MAX_BATCH_SIZES):
+            shown = sizes[first : first + MAX_BATCH_SIZES]
+            if part := [pair for pair in wanted if pair[0]["batch_size_per_gpu"] in shown]:
+                yield pivot(column, part, labels)
+
+
+def two_over_four(rows: Sequence[Row]) -> list[tuple[Row, float | None]]:
+    """Return T(2)/T(4) of the rows on four GPUs; None without a row on two."""
+
+    def key(row: Row) -> str:
+        axes = {axis: value for axis, value in row.axes.items() if axis not in EFFORT_AXES}
+        return repr(axes | {"num_gpus": 2})
+
+    on_two = {key(row): row["epoch_time_s"] for row in rows if row["num_gpus"] == 2}
+    on_four = [(row, on_two.get(key(row)), row["epoch_time_s"]) for row in rows if row["num_gpus"] == 4]
+    return [(row, two_s / four_s if two_s and four_s else None) for row, two_s, four_s in on_four]
+
+
+def pivot(column: Column, values: Sequence[tuple[Row, float | None]], labels: dict[str, str]) -> DisplayTable:
+    """Return one figure by batch size (columns) and by all else that varies (rows)."""
+    rows = [row for row, _ in values]
+    found = distinguishing_axes([row.axes for row in rows], known=("batch_size_per_gpu",))
+    varying = [axis for axis in rows[0].axes if axis == "num_gpus" or axis in found]
+    decimals = 3 if column.key == "speedup" else cells.decimals_of(column, rows)
+    points: dict[str, cells.Axes] = {}
+    lines: dict[str, dict[int, str]] = {}
+    for row, value in values:
+        name = repr([row[axis] for axis in varying])
+        known = "" if value is None else format_number(column.factor * value, f",.{decimals}f")
+        text = cells.status_of(row) if row["epoch_time_s"] is None else known
+        points.setdefault(name, row.axes)
+        lines.setdefault(name, {})[row["batch_size_per_gpu"]] = text
+    columns, configurations = cells.name_columns(list(points.values()), varying, labels)
+    for size in sorted({row["batch_size_per_gpu"] for row in rows}):
+        columns.append(DisplayColumn(f"{size:,}", [line.get(size, "") for line in lines.values()]))
+    heading = f"Q2: {column.heading} by GPUs and images per GPU (weak scaling)"
+    return DisplayTable(heading, columns, legend=configurations, source="q2.csv")

@@ -1,14 +1,16 @@
-"""Draws panels with matplotlib. Only this module imports it, so import it only where a plot is made.
+"""Draws plots as SVG: a picture of each panel for the page, in a light and a dark theme, and the whole plot as a file.
 
-Every role has a placeholder colour; `plots` replaces it by that of a theme.
+Only this module imports matplotlib, so import it only where a plot is made. A picture is drawn once: every role has a
+placeholder colour, and `paint` puts in those of a theme.
 """
 
+import base64
 import io
 import logging
 import math
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of its font cache on stderr
 
@@ -19,18 +21,8 @@ from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FixedLocator, LogLocator, PercentFormatter  # noqa: E402
 
 from pipeline.experiment.point_label import format_figure  # noqa: E402
-from pipeline.pages.plot_data import (  # noqa: E402
-    HOLLOW_LABEL,
-    REFERENCE,
-    BarPanel,
-    HistogramPanel,
-    KeyEntry,
-    LinePanel,
-    Panel,
-    Series,
-    format_x,
-    role_of,
-)
+from pipeline.pages import plot_data  # noqa: E402
+from pipeline.pages.plot_data import BarPanel, HistogramPanel, LinePanel, Panel, Plot, Series  # noqa: E402
 from pipeline.system.errors import replace_control_characters  # noqa: E402
 
 WIDTH, HEIGHT = 360, 250  # of a panel of lines, in px; it is as wide as a phone
@@ -42,6 +34,7 @@ FONT_SIZE = 11
 MAX_TICKS = 6
 MAX_WHOLE = 65  # a linear axis that ends below it has ticks at measured values
 MAX_MARKERS = 40  # of a line; with more they touch
+PANELS_IN_A_ROW = 3  # of a file; four stand in two rows of two
 
 SERIES_COLOURS = ("#4883e9", "#994702", "#1b9f89", "#5e2464", "#a68217", "#741d11", "#4e4fb0", "#5f626f")
 """For a light ground; the page's style sheet has the colours of both grounds too, for keys and states.
@@ -96,6 +89,46 @@ SETTINGS: dict[Any, Any] = {
 }
 
 
+class Picture(NamedTuple):
+    """A panel on the page: the addresses of its two themes, the text for those who do not see it, and its size."""
+
+    light: str
+    dark: str
+    text: str
+    width: int
+    height: int
+
+
+class RenderedPlot(NamedTuple):
+    """A plot: its panels for the page, and the whole as a file."""
+
+    plot: Plot
+    panels: list[Picture]
+    file: bytes
+
+
+def render_plot(plot: Plot) -> RenderedPlot:
+    """Return the plot as pictures for the page and as a file."""
+    per_row = 2 if len(plot.panels) == 4 else PANELS_IN_A_ROW
+    file = draw(plot.panels, plot.key(), per_row, title=plot.title)
+    return RenderedPlot(plot, [render_panel(panel) for panel in plot.panels], paint(file, LIGHT).encode())
+
+
+def render_panel(panel: Panel) -> Picture:
+    """Return the picture of one panel. Its addresses hold the picture itself, so that a page is one file."""
+    drawn = draw([panel])
+    encoded = (base64.b64encode(paint(drawn, theme).encode()).decode() for theme in (LIGHT, DARK))
+    light, dark = (f"data:image/svg+xml;base64,{picture}" for picture in encoded)
+    return Picture(light, dark, f"{panel.title}. {panel.describe()}", WIDTH, height_of(panel))
+
+
+def paint(drawn: str, theme: Mapping[str, str]) -> str:
+    """Return an SVG with the colours of a theme in place of the placeholders."""
+    for role, placeholder in PLACEHOLDERS.items():
+        drawn = drawn.replace(placeholder, theme[role])
+    return drawn
+
+
 def height_of(panel: Panel) -> int:
     """Return the height of a panel in px."""
     if isinstance(panel, BarPanel):
@@ -103,7 +136,7 @@ def height_of(panel: Panel) -> int:
     return HEIGHT if isinstance(panel, LinePanel) else HISTOGRAM_HEIGHT
 
 
-def draw(panels: Sequence[Panel], key: Sequence[KeyEntry] = (), per_row: int = 1, title: str = "") -> str:
+def draw(panels: Sequence[Panel], key: Sequence[plot_data.KeyEntry] = (), per_row: int = 1, title: str = "") -> str:
     """Return the panels, in rows, as SVG in placeholder colours. A title brings a ground, a key and a description."""
     columns = min(per_row, len(panels))
     heights = [max(map(height_of, panels[start : start + columns])) for start in range(0, len(panels), columns)]
@@ -173,14 +206,14 @@ def set_x_ticks(axes: Axes, panel: LinePanel) -> None:
     else:
         axes.locator_params(axis="x", nbins=MAX_TICKS)
     axes.minorticks_off()
-    axes.xaxis.set_major_formatter(lambda value, _: format_x(value, panel.x_scale))
+    axes.xaxis.set_major_formatter(lambda value, _: plot_data.format_x(value, panel.x_scale))
 
 
 def draw_series(axes: Axes, series: Series) -> None:
     """Draw one series with its intervals. Many points have no markers; buckets and loader-bound points are hollow."""
-    colour = PLACEHOLDERS[f"--{role_of(series.style)}"]
+    colour = PLACEHOLDERS[f"--{plot_data.role_of(series.style)}"]
     looks: dict[str, Any] = {"linestyle": "-" if series.style < len(MARKERS) / 2 else (0, (5, 2))}
-    if series.style == REFERENCE:
+    if series.style == plot_data.REFERENCE:
         looks = {"linestyle": (0, (2, 2))}
     elif not series.is_line:
         looks = {"linestyle": "none", "marker": "D", "markersize": 7, "markerfacecolor": "none"}
@@ -191,7 +224,7 @@ def draw_series(axes: Axes, series: Series) -> None:
     for point in series.points:
         if point.is_loader_bound:
             axes.plot(point.x, point.y, MARKERS[series.style], color=colour, zorder=4, **HOLLOW)
-            axes.plot([], [], MARKERS[0], color=PLACEHOLDERS["--muted"], label=HOLLOW_LABEL, **HOLLOW)
+            axes.plot([], [], MARKERS[0], color=PLACEHOLDERS["--muted"], label=plot_data.HOLLOW_LABEL, **HOLLOW)
         if point.low is not None and point.high is not None:
             axes.vlines(point.x, point.low, point.high, color=colour, linewidth=1, zorder=2)
 
@@ -237,7 +270,7 @@ def draw_bars(axes: Axes, panel: BarPanel, num_rows: float) -> None:
     """Draw bars that are split by part, each with its name and its whole time above it, and room for `num_rows`."""
     left = np.zeros(len(panel.bars))
     for part, shares in panel.parts.items():
-        colour = PLACEHOLDERS[f"--{role_of(panel.styles[part])}"]
+        colour = PLACEHOLDERS[f"--{plot_data.role_of(panel.styles[part])}"]
         looks: dict[str, Any] = {"height": 0.38, "edgecolor": PLACEHOLDERS["--bg"], "linewidth": 0.8}
         axes.barh(range(len(panel.bars)), shares, left=left, color=colour, label=part, **looks)
         left += shares

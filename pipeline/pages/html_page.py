@@ -1,37 +1,38 @@
 """report.html of an experiment, the index over all experiments, and the plots as files.
 
-A page is one file: no script, no remote asset, and a content policy that allows its own style sheet alone.
+A page is one file: no script, no remote asset, and a content policy that allows its own style sheet alone. The packages
+of pages and plots may be missing: tables need none.
 """
 
 import base64
 import errno
 import hashlib
+import importlib
 import itertools
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources as package_files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import jinja2
-
-from pipeline.answers.questions import answer_questions, answered_claims, next_command, render_answer
+from pipeline.analysis.pooling import group_pairs
+from pipeline.answers.questions import answers_of
 from pipeline.experiment.outcomes import CollectedOutcomes
 from pipeline.experiment.point_label import describe_training, format_figure, name_processors
-from pipeline.pages.cells import DisplayTable
+from pipeline.pages.accuracy_plots import accuracy_plots, final_accuracy_plots, int8_plots
+from pipeline.pages.cells import name_texts
 from pipeline.pages.display_tables import DisplayOptions, display_tables
-from pipeline.pages.plot_data import PlotSource
-from pipeline.pages.plot_registry import build_plots
-from pipeline.pages.point_fates import RecordLinks, address_of, build_fates
+from pipeline.pages.plot_data import Plot, PlotSource
+from pipeline.pages.point_fates import address_of, list_fates, record_links
 from pipeline.pages.provenance import hardware_of, list_provenance
+from pipeline.pages.timing_plots import bandwidth_plots, batch_size_plots, speedup_plots, step_plots
 from pipeline.system import files
-from pipeline.system.errors import pluralize, replace_control_characters
-from pipeline.tables.build_tables import Tables
+from pipeline.system.errors import import_error_as_command_error, log_line, pluralize, replace_control_characters
+from pipeline.tables.collect_experiment import CollectedExperiment
+from pipeline.tables.columns import Row
 from pipeline.tables.definitions import ENDING_WORDS
-from pipeline.tables.row import Row
 
 if TYPE_CHECKING:
-    from pipeline.pages.plots import RenderedPlot
+    from pipeline.pages.draw_panels import RenderedPlot
 
 REPORT_NAME = "report.html"
 INDEX_NAME = "index.html"
@@ -46,96 +47,116 @@ QUESTIONS = {
 PLOT_FILES = ("q[1-4]*.svg", "int8*.svg")  # the plots in a folder that earlier runs wrote
 
 
-class PageSource(NamedTuple):
-    """The sources of the page of one experiment. `root` is the folder of the index; `logs` are by run id."""
+class Pages:
+    """Writes report.html of each experiment, and the index at the end. Says once what package is missing."""
 
-    name: str
-    folder: Path
-    root: Path
-    has_index: bool
-    tables: Tables
-    collected: CollectedOutcomes
-    logs: Mapping[str, Path]
+    def __init__(self, root: Path, has_index: bool) -> None:
+        self.root, self.has_index = root, has_index
+        self.entries: list[dict[str, Any]] = []
+        self.missing: set[str] = set()
+
+    def write(self, name: str, found: CollectedExperiment, logs: Mapping[str, Path]) -> None:
+        """Write the page and the plots of one experiment; `logs` are by run id. Raises OSError."""
+        if not self.can_import("jinja2", "no report.html"):
+            return
+        folder, collected = found.experiment.folder, found.collected
+        plots = build_plots(PlotSource(found.tables, collected.outcomes, collected.processors))
+        has_plots = not plots or self.can_import("pipeline.pages.draw_panels", "no plots in report.html")
+        sections = build_sections(found, write_plots(folder / PLOTS_FOLDER, plots) if has_plots else [])
+        said = describe_experiment(name, found)
+        home = "../" * len(folder.relative_to(self.root).parts) + INDEX_NAME if self.has_index else ""
+        fates = list_fates(collected.outcomes, folder, logs)
+        page = render_template("report.html.j2", said, home=home, sections=sections, has_plots=has_plots, fates=fates)
+        files.replace_file_atomically(folder / REPORT_NAME, page.encode())
+        questions = ", ".join(section["question"] for section in sections)
+        self.entries.append(said | {"href": address_of(folder / REPORT_NAME, self.root), "questions": questions})
+
+    def can_import(self, module: str, what: str) -> bool:
+        """True if a module can be imported; else log once what there is not, and what to install."""
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            refusal = import_error_as_command_error(error)
+            if refusal is None:
+                raise
+            if what not in self.missing:
+                log_line(f"{what}: it {refusal}")
+            self.missing.add(what)
+            return False
+        return True
+
+    @property
+    def front(self) -> Path | None:
+        """The page to open first: the index, or the page of the only experiment; None if no page was written."""
+        return self.root / (INDEX_NAME if self.has_index else REPORT_NAME) if self.entries else None
+
+    def write_index(self) -> None:
+        """Write the index if several experiments were found. Raises OSError."""
+        if self.has_index and self.entries:
+            count = pluralize(len(self.entries), "experiment")
+            page = render_template("index.html.j2", {"title": "Experiments", "count": count, "entries": self.entries})
+            files.replace_file_atomically(self.root / INDEX_NAME, page.encode())
 
 
-class IndexEntry(NamedTuple):
-    """One experiment on the index."""
-
-    name: str
-    href: str
-    is_ingested: bool
-    counts: str
-    hardware: str
-    questions: str
-    answers: Sequence[tuple[str, str]]
+def build_plots(source: PlotSource) -> list[Plot]:
+    """Return every plot for which there are values, in the order of the questions. Those of a new kind belong here."""
+    timed = (batch_size_plots, speedup_plots, step_plots, bandwidth_plots)
+    builders = (*timed, final_accuracy_plots, accuracy_plots, int8_plots)
+    return [name_texts(plot, source.processors) for build in builders for plot in build(source)]
 
 
-class Section(NamedTuple):
-    """A question with its plots and tables."""
+def write_plots(folder: Path, plots: Sequence[Plot]) -> "list[RenderedPlot]":
+    """Write the plots, remove those of an earlier run, and return them. Raises OSError, also if the folder is a link.
 
-    question: str
-    text: str
-    figures: "list[RenderedPlot]"
-    folded_figures: "list[RenderedPlot]"
-    tables: list[DisplayTable]
-
-
-def write_report(source: PageSource) -> tuple[IndexEntry, ImportError | None]:
-    """Write report.html and the plots beside the records. Return its entry on the index, and why plots are missing.
-
-    Raises OSError.
+    Without plots matplotlib is not imported.
     """
-    plots, error = draw_plots(source)
-    if error is None:
-        write_plots(source.folder / PLOTS_FOLDER, {f"{drawn.plot.name}.svg": drawn.file for drawn in plots})
-    sections = build_sections(source, plots)
-    page = render_page(source, sections, has_plots=error is None)
-    files.replace_file_atomically(source.folder / REPORT_NAME, page.encode())
-    return index_entry(source, sections), error
-
-
-def draw_plots(source: PageSource) -> "tuple[list[RenderedPlot], ImportError | None]":
-    """Return the plots as SVG, and the error if matplotlib cannot be imported; without plots it is not imported."""
-    wanted = build_plots(PlotSource(source.tables, source.collected.outcomes, source.collected.processors))
-    if not wanted:
-        return [], None
-    try:
-        from pipeline.pages.plots import render_plot
-    except ImportError as error:
-        return [], error
-    return [render_plot(plot) for plot in wanted], None
-
-
-def write_plots(folder: Path, pictures: Mapping[str, bytes]) -> None:
-    """Write the plots, and remove those of an earlier run. Raises OSError, also if the folder is a link."""
+    drawn = []
     if folder.is_symlink():
         raise OSError(errno.ELOOP, f"{folder.name} is a link", str(folder))
-    if pictures:
+    if plots:
+        from pipeline.pages.draw_panels import render_plot
+
         files.make_folder(folder)
-    for name, picture in pictures.items():
-        files.replace_file_atomically(folder / name, picture)
+        drawn = [render_plot(plot) for plot in plots]
+    for rendered in drawn:
+        files.replace_file_atomically(folder / f"{rendered.plot.name}.svg", rendered.file)
     for path in itertools.chain.from_iterable(map(folder.glob, PLOT_FILES)):
-        if path.name not in pictures:
+        if path.stem not in {plot.name for plot in plots}:
             path.unlink()
+    return drawn
 
 
-def build_sections(source: PageSource, figures: "Sequence[RenderedPlot]") -> list[Section]:
+def build_sections(found: CollectedExperiment, drawn: "Sequence[RenderedPlot]") -> list[dict[str, Any]]:
     """Return each question that has plots or tables, with them."""
-    links = RecordLinks(source.collected.outcomes)
-    tables: dict[str, list[DisplayTable]] = defaultdict(list)
-    for question, table in display_tables(source.tables, source.collected, DisplayOptions(link_of=links.of)):
-        tables[question].append(table)
-    sections = [
-        Section(
-            question,
-            name_processors(text, source.collected.processors),
-            [figure for figure in figures if figure.plot.question == question and figure.plot.is_main],
-            [figure for figure in figures if figure.plot.question == question and not figure.plot.is_main],
-            tables[question],
-        )
+    options = DisplayOptions(link_of=record_links(found.collected.outcomes))
+    tables = group_pairs(display_tables(found.tables, found.collected, options))
+    figures = group_pairs((rendered.plot.question, rendered) for rendered in drawn)
+    return [
+        {
+            "question": question,
+            "text": name_processors(text, found.collected.processors),
+            "figures": figures.get(question, []),
+            "tables": tables.get(question, []),
+        }
         for question, text in QUESTIONS.items()
+        if question in tables or question in figures
     ]
-    return [section for section in sections if section.tables or section.figures]
+
+
+def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]:
+    """Return what report.html says of an experiment beside its plots, tables and points. The index has a part of it."""
+    collected = found.collected
+    return {
+        "title": name,
+        "is_ingested": any(not record.measured for record in collected.records),
+        "counts": describe_counts(collected),
+        "training": describe_training([outcome.spec for outcome in collected.outcomes]),
+        "hardware": hardware_of(collected.records),
+        "answers": answers_of(found.tables, collected.processors),
+        "left_out": collected.notes,
+        "provenance": list_provenance(collected.records),
+        "cost": describe_cost(found.tables["cost"]),
+    }
 
 
 def describe_counts(collected: CollectedOutcomes) -> str:
@@ -149,68 +170,18 @@ def describe_counts(collected: CollectedOutcomes) -> str:
 
 def describe_cost(rows: Iterable[Row]) -> list[str]:
     """Return the hours of the attempts by how they ended; what took no time is left out."""
-    hours = (
-        (row, row["gpu_hours"], "GPU hours") if row["gpu_hours"] else (row, row["process_hours"], "process hours")
-        for row in rows
-    )
-    return [
-        f"{format_figure(number)} {unit} ({ENDING_WORDS.get(row['ending'], row['ending'])})"
-        for row, number, unit in hours
-        if number
-    ]
+    found = []
+    for row in rows:
+        if hours := row["gpu_hours"] or row["process_hours"]:
+            unit = "GPU hours" if row["gpu_hours"] else "process hours"
+            found.append(f"{format_figure(hours)} {unit} ({ENDING_WORDS.get(row['ending'], row['ending'])})")
+    return found
 
 
-def index_entry(source: PageSource, sections: Sequence[Section]) -> IndexEntry:
-    """Return the experiment's entry on the index."""
-    records = source.collected.records
-    return IndexEntry(
-        name=source.name,
-        href=address_of(source.folder / REPORT_NAME, source.root),
-        is_ingested=any(not record.measured for record in records),
-        counts=describe_counts(source.collected),
-        hardware=hardware_of(records),
-        questions=", ".join(section.question for section in sections),
-        answers=[
-            (question, " ".join(render_answer(answered, source.collected.processors)))
-            for question, claims in answer_questions(source.tables).items()
-            if (answered := answered_claims(claims))
-        ],
-    )
-
-
-def render_page(source: PageSource, sections: Sequence[Section], has_plots: bool) -> str:
-    """Return report.html."""
-    home = "../" * len(source.folder.relative_to(source.root).parts) + INDEX_NAME
-    return render_template(
-        "report.html.j2",
-        title=source.name,
-        home=home if source.has_index else "",
-        answers=[
-            (question, render_answer(claims, source.collected.processors), next_command(claims))
-            for question, claims in answer_questions(source.tables).items()
-        ],
-        counts=describe_counts(source.collected),
-        sections=sections,
-        has_plots=has_plots,
-        fates=build_fates(source.collected.outcomes, source.folder, source.logs),
-        left_out=source.collected.notes,
-        provenance=list_provenance(source.collected.records),
-        hardware=hardware_of(source.collected.records),
-        training=describe_training([outcome.spec for outcome in source.collected.outcomes]),
-        cost=describe_cost(source.tables["cost"]),
-    )
-
-
-def write_index(folder: Path, entries: Sequence[IndexEntry]) -> None:
-    """Write the index over all experiments. Raises OSError."""
-    page = render_template(
-        "index.html.j2", title="Experiments", count=pluralize(len(entries), "experiment"), entries=entries
-    )
-    files.replace_file_atomically(folder / INDEX_NAME, page.encode())
-
-
-def render_template(name: str, **values: Any) -> str:
+def render_template(name: str, said: Mapping[str, Any], **values: Any) -> str:
     """Return a page from its template: all text is escaped, and the content policy allows the style sheet by digest."""
+    import jinja2
+
     folder = package_files.files("pipeline") / "templates"
     style = (folder / "report.css").read_text()
     environment = jinja2.Environment(
@@ -222,7 +193,7 @@ def render_template(name: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return environment.get_template(name).render(style=style, style_digest=digest, **values)
+    return environment.get_template(name).render(said, style=style, style_digest=digest, **values)
 
 
 def printable(value: Any) -> Any:

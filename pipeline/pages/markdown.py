@@ -2,33 +2,22 @@
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from pipeline.analysis.pooling import group_pairs
 from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
-from pipeline.answers.questions import Answers, answer_questions, answered_claims, next_command, render_answer
+from pipeline.answers.questions import Answer, answers_of
+from pipeline.experiment import point_label
 from pipeline.experiment.outcomes import CollectedOutcomes, PointOutcome
-from pipeline.experiment.point_label import (
-    EFFORT_AXES,
-    NAMING_AXES,
-    Processors,
-    describe_point,
-    name_processors,
-    point_labels,
-    varying_axes,
-)
-from pipeline.pages.cells import Cell, DisplayTable
-from pipeline.pages.display_tables import (
-    MAX_WIDTH,
-    DisplayOptions,
-    display_tables,
-)
+from pipeline.experiment.point_label import EFFORT_AXES, NAMING_AXES, describe_point, varying_axes
+from pipeline.pages.cells import DisplayTable
+from pipeline.pages.display_tables import MAX_WIDTH, DisplayOptions, display_tables
 from pipeline.pages.provenance import describe_provenance
 from pipeline.system.errors import pluralize, replace_control_characters
 from pipeline.tables.build_tables import Tables
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Row
 
 UNSAFE_CHARACTERS = re.compile(r"[|<>`\[\]\\]")
 BLOCK_START = re.compile(r"(#{1,6}(?=\s|$)|[-+*](?=\s|$)|>|=+\s*$|-+\s*$|~{3}|[-*_][-*_\s]+$)")
@@ -53,13 +42,13 @@ def render_experiment(
     title = f"# {escape_markdown(name_source(name, collected))}"
     if options.only:
         return "\n\n".join([title, *(shown or [f"No rows of {options.only}."])]) + "\n"
-    parts = [title, render_answers(answer_questions(tables), collected.processors)]
+    parts = [title, render_answers(answers_of(tables, collected.processors))]
     parts += [render_coverage(collected), *render_precision(tables)]
     parts.append(wrap(escape_markdown(describe_provenance(collected.records))))
     parts += [f"What each column means: [docs/words.md]({words})."] if words and shown else []
     parts += shown
     if tables["oom"] and not options.is_full:
-        parts.append(name_processors(render_oom(tables["oom"]), collected.processors))
+        parts.append(point_label.name_processors(render_oom(tables["oom"]), collected.processors))
     if collected.notes:
         parts.append("Files left out:\n\n" + "\n".join(wrap(escape_markdown(note), "- ") for note in collected.notes))
     return "\n\n".join(parts) + "\n"
@@ -71,27 +60,25 @@ def name_source(name: str, collected: CollectedOutcomes) -> str:
     return f"{name} (ingested)" if is_stated else name
 
 
-def render_overview(answers: Mapping[str, tuple[Answers, Processors]]) -> str:
+def render_overview(answers: Mapping[str, Sequence[Answer]]) -> str:
     """Return what each of several experiments answers, by question."""
     lines: dict[str, list[str]] = {}
-    for name, (own, processors) in answers.items():
-        for question, claims in own.items():
-            said = escape_markdown(" ".join(render_answer(answered_claims(claims), processors)))
-            answered = [wrap(f"{escape_markdown(name)}: {said}", "- ")] if said else []
-            lines[question] = lines.get(question, []) + answered
+    for name, own in answers.items():
+        for answer in own:
+            said = [wrap(f"{escape_markdown(name)}: {escape_markdown(answer.told)}", "- ")] if answer.told else []
+            lines[answer.question] = lines.get(answer.question, []) + said
     none = "- No experiment answers it."
     sections = (f"**{question}.**\n\n" + "\n".join(found or [none]) for question, found in lines.items())
     return "\n\n".join(["# Answers", *sections]) + "\n"
 
 
-def render_answers(answers: Answers, processors: Processors) -> str:
+def render_answers(answers: Iterable[Answer]) -> str:
     """Return the answer to each question, and the command that measures what is missing."""
     paragraphs = []
-    for question, claims in answers.items():
-        first, *others = map(escape_markdown, render_answer(claims, processors))
-        command = next_command(claims)
-        first += f" Next: `{command}`" if command else ""
-        paragraphs.append("\n\n".join([wrap(f"**{question}.** {first}"), *(wrap(part, "- ") for part in others)]))
+    for answer in answers:
+        first, *others = map(escape_markdown, answer.paragraphs)
+        first += f" Next: `{answer.command}`" if answer.command else ""
+        paragraphs += [wrap(f"**{answer.question}.** {first}"), *(wrap(part, "- ") for part in others)]
     return "\n\n".join(paragraphs)
 
 
@@ -118,19 +105,16 @@ def list_gaps(outcomes: Sequence[PointOutcome]) -> list[str]:
     if not lost:
         return []
     points = {outcome.spec: msgspec.structs.replace(outcome.spec, repeat=0, seed=0) for outcome in outcomes}
-    labels = point_labels(list(dict.fromkeys(points.values())))
+    labels = point_label.point_labels(list(dict.fromkeys(points.values())))
     alike = group_pairs(((points[outcome.spec].run_id(), outcome.status, outcome.reason), outcome) for outcome in lost)
-    gaps = [describe_gap(labels[run_id], group) for (run_id, _, _), group in alike.items()]
+    gaps = []
+    for (run_id, status, reason), group in alike.items():
+        which = group[0].spec.run_id() if len(group) == 1 else f"{len(group):,} runs"
+        gaps.append(wrap(f"{labels[run_id]}: {status}, {escape_markdown(reason)} ({which})", "- "))
     if len(gaps) > MAX_GAPS:
         more = f"- and {len(gaps) - MAX_GAPS:,} more; `python -m pipeline.status` of this folder lists them"
         gaps[MAX_GAPS:] = [more]
     return gaps
-
-
-def describe_gap(label: str, outcomes: Sequence[PointOutcome]) -> str:
-    """Return the line of one point, of which these runs have no result."""
-    which = outcomes[0].spec.run_id() if len(outcomes) == 1 else f"{len(outcomes):,} runs"
-    return wrap(f"{label}: {outcomes[0].status}, {escape_markdown(outcomes[0].reason)} ({which})", "- ")
 
 
 def render_precision(tables: Tables) -> list[str]:
@@ -151,26 +135,17 @@ def render_precision(tables: Tables) -> list[str]:
 
 def render_table(table: DisplayTable) -> str:
     """Return one table with its heading, the table itself, its remarks and its footnotes."""
-    columns, rows = [*table.columns], [[*row] for row in table.rows]
-    if table.footnotes:
-        columns.append(Cell("note"))
-        rows = [[*row, Cell(", ".join(str(number) for cell in row for number in cell.footnotes))] for row in rows]
-    notes = [wrap(escape_markdown(note), f"{number}. ") for number, note in enumerate(table.footnotes, 1)]
-    lines = [[column.text for column in columns], *([escape_markdown(cell.text) for cell in row] for row in rows)]
-    drawn = draw_table(lines, [column.is_number for column in columns])
-    common = f"All rows: {escape_markdown(table.common)}." if table.common else ""
-    remarks = wrap(" ".join(filter(None, (common, table.legend))))
-    return "\n\n".join(filter(None, (f"## {table.heading}", drawn, remarks, "\n".join(notes))))
-
-
-def draw_table(lines: Sequence[Sequence[str]], is_number: Sequence[bool]) -> str:
-    """Return a table of which the first line is the heading. Numbers stand on the right."""
     import tabulate  # not at the top: --help of collect and compare answers without it
 
-    alignment = ["right" if right else "left" for right in is_number]
+    notes = [wrap(escape_markdown(note), f"{number}. ") for number, note in enumerate(table.footnotes, 1)]
+    lines = [[column.heading for column in table.columns], *(map(escape_markdown, cells) for cells in table.rows)]
+    alignment = ["right" if column.kind == "number" else "left" for column in table.columns]
     drawn = tabulate.tabulate(lines, tablefmt="pipe", disable_numparse=True, colalign=alignment)
     rule, heading, *body = drawn.splitlines()  # tabulate gives what it knows as a heading two characters too many
-    return "\n".join([heading, rule, *body])
+    common = f"All rows: {escape_markdown(table.common)}." if table.common else ""
+    remarks = wrap(" ".join(filter(None, (common, table.legend))))
+    parts = (f"## {table.heading}", "\n".join([heading, rule, *body]), remarks, "\n".join(notes))
+    return "\n\n".join(filter(None, parts))
 
 
 def wrap(text: str, bullet: str = "") -> str:
@@ -190,7 +165,6 @@ def escape_start(line: str) -> str:
 
 
 def render_oom(rows: Sequence[Row]) -> str:
-    """Return the list of points that ran out of memory."""
     axes = [*NAMING_AXES, *varying_axes([row.axes for row in rows], (*NAMING_AXES, *EFFORT_AXES))]
     lines = []
     for row in rows:

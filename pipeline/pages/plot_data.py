@@ -1,4 +1,4 @@
-"""Plots as numbers: their panels, series and bars. `plots` draws them, so nothing here needs matplotlib."""
+"""Plots as numbers: their panels, series and bars. `draw_panels` draws them, so nothing here needs matplotlib."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar
@@ -8,8 +8,7 @@ from pipeline.analysis.pooling import group_pairs
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.point_label import EFFORT_AXES, Processors, describe_point, distinguishing_axes, format_figure
 from pipeline.tables.build_tables import Tables
-from pipeline.tables.columns import Column
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Column, Row
 
 Item = TypeVar("Item")
 Scale = Literal["linear", "log2", "log10", "bytes"]
@@ -87,16 +86,14 @@ class LinePanel(NamedTuple):
         """Return what the panel shows, in numbers."""
         sentences = [f"{self.title} against {self.x_label}."]
         for series in self.series:
-            values = [self.describe_point(point) for point in series.key_points()]
+            values = []
+            for point in series.key_points():
+                where = self.x_names[round(point.x)] if self.x_names else format_x(point.x, self.x_scale)
+                values.append(f"{format_figure(point.y)} at {where}{f' ({LOADER_BOUND})' * point.is_loader_bound}")
             sentences.append(f"{series.label or 'Measured'}: {', '.join(values)}.")
         if self.oom_from is not None:
             sentences.append(f"Out of memory from {format_x(self.oom_from, self.x_scale)} on.")
         return " ".join(sentences)
-
-    def describe_point(self, point: Point) -> str:
-        """Return the value of a point, its position, and if it is loader-bound."""
-        where = self.x_names[round(point.x)] if self.x_names else format_x(point.x, self.x_scale)
-        return f"{format_figure(point.y)} at {where}{f' ({LOADER_BOUND})' if point.is_loader_bound else ''}"
 
 
 class BarPanel(NamedTuple):
@@ -181,28 +178,31 @@ def as_title(text: str) -> str:
 
 def group_series(
     rows: Sequence[Row], x: str, first: Sequence[str] = (), optional: Sequence[str] = EFFORT_AXES, panel: str = ""
-) -> dict[str, list[Row]]:
-    """Group rows into series, by label. A label states the keys `first`, then the axes in which the rows differ.
+) -> tuple[dict[str, list[Row]], str]:
+    """Return the rows of at most MAX_SERIES series by label, and a note if there are more.
 
-    It leaves out x and `panel`, which gives each of its values a panel. It leaves out the axes in `optional` unless
-    rows of one label would share an x in a panel.
+    A label states the keys `first`, then the axes in which the rows differ. It leaves out x and `panel`, which gives
+    each of its values a panel. It leaves out the axes in `optional` unless rows of one label would share an x in a
+    panel.
     """
     known = [key for key in (x, panel, *first) if key]
     points = [row.axes | {key: row[key] for key in known} for row in rows]
     axes = [*first, *distinguishing_axes(points, known, optional)]
-    return group_pairs((describe_point(point, axes), row) for point, row in zip(points, rows, strict=True))
+    groups = group_pairs((describe_point(point, axes), row) for point, row in zip(points, rows, strict=True))
+    shown = {label: groups[label] for label in evenly(list(groups), MAX_SERIES)}
+    return shown, note_on_number(len(groups), MAX_SERIES, "series")
 
 
 def make_series(
     groups: Mapping[str, Sequence[Row]], x: str, column: Column, styles: Mapping[str, int] | None = None
 ) -> tuple[Series, ...]:
-    """Return a series of the column for each group with values, at most MAX_SERIES.
+    """Return a series of the column for each group with values.
 
     If rows share an x, the last one counts. Without `styles` a label has the same style in every column.
     """
     found = []
-    for style, label in enumerate(evenly(list(groups), MAX_SERIES)):
-        known = [row for row in groups[label] if row[x] and row[column.key] is not None]
+    for style, (label, rows) in enumerate(groups.items()):
+        known = [row for row in rows if row[x] and row[column.key] is not None]
         points = {row[x]: make_point(row[x], row, column) for row in known}
         if points:
             chosen = styles[label] if styles else style
@@ -219,11 +219,6 @@ def make_point(x: float, row: Row, column: Column) -> Point:
 def note_on_number(number: int, most: int, what: str) -> str:
     """Return a note if only `most` of the `number` are shown, else nothing."""
     return f"{most:,} of {number:,} {what} are shown." if number > most else ""
-
-
-def join_notes(*notes: str) -> str:
-    """Return the notes of a plot as one text; some may be empty."""
-    return " ".join(filter(None, notes))
 
 
 def evenly(items: Sequence[Item], most: int) -> list[Item]:

@@ -44,7 +44,7 @@ def list_provenance(records: Iterable[Record]) -> dict[str, str]:
     places = environments_of(found)
     stated = {
         "training": describe_training([record.spec for record in found]),
-        "GPU": gpus_of(places),
+        "GPU": mixed(gpu.name for place in places for gpu in place.gpus),
         "precision": mixed(record.measurement.precision_used for record in found if record.measurement),
     }
     for label, field in FIELDS.items():
@@ -74,16 +74,12 @@ def is_result(record: Record) -> bool:
 def hardware_of(records: Iterable[Record]) -> str:
     """Return the models of the GPUs that the records name, or of the CPUs if there are none."""
     places = environments_of(records)
-    return gpus_of(places) or mixed(place.cpu for place in places)
+    return mixed(gpu.name for place in places for gpu in place.gpus) or mixed(place.cpu for place in places)
 
 
 def environments_of(records: Iterable[Record]) -> list[Environment]:
     """Return each environment once: the repeats of a point share one object."""
     return list({id(record.environment): record.environment for record in records}.values())
-
-
-def gpus_of(environments: Iterable[Environment]) -> str:
-    return mixed(gpu.name for place in environments for gpu in place.gpus)
 
 
 def mixed(values: Iterable[str | None]) -> str:

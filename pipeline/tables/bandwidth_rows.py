@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.analysis import comparability, formulas
 from pipeline.analysis.exposed_communication import collectives_of_kinds, communications_of
@@ -11,8 +11,8 @@ from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.measurement import AllReduce, Collective, Communication
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS, Spec
+from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import BANDWIDTH, SWEEP
-from pipeline.tables.row import Row, make_row
 
 OF_STEPS = ("precision", "execution")  # facts that do not affect isolated all-reduces
 
@@ -27,21 +27,13 @@ class SweepKey(NamedTuple):
     gpu: str
 
 
-class LinkKey(NamedTuple):
-    """The kind of place whose links are alike: device, models of its GPUs, and number of nodes."""
-
-    device: str
-    gpus: tuple[str, ...]
-    num_nodes: int
-
-
+LinkKey = tuple[str, int, str]
 MeasuredLinks = dict[LinkKey, float]  # the largest bus bandwidth of any isolated all-reduce, in GB/s
 
 
 def link_key(record: Record) -> LinkKey:
-    """Return the kind of place where a record was measured."""
-    gpus = tuple(sorted({gpu.name for gpu in record.environment.gpus}))
-    return LinkKey(record.spec.device, gpus, record.spec.num_nodes)
+    """Return the kind of place whose links are alike: device, number of nodes, and models of the GPUs."""
+    return record.spec.device, record.spec.num_nodes, comparability.gpu_model(record)
 
 
 def is_swept(spec: Spec) -> bool:
@@ -86,17 +78,8 @@ def bandwidth_row(point: PooledPoint, bucket: int, seen: Sequence[Collective], i
         notes.append(make_note("no_pause_in_training" if is_captured else "sweep_waited_for_host"))
     if len({sweep_key(record).execution for record in point.ok_records}) > 1:
         notes.append(make_note("sweeps_differ"))
-    return make_row(
-        BANDWIDTH,
-        point,
-        bucket=bucket,
-        num_bytes=num_bytes,
-        comm_time_s=duration_s,
-        busbw_gb_s=achieved,
-        peak_busbw_gb_s=peak,
-        link_share=share,
-        notes=notes,
-    )
+    bandwidths = {"busbw_gb_s": achieved, "peak_busbw_gb_s": peak, "link_share": share}
+    return make_row(BANDWIDTH, point, notes, bucket=bucket, num_bytes=num_bytes, comm_time_s=duration_s, **bandwidths)
 
 
 def isolated_all_reduce_time_s(found: Sequence[Communication], num_bytes: int) -> float | None:
@@ -126,19 +109,11 @@ def sweep_key(record: Record) -> SweepKey:
 
 def sweep_row(place: SweepKey, num_bytes: int, found: Sequence[tuple[Record, AllReduce]]) -> Row:
     """Return the row of one size; `n` counts the jobs that timed it. It has no figures if the buffer did not fit."""
+    timed = [record for record, part in found if part.times_ns]
     times_ns = [time_ns for _, part in found for time_ns in part.times_ns]
-    time_s = statistics.median(times_ns) / 1e9 if times_ns else None
-    notes = [make_note("no_buffer_memory")]
-    if times_ns:
-        timed = [record for record, part in found if part.times_ns]
-        notes = comparability.mixed_environment_notes(timed, but=OF_STEPS)
-    figures = {
-        "num_bytes": num_bytes,
-        "status": "ok" if times_ns else "oom",
-        "time_s": time_s,
-        "algbw_gb_s": formulas.bandwidth_gb_s(num_bytes, time_s) if time_s else None,
-        "busbw_gb_s": formulas.busbw_gb_s(num_bytes, time_s, place.num_gpus) if time_s else None,
-        "num_windows": len(times_ns),
-    }
-    axes = place._asdict() | {"gpu": place.gpu or None}
-    return Row(axes, SWEEP.complete(figures), sum(bool(part.times_ns) for _, part in found), tuple(notes))
+    notes = comparability.mixed_environment_notes(timed, but=OF_STEPS) if timed else [make_note("no_buffer_memory")]
+    figures: dict[str, Any] = {"num_bytes": num_bytes, "status": "ok" if timed else "oom", "num_windows": len(times_ns)}
+    if time_s := statistics.median(times_ns or [0]) / 1e9:
+        figures |= {"time_s": time_s, "algbw_gb_s": formulas.bandwidth_gb_s(num_bytes, time_s)}
+        figures["busbw_gb_s"] = formulas.busbw_gb_s(num_bytes, time_s, place.num_gpus)
+    return Row(place._asdict() | {"gpu": place.gpu or None}, SWEEP.complete(figures), len(timed), tuple(notes))

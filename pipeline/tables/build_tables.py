@@ -9,7 +9,7 @@ from pipeline.analysis.ring_model import Link
 from pipeline.analysis.scaling import pair_with_baselines, strong_pairs
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.tables.bandwidth_rows import MeasuredLinks, bandwidth_rows, measured_links, sweep_rows
-from pipeline.tables.columns import Table
+from pipeline.tables.columns import Row, Table
 from pipeline.tables.communication_rows import exposed_row, split_row, transfer_row
 from pipeline.tables.cost_rows import cost_rows
 from pipeline.tables.definitions import TABLES
@@ -17,7 +17,6 @@ from pipeline.tables.epoch_rows import oom_row, q1_row, q2_row, q3_row, q4_rows
 from pipeline.tables.int8_rows import int8_histogram_rows, int8_rows
 from pipeline.tables.memory_rows import memory_row
 from pipeline.tables.prediction_rows import prediction_rows
-from pipeline.tables.row import Row
 from pipeline.tables.time_to_target_rows import time_to_target_rows
 
 INT8_TABLES = ("int8", "int8_histograms")

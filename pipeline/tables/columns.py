@@ -1,16 +1,17 @@
-"""The terms of which `definitions` builds every table: a column, a view for people, and the table itself.
+"""The terms of tables: a row, a column, a view for people, and the table itself.
 
-JSON, CSV, docs/words.md, Markdown, HTML and plots read these declarations.
+`definitions` declares every table of them. JSON, CSV, docs/words.md, Markdown, HTML and plots read these declarations.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-if TYPE_CHECKING:
-    from pipeline.tables.row import Row
+import msgspec
 
-Rows = Sequence["Row"]
+from pipeline.analysis.notes import Note, make_note
+from pipeline.analysis.pooling import PooledPoint
+from pipeline.tables.note_texts import render_notes
 
 NOT_STATED = "not stated"
 UNITS = {
@@ -28,13 +29,49 @@ FACTORS = {
 DECIMALS = {"%": 1, "us": 1, "GiB": 2, "GB/s": 2}
 MAX_DECIMALS = 3  # of other units
 
+# figures that a published report may leave out
+STATED_FIGURES = (
+    *("epoch_time_s", "compute_time_s", "data_time_s", "peak_memory_gib", "training_time_s", "learning_rate"),
+    *("throughput_samples_per_s", "steps_per_epoch", "ring_bytes_per_epoch", "num_updates"),
+)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One row: the axes of its point, figures by key, the number of runs that it pools, and notes.
+
+    A figure that cannot be computed is None, and a note says why.
+    """
+
+    axes: dict[str, Any]
+    figures: dict[str, Any]
+    n: int = 0
+    notes: tuple[Note, ...] = ()
+
+    def __getitem__(self, key: str) -> Any:
+        """Return the value of an axis, a figure, n, or the note in words. Raises KeyError."""
+        if key == "note":
+            return render_notes(self.notes)
+        return self.n if key == "n" else self.axes[key] if key in self.axes else self.figures[key]
+
+    @property
+    def status(self) -> str:
+        """The status of the point; a row of no single point is ok."""
+        return str(self.figures.get("status", "ok"))
+
+    def has_note(self, *kinds: str) -> bool:
+        """True if a note of the row, or one about its baseline, is of one of these kinds."""
+        return any(kind_of(note) in kinds for note in self.notes)
+
+
+Rows = Sequence[Row]
+
 
 class Column(NamedTuple):
     """One figure: its key and meaning in CSV and JSON, and its heading for people.
 
     The key ends in its unit, the heading in the unit that people read. Without a heading the figure is in CSV and JSON
-    only. With `has_interval` the ends follow as `X_low` and `X_high`; `shows_interval` prints them behind the number
-    too. `is_set` marks what follows from the grid and was not measured. `absent` says why a row cannot have the number.
+    only. If its interval is kept, the ends follow as `X_low` and `X_high`; "shown" prints them behind the number too.
+    `is_set` marks what follows from the grid and was not measured. `absent` says why a row cannot have the number.
     `remark` stands in the legend where the column is shown. `words` are those for the column's values.
     """
 
@@ -42,10 +79,9 @@ class Column(NamedTuple):
     heading: str
     meaning: str
     decimals: int | None = None
-    has_interval: bool = False
-    shows_interval: bool = False
+    interval: Literal["", "kept", "shown"] = ""
     is_set: bool = False
-    absent: "Callable[[Row], str] | None" = None
+    absent: Callable[[Row], str] | None = None
     remark: str = ""
     words: Mapping[str, str] = MappingProxyType({})
 
@@ -53,7 +89,7 @@ class Column(NamedTuple):
     def keys(self) -> tuple[str, ...]:
         """The keys in CSV and JSON: epoch_time_s, epoch_time_low_s and epoch_time_high_s with an interval."""
         stem, unit = (self.key.removesuffix("_s"), "_s") if self.key.endswith("_s") else (self.key, "")
-        return (self.key, f"{stem}_low{unit}", f"{stem}_high{unit}") if self.has_interval else (self.key,)
+        return (self.key, f"{stem}_low{unit}", f"{stem}_high{unit}") if self.interval else (self.key,)
 
     @property
     def unit(self) -> str:
@@ -86,8 +122,6 @@ class Column(NamedTuple):
 AXIS_HEADINGS = {"strategy": "strategy", "num_gpus": "GPUs", "batch_size_per_gpu": "images per GPU"}
 """Axes that have a column if they vary; the others share one."""
 
-NUM_RUNS = Column("n", "n", "Number of runs that the row pools.", is_set=True)
-
 
 def sort_rows(rows: Rows, batch: str = "batch_size_per_gpu") -> Rows:
     """Return the rows by batch size, then strategy and GPUs; in the order of the grid if they name no strategy."""
@@ -109,18 +143,16 @@ class View(NamedTuple):
     keys: tuple[str, ...] = ()
     hidden_axes: tuple[str, ...] = ()
     hidden_notes: tuple[str, ...] = ()  # how the kinds of notes begin that say nothing here
-    is_over_seeds: bool = False  # n is shown even if it is 1
+    shows_n: bool = False  # even if it is 1
     is_folded: bool = False
     hides_zeros: bool = False  # leaves out a column that is 0 everywhere
 
 
-class Table(NamedTuple):
+class Table:
     """A table: its name in JSON and CSV, its section on the page ("": none), its columns and its views."""
 
-    name: str
-    question: str
-    columns: tuple[Column, ...]
-    views: tuple[View, ...] = ()
+    def __init__(self, name: str, question: str, columns: tuple[Column, ...], *views: View) -> None:
+        self.name, self.question, self.columns, self.views = name, question, columns, views
 
     def complete(self, figures: Mapping[str, Any]) -> dict[str, Any]:
         """Return the figures of a row, with None for those that are not given. Raises KeyError for an unknown one."""
@@ -130,8 +162,29 @@ class Table(NamedTuple):
         return {**absent, **figures}
 
     def column(self, key: str) -> Column:
-        """Return the column with this key. Raises KeyError."""
-        found = (column for column in (*self.columns, NUM_RUNS) if column.key == key)
-        if (column := next(found, None)) is None:
-            raise KeyError(f"table {self.name} has no column {key}")
-        return column
+        """Return the column with this key."""
+        return next(column for column in self.columns if column.key == key)
+
+
+def kind_of(note: Note) -> str:
+    """Return the kind of a note; for a note about the baseline that of the note inside."""
+    return kind_of(note.values["note"]) if note.kind == "of_baseline" else note.kind
+
+
+def make_row(table: Table, point: PooledPoint, notes: Sequence[Note] = (), **figures: Any) -> Row:
+    """Return the row of a point in a table: its axes, status and notes, and the given figures. Raises KeyError."""
+    notes = [*point.notes, *notes]
+    absent = [key for key in STATED_FIGURES if key in figures and figures[key] is None]
+    if absent and point.ok_records and not any(record.measured for record in point.ok_records):
+        notes.append(make_note("not_stated", figures=absent))
+    axes = axes_of(point)
+    axes |= {axis: figures[axis] for axis in axes if figures.get(axis)}  # of the learning rate its peak
+    n = figures.pop("n", len(point.ok_records))
+    common = {"global_batch_size": point.spec.global_batch_size, "status": point.status}
+    return Row(axes, table.complete(common | figures), n, tuple(notes))
+
+
+def axes_of(point: PooledPoint) -> dict[str, Any]:
+    """Return the axes of a point as rows have them, with the GPU model."""
+    axes = {axis: getattr(point.spec, axis) for axis in point.axes} | {"gpu": point.gpu or None}
+    return {axis: list(value) if isinstance(value, tuple) else value for axis, value in axes.items()}

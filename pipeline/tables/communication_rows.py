@@ -17,8 +17,8 @@ from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, alike_key
 from pipeline.experiment.measurement import Communication, TransferKind, VariantName
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
+from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import COMMUNICATION, SPLIT, TRANSFERS
-from pipeline.tables.row import Row, make_row
 
 COMPARED_STEPS: tuple[VariantName, ...] = ("plain", "ddp_one", "no_sync", "no_op_hook")  # beside the step of DDP
 KINDS: tuple[TransferKind, ...] = get_args(TransferKind)
@@ -63,12 +63,10 @@ def num_rounds(found: Sequence[Communication]) -> int:
 
 def timed_figures(key: str, time: Estimate | None) -> dict[str, Any]:
     """Return the columns of a row's main time: the time, its interval and the interval's basis, and the run spread."""
-    return {
-        key: time,
-        "noise_floor": time.relative_half_width if time is not None else None,
-        "interval_over": time.basis if time is not None else None,
-        "run_spread_s": formulas.run_spread(time.run_medians) if time is not None else None,
-    }
+    if time is None:
+        return {key: None}
+    spread_s = formulas.run_spread(time.run_medians)
+    return {key: time, "noise_floor": time.relative_half_width, "interval_over": time.basis, "run_spread_s": spread_s}
 
 
 def exposed_share(exposed: Estimate | None, step: Estimate | None, floor_s: float | None) -> Estimate | None:
@@ -131,7 +129,6 @@ def exposed_notes(
 
 
 def time_notes(found: Sequence[Communication], variant: VariantName, step: Estimate) -> list[Note]:
-    """Return the notes on the interval of a variant's step time."""
     by_repeat = [times_s for part in found if (times_s := exposure.step_times_s(part, variant))]
     drifted = intervals.drift_notes("step_time_s", by_repeat) if step.basis == "windows" else []
     return intervals.pooled_notes(by_repeat, step.basis) + drifted
@@ -162,12 +159,9 @@ def transfer_row(point: PooledPoint, trained: Sequence[PooledPoint]) -> Row:
     """Return the calls and bytes of one step by kind. Epoch time and accuracy come from training the same point."""
     found, spec = communications_of(point.ok_records), point.spec
     counted = {transfer.kind: transfer for part in found for transfer in part.transfers}
+    keys = [(kind, quantity) for kind in KINDS for quantity in ("calls_per_step", "bytes_per_step")]
     absent = 0.0 if counted else None
-    transfers = {
-        f"{kind}_{quantity}": getattr(counted[kind], quantity) if kind in counted else absent
-        for kind in KINDS
-        for quantity in ("calls_per_step", "bytes_per_step")
-    }
+    transfers = {f"{kind}_{quantity}": getattr(counted.get(kind), quantity, absent) for kind, quantity in keys}
     measured = [record.measurement for record in point.ok_records if record.measurement]
     gradient_bytes = [found.gradient_bytes for found in measured if found.gradient_bytes is not None]
     replicas = spec.num_gpus - 1 if spec.strategy == "dp" else 1
@@ -189,7 +183,6 @@ def transfer_row(point: PooledPoint, trained: Sequence[PooledPoint]) -> Row:
 
 
 def last_test_accuracy(record: Record) -> float | None:
-    """Return the test accuracy after the last epoch."""
     epochs = record.measurement.epochs if record.measurement else ()
     return epochs[-1].test_accuracy if epochs else None
 

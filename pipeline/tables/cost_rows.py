@@ -8,8 +8,8 @@ from pipeline.analysis.notes import make_note
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Device
+from pipeline.tables.columns import Row
 from pipeline.tables.definitions import COST
-from pipeline.tables.row import Row
 
 ENDINGS = ("ok_timed", "ok_other", "oom", "failed", "superseded")
 

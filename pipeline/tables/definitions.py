@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from pipeline.analysis.intervals import CONFIDENCE, NOMINAL, OF_FEWEST_VALUES, min_values
 from pipeline.analysis.loader import MAX_DATA_SHARE
+from pipeline.analysis.pooling import group_pairs
 from pipeline.analysis.scaling import Scaling
 from pipeline.experiment.spec import NUM_TRIAL_STEPS
-from pipeline.tables.columns import Column, Rows, Table, View, sort_rows
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Column, Row, Rows, Table, View, sort_rows
 
 NEVER_REACHED = "never reached"
 STAGE_WORDS = {"activations": "+ activations", "biases": "+ biases (all)"}
@@ -42,9 +42,7 @@ def first_and_last_epochs(rows: Rows) -> Rows:
     """
     if not any(map(is_about_learning, rows)):
         return []
-    by_point: dict[str, list[Row]] = {}
-    for row in sort_rows(rows):
-        by_point.setdefault(repr((row.axes, row["remedies"])), []).append(row)
+    by_point = group_pairs((repr((row.axes, row["remedies"])), row) for row in sort_rows(rows))
     return [row for own in by_point.values() for row in own[:1] + own[1:][-1:]]
 
 
@@ -52,10 +50,6 @@ def is_about_learning(row: Row) -> bool:
     """True if the row has a test, remedies or a loss that diverged, or if it was stated elsewhere, without a rate."""
     tested = row["test_accuracy"] is not None or row["test_loss"] is not None
     return tested or bool(row["remedies"]) or row["diverged_at_update"] is not None or row["learning_rate"] is None
-
-
-def in_order_of_grid(rows: Rows) -> Rows:
-    return rows
 
 
 def exposure_noise(row: Row) -> str:
@@ -82,10 +76,9 @@ SPEEDUP = Column(
     "speed-up",
     "T(1)/T(N) for the same samples; its interval holds the true ratio with at least "
     f"{100 * (2 * CONFIDENCE - 1):g} %, that of {min_values()} values with {100 * (2 * OF_FEWEST_VALUES - 1):g} %.",
-    has_interval=True,
-    shows_interval=True,
+    interval="shown",
 )
-EFFICIENCY = Column("parallel_efficiency", "efficiency [%]", "speedup/N.", has_interval=True)
+EFFICIENCY = Column("parallel_efficiency", "efficiency [%]", "speedup/N.", interval="kept")
 WAITING = Column(
     "data_share",
     "waiting [%]",
@@ -140,8 +133,7 @@ EXPOSED = Column(
     "exposed_comm_time_s",
     "exposed communication [us]",
     "DDP minus no-op hook, gradients alone (both sides broadcast buffers); the interval is given by low and high.",
-    has_interval=True,
-    shows_interval=True,
+    interval="shown",
 )
 COMM_TIME = Column(
     "comm_time_s", "all-reduce [us]", "Shortest time of each all-reduce over ranks, summed over buckets."
@@ -179,7 +171,6 @@ def transfer(kind: str, what: str, heading: str) -> tuple[Column, Column]:
 
 
 def split_part(part: str, meaning: str) -> Column:
-    """Return the time of one part of DataParallel's step."""
     return Column(f"{part}_time_s", f"{part.replace('_', ' ')} [ms]", meaning)
 
 
@@ -190,7 +181,7 @@ Q1 = Table(
     "Q1",
     (
         *PLACE,
-        EPOCH_TIME._replace(has_interval=True),
+        EPOCH_TIME._replace(interval="kept"),
         COMPUTE,
         WAITING,
         THROUGHPUT,
@@ -202,15 +193,12 @@ Q1 = Table(
         *TIMING,
         Column("host_cpu_share", "", "Busy share of the CPUs of the busiest node, cut to 0 to 1."),
     ),
-    (
-        View(
-            "Q1: epoch time against batch size, one GPU",
-            "Times are medians over the timed epochs; waiting is the share of the epoch in which the GPU has no data.",
-        ),
+    View(
+        "Q1: epoch time against batch size, one GPU",
+        "Times are medians over the timed epochs; waiting is the share of the epoch in which the GPU has no data.",
     ),
 )
 
-Q2_KEYS = ("data_share", "noise_floor", "throughput_samples_per_s", "num_workers_total", "run_spread_s")
 Q2 = Table(
     "Q2",
     "Q2",
@@ -218,7 +206,7 @@ Q2 = Table(
         GLOBAL_BATCH,
         STATUS,
         Column("scaling", "", "The batch that stays fixed as GPUs are added: weak (per GPU) or strong (global)."),
-        EPOCH_TIME._replace(has_interval=True),
+        EPOCH_TIME._replace(interval="kept"),
         SPEEDUP,
         EFFICIENCY,
         Column("serial_fraction_karp_flatt", "Karp-Flatt", "(1/S - 1/N)/(1 - 1/N) for N > 1."),
@@ -230,34 +218,29 @@ Q2 = Table(
         THROUGHPUT,
         WORKERS._replace(remark="Under DDP N GPUs have N times the loader workers of one."),
         RUN_SPREAD,
-        COMPUTE,
-        MEMORY,
-        ENERGY,
+        *(column._replace(heading="") for column in (COMPUTE, MEMORY, ENERGY)),
         *TIMING,
         BASELINE,
         Column("baseline_batch_size_per_gpu", "", "Batch size per GPU of the baseline point."),
     ),
-    (
-        View(
-            "Q2: weak scaling, speed-up against one GPU with the per-GPU batch fixed",
-            "Weak scaling: every GPU keeps its batch size, so N GPUs train on N times as many images a step. Speed-up "
-            "is T(1)/T(N): the time of an epoch on one GPU over that on N GPUs, with the same images in both. "
-            "Efficiency is speed-up/N.",
-            scaled("weak", "batch_size_per_gpu"),
-            ("epoch_time_s", "speedup", "parallel_efficiency", *Q2_KEYS),
+    View(
+        "Q2: weak scaling, speed-up against one GPU with the per-GPU batch fixed",
+        "Weak scaling: every GPU keeps its batch size, so N GPUs train on N times as many images a step. Speed-up "
+        "is T(1)/T(N): the time of an epoch on one GPU over that on N GPUs, with the same images in both. "
+        "Efficiency is speed-up/N.",
+        scaled("weak", "batch_size_per_gpu"),
+        keys=(
+            *("epoch_time_s", "speedup", "parallel_efficiency", "data_share", "noise_floor"),
+            *("throughput_samples_per_s", "num_workers_total", "run_spread_s"),
         ),
-        View(
-            "Q2: strong scaling, global batch fixed",
-            "Strong scaling: the images a step stay the same, so each of N GPUs gets 1/N of them. Speed-up is against "
-            "one GPU with all of them. Karp-Flatt estimates the serial share of the work; below 0 or above 1 it is no "
-            "share.",
-            scaled("strong", "global_batch_size"),
-            (
-                *("global_batch_size", "epoch_time_s", "speedup", "parallel_efficiency", "serial_fraction_karp_flatt"),
-                *Q2_KEYS,
-            ),
-            hidden_axes=("batch_size_per_gpu",),
-        ),
+    ),
+    View(
+        "Q2: strong scaling, global batch fixed",
+        "Strong scaling: the images a step stay the same, so each of N GPUs gets 1/N of them. Speed-up is against "
+        "one GPU with all of them. Karp-Flatt estimates the serial share of the work; below 0 or above 1 it is no "
+        "share.",
+        scaled("strong", "global_batch_size"),
+        hidden_axes=("batch_size_per_gpu",),
     ),
 )
 
@@ -280,13 +263,10 @@ MEMORY_BOUNDARY = Table(
         PREDICTION_ERROR._replace(heading=""),
         Column("num_ooms", "", "Trials that ran out of memory; the note lists other failures."),
     ),
-    (
-        View(
-            "The memory boundary",
-            f"Images per GPU, within 1 %: {NUM_TRIAL_STEPS} full steps of synthetic images, each trial in new "
-            "processes.",
-            hidden_axes=("batch_size_per_gpu",),
-        ),
+    View(
+        "The memory boundary",
+        f"Images per GPU, within 1 %: {NUM_TRIAL_STEPS} full steps of synthetic images, each trial in new processes.",
+        hidden_axes=("batch_size_per_gpu",),
     ),
 )
 
@@ -295,15 +275,15 @@ COMMUNICATION = Table(
     "Q3",
     (
         *PLACE,
-        STEP_TIME._replace(has_interval=True),
+        STEP_TIME._replace(interval="kept"),
         EXPOSED,
-        Column("exposed_comm_share", "of step [%]", "exposed_comm_time_s/step_time_s.", has_interval=True),
+        Column("exposed_comm_share", "of step [%]", "exposed_comm_time_s/step_time_s.", interval="kept"),
         Column(
             "hidden_share",
             "hidden [%]",
             "1 - exposed/comm; not stated where exposed is not larger than the noise. Its interval is computed from "
             "that of exposed_comm_time_s; both ends are cut to 0 to 1.",
-            has_interval=True,
+            interval="kept",
             remark="Hidden is a share of the all-reduce time.",
         ),
         Column("collective_launch_time_s", "launch [us]", "exposed - comm where that is above 0."),
@@ -318,7 +298,7 @@ COMMUNICATION = Table(
             "ddp_overhead_time_s",
             "DDP's overhead [us]",
             "No-op hook minus no_sync, which broadcasts no buffers.",
-            has_interval=True,
+            interval="kept",
         ),
         PLAIN_STEP_TIME,
         Column("ddp_one_step_time_s", "DDP on one [ms]", "DDP on one GPU."),
@@ -329,7 +309,7 @@ COMMUNICATION = Table(
             "",
             "DDP minus DDP whose collectives return at once: the time that all collectives add to the step, with the "
             "broadcast of buffers and the wait for the slowest rank.",
-            has_interval=True,
+            interval="kept",
         ),
         Column(
             "traced_exposed_comm_time_s",
@@ -352,28 +332,25 @@ COMMUNICATION = Table(
         RUN_SPREAD._replace(heading=""),
         Column("exposed_comm_time_run_spread_s", "", "run_spread_s of exposed_comm_time_s."),
     ),
-    (
-        View(
-            "Q3.1: communication of one step, measured",
-            "Exposed communication is not hidden behind computation: DDP's step less the same step without "
-            "communication.",
-            keys=(
-                *("step_time_s", "exposed_comm_time_s", "exposed_comm_share", "hidden_share"),
-                *("collective_launch_time_s", "noise_floor_time_s", "comm_time_s", "ddp_overhead_time_s"),
-            ),
+    View(
+        "Q3.1: communication of one step, measured",
+        "Exposed communication is not hidden behind computation: DDP's step less the same step without communication.",
+        keys=(
+            *("step_time_s", "exposed_comm_time_s", "exposed_comm_share", "hidden_share"),
+            *("collective_launch_time_s", "noise_floor_time_s", "comm_time_s", "ddp_overhead_time_s"),
         ),
-        View(
-            "Q3.1: five step times",
-            "One training step on synthetic images, on the slowest rank; windows of each in turn on the same GPUs. "
-            "`step` is that of DDP. The table above has medians of differences between neighbouring windows, not "
-            "differences of these medians.",
-            keys=(
-                *("plain_step_time_s", "ddp_one_step_time_s", "no_sync_step_time_s", "no_op_hook_step_time_s"),
-                "step_time_s",
-            ),
-            hidden_notes=("trace_", "exposure_", "launch_exposed", "no_bucket_profiled"),
-            is_folded=True,
+    ),
+    View(
+        "Q3.1: five step times",
+        "One training step on synthetic images, on the slowest rank; windows of each in turn on the same GPUs. "
+        "`step` is that of DDP. The table above has medians of differences between neighbouring windows, not "
+        "differences of these medians.",
+        keys=(
+            *("plain_step_time_s", "ddp_one_step_time_s", "no_sync_step_time_s", "no_op_hook_step_time_s"),
+            "step_time_s",
         ),
+        hidden_notes=("trace_", "exposure_", "launch_exposed", "no_bucket_profiled"),
+        is_folded=True,
     ),
 )
 
@@ -384,22 +361,18 @@ Q3 = Table(
         *PLACE,
         EPOCH_TIME,
         Column("compute_time_subtraction_s", "T(1)/N [s]", "T(1)/N."),
-        Column(
-            "comm_time_subtraction_s", "T(N) - T(1)/N [s]", "T(N) - T(1)/N.", has_interval=True, shows_interval=True
-        ),
+        Column("comm_time_subtraction_s", "T(N) - T(1)/N [s]", "T(N) - T(1)/N.", interval="shown"),
         Column("comm_share_subtraction", "of the epoch [%]", "comm_time_subtraction_s/epoch_time_s."),
-        EXPOSED._replace(heading="exposed, measured [s]", shows_interval=False, absent=exposure_noise),
+        EXPOSED._replace(heading="exposed, measured [s]", interval="kept", absent=exposure_noise),
         Column("bandwidth_subtraction_gb_s", "bandwidth [GB/s]", "ring_bytes_per_epoch over comm_time_subtraction_s."),
         Column("steps_per_epoch", "", "Steps of one epoch."),
         Column("ring_bytes_per_epoch", "", "steps x 2(N-1)/N x gradient bytes."),
         BASELINE,
     ),
-    (
-        View(
-            "Q3: computation against communication, estimated by subtraction",
-            "Subtraction counts every cost that does not shrink with N as communication, waiting for data included.",
-            lambda rows: sort_rows(rows) if any(row["compute_time_subtraction_s"] is not None for row in rows) else [],
-        ),
+    View(
+        "Q3: computation against communication, estimated by subtraction",
+        "Subtraction counts every cost that does not shrink with N as communication, waiting for data included.",
+        lambda rows: sort_rows(rows) if any(row["compute_time_subtraction_s"] is not None for row in rows) else [],
     ),
 )
 
@@ -417,12 +390,10 @@ BANDWIDTH = Table(
         ),
         Column("link_share", "of isolated [%]", "busbw_gb_s over peak_busbw_gb_s."),
     ),
-    (
-        View(
-            "Q3.2: bandwidth of the gradients' buckets, and how much of the link that is",
-            "Bus bandwidth is size/time x 2(N-1)/N, as in nccl-tests; isolated: an all-reduce of that size by itself.",
-            is_folded=True,
-        ),
+    View(
+        "Q3.2: bandwidth of the gradients' buckets, and how much of the link that is",
+        "Bus bandwidth is size/time x 2(N-1)/N, as in nccl-tests; isolated: an all-reduce of that size by itself.",
+        is_folded=True,
     ),
 )
 
@@ -437,13 +408,11 @@ SWEEP = Table(
         BUS_BANDWIDTH,
         NUM_WINDOWS,
     ),
-    (
-        View(
-            "Q3.2: the link's own limit, isolated all-reduces",
-            "Times of a call on the slowest rank; n counts sweeps.",
-            keys=("num_bytes", "time_s", "algbw_gb_s", "busbw_gb_s", "n"),
-            is_folded=True,
-        ),
+    View(
+        "Q3.2: the link's own limit, isolated all-reduces",
+        "Times of a call on the slowest rank; n counts sweeps.",
+        shows_n=True,
+        is_folded=True,
     ),
 )
 
@@ -466,14 +435,12 @@ TRANSFERS = Table(
         EPOCH_TIME._replace(heading=""),
         TEST_ACCURACY._replace(heading=""),
     ),
-    (
-        View(
-            "Q3: what travels in a step, counted",
-            "What one rank gives to collectives (under DataParallel: what leaves a GPU), counted by instruments. A "
-            "ring sends 2(N-1)/N of it.",
-            is_folded=True,
-            hides_zeros=True,
-        ),
+    View(
+        "Q3: what travels in a step, counted",
+        "What one rank gives to collectives (under DataParallel: what leaves a GPU), counted by instruments. A "
+        "ring sends 2(N-1)/N of it.",
+        is_folded=True,
+        hides_zeros=True,
     ),
 )
 
@@ -482,7 +449,7 @@ SPLIT = Table(
     "Q3",
     (
         *PLACE,
-        STEP_TIME._replace(has_interval=True),
+        STEP_TIME._replace(interval="kept"),
         split_part("scatter", "Time to distribute the inputs to the GPUs."),
         split_part("replicate", "Time to copy the module to every GPU."),
         split_part("parallel_forward", "Time of the forward pass on all GPUs."),
@@ -495,12 +462,10 @@ SPLIT = Table(
         INTERVAL_OVER,
         RUN_SPREAD._replace(heading=""),
     ),
-    (
-        View(
-            "Q3: DataParallel's step, part by part",
-            "Every device is synchronized after each part, so their sum differs from the step.",
-            is_folded=True,
-        ),
+    View(
+        "Q3: DataParallel's step, part by part",
+        "Every device is synchronized after each part, so their sum differs from the step.",
+        is_folded=True,
     ),
 )
 
@@ -542,18 +507,16 @@ PREDICTION = Table(
         Column("link_gb_s", "", "Bandwidth of one link."),
         Column("fit_worst_error", "", "Largest relative error of the fit, over the sizes that it is fitted to."),
     ),
-    (
-        View(
-            "Prediction: weak scaling on more GPUs",
-            "Extrapolated from steps and all-reduces on as many GPUs as stand under `from`. Only rows with a measured "
-            "step were tested; nothing beyond. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N "
-            "S/bandwidth, fitted to the all-reduces above. None hidden: the step grows by all that all-reduces take "
-            "longer. No change: the step takes as long as on those. All hidden: likewise, while all-reduces take no "
-            "longer than the step. None of them is a bound. Each error is that of the column before it. Efficiency is "
-            "against one GPU.",
-            lambda rows: sorted(rows, key=lambda row: int(row["batch_size_per_gpu"])),
-            is_folded=True,
-        ),
+    View(
+        "Prediction: weak scaling on more GPUs",
+        "Extrapolated from steps and all-reduces on as many GPUs as stand under `from`. Only rows with a measured "
+        "step were tested; nothing beyond. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N "
+        "S/bandwidth, fitted to the all-reduces above. None hidden: the step grows by all that all-reduces take "
+        "longer. No change: the step takes as long as on those. All hidden: likewise, while all-reduces take no "
+        "longer than the step. None of them is a bound. Each error is that of the column before it. Efficiency is "
+        "against one GPU.",
+        lambda rows: sorted(rows, key=lambda row: int(row["batch_size_per_gpu"])),
+        is_folded=True,
     ),
 )
 
@@ -578,13 +541,11 @@ Q4 = Table(
         Column("training_time_s", "", "Sum of epoch_time_s since the start, without evaluation."),
         Column("diverged_at_update", "", "First update whose loss was not finite."),
     ),
-    (
-        View(
-            "Q4: loss and accuracy by epoch",
-            "The table shows the first and the last epoch of each point. Loss and training accuracy are of augmented "
-            "images, during the epoch.",
-            first_and_last_epochs,
-        ),
+    View(
+        "Q4: loss and accuracy by epoch",
+        "The table shows the first and the last epoch of each point. Loss and training accuracy are of augmented "
+        "images, during the epoch.",
+        first_and_last_epochs,
     ),
 )
 
@@ -601,14 +562,13 @@ TIME_TO_TARGET = Table(
             "accuracy [%]",
             "Test accuracy after the last epoch.",
             decimals=1,
-            has_interval=True,
-            shows_interval=True,
+            interval="shown",
         ),
         Column(
             "time_to_target_s",
             "time [s]",
             "Training time up to the end of that epoch, without evaluation.",
-            has_interval=True,
+            interval="kept",
             absent=why_no_time,
         ),
         LEARNING_RATE,
@@ -617,33 +577,31 @@ TIME_TO_TARGET = Table(
             "epochs to target",
             "First epoch whose test accuracy is the target or more.",
             decimals=2,
-            has_interval=True,
+            interval="kept",
         ),
         Column("reached", "reached", "Number of seeds that reached the target, or never reached."),
         Column("soonest", "soonest in", "The row reaches the target first, counted in these."),
         Column("gpu_time_to_target_s", "GPU-time [s]", "time_to_target_s x GPUs."),
         Column("target_accuracy", "target [%]", "Test accuracy to reach.", decimals=2, is_set=True),
-        Column("updates_to_target", "updates", "Updates up to the end of that epoch.", has_interval=True),
+        Column("updates_to_target", "updates", "Updates up to the end of that epoch.", interval="kept"),
         Column("target_efficiency", "efficiency [%]", "throughput_efficiency x statistical_efficiency."),
         Column("throughput_efficiency", "", "Samples per second and GPU over the baseline's."),
         Column("statistical_efficiency", "", "Baseline's epochs_to_target over the row's."),
         Column("num_timed", "", "Number of seeds that the time is of: those on the GPU model of the baseline."),
         Column("is_baseline", "", "The target and the efficiencies of a study come from this row."),
     ),
-    (
-        View(
-            "Q4: final accuracy and time to target",
-            "Accuracy is of the test images after the last epoch. Time is that of training up to the target; never: no "
-            "seed reached it; other GPU: see its note. The rate is the highest learning rate of the run. Medians over "
-            f"n seeds. In brackets: of six seeds or more the interval of the median ({NOMINAL}), of two to five seeds "
-            "the lowest and the highest. The target, unless --target-accuracy sets it, is 2 points below the final "
-            "accuracy of the baseline: the smallest batch without remedies. Under a cosine schedule accuracy rises "
-            "most at the end of a run, so the time also depends on the epochs asked for.",
-            in_order_of_grid,
-            hidden_axes=("batch_size_per_gpu", "epochs", "reference_batch_size"),
-            hidden_notes=("repeats_not_ok",),
-            is_over_seeds=True,
-        ),
+    View(
+        "Q4: final accuracy and time to target",
+        "Accuracy is of the test images after the last epoch. Time is that of training up to the target; never: no "
+        "seed reached it; other GPU: see its note. The rate is the highest learning rate of the run. Medians over "
+        f"n seeds. In brackets: of six seeds or more the interval of the median ({NOMINAL}), of two to five seeds "
+        "the lowest and the highest. The target, unless --target-accuracy sets it, is 2 points below the final "
+        "accuracy of the baseline: the smallest batch without remedies. Under a cosine schedule accuracy rises "
+        "most at the end of a run, so the time also depends on the epochs asked for.",
+        list,
+        hidden_axes=("batch_size_per_gpu", "epochs", "reference_batch_size"),
+        hidden_notes=("repeats_not_ok",),
+        shows_n=True,
     ),
 )
 
@@ -655,35 +613,31 @@ INT8 = Table(
         STAGE,
         SCALE_RULE,
         GRANULARITY,
-        TEST_ACCURACY._replace(has_interval=True, shows_interval=True),
+        TEST_ACCURACY._replace(interval="shown"),
         Column(
             "accuracy_change",
             "change [points]",
             "Accuracy minus fp32 of the same seed, median over seeds.",
-            has_interval=True,
-            shows_interval=True,
+            interval="shown",
         ),
         Column("agreement", "same class as fp32 [%]", "Share of test images that get the same class as in fp32."),
         Column("tie_share", "ties [%]", "Share of test images whose highest score several classes have."),
         Column("network_bytes", "size [MB]", "Bytes of weights, biases and scales."),
         Column("mean_accuracy_change", "", "Mean over seeds of accuracy minus fp32."),
     ),
-    (
-        View(
-            "int8: test accuracy after quantization",
-            f"Medians over n seeds with their interval ({NOMINAL}, for {min_values()} seeds "
-            f"{100 * OF_FEWEST_VALUES:.1f} %). Each stage includes those before it: weights in int8, activations in "
-            "int8 with scales from training images, biases in int32.",
-            keys=("stage", "scale_rule", "granularity", "test_accuracy", "accuracy_change"),
-            is_over_seeds=True,
-        ),
-        View(
-            "int8: agreement with fp32, and size",
-            "Ties are test images whose highest score several classes share. The size counts weights, biases and "
-            "scales.",
-            keys=("stage", "scale_rule", "granularity", "agreement", "tie_share", "network_bytes"),
-            is_over_seeds=True,
-        ),
+    View(
+        "int8: test accuracy after quantization",
+        f"Medians over n seeds with their interval ({NOMINAL}, for {min_values()} seeds "
+        f"{100 * OF_FEWEST_VALUES:.1f} %). Each stage includes those before it: weights in int8, activations in "
+        "int8 with scales from training images, biases in int32.",
+        keys=("stage", "scale_rule", "granularity", "test_accuracy", "accuracy_change"),
+        shows_n=True,
+    ),
+    View(
+        "int8: agreement with fp32, and size",
+        "Ties are test images whose highest score several classes share. The size counts weights, biases and scales.",
+        keys=("stage", "scale_rule", "granularity", "agreement", "tie_share", "network_bytes"),
+        shows_n=True,
     ),
 )
 
@@ -729,15 +683,13 @@ COST = Table(
         Column("process_hours", "process-hours [h]", "Hours from launch to record, times the processes."),
         Column("allocated_share", "of all [%]", "Share of all hours allocated on the device."),
     ),
-    (
-        View(
-            "Cost: what the attempts took, by how they ended",
-            "Hours from each launch to its record, times the GPUs allocated; n counts attempts. The attempts that "
-            "ended ok have two rows: their timed windows on the GPUs used (every epoch of a point that evaluates), and "
-            "all else: start-up, warm-up, evaluation, unused GPUs.",
-            lambda rows: [row for row in rows if row.n or row.notes],
-            keys=("ending", "gpu_hours", "process_hours", "allocated_share", "n"),
-        ),
+    View(
+        "Cost: what the attempts took, by how they ended",
+        "Hours from each launch to its record, times the GPUs allocated; n counts attempts. The attempts that "
+        "ended ok have two rows: their timed windows on the GPUs used (every epoch of a point that evaluates), and "
+        "all else: start-up, warm-up, evaluation, unused GPUs.",
+        lambda rows: [row for row in rows if row.n or row.notes],
+        shows_n=True,
     ),
 )
 
@@ -747,23 +699,3 @@ TABLES = {table.name: table for table in (*ORDER, TIME_TO_TARGET, INT8, INT8_HIS
 
 FIGURE_NAMES = {column.key: column.name for table in reversed(TABLES.values()) for column in table.columns}
 """The figures that notes name, in words. JSON and CSV have the key."""
-
-AXIS_COLUMNS = (
-    Column("strategy", "", "Parallel strategy."),
-    Column("precision", "", "Number format of the computation."),
-    Column("input", "", "Source of the training images."),
-    Column("dataset", "", "Data set."),
-    Column("model", "", "Model."),
-    Column("remedies", "", "Remedies for training with large batches."),
-    Column("learning_rate", "", "Learning rate; in the tables of Q4 the largest of the run, after scaling."),
-    Column("schedule", "", "Learning rate after warm-up: constant or cosine."),
-    Column("measure", "", "Kind of measurement: epochs, communication, memory or quantize."),
-    Column("execution", "", "Launches of the host: operations, compiled kernels or one CUDA graph a step."),
-    Column("layout", "", "Layout of images and weights in memory."),
-    Column("device", "", "Device: cuda or cpu."),
-    Column("max_steps", "", "Steps after which an epoch is cut off."),
-    Column("memory_limit_gib", "", "Limit of the memory of each process."),
-    Column("gpu", "", "Model of the GPUs (of Q4 that of the times): times and memory of two models are two rows."),
-    Column("bucket_cap_mb", "", "Largest size of a bucket of gradients."),
-)
-"""The axes that are not plain counts or switches; `Spec` documents all."""

@@ -17,20 +17,21 @@ from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS
 from pipeline.tables.bandwidth_rows import MeasuredLinks, link_key
+from pipeline.tables.columns import Row, make_row
 from pipeline.tables.communication_rows import differ_only_in_measurement, num_rounds, timed_figures
 from pipeline.tables.definitions import OOM, Q1, Q2, Q3, Q4
-from pipeline.tables.row import Row, make_row
 
 
 def time_figures(point: PooledPoint) -> dict[str, Any]:
-    """Return the figures of Q1 and Q2 over a point's timed windows, with `notes` on them."""
+    """Return the figures of Q1 and Q2 over a point's timed windows, and their energy."""
     epoch_time_s = point.epoch_time
     data_time_s = point.median(median_window_s("data_time_ns"))
     throughput = None
     if epoch_time_s is not None and point.num_samples is not None:
         throughput = formulas.throughput_samples_per_s(point.num_samples, epoch_time_s)
     return {
-        **timed_figures("epoch_time_s", point.epoch_time),
+        **timed_figures("epoch_time_s", epoch_time_s),
+        **energy_figures(point),
         "compute_time_s": point.median(median_window_s("compute_time_ns")),
         "data_time_s": data_time_s,
         "throughput_samples_per_s": throughput,
@@ -40,16 +41,12 @@ def time_figures(point: PooledPoint) -> dict[str, Any]:
         "data_share": data_time_s / epoch_time_s if data_time_s is not None and epoch_time_s else None,
         "batch_wait_s": point.median(loader.median_batch_wait_s),
         "is_loader_bound": loader.is_loader_bound(point),
-        "notes": [
-            *loader.loader_notes(point),
-            *(*point.interval_notes, *point.epoch_time_drift_notes, *point.parts_notes, *execution_notes(point)),
-        ],
     }
 
 
-def execution_notes(point: PooledPoint) -> list[Note]:
-    """Return the notes on a step that was compiled or captured."""
-    notes = []
+def time_notes(point: PooledPoint) -> list[Note]:
+    """Return the notes on these figures, last those on a step that was compiled or captured."""
+    notes = [*loader.loader_notes(point), *point.interval_notes, *point.epoch_time_drift_notes, *point.parts_notes]
     used = {record.measurement.execution_used for record in point.ok_records if record.measurement} - {None}
     for execution in sorted(str(name) for name in used):
         if point.spec.execution == "auto":
@@ -64,43 +61,35 @@ def execution_notes(point: PooledPoint) -> list[Note]:
 
 def q1_row(point: PooledPoint) -> Row:
     """Return a row of Q1: epoch time against batch size, on one GPU."""
-    times = time_figures(point)
-    notes = [*times.pop("notes"), *energy_notes(point), *point.allocator_retry_notes]
-    host = {"host_cpu_share": point.median(host_cpu_share_of)}
-    return make_row(Q1, point, **times, **energy_figures(point), **host, notes=notes)
+    notes = [*time_notes(point), *energy_notes(point), *point.allocator_retry_notes]
+    return make_row(Q1, point, notes, **time_figures(point), host_cpu_share=point.median(host_cpu_share_of))
 
 
 def q2_row(point: PooledPoint, baseline: Baseline, scaling: Scaling) -> Row:
     """Return a row of Q2: speed-up against one GPU with the same batch per GPU (weak) or global batch (strong)."""
-    times, gains = time_figures(point), scaling_figures(point, baseline, scaling)
-    notes = [*times.pop("notes"), *gains.pop("notes"), *energy_notes(point)]
-    return make_row(Q2, point, **times, **gains, **energy_figures(point), notes=notes)
+    gains = scaling_figures(point, baseline, scaling)
+    notes = [*time_notes(point), *gains.pop("notes"), *energy_notes(point)]
+    return make_row(Q2, point, notes, **time_figures(point), **gains)
 
 
-def q3_row(
-    point: PooledPoint, baseline: Baseline, measured: Sequence[PooledPoint] = (), links: MeasuredLinks | None = None
-) -> Row:
+def q3_row(point: PooledPoint, baseline: Baseline, measured: Sequence[PooledPoint], links: MeasuredLinks) -> Row:
     """Return a row of Q3: computation against communication by subtraction, over the whole epoch.
 
     Exposed communication comes from the matching point of `measured`: that of one step, times the steps. `links` tells
     if the bandwidth exceeds the link's own.
     """
-    figures = subtraction_figures(point, baseline, links or {})
+    figures, subtraction_notes = subtraction_figures(point, baseline)
+    rings, ring_notes = ring_figures(point, figures["comm_time_subtraction_s"], links)
     exposed, exposed_notes = exposed_per_epoch(point, measured)
-    notes = [*loader.loader_notes(point), *baseline.notes, *clock_notes(point), *figures.pop("notes"), *exposed_notes]
-    return make_row(
-        Q3,
-        point,
-        epoch_time_s=point.epoch_time,
-        **figures,
-        exposed_comm_time_s=exposed,
-        baseline=baseline.point.spec.strategy if baseline.point else None,
-        notes=notes,
-    )
+    notes = [*loader.loader_notes(point), *baseline.notes, *clock_notes(point)]
+    notes += [*subtraction_notes, *ring_notes, *exposed_notes]
+    strategy = baseline.point.spec.strategy if baseline.point else None
+    figures |= {"epoch_time_s": point.epoch_time, "exposed_comm_time_s": exposed, "baseline": strategy}
+    return make_row(Q3, point, notes, **figures, **rings)
 
 
-def subtraction_figures(point: PooledPoint, baseline: Baseline, links: MeasuredLinks) -> dict[str, Any]:
-    """Return the figures of Q3 that follow from T(N) - T(1)/N and the bytes of a ring, with `notes` on them."""
+def subtraction_figures(point: PooledPoint, baseline: Baseline) -> tuple[dict[str, Any], list[Note]]:
+    """Return the figures of Q3 that follow from T(N) - T(1)/N, and the notes on them."""
     time_s, num_gpus = point.epoch_time, point.spec.num_gpus
     compute_s = comm_s = None
     notes: list[Note] = []
@@ -114,39 +103,35 @@ def subtraction_figures(point: PooledPoint, baseline: Baseline, links: MeasuredL
             if comm_s.low is not None and comm_s.low <= 0:
                 comm_s.noise = comm_s.high
                 notes.append(make_note("subtraction_is_noise"))
-    has_steps = point.spec.is_whole_epoch and point.num_samples is not None
-    num_steps = point.spec.full_steps_per_epoch if has_steps else None
-    num_bytes = ring_bytes(point, num_steps)
-    bandwidth = None
-    if comm_s is not None and num_bytes is not None:
-        bandwidth = formulas.bandwidth_gb_s(num_bytes, comm_s)
-        notes += bandwidth_notes(point, bandwidth, links)
     return {
         "compute_time_subtraction_s": compute_s,
         "comm_time_subtraction_s": comm_s,
         "comm_share_subtraction": comm_s.over(time_s) if comm_s is not None and time_s else None,
-        "steps_per_epoch": num_steps,
-        "ring_bytes_per_epoch": num_bytes,
-        "bandwidth_subtraction_gb_s": bandwidth,
-        "notes": notes,
-    }
+    }, notes
 
 
-def ring_bytes(point: PooledPoint, num_steps: int | None) -> int | None:
-    """Return the bytes that a GPU sends in the ring all-reduces of so many steps; None if the gradients are unknown."""
+def ring_figures(point: PooledPoint, comm_s: float | None, links: MeasuredLinks) -> tuple[dict[str, Any], list[Note]]:
+    """Return the steps of an epoch, the bytes that a GPU sends in their ring all-reduces, and the bandwidth of that.
+
+    Notes say that a ring is only assumed, and that no link is so fast.
+    """
+    figures: dict[str, Any] = {"steps_per_epoch": None, "ring_bytes_per_epoch": None}
+    if not point.spec.is_whole_epoch or point.num_samples is None:
+        return figures, []
+    figures["steps_per_epoch"] = point.spec.full_steps_per_epoch
     measurement = point.ok_records[0].measurement if point.ok_records else None
-    if measurement is None or measurement.gradient_bytes is None or num_steps is None:
-        return None
-    return round(num_steps * formulas.ring_bytes_per_step(measurement.gradient_bytes, point.spec.num_gpus))
-
-
-def bandwidth_notes(point: PooledPoint, bandwidth_gb_s: float, links: MeasuredLinks) -> list[Note]:
-    """Return the notes on a bandwidth by subtraction: a ring that is only assumed, a link that cannot be so fast."""
+    if measurement is None or measurement.gradient_bytes is None:
+        return figures, []
+    step_bytes = formulas.ring_bytes_per_step(measurement.gradient_bytes, point.spec.num_gpus)
+    num_bytes = figures["ring_bytes_per_epoch"] = round(point.spec.full_steps_per_epoch * step_bytes)
+    if comm_s is None:
+        return figures, []
+    bandwidth = figures["bandwidth_subtraction_gb_s"] = formulas.bandwidth_gb_s(num_bytes, comm_s)
     notes = [make_note("ring_assumed")] if point.spec.strategy == "dp" else []
     link_gb_s = links.get(link_key(point.ok_records[0]))
-    if link_gb_s is not None and bandwidth_gb_s > link_gb_s:
+    if link_gb_s is not None and bandwidth > link_gb_s:
         notes.append(make_note("bandwidth_above_link", link_gb_s=link_gb_s))
-    return notes
+    return figures, notes
 
 
 def subtraction_ends_s(point: PooledPoint, baseline: Baseline) -> tuple[float, ...]:
@@ -198,7 +183,6 @@ def q4_rows(point: PooledPoint) -> list[Row]:
 
 
 def learnt_epochs(record: Record) -> list[Epoch]:
-    """Return the epochs with a loss, finite or not."""
     epochs = record.measurement.epochs if record.measurement and not record.spec.is_probe else ()
     return [epoch for epoch in epochs if epoch.loss is not None or epoch.diverged_at_update is not None]
 

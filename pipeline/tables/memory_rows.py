@@ -8,8 +8,8 @@ from pipeline.analysis.memory_trials import bracket_tolerance
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.measurement import MemorySearch
+from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import MEMORY_BOUNDARY
-from pipeline.tables.row import Row, make_row
 
 MAX_ELEMENTS = 2**31  # of an activation; a convolution over more elements is split
 LARGEST_ACTIVATION = {"resnet18": 64 * 32 * 32}  # elements for each image
@@ -56,7 +56,6 @@ def search_figures(search: MemorySearch) -> dict[str, float | None]:
 
 
 def memory_notes(point: PooledPoint, searches: Sequence[MemorySearch]) -> list[Note]:
-    """Return the notes on a point's boundary."""
     notes = [*point.allocator_retry_notes]
     for search in searches:
         num_trials, largest = len(search.trials), search.largest_fitting

@@ -1,7 +1,7 @@
 """The rows of the prediction: the step time on other numbers of GPUs, by the ring model."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -11,12 +11,14 @@ from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.analysis.ring_model import Link, LinkFit, MeasuredStep, SweepSample
 from pipeline.experiment.axis_groups import PREDICTION_MAY_DIFFER, alike_key
+from pipeline.experiment.measurement import VariantName
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS
 from pipeline.tables.bandwidth_rows import SweepKey, sweep_key, sweep_rows
+from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import PREDICTION
-from pipeline.tables.row import Row, make_row
 
 PREDICTED_NUM_GPUS = (8, 16, 64, 256, 1024)  # as far as they are asked for, beside twice the measured number
+ON_ONE_GPU: tuple[VariantName, ...] = ("plain", "ddp_one")
 SIZES_BELOW_BUCKETS = 4  # the link is fitted to messages from the smallest bucket over this
 
 
@@ -33,45 +35,32 @@ def prediction_rows(points: Sequence[PooledPoint], link: Link | None, predict_to
     From the fewest GPUs each other measured number is predicted, to test the model. From the most GPUs larger numbers
     up to `predict_to` are predicted (by default twice the most), for `link` or else the measured link.
     """
-    samples = samples_by_sweep_key(points)
+    sweeps = sweep_rows(points)
     rows = []
     for series in series_of(points):
         fewest, most = series[0], series[-1]
-        fit = fit_buckets(fewest, samples)
+        fit = fit_buckets(fewest, sweeps)
         rows += [predicted_row(fewest, other.point.spec.num_gpus, fit, None, other) for other in series[1:]]
-        fit = fit_buckets(most, samples)
-        larger = larger_numbers(most.point.spec.num_gpus, predict_to)
+        num_measured, fit = most.point.spec.num_gpus, fit_buckets(most, sweeps)
+        last = predict_to or 2 * num_measured
+        larger = sorted({n for n in (2 * num_measured, *PREDICTED_NUM_GPUS, last) if num_measured < n <= last})
         rows += [predicted_row(most, num_gpus, fit, link) for num_gpus in larger]
     return rows
 
 
-def larger_numbers(num_measured: int, predict_to: int | None) -> list[int]:
-    """Return the numbers of GPUs above the measured one to predict: up to `predict_to`, by default twice as many."""
-    last = predict_to or 2 * num_measured
-    return sorted({n for n in (2 * num_measured, *PREDICTED_NUM_GPUS, last) if num_measured < n <= last})
+def fit_buckets(base: PredictionBase, sweeps: Mapping[SweepKey, Sequence[Row]]) -> LinkFit | None:
+    """Fit the link to the sweep of the base's place, to messages of about the size of its buckets and larger.
 
-
-def samples_by_sweep_key(points: Iterable[PooledPoint]) -> dict[SweepKey, list[SweepSample]]:
-    """Return the samples of each place's sweeps."""
-    return {
-        key: [SweepSample(key.num_gpus, row["num_bytes"], row["time_s"]) for row in rows if row["time_s"]]
-        for key, rows in sweep_rows(points).items()
-    }
-
-
-def fit_buckets(base: PredictionBase, samples: Mapping[SweepKey, Sequence[SweepSample]]) -> LinkFit | None:
-    """Fit the link to the sweep of the base's place, to messages of about the size of its buckets and larger."""
-    place = captured_sweep_key(base, samples)
-    least_bytes = min(base.measured.bucket_bytes) / SIZES_BELOW_BUCKETS
-    fit = ring_model.fit_large_messages(samples.get(place, ()), least_bytes)
-    return fit and fit._replace(is_host_bound=place.device == "cuda" and place.execution not in CAPTURED_EXECUTIONS)
-
-
-def captured_sweep_key(base: PredictionBase, samples: Mapping[SweepKey, Sequence[SweepSample]]) -> SweepKey:
-    """Return the place of the base's sweep; of two sweeps on GPUs there the captured one."""
+    Of two sweeps on GPUs there the captured one counts.
+    """
     place = sweep_key(base.point.ok_records[0])
     captured = place._replace(execution="graph")
-    return captured if place.device == "cuda" and captured in samples else place
+    if place.device == "cuda" and captured in sweeps:
+        place = captured
+    timed = [row for row in sweeps.get(place, ()) if row["time_s"]]
+    samples = [SweepSample(place.num_gpus, row["num_bytes"], row["time_s"]) for row in timed]
+    fit = ring_model.fit_large_messages(samples, min(base.measured.bucket_bytes) / SIZES_BELOW_BUCKETS)
+    return fit and fit._replace(is_host_bound=place.device == "cuda" and place.execution not in CAPTURED_EXECUTIONS)
 
 
 def series_of(points: Iterable[PooledPoint]) -> list[list[PredictionBase]]:
@@ -87,16 +76,13 @@ def series_of(points: Iterable[PooledPoint]) -> list[list[PredictionBase]]:
 def prediction_base(point: PooledPoint) -> PredictionBase | None:
     """Return the point with its step times; None if a step time or the buckets are missing."""
     found = communications_of(point.ok_records)
-    alone = [
-        step for step in (median_step_time(found, "plain"), median_step_time(found, "ddp_one")) if step is not None
-    ]
-    no_op, step = median_step_time(found, "no_op_hook"), median_step_time(found, "ddp")
+    alone = [step_s for name in ON_ONE_GPU if (step_s := median_step_time(found, name)) is not None]
+    no_op_s, step_s = median_step_time(found, "no_op_hook"), median_step_time(found, "ddp")
     buckets = next((part.profile.collectives for part in found if part.profile and part.profile.collectives), ())
     sizes = tuple(collective.num_bytes for collective in buckets if collective.kind == "gradients")
-    if not alone or no_op is None or step is None or not sizes:
+    if not alone or no_op_s is None or step_s is None or not sizes:
         return None
-    one_gpu_s = min(alone)
-    return PredictionBase(point, MeasuredStep(point.spec.num_gpus, one_gpu_s, no_op, step, sizes))
+    return PredictionBase(point, MeasuredStep(point.spec.num_gpus, min(alone), no_op_s, step_s, sizes))
 
 
 def predicted_row(
@@ -107,31 +93,28 @@ def predicted_row(
     measured: PredictionBase | None = None,
 ) -> Row:
     """Return one prediction beside the measured step time, if any. It has no figures if no link fits the sweep."""
-    spec, used = base.point.spec, link or (fit.link if fit else None)
-    step_s = hidden_step_s = efficiency = hidden_efficiency = None
+    spec, step, used = base.point.spec, base.measured, link or (fit.link if fit else None)
+    figures: dict[str, Any] = {"no_change_step_time_s": step.step_s}
+    if used:
+        figures |= {"latency_us": used.latency_s * 1e6, "link_gb_s": used.bandwidth_bytes_per_s / 1e9}
     if fit and used:
-        step_s = ring_model.predict_step_s(base.measured, used, num_gpus, fit.link)
-        hidden_step_s = ring_model.predict_all_hidden_step_s(base.measured, used, num_gpus, fit.link)
-        efficiency = ring_model.predict_efficiency(base.measured, step_s)
-        hidden_efficiency = ring_model.predict_efficiency(base.measured, hidden_step_s)
-    unchanged_s, measured_step_s = base.measured.step_s, measured.measured.step_s if measured else None
+        step_s = ring_model.predict_step_s(step, used, num_gpus, fit.link)
+        hidden_step_s = ring_model.predict_all_hidden_step_s(step, used, num_gpus, fit.link)
+        figures |= {
+            "fit_worst_error": fit.worst_error,
+            "predicted_step_time_s": step_s,
+            "all_hidden_step_time_s": hidden_step_s,
+            "predicted_parallel_efficiency": step.one_gpu_step_s / step_s,
+            "all_hidden_parallel_efficiency": step.one_gpu_step_s / hidden_step_s,
+        }
+    if measured:
+        measured_s = figures["measured_step_time_s"] = measured.measured.step_s
+        errors = {"prediction_error": "predicted_step_time_s", "no_change_error": "no_change_step_time_s"}
+        figures |= {error: figures[key] / measured_s - 1 for error, key in errors.items() if key in figures}
+    global_batch_size = num_gpus * spec.batch_size_per_gpu
+    notes = predicted_notes(base, fit, link, measured)
     row = make_row(
-        PREDICTION,
-        base.point,
-        global_batch_size=num_gpus * spec.batch_size_per_gpu,
-        from_num_gpus=spec.num_gpus,
-        latency_us=used.latency_s * 1e6 if used else None,
-        link_gb_s=used.bandwidth_bytes_per_s / 1e9 if used else None,
-        fit_worst_error=fit.worst_error if fit else None,
-        predicted_step_time_s=step_s,
-        no_change_step_time_s=unchanged_s,
-        all_hidden_step_time_s=hidden_step_s,
-        predicted_parallel_efficiency=efficiency,
-        all_hidden_parallel_efficiency=hidden_efficiency,
-        measured_step_time_s=measured_step_s,
-        prediction_error=None if step_s is None or measured_step_s is None else step_s / measured_step_s - 1,
-        no_change_error=None if measured_step_s is None else unchanged_s / measured_step_s - 1,
-        notes=predicted_notes(base, fit, link, measured),
+        PREDICTION, base.point, notes, global_batch_size=global_batch_size, from_num_gpus=spec.num_gpus, **figures
     )
     num_nodes = measured.point.spec.num_nodes if measured else None  # the model knows no nodes
     return msgspec.structs.replace(row, axes={**row.axes, "num_gpus": num_gpus, "num_nodes": num_nodes})

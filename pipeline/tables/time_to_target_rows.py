@@ -1,8 +1,8 @@
 """The rows of Q4's time to target: what each global batch and set of remedies needs to reach an accuracy."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from pipeline.analysis import time_to_target
 from pipeline.analysis.energy import all_windows, throttled_notes
@@ -14,10 +14,8 @@ from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.point_label import format_number
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import AXES
+from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import NEVER_REACHED, TIME_TO_TARGET
-from pipeline.tables.row import Row, make_row
-
-AnyRow = TypeVar("AnyRow", Row, Mapping[str, Any])  # of the table, or of tables.json
 
 SOONEST_BY = {"time_to_target_s": "seconds", "gpu_time_to_target_s": "GPU-seconds"}
 
@@ -33,16 +31,19 @@ def time_to_target_rows(points: Sequence[PooledPoint], target_accuracy: float | 
     return [row for study in compared for row in study_rows(study, target_accuracy)]
 
 
-def main_study(rows: Sequence[AnyRow]) -> tuple[list[AnyRow], AnyRow | None]:
+def main_study(rows: Sequence[Row]) -> tuple[list[Row], Row | None]:
     """Return the rows of the most complete study, of several the first, and its baseline if it has one."""
-    studies: dict[tuple[str, ...], list[AnyRow]] = {}
-    for row in rows:
-        studies.setdefault(study_key(row), []).append(row)
+    studies = group_pairs((study_key(row), row) for row in rows)
     study = max(studies.values(), key=completeness, default=[])
     return study, next((row for row in study if row["is_baseline"]), None)
 
 
-def completeness(study: Sequence[AnyRow]) -> int:
+def study_key(row: Row) -> tuple[str, ...]:
+    """Return the values of the axes that are equal in a study."""
+    return tuple(repr(row.axes[axis]) for axis in AXES if axis in row.axes and axis not in TARGET_MAY_DIFFER)
+
+
+def completeness(study: Sequence[Row]) -> int:
     """Return from 0 to 3 how much of a comparison has a result.
 
     1 for the baseline, and then 1 each for a larger batch without remedies and for one with them.
@@ -53,12 +54,6 @@ def completeness(study: Sequence[AnyRow]) -> int:
         return 0
     larger = [bool(row["remedies"]) for row in known if row["global_batch_size"] > baseline["global_batch_size"]]
     return 1 + len(set(larger))
-
-
-def study_key(row: AnyRow) -> tuple[str, ...]:
-    """Return the values of the axes that are equal in a study."""
-    axes: Mapping[str, Any] = row.axes if isinstance(row, Row) else row
-    return tuple(repr(axes[axis]) for axis in AXES if axis in axes and axis not in TARGET_MAY_DIFFER)
 
 
 def format_target(accuracy: float) -> str:
@@ -74,18 +69,14 @@ def study_rows(study: Sequence[PooledPoint], target_accuracy: float | None) -> l
     alone = {equal_batch_key(point): point for point in reversed(study) if point.spec.num_gpus == 1}
     ordered = sorted(study, key=study_order)
     rows = [target_row(point, baseline, target, gpu, alone.get(equal_batch_key(point))) for point in ordered]
-    soonest: list[list[str]] = [[] for _ in rows]
     for key, word in SOONEST_BY.items():
-        known = [index for index, row in enumerate(rows) if row.figures.get(key) is not None]
-        if known:
-            soonest[min(known, key=lambda index: float(rows[index][key]))].append(word)
-    for row, words in zip(rows, soonest, strict=True):
-        row.figures["soonest"] = " and ".join(words) or None
+        if known := [row for row in rows if row[key] is not None]:
+            soonest = min(known, key=lambda row: float(row[key]))
+            soonest.figures["soonest"] = " and ".join(filter(None, (soonest["soonest"], word)))
     return rows
 
 
 def study_order(point: PooledPoint) -> tuple[float, ...]:
-    """Return the sort key of a row: from the baseline to larger batches, more GPUs, longer runs and more remedies."""
     spec = point.spec
     return spec.global_batch_size, spec.num_gpus, spec.epochs, len(spec.remedies), peak_learning_rate(spec)
 
@@ -106,8 +97,9 @@ def target_row(
     if target is None:
         notes.append(make_note("no_target"))
     else:
-        figures |= reaching_figures(point, target, timed)
-        notes += reaching_notes(figures["reached"], len(records))
+        reaching, reaching_notes = reaching_figures(records, target, timed, point.spec.num_gpus)
+        figures |= reaching
+        notes += reaching_notes
         if baseline:
             figures |= efficiencies(point, baseline, target, gpu, figures["epochs_to_target"])
     row = make_row(
@@ -127,26 +119,28 @@ def target_row(
     return row
 
 
-def reaching_figures(point: PooledPoint, target: float, timed: Sequence[Record]) -> dict[str, Any]:
-    """Return what a point needs to reach the target: epochs and updates of all its runs, seconds of the timed ones."""
-    records = time_to_target.evaluated_records(point)
+def reaching_figures(
+    records: Sequence[Record], target: float, timed: Sequence[Record], num_gpus: int
+) -> tuple[dict[str, Any], list[Note]]:
+    """Return what a point needs to reach the target: epochs and updates of all its runs, seconds of the timed ones.
+
+    A note says so if some seeds miss the target. Without a result nothing is said of who reached it.
+    """
     progress = [time_to_target.cost_to_target(record, target) for record in records]
     epochs, time_s = estimate_spread([part.epochs for part in progress]), None
     if epochs is not None:  # else the times of a few would tell of what most do not reach
         time_s = estimate_spread([time_to_target.cost_to_target(run, target).time_s for run in timed])
-    return {
+    num_reached, reached = sum(math.isfinite(part.epochs) for part in progress), None
+    if records:
+        reached = f"{num_reached} of {len(records)}" if num_reached else NEVER_REACHED
+    figures = {
         "epochs_to_target": epochs,
         "updates_to_target": estimate_spread([part.updates for part in progress]),
         "time_to_target_s": time_s,
-        "gpu_time_to_target_s": None if time_s is None else time_s * point.spec.num_gpus,
-        "reached": reached_word(sum(math.isfinite(part.epochs) for part in progress), len(records)),
+        "gpu_time_to_target_s": None if time_s is None else time_s * num_gpus,
+        "reached": reached,
     }
-
-
-def reaching_notes(reached: str | None, num_seeds: int) -> list[Note]:
-    """Return a note on seeds that miss the target, if others reach it."""
-    is_by_some = reached not in (None, NEVER_REACHED, f"{num_seeds} of {num_seeds}")
-    return [make_note("reached_by_some", reached=reached)] if is_by_some else []
+    return figures, [make_note("reached_by_some", reached=reached)] if 0 < num_reached < len(records) else []
 
 
 def estimate_spread(values: Sequence[float]) -> Estimate | None:
@@ -156,13 +150,6 @@ def estimate_spread(values: Sequence[float]) -> Estimate | None:
         return None
     ends = (end if math.isfinite(end) and len(values) > 1 else None for end in found[1:])
     return Estimate(found[0], *ends)
-
-
-def reached_word(num_reached: int, num_seeds: int) -> str | None:
-    """Return who reached the target as a word of the table; None without a result."""
-    if not num_seeds:
-        return None
-    return f"{num_reached} of {num_seeds}" if num_reached else NEVER_REACHED
 
 
 def efficiencies(

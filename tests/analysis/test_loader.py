@@ -6,10 +6,10 @@ from factories import make_measurement, make_record, make_spec
 from rendered_tables import build, report, table_of
 
 from pipeline.analysis.loader import MAX_DATA_SHARE
-from pipeline.answers.scaling_claims import usable_rows
+from pipeline.answers.timing_claims import usable_rows
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Row
 
 
 def waiting(*data_s: float, time_s: float = 1.0, **fields: Any) -> Record:

@@ -13,7 +13,6 @@ from pipeline.analysis.ring_model import (
     fit_large_messages,
     fit_link,
     predict_all_hidden_step_s,
-    predict_efficiency,
     predict_step_s,
 )
 
@@ -128,7 +127,6 @@ def test_a_step_grows_by_what_its_all_reduces_take_longer() -> None:
     assert predict_step_s(MEASURED, NVLINK, 2) == MEASURED.step_s
     # two buckets of together 35 MB: 2 GPUs 2 x 10 us + 116.667 us, 4 GPUs 2 x 30 us + 175 us
     assert predict_step_s(MEASURED, NVLINK, 4) == pytest.approx((1000 + 40 + 175 / 3) * US)
-    assert predict_efficiency(MEASURED, 1200 * US) == pytest.approx(0.75)
 
 
 def test_the_least_step_hides_what_all_reduces_take_longer_until_they_are_longer_than_it() -> None:

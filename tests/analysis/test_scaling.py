@@ -10,7 +10,7 @@ from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Record
 from pipeline.experiment.spec import Spec
 from pipeline.tables.build_tables import build_tables
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Row
 
 WINDOWS: dict[str, Any] = {"windows": 6, "epochs": 7}
 

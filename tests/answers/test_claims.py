@@ -10,7 +10,7 @@ from rendered_tables import answers_of
 from pipeline.analysis.intervals import Estimate
 from pipeline.analysis.notes import make_note
 from pipeline.answers.claims import TEMPLATES, Claim, ClaimFormatter, badge_of, badges_of
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Row
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ from pipeline.experiment.axis_groups import PREDICTION_MAY_DIFFER, alike_key
 from pipeline.experiment.folder import find_experiments
 from pipeline.experiment.outcomes import collect_outcomes
 from pipeline.experiment.point_label import describe_point
-from pipeline.tables.prediction_rows import PredictionBase, fit_buckets, prediction_base, samples_by_sweep_key
+from pipeline.tables.bandwidth_rows import sweep_rows
+from pipeline.tables.prediction_rows import PredictionBase, fit_buckets, prediction_base
 
 OUTPUTS = Path(__file__).resolve().parents[2] / "outputs"
 NAMED_AXES = ("batch_size_per_gpu", "precision", "execution", "broadcast_buffers", "sync_batchnorm")
@@ -71,9 +72,9 @@ def measured_points() -> list[MeasuredPoint]:
     for name, experiment in find_experiments(OUTPUTS).items():
         pooled = pool_outcomes(collect_outcomes(experiment).outcomes)
         points = [point for point in pooled if point.spec.measure == "communication" and point.spec.device == "cuda"]
-        samples = samples_by_sweep_key(points)
+        sweeps = sweep_rows(points)
         bases = filter(None, map(prediction_base, points))
-        found += [MeasuredPoint(name, base, fit_buckets(base, samples)) for base in bases]
+        found += [MeasuredPoint(name, base, fit_buckets(base, sweeps)) for base in bases]
     return found
 
 

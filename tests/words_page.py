@@ -1,6 +1,6 @@
 """Writes the end of docs/words.md: what each column of the tables means.
 
-python -m pipeline.tables.words docs/words.md
+python tests/words_page.py docs/words.md
 """
 
 import sys
@@ -8,9 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.tables.columns import AXIS_HEADINGS, NUM_RUNS, Column
-from pipeline.tables.definitions import AXIS_COLUMNS, TABLES
+from pipeline.tables.columns import AXIS_HEADINGS, Column
+from pipeline.tables.definitions import TABLES
 
+NUM_RUNS = Column("n", "n", "Number of runs that the row pools.")
+NOTE = Column("note", "", "Facts that a reader needs to judge the row.")
 MARKER = "<!-- columns -->"  # what stands above it in the page is written by hand
 INTRODUCTION = """
 # The columns
@@ -29,16 +31,35 @@ characters are replaced; JSON has them as escapes. Reports round their decimal d
 target over two to five seeds they are the lowest and the highest. From here on the page is written by `make words`.
 """
 
+AXIS_COLUMNS = (
+    Column("strategy", "", "Parallel strategy."),
+    Column("precision", "", "Number format of the computation."),
+    Column("input", "", "Source of the training images."),
+    Column("dataset", "", "Data set."),
+    Column("model", "", "Model."),
+    Column("remedies", "", "Remedies for training with large batches."),
+    Column("learning_rate", "", "Learning rate; in the tables of Q4 the largest of the run, after scaling."),
+    Column("schedule", "", "Learning rate after warm-up: constant or cosine."),
+    Column("measure", "", "Kind of measurement: epochs, communication, memory or quantize."),
+    Column("execution", "", "Launches of the host: operations, compiled kernels or one CUDA graph a step."),
+    Column("layout", "", "Layout of images and weights in memory."),
+    Column("device", "", "Device: cuda or cpu."),
+    Column("max_steps", "", "Steps after which an epoch is cut off."),
+    Column("memory_limit_gib", "", "Limit of the memory of each process."),
+    Column("gpu", "", "Model of the GPUs (of Q4 that of the times): times and memory of two models are two rows."),
+    Column("bucket_cap_mb", "", "Largest size of a bucket of gradients."),
+)
+"""The axes that are not plain counts or switches; `Spec` documents all."""
+
 
 def render_words(page: str) -> str:
     """Return the page with the columns of today below its marker."""
     headings: dict[str, list[str]] = defaultdict(list, {axis: [heading] for axis, heading in AXIS_HEADINGS.items()})
-    figures = {NUM_RUNS.key: NUM_RUNS}
-    for column in (NUM_RUNS, *(column for table in TABLES.values() for column in table.columns)):
+    figures: dict[str, Column] = {}
+    for column in (NUM_RUNS, *(column for table in TABLES.values() for column in table.columns), NOTE):
         figures.setdefault(column.key, column)
         if column.heading and column.heading not in headings[column.key]:
             headings[column.key].append(column.heading)
-    figures["note"] = Column("note", "note", "Facts that a reader needs to judge the row.")
     by_hand = page.partition(MARKER)[0] + MARKER
     parts = [by_hand, INTRODUCTION, "## Axes\n", *table_lines(AXIS_COLUMNS, headings), "\n## Figures\n"]
     return "\n".join([*parts, *table_lines(figures.values(), headings)]) + "\n"

@@ -12,8 +12,8 @@ from pipeline.experiment.record import Environment, Failure, Record
 from pipeline.experiment.spec import Spec
 from pipeline.pages.markdown import render_experiment
 from pipeline.tables.build_tables import build_tables
-from pipeline.tables.cost_rows import ENDINGS, cost_rows
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Row
+from pipeline.tables.cost_rows import ENDINGS
 
 START = "2025-06-01T12:00:00Z"
 
@@ -27,7 +27,9 @@ def took(seconds: int, spec: Spec, *, allocated: int | None = None, **fields: An
 
 def cost(*found: Record) -> dict[str, Row]:
     """The rows of the one device, by ending."""
-    rows = cost_rows(resolve_outcomes(list(dict.fromkeys(record.spec for record in found)), found, []).outcomes)
+    rows = build_tables(resolve_outcomes(list(dict.fromkeys(record.spec for record in found)), found, []).outcomes)[
+        "cost"
+    ]
     assert len(rows) == len(ENDINGS)
     return {row["ending"]: row for row in rows}
 
@@ -104,7 +106,7 @@ def test_times_that_say_nothing_are_unknown(ended_at: str | None) -> None:
 
 def test_what_was_measured_elsewhere_cost_nothing_here() -> None:
     outcomes = resolve_outcomes([make_spec()], [make_record(measured=False)], []).outcomes
-    assert cost_rows(outcomes) == []
+    assert build_tables(outcomes)["cost"] == []
 
 
 def test_the_report_shows_the_cost_and_the_share_that_was_timed() -> None:

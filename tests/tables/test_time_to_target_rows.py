@@ -17,7 +17,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.pages.display_tables import DisplayOptions
 from pipeline.pages.markdown import render_experiment
 from pipeline.tables.build_tables import build_tables
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Row
 
 
 def baseline(**fields: Any) -> Record:

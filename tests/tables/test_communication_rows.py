@@ -21,8 +21,8 @@ from pipeline.experiment.measurement import Communication, SplitPart, VariantNam
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import encode_record
 from pipeline.tables.build_tables import flatten
+from pipeline.tables.columns import Row
 from pipeline.tables.communication_rows import split_exposed
-from pipeline.tables.row import Row
 
 
 def exposed_row(found: Communication, **spec: Any) -> Row:

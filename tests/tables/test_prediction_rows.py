@@ -29,7 +29,7 @@ from pipeline.experiment.record import Environment, Record
 from pipeline.pages.display_tables import DisplayOptions
 from pipeline.system.errors import EXIT_USAGE, CommandError
 from pipeline.tables.build_tables import build_tables
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Row
 
 HOST_BOUND = Link(latency_s=25 * US, bandwidth_bytes_per_s=300e9)
 

@@ -11,6 +11,7 @@ from rendered_tables import report, table_of
 
 from pipeline.analysis.intervals import Estimate
 from pipeline.answers.claims import Claim
+from pipeline.answers.questions import Answer
 from pipeline.experiment.outcomes import CollectedOutcomes, Coverage
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
 from pipeline.experiment.record_store import RejectedFile
@@ -27,8 +28,8 @@ from pipeline.pages.markdown import (
 )
 from pipeline.pages.provenance import list_provenance
 from pipeline.tables.build_tables import Tables
+from pipeline.tables.columns import Row
 from pipeline.tables.definitions import TABLES
-from pipeline.tables.row import Row
 
 EVIL = (
     "<script>alert(1)</script>",
@@ -281,14 +282,15 @@ NOT_ANSWERED = Claim("Q1", "not_answered", {"why": "nothing <b>"}, command="subm
 
 
 def test_the_overview_has_what_is_answered_and_no_command() -> None:
-    said = render_overview({"a": ({"Q1": [NOTHING_FAILED]}, "GPUs"), "b": ({"Q1": [NOT_ANSWERED]}, "GPUs")})
+    none = Answer("Q1", [NOT_ANSWERED], "GPUs")
+    said = render_overview({"a": [Answer("Q1", [NOTHING_FAILED], "GPUs")], "b": [none]})
     assert said == "# Answers\n\n**Q1.**\n\n- a: Nothing up to 1,024 ran out of memory.\n"
-    assert "- No experiment answers it." in render_overview({"b": ({"Q1": [NOT_ANSWERED]}, "GPUs")})
+    assert "- No experiment answers it." in render_overview({"b": [none]})
 
 
 def test_an_answer_is_a_paragraph_for_each_gpu_model_its_text_is_escaped_and_its_command_is_code() -> None:
     models = [NOTHING_FAILED._replace(gpu="A"), NOTHING_FAILED._replace(gpu="B")]
-    said = render_answers({"Q1": [NOT_ANSWERED], "Q2": models}, "GPUs")
+    said = render_answers([Answer("Q1", [NOT_ANSWERED], "GPUs"), Answer("Q2", models, "GPUs")])
     assert said.startswith(
         "**Q1.** Not answered here: nothing \\<b\\>. Next: `submit --grid q1`\n\n**Q2.** On A: Nothing"
     )

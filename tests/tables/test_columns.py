@@ -2,16 +2,15 @@ import re
 
 import pytest
 from factories import ROOT, sentences
+from words_page import AXIS_COLUMNS, render_words
 
 from pipeline.analysis.notes import make_note, text_note
 from pipeline.experiment.spec import AXES
 from pipeline.pages.cells import format_cell
 from pipeline.tables import note_texts
 from pipeline.tables.build_tables import flatten_row
-from pipeline.tables.columns import FACTORS, Column, Table
-from pipeline.tables.definitions import AXIS_COLUMNS, FIGURE_NAMES, Q1, TABLES
-from pipeline.tables.row import Row
-from pipeline.tables.words import render_words
+from pipeline.tables.columns import FACTORS, Column, Row, Table
+from pipeline.tables.definitions import FIGURE_NAMES, Q1, TABLES
 
 KINDS_MADE = re.compile(r'make_note\(\s*"(\w+)"(?: if [^"]+ else "(\w+)")?|(?:True|False): "(\w+)"')
 COLUMNS = {(table.name, column.key): column for table in TABLES.values() for column in table.columns}
@@ -86,7 +85,7 @@ def test_the_page_of_words_is_that_of_the_columns() -> None:
 
 def test_every_kind_of_note_that_is_made_has_a_sentence_and_none_is_left_over() -> None:
     sources = [*(ROOT / "pipeline" / "analysis").glob("*.py"), *(ROOT / "pipeline" / "tables").glob("*_rows.py")]
-    sources.append(ROOT / "pipeline" / "tables" / "row.py")
+    sources.append(ROOT / "pipeline" / "tables" / "columns.py")
     made = {kind for path in sources for found in KINDS_MADE.findall(path.read_text()) for kind in found if kind}
     assert made | {"text"} == note_texts.NOTE_TEXTS.keys()
 

@@ -7,10 +7,10 @@ import pytest
 from browser import look_at, needs_chromium
 from factories import make_record, make_spec
 from int8_records import RECORDS
-from page_records import EVIL, every_question, hostile_records, page_source, write_page
+from page_records import EVIL, collected_in, every_question, hostile_records, write_index, write_page
 
 from pipeline.pages.draw_panels import DARK, LIGHT
-from pipeline.pages.html_page import write_index, write_report
+from pipeline.pages.html_page import Pages
 
 pytestmark = [pytest.mark.browser, needs_chromium]
 
@@ -63,11 +63,11 @@ def test_two_thousand_points_stay_usable(tmp_path: Path) -> None:
     """20 batch sizes x 100 learning rates: written in seconds, a few megabytes, and shown in seconds."""
     sizes, rates = range(1, 21), range(1, 101)
     specs = [make_spec(batch_size_per_gpu=32 * size, learning_rate=rate / 100) for rate in rates for size in sizes]
-    source = page_source(tmp_path / "x", *map(make_record, specs))
+    found_records = collected_in(tmp_path / "x", *map(make_record, specs))
     started_s = time.monotonic()
-    write_report(source)
+    Pages(tmp_path, False).write("x", found_records, {})
     written_s = time.monotonic() - started_s
-    page = source.folder / "report.html"
+    page = tmp_path / "x" / "report.html"
     assert page.stat().st_size < 4_000_000
     started_s = time.monotonic()
     found = look_at(page, tmp_path / "profile", PHONE)
@@ -80,12 +80,12 @@ def test_two_thousand_points_stay_usable(tmp_path: Path) -> None:
 
 
 def test_the_index_fits_a_phone_and_names_every_experiment(tmp_path: Path) -> None:
-    sources = [page_source(tmp_path / name, make_record(), name=name) for name in ("one", "two" * 40)]
-    write_index(tmp_path, [write_report(source)[0] for source in sources])
+    names = ("one", "two" * 40)
+    write_index(tmp_path, **dict.fromkeys(names, make_record()))
     found = look_at(tmp_path / "index.html", tmp_path / "profile", PHONE)
     assert (found["console"], found["asked"]) == ([], ["/index.html"])
     assert found["page_width"] <= PHONE
-    assert all(source.name in found["text"] for source in sources)
+    assert all(name in found["text"] for name in names)
 
 
 def test_the_browser_would_tell(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from pipeline.experiment.grid import expand_grid, shipped_grids
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import REMEDIES, Remedy, Spec
 from pipeline.pages import display_tables
+from pipeline.pages.cells import number_notes
 from pipeline.pages.display_tables import MAX_COLUMNS, MAX_WIDTH, DisplayOptions
-from pipeline.pages.footnotes import number_notes
 from pipeline.pages.markdown import render_experiment
 from pipeline.tables.collect_experiment import collect_experiment
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Row
 
 
 def tables_in(text: str) -> list[list[str]]:

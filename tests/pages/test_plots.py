@@ -22,7 +22,8 @@ from page_records import (
 from rendered_plots import line_panel, plots_of
 
 from pipeline.experiment.folder import Experiment
-from pipeline.pages.draw_panels import DARK, LIGHT, MARKERS, PLACEHOLDERS
+from pipeline.pages.draw_panels import DARK, LIGHT, MARKERS, PLACEHOLDERS, render_plot
+from pipeline.pages.html_page import build_plots
 from pipeline.pages.plot_data import (
     HOLLOW_LABEL,
     MARKS,
@@ -33,8 +34,6 @@ from pipeline.pages.plot_data import (
     PlotSource,
     Point,
 )
-from pipeline.pages.plot_registry import build_plots
-from pipeline.pages.plots import render_plot
 from pipeline.tables.collect_experiment import collect_experiment
 
 MIN_CONTRAST = 3  # of a graphical object against its ground: WCAG 2.2, 1.4.11

@@ -19,7 +19,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.pages.markdown import render_experiment
 from pipeline.tables.build_tables import build_tables, flatten
 from pipeline.tables.collect_experiment import collect_experiment, find_sibling_links
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Row
 from pipeline.tables.table_files import csv_text
 
 GIB = 2**30

@@ -1,24 +1,15 @@
-"""The claims of Q1, the batch that keeps one GPU busy, and of Q2, how much faster several GPUs are."""
+"""The claims of Q1, the batch that keeps one GPU busy, of Q2, how much faster several are, and of Q3, communication."""
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.loader import MAX_DATA_SHARE
-from pipeline.answers.claims import (
-    NO_RESULT,
-    Claim,
-    badges_of,
-    describe_own,
-    differing_axes,
-    grid_command,
-    is_fit_for_answer,
-    no_result,
-    not_answered,
-    where_of,
-)
+from pipeline.answers import claims
+from pipeline.answers.claims import NO_RESULT, Claim, badges_of, where_of
 from pipeline.tables.build_tables import Tables
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Row
 
 WAITS = f"a GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"
 ABOVE_N = "the efficiency is above 1, which noise or a slow baseline can cause"
@@ -31,11 +22,9 @@ def batch_size_claims(tables: Tables) -> list[Claim]:
     timed = [row for row in rows if row["epoch_time_s"]]
     lost = [row for row in rows if row.status in NO_RESULT]
     if not timed:
-        speed = (
-            no_result("Q1", "points on one GPU", lost)
-            if lost
-            else not_answered("Q1", "no epoch was timed on one GPU", "q1")
-        )
+        speed = claims.not_answered("Q1", "no epoch was timed on one GPU", "q1")
+        if lost:
+            speed = claims.no_result("Q1", "points on one GPU", lost)
         return [memory, speed] if memory.kind != "no_oom" else [speed]
     best = max(timed, key=lambda row: (row["throughput_samples_per_s"] or 0.0, -row["epoch_time_s"]))
     sizes, throughput = {row["global_batch_size"] for row in timed}, best["throughput_samples_per_s"]
@@ -56,8 +45,9 @@ def rivals_of(best: Row, timed: Sequence[Row]) -> list[int]:
     _, end_s = ends_of(best["epoch_time_s"])
     if end_s is None:
         return []
-    lows_s = {id(row): ends_of(row["epoch_time_s"])[0] for row in timed if not differing_axes(row, best)}
-    met = {row["global_batch_size"] for row in timed if (low_s := lows_s.get(id(row))) is not None and low_s <= end_s}
+    alike = [row for row in timed if not claims.differing_axes(row, best)]
+    lows_s = [(row["global_batch_size"], ends_of(row["epoch_time_s"])[0]) for row in alike]
+    met = {size for size, low_s in lows_s if low_s is not None and low_s <= end_s}
     return sorted(met - {best["global_batch_size"]}, reverse=True)
 
 
@@ -66,24 +56,21 @@ def memory_claim(tables: Tables) -> Claim:
     alone = [row for row in tables["memory"] if row["num_gpus"] == 1 and row["largest_batch_size_per_gpu"] is not None]
     if alone:
         fails = alone[0]["smallest_failing_batch_size_per_gpu"]
-        values = {
-            "fits": alone[0]["largest_batch_size_per_gpu"],
-            "fails": fails,
-            "where": where_of(alone[0], alone, "batch_size_per_gpu"),
-        }
+        where = where_of(alone[0], alone, "batch_size_per_gpu")
+        values = {"fits": alone[0]["largest_batch_size_per_gpu"], "fails": fails, "where": where}
         return Claim("Q1", "memory_all_fit" if fails is None else "memory_boundary", values, badges_of(alone[0]))
     lost = [row for row in tables["Q1"] if row.status == "oom"]
     fitting = [row for row in tables["Q1"] if row.status == "ok"]
     if lost:
         first = min(lost, key=lambda row: int(row["global_batch_size"]))
         size = first["global_batch_size"]
-        alike = [row["global_batch_size"] for row in fitting if not differing_axes(row, first)]
+        alike = [row["global_batch_size"] for row in fitting if not claims.differing_axes(row, first)]
         smaller = max((other for other in alike if other < size), default=None)
-        named = describe_own(first, tables["Q1"], "batch_size_per_gpu")
+        named = claims.describe_own(first, tables["Q1"], "batch_size_per_gpu")
         values = {"fails": size, "fits": smaller, "where": f" ({named})" if named else ""}
         return Claim("Q1", "smallest_oom" if smaller is None else "first_oom", values)
     largest = max((row["global_batch_size"] for row in fitting), default=None)
-    return Claim("Q1", "no_oom", {"fits": largest}, command=grid_command("memory"))
+    return Claim("Q1", "no_oom", {"fits": largest}, command=claims.grid_command("memory"))
 
 
 def speedup_claims(tables: Tables) -> list[Claim]:
@@ -92,10 +79,10 @@ def speedup_claims(tables: Tables) -> list[Claim]:
     several = [row for row in rows if row["num_gpus"] > 1]
     timed = [row for row in several if row["speedup"] is not None]
     if not timed and (lost := lost_scaling(rows)):
-        return [no_result("Q2", "points", lost)]
+        return [claims.no_result("Q2", "points", lost)]
     if not timed:
         lacking = " with a timed point on one GPU to compare with" if several else ""
-        return [not_answered("Q2", f"no point on several GPUs{lacking}", "scaling")]
+        return [claims.not_answered("Q2", f"no point on several GPUs{lacking}", "scaling")]
     fit = usable_rows(rows)
     unknown = () if fit else ("wait for data not stated",)
     fit = fit or usable_rows(rows, is_loader_bound=None)
@@ -104,7 +91,7 @@ def speedup_claims(tables: Tables) -> list[Claim]:
     counts = {"left_out": reasons.total() or None, "timed": len(timed), "why": why}
     if not fit:
         cannot = f"{reasons.total()} of {len(timed)} rows with a speed-up cannot be used: {why}"
-        return [not_answered("Q2", cannot, "scaling" if WAITS in reasons else "scaling --repeats 3")]
+        return [claims.not_answered("Q2", cannot, "scaling" if WAITS in reasons else "scaling --repeats 3")]
     most = max(row["num_gpus"] for row in fit)
     best = max((row for row in fit if row["num_gpus"] == most), key=usefulness)
     low, high = ends_of(best["speedup"])
@@ -128,7 +115,7 @@ def speedup_claims(tables: Tables) -> list[Claim]:
 def usable_rows(rows: Sequence[Row], is_loader_bound: bool | None = False) -> list[Row]:
     """Return the rows on several GPUs with a fit speed-up that are not loader-bound; None: where that is not known."""
     several = [row for row in rows if row["num_gpus"] > 1 and row["is_loader_bound"] is is_loader_bound]
-    return [row for row in several if is_fit_for_answer(row, "speedup")]
+    return [row for row in several if claims.is_fit_for_answer(row, "speedup")]
 
 
 def usefulness(row: Row) -> tuple[bool, float, float]:
@@ -144,7 +131,73 @@ def lost_scaling(rows: Sequence[Row]) -> list[Row]:
 
 
 def reason_left_out(row: Row) -> str:
-    """Return why a speed-up is not fit for an answer."""
     if row["is_loader_bound"] or row.has_note("loader_bound"):
         return WAITS
     return ABOVE_N if row.has_note("superlinear") else WAIT_NOT_STATED
+
+
+def communication_claims(tables: Tables) -> list[Claim]:
+    """Return the largest measured share of exposed communication, and beside it the share that subtraction gives."""
+    rows = tables["communication"]
+    measured = [row for row in rows if row["exposed_comm_share"] is not None]
+    known = [row for row in tables["Q3"] if row["comm_share_subtraction"] is not None]
+    subtracted = [row for row in known if claims.is_fit_for_answer(row, "comm_time_subtraction_s")]
+    if measured:
+        most = max(row["num_gpus"] for row in measured)
+        on_most = [row for row in measured if row["num_gpus"] == most]
+        compared = compare_subtraction([row for row in subtracted if row["num_gpus"] == most], subtracted)
+        claim = measured_claim(on_most, measured, compared)
+        return [claim if known else claim._replace(command=claims.grid_command("q3"))]
+    if subtracted:
+        most_by = max(subtracted, key=lambda row: float(row["comm_share_subtraction"]))
+        where = where_of(most_by, subtracted, also="num_gpus")
+        values = {"share": float(most_by["comm_share_subtraction"]), "where": where}
+        return [Claim("Q3", "subtracted", values, badges_of(most_by), claims.grid_command("communication"))]
+    if lost := [row for row in rows if row.status in NO_RESULT]:
+        return [claims.no_result("Q3", "points that measure communication", lost)]
+    why = "no point on several GPUs measures communication"
+    if known:
+        why += ", and subtraction fails, counts waiting for data or shows no more than noise"
+    return [claims.not_answered("Q3", why, "communication")]
+
+
+def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: dict[str, Any]) -> Claim:
+    """Return the largest and the smallest share of communication in these rows, and how many rows show none."""
+    noisy, negative = ([row for row in rows if row.has_note(f"exposure_{kind}")] for kind in ("is_noise", "negative"))
+    told = [row for row in rows if not row.has_note("exposure_is_noise", "exposure_negative")]
+    parts = []
+    if noisy:
+        noise = max(row["noise_floor_time_s"] / row["step_time_s"] for row in noisy)
+        parts.append(f"{len(noisy)} show no more than their noise, up to {100 * noise:.1f} % of the step")
+    if negative:
+        parts.append(f"in {len(negative)} DDP was faster than without all-reduces, and the records do not say why")
+    unclear, common = " and ".join(parts), {"num_gpus": rows[0]["num_gpus"], "count": len(rows), **compared}
+    if not told:
+        return Claim("Q3", "exposed_unclear", common | {"unclear": unclear})
+    worst, best = (choose(told, key=lambda row: float(row["exposed_comm_share"])) for choose in (max, min))
+    values = {
+        "exposed_us": 1e6 * worst["exposed_comm_time_s"],
+        "step_ms": 1e3 * worst["step_time_s"],
+        "share": worst["exposed_comm_share"],
+        "where": where_of(worst, measured),
+        "smallest": best["exposed_comm_share"],
+        "unclear": unclear or "all are above the noise",
+    }
+    return Claim("Q3", "exposed" if len(rows) > 1 else "exposed_alone", common | values, badges_of(worst))
+
+
+def compare_subtraction(rows: Sequence[Row], subtracted: Sequence[Row]) -> dict[str, Any]:
+    """Return the largest share by subtraction where a share that can be was measured too; {} without such a row.
+
+    Epoch and communication were measured apart, so the noise of one may make a share above 1.
+    """
+    both = [row for row in rows if row["exposed_comm_time_s"] is not None]
+    possible = [row for row in both if row["exposed_comm_time_s"] <= row["epoch_time_s"]]
+    if not possible:
+        return {}
+    row = max(possible, key=lambda row: float(row["comm_share_subtraction"]))
+    return {
+        "subtracted": float(row["comm_share_subtraction"]),
+        "measured": float(row["exposed_comm_time_s"]) / row["epoch_time_s"],
+        "subtracted_where": where_of(row, subtracted),
+    }

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from factories import make_experiment, make_record, make_spec
 from int8_records import RECORDS
-from page_records import EVIL, batch_records, every_question, hostile_records, page_source, write_page
+from page_records import EVIL, batch_records, collected_in, every_question, hostile_records, write_index, write_page
 
 from pipeline.experiment.record import Record
-from pipeline.pages.html_page import QUESTIONS, describe_cost, write_index, write_report
-from pipeline.pages.point_fates import RecordLinks
+from pipeline.pages.html_page import QUESTIONS, Pages, describe_cost
+from pipeline.pages.point_fates import record_links
+from pipeline.tables.columns import Row
 from pipeline.tables.definitions import ENDING_WORDS, TABLES
-from pipeline.tables.row import Row
 
 VOID = {"meta", "link", "br", "wbr", "img", "source"}
 
@@ -60,10 +60,10 @@ def test_every_link_leads_somewhere(tmp_path: Path) -> None:
     log = experiment.logs / "a b#" / "1_0_log.err"
     log.parent.mkdir()
     log.write_text("")
-    source = page_source(experiment.folder, *every_question())
+    pages = Pages(tmp_path, True)
     run_id = make_spec(batch_size_per_gpu=2048).run_id()
-    entry, _ = write_report(source._replace(logs={run_id: log}))
-    write_index(tmp_path, [entry])
+    pages.write("x", collected_in(experiment.folder, *every_question()), {run_id: log})
+    pages.write_index()
     for name in map(str.lower, TABLES):
         (experiment.folder / f"{name}.csv").touch()
     for path in (experiment.folder / "report.html", tmp_path / "index.html"):
@@ -96,9 +96,9 @@ def test_a_row_with_remedies_links_to_its_record_where_the_learning_rate_varies(
     common = {"batch_size_per_gpu": 64, "reference_batch_size": 32, "epochs": 2, "evaluate": True}
     scaled = make_spec(learning_rate=0.1, remedies=("linear_scaling",), **common)
     found = [make_record(spec, loss=1.0) for spec in (scaled, make_spec(learning_rate=0.2, **common))]
-    source = page_source(tmp_path / "x", *found)
-    links = RecordLinks(source.collected.outcomes)
-    linked = {(tuple(row["remedies"]), row["learning_rate"]): links.of(row) for row in source.tables["Q4"]}
+    source = collected_in(tmp_path / "x", *found)
+    link_of = record_links(source.collected.outcomes)
+    linked = {(tuple(row["remedies"]), row["learning_rate"]): link_of(row) for row in source.tables["Q4"]}
     addresses = [f"records/{record.run_id}.0.json" for record in found]
     assert linked == {(("linear_scaling",), 0.2): addresses[0], ((), 0.2): addresses[1]}
 
@@ -122,19 +122,14 @@ def test_the_cost_is_in_words() -> None:
 
 
 def test_the_index_has_what_is_answered(tmp_path: Path) -> None:
-    write_index(tmp_path, [write_report(page_source(tmp_path / "x", make_record()))[0]])
-    said = Page((tmp_path / "index.html").read_text()).text
+    said = Page(write_index(tmp_path, x=make_record())).text
     assert "128 images a step give 50,000 images/s" in said
     assert not any(text in said for text in ("Not answered", "Next:"))
 
 
 def test_the_index_says_what_was_ingested(tmp_path: Path) -> None:
     stated = msgspec.structs.replace(make_record(), measured=False)
-    sources = [
-        page_source(tmp_path / name, record, name=name) for name, record in (("a", make_record()), ("b", stated))
-    ]
-    write_index(tmp_path, [write_report(source)[0] for source in sources])
-    assert re.findall(r"<h3>.*</h3>", (tmp_path / "index.html").read_text()) == [
+    assert re.findall(r"<h3>.*</h3>", write_index(tmp_path, a=make_record(), b=stated)) == [
         '<h3><a href="a/report.html">a</a></h3>',
         '<h3><a href="b/report.html">b</a> (ingested)</h3>',
     ]

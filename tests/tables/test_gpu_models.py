@@ -15,10 +15,10 @@ from pipeline.analysis.comparison import compare_outcomes
 from pipeline.experiment.measurement import AllReduce, GpuWindow, Telemetry
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.pages.html_page import build_plots
 from pipeline.pages.plot_data import BarPanel, LinePanel, Plot, PlotSource
-from pipeline.pages.plot_registry import build_plots
 from pipeline.tables.build_tables import build_tables
-from pipeline.tables.row import Row
+from pipeline.tables.columns import Row
 
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
 
