@@ -14,6 +14,8 @@ INSTALLED = $(VENV)/.installed-$(notdir $(CONSTRAINTS))
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
 WORKERS ?= 2
+# most of the slow tests wait: for Slurm, or for a time limit
+SLOW_WORKERS ?= 4
 # a worker runs its half in order, so that a file's tests share its fixtures, and takes from the other's half at the end
 PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
 # what check leaves out
@@ -36,6 +38,7 @@ check: $(INSTALLED)-test
 test-fast: $(INSTALLED)-test
 	$(PYTEST) -m "not ($(SLOW))"
 
+test-slow: WORKERS = $(SLOW_WORKERS)
 test-slow: $(INSTALLED)-test slurm browser
 	$(PYTEST) -m "$(SLOW) or hypothesis" --hypothesis-profile=all
 

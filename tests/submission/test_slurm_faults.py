@@ -1,5 +1,6 @@
 """Faults of jobs, nodes and the controller of a real Slurm, and of the driver beside it."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -252,10 +253,9 @@ def test_points_of_two_ranks_that_start_at_once_on_a_node_all_find_a_port(
 ) -> None:
     """Another process has the port that torch's launcher takes by default."""
     changes = ("--set", "num_gpus=2", "batch_size_per_gpu=2,4,8,16")
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        other.bind(("", 29500))
-        other.listen()
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # somebody else holds it
+            stack.enter_context(socket.create_server(("", 29500)))
         half = GRID.replace("mem_per_gpu_gib: 3", "mem_per_gpu_gib: 1.5")  # so that all fit at once
         answer = pipeline(*submit_of(tmp_path, "--wait", *changes, grid=half), env=on_slurm)
     assert answer.returncode == 0, answer.stderr
