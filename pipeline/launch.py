@@ -28,7 +28,7 @@ from pipeline.runner.rank_files import FollowingPoint, PointTask
 from pipeline.runner.side_files import recover_side_files
 from pipeline.runner.start_ranks import run_node_ranks
 from pipeline.system import errors
-from pipeline.system.command_line import build_parser
+from pipeline.system.command_line import build_parser, command_name
 from pipeline.system.deadline import DeadlineExpired
 from pipeline.system.errors import CommandError, log_line, pluralize
 from pipeline.system.host import gpu_names, node_rank, num_job_gpus, num_visible_gpus
@@ -41,6 +41,8 @@ def parse_arguments() -> argparse.Namespace:
     source.add_argument("--manifest", type=Path, help="the manifest.json that holds the points")
     parser.add_argument("--index", type=int, help="the index of the point in the grid, from 0")
     parser.add_argument("--run-id", action="append", default=[], help="a point of the manifest; may be repeated")
+    modules = "the folder of the modules of your models (default: that of the grid file)"
+    parser.add_argument("--modules", type=Path, metavar="DIR", help=modules)
     threads = "CPU threads of each process that trains on the CPU (default: the grid's cpus_per_gpu; with --manifest 1)"
     parser.add_argument("--num-threads", type=positive_integer, metavar="N", help=threads)
     limit = "stop a point that runs longer than S seconds, and run the next one"
@@ -56,15 +58,15 @@ def main() -> int:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     if arguments.manifest:
         experiment, points = resolve_manifest(arguments.manifest, arguments.run_id)
-        num_threads = 1
+        num_threads, modules = 1, arguments.modules
     else:
         grid = expand_grid(arguments.grid, arguments.overrides, has_gpus=num_visible_gpus() > 0)
         experiment, points = resolve_grid(grid, arguments.index, arguments.outputs)
-        num_threads = grid.resources.cpus_per_gpu
+        num_threads, modules = grid.resources.cpus_per_gpu, arguments.modules or grid.folder
         points = [spec for spec in points if needs_run(spec, experiment, arguments.rerun)]
         for spec in points:
             warn_of_idle_gpus(spec, arguments.grid)
-    options = read_launch_options(arguments, arguments.point_limit_s, arguments.num_threads or num_threads)
+    options = read_launch_options(arguments, arguments.point_limit_s, arguments.num_threads or num_threads, modules)
     points = [spec for spec in points if node_rank() < spec.num_nodes]
     refuse_reused_launch_id(points, experiment)
     if node_rank() == 0:
@@ -139,7 +141,7 @@ def warn_of_idle_gpus(spec: Spec, grid: str) -> None:
     """Log a notice if the job holds more GPUs than the point uses: plain sbatch requests the grid's largest shape."""
     held, used = num_job_gpus(), spec.gpus_per_node if spec.device == "cuda" else 0
     if node_rank() == 0 and held > used:
-        cure = f"python -m pipeline.submit --grid {grid} asks for one array a shape"
+        cure = f"{command_name('submit')} --grid {grid} asks for one array a shape"
         log_line(f"Notice: this element holds {pluralize(held, 'GPU')} and uses {used}; {cure}.")
 
 
@@ -208,7 +210,8 @@ def run_and_publish(launch: LaunchSession, options: LaunchOptions) -> None:
     try:
         if first_spec.measure == "memory":
             with launch.deadline:
-                record = search_memory(first_spec, first_files, launch.id, run_with_threads)
+                (task,) = point_tasks(launch, options)
+                record = search_memory(task, first_files, launch.id, run_with_threads)
             launch.publish(record)
             return
         write_points(launch, options)
@@ -222,8 +225,17 @@ def run_and_publish(launch: LaunchSession, options: LaunchOptions) -> None:
         launch.publish_finished(exits)
 
 
+def point_tasks(launch: LaunchSession, options: LaunchOptions) -> list[PointTask]:
+    """Return the orders to the ranks, one for each point."""
+    data, modules = str(options.data.resolve()), str(options.modules.resolve()) if options.modules else None
+    submitted = launch.experiment.submitted_sources()
+    return [
+        PointTask(spec, data, modules, submitted.get(spec.model or ""), options.keep_trace) for spec in launch.specs
+    ]
+
+
 def write_points(launch: LaunchSession, options: LaunchOptions) -> None:
-    points = [PointTask(spec, str(options.data.resolve()), options.keep_trace) for spec in launch.specs]
+    points = point_tasks(launch, options)
     folders = [str(rank_files.folder.resolve()) for rank_files in launch.rank_files_by_point]
     first = launch.rank_files_by_point[0]
     first.write_following([FollowingPoint(*pair) for pair in zip(folders[1:], points[1:], strict=True)])

@@ -21,8 +21,9 @@ import msgspec
 
 from pipeline.communication import selftest_checks
 from pipeline.communication.selftest_checks import CheckVerdict, Findings, SavedSelftest, judge_checks
+from pipeline.experiment.model_name import CIFAR_MODELS
 from pipeline.experiment.record import Environment
-from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Device, Model, Spec
+from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Device, Spec
 from pipeline.runner import failed_record
 from pipeline.runner.launch_options import positive_integer
 from pipeline.runner.rank_files import PointTask, RankFiles, Task
@@ -46,7 +47,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--num-gpus", type=positive_integer, help=gpus)
     batch = "samples per GPU and step (default: 512; 8 on CPU)"
     parser.add_argument("--batch-size-per-gpu", type=positive_integer, help=batch)
-    parser.add_argument("--model", choices=get_args(Model), default="resnet18", help="the model to train")
+    parser.add_argument("--model", choices=CIFAR_MODELS, default="resnet18", help="the model to train")
     rounds = selftest_checks.NUM_ROUNDS
     windows = f"rounds of the longest series, six or more (default: {rounds}); other series take a share of it"
     parser.add_argument("--windows", type=int, default=rounds, help=windows)

@@ -31,8 +31,10 @@ from pipeline.experiment.spec import Spec
 from pipeline.tables.build_tables import Tables, build_tables
 from pipeline.tables.columns import Row
 from pipeline.tables.prediction_rows import prediction_rows
-from pipeline.training import models, process_group
+from pipeline.training import process_group
 from pipeline.training.process_group import Rank
+from pipeline.workloads import cifar_models
+from pipeline.workloads.find import NO_SOURCES
 
 MIB = 2**20
 NUM_HIDDEN, NUM_HIDDEN_SHORT = 2720, 1360
@@ -152,13 +154,13 @@ def measure_rank(folder: Path) -> None:
     task = msgspec.json.decode((folder / TASK).read_bytes(), type=LinkTask)
     if task.is_short:
         shorten()
-    models.lenet = functools.partial(two_layers, NUM_HIDDEN_SHORT if task.is_short else NUM_HIDDEN)
+    cifar_models.lenet = functools.partial(two_layers, NUM_HIDDEN_SHORT if task.is_short else NUM_HIDDEN)
     share_cpus()
     rank = process_group.join_process_group(task.spec)
     before, after = NUM_TRANSFERS
     first_transfer = transfer_bytes_per_s(rank, before)
     share = sent_share(rank)
-    measurement = measure_communication(task.spec, rank, None)
+    measurement = measure_communication(task.spec, rank, NO_SOURCES, None)
     transfers = (first_transfer, transfer_bytes_per_s(rank, after))
     if rank.rank == 0:
         reading = LinkReading(task.spec, 0.0, transfers, share, measurement)

@@ -150,3 +150,76 @@ def test_a_captured_step_follows_a_rate_that_changes_at_every_update(tmp_path: P
         losses[record.spec.execution, record.spec.schedule] = [epoch.loss for epoch in record.measurement.epochs]
     assert losses["graph", "cosine"] == pytest.approx(losses["eager", "cosine"], rel=1e-2)
     assert losses["graph", "cosine"] != pytest.approx(losses["graph", "constant"], rel=1e-2)
+
+
+OWN = """
+import torch
+from torch import nn
+
+from pipeline.workloads import Workload
+
+
+class Own(Workload):
+    unit = "rows"
+
+    def __init__(self, width: int = 64, fused: bool = False):
+        self.width, self.fused = width, fused
+
+    def build_model(self):
+        hidden = [nn.Linear(self.width, 256), nn.LayerNorm(256), nn.GELU(), nn.Linear(256, 1)]
+        return nn.Sequential(*hidden)
+
+    def synthetic_batch(self, size, device):
+        rows = torch.randn(size, self.width, device=device)
+        return {"x": rows, "y": rows.sum(1, keepdim=True).sin()}
+
+    def loss(self, model, batch):
+        return nn.functional.mse_loss(model(batch["x"]), batch["y"])
+
+    def optimizer(self, model):
+        return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=self.fused)
+
+    def before_update(self, model, optimizer):
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+class Large(Own):
+    def build_model(self):
+        return nn.Linear(1_000_000, 1_000_000, device="meta").to_empty(device="cuda")
+"""
+OWN_GRID = """
+name: own
+base: {model: own.py:Own, input: synthetic, num_samples: 4096, epochs: 4, strategy: single, num_gpus: 1}
+points:
+  - {batch_size_per_gpu: [96], execution: [eager, compile, graph, compiled_graph], precision: [fp32]}
+  - {batch_size_per_gpu: [96], execution: [eager, graph], precision: [bf16, fp16], model.fused: [true]}
+"""
+
+
+def test_an_own_model_learns_the_same_in_every_execution_and_precision(tmp_path: Path) -> None:
+    """The last batch of an epoch is smaller. Losses of fp32 differ by rounding alone, of half precision by more."""
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "own.yaml").write_text(OWN_GRID)
+    losses = {}
+    for record in submit(tmp_path / "out", tmp_path / "own.yaml"):
+        assert record.measurement is not None, record.reason
+        assert record.measurement.unit == "rows"
+        losses[record.spec.execution, record.spec.precision] = [epoch.loss for epoch in record.measurement.epochs]
+    eager = losses.pop(("eager", "fp32"))
+    assert eager[-1] is not None
+    assert eager[0] is not None
+    assert eager[-1] < 0.9 * eager[0], "it learns"
+    assert len(losses) == 7
+    for (execution, precision), found in losses.items():
+        rel = 1e-3 if precision == "fp32" else 3e-2
+        assert found == pytest.approx(eager, rel=rel), (execution, precision)
+
+
+def test_a_model_that_is_larger_than_the_gpu_is_an_oom(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "own.yaml").write_text(
+        "name: large\nbase: {model: own.py:Large, input: synthetic, num_samples: 64}\n"
+        "points: [{strategy: [single], num_gpus: [1], batch_size_per_gpu: [4]}]\n"
+    )
+    (record,) = submit(tmp_path / "out", tmp_path / "own.yaml")
+    assert (record.status, record.reason) == ("oom", "out of GPU memory: the model alone does not fit")

@@ -5,7 +5,7 @@ each. Their sum is therefore longer than the step, which overlaps some of them.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -14,11 +14,10 @@ from torch import nn
 from torch.nn.parallel import DataParallel, comm
 
 from pipeline.communication.profiling import mean_transfers
-from pipeline.data.batches import Batch
+from pipeline.communication.step_variants import StepContext
 from pipeline.experiment.measurement import SplitPart, Transfer, TransferKind
-from pipeline.experiment.spec import Spec
-from pipeline.training.process_group import Rank, device_indices
-from pipeline.training.step import EagerStep, StepFunction
+from pipeline.training.process_group import device_indices
+from pipeline.training.step import MarkPart, StepFunction
 
 DATA_PARALLEL_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
 STEPS_PER_WINDOW = 5
@@ -26,23 +25,27 @@ SPLIT_WARM_UP_STEPS = 3
 TRANSFER_FUNCTIONS = ("broadcast_coalesced", "reduce_add_coalesced", "scatter", "gather")
 
 
-def time_step_parts(model: DataParallel[nn.Module], spec: Spec, batch: Batch, rank: Rank) -> tuple[SplitPart, ...]:
+def time_step_parts(model: DataParallel[nn.Module], context: StepContext) -> tuple[SplitPart, ...]:
     """Time each part of a step: the mean of each window, in ns."""
-    optimizer = EagerStep(model, spec, rank).optimizer
-    devices = device_indices(spec, rank)
+    optimizer = context.workload.optimizer(model.module)
+    devices = device_indices(context.spec, context.rank)
 
     def time_parts(num_steps: int) -> dict[str, int]:
         totals_ns = dict.fromkeys(DATA_PARALLEL_PARTS, 0)
         for _ in range(num_steps):
             started_ns = time_when_idle_ns(devices)
-            for part in run_step_in_parts(model, optimizer, spec, batch):
+
+            def mark(part: str) -> None:
+                nonlocal started_ns
                 ended_ns = time_when_idle_ns(devices)
                 totals_ns[part] += ended_ns - started_ns
                 started_ns = ended_ns
+
+            run_step_in_parts(model, optimizer, context, mark)
         return totals_ns
 
     time_parts(SPLIT_WARM_UP_STEPS)
-    windows = [time_parts(STEPS_PER_WINDOW) for _ in range(spec.windows)]
+    windows = [time_parts(STEPS_PER_WINDOW) for _ in range(context.spec.windows)]
     return tuple(
         SplitPart(part=part, times_ns=tuple(window[part] // STEPS_PER_WINDOW for window in windows))
         for part in DATA_PARALLEL_PARTS
@@ -56,25 +59,29 @@ def time_when_idle_ns(devices: Sequence[int]) -> int:
 
 
 def run_step_in_parts(
-    model: DataParallel[nn.Module], optimizer: torch.optim.Optimizer, spec: Spec, batch: Batch
-) -> Iterator[str]:
-    """Run one step. Yield the name of each part once it is issued."""
-    images, labels = batch
-    with torch.autocast("cuda", torch.bfloat16, enabled=spec.precision == "bf16"):
-        inputs, keywords = model.scatter((images,), {}, model.device_ids)
-        yield "scatter"
+    model: DataParallel[nn.Module], optimizer: torch.optim.Optimizer, context: StepContext, mark: MarkPart
+) -> None:
+    """Run one step. Mark the end of each part once it is issued."""
+
+    def forward_in_parts(*arguments: Any) -> Any:
+        inputs, keywords = model.scatter(arguments, {}, model.device_ids)
+        mark("scatter")
         replicas = model.replicate(model.module, model.device_ids[: len(inputs)])
-        yield "replicate"
+        mark("replicate")
         outputs = model.parallel_apply(replicas, inputs, keywords)
-        yield "parallel_forward"
+        mark("parallel_forward")
         gathered = model.gather(outputs, model.output_device)
-        yield "gather"
-        loss = nn.functional.cross_entropy(gathered, labels)
+        mark("gather")
+        return gathered
+
+    with torch.autocast("cuda", torch.bfloat16, enabled=context.spec.precision == "bf16"):
+        found = context.workload.loss(forward_in_parts, context.batch)
+    loss = found[0] if isinstance(found, tuple) else found
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    yield "backward"
+    mark("backward")
     optimizer.step()
-    yield "optimizer"
+    mark("optimizer")
 
 
 def count_data_parallel_transfers(step: StepFunction, num_steps: int) -> tuple[Transfer, ...]:

@@ -18,6 +18,7 @@ from pipeline.training.loop import build_measurement, set_precision
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
 from pipeline.training.step_setup import choose_execution, execution_stream
+from pipeline.workloads.find import Sources
 
 NUM_COUNTED_STEPS = 3
 OUTSIDE_GRAPH_FOLDER = "outside_graph"  # has the traces of a captured step that ran outside its graph
@@ -25,7 +26,7 @@ NOT_TRACED = "profile and transfers are those of the same step outside its CUDA 
 
 
 def measure_communication(
-    spec: Spec, rank: Rank, traces: Path | None, only: Collection[VariantName] = ()
+    spec: Spec, rank: Rank, sources: Sources, traces: Path | None, only: Collection[VariantName] = ()
 ) -> Measurement:
     """Measure a point of `measure: communication`. Profiler traces are kept in the folder `traces`, if given.
 
@@ -37,7 +38,7 @@ def measure_communication(
     device_memory.set_memory_limit(spec, rank)
     execution = choose_execution(spec, rank)
     with execution_stream(execution, rank):
-        context = step_variants.build_step_context(spec, rank)
+        context = step_variants.build_step_context(spec, rank, sources)
         names, notes = step_variants.choose_variants(spec, execution)
         variants = step_variants.build_variants(context, names, execution)
         communication = msgspec.structs.replace(time_step_variants(variants, spec, rank, only), notes=notes)
@@ -46,7 +47,9 @@ def measure_communication(
         elif not only:
             communication = add_sweep_and_profile(communication, variants["ddp"], variants["no_op_hook"], rank, traces)
         model = variants["plain"].model
-        return build_measurement(spec, rank, model, (), communication=communication, execution_used=execution)
+        return build_measurement(
+            context.workload, spec, rank, model, (), communication=communication, execution_used=execution
+        )
 
 
 def time_step_variants(
@@ -91,7 +94,7 @@ def add_step_parts(communication: Communication, dp: StepVariant, context: StepC
     return msgspec.structs.replace(
         communication,
         transfers=dataparallel_split.count_data_parallel_transfers(dp.step, NUM_COUNTED_STEPS),
-        split=dataparallel_split.time_step_parts(dp.model, context.spec, context.batch, context.rank),
+        split=dataparallel_split.time_step_parts(dp.model, context),
     )
 
 

@@ -23,12 +23,10 @@ from pipeline.communication.step_variants import (
     build_variant,
     build_variants,
 )
-from pipeline.data.batches import SyntheticBatches
 from pipeline.experiment.measurement import Profile
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
-from pipeline.training.loop import run_epoch, set_precision
-from pipeline.training.models import build_model
+from pipeline.training.loop import build_batches, build_model, run_epoch, set_precision
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, StepFunction
 from pipeline.training.step_timer import StepTimer, UnmarkedTimer
@@ -124,12 +122,13 @@ def add_clock_cost(findings: Findings, batch: str, spec: Spec, rank: Rank) -> Fi
     the small batch is bound by the host, whose speed changes by 10 % within a second: windows of one step each.
     """
     epoch = msgspec.structs.replace(spec, measure="epochs", windows=1, epochs=1)
-    step = EagerStep(build_model(spec.model or "resnet18", num_classes=10).to(rank.device), epoch, rank)
-    batches = SyntheticBatches(epoch, rank.shard)
+    workload, model = build_model(epoch, rank)
+    step = EagerStep(model, workload, epoch, rank)
+    batches = build_batches(workload, epoch, rank)
     parts_share: list[float] = []
 
     def run(num_steps: int, clock: type[StepTimer]) -> int:
-        series = run_epoch(1, msgspec.structs.replace(epoch, max_steps=num_steps), rank, batches, step, clock)
+        series = run_epoch(1, msgspec.structs.replace(epoch, max_steps=num_steps), rank, workload, batches, step, clock)
         wall_ns = series.times.epoch_time_ns or 1
         if clock is StepTimer:
             parts_share.append(float(series.parts_ns.sum()) / wall_ns)

@@ -12,12 +12,20 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline.data.batches import Batch, SyntheticBatches
+from pipeline.data.batch import Batch, first_samples
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, Execution, Spec
-from pipeline.training.cuda_graph import graph_capturer, num_capture_warm_up_steps, warm_up_and_capture
-from pipeline.training.models import build_model
+from pipeline.training.check_workload import check_workload
+from pipeline.training.cuda_graph import (
+    graph_capturer,
+    num_capture_warm_up_steps,
+    prepare_capture,
+    warm_up_and_capture,
+)
+from pipeline.training.loop import build_batches, build_model
 from pipeline.training.process_group import Rank, wrap_for_strategy
 from pipeline.training.step import EagerStep, StepFunction, ignore_mark, place_model
+from pipeline.workloads.find import NO_SOURCES, Sources
+from pipeline.workloads.workload import Workload
 
 # By strategy, in the order in which variants are built and warmed up. As in training, DDP over all ranks comes first.
 # `ddp_one` comes last, because it uses a second NCCL communicator. A DDP that is warmed up after `ddp_one` has shorter
@@ -39,19 +47,22 @@ class StepVariant(NamedTuple):
 
 
 class StepContext(NamedTuple):
-    """The parts that all variants share: point, rank, batch, and a process group of this rank alone."""
+    """The parts that all variants share: point, rank, workload, batch, and a process group of this rank alone."""
 
     spec: Spec
     rank: Rank
+    workload: Workload
     batch: Batch
     single_rank_group: dist.ProcessGroup | None
 
 
-def build_step_context(spec: Spec, rank: Rank) -> StepContext:
+def build_step_context(spec: Spec, rank: Rank, sources: Sources = NO_SOURCES) -> StepContext:
     """Build the context of a rank. All ranks must call it, because all take part in making every process group."""
-    batch = next(SyntheticBatches(spec, rank.shard).epoch(1))
+    workload, model = build_model(spec, rank, sources)
+    check_workload(workload, model, spec, rank)
+    batch = next(build_batches(workload, spec, rank).epoch(1))
     groups = [dist.new_group([member]) for member in range(rank.world_size)] if dist.is_initialized() else []
-    return StepContext(spec, rank, batch, groups[rank.rank] if groups else None)
+    return StepContext(spec, rank, workload, batch, groups[rank.rank] if groups else None)
 
 
 def choose_variants(spec: Spec, execution: Execution) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -95,20 +106,22 @@ def build_variant(
     spec, base_name = context.spec, name.removesuffix("_again")
     assert base_name == "plain" or base_name in VARIANTS.get(spec.strategy, ()), "the variant needs another strategy"
     torch.manual_seed(spec.seed)
-    bare = place_model(build_model(spec.model or "resnet18", num_classes=10), spec, context.rank)
+    bare = place_model(context.workload.build_model(), spec, context.rank)
     model, sync_context = wrap_variant(base_name, bare, context)
-    train_step = EagerStep(model, spec, context.rank, sync_context=sync_context, after_backward=after_backward)
+    train_step = EagerStep(
+        model, context.workload, spec, context.rank, sync_context=sync_context, after_backward=after_backward
+    )
     train_step.begin_epoch()
-    images, labels = context.batch
-    if base_name != "dp":  # DataParallel takes the global batch
-        images, labels = images[: spec.batch_size_per_gpu], labels[: spec.batch_size_per_gpu]
+    is_global = base_name == "dp"  # DataParallel takes the global batch
+    batch = context.batch if is_global else first_samples(context.batch, spec.batch_size_per_gpu)
 
     def eager() -> None:
-        train_step(images, labels, ignore_mark)
+        train_step(batch, ignore_mark)
 
     step: StepFunction = eager
     if execution in CAPTURED_EXECUTIONS:
-        step = warm_up_and_capture(eager, num_capture_warm_up_steps(spec), graph_capturer())
+        with prepare_capture(train_step):
+            step = warm_up_and_capture(eager, num_capture_warm_up_steps(spec), graph_capturer())
     return StepVariant(model, step, eager)
 
 
@@ -117,7 +130,7 @@ def wrap_variant(base_name: str, bare: nn.Module, context: StepContext) -> tuple
     if base_name == "plain":
         return bare, contextlib.nullcontext
     group = {"ddp_one": context.single_rank_group, "no_collectives": SilentGroup(context.rank)}.get(base_name)
-    model = wrap_for_strategy(bare, context.spec, context.rank, group)
+    model = wrap_for_strategy(bare, context.spec, context.rank, group, context.workload.find_unused_parameters)
     if isinstance(model, DistributedDataParallel):
         if base_name == "no_op_hook":
             model.register_comm_hook(None, noop_hook)

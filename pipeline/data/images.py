@@ -16,6 +16,7 @@ from PIL import Image
 from torchvision import datasets
 
 from pipeline.data import staging
+from pipeline.experiment.model_name import CIFAR_MODELS
 from pipeline.experiment.spec import Spec
 from pipeline.system import files
 
@@ -55,7 +56,7 @@ def load_split(dataset: str | None, split: str, root: Path) -> Images:
 
 def decode_ahead(spec: Spec, folder: Path | None) -> None:
     """Decode an image folder on this node if the point reads one. Raises staging.DataNotStaged."""
-    if spec.dataset == "imagefolder" and spec.reads_data:
+    if spec.dataset == "imagefolder" and spec.reads_data and spec.model in CIFAR_MODELS:
         for split in ("train", "test") if spec.evaluate else ("train",):
             cached_folder_images(staging.require_folder(folder), split)
 

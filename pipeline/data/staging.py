@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 import filelock
 
+from pipeline.system.command_line import command_name
 from pipeline.system.files import remove_leftovers
 
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
@@ -43,7 +44,7 @@ def require_folder(folder: Path | None) -> Path:
     if not folder.is_dir():
         raise DataNotStaged(
             f"the data folder {folder} is absent; name another with --data, or stage CIFAR-10 there with "
-            f"python -m pipeline.stage --data {folder}."
+            f"{command_name('stage')} --data {folder}."
         )
     return folder
 
@@ -60,7 +61,7 @@ def check_cifar10_files(folder: Path) -> None:
     batches = folder / CIFAR10_FOLDER
     if missing := missing_cifar10_files(folder):
         raise DataNotStaged(
-            f"{folder} lacks CIFAR-10 ({', '.join(missing)}); fetch it with python -m pipeline.stage --data {folder}."
+            f"{folder} lacks CIFAR-10 ({', '.join(missing)}); fetch it with {command_name('stage')} --data {folder}."
         )
     for path in (folder, batches, *(batches / name for name in CIFAR10_FILES)):
         status = path.stat()
@@ -78,7 +79,7 @@ def check_cifar10_md5(folder: Path) -> None:
         if found != expected:
             raise DataNotStaged(
                 f"{folder / CIFAR10_FOLDER / name} is not the file of CIFAR-10 (MD5 {found}, expected {expected}); "
-                f"remove it, and fetch it with python -m pipeline.stage --data {folder}."
+                f"remove it, and fetch it with {command_name('stage')} --data {folder}."
             )
 
 

@@ -117,6 +117,12 @@ class Experiment:
         self.refuse_links(manifest.submissions)
         return manifest
 
+    def submitted_sources(self) -> dict[str, str]:
+        """Return the digest of the file of each of the user's models, as it was last submitted."""
+        manifest = self.read_manifest()
+        submissions = manifest.submissions if manifest else []
+        return {model: digest for submission in submissions for model, digest in submission.sources.items()}
+
     @contextlib.contextmanager
     def edit_manifest(self) -> Iterator[Manifest]:
         """Yield the manifest to change, and write it at the end. One writer at a time. Raises CommandError."""

@@ -1,6 +1,6 @@
 """Reads a grid file (YAML) and expands it into points."""
 
-import difflib
+import contextlib
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,9 +11,11 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 import yaml
 
+from pipeline.experiment.find_model import check_models
+from pipeline.experiment.model_name import CIFAR_MODELS, TORCHVISION, is_image_model, own_class
 from pipeline.experiment.resources import Resources
-from pipeline.experiment.spec import AXES, AXIS_DEFAULTS, CIFAR10_SAMPLES, Device, Spec
-from pipeline.system.errors import CommandError
+from pipeline.experiment.spec import AXES, AXIS_DEFAULTS, CIFAR10_SAMPLES, IMAGE_AXES, Device, Spec
+from pipeline.system.errors import CommandError, suggest_name
 from pipeline.system.files import read_bounded
 
 SHIPPED_GRIDS = package_files.files("pipeline") / "templates" / "grids"
@@ -21,16 +23,23 @@ MAX_GRID_BYTES = 64 * 1024
 MAX_POINTS = 200_000
 GRID_NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 AXIS_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Spec)}
+GRID_AXES = tuple(axis for axis in AXES if axis != "options")
 REQUIRED_AXES = ("precision", "input", "num_workers", "dataset", "model")
+OPTION = "model."  # begins the key of an option of the model
+OPTION_PATTERN = re.compile(r"model\.[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 class Grid(NamedTuple):
-    """A grid: its name, its points in the order of the file, their resources, and the axes that --set replaced."""
+    """A grid: its name, its points in the order of the file, their resources, and the axes that --set replaced.
+
+    `folder` is that of the grid file, where modules of a user's models are found; of a shipped grid the current one.
+    """
 
     name: str
     points: tuple[Spec, ...]
     resources: Resources
     replaced: tuple[str, ...] = ()
+    folder: Path = Path()
 
 
 class GridFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,9 +88,13 @@ def expand_grid(name_or_path: str, changes: Sequence[str] = (), *, has_gpus: boo
     """
     file = load_grid_file(name_or_path)
     overrides = parse_overrides(changes)
+    folder = (Path(name_or_path).parent if is_path(name_or_path) else Path()).resolve()
+    place_models(overrides, Path.cwd())
+    place_models(file.base, folder)
     auto: Device = "cuda" if has_gpus else "cpu"
     points: dict[Spec, int] = {}  # point -> index of its block
     for index, block in enumerate(file.points):
+        place_models(block, folder)
         for spec in expand_block(file.base, block, overrides, auto, f"points[{index}]"):
             # overrides may make points of different blocks equal, which is no error
             if spec in points and (not overrides or points[spec] == index):
@@ -91,8 +104,21 @@ def expand_grid(name_or_path: str, changes: Sequence[str] = (), *, has_gpus: boo
                 raise CommandError(f"grid {file.name!r} has more than {MAX_POINTS} points; split it.")
     if not points:
         raise CommandError(f"grid {file.name!r} has no points; give every axis of a block at least one value.")
+    check_models(points, folder)
     replaced = tuple(describe_override(file, axis, values) for axis, values in overrides.items())
-    return Grid(file.name, tuple(points), file.resources, replaced)
+    return Grid(file.name, tuple(points), file.resources, replaced, folder)
+
+
+def place_models(axes: dict[str, Any], folder: Path) -> None:
+    """Replace the path of a user's file in `model` by the absolute one; a relative one starts in this folder."""
+
+    def place(model: Any) -> Any:
+        own = own_class(model) if isinstance(model, str) else None
+        return f"{folder / Path(own.module).expanduser()}:{own.name}" if own and own.is_file else model
+
+    if "model" in axes:
+        models = axes["model"]
+        axes["model"] = [place(model) for model in models] if isinstance(models, list) else place(models)
 
 
 def check_grid_name(name: str, what: str = "grid name") -> None:
@@ -102,7 +128,7 @@ def check_grid_name(name: str, what: str = "grid name") -> None:
 
 def describe_override(file: GridFile, axis: str, values: Sequence[Any]) -> str:
     """Return the axis with the values of the grid that --set replaces, and the new ones: `epochs 2, 8 -> 3`."""
-    default = [file.base[axis]] if axis in file.base else [AXIS_DEFAULTS[axis]]
+    default = [file.base[axis]] if axis in file.base else [AXIS_DEFAULTS.get(axis, msgspec.NODEFAULT)]
     before = [value for block in file.points for value in block.get(axis, default)]
     shown = dict.fromkeys("not set" if value is msgspec.NODEFAULT else str(value) for value in before)
     return f"{axis} {', '.join(shown)} -> {', '.join(map(str, values))}"
@@ -165,10 +191,8 @@ def shipped_grids() -> list[str]:
 def check_axes(axes: Iterable[str], where: str) -> None:
     """Raise CommandError for a key that is not an axis, and suggest the nearest one."""
     for axis in axes:
-        if axis not in AXES:
-            near = difflib.get_close_matches(axis, AXES, n=1)
-            cure = f"did you mean {near[0]!r}?" if near else f"the axes are {', '.join(AXES)}."
-            raise CommandError(f"{where} names an unknown axis {axis!r}; {cure}")
+        if axis not in GRID_AXES and not is_option(axis):
+            raise CommandError(f"{where} names an unknown axis {axis!r}; {suggest_name(axis, GRID_AXES)}")
 
 
 def check_axis_lists(block: Mapping[str, Any], where: str) -> None:
@@ -192,6 +216,7 @@ def parse_overrides(changes: Sequence[str]) -> dict[str, list[Any]]:
         if axis in parsed:
             raise CommandError(f"--set names {axis!r} twice; give all values at once, as {axis}=a,b.")
         try:
+            change.encode()
             parsed[axis] = [parse_value(axis, text) for text in values.split(",")]
         except msgspec.ValidationError as error:
             raise CommandError(f"--set {change!r}: {explain_type_error(error, axis)}") from error
@@ -203,6 +228,10 @@ def parse_overrides(changes: Sequence[str]) -> dict[str, list[Any]]:
 def parse_value(axis: str, text: str) -> Any:
     """Convert a command line value to the type of the axis. Raises msgspec.ValidationError."""
     if axis == "device" and text == "auto":
+        return text
+    if is_option(axis):
+        with contextlib.suppress(yaml.YAMLError):
+            return yaml.load(text, StrictLoader)
         return text
     if axis == "remedies":
         return msgspec.convert([] if text == "none" else text.split("+"), AXIS_TYPES[axis])
@@ -223,13 +252,18 @@ def expand_block(
         fields = dict(zip(lists, combination, strict=True))
         if fields.get("device") == "auto":
             fields["device"] = auto
+        if "model" in changes:  # the block may be about another model, and state what this one does not have
+            left_out = set(axes_of_others(str(fields["model"]))) - changes.keys()
+            fields = {axis: value for axis, value in fields.items() if axis not in left_out}
         yield spec_from_fields(fields, where)
 
 
 def spec_from_fields(fields: Mapping[str, Any], where: str) -> Spec:
     """Return the point. Raises CommandError, also for what Spec accepts so that it reads older manifests."""
+    fields = complete_model_fields(fields)
     for axis in REQUIRED_AXES:
-        if axis in fields and fields[axis] is None:
+        is_implied = axis == "dataset" and fields["model"] not in CIFAR_MODELS
+        if axis in fields and fields[axis] is None and not is_implied:
             raise CommandError(f"{where}.{axis} is null; a point that runs must state it.")
     first_axes = ", ".join(f"{axis}={fields[axis]!r}" for axis in AXES[:3] if axis in fields)
     try:
@@ -243,10 +277,39 @@ def spec_from_fields(fields: Mapping[str, Any], where: str) -> Spec:
         )
     if spec.evaluate and spec.input == "synthetic" and spec.dataset != "synthetic":  # noise, tested on real images
         raise CommandError(
-            f"{where} ({first_axes}): evaluate=true needs a model trained on images, got input='synthetic'; use 'gpu' "
-            "or 'dataloader'."
+            f"{where} ({first_axes}): evaluate=true needs a model trained on its data, got input='synthetic'; use "
+            "'dataloader', or 'gpu'."
         )
     return spec
+
+
+def complete_model_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with the options of the model gathered, and the data set where the model implies it."""
+    options = [f"{key.removeprefix(OPTION)}={option_text(value)}" for key, value in fields.items() if is_option(key)]
+    found = {"model": AXIS_DEFAULTS["model"], **{key: value for key, value in fields.items() if not is_option(key)}}
+    if options:
+        found["options"] = options
+    if found["model"] not in CIFAR_MODELS:
+        is_read = str(found["model"]).startswith(TORCHVISION) and found.get("input") != "synthetic"
+        found.setdefault("dataset", "imagefolder" if is_read else None)
+    return found
+
+
+def axes_of_others(model: str) -> Sequence[str]:
+    """Return the axes that a model does not have."""
+    if model.startswith(TORCHVISION):
+        return ("dataset",)
+    return () if is_image_model(model) else IMAGE_AXES
+
+
+def is_option(key: str) -> bool:
+    """True for the key of an option of the model, such as model.layers."""
+    return OPTION_PATTERN.fullmatch(key) is not None
+
+
+def option_text(value: Any) -> str:
+    """Return the value of an option as the point holds it; the constructor's annotation says its type."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def explain_type_error(error: msgspec.ValidationError, axis: str | None = None) -> str:

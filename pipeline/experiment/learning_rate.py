@@ -32,10 +32,3 @@ def num_warm_up_updates(spec: Spec) -> int:
 def peak_learning_rate(spec: Spec) -> float:
     """Return the largest rate of the run: that of the first update after warm-up, or of the last if there is none."""
     return learning_rate_at(spec, min(num_warm_up_updates(spec), spec.epochs * spec.steps_per_epoch - 1))
-
-
-def epoch_learning_rates(spec: Spec, epoch: int) -> tuple[float, float]:
-    """Return the rate of the first update of an epoch, counted from 1, and the largest rate of its updates."""
-    last = epoch * spec.steps_per_epoch
-    rates = [learning_rate_at(spec, update) for update in range(last - spec.steps_per_epoch, last)]
-    return rates[0], max(rates)

@@ -53,6 +53,7 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     arrays: list[SlurmArray] = []
     prologue_sha256: str | None = None
     host: str | None = None
+    sources: dict[str, str] = {}  # model of the user's -> SHA-256 of its file when it was submitted
 
     def __post_init__(self) -> None:
         """Raise ValueError for a time that is none, and for an array whose name lacks the id, as another job may."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 
 from pipeline.experiment.spec import Execution, NonNegativeInt, PositiveInt
-from pipeline.system.errors import CONTROL_CHARACTER, CONTROL_CHARACTERS
+from pipeline.system.errors import CONTROL_CHARACTER, NO_CONTROL_CHARACTERS
 
 VariantName = Literal[
     "plain", "ddp_one", "ddp", "ddp_again", "no_op_hook", "no_collectives", "no_sync", "dp", "dp_again"
@@ -28,9 +28,10 @@ ScaleRule = Literal["largest_magnitude", "three_sigma", "percentile_99_9"]
 ScaleGranularity = Literal["per_tensor", "per_channel"]  # of weights; activations always have one scale per tensor
 QuantizationStage = Literal["fp32", "weights", "activations", "biases"]  # each includes those before it
 HistogramTensor = Literal["weights", "before_relu", "after_relu"]
+Better = Literal["higher", "lower"]  # of a figure of merit
+TEST_ACCURACY = "test accuracy"  # the figure of merit of image models, from 0 to 1
 Text = Annotated[str, msgspec.Meta(max_length=4000)]  # of messages: with whatever a process printed
 MAX_SHORT_TEXT_CHARS = 400
-NO_CONTROL_CHARACTERS = rf"\A[^{CONTROL_CHARACTERS}]*\Z"
 ShortText = Annotated[str, msgspec.Meta(max_length=MAX_SHORT_TEXT_CHARS, pattern=NO_CONTROL_CHARACTERS)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 PositiveNanoseconds = Annotated[int, msgspec.Meta(ge=1, le=2**62)]  # a measured time is never 0
@@ -82,6 +83,12 @@ class Epoch(RecordStruct, frozen=True):
     first_learning_rate: float | None = None  # of the first update; None before schema 11
     peak_learning_rate: float | None = None  # the largest of the epoch; None before schema 11
     step_times_ns: tuple[Nanoseconds, ...] | None = None
+    merit: float | None = None  # over the test set; test_accuracy if that is the figure of merit (since schema 13)
+
+    @property
+    def merit_or_accuracy(self) -> float | None:
+        """The figure of merit over the test set, whatever it is."""
+        return self.merit if self.test_accuracy is None else self.test_accuracy
 
     @property
     def slowest_rank(self) -> RankEpoch | None:
@@ -321,6 +328,10 @@ class Measurement(RecordStruct, frozen=True):
     communication: Communication | None = None
     memory_search: MemorySearch | None = None
     quantization: Quantization | None = None
+    unit: ShortText = "images"  # of an item; this and the next three are new in schema 13
+    items_per_sample: PositiveInt = 1
+    merit: ShortText | None = None  # the name of the figure of merit; None: before schema 13, the test accuracy
+    better: Better = "higher"  # figures of merit
 
 
 class GpuWindow(RecordStruct, frozen=True):

@@ -8,12 +8,16 @@ import msgspec
 
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.point_label import Processors
+from pipeline.experiment.measurement import TEST_ACCURACY
+from pipeline.experiment.model_name import is_image_model
+from pipeline.experiment.point_label import IMAGES, MERIT, Terms
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Spec
 from pipeline.system.errors import CommandError
 from pipeline.system.files import CANNOT_READ
+
+ITEMS, SAMPLES = "items", "samples"  # the unit of an experiment with several; of a model that no record describes
 
 PointStatus = Literal["ok", "oom", "failed", "rejected", "missing"]
 
@@ -61,9 +65,30 @@ class CollectedOutcomes(NamedTuple):
         return [outcome.record for outcome in self.outcomes if outcome.record]
 
     @property
-    def processors(self) -> Processors:
-        """What the points run on: GPUs, or processes if all are of the CPU."""
-        return "processes" if {outcome.spec.device for outcome in self.outcomes} == {"cpu"} else "GPUs"
+    def terms(self) -> Terms:
+        """The words for what the points run on (processes if all are of the CPU), for items, and for what is tested."""
+        on_cpu = {outcome.spec.device for outcome in self.outcomes} == {"cpu"}
+        by_model = units_by_model(self.outcomes)
+        units = set(by_model.values())
+        measured = (record.measurement for record in self.records if record.measurement)
+        merits = {part.merit for part in measured if part.merit not in (None, TEST_ACCURACY)}
+        return Terms(
+            "processes" if on_cpu else "GPUs",
+            units.pop() if len(units) == 1 else ITEMS if units else IMAGES,
+            merits.pop() or MERIT if len(merits) == 1 else MERIT,
+            next((str(model) for model in by_model if not is_image_model(model)), ""),
+        )
+
+
+def units_by_model(outcomes: Iterable[PointOutcome]) -> dict[str | None, str]:
+    """Return the unit of each model's items, as its records state it; without a record images, or samples."""
+    units = {
+        outcome.spec.model: outcome.record.measurement.unit
+        for outcome in outcomes
+        if outcome.record and outcome.record.measurement
+    }
+    models = {outcome.spec.model for outcome in outcomes}
+    return {model: IMAGES if is_image_model(model) else SAMPLES for model in models} | units
 
 
 def collect_outcomes(experiment: Experiment) -> CollectedOutcomes:

@@ -1,15 +1,31 @@
 """Names of points for people: the axes in which points differ, in words."""
 
 import decimal
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from pipeline.experiment.model_name import is_image_model, short_model_name
 from pipeline.experiment.spec import AXES, REMEDIES, Spec
 
-Processors = Literal["GPUs", "processes"]  # what the points ran on
+MERIT = "figure of merit"
+IMAGES = "images"  # the unit of this project's own models; texts speak of it, and in_terms puts in another
+
+
+class Terms(NamedTuple):
+    """The words for what the points of an experiment ran on, what their samples consist of, and what is tested.
+
+    `own_model` is the model if it is none of images.
+    """
+
+    processors: Literal["GPUs", "processes"] = "GPUs"
+    unit: str = IMAGES
+    merit: str = MERIT
+    own_model: str = ""
+
 
 NAMING_AXES = ("strategy", "num_gpus", "batch_size_per_gpu")  # in every label of a point
 
@@ -37,6 +53,7 @@ WITHOUT_VALUE = {  # axis -> the words for the value None
 VALUES = {
     ("input", "gpu"): "images on the device",
     ("measure", "epochs"): "timed epochs",
+    ("unit", IMAGES): "",  # the usual case
     ("reference_batch_size", "128"): "",  # the usual case
     ("scale_rule", "largest_magnitude"): "largest magnitude",
     ("scale_rule", "three_sigma"): "three sigma",
@@ -44,16 +61,16 @@ VALUES = {
 }
 ALL_REMEDIES = "all remedies"
 PLAIN_AXES = (
-    *("strategy", "precision", "input", "dataset", "model", "device", "layout", "execution", "measure", "gpu"),
+    *("strategy", "precision", "input", "dataset", "model", "device", "layout", "execution", "measure", "gpu", "unit"),
     "scale_rule",
 )
 """Axes whose value needs no further word: `bf16`, not `precision bf16`."""
 
 
 def varying_axes(rows: Iterable[Mapping[str, Any]], without: Sequence[str] = ()) -> list[str]:
-    """Return the axes in which the rows differ, in the order of AXES, then the GPU model; never those in `without`."""
+    """Return the axes in which the rows differ, as AXES has them, then GPU model and unit; never those in `without`."""
     rows = list(rows)
-    found = [axis for axis in (*AXES, "gpu") if rows and axis in rows[0] and axis not in without]
+    found = [axis for axis in (*AXES, "gpu", "unit") if rows and axis in rows[0] and axis not in without]
     return [axis for axis in found if len({repr(row[axis]) for row in rows}) > 1]
 
 
@@ -75,13 +92,14 @@ def distinguishing_axes(
 
 def describe_point(row: Mapping[str, Any], axes: Sequence[str]) -> str:
     """Return the row's values of these axes in words: `ddp 2 GPUs, 128 per GPU`."""
-    parts = {axis: describe_axis(axis, row[axis]) for axis in axes}
+    own = not is_image_model(row.get("model"))  # such a model has its own data set
+    parts = {axis: describe_axis(axis, row[axis]) for axis in axes if not (own and axis == "dataset")}
     if "strategy" in parts and "num_gpus" in parts:
         parts["strategy"] += f" {parts.pop('num_gpus')}"
     text = ", ".join(filter(None, parts.values()))
     if not text:  # a usual value goes without saying, but not alone
         text = ", ".join(f"{axis} {row[axis]}" for axis in axes if row[axis] is not None)
-    return name_processors(text, "processes") if row.get("device") == "cpu" else text
+    return in_terms(text, Terms("processes")) if row.get("device") == "cpu" else text
 
 
 def point_labels(points: Sequence[Spec]) -> dict[str, str]:
@@ -115,28 +133,44 @@ def describe_axis(axis: str, value: Any) -> str:
         return axis if value else f"no {axis}"
     if axis == "remedies" and {*value} == {*REMEDIES}:
         return ALL_REMEDIES
+    if axis == "options":
+        return " ".join(value) or "default options"
     if isinstance(value, list | tuple):
         return " + ".join(map(str, value)) or f"no {axis}"
     if value is None:
         return WITHOUT_VALUE.get(axis, f"{axis} not stated")
+    if axis == "model":
+        return short_model_name(value)
     shown = f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
     words = "{}" if axis in PLAIN_AXES else WORDS.get(axis, f"{axis} {{}}")
     return VALUES.get((axis, shown), words).format(shown)
 
 
 def describe_training(points: Iterable[Spec]) -> str:
-    """Return models and images in words, `resnet18 on cifar10`, and the memory limit if all points share one."""
+    """Return models and data in words, `resnet18 on cifar10`, and the memory limit if all points share one."""
     points = list(points)
-    pairs = {(spec.model, spec.dataset if spec.reads_data else "synthetic images") for spec in points}
+    pairs = {(spec.model and short_model_name(spec.model), describe_data(spec)) for spec in points}
     limits = {spec.memory_limit_gib for spec in points}
     limit = f" within {limits.pop():g} GiB a process" if len(limits) == 1 and None not in limits else ""
     named = ", ".join(sorted(f"{model} on {images}" for model, images in pairs if model and images))
     return named and named + limit
 
 
-def name_processors(text: str, processors: Processors) -> str:
-    """Return a text about GPUs with the word for what the points ran on: processes on the CPU."""
-    return text if processors == "GPUs" else text.replace("GPUs", "processes").replace("GPU", "process")
+def describe_data(spec: Spec) -> str | None:
+    """Return the data of a point in words; None if an ingested point does not state it."""
+    if spec.input == "synthetic" or spec.dataset == "synthetic":
+        return "synthetic images" if is_image_model(spec.model) else "synthetic batches"
+    return spec.dataset if is_image_model(spec.model) else "its data set"
+
+
+def in_terms(text: str, terms: Terms) -> str:
+    """Return a text about GPUs and images in the terms of an experiment: processes on the CPU, samples of tokens."""
+    if terms.processors == "processes":
+        text = text.replace("GPUs", "processes").replace("GPU", "process")
+    if terms.unit != IMAGES:
+        text = text.replace("images/s", f"{terms.unit}/s").replace("mJ/image", f"mJ/{terms.unit.removesuffix('s')}")
+        text = re.sub(r"\b([Ii])mage(s?)\b", lambda match: f"{'S' if match[1] == 'I' else 's'}ample{match[2]}", text)
+    return text.replace(MERIT, terms.merit)
 
 
 def format_number(value: float, spec: str) -> str:

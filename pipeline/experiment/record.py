@@ -28,10 +28,12 @@ from pipeline.system.host import parse_timestamp
 #      adds the result of `measure: quantize` and the number of its calibration images
 #  12  adds None ("not stated") for the parameters, the bytes of gradients, the updates and the samples of timings from
 #      elsewhere; earlier versions wrote those of ResNet-18 and CIFAR-10 where `ingest` was not told
-SCHEMA_VERSION: Literal[12] = 12
+#  13  adds options of the model, fp16, the unit of items, the figure of merit, and the source of a user's model
+SCHEMA_VERSION: Literal[13] = 13
 
 MAX_STEP_TIMES = 40_000  # over all epochs; a longer series is stored in the .steps.npz only
 MAX_RANK_EPOCHS = 1_000  # epochs x ranks; with more there is no space for step times
+MODEL_ALONE = "the model alone does not fit"  # begins the message of an out of memory before the first batch
 MAX_MESSAGE_CHARS = 3900  # of a failure; the rest of Text is left for a prefix
 TIMING_VARIABLE_PREFIXES = ("NCCL_", "GLOO_", "TORCHINDUCTOR_")  # variables that may change a step's time
 TIMING_NEUTRAL_VARIABLES = ("NCCL_VERSION", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")  # these do not
@@ -97,6 +99,10 @@ class Environment(RecordStruct, frozen=True):
     sm_clock_mhz: NonNegativeInt | None = None
     slurm: dict[ShortText, ShortText] = msgspec.field(default_factory=dict)
     variables: dict[ShortText, ShortText] = msgspec.field(default_factory=dict)  # an allow-list
+    model_digest: ShortText | None = None  # of the modules of the user's model
+    model_commit: ShortText | None = None  # of their repository
+    model_dirty: bool | None = None  # one of them differs from it
+    model_changed: bool | None = None  # the file of the model was edited after it was submitted
     data: ShortText | None = None
     source: ShortText | None = None
 
@@ -112,7 +118,7 @@ class Environment(RecordStruct, frozen=True):
 class Record(RecordStruct, frozen=True):
     """One attempt. Raises ValueError if status and content contradict each other."""
 
-    schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+    schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
     run_id: ShortText
     attempt: NonNegativeInt
     spec: Spec

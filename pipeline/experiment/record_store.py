@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pipeline.experiment.measurement import NO_CONTROL_CHARACTERS
 from pipeline.experiment.record import SCHEMA_VERSION, Environment, Record, Status
 from pipeline.experiment.spec import RUN_ID_PATTERN, Spec
 from pipeline.system import files
+from pipeline.system.errors import NO_CONTROL_CHARACTERS
 
 MAX_RECORD_BYTES = 1_000_000
 RECORD_NAME_PATTERN = re.compile(rf"({RUN_ID_PATTERN})\.(\d{{1,6}})\.json")

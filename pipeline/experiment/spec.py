@@ -7,21 +7,25 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
+from pipeline.experiment.model_name import BUILT_IN_MODELS, CIFAR_MODELS, TORCHVISION, is_image_model
+from pipeline.system.errors import NO_CONTROL_CHARACTERS
+
 Device = Literal["cuda", "cpu"]
 Strategy = Literal["single", "dp", "ddp"]
-Precision = Literal["fp32", "tf32", "bf16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]  # bf16, fp16: autocast; fp16 with a scaled loss
 Input = Literal["dataloader", "synthetic", "gpu"]  # `gpu`: images and augmentation on the device, also on `cpu`
 MemoryLayout = Literal["contiguous", "channels_last"]  # of images and weights in memory
 # The host launches: each operation (eager), each compiled kernel (compile), or one CUDA graph per step, of operations
 # (graph) or of compiled kernels (compiled_graph).
 Execution = Literal["eager", "compile", "graph", "compiled_graph"]
 Dataset = Literal["cifar10", "imagefolder", "synthetic"]
-Model = Literal["resnet18", "lenet"]  # each is a function of the same name in pipeline.training.models
 Remedy = Literal["linear_scaling", "warmup", "zero_gamma", "no_bias_decay"]
 REMEDIES: tuple[Remedy, ...] = get_args(Remedy)
 Schedule = Literal["constant", "cosine"]  # of the learning rate, after warm-up
 Measure = Literal["epochs", "communication", "memory", "quantize"]
 
+ModelName = Annotated[str, msgspec.Meta(max_length=400, pattern=NO_CONTROL_CHARACTERS)]  # see model_name
+ModelOption = Annotated[str, msgspec.Meta(max_length=400, pattern=NO_CONTROL_CHARACTERS)]  # `layers=4`
 RUN_ID_PATTERN = r"[a-z0-9-]{1,120}"
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
@@ -30,6 +34,11 @@ FractionBelowOne = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 COMPILED_EXECUTIONS: tuple[Execution, ...] = ("compile", "compiled_graph")
 CAPTURED_EXECUTIONS: tuple[Execution, ...] = ("graph", "compiled_graph")
+IMAGE_AXES = (
+    *("dataset", "learning_rate", "momentum", "weight_decay", "remedies", "warmup_epochs", "reference_batch_size"),
+    *("schedule", "nesterov", "fused_optimizer", "num_calibration_samples"),
+)
+"""Axes of image models alone."""
 FLOAT_AXES = ("learning_rate", "momentum", "weight_decay", "bucket_cap_mb", "memory_limit_gib")
 NUM_WARM_UP_EPOCHS = 1  # first epochs of a run, never reported: caches fill, kernels are chosen and compiled
 FIRST_TIMED_EPOCH = NUM_WARM_UP_EPOCHS + 1  # epochs count from 1
@@ -59,7 +68,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     batch_size_per_gpu: PositiveInt
     device: Device = "cuda"
     num_nodes: PositiveInt = 1
-    model: Model | None = "resnet18"
+    model: ModelName | None = "resnet18"
+    options: tuple[ModelOption, ...] = ()  # of the model: arguments of its constructor
     dataset: Dataset | None = "cifar10"
     num_samples: PositiveInt = CIFAR10_SAMPLES
     input: Input | None = "dataloader"
@@ -96,7 +106,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 msgspec.structs.force_setattr(self, axis, float(value) + 0.0)
         remedies = tuple(sorted(self.remedies, key=REMEDIES.index))
         msgspec.structs.force_setattr(self, "remedies", remedies)
+        msgspec.structs.force_setattr(self, "options", tuple(sorted(self.options)))
         self._check_shape()
+        self._check_model()
         self._check_input()
         self._check_training()
         self._check_measure()
@@ -120,6 +132,32 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "strategy='dp' needs device='cuda': without GPUs DataParallel runs the bare module and its times "
                 "would be wrong; use 'ddp'."
             )
+
+    def _check_model(self) -> None:
+        if self.model in CIFAR_MODELS or self.model is None:
+            if self.options:
+                name = self.options[0].partition("=")[0]
+                raise ValueError(f"model={self.model!r} has no option {name!r}; leave out model.{name}.")
+            return
+        if self.model.startswith(TORCHVISION):
+            if self.dataset not in (None, "imagefolder"):
+                raise ValueError(f"model={self.model!r} reads an image folder; use dataset='imagefolder'.")
+            if "zero_gamma" in self.remedies or self.input == "gpu":
+                what = "input='gpu'" if self.input == "gpu" else "remedies=['zero_gamma']"
+                raise ValueError(f"{what} works for {' and '.join(CIFAR_MODELS)} alone; leave it out.")
+            return
+        if ":" not in self.model and self.model not in BUILT_IN_MODELS:  # of a later version, or of another checkout
+            return
+        for axis in IMAGE_AXES:
+            default = None if axis == "dataset" else AXIS_DEFAULTS[axis]
+            if getattr(self, axis) != default:
+                raise ValueError(
+                    f"{axis}={getattr(self, axis)!r} is an axis of image models and does nothing for {self.model!r}; "
+                    f"leave it out, or make it an option, model.{axis}."
+                )
+        if self.strategy == "dp" or self.input == "gpu":
+            what, cure = ("strategy='dp'", "'ddp'") if self.strategy == "dp" else ("input='gpu'", "'dataloader'")
+            raise ValueError(f"{what} works for image models alone, got model={self.model!r}; use {cure}.")
 
     def _check_input(self) -> None:
         if self.num_samples < self.num_gpus:
@@ -218,6 +256,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 f"{stated} with {cause} needs fused_optimizer=true: the learning rate changes with every "
                 "update, and only the fused optimizer reads it from the device."
             )
+        is_unfused = is_image_model(self.model) and not self.fused_optimizer
+        if execution in CAPTURED_EXECUTIONS and self.precision == "fp16" and is_unfused:
+            return f"{stated} in fp16 needs fused_optimizer=true: others wait for the host at each scaled update."
         if execution in COMPILED_EXECUTIONS and self.sync_batchnorm:
             return f"{stated} does not work with sync_batchnorm=true: torch.compile cannot include it; use 'graph'."
         if execution in COMPILED_EXECUTIONS and self.bucket_cap_mb is not None and self.bucket_cap_mb < 1:
@@ -247,7 +288,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def reads_data(self) -> bool:
-        return self.dataset != "synthetic" and (self.input in ("dataloader", "gpu") or self.evaluate)
+        """True if the point reads images in the data folder."""
+        is_stated = self.dataset not in (None, "synthetic")
+        return is_stated and (self.input in ("dataloader", "gpu") or self.evaluate)
 
     @property
     def global_batch_size(self) -> int:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from pipeline.experiment import record_store
-from pipeline.experiment.record import Failure, Record
+from pipeline.experiment.record import MODEL_ALONE, Failure, Record
 from pipeline.experiment.spec import Spec
 from pipeline.runner.classify_failure import OOM_REASONS, contains_any
 from pipeline.runner.rank_files import RankError, RankFiles
@@ -33,11 +33,14 @@ class RankExit(NamedTuple):
 
 def failure_record(spec: Spec, rank_files: RankFiles, launch_id: str, failure: Failure) -> Record:
     """Return the record of a launch that did not succeed: `oom` for out of memory, else `failed`."""
+    reason = OOM_REASONS.get(failure.kind, failure.message.partition("\n")[0])
+    if failure.kind in OOM_REASONS and MODEL_ALONE in failure.message:
+        reason += f": {MODEL_ALONE}"
     return record_store.new_record(
         spec,
         "oom" if failure.kind in OOM_REASONS else "failed",
         launch_id,
-        reason=OOM_REASONS.get(failure.kind, failure.message.partition("\n")[0]),
+        reason=reason,
         failure=failure,
         environment=rank_files.read_environment(),
     )

@@ -16,6 +16,7 @@ Rerun = Literal["failed", "oom", "all"]
 class LaunchOptions(NamedTuple):
     """The options of a launch: the data folder, if traces are kept, and the kind of recorded points to run again.
 
+    `modules` is the folder of the modules of the user's models, that of the grid file.
     `point_limit_s` limits each point of an element that runs several; a single point has the job's limit alone.
     `num_threads` is of each process on the CPU.
     """
@@ -25,6 +26,7 @@ class LaunchOptions(NamedTuple):
     rerun: Rerun | None = None
     point_limit_s: int | None = None
     num_threads: int = 1
+    modules: Path | None = None
 
 
 def python_variables() -> dict[str, str]:
@@ -43,6 +45,8 @@ def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOption
     for run_id in run_ids:
         command += ["--run-id", run_id]
     command += ["--data", str(options.data.resolve())]
+    if options.modules is not None:
+        command += ["--modules", str(options.modules.resolve())]
     if options.rerun:
         command += ["--rerun", options.rerun]
     if options.num_threads != 1:
@@ -92,5 +96,7 @@ def add_data_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_launch_options(arguments: argparse.Namespace, point_limit_s: int | None, num_threads: int) -> LaunchOptions:
-    return LaunchOptions(arguments.data, arguments.keep_trace, arguments.rerun, point_limit_s, num_threads)
+def read_launch_options(
+    arguments: argparse.Namespace, point_limit_s: int | None, num_threads: int, modules: Path | None
+) -> LaunchOptions:
+    return LaunchOptions(arguments.data, arguments.keep_trace, arguments.rerun, point_limit_s, num_threads, modules)

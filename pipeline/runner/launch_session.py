@@ -47,7 +47,7 @@ class LaunchSession:
         self.rank_files_by_point = [RankFiles(experiment.launch_folder(spec.run_id(), launch_id)) for spec in specs]
         self.published: list[Record | None] = []
         self.deadline = Deadline(point_limit_s)
-        self._experiment = experiment
+        self.experiment = experiment
         files.make_folder(experiment.scratch_folder)
         self._sampler = contextlib.ExitStack()
         self._started_at = utc_timestamp()
@@ -140,13 +140,13 @@ class LaunchSession:
             record = record_store.new_record(record.spec, "failed", self.id, failure=failure, reason=problem)
         else:
             if record.status == "ok":
-                side_files.move_side_files(self._experiment, self.current_files, path)
+                side_files.move_side_files(self.experiment, self.current_files, path)
         log_line(f"{record.run_id}: {record.status_line()}")
         self.published.append(record)
 
     def _publish_valid(self, record: Record) -> tuple[Record, Path]:
         """Publish the record, or if it is invalid a failed one that says why. Return that record, and its path."""
-        folder = self._experiment.records_folder
+        folder = self.experiment.records_folder
         try:
             return record, publish_with_retries(record, folder)
         except ValueError as error:

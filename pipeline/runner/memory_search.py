@@ -42,18 +42,19 @@ class FinishedTrial(NamedTuple):
     failure: Failure | None
 
 
-def search_memory(spec: Spec, rank_files: RankFiles, launch_id: str, run_node_ranks: RunNodeRanks) -> Record:
-    """Run trials until the boundary is known. Return the record that lists them all.
+def search_memory(task: PointTask, rank_files: RankFiles, launch_id: str, run_node_ranks: RunNodeRanks) -> Record:
+    """Run trials until the boundary of the task's point is known. Return the record that lists them all.
 
     The record is `oom` if not even one sample fits, and `failed` if a trial failed for a reason other than memory.
     Raises whatever `run_node_ranks` raises.
     """
+    spec = task.spec
     finished: list[FinishedTrial] = []
     trials: list[MemoryTrial] = []
     while (size := memory_trials.next_batch_size(trials, spec.batch_size_per_gpu)) is not None:
         folder = rank_files.folder / f"trial{len(trials)}"
         shutil.rmtree(folder, ignore_errors=True)  # left by the same launch before Slurm requeued it
-        last = run_trial(spec, size, RankFiles(folder), f"{launch_id}-trial{len(trials)}", run_node_ranks)
+        last = run_trial(task, size, RankFiles(folder), f"{launch_id}-trial{len(trials)}", run_node_ranks)
         finished.append(last)
         trials.append(last.trial)
         log_line(f"{spec.run_id()}: trial {len(trials)}: {describe_trial(last)}")
@@ -77,11 +78,12 @@ def is_memory_failure(failure: Failure, trials: Sequence[MemoryTrial]) -> bool:
 
 
 def run_trial(
-    spec: Spec, batch_size: int, rank_files: RankFiles, trial_id: str, run_node_ranks: RunNodeRanks
+    task: PointTask, batch_size: int, rank_files: RankFiles, trial_id: str, run_node_ranks: RunNodeRanks
 ) -> FinishedTrial:
     """Run three full steps at a batch size, and return the trial. It fails if any rank fails."""
+    spec = task.spec
     probe = spec.trial_spec(batch_size)
-    rank_files.write_point(PointTask(probe, None, needs_free_gpus=True))
+    rank_files.write_point(msgspec.structs.replace(task, spec=probe, needs_free_gpus=True))
     started_ns = time.monotonic_ns()
     exits = run_node_ranks(probe, rank_files, trial_id)
     time_ns = time.monotonic_ns() - started_ns

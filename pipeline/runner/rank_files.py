@@ -44,6 +44,8 @@ class PointTask(msgspec.Struct, frozen=True):
 
     spec: Spec
     data: str | None
+    modules: str | None = None  # the folder of the modules of the user's models
+    submitted_source: str | None = None  # the digest of the model's file when the point was submitted
     keep_trace: bool = False
     task: Task = "measure"
     needs_free_gpus: bool = False
@@ -52,6 +54,10 @@ class PointTask(msgspec.Struct, frozen=True):
     @property
     def data_folder(self) -> Path | None:
         return Path(self.data) if self.data else None
+
+    @property
+    def modules_folder(self) -> Path | None:
+        return Path(self.modules) if self.modules else None
 
 
 class FollowingPoint(msgspec.Struct, frozen=True):

@@ -17,8 +17,8 @@ import torch
 
 from pipeline.communication.measure_point import measure_communication
 from pipeline.communication.selftest_runs import SELFTEST_TASKS
-from pipeline.data.images import decode_ahead
 from pipeline.experiment.measurement import DeviceMemory, Measurement, short_text
+from pipeline.experiment.model_name import own_class
 from pipeline.experiment.packing import EarlierPoint, has_memory_headroom
 from pipeline.experiment.record import MAX_MESSAGE_CHARS, Environment
 from pipeline.experiment.spec import Spec
@@ -29,8 +29,10 @@ from pipeline.system import host, source_digest
 from pipeline.training import device_memory, gpu_checks, process_group, provenance
 from pipeline.training.loop import train_point
 from pipeline.training.process_group import Rank, device_indices
-from pipeline.training.quantize_point import quantize_point
 from pipeline.training.step_timer import PartTimesNs
+from pipeline.workloads import user_code
+from pipeline.workloads.find import Sources
+from pipeline.workloads.workload import WorkloadError
 
 # torchrun's agent reports the first rank that exits as the cause, so a rank that lost its peer waits before it exits
 LOST_PEER_GRACE_S = 1
@@ -75,7 +77,10 @@ def check_gpus_and_decode(point: PointTask) -> None:
     """Check that this rank's GPUs can compute in the point's precision, and decode its image folder."""
     rank = process_group.find_rank(point.spec)
     gpu_checks.check_gpu_supported(point.spec, device_indices(point.spec, rank))
-    decode_ahead(point.spec, point.data_folder)
+    if point.spec.dataset == "imagefolder":
+        from pipeline.data.images import decode_ahead  # here: it imports torchvision, which other models do not need
+
+        decode_ahead(point.spec, point.data_folder)
 
 
 @contextlib.contextmanager
@@ -89,8 +94,11 @@ def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, gpu_checks.GpuProblem):
             kind, text = error.kind, str(error)
+        elif isinstance(error, WorkloadError):
+            kind, text = "exception", str(error)
         else:
-            kind, text = classify_error(error, did_gpu_allocator_refuse), describe_exception(error)
+            kind = classify_error(error, did_gpu_allocator_refuse)
+            text = user_code.describe_user_error(error, describe_exception(error))
         failure = RankError(kind, text[:MAX_MESSAGE_CHARS], int(os.environ["RANK"]), host.node_name(), time.time_ns())
         with contextlib.suppress(OSError):
             rank_files.write_error(failure)
@@ -142,6 +150,7 @@ def run_point(point: PointTask, rank: Rank, rank_files: RankFiles, num_points_be
         memory = measurement.memory
         if rank.rank == 0:
             measurement = msgspec.structs.replace(measurement, num_points_before=num_points_before)
+            environment = add_model_source(environment, point)
             rank_files.write_result(PointResult(measurement, environment))
     else:
         findings = SELFTEST_TASKS[point.task](point.spec, rank)
@@ -167,17 +176,36 @@ def merge_environments(point: PointTask, by_rank: Sequence[Environment]) -> Envi
     )
 
 
+def add_model_source(environment: Environment, point: PointTask) -> Environment:
+    """Return the environment with the source of the user's model: its digest, commit, and whether it was edited."""
+    own, source = own_class(point.spec.model), user_code.describe_source()
+    if own is None or source is None:
+        return environment
+    path = user_code.user_modules().get(own.import_name)
+    digest = user_code.file_sha256(path) if path else None
+    return msgspec.structs.replace(
+        environment,
+        model_digest=source.digest,
+        model_commit=source.commit,
+        model_dirty=source.is_dirty,
+        model_changed=point.submitted_source not in (None, digest),
+    )
+
+
 def run_measurement(point: PointTask, rank: Rank, rank_files: RankFiles) -> Measurement:
     """Train the point's epochs, quantize the trained model, or measure communication, as its `measure` says."""
+    sources = Sources(point.data_folder, point.modules_folder)
     if point.spec.measure == "communication":
         if point.keep_trace:
             rank_files.traces.mkdir(exist_ok=True)
         traces = rank_files.traces if point.keep_trace else None
-        return measure_communication(point.spec, rank, traces, point.only)
+        return measure_communication(point.spec, rank, sources, traces, point.only)
     if point.spec.measure == "quantize":
-        trained = quantize_point(point.spec, rank, point.data_folder, rank_files.weights)
+        from pipeline.training.quantize_point import quantize_point
+
+        trained = quantize_point(point.spec, rank, sources, rank_files.weights)
     else:
-        trained = train_point(point.spec, rank, point.data_folder)
+        trained = train_point(point.spec, rank, sources)
     if rank.rank == 0:
         save_part_times(trained.series, rank_files.series)
     return trained.measurement

@@ -18,6 +18,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.experiment.model_name import TORCHVISION, is_image_model
 from pipeline.experiment.spec import Spec
 from pipeline.runner.failed_record import RankExit, describe_exception
 from pipeline.runner.launch_options import python_variables
@@ -45,7 +46,7 @@ def run_node_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_thread
     """
     variables = {**default_omp_threads(spec, num_threads), **python_variables()}
     with environment_variables(variables):
-        return run_under_agent(spec, rank_files, launch_id, start_fork_server())
+        return run_under_agent(spec, rank_files, launch_id, start_fork_server(spec))
 
 
 def run_under_agent(spec: Spec, rank_files: RankFiles, launch_id: str, start_method: str) -> dict[int, RankExit]:
@@ -117,12 +118,14 @@ def launch_config(spec: Spec, rank_files: RankFiles, launch_id: str, start_metho
     )
 
 
-def start_fork_server() -> str:
+def start_fork_server(spec: Spec) -> str:
     """Start the fork server if there is none yet. It imports what ranks need while this process imports torchrun.
+
+    What only some models need it imports for that of its first point; a rank with another model imports it then.
 
     Return the start method of multiprocessing: "forkserver", or "spawn" if there can be no server.
     """
-    multiprocessing.set_forkserver_preload([PRELOADED_MODULE])
+    multiprocessing.set_forkserver_preload([PRELOADED_MODULE, *modules_of(spec.model)])
     if not _fork_server_environ:
         _fork_server_environ.update(os.environ)
     try:
@@ -131,6 +134,13 @@ def start_fork_server() -> str:
         log_line(f"every rank imports torch again: TMPDIR={tempfile.gettempdir()} cannot hold a socket ({error})")
         return "spawn"
     return "forkserver"
+
+
+def modules_of(model: str | None) -> list[str]:
+    """Return the module of a built-in image model, which imports torchvision."""
+    if not is_image_model(model):
+        return []
+    return [f"pipeline.workloads.{'torchvision' if str(model).startswith(TORCHVISION) else 'cifar'}_classifier"]
 
 
 def environ_changes() -> tuple[dict[str, str], list[str]]:

@@ -69,7 +69,8 @@ def describe_commands(context: SubmitContext, selection: PointSelection) -> list
 def render_plan(plan: dict[str, Any], selection: PointSelection) -> str:
     lines = [f"{selection.describe()}, {plan['place']}, into {plan['folder']}"]
     for point in plan["points"]:
-        fields = " ".join(f"{axis}={value}" for axis, value in point.items() if axis != "run_id")
+        stated = {axis: value for axis, value in point.items() if axis != "run_id" and value is not None}
+        fields = " ".join(f"{axis}={value}" for axis, value in stated.items())
         lines.append(f"  {point['run_id']}  {fields}")
     lines += [row["note"] for row in plan["cost"]]
     if plan["place"] == "local":

@@ -1,6 +1,7 @@
 """Run the points on this machine: one process for each element, one element after another, with progress."""
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.experiment import record_store
+from pipeline.experiment.find_model import source_digests
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import start_submission
 from pipeline.experiment.point_label import point_labels
@@ -34,6 +36,7 @@ def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], opt
     if not elements:
         return
     submission = start_submission(uuid.uuid4().hex, "local")
+    submission.sources = source_digests(itertools.chain(*elements), options.modules)
     with experiment.edit_manifest() as manifest:
         manifest.submissions.append(submission)
         labels = point_labels(manifest.points)

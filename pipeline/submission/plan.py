@@ -14,6 +14,7 @@ from pipeline.experiment import packing
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import Grid, check_grid_name, expand_grid
 from pipeline.experiment.manifest import MANIFEST_VERSION, Manifest, add_points
+from pipeline.experiment.model_name import own_class
 from pipeline.experiment.resources import ResourceShape, group_by_shape
 from pipeline.experiment.spec import Spec
 from pipeline.runner.launch_options import LaunchOptions, read_launch_options
@@ -23,6 +24,7 @@ from pipeline.submission.read_progress import PointProgress, read_progress
 from pipeline.submission.slurm_queries import NodeType
 from pipeline.submission.slurm_request import SlurmRequest
 from pipeline.system import slurm_commands
+from pipeline.system.command_line import command_name
 from pipeline.system.errors import EXIT_NOTHING_FOUND, EXIT_SCHEDULER, CommandError, pluralize, shorten_list
 from pipeline.system.host import gpu_names, num_visible_gpus
 
@@ -77,7 +79,7 @@ class PointSelection(NamedTuple):
 
 def command(name: str, folder: Path) -> str:
     """Return the command line that the user types next for this folder."""
-    return f"python -m pipeline.{name} {shlex.quote(str(folder))}"
+    return f"{command_name(name)} {shlex.quote(str(folder))}"
 
 
 def expand_submission(options: argparse.Namespace) -> Grid:
@@ -158,7 +160,8 @@ def estimate_hours(context: SubmitContext, todo: Sequence[Spec]) -> list[gpu_hou
 
 def launch_options(context: SubmitContext) -> LaunchOptions:
     limit_s, num_threads = context.grid.resources.time_min() * 60, num_cpu_threads(context.grid, context.cluster)
-    return read_launch_options(context.options, limit_s, num_threads)
+    modules = context.grid.folder if any(own_class(spec.model) for spec in context.grid.points) else None
+    return read_launch_options(context.options, limit_s, num_threads, modules)
 
 
 def drop_unsatisfiable(context: SubmitContext, todo: Sequence[Spec]) -> tuple[SubmitContext, CommandError | None]:

@@ -5,6 +5,7 @@ This is the only module that imports submitit.
 
 import contextlib
 import hashlib
+import itertools
 import os
 import shutil
 import sys
@@ -12,6 +13,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.experiment.find_model import source_digests
 from pipeline.experiment.folder import Experiment, displayable_name
 from pipeline.experiment.manifest import SlurmArray, Submission, start_submission
 from pipeline.runner import array_element
@@ -57,6 +59,8 @@ def submit_arrays(
     if not arrays:
         return
     submission = start_submission(uuid.uuid4().hex, "slurm")
+    elements = itertools.chain(*(planned.elements for planned in arrays))
+    submission.sources = source_digests(itertools.chain(*elements), options.modules)
     folder = experiment.log_folder(submission.id)
     folder.mkdir(mode=0o700, parents=True)
     if prologue is not None:

@@ -5,21 +5,23 @@ Method: pytorch.org/docs/stable/notes/cuda.html, "Whole-network capture" and "Us
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pipeline.data.batches import Batch, image_dtype, memory_format
-from pipeline.data.images import IMAGE_SIZE_PX
+from pipeline.data.batch import Batch, copy_batch, first_samples, map_tensors, num_samples
 from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, MarkPart, StepFunction, ignore_mark
 from pipeline.training.step_timer import WHOLE_STEP
+from pipeline.workloads.workload import WorkloadError
 
 CAPTURE_WARM_UP_STEPS = 3
 # DDP rebuilds its buckets after the first step, and synchronizes for its log in each of the first ten steps
 DDP_CAPTURE_WARM_UP_STEPS = 11
+
+CAPTURED_OPTIMIZERS = ("SGD", "Adam", "AdamW", "Adamax", "RMSprop")  # whose state begins at zero
 
 GraphCapturer = Callable[[StepFunction], StepFunction]
 
@@ -68,11 +70,46 @@ def warm_up_and_capture(work: StepFunction, num_warm_up_steps: int, capture: Gra
     return capture(work)
 
 
+@contextlib.contextmanager
+def prepare_capture(step: EagerStep) -> Iterator[None]:
+    """Prepare the optimizer of a step that the block warms up and captures.
+
+    Optimizers that have the option `capturable` get it, and read the learning rate from the device if a schedule sets
+    it. Raises WorkloadError for what a graph cannot do.
+    """
+    groups = step.optimizer.param_groups
+    name = type(step.optimizer).__name__
+    starts_at_zero = not any(group.get("dampening") for group in groups) and not step.optimizer.state
+    if name not in CAPTURED_OPTIMIZERS or not starts_at_zero:
+        raise WorkloadError(
+            f"a captured step cannot restart {name}; use {', '.join(CAPTURED_OPTIMIZERS)}, or execution: compile"
+        )
+    if step.scaler is not None and not all(group.get("fused") for group in groups):
+        raise WorkloadError("a captured step in fp16 needs a fused optimizer: others wait for the scale of the loss")
+    for group in groups:
+        if "capturable" in group:
+            group["capturable"] = True
+    if step.rate is not None and all(group.get("fused") or group.get("capturable") for group in groups):
+        step.put_rate_on_device()
+    before = settings_of(step)
+    yield
+    if settings_of(step) != before:
+        raise WorkloadError(
+            "before_update changes the settings of the optimizer, which a captured step would keep; give the rate of "
+            "each update by learning_rate(update), or use execution: compile"
+        )
+
+
+def settings_of(step: EagerStep) -> list[dict[str, Any]]:
+    """Return the settings of the optimizer's groups, without the rate on the device."""
+    hidden = ("params", "lr") if step.rate_is_on_device else ("params",)
+    return [{key: value for key, value in group.items() if key not in hidden} for group in step.optimizer.param_groups]
+
+
 class CapturedGraph(NamedTuple):
     """A captured step for one batch size, and the tensors that every replay reads and writes."""
 
-    images: Tensor
-    labels: Tensor
+    batch: Batch
     loss: Tensor
     replay: StepFunction
 
@@ -86,20 +123,27 @@ class CapturedStep:
 
     parts: tuple[str, ...] = WHOLE_STEP
 
-    def __init__(self, step: EagerStep, sizes: Sequence[int], spec: Spec, rank: Rank, capture: GraphCapturer) -> None:
+    def __init__(
+        self, step: EagerStep, example: Batch, sizes: Sequence[int], spec: Spec, capture: GraphCapturer
+    ) -> None:
         self.num_correct = step.num_correct
         self._step = step
-        self._graphs = {size: self._capture(size, spec, rank, capture) for size in sizes}
+        self._graphs = {size: self._capture(example, size, spec, capture) for size in sizes}
 
-    def _capture(self, size: int, spec: Spec, rank: Rank, capture: GraphCapturer) -> CapturedGraph:
-        images, labels = blank_batch(size, spec, rank)
-        loss = torch.zeros((), device=rank.device)
+    def _capture(self, example: Batch, size: int, spec: Spec, capture: GraphCapturer) -> CapturedGraph:
+        is_whole = size == num_samples(example)  # no second copy of the largest batch in memory
+        batch = example if is_whole else map_tensors(torch.clone, first_samples(example, size))
+        loss = torch.zeros((), device=self.num_correct.device)
 
         def work() -> None:
-            loss.copy_(self._step(images, labels, ignore_mark))
+            loss.copy_(self._step(batch, ignore_mark))
 
         replay = warm_up_and_capture(work, num_capture_warm_up_steps(spec), capture)
-        return CapturedGraph(images, labels, loss, replay)
+        return CapturedGraph(batch, loss, replay)
+
+    @property
+    def counts_correct(self) -> bool:
+        return self._step.counts_correct
 
     def begin_epoch(self) -> None:
         self._step.begin_epoch()
@@ -112,17 +156,9 @@ class CapturedStep:
             )
         self._step.set_learning_rate(rate)
 
-    def __call__(self, images: Tensor, labels: Tensor, mark: MarkPart) -> Tensor:
-        graph = self._graphs[len(labels)]
-        graph.images.copy_(images, non_blocking=True)
-        graph.labels.copy_(labels, non_blocking=True)
+    def __call__(self, batch: Batch, mark: MarkPart) -> Tensor:
+        graph = self._graphs[num_samples(batch)]
+        copy_batch(batch, graph.batch)
         graph.replay()
         mark("step")
         return graph.loss.clone()
-
-
-def blank_batch(size: int, spec: Spec, rank: Rank) -> Batch:
-    """Return a batch of black images in the type and layout of training batches."""
-    shape = (size, 3, IMAGE_SIZE_PX, IMAGE_SIZE_PX)
-    images = torch.empty(shape, dtype=image_dtype(spec), device=rank.device, memory_format=memory_format(spec))
-    return images.zero_(), torch.zeros(size, dtype=torch.int64, device=rank.device)

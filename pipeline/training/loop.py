@@ -9,31 +9,27 @@ warm-up: it is recorded like every other epoch, but tables take times only from 
 import itertools
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pipeline.analysis.stopping_rule import is_time_precise_enough
-from pipeline.data.batches import CHANNEL_MEANS, CHANNEL_STDS, TrainingBatches, build_batches, derive_seed
-from pipeline.data.images import Images, load_images
-from pipeline.experiment.learning_rate import epoch_learning_rates, learning_rate_at
+from pipeline.data.batches import LoaderBatches, SyntheticBatches, TrainingBatches, batch_sizes, derive_seed
 from pipeline.experiment.measurement import DeviceMemory, Epoch, Measurement, RankEpoch
-from pipeline.experiment.record import MAX_RANK_EPOCHS, MAX_STEP_TIMES
-from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Spec
+from pipeline.experiment.record import MAX_RANK_EPOCHS, MAX_STEP_TIMES, MODEL_ALONE
+from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Execution, Spec
 from pipeline.system.errors import log_line
 from pipeline.training import device_memory, process_group
+from pipeline.training.check_workload import check_workload
 from pipeline.training.gpu_checks import AMPERE
-from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank
-from pipeline.training.step import TrainingStep
+from pipeline.training.step import TrainingStep, place_model
 from pipeline.training.step_setup import choose_execution, execution_stream, prepare_step
 from pipeline.training.step_timer import STEP_PARTS, PartTimesNs, StepTimer
-
-MAX_EVALUATION_BATCH_SIZE = 1000
+from pipeline.workloads.find import NO_SOURCES, Sources, build_workload
+from pipeline.workloads.workload import TEST_ACCURACY, Workload, WorkloadError
 
 
 class RankEpochSeries(NamedTuple):
@@ -43,7 +39,7 @@ class RankEpochSeries(NamedTuple):
     parts_ns: PartTimesNs
     losses: list[float]
     sizes: list[int]
-    num_correct: int
+    num_correct: int | None  # None if the loss does not count them
 
 
 class TrainedPoint(NamedTuple):
@@ -54,57 +50,69 @@ class TrainedPoint(NamedTuple):
     model: nn.Module
 
 
-def build_training_setup(spec: Spec, rank: Rank, data: Path | None) -> tuple[TrainingBatches, nn.Module]:
-    """Build the batches and the model of a point. All ranks begin with equal weights. Raises staging.DataNotStaged."""
-    set_precision(spec)
-    torch.manual_seed(spec.seed)
-    batches = build_batches(spec, rank.shard, data)
-    bare_model = build_model(spec.model or "resnet18", batches.num_classes, "zero_gamma" in spec.remedies)
-    torch.manual_seed(derive_seed(spec.seed, rank.rank))  # each rank draws a different augmentation
-    return batches, bare_model
+def build_batches(workload: Workload, spec: Spec, rank: Rank) -> TrainingBatches:
+    """Return the training input that the spec names. Raises staging.DataNotStaged, WorkloadError."""
+    if spec.input == "gpu":
+        return workload.batches_on_device(rank.shard)
+    if spec.input == "dataloader":
+        return LoaderBatches(spec, rank.shard, workload.dataset(), workload.collate)
+    torch.manual_seed(derive_seed(spec.seed, rank.rank))
+    batch = workload.synthetic_batch(spec.global_batch_size // rank.world_size, rank.device)
+    return SyntheticBatches(spec, rank.shard, batch)
 
 
-def train_point(spec: Spec, rank: Rank, data: Path | None) -> TrainedPoint:
-    """Train the model of a point.
+def train_point(spec: Spec, rank: Rank, sources: Sources = NO_SOURCES) -> TrainedPoint:
+    """Train the model of a point. All ranks begin with equal weights.
 
     Training ends early when the epoch time is precise enough (may_stop_now). The measurement holds the epochs that ran.
+    Raises staging.DataNotStaged, WorkloadError.
     """
     device_memory.set_memory_limit(spec, rank)
-    batches, bare_model = build_training_setup(spec, rank, data)
-    test_images = load_images(spec, "test", data) if spec.evaluate and rank.rank == 0 else None
+    set_precision(spec)
     execution = choose_execution(spec, rank)
+    workload, model = build_model(spec, rank, sources, execution)
+    check_workload(workload, model, spec, rank)
+    batches = build_batches(workload, spec, rank)
+    torch.manual_seed(derive_seed(spec.seed, rank.rank))  # each rank draws a different augmentation
     with execution_stream(execution, rank):
-        ready = prepare_step(execution, bare_model, spec, rank)
-        epochs, series = run_epochs(spec, rank, batches, ready.step, bare_model, test_images)
+        ready = prepare_step(execution, model, workload, spec, rank)
+        epochs, series = run_epochs(spec, rank, workload, batches, ready.step, model)
     measurement = build_measurement(
+        workload,
         spec,
         rank,
-        bare_model,
+        model,
         drop_long_step_times(epochs),
         execution_used=execution,
         compile_time_s=ready.compile_time_s,
         captured_batch_sizes=ready.captured_batch_sizes,
     )
-    return TrainedPoint(measurement, series, bare_model)
+    return TrainedPoint(measurement, series, model)
+
+
+def build_model(
+    spec: Spec, rank: Rank, sources: Sources = NO_SOURCES, execution: Execution = "eager"
+) -> tuple[Workload, nn.Module]:
+    """Return the workload of a point, and its bare model on the device. Raises WorkloadError."""
+    workload = build_workload(spec, sources, execution)
+    torch.manual_seed(spec.seed)
+    try:
+        return workload, place_model(workload.build_model(), spec, rank)
+    except torch.OutOfMemoryError as error:
+        raise torch.OutOfMemoryError(f"{MODEL_ALONE}: {error}") from error
 
 
 def run_epochs(
-    spec: Spec,
-    rank: Rank,
-    batches: TrainingBatches,
-    step: TrainingStep,
-    bare_model: nn.Module,
-    test_images: Images | None,
+    spec: Spec, rank: Rank, workload: Workload, batches: TrainingBatches, step: TrainingStep, model: nn.Module
 ) -> tuple[list[Epoch], list[list[PartTimesNs]]]:
     """Run all epochs, or stop early (may_stop_now). Return the summaries, and part times in ns [epoch][rank]."""
     epochs: list[Epoch] = []
     series: list[list[PartTimesNs]] = []
     for epoch_number in range(1, spec.epochs + 1):
-        gathered = process_group.all_gather(run_epoch(epoch_number, spec, rank, batches, step), RankEpochSeries)
-        # an evaluation batch is at most as large as a training batch, so that training sets the peak memory
-        batch_size = min(MAX_EVALUATION_BATCH_SIZE, spec.batch_size_per_gpu)
-        tested = evaluate(bare_model, test_images, rank, batch_size) if test_images is not None else (None, None)
-        epochs.append(summarize_epoch(epoch_number, spec, gathered, *tested))
+        found = run_epoch(epoch_number, spec, rank, workload, batches, step)
+        gathered = process_group.all_gather(found, RankEpochSeries)
+        tested = evaluate(workload, model, rank) if spec.evaluate and rank.rank == 0 else Evaluation()
+        epochs.append(summarize_epoch(epoch_number, spec, workload, gathered, tested))
         series.append([part.parts_ns for part in gathered])
         if rank.rank == 0:  # between two epochs no clock runs
             log_line(describe_epoch(epochs[-1], spec.epochs))
@@ -134,6 +142,7 @@ def run_epoch(
     epoch_number: int,
     spec: Spec,
     rank: Rank,
+    workload: Workload,
     batches: TrainingBatches,
     step: TrainingStep,
     clock_type: type[StepTimer] = StepTimer,
@@ -142,23 +151,29 @@ def run_epoch(
     num_steps = spec.steps_per_epoch
     clock = clock_type(num_steps, rank.device, step.parts)
     losses: list[Tensor] = []
-    sizes: list[int] = []
     step.begin_epoch()
     batch_iterator = iter(batches.epoch(epoch_number))  # starts the loader's workers, so before the clock
     process_group.barrier(rank)
 
     clock.start()
     for index in range(num_steps):
-        step.set_learning_rate(learning_rate_at(spec, (epoch_number - 1) * num_steps + index))
-        images, labels = next(batch_iterator)
+        rate = workload.learning_rate((epoch_number - 1) * num_steps + index)
+        if rate is not None:
+            step.set_learning_rate(rate)
+        batch = next(batch_iterator)
         clock.mark("data")
-        losses.append(step(images, labels, clock.mark))
-        sizes.append(len(labels))
+        losses.append(step(batch, clock.mark))
     clock.stop()
 
+    sizes = batch_sizes(spec, rank.world_size)
     parts_ns = clock.parts_ns()
     times = sum_part_times(clock, parts_ns, rank, sum(sizes))
-    return RankEpochSeries(times, parts_ns, torch.stack(losses).tolist(), sizes, int(step.num_correct))
+    return RankEpochSeries(times, parts_ns, torch.stack(losses).tolist(), sizes, count_correct(step))
+
+
+def count_correct(step: TrainingStep) -> int | None:
+    """Return the number of correct predictions of the epoch; None if the loss does not count them."""
+    return int(step.num_correct) if step.counts_correct else None
 
 
 def sum_part_times(clock: StepTimer, parts_ns: PartTimesNs, rank: Rank, num_samples: int) -> RankEpoch:
@@ -196,48 +211,55 @@ def precision_used(spec: Spec, rank: Rank) -> str:
     return "fp32" if spec.precision == "tf32" and not has_tf32 else str(spec.precision)
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, images: Images, rank: Rank, batch_size: int) -> tuple[float | None, float]:
-    """Return the mean loss (None if not finite) and the accuracy (a fraction) over the test set.
+class Evaluation(NamedTuple):
+    """The figure of merit over the test set, and the mean loss; None if not measured, or if a loss is not finite."""
 
-    Runs on rank 0 only, outside the timed part, in fp32 or TF32 (set_precision).
-    """
+    merit: float | None = None
+    loss: float | None = None
+
+
+@torch.no_grad()
+def evaluate(workload: Workload, model: nn.Module, rank: Rank) -> Evaluation:
+    """Return the evaluation of a model. Runs on rank 0 only, outside the timed part."""
     model.eval()
-    mean, std = (torch.tensor(values, device=rank.device).view(1, 3, 1, 1) for values in (CHANNEL_MEANS, CHANNEL_STDS))
-    loss_sum = torch.zeros((), dtype=torch.float64, device=rank.device)
-    num_correct = torch.zeros((), dtype=torch.int64, device=rank.device)
-    for start in range(0, len(images.labels), batch_size):
-        pixels = np.array(images.pixels[start : start + batch_size])  # a copy, since the memory map is read-only
-        batch = torch.from_numpy(pixels).to(rank.device).permute(0, 3, 1, 2)
-        labels = torch.from_numpy(images.labels[start : start + batch_size]).to(rank.device)
-        outputs = model((batch.float() / 255 - mean) / std)
-        loss_sum += nn.functional.cross_entropy(outputs, labels, reduction="sum")
-        num_correct += (outputs.argmax(1) == labels).sum()
-    loss = float(loss_sum) / len(images.labels)
-    return loss if math.isfinite(loss) else None, int(num_correct) / len(images.labels)
+    found = workload.evaluate(model, rank.device)
+    figure, test_loss = found if isinstance(found, tuple) else (found, None)
+    merit, loss = finite_or_none(figure), finite_or_none(test_loss)
+    if workload.merit == TEST_ACCURACY and merit is not None and not 0 <= merit <= 1:
+        raise WorkloadError(f"evaluate returns a {TEST_ACCURACY} of {merit:g}; return a share from 0 to 1")
+    return Evaluation(merit, loss)
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """Return the value as a record can hold it."""
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def summarize_epoch(
-    epoch_number: int, spec: Spec, ranks: list[RankEpochSeries], test_loss: float | None, test_accuracy: float | None
+    epoch_number: int, spec: Spec, workload: Workload, ranks: list[RankEpochSeries], tested: Evaluation
 ) -> Epoch:
     """Return the epoch with every rank's times, and the loss and accuracy over all samples of all ranks."""
     num_seen = sum(sum(part.sizes) for part in ranks)
     loss = sum(loss * size for part in ranks for loss, size in zip(part.losses, part.sizes, strict=True)) / num_seen
     diverged = [index for part in ranks for index, loss in enumerate(part.losses) if not math.isfinite(loss)]
     updates_before = (epoch_number - 1) * spec.steps_per_epoch
-    first_rate, peak_rate = epoch_learning_rates(spec, epoch_number)
+    counts = [part.num_correct for part in ranks if part.num_correct is not None]
+    updates = range(updates_before, updates_before + spec.steps_per_epoch)
+    rates = [rate for update in updates if (rate := workload.learning_rate(update)) is not None]
+    is_accuracy = workload.merit == TEST_ACCURACY
     return Epoch(
         epoch=epoch_number,
         ranks=tuple(part.times for part in ranks),
         num_updates=updates_before + spec.steps_per_epoch,
         num_samples=spec.num_samples if spec.is_whole_epoch else num_seen,
         loss=None if diverged else loss,
-        accuracy=sum(part.num_correct for part in ranks) / num_seen,
-        test_loss=test_loss,
-        test_accuracy=test_accuracy,
+        accuracy=sum(counts) / num_seen if counts else None,
+        test_loss=tested.loss,
+        test_accuracy=tested.merit if is_accuracy else None,
+        merit=None if is_accuracy else tested.merit,
         diverged_at_update=updates_before + min(diverged) if diverged else None,
-        first_learning_rate=first_rate,
-        peak_learning_rate=peak_rate,
+        first_learning_rate=rates[0] if rates else None,
+        peak_learning_rate=max(rates, default=None),
         step_times_ns=tuple(int(total) for total in ranks[0].parts_ns.sum(axis=1)),
     )
 
@@ -251,7 +273,7 @@ def drop_long_step_times(epochs: list[Epoch]) -> tuple[Epoch, ...]:
 
 
 def build_measurement(
-    spec: Spec, rank: Rank, model: nn.Module, epochs: tuple[Epoch, ...], **fields: Any
+    workload: Workload, spec: Spec, rank: Rank, model: nn.Module, epochs: tuple[Epoch, ...], **fields: Any
 ) -> Measurement:
     """Build a measurement with the memory of every rank and the size of the model. All ranks must call it."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -264,5 +286,9 @@ def build_measurement(
         precision_used=precision_used(spec, rank),
         cudnn_benchmark=torch.backends.cudnn.benchmark if spec.device == "cuda" else None,
         num_threads=torch.get_num_threads(),
+        unit=workload.unit,
+        items_per_sample=workload.items_per_sample,
+        merit=workload.merit or None,
+        better=workload.better,
         **fields,
     )

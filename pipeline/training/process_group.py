@@ -129,7 +129,13 @@ def decode_array(kind: type, value: object) -> npt.NDArray[np.int64]:
     return np.asarray(value, dtype=np.int64)
 
 
-def wrap_for_strategy(model: nn.Module, spec: Spec, rank: Rank, group: dist.ProcessGroup | None = None) -> nn.Module:
+def wrap_for_strategy(
+    model: nn.Module,
+    spec: Spec,
+    rank: Rank,
+    group: dist.ProcessGroup | None = None,
+    find_unused_parameters: bool = False,
+) -> nn.Module:
     """Return the model as the strategy trains it: bare, in DataParallel over the first GPUs, or in DDP.
 
     DDP works over all ranks, or over the process group `group`.
@@ -149,6 +155,7 @@ def wrap_for_strategy(model: nn.Module, spec: Spec, rank: Rank, group: dist.Proc
         broadcast_buffers=spec.broadcast_buffers,
         bucket_cap_mb=spec.bucket_cap_mb,
         gradient_as_bucket_view=spec.gradient_as_bucket_view,
+        find_unused_parameters=find_unused_parameters,
     )
 
 

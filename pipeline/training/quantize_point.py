@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeline.data import augmentation
-from pipeline.data.batches import CHANNEL_MEANS, CHANNEL_STDS
+from pipeline.data.image_batches import CHANNEL_MEANS, CHANNEL_STDS
 from pipeline.data.images import Images, Pixels, load_images
 from pipeline.experiment.measurement import (
     Histogram,
@@ -38,10 +38,11 @@ from pipeline.training.integer_network import (
     trace_outputs,
 )
 from pipeline.training.loop import TrainedPoint, train_point
-from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank
 from pipeline.training.quantization import QuantizationProblem
 from pipeline.training.weight_files import load_weights, save_weights
+from pipeline.workloads.cifar_models import build_model
+from pipeline.workloads.find import Sources
 
 TEST_BATCH_SIZE = 500  # of the stages; larger batches are slower on a CPU
 NUM_BINS = 64
@@ -64,9 +65,9 @@ class Answers(NamedTuple):
     are_finite: bool  # all scores of all images
 
 
-def quantize_point(spec: Spec, rank: Rank, data: Path | None, weights_path: Path) -> TrainedPoint:
+def quantize_point(spec: Spec, rank: Rank, sources: Sources, weights_path: Path) -> TrainedPoint:
     """Train a point, write its weights to a file, and quantize what the file holds."""
-    trained = train_point(spec, rank, data)
+    trained, data = train_point(spec, rank, sources), sources.data
     sha256 = save_weights(trained.model, weights_path)
     test = load_images(spec, "test", data)
     model = build_model(spec.model or "lenet", test.num_classes)

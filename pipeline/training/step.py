@@ -6,16 +6,19 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from pipeline.data.batch import Batch, place_batch
 from pipeline.data.batches import memory_format
-from pipeline.experiment.learning_rate import learning_rate_at
 from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
 from pipeline.training.step_timer import STEP_PARTS
+from pipeline.workloads.workload import Workload, WorkloadError
+
+AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 MarkPart = Callable[[str], None]
 StepFunction = Callable[[], object]  # issues one training step, or other work that is timed or captured like one
-LossAndNumCorrect = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def ignore_mark(part: str) -> None:
@@ -28,23 +31,42 @@ class TrainingStep(Protocol):
     parts: tuple[str, ...]
     num_correct: Tensor  # int64, on the device
 
+    @property
+    def counts_correct(self) -> bool:
+        """True if the loss gives the number of correct predictions."""
+
     def begin_epoch(self) -> None:
         """Set the model to training mode and the count of correct predictions to 0."""
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of the next steps."""
 
-    def __call__(self, images: Tensor, labels: Tensor, mark: MarkPart) -> Tensor:
+    def __call__(self, batch: Batch, mark: MarkPart) -> Tensor:
         """Update the parameters without waiting for the device. Return the loss, detached and on the device."""
+
+
+class ModelCall:
+    """The model as a loss sees it: it can be called, and nothing else, since a wrapper such as DDP has no more."""
+
+    def __init__(self, model: Callable[..., Any]) -> None:
+        self._model = model
+
+    def __call__(self, *inputs: Any, **keywords: Any) -> Any:
+        return self._model(*inputs, **keywords)
+
+    def __getattr__(self, name: str) -> Any:
+        raise WorkloadError(
+            f"the loss reads model.{name}, which the wrapper of DDP does not have; keep {name} in the workload, and "
+            "only call the model"
+        )
 
 
 class EagerStep:
     """A step whose operations the host issues one by one.
 
-    `forward` replaces the model when it is called with the images. `compute_loss` maps outputs and labels to the loss
-    and the number of correct predictions. `sync_context` is entered around forward and backward, as DDP's no_sync
-    requires. `after_backward` runs between backward and optimizer. With `rate_on_device` a fused optimizer reads the
-    learning rate from device memory, so that a captured step follows changes of the rate.
+    The loss calls `forward` in place of the model, if it is given. `sync_context` is entered around forward and
+    backward, as DDP's no_sync requires. `after_backward` runs between backward and optimizer. In fp16 the loss is
+    scaled (torch.amp.GradScaler).
     """
 
     parts: tuple[str, ...] = STEP_PARTS
@@ -52,39 +74,42 @@ class EagerStep:
     def __init__(
         self,
         model: nn.Module,
+        workload: Workload,
         spec: Spec,
         rank: Rank,
         *,
-        forward: Callable[[Tensor], Tensor] | None = None,
-        compute_loss: LossAndNumCorrect | None = None,
+        forward: Callable[..., Any] | None = None,
         sync_context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         after_backward: Callable[[], object] | None = None,
-        rate_on_device: bool = False,
     ) -> None:
         self.model = model
-        self.rate = learning_rate_at(spec, 0)
-        self.rate_is_on_device = rate_on_device
-        rate = torch.tensor(self.rate, device=rank.device) if rate_on_device else self.rate
-        self.optimizer = torch.optim.SGD(
-            parameter_groups(model, spec),
-            lr=rate,  # on the device all groups share one tensor
-            momentum=spec.momentum,
-            weight_decay=spec.weight_decay,
-            nesterov=spec.nesterov,
-            fused=True if spec.fused_optimizer else None,  # None: torch picks the implementation for the device
-        )
+        self.optimizer = workload.optimizer(bare_model(model))
+        self.rate = workload.learning_rate(0)
+        self.rate_is_on_device = False
         self.num_correct = torch.zeros((), dtype=torch.int64, device=rank.device)
-        self._forward: Callable[[Tensor], Tensor] = model if forward is None else forward
-        self._compute_loss = cross_entropy if compute_loss is None else compute_loss
+        self.forward: Callable[..., Any] = ModelCall(model if forward is None else forward)
+        self.counts_correct = False
+        self._loss = workload.loss
+        is_overridden = type(workload).before_update is not Workload.before_update
+        self.before_update = workload.before_update if is_overridden else None
+        self.scaler = torch.GradScaler(rank.device.type) if spec.precision == "fp16" else None
         self._sync_context = sync_context
         self._after_backward = after_backward
         self._device = rank.device
         self._memory_format = memory_format(spec)
-        self._autocast = torch.autocast(rank.device.type, torch.bfloat16, enabled=spec.precision == "bf16")
+        autocast_type = AUTOCAST_TYPES.get(str(spec.precision))
+        self._autocast = torch.autocast(rank.device.type, autocast_type, enabled=autocast_type is not None)
 
     def begin_epoch(self) -> None:
         self.model.train()
         self.num_correct.zero_()
+
+    def put_rate_on_device(self) -> None:
+        """Let the optimizer read the learning rate from device memory: a captured step then follows its changes."""
+        shared = torch.tensor(self.rate, device=self._device)
+        for group in self.optimizer.param_groups:
+            group["lr"] = shared
+        self.rate_is_on_device = True
 
     def set_learning_rate(self, rate: float) -> None:
         if rate == self.rate:
@@ -96,43 +121,44 @@ class EagerStep:
             else:
                 group["lr"] = rate
 
-    def __call__(self, images: Tensor, labels: Tensor, mark: MarkPart) -> Tensor:
-        images = images.to(self._device, non_blocking=True).contiguous(memory_format=self._memory_format)
-        labels = labels.to(self._device, non_blocking=True)
+    def __call__(self, batch: Batch, mark: MarkPart) -> Tensor:
+        batch = place_batch(batch, self._device, self._memory_format)
         mark("copy")
         with self._sync_context():
             with self._autocast:
-                loss, num_correct = self._compute_loss(self._forward(images), labels)
-            self.num_correct += num_correct
+                found = self._loss(self.forward, batch)
+            loss, num_correct = found if isinstance(found, tuple) else (found, None)
+            if num_correct is not None:
+                self.num_correct += num_correct
+                self.counts_correct = True
             mark("forward")
             self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         if self._after_backward is not None:
             self._after_backward()
         mark("backward")
-        self.optimizer.step()
+        self._update()
         mark("optimizer")
         return loss.detach()
 
+    def _update(self) -> None:
+        if self.before_update is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            self.before_update(bare_model(self.model), self.optimizer)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
 
-def cross_entropy(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean loss of a batch and the number of correct predictions."""
-    return nn.functional.cross_entropy(outputs, labels), (outputs.detach().argmax(1) == labels).sum()
+
+def bare_model(model: nn.Module) -> nn.Module:
+    """Return the model inside of DDP's or DataParallel's wrapper."""
+    return model.module if isinstance(model, DataParallel | DistributedDataParallel) else model
 
 
 def place_model(model: nn.Module, spec: Spec, rank: Rank) -> nn.Module:
     """Move the bare model to the rank's device, its weights in the memory layout of the spec."""
     placed: nn.Module = model.to(rank.device, memory_format=memory_format(spec))  # type: ignore[call-overload]
     return placed
-
-
-def parameter_groups(model: nn.Module, spec: Spec) -> list[dict[str, Any]]:
-    """Return the optimizer's groups: one, or with `no_bias_decay` another without decay for vectors.
-
-    Every bias, and every scale and shift of a BatchNorm, is a vector; every other weight has more dimensions.
-    """
-    parameters = list(model.parameters())
-    if "no_bias_decay" not in spec.remedies:
-        return [{"params": parameters}]
-    matrices, vectors = ([p for p in parameters if (p.ndim > 1) is is_matrix] for is_matrix in (True, False))
-    return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]

@@ -1,24 +1,27 @@
 """Preparation of the training step before the clock starts: choice of the execution, compilation, capture."""
 
 import contextlib
+import copy
 import importlib.util
 import os
 import shutil
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import nn
 
-from pipeline.data.batches import batch_sizes
+from pipeline.data.batch import Batch, first_samples, place_batch
+from pipeline.data.batches import batch_sizes, memory_format
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, Execution, Spec
 from pipeline.training import cuda_graph, device_memory, process_group
-from pipeline.training.compilation import compile_model, num_compiled_graphs, set_cudnn_benchmark
-from pipeline.training.cuda_graph import CapturedStep, blank_batch
+from pipeline.training.compilation import compile_model, num_compiled_graphs
+from pipeline.training.cuda_graph import CapturedStep
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, TrainingStep, ignore_mark, place_model
+from pipeline.workloads.workload import Workload
 
 EXECUTIONS_FASTEST_FIRST: tuple[Execution, ...] = ("compiled_graph", "graph", "compile", "eager")
 """The order in which `execution: auto` tries them, from `make bench-gpu` on an H200 (bf16, one GPU, B=32 to 2048)."""
@@ -72,45 +75,58 @@ def execution_stream(execution: Execution, rank: Rank) -> contextlib.AbstractCon
     return cuda_graph.on_new_stream(rank) if execution in CAPTURED_EXECUTIONS else contextlib.nullcontext()
 
 
-def prepare_step(execution: Execution, bare_model: nn.Module, spec: Spec, rank: Rank) -> PreparedStep:
+def prepare_step(
+    execution: Execution, bare_model: nn.Module, workload: Workload, spec: Spec, rank: Rank
+) -> PreparedStep:
     """Place and wrap the model, and prepare its step. All ranks must call it inside execution_stream(execution).
 
     Compiling and capturing train a few steps. After these steps the training state is restored.
 
     Raises RuntimeError if torch.compile finds nothing to compile.
     """
-    set_cudnn_benchmark(execution)
     placed = place_model(bare_model, spec, rank)
-    model = process_group.wrap_for_strategy(placed, spec, rank)
+    model = process_group.wrap_for_strategy(placed, spec, rank, find_unused_parameters=workload.find_unused_parameters)
     is_captured = execution in CAPTURED_EXECUTIONS
-    compiled = compile_model(model, execution, spec)._asdict() if execution in COMPILED_EXECUTIONS else {}
-    step = EagerStep(model, spec, rank, rate_on_device=is_captured and spec.fused_optimizer, **compiled)
+    forward = compile_model(workload, model) if execution in COMPILED_EXECUTIONS else model
+    step = EagerStep(model, workload, spec, rank, forward=forward)
     if execution == "eager":
         return PreparedStep(step)
     started = time.perf_counter()
     sizes = tuple(dict.fromkeys(batch_sizes(spec, rank.world_size)))
     ready: TrainingStep = step
     step.begin_epoch()
-    with restore_training_state(step, rank), warnings.catch_warnings():
+    prepared = cuda_graph.prepare_capture(step) if is_captured else contextlib.nullcontext()
+    with prepared, restore_training_state(step, rank, is_captured), warnings.catch_warnings():
         warnings.filterwarnings("ignore", EXPECTED_WARNING)
+        example = place_batch(workload.synthetic_batch(sizes[0], rank.device), rank.device, memory_format(spec))
         if execution in COMPILED_EXECUTIONS:
-            warm_up_compiled(step, sizes, spec, rank)
+            warm_up_compiled(step, example, sizes, spec, rank)
         if is_captured:
-            ready = CapturedStep(step, sizes, spec, rank, cuda_graph.graph_capturer())
+            ready = CapturedStep(step, example, sizes, spec, cuda_graph.graph_capturer())
         process_group.synchronize(rank)
     compile_time_s = max(process_group.all_gather(time.perf_counter() - started, float))
     return PreparedStep(ready, compile_time_s, sizes if is_captured else ())
 
 
-def warm_up_compiled(step: EagerStep, sizes: Sequence[int], spec: Spec, rank: Rank) -> None:
-    """Train a few steps of each batch size, in which the step is compiled. Raises RuntimeError if it is not."""
-    num_before = num_compiled_graphs()
+def warm_up_compiled(step: EagerStep, example: Batch, sizes: Sequence[int], spec: Spec, rank: Rank) -> None:
+    """Train a few steps of each batch size, in which the step is compiled. Raises RuntimeError if the model is not."""
+    forward, num_graphs = step.forward, 0
+
+    def counted(*inputs: Any, **keywords: Any) -> Any:
+        nonlocal num_graphs
+        num_before = num_compiled_graphs()
+        outputs = forward(*inputs, **keywords)
+        num_graphs += num_compiled_graphs() - num_before
+        return outputs
+
+    before_update, step.before_update = step.before_update, None  # a scheduler in it would go on
+    step.forward = counted
     for size in sizes:
-        images, labels = blank_batch(size, spec, rank)
         for _ in range(cuda_graph.CAPTURE_WARM_UP_STEPS):
-            step(images, labels, ignore_mark)
+            step(first_samples(example, size), ignore_mark)
+    step.forward, step.before_update = forward, before_update
     device_memory.reset_memory_statistics(spec, rank)  # cuDNN's trials of algorithms use more than a step
-    if num_compiled_graphs() - num_before <= len(sizes):  # only the loss function was compiled
+    if num_graphs == 0:
         raise RuntimeError(
             f"torch.compile found nothing to compile in model {spec.model!r} under strategy {spec.strategy!r}; "
             "give the model a forward of its own, or use execution: eager."
@@ -118,13 +134,15 @@ def warm_up_compiled(step: EagerStep, sizes: Sequence[int], spec: Spec, rank: Ra
 
 
 @contextlib.contextmanager
-def restore_training_state(step: EagerStep, rank: Rank) -> Iterator[None]:
-    """Restore parameters, buffers, momentum and random state after the block, as if it had trained nothing.
+def restore_training_state(step: EagerStep, rank: Rank, is_captured: bool = False) -> Iterator[None]:
+    """Restore parameters, buffers, the optimizer and random state after the block, as if it had trained nothing.
 
-    Tensors are restored in place, because a graph reads them at fixed addresses. Momentum buffers stay and are set to
-    0: the first update is then the same as without them (0 x momentum + gradient).
+    A graph reads tensors at fixed addresses: weights are restored in place, and the state of the optimizer of a
+    captured step, which was empty, is set to 0. With momentum 0 the first update is then the same as without it
+    (0 x momentum + gradient).
     """
-    assert not step.optimizer.state, "the step must not have trained before"
+    optimizer, scaler = step.optimizer, step.scaler
+    untrained, scale = copy.deepcopy(optimizer.state_dict()), scaler.state_dict() if scaler else {}
     tensors = [*step.model.parameters(), *step.model.buffers()]
     saved = [tensor.detach().clone() for tensor in tensors]
     with torch.random.fork_rng(devices=[rank.device] if rank.device.type == "cuda" else []):
@@ -132,9 +150,13 @@ def restore_training_state(step: EagerStep, rank: Rank) -> Iterator[None]:
     with torch.no_grad():
         for tensor, value in zip(tensors, saved, strict=True):
             tensor.copy_(value)
-        for state in step.optimizer.state.values():
+        for state in optimizer.state.values() if is_captured else ():
             for value in state.values():
                 value.zero_()
+    if not is_captured:
+        optimizer.load_state_dict(untrained)
+    if scaler:
+        scaler.load_state_dict(scale)
 
 
 assert set(EXECUTIONS_FASTEST_FIRST) == set(get_args(Execution)), "auto must rank every execution"

@@ -1,5 +1,6 @@
 """Transfers of DataParallel, counted at torch's functions: stand-ins replace these, since they need GPUs."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from pipeline.communication.dataparallel_split import (
     count_data_parallel_transfers,
     time_step_parts,
 )
+from pipeline.communication.step_variants import StepContext
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep
+from pipeline.workloads.find import build_workload
 
 
 @pytest.fixture(autouse=True)
@@ -59,16 +62,17 @@ def test_torchs_functions_are_put_back() -> None:
 
 def test_the_split_trains_with_the_optimizer_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_spec(strategy="dp", num_gpus=2, measure="communication", input="synthetic", fused_optimizer=True)
-    model, seen = torch.nn.Linear(2, 2), []
+    model, seen = torch.nn.DataParallel(torch.nn.Linear(2, 2)), []
 
-    def run_step(_: object, optimizer: torch.optim.Optimizer, *__: object) -> Any:
+    def run_step(_: object, optimizer: torch.optim.Optimizer, __: object, mark: Callable[[str], None]) -> None:
         seen.append(optimizer.defaults)
-        return iter(dataparallel_split.DATA_PARALLEL_PARTS)
+        for part in dataparallel_split.DATA_PARALLEL_PARTS:
+            mark(part)
 
     monkeypatch.setattr(dataparallel_split, "run_step_in_parts", run_step)
     monkeypatch.setattr(dataparallel_split, "time_when_idle_ns", lambda _: 0)
-    batch = torch.zeros(1), torch.zeros(1)
     rank = Rank(0, 1, torch.device("cpu"))
-    time_step_parts(model, spec, batch, rank)  # type: ignore[arg-type]
+    context = StepContext(spec, rank, build_workload(spec), None, None)
+    time_step_parts(model, context)  # type: ignore[arg-type]
     assert seen[0]["weight_decay"] == spec.weight_decay > 0
-    assert seen[0] == EagerStep(model, spec, rank).optimizer.defaults
+    assert seen[0] == EagerStep(model, context.workload, spec, rank).optimizer.defaults

@@ -25,7 +25,7 @@ def epochs(monkeypatch: pytest.MonkeyPatch) -> Epochs:
     called: Epochs = []
 
     def run_epoch(
-        number: int, spec: Spec, rank: Rank, batches: object, step: object, clock: type[StepTimer]
+        number: int, spec: Spec, rank: Rank, _: object, batches: object, step: object, clock: type[StepTimer]
     ) -> RankEpochSeries:
         called.append((spec.max_steps, clock))
         wall_ns = (spec.max_steps or 0) * (STEP_NS + (MARKS_NS if clock is StepTimer else 0))

@@ -21,6 +21,7 @@ from pipeline.communication.step_variants import (
 )
 from pipeline.experiment.spec import Execution, Spec
 from pipeline.training.process_group import Rank
+from pipeline.workloads.find import build_workload
 
 FIRST_OF_TWO = Rank(0, 2, torch.device("cpu"))
 
@@ -42,10 +43,15 @@ def one_process() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def context_of(spec: Spec, rank: Rank) -> StepContext:
+    """What variants share, without a batch and another group."""
+    return StepContext(spec, rank, build_workload(spec), (torch.zeros(0), torch.zeros(0)), None)
+
+
 def test_ddp_over_all_ranks_is_built_first_and_ddp_on_one_last_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
     monkeypatch.setattr(step_variants, "build_variant", lambda context, name, execution: built.append(name))
-    context = StepContext(ddp_spec(), FIRST_OF_TWO, (torch.zeros(0), torch.zeros(0)), None)
+    context = context_of(ddp_spec(), FIRST_OF_TWO)
     build_variants(context, reversed(VARIANTS["ddp"]))
     assert (built, built[0], built[-1]) == (list(VARIANTS["ddp"]), "ddp", "ddp_one")
     built.clear()
@@ -95,7 +101,7 @@ def test_the_step_without_reduction_gives_every_gradient_to_the_no_op_hook(
 
     monkeypatch.setattr(step_variants, "noop_hook", noting_hook)
     spec = ddp_spec(device="cpu")
-    context = StepContext(spec, Rank(0, 1, torch.device("cpu")), (torch.zeros(0), torch.zeros(0)), None)
+    context = context_of(spec, Rank(0, 1, torch.device("cpu")))
     model, _ = wrap_variant(name, nn.Linear(3, 4), context)
     model(torch.ones(2, 3)).sum().backward()
     assert found == handed

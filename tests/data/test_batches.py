@@ -10,14 +10,14 @@ from factories import COLOURS, make_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis_profiles import examples
+from image_steps import ALONE, batches_of
 
-from pipeline.data import batches
-from pipeline.data.batches import AugmentedImages, DeviceAugmentedBatches, batch_sizes, build_batches, build_sampler
+from pipeline.data import image_batches
+from pipeline.data.batches import batch_sizes, build_sampler
+from pipeline.data.image_batches import AugmentedImages, DeviceAugmentedBatches
 from pipeline.data.images import IMAGE_SIZE_PX, Images, synthetic_images
 from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
-
-ALONE = Rank(0, 1, torch.device("cpu"))
 
 
 def order(num_samples: int, world_size: int, rank: int, seed: int, epoch: int = 1) -> list[int]:
@@ -62,14 +62,14 @@ def test_batches_are_full_but_for_the_last(
     input: str, fields: dict[str, int | str], world_size: int, sizes: list[int]
 ) -> None:
     spec = make_spec(**{"dataset": "synthetic", "num_workers": 0, "input": input, **fields})
-    batches = build_batches(spec, Rank(0, world_size, torch.device("cpu")).shard, None)
+    batches = batches_of(spec, Rank(0, world_size, torch.device("cpu")))
     assert batch_sizes(spec, world_size) == sizes
     assert [len(labels) for _, labels in batches.epoch(1)][: spec.steps_per_epoch] == sizes
     assert len(sizes) == spec.steps_per_epoch
 
 
 def labels_of(spec: Spec, rank: int, world_size: int, epoch: int = 1) -> list[int]:
-    batches = build_batches(spec, Rank(rank, world_size, torch.device("cpu")).shard, None)
+    batches = batches_of(spec, Rank(rank, world_size, torch.device("cpu")))
     return torch.cat([labels for _, labels in batches.epoch(epoch)]).tolist()
 
 
@@ -103,7 +103,9 @@ def test_the_samples_come_in_the_same_order_whatever_the_input_path(
 
 def pixels_of(images: torch.Tensor) -> npt.NDArray[np.uint8]:
     """Undo the normalisation: return uint8 pixels [n, 32, 32, 3]."""
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (batches.CHANNEL_MEANS, batches.CHANNEL_STDS))
+    mean, std = (
+        torch.tensor(values).view(1, 3, 1, 1) for values in (image_batches.CHANNEL_MEANS, image_batches.CHANNEL_STDS)
+    )
     pixels: npt.NDArray[np.uint8] = ((images.float() * std + mean) * 255).round().byte().permute(0, 2, 3, 1).numpy()
     return pixels
 
@@ -171,9 +173,9 @@ def test_augmentation_differs_by_epoch_rank_and_seed_and_repeats_itself() -> Non
 
 @pytest.mark.parametrize("chunk_images", [1, 8, 20, 1000])
 def test_chunks_bound_the_memory_and_lose_no_sample(monkeypatch: pytest.MonkeyPatch, chunk_images: int) -> None:
-    monkeypatch.setattr(batches, "AUGMENTATION_CHUNK_BYTES", chunk_images * 3 * IMAGE_SIZE_PX * IMAGE_SIZE_PX * 4)
+    monkeypatch.setattr(image_batches, "AUGMENTATION_CHUNK_BYTES", chunk_images * 3 * IMAGE_SIZE_PX * IMAGE_SIZE_PX * 4)
     spec = make_spec(dataset="synthetic", input="gpu", num_samples=50, batch_size_per_gpu=8, num_workers=0)
-    drawn = list(build_batches(spec, ALONE.shard, None).epoch(1))
+    drawn = list(batches_of(spec).epoch(1))
     assert [len(labels) for _, labels in drawn] == [8] * 6 + [2]
     held = {images.untyped_storage().data_ptr(): images.untyped_storage().nbytes() for images, _ in drawn}
     assert max(held.values()) <= max(chunk_images, 8) * 3 * IMAGE_SIZE_PX * IMAGE_SIZE_PX * 4  # never less than a batch
@@ -186,7 +188,7 @@ def test_chunks_bound_the_memory_and_lose_no_sample(monkeypatch: pytest.MonkeyPa
 )
 def test_images_on_the_device_come_as_the_step_computes(precision: str, dtype: torch.dtype) -> None:
     spec = make_spec(dataset="synthetic", input="gpu", num_samples=16, batch_size_per_gpu=8, precision=precision)
-    images, labels = next(build_batches(spec, ALONE.shard, None).epoch(1))
+    images, labels = next(batches_of(spec).epoch(1))
     assert (images.dtype, labels.dtype, tuple(images.shape)) == (
         dtype,
         torch.int64,
@@ -197,7 +199,7 @@ def test_images_on_the_device_come_as_the_step_computes(precision: str, dtype: t
 
 def test_images_that_only_others_may_write_can_lie_on_the_device(image_folder: Path) -> None:
     spec = make_spec(dataset="imagefolder", input="gpu", num_samples=5, batch_size_per_gpu=5)
-    ((images, labels),) = build_batches(spec, ALONE.shard, image_folder).epoch(1)  # the cache is mapped read-only
+    ((images, labels),) = batches_of(spec, data=image_folder).epoch(1)  # the cache is mapped read-only
     assert sorted(labels.tolist()) == [0, 0, 1, 1, 1]
     for image, label in zip(pixels_of(images), labels.tolist(), strict=True):
         assert (image[IMAGE_SIZE_PX // 2, IMAGE_SIZE_PX // 2] == list(COLOURS.values())[label]).all()
@@ -208,6 +210,9 @@ def test_an_augmented_image_is_normalised_by_channel() -> None:
     pixels = np.full((1, IMAGE_SIZE_PX, IMAGE_SIZE_PX, 3), 0.5 * 255, dtype=np.float64).round().astype(np.uint8)
     image, label = AugmentedImages(Images(pixels, np.array([7]), 10))[0]
     middle = image[:, IMAGE_SIZE_PX // 2, IMAGE_SIZE_PX // 2]
-    expected = [(128 / 255 - mean) / std for mean, std in zip(batches.CHANNEL_MEANS, batches.CHANNEL_STDS, strict=True)]
+    expected = [
+        (128 / 255 - mean) / std
+        for mean, std in zip(image_batches.CHANNEL_MEANS, image_batches.CHANNEL_STDS, strict=True)
+    ]
     assert middle.tolist() == pytest.approx(expected, abs=1e-5)
     assert label == 7

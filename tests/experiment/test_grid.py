@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis_profiles import examples
 
 from pipeline.experiment import grid
-from pipeline.experiment.grid import Grid, expand_grid, shipped_grids
+from pipeline.experiment.grid import GRID_AXES, Grid, expand_grid, shipped_grids
 from pipeline.experiment.resources import Resources, group_by_shape
 from pipeline.experiment.spec import AXES
 from pipeline.system.errors import CommandError
@@ -122,7 +122,8 @@ def test_scaling_has_each_point_with_a_loader_and_without_and_the_first_are_thos
 def test_every_shipped_grid_expands_and_runs_on_gpus_unless_it_chooses(name: str) -> None:
     for has_gpus in (False, True):
         devices = {spec.device for spec in expand_grid(name, has_gpus=has_gpus).points}
-        assert devices == ({"cpu"} if name == "quantize" or (name == "smoke" and not has_gpus) else {"cuda"})
+        chooses = name == "quantize" or (name in ("smoke", "own-model") and not has_gpus)
+        assert devices == ({"cpu"} if chooses else {"cuda"})
 
 
 def test_points_keep_the_order_of_the_file_with_the_last_axis_fastest(expand: Expand) -> None:
@@ -172,7 +173,7 @@ def test_set_reads_values_as_the_axis_types_them(expand: Expand, change: str, va
         ("seed=0.5", "Expected `int`"),
         ("learning_rate=nan", "Expected `float` > 0.0"),
         ("memory_limit_gib=inf", "Expected `float` <= "),
-        ("precision=fp16", "choose from fp32, tf32, bf16"),
+        ("precision=fp64", "choose from fp32, tf32, bf16, fp16"),
         ("remedies=linear_scaling+prayer", "choose from linear_scaling, warmup, zero_gamma"),
         ("num_workers=null", "num_workers is null; a point that runs must state it"),
         ("strategy=a\nb", "choose from single, dp, ddp"),
@@ -224,7 +225,7 @@ def test_a_point_given_twice_is_an_error(expand: Expand, blocks: list[str]) -> N
         (points("num_gpus: [1.0]"), "Expected `int`, got `float` - at `$.num_gpus`"),
         (points("num_gpus: [2]"), "strategy='single' needs num_gpus=1, got 2; use 'dp' or 'ddp'."),
         (points("batch_size: [32]"), "unknown axis 'batch_size'; did you mean 'batch_size_per_gpu'?"),
-        (points("xyzzy: [32]"), f"unknown axis 'xyzzy'; the axes are {', '.join(AXES)}."),
+        (points("xyzzy: [32]"), f"unknown axis 'xyzzy'; choose one of {', '.join(GRID_AXES)}."),
         (points("seed: 0"), "points[0].seed must be a list of values, written seed: [...]; put a value that all"),
         (points("remedies: warmup"), "points[0].remedies must be a list of values, written remedies: [["),
         (points("seed: []"), "points[0].seed has no value; give it at least one, or leave the axis out"),
@@ -283,7 +284,7 @@ def test_more_samples_than_cifar10_has_are_refused_and_a_manifest_that_has_them_
 
 def test_a_test_of_a_model_that_saw_no_image_is_refused_and_a_manifest_that_has_it_is_read(expand: Expand) -> None:
     said = refusal_of(lambda: expand(points("evaluate: [true], input: [gpu, synthetic]")))
-    assert said.endswith("trained on images, got input='synthetic'; use 'gpu' or 'dataloader'.")
+    assert said.endswith("trained on its data, got input='synthetic'; use 'dataloader', or 'gpu'.")
     assert make_spec(evaluate=True, input="synthetic").evaluate
     assert expand(points("evaluate: [true], input: [synthetic], dataset: [synthetic]")).points[0].evaluate
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from factories import make_spec
 
-from pipeline.experiment.learning_rate import epoch_learning_rates, learning_rate_at, peak_learning_rate
+from pipeline.experiment.learning_rate import learning_rate_at, peak_learning_rate
 from pipeline.experiment.spec import Spec
 
 WARM = {"remedies": ("warmup",), "warmup_epochs": 2}
@@ -48,6 +48,3 @@ def test_the_peak_of_a_run_is_its_largest_rate(fields: dict[str, Any], warmup_ep
     rates = [learning_rate_at(spec, update) for update in range(42)]
     assert peak_learning_rate(spec) == max(rates) == 0.1
     assert min(rates) > 0
-    assert [epoch_learning_rates(spec, epoch) for epoch in range(1, 7)] == [
-        (rates[start], max(rates[start : start + 7])) for start in range(0, 42, 7)
-    ]

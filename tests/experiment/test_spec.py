@@ -19,6 +19,7 @@ OTHER_VALUES: dict[str, Any] = {
     "device": "cpu",
     "num_nodes": 2,
     "model": "lenet",
+    "options": ("layers=2",),
     "dataset": "synthetic",
     "num_samples": 1000,
     "input": "dataloader",
@@ -99,7 +100,9 @@ def test_run_id_does_not_depend_on_the_order_of_fields_or_on_a_default_that_is_s
 
 def test_every_axis_that_changes_gives_a_new_run_id() -> None:
     assert set(OTHER_VALUES) == set(AXES), "a new axis needs a value here"
-    run_ids = {Spec(**{**BASE, axis: value}).run_id() for axis, value in OTHER_VALUES.items()}
+    changes = {axis: {axis: value} for axis, value in OTHER_VALUES.items()}
+    changes["options"] |= {"model": "gpt", "dataset": None}
+    run_ids = {Spec(**{**BASE, **change}).run_id() for change in changes.values()}
     assert len(run_ids | {Spec(**BASE).run_id()}) == len(AXES) + 1
 
 

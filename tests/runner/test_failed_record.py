@@ -109,6 +109,12 @@ def test_an_out_of_memory_is_a_result_and_other_errors_are_failures(
     assert publish_record(record, tmp_path).is_file()
 
 
+def test_a_model_that_does_not_fit_without_a_batch_is_named(rank_files: RankFiles) -> None:
+    write_error(rank_files, 0, "cuda_oom", message="the model alone does not fit: CUDA out of memory. Tried ...")
+    record = failed_record.failure_record(make_spec(), rank_files, "launch", find_root_cause(rank_files, {}))
+    assert record.reason == "out of GPU memory: the model alone does not fit"
+
+
 def test_the_environment_is_recorded_for_success_and_for_failure(rank_files: RankFiles) -> None:
     spec, where = make_spec(), Environment(nodes=("node1",))
     rank_files.write_environment(where)

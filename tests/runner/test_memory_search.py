@@ -17,7 +17,7 @@ from pipeline.experiment.record import Environment, FailureKind, Record
 from pipeline.experiment.spec import Spec
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.memory_search import MAX_OTHER_FAILURES, fitting_trial, search_memory
-from pipeline.runner.rank_files import PointResult, RankError, RankFiles
+from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
 
 USABLE_BYTES = 139 * GIB
 BYTES_PER_SAMPLE = 5 * 2**20
@@ -97,7 +97,7 @@ def search_of(record: Record) -> MemorySearch:
 @pytest.mark.fault("F17")
 def test_each_trial_is_a_launch_of_its_own_with_three_full_steps(rank_files: RankFiles) -> None:
     ranks = FakeRanks()
-    found = search_of(search_memory(point(), rank_files, "launch", ranks))
+    found = search_of(search_memory(PointTask(point(), None), rank_files, "launch", ranks))
     assert [spec.batch_size_per_gpu for spec in ranks.specs] == [trial.batch_size_per_gpu for trial in found.trials]
     assert all(spec.is_probe and spec.steps_per_epoch == 3 and spec.epochs == 1 for spec in ranks.specs)
     assert all(spec.strategy == "ddp" and spec.num_gpus == 2 for spec in ranks.specs)
@@ -106,7 +106,7 @@ def test_each_trial_is_a_launch_of_its_own_with_three_full_steps(rank_files: Ran
 
 
 def test_the_record_lists_all_trials_and_holds_the_memory_of_the_largest_batch_that_fits(rank_files: RankFiles) -> None:
-    record = search_memory(point(), rank_files, "launch", FakeRanks())
+    record = search_memory(PointTask(point(), None), rank_files, "launch", FakeRanks())
     found = search_of(record)
     assert found.predicted == BOUNDARY
     assert found.largest_fitting <= BOUNDARY < (found.smallest_failing or 0) <= found.largest_fitting * 1.01
@@ -119,7 +119,7 @@ def test_the_record_lists_all_trials_and_holds_the_memory_of_the_largest_batch_t
 
 
 def test_a_trial_has_the_memory_of_the_fullest_device_and_the_most_retries_of_any(rank_files: RankFiles) -> None:
-    found = search_of(search_memory(point(), rank_files, "launch", FakeRanks()))
+    found = search_of(search_memory(PointTask(point(), None), rank_files, "launch", FakeRanks()))
     largest = next(trial for trial in found.trials if trial.batch_size_per_gpu == found.largest_fitting)
     assert largest.peak_allocated_bytes == found.largest_fitting * BYTES_PER_SAMPLE
     assert largest.peak_reserved_bytes == found.largest_fitting * BYTES_PER_SAMPLE + 1
@@ -145,7 +145,7 @@ def test_on_the_cpu_peak_and_usable_count_from_where_the_limit_was_set() -> None
 
 
 def test_if_not_even_one_sample_fits_the_point_is_oom_at_batch_size_1(rank_files: RankFiles) -> None:
-    record = search_memory(point(batch_size_per_gpu=8), rank_files, "launch", FakeRanks(limit_bytes=0))
+    record = search_memory(PointTask(point(batch_size_per_gpu=8), None), rank_files, "launch", FakeRanks(limit_bytes=0))
     assert (record.status, record.reason) == ("oom", "out of GPU memory at batch_size_per_gpu 1")
     assert record.failure is not None
     assert record.failure.message == "at batch_size_per_gpu 1: rank 1: what happened"
@@ -154,7 +154,7 @@ def test_if_not_even_one_sample_fits_the_point_is_oom_at_batch_size_1(rank_files
 
 def test_another_failure_ends_the_search_and_the_reason_names_the_largest_that_fits(rank_files: RankFiles) -> None:
     ranks = FakeRanks(failure="exception")
-    record = search_memory(point(), rank_files, "launch", ranks)
+    record = search_memory(PointTask(point(), None), rank_files, "launch", ranks)
     first_failing = next(spec.batch_size_per_gpu for spec in ranks.specs if spec.batch_size_per_gpu > BOUNDARY)
     largest_before = ranks.specs[-2].batch_size_per_gpu
     assert record.status == "failed"
@@ -170,7 +170,12 @@ def test_another_failure_just_below_an_oom_counts_as_too_large(rank_files: RankF
     """Seen with DataParallel in bf16 on two H200s: a launch failure 2 % below a batch that ran out of memory."""
     failing_sizes = range(27_500, OOM_FROM)
     found = search_of(
-        search_memory(point(), rank_files, "launch", FakeRanks(limit_bytes=LIMIT_BYTES, failing_sizes=failing_sizes))
+        search_memory(
+            PointTask(point(), None),
+            rank_files,
+            "launch",
+            FakeRanks(limit_bytes=LIMIT_BYTES, failing_sizes=failing_sizes),
+        )
     )
     reasons = {trial.batch_size_per_gpu: trial.reason for trial in found.trials if trial.reason}
     assert list(reasons.values()) == ["rank 1: AcceleratorError: launch failure"] * len(reasons)
@@ -192,7 +197,7 @@ def test_a_search_ends_at_a_failure_that_says_nothing_about_memory(
 ) -> None:
     failing_sizes = range(lowest, OOM_FROM)
     ranks = FakeRanks(limit_bytes=LIMIT_BYTES, failing_sizes=failing_sizes, other_failure=other_failure)
-    record = search_memory(point(), rank_files, "launch", ranks)
+    record = search_memory(PointTask(point(), None), rank_files, "launch", ranks)
     sizes = [spec.batch_size_per_gpu for spec in ranks.specs]
     assert sum(size in failing_sizes for size in sizes) == num_failures
     assert record.status == "failed"
@@ -204,21 +209,21 @@ def test_a_search_ends_at_a_failure_that_says_nothing_about_memory(
 def test_a_crash_just_below_an_oom_counts_as_too_large(rank_files: RankFiles) -> None:
     """Seen with oneDNN under memory_limit_gib."""
     ranks = FakeRanks(limit_bytes=LIMIT_BYTES, failing_sizes=range(27_500, OOM_FROM), other_failure=-signal.SIGSEGV)
-    found = search_of(search_memory(point(), rank_files, "launch", ranks))
+    found = search_of(search_memory(PointTask(point(), None), rank_files, "launch", ranks))
     assert "rank 1 was killed by SIGSEGV" in [trial.reason for trial in found.trials]
 
 
 def test_a_failure_far_below_an_oom_ends_a_search(rank_files: RankFiles) -> None:
     """The first trial runs out of memory, and a smaller one fails for another reason."""
     ranks = FakeRanks(failing_sizes=range(1, 20_000))
-    record = search_memory(point(batch_size_per_gpu=50_000), rank_files, "launch", ranks)
+    record = search_memory(PointTask(point(batch_size_per_gpu=50_000), None), rank_files, "launch", ranks)
     assert [spec.batch_size_per_gpu for spec in ranks.specs] == [50_000, 12_500]
     assert record.reason == "at batch_size_per_gpu 12500 (50000 does not): rank 1: AcceleratorError: launch failure"
 
 
 def test_a_search_needs_free_gpus_and_ends_at_once_if_another_process_uses_one(rank_files: RankFiles) -> None:
     ranks = FakeRanks(failing_sizes=range(1, 50_000), other_failure=NEIGHBOUR)
-    record = search_memory(point(batch_size_per_gpu=8192), rank_files, "launch", ranks)
+    record = search_memory(PointTask(point(batch_size_per_gpu=8192), None), rank_files, "launch", ranks)
     assert [spec.batch_size_per_gpu for spec in ranks.specs] == [8192]
     assert RankFiles(rank_files.folder / "trial0").read_point().needs_free_gpus
     assert (record.status, record.failure and record.failure.kind) == ("failed", "gpu_shared")
@@ -226,8 +231,8 @@ def test_a_search_needs_free_gpus_and_ends_at_once_if_another_process_uses_one(r
 
 
 def test_a_launch_that_slurm_requeued_starts_over(rank_files: RankFiles) -> None:
-    first = search_memory(point(), rank_files, "launch", FakeRanks())
-    second = search_memory(point(), rank_files, "launch", FakeRanks(limit_bytes=USABLE_BYTES // 2))
+    first = search_memory(PointTask(point(), None), rank_files, "launch", FakeRanks())
+    second = search_memory(PointTask(point(), None), rank_files, "launch", FakeRanks(limit_bytes=USABLE_BYTES // 2))
     assert search_of(first).largest_fitting > search_of(second).largest_fitting
 
 

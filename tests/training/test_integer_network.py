@@ -20,8 +20,8 @@ from pipeline.training.integer_network import (
     read_layers,
     round_weights,
 )
-from pipeline.training.models import build_model
 from pipeline.training.quantization import QuantizationProblem
+from pipeline.workloads.cifar_models import build_model
 
 Array = npt.NDArray[Any]
 SCALES = list(itertools.product(get_args(ScaleRule), get_args(ScaleGranularity)))

@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 import torch
 from factories import LENET, make_measurement, make_record, make_spec
+from image_steps import ALONE, batches_of, step_of
 from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from pipeline.analysis.formulas import GIB
 from pipeline.analysis.pooling import timed_epochs
 from pipeline.data import augmentation
-from pipeline.data.batches import build_batches
-from pipeline.data.images import Images, synthetic_images
+from pipeline.data.images import Images
 from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch
 from pipeline.experiment.record import MAX_STEP_TIMES
 from pipeline.experiment.record_store import encode_record
 from pipeline.experiment.spec import Spec
 from pipeline.training import device_memory, process_group
 from pipeline.training.loop import (
+    Evaluation,
     RankEpochSeries,
     drop_long_step_times,
     evaluate,
@@ -32,12 +33,12 @@ from pipeline.training.loop import (
     summarize_epoch,
     train_point,
 )
-from pipeline.training.models import build_model
-from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark, place_model
 from pipeline.training.step_timer import STEP_PARTS, PartTimesNs, StepTimer
+from pipeline.workloads.cifar_classifier import CifarClassifier
+from pipeline.workloads.cifar_models import build_model
+from pipeline.workloads.find import build_workload
 
-ALONE = Rank(0, 1, torch.device("cpu"))
 SMALL: dict[str, Any] = {
     **LENET,
     "num_samples": 320,
@@ -58,7 +59,7 @@ def settings_of_torch() -> Iterator[None]:
 
 
 def train(**fields: Any) -> tuple[Measurement, list[list[PartTimesNs]]]:
-    return train_point(make_spec(**{**SMALL, **fields}), ALONE, None)[:2]
+    return train_point(make_spec(**{**SMALL, **fields}), ALONE)[:2]
 
 
 @pytest.mark.parametrize("fields", [{"layout": "channels_last"}, {"fused_optimizer": True}, {"input": "gpu"}])
@@ -79,7 +80,7 @@ def test_channels_last_lays_out_images_and_weights_alike() -> None:
         if isinstance(module, nn.Conv2d):
             module.register_forward_hook(lambda _, inputs, output: seen.append(is_channels_last(inputs[0])))
     images, labels = torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.int64)
-    EagerStep(model, spec, ALONE)(images, labels, ignore_mark)
+    step_of(spec, model)((images, labels), ignore_mark)
     assert seen == [True] * 20
     assert all(is_channels_last(weight) for weight in model.parameters() if weight.dim() == 4)
 
@@ -106,7 +107,7 @@ def test_the_augmentation_on_the_device_lies_inside_the_clock(monkeypatch: pytes
         return crop_and_flip(*arguments)
 
     monkeypatch.setattr(augmentation, "crop_and_flip", slow)
-    monkeypatch.setattr("pipeline.data.batches.AUGMENTATION_CHUNK_BYTES", 1)
+    monkeypatch.setattr("pipeline.data.image_batches.AUGMENTATION_CHUNK_BYTES", 1)
     measurement, series = train(epochs=1, input="gpu")
     assert (series[0][0][:, STEP_PARTS.index("data")] >= 50_000_000).all()
     assert (measurement.epochs[0].ranks[0].epoch_time_ns or 0) >= 5 * 50_000_000
@@ -254,7 +255,7 @@ def series_of(rank: int, losses: list[float], sizes: list[int], num_correct: int
 def test_the_loss_is_the_mean_over_samples_and_not_over_steps_or_ranks() -> None:
     spec = make_spec(strategy="ddp", num_gpus=2, num_samples=8, batch_size_per_gpu=3)
     ranks = [series_of(0, [1.0, 5.0], [3, 1], 1), series_of(1, [2.0, 6.0], [3, 1], 3)]
-    epoch = summarize_epoch(2, spec, ranks, None, None)
+    epoch = summarize_epoch(2, spec, build_workload(spec), ranks, Evaluation())
     assert epoch.loss == (3 * 1 + 5 + 3 * 2 + 6) / 8 == 2.5
     assert (epoch.accuracy, epoch.num_updates, epoch.step_times_ns) == (0.5, 4, (5, 5))  # rank 0's steps
 
@@ -263,13 +264,13 @@ def test_samples_that_fill_the_shares_of_ddp_up_are_not_counted_twice() -> None:
     """10 samples over 4 ranks are 3 for each: the sampler repeats two."""
     spec = make_spec(strategy="ddp", num_gpus=4, num_samples=10, batch_size_per_gpu=3)
     ranks = [series_of(rank, [1.0], [3]) for rank in range(4)]
-    assert summarize_epoch(1, spec, ranks, None, None).num_samples == 10
+    assert summarize_epoch(1, spec, build_workload(spec), ranks, Evaluation()).num_samples == 10
 
 
 def test_an_epoch_diverges_where_the_first_rank_does() -> None:
     spec = make_spec(strategy="ddp", num_gpus=2, num_samples=12, batch_size_per_gpu=2)
     ranks = [series_of(0, [1.0, 1.0, math.nan], [2] * 3), series_of(1, [1.0, math.inf, 1.0], [2] * 3)]
-    epoch = summarize_epoch(3, spec, ranks, None, None)
+    epoch = summarize_epoch(3, spec, build_workload(spec), ranks, Evaluation())
     assert (epoch.loss, epoch.diverged_at_update) == (None, 7)  # two epochs of 3 updates, then the second
 
 
@@ -278,6 +279,13 @@ def test_step_times_leave_the_record_where_they_would_make_it_unreadable() -> No
     long = [epoch, epoch]
     assert drop_long_step_times(long[:1])[0].step_times_ns is not None
     assert [epoch.step_times_ns for epoch in drop_long_step_times(long)] == [None, None]
+
+
+def classifier_of(images: Images) -> CifarClassifier:
+    """An image classifier that is tested on these images."""
+    workload = CifarClassifier(make_spec(**{**SMALL, "batch_size_per_gpu": 1000, "num_samples": 1000}))
+    workload.__dict__["_test_images"] = images  # the cached property
+    return workload
 
 
 class SaysClassZero(nn.Module):
@@ -291,7 +299,7 @@ class SaysClassZero(nn.Module):
 def test_evaluation_is_the_mean_over_the_whole_test_set_in_evaluation_mode() -> None:
     labels = np.array([0] * 900 + [1] * 300)  # more than one batch of evaluation; a loss of 0 and of 100
     images = Images(np.zeros((1200, 1, 1, 3), dtype=np.uint8), labels, 2)
-    loss, accuracy = evaluate(SaysClassZero(), images, ALONE, 1000)
+    accuracy, loss = evaluate(classifier_of(images), SaysClassZero(), ALONE)
     assert (loss, accuracy) == (25.0, 0.75)
 
 
@@ -307,7 +315,7 @@ def test_evaluation_shows_the_model_images_that_are_normalised_as_in_training() 
     """Red is 1, 0, 0. The means are 0.4914, 0.4822 and 0.4465, the standard deviations 0.2023, 0.1994 and 0.2010."""
     red = np.array([255, 0, 0], dtype=np.uint8).reshape(1, 1, 1, 3)
     model = SeesColours()
-    evaluate(model, Images(red, np.array([0]), 2), ALONE, 1)
+    evaluate(classifier_of(Images(red, np.array([0]), 2)), model, ALONE)
     assert model.colour == pytest.approx([0.5086 / 0.2023, -0.4822 / 0.1994, -0.4465 / 0.2010])
 
 
@@ -334,8 +342,9 @@ def test_training_goes_on_in_training_mode_after_an_evaluation() -> None:
     spec = make_spec(**SMALL)
     norm = nn.BatchNorm1d(3 * 32 * 32)
     model = nn.Sequential(nn.Flatten(), norm, nn.Linear(3 * 32 * 32, 10))
-    evaluate(model, synthetic_images(50, "test", 0), ALONE, 7)
-    run_epoch(1, spec, ALONE, build_batches(spec, ALONE.shard, None), EagerStep(model, spec, ALONE))
+    workload = build_workload(spec)
+    evaluate(workload, model, ALONE)
+    run_epoch(1, spec, ALONE, workload, batches_of(spec), step_of(spec, model))
     assert norm.num_batches_tracked == spec.steps_per_epoch
 
 

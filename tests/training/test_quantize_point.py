@@ -16,7 +16,6 @@ from pipeline.data.images import Images, synthetic_images
 from pipeline.experiment.measurement import Quantization, ScaleGranularity, ScaleRule
 from pipeline.experiment.record_store import encode_record, load_record
 from pipeline.training.integer_network import build_quantized_network, calibrate, compute_weight_scales, read_layers
-from pipeline.training.models import build_model
 from pipeline.training.process_group import Rank
 from pipeline.training.quantize_point import (
     LabelledImages,
@@ -28,6 +27,8 @@ from pipeline.training.quantize_point import (
     quantize_point,
 )
 from pipeline.training.weight_files import file_sha256, load_weights
+from pipeline.workloads.cifar_models import build_model
+from pipeline.workloads.find import NO_SOURCES
 
 ALONE = Rank(0, 1, torch.device("cpu"))
 SMALL: dict[str, Any] = {
@@ -60,7 +61,7 @@ def quantized(model: nn.Module, num_images: int = 40) -> Quantization:
 
 def test_a_point_publishes_the_weights_that_it_quantizes(tmp_path: Path) -> None:
     spec = make_spec(**SMALL)
-    measurement, series, _ = quantize_point(spec, ALONE, None, tmp_path / "weights.npz")
+    measurement, series, _ = quantize_point(spec, ALONE, NO_SOURCES, tmp_path / "weights.npz")
     found = measurement.quantization
     assert found is not None
     assert (len(measurement.epochs), len(series)) == (2, 2)

@@ -1,7 +1,6 @@
 """Executions of the step. In place of a CUDA graph, a stand-in runs the work again."""
 
 import contextlib
-import functools
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,26 +8,24 @@ from typing import Any
 import pytest
 import torch
 from factories import LENET, make_spec
+from image_steps import ALONE, batches_of, step_of
 from torch import Tensor, nn
 
 from pipeline.communication.step_variants import build_step_context, build_variant
-from pipeline.data.batches import build_batches
+from pipeline.data.batch import Batch, num_samples, place_batch
+from pipeline.data.batches import memory_format
 from pipeline.experiment.learning_rate import learning_rate_at
 from pipeline.experiment.measurement import Measurement
 from pipeline.experiment.spec import Spec
 from pipeline.training import cuda_graph, step_setup
-from pipeline.training.compilation import CompiledModel
 from pipeline.training.cuda_graph import (
     CAPTURE_WARM_UP_STEPS,
     DDP_CAPTURE_WARM_UP_STEPS,
     CapturedStep,
     GraphCapturer,
-    blank_batch,
 )
 from pipeline.training.loop import run_epoch, train_point
-from pipeline.training.models import build_model
-from pipeline.training.process_group import Rank
-from pipeline.training.step import EagerStep, StepFunction, cross_entropy, ignore_mark, parameter_groups
+from pipeline.training.step import EagerStep, StepFunction, ignore_mark
 from pipeline.training.step_setup import (
     choose_execution,
     fastest_execution,
@@ -37,8 +34,11 @@ from pipeline.training.step_setup import (
     restore_training_state,
 )
 from pipeline.training.step_timer import STEP_PARTS, PartTimesNs
+from pipeline.workloads.cifar_models import build_model
+from pipeline.workloads.find import build_workload
+from pipeline.workloads.image_classifier import parameter_groups
+from pipeline.workloads.workload import Workload
 
-ALONE = Rank(0, 1, torch.device("cpu"))
 SMALL: dict[str, Any] = {
     **LENET,
     "num_samples": 160,  # 64 + 64 + 32: the last batch is smaller
@@ -66,7 +66,7 @@ def losses(measurement: Measurement) -> list[float | None]:
 
 
 def train(**fields: Any) -> tuple[Measurement, list[list[PartTimesNs]]]:
-    return train_point(lenet(**fields), ALONE, None)[:2]
+    return train_point(lenet(**fields), ALONE)[:2]
 
 
 def play_again(work: StepFunction) -> StepFunction:
@@ -134,37 +134,38 @@ def test_every_size_is_warmed_up_and_recorded_once(strategy: str, steps: int) ->
     log: list[str] = []
 
     class LoggedStep(EagerStep):
-        def __call__(self, images: Tensor, labels: Tensor, mark: Callable[[str], None]) -> Tensor:
-            log.append(f"step of {len(labels)}")
-            return super().__call__(images, labels, mark)
+        def __call__(self, batch: Batch, mark: Callable[[str], None]) -> Tensor:
+            log.append(f"step of {num_samples(batch)}")
+            return super().__call__(batch, mark)
 
     def record(work: StepFunction) -> StepFunction:
         log.append("record")
         return work
 
-    captured = CapturedStep(LoggedStep(build_model("lenet", 10), spec, ALONE), (64, 32), spec, ALONE, record)
+    captured = CapturedStep(step_of(spec, kind=LoggedStep), BLACK, (64, 32), spec, record)
     assert log == ["step of 64"] * steps + ["record"] + ["step of 32"] * steps + ["record"]
     assert tuple(captured._graphs) == (64, 32)
 
 
 def test_the_loss_that_a_captured_step_returns_is_not_overwritten_by_the_next() -> None:
     spec = lenet()
-    step = CapturedStep(EagerStep(build_model("lenet", 10), spec, ALONE), (64,), spec, ALONE, play_again)
-    first = step(*BLACK, ignore_mark)
+    step = CapturedStep(step_of(spec), BLACK, (64,), spec, play_again)
+    first = step(BLACK, ignore_mark)
     before = float(first)
-    assert float(step(*BLACK, ignore_mark)) != before == float(first)
+    assert float(step(BLACK, ignore_mark)) != before == float(first)
 
 
 def test_a_learning_rate_that_changes_needs_an_optimizer_that_reads_it_from_the_device() -> None:
-    frozen = EagerStep(build_model("lenet", 10), lenet(), ALONE)
-    captured = CapturedStep(frozen, (64,), lenet(), ALONE, play_again)
+    frozen = step_of(lenet())
+    captured = CapturedStep(frozen, BLACK, (64,), lenet(), play_again)
     captured.set_learning_rate(0.05)
     with pytest.raises(RuntimeError, match=r"has the learning rate 0.05 and cannot take 0.1"):
         captured.set_learning_rate(0.1)
     spec = lenet(fused_optimizer=True)
-    fused = EagerStep(build_model("lenet", 10), spec, ALONE, rate_on_device=True)
+    fused = step_of(spec)
+    fused.put_rate_on_device()
     place_of_rate = fused.optimizer.param_groups[0]["lr"]
-    CapturedStep(fused, (64,), spec, ALONE, play_again).set_learning_rate(0.1)
+    CapturedStep(fused, BLACK, (64,), spec, play_again).set_learning_rate(0.1)
     assert fused.optimizer.param_groups[0]["lr"] is place_of_rate
     assert float(place_of_rate) == pytest.approx(0.1)
 
@@ -181,8 +182,9 @@ def test_rates_that_change_go_through_a_captured_step(
 
 def test_every_group_of_a_captured_step_reads_the_rate_of_the_update() -> None:
     spec = lenet(fused_optimizer=True, schedule="cosine", remedies=("no_bias_decay",))
-    step = EagerStep(build_model("lenet", 10), spec, ALONE, rate_on_device=True)
-    captured = CapturedStep(step, (64,), spec, ALONE, play_again)
+    step = step_of(spec)
+    step.put_rate_on_device()
+    captured = CapturedStep(step, BLACK, (64,), spec, play_again)
     for update in range(6):
         captured.set_learning_rate(learning_rate_at(spec, update))
         rates = [float(group["lr"]) for group in step.optimizer.param_groups]
@@ -200,7 +202,7 @@ def test_no_bias_decay_spares_biases_and_batchnorm_alone() -> None:
     assert only == {"params": list(model.parameters())}
     # without gradients a step is decay alone: w (1 - rate x decay)
     spec = lenet(remedies=("no_bias_decay",), weight_decay=0.5, learning_rate=0.1, momentum=0)
-    step = EagerStep(model, spec, ALONE)
+    step = step_of(spec, model)
     before = {id(p): p.detach().clone() for p in model.parameters()}
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
@@ -214,7 +216,7 @@ def test_nesterov_is_the_update_of_sutskever() -> None:
     """From rest at gradient g, v = g and the step is rate x (g + momentum x v)."""
     spec = lenet(nesterov=True, weight_decay=0.0, learning_rate=0.1, momentum=0.9)
     model = build_model("lenet", 10)
-    step = EagerStep(model, spec, ALONE)
+    step = step_of(spec, model)
     before = [p.detach().clone() for p in model.parameters()]
     for p in model.parameters():
         p.grad = torch.ones_like(p)
@@ -229,15 +231,15 @@ def test_what_trains_before_the_clock_leaves_no_trace(fused: bool) -> None:
 
     def first_steps(warm: bool) -> tuple[list[float], list[Tensor], Tensor]:
         torch.manual_seed(0)
-        step = EagerStep(BatchNormNet(), spec, ALONE)
+        step = step_of(spec, BatchNormNet())
         step.begin_epoch()
         if warm:
             with restore_training_state(step, ALONE):
                 for _ in range(5):
-                    step(*BLACK, ignore_mark)
+                    step(BLACK, ignore_mark)
         images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
         step.begin_epoch()
-        seen = [float(step(images, torch.arange(8), ignore_mark)) for _ in range(3)]
+        seen = [float(step((images, torch.arange(8)), ignore_mark)) for _ in range(3)]
         return seen, [tensor.detach().clone() for tensor in step.model.state_dict().values()], step.num_correct
 
     (plain, plain_state, plain_correct), (warmed, warmed_state, warmed_correct) = first_steps(False), first_steps(True)
@@ -250,8 +252,9 @@ def test_what_trains_before_the_clock_leaves_no_trace(fused: bool) -> None:
 def test_an_example_is_a_batch_as_the_step_meets_it() -> None:
     for fields in ({}, {"precision": "bf16"}, {"layout": "channels_last"}, {"input": "synthetic"}):
         spec = lenet(**fields)
-        images, labels = next(build_batches(spec, ALONE.shard, None).epoch(1))
-        example, example_labels = blank_batch(64, spec, ALONE)
+        images, labels = next(batches_of(spec).epoch(1))
+        drawn = build_workload(spec).synthetic_batch(64, ALONE.device)
+        example, example_labels = place_batch(drawn, ALONE.device, memory_format(spec))
         assert (example.shape, example.stride(), example.dtype) == (images.shape, images.stride(), images.dtype)
         assert (example_labels.shape, example_labels.dtype) == (labels.shape, labels.dtype)
 
@@ -275,11 +278,10 @@ def test_a_variant_of_the_step_is_captured_too_and_can_still_be_traced(monkeypat
     assert eager.eager is eager.step
 
 
-def traced_only(model: nn.Module, *_: object) -> CompiledModel:
+def traced_only(_: Workload, model: nn.Module) -> Callable[..., Tensor]:
     """Compile without a C++ compiler: TorchDynamo and its guards run, operations stay as they are."""
     torch.compiler.reset()
-    trace = functools.partial(torch.compile, dynamic=False, backend="eager")
-    return CompiledModel(trace(model), trace(cross_entropy))
+    return torch.compile(model, dynamic=False, backend="eager")
 
 
 @pytest.mark.training
@@ -287,20 +289,19 @@ def traced_only(model: nn.Module, *_: object) -> CompiledModel:
 def test_nothing_compiles_inside_the_clock(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> None:
     monkeypatch.setattr(step_setup, "compile_model", traced_only)
     spec = lenet(**fields)
-    ready = prepare_step("compile", build_model("lenet", 10), spec, ALONE)
-    batches = build_batches(spec, ALONE.shard, None)
+    workload = build_workload(spec)
+    ready = prepare_step("compile", workload.build_model(), workload, spec, ALONE)
+    batches = batches_of(spec)
     with torch.compiler.set_stance("fail_on_recompile"):
         for epoch in (1, 2):
-            assert len(run_epoch(epoch, spec, ALONE, batches, ready.step).losses) == 3
+            assert len(run_epoch(epoch, spec, ALONE, workload, batches, ready.step).losses) == 3
 
 
 def test_a_model_of_which_nothing_is_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """TorchDynamo runs untraceable code eagerly: the times would be those of another execution."""
-    monkeypatch.setattr(
-        step_setup, "compile_model", lambda model, *_: CompiledModel(model, traced_only(model).compute_loss)
-    )
+    monkeypatch.setattr(step_setup, "compile_model", lambda _, model: model)
     with pytest.raises(RuntimeError, match="found nothing to compile in model 'lenet' under strategy 'single'"):
-        prepare_step("compile", build_model("lenet", 10), lenet(), ALONE)
+        prepare_step("compile", build_model("lenet", 10), build_workload(lenet()), lenet(), ALONE)
 
 
 @pytest.mark.training
@@ -353,7 +354,7 @@ def test_a_machine_without_a_compiler_is_told_so_by_name(monkeypatch: pytest.Mon
 
 def test_the_learning_rate_of_a_step_follows_the_updates() -> None:
     spec = lenet(remedies=("warmup",))
-    step = EagerStep(build_model("lenet", 10), spec, ALONE)
+    step = step_of(spec)
     for update in range(8):
         step.set_learning_rate(learning_rate_at(spec, update))
         assert step.optimizer.param_groups[0]["lr"] == learning_rate_at(spec, update)

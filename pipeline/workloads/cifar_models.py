@@ -1,7 +1,6 @@
 """The models: one function each, named like its value of the `model` axis.
 
-To add one, write a function here that takes `num_classes` and `zero_gamma` and returns a module for images
-of shape [batch, 3, 32, 32], and add its name to `Model` in pipeline.experiment.spec.
+Each takes `num_classes` and `zero_gamma` and returns a module for images of shape [batch, 3, 32, 32].
 """
 
 import sys
@@ -12,10 +11,8 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from pipeline.experiment.spec import Model
 
-
-def build_model(name: Model, num_classes: int, zero_gamma: bool = False) -> nn.Module:
+def build_model(name: str, num_classes: int, zero_gamma: bool = False) -> nn.Module:
     """Build the model of that name. `zero_gamma` zeroes the last BatchNorm gamma of each residual block."""
     builder = cast(Callable[[int, bool], nn.Module], getattr(sys.modules[__name__], name))
     return builder(num_classes, zero_gamma)

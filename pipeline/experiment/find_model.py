@@ -1,0 +1,126 @@
+"""Finds the model of a point on the login node: it reads files and imports nothing of the user's."""
+
+import ast
+import hashlib
+import importlib.machinery
+import importlib.util
+import re
+import sys
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from pipeline.experiment.model_name import BUILT_IN_MODELS, TORCHVISION, ClassPlace, own_class
+from pipeline.experiment.spec import Spec
+from pipeline.system import files
+from pipeline.system.errors import CommandError, suggest_name
+
+MAX_SOURCE_BYTES = 2_000_000
+TORCHVISION_BUILDER = re.compile(r"^def ([a-z]\w+)\(\*, weights", re.MULTILINE)
+
+
+def check_models(points: Iterable[Spec], folder: Path) -> None:
+    """Raise CommandError for a model that does not exist. Modules of the user's are found in `folder`, or installed."""
+    for model, options in dict.fromkeys((spec.model or "", spec.options) for spec in points):
+        if own := own_class(model):
+            check_own_class(own, options, folder)
+        elif model.startswith(TORCHVISION):
+            check_name(model.removeprefix(TORCHVISION), torchvision_models(), "torchvision's model")
+        elif model:
+            check_name(model, BUILT_IN_MODELS, "model")
+
+
+def check_name(name: str, known: Collection[str], what: str) -> None:
+    """Raise CommandError for a name that is not known, with the nearest one. Without known names nothing is checked."""
+    if known and name not in known:
+        raise CommandError(f"unknown {what} {name!r}; {suggest_name(name, known)}")
+
+
+def torchvision_models() -> list[str]:
+    """Return the classification models of the installed torchvision, from its source; empty if it is not installed."""
+    found = importlib.util.find_spec("torchvision")
+    folders = found.submodule_search_locations if found else None
+    sources = sorted(Path(folders[0], "models").glob("[a-z]*.py")) if folders else []
+    return [name for path in sources for name in TORCHVISION_BUILDER.findall(path.read_text())]
+
+
+def check_own_class(own: ClassPlace, options: Iterable[str], folder: Path) -> None:
+    """Raise CommandError unless the class exists and its constructor takes the options, as far as its file tells."""
+    path = find_source(own, folder)
+    if path is None:  # compiled code, or a namespace package: the rank will see
+        return
+    refuse_open_folder(path)
+    try:
+        source = ast.parse(files.read_bounded(path, MAX_SOURCE_BYTES, follow_links=True))
+    except files.UnreadableFile as error:
+        raise CommandError(f"{path} {error}; give the file of your model.") from error
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise CommandError(f"{path}{line}: {getattr(error, 'msg', error)}; correct it.") from error
+    classes = {node.name: node for node in source.body if isinstance(node, ast.ClassDef)}
+    is_open = any(isinstance(node, ast.ImportFrom | ast.If | ast.Try) for node in source.body)
+    if own.name not in classes:
+        if own.name in assigned_names(source) or (is_open and not classes):
+            return
+        raise CommandError(f"{path} has no class {own.name!r}; {suggest_name(own.name, classes or ['none'])}")
+    check_options(classes[own.name], options, path)
+
+
+def assigned_names(source: ast.Module) -> set[str]:
+    """Return the names that a module imports or assigns at its top level."""
+    imported = {
+        alias.asname or alias.name for node in source.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    targets = [target for node in source.body if isinstance(node, ast.Assign) for target in node.targets]
+    return imported | {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def check_options(definition: ast.ClassDef, options: Iterable[str], path: Path) -> None:
+    """Raise CommandError for an option that is no argument of the constructor, if the class defines one."""
+    methods = {node.name: node for node in definition.body if isinstance(node, ast.FunctionDef)}
+    constructor = methods.get("__init__")
+    if constructor is None or constructor.args.kwarg:
+        return
+    known = [argument.arg for argument in (*constructor.args.args[1:], *constructor.args.kwonlyargs)]
+    for option in options:
+        name = option.partition("=")[0]
+        if name not in known:
+            cure = suggest_name(name, known) if known else "it takes none."
+            raise CommandError(f"{definition.name} in {path} has no option {name!r}; {cure}")
+
+
+def find_source(own: ClassPlace, folder: Path) -> Path | None:
+    """Return the file of a class; None for a module without one. Raises CommandError if there is no such module.
+
+    The path of modules is that of the ranks: what is installed comes first, then `folder`.
+    """
+    if own.is_file:
+        path = Path(own.module)
+        if not path.is_file():
+            raise CommandError(f"{path} is no file; give the file of your model, as in gpt.py:GPT.")
+        return path
+    search: list[str] | None = [*(part for part in sys.path if part), str(folder)]
+    name = ""
+    for part in own.module.split("."):
+        name = f"{name}.{part}" if name else part
+        found = importlib.machinery.PathFinder.find_spec(name, search) if search is not None else None
+        if found is None:
+            raise CommandError(
+                f"there is no module {name!r} in {folder} or among the installed packages; correct model."
+            )
+        search = list(found.submodule_search_locations) if found.submodule_search_locations is not None else None
+    return (
+        Path(found.origin) if found and found.origin and found.has_location and found.origin.endswith(".py") else None
+    )
+
+
+def source_digests(points: Iterable[Spec], folder: Path | None) -> dict[str, str]:
+    """Return the SHA-256 of the file of each of the user's models."""
+    places = {model: own for model in {spec.model for spec in points} if model and (own := own_class(model))}
+    paths = {model: find_source(own, folder or Path()) for model, own in places.items()}
+    return {model: hashlib.sha256(path.read_bytes()).hexdigest() for model, path in paths.items() if path}
+
+
+def refuse_open_folder(source: Path) -> None:
+    """Raise CommandError if anyone may write where a user's code lies, since jobs run it."""
+    if files.is_world_writable(source.parent):
+        raise CommandError(f"{source.parent}: anyone may write there and change what jobs execute; chmod o-w it.")

@@ -1,0 +1,169 @@
+"""One pass through a workload before the clock: what a step needs, and what would measure something else.
+
+The pass leaves no trace: buffers and random state are restored, and gradients are dropped.
+"""
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
+
+from pipeline.data.batch import Batch, num_samples, tensors_of
+from pipeline.experiment.spec import Spec
+from pipeline.system.errors import log_line
+from pipeline.training import device_memory, process_group
+from pipeline.training.process_group import Rank
+from pipeline.training.step import AUTOCAST_TYPES, ModelCall
+from pipeline.workloads.workload import Workload, WorkloadError
+
+NUM_CHECKED_SAMPLES = 2  # not 1, since BatchNorm needs more than one value a channel
+MAX_NAMED_PARAMETERS = 3
+
+
+def check_workload(workload: Workload, model: nn.Module, spec: Spec, rank: Rank) -> None:
+    """Raise WorkloadError if a step on the bare model, which lies on the device, does not do what the point needs."""
+    check_declarations(workload, spec)
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trainable:
+        raise WorkloadError("the model has no parameter that trains; set requires_grad")
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    count = min(NUM_CHECKED_SAMPLES, spec.batch_size_per_gpu)
+    devices = [rank.device] if rank.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        batch = workload.synthetic_batch(count, rank.device)
+        check_batch(batch, count, rank.device)
+        model.train()
+        loss = checked_loss(workload, model, batch, spec, rank)
+        loss.backward()
+        check_gradients(workload, model, spec, rank)
+    model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+    del loss, batch
+    if spec.input == "dataloader":
+        check_dataset(workload, spec, rank)
+    device_memory.reset_memory_statistics(spec, rank)
+
+
+def check_declarations(workload: Workload, spec: Spec) -> None:
+    """Raise WorkloadError for what the class itself leaves out."""
+    if not isinstance(workload.items_per_sample, int) or workload.items_per_sample < 1:
+        raise WorkloadError(f"items_per_sample={workload.items_per_sample!r} must be a whole number of at least 1")
+    if spec.evaluate and type(workload).evaluate is Workload.evaluate:
+        raise WorkloadError(f"{type(workload).__name__} has no evaluate(); add one, or leave out evaluate: true")
+    if spec.evaluate and not workload.merit:
+        raise WorkloadError("evaluate() returns a figure without a name; set merit, as in merit = 'test loss'")
+    if spec.strategy == "ddp" and spec.is_captured and workload.find_unused_parameters:
+        raise WorkloadError("find_unused_parameters does not work in a CUDA graph; use execution: eager or compile")
+
+
+def check_batch(batch: Batch, count: int, device: torch.device) -> None:
+    """Raise WorkloadError unless the batch holds tensors of `count` samples on the device, and nothing else."""
+    tensors = list(tensors_of(batch))
+    if not tensors:
+        raise WorkloadError(f"synthetic_batch returns {describe(batch)}, which holds no tensor")
+    check_leaves(batch, "synthetic_batch")
+    for tensor in tensors:
+        if tensor.device.type != device.type:
+            raise WorkloadError(f"synthetic_batch returns a tensor on {tensor.device}; make it on the given device")
+        if tensor.ndim == 0 or len(tensor) != count:
+            shape = tuple(tensor.shape)
+            raise WorkloadError(f"synthetic_batch({count}) returns a tensor of shape {shape}; give it {count} rows")
+
+
+def check_leaves(batch: Batch, where: str) -> None:
+    """Raise WorkloadError for a part of a batch that is no tensor."""
+    if isinstance(batch, dict | list | tuple):
+        for part in batch.values() if isinstance(batch, dict) else batch:
+            check_leaves(part, where)
+    elif not isinstance(batch, Tensor):
+        raise WorkloadError(f"{where} gives {describe(batch)}; a batch holds tensors in tuples, lists and dicts")
+
+
+def checked_loss(workload: Workload, model: nn.Module, batch: Batch, spec: Spec, rank: Rank) -> Tensor:
+    """Return the loss of a batch. Raises WorkloadError unless it is a finite scalar, of one call of the model."""
+    num_calls = 0
+
+    def counted(*inputs: Any, **keywords: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        return model(*inputs, **keywords)
+
+    autocast_type = AUTOCAST_TYPES.get(str(spec.precision))
+    with torch.autocast(rank.device.type, autocast_type, enabled=autocast_type is not None):
+        found: Any = workload.loss(ModelCall(counted), batch)
+    loss, num_correct = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if not isinstance(loss, Tensor) or not isinstance(num_correct, Tensor | None):
+        cure = "return a tensor, or that and the number of correct predictions"
+        raise WorkloadError(f"loss returns {describe(found)}; {cure}")
+    if loss.ndim:
+        raise WorkloadError(f"loss returns a tensor of shape {tuple(loss.shape)}; return its mean")
+    if num_calls != 1:
+        how_often = "does not call the model" if num_calls == 0 else f"calls the model {num_calls} times"
+        raise WorkloadError(f"the loss {how_often}; call it once: DDP and the measurement count on one call a step")
+    if not loss.requires_grad:
+        raise WorkloadError("the loss does not depend on the parameters of the model; compute it from its outputs")
+    if not torch.isfinite(loss):
+        raise WorkloadError(
+            f"the loss of a random batch is {float(loss.detach())}; check the model and synthetic_batch"
+        )
+    return loss
+
+
+def check_gradients(workload: Workload, model: nn.Module, spec: Spec, rank: Rank) -> None:
+    """Name the parameters without a gradient. Raises WorkloadError if DDP would wait for them."""
+    trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+    unused = [name for name, parameter in trained if parameter.grad is None]
+    if not unused:
+        return
+    more = f" and {len(unused) - MAX_NAMED_PARAMETERS} more" if len(unused) > MAX_NAMED_PARAMETERS else ""
+    named = f"{', '.join(unused[:MAX_NAMED_PARAMETERS])}{more}"
+    if spec.strategy == "ddp" and not workload.find_unused_parameters:
+        cure = "freeze them, or set find_unused_parameters = True in the workload"
+        raise WorkloadError(f"the loss gives no gradient to {named}, for which DDP would wait; {cure}")
+    if rank.rank == 0:
+        log_line(f"Notice: the loss gives no gradient to {named}.")
+
+
+def check_dataset(workload: Workload, spec: Spec, rank: Rank) -> None:
+    """Raise WorkloadError unless the data set is long enough, alike on all ranks, and alike to synthetic batches."""
+    dataset = workload.dataset()
+    if isinstance(dataset, IterableDataset):
+        raise WorkloadError("dataset() returns an IterableDataset, which ranks cannot share; give it a __getitem__")
+    lengths = process_group.all_gather(length_of(dataset), int)
+    if len(set(lengths)) > 1:
+        raise WorkloadError(f"the data set has {lengths} samples, by rank; give each rank the same one")
+    if lengths[0] < spec.num_samples:
+        raise WorkloadError(
+            f"the data set has {lengths[0]} samples and the point needs {spec.num_samples}; lower num_samples"
+        )
+    count = min(NUM_CHECKED_SAMPLES, spec.num_samples)
+    with torch.random.fork_rng(devices=[]):
+        loaded = workload.collate([dataset[index] for index in range(count)])
+        synthetic = workload.synthetic_batch(count, torch.device("cpu"))
+    check_leaves(loaded, "the data set")
+    if num_samples(loaded) != count:
+        raise WorkloadError(f"collate makes a batch of {num_samples(loaded)} from {count} samples; keep each of them")
+    ours, theirs = describe_form(synthetic), describe_form(loaded)
+    if ours != theirs:
+        raise WorkloadError(f"synthetic_batch gives {ours} and the data set {theirs}; make them alike")
+
+
+def length_of(dataset: Dataset[Any]) -> int:
+    with suppress(TypeError):
+        return len(dataset)  # type: ignore[arg-type]
+    raise WorkloadError("the data set has no length; give it a __len__")
+
+
+def describe(value: object) -> str:
+    """Return a value in a few words, for an error."""
+    return f"a {type(value).__name__}" if value is not None else "None"
+
+
+def describe_form(batch: Batch) -> str:
+    """Return the types and shapes of the tensors of a batch, without the number of samples."""
+    forms = ((str(tensor.dtype).removeprefix("torch."), list(tensor.shape[1:])) for tensor in tensors_of(batch))
+    return ", ".join(f"{dtype} {shape}" for dtype, shape in forms)

@@ -1,0 +1,94 @@
+"""ResNet-18 and LeNet on CIFAR-10, an image folder or synthetic images of 32 x 32 pixels."""
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from pipeline.data.batches import Shard, TrainingBatches
+from pipeline.data.image_batches import (
+    CHANNEL_MEANS,
+    CHANNEL_STDS,
+    AugmentedImages,
+    DeviceAugmentedBatches,
+    image_dtype,
+)
+from pipeline.data.images import IMAGE_SIZE_PX, NUM_SYNTHETIC_CLASSES, Images, load_images
+from pipeline.experiment.spec import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, Execution, Spec
+from pipeline.workloads.cifar_models import build_model
+from pipeline.workloads.image_classifier import ImageBatch, ImageClassifier, cross_entropy
+
+MAX_EVALUATION_BATCH_SIZE = 1000
+
+
+class CifarClassifier(ImageClassifier):
+    """A small network, whose compiled step is tuned: its loss is compiled too."""
+
+    def __init__(self, spec: Spec, data: Path | None = None, execution: Execution = "eager") -> None:
+        super().__init__(spec, data, execution)
+        is_compiled = execution in COMPILED_EXECUTIONS
+        self._cross_entropy = torch.compile(cross_entropy, dynamic=False) if is_compiled else cross_entropy
+
+    @cached_property
+    def _training_images(self) -> Images:
+        return load_images(self._spec, "train", self._data)
+
+    @cached_property
+    def _test_images(self) -> Images:
+        return load_images(self._spec, "test", self._data)
+
+    def build_model(self) -> nn.Module:
+        is_read = self._spec.input != "synthetic"
+        num_classes = self._training_images.num_classes if is_read else NUM_SYNTHETIC_CLASSES
+        return build_model(self._spec.model or "resnet18", num_classes, "zero_gamma" in self._spec.remedies)
+
+    def synthetic_batch(self, size: int, device: torch.device) -> ImageBatch:
+        """Return noise that is brighter the higher the label, in the type of the batches that the point trains on."""
+        labels = torch.randint(NUM_SYNTHETIC_CLASSES, (size,), device=device)
+        images = torch.randn((size, 3, IMAGE_SIZE_PX, IMAGE_SIZE_PX), device=device)
+        images += (labels / NUM_SYNTHETIC_CLASSES).view(-1, 1, 1, 1)
+        return images.to(image_dtype(self._spec)), labels
+
+    def loss(self, model: Callable[..., Any], batch: ImageBatch) -> tuple[Tensor, Tensor]:
+        images, labels = batch
+        return self._cross_entropy(model(images), labels)
+
+    def compile(self, model: nn.Module) -> Callable[..., Any]:
+        """Return the compiled model. On a GPU it has options that make a step faster (docs/results.md has by how much).
+
+        TorchInductor combines small kernels into one, and for a captured step tunes pointwise kernels on this GPU.
+        cuDNN benchmarks all its algorithms: none of the first ten, its default limit, is the fastest.
+        """
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0
+        options = {"combo_kernels": True, "max_autotune_pointwise": self._execution in CAPTURED_EXECUTIONS}
+        on_gpu = {"options": cast(Any, options)} if self._spec.device == "cuda" else {}
+        return torch.compile(model, dynamic=False, **on_gpu)
+
+    def dataset(self) -> Dataset[Any]:
+        return AugmentedImages(self._training_images)
+
+    def batches_on_device(self, shard: Shard) -> TrainingBatches:
+        return DeviceAugmentedBatches(self._spec, shard, self._training_images)
+
+    def evaluate(self, model: nn.Module, device: torch.device) -> tuple[float, float]:
+        """Return accuracy and mean loss over the test set, computed in fp32 or TF32 (set_precision).
+
+        A batch is at most as large as in training, so that training sets the peak memory.
+        """
+        images, size = self._test_images, min(MAX_EVALUATION_BATCH_SIZE, self._spec.batch_size_per_gpu)
+        mean, std = (torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (CHANNEL_MEANS, CHANNEL_STDS))
+        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        num_correct = torch.zeros((), dtype=torch.int64, device=device)
+        for start in range(0, len(images.labels), size):
+            pixels = np.array(images.pixels[start : start + size])  # a copy, since the memory map is read-only
+            batch = torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2)
+            labels = torch.from_numpy(images.labels[start : start + size]).to(device)
+            outputs = model((batch.float() / 255 - mean) / std)
+            loss_sum += nn.functional.cross_entropy(outputs, labels, reduction="sum")
+            num_correct += (outputs.argmax(1) == labels).sum()
+        return int(num_correct) / len(images.labels), float(loss_sum) / len(images.labels)

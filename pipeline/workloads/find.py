@@ -1,0 +1,149 @@
+"""Builds the workload of a point from the name of its model."""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pipeline.experiment.find_model import refuse_open_folder
+from pipeline.experiment.model_name import CIFAR_MODELS, TORCHVISION, ClassPlace, own_class
+from pipeline.experiment.spec import Execution, Spec
+from pipeline.system.errors import CommandError, suggest_name
+from pipeline.workloads.user_code import user_lines
+from pipeline.workloads.workload import Workload, WorkloadError
+
+
+class Sources(NamedTuple):
+    """The folders of a point: that of its images, and that of the modules of the user's models."""
+
+    data: Path | None = None
+    modules: Path | None = None
+
+
+NO_SOURCES = Sources()
+
+
+def build_workload(spec: Spec, sources: Sources = NO_SOURCES, execution: Execution = "eager") -> Workload:
+    """Return the workload of a point. Raises WorkloadError."""
+    model = spec.model or "resnet18"
+    if model in CIFAR_MODELS:
+        from pipeline.workloads.cifar_classifier import CifarClassifier
+
+        return CifarClassifier(spec, sources.data, execution)
+    if model.startswith(TORCHVISION):
+        from pipeline.workloads.torchvision_classifier import TorchvisionClassifier
+
+        return TorchvisionClassifier(spec, sources.data, execution)
+    if model == "gpt":
+        from pipeline.workloads.gpt import Gpt
+
+        return construct(Gpt, spec.options, model)
+    own = own_class(model)
+    if own is None:
+        raise WorkloadError(f"this version has no model {model!r}")
+    return construct(load_class(own, sources.modules), spec.options, own.name)
+
+
+def load_class(own: ClassPlace, folder: Path | None) -> type[Workload]:
+    """Import the user's module and return its class. Raises WorkloadError.
+
+    `folder`, or that of the file, comes last on Python's path: modules of this project and of installed packages win.
+    """
+    with errors_of(f"{own.module} cannot be imported"):
+        module = import_file(Path(own.module)) if own.is_file else import_module(own.module, folder)
+    found = getattr(module, own.name, None)
+    if found is None:
+        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
+        raise WorkloadError(f"{own.module} has no class {own.name!r}; {suggest_name(own.name, classes or ['none'])}")
+    if not (inspect.isclass(found) and issubclass(found, Workload)):
+        raise WorkloadError(
+            f"{own.name} of {own.module} is no Workload; write class {own.name}(Workload), with "
+            "from pipeline.workloads import Workload"
+        )
+    return found
+
+
+def import_module(name: str, folder: Path | None) -> Any:
+    if folder is not None:
+        put_on_path(folder)
+    return importlib.import_module(name)
+
+
+def import_file(path: Path) -> Any:
+    """Import a file as the module of its name."""
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None and Path(getattr(loaded, "__file__", None) or "").resolve() == path.resolve():
+        return loaded
+    if loaded is not None or path.stem in sys.stdlib_module_names:
+        raise WorkloadError(f"{path} has the name of another module, {path.stem}; rename the file")
+    put_on_path(path.parent)
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    assert specification, "the name ends in .py"
+    assert specification.loader, "the name ends in .py"
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[path.stem] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+def put_on_path(folder: Path) -> None:
+    """Append a folder to Python's path. Raises WorkloadError if anyone may write there."""
+    try:
+        refuse_open_folder(folder / "any")
+    except CommandError as error:
+        raise WorkloadError(str(error)) from error
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def construct(kind: type[Workload], options: tuple[str, ...], name: str) -> Workload:
+    """Return the workload with its options, each converted to the type of its argument. Raises WorkloadError."""
+    if inspect.isabstract(kind):
+        missing = " and ".join(sorted(kind.__abstractmethods__))
+        raise WorkloadError(f"{name} lacks {missing}; add it to the class")
+    parameters = inspect.signature(kind).parameters
+    types = typing.get_type_hints(kind.__init__)
+    arguments = {}
+    for option in options:
+        key, _, text = option.partition("=")
+        if key not in parameters and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+            cure = suggest_name(key, list(parameters)) if parameters else "it takes none."
+            raise WorkloadError(f"{name} has no option {key!r}; {cure}")
+        default = parameters[key].default if key in parameters else None
+        wanted = types.get(key, str if default in (None, inspect.Parameter.empty) else type(default))
+        try:
+            arguments[key] = msgspec.convert("null" if text == "none" else text, wanted, strict=False)
+        except msgspec.ValidationError as error:
+            raise WorkloadError(f"model.{key}={text} is no value of {name}'s {key}: {error}") from error
+    with errors_of(f"{name} cannot be built"):
+        return kind(**arguments)
+
+
+@contextmanager
+def errors_of(what: str) -> Iterator[None]:
+    """Turn any error of the user's code into a WorkloadError with its place in that code."""
+    try:
+        yield
+    except WorkloadError:
+        raise
+    except SystemExit as error:
+        cure = 'put what a script does under if __name__ == "__main__"'
+        raise WorkloadError(f"{what}: {place_of(error)}sys.exit({error.code!r}); {cure}") from error
+    except ModuleNotFoundError as error:
+        cure = f"install it for {sys.executable}"
+        raise WorkloadError(f"{what}: {place_of(error)}there is no module {error.name!r}; {cure}") from error
+    except Exception as error:
+        raise WorkloadError(f"{what}: {place_of(error)}{type(error).__name__}: {error}") from error
+
+
+def place_of(error: BaseException) -> str:
+    """Return the innermost place of an error in the user's code, with a colon; empty if it passed none."""
+    place = next(user_lines(error), "")
+    return f"at {place}: " if place else ""

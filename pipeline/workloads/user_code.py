@@ -1,0 +1,117 @@
+"""The user's own code: which files it is, where in it an error came from, and what a record says of it."""
+
+import hashlib
+import re
+import subprocess
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.system.source_digest import PACKAGE
+
+WORKER_TRACEBACK = "Original Traceback (most recent call last)"  # of torch's DataLoader
+FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+INSTALLED = tuple(
+    {str(Path(sysconfig.get_paths()[name]).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+
+
+class UserSource(NamedTuple):
+    """The user's modules in this process: their digest, and the commit of the repository of the first one.
+
+    `is_dirty` is True if one of them differs from the commit; commit and this are None outside a git repository.
+    """
+
+    digest: str
+    commit: str | None
+    is_dirty: bool | None
+
+
+def is_user_file(path: str | None) -> bool:
+    """True for a file that belongs neither to this project nor to an installed package nor to Python."""
+    if not path or path.startswith("<") or "site-packages" in path or "dist-packages" in path:
+        return False
+    resolved = Path(path).resolve()
+    return not resolved.is_relative_to(PACKAGE) and not str(resolved).startswith(INSTALLED)
+
+
+def user_lines(error: BaseException) -> Iterator[str]:
+    """Yield the places in the user's code that an error passed, the innermost first: `gpt.py:12 in loss`.
+
+    The error of a loader's worker has its frames in its text.
+    """
+    if isinstance(error, SyntaxError) and is_user_file(error.filename):
+        yield f"{Path(str(error.filename)).name}:{error.lineno}"
+    of_worker = FRAME.findall(str(error)) if WORKER_TRACEBACK in str(error) else []
+    here = [(frame.filename, frame.lineno, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+    for path, line, function in reversed([*here, *of_worker]):
+        if is_user_file(path):
+            yield f"{Path(path).name}:{line} in {function}"
+
+
+def describe_user_error(error: BaseException, text: str) -> str:
+    """Return the text of an error with its place in the user's code in the first line, and all such places below."""
+    if WORKER_TRACEBACK in text:
+        text = f"{text.strip().splitlines()[-1]} (in a worker of the data loader)\n{text}"
+    places = list(user_lines(error))
+    if not places:
+        return text
+    first, _, rest = text.partition("\n")
+    return "\n".join(filter(None, [f"{first} (at {places[0]})", rest, *(f"at {place}" for place in places)]))
+
+
+def user_modules() -> dict[str, Path]:
+    """Return the file of every imported module of the user's, by the module's name."""
+    files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    return {
+        name: Path(path) for name, path in sorted(files.items()) if path and is_user_file(path) and name != "__main__"
+    }
+
+
+def describe_source() -> UserSource | None:
+    """Return the source of the user's modules; None if none is imported."""
+    modules = user_modules()
+    if not modules:
+        return None
+    found = hashlib.sha256()
+    for name, path in modules.items():
+        for part in (name.encode(), read_or_empty(path)):
+            found.update(len(part).to_bytes(8, "big") + part)
+    paths = [path.resolve() for path in modules.values()]
+    return UserSource(found.hexdigest(), *git_state(paths))
+
+
+def read_or_empty(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # deleted since it was imported
+        return b""
+
+
+def git_state(paths: list[Path]) -> tuple[str | None, bool | None]:
+    """Return the commit of the repository of the first file, and True if it lacks or changed one of the files in it."""
+    root = next((folder for folder in paths[0].parents if (folder / ".git").exists()), None)
+    if root is None:
+        return None, None
+    git = ["git", "-C", str(root), "-c", f"safe.directory={root}"]
+    inside = [str(path) for path in paths if path.is_relative_to(root)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=20)
+        status = subprocess.run(
+            [*git, "status", "--porcelain", "--untracked-files=all", "--ignored=matching", "--", *inside],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+    return commit.stdout.strip(), bool(status.stdout.strip())
+
+
+def file_sha256(path: Path) -> str:
+    """Return the digest of a file; that of nothing if it cannot be read."""
+    return hashlib.sha256(read_or_empty(path)).hexdigest()

@@ -1,0 +1,149 @@
+"""What the login node says of a model, without importing anything of the user's."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from factories import make_spec
+from own_models import SMALLEST, with_change, write_model
+
+from pipeline.experiment.find_model import check_models, source_digests, torchvision_models
+from pipeline.experiment.grid import expand_grid
+from pipeline.experiment.spec import Spec
+from pipeline.system.errors import CommandError
+
+GRID = """
+name: own
+base: {{device: cpu, model: "{model}", input: synthetic, precision: fp32, num_samples: 64{more}}}
+points:
+  - {{strategy: [single], num_gpus: [1], batch_size_per_gpu: [8]}}
+"""
+
+
+def own_point(model: str, *options: str) -> Spec:
+    return make_spec(model=model, dataset=None, options=options, input="synthetic", device="cpu")
+
+
+def grid_of(folder: Path, model: str, more: str = "") -> tuple[Spec, ...]:
+    (folder / "grid.yaml").write_text(GRID.format(model=model, more=more))
+    return expand_grid(str(folder / "grid.yaml")).points
+
+
+def test_a_file_is_found_from_the_folder_of_the_grid_and_has_its_absolute_path(tmp_path: Path) -> None:
+    write_model(tmp_path / "models")
+    (spec,) = grid_of(tmp_path, "models/tiny.py:Tiny", ", model.width: 8, model.bias: false")
+    assert spec.model == f"{tmp_path}/models/tiny.py:Tiny"
+    assert spec.options == ("bias=false", "width=8")
+    assert (spec.dataset, spec.reads_data) == (None, False)
+
+
+def test_set_and_the_grid_give_an_option_the_same_text(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    (of_grid,) = grid_of(tmp_path, "tiny.py:Tiny", ", model.width: 1e3")
+    (of_set,) = expand_grid(str(tmp_path / "grid.yaml"), ["model.width=1e3"]).points
+    assert of_grid == of_set
+    two = expand_grid(str(tmp_path / "grid.yaml"), ["model.width=4,8"]).points
+    assert [spec.options for spec in two] == [("width=4",), ("width=8",)]
+    assert len({spec.run_id() for spec in two}) == 2
+
+
+def test_a_module_is_found_beside_the_grid(tmp_path: Path) -> None:
+    write_model(tmp_path / "mine", name="models.py")
+    (tmp_path / "mine" / "__init__.py").write_text("")
+    (spec,) = grid_of(tmp_path, "mine.models:Tiny")
+    assert spec.model == "mine.models:Tiny"
+    assert list(source_digests([spec], tmp_path)) == ["mine.models:Tiny"]
+    assert "mine" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "said"),
+    [
+        ("absent.py:Tiny", SMALLEST, "absent.py is no file; give the file of your model"),
+        ("tiny.py:Tny", SMALLEST, "has no class 'Tny'; did you mean 'Tiny'?"),
+        ("tiny.py:Tiny", "def (:", "tiny.py, line 1: invalid syntax; correct it."),
+        ("tiny.py:Tiny", "x = 1\n", "has no class 'Tiny'; choose one of none."),
+        ("absent.models:Tiny", SMALLEST, "there is no module 'absent' in "),
+        ("os.absent:Tiny", SMALLEST, "there is no module 'os.absent' in "),
+        ("resnet81", SMALLEST, "unknown model 'resnet81'; did you mean 'resnet18'?"),
+        ("torchvision:resnet51", SMALLEST, "unknown torchvision's model 'resnet51'; did you mean 'resnet5"),
+    ],
+)
+def test_a_model_that_does_not_exist_is_refused_on_the_login_node(
+    tmp_path: Path, model: str, text: str, said: str
+) -> None:
+    write_model(tmp_path, text)
+    with pytest.raises(CommandError, match=r"\S") as error:
+        grid_of(tmp_path, model)
+    assert said in str(error.value)
+
+
+def test_an_option_that_the_constructor_lacks_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    with pytest.raises(CommandError, match=r"Tiny in .*tiny\.py has no option 'widht'; did you mean 'width'\?"):
+        grid_of(tmp_path, "tiny.py:Tiny", ", model.widht: 8")
+    write_model(tmp_path, with_change("bias: bool = True", "**more"))
+    assert grid_of(tmp_path, "tiny.py:Tiny", ", model.anything: 8")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (", learning_rate: 0.2", "learning_rate=0.2 is an axis of image models and does nothing for"),
+        (", dataset: cifar10", "dataset='cifar10' is an axis of image models"),
+        (", remedies: [warmup]", "remedies=('warmup',) is an axis of image models"),
+        (", options: [width=4]", "unknown axis 'options'"),
+        (", model.1: 3", "unknown axis 'model.1'"),
+    ],
+)
+def test_an_axis_of_images_is_refused_for_an_own_model(tmp_path: Path, more: str, said: str) -> None:
+    write_model(tmp_path)
+    with pytest.raises(CommandError) as error:
+        grid_of(tmp_path, "tiny.py:Tiny", more)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"strategy": "dp", "num_gpus": 2, "device": "cuda"}, "strategy='dp' works for image models alone"),
+        ({"input": "gpu", "device": "cuda"}, "input='gpu' works for image models alone"),
+    ],
+)
+def test_what_an_own_model_cannot_do_is_refused(fields: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make_spec(model="tiny.py:Tiny", dataset=None, **fields)
+
+
+def test_code_that_others_may_change_is_refused(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "open")
+    path.parent.chmod(0o777)
+    with pytest.raises(CommandError, match=r"open: anyone may write there and change what jobs execute"):
+        check_models([own_point(f"{path}:Tiny")], tmp_path)
+
+
+def test_nothing_of_the_users_is_imported(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    path = write_model(tmp_path, f"open({str(canary)!r}, 'w')\n{SMALLEST}")
+    check_models([own_point(f"{path}:Tiny", "width=4")], tmp_path)
+    assert not canary.exists()
+
+
+def test_a_class_that_the_file_imports_or_makes_is_left_to_the_ranks(tmp_path: Path) -> None:
+    for text in ("from elsewhere import Tiny\n", "Tiny = make()\n", "from elsewhere import *\n"):
+        path = write_model(tmp_path, text)
+        check_models([own_point(f"{path}:Tiny")], tmp_path)
+
+
+def test_the_models_of_torchvision_are_those_of_the_installed_one() -> None:
+    names = torchvision_models()
+    assert {"resnet50", "vit_b_16", "inception_v3"} < set(names)
+    assert not {"fasterrcnn_resnet50_fpn", "raft_large", "handle_legacy_interface"} & set(names)
+
+
+def test_a_model_of_another_checkout_can_be_read_and_named() -> None:
+    """Its manifest is shown as text; only a new grid with it is refused."""
+    later = make_spec(model="resnet34", dataset="imagefolder", remedies=("warmup",))
+    assert later.model == "resnet34"
+    with pytest.raises(CommandError, match="unknown model 'resnet34'"):
+        check_models([later], Path())

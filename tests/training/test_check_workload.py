@@ -1,0 +1,179 @@
+"""The pass before the clock: what it refuses of a user's model, in one sentence, and that it leaves no trace."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from factories import make_spec
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+
+from pipeline.experiment.spec import Spec
+from pipeline.training import process_group
+from pipeline.training.check_workload import check_workload
+from pipeline.training.process_group import Rank
+from pipeline.workloads.workload import Workload, WorkloadError
+
+ALONE = Rank(0, 1, torch.device("cpu"))
+Batch = Any
+
+
+class Tiny(Workload):
+    """A workload that is right; each test changes one part."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 1))
+
+    def synthetic_batch(self, size: int, device: torch.device) -> Batch:
+        return {"x": torch.randn(size, 4, device=device), "y": torch.zeros(size, 1, device=device)}
+
+    def loss(self, model: Callable[..., Any], batch: Batch) -> Any:
+        return nn.functional.mse_loss(model(batch["x"]), batch["y"])
+
+    def dataset(self) -> Dataset[Any]:
+        return Samples(16)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class Samples(Dataset[Any]):
+    def __init__(self, count: int, width: int = 4) -> None:
+        self.count, self.width = count, width
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Batch:
+        return {"x": torch.ones(self.width), "y": torch.zeros(1)}
+
+
+def point(**fields: Any) -> Spec:
+    given = {"model": "tiny.py:Tiny", "dataset": None, "device": "cpu", "precision": "fp32", "input": "synthetic"}
+    return make_spec(**{**given, "num_samples": 16, "batch_size_per_gpu": 4, **fields})
+
+
+def check(workload: Workload, **fields: Any) -> nn.Module:
+    model = workload.build_model()
+    check_workload(workload, model, point(**fields), ALONE)
+    return model
+
+
+def test_the_pass_leaves_weights_buffers_gradients_and_random_numbers_as_they_were() -> None:
+    torch.manual_seed(3)
+    model = Tiny().build_model()
+    before, state = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+    check_workload(Tiny(), model, point(input="dataloader"), ALONE)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def changed(**members: Any) -> Workload:
+    kind: type[Workload] = type("Tiny", (Tiny,), members)
+    return kind()
+
+
+def loss_of(function: Callable[[Any, Batch], Any]) -> Workload:
+    return changed(loss=lambda self, model, batch: function(model, batch))
+
+
+def batch_of(function: Callable[[int, torch.device], Any]) -> Workload:
+    return changed(synthetic_batch=lambda self, size, device: function(size, device))
+
+
+@pytest.mark.parametrize(
+    ("workload", "said"),
+    [
+        (loss_of(lambda model, batch: model(batch["x"]).flatten()), r"a tensor of shape \(2,\); return its mean"),
+        (loss_of(lambda model, batch: model(batch["x"]).mean() * float("nan")), "the loss of a random batch is nan"),
+        (loss_of(lambda model, batch: int(model(batch["x"]).detach().sum())), "loss returns a int; return a tensor"),
+        (loss_of(lambda model, batch: (model(batch["x"]).mean(), 3)), "loss returns a tuple; return a tensor"),
+        (loss_of(lambda model, batch: None), "loss returns None"),
+        (loss_of(lambda model, batch: batch["x"].mean()), "the loss does not call the model"),
+        (loss_of(lambda model, batch: (model(batch["x"]) + model(batch["x"])).mean()), "calls the model 2 times"),
+        (loss_of(lambda model, batch: model(batch["x"]).detach().mean()), "does not depend on the parameters"),
+        (
+            loss_of(lambda model, batch: model.config.width),
+            r"reads model\.config, which the wrapper of DDP does not have",
+        ),
+        (batch_of(lambda size, device: []), "returns a list, which holds no tensor"),
+        (batch_of(lambda size, device: {"x": torch.zeros(size, 4), "y": "text"}), "synthetic_batch gives a str"),
+        (
+            batch_of(lambda size, device: {"x": torch.zeros(size, 4), "y": torch.zeros(9)}),
+            r"of shape \(9,\); give it 2",
+        ),
+        (batch_of(lambda size, device: torch.tensor(1.0)), r"of shape \(\); give it 2 rows"),
+        (batch_of(lambda size, device: torch.zeros(size, 4, device="meta")), "a tensor on meta; make it on the given"),
+        (changed(build_model=lambda self: nn.Identity()), "has no parameter that trains; set requires_grad"),
+        (changed(items_per_sample=0), "items_per_sample=0 must be a whole number of at least 1"),
+    ],
+)
+def test_what_would_measure_something_else_is_refused(workload: Workload, said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        check(workload)
+
+
+@pytest.mark.parametrize(
+    ("workload", "said"),
+    [
+        (changed(dataset=lambda self: Samples(15)), "has 15 samples and the point needs 16; lower num_samples"),
+        (
+            changed(dataset=lambda self: Samples(16, 5)),
+            r"gives float32 \[4\], float32 \[1\] and the data set float32 \[5\]",
+        ),
+        (changed(dataset=lambda self: Stream()), "returns an IterableDataset, which ranks cannot share"),
+        (changed(dataset=lambda self: object()), "the data set has no length; give it a __len__"),
+        (
+            changed(collate=lambda self, samples: {"x": torch.zeros(1, 4), "y": torch.zeros(1, 1)}),
+            "a batch of 1 from 2",
+        ),
+        (changed(collate=lambda self, samples: samples[0] | {"name": "x"}), "the data set gives a str"),
+        (changed(dataset=Workload.dataset), r"Tiny has no dataset\(\); add one, or use input: synthetic"),
+    ],
+)
+def test_a_data_set_that_does_not_fit_is_refused(workload: Workload, said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        check(workload, input="dataloader")
+    check(workload)  # a point with synthetic input does not read it
+
+
+def test_a_data_set_of_another_length_on_each_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "all_gather", lambda value, kind: [value, value - 1])
+    with pytest.raises(WorkloadError, match=r"has \[16, 15\] samples, by rank; give each rank the same one"):
+        check(Tiny(), input="dataloader")
+
+
+class Unused(Tiny):
+    def build_model(self) -> nn.Module:
+        model = nn.Linear(4, 1)
+        model.unused = nn.Linear(2, 2)
+        return model
+
+
+def test_unused_parameters_are_named_and_refused_where_ddp_would_wait_for_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check(Unused())
+    assert "no gradient to unused.weight, unused.bias" in capsys.readouterr().err
+    with pytest.raises(WorkloadError, match=r"to unused\.weight, unused\.bias, for which DDP would wait; freeze them"):
+        check(Unused(), strategy="ddp")
+    allowed = type("Unused", (Unused,), {"find_unused_parameters": True})()
+    check(allowed, strategy="ddp")
+    with pytest.raises(WorkloadError, match="find_unused_parameters does not work in a CUDA graph"):
+        check(allowed, strategy="ddp", device="cuda", execution="graph")
+
+
+@pytest.mark.parametrize(
+    ("workload", "said"),
+    [
+        (Tiny(), r"Tiny has no evaluate\(\); add one, or leave out evaluate: true"),
+        (changed(evaluate=lambda self, model, device: 1.0), "returns a figure without a name; set merit"),
+    ],
+)
+def test_a_figure_of_merit_needs_a_function_and_a_name(workload: Workload, said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        check(workload, input="dataloader", evaluate=True)

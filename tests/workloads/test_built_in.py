@@ -1,0 +1,169 @@
+"""The built-in workloads: every model of torchvision is built, one of each family trains, and the decoder learns."""
+
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from factories import make_spec
+from torch import Tensor, nn
+
+from pipeline.experiment.spec import Spec
+from pipeline.training.check_workload import check_workload
+from pipeline.training.loop import train_point
+from pipeline.training.process_group import Rank
+from pipeline.training.step import EagerStep, ignore_mark
+from pipeline.workloads.find import build_workload
+from pipeline.workloads.gpt import Gpt
+from pipeline.workloads.torchvision_classifier import TorchvisionClassifier
+from pipeline.workloads.workload import Workload
+
+ALONE = Rank(0, 1, torch.device("cpu"))
+NAMES = torchvision.models.list_models(module=torchvision.models)
+FAMILIES = (
+    *("alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "inception_v3", "maxvit_t"),
+    *("mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "regnet_y_400mf", "resnet18", "shufflenet_v2_x0_5"),
+    *("squeezenet1_1", "swin_t", "swin_v2_t", "vgg11", "vit_b_32"),
+)
+
+
+def torchvision_point(name: str, **fields: Any) -> Spec:
+    given: dict[str, Any] = {"batch_size_per_gpu": 2, "num_samples": 2, "dataset": None, "input": "synthetic"}
+    return make_spec(model=f"torchvision:{name}", device="cpu", precision="fp32", **{**given, **fields})
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("name", NAMES)
+def test_every_classification_model_of_torchvision_is_built(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = torchvision.models.regnet.BlockParams.from_init_params
+
+    def computed_on_cpu(*arguments: Any, **keywords: Any) -> Any:  # these sizes need values
+        with torch.device("cpu"):
+            return sizes(*arguments, **keywords)
+
+    monkeypatch.setattr(torchvision.models.regnet.BlockParams, "from_init_params", computed_on_cpu)
+    with torch.device("meta"):
+        workload = build_workload(torchvision_point(name))
+        model = workload.build_model()
+    assert isinstance(workload, TorchvisionClassifier)
+    assert sum(parameter.numel() for parameter in model.parameters()) > 1e6
+    expected = torchvision.models.get_model_weights(name).DEFAULT.transforms().crop_size
+    assert [workload.image_size_px] == expected
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_model_of_each_family_trains_for_a_step(name: str) -> None:
+    spec = torchvision_point(name)
+    workload = build_workload(spec)
+    torch.manual_seed(0)
+    model = workload.build_model()
+    check_workload(workload, model, spec, ALONE)
+    step = EagerStep(model, workload, spec, ALONE)
+    step.begin_epoch()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    assert torch.isfinite(step(workload.synthetic_batch(2, ALONE.device), ignore_mark))
+    assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def test_every_family_is_tried() -> None:
+    modules = {torchvision.models.get_model_builder(name).__module__ for name in NAMES}
+    assert {torchvision.models.get_model_builder(name).__module__ for name in FAMILIES} == modules
+
+
+def test_auxiliary_heads_count_in_the_loss_with_their_weight() -> None:
+    workload = build_workload(torchvision_point("googlenet"))
+    scores = [torch.randn(2, 1000) for _ in range(3)]
+    labels = torch.tensor([1, 2])
+    losses = [nn.functional.cross_entropy(part, labels) for part in scores]
+    found = workload.loss(lambda images: tuple(scores), (torch.zeros(2), labels))
+    assert isinstance(found, tuple)
+    assert float(found[0]) == pytest.approx(float(losses[0] + 0.3 * (losses[1] + losses[2])))
+
+
+def test_a_decoder_predicts_only_from_what_comes_before() -> None:
+    torch.manual_seed(0)
+    model = Gpt(layers=2, heads=2, width=16, length=8, vocabulary=32).build_model().eval()
+    tokens = torch.randint(32, (1, 8))
+    changed = tokens.clone()
+    changed[0, 5:] = (changed[0, 5:] + 1) % 32
+    one, other = model(tokens), model(changed)
+    assert torch.allclose(one[:, :5], other[:, :5], atol=1e-6)
+    assert not torch.allclose(one[:, 5:], other[:, 5:])
+
+
+def test_the_sequences_follow_their_rule_and_do_not_depend_on_who_reads_them() -> None:
+    data = Gpt(length=64).dataset()
+    sample = data[7]
+    assert torch.equal(sample["next"], data[7]["next"])
+    assert torch.equal(sample["tokens"][1:], sample["next"][:-1])
+    pairs = [data[index] for index in range(50)]
+    follows = torch.cat([(pair["next"] - pair["tokens"]) % 512 == 3 for pair in pairs]).float().mean()
+    assert 0.85 < float(follows) < 0.95  # nine tokens in ten
+
+
+@pytest.mark.training
+def test_the_decoder_learns_and_is_evaluated_by_a_figure_that_falls() -> None:
+    fields = {"input": "dataloader", "num_workers": 0, "num_samples": 512, "batch_size_per_gpu": 32, "epochs": 4}
+    options = ("layers=2", "length=32", "rate=0.003", "vocabulary=64", "width=32")
+    spec = make_spec(
+        model="gpt", dataset=None, options=options, device="cpu", precision="fp32", evaluate=True, **fields
+    )
+    measurement = train_point(spec, ALONE).measurement
+    merits = [epoch.merit for epoch in measurement.epochs]
+    assert (measurement.unit, measurement.items_per_sample) == ("tokens", 32)
+    assert (measurement.merit, measurement.better) == ("test loss", "lower")
+    assert [epoch.test_accuracy for epoch in measurement.epochs] == [None] * 4
+    assert [epoch.accuracy for epoch in measurement.epochs] == [None] * 4
+    assert [epoch.first_learning_rate for epoch in measurement.epochs] == [None] * 4
+    assert (merits[0] or 0) - (merits[-1] or 9) > 0.5
+
+
+MAX_NORM = 0.01
+
+
+class Clipped(Workload):
+    """A workload that clips gradients and changes the rate between backward pass and update."""
+
+    def __init__(self) -> None:
+        self.norms: list[float] = []
+        self.rates: list[float] = []
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(4, 1)
+
+    def synthetic_batch(self, size: int, device: torch.device) -> Tensor:
+        return torch.full((size, 4), 0.01, device=device)
+
+    def loss(self, model: Any, batch: Tensor) -> Tensor:
+        return model(batch).float().square().mean()  # type: ignore[no-any-return]
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def before_update(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)))
+        self.rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.param_groups[0]["lr"] *= 0.5
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch about itself, as its optimizer is imported
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_what_a_loop_does_before_an_update_is_in_the_step(precision: str) -> None:
+    """With a scaled loss, gradients are unscaled first: the clipped norm is that of fp32, to rounding."""
+    workload = Clipped()
+    torch.manual_seed(0)
+    model = workload.build_model()
+    spec = make_spec(model="x.py:Clipped", dataset=None, device="cpu", precision=precision, input="synthetic")
+    step = EagerStep(model, workload, spec, ALONE)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with torch.no_grad():
+        outputs = model(workload.synthetic_batch(2, ALONE.device))
+    step(workload.synthetic_batch(2, ALONE.device), ignore_mark)
+    expected = 2 * abs(float(outputs.mean())) * (4 * 0.01**2 + 1) ** 0.5
+    assert expected > 10 * MAX_NORM
+    assert workload.norms == [pytest.approx(expected, rel=0.02)]
+    moved = torch.cat([(old - new).flatten() for old, new in zip(before, model.parameters(), strict=True)])
+    assert float(moved.detach().norm()) == pytest.approx(0.5 * MAX_NORM, rel=0.01)
+    step(workload.synthetic_batch(2, ALONE.device), ignore_mark)
+    assert workload.rates == [1.0, 0.5]

@@ -1,0 +1,104 @@
+"""The workload that a rank builds from the name of a model."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_spec
+from own_models import SMALLEST, with_change, write_model
+
+from pipeline.workloads.find import Sources, build_workload
+from pipeline.workloads.workload import Workload, WorkloadError
+
+
+@pytest.fixture(autouse=True)
+def modules_and_path() -> Iterator[None]:
+    """Forget what a test imports."""
+    modules, path = set(sys.modules), list(sys.path)
+    yield
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+    sys.path[:] = path
+
+
+def built(model: str, *options: str, modules: Path | None = None) -> Any:
+    spec = make_spec(model=model, dataset=None, options=options, input="synthetic", device="cpu")
+    return build_workload(spec, Sources(modules=modules))
+
+
+def test_the_options_of_a_point_are_converted_by_the_annotations_of_the_constructor(tmp_path: Path) -> None:
+    path = write_model(tmp_path, with_change("width: int = 4", "width: int = 4, rate: float | None = 0.1, kind='a'"))
+    found = built(f"{path}:Tiny", "width=8", "bias=false", "rate=none", "kind=7")
+    assert (found.width, found.bias) == (8, False)
+    assert isinstance(found, Workload)
+
+
+def test_a_file_finds_what_lies_beside_it_and_a_module_what_lies_beside_the_grid(tmp_path: Path) -> None:
+    (tmp_path / "sizes_of_test.py").write_text("WIDTH = 6\n")
+    text = with_change("from torch import nn", "from torch import nn\nfrom sizes_of_test import WIDTH")
+    path = write_model(tmp_path, text.replace("width: int = 4", "width: int = WIDTH"), name="tiny_a.py")
+    assert built(f"{path}:Tiny").width == 6
+    write_model(tmp_path / "mine_of_test", text, name="models.py")
+    assert built("mine_of_test.models:Tiny", modules=tmp_path).width == 4
+
+
+def test_what_is_installed_wins_over_what_lies_beside_a_model(tmp_path: Path) -> None:
+    (tmp_path / "msgspec.py").write_text("raise RuntimeError('shadowed')\n")
+    text = with_change("from torch import nn", "from torch import nn\nimport msgspec")
+    assert built(f"{write_model(tmp_path, text, name='tiny_b.py')}:Tiny").width == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("raise ValueError('no')\n", (), "cannot be imported: at tiny_c.py:1 in <module>: ValueError: no"),
+        (
+            "import sys\nsys.exit(3)\n",
+            (),
+            r"at tiny_c.py:2 in <module>: sys.exit\(3\); put what a script does under if",
+        ),
+        (
+            "import not_a_package\n",
+            (),
+            "at tiny_c.py:1 in <module>: there is no module 'not_a_package'; install it for",
+        ),
+        ("def (:\n", (), "cannot be imported: at tiny_c.py:1: SyntaxError"),
+        (SMALLEST.replace("Tiny", "Tinny"), (), "has no class 'Tiny'; did you mean 'Tinny'"),
+        (with_change("(Workload)", ""), (), r"Tiny of .* is no Workload; write class Tiny\(Workload\)"),
+        ("Tiny = 3\n", (), "is no Workload"),
+        (with_change("    def loss", "    def lose"), (), "Tiny lacks loss; add it to the class"),
+        (SMALLEST, ("width=four",), "model.width=four is no value of Tiny's width: Expected `int`"),
+        (SMALLEST, ("depth=4",), "Tiny has no option 'depth'; did you mean 'width'\\?"),
+        (
+            with_change("        self.width,", "        1 / 0\n        self.width,"),
+            (),
+            "Tiny cannot be built: at tiny_c.py:12 in __init__: Zero",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_model_is_one_sentence_with_its_line(
+    tmp_path: Path, text: str, options: tuple[str, ...], said: str
+) -> None:
+    path = write_model(tmp_path, text, name="tiny_c.py")
+    with pytest.raises(WorkloadError, match=said):
+        built(f"{path}:Tiny", *options)
+
+
+@pytest.mark.parametrize("name", ["torch.py", "random.py", "wave.py"])
+def test_a_file_with_the_name_of_another_module_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(WorkloadError, match=r"has the name of another module, \w+; rename the file"):
+        built(f"{write_model(tmp_path, name=name)}:Tiny")
+
+
+def test_a_folder_that_others_may_write_is_refused_by_the_rank_too(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "open", name="tiny_d.py")
+    path.parent.chmod(0o777)
+    with pytest.raises(WorkloadError, match="anyone may write there"):
+        built(f"{path}:Tiny")
+
+
+def test_a_model_that_this_version_lacks_is_named() -> None:
+    with pytest.raises(WorkloadError, match="this version has no model 'resnet34'"):
+        built("resnet34")

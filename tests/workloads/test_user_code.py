@@ -1,0 +1,91 @@
+"""What a record and an error say of the user's own code."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from own_models import write_model
+
+import pipeline
+from pipeline.workloads import user_code
+from pipeline.workloads.find import import_file
+
+
+def test_the_users_files_are_those_of_no_package_and_of_python() -> None:
+    assert user_code.is_user_file(__file__)
+    for path in (torch.__file__, pipeline.__file__, subprocess.__file__, "<string>", None, pytest.__file__):
+        assert not user_code.is_user_file(path)
+
+
+def raised(action: str) -> BaseException:
+    try:
+        exec(compile(action, "/home/somebody/gpt.py", "exec"), {"torch": torch})
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_an_error_has_its_innermost_place_in_the_users_code_first() -> None:
+    error = raised("def loss():\n    torch.zeros(2) @ torch.zeros(3)\nloss()\n")
+    said = user_code.describe_user_error(error, f"{type(error).__name__}: {error}")
+    first, *others = said.splitlines()
+    assert first.startswith("RuntimeError: inconsistent tensor size")
+    assert first.endswith("(at gpt.py:2 in loss)")
+    assert others[:2] == ["at gpt.py:2 in loss", "at gpt.py:3 in <module>"]
+
+
+def test_an_error_of_a_loaders_worker_has_its_place_too() -> None:
+    """torch puts the traceback of the worker into the text of the error."""
+    text = (
+        "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        f'  File "{torch.__file__}", line 5, in _worker_loop\n    data = fetch()\n'
+        '  File "/home/somebody/data.py", line 17, in __getitem__\n    raise ValueError("sample 17")\n'
+        "ValueError: sample 17\n"
+    )
+    said = user_code.describe_user_error(ValueError(text), f"ValueError: {text}")
+    expected = "ValueError: sample 17 (in a worker of the data loader) (at data.py:17 in __getitem__)"
+    assert said.splitlines()[0] == expected
+
+
+def test_the_source_of_a_model_is_its_digest_and_the_commit_of_its_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_model(tmp_path, "X = 1\n", name="model_in_git.py")
+    monkeypatch.setattr(user_code, "user_modules", lambda: {"model_in_git": path})
+    monkeypatch.delitem(sys.modules, "model_in_git", raising=False)
+    outside = user_code.describe_source()
+    assert outside is not None
+    assert (outside.commit, outside.is_dirty) == (None, None)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    (tmp_path / "other.py").write_text("")
+    subprocess.run([*git, "add", "other.py"], check=True)
+    subprocess.run([*git, "commit", "-qm", "x"], check=True)
+    untracked = user_code.describe_source()
+    assert untracked is not None
+    assert untracked.is_dirty, "the commit lacks the file"
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "x"], check=True)
+    clean = user_code.describe_source()
+    assert clean is not None
+    assert (clean.digest, clean.is_dirty) == (outside.digest, False)
+    assert clean.commit == subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    (tmp_path / "other.py").write_text("changed")
+    assert user_code.describe_source() == clean, "another file of the repository was not imported"
+    path.write_text("X = 2\n")
+    changed = user_code.describe_source()
+    assert changed is not None
+    assert changed.is_dirty
+    assert changed.digest != clean.digest
+
+
+def test_every_imported_module_of_the_users_counts(tmp_path: Path) -> None:
+    path = write_model(tmp_path, "X = 1\n", name="imported_by_this_test.py")
+    try:
+        import_file(path)
+        assert user_code.user_modules()["imported_by_this_test"] == path
+    finally:
+        sys.modules.pop("imported_by_this_test", None)
+        sys.path.remove(str(tmp_path))
