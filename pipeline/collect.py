@@ -40,6 +40,7 @@ from pipeline.tables.bandwidth_rows import MeasuredLinks
 from pipeline.tables.collect_experiment import CollectedExperiment, collect_experiment
 from pipeline.tables.definitions import TABLES
 from pipeline.tables.table_files import indented_json, one_csv, write_tables
+from pipeline.tables.time_to_target_rows import Targets
 
 NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another user's folder, or a read-only file system
 DEFECT = "a defect of the pipeline stopped its tables or plots"
@@ -74,6 +75,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--predict-to", type=parse_num_gpus, metavar="N", help=predicting)
     target = "test accuracy to reach, as a fraction (default: the baseline's final test accuracy - 0.02)"
     parser.add_argument("--target-accuracy", type=parse_fraction, metavar="FRACTION", help=target)
+    merit = "value to reach of an own model's figure of merit (default: 2 %% worse than the baseline's)"
+    parser.add_argument("--target-merit", type=float, metavar="NUMBER", help=merit)
     arguments = parser.parse_args()
     if arguments.format == "csv" and not arguments.only:
         parser.error("--format csv prints one table; name it with --only")
@@ -111,7 +114,7 @@ def main() -> int:
     arguments = parse_arguments()
     gc.disable()  # records form no reference cycles, so the garbage collector would find nothing and cost time
     link, options = read_link_options(arguments), display_options(arguments)
-    limits = (arguments.target_accuracy, arguments.predict_to)
+    targets = Targets(arguments.target_accuracy, arguments.target_merit)
     codes = [errors.EXIT_OK]
     experiments = find_all(arguments, codes)
     pages = Pages(arguments.folder, len(experiments) > 1)
@@ -119,7 +122,7 @@ def main() -> int:
     printed: list[Printed] = []
     for name, experiment in experiments.items():
         with go_on_after_defect(name, codes):
-            found = collect_experiment(experiment, link, links_by_folder, *limits)
+            found = collect_experiment(experiment, link, links_by_folder, targets, arguments.predict_to)
             if arguments.strict and found.collected.coverage.num_gaps:
                 codes.append(errors.EXIT_GAPS)
             words = address_of_words(experiment)
@@ -127,7 +130,7 @@ def main() -> int:
             is_custom_view = arguments.format == "markdown" and options != DisplayOptions()
             shown = render_experiment(name, found.tables, found.collected, options, words) if is_custom_view else report
             title = name_source(name, found.collected)
-            answers = answers_of(found.tables, found.collected.processors)
+            answers = answers_of(found.tables, found.collected.terms)
             printed.append(Printed(name, title, answers, found.content, shown))
             if not arguments.no_write:
                 write_files(name, found, report, pages, codes)

@@ -9,7 +9,7 @@ from pipeline.answers.claims import Claim
 from pipeline.answers.questions import Answer, answer_questions
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.outcomes import resolve_outcomes
-from pipeline.experiment.point_label import Processors
+from pipeline.experiment.point_label import Terms
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Spec
@@ -17,6 +17,7 @@ from pipeline.pages.display_tables import DisplayOptions
 from pipeline.pages.markdown import render_experiment
 from pipeline.tables.build_tables import Tables, build_tables
 from pipeline.tables.collect_experiment import collect_experiment
+from pipeline.tables.time_to_target_rows import Targets
 
 Answers = dict[str, list[Claim]]
 
@@ -24,7 +25,7 @@ Answers = dict[str, list[Claim]]
 def build(*found: Record, missing: Sequence[Spec] = (), target_accuracy: float | None = None) -> Tables:
     """The tables of an experiment that expects the records' points and the missing ones."""
     expected = dict.fromkeys([*(record.spec for record in found), *missing])
-    return build_tables(resolve_outcomes(list(expected), found, []).outcomes, target_accuracy=target_accuracy)
+    return build_tables(resolve_outcomes(list(expected), found, []).outcomes, targets=Targets(target_accuracy))
 
 
 def report(
@@ -51,14 +52,17 @@ def claims_of(*found: Record, missing: Sequence[Spec] = ()) -> Answers:
     return answer_questions(build(*found, missing=missing))
 
 
-def said(answers: Answers, processors: Processors = "GPUs") -> dict[str, str]:
+IN_IMAGES = Terms()
+
+
+def said(answers: Answers, terms: Terms = IN_IMAGES) -> dict[str, str]:
     """The words of each answer, with the command that comes next."""
-    found = [Answer(question, claims, processors) for question, claims in answers.items()]
+    found = [Answer(question, claims, terms) for question, claims in answers.items()]
     return {answer.question: f"{' '.join(answer.paragraphs)} {answer.command}".strip() for answer in found}
 
 
-def answers_of(*found: Record, missing: Sequence[Spec] = (), processors: Processors = "GPUs") -> dict[str, str]:
-    return said(claims_of(*found, missing=missing), processors)
+def answers_of(*found: Record, missing: Sequence[Spec] = (), terms: Terms = IN_IMAGES) -> dict[str, str]:
+    return said(claims_of(*found, missing=missing), terms)
 
 
 def published_claims(name: str) -> Answers:

@@ -295,7 +295,7 @@ def test_what_neither_the_file_nor_an_option_states_is_no_figure(tmp_path: Path)
     bytes_and_steps = ("steps_per_epoch", "ring_bytes_per_epoch", "bandwidth_subtraction_gb_s")
     assert [by_subtraction[key] for key in bytes_and_steps] == [None] * 3
     assert first["num_updates"] is None
-    assert_says(alone["note"], "not stated: ", "throughput_samples_per_s")
+    assert_says(alone["note"], "not stated: ", "throughput_items_per_s")
     assert_says(by_subtraction["note"], "not stated: ", "steps_per_epoch, ring_bytes_per_epoch")
     assert_says(first["note"], "not stated: training_time_s, learning_rate, num_updates")
     assert (of_two["speedup"], by_subtraction["comm_time_subtraction_s"]) == (4 / 3, 1.0)  # the times say these

@@ -16,6 +16,7 @@ Fact = Callable[[Record], str | None]
 COMPARED_FACTS: dict[str, Fact] = {
     "commit": lambda record: (record.environment.git_commit or "")[:12],
     "source": lambda record: (record.environment.source_digest or "")[:12],
+    "model source": lambda record: (record.environment.model_digest or "")[:12],
     "torch": lambda record: record.environment.torch,
     "NCCL": lambda record: record.environment.nccl,
     "driver": lambda record: record.environment.driver,
@@ -85,8 +86,9 @@ def most_common(counts: Counter[str]) -> str:
 
 
 def source_edited_notes(records: Sequence[Record]) -> list[Note]:
-    """Return a note if the source changed during a run."""
-    return [make_note("source_edited")] if any(record.environment.source_changed for record in records) else []
+    """Return a note if the source changed during a run, and one if the user's model did after it was submitted."""
+    notes = [make_note("source_edited")] if any(record.environment.source_changed for record in records) else []
+    return notes + [make_note("model_edited")] * any(record.environment.model_changed for record in records)
 
 
 def gpu_model(record: Record) -> str:

@@ -16,6 +16,7 @@ def energy_figures(point: PooledPoint) -> dict[str, float | None]:
     return {
         "energy_j": energy_j,
         "energy_per_sample_j": per_sample_j,
+        "energy_per_item_j": per_sample_j and per_sample_j / (point.items_per_sample or 1),
         "sm_clock_mhz": point.median(sm_clock_mhz_of),
     }
 

@@ -13,7 +13,7 @@ from pipeline.analysis.intervals import Estimate
 from pipeline.analysis.notes import Note, make_note, text_note
 from pipeline.experiment.axis_groups import POOLED_AXES, alike_key, without_repeat
 from pipeline.experiment.measurement import Epoch, RankEpoch
-from pipeline.experiment.outcomes import PointOutcome
+from pipeline.experiment.outcomes import PointOutcome, units_by_model
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import AXIS_DEFAULTS, FIRST_TIMED_EPOCH, Spec
 
@@ -37,6 +37,7 @@ class PooledPoint:
     outcomes: list[PointOutcome]
     axes: Sequence[str]  # that its rows show
     gpu: str  # the model; "" on a CPU, or if no record states it
+    unit: str  # of the items that its samples consist of
     majority_source: str  # of the ok records of the experiment
     neighbours: Mapping[AttemptKey, int]  # their number, for each attempt of the experiment that had some
 
@@ -57,6 +58,12 @@ class PooledPoint:
         stated = [record.measurement for record in self.ok_records if record.measurement and not record.measured]
         is_unknown = any(epoch.num_samples is None for measurement in stated for epoch in measurement.epochs)
         return None if is_unknown else self.spec.num_samples
+
+    @cached_property
+    def items_per_sample(self) -> int | None:
+        """The items of a sample, as the first ok record states them."""
+        measured = [record.measurement for record in self.ok_records if record.measurement]
+        return measured[0].items_per_sample if measured else None
 
     @cached_property
     def records_by_environment(self) -> list[Record]:
@@ -157,11 +164,13 @@ def pool_outcomes(outcomes: Sequence[PointOutcome], *, by_gpu: bool = True) -> l
     only_model = most_common(models) if len(models) == 1 else ""
     source = comparability.majority_source(ok_records)
     pools = group_pairs((alike_key(outcome.spec, POOLED_AXES), outcome) for outcome in outcomes).values()
-    axes = axes_to_show([pool[0].spec for pool in pools])
+    axes, units = axes_to_show([pool[0].spec for pool in pools]), units_by_model(outcomes)
     attempts = [record for outcome in outcomes for record in (outcome.record, *outcome.superseded) if record]
     neighbours = count_neighbours(attempts)
     return [
-        PooledPoint(without_repeat(pool[0].spec), part, axes, gpu or only_model, source, neighbours)
+        PooledPoint(
+            without_repeat(spec := pool[0].spec), part, axes, gpu or only_model, units[spec.model], source, neighbours
+        )
         for pool in pools
         for gpu, part in split_by_gpu(pool, by_gpu).items()
     ]

@@ -1,4 +1,4 @@
-"""Time to a target accuracy: the epochs, updates and training seconds after which the test accuracy reaches it.
+"""Time to a target: the epochs, updates and training seconds after which test accuracy or another merit reaches it.
 
 A large batch is worth its price if it gets there sooner. Against a baseline on one GPU, N GPUs are sooner by
 N x throughput efficiency x statistical efficiency: the samples per second and GPU over the baseline's, times the
@@ -14,10 +14,32 @@ from typing import NamedTuple
 from pipeline.analysis import formulas, intervals
 from pipeline.analysis.comparability import gpu_model
 from pipeline.analysis.pooling import PooledPoint
+from pipeline.experiment.measurement import TEST_ACCURACY, Better
 from pipeline.experiment.record import Record
 
-TARGET_MARGIN = 0.02  # below the baseline's final accuracy
+TARGET_MARGIN = 0.02  # the target is this much worse than the baseline's final accuracy; a share of other merits
 NOT_REACHED = math.inf  # sorts after every value, so that a median over seeds stays one of ranks
+
+
+class Merit(NamedTuple):
+    """What trainings are compared by: the name of a figure, and the direction in which it gets better."""
+
+    name: str = TEST_ACCURACY
+    better: Better = "higher"
+
+    @property
+    def is_accuracy(self) -> bool:
+        return self.name == TEST_ACCURACY
+
+    def reaches(self, value: float, target: float) -> bool:
+        """True if a value is the target or better."""
+        return value >= target if self.better == "higher" else value <= target
+
+    def target_beside(self, final: float) -> float | None:
+        """Return the default target of a baseline's final value; None for an accuracy if nothing above 0 is left."""
+        margin = TARGET_MARGIN if self.is_accuracy else TARGET_MARGIN * abs(final)
+        target = final - margin if self.better == "higher" else final + margin
+        return None if self.is_accuracy and target <= 0 else target
 
 
 class Spread(NamedTuple):
@@ -37,9 +59,16 @@ class CostToTarget(NamedTuple):
 
 
 def evaluated_records(point: PooledPoint) -> list[Record]:
-    """Return the point's ok records that were measured here and have a test accuracy in every epoch."""
+    """Return the point's ok records that were measured here and were tested after every epoch."""
     found = [(record, record.measurement.epochs) for record in point.ok_records if record.measurement]
-    return [record for record, epochs in found if record.measured and all(e.test_accuracy is not None for e in epochs)]
+    tested = [record for record, epochs in found if all(epoch.merit_or_accuracy is not None for epoch in epochs)]
+    return [record for record in tested if record.measured]
+
+
+def merit_of(study: Sequence[PooledPoint]) -> Merit:
+    """Return what a study is compared by, as its first record states it."""
+    found = (record.measurement for point in study for record in evaluated_records(point))
+    return next((Merit(part.merit, part.better) for part in found if part and part.merit), Merit())
 
 
 def timed_records(point: PooledPoint, gpu: str) -> list[Record]:
@@ -59,16 +88,16 @@ def states_every_time(record: Record) -> bool:
     return all(epoch.epoch == number and epoch.slowest_rank for number, epoch in enumerate(epochs, 1))
 
 
-def final_accuracy(record: Record) -> float:
-    """Return the test accuracy after the last epoch of an evaluated record."""
-    return (record.measurement.epochs[-1].test_accuracy if record.measurement else None) or 0.0
+def final_merit(record: Record) -> float:
+    """Return the test accuracy, or another merit, after the last epoch of an evaluated record."""
+    return (record.measurement.epochs[-1].merit_or_accuracy if record.measurement else None) or 0.0
 
 
-def cost_to_target(record: Record, target_accuracy: float) -> CostToTarget:
-    """Return what training cost up to the first epoch whose test accuracy is the target or more."""
+def cost_to_target(record: Record, target: float, merit: Merit) -> CostToTarget:
+    """Return what training cost up to the first epoch whose merit is the target or better."""
     epochs = record.measurement.epochs if record.measurement else ()
     for epoch, time_s in zip(epochs, training_times_s(record), strict=True):
-        if (epoch.test_accuracy or 0.0) >= target_accuracy:
+        if epoch.merit_or_accuracy is not None and merit.reaches(epoch.merit_or_accuracy, target):
             assert epoch.num_updates is not None, "it was measured here"
             return CostToTarget(epoch.epoch, epoch.num_updates, time_s)
     return CostToTarget(NOT_REACHED, NOT_REACHED, NOT_REACHED)
@@ -102,16 +131,11 @@ def study_baseline(study: Sequence[PooledPoint]) -> PooledPoint | None:
     return min(plain, key=order, default=None)
 
 
-def target_below(baseline: PooledPoint | None) -> float | None:
-    """Return the default target: TARGET_MARGIN below the baseline's median final accuracy.
-
-    None without a result, if a run of the baseline diverged, or if nothing above 0 is left.
-    """
+def default_target(baseline: PooledPoint | None, merit: Merit) -> float | None:
+    """Return the target beside the baseline's median final merit; None without a result, or if a run diverged."""
     records = evaluated_records(baseline) if baseline else []
-    final = formulas.median_of_known(map(final_accuracy, records))
-    if final is None or final <= TARGET_MARGIN or any(map(is_diverged, records)):
-        return None
-    return final - TARGET_MARGIN
+    final = formulas.median_of_known(map(final_merit, records))
+    return None if final is None or any(map(is_diverged, records)) else merit.target_beside(final)
 
 
 def is_diverged(record: Record) -> bool:

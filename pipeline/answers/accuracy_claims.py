@@ -6,11 +6,12 @@ from typing import Any
 from pipeline.analysis.intervals import ends_of, min_values
 from pipeline.answers.claims import Claim, badges_of, describe_own, grid_command, no_result, not_answered
 from pipeline.experiment.axis_groups import TARGET_MAY_DIFFER
+from pipeline.experiment.model_name import is_image_model
 from pipeline.experiment.point_label import describe_axis, describe_point, format_number, varying_axes
 from pipeline.system.errors import pluralize
 from pipeline.tables.columns import Row
 from pipeline.tables.definitions import NEVER_REACHED
-from pipeline.tables.time_to_target_rows import main_study
+from pipeline.tables.time_to_target_rows import final_of, main_study
 
 MIN_RUNS, MIN_EPOCHS = 3, 10  # below these an accuracy cannot tell a remedy from noise
 
@@ -26,7 +27,7 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
     batch = f"{small['global_batch_size']:,} images a step without remedies, the runs to compare with,"
     if small.has_note("diverged"):
         return [Claim("Q4", "not_answered", {"why": f"{batch} diverged"})]
-    if small["final_test_accuracy"] is None:
+    if final_of(small) is None:
         return [no_result("Q4", batch, [small])]
     epochs = pluralize(small["epochs"], "epoch")
     as_long = [row for row in rows if row["epochs"] == small["epochs"]]
@@ -34,6 +35,8 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
     large = large_batch(larger)
     if large is None:
         return [not_answered("Q4", f"no test accuracy of a larger batch after {epochs}", "q4-study")]
+    if not is_image_model(small.axes.get("model")):
+        return [own_model_claim(rows, small, large)]
     tried = rows_with_remedies(larger, large)
     known = [row for row in tried if row["final_test_accuracy"] is not None]
     if not known:
@@ -70,14 +73,31 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
     return [Claim("Q4", "large_batch", values, badges)]
 
 
+def own_model_claim(rows: Sequence[Row], small: Row, large: Row) -> Claim:
+    """Return what a larger batch costs a model of the user's, which has no remedies here."""
+    values = {
+        "epochs": small["epochs"],
+        "batch": large["global_batch_size"],
+        "final": final_of(large),
+        "small_batch": small["global_batch_size"],
+        "small_final": final_of(small),
+        "where": f", n = {min(small.n, large.n)}",
+        "unclear": unclear_words(small, large),
+        "target": small["target_merit"] if small["target_accuracy"] is None else small["target_accuracy"],
+        "soonest": describe_soonest(rows, small),
+    }
+    is_accuracy = small["final_merit"] is None
+    return Claim("Q4", "own_accuracy" if is_accuracy else "own_merit", values, badges_of(large))
+
+
 def large_batch(larger: Sequence[Row]) -> Row | None:
     """Return the run without remedies to compare with: the largest batch that tried a remedy, else the largest."""
     with_remedies = {row["global_batch_size"] for row in larger if row["remedies"]}
-    plain = [row for row in larger if not row["remedies"] and row["final_test_accuracy"] is not None]
+    plain = [row for row in larger if not row["remedies"] and final_of(row) is not None]
     tried = [row for row in plain if row["global_batch_size"] in with_remedies]
     return max(
         tried or plain,
-        key=lambda row: (row["global_batch_size"], -row["num_gpus"], row["final_test_accuracy"]),
+        key=lambda row: (row["global_batch_size"], -row["num_gpus"], final_of(row)),
         default=None,
     )
 
@@ -89,8 +109,8 @@ def rows_with_remedies(larger: Sequence[Row], large: Row) -> list[Row]:
 
 
 def unclear_words(before: Row, after: Row) -> str:
-    """Return that two accuracies are not told apart, if their intervals (of fewer seeds: their ranges) overlap."""
-    lows, highs = zip(*(ends_of(row["final_test_accuracy"]) for row in (before, after)), strict=True)
+    """Return that two finals are not told apart, if their intervals (of fewer seeds: their ranges) overlap."""
+    lows, highs = zip(*(ends_of(final_of(row)) for row in (before, after)), strict=True)
     runs = min(before.n, after.n)
     if runs < MIN_RUNS or None in (*lows, *highs) or max(lows) > min(highs):
         return ""
@@ -113,12 +133,14 @@ def describe_soonest(rows: Sequence[Row], small: Row) -> str | None:
     rivals = sum((ends_of(row["time_to_target_s"])[0] or row["time_to_target_s"]) <= end_s for row in timed)
     shown = f"; {rivals} more may be as soon" if rivals else ""
     reached = f", {first['reached']} runs reach it" if missed else ""
-    beside = ""
+    tried, beside = any(row["remedies"] for row in rows), ""
     if first is not small and small["time_to_target_s"] is not None:
-        beside = f"; {small['global_batch_size']:,} without remedies take {seconds(small)}"
-    remedies = describe_axis("remedies", first["remedies"]) if first["remedies"] else "without remedies"
+        beside = f"; {small['global_batch_size']:,}{' without remedies' * tried} take {seconds(small)}"
+    remedies = ", without remedies" if tried else ""
+    if first["remedies"]:
+        remedies = f", {describe_axis('remedies', first['remedies'])}"
     gpus = f" on {pluralize(first['num_gpus'], 'GPU')}" if first["num_gpus"] != small["num_gpus"] else ""
-    which = f"{first['global_batch_size']:,} images a step{gpus}, {remedies}"
+    which = f"{first['global_batch_size']:,} images a step{gpus}{remedies}"
     return f"is {which}: {seconds(first)} of training{reached}{beside}{shown}"
 
 

@@ -3,7 +3,7 @@
 import math
 import string
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.notes import Note
@@ -11,6 +11,7 @@ from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_
 from pipeline.tables.columns import Row, kind_of
 from pipeline.tables.note_texts import NoteFormatter
 
+SUBMIT = "python -m pipeline.submit"
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
 POWER_LIMITS = {"sw_power_cap", "hw_power_brake_slowdown"}  # reasons for lowered clocks
 
@@ -71,6 +72,16 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     # Q4
     "large_batch": (*LARGE_BATCH, "Soonest at {target:.2%} {soonest}."),
     "too_few_runs": (*LARGE_BATCH, "{few} cannot show whether a remedy helps."),
+    "own_accuracy": (
+        "After {epochs} epochs {batch:,} images a step reach {final:.1%} test accuracy, {small_batch:,} reach "
+        "{small_final:.1%}{where}{unclear}.",
+        "Soonest at {target:.2%} {soonest}.",
+    ),
+    "own_merit": (
+        "After {epochs} epochs the figure of merit is {final:digits} at {batch:,} images a step and "
+        "{small_final:digits} at {small_batch:,}{where}{unclear}.",
+        "Soonest at {target:.4g} {soonest}.",
+    ),
     # int8
     "int8": (
         "With the whole network in int8{which} test accuracy changes by {change:+.2f} points, from {fp32:.1%} in fp32, "
@@ -104,7 +115,7 @@ class Claim(NamedTuple):
     """One answer: its question, the kind that chooses its words, and its values.
 
     `badges` are what a reader must know beside it. `command` measures what is missing. `gpu` is the model that it is
-    about, if the experiment has several.
+    about, if the experiment has several, and `unit` what its samples consist of.
     """
 
     question: str
@@ -113,11 +124,16 @@ class Claim(NamedTuple):
     badges: tuple[str, ...] = ()
     command: str = ""
     gpu: str = ""
+    unit: str = ""
 
     @property
     def is_answer(self) -> bool:
         """True unless it only says why there is no answer."""
         return self.kind not in ("not_answered", "no_result")
+
+    def narrow(self, axis: Literal["gpu", "unit"], value: str) -> "Claim":
+        """Return the claim as one about a single GPU model or unit, without the command of the whole question."""
+        return self._replace(gpu=value, command="") if axis == "gpu" else self._replace(unit=value, command="")
 
     def sentences(self) -> list[str]:
         """Return its sentences, with the badges in the first."""
@@ -146,8 +162,8 @@ class ClaimFormatter(NoteFormatter):
 
 
 def num_decimals(value: float, low: float | None, high: float | None) -> int:
-    """Return the decimals for three digits of a figure above 0, and up to three more that tell its ends apart."""
-    least = max(0, 2 - math.floor(math.log10(value)))
+    """Return the decimals for three digits of a figure, and up to three more that tell its ends apart."""
+    least = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 2
     if low is None or high is None:
         return least
     specs = {more: f".{more}f" for more in range(least, least + 4)}
@@ -200,7 +216,7 @@ def differing_axes(row: Row, other: Row) -> list[str]:
 
 def grid_command(grid: str) -> str:
     """Return the command that measures a grid."""
-    return f"python -m pipeline.submit --grid {grid}"
+    return f"{SUBMIT} --grid {grid}"
 
 
 def not_answered(question: str, why: str, grid: str) -> Claim:

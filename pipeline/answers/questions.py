@@ -1,13 +1,19 @@
 """The answers of an experiment: the claims of every question."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from pipeline.analysis.pooling import group_pairs
 from pipeline.answers.accuracy_claims import int8_claims, large_batch_claims
-from pipeline.answers.claims import Claim
+from pipeline.answers.claims import SUBMIT, Claim
 from pipeline.answers.timing_claims import batch_size_claims, communication_claims, speedup_claims
-from pipeline.experiment.point_label import Processors, name_processors
-from pipeline.tables.build_tables import Tables, gpu_models, on_gpu
+from pipeline.experiment.point_label import Terms, in_terms
+from pipeline.tables.build_tables import Tables, part_of, values_of
+
+BY: tuple[Literal["gpu", "unit"], ...] = (
+    "gpu",
+    "unit",
+)  # the axes by whose values times, memory and throughput are kept apart
 
 
 class Answer(NamedTuple):
@@ -15,15 +21,21 @@ class Answer(NamedTuple):
 
     question: str
     claims: Sequence[Claim]
-    processors: Processors
+    terms: Terms
 
     @property
     def paragraphs(self) -> list[str]:
-        """The answer in words, with a paragraph for each GPU model that the claims are about."""
+        """The answer in words, with a paragraph for each GPU model and unit that the claims are about."""
         paragraphs = []
-        for gpu in dict.fromkeys(claim.gpu for claim in self.claims):
-            said = " ".join(sentence for claim in self.claims if claim.gpu == gpu for sentence in claim.sentences())
-            paragraphs.append(f"On {gpu}: {said}" if gpu else name_processors(said, self.processors))
+        for (gpu, unit), claims in group_pairs(((claim.gpu, claim.unit), claim) for claim in self.claims).items():
+            said = " ".join(sentence for claim in claims for sentence in claim.sentences())
+            about = ", ".join([*([f"On {gpu}"] if gpu else []), *([f"in {unit}"] if unit else [])])
+            terms = self.terms._replace(
+                unit=unit or self.terms.unit, processors="GPUs" if gpu else self.terms.processors
+            )
+            paragraphs.append(
+                f"{about[:1].upper()}{about[1:]}: {in_terms(said, terms)}" if about else in_terms(said, terms)
+            )
         return paragraphs
 
     @property
@@ -33,12 +45,24 @@ class Answer(NamedTuple):
 
     @property
     def command(self) -> str:
-        """The command that measures what is missing; "" if nothing is."""
-        return next((claim.command for claim in self.claims if claim.command), "")
+        """The command that measures what is missing; "" if nothing is, or if no shipped grid does so."""
+        command = next((claim.command for claim in self.claims if claim.command), "")
+        if command and self.terms.own_model:
+            return own_model_command(self.question, command, self.terms.own_model)
+        return command
 
 
-def answers_of(tables: Tables, processors: Processors) -> list[Answer]:
-    return [Answer(question, claims, processors) for question, claims in answer_questions(tables).items()]
+def own_model_command(question: str, command: str, model: str) -> str:
+    """Return the command that measures the same of a user's model; "" for Q4, which needs a test of the user's."""
+    if question == "Q4":
+        return ""
+    if "--grid memory" in command:
+        return f"{SUBMIT} --grid memory --set model={model} strategy=single num_gpus=1"
+    return f"{SUBMIT} --grid own-model --set model={model}"
+
+
+def answers_of(tables: Tables, terms: Terms) -> list[Answer]:
+    return [Answer(question, claims, terms) for question, claims in answer_questions(tables).items()]
 
 
 def answer_questions(tables: Tables) -> dict[str, list[Claim]]:
@@ -49,17 +73,23 @@ def answer_questions(tables: Tables) -> dict[str, list[Claim]]:
     if tables["int8"]:
         return {"int8": int8_claims(tables["int8"])}
     return {
-        "Q1": claims_on_each_gpu(tables, batch_size_claims),
-        "Q2": claims_on_each_gpu(tables, speedup_claims),
-        "Q3": claims_on_each_gpu(tables, communication_claims),
+        "Q1": claims_of_each(tables, BY, batch_size_claims),
+        "Q2": claims_of_each(tables, BY, speedup_claims),
+        "Q3": claims_of_each(tables, BY, communication_claims),
         "Q4": large_batch_claims(tables["time_to_target"]),
     }
 
 
-def claims_on_each_gpu(tables: Tables, claim: Callable[[Tables], list[Claim]]) -> list[Claim]:
-    """Return the claims about times or memory, on each GPU model apart if there are several."""
-    models = gpu_models(tables)
-    if len(models) < 2:
+def claims_of_each(
+    tables: Tables, axes: Sequence[Literal["gpu", "unit"]], claim: Callable[[Tables], list[Claim]]
+) -> list[Claim]:
+    """Return the claims about times or memory, for each value of these axes apart if there are several."""
+    if not axes:
         return claim(tables)
-    made = [part._replace(gpu=gpu, command="") for gpu in models for part in claim(on_gpu(tables, gpu))]
-    return [part for part in made if part.is_answer] or claim(on_gpu(tables, models[0]))
+    axis, *others = axes
+    values = values_of(tables, axis)
+    if len(values) < 2:
+        return claims_of_each(tables, others, claim)
+    claims = {value: claims_of_each(part_of(tables, axis, value), others, claim) for value in values}
+    told = [part.narrow(axis, value) for value in values for part in claims[value] if part.is_answer]
+    return told or claims[values[0]]

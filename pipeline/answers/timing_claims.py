@@ -26,8 +26,8 @@ def batch_size_claims(tables: Tables) -> list[Claim]:
         if lost:
             speed = claims.no_result("Q1", "points on one GPU", lost)
         return [memory, speed] if memory.kind != "no_oom" else [speed]
-    best = max(timed, key=lambda row: (row["throughput_samples_per_s"] or 0.0, -row["epoch_time_s"]))
-    sizes, throughput = {row["global_batch_size"] for row in timed}, best["throughput_samples_per_s"]
+    best = max(timed, key=lambda row: (row["throughput_items_per_s"] or 0.0, -row["epoch_time_s"]))
+    sizes, throughput = {row["global_batch_size"] for row in timed}, best["throughput_items_per_s"]
     unclear = ("points without a result",) if {row["global_batch_size"] for row in lost} - sizes else ()
     values = {
         "batch": best["global_batch_size"],

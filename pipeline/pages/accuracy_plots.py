@@ -12,7 +12,7 @@ from pipeline.pages import plot_data
 from pipeline.pages.plot_data import HistogramPanel, LinePanel, Plot, PlotSource, Point, Series, as_title
 from pipeline.system.errors import pluralize
 from pipeline.tables.columns import Column, Row
-from pipeline.tables.definitions import GLOBAL_BATCH, STAGE_WORDS, TABLES, TEST_ACCURACY
+from pipeline.tables.definitions import GLOBAL_BATCH, MERIT, STAGE_WORDS, TABLES, TEST_ACCURACY
 from pipeline.tables.time_to_target_rows import format_target, main_study
 
 Groups = Mapping[str, Sequence[Row]]
@@ -20,7 +20,7 @@ RemedySets = Sequence[tuple[str, ...]]
 
 BATCH = GLOBAL_BATCH.key
 TRAINING_ACCURACY = TABLES["Q4"].column("accuracy")
-FINAL_ACCURACY = TABLES["time_to_target"].column("final_test_accuracy")
+FINALS = [TABLES["time_to_target"].column(key) for key in ("final_test_accuracy", "final_merit")]
 TIME_TO_TARGET = TABLES["time_to_target"].column("time_to_target_s")
 FOLLOWS_FROM_BATCH = ("batch_size_per_gpu", "num_gpus", "strategy", "learning_rate")
 MIN_EPOCHS = 3  # fewer do not show how accuracy develops
@@ -55,15 +55,18 @@ def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     study, baseline = main_study(source.tables["time_to_target"])
     if baseline is None or baseline["epochs"] < MIN_EPOCHS:
         return
-    tested = [row for row in study if row[FINAL_ACCURACY.key] is not None and row["epochs"] == baseline["epochs"]]
+    as_long = [row for row in study if row["epochs"] == baseline["epochs"]]
+    final = first_known(FINALS, as_long)
+    tested = [row for row in as_long if row[final.key] is not None]
     (groups, left_out), sets = remedy_groups(tested), remedy_sets(source.tables["Q4"])
-    lines = plot_data.make_series(groups, BATCH, FINAL_ACCURACY, styles_of(groups, sets))
-    accuracies = LinePanel(as_title(TEST_ACCURACY.heading), GLOBAL_BATCH.heading, lines, y_covers=())
-    panels = {f"accuracy after {pluralize(baseline['epochs'], 'epoch')}": accuracies}
-    if baseline["target_accuracy"] is not None:
+    lines = plot_data.make_series(groups, BATCH, final, styles_of(groups, sets))
+    what, heading = ("accuracy", TEST_ACCURACY.heading) if final is FINALS[0] else (MERIT.heading, MERIT.heading)
+    accuracies = LinePanel(as_title(heading), GLOBAL_BATCH.heading, lines, y_covers=())
+    panels = {f"{what} after {pluralize(baseline['epochs'], 'epoch')}": accuracies}
+    if baseline["target_accuracy"] is not None or baseline["target_merit"] is not None:
         alike, _ = remedy_groups([row for row in tested if row["num_gpus"] == baseline["num_gpus"]])
         lines = plot_data.make_series(alike, BATCH, TIME_TO_TARGET, styles_of(alike, sets))
-        title = f"Training time to {format_target(baseline['target_accuracy'])} [s]"
+        title = f"Training time to {format_target(baseline)} [s]"
         panels[TIMES] = LinePanel(title, GLOBAL_BATCH.heading, lines)
     places = {what: {point.x for line in panel.series for point in line.points} for what, panel in panels.items()}
     panels = {what: panel for what, panel in panels.items() if len(places[what]) > 1}
@@ -72,6 +75,11 @@ def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
         note = " ".join(filter(None, (SEEDS_NOTE, SOME_TIMES_NOTE if is_partial else "", left_out)))
         title = as_title(f"{' and '.join(panels)}, by batch size")
         yield Plot("q4-batch-size", "Q4", title, tuple(panels.values()), note)
+
+
+def first_known(columns: Sequence[Column], rows: Sequence[Row]) -> Column:
+    """Return the first column of which a row has a value; without one the last."""
+    return next((column for column in columns if any(row[column.key] is not None for row in rows)), columns[-1])
 
 
 def remedy_sets(rows: Sequence[Row]) -> RemedySets:
@@ -97,8 +105,7 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     is below INFORMATIVE of the best: its lines are flat.
     """
     rows = [row for row in source.tables["Q4"] if row["epoch"] is not None]
-    is_tested = any(row[TEST_ACCURACY.key] is not None for row in rows)
-    column = TEST_ACCURACY if is_tested else TRAINING_ACCURACY
+    column = first_known((TEST_ACCURACY, MERIT, TRAINING_ACCURACY), rows)
     known = [row for row in rows if row[column.key] is not None]
     curves = group_pairs((repr(row.axes), row) for row in known).values()
     rows = [row for curve in curves if len(curve) >= MIN_EPOCHS for row in curve]
@@ -106,7 +113,8 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     if rows and not remedied:
         groups, note = plot_data.group_series(rows, "epoch")
         panels = accuracy_panels(groups, column, remedy_sets(rows))
-        yield Plot("q4", "Q4", "Accuracy by epoch, update and second", panels, note)
+        what = MERIT.heading if column is MERIT else "accuracy"
+        yield Plot("q4", "Q4", as_title(f"{what} by epoch, update and second"), panels, note)
     sets, reference = remedy_sets(rows), baseline_curve(source, rows)
     best = max((row[column.key] for row in rows), default=0)
     for batch in remedied:

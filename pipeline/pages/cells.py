@@ -12,7 +12,7 @@ from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.notes import Note
 from pipeline.analysis.pooling import group_pairs
 from pipeline.experiment import point_label
-from pipeline.experiment.point_label import Processors, describe_point, format_number
+from pipeline.experiment.point_label import Terms, describe_point, format_number
 from pipeline.experiment.spec import REMEDIES
 from pipeline.tables.columns import AXIS_HEADINGS, NOT_STATED, Column, Row
 from pipeline.tables.definitions import FIGURE_NAMES
@@ -64,13 +64,13 @@ class Footnotes(NamedTuple):
     shared: list[str]
 
 
-def name_texts(part: Any, processors: Processors) -> Any:
+def name_texts(part: Any, terms: Terms) -> Any:
     """Return a table, a plot or a part of one, with the word for what its points ran on in every text."""
     if isinstance(part, str):
-        return point_label.name_processors(part, processors)
-    if not isinstance(part, list | tuple) or processors == "GPUs":
+        return point_label.in_terms(part, terms)
+    if not isinstance(part, list | tuple) or terms == Terms():
         return part
-    named = [name_texts(inner, processors) for inner in part]
+    named = [name_texts(inner, terms) for inner in part]
     return type(part)(*named) if hasattr(part, "_fields") else tuple(named)
 
 

@@ -56,7 +56,7 @@ def display_tables(
             if table.name == "Q2" and view.heading == table.views[0].heading:
                 is_stated = any(not record.measured for record in collected.records)
                 shown += build_pivots(rows, is_stated, labels)
-            yield from ((table.question, cells.name_texts(part, collected.processors)) for part in shown)
+            yield from ((table.question, cells.name_texts(part, collected.terms)) for part in shown)
 
 
 def build_table(

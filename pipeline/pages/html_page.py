@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.analysis.pooling import group_pairs
 from pipeline.answers.questions import answers_of
 from pipeline.experiment.outcomes import CollectedOutcomes
-from pipeline.experiment.point_label import describe_training, format_figure, name_processors
+from pipeline.experiment.point_label import describe_training, format_figure, in_terms
 from pipeline.pages.accuracy_plots import accuracy_plots, final_accuracy_plots, int8_plots
 from pipeline.pages.cells import name_texts
 from pipeline.pages.display_tables import DisplayOptions, display_tables
@@ -60,7 +60,7 @@ class Pages:
         if not self.can_import("jinja2", "no report.html"):
             return
         folder, collected = found.experiment.folder, found.collected
-        plots = build_plots(PlotSource(found.tables, collected.outcomes, collected.processors))
+        plots = build_plots(PlotSource(found.tables, collected.outcomes, collected.terms))
         has_plots = not plots or self.can_import("pipeline.pages.draw_panels", "no plots in report.html")
         sections = build_sections(found, write_plots(folder / PLOTS_FOLDER, plots) if has_plots else [])
         said = describe_experiment(name, found)
@@ -102,7 +102,7 @@ def build_plots(source: PlotSource) -> list[Plot]:
     """Return every plot for which there are values, in the order of the questions. Those of a new kind belong here."""
     timed = (batch_size_plots, speedup_plots, step_plots, bandwidth_plots)
     builders = (*timed, final_accuracy_plots, accuracy_plots, int8_plots)
-    return [name_texts(plot, source.processors) for build in builders for plot in build(source)]
+    return [name_texts(plot, source.terms) for build in builders for plot in build(source)]
 
 
 def write_plots(folder: Path, plots: Sequence[Plot]) -> "list[RenderedPlot]":
@@ -134,7 +134,7 @@ def build_sections(found: CollectedExperiment, drawn: "Sequence[RenderedPlot]") 
     return [
         {
             "question": question,
-            "text": name_processors(text, found.collected.processors),
+            "text": in_terms(text, found.collected.terms),
             "figures": figures.get(question, []),
             "tables": tables.get(question, []),
         }
@@ -152,7 +152,7 @@ def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]
         "counts": describe_counts(collected),
         "training": describe_training([outcome.spec for outcome in collected.outcomes]),
         "hardware": hardware_of(collected.records),
-        "answers": answers_of(found.tables, collected.processors),
+        "answers": answers_of(found.tables, collected.terms),
         "left_out": collected.notes,
         "provenance": list_provenance(collected.records),
         "cost": describe_cost(found.tables["cost"]),

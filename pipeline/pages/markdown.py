@@ -42,13 +42,13 @@ def render_experiment(
     title = f"# {escape_markdown(name_source(name, collected))}"
     if options.only:
         return "\n\n".join([title, *(shown or [f"No rows of {options.only}."])]) + "\n"
-    parts = [title, render_answers(answers_of(tables, collected.processors))]
+    parts = [title, render_answers(answers_of(tables, collected.terms))]
     parts += [render_coverage(collected), *render_precision(tables)]
     parts.append(wrap(escape_markdown(describe_provenance(collected.records))))
     parts += [f"What each column means: [docs/words.md]({words})."] if words and shown else []
     parts += shown
     if tables["oom"] and not options.is_full:
-        parts.append(point_label.name_processors(render_oom(tables["oom"]), collected.processors))
+        parts.append(point_label.in_terms(render_oom(tables["oom"]), collected.terms))
     if collected.notes:
         parts.append("Files left out:\n\n" + "\n".join(wrap(escape_markdown(note), "- ") for note in collected.notes))
     return "\n\n".join(parts) + "\n"

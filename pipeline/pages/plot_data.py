@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, TypeVar
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.pooling import group_pairs
 from pipeline.experiment.outcomes import PointOutcome
-from pipeline.experiment.point_label import EFFORT_AXES, Processors, describe_point, distinguishing_axes, format_figure
+from pipeline.experiment.point_label import EFFORT_AXES, Terms, describe_point, distinguishing_axes, format_figure
 from pipeline.tables.build_tables import Tables
 from pipeline.tables.columns import Column, Row
 
@@ -26,7 +26,7 @@ class PlotSource(NamedTuple):
 
     tables: Tables
     outcomes: Sequence[PointOutcome]
-    processors: Processors = "GPUs"
+    terms: Terms = Terms()
 
 
 class KeyEntry(NamedTuple):

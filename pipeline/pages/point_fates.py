@@ -73,6 +73,7 @@ def record_links(outcomes: Sequence[PointOutcome]) -> Callable[[Row], str]:
     def link_of(row: Row) -> str:
         wanted = {"remedies": []} | named_axes(row)
         gpu = wanted.pop("gpu", None) or ""
+        wanted.pop("unit", None)
         axes = tuple(wanted)
         matches = by_values(axes).get(axis_values(wanted, axes), [])
         records = [outcome.record for outcome in matches if outcome.record]

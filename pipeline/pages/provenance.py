@@ -17,10 +17,12 @@ FIELDS = {
     "pipeline": "pipeline",
     "commit": "git_commit",
     "source": "source_digest",
+    "model commit": "model_commit",
+    "model source": "model_digest",
     "stated by": "source",
 }
 DETAILS = ("CUDA", "Python", "pipeline")  # not in the sentence
-MAX_DIGITS = {"commit": 20, "source": 12}  # of a digest in the sentence
+MAX_DIGITS = {"commit": 20, "source": 12, "model commit": 20, "model source": 12}  # of a digest in the sentence
 
 
 def describe_provenance(records: Iterable[Record]) -> str:
@@ -51,6 +53,8 @@ def list_provenance(records: Iterable[Record]) -> dict[str, str]:
         stated[label] = mixed((getattr(place, field) or "")[: MAX_DIGITS.get(label)] for place in places)
     if any(record.measured for record in found):
         stated["commit"] = describe_commit(stated["commit"], [record.environment for record in found])
+    if any(place.model_dirty for place in places):
+        stated["model commit"] += ", with uncommitted changes"
     return {label: value for label, value in stated.items() if value}
 
 

@@ -17,7 +17,7 @@ from pipeline.tables.epoch_rows import oom_row, q1_row, q2_row, q3_row, q4_rows
 from pipeline.tables.int8_rows import int8_histogram_rows, int8_rows
 from pipeline.tables.memory_rows import memory_row
 from pipeline.tables.prediction_rows import prediction_rows
-from pipeline.tables.time_to_target_rows import time_to_target_rows
+from pipeline.tables.time_to_target_rows import FROM_BASELINE, Targets, time_to_target_rows
 
 INT8_TABLES = ("int8", "int8_histograms")
 TABLES_OF_GPUS = ("Q1", "Q2", "communication", "split", "memory")
@@ -30,12 +30,12 @@ def build_tables(
     outcomes: Sequence[PointOutcome],
     link: Link | None = None,
     sibling_links: MeasuredLinks | None = None,
-    target_accuracy: float | None = None,
+    targets: Targets = FROM_BASELINE,
     predict_to: int | None = None,
 ) -> Tables:
     """Return the tables of an experiment, rows in the order of the grid.
 
-    Predictions are for `link` and up to `predict_to` GPUs, and times to target for `target_accuracy`, if given.
+    Predictions are for `link` and up to `predict_to` GPUs, and times to target for `targets`.
     `sibling_links` are those that other experiments measured; the own ones come first.
     """
     pooled, over_gpus = pool_outcomes(outcomes), pool_outcomes(outcomes, by_gpu=False)
@@ -65,7 +65,7 @@ def build_tables(
         "prediction": prediction_rows([point for point in ddp if point.spec.device == "cuda"], link, predict_to),
         "memory": (memory_row(point) for point in pooled if point.spec.measure == "memory"),
         "cost": cost_rows(outcomes),
-        "time_to_target": time_to_target_rows(trained, target_accuracy),
+        "time_to_target": time_to_target_rows(trained, targets),
         "int8": (row for point in quantized for row in int8_rows(point)),
         "int8_histograms": (row for point in quantized for row in int8_histogram_rows(point)),
     }
@@ -91,12 +91,12 @@ def flatten_row(row: Row, table: Table) -> dict[str, Any]:
     return flat | {"n": row.n, "note": row["note"]}
 
 
-def gpu_models(tables: Tables) -> list[str]:
-    """Return the GPU models of the points, in the order of their rows."""
-    found = (row["gpu"] for name in TABLES_OF_GPUS for row in tables[name])
-    return [gpu for gpu in dict.fromkeys(found) if gpu]
+def values_of(tables: Tables, axis: str) -> list[str]:
+    """Return the GPU models of the points, or their units, in the order of their rows."""
+    found = (row[axis] for name in TABLES_OF_GPUS for row in tables[name])
+    return [value for value in dict.fromkeys(found) if value]
 
 
-def on_gpu(tables: Tables, gpu: str) -> Tables:
-    """Return the tables without the rows of other GPU models; rows that state none stay."""
-    return {name: [row for row in rows if row.axes.get("gpu") in (gpu, None)] for name, rows in tables.items()}
+def part_of(tables: Tables, axis: str, value: str) -> Tables:
+    """Return the tables without the rows of other values of an axis; rows that state none stay."""
+    return {name: [row for row in rows if row.axes.get(axis) in (value, None)] for name, rows in tables.items()}

@@ -14,6 +14,7 @@ from pipeline.experiment.outcomes import CollectedOutcomes, collect_outcomes
 from pipeline.system.errors import CommandError
 from pipeline.tables.bandwidth_rows import MeasuredLinks, is_swept, measured_links
 from pipeline.tables.build_tables import Tables, build_tables, flatten
+from pipeline.tables.time_to_target_rows import FROM_BASELINE, Targets
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,7 @@ def collect_experiment(
     experiment: Experiment,
     link: Link | None = None,
     links_by_folder: dict[Path, MeasuredLinks] | None = None,
-    target_accuracy: float | None = None,
+    targets: Targets = FROM_BASELINE,
     predict_to: int | None = None,
 ) -> CollectedExperiment:
     """Return the outcomes and tables of one experiment. Raises CommandError.
@@ -46,7 +47,7 @@ def collect_experiment(
     sibling_links: MeasuredLinks = {}
     if any(spec.num_gpus > 1 and spec.is_whole_epoch for spec in expected) and not any(map(is_swept, expected)):
         sibling_links = find_sibling_links(experiment, {} if links_by_folder is None else links_by_folder)
-    tables = build_tables(collected.outcomes, link, sibling_links, target_accuracy, predict_to)
+    tables = build_tables(collected.outcomes, link, sibling_links, targets, predict_to)
     return CollectedExperiment(experiment, collected, tables)
 
 

@@ -15,7 +15,7 @@ from pipeline.tables.note_texts import render_notes
 
 NOT_STATED = "not stated"
 UNITS = {
-    **{"_samples_per_s": "1/s", "_gb_s": "GB/s", "_us": "us", "_s": "s", "_gib": "GiB", "_mb": "MiB", "_j": "J"},
+    **{"_per_s": "1/s", "_gb_s": "GB/s", "_us": "us", "_s": "s", "_gib": "GiB", "_mb": "MiB", "_j": "J"},
     **{"_mhz": "MHz", "_hours": "h"},
 }
 """How a key ends -> its unit. A key that names bytes is in B; a fraction or a count has no unit."""
@@ -32,7 +32,7 @@ MAX_DECIMALS = 3  # of other units
 # figures that a published report may leave out
 STATED_FIGURES = (
     *("epoch_time_s", "compute_time_s", "data_time_s", "peak_memory_gib", "training_time_s", "learning_rate"),
-    *("throughput_samples_per_s", "steps_per_epoch", "ring_bytes_per_epoch", "num_updates"),
+    *("throughput_items_per_s", "steps_per_epoch", "ring_bytes_per_epoch", "num_updates"),
 )
 
 
@@ -186,5 +186,5 @@ def make_row(table: Table, point: PooledPoint, notes: Sequence[Note] = (), **fig
 
 def axes_of(point: PooledPoint) -> dict[str, Any]:
     """Return the axes of a point as rows have them, with the GPU model."""
-    axes = {axis: getattr(point.spec, axis) for axis in point.axes} | {"gpu": point.gpu or None}
+    axes = {axis: getattr(point.spec, axis) for axis in point.axes} | {"gpu": point.gpu or None, "unit": point.unit}
     return {axis: list(value) if isinstance(value, tuple) else value for axis, value in axes.items()}

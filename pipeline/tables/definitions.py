@@ -48,8 +48,13 @@ def first_and_last_epochs(rows: Rows) -> Rows:
 
 def is_about_learning(row: Row) -> bool:
     """True if the row has a test, remedies or a loss that diverged, or if it was stated elsewhere, without a rate."""
-    tested = row["test_accuracy"] is not None or row["test_loss"] is not None
-    return tested or bool(row["remedies"]) or row["diverged_at_update"] is not None or row["learning_rate"] is None
+    tested = any(row[key] is not None for key in ("test_accuracy", "merit", "test_loss"))
+    return tested or bool(row["remedies"]) or row["diverged_at_update"] is not None or row.has_note("not_stated")
+
+
+def has_merit(row: Row) -> bool:
+    """True if a row is about another figure of merit than the test accuracy."""
+    return row["final_merit"] is not None or row["target_merit"] is not None
 
 
 def exposure_noise(row: Row) -> str:
@@ -85,7 +90,10 @@ WAITING = Column(
     "data_time_s/epoch_time_s: in this share of the epoch the GPU waits for data (input: gpu: prepares it).",
 )
 INTERVAL = Column("noise_floor", "interval [± %]", "Half the width of the interval over the median.")
-THROUGHPUT = Column("throughput_samples_per_s", "images/s", "Training samples per second.", decimals=1)
+THROUGHPUT = Column(
+    "throughput_items_per_s", "images/s", "Items (images, tokens, ...: see unit) trained on per second.", decimals=1
+)
+SAMPLE_THROUGHPUT = Column("throughput_samples_per_s", "", "Training samples per second.")
 WORKERS = Column("num_workers_total", "workers", "Loader workers of all ranks together.")
 RUN_SPREAD = Column(
     "run_spread_s", "between runs [s]", "Largest less smallest median of the n runs, each in new processes."
@@ -96,7 +104,8 @@ COMPUTE = Column(
     "Epoch time without data loading; under DDP it holds the wait for the slowest rank's batch.",
 )
 MEMORY = Column("peak_memory_gib", "memory [GiB]", "Fullest GPU, or largest process on the CPU.")
-ENERGY = Column("energy_per_sample_j", "energy [mJ/image]", "Energy per training sample.")
+ENERGY = Column("energy_per_item_j", "energy [mJ/image]", "Energy per item trained on.")
+SAMPLE_ENERGY = Column("energy_per_sample_j", "", "Energy per training sample.")
 INTERVAL_OVER = Column(
     "interval_over",
     "",
@@ -142,6 +151,7 @@ NUM_BYTES = Column("num_bytes", "size [MB]", "Bytes of one all-reduce (S).", is_
 BUS_BANDWIDTH = Column("busbw_gb_s", "bus bandwidth [GB/s]", "S/t x 2(N-1)/N (nccl-tests).")
 EPOCH = Column("epoch", "epoch", "The epoch, counted from 1.", is_set=True)
 LEARNING_RATE = Column("learning_rate", "rate", "Largest learning rate of the run, after scaling.", is_set=True)
+MERIT = Column("merit", "figure of merit", "What evaluate() of an own model returns.")
 TEST_ACCURACY = Column("test_accuracy", "test accuracy [%]", "Accuracy over the test set.", decimals=2)
 PREDICTION_ERROR = Column("prediction_error", "error [%]", "Predicted value divided by the measured value, minus 1.")
 STAGE = Column(
@@ -190,6 +200,8 @@ Q1 = Table(
         WORKERS,
         RUN_SPREAD,
         ENERGY,
+        SAMPLE_THROUGHPUT,
+        SAMPLE_ENERGY,
         *TIMING,
         Column("host_cpu_share", "", "Busy share of the CPUs of the busiest node, cut to 0 to 1."),
     ),
@@ -219,6 +231,8 @@ Q2 = Table(
         WORKERS._replace(remark="Under DDP N GPUs have N times the loader workers of one."),
         RUN_SPREAD,
         *(column._replace(heading="") for column in (COMPUTE, MEMORY, ENERGY)),
+        SAMPLE_THROUGHPUT,
+        SAMPLE_ENERGY,
         *TIMING,
         BASELINE,
         Column("baseline_batch_size_per_gpu", "", "Batch size per GPU of the baseline point."),
@@ -231,7 +245,7 @@ Q2 = Table(
         scaled("weak", "batch_size_per_gpu"),
         keys=(
             *("epoch_time_s", "speedup", "parallel_efficiency", "data_share", "noise_floor"),
-            *("throughput_samples_per_s", "num_workers_total", "run_spread_s"),
+            *("throughput_items_per_s", "num_workers_total", "run_spread_s"),
         ),
     ),
     View(
@@ -535,6 +549,7 @@ Q4 = Table(
             "Accuracy on the training samples, measured during training.",
             decimals=2,
         ),
+        MERIT,
         Column("num_updates", "updates", "Updates of the weights since the start."),
         Column("test_loss", "test loss", "Loss over the test set.", decimals=4),
         LEARNING_RATE._replace(heading=""),
@@ -549,6 +564,11 @@ Q4 = Table(
     ),
 )
 
+TO_TARGET = (
+    "Time is that of training up to the target; never: no seed reached it; other GPU: see its note. The rate is the "
+    "highest learning rate of the run. Medians over n seeds. In brackets: of six seeds or more the interval of the "
+    f"median ({NOMINAL}), of two to five seeds the lowest and the highest."
+)
 TIME_TO_TARGET = Table(
     "time_to_target",
     "Q4",
@@ -565,6 +585,12 @@ TIME_TO_TARGET = Table(
             interval="shown",
         ),
         Column(
+            "final_merit",
+            MERIT.heading,
+            "An own model's figure of merit after the last epoch.",
+            interval="shown",
+        ),
+        Column(
             "time_to_target_s",
             "time [s]",
             "Training time up to the end of that epoch, without evaluation.",
@@ -575,7 +601,7 @@ TIME_TO_TARGET = Table(
         Column(
             "epochs_to_target",
             "epochs to target",
-            "First epoch whose test accuracy is the target or more.",
+            "First epoch whose test accuracy, or merit, is the target or better.",
             decimals=2,
             interval="kept",
         ),
@@ -583,6 +609,7 @@ TIME_TO_TARGET = Table(
         Column("soonest", "soonest in", "The row reaches the target first, counted in these."),
         Column("gpu_time_to_target_s", "GPU-time [s]", "time_to_target_s x GPUs."),
         Column("target_accuracy", "target [%]", "Test accuracy to reach.", decimals=2, is_set=True),
+        Column("target_merit", "target", "Figure of merit to reach.", decimals=4, is_set=True),
         Column("updates_to_target", "updates", "Updates up to the end of that epoch.", interval="kept"),
         Column("target_efficiency", "efficiency [%]", "throughput_efficiency x statistical_efficiency."),
         Column("throughput_efficiency", "", "Samples per second and GPU over the baseline's."),
@@ -592,14 +619,23 @@ TIME_TO_TARGET = Table(
     ),
     View(
         "Q4: final accuracy and time to target",
-        "Accuracy is of the test images after the last epoch. Time is that of training up to the target; never: no "
-        "seed reached it; other GPU: see its note. The rate is the highest learning rate of the run. Medians over "
-        f"n seeds. In brackets: of six seeds or more the interval of the median ({NOMINAL}), of two to five seeds "
-        "the lowest and the highest. The target, unless --target-accuracy sets it, is 2 points below the final "
-        "accuracy of the baseline: the smallest batch without remedies. Under a cosine schedule accuracy rises "
-        "most at the end of a run, so the time also depends on the epochs asked for.",
-        list,
+        f"Accuracy is of the test images after the last epoch. {TO_TARGET} The target, unless --target-accuracy sets "
+        "it, is 2 points below the final accuracy of the baseline: the smallest batch without remedies. Under a "
+        "cosine schedule accuracy rises most at the end of a run, so the time also depends on the epochs asked for.",
+        lambda rows: [row for row in rows if not has_merit(row)],
         hidden_axes=("batch_size_per_gpu", "epochs", "reference_batch_size"),
+        hidden_notes=("repeats_not_ok",),
+        shows_n=True,
+    ),
+    View(
+        f"Q4: final {MERIT.heading} and time to target",
+        f"{TO_TARGET} The target, unless --target-merit sets it, is 2 % worse than what the smallest batch reaches.",
+        lambda rows: [row for row in rows if has_merit(row)],
+        keys=(
+            *(GLOBAL_BATCH.key, "epochs", "final_merit", "time_to_target_s", "epochs_to_target", "reached", "soonest"),
+            *("gpu_time_to_target_s", "target_merit", "updates_to_target", "target_efficiency"),
+        ),
+        hidden_axes=("batch_size_per_gpu", "epochs"),
         hidden_notes=("repeats_not_ok",),
         shows_n=True,
     ),

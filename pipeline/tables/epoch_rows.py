@@ -14,6 +14,7 @@ from pipeline.analysis.scaling import Baseline, Scaling, scaling_figures
 from pipeline.analysis.time_to_target import states_every_time, training_times_s
 from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.measurement import Epoch
+from pipeline.experiment.model_name import is_image_model
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS
 from pipeline.tables.bandwidth_rows import MeasuredLinks, link_key
@@ -26,15 +27,17 @@ def time_figures(point: PooledPoint) -> dict[str, Any]:
     """Return the figures of Q1 and Q2 over a point's timed windows, and their energy."""
     epoch_time_s = point.epoch_time
     data_time_s = point.median(median_window_s("data_time_ns"))
-    throughput = None
+    throughput = items_per_s = None
     if epoch_time_s is not None and point.num_samples is not None:
         throughput = formulas.throughput_samples_per_s(point.num_samples, epoch_time_s)
+        items_per_s = throughput * (point.items_per_sample or 1)
     return {
         **timed_figures("epoch_time_s", epoch_time_s),
         **energy_figures(point),
         "compute_time_s": point.median(median_window_s("compute_time_ns")),
         "data_time_s": data_time_s,
         "throughput_samples_per_s": throughput,
+        "throughput_items_per_s": items_per_s,
         "peak_memory_gib": point.median(record_peak_memory_gib),
         "num_windows": sum(map(len, point.epoch_times_s)),
         "num_workers_total": loader.total_workers(point.spec),
@@ -199,7 +202,7 @@ def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float]
         notes.append(make_note("diverged", count=len(diverged), repeats=len(epochs)))
     if untold:
         notes.append(make_note("test_loss_not_finite", count=untold, repeats=len(epochs)))
-    learnt = ("loss", "accuracy", "test_loss", "test_accuracy")
+    learnt = ("loss", "accuracy", "test_loss", "test_accuracy", "merit")
     return make_row(
         Q4,
         point,
@@ -208,11 +211,16 @@ def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float]
         epoch=epochs[0].epoch,
         num_updates=epochs[0].num_updates,
         training_time_s=formulas.median_of_known(times_s),
-        learning_rate=peak_learning_rate(point.spec) if any(record.measured for record in point.ok_records) else None,
+        learning_rate=peak_learning_rate(point.spec) if has_known_rate(point) else None,
         **{key: formulas.median_of_known(getattr(epoch, key) for epoch in epochs) for key in learnt},
         diverged_at_update=min(diverged, default=None),
         notes=notes,
     )
+
+
+def has_known_rate(point: PooledPoint) -> bool:
+    """True if the learning rate follows from the point: of image models, unless others measured them."""
+    return is_image_model(point.spec.model) and any(record.measured for record in point.ok_records)
 
 
 def oom_row(point: PooledPoint) -> Row:

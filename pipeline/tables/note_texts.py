@@ -36,6 +36,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "mixed_facts": "{facts:mixed}",
     "other_source": "source {ours:short}, other points of this experiment {majority}",
     "source_edited": "source edited after it was imported",
+    "model_edited": "the file of the model was edited after it was submitted",
     "other_fact": "{what} with another {fact} ({theirs:short} against {ours:short})",
     "other_node": "{what} from another node ({theirs:short} against {ours:short})",
     "other_boot": "{what} from another boot of its node",

@@ -1,16 +1,18 @@
-"""The rows of Q4's time to target: what each global batch and set of remedies needs to reach an accuracy."""
+"""The rows of Q4's time to target: what each global batch and set of remedies needs to reach an accuracy or merit."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.analysis import time_to_target
 from pipeline.analysis.energy import all_windows, throttled_notes
 from pipeline.analysis.intervals import Estimate
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
+from pipeline.analysis.time_to_target import Merit
 from pipeline.experiment.axis_groups import POOLED_AXES, TARGET_MAY_DIFFER, alike_key
 from pipeline.experiment.learning_rate import peak_learning_rate
+from pipeline.experiment.model_name import is_image_model
 from pipeline.experiment.point_label import format_number
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import AXES
@@ -20,15 +22,22 @@ from pipeline.tables.definitions import NEVER_REACHED, TIME_TO_TARGET
 SOONEST_BY = {"time_to_target_s": "seconds", "gpu_time_to_target_s": "GPU-seconds"}
 
 
-def time_to_target_rows(points: Sequence[PooledPoint], target_accuracy: float | None = None) -> list[Row]:
-    """Return a row for each evaluated point of every study: alike trainings with more than one global batch size.
+class Targets(NamedTuple):
+    """The targets of studies by accuracy, and by another merit; None: it follows from the baseline of each."""
 
-    Without `target_accuracy` each study's target follows from its baseline.
-    """
+    accuracy: float | None = None
+    merit: float | None = None
+
+
+FROM_BASELINE = Targets()
+
+
+def time_to_target_rows(points: Sequence[PooledPoint], targets: Targets = FROM_BASELINE) -> list[Row]:
+    """Return a row for each evaluated point of every study: alike trainings with more than one global batch size."""
     evaluated = [point for point in points if point.spec.evaluate and point.spec.is_whole_epoch]
     studies = group_pairs((alike_key(point.spec, TARGET_MAY_DIFFER), point) for point in evaluated).values()
     compared = [study for study in studies if len({point.spec.global_batch_size for point in study}) > 1]
-    return [row for study in compared for row in study_rows(study, target_accuracy)]
+    return [row for study in compared for row in study_rows(study, targets)]
 
 
 def main_study(rows: Sequence[Row]) -> tuple[list[Row], Row | None]:
@@ -48,7 +57,7 @@ def completeness(study: Sequence[Row]) -> int:
 
     1 for the baseline, and then 1 each for a larger batch without remedies and for one with them.
     """
-    known = [row for row in study if row["final_test_accuracy"] is not None]
+    known = [row for row in study if final_of(row) is not None]
     baseline = next((row for row in known if row["is_baseline"]), None)
     if baseline is None:
         return 0
@@ -56,19 +65,28 @@ def completeness(study: Sequence[Row]) -> int:
     return 1 + len(set(larger))
 
 
-def format_target(accuracy: float) -> str:
-    """Return a target accuracy in per cent, with one decimal or two."""
-    return format_number(accuracy, ".2%").removesuffix("%").removesuffix("0") + " %"
+def final_of(row: Row) -> Any:
+    """Return the accuracy of a row, or another merit, after the last epoch, with its ends; None without a result."""
+    return row["final_merit"] if row["final_test_accuracy"] is None else row["final_test_accuracy"]
 
 
-def study_rows(study: Sequence[PooledPoint], target_accuracy: float | None) -> list[Row]:
+def format_target(row: Row) -> str:
+    """Return the target of a row: an accuracy in per cent, with one decimal or two."""
+    if row["target_accuracy"] is None:
+        return format_number(row["target_merit"], ".4g")
+    return format_number(row["target_accuracy"], ".2%").removesuffix("%").removesuffix("0") + " %"
+
+
+def study_rows(study: Sequence[PooledPoint], targets: Targets) -> list[Row]:
     """Return the rows of one study by global batch, with the soonest marked."""
-    baseline = time_to_target.study_baseline(study)
+    baseline, merit = time_to_target.study_baseline(study), time_to_target.merit_of(study)
     gpu = (baseline or study[0]).gpu  # times on other models do not compare
-    target = time_to_target.target_below(baseline) if target_accuracy is None else target_accuracy
+    target = targets.accuracy if merit.is_accuracy else targets.merit
+    if target is None:
+        target = time_to_target.default_target(baseline, merit)
     alone = {equal_batch_key(point): point for point in reversed(study) if point.spec.num_gpus == 1}
     ordered = sorted(study, key=study_order)
-    rows = [target_row(point, baseline, target, gpu, alone.get(equal_batch_key(point))) for point in ordered]
+    rows = [target_row(point, baseline, merit, target, gpu, alone.get(equal_batch_key(point))) for point in ordered]
     for key, word in SOONEST_BY.items():
         if known := [row for row in rows if row[key] is not None]:
             soonest = min(known, key=lambda row: float(row[key]))
@@ -82,26 +100,32 @@ def study_order(point: PooledPoint) -> tuple[float, ...]:
 
 
 def target_row(
-    point: PooledPoint, baseline: PooledPoint | None, target: float | None, gpu: str, one: PooledPoint | None
+    point: PooledPoint,
+    baseline: PooledPoint | None,
+    merit: Merit,
+    target: float | None,
+    gpu: str,
+    one: PooledPoint | None,
 ) -> Row:
-    """Return the row of a point: its final accuracy, and what it needs to reach the target.
+    """Return the row of a point: its final merit, and what it needs to reach the target.
 
     Times are those on the model `gpu`. `one` is the same training on one GPU, with an equal global batch.
     """
     records, timed = time_to_target.evaluated_records(point), time_to_target.timed_records(point, gpu)
-    accuracy = estimate_spread([time_to_target.final_accuracy(record) for record in records])
-    figures: dict[str, Any] = {"final_test_accuracy": accuracy}
+    final = estimate_spread([time_to_target.final_merit(record) for record in records])
+    final_key, target_key = merit_keys(merit)
+    figures: dict[str, Any] = {final_key: final, target_key: target}
     num_diverged = sum(map(time_to_target.is_diverged, records))
     notes = [make_note("diverged", count=num_diverged, repeats=len(records))] if num_diverged else []
     notes += [*missing_notes(point), *equal_batch_notes(point, one), *throttled_notes(all_windows(timed))]
     if target is None:
         notes.append(make_note("no_target"))
     else:
-        reaching, reaching_notes = reaching_figures(records, target, timed, point.spec.num_gpus)
+        reaching, reaching_notes = reaching_figures(records, merit, target, timed, point.spec.num_gpus)
         figures |= reaching
         notes += reaching_notes
         if baseline:
-            figures |= efficiencies(point, baseline, target, gpu, figures["epochs_to_target"])
+            figures |= efficiencies(point, baseline, merit, target, gpu, figures["epochs_to_target"])
     row = make_row(
         TIME_TO_TARGET,
         point,
@@ -110,8 +134,7 @@ def target_row(
         remedies=list(point.spec.remedies),
         epochs=point.spec.epochs,
         is_baseline=point is baseline,
-        learning_rate=peak_learning_rate(point.spec),
-        target_accuracy=target,
+        learning_rate=peak_learning_rate(point.spec) if is_image_model(point.spec.model) else None,
         notes=notes,
         **figures,
     )
@@ -119,17 +142,22 @@ def target_row(
     return row
 
 
+def merit_keys(merit: Merit) -> tuple[str, str]:
+    """Return the keys of the final value and of the target."""
+    return ("final_test_accuracy", "target_accuracy") if merit.is_accuracy else ("final_merit", "target_merit")
+
+
 def reaching_figures(
-    records: Sequence[Record], target: float, timed: Sequence[Record], num_gpus: int
+    records: Sequence[Record], merit: Merit, target: float, timed: Sequence[Record], num_gpus: int
 ) -> tuple[dict[str, Any], list[Note]]:
     """Return what a point needs to reach the target: epochs and updates of all its runs, seconds of the timed ones.
 
     A note says so if some seeds miss the target. Without a result nothing is said of who reached it.
     """
-    progress = [time_to_target.cost_to_target(record, target) for record in records]
+    progress = [time_to_target.cost_to_target(record, target, merit) for record in records]
     epochs, time_s = estimate_spread([part.epochs for part in progress]), None
     if epochs is not None:  # else the times of a few would tell of what most do not reach
-        time_s = estimate_spread([time_to_target.cost_to_target(run, target).time_s for run in timed])
+        time_s = estimate_spread([time_to_target.cost_to_target(run, target, merit).time_s for run in timed])
     num_reached, reached = sum(math.isfinite(part.epochs) for part in progress), None
     if records:
         reached = f"{num_reached} of {len(records)}" if num_reached else NEVER_REACHED
@@ -153,13 +181,13 @@ def estimate_spread(values: Sequence[float]) -> Estimate | None:
 
 
 def efficiencies(
-    point: PooledPoint, baseline: PooledPoint, target: float, gpu: str, epochs_to_target: float | None
+    point: PooledPoint, baseline: PooledPoint, merit: Merit, target: float, gpu: str, epochs_to_target: float | None
 ) -> dict[str, float | None]:
     """Return throughput efficiency, statistical efficiency and their product, against the baseline."""
     ours, theirs = (time_to_target.throughput_per_gpu(part, gpu) for part in (point, baseline))
     throughput = ours / theirs if ours and theirs else None
     records = time_to_target.evaluated_records(baseline)
-    needed = time_to_target.spread([time_to_target.cost_to_target(record, target).epochs for record in records])
+    needed = time_to_target.spread([time_to_target.cost_to_target(record, target, merit).epochs for record in records])
     statistical = None
     if epochs_to_target is not None and needed and math.isfinite(needed.median):
         statistical = needed.median / epochs_to_target

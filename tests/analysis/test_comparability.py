@@ -22,6 +22,7 @@ H200 = (Gpu(name="NVIDIA H200"),)
 DIFFERENCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("commit", {"git_commit": "a" * 40}, {"git_commit": "b" * 40}),
     ("source", {"source_digest": "a" * 64}, {"source_digest": "b" * 64}),
+    ("model source", {"model_digest": "a" * 64}, {"model_digest": "b" * 64}),
     ("torch", {"torch": "2.10.0"}, {"torch": "2.11.0"}),
     ("NCCL", {"nccl": "2.27.0"}, {"nccl": "2.28.9"}),
     ("driver", {"driver": "570.1"}, {"driver": "580.1"}),

@@ -10,6 +10,7 @@ from rendered_tables import answers_of
 from pipeline.analysis.intervals import Estimate
 from pipeline.analysis.notes import make_note
 from pipeline.answers.claims import TEMPLATES, Claim, ClaimFormatter, badge_of, badges_of
+from pipeline.experiment.point_label import Terms
 from pipeline.tables.columns import Row
 
 
@@ -75,7 +76,7 @@ def test_an_interval_within_several_runs_is_a_badge() -> None:
 
 
 def test_a_process_on_the_cpu_is_called_no_gpu() -> None:
-    answers = answers_of(*batch_records(), *scaling_records(), processors="processes")
+    answers = answers_of(*batch_records(), *scaling_records(), terms=Terms("processes"))
     assert "One process is fastest" in answers["Q1"]
     assert "4 processes with DDP" in answers["Q2"]
     assert not any("GPU" in sentence for sentence in answers.values())

@@ -18,6 +18,7 @@ from pipeline.answers.questions import Answer
 from pipeline.answers.timing_claims import ABOVE_N, WAITS, usable_rows
 from pipeline.experiment.grid import shipped_grids
 from pipeline.experiment.measurement import AllReduce
+from pipeline.experiment.point_label import Terms
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.tables.collect_experiment import collect_experiment
 from pipeline.tables.columns import Row
@@ -133,7 +134,7 @@ def test_every_question_is_answered_from_its_rows() -> None:
     assert exposed.values["subtracted"] == pytest.approx(1 - 1 / 1.1)
     (accuracy,) = answers["Q4"]
     assert (accuracy.kind, accuracy.values["cost"]) == ("too_few_runs", pytest.approx(-5))
-    assert Answer("Q4", answers["Q4"], "GPUs").command.endswith("--grid q4-study")
+    assert Answer("Q4", answers["Q4"], Terms()).command.endswith("--grid q4-study")
     assert all("one run" in claims[0].badges for claims in answers.values())
 
 
@@ -148,7 +149,7 @@ def test_every_question_is_answered_from_its_rows() -> None:
 )
 def test_what_the_rows_cannot_answer_names_the_grid_that_would(found: list[Record], grids: list[str]) -> None:
     for claims, grid in zip(claims_of(*found).values(), grids, strict=True):
-        assert Answer("Q1", claims, "GPUs").command == (f"python -m pipeline.submit --grid {grid}" if grid else "")
+        assert Answer("Q1", claims, Terms()).command == (f"python -m pipeline.submit --grid {grid}" if grid else "")
         assert not grid or grid in shipped_grids()
 
 
@@ -242,7 +243,7 @@ def test_points_without_a_result_are_to_be_submitted_again() -> None:
         for question in ("Q1", "Q2"):
             assert answers[question][-1].kind == "no_result"
             assert answers[question][-1].values["with_failed"] == rerun
-            assert not Answer(question, answers[question], "GPUs").told
+            assert not Answer(question, answers[question], Terms()).told
 
 
 def test_a_failed_point_hides_no_other_answer() -> None:

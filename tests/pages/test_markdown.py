@@ -13,6 +13,7 @@ from pipeline.analysis.intervals import Estimate
 from pipeline.answers.claims import Claim
 from pipeline.answers.questions import Answer
 from pipeline.experiment.outcomes import CollectedOutcomes, Coverage
+from pipeline.experiment.point_label import Terms
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Precision, Spec
@@ -282,15 +283,15 @@ NOT_ANSWERED = Claim("Q1", "not_answered", {"why": "nothing <b>"}, command="subm
 
 
 def test_the_overview_has_what_is_answered_and_no_command() -> None:
-    none = Answer("Q1", [NOT_ANSWERED], "GPUs")
-    said = render_overview({"a": [Answer("Q1", [NOTHING_FAILED], "GPUs")], "b": [none]})
+    none = Answer("Q1", [NOT_ANSWERED], Terms())
+    said = render_overview({"a": [Answer("Q1", [NOTHING_FAILED], Terms())], "b": [none]})
     assert said == "# Answers\n\n**Q1.**\n\n- a: Nothing up to 1,024 ran out of memory.\n"
     assert "- No experiment answers it." in render_overview({"b": [none]})
 
 
 def test_an_answer_is_a_paragraph_for_each_gpu_model_its_text_is_escaped_and_its_command_is_code() -> None:
     models = [NOTHING_FAILED._replace(gpu="A"), NOTHING_FAILED._replace(gpu="B")]
-    said = render_answers([Answer("Q1", [NOT_ANSWERED], "GPUs"), Answer("Q2", models, "GPUs")])
+    said = render_answers([Answer("Q1", [NOT_ANSWERED], Terms()), Answer("Q2", models, Terms())])
     assert said.startswith(
         "**Q1.** Not answered here: nothing \\<b\\>. Next: `submit --grid q1`\n\n**Q2.** On A: Nothing"
     )

@@ -22,6 +22,7 @@ from page_records import (
 from rendered_plots import line_panel, plots_of
 
 from pipeline.experiment.folder import Experiment
+from pipeline.experiment.point_label import Terms
 from pipeline.pages.draw_panels import DARK, LIGHT, MARKERS, PLACEHOLDERS, render_plot
 from pipeline.pages.html_page import build_plots
 from pipeline.pages.plot_data import (
@@ -117,7 +118,7 @@ def test_bars_stand_by_strategy_gpus_and_batch_size_and_many_have_a_panel_for_ea
 def test_on_the_cpu_plots_name_processes() -> None:
     specs = [make_spec(device="cpu", batch_size_per_gpu=size) for size in (32, 64)]
     specs += [msgspec.structs.replace(spec, strategy="ddp", num_gpus=2) for spec in specs]
-    source = plot_source(*map(make_record, specs))._replace(processors="processes")
+    source = plot_source(*map(make_record, specs))._replace(terms=Terms("processes"))
     texts = [render_plot(plot).file.decode() + plot.title + plot.note for plot in build_plots(source)]
     assert len(texts) >= 2
     assert not [text for text in texts if "GPU" in text]

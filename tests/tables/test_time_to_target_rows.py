@@ -18,6 +18,7 @@ from pipeline.pages.display_tables import DisplayOptions
 from pipeline.pages.markdown import render_experiment
 from pipeline.tables.build_tables import build_tables
 from pipeline.tables.columns import Row
+from pipeline.tables.time_to_target_rows import Targets
 
 
 def baseline(**fields: Any) -> Record:
@@ -71,7 +72,7 @@ def test_a_target_that_is_never_reached_is_a_named_cell() -> None:
 def test_a_target_that_no_run_reaches_is_named_where_a_table_has_little_room() -> None:
     found = baseline(), trained([0.1, 0.2, 0.3, 0.4], batch_size_per_gpu=8192)
     collected = resolve_outcomes([record.spec for record in found], found, [])
-    tables = build_tables(collected.outcomes, target_accuracy=0.99)
+    tables = build_tables(collected.outcomes, targets=Targets(0.99))
     text = render_experiment("x", tables, collected, DisplayOptions(60))
     cells = table_of(text, "Q4: final accuracy")
     assert [cell["time [s]"] for cell in cells] == ["never"] * 2
@@ -139,7 +140,7 @@ def test_two_gpus_are_compared_with_one_of_the_same_global_batch_epoch_by_epoch(
 def test_a_given_target_replaces_that_of_the_baseline() -> None:
     records = [baseline(), trained([0.3, 0.6, 0.8, 0.88], batch_size_per_gpu=512)]
     outcomes = resolve_outcomes([record.spec for record in records], records, []).outcomes
-    rows = build_tables(outcomes, target_accuracy=0.5)["time_to_target"]
+    rows = build_tables(outcomes, targets=Targets(0.5))["time_to_target"]
     assert [(row["target_accuracy"], row["epochs_to_target"]) for row in rows] == [(0.5, 1), (0.5, 2)]
 
 
