@@ -29,7 +29,7 @@ from pipeline.submission.gpu_hours_estimate import find_comparable_attempts, pre
 from pipeline.submission.read_progress import PointProgress, PointsByExperiment, poll_until_finished, read_progress
 from pipeline.submission.slurm_queries import job_text
 from pipeline.system import errors
-from pipeline.system.command_line import build_parser
+from pipeline.system.command_line import build_parser, command_name
 from pipeline.system.errors import CommandError, format_duration, log_line, replace_control_characters
 
 RESULTS = ("ok", "oom")
@@ -84,7 +84,7 @@ def read_experiments(found: Mapping[str, Experiment], codes: list[int]) -> Point
             if manifest is not None:
                 progress[name] = read_progress(experiment, manifest)
             else:
-                records = "python -m pipeline.collect shows its records"
+                records = f"{command_name('collect')} shows its records"
                 log_line(f"Notice: {name} has no manifest, so its points are not known; {records}.")
     return progress
 

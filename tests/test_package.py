@@ -1,3 +1,4 @@
+import functools
 import json
 import os
 import shlex
@@ -11,7 +12,10 @@ import pytest
 from conftest import without_make
 from factories import ROOT, write_script
 
-SOURCES = ("pipeline", "templates", "setup.cfg", "pyproject.toml", "LICENSE", "README.md", "constraints.txt")
+SOURCES = (
+    *("pipeline", "ddpscale.py", "templates", "setup.cfg", "pyproject.toml", "LICENSE", "README.md"),
+    "constraints.txt",
+)
 NO_NETWORK = ("No matching distribution", "Could not find a version", "Connection", "Temporary failure")
 
 
@@ -68,6 +72,19 @@ def test_a_wheel_works_outside_the_checkout(unpacked: Path, tmp_path: Path) -> N
     assert len(plan["points"]) == 58  # twice 5 on one GPU, 2 strategies x 2 sizes x 5, 4 for strong scaling
     assert all(f"PYTHONPATH={unpacked}" in array["sbatch"] for array in plan["arrays"])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.wheel
+def test_the_installed_command_runs_where_another_package_is_called_pipeline(unpacked: Path, tmp_path: Path) -> None:
+    (tmp_path / "pipeline").mkdir()
+    (tmp_path / "pipeline" / "__init__.py").touch()
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{unpacked}"}
+    command = [sys.executable, str(unpacked / "ddpscale.py")]
+    called = functools.partial(subprocess.run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    answer = called([*command, "submit", "--grid", "own-model", "--dry-run"])
+    assert (answer.returncode, "14 points to run" in answer.stdout) == (0, True), answer.stderr
+    assert called([*command, "collcet"]).stderr == "error: unknown command 'collcet'; did you mean 'collect'?\n"
+    assert called([*command, "status", "--help"]).stdout.startswith("usage: ddpscale status")
 
 
 @pytest.mark.wheel

@@ -1,10 +1,14 @@
 """The part of the command line that all commands share: description and --version."""
 
 import argparse
+import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline import __version__
 from pipeline.system.errors import replace_control_characters
+
+SCRIPT = "ddpscale"  # that pip installs
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -15,12 +19,18 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def build_parser(name: str, docstring: str | None) -> argparse.ArgumentParser:
-    """Return the parser of `python -m pipeline.NAME`, with --version; the docstring's first line describes it."""
-    prog = f"python -m pipeline.{name}" if name else "python -m pipeline"
-    parser = CommandParser(prog=prog, description=first_line(docstring))
+    """Return the parser of a command, with --version; the docstring's first line describes it."""
+    parser = CommandParser(prog=command_name(name), description=first_line(docstring))
     version = "print the version, and the commit in a git checkout"
     parser.add_argument("--version", action=VersionAction, nargs=0, help=version)
     return parser
+
+
+def command_name(name: str) -> str:
+    """Return how a user calls a command: `ddpscale NAME` if this one was called so, else as a module."""
+    if Path(sys.argv[0]).stem == SCRIPT:
+        return f"{SCRIPT} {name}" if name else SCRIPT
+    return f"python -m pipeline.{name}" if name else "python -m pipeline"
 
 
 def first_line(docstring: str | None) -> str:

@@ -1,6 +1,7 @@
 """Exit codes, CommandError (one sentence with the cure), and run_command, which runs every command."""
 
 import contextlib
+import difflib
 import importlib.util
 import io
 import itertools
@@ -8,7 +9,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from traceback import format_exception
 from types import TracebackType
 from typing import NoReturn, TextIO
@@ -25,6 +26,7 @@ UMASK = 0o027  # the group may read the files of a command and its processes, ot
 
 CONTROL_CHARACTERS = r"\x00-\x1f\x7f-\x9f\u2028\u2029"  # a range of a regular expression
 CONTROL_CHARACTER = re.compile(f"[{CONTROL_CHARACTERS}]")
+NO_CONTROL_CHARACTERS = rf"\A[^{CONTROL_CHARACTERS}]*\Z"
 NOT_ASCII_TEXT = re.compile(r"[^\x20-\x7e\n\t]")
 RANK_PACKAGES = ("numpy", "PIL", "torch", "torchvision")  # module names
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "PyYAML"}  # module name -> package name, where they differ
@@ -64,6 +66,12 @@ def log_line(sentence: str) -> None:
         print(replace_control_characters(sentence), file=sys.stderr, flush=True)
     except OSError:
         discard(sys.stderr)
+
+
+def suggest_name(name: str, known: Collection[str]) -> str:
+    """Return the cure for a name that is not known: the nearest one, else all."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}."
 
 
 def pluralize(number: int, noun: str) -> str:
