@@ -11,10 +11,10 @@ import torch
 
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS, Spec
 from pipeline.training import process_group
-from pipeline.training.compilation import set_cudnn_benchmark
-from pipeline.training.loop import build_training_setup, run_epoch, set_precision
+from pipeline.training.loop import build_batches, run_epoch, set_precision
 from pipeline.training.process_group import Rank
 from pipeline.training.step_setup import choose_execution, prepare_step
+from pipeline.workloads.find import Sources, build_workload
 
 NUM_WINDOWS = 6
 
@@ -52,18 +52,23 @@ class Row(msgspec.Struct):
 
 def ours(name: str, spec: Spec, rank: Rank, data: Path | None) -> Contender:
     """The tool's own training loop, as a point of that spec runs it, on a stream of its own where that is captured."""
-    batches, model = build_training_setup(spec, rank, data)
+    set_precision(spec)
     execution = choose_execution(spec, rank)
+    workload = build_workload(spec, Sources(data), execution)
+    torch.manual_seed(spec.seed)
+    model = workload.build_model()
+    batches = build_batches(workload, spec, rank)
     stream = torch.cuda.Stream(rank.device) if execution in CAPTURED_EXECUTIONS else None  # entered in every epoch
     process_group.synchronize(rank)
     with torch.cuda.stream(stream):
-        ready = prepare_step(execution, model, spec, rank)
+        ready = prepare_step(execution, model, workload, spec, rank)
+    is_tuned = torch.backends.cudnn.benchmark
 
     def run(number: int) -> Window:
         set_precision(spec)
-        set_cudnn_benchmark(execution)
+        torch.backends.cudnn.benchmark = is_tuned
         with torch.cuda.stream(stream):
-            series = run_epoch(number, spec, rank, batches, ready.step)
+            series = run_epoch(number, spec, rank, workload, batches, ready.step)
         times_ns = process_group.all_gather(series.times.epoch_time_ns or 0, int)
         return Window(max(times_ns) / 1e9, statistics.fmean(series.losses))
 

@@ -30,7 +30,7 @@ from pipeline.experiment.record_store import load_folder
 from pipeline.experiment.spec import NUM_TRIAL_STEPS, Spec
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.training.loop import set_precision
-from pipeline.training.models import build_model
+from pipeline.workloads.cifar_models import build_model
 
 FIRST_BATCH_SIZE = 65_536  # of accelerate's search
 SPEC = make_spec(input="synthetic", measure="memory", batch_size_per_gpu=512)

@@ -35,8 +35,8 @@ from pipeline.training.integer_network import (
     read_layers,
     round_weights,
 )
-from pipeline.training.models import build_model
 from pipeline.training.quantization import INT8_MAX, quantize_biases
+from pipeline.workloads.cifar_models import build_model
 
 SEEDS = (0, 1)
 EPOCHS, BATCH_SIZE, LEARNING_RATE, MOMENTUM = 2, 4, 0.001, 0.9

@@ -18,14 +18,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
-from pipeline.data.batches import CHANNEL_MEANS, CHANNEL_STDS, TrainingBatches, build_batches
+from pipeline.data.batches import TrainingBatches
+from pipeline.data.image_batches import CHANNEL_MEANS, CHANNEL_STDS
 from pipeline.data.images import Images, load_images
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
-from pipeline.training.loop import set_precision
-from pipeline.training.models import build_model
+from pipeline.training.loop import build_batches, set_precision
 from pipeline.training.process_group import Rank
 from pipeline.training.step import place_model
+from pipeline.workloads.cifar_models import build_model
+from pipeline.workloads.find import Sources, build_workload
 
 
 def by_hand(spec: Spec, rank: Rank, data: Path) -> Contender:
@@ -82,7 +84,7 @@ class Batches:
     """The batches of one epoch of this project, as an iterable that trainers take."""
 
     def __init__(self, spec: Spec, rank: Rank, data: Path) -> None:
-        self._batches: TrainingBatches = build_batches(spec, rank.shard, data)
+        self._batches: TrainingBatches = build_batches(build_workload(spec, Sources(data)), spec, rank)
         self._num_steps = spec.steps_per_epoch
         self.epoch = 1
 

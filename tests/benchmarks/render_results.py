@@ -30,6 +30,7 @@ from pipeline.experiment.grid import expand_grid
 from pipeline.experiment.point_label import format_number
 from pipeline.experiment.spec import REMEDIES
 from pipeline.tables.collect_experiment import collect_experiment
+from pipeline.tables.time_to_target_rows import Targets
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUTS = ROOT / "outputs"
@@ -50,7 +51,7 @@ Row = dict[str, Any]
 @functools.cache
 def tables_of(experiment: str, target_accuracy: float | None = None) -> dict[str, list[Row]]:
     """Return the tables of an experiment below outputs/, as JSON has them."""
-    found = collect_experiment(Experiment(OUTPUTS / experiment), target_accuracy=target_accuracy)
+    found = collect_experiment(Experiment(OUTPUTS / experiment), targets=Targets(target_accuracy))
     content: dict[str, list[Row]] = found.content
     return content
 
