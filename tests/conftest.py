@@ -22,6 +22,9 @@ from PIL import Image
 
 from pipeline.collect import DEFECT
 
+gc.disable()  # until all is imported, else the garbage collector looks at it again and again
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads wait for each other: not by using up a core
+
 ROOT = Path(__file__).resolve().parent.parent
 COUNTS = "points that a fault left"
 SMALL_GRID = ROOT / "tests" / "recorded" / "small.yaml"
@@ -38,7 +41,8 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     If a test needs torch, it is imported by now. It gets one thread: pytest's workers share the cores, and the threads
     of torch would wait for each other.
     """
-    gc.freeze()  # else the garbage collector looks at all that was imported, again and again
+    gc.freeze()
+    gc.enable()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     for item in items:

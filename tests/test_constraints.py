@@ -85,6 +85,7 @@ def test_a_fresh_environment_has_what_is_pinned_and_nothing_else(name: str, tmp_
     """pip resolves and installs nothing."""
     report = tmp_path / "report.json"
     install = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
+    install.append("--use-feature=fast-deps")  # of a wheel its metadata alone, not gigabytes
     required = map(str, requirements_of_setup_cfg())
     command = [*install, "--report", str(report), "--constraint", name, *required]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)

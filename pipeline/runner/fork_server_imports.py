@@ -10,10 +10,10 @@ launch of two ranks took 4.8 s of CPU in place of 3.7.
 import contextlib
 import importlib
 
-from pipeline.system import host, source_digest
+from pipeline.system import host, imports, source_digest
 
 host.die_with_parent()  # its ranks end with it
-with contextlib.suppress(Exception):
+with contextlib.suppress(Exception), imports.without_garbage_collector():
     importlib.import_module("pipeline.runner.rank_process")
     torch = importlib.import_module("torch")
     torch.optim.SGD([torch.zeros(1)])  # its constructor imports TorchDynamo

@@ -1,4 +1,4 @@
-"""`measure: communication` on two CPU processes, through the commands."""
+"""`measure: communication` on two CPU processes, through the commands; the parts of it that need BatchNorm, here."""
 
 import gzip
 import json
@@ -7,19 +7,24 @@ from typing import Any
 
 import pytest
 from conftest import run_command
+from factories import make_spec
 
+from pipeline.communication import step_variants
+from pipeline.communication.measure_point import add_sweep_and_profile
 from pipeline.experiment import record_store
 from pipeline.experiment.measurement import Communication
 from pipeline.experiment.record import Record
+from pipeline.training import process_group
 
 pytestmark = pytest.mark.training
 
 GRID = """
 name: comm
-base: {device: cpu, model: resnet18, input: synthetic, precision: fp32, measure: communication, windows: 6}
+base: {device: cpu, model: lenet, input: synthetic, precision: fp32, measure: communication, windows: 6}
 points:
-  - {strategy: [ddp], num_gpus: [2], batch_size_per_gpu: [1], max_steps: [1], num_samples: [64]}
+  - {strategy: [ddp], num_gpus: [2], batch_size_per_gpu: [1], max_steps: [1], num_samples: [64], bucket_cap_mb: [0.04]}
 """
+LENET_GRADIENT_BYTES = 248_024  # in three buckets of such a cap
 RESNET18_GRADIENT_BYTES = 44_695_848
 RESNET18_BUFFER_BYTES = 20 * 8 + 9_600 * 4  # a counter a BatchNorm layer; running mean and variance a channel
 
@@ -60,12 +65,38 @@ def test_every_variant_has_a_window_a_round_of_every_rank(outputs: Path) -> None
     assert found.steps_per_window == 1
 
 
-def test_transfers_count_gradients_and_buffers(outputs: Path) -> None:
+def test_transfers_count_gradients(outputs: Path) -> None:
     _, found = find(outputs)
+    (counted,) = found.transfers
+    assert (counted.kind, counted.bytes_per_step, counted.calls_per_step) == ("gradients", LENET_GRADIENT_BYTES, 3)
+    assert found.notes == ()
+
+
+def test_every_variant_steps_with_batchnorm_and_transfers_count_gradients_and_buffers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank alone makes the collectives of many."""
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    fields: dict[str, Any] = {"measure": "communication", "input": "synthetic", "device": "cpu", "precision": "fp32"}
+    spec = make_spec(**fields, model="resnet18", strategy="ddp", num_gpus=2, batch_size_per_gpu=2, num_samples=64)
+    rank = process_group.join_process_group(spec, tmp_path / "store")
+    try:
+        context = step_variants.build_step_context(spec, rank)
+        variants = step_variants.build_variants(context, step_variants.VARIANTS["ddp"])
+        for variant in variants.values():
+            for _ in range(3):  # DDP rebuilds its buckets after the first step, and tells them later
+                variant.step()
+            assert all(bool(buffer.isfinite().all()) for buffer in variant.model.buffers())
+        none = Communication(steps_per_window=1, series=())
+        found = add_sweep_and_profile(none, variants["ddp"], variants["no_op_hook"], rank, None)
+    finally:
+        process_group.leave_process_group()
     counted = {transfer.kind: transfer for transfer in found.transfers}
     assert counted["gradients"].bytes_per_step == RESNET18_GRADIENT_BYTES
     assert counted["gradients"].calls_per_step == 3
     assert counted["buffers"].bytes_per_step == RESNET18_BUFFER_BYTES
+    assert RESNET18_GRADIENT_BYTES in {size.num_bytes for size in found.sweep}, "all gradients at once, too"
     assert found.notes == ()
 
 
@@ -77,7 +108,7 @@ def test_the_profile_has_every_rank_in_every_step(outputs: Path) -> None:
         assert all(len(ranks) == 2 and min(ranks) > 0 for ranks in collective.durations_ns)
     buckets = [part.num_bytes for part in found.profile.collectives if part.kind == "gradients"]
     assert {size.num_bytes for size in found.sweep if size.is_bucket} == set(buckets)
-    assert RESNET18_GRADIENT_BYTES in {size.num_bytes for size in found.sweep}, "all gradients at once, too"
+    assert LENET_GRADIENT_BYTES in {size.num_bytes for size in found.sweep}, "all gradients at once, too"
     assert all(len(size.times_ns) == 7 for size in found.sweep)
     assert found.sweep_captured is False, "there are no CUDA graphs on the CPU"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from cluster import Cluster, missing_parts, throwaway_cluster
-from conftest import Command, wait_for
+from conftest import Command, wait_for, workers_of
 from factories import write_grid
 from slurm_queue import Env, queued, states, with_sbatch
 
@@ -36,6 +36,13 @@ def submit_of(folder: Path, *more: str, grid: str = GRID) -> tuple[str, ...]:
 
 def wait_until_training(folder: Path) -> None:
     wait_for(lambda: list(folder.glob("faults/logs/scratch/*/environment.json")))
+
+
+def stop_training(folder: Path) -> None:
+    """Stop the ranks whose environment names this folder: they need no core while a test waits for Slurm."""
+    ranks = wait_for(lambda: workers_of(folder))
+    for rank in ranks:
+        os.kill(rank, signal.SIGSTOP)
 
 
 def holding_prologue(folder: Path) -> Path:
@@ -88,11 +95,12 @@ def test_a_point_whose_job_is_preempted_is_preempted_and_can_be_submitted_again(
 def test_a_job_past_its_limit_is_a_timeout_and_a_short_one_beside_it_is_not_ended(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
-    """Both have a limit of a minute. That of the long one is brought forward."""
+    """Both have a limit of a minute. That of the long one is brought forward. Slurm continues what it is to end."""
     changes = ("--set", "batch_size_per_gpu=1", "num_samples=64,200000")
     submit = submit_of(tmp_path, "--time", "00:01:00", *changes)
-    assert pipeline(*submit, env=on_slurm).returncode == 0
+    assert pipeline(*submit, env={**on_slurm, "TEST_FOLDER": str(tmp_path)}).returncode == 0
     wait_for(lambda: records_in(tmp_path))
+    stop_training(tmp_path)
     found = states(pipeline, tmp_path, on_slurm).values()
     (long,) = (part["job"] for part in found if part["state"] == "running")
     cluster.run("scontrol", "update", f"JobId={long}", "EndTime=now+1")
@@ -144,8 +152,9 @@ def test_a_point_on_a_node_that_fails_is_node_fail_and_has_one_attempt(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
     submit = submit_of(tmp_path, *MINUTES)
-    assert pipeline(*submit, env=on_slurm).returncode == 0
+    assert pipeline(*submit, env={**on_slurm, "TEST_FOLDER": str(tmp_path)}).returncode == 0
     wait_until_training(tmp_path)
+    stop_training(tmp_path)
     node = cluster.run("squeue", "-h", "-o", "%N").stdout.strip()
     cluster.kill_node(node)
     try:
