@@ -4,6 +4,7 @@
 # which it draws few examples
 # make lint, make bench, make bench-gpu, make jobs, make words
 # make results: write the measured figures of README.md and docs/ anew from the records in outputs/
+# make campaign: what is measured on the GPUs of a node, in sittings; each call goes on where the last one stopped
 # make faults: the tests of docs/faults.md; make faults-page: write their names into it
 # make mutations: apply each known defect to a copy, and see that a test fails
 # make TARGET CONSTRAINTS=constraints-volta.txt: on a V100, or with an older NVIDIA driver (docs/cluster.md)
@@ -21,7 +22,7 @@ PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
 # what check leaves out
 SLOW = slurm or training or browser or wheel
 
-.PHONY: run check test test-fast test-slow lint bench bench-gpu mutations faults faults-page jobs words results slurm browser
+.PHONY: run check test test-fast test-slow lint bench bench-gpu campaign mutations faults faults-page jobs words results slurm browser
 
 run: $(INSTALLED)
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4
@@ -57,7 +58,7 @@ lint: $(INSTALLED)-test
 	else echo "shellcheck is not installed: the job files were not checked" >&2; fi
 
 # benchmarks import helpers of the tests
-bench bench-gpu: export PYTHONPATH := tests$(if $(PYTHONPATH),:$(PYTHONPATH))
+bench bench-gpu campaign: export PYTHONPATH := tests$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 bench: $(INSTALLED)-test
 	python tests/benchmarks/bench_commands.py
@@ -69,6 +70,11 @@ bench-gpu: $(INSTALLED)-test
 	python tests/benchmarks/bench_gpu.py --json bench-gpu.json
 	torchrun --standalone --nproc-per-node=gpu tests/benchmarks/bench_ddp.py --json bench-ddp.json
 	python tests/benchmarks/bench_memory.py --json bench-memory.json
+
+# OUT is the folder that grows; some benches need packages that the tests do not: transformers, lightning, accelerate
+campaign: OUT ?= campaign
+campaign: $(INSTALLED)-test
+	python tests/benchmarks/campaign.py tests/benchmarks/campaign.yaml --out $(OUT)
 
 mutations: $(INSTALLED)-test
 	python tests/benchmarks/run_mutations.py

@@ -36,7 +36,7 @@ import torchvision; mark()
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 layer = torch.nn.Linear(64, 64).to(device); mark()
 optimizer = torch.optim.SGD(layer.parameters(), 0.1)
-layer(torch.zeros(64, 64, device=device)).sum().backward(); optimizer.step(); float(layer.weight[0, 0]); mark()
+layer(torch.zeros(64, 64, device=device)).sum().backward(); optimizer.step(); float(layer.weight[0, 0].detach()); mark()
 print(json.dumps([after - before for before, after in zip(marks, marks[1:])]))
 """
 BARE_PARTS = ("torch", "TorchDynamo, by the first optimizer", "torchvision after that", "device", "first step")

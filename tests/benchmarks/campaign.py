@@ -10,9 +10,11 @@ the end the folder is packed into `OUT.tar.gz`.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tarfile
@@ -61,17 +63,16 @@ def run_bench(bench: Bench, out: Path, limit_s: float) -> bool:
     environ = {**os.environ, "OUT": str(folder.resolve()), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     started_s = time.monotonic()
     with (folder / LOG).open("a") as log:
+        command = ["bash", "-euo", "pipefail", "-c", bench.command]
+        process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=log, stderr=log, start_new_session=True)
         try:
-            code = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", bench.command],
-                cwd=ROOT,
-                env=environ,
-                stdout=log,
-                stderr=log,
-                timeout=limit_s,
-            ).returncode
+            code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             return False
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it started too, else it slows the next bench
+            process.wait()
     if code == 0:
         commit, is_dirty = git_state(ROOT)
         mark = {"command": bench.command, "seconds": round(time.monotonic() - started_s, 1), "node": node_name()}

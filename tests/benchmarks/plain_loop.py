@@ -182,4 +182,6 @@ if __name__ == "__main__":
     name, side, execution = sys.argv[1:4]
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     run = {"plain": run_plain, "workload": run_workload}[side]
-    print(json.dumps({"name": name, "side": side, "execution": execution, **run(name, execution, device)}))
+    model = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    turn = {"name": name, "side": side, "execution": execution, "device": model}
+    print(json.dumps(turn | run(name, execution, device)))

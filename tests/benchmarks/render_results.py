@@ -245,6 +245,16 @@ def longer_by_round(one: Row, other: Row) -> float:
     return float(statistics.median(of_one / of_other for of_one, of_other in rounds)) - 1
 
 
+def loop_ratios(path: str, name: str) -> list[float]:
+    """Return how long the workload took for each turn of its plain loop, from a file of bench_workloads.py."""
+    sides = ("workload", "plain")
+    times = (
+        [statistics.median(t["windows_s"]) for t in load(path)["turns"] if (t["name"], t["side"]) == (name, side)]
+        for side in sides
+    )
+    return [ours / plain for ours, plain in zip(*times, strict=False)]
+
+
 def in_words(count: float) -> str:
     """Return a rounded count up to sixteen in words."""
     return WORDS[round(count)]
@@ -288,7 +298,7 @@ NAMES = {
     for function in (
         *(tables_of, rows, row, load, records, bench, require, epoch_times_s, duration_s, training_rates, kernel_share),
         *(study, count_narrow, link_fit_errors, pairs_of_predictions, known_links, verdicts_today, per_channel_gains),
-        *(span, interval, with_interval, longer, longer_by_round, expand_grid, re.findall, zip),
+        *(span, interval, with_interval, longer, longer_by_round, loop_ratios, expand_grid, re.findall, zip),
     )
 }
 FILTERS = {"number": format_number, "percent": percent, "us": in_us, "span": span, "in_words": in_words}

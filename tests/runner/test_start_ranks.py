@@ -111,7 +111,7 @@ def test_ranks_without_room_for_their_store_cannot_be_started(monkeypatch: pytes
     def refuse(**_: object) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/pipeline-ranks-x")
 
-    monkeypatch.setattr(start_ranks, "start_fork_server", lambda: "spawn")
+    monkeypatch.setattr(start_ranks, "start_fork_server", lambda spec: "spawn")
     monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
     spec = make_spec(device="cpu", strategy="ddp", num_gpus=2)
     with pytest.raises(RuntimeError, match="No space left on device: '/tmp/pipeline-ranks-x'"):
